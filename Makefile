@@ -6,6 +6,8 @@ VENV := .venv
 RUN := $(VENV)/bin
 # Python compiles what it imports, a tenth of what is installed, when it does.
 INSTALL := $(RUN)/python -m pip install --no-compile
+# And keeps it, whatever the environment says: else each of some hundred processes would compile torch.
+unexport PYTHONDONTWRITEBYTECODE
 
 # This folder on Python's path. Where a clone named firecaffe lies in the current folder, Python would
 # take that for the package, before it asks what an editable install has put after its own finders.

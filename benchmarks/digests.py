@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,9 @@ class Run:
     words: Mapping[str, Any] = field(default_factory=dict)
     workers: int = 2
     then_workers: int = 0
-    """Where it stops half-way and is resumed: the workers that go on."""
+    """If it stops half-way and is resumed: the workers that go on."""
+    then_words: Mapping[str, Any] = field(default_factory=dict)
+    """Words that are other ones when it goes on."""
     fault: str = ""
     """What happens to it on purpose; it is restarted then."""
 
@@ -64,8 +66,35 @@ def exchange(algorithm: str, workers: int, **more: Any) -> Run:
     return Run({"exchange.algorithm": algorithm, **more}, workers)
 
 
-NO_MEMORY = {"exchange.shared_memory": "false"}
 CODED = {"exchange.algorithm": "tree", "exchange.compressor_level": 1}
+NO_MEMORY = {"exchange.shared_memory": "false"}
+SPLIT = {"parallel.split": '{ "ip*" = "neurons" }', "parallel.parts": 4}
+ALL_SPLIT = {
+    "parallel.split": '{ conv1 = "filters", conv2 = "channels", ip1 = "neurons", ip2 = "inputs" }',
+    "parallel.parts": 4,
+}
+TRICK = {**SPLIT, "parallel.scheme": "one_weird_trick"}
+STAGES = {"parallel.stages": '["conv2"]'}
+THREE_STAGES = {"parallel.stages": '["conv2", "ip1"]'}
+SHARDS = {"exchange.update_at": "shards"}
+LOCAL = {"synchrony.mode": "local", "synchrony.local_steps": 3, "synchrony.replicas": 4}
+SIMULATED = {
+    "synchrony.clock": "simulated",
+    "synchrony.speeds": "gamma",
+    "train.steps": 8,
+    "solver.base_lr": 0.002,
+}
+TWO = {"parallel.model": 2}
+CLIPPED = {"solver.clip_gradients": 0.5}
+AVERAGE = {"train.ema_decay": 0.9}
+INT8 = {**CODED, "exchange.compressor": "int8"}
+FLOAT16 = {"train.autocast": "float16"}
+NORMS = {"model.name": "resnet18", "train.steps": 1, "train.batch_norm_samples": 8}
+
+
+def served(mode: str, **more: Any) -> Run:
+    return Run({**SIMULATED, "synchrony.mode": mode, **more}, 1)
+
 
 RUNS: dict[str, Run] = {
     **{
@@ -113,6 +142,81 @@ RUNS: dict[str, Run] = {
     "resumed 1 then 2, googlenet_small_bn": Run(
         {"model.name": "googlenet_small_bn", "train.steps": 2}, 1, 2
     ),
+    "float16": Run(FLOAT16),
+    "average": Run(AVERAGE, 3),
+    "BatchNorm estimated": Run({**NORMS, **AVERAGE}),
+    "pruned": Run({"prune.keep": '{ "ip1" = 0.3 }'}),
+    "shared": Run({"share.bits": '{ "ip1" = 4 }'}),
+    "measured shares": Run({"synchrony.shares": "measured", "synchrony.shares_every": 2}, 3),
+    "split 1": Run(SPLIT, 1),
+    "split 2": Run({**SPLIT, **TWO}),
+    "split 2 x 2": Run({**SPLIT, **TWO}, 4),
+    "split all, adam": Run({**ALL_SPLIT, **TWO, "solver.type": "adam"}),
+    "split clipped, lars": Run({**SPLIT, **TWO, **CLIPPED, "solver.type": "lars"}),
+    "split float16": Run({**SPLIT, **TWO, **FLOAT16}),
+    "split int8, average, 2 x 2": Run({**SPLIT, **TWO, **INT8, **AVERAGE}, 4),
+    "trick 1": Run(TRICK, 1),
+    "trick 2": Run({**TRICK, **TWO}),
+    "trick 2 x 2, int8, clipped": Run({**TRICK, **TWO, **INT8, **CLIPPED}, 4),
+    "trick float16": Run({**TRICK, **TWO, **FLOAT16}),
+    "stages 2": Run(STAGES),
+    "stages 3, gpipe": Run({**THREE_STAGES, "parallel.pipeline": "gpipe"}, 3),
+    "stages 2 x 2, adam, clipped": Run({**STAGES, **CLIPPED, "solver.type": "adam"}, 4),
+    "stages float16, average": Run({**STAGES, **FLOAT16, **AVERAGE}),
+    "stages 2 x 2, int8, lamb": Run({**STAGES, **INT8, "solver.type": "lamb"}, 4),
+    "shards 2": Run(SHARDS),
+    "shards 3, adam, clipped, average": Run(
+        {**SHARDS, **CLIPPED, **AVERAGE, "solver.type": "adam"}, 3
+    ),
+    "shards lamb": Run({**SHARDS, "solver.type": "lamb"}, 3),
+    "backup": served("backup"),
+    "stale, inverse, clipped": served(
+        "stale", **CLIPPED, **{"synchrony.staleness_rate": "inverse"}
+    ),
+    "asynchronous, delay, int8": served(
+        "asynchronous",
+        **{"synchrony.compensate": "delay", "exchange.compressor": "int8"},
+    ),
+    "asynchronous, clipped, average": served("asynchronous", **CLIPPED, **AVERAGE),
+    "asynchronous, delayed nesterov": served(
+        "asynchronous", **{"synchrony.server_momentum": "delayed_nesterov"}
+    ),
+    "local 1": Run(LOCAL, 1),
+    "local 2, clipped": Run({**LOCAL, **CLIPPED}),
+    "local slowmo, adam": Run(
+        {
+            **LOCAL,
+            "synchrony.outer": "slowmo",
+            "synchrony.inner_momentum": "zero",
+            "solver.type": "adam",
+        }
+    ),
+    "local nesterov, overlap, int8": Run(
+        {**LOCAL, **INT8, "synchrony.outer": "nesterov", "synchrony.overlap_steps": 1}
+    ),
+    "local fragments, synchronous first": Run(
+        {
+            **LOCAL,
+            "synchrony.fragments": 3,
+            "synchrony.warm_steps": 2,
+            "synchrony.inner_momentum": "average",
+        }
+    ),
+    "local split": Run({**LOCAL, **SPLIT, **TWO}),
+    "local stages 2 x 2": Run({**LOCAL, **STAGES, **CLIPPED}, 4),
+    "resumed stages 2 then 3 by messages": Run(
+        STAGES, 2, 3, {"parallel.stages": "[]", **NO_MEMORY}
+    ),
+    "resumed split 2 then 1, average": Run(
+        {**SPLIT, **TWO, **AVERAGE}, 2, 1, {"parallel.model": 1}
+    ),
+    "resumed split 2 then trick 2, int8": Run(
+        {**SPLIT, **TWO, **INT8}, 2, 2, {"parallel.scheme": "one_weird_trick"}
+    ),
+    "resumed shards 3 then all 2, average": Run(
+        {**SHARDS, **AVERAGE}, 3, 2, {"exchange.update_at": "all"}
+    ),
+    "resumed local 2 then 1": Run({**LOCAL, "synchrony.outer": "slowmo"}, 2, 1),
     "killed and restarted": Run({"checkpoint.every": 2}, 2, fault="kill:rank=1,step=4"),
     "frozen and restarted": Run(
         {"checkpoint.every": 2, "exchange.silent_s": 3}, 2, fault="freeze:rank=0,step=4"
@@ -128,7 +232,8 @@ def train(run: Run, tree: Path, folder: Path) -> str:
         _command(run, run.workers, steps, tree, first)
         return _digest(first)
     _command(run, run.workers, steps // 2, tree, first)
-    _command(run, run.then_workers, steps, tree, folder / "resumed", ["--resume", str(first)])
+    then = replace(run, words={**run.words, **run.then_words})
+    _command(then, run.then_workers, steps, tree, folder / "resumed", ["--resume", str(first)])
     return _digest(folder / "resumed")
 
 

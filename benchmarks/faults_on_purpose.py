@@ -26,13 +26,12 @@ from firecaffe.data.decoded import DecodedSet
 from firecaffe.data.packed import PackedPart
 from firecaffe.data.shard import ShardInfo
 from firecaffe.data.shard_files import ShardFiles
-from firecaffe.data.train_batches import BatchesAhead
+from firecaffe.data.train_batches import BatchesAhead, TrainBatches
 from firecaffe.errors import CheckpointError, DataError, RecipeError
 from firecaffe.training.checkpoint import STATE, Checkpoint
 from firecaffe.training.plugins import VARIABLE as PLUGINS
 from firecaffe.training.plugins import Plugin
 from firecaffe.training.saver import Write
-from firecaffe.training.step import TrainBatches
 
 VARIABLE = "FAULTS_ON_PURPOSE"
 

@@ -55,7 +55,6 @@ DDP, DDP_BUCKET_BYTES, DDP_STEPS = "DDP", 25 * 2**20, 3
 LAYOUTS = {
     "data, ring": (16, '[exchange]\nalgorithm = "ring"\n'),
     "one weird trick": (16, TRICK),
-    "one weird trick, in turn": (16, f'{TRICK}exchange = "in_turn"\n'),
     "2 x 2 stages": (4, '[parallel]\nstages = ["features.8"]\n'),
     "4 stages": (4, '[parallel]\nstages = ["features.4", "features.10", "classifier"]\n'),
     DDP: (16, ""),

@@ -53,7 +53,7 @@ FAILED = 0.2
 
 def recipe_at(rate: float, batch: int, rule: str, seed: int) -> Recipe:
     """The recipe of a row. rate: that of the small batch."""
-    recipe = read_recipe(RECIPE)
+    recipe: Recipe = read_recipe(RECIPE)
     recipe = replace(recipe, solver=replace(recipe.solver, base_lr=rate))
     before = recipe.train.global_batch_size
     recipe = with_batch(recipe, batch, SAMPLES)

@@ -94,15 +94,20 @@ def inside(namespace: str, function: Callable[[], T]) -> T:
     """
 
     def enter_and_call() -> T:
-        with open(FOLDER / namespace) as file:
-            # os.setns is of Python 3.12.
-            if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), CLONE_NEWNET):
-                number = ctypes.get_errno()
-                raise OSError(number, f"setns: {os.strerror(number)}", namespace)
+        enter(namespace)
         return function()
 
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(enter_and_call).result()
+
+
+def enter(namespace: str) -> None:
+    """Takes this thread into a namespace. Raises: OSError."""
+    with open(FOLDER / namespace) as file:
+        # os.setns is of Python 3.12.
+        if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), CLONE_NEWNET):
+            number = ctypes.get_errno()
+            raise OSError(number, f"setns: {os.strerror(number)}", namespace)
 
 
 def remove_leftovers() -> None:

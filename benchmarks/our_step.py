@@ -15,8 +15,8 @@ from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.tasks import CLASSIFICATION, Loss
 from firecaffe.training.forward import Forward
+from firecaffe.training.modes.every_step import empty_counts, steps_of_whole
 from firecaffe.training.outcome import StepResult
-from firecaffe.training.step import Stepper, empty_counts
 from firecaffe.transport.exchange import Exchange
 
 
@@ -46,16 +46,17 @@ class OurStep:
             torch.autograd.backward(value)
             return value
 
+        named = dict(model.named_parameters())
         self.reducer = GradientReducer(
-            dict(model.named_parameters()),
-            run_probe(model, dict(model.named_parameters()), first_backward, world).ready_order,
+            named,
+            run_probe(forward.buffers, named, first_backward, world).ready_order,
             forward.empty_tail(),
             empty_counts(forward),
             leaves,
             exchange,
             words.bucket_bytes,
         )
-        self.stepper = Stepper(forward, batches, optimizer, self.reducer, own)
+        self.stepper = steps_of_whole(forward, batches, optimizer, self.reducer, own)
 
     def __call__(self, step: int, rate: float | None = None) -> StepResult:
         """rate: of learning; None: the one that the optimizer has."""

@@ -39,8 +39,9 @@ augment = "{augment}"
 
 def pack_photos(folder: Path, train: int = 240, test: int = 40) -> Path:
     """Some generated images as JPEGs in shards; returns their folder."""
+    sets = generate(num_train=train, num_test=test)
     for part, count in (("train", train), ("test", test)):
-        images, labels = generate()[part == "test"].batch(torch.arange(count))
+        images, labels = sets[part == "test"].batch(torch.arange(count))
         for number, (image, label) in enumerate(zip(images, labels.tolist(), strict=True)):
             path = folder / "photos" / part / str(label) / f"{number}.jpg"
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -25,6 +25,7 @@ from firecaffe.plan.held import memory_of
 from firecaffe.plan.of_recipe import workload_of_model
 from firecaffe.plan.split_plans import data_layouts, dense_layouts
 from firecaffe.plan.split_step import SplitCost
+from firecaffe.recipe.check import check_recipe
 from firecaffe.runs.folder import read_run_file
 
 DATA, TRICK = "data", "one weird trick"
@@ -49,7 +50,7 @@ def train(way: str, ranks: int, batch: int, micro_batch: int, steps: int) -> dic
     """The result of a training."""
     made = recipe(way, ranks, batch, micro_batch, steps)
     with TemporaryDirectory(prefix="firecaffe-split-") as parent:
-        run = train_twin(Twin(str(ranks), ranks, made), Path(parent))
+        run = train_twin(Twin(str(ranks), ranks, check_recipe(made)), Path(parent))
         return read_run_file(run, "result.json")
 
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from firecaffe.cluster.world import World
 from firecaffe.data import Batch, SampleOrder
+from firecaffe.data.train_batches import TrainBatches
 from firecaffe.training.plugins import Plugin
-from firecaffe.training.step import TrainBatches
 
 STARTS: list[float] = []
 """Of the training under way, or the last one, by time.perf_counter."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from firecaffe.cluster.world import World
 from firecaffe.data import Batch, SampleOrder
+from firecaffe.data.train_batches import TrainBatches
 from firecaffe.training.plugins import Plugin
-from firecaffe.training.step import TrainBatches
 
 NONE, TENTH, EACH = "none", "tenth", "each"
 

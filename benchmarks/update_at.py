@@ -22,6 +22,7 @@ from firecaffe import DataConfig, ExchangeConfig, ModelConfig, Recipe, SolverCon
 from firecaffe.cli.twin import Twin, train_twin
 from firecaffe.plan.memory import memory_bytes
 from firecaffe.plan.of_recipe import workload_of
+from firecaffe.recipe.check import check_recipe
 from firecaffe.runs.folder import read_run_file
 
 ALL, MESSAGES, SHARDS = "all", "all, by messages", "shards"
@@ -49,7 +50,7 @@ def train(way: str, ranks: int, given: argparse.Namespace, steps: int) -> dict[s
     """The result of a training."""
     made = recipe(way, given, steps)
     with TemporaryDirectory(prefix="firecaffe-update-at-") as parent:
-        run = train_twin(Twin(str(ranks), ranks, made), Path(parent))
+        run = train_twin(Twin(str(ranks), ranks, check_recipe(made)), Path(parent))
         return read_run_file(run, "result.json")
 
 
@@ -112,7 +113,7 @@ def main() -> None:
         for number in range(given.rounds):
             for way in WAYS if number % 2 else reversed(WAYS):
                 found = train(way, ranks, given, STEPS)
-                planned = workload_of(recipe(way, given, STEPS))
+                planned = workload_of(check_recipe(recipe(way, given, STEPS)))
                 row = {"kind": "run", "solver": name, "ranks": ranks, "way": way, "round": number}
                 measured = {
                     "optimizer_bytes": max(found["optimizer_bytes_by_rank"]),

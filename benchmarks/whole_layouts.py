@@ -32,6 +32,7 @@ from firecaffe import (
 )
 from firecaffe.cli.layouts import layouts_of
 from firecaffe.cli.twin import Twin, train_twin
+from firecaffe.recipe.check import check_recipe
 from firecaffe.runs.differ import first_difference
 from firecaffe.runs.folder import read_run_file
 
@@ -117,7 +118,7 @@ def measure(name: str, photos: Path) -> dict[str, object]:
     """One row, as a raw line has it."""
     row, begun_s = ROWS[name], perf_counter()
     made = recipe(row, photos)
-    unsplit = Twin("unsplit", 1, dataclasses.replace(made, parallel=ParallelConfig()))
+    unsplit = Twin("unsplit", 1, check_recipe(dataclasses.replace(made, parallel=ParallelConfig())))
     with TemporaryDirectory(prefix="firecaffe-layouts-") as parent:
         folder = Path(parent)
         first, *others = layouts_of(row.layouts, made)

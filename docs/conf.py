@@ -5,9 +5,14 @@ it is where the files lie. Sphinx checks each: a warning is an error.
 """
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from sphinx.ext.napoleon import GoogleDocstring
+
+from firecaffe.recipe.fits import FITS
+from firecaffe.recipe.ranks import WORKERS_FIT
+from firecaffe.recipe.refusals import REFUSALS, num_combinations
 
 project = "firecaffe"
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
@@ -55,6 +60,32 @@ def without_objects(
     return signature, returns
 
 
+def with_refusals(app: Any, name: str, source: list[str]) -> None:
+    """The table of what cannot stand together, on its page."""
+    source[0] = source[0].replace("<!-- refusals -->", "\n".join(_rows_of_refusals()))
+    source[0] = source[0].replace("<!-- fits -->", "\n".join(_rows_of_fits()))
+
+
+def _rows_of_refusals() -> Iterator[str]:
+    unwritten = sum(row.kind == "unwritten" for row in REFUSALS)
+    yield f"{len(REFUSALS)} rows, of which {unwritten} are unwritten; "
+    yield f"they come to {num_combinations()} combinations of words.\n"
+    yield "| these together | because | instead | kind |"
+    yield "|---|---|---|---|"
+    for row in REFUSALS:
+        when = "<br>".join(f"`{term.told}`" for term in row.when)
+        yield f"| {when} | {row.because} | {row.instead.replace('*', chr(92) + '*')} | {row.kind} |"
+
+
+def _rows_of_fits() -> Iterator[str]:
+    yield "| words | what fits |"
+    yield "|---|---|"
+    for fit in (*FITS, *WORKERS_FIT):
+        words = ", ".join(f"`{word}`" for word in fit.words)
+        yield f"| {words} | {' '.join((fit.problem.__doc__ or '').split())} |"
+
+
 def setup(app: Any) -> None:
+    app.connect("source-read", with_refusals)
     app.connect("autodoc-process-docstring", to_rst)
     app.connect("autodoc-process-signature", without_objects)

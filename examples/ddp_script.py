@@ -37,7 +37,7 @@ def main() -> None:
     data = load()
     network = build_model("lenet", num_classes=10, in_channels=1)
     compressor = os.environ.get("COMPRESSOR", "none")
-    model = firecaffe.parallelize(network, exchange="tree", compressor=compressor)
+    model = firecaffe.parallelize(network, compressor=compressor)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     for step in range(STEPS):
         images, labels = batch(data, step, dist.get_rank())

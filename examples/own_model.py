@@ -37,7 +37,6 @@ def main() -> None:
     recipe = firecaffe.Recipe(
         train=firecaffe.TrainConfig(global_batch_size=64, micro_batch_size=8, steps=40),
         solver=firecaffe.SolverConfig(type="adam", base_lr=0.003),
-        exchange=firecaffe.ExchangeConfig(algorithm="tree"),
     )
     result = firecaffe.train(recipe, network, bars(2000, seed=1), bars(400, seed=2))
     print(f"top-1 {result.top1:.2%}, weights {result.weights_sha256[:12]}")

@@ -11,7 +11,7 @@ from firecaffe.faults import SAVED, Fault
 from firecaffe.whose_code import whose
 
 
-def own_traceback(error: Exception) -> str:
+def own_traceback(error: BaseException) -> str:
     """The traceback of an error that nobody foresaw, from where it leaves firecaffe for the last
     time, if it then meets code that is not installed: a user's. Else empty.
     """
@@ -52,6 +52,10 @@ class FirecaffeError(Exception):
         """The traceback of a user's own code that has raised, to be read below the line."""
         return ""
 
+    def _render_traceback_(self) -> list[str]:
+        """What IPython and notebooks show of it: the line, as a script ends with."""
+        return [f"firecaffe: {self.last_word}", *self.traceback.splitlines()]
+
 
 class RecipeError(FirecaffeError):
     """The recipe, the command line or an argument asks for something that cannot be."""
@@ -86,6 +90,12 @@ class CheckpointError(FirecaffeError):
     """A checkpoint is missing, damaged or belongs to another recipe."""
 
     exit_code = 4
+
+
+class UnfitCheckpointError(CheckpointError):
+    """There is no checkpoint where one was named, or it is whole and of another recipe, network or
+    length. No disk is to blame.
+    """
 
 
 class AgreementError(FirecaffeError):

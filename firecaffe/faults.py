@@ -8,6 +8,8 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
+from firecaffe.advice_words import or_restarts, resume_word
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -19,11 +21,14 @@ class Kind:
     advice: str
 
 
-RESUME = "resume from the newest checkpoint (--resume)"
+RESUME_WORD, RESTARTS = "{resume}", "{restarts}"
+"""What stands for words that are others in a script than on the command line (`advice`)."""
+
+RESUME = f"resume from the newest checkpoint ({RESUME_WORD})"
 ANEW = "start it again"
 """The advice instead of RESUME if there is no checkpoint yet."""
 
-AGAIN = f"{RESUME}, or let --max-restarts do so"
+AGAIN = f"{RESUME}{RESTARTS}"
 """The advice if a restart can mend it: the launcher restarts nothing else."""
 
 KINDS = {
@@ -104,9 +109,11 @@ class Fault:
     @property
     def line(self) -> str:
         """The event, and what to do."""
-        how = RESUME.replace("--resume", f"--resume {self.folder}") if self.folder else RESUME
-        advice = KINDS[self.kind].advice.replace(RESUME, how if self.can_resume else ANEW)
-        return f"{self.event}; {advice}"
+        advice = KINDS[self.kind].advice
+        if not self.can_resume:
+            advice = advice.replace(RESUME, ANEW)
+        advice = advice.replace(RESUME_WORD, resume_word(self.folder))
+        return f"{self.event}; {advice.replace(RESTARTS, or_restarts())}"
 
     @property
     def event(self) -> str:

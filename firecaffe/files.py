@@ -3,6 +3,7 @@ whole or not at all: aside, synced, then renamed.
 """
 
 import errno
+import fcntl
 import json
 import math
 import os
@@ -10,13 +11,18 @@ import shutil
 import stat
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import Any
 
 MOST_BYTES = 16_000_000
 """Size of a recipe, or of one of a run's JSON files, that is read at most."""
+
+
+def cache_folder() -> Path:
+    """The user's folder for what can be obtained again. Raises: RuntimeError without a home."""
+    return Path.home() / ".cache" / "firecaffe"
 
 
 class GrowingFile:
@@ -67,9 +73,11 @@ def written_aside(path: Path) -> Iterator[Path]:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Writes a text file so that under its final name it is never seen in part."""
+    """Writes a text file so that under its final name it is never seen in part. Names of files
+    that are no UTF-8 are written as the bytes that they are.
+    """
     with written_aside(path) as aside:
-        aside.write_text(text, encoding="utf-8")
+        aside.write_text(text, encoding="utf-8", errors="surrogateescape")
 
 
 def new_aside(path: Path) -> Path:
@@ -161,6 +169,20 @@ def finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [finite(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """A block that one process at a time is in, of those that ask for the folder. The lock goes
+    with its process. Raises: OSError.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def sync_file(path: Path) -> None:

@@ -1,7 +1,8 @@
-"""torch's kernels for the meta device, without its compiler.
+"""torch without its compiler, for whoever computes shapes, or trains without it.
 
-They are marked as not to be traced, by a decorator that imports `torch._dynamo` at the first call:
-0.8 s of every command that asks a network for its shapes, and nothing is traced here.
+Kernels for the meta device and optimizers are marked as not to be traced, by a decorator that
+imports `torch._dynamo` at the first call: a second of each rank, and of every command that asks a
+network for its shapes, and nothing is traced here.
 """
 
 import importlib
@@ -33,23 +34,30 @@ def without_compiler() -> Iterator[None]:
     try:
         yield
     finally:
-        if sys.modules.get(NAME) is stand_in:
-            del sys.modules[NAME]
-        for function in stand_in.answered:
-            vars(function).pop(REMEMBERED, None)
+        stand_in.leave()
 
 
 class _StandIn(ModuleType):
-    """The one function that torch asks the compiler for outside of a trace."""
+    """The two functions that torch asks the compiler for outside of a trace."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
-        self.answered: list[Callable[..., Any]] = []
+        self._answered: list[Callable[..., Any]] = []
 
     def disable(self, function: _Function, recursive: bool = True, **_: bool) -> _Function:
-        self.answered.append(function)
+        self._answered.append(function)
         return function
 
+    def graph_break(self, *_: Any, **__: Any) -> None:
+        """Between two graphs; there is none."""
+
+    def leave(self) -> None:
+        """Makes room for the compiler. Those that remember an answer will ask again."""
+        if sys.modules.get(NAME) is self:
+            del sys.modules[NAME]
+        for function in self._answered:
+            vars(function).pop(REMEMBERED, None)
+
     def __getattr__(self, name: str) -> Any:
-        sys.modules.pop(NAME, None)
+        self.leave()
         return getattr(importlib.import_module(NAME), name)

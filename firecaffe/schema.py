@@ -6,11 +6,12 @@ type; the words beside them stay, and it is a dictionary that comes back. A data
 """
 
 import dataclasses
+import json
 import re
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, is_typeddict
+from typing import Annotated, Any, NoReturn, TypeVar, is_typeddict
 
 import msgspec
 from msgspec import Meta
@@ -30,15 +31,29 @@ Real = Annotated[float, Meta(ge=-1e30, le=1e30)]
 """A number of which some may be added up, and squared."""
 
 
+OF_BYTE = b"\\udc"
+"""How JSON begins a byte of a file's name that is no UTF-8, as Python has it, and msgspec not."""
+
+
 def parse_json(data: bytes) -> Any:
     """Raises: ValueError, RecursionError. Infinities and NaN are none of JSON's."""
-    return msgspec.json.decode(data)
+    try:
+        return msgspec.json.decode(data)
+    except msgspec.DecodeError:
+        if OF_BYTE not in data:
+            raise
+        return json.loads(data.decode(), parse_constant=_no_number)
+
+
+def _no_number(word: str) -> NoReturn:
+    raise ValueError(f"{word} is no number of JSON's")
 
 
 def parse_toml(data: bytes) -> Any:
     """Raises: ValueError, RecursionError."""
     try:
-        return tomllib.loads(data.decode("utf-8"))
+        # A path in it may be no UTF-8.
+        return tomllib.loads(data.decode("utf-8", errors="surrogateescape"))
     except ValueError as error:
         raise ValueError(f"is no TOML ({error})") from error
 
@@ -73,7 +88,7 @@ def decoded(
     """A text as a schema has it. Raises: ValueError in one line."""
     data = data.encode() if isinstance(data, str) else data
     try:
-        if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and OF_BYTE not in data:
             return msgspec.json.decode(data, type=kind)
         words = parse(bytes(data))
     except RecursionError:

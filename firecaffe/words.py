@@ -5,7 +5,7 @@ by anyone yet.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from math import inf
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -44,6 +44,14 @@ KINDS = {
 def count_of(number: int, one: str, many: str) -> str:
     """A number of things, for people: "1 rank", "2 ranks"."""
     return f"{number} {one if number == 1 else many}"
+
+
+MOST_NAMED = 3
+
+
+def some_of(names: Sequence[str]) -> str:
+    """The first few names, for a line."""
+    return ", ".join(names[:MOST_NAMED]) + (" …" if len(names) > MOST_NAMED else "")
 
 
 def check_limits(section: str, config: Any, limits: Mapping[str, tuple[float, float]]) -> None:

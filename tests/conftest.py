@@ -1,7 +1,9 @@
 """What all tests share: small worlds of real ranks, emulated clusters, and that nothing is left."""
 
+import gc
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from typing import Any
@@ -12,18 +14,36 @@ from hypothesis import settings
 
 from benchmarks.namespaces import ClusterUnavailableError
 from benchmarks.virtual_cluster import VirtualCluster
-from tests import order
+from tests import few_images, order
 from tests.world import Ranks
 
 # How long an example takes says how busy the machine is.
 settings.register_profile("firecaffe", deadline=None)
 settings.load_profile("firecaffe")
 
+gc.disable()  # until tests are collected
+assert few_images.TEST_IMAGES  # loaded, so that this process has the data that its ranks have
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("numprocesses", None):  # which loads no tests
+        gc.enable()
+    if worker := getattr(config, "workerinput", None):
+        process = int(str(worker["workerid"]).removeprefix("gw"))
+        config.args = order.turned(config.args, process, worker["workercount"])
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = order.in_order(items)
 
 
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()  # what was loaded is not looked through again, in each of the tests' collections
+    gc.enable()
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     return order.processes()
 
@@ -42,12 +62,17 @@ LAUNCHED = re.compile(r"(FIRECAFFE|GLOO|GROUP|LOCAL|MASTER|TORCHELASTIC)_|(RANK|
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left() -> Iterator[None]:
-    """A process group, or a variable that makes a rank of a process, would be that of the tests
-    after this one, too: which these are is chance.
+def nothing_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A process group, a variable that makes a rank of a process, or a user's own.py that was
+    imported would be that of the tests after this one, too: which these are is chance.
     """
-    before = launched()
+    before, modules = launched(), set(sys.modules)
     yield
+    temporary = str(tmp_path_factory.getbasetemp())
+    for name in set(sys.modules) - modules:
+        if str(getattr(sys.modules[name], "__file__", None)).startswith(temporary):
+            del sys.modules[name]
+    sys.path[:] = [each for each in sys.path if not each.startswith(temporary)]
     after = launched()
     for name in after:
         del os.environ[name]

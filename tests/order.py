@@ -12,65 +12,88 @@ import pytest
 FOLDER = Path(__file__).parent
 
 LONGEST = """
-ranks/test_local_rows.py
 cluster/test_membership.py
-cli/test_compress.py
-ranks/test_layouts.py
-ranks/test_beside_split.py
-ranks/test_local.py
-cli/test_launch.py
-cli/test_examples.py
-ranks/test_update_at.py
-cluster/test_cut_off.py
-ranks/test_real_clock.py
-ranks/test_sharded_server.py
 cli/test_plan.py
-cli/test_use_a_run.py
+cli/test_examples.py
+ranks/test_beside_split.py
+ranks/test_local_rows.py
+ranks/test_unusual.py
+ranks/test_local.py
+ranks/test_real_clock.py
+cli/test_compress.py
 ranks/test_compressors.py
-cli/test_shown_commands.py
+ranks/test_layouts.py
 cli/test_tune.py
-ranks/test_constraints.py
-faults/test_injected_faults.py
-cli/test_import_path.py
-ranks/test_adapters.py
-cli/test_ddp_script.py
-ranks/test_measured_shares.py
-ranks/test_row_shares.py
-ranks/test_stage_layouts.py
-faults/test_lost_in_a_layout.py
-ranks/test_fresh.py
-cluster/test_virtual_cluster.py
-cli/test_import_caffe.py
-ranks/test_lockless.py
+ranks/test_sharded_server.py
+cli/test_use_a_run.py
+cli/test_shown_commands.py
 cli/test_scripts_page.py
-faults/test_own_script.py
-faults/test_lost_under_a_launcher.py
-faults/test_trains_again.py
-ranks/test_layout_forecast.py
-ranks/test_auto_layout.py
-ranks/test_photos.py
-unit/training/test_data_workers.py
-ranks/test_other_libraries.py
+ranks/test_update_at.py
 ranks/test_invariance.py
-faults/test_full_disk.py
-ranks/test_traffic.py
-ranks/test_parallelize.py
-ranks/test_split.py
-ranks/test_own_data.py
-ranks/test_planned_split.py
-cli/test_launch_function.py
-cli/test_own_network.py
+cluster/test_cut_off.py
+cli/test_launch.py
+ranks/test_fresh.py
 unit/compression/fcz/test_damage.py
+ranks/test_stage_layouts.py
+faults/test_fuzzed_readers.py
+faults/test_trains_again.py
+cli/test_ddp_script.py
+faults/test_injected_faults.py
+parity/test_published_scaling.py
+ranks/test_parallelize.py
+unit/training/test_rise.py
+unit/test_package.py
+ranks/test_lockless.py
+ranks/test_constraints.py
+unit/caffe/test_golden_solvers.py
+unit/transport/test_execute.py
+unit/caffe/test_hostile_files.py
+ranks/test_adapters.py
+ranks/test_measured_shares.py
+unit/exchange/test_one_rank.py
+ranks/test_planned_split.py
+faults/test_lost_under_a_launcher.py
+unit/training/served/test_trainings.py
+unit/training/local/test_trainings.py
+unit/compression/fcz/test_round_trip.py
+ranks/test_tasks.py
+unit/models/test_networks.py
+cli/test_numbers.py
+unit/training/served/test_replay.py
+cli/test_trust.py
+cluster/test_virtual_cluster.py
+cli/test_import_path.py
+cli/test_locale.py
+cli/test_import_caffe.py
+ranks/test_other_libraries.py
+ranks/test_auto_layout.py
+ranks/test_stage_run.py
+ranks/test_row_shares.py
+unit/test_meta_kernels.py
+cli/test_fcz_file.py
+cli/mistakes/test_bad_input.py
 """.split()
-"""The longest first, as `pytest -n auto` lists them at its end. Others follow in pytest's order."""
+"""The longest first, as `pytest -n auto` lists them at its end. Others follow by name."""
 
 MOST_PROCESSES = 8
 SHOWN = 20
 
 
+def turned(arguments: list[str], process: int, processes: int) -> list[str]:
+    """The files that pytest is to load, each process beginning elsewhere: all load all of them, and
+    what one has compiled the others take. In a new clone, that is half of the time.
+    """
+    if not all(Path(each).is_dir() for each in arguments):
+        return arguments
+    files = sorted(str(path) for each in arguments for path in Path(each).rglob("test_*.py"))
+    start = process * len(files) // processes
+    return files[start:] + files[:start]
+
+
 def in_order(items: list[pytest.Item]) -> list[pytest.Item]:
+    """The longest files first, and others by name; those of a file stay as they are."""
     places = {FOLDER / name: place for place, name in enumerate(LONGEST)}
-    return sorted(items, key=lambda item: places.get(item.path, len(places)))
+    return sorted(items, key=lambda item: (places.get(item.path, len(places)), item.path))
 
 
 def processes() -> int:

@@ -3,8 +3,8 @@
 Such a process is a child of the fork server that the ranks of tests come from (`tests.world`): with
 a number, an environment, signals and an exit code of its own. The Pythons that it starts in its
 turn, such as a launcher's ranks or a search's trainings, are forks of it, with torch loaded
-likewise; every other program is started as ever. A test of the start itself types
-`sys.executable`.
+likewise; every other program is started as ever, and so is a Python with -I. A test of the start
+itself types `sys.executable`.
 """
 
 import atexit
@@ -126,6 +126,7 @@ def _become(
     words: list[str], environment: dict[str, str], cwd: str, stdout: Any, stderr: Any
 ) -> NoReturn:
     """In the new process."""
+    _forget_ends()
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(cwd)
@@ -192,7 +193,8 @@ def _fork_pythons(self: Any, args: Any, executable: Any, *others: Any) -> None:
     namespace = None
     if tuple(command[: len(IN_NAMESPACE)]) == IN_NAMESPACE:
         namespace, *command = command[len(IN_NAMESPACE) :]
-    if command[0] != sys.executable:
+    # -I: a rank's pulse, which loads so little that a fork takes longer.
+    if command[0] != sys.executable or command[1:2] == ["-I"]:
         _execute_child(self, args, executable, *others)
         return
     preexec, close_fds, pass_fds, cwd, environment = others[:5]
@@ -210,6 +212,15 @@ def _fork_pythons(self: Any, args: Any, executable: Any, *others: Any) -> None:
         os._exit(1)
     self._child_created = True
     self._close_pipe_fds(*others[8:14])
+
+
+def _forget_ends() -> None:
+    """What this process's parent has to do at its end is the parent's: taking down torch's tables
+    takes as long as the fork.
+    """
+    atexit._clear()
+    weakref.finalize._registry.clear()  # type: ignore[attr-defined]
+    weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
 
 
 def _enter(namespace: str) -> None:
@@ -232,9 +243,7 @@ def _be_forked(
 ) -> NoReturn:
     # What the parent has to clear away, now or at its end, is the parent's.
     gc.freeze()
-    atexit._clear()
-    weakref.finalize._registry.clear()  # type: ignore[attr-defined]
-    weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
+    _forget_ends()
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # which a new program would inherit
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):

@@ -45,12 +45,20 @@ class Outcome(NamedTuple):
 
 
 PRELOADED = (
+    "tests.while_loading",
     *("torch", "torch.distributed", "torch._dynamo", "torch.distributed.launcher"),
     *(
         "firecaffe.training.build",
         "firecaffe.cli.train",
+        "firecaffe.cli.verify",
+        "firecaffe.cli.evaluate",
+        "firecaffe.cli.compress",
+        "firecaffe.cli.tune",
+        "firecaffe.cli.export",
         "firecaffe.cli.plan",
         "firecaffe.cli.bench",
+        "numpy.ctypeslib",
+        "rich._emoji_codes",
         "pytest",
         "tests.made_once",
     ),

@@ -47,8 +47,9 @@ def read_checkpoint(folder: Path) -> dict[str, Tensor]:
 def digest_anew(folder: Path) -> None:
     """As a stranger would, so that the damage gets behind the digests."""
     for each in folder.rglob("step-*"):
-        names = [path.name for path in sorted(each.iterdir()) if path.name != checkpoints.SUMS]
+        names = [path.name for path in sorted(each.iterdir())]
         if all((each / name).is_file() and not (each / name).is_symlink() for name in names):
+            names = [name for name in names if name != checkpoints.SUMS]
             sums = "".join(f"{checkpoints._sha256(each / name)}  {name}\n" for name in names)
             (each / checkpoints.SUMS).write_text(sums)
 

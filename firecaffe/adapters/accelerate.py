@@ -1,11 +1,11 @@
 """accelerate and the Trainer of transformers, whose gradients go through an exchange of ours.
 
     accelerator = Accelerator()
-    use_exchange(accelerator, "tree")
+    use_exchange(accelerator)
     model, optimizer = accelerator.prepare(model, optimizer)
 
     trainer = Trainer(model, …)
-    use_exchange(trainer, "tree")
+    use_exchange(trainer)
 
 accelerate wraps the model in DistributedDataParallel, and asks its `ddp_handler` to register a hook
 there. Its own handler has an enumeration of torch's hooks alone; ours takes its place, with the
@@ -22,11 +22,14 @@ from accelerate.utils import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
+from firecaffe.cluster.from_script import from_script
 from firecaffe.cluster.groups import who_am_i
 from firecaffe.cluster.memory import keep_freed_memory
 from firecaffe.errors import RecipeError
+from firecaffe.exchange.choose import AUTO
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.reference import shown
+from firecaffe.script.arguments import check_sums_nothing
 from firecaffe.script.hook import comm_hook
 from firecaffe.script.words import check_model, check_words
 
@@ -47,13 +50,15 @@ class ExchangeHandler(DistributedDataParallelKwargs):
 
     def register_comm_hook(self, model: DistributedDataParallel) -> None:
         """Registers the exchange in a model that was just wrapped."""
+        check_sums_nothing("use_exchange", "the model", model.module, "prepare the network itself")
         check_model(model.module, self._compressor, self._options)
         keep_freed_memory()
         state, hook = comm_hook(self._exchange, self._compressor, process_group=model.process_group)
         model.register_comm_hook(state, hook)
 
 
-def use_exchange(of: Any, exchange: str = "tree", compressor: str = NO_COMPRESSOR) -> None:
+@from_script
+def use_exchange(of: Any, exchange: str = AUTO, compressor: str = NO_COMPRESSOR) -> None:
     """Lets models that are prepared from here on sum their gradients by an exchange.
 
     Args:

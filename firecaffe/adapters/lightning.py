@@ -1,13 +1,14 @@
 """Lightning's Trainer and Fabric, whose gradients go through an exchange of ours.
 
-    trainer = Trainer(strategy=ExchangeStrategy("tree"), accelerator="cpu", devices=2)
-    fabric = Fabric(strategy=FabricExchangeStrategy("tree"), accelerator="cpu", devices=2)
+    trainer = Trainer(strategy=ExchangeStrategy(), accelerator="cpu", devices=2)
+    fabric = Fabric(strategy=FabricExchangeStrategy(), accelerator="cpu", devices=2)
 
 Both are Lightning's DDP strategy, but for the wrapping of the model, which is `parallelize`'s.
 Lightning's own way, `DDPStrategy(ddp_comm_hook=…)`, registers a hook on GPUs alone: on CPUs it has
 no effect, and says nothing.
 """
 
+import inspect
 from typing import Any
 
 from lightning.fabric.strategies import DDPStrategy as FabricDDPStrategy
@@ -15,13 +16,20 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from firecaffe.cluster.from_script import check_known
+from firecaffe.cluster.last_word import tell_uncaught
 from firecaffe.errors import RecipeError
+from firecaffe.exchange.choose import AUTO
 from firecaffe.gradients.config import NO_COMPRESSOR
-from firecaffe.script.parallelize import parallelize
+from firecaffe.script.parallelize import SIGNATURE, parallelize
 from firecaffe.script.words import check_words
 
 REFUSED = ("ddp_comm_hook", "ddp_comm_state", "ddp_comm_wrapper", "model_averaging_period")
 """Options of Lightning's that would put another sum in the place of the exchange."""
+
+
+NO_WORDS = ("kwargs", "module")
+"""What the signatures have beside words that a strategy is given."""
 
 
 class _ByExchange:
@@ -29,10 +37,10 @@ class _ByExchange:
 
     _ddp_kwargs: dict[str, Any]
 
-    def __init__(
-        self, exchange: str = "tree", compressor: str = NO_COMPRESSOR, **words: Any
-    ) -> None:
-        _check(exchange, compressor, words)
+    def __init__(self, exchange: str = AUTO, compressor: str = NO_COMPRESSOR, **words: Any) -> None:
+        lightnings = inspect.signature(super().__init__).parameters
+        known = [word for word in (*lightnings, *SIGNATURE.parameters) if word not in NO_WORDS]
+        _check(type(self).__name__, exchange, compressor, words, known)
         super().__init__(**words)
         self._exchange, self._compressor = exchange, compressor
 
@@ -74,8 +82,13 @@ class FabricExchangeStrategy(_ByExchange, FabricDDPStrategy):
         return self._wrapped(module, self._determine_ddp_device_ids())
 
 
-def _check(exchange: str, compressor: str, words: dict[str, Any]) -> None:
+def _check(
+    name: str, exchange: str, compressor: str, words: dict[str, Any], known: list[str]
+) -> None:
+    """known: Lightning's words, and DDP's."""
+    tell_uncaught()
     check_words(exchange, compressor, None)
+    check_known(name, words, ["exchange", "compressor", *known])
     for word in REFUSED:
         if words.get(word) is not None:
             raise RecipeError(

@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Callable
 from importlib import import_module
 
+from firecaffe.advice_words import command_typed
 from firecaffe.cli.plain_text import print_plainly
 from firecaffe.cli.suggest import did_you_mean
 from firecaffe.cluster.last_word import leave_report
@@ -59,7 +60,8 @@ def main(argv: list[str] | None = None) -> int:
     """Runs one command; returns its exit code. docs/usage.md lists the codes."""
     argv = sys.argv[1:] if argv is None else argv
     print_plainly()
-    with outputs_kept("RANK" in os.environ or not GO_ON.isdisjoint(argv[:1])):
+    goes_on = "RANK" in os.environ or not GO_ON.isdisjoint(argv[:1])
+    with outputs_kept(goes_on), command_typed():
         return _ended(argv)
 
 
@@ -73,12 +75,13 @@ def _ended(argv: list[str]) -> int:
         return _fail("interrupted", INTERRUPTED)
     except OutputLostError as error:
         return error.exit_code if error.has_left else _fail(str(error), error.exit_code)
-    except Exception as error:
+    # No command ends itself by SystemExit: code of the user's has, whose 0 would be a success.
+    except (Exception, SystemExit) as error:
         full = memory_full(error) if getattr(error, "fault", None) is None else None
         return _told(full or error)
 
 
-def _told(error: Exception) -> int:
+def _told(error: BaseException) -> int:
     """Tells the user of an error. Returns its exit code."""
     if isinstance(error, FirecaffeError):
         return _fail(error.last_word, error.exit_code, error.fault, error.traceback)
@@ -123,7 +126,7 @@ def _fail(message: str, exit_code: int, fault: Fault | None = None, own_tracebac
     return exit_code
 
 
-def _fail_with_traceback(error: Exception) -> int:
+def _fail_with_traceback(error: BaseException) -> int:
     """Ends with the traceback of an error that is nobody's mistake that we know of; below the line
     if it is of a user's code, which is theirs to read.
     """

@@ -31,6 +31,7 @@ from firecaffe.models import MODELS
 from firecaffe.models.config import ModelConfig
 from firecaffe.plan.of_recipe import workload_of
 from firecaffe.plan.workload import input_of
+from firecaffe.recipe.check import CheckedRecipe, check_recipe
 from firecaffe.recipe.sections import Recipe
 
 SHORT_LAYER_NAMES = {
@@ -80,7 +81,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def recipe_for(config: ModelConfig, input_CHW: tuple[int, int, int] | None) -> Recipe:
+def recipe_for(config: ModelConfig, input_CHW: tuple[int, int, int] | None) -> CheckedRecipe:
     """Makes a recipe of a network on images of a shape, or its authors', which need not be there.
 
     Raises: RecipeError if no data set has such images.
@@ -97,7 +98,7 @@ def recipe_for(config: ModelConfig, input_CHW: tuple[int, int, int] | None) -> R
         by = "x".join(map(str, shape))
         raise RecipeError(f"--input is {by}; without a recipe it must be 1x28x28 or 3xSxS")
     recipe = Recipe(model=config)
-    return dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, **words))
+    return check_recipe(dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, **words)))
 
 
 def _sizes(words: str) -> list[int]:
@@ -110,7 +111,7 @@ def _sizes(words: str) -> list[int]:
     return sizes
 
 
-def _check_memory(recipe: Recipe, sizes: Sequence[int]) -> None:
+def _check_memory(recipe: CheckedRecipe, sizes: Sequence[int]) -> None:
     """Raises: RecipeError if the layers' outputs alone would fill this host."""
     needed_bytes = max(sizes) * workload_of(recipe).activation_bytes
     has_bytes = psutil.virtual_memory().total
@@ -121,7 +122,7 @@ def _check_memory(recipe: Recipe, sizes: Sequence[int]) -> None:
         )
 
 
-def _time(recipe: Recipe, world: World, size: int, seconds: float) -> StepTimes:
+def _time(recipe: CheckedRecipe, world: World, size: int, seconds: float) -> StepTimes:
     try:
         return time_steps(recipe, world.device, size, seconds)
     except torch.OutOfMemoryError as error:
@@ -131,7 +132,7 @@ def _time(recipe: Recipe, world: World, size: int, seconds: float) -> StepTimes:
 
 
 def _show(
-    console: Console, recipe: Recipe, rows: Sequence[StepTimes], types: Sequence[LayerTypes]
+    console: Console, recipe: CheckedRecipe, rows: Sequence[StepTimes], types: Sequence[LayerTypes]
 ) -> None:
     names = list(dict.fromkeys(name for each in types for name in each.time_s))
     table = Table(box=SIMPLE_HEAD, title=f"{recipe.model.label}, one worker")

@@ -22,6 +22,7 @@ from firecaffe.cli.network import network_of
 from firecaffe.cli.options.check import make_parser
 from firecaffe.cli.parse import parse_recipe
 from firecaffe.cluster.agree import agree, gather_text
+from firecaffe.cluster.handed import handed
 from firecaffe.cluster.hosts import Hosts, parse_nodes
 from firecaffe.cluster.launch import launch
 from firecaffe.cluster.world import TIMEOUT_S, World, is_launched, join
@@ -29,15 +30,16 @@ from firecaffe.errors import RecipeError
 from firecaffe.measure.cluster import links_of, look_over
 from firecaffe.measure.exchange import time_exchanges
 from firecaffe.measure.found_cluster import MeasuredCluster, cluster_of, findings
+from firecaffe.measure.inventory import inventory_of
 from firecaffe.measure.step import (
     MOST_MICRO_BATCHES,
     StepTimes,
     time_steps,
     time_steps_beside_exchange,
 )
-from firecaffe.recipe.config import check_workers
-from firecaffe.recipe.parallel import check_layout, layout_of
-from firecaffe.recipe.sections import Recipe
+from firecaffe.recipe.check import CheckedRecipe
+from firecaffe.recipe.parallel import layout_of
+from firecaffe.recipe.ranks import check_hosts
 from firecaffe.runs.environment import cpu_name
 from firecaffe.transport.local import LocalRanks, meet_local_ranks
 
@@ -52,7 +54,18 @@ LEFT_OUT = (
 """What is said of a recipe whose workers hold one model together."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """What is asked of ranks."""
+
+    recipe: CheckedRecipe | None
+    options: Any
+
+
 def main(argv: list[str]) -> int:
+    if isinstance(asked := handed(), Asked):
+        run_rank(asked.recipe, asked.options)
+        return 0
     recipe, options = _parse(argv)
     check_cluster_file(options)
     if is_launched(options.nnodes):
@@ -63,9 +76,8 @@ def main(argv: list[str]) -> int:
         raise RecipeError(f"--nproc-per-node is {options.nproc_per_node}; it must be at least 1")
     least, most = parse_nodes(options.nnodes)
     if recipe is not None:
-        layout = layout_of(recipe.parallel, options.nproc_per_node * most)
-        check_layout(layout, recipe.parallel, recipe.train, recipe.exchange.level)
-        check_workers(recipe.train, layout.sharers)
+        on_gpus = recipe.train.device != "cpu" and torch.cuda.is_available()
+        check_hosts(recipe, options.nproc_per_node, least, most, on_gpus)
     hosts = Hosts(
         options.nproc_per_node,
         least,
@@ -76,18 +88,18 @@ def main(argv: list[str]) -> int:
         options.secret_file,
     )
     sys.stdout.flush()
-    launch(["check", *argv], hosts)
+    launch(["check", *argv], hosts, for_ranks=Asked(recipe, options))
     return 0
 
 
-def _parse(argv: list[str]) -> tuple[Recipe | None, Any]:
+def _parse(argv: list[str]) -> tuple[CheckedRecipe | None, Any]:
     if make_parser().read(argv).positionals:
         return parse_recipe(make_parser(has_recipe=True), argv)
     options = make_parser().parse_args(argv)
     return (recipe_for(*network_of(options)) if options.model else None), options
 
 
-def run_rank(recipe: Recipe | None, options: Any) -> None:
+def run_rank(recipe: CheckedRecipe | None, options: Any) -> None:
     """This rank's part; the first rank prints and writes."""
     torch.set_num_threads(1 if recipe is None else recipe.train.threads)
     device = options.device if recipe is None else recipe.train.device
@@ -103,15 +115,23 @@ def run_rank(recipe: Recipe | None, options: Any) -> None:
                 console.print(f"checking: {what:30}", end="\r")
 
         found = _look(world, recipe, folder, say)
+        inventory = None
+        if recipe is not None and world.is_first:
+            say("the network")
+            inventory = inventory_of(recipe, world.device)
     if not world.is_first:
         return
     if options.write:
         path = Path(options.write)
         write_cluster(path, cluster_of(found, recipe, path.stem))
     if options.json:
-        print(json.dumps({**dataclasses.asdict(found), "findings": findings(found)}))
+        row = inventory and inventory.row
+        record = {**dataclasses.asdict(found), "findings": findings(found), "inventory": row}
+        print(json.dumps(record))
         return
     _show(console, found)
+    for line in [] if inventory is None else inventory.lines:
+        console.print(f"network: {line}", markup=False, soft_wrap=True)
     if recipe is not None and (recipe.parallel.is_split or recipe.parallel.stages):
         console.print(LEFT_OUT, markup=False, soft_wrap=True)
     if options.write:
@@ -120,7 +140,7 @@ def run_rank(recipe: Recipe | None, options: Any) -> None:
 
 
 def _look(
-    world: World, recipe: Recipe | None, folder: Path, say: Callable[[str], None]
+    world: World, recipe: CheckedRecipe | None, folder: Path, say: Callable[[str], None]
 ) -> MeasuredCluster:
     is_gpu = world.device.type == "cuda"
     name = torch.cuda.get_device_name(world.device) if is_gpu else cpu_name()
@@ -150,7 +170,9 @@ def _look(
     return MeasuredCluster(ranks, links, size, timed, exchanges, slowdown, has_met)
 
 
-def _steps(world: World, recipe: Recipe, say: Callable[[str], None]) -> list[list[StepTimes]]:
+def _steps(
+    world: World, recipe: CheckedRecipe, say: Callable[[str], None]
+) -> list[list[StepTimes]]:
     """The timed steps of three micro-batch sizes, by rank; all ranks get all."""
     size = recipe.train.micro_batch_size
     steps = []
@@ -163,14 +185,17 @@ def _steps(world: World, recipe: Recipe, say: Callable[[str], None]) -> list[lis
     return [[StepTimes(**_tuples(words)) for words in of_rank] for of_rank in stated]
 
 
-def _micro_batches(world: World, recipe: Recipe) -> int:
+def _micro_batches(world: World, recipe: CheckedRecipe) -> int:
     """The micro-batches of a timed step: as many as a rank has in training, up to some."""
     sharers = layout_of(recipe.parallel, world.world_size).sharers
     return min(ceil(recipe.train.num_micro_batches / sharers), MOST_MICRO_BATCHES)
 
 
 def _slowdown(
-    world: World, recipe: Recipe, local: LocalRanks | None, timed: Sequence[Sequence[StepTimes]]
+    world: World,
+    recipe: CheckedRecipe,
+    local: LocalRanks | None,
+    timed: Sequence[Sequence[StepTimes]],
 ) -> float:
     """How much longer the median rank's step takes beside an exchange, as a share of it."""
     size = recipe.train.micro_batch_size
@@ -188,7 +213,7 @@ def _tuples(words: dict[str, Any]) -> dict[str, Any]:
 
 
 def _exchanges(
-    world: World, recipe: Recipe | None, local: LocalRanks | None
+    world: World, recipe: CheckedRecipe | None, local: LocalRanks | None
 ) -> dict[str, dict[int, float]]:
     """Median seconds by exchange and bytes, as a training of this recipe would have them."""
     bucket = 4_000_000 if recipe is None else recipe.exchange.bucket_bytes

@@ -1,4 +1,4 @@
-"""`firecaffe compare RUN RUN…`: the table of finished runs, and every word that differs."""
+"""`firecaffe compare RUN [RUN…]`: the table of finished runs, and every word that differs."""
 
 import dataclasses
 import json
@@ -17,8 +17,8 @@ from rich.text import Text
 from firecaffe.cli.compare_groups import as_json as as_group_json
 from firecaffe.cli.compare_groups import render_groups
 from firecaffe.cli.options.compare import make_parser
+from firecaffe.cli.picture import check_picture
 from firecaffe.cli.report import page
-from firecaffe.cli.written import check_target
 from firecaffe.errors import RecipeError
 from firecaffe.files import write_atomically
 from firecaffe.runs.checklist import checklist
@@ -59,7 +59,7 @@ def main(argv: list[str]) -> int:
     for word in ("target", "band"):
         if getattr(options, word) is not None and not is_grouped:
             raise RecipeError(f"--{word} goes with --by recipe or --html")
-    check_target("--html", options.html, options.overwrite)
+    check_picture("--html", options.html, options.overwrite, ())
     folders = [Path(folder) for folder in options.runs]
     if options.baseline:
         first = Path(options.baseline)

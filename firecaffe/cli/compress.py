@@ -14,7 +14,7 @@ from firecaffe.cli.launched import check_alone
 from firecaffe.cli.of_run import parse_run
 from firecaffe.cli.options.compress import make_parser
 from firecaffe.cli.parse import parse_recipe
-from firecaffe.cli.picture import SUFFIXES, load_pyplot
+from firecaffe.cli.picture import SUFFIXES, check_picture
 from firecaffe.cli.written import check_target
 from firecaffe.cluster.world import join
 from firecaffe.errors import NotKeptError, RecipeError
@@ -42,9 +42,7 @@ def main(argv: list[str]) -> int:
     record_to = out.with_suffix(".json")
     is_ours = options.overwrite and out.exists()  # else it is the record of something else
     check_target(f"--out {out} with the record", str(record_to), is_ours)
-    check_target("--plot", options.plot, options.overwrite, SUFFIXES)
-    if options.plot:
-        load_pyplot()
+    check_picture("--plot", options.plot, options.overwrite, SUFFIXES)
     asked = CompressRequest(
         recipe,
         find_scheme(options.scheme),
@@ -92,6 +90,6 @@ def _read(argv: list[str]) -> tuple[Recipe, Namespace, Path]:
         return recipe, options, Path(options.out or options.recipe.with_suffix(SUFFIX).name)
     typed = parse_run(parser, argv)
     check_named(typed.where, typed.recipe, ("model", "data", "task"))
-    recipe = recipe_of_run(typed.where, typed.recipe, typed.options.best)
+    of_run = recipe_of_run(typed.where, typed.recipe, typed.options.best)
     folder = run_of(typed.where) or typed.where
-    return recipe, typed.options, Path(typed.options.out or folder / f"model{SUFFIX}")
+    return of_run, typed.options, Path(typed.options.out or folder / f"model{SUFFIX}")

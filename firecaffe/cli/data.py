@@ -1,18 +1,13 @@
 """`firecaffe data get NAME`: put a data set where the recipes look for it."""
 
-from collections.abc import Callable
-from difflib import get_close_matches
 from pathlib import Path
 
 from firecaffe.cli.options.data import make_parser
+from firecaffe.cli.suggest import did_you_mean
 from firecaffe.data import data_home
-from firecaffe.data.get import get_fashion_mnist, get_mnist
+from firecaffe.data.get import get as get_published
+from firecaffe.data.published import PUBLISHED
 from firecaffe.errors import RecipeError
-
-GETTERS: dict[str, Callable[[Path, Callable[[str], None]], Path]] = {
-    "fashion-mnist": get_fashion_mnist,
-    "mnist": get_mnist,
-}
 
 
 def main(argv: list[str]) -> int:
@@ -28,10 +23,9 @@ def get(name: str, dest: str = "") -> Path:
 
     Raises: RecipeError if no way to obtain `name` is known; DataError if none worked.
     """
-    if name not in GETTERS:
-        close = get_close_matches(name, GETTERS, n=1)
+    if name not in PUBLISHED:
         raise RecipeError(
-            f"data get: there is no way to fetch {name!r}, expected one of {', '.join(GETTERS)}"
-            + (f"; did you mean {close[0]!r}?" if close else "")
+            f"data get: there is no way to fetch {name!r}, expected one of {', '.join(PUBLISHED)}"
+            + did_you_mean(name, PUBLISHED)
         )
-    return GETTERS[name](Path(dest).expanduser() if dest else data_home() / name, print)
+    return get_published(name, Path(dest).expanduser() if dest else data_home() / name, print)

@@ -12,8 +12,9 @@ from firecaffe.cli.compare import show
 from firecaffe.cli.options.demo import make_parser
 from firecaffe.cli.parse import parse_recipe
 from firecaffe.cli.twin import by_workers, check_twins, train_twin
+from firecaffe.data.published import PUBLISHED
 from firecaffe.errors import DataError, NotIdenticalError
-from firecaffe.recipe.sections import Recipe
+from firecaffe.recipe.check import CheckedRecipe
 from firecaffe.runs.compare import read_run
 from firecaffe.runs.environment import cpu_name
 
@@ -52,9 +53,9 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-def _with_data(recipe: Recipe) -> Recipe:
+def _with_data(recipe: CheckedRecipe) -> CheckedRecipe:
     """The recipe with data that is there; a generated set, said aloud, if none can be had."""
-    if recipe.data.name not in data_command.GETTERS or recipe.data.path:
+    if recipe.data.name not in PUBLISHED or recipe.data.path:
         return recipe
     try:
         data_command.get(recipe.data.name)

@@ -8,12 +8,14 @@ import torch
 from firecaffe.cli.launched import check_launched
 from firecaffe.cli.of_run import OfRun, parse_run
 from firecaffe.cli.options.evaluate import make_parser
+from firecaffe.cluster.handed import handed
 from firecaffe.cluster.hosts import Hosts
 from firecaffe.cluster.launch import launch
 from firecaffe.cluster.world import is_launched, join
 from firecaffe.data import open_test
 from firecaffe.errors import RecipeError
 from firecaffe.files import finite
+from firecaffe.training.checkpoint import best_step
 from firecaffe.training.evaluate_run import NEEDED, Evaluated, evaluate_run, task_of_run
 from firecaffe.training.load import load_run
 from firecaffe.training.named import check_named
@@ -22,6 +24,8 @@ from firecaffe.training.same_classes import labels_of_run
 
 
 def main(argv: list[str]) -> int:
+    if isinstance(typed := handed(), OfRun):
+        return _evaluate(typed)
     parser = make_parser()
     typed = parse_run(parser, argv)
     ranks = typed.options.nproc_per_node
@@ -38,8 +42,12 @@ def main(argv: list[str]) -> int:
         task_of_run(trained.about, typed.recipe, data)
         labels_of_run(trained.about, data, typed.recipe.data)
         sys.stdout.flush()
-        launch(["evaluate", *argv], Hosts(ranks))
+        launch(["evaluate", *argv], Hosts(ranks), for_ranks=typed)
         return 0
+    return _evaluate(typed)
+
+
+def _evaluate(typed: OfRun) -> int:
     exchange = typed.recipe.exchange
     with join(typed.recipe.train.device, exchange.timeout_s, exchange.silent_s) as world:
         found = evaluate_run(typed.where, typed.recipe, world, best=typed.options.best)
@@ -57,6 +65,8 @@ def _show(typed: OfRun, found: Evaluated) -> None:
             "run": str(typed.where),
             "step": trained.step,
             "evaluated": trained.evaluated,
+            "best": typed.options.best,
+            "best_step": best_step(typed.where),
             "data": found.data.description,
             **evaluation.row,
             "metrics": list(evaluation.metrics),
@@ -70,4 +80,23 @@ def _show(typed: OfRun, found: Evaluated) -> None:
         f"{typed.where}  test{at}{which}: "
         f"{in_words(evaluation.metrics, evaluation.shares)}loss {evaluation.loss:.4f} "
         f"({evaluation.samples:,} samples)"
+    )
+    if others := _others(trained.step, best_step(typed.where), typed.options.best):
+        say(others)
+
+
+def _others(step: int | None, best: int | None, is_best: bool) -> str:
+    """Which weights these are, if the run keeps others, too. best: the step of the best kept."""
+    if best is None or step is None:
+        return ""
+    if is_best:
+        return (
+            "these weights were the best on the validation samples; without --best it takes the "
+            "newest"
+        )
+    if best == step:
+        return ""
+    return (
+        "these weights are the newest; --best takes those that were the best on the validation "
+        f"samples, of step {best}"
     )

@@ -17,6 +17,7 @@ from firecaffe.cli.explain_stages import stage_lines
 from firecaffe.cli.explain_words import ms, sentence
 from firecaffe.cli.options.explain import make_parser
 from firecaffe.errors import RecipeError, RunError
+from firecaffe.runs.apart import elsewhere
 from firecaffe.runs.explain import (
     PARTS,
     Explanation,
@@ -61,6 +62,7 @@ def main(argv: list[str]) -> int:
         scored = score(folder, timings, explained)
     if options.json:
         words = dataclasses.asdict(explained)
+        words["elsewhere"] = elsewhere(folder, timings)
         words["score"] = None if scored is None else dataclasses.asdict(scored)
         print(json.dumps(words, indent=2))
         return 0
@@ -74,7 +76,8 @@ def main(argv: list[str]) -> int:
     said += _advice(folder, explained, shares, options.trust_code)
     if isinstance(scored, Score):
         console.print(_parts(scored))
-    _say(console, [*said, *(scored.lines if scored is not None else []), *_fault(folder)])
+    said += scored.lines if scored is not None else []
+    _say(console, [*said, *elsewhere(folder, timings), *_fault(folder)])
     return 0
 
 

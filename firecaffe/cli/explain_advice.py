@@ -1,17 +1,19 @@
 """What `firecaffe explain` says of other modes of synchrony, planned with a run's own times."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from firecaffe.errors import FirecaffeError, RunError
-from firecaffe.exchange.choose import AUTO
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.plan.cluster import load_cluster
 from firecaffe.plan.codec import PRICED
 from firecaffe.plan.forecast import forecast
 from firecaffe.plan.modes import alternatives
 from firecaffe.plan.of_recipe import workload_of
+from firecaffe.plan.own_exchange import own_exchange
 from firecaffe.recipe.of_run import recipe_of
+from firecaffe.recipe.refusals import is_refused
 from firecaffe.runs.folder import FORECAST, read_run_file
 
 MOST_TOLD = 3
@@ -42,11 +44,16 @@ def _line(folder: Path, seconds: Sequence[float], trust_code: bool) -> str:
         raise RunError(f"{len(seconds)} of {kept.get('workers')} ranks are in the timings")
     cluster = load_cluster(str(kept.get("cluster_file") or kept.get("cluster")))
     workload, words = workload_of(recipe), recipe.exchange
-    algorithm = "tree" if words.algorithm == AUTO else words.algorithm
     compressor = words.compressor if words.compressor in PRICED else NO_COMPRESSOR
-    row = forecast(workload, cluster, len(seconds), algorithm, compressor)
+    exchange = own_exchange(workload, cluster, len(seconds))
+    row = forecast(workload, cluster, len(seconds), exchange, compressor)
     own, *others = alternatives(workload, cluster, row, recipe.synchrony, seconds)
-    better = [each for each in others if each.gain >= LEAST_GAIN]
+    possible = [
+        each
+        for each in others
+        if not is_refused(replace(recipe, synchrony=replace(recipe.synchrony, **each.synchrony)))
+    ]
+    better = [each for each in possible if each.gain >= LEAST_GAIN]
     better.sort(key=lambda each: each.gain, reverse=True)
     start = f"planned with these ranks' own times on {cluster.name}"
     if not better:

@@ -12,6 +12,7 @@ from firecaffe.cli import MODULES
 from firecaffe.cli.parser import Parser
 from firecaffe.cli.suggest import did_you_mean
 from firecaffe.errors import RecipeError
+from firecaffe.recipe.refusals import REFUSALS
 from firecaffe.recipe.sections import Recipe
 
 PARTS = {"bench": ("exchange", "step", "data")}
@@ -69,7 +70,18 @@ def section_help(name: str) -> str:
         text = " ".join(said[word].split())
         lines.append(f"  --{name}.{word}" + (f" (default: {shown})" if shown else ""))
         lines.append(textwrap.indent(textwrap.fill(text, _width() - 8), " " * 8))
+        lines += _refusals_of(f"{name}.{word}")
     return "\n".join(lines)
+
+
+def _refusals_of(word: str) -> list[str]:
+    """What a word cannot stand together with, in lines."""
+    told = [row.told_of(word) for row in REFUSALS if word in row.subjects]
+    own = " " * 8
+    return [
+        textwrap.fill(each, _width(), initial_indent=f"{own}- ", subsequent_indent=f"{own}  ")
+        for each in told
+    ]
 
 
 def _width() -> int:

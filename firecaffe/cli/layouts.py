@@ -6,7 +6,8 @@ from typing import Any
 
 from firecaffe.cli.twin import Twin
 from firecaffe.errors import RecipeError
-from firecaffe.parallel.config import AT_ONCE, ONE_WEIRD_TRICK, ParallelConfig
+from firecaffe.parallel.config import ONE_WEIRD_TRICK, ParallelConfig
+from firecaffe.recipe.check import check_recipe
 from firecaffe.recipe.sections import Recipe
 
 SCHEMES: dict[str, Any] = {"model": "none", "trick": ONE_WEIRD_TRICK}
@@ -52,7 +53,7 @@ def layouts_of(text: str, recipe: Recipe) -> list[Twin]:
             parallel=words if exchange.in_shards else _over(words, kind, *size),
             exchange=dataclasses.replace(exchange, update_at=update_at),
         )
-        twins[name] = Twin(name, size[0] * size[1], twin)
+        twins[name] = Twin(name, size[0] * size[1], check_recipe(twin))
     if len(twins) < 2:
         raise RecipeError(f"--layouts is {text!r}; verify compares two or more, as 1,model=2x2")
     return list(twins.values())
@@ -74,8 +75,6 @@ def _over(words: ParallelConfig, kind: str | None, data: int, size: int) -> Para
         )
     if kind is not None:
         parallel = dataclasses.replace(parallel, scheme=SCHEMES[kind])
-    if parallel.shares_samples:  # nothing is exchanged that `exchange` tells of
-        parallel = dataclasses.replace(parallel, exchange=AT_ONCE)
     if not parallel.is_split:
         raise RecipeError(
             "--layouts: parallel.split does not say which layers are split, and one_weird_trick's "

@@ -10,6 +10,8 @@ from jsonargparse import Namespace
 from firecaffe.cli.parse import parse_recipe
 from firecaffe.cli.parser import Parser
 from firecaffe.errors import RecipeError, RunError
+from firecaffe.files import write_atomically
+from firecaffe.recipe.check import CheckedRecipe
 from firecaffe.recipe.identity import flatten, to_toml
 from firecaffe.recipe.of_run import RECIPE, untrusted
 from firecaffe.recipe.sections import Recipe
@@ -28,7 +30,7 @@ class OfRun:
 
     where: Path
     """The run's folder, a checkpoint in it, or a .fcz file."""
-    recipe: Recipe
+    recipe: CheckedRecipe
     options: Namespace
     others: Sequence[str]
     """What was typed beside the run: files."""
@@ -68,7 +70,7 @@ def _of_file(
     own, _ = described(file, words)
     with TemporaryDirectory() as folder:
         path = Path(folder, RECIPE)
-        path.write_text(to_toml(with_nets(file, own, words)), encoding="utf-8")
+        write_atomically(path, to_toml(with_nets(file, own, words)))
         recipe, found = parse_recipe(parser, [str(path), *options])
     if not found.trust_code:
         recipe = untrusted(recipe, file, words)

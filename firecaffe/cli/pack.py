@@ -74,9 +74,10 @@ def _pack(source: Source, dest: Path, options: PackOptions, threads: int, said: 
         packing = Packing(source, dest, options, threads, done)
         packed = packing.run()
     console = make_console()
-    for line in [*([said] if said else []), *describe(packed, str(dest)), *source.notes]:
+    notes = *source.notes, *packing.seen.notes
+    for line in [*([said] if said else []), *describe(packed, str(dest)), *notes]:
         console.print(line, markup=False, soft_wrap=True)
-    least, most = packing.sizes.least, packing.sizes.most
+    least, most = packing.seen.least, packing.seen.most
     if most[0]:
         words = f"sizes: from {least[0]} to {most[0]} rows, from {least[1]} to {most[1]} columns"
         console.print(words)

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,14 @@ from jsonargparse import Namespace
 from firecaffe.cli.parser import Parser
 from firecaffe.cluster.last_word import LAUNCHED
 from firecaffe.errors import RecipeError
-from firecaffe.recipe.idle import idle_words
-from firecaffe.recipe.sections import Recipe, check_recipe
+from firecaffe.recipe.check import CheckedRecipe, check_recipe
+from firecaffe.recipe.identity import flatten
+from firecaffe.recipe.idle import COUNTS_WITH, idle_words
+from firecaffe.recipe.sections import Recipe
 from firecaffe.schema import parse_toml, read_file
 
 
-def parse_recipe(parser: Parser, argv: list[str]) -> tuple[Recipe, Namespace]:
+def parse_recipe(parser: Parser, argv: list[str]) -> tuple[CheckedRecipe, Namespace]:
     """The recipe and the other options of `RECIPE.toml [options]`, in any order. `options.recipe`
     is the recipe's path.
 
@@ -31,16 +34,17 @@ def parse_recipe(parser: Parser, argv: list[str]) -> tuple[Recipe, Namespace]:
         )
     path = Path(line.positionals[0])
     sections = _load(path)
-    parser.add_argument("--recipe", action="config")
-    parser.add_class_arguments(Recipe)
+    parser.add_recipe()
     options = parser.parse_args(["--recipe", str(path), *line.options])
     built = parser.instantiate(options)
     words: dict[str, Any] = {name: built[name] for name in Recipe.__dataclass_fields__}
-    recipe, note = _with_length(Recipe(**words), set(line.words), set(sections.get("train", ())))
-    check_recipe(recipe)
+    written, note = _with_length(Recipe(**words), set(line.words), set(sections.get("train", ())))
+    recipe = check_recipe(written)
     _check_typed(parser, recipe, line.words)
-    if note and LAUNCHED not in os.environ and os.environ.get("RANK", "0") == "0":
-        print(f"note: {note} of {path}", file=sys.stderr)
+    notes = [f"{note} of {path}"] if note else []
+    notes += _read_otherwise(recipe, set(line.words), sections, path)
+    for each in notes if LAUNCHED not in os.environ and os.environ.get("RANK", "0") == "0" else ():
+        print(f"note: {each}", file=sys.stderr)
     options.recipe = path
     return recipe, options
 
@@ -56,7 +60,7 @@ def _own_recipe(options: list[str]) -> str:
     return "" if found is None else f" (that of the run to resume is {found})"
 
 
-def read_recipe(path: Path) -> Recipe:
+def read_recipe(path: Path) -> CheckedRecipe:
     """The recipe of a file. Raises: RecipeError in one line, with the word that is wrong."""
     return parse_recipe(Parser("train", "RECIPE.toml", "", takes_recipe=True), [str(path)])[0]
 
@@ -82,6 +86,36 @@ def _with_length(recipe: Recipe, typed: set[str], in_file: set[str]) -> tuple[Re
             line = f"--train.{word} {value} takes the place of train.{other} {before}"
             return replace(recipe, train=train), line
     return recipe, ""
+
+
+READ_OTHERWISE = {
+    "solver.lr_policy": ("solver.gamma", "solver.power", "solver.stepsize"),
+    "solver.type": ("solver.momentum", "solver.delta"),
+}
+"""Words that choose a formula, and those that mean another thing in each."""
+
+
+def _read_otherwise(
+    recipe: Recipe, typed: set[str], sections: Mapping[str, Mapping[str, Any]], path: Path
+) -> list[str]:
+    """Lines about formulas that were typed, and the words that they take as the recipe's file has
+    them for another. sections: the file's.
+    """
+    found, default, lines = flatten(recipe), flatten(Recipe()), []
+    in_file = {f"{name}.{word}": each for name in sections for word, each in sections[name].items()}
+    for word, others in READ_OTHERWISE.items():
+        before = in_file.get(word, default[word])
+        kept = [
+            f"{each} {found[each]}"
+            for each in others
+            if each in in_file.keys() - typed and COUNTS_WITH[each].holds(found)
+        ]
+        if word in typed and found[word] != before and kept:
+            lines.append(
+                f"--{word} {found[word]} takes {', '.join(kept)}, as {path} has it for {before}; "
+                "what is typed beside it counts instead"
+            )
+    return lines
 
 
 TRAINING_COMMANDS = ("train", "verify", "demo", "tune")

@@ -3,15 +3,17 @@
 import json
 import re
 import tomllib
-from argparse import SUPPRESS, Action
-from collections.abc import Collection, Mapping, Sequence
+from argparse import Action, HelpFormatter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
-from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
+from jsonargparse import ArgumentParser, Namespace
 
 from firecaffe.cli.line import TypedWords, read_line
 from firecaffe.cli.suggest import did_you_mean
 from firecaffe.errors import RecipeError
+from firecaffe.files import MOST_BYTES, read_bytes
 
 KINDS = {
     "int": "a whole number",
@@ -21,15 +23,6 @@ KINDS = {
     "dict": "a table: { NAME = VALUE, … }",
 }
 """Kinds of values in words for people."""
-
-
-class _Help(DefaultHelpFormatter):
-    """Help that shows a default only if it says something."""
-
-    def _get_help_string(self, action: Action) -> str:
-        default = action.default
-        says = not isinstance(default, bool) and default not in (None, SUPPRESS, "", [])
-        return (action.help or "") + (f" (default: {default})" if says else "")
 
 
 class Parser(ArgumentParser):
@@ -46,53 +39,82 @@ class Parser(ArgumentParser):
         """takes_recipe: every word of a recipe is an option too, after a recipe's file. instead:
         words of a recipe that have no effect on the command, each with the reason.
         """
+        self.own: list[Action] = []
+        """The command's own options and arguments, without the words of a recipe."""
         super().__init__(
             prog=f"firecaffe {command}",
             usage=f"firecaffe {command} {usage}",
             description=description,
-            formatter_class=_Help,
+            formatter_class=HelpFormatter,
             parser_mode="toml",
             print_config=None,
             default_env=False,
             allow_abbrev=False,
+            add_help=False,
         )
         self.command = command
         self.takes_recipe = takes_recipe
         self.instead = dict(instead or {})
+        self._has_recipe = False
+        self.add("-h", "--help", action="help", help="show this help message and exit")
+
+    def add(self, *names: Any, group: Any = None, **words: Any) -> None:
+        """Adds an option or an argument, as argparse's `add_argument` does; to a group if one is
+        given. A default that says something stands in its help.
+        """
+        default = words.get("default")
+        if not isinstance(default, bool) and default not in (None, "", []):
+            words["help"] = f"{words.get('help', '')} (default: {default})"
+        self.own.append((group or self).add_argument(*names, **words))
+
+    def add_group(self, title: str) -> Callable[..., None]:
+        """What adds options that stand under a title in the help."""
+        return partial(self.add, group=self.add_argument_group(title))
+
+    def add_recipe(self) -> None:
+        """Adds --recipe, a recipe's file, and every word of it."""
+        from firecaffe.recipe.sections import Recipe
+
+        self.add("--recipe", action="config")
+        self.add_class_arguments(Recipe)
+        self._has_recipe = True
 
     def read(self, argv: list[str]) -> TypedWords:
         """Raises: RecipeError for an option that is not there."""
+        options = {name: each for each in self.own for name in each.option_strings}
         words = _recipe_words() if self.takes_recipe else ()
-        return read_line(f"firecaffe {self.command}", argv, self._option_string_actions, words)
+        return read_line(f"firecaffe {self.command}", argv, options, words)
 
     def add_best(self) -> None:
         """Adds --best, for a command about a run's network."""
-        self.add_argument("--best", action="store_true", help="the best checkpoint, not the newest")
+        self.add("--best", action="store_true", help="the best checkpoint, not the newest")
 
     def add_trust(self) -> None:
         """Adds --trust-code, for a command that reads a run's folder and may build its network."""
-        self.add_argument(
+        self.add(
             "--trust-code", action="store_true", help="run the code that a run or .fcz file names"
         )
 
     def add_overwrite(self) -> None:
         """Adds --overwrite, for a command that writes a file to a path that it is told."""
-        self.add_argument("--overwrite", action="store_true", help="a file that is there already")
+        self.add("--overwrite", action="store_true", help="a file that is there already")
 
     def parse_args(self, args: Sequence[str], **more: Any) -> Namespace:  # type: ignore[override]
         line = self.read(list(args))
-        if line.words and "--train.steps" not in self._option_string_actions:
+        if line.words and not self._has_recipe:
             raise RecipeError(f"--{line.words[0]} is a word of a recipe, and no recipe is given")
         defaults = _recipe_words() if self.takes_recipe else {}
         lists = {f"--{word}" for word, value in defaults.items() if isinstance(value, list)}
         return super().parse_args([_with_json(each, lists) for each in line.arguments], **more)
 
+    def parse_path(self, path: Any, **more: Any) -> Namespace:
+        """The words of a recipe's file, in which a path may be no UTF-8."""
+        content = read_bytes(str(path), MOST_BYTES).decode(errors="surrogateescape")
+        words: Namespace = self.parse_string(content, path=str(path), **more)
+        return words
+
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        named = {
-            each.dest: each.option_strings or [each.dest.upper()]
-            for each in self._actions
-            if "." not in each.dest  # a recipe's word may come from its file
-        }
+        named = {each.dest: each.option_strings or [each.dest.upper()] for each in self.own}
         raise RecipeError(one_line(message, named)) from ex
 
 

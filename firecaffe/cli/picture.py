@@ -5,6 +5,7 @@ from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
+from firecaffe.cli.written import check_target
 from firecaffe.errors import RecipeError
 from firecaffe.files import written_aside
 
@@ -14,12 +15,26 @@ PAGE = """<!doctype html><meta charset="utf-8"><meta name="viewport" content="wi
 style="max-width:100%" src="data:image/png;base64,{}">"""
 
 
-def load_pyplot() -> Any:
-    """matplotlib's pyplot, which needs no screen. Raises: RecipeError if it is missing."""
+def check_picture(word: str, name: str, overwrite: bool, suffixes: tuple[str, ...]) -> None:
+    """Checks before the work that its picture can be drawn, and written; name: the file's, after
+    the option `word`, empty if none is asked for.
+
+    Raises: as `check_target`; RecipeError if matplotlib is missing.
+    """
+    check_target(word, name, overwrite, suffixes)
+    if name:
+        load_pyplot(word)
+
+
+def load_pyplot(word: str = "--plot") -> Any:
+    """matplotlib's pyplot, which needs no screen. word: the option that asks for it.
+
+    Raises: RecipeError if it is missing.
+    """
     try:
         import matplotlib as mpl
     except ImportError:
-        raise RecipeError("--plot needs matplotlib: pip install 'firecaffe[plot]'") from None
+        raise RecipeError(f"{word} needs matplotlib: pip install 'firecaffe[plot]'") from None
     mpl.use("agg")
     from matplotlib import pyplot
 

@@ -17,11 +17,10 @@ from firecaffe.cli.console import make_console, time_words
 from firecaffe.cli.network import network_of
 from firecaffe.cli.options.plan import USAGE, make_parser
 from firecaffe.cli.parse import parse_recipe, read_recipe
-from firecaffe.cli.picture import SUFFIXES
+from firecaffe.cli.picture import SUFFIXES, check_picture
 from firecaffe.cli.plan_modes import Modes
 from firecaffe.cli.plan_parallel import Parallel, own_layout, ways
 from firecaffe.cli.plan_plot import plot
-from firecaffe.cli.written import check_target
 from firecaffe.compression.transfer import LINKS, SLOWEST, Transfer, transfer_of
 from firecaffe.errors import RecipeError
 from firecaffe.gradients.config import NO_COMPRESSOR
@@ -33,7 +32,7 @@ from firecaffe.plan.forecast import Forecast, by_workers, fastest, forecasts, is
 from firecaffe.plan.of_parallel import OwnLayout
 from firecaffe.plan.of_recipe import workload_of, workload_of_model
 from firecaffe.plan.workload import Workload
-from firecaffe.recipe.sections import Recipe
+from firecaffe.recipe.check import CheckedRecipe
 from firecaffe.synchrony.config import EVERY_STEP, SynchronyConfig
 
 MOST_WORKERS = 1_000_000
@@ -53,7 +52,7 @@ def main(argv: list[str]) -> int:
         compressors = _compressors(options.compressors)
     if options.all and options.json:
         raise RecipeError("--all shows every exchange in a table; --json has all of them without")
-    check_target("--plot", options.plot, options.overwrite, SUFFIXES)
+    check_picture("--plot", options.plot, options.overwrite, SUFFIXES)
     check_cluster_file(options)
     clusters = [load_cluster(name) for name in options.cluster.split(",")]
     learned: list[str] = []
@@ -113,7 +112,7 @@ Work = tuple[Workload, SynchronyConfig, ModelConfig, OwnLayout | None]
 """A workload, with [synchrony], the network and the own layout of what it was made of."""
 
 
-def _work(recipe: Recipe) -> Work:
+def _work(recipe: CheckedRecipe) -> Work:
     work = workload_of(recipe)
     return work, recipe.synchrony, recipe.model, own_layout(recipe, work)
 
@@ -267,9 +266,10 @@ def _show(
     for _, own in by_workers(rows):
         alone = own[0].workers == 1
         first = own if is_long else own[: 1 if alone else 3]
-        for row in (row for row in own if row in first or is_own(row, work)):
+        taken = [row for row in own if is_own(row, work, cluster)]
+        for row in (row for row in own if row in first or row in taken):
             way = row.exchange if row.compressor == NO_COMPRESSOR else row.compressor
-            way = "-" if alone else f"{way} (own)" if is_own(row, work) else way
+            way = "-" if alone else f"{way} (own)" if row in taken else way
             table.add_row(str(row.workers), way, *_cells(row, cluster.device.memory_bytes))
         table.add_section()
     console.print(table)

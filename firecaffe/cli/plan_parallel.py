@@ -19,6 +19,7 @@ from firecaffe.plan.cluster import Cluster
 from firecaffe.plan.forecast import Forecast
 from firecaffe.plan.layouts import words_of
 from firecaffe.plan.of_parallel import RECIPE, OwnCost, OwnLayout
+from firecaffe.plan.own_exchange import own_exchange
 from firecaffe.plan.split_plans import WAYS, SplitPlan, exchange_for, split_plans
 from firecaffe.plan.split_reasons import Reason, reasons
 from firecaffe.plan.split_step import SplitCost
@@ -75,7 +76,7 @@ class Parallel:
         self.plans: list[SplitPlan] = []
         self.price = price = None if own is None else OwnCost.of(config, work, own)
         for size in workers:
-            exchange = work.exchange or exchange_for(rows, size)
+            exchange = own_exchange(work, cluster, size) or exchange_for(rows, size)
             if own is not None and price is not None and own.fits(size):
                 self.plans.append(price.plans(cluster, size, exchange)[0])
             exchange = exchange_for(rows, size)
@@ -226,7 +227,7 @@ def own_layout(recipe: Recipe, work: Workload) -> OwnLayout | None:
     if not words.is_split and not words.stages:
         return None
     if not words.is_split:
-        return OwnLayout(words, {})
+        return OwnLayout.of(recipe, {})
     # What splits a network loads what trains it.
     from firecaffe.parallel.split import check_parts
     from firecaffe.training.parallel.network import chosen_layers
@@ -237,7 +238,7 @@ def own_layout(recipe: Recipe, work: Workload) -> OwnLayout | None:
         return found
 
     sizes = work.num_classes or None, work.layout.channels
-    return OwnLayout(words, with_outline(recipe.model, *sizes, choose))
+    return OwnLayout.of(recipe, with_outline(recipe.model, *sizes, choose))
 
 
 def _way(plan: SplitPlan) -> str:

@@ -18,10 +18,10 @@ from firecaffe.data import open_test
 from firecaffe.errors import DataError, RecipeError
 from firecaffe.files import write_atomically
 from firecaffe.training.arithmetic import arithmetic
-from firecaffe.training.image_files import check_takes_images, list_images
+from firecaffe.training.image_files import list_files, reader_of
 from firecaffe.training.load import load_run
 from firecaffe.training.named import check_named
-from firecaffe.training.predict import Prediction, meaning, of_images, of_samples, predictions
+from firecaffe.training.predict import Prediction, meaning, of_files, of_samples, predictions
 
 MOST_CLASSES = 256
 """Of a mask: a PNG's gray has eight bits."""
@@ -47,13 +47,13 @@ def main(argv: list[str]) -> int:
             print(f"warning: {note}", file=sys.stderr)
         size = recipe.train.eval_batch_size
         if typed.others:
-            check_takes_images(trained.about)
-            paths, notes = list_images(typed.others)
+            paths, notes = list_files(typed.others)
+            read = reader_of(paths, trained.about, recipe.data)
             for note in notes:
                 print(f"note: {note}", file=sys.stderr)
             _check_names(paths, masks)
-            told = trained.about, recipe.data, size, world.device
-            batches = of_images(paths, *told, _Teller(broken))
+            told = read, trained.about, recipe.data, size, world.device
+            batches = of_files(paths, *told, _Teller(broken))
             count = len(paths)
         else:
             test = open_test(recipe.data).test

@@ -10,8 +10,7 @@ from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from firecaffe.cli.picture import take_literally
-from firecaffe.errors import RecipeError
+from firecaffe.cli.picture import load_pyplot, take_literally
 from firecaffe.runs.compare import Run
 from firecaffe.runs.curves import Curves, Point, curves_of
 from firecaffe.runs.groups import Group
@@ -94,15 +93,11 @@ def pictures(names: Sequence[str], groups: Sequence[Group]) -> list[Picture]:
 
     Raises: RecipeError if matplotlib is missing; RunError if a run's metrics cannot be read.
     """
-    try:
-        import matplotlib as mpl
-    except ImportError:
-        raise RecipeError("--html needs matplotlib: pip install 'firecaffe[plot]'") from None
-    mpl.use("agg")
+    pyplot = load_pyplot("--html")
     measure = groups[0].first.measure
     of_groups = [[_curves(run, measure) for run in group.runs] for group in groups]
     found = []
-    with mpl.rc_context({"svg.hashsalt": ID_SALT, "svg.fonttype": "path", "font.size": 12}):
+    with pyplot.rc_context({"svg.hashsalt": ID_SALT, "svg.fonttype": "path", "font.size": 12}):
         for line in lines_of(measure).values():
             ylabel, points_of, _ = line
             for axis, (what, units, x_of) in AXES.items():
@@ -135,8 +130,7 @@ def _draw(
     size: float,
 ) -> str:
     """A line for each run, a color for each group."""
-    from matplotlib import pyplot
-
+    pyplot = load_pyplot("--html")
     x_of = AXES[axis][2]
     ylabel, points_of, unit = line
     figure, place = pyplot.subplots(figsize=(5, 3.4))

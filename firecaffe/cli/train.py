@@ -1,6 +1,7 @@
 """`firecaffe train RECIPE.toml`: train, on N local ranks or in the world that torchrun made."""
 
 import os
+import socket
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -8,15 +9,17 @@ from pathlib import Path
 from firecaffe.cli.launched import OF_OUR_LAUNCHER, check_alone, check_launched
 from firecaffe.cli.options.train import make_parser
 from firecaffe.cli.parse import parse_recipe
+from firecaffe.cluster.handed import handed
 from firecaffe.cluster.hosts import Hosts, parse_nodes
-from firecaffe.cluster.launch import launch
+from firecaffe.cluster.launch import RankFailedError, launch
 from firecaffe.cluster.secret import SECRET, read_secret
 from firecaffe.cluster.world import is_launched
 from firecaffe.errors import RecipeError
+from firecaffe.faults import Fault
 from firecaffe.recipe.identity import to_toml
 from firecaffe.runs.fault import settle_fault
 from firecaffe.solvers.policy import rate_notes
-from firecaffe.training.build import train
+from firecaffe.training.build import Prepared, train_prepared
 from firecaffe.training.join import join_run
 from firecaffe.training.plugins import check, load_plugins
 from firecaffe.training.preflight import preflight
@@ -26,6 +29,9 @@ STARTING = ("--nproc-per-node", "--resume")
 
 
 def main(argv: list[str]) -> int:
+    if isinstance(prepared := handed(), Prepared):
+        train_prepared(prepared)
+        return 0
     parser = make_parser()
     recipe, options = parse_recipe(parser, argv)
     if options.print_config:
@@ -43,7 +49,7 @@ def main(argv: list[str]) -> int:
     resume = Path(options.resume) if options.resume else None
     if is_launched(options.nnodes):
         check_launched(parser, argv, options.nproc_per_node)
-        train(recipe, resume=resume)
+        train_prepared(Prepared(recipe, resume), has_ranks_checked=False)
         return 0
     for name in ("nproc_per_node", "max_restarts"):
         least = 0 if name == "max_restarts" else 1
@@ -60,7 +66,9 @@ def main(argv: list[str]) -> int:
         options.master_port,
         options.secret_file,
     )
-    check(load_plugins(), options.nproc_per_node * max_nodes)
+    plugins = load_plugins()
+    for num_hosts in range(max_nodes, min_nodes - 1, -1):
+        check(plugins, options.nproc_per_node * num_hosts)
     may_be = min_nodes, max_nodes
     preflight(recipe, options.nproc_per_node, resume, is_new=hosts.is_one, hosts=may_be)
     sys.stdout.flush()
@@ -70,10 +78,24 @@ def main(argv: list[str]) -> int:
         options.max_restarts,
         advice="a checkpoint, where the run has one, can be resumed (--resume)",
         settle=settle_fault,
+        for_ranks=Prepared(recipe, resume),
     )
     for folder in folders:
+        _check_is_over(folder)
         say(f"run folder: {folder}")
     return 0
+
+
+def _check_is_over(folder: Path) -> None:
+    """Raises: RankFailedError if ranks have ended with code 0 in the middle of a run, as by a
+    user's code that ends its process.
+    """
+    if (folder / "result.json").is_file():
+        return
+    what = "ended with code 0 before the run was over"
+    fault = Fault("exception", 0, socket.gethostname(), 0, "its launcher", what)
+    fault = settle_fault(folder, fault, "the run ended")
+    raise RankFailedError(fault.line, fault.exit_code)
 
 
 def _check_joins_alone(typed: Iterable[str]) -> None:

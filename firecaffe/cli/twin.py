@@ -8,8 +8,10 @@ from pathlib import Path
 from firecaffe.cluster.hosts import Hosts, check_memory
 from firecaffe.cluster.launch import launch
 from firecaffe.errors import RecipeError
+from firecaffe.files import write_atomically
+from firecaffe.recipe.check import CheckedRecipe
 from firecaffe.recipe.identity import to_toml
-from firecaffe.recipe.sections import Recipe
+from firecaffe.training.build import Prepared
 from firecaffe.training.preflight import preflight
 
 
@@ -20,10 +22,10 @@ class Twin:
     name: str
     """As the user has said it: a number of workers, or a layout."""
     workers: int
-    recipe: Recipe
+    recipe: CheckedRecipe
 
 
-def by_workers(recipe: Recipe, counts: Iterable[int]) -> list[Twin]:
+def by_workers(recipe: CheckedRecipe, counts: Iterable[int]) -> list[Twin]:
     """The recipe on these numbers of workers."""
     return [Twin(str(count), count, recipe) for count in counts]
 
@@ -36,7 +38,7 @@ def check_twins(twins: Iterable[Twin]) -> None:
         _check(twin.recipe, twin.workers)
 
 
-def _check(recipe: Recipe, workers: int) -> None:
+def _check(recipe: CheckedRecipe, workers: int) -> None:
     if recipe.synchrony.is_served:
         raise RecipeError(
             f"synchrony.mode {recipe.synchrony.mode} has no twins of other numbers of workers: who "
@@ -54,6 +56,7 @@ def train_twin(twin: Twin, parent: Path, digests: bool = False) -> Path:
         name += f"-worker{'s' if twin.workers > 1 else ''}"
     folder, path = parent / name, parent / f"{name}.toml"
     words = dataclasses.replace(recipe.run, folder=str(folder), digests=digests, tensorboard=False)
-    path.write_text(to_toml(dataclasses.replace(recipe, run=words)), encoding="utf-8")
-    launch(["train", str(path)], Hosts(twin.workers))
+    of_run = dataclasses.replace(recipe, run=words)
+    write_atomically(path, to_toml(of_run))
+    launch(["train", str(path)], Hosts(twin.workers), for_ranks=Prepared(of_run))
     return folder

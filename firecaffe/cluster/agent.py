@@ -1,7 +1,7 @@
-"""torch's elastic agent, which also says what has happened to its ranks.
+"""torch's elastic agent, with processes of its own.
 
-It starts this host's ranks, restarts them together with those of other hosts, and gives each start
-a name of its own. Five things it does otherwise than its base:
+Its base meets the agents of other hosts, numbers the ranks and restarts them together. It starts
+and ends this host's ranks, gives each start a name of its own, and says what has happened to them:
 
 - It knows who ended first, and tells a fault before it restarts.
 - A rank that has nothing left to finish is not waited for: a stopped one is killed at once, the
@@ -11,6 +11,10 @@ a name of its own. Five things it does otherwise than its base:
 - A rank that rank 0 goes on without is let go (`cluster.let_go`). A host that has no other rank
   waits for the others' end.
 - It asks the store of the launchers aside, so that it is never deaf to signals.
+- Signals that come together, as a closed terminal's and its shell's do, are one to it.
+
+torch documents the methods that are overridden here, though their names begin with an
+underscore; of its attributes only `_remaining_restarts` is used, for which it has no other word.
 """
 
 import os
@@ -18,22 +22,20 @@ import signal
 import threading
 import time
 from contextlib import suppress
-from typing import Any, Protocol, cast
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
 
-import psutil
 from torch.distributed import DistError
 from torch.distributed.elastic.agent.server.api import (
     RunResult,
+    SimpleElasticAgent,
+    Worker,
     WorkerGroup,
     WorkerSpec,
     WorkerState,
 )
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing.api import (
-    LogsSpecs,
-    SignalException,
-    SubprocessContext,
-)
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 
@@ -46,7 +48,8 @@ from firecaffe.cluster.hosts import PATIENCE_S, SAY_EVERY_S
 from firecaffe.cluster.joining import ATTEMPTS
 from firecaffe.cluster.let_go import TOGETHER, LetGo, Seen, fault_in
 from firecaffe.cluster.losses import LossReader
-from firecaffe.cluster.signals import SAME_S
+from firecaffe.cluster.rank_process import RankProcess
+from firecaffe.cluster.signals import SAME_S, heard
 from firecaffe.cluster.world import LASTING
 from firecaffe.errors import LaunchError, PreemptedError
 from firecaffe.faults import ANOTHER, Fault
@@ -59,6 +62,9 @@ MEETING_S = PATIENCE_S + 60.0
 """Seconds in which launchers have met, or torch's rendezvous says that they have not; else their
 store is out of reach.
 """
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
+"""What the agent passes on to its ranks."""
 
 HOPELESS = {*range(2, 9)} - {LaunchError.exit_code}
 """Exit codes of errors that a restart would meet again; see errors.py. LaunchError counts only at
@@ -86,23 +92,25 @@ class Told(Protocol):
         """Hears that this host's ranks have succeeded; the store is still there."""
 
 
-class FaultAgent(LocalElasticAgent):
+class FaultAgent(SimpleElasticAgent):
     """Runs this host's ranks."""
 
     def __init__(
-        self, spec: WorkerSpec, logs: LogsSpecs, told: Told, aside: Aside, *, is_elastic: bool
+        self, spec: WorkerSpec, reports: Path, told: Told, aside: Aside, *, is_elastic: bool
     ) -> None:
-        """spec: with a PatientRendezvous. is_elastic: whether other hosts may leave, and this one
-        goes on without them.
+        """spec: with a PatientRendezvous. reports: a folder for the last words of ranks.
+        is_elastic: whether other hosts may leave, and this one goes on without them.
         """
-        super().__init__(spec, logs)
-        self.told, self.aside, self.is_elastic = told, aside, is_elastic
+        super().__init__(spec)
+        self.reports, self.told, self.aside, self.is_elastic = reports, told, aside, is_elastic
         self._let_go: LetGo | None = None
         self._ends: HostEnds | None = None
         self.ended_by_us: set[int] = set()
         """Global ranks that ended because the agent wanted it."""
         self._is_left = False
-        self._processes: dict[int, psutil.Process] = {}
+        self._signalled_s: float | None = None
+        self._ranks: dict[int, RankProcess] = {}
+        """This host's ranks of this start, by global rank."""
         self._result = RunResult(WorkerState.INIT)
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
@@ -141,42 +149,90 @@ class FaultAgent(LocalElasticAgent):
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self.ended_by_us.clear()
         wait_for_room(NEEDED * (1 + len(worker_group.workers)))
-        started: dict[int, Any] = super()._start_workers(worker_group)
-        self._processes = {}
-        for local_rank, pid in started.items():
-            with suppress(psutil.NoSuchProcess):
-                self._processes[local_rank] = psutil.Process(pid)
-        return started
+        if threading.current_thread() is threading.main_thread():
+            for number in heard(SIGNALS):
+                signal.signal(number, self._hear)
+        spec = worker_group.spec
+        self._ranks = {}
+        for worker in worker_group.workers:
+            report = self.reports / os.environ[ATTEMPT] / f"{worker.local_rank}.json"
+            self._ranks[worker.global_rank] = RankProcess.start(
+                worker.local_rank,
+                [str(spec.entrypoint), *map(str, spec.args)],
+                self._words_of(worker_group, worker),
+                report,
+            )
+        return {each.local_rank: each.process.pid for each in self._ranks.values()}
+
+    def _words_of(self, worker_group: WorkerGroup, worker: Worker) -> dict[str, str]:
+        """What a rank finds in its environment, as torchrun has it."""
+        spec = worker_group.spec
+        words = {
+            "RANK": worker.global_rank,
+            "LOCAL_RANK": worker.local_rank,
+            "GROUP_RANK": worker_group.group_rank,
+            "ROLE_RANK": worker.role_rank,
+            "ROLE_NAME": spec.role,
+            "WORLD_SIZE": worker.world_size,
+            "LOCAL_WORLD_SIZE": spec.local_world_size,
+            "GROUP_WORLD_SIZE": worker_group.group_world_size,
+            "ROLE_WORLD_SIZE": worker.role_world_size,
+            "MASTER_ADDR": worker_group.master_addr,
+            "MASTER_PORT": worker_group.master_port,
+            "TORCHELASTIC_RESTART_COUNT": spec.max_restarts - self._remaining_restarts,
+            "TORCHELASTIC_MAX_RESTARTS": spec.max_restarts,
+            "TORCHELASTIC_RUN_ID": spec.rdzv_handler.get_run_id(),
+            "TORCHELASTIC_USE_AGENT_STORE": spec.rdzv_handler.use_agent_store,
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get(
+                "TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"
+            ),
+        }
+        return {name: str(value) for name, value in words.items()}
+
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:
+        self._shutdown()
+
+    def _hear(self, number: int, _: FrameType | None) -> None:
+        """Ends the agent, as torch's handler does, but once for signals that count as one: another
+        exception would cut short what torch does about the first, and the ranks would hear SIGTERM.
+        """
+        now = time.monotonic()
+        if self._signalled_s is None:
+            self._signalled_s = now
+        elif now - self._signalled_s <= SAME_S:
+            return
+        sent = signal.Signals(number)
+        raise SignalException(f"process {os.getpid()} got {sent.name}", sigval=sent)
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         wait_for_room()
-        seen = self._see(worker_group)
-        if not self._let_lost_go(worker_group, seen):
+        seen = {rank: each.seen() for rank, each in self._ranks.items()}
+        if not self._let_lost_go(seen):
             return RunResult(WorkerState.HEALTHY)
-        if len(self.let_go) == len(worker_group.workers):
-            return self._without_ranks(worker_group)
+        if len(self.let_go) == len(self._ranks):
+            return self._without_ranks()
         needed = [each for rank, each in seen.items() if rank not in self.let_go]
         codes = {each.failure.exitcode for each in needed if each.failure is not None}
         if not codes and not all(each.has_ended for each in needed):
-            # A rank that has ended since may be one to let go; the base would end all for it.
             return RunResult(WorkerState.HEALTHY)
         if codes and codes <= TOGETHER:
             self._end_ranks(None, STOP_S)  # the others are on their way
         elif codes:
             self._end_ranks(signal.SIGTERM, SURVIVORS_S)
-        result: RunResult = super()._monitor_workers(worker_group)
-        if result.state == WorkerState.FAILED:
-            self._result = result
-            own = [f for rank, f in result.failures.items() if rank not in self.ended_by_us]
-            codes = {failure.exitcode for failure in own}
-            self._is_left = self.is_elastic and bool(own) and all(map(_is_asked_elsewhere, own))
-            is_first = self._remaining_restarts == worker_group.spec.max_restarts
-            if self._is_left:
-                # Another host leaves. All have saved and go on with those that stay.
-                self._remaining_restarts += 1
-            elif codes & {*HOPELESS, *TOGETHER} or (is_first and LaunchError.exit_code in codes):
-                self._remaining_restarts = 0
-        return result
+        failures = self.failures()
+        if not failures:
+            return RunResult(WorkerState.SUCCEEDED, dict.fromkeys(self._ranks))
+        self._result = RunResult(WorkerState.FAILED, failures=failures)
+        own = [f for rank, f in failures.items() if rank not in self.ended_by_us]
+        codes = {failure.exitcode for failure in own}
+        self._is_left = self.is_elastic and bool(own) and all(map(_is_asked_elsewhere, own))
+        is_first = self._remaining_restarts == worker_group.spec.max_restarts
+        if self._is_left:
+            # Another host leaves. All have saved and go on with those that stay.
+            self._remaining_restarts += 1
+        elif codes & {*HOPELESS, *TOGETHER} or (is_first and LaunchError.exit_code in codes):
+            self._remaining_restarts = 0
+        return self._result
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
         if worker_group.state == WorkerState.FAILED:
@@ -186,45 +242,29 @@ class FaultAgent(LocalElasticAgent):
             self.told.on_joined()
         super()._restart_workers(worker_group)
 
-    def _see(self, worker_group: WorkerGroup) -> dict[int, Seen]:
-        """This host's ranks as they are now."""
-        running, context = self._running(), cast(SubprocessContext, self._pcontext)
-        seen = {}
-        for each in worker_group.workers:
-            # What is known is what their starter knows: a process that is on its way out runs.
-            has_ended = context.subprocess_handlers[each.local_rank].proc.poll() is not None
-            process = running.get(each.local_rank)
-            is_stopped = process is not None and _status(process) == psutil.STATUS_STOPPED
-            failure = self._failures().get(each.global_rank) if has_ended else None
-            seen[each.global_rank] = Seen(has_ended, is_stopped, failure)
-        return seen
-
-    def _let_lost_go(self, worker_group: WorkerGroup, seen: dict[int, Seen]) -> bool:
+    def _let_lost_go(self, seen: dict[int, Seen]) -> bool:
         """Lets go of this host's ranks that rank 0 goes on without. Returns whether it is known of
         those that have ended which were needed.
         """
         assert self._let_go is not None
         left = {rank: each for rank, each in seen.items() if rank not in self.let_go}
-        is_known = self._let_go.look(left)
-        # Their end is none that the base is to see.
-        let = {each.local_rank for each in worker_group.workers if each.global_rank in self.let_go}
-        cast(SubprocessContext, self._pcontext)._running_local_ranks -= let
-        return is_known
+        return self._let_go.look(left)
 
-    def _without_ranks(self, worker_group: WorkerGroup) -> RunResult:
+    def _without_ranks(self) -> RunResult:
         """The state of a host that has let go of all its ranks: it ends with that of rank 0."""
         ends = self._ends
         assert ends is not None
         try:
             if self.aside.run(lambda: ends.is_done(0), MEETING_S):
-                ranks = (each.global_rank for each in worker_group.workers)
-                return RunResult(WorkerState.SUCCEEDED, dict.fromkeys(ranks))
+                return RunResult(WorkerState.SUCCEEDED, dict.fromkeys(self._ranks))
             if self.aside.run(lambda: ends.is_there(0), MEETING_S):
                 return RunResult(WorkerState.HEALTHY)
         except (TimeoutError, DistError, RuntimeError, RendezvousError):
             pass  # the store is gone, and the run with it
         self._remaining_restarts = 0
-        self._result = RunResult(WorkerState.FAILED, failures=self._failures())
+        failed = {rank: each.failure for rank, each in self._ranks.items()}
+        failures = {rank: failure for rank, failure in failed.items() if failure is not None}
+        self._result = RunResult(WorkerState.FAILED, failures=failures)
         return self._result
 
     def _exit_barrier(self) -> None:
@@ -246,7 +286,6 @@ class FaultAgent(LocalElasticAgent):
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
         self._end_ranks(death_sig, STOP_S)
-        super()._shutdown(death_sig, timeout)
 
     @property
     def last_failures(self) -> dict[int, ProcessFailure]:
@@ -259,26 +298,11 @@ class FaultAgent(LocalElasticAgent):
         return set() if self._let_go is None else self._let_go.ranks
 
     def failures(self) -> dict[int, ProcessFailure]:
-        """The failures of the ranks that have ended, by global rank, if a signal has ended the
-        agent. Those that were let go are none.
+        """The failures of the ranks that have ended, by global rank. Those that were let go are
+        none.
         """
-        failures = self._failures()
-        return {rank: each for rank, each in failures.items() if rank not in self.let_go}
-
-    def _failures(self) -> dict[int, ProcessFailure]:
-        """The failures of all ranks that have ended, by global rank."""
-        context = self._pcontext
-        found = {}
-        for worker in self._worker_group.workers:
-            handler = getattr(context, "subprocess_handlers", {}).get(worker.local_rank)
-            if handler is not None and context is not None and handler.proc.poll():
-                found[worker.global_rank] = ProcessFailure(
-                    worker.local_rank,
-                    handler.proc.pid,
-                    handler.proc.returncode,
-                    context.error_files[worker.local_rank],
-                )
-        return found
+        found = {r: each.failure for r, each in self._ranks.items() if r not in self.let_go}
+        return {rank: failure for rank, failure in found.items() if failure is not None}
 
     def _end_ranks(self, number: signal.Signals | None, patience_s: float) -> None:
         """Asks the ranks to end, by a signal (None: they end by themselves). Kills those that
@@ -288,39 +312,32 @@ class FaultAgent(LocalElasticAgent):
         begun_s = time.monotonic()
         until = begun_s + patience_s
         if number is not None:
-            of_rank = self._worker_group.workers
-            self.ended_by_us |= {of_rank[local].global_rank for local in running}
-            _send(running, number)
+            self.ended_by_us |= running.keys()
+            for each in running.values():
+                each.send(number)
         while running and time.monotonic() < until:
             try:
-                for local_rank, process in running.items():
-                    if _status(process) == psutil.STATUS_STOPPED:
-                        _send({local_rank: process}, signal.SIGKILL)
+                for each in running.values():
+                    if each.is_stopped:
+                        each.send(signal.SIGKILL)
                 time.sleep(POLL_S)
                 running = self._running()
             except SignalException as error:
                 second = error
                 if time.monotonic() - begun_s > SAME_S:
                     break
-        _send(self._running(), signal.SIGKILL)
+        for each in self._running().values():
+            each.kill()
         if second is not None:
             raise second
 
     def _kill(self, rank: int) -> None:
         """Kills a rank of this host."""
-        local = {each.global_rank: each.local_rank for each in self._worker_group.workers}[rank]
-        _send({local: self._processes[local]}, signal.SIGKILL)
+        self._ranks[rank].send(signal.SIGKILL)
 
-    def _running(self) -> dict[int, psutil.Process]:
-        """The processes that run, by local rank. Waiting for one would take its exit code from its
-        starter.
-        """
-        ended = (None, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-        return {
-            local: process
-            for local, process in self._processes.items()
-            if _status(process) not in ended
-        }
+    def _running(self) -> dict[int, RankProcess]:
+        """The ranks that have not ended, by global rank."""
+        return {rank: each for rank, each in self._ranks.items() if not each.has_ended}
 
 
 def _is_asked_elsewhere(failure: ProcessFailure) -> bool:
@@ -329,17 +346,3 @@ def _is_asked_elsewhere(failure: ProcessFailure) -> bool:
     return (
         failure.exitcode == PreemptedError.exit_code and fault is not None and fault.seen == ANOTHER
     )
-
-
-def _status(process: psutil.Process) -> str | None:
-    wait_for_room(1)
-    try:
-        return process.status()
-    except psutil.NoSuchProcess:
-        return None
-
-
-def _send(processes: dict[int, psutil.Process], number: int) -> None:
-    for process in processes.values():
-        with suppress(psutil.NoSuchProcess):
-            process.send_signal(number)

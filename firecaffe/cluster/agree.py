@@ -25,7 +25,7 @@ SIZE_BYTES = 8
 
 def gather_text(world: Group, text: str) -> list[str]:
     """The texts of all ranks, in rank order."""
-    return [data.decode() for data in gather_bytes(world, text.encode())]
+    return [_text(data) for data in gather_bytes(world, _bytes(text))]
 
 
 def gather_bytes(world: Group, data: bytes) -> list[bytes]:
@@ -47,14 +47,23 @@ def text_of_first(world: Group, text: str) -> str:
     """Rank 0's text, on all ranks; the others' texts are ignored."""
     if world.group is None:
         return text
-    data = bytearray(text.encode())
+    data = bytearray(_bytes(text))
     size = torch.tensor([len(data)])
     broadcast(world, size)
     if not world.is_first:
         data = bytearray(int(size))
     if data:
         broadcast(world, torch.frombuffer(data, dtype=torch.uint8))
-    return data.decode()
+    return _text(data)
+
+
+def _bytes(text: str) -> bytes:
+    """Of a name of a file that is no UTF-8 those that it has."""
+    return text.encode(errors="surrogateescape")
+
+
+def _text(data: bytes | bytearray) -> str:
+    return data.decode(errors="surrogateescape")
 
 
 def broadcast(world: Group, tensor: Tensor) -> None:

@@ -4,8 +4,10 @@ torch's client of a store waits in C++ for its server's answer: 60 s, and after 
 the server is cut, until it is back (torch 2.13). No signal handler of Python's runs in that time.
 """
 
+import math
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import Any, Self, TypeVar
@@ -17,6 +19,11 @@ T = TypeVar("T")
 
 ANSWER_S = 1.0
 """Seconds for an answer to who need not have one."""
+
+LOOK_S = 0.5
+"""Seconds between two looks for signals of who waits for an answer: one that comes as a wait
+begins, or to another thread, does not end it.
+"""
 
 LAST_S = 5.0
 """Seconds for the last questions of a launch, once its ranks have ended."""
@@ -56,11 +63,13 @@ class Aside:
         if self._overdue is not None and not self._overdue.done():
             raise TimeoutError("no answer yet")
         answer = self.begin(call)
-        try:
-            return answer.result(patience_s)
-        except TimeoutError:
-            self._overdue = answer
-            raise
+        until_s = math.inf if patience_s is None else time.monotonic() + patience_s
+        while not answer.done():
+            if (left_s := until_s - time.monotonic()) <= 0:
+                self._overdue = answer
+                raise TimeoutError(f"no answer in {patience_s:g} s")
+            wait([answer], min(left_s, LOOK_S))
+        return answer.result()
 
     def _serve(self) -> None:
         while (asked := self._calls.get()) is not None:
@@ -69,6 +78,13 @@ class Aside:
                 answer.set_result(call())
             except BaseException as error:
                 answer.set_exception(error)
+
+
+def participants(met: DynamicRendezvousHandler) -> dict[Any, int]:
+    """The hosts that have come, as torch knows them (`addr`), each with its number; as far as the
+    store was last asked. torch (2.13) has no public word for them.
+    """
+    return met._state_holder.state.participants
 
 
 class PatientRendezvous(RendezvousHandler):
@@ -93,7 +109,7 @@ class PatientRendezvous(RendezvousHandler):
     def hosts_there(self) -> set[int]:
         """The numbers of the hosts that take part and were heard of lately; to be called aside."""
         self.inner.is_closed()  # which asks the store for the state
-        return set(self.inner._state_holder.state.participants.values())
+        return set(participants(self.inner).values())
 
     def shutdown(self) -> bool:
         """Closes the rendezvous for all; False if the store does not answer."""

@@ -1,10 +1,12 @@
 """A rank's last word to its launcher: one line, an exit code, and the fault if there was one."""
 
+import io
 import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
@@ -42,12 +44,13 @@ def leave_report(message: str, fault: Fault | None = None, traceback: str = "") 
     # A launcher of ours that is gone, or finds no report, says nothing.
     if not report or os.environ.get(LAUNCHED) != str(os.getppid()):
         rank = f"rank {os.environ['RANK']}: " if "RANK" in os.environ else ""
-        print(f"firecaffe: {rank}{line}\n{traceback}", end="", file=kept_stderr())
+        print(f"firecaffe: {rank}{line}\n{traceback}", end="", file=kept_stderr(), flush=True)
 
 
 def tell_uncaught() -> None:
     """Lets an error of ours that a script does not catch end it with one line and the error's own
-    exit code, as the command line does, not with a traceback and 1.
+    exit code, as the command line does, not with a traceback and 1. At a prompt of Python's the
+    line is all: what the session holds is the user's.
     """
     if not isinstance(sys.excepthook, _Hook):
         sys.excepthook = _Hook(sys.excepthook)
@@ -65,10 +68,33 @@ class _Hook:
         if not isinstance(error, FirecaffeError):
             self.before(kind, error, trace)
             return
-        leave_report(error.last_word, error.fault, error.traceback)
+        with _real_stderr():
+            leave_report(error.last_word, error.fault, error.traceback)
+        if _at_prompt():
+            return
         if isinstance(error, PeerLostError):
             end_process(error.exit_code)  # a thread may wait for that rank still
         raise SystemExit(error.exit_code)
+
+
+@contextmanager
+def _real_stderr() -> Iterator[None]:
+    """Lets the block print to the process's own stderr. `init_process_group` puts a hook of torch's
+    around ours, which gathers in a buffer what is printed, and writes that when ours returns: it
+    does not, for it ends the process.
+    """
+    before = sys.stderr
+    if isinstance(before, io.StringIO):
+        sys.stderr = sys.__stderr__
+    try:
+        yield
+    finally:
+        sys.stderr = before
+
+
+def _at_prompt() -> bool:
+    """Whether a user types to this interpreter, or will once its script has ended (`python -i`)."""
+    return hasattr(sys, "ps1") or bool(sys.flags.inspect)
 
 
 def end_process(exit_code: int) -> NoReturn:

@@ -13,24 +13,24 @@ from pathlib import Path
 
 from torch.distributed import DistError
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous.api import RendezvousTimeoutError
 
 from firecaffe.cluster.addresses import LOOPBACK, interface_of, own_addresses
-from firecaffe.cluster.agent import FaultAgent
-from firecaffe.cluster.aside import LAST_S, Aside, PatientRendezvous
+from firecaffe.cluster.agent import SIGNALS, FaultAgent
+from firecaffe.cluster.aside import LAST_S, Aside, PatientRendezvous, participants
 from firecaffe.cluster.descriptors import room_kept, wait_for_room
 from firecaffe.cluster.groups import ATTEMPT, GLOO_INTERFACE
+from firecaffe.cluster.handed import hand
 from firecaffe.cluster.hosts import PATIENCE_S, Hosts, check_hosts_words, check_memory, say
 from firecaffe.cluster.last_word import LAUNCHED
 from firecaffe.cluster.let_go import fault_in
 from firecaffe.cluster.rendezvous import MEETING_ERRORS, meet_launchers
 from firecaffe.cluster.secret import SECRET, secret_of
-from firecaffe.cluster.signals import handlers_kept, heard
+from firecaffe.cluster.signals import handlers_kept
 from firecaffe.cluster.signed import StrangerError
-from firecaffe.cluster.world import FOLDER, LASTING
+from firecaffe.cluster.world import FOLDER, LASTING, own_folder_key
 from firecaffe.errors import (
     CheckpointError,
     FirecaffeError,
@@ -42,9 +42,6 @@ from firecaffe.output import share_with_ranks
 
 ENDED = (-signal.SIGTERM, -signal.SIGUSR1, -signal.SIGINT)
 """Exit codes of ranks that had stopped already when a signal ended them."""
-
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
-"""What the agent passes on to its ranks."""
 
 MEETING_LOGGER = "torch.distributed.elastic"
 """The parent of the loggers by which torch's agent and rendezvous report."""
@@ -73,11 +70,13 @@ def launch(
     advice: str = "",
     settle: Settle = lambda _, fault, __: fault,
     module: str = "firecaffe",
+    for_ranks: object = None,
 ) -> list[Path]:
     """Runs `python -m MODULE ARGUMENTS` as this host's ranks of one world. Returns the run folders
     of their trainings, on the host of rank 0.
 
     advice: for the user whose signal has ended them. settle: told every fault.
+    for_ranks: what each rank finds by `handed`.
 
     Raises: RecipeError if hosts have nowhere to meet; LaunchError if the port is taken, or
     hosts do not meet; RankFailedError for the rank that failed first; PreemptedError if all have
@@ -89,15 +88,15 @@ def launch(
     secret = secret_of(hosts.secret_file, hosts.is_one)
     address = LOOPBACK if hosts.is_one else own_addresses(hosts.endpoint[0])[0]
     with (
-        _environment(_words_of_ranks(hosts, address, secret)),
+        tempfile.TemporaryDirectory(prefix="firecaffe-ranks-") as folder,
+        _environment(_words_of_ranks(hosts, address, secret) | hand(for_ranks, Path(folder))),
         _silent(MEETING_LOGGER),
         handlers_kept(SIGNALS),  # the agent sets its own, and leaves them
-        tempfile.TemporaryDirectory(prefix="firecaffe-ranks-") as log_folder,
         Aside() as aside,
     ):
         command = ["-m", module, *arguments]
         started = _Launch(
-            command, hosts, max_restarts, address, secret, log_folder, advice, settle, aside
+            command, hosts, max_restarts, address, secret, folder, advice, settle, aside
         )
         return started.run()
 
@@ -109,7 +108,6 @@ def _words_of_ranks(hosts: Hosts, address: str, secret: bytes) -> dict[str, str]
         SECRET: os.fsdecode(secret),
         # Several hosts' shared store is not told to one that comes later (torch 2.13).
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "0" if hosts.is_one else "1",
-        "TORCHELASTIC_SIGNALS_TO_HANDLE": ",".join(each.name for each in heard(SIGNALS)),
     }
     defaults = {"OMP_NUM_THREADS": "1"}  # the recipe sets the ranks' threads
     if sys.platform.startswith("linux"):
@@ -158,7 +156,7 @@ class _Launch:
         max_restarts: int,
         address: str,
         secret: bytes,
-        log_folder: str,
+        folder: str,
         advice: str,
         settle: Settle,
         aside: Aside,
@@ -182,9 +180,8 @@ class _Launch:
             monitor_interval=0.1,
             local_addr=address,
         )
-        logs = DefaultLogsSpecs(log_dir=log_folder)
         is_elastic = hosts.min_nodes < hosts.max_nodes
-        self.agent = FaultAgent(spec, logs, self, aside, is_elastic=is_elastic)
+        self.agent = FaultAgent(spec, Path(folder), self, aside, is_elastic=is_elastic)
         self.folders: list[Path] = []
 
     def run(self) -> list[Path]:
@@ -273,7 +270,7 @@ class _Launch:
 
     def _there(self) -> list[str]:
         """The addresses of the hosts that have come."""
-        return sorted(str(each.addr) for each in self.met._state_holder.state.participants)
+        return sorted(str(each.addr) for each in participants(self.met))
 
     def _asked(self, error: SignalException) -> FirecaffeError:
         """What to raise after a signal to this process, which its ranks have had too."""
@@ -301,7 +298,10 @@ class _Launch:
         def when(rank: int) -> tuple[bool, bool, float]:
             fault = faults[rank]
             is_of_other = fault is not None and (fault.rank != rank or fault.seen == ANOTHER)
-            return rank in self.agent.ended_by_us, is_of_other, _time_s(failures[rank])
+            # One that was on its way out when it was asked to end has told its own fault.
+            has_told = 0 < failures[rank].exitcode != PreemptedError.exit_code
+            was_ended = rank in self.agent.ended_by_us and (is_of_other or not has_told)
+            return was_ended, is_of_other, _time_s(failures[rank])
 
         self.killed_before = _kills_for_memory()
         rank = min(failures, key=when)
@@ -329,14 +329,18 @@ class _Launch:
         return Fault("killed", rank, host, 0, "its launcher", name)
 
     def _folders(self) -> list[Path]:
-        """The run folders that the ranks have told, one for each training."""
+        """The run folders that the ranks have told, one for each training: this host's own where it
+        does not see that of rank 0.
+        """
         store = self.agent.get_worker_group().store
         found: list[Path] = []
 
         def read() -> None:
             lasting = None if store is None else store.underlying_store
             while lasting is not None and lasting.check([key := f"{FOLDER}/{len(found)}"]):
-                found.append(Path(lasting.get(key).decode()))
+                own = own_folder_key(key, socket.gethostname(), str(os.getpid()))
+                told = lasting.get(own if lasting.check([own]) else key)
+                found.append(Path(os.fsdecode(told)))
 
         # The store may be gone with the host that had it, or out of reach.
         with suppress(DistError, RuntimeError, TimeoutError):

@@ -51,6 +51,14 @@ FOLDER = "firecaffe/run_folder"
 """A key in the launcher's store, the same for all attempts: FOLDER/N has the run folder of the
 script's training N, from 0."""
 
+
+def own_folder_key(key: str, host: str, launcher: str) -> str:
+    """The key of a host's own folder of such a training, which stands for the run's where that is
+    not seen. launcher: its process number.
+    """
+    return f"{key}/{host}/{launcher}"
+
+
 LASTING = "FIRECAFFE_STORE"
 """An environment variable: HOST:PORT of the store in which our launcher's agents meet."""
 

@@ -79,7 +79,7 @@ class ShareConfig:
 
 
 def check_prune(words: PruneConfig) -> None:
-    """Raises: RecipeError if a number, or two words together, are not possible."""
+    """Raises: RecipeError if a number is not possible."""
     for pattern, share in words.keep.items():
         if not 0 < share <= 1:
             raise RecipeError(
@@ -90,27 +90,6 @@ def check_prune(words: PruneConfig) -> None:
         if not 0 < deviations < float("inf"):
             raise RecipeError(f"prune.threshold {pattern!r} is {deviations}; it must be above 0")
     check_limits("prune", words, {"every": (1, MOST_STEPS), "steps": (0, MOST_STEPS)})
-    if words.scope != LAYER and words.threshold:
-        raise RecipeError(
-            f"prune.scope {words.scope} with prune.threshold, which counts in each layer's own "
-            "deviations: say prune.keep, or leave prune.scope out"
-        )
-    if words.how == MAGNITUDE:
-        return
-    if not words.is_on:
-        raise RecipeError(
-            f"prune.how is {words.how}, but nothing is pruned; say which layers, as "
-            'prune.keep = { "classifier.*" = 0.1 }'
-        )
-    if words.how == GRADUAL and words.threshold:
-        raise RecipeError(
-            "prune.how gradual with prune.threshold: its schedule goes to a share; say prune.keep"
-        )
-    if not words.steps:
-        raise RecipeError(
-            f"prune.how is {words.how} with prune.steps 0; say over how many steps weights are "
-            "pruned, as prune.steps = 1000"
-        )
 
 
 def check_share(words: ShareConfig) -> None:
@@ -118,3 +97,13 @@ def check_share(words: ShareConfig) -> None:
     for pattern, bits in words.bits.items():
         if not 1 <= bits <= MOST_BITS:
             raise RecipeError(f"share.bits {pattern!r} is {bits}; it must be 1 to {MOST_BITS}")
+
+
+def prune_notes(words: PruneConfig, steps: int) -> list[str]:
+    """Notes for people on a training of so many steps that ends before its masks are final."""
+    if not words.is_on or words.how == MAGNITUDE or words.steps <= steps:
+        return []
+    return [
+        f"warning: prune.steps is {words.steps}, the training ends after {steps}, when weights are "
+        "still being pruned"
+    ]

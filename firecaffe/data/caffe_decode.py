@@ -11,12 +11,10 @@ import simplejpeg
 from numpy.typing import NDArray
 
 from firecaffe.data.dataset import BrokenSampleError
-from firecaffe.data.decode import JPEG, PILLOW_ERRORS, check_size, decode, open_image
+from firecaffe.data.decode import JPEG, PILLOW_ERRORS, PNG, check_size, decode, open_image
 
 NATIVE, COLOR, GRAY = "native", "color", "gray"
 """The channels that an image has; three; one."""
-
-PNG = b"\x89PNG"
 
 GRAY_MODES = ("1", "L", "I", "I;16", "I;16B", "F")
 ALPHA_MODES = ("LA", "PA", "RGBA", "La", "RGBa")
@@ -45,7 +43,7 @@ def decode_bgr(content: bytes, color: str) -> Bytes:
     if not is_gray:
         return image_CHW[::-1]
     red, green, blue = image_CHW.astype(np.int32)
-    if content[:4] == PNG:
+    if content[:8] == PNG:
         gray = (red * 9797 + green * 19234 + blue * 3737) >> 15
     else:
         gray = (red * 4899 + green * 9617 + blue * 1868 + 8192) >> 14

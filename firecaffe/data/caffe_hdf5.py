@@ -39,6 +39,7 @@ class Hdf5Tops:
 
     is_held = False
     is_random = False
+    class_names: tuple[str, ...] = ()
 
     def __init__(self, files: Sequence[Path], tops: Sequence[str]) -> None:
         self.files, self.tops = files, tops
@@ -149,6 +150,7 @@ class HeldTensors:
     """The same in memory."""
 
     is_held = True
+    class_names: tuple[str, ...] = ()
     is_random = False
 
     def __init__(self, tops: list[Tensor]) -> None:

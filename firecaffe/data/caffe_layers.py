@@ -165,7 +165,8 @@ def _where(layer: Message, param: Message) -> tuple[str, int]:
     """The source and the batch size."""
     source, batch_size = param.text("source"), param.integer("batch_size", 1)
     if not source:
-        raise layer.error('a data layer without a source; expected source: "…"')
+        found = ", ".join(dict.fromkeys(each.name for each in param.fields)) or "nothing"
+        raise layer.error(f'a data layer without a source, with {found}; expected source: "…"')
     if batch_size < 1:
         raise param.error(f"batch_size is {batch_size}; expected 1 or more")
     return source, batch_size

@@ -1,6 +1,7 @@
 """Images with labels, one by one: the records of an LMDB, and the lines of a list of files."""
 
-from pathlib import Path
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -29,6 +30,9 @@ class Records(Protocol):
     is_decoded: bool
     """Whether its images have to be decoded."""
 
+    class_names: tuple[str, ...]
+    """By label; empty if nothing says them."""
+
     def __len__(self) -> int: ...
 
     def read(self, sample: int) -> Record:
@@ -45,6 +49,8 @@ class LmdbRecords:
 
     Raises: DataError if this is no LMDB, or an empty one.
     """
+
+    class_names: tuple[str, ...] = ()
 
     def __init__(self, path: Path, color: str) -> None:
         """color: a row of `caffe_decode`, for encoded images."""
@@ -117,13 +123,15 @@ class ListedImages:
             file, _, label = line.strip().rpartition(" ")
             try:
                 labels.append(int(label))
-            except ValueError:
+                np.int64(labels[-1])  # it may be too large
+            except (ValueError, OverflowError):
                 raise DataError(
                     f"{path}:{number}: {line.strip()!r:.80}; expected a path, a space and a label, "
-                    "which is a whole number"
+                    "which is a whole number, of 64 bits at most"
                 ) from None
             self.files.append(file.strip())
         self.labels = np.array(labels, np.int64)
+        self.class_names = _by_folder(self.files, labels)
         try:
             self.root = places.find_root(f"{path}: image", root_folder, self.files[0])
         except DataError as error:
@@ -144,6 +152,16 @@ class ListedImages:
         if self.new_HW is not None:
             image_CHW = resize(image_CHW, *self.new_HW)
         return Record(image_CHW, int(self.labels[sample]))
+
+
+def _by_folder(files: Sequence[str], labels: Sequence[int]) -> tuple[str, ...]:
+    """The names of the folders, by label, if each class from 0 on has one of its own; else none."""
+    pairs = {
+        (label, PurePosixPath(file).parent.name) for file, label in zip(files, labels, strict=True)
+    }
+    names = tuple(name for _, name in sorted(pairs))
+    is_one_each = [label for label, _ in sorted(pairs)] == list(range(len(pairs)))
+    return names if is_one_each and all(names) and len(set(names)) == len(names) > 1 else ()
 
 
 def _of_several_labels(path: Path, file: str) -> DataError | None:

@@ -27,6 +27,7 @@ class CaffeSet:
     def __init__(self, layers: Sequence[Tops], transform_words: str, is_training: bool) -> None:
         self.layers, self.is_training = layers, is_training
         self.transform_words = transform_words
+        self.class_names = layers[0].class_names if is_training else ()
 
     def __len__(self) -> int:
         return len(self.layers[0])

@@ -1,13 +1,17 @@
 """`data.name = "caffe:PATH/net.prototxt"`: the data sets that a net's data layers name."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from os.path import exists
 from pathlib import Path
+
+import torch
+from torch import Tensor
 
 from firecaffe.caffe import mean, text
 from firecaffe.caffe.message import Message
 from firecaffe.caffe.phase import layers_of, phase_of
 from firecaffe.caffe.upgrade import current
+from firecaffe.data.caffe_decode import COLOR, GRAY, NATIVE, decode_bgr, resize
 from firecaffe.data.caffe_hdf5 import Hdf5Tops
 from firecaffe.data.caffe_layers import CONVERT, DataLayer, check_understood, data_layers
 from firecaffe.data.caffe_paths import Places
@@ -34,9 +38,6 @@ SHUFFLED = (
     "Caffe takes the training samples in the order in which they lie; here each epoch has a random "
     "order"
 )
-
-DECIDED = ("augment", "crop", "pad", "mirror", "mean", "std")
-"""Words of a recipe that a data layer's transform_param stands for."""
 
 
 def open_caffe(config: DataConfig) -> DataParts:
@@ -73,13 +74,6 @@ def open_caffe_test(config: DataConfig) -> TestPart | None:
 
 def _opened(config: DataConfig) -> tuple[Message, list[DataLayer], list[DataLayer]]:
     """The net, and its data layers of both phases. Raises: RecipeError."""
-    default = DataConfig()
-    for word in DECIDED:
-        if getattr(config, word) != getattr(default, word):
-            raise RecipeError(
-                f"data.{word} is {getattr(config, word)!r}, but data.name is {config.name!r}: its "
-                "transform_param decides; leave the word out"
-            )
     net, _ = current(text.read(caffe_file("data.name", config.name)))
     layers = [data_layers(layers_of(net, phase)) for phase in (TRAIN, TEST)]
     for each in (*layers[0], *layers[1]):
@@ -117,13 +111,49 @@ def open_tops(layer: DataLayer, phase: str, config: DataConfig) -> Tops:
     if layer.type == "HDF5Data":
         names = [line.strip() for line in read_lines(source)]
         return Hdf5Tops([places.find(f"{source}: file", each) for each in names], layer.tops)
-    mean_CHW = None
-    if layer.transform.mean_file:
-        mean_CHW = mean.read(places.find(f"{at}: mean_file", layer.transform.mean_file))
-    is_cut_at_random = phase_of(layer.layer, phase) == TRAIN
-    transformer = Transformer(layer.transform, is_cut_at_random, mean_CHW)
+    transformer = _transformer(layer, phase, config)
     records = _records(layer, source, places)
     return ImageTops(records, transformer, len(layer.tops) > 1, config.decode_threads)
+
+
+def _transformer(layer: DataLayer, phase: str, config: DataConfig) -> Transformer:
+    """Raises: DataError if its mean is not there, or damaged."""
+    mean_CHW = None
+    if layer.transform.mean_file:
+        places = Places(layer.layer.where, config.path)
+        at = f"{layer.layer.where}:{layer.layer.line}: mean_file"
+        mean_CHW = mean.read(places.find(at, layer.transform.mean_file))
+    return Transformer(layer.transform, phase_of(layer.layer, phase) == TRAIN, mean_CHW)
+
+
+def reader_of_files(config: DataConfig, channels: int) -> Callable[[bytes], Tensor]:
+    """What makes of an image file's bytes what the net is given of it in a test, float32 of C x H x
+    W. channels: of the net's input, where its data layer does not say them.
+
+    Raises: RecipeError if the net's data are no images; DataError if its mean is not there. What is
+    returned raises a DataError, without a name, for a file that is broken or that does not fit.
+    """
+    net, layers, test_layers = _opened(config)
+    layer = next(iter(test_layers or layers), None)
+    if layer is None or layer.type == "HDF5Data":
+        found = "there is no data layer" if layer is None else "its data are HDF5Data"
+        raise RecipeError(
+            f"{net.where} takes no images: {found}; give arrays (.npy) of what the network takes"
+        )
+    transformer = _transformer(layer, TEST if test_layers else TRAIN, config)
+    color, new_HW = layer.color, layer.new_HW
+    if color == NATIVE:
+        color = GRAY if channels == 1 else COLOR
+
+    def read(content: bytes) -> Tensor:
+        image_CHW = decode_bgr(content, color)
+        if new_HW is not None:
+            image_CHW = resize(image_CHW, *new_HW)
+        to_CHW = torch.empty(transformer.shape(image_CHW))
+        transformer.write(to_CHW.numpy(), image_CHW, None)
+        return to_CHW
+
+    return read
 
 
 def _records(layer: DataLayer, source: Path, places: Places) -> Records:

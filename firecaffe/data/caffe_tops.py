@@ -26,6 +26,9 @@ class Tops(Protocol):
     is_random: bool
     """Whether what is drawn changes anything."""
 
+    class_names: tuple[str, ...]
+    """By label; empty if nothing says them."""
+
     def __len__(self) -> int: ...
 
     def fetch(self, samples: list[int], draws: Draws) -> list[Tensor]:
@@ -49,7 +52,7 @@ class ImageTops:
         self, records: Records, transformer: Transformer, has_labels: bool, threads: int
     ) -> None:
         self.records, self.transformer, self.has_labels = records, transformer, has_labels
-        self.is_random = transformer.is_random
+        self.is_random, self.class_names = transformer.is_random, records.class_names
         self.threads = decode_threads(threads) if records.is_decoded else 1
         self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="decode")
         self.fetch([0], None)
@@ -112,6 +115,7 @@ class HeldTops:
     """The same of images in memory."""
 
     is_held = True
+    class_names: tuple[str, ...] = ()
 
     def __init__(
         self, images_NCHW: Pixels, labels_N: Tensor, transformer: Transformer, has_labels: bool

@@ -3,6 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+IMAGE_WORDS = ("augment", "crop", "pad", "mirror", "mean", "std")
+"""Words of images of classes alone: what is done to a sample."""
+
 
 @dataclass(frozen=True)
 class DataConfig:
@@ -29,6 +32,8 @@ class DataConfig:
             `sample_weights`. An epoch then is as many samples, drawn with replacement.
         on_error: What a broken image does. stop: it ends the run. skip: the next whole one stands
             in for it, and the run counts it.
+        exif: What is done about photos that say (EXIF) how they are to be turned. ignore: they are
+            read as they are stored, and counted. apply: they are turned.
         hold_out: Share of the training samples that is kept from training, to choose by: the
             validation samples that `train.eval_every` evaluates on, instead of the data set's own.
             0: none.
@@ -58,6 +63,7 @@ class DataConfig:
     order: str = "samples"
     balance: str = "none"
     on_error: str = "stop"
+    exif: str = "ignore"
     hold_out: float = 0.0
     augment: str = "caffe"
     crop: int = 0

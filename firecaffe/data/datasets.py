@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten
 from firecaffe.data.batches import given_layout
 from firecaffe.data.by_name import open_by_name
 from firecaffe.data.caffe_source import open_caffe, open_caffe_test
-from firecaffe.data.config import DataConfig
+from firecaffe.data.config import IMAGE_WORDS, DataConfig
 from firecaffe.data.dataset import Dataset, is_images, layout_of, num_classes
 from firecaffe.data.hold_out import hold_out
 from firecaffe.data.source import (
@@ -171,9 +171,6 @@ def _kinds(dataset: Dataset) -> Any:
     layout = layout_of(dataset)
     leaves, spec = tree_flatten((layout.inputs, layout.targets))
     return spec, [(leaf.dtype, len(leaf.shape)) for leaf in leaves]
-
-
-IMAGE_WORDS = ("augment", "crop", "pad", "mirror", "mean", "std")
 
 
 def _check_no_image_words(config: DataConfig, train: Dataset) -> None:

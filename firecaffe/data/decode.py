@@ -40,6 +40,10 @@ MOST_PROPORTION = 8
 """Ratio of an image's sides: more of it is never looked at, and would fill the memory."""
 
 JPEG = b"\xff\xd8"
+PNG = b"\x89PNG\r\n\x1a\n"
+
+DEEP_BITS = 16
+"""Bits of a value, of those PNGs that do not have bytes."""
 
 CONVERTED_MODES = ("CMYK", "YCCK")
 """Color spaces that Pillow turns into RGB."""
@@ -91,6 +95,11 @@ def decode(content: bytes) -> Tensor:
     return pixels.permute(2, 0, 1)
 
 
+def bits_of(content: bytes) -> int:
+    """Bits of one value of a pixel. content: an encoded image, or its beginning."""
+    return content[24] if content[:8] == PNG and len(content) > 24 else 8
+
+
 def open_image(content: bytes) -> Image.Image:
     """Reads the header, as `Image.open` does without its limit of 179 million pixels: that one is
     the whole process's, and stays as it is for whoever else uses Pillow. MOST_PIXELS is ours.
@@ -117,7 +126,9 @@ def _pixels(image: Image.Image) -> Tensor:
 
 
 def _rgb(image: Image.Image) -> Image.Image:
-    """Pillow cuts the 16 bits of a gray PNG off at 255; their upper eight are meant."""
+    """Pillow cuts the 16 bits of a gray PNG off at 255; of 65,535 they are meant. Those of a color
+    it reads as they are meant.
+    """
     if image.mode in ("I", "I;16", "I;16B"):
         values = np.asarray(image, dtype=np.int64).clip(0, 65535) // 257
         return Image.fromarray(values.astype(np.uint8)).convert("RGB")

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from firecaffe.data.dataset import BrokenSampleError
-from firecaffe.data.decode import decode, scale
+from firecaffe.data.decode import scale
+from firecaffe.data.exif import IGNORE, decoded
 from firecaffe.errors import DataError
 
 STOP, SKIP = "stop", "skip"
@@ -74,14 +75,19 @@ def decode_threads(asked: int) -> int:
 class DecodedSet:
     """A data set of encoded images, each warped to resize x resize.
 
-    threads: 0 for this rank's share of the cores. on_error: a row of ON_ERROR.
+    threads: 0 for this rank's share of the cores. on_error: a row of ON_ERROR. exif: a row of EXIF.
     """
 
     def __init__(
-        self, source: Encoded, resize: int, threads: int = 0, on_error: str = STOP
+        self,
+        source: Encoded,
+        resize: int,
+        threads: int = 0,
+        on_error: str = STOP,
+        exif: str = IGNORE,
     ) -> None:
         self.source = source
-        self.on_error = on_error
+        self.on_error, self.exif = on_error, exif
         self.num_classes = source.num_classes
         self.class_names = source.class_names
         self.sample_CHW = (3, resize, resize)
@@ -140,7 +146,7 @@ class DecodedSet:
     def _decoded(self, sample: int) -> Tensor:
         content = self.source.read(sample)
         try:
-            return decode(content)
+            return decoded(content, self.exif)
         except BrokenSampleError as error:
             raise BrokenSampleError(f"{self.source.name(sample)}: {error}") from error.__cause__
 

@@ -9,10 +9,13 @@ import torch
 from torch import Tensor
 
 from firecaffe.errors import DataError
-from firecaffe.files import read_bytes
+from firecaffe.files import open_regular, read_bytes
 
 MOST_BYTES = 2**31
 """Size of an image's file that is read at most."""
+
+HEAD_BYTES = 1 << 18
+"""What is read of an image that is asked only what it says of itself."""
 
 SIZE_SAMPLES = 64
 """Images whose mean size stands for all."""
@@ -22,6 +25,30 @@ NO_SUFFIX, FOLDER = "without a suffix", "folder"
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 
 
+OF_ARCHIVES = "__MACOSX"
+"""A folder in which a Mac's archives have a second file for each, of the same name."""
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a file or folder of this name is left out, with all that is in it, wherever images
+    are looked for.
+    """
+    return name.startswith(".") or name == OF_ARCHIVES
+
+
+def listed(folder: str | Path) -> list[os.DirEntry[str]]:
+    """What is in a folder and not hidden, by name, sorted by code point. Raises: OSError."""
+    return sorted(
+        (each for each in os.scandir(folder) if not is_hidden(each.name)),
+        key=lambda each: each.name,
+    )
+
+
+def is_image(name: str) -> bool:
+    """Whether a file is read, by its name."""
+    return name.lower().endswith(SUFFIXES)
+
+
 def class_names(folder: Path) -> list[str]:
     """Names of the class folders in `folder`, sorted by code point; hidden ones are left out.
 
@@ -29,11 +56,7 @@ def class_names(folder: Path) -> list[str]:
         DataError: there is no such folder, or there are no classes in it.
     """
     try:
-        names = sorted(
-            entry.name
-            for entry in os.scandir(folder)
-            if entry.is_dir() and not entry.name.startswith(".")
-        )
+        names = [entry.name for entry in listed(folder) if entry.is_dir()]
     except OSError as error:
         raise DataError(
             f"{folder}: cannot be read, {error.strerror}; "
@@ -70,12 +93,11 @@ class ImageFolder:
                     "classes, expected the same folder names as in train"
                 )
             try:
-                entries = [each for each in os.scandir(folder / name) if each.name[0] != "."]
+                entries = listed(folder / name)
             except OSError as error:
                 raise DataError(f"{folder / name}: cannot be read, {error.strerror}") from error
-            files = sorted(each.name for each in entries if each.name.lower().endswith(SUFFIXES))
-            others = (each for each in entries if not each.name.lower().endswith(SUFFIXES))
-            unread = Counter(map(_kind, others))
+            files = [each.name for each in entries if is_image(each.name)]
+            unread = Counter(_kind(each) for each in entries if not is_image(each.name))
             if not files:
                 found = f" ({_listed(unread)})" if unread else ""
                 raise DataError(
@@ -114,6 +136,15 @@ class ImageFolder:
     def read(self, sample: int) -> bytes:
         """Raises: DataError if the file is gone or cannot be read."""
         return read_image_file(self.name(sample))
+
+    def head(self, sample: int) -> bytes:
+        """The beginning of what `read` gives. Raises: as that does."""
+        path = self.name(sample)
+        try:
+            with open_regular(path) as file:
+                return file.read(HEAD_BYTES)
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read, {error.strerror}") from error
 
 
 def read_image_file(path: str | Path) -> bytes:

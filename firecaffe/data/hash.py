@@ -41,6 +41,7 @@ class Stream(IntEnum):
     BALANCE = 14
     MIX = 15
     ERASE = 16
+    BATCH = 17
 
 
 def _signed(value: int) -> int:

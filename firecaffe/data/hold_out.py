@@ -58,7 +58,7 @@ def _some(dataset: Dataset, samples_N: Tensor) -> Dataset:
     if isinstance(dataset, DecodedSet):
         _, side, _ = dataset.sample_CHW
         source = SomeEncoded(dataset.source, samples_N)
-        return DecodedSet(source, side, dataset.threads, dataset.on_error)
+        return DecodedSet(source, side, dataset.threads, dataset.on_error, dataset.exif)
     if isinstance(dataset, RawPart):
         return RawPart(SomeEncoded(dataset.part, samples_N), dataset.sample_CHW)
     return SomeOfDataset(dataset, samples_N)

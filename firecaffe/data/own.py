@@ -5,6 +5,7 @@ What is wrong with it is told in one line, as a file's faults are.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,11 +23,15 @@ from firecaffe.data.dataset import (
     take_facts,
 )
 from firecaffe.data.decoded import DecodedSet
+from firecaffe.data.hash import Stream
 from firecaffe.data.layout import Batch, Layout, leaf_of, named_leaves
 from firecaffe.data.packed import RawPart
+from firecaffe.data.seeded import EVALUATION, Key, keyed, under
 from firecaffe.data.torch_set import TorchSet, from_torch, is_map_style
 from firecaffe.errors import DataError, FirecaffeError
+from firecaffe.generators import generators_kept, noticed
 from firecaffe.reference import failed
+from firecaffe.words import MOST_THREADS
 
 EXPECTED = (
     "expected a torch Dataset, firecaffe.TensorDataset(inputs, targets), the pair "
@@ -100,6 +105,10 @@ class CheckedSet:
     """A user's data set, each batch of which is as the protocol says, or a DataError tells why.
 
     Of images of classes that is what they say of themselves; of other samples, what sample 0 is.
+
+    It is asked in the training's own thread, and may draw from the process's generators there: they
+    are seeded by the batch's key, and put back. One that has `fetchers` is asked by so many threads
+    beside the training, from which nothing could keep these generators apart.
     """
 
     sample_CHW: tuple[int, int, int]
@@ -112,7 +121,7 @@ class CheckedSet:
         self._check_facts()
         self._found: Layout | None = None
         try:
-            batch = self.batch(torch.tensor([0]))
+            batch = self._first_batch()
         except ENDS as error:
             said = f"{type(error).__name__}: {error}"
             raise DataError(f"{name} has a length, and no sample 0 ({said})") from error
@@ -139,6 +148,12 @@ class CheckedSet:
         count = getattr(self, "num_classes", 1)
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             raise DataError(f"{self.name}.num_classes is {count!r}; expected a whole number from 1")
+        fetchers = self.fetchers
+        if type(fetchers) is not int or not 0 <= fetchers <= MOST_THREADS:
+            raise DataError(
+                f"{self.name}.fetchers is {fetchers!r}; expected 0 to {MOST_THREADS}, the threads "
+                "that ask for batches"
+            )
 
     @property
     def layout(self) -> Layout:
@@ -146,21 +161,54 @@ class CheckedSet:
 
     @property
     def fetchers(self) -> int:
-        fetchers: int = getattr(self.dataset, "fetchers", 1)
+        """Threads that ask it; 0: the training's own does."""
+        fetchers: int = getattr(self.dataset, "fetchers", 0)
         return fetchers
+
+    def _first_batch(self) -> Batch:
+        """That of sample 0. Raises: DataError if threads are to ask for batches, and one draws from
+        what the training draws from, too.
+        """
+        first_1 = torch.tensor([0])
+        if not self.fetchers:
+            return self.batch(first_1)
+        with generators_kept(), keyed(Stream.BATCH, Key(0, 0, 0)), noticed() as touched:
+            batch = self.batch(first_1)
+            if hasattr(self.dataset, "keyed_batch"):
+                self.keyed_batch(first_1, 0, 0)
+        if touched:
+            raise DataError(
+                f"{self.name}.fetchers is {self.fetchers}, so threads ask it beside the training, "
+                f"but its batches draw from or seed {' and '.join(touched)}, which the training "
+                "uses; take a generator made of firecaffe.data.current_key(), or leave fetchers out"
+            )
+        return batch
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def batch(self, indices_B: Tensor) -> Batch:
-        return self._checked(self.dataset.batch, indices_B)
+        return self._checked(self.dataset.batch, indices_B, 0, EVALUATION)
 
     def keyed_batch(self, indices_B: Tensor, seed: int, epoch: int) -> Batch:
-        return self._checked(lambda samples_B: ask(self.dataset, samples_B, seed, epoch), indices_B)
+        fetch = partial(ask, self.dataset, seed=seed, epoch=epoch)
+        return self._checked(fetch, indices_B, seed, epoch)
 
-    def _checked(self, fetch: Callable[[Tensor], Any], indices_B: Tensor) -> Batch:
+    def _made(self, fetch: Callable[[Tensor], Any], indices_B: Tensor, key: Key) -> Any:
+        """What the data set gives, under the key of the batch's first sample."""
+        if self._is_torchs:  # each of its items has a key
+            return fetch(indices_B)
+        if self.fetchers:
+            with under(key):
+                return fetch(indices_B)
+        with generators_kept(), keyed(Stream.BATCH, key):
+            return fetch(indices_B)
+
+    def _checked(
+        self, fetch: Callable[[Tensor], Any], indices_B: Tensor, seed: int, epoch: int
+    ) -> Batch:
         try:
-            given = fetch(indices_B)
+            given = self._made(fetch, indices_B, Key(seed, epoch, int(indices_B[0])))
         except (FirecaffeError, *ENDS):
             raise
         except Exception as error:
@@ -183,7 +231,14 @@ class CheckedSet:
                 f"images of {images.dtype}, {tuple(images.shape)}",
                 f"uint8 or float32 of {(count, *self.sample_CHW)}",
             )
-        if labels.dtype != torch.int64 or labels.ndim != 1:
+        if labels.ndim != 1 or labels.is_floating_point():
+            raise self._wrong(
+                f"targets of {labels.dtype}, {tuple(labels.shape)}",
+                f"a class for each image, int64 of {(count,)}, as sample_CHW and num_classes "
+                "together say it; other targets have another task.name (segmentation, regression, "
+                "multilabel, or your own) and a data set without sample_CHW",
+            )
+        if labels.dtype != torch.int64:
             raise self._wrong(
                 f"labels of {labels.dtype}, {tuple(labels.shape)}", f"int64 of {(count,)}"
             )

@@ -188,6 +188,8 @@ class PackedPart:
 class RawPart:
     """Raw samples of a part that is too large for memory: read when they are asked for."""
 
+    fetchers = 1
+
     def __init__(self, part: Encoded, shape: tuple[int, int, int]) -> None:
         self.part = part
         self.sample_CHW = shape

@@ -2,8 +2,8 @@
 
 A call that makes a batch is begun as soon as one of the batches ahead has been taken, in order, so
 nothing is made twice and the next epoch's first batches are ready at its turn. Data in memory are
-not fetched ahead: taking them is cheaper than handing them from thread to thread. Nor are items
-that a training makes in its own thread (see `TorchSet.fetchers`).
+not fetched ahead: taking them is cheaper than handing them from thread to thread. Nor is what a
+user's code makes: it may draw from generators that the training's own thread draws from, too.
 """
 
 from collections import deque
@@ -35,7 +35,7 @@ def fetchers_of(dataset: Dataset) -> int:
         return 0
     if isinstance(dataset, DecodedSet):
         return FETCHERS
-    fetchers: int = getattr(dataset, "fetchers", 1)
+    fetchers: int = getattr(dataset, "fetchers", 0)
     return fetchers
 
 
@@ -54,8 +54,7 @@ def ahead(
 ) -> Generator[T, None, None]:
     """The calls' results, in order. batch_bytes: of each, about.
 
-    An own data set is asked by one thread, and during an evaluation the test set by another; one
-    whose items other processes make, by a thread for each of them.
+    A data set whose items other processes make is asked by a thread for each of them.
     Whoever stops early closes the iterator: what has not begun is dropped, what has is waited for.
     """
     fetchers = fetchers_of(dataset)

@@ -4,6 +4,7 @@ Each `open_*` takes the Config and returns the data set's parts.
 """
 
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isqrt
 from pathlib import Path
@@ -12,21 +13,23 @@ from typing import NamedTuple
 import torch
 
 from firecaffe.data.augment import AUGMENTS
-from firecaffe.data.balance import BALANCES, NONE
+from firecaffe.data.balance import BALANCES
 from firecaffe.data.cifar10 import ARCHIVE, open_cifar10
 from firecaffe.data.config import DataConfig
 from firecaffe.data.dataset import Dataset, TensorDataset
 from firecaffe.data.decode import MOST_PIXELS
 from firecaffe.data.decoded import ON_ERROR, DecodedSet, Encoded
-from firecaffe.data.folder import TESTS, notes_of, open_folder, open_test_folder
+from firecaffe.data.exif import EXIF
+from firecaffe.data.folder import TESTS, ImageFolder, notes_of, open_folder, open_test_folder
 from firecaffe.data.generated import generate
 from firecaffe.data.idx import open_idx
 from firecaffe.data.layout import Layout
+from firecaffe.data.look import LOOKED_AT, evenly, look
 from firecaffe.data.order import ORDERS, SHARDS
 from firecaffe.data.packed import HELD_BYTES, PackedPart, PackedSet, RawPart, read_list
 from firecaffe.data.shard_files import ShardFiles, is_remote, open_files
 from firecaffe.errors import DataError, RecipeError
-from firecaffe.reference import is_reference
+from firecaffe.files import cache_folder
 from firecaffe.words import INT64, MOST_THREADS, check_limits
 
 
@@ -83,17 +86,13 @@ def check_words(config: DataConfig) -> None:
         "order": ORDERS,
         "balance": BALANCES,
         "on_error": ON_ERROR,
+        "exif": EXIF,
     }
     for word, known in choices.items():
         if getattr(config, word) not in known:
             raise RecipeError(
                 f"data.{word} is {getattr(config, word)!r}, expected one of {', '.join(known)}"
             )
-    if config.args and not is_reference(config.name):
-        raise RecipeError(
-            f"data.args is {config.args}, but data.name {config.name!r} takes none; they are those "
-            "of a function of one's own, package.module:function or file.py:function"
-        )
     limits = {
         "resize": (1, isqrt(MOST_PIXELS)),
         "decode_threads": (0, MOST_THREADS),
@@ -104,27 +103,12 @@ def check_words(config: DataConfig) -> None:
         raise RecipeError(
             f"data.hold_out is {config.hold_out:g}, expected 0 or more and less than 1"
         )
-    if config.hold_out and config.order == SHARDS:
-        raise RecipeError(
-            f"data.hold_out is {config.hold_out:g} with data.order shards; what is left of a shard "
-            "does not lie together, so take samples"
-        )
-    if config.balance != NONE and config.order == SHARDS:
-        raise RecipeError(
-            f"data.balance is {config.balance} with data.order shards; what is drawn by weights "
-            "does not lie together, so take samples"
-        )
-    if config.augment == "inception" and (config.crop < 1 or config.pad):
-        raise RecipeError(
-            f"data.augment is inception with data.crop {config.crop} and data.pad {config.pad}; "
-            "expected a crop from 1, the side that boxes are scaled to, and no padding"
-        )
 
 
 def data_home() -> Path:
     """The folder of data sets: $FIRECAFFE_DATA, or ~/.cache/firecaffe."""
     home = os.environ.get("FIRECAFFE_DATA")
-    return Path(home).expanduser() if home else Path.home() / ".cache" / "firecaffe"
+    return Path(home).expanduser() if home else cache_folder()
 
 
 def data_path(config: DataConfig) -> Path:
@@ -168,8 +152,8 @@ def open_image_folder(config: DataConfig) -> DataParts:
     """
     parts = open_folder(_existing_path(config, "set data.path to your folder"))
     train, test, *validation = [_decoded(part, config) for part in parts]
-    notes = notes_of({part.folder.name: part.unread for part in parts})
-    return DataParts(train, test, validation[0] if validation else None, tuple(notes))
+    notes = _notes_of_folders(parts, config)
+    return DataParts(train, test, validation[0] if validation else None, notes)
 
 
 def open_test_images(config: DataConfig) -> TestPart | None:
@@ -177,7 +161,7 @@ def open_test_images(config: DataConfig) -> TestPart | None:
     part = open_test_folder(data_path(config))
     if part is None:
         return None
-    return TestPart(_decoded(part, config), tuple(notes_of({part.folder.name: part.unread})))
+    return TestPart(_decoded(part, config), _notes_of_folders([part], config))
 
 
 def open_packed(config: DataConfig) -> DataParts:
@@ -190,7 +174,8 @@ def open_packed(config: DataConfig) -> DataParts:
         raise DataError(f"{root}: holds {found}; expected train and test (or validation)")
     names = ("train", *tests[:2])
     train, *others = [_packed_part(packed, name, files, config) for name in names]
-    return DataParts(train, others[0], others[1] if others[1:] else None)
+    notes = _notes_of_shards(dict(zip(names, (train, *others), strict=True)), root, config)
+    return DataParts(train, others[0], others[1] if others[1:] else None, notes)
 
 
 def open_test_shards(config: DataConfig) -> TestPart | None:
@@ -200,7 +185,8 @@ def open_test_shards(config: DataConfig) -> TestPart | None:
     if "train" in packed.parts or not tests:
         return None
     files = open_files(root, config.cache, config.cache_bytes)
-    return TestPart(_packed_part(packed, tests[0], files, config))
+    test = _packed_part(packed, tests[0], files, config)
+    return TestPart(test, _notes_of_shards({tests[0]: test}, root, config))
 
 
 def _list_of(config: DataConfig) -> tuple[PackedSet, str]:
@@ -229,7 +215,30 @@ def _decoded(source: Encoded, config: DataConfig) -> DecodedSet:
             f"data.augment is inception with data.crop {config.crop}; a test scales the shorter "
             f"side to data.resize, {config.resize}, and cuts from it: expected at most that"
         )
-    return DecodedSet(source, config.resize, config.decode_threads, config.on_error)
+    return DecodedSet(source, config.resize, config.decode_threads, config.on_error, config.exif)
+
+
+def _notes_of_folders(parts: Sequence[ImageFolder], config: DataConfig) -> tuple[str, ...]:
+    notes = notes_of({part.folder.name: part.unread for part in parts})
+    for part in parts:
+        samples = evenly(len(part))
+        notes += look(part.folder.name, samples, part.head, part.read, config.exif)
+    return tuple(notes)
+
+
+def _notes_of_shards(
+    parts: Mapping[str, Dataset], root: str, config: DataConfig
+) -> tuple[str, ...]:
+    """A shard has images in random order, and the others are not touched: they may have to be
+    copied. Those of an address are not looked at.
+    """
+    notes: list[str] = []
+    for name, part in parts.items():
+        if isinstance(part, DecodedSet) and not is_remote(root):
+            source = part.source
+            samples = range(min(LOOKED_AT, source.shard_counts[0]))
+            notes += look(name, samples, source.read, source.read, config.exif)
+    return tuple(notes)
 
 
 def shard_counts(dataset: Dataset, config: DataConfig) -> tuple[int, ...]:

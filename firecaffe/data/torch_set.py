@@ -1,6 +1,5 @@
 """Torch's map-style data sets as data sets of ours: item by item, each under its own key."""
 
-import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,10 +7,12 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Subset, default_collate
 
+from firecaffe.by_value import packed
 from firecaffe.data.hash import Stream
 from firecaffe.data.layout import Batch, kind_of
-from firecaffe.data.seeded import EVALUATION, Key, generators_kept, keyed, seed_generators
+from firecaffe.data.seeded import EVALUATION, Key, keyed, seed_by
 from firecaffe.errors import DataError, FirecaffeError, RecipeError
+from firecaffe.generators import generators_kept
 from firecaffe.reference import failed, shown
 from firecaffe.words import MOST_THREADS
 
@@ -87,22 +88,21 @@ class Items:
         """
         with generators_kept():
             items = [self._item(Key(seed, epoch, sample)) for sample in samples]
-            seed_generators(Stream.COLLATE, Key(seed, epoch, samples[0]))
+            seed_by(Stream.COLLATE, Key(seed, epoch, samples[0]))
             return self._collated(items, samples)
 
     def pickled(self) -> bytes:
         """For another process. Raises: DataError if that cannot be."""
         try:
-            return pickle.dumps(self)
+            return packed(self)
         except Exception as error:
             raise DataError(
                 f"{self.name} cannot be sent to data workers ({type(error).__name__}: {error}); "
-                "expected classes and functions of a module, and no open files or generators; or "
-                "workers=0"
+                "expected no open files, locks or generators in it; or workers=0"
             ) from error
 
     def _item(self, key: Key) -> Any:
-        with keyed(key):
+        with keyed(Stream.ITEM, key):
             try:
                 return self.dataset[key.sample]
             except FirecaffeError:
@@ -154,8 +154,7 @@ class TorchSet:
 
     items: Items
     workers: int = 0
-    made_elsewhere: Make | None = field(default=None, compare=False)
-    """Who makes batches instead of this process: set as long as a training has workers."""
+    _elsewhere: Make | None = field(default=None, init=False, compare=False)
 
     def __post_init__(self) -> None:
         for name, value in said_by(self.items.dataset).items():
@@ -166,21 +165,25 @@ class TorchSet:
 
     @property
     def fetchers(self) -> int:
-        """Threads that may ask it at once. None if it makes items itself: torch's generator, which
-        they may draw from, is the training's too.
+        """Threads that may ask it at once. None if it makes items itself: the generators that they
+        may draw from are the training's too.
         """
-        return self.workers if self.made_elsewhere else 0
+        return self.workers if self._elsewhere else 0
 
     @property
     def is_uniform(self) -> bool:
         """Whether all samples have the same shapes, as torch's own collate wants them."""
         return self.items.collate is default_collate
 
+    def make_elsewhere(self, make: Make) -> None:
+        """From now on, has batches made by a training's workers instead of this process."""
+        self._elsewhere = make
+
     def batch(self, indices_B: Tensor) -> Batch:
         return self.keyed_batch(indices_B, 0, EVALUATION)
 
     def keyed_batch(self, indices_B: Tensor, seed: int, epoch: int) -> Batch:
-        make = self.made_elsewhere or self.items.make
+        make = self._elsewhere or self.items.make
         return make(indices_B.tolist(), seed, epoch)
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Protocol
 
 import torch
 
@@ -11,6 +12,15 @@ from firecaffe.data.layout import Batch, map_batch
 from firecaffe.data.order import SampleOrder
 from firecaffe.data.prefetch import ahead, sample_bytes
 from firecaffe.data.repeat import is_asked_again, same_bits
+
+
+class TrainBatches(Protocol):
+    """A source of micro-batches: `Batches`, or one that fetches them ahead."""
+
+    @property
+    def order(self) -> SampleOrder: ...
+
+    def train_batch(self, step: int, leaf: int) -> Batch: ...
 
 
 @dataclass

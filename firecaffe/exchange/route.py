@@ -48,9 +48,7 @@ class Route:
     hook: str = ""
     """What it is called."""
     to_owners: bool = False
-    """Whether each rank is brought the total of its shard alone, to update that."""
-    groups: int = 1
-    """Micro-batches with the same number modulo this are computed before those with the next."""
+    """Whether each rank updates a shard. It is brought the total of that alone, if none encodes."""
     apart: str = ""
     """Why nodes stay apart, if the way is FOLD."""
 
@@ -85,10 +83,8 @@ class Route:
 
     def order(self, num_leaves: int, share: range) -> list[int]:
         """The micro-batches of a share in the order in which a worker computes them: node by node
-        if these stay apart, see `exchange.leaves.small_first`; or group by group.
+        if these stay apart, see `exchange.leaves.small_first`.
         """
-        if self.groups > 1:
-            return sorted(share, key=lambda leaf: (leaf % self.groups, leaf))
         if self.way != FOLD:
             return list(share)
         nodes = small_first(largest_nodes(num_leaves, share), num_leaves)
@@ -121,7 +117,6 @@ def find_route(
     hook: str = "",
     any_shares: bool = False,
     to_owners: bool = False,
-    groups: int = 1,
 ) -> Route:
     """The route of a training, or of vectors.
 
@@ -135,7 +130,6 @@ def find_route(
         hook: The name of a communication hook, if there is one.
         any_shares: Whether workers may come to have any shares; else theirs are equal.
         to_owners: Whether each worker updates a shard of the weights, and needs no other total.
-        groups: See `Route.groups`.
 
     Raises: ValueError if there is no such algorithm among so many ranks.
     """
@@ -144,12 +138,12 @@ def find_route(
         algorithm=algorithm,
         world_size=world_size,
         ranks_per_host=ranks_per_host,
-        groups=groups,
     )
     if hook:
         return route(HOOK, is_invariant=world_size == 1, hook=hook)
     if codec:
-        return route(CODEC, is_invariant=True, codec=codec, level=level)
+        shares_out = to_owners and world_size > 1
+        return route(CODEC, is_invariant=True, codec=codec, level=level, to_owners=shares_out)
     if to_owners and world_size > 1:
         return route(FOLD, is_invariant=True, to_owners=True)
     brings_subtrees = num_leaves is None or (

@@ -24,8 +24,9 @@ from firecaffe.from_caffe.samples import Phases, Samples, read_samples
 from firecaffe.from_caffe.solver import read_update
 from firecaffe.from_caffe.training import Around, read_training
 from firecaffe.from_caffe.weights import first_weights
+from firecaffe.recipe.check import check_recipe
 from firecaffe.recipe.of_run import recipe_from
-from firecaffe.recipe.sections import Recipe, check_recipe
+from firecaffe.recipe.sections import Recipe
 from firecaffe.reference import CAFFE
 
 NET, WEIGHTS = "net.prototxt", "weights.safetensors"

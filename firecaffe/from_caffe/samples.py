@@ -59,7 +59,8 @@ def read_samples(path: str, phases: Phases, root: str, given: Shape, report: Rep
     if not first:
         raise CaffeError(f"{path}: no layer gives samples; expected a data layer, or Input")
     blob = first[0].texts("top")[0]
-    can_be_read = {phase: _can_read(layers, report) for phase, layers in sources.items()}
+    unread: list[str] = []
+    can_be_read = {phase: _can_read(layers, report, unread) for phase, layers in sources.items()}
     are_named = can_be_read["TRAIN"]
     found, missing = _find_files(path, sources, root, report)
     shapes = _guessed(sources)
@@ -76,7 +77,7 @@ def read_samples(path: str, phases: Phases, root: str, given: Shape, report: Rep
     if given:
         shapes[blob] = given
     if blob not in shapes:
-        why = missing[0] if missing else "nothing says it"
+        why = next(iter([*missing, *unread]), "nothing says it")
         raise first[0].error(
             f"the shape of the samples is not known: {why}; --input-shape 1x28x28 says it, too"
         )
@@ -95,14 +96,15 @@ def _batch_size(sources: Sequence[Message]) -> int:
     return 0
 
 
-def _can_read(sources: Sequence[Message], report: Report) -> bool:
-    """Whether there are data layers, of kinds that are read."""
+def _can_read(sources: Sequence[Message], report: Report, unread: list[str]) -> bool:
+    """Whether there are data layers, of kinds that are read. unread: takes why one is not."""
     try:
         layers = data_layers(sources)
     except CaffeError as error:
         kinds = {each.text("type") for each in sources}
         if not kinds.issubset(OF_A_PROGRAM):
             report.lacks_as(error)
+            unread.append(str(error))
         elif kinds != {"Input"}:
             report.needs_as(error)
         return False

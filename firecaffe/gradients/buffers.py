@@ -4,34 +4,43 @@ Every micro-batch starts from the buffers of the step's start. How it changes th
 its samples and goes through the same tree as the gradients; the step ends with start + mean change.
 Integer buffers (BatchNorm's count of batches) change once a step, as micro-batch 0 changes them.
 
+Parameters that are not trained and that forward changes, as a teacher's that follows, are kept the
+same way.
+
 All buffers of one dtype are made views of one vector, so that a network with a hundred of them
 costs a few operations for each micro-batch and not hundreds.
 """
 
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from firecaffe.errors import RecipeError
 
-BufferEntry = tuple[dict[str, Tensor | None], str]
-"""A module's buffers and a name among them: where a tensor lives."""
+BufferEntry = tuple[MutableMapping[str, Any], str]
+"""A module's buffers, or parameters, and a name among them: where a tensor lives."""
 
 
 @dataclass
 class _FlatBuffers:
-    """The buffers of one dtype, as views of `flat`. A module may put other tensors in places."""
+    """The buffers of one dtype, as views of `flat`. A module may put other tensors in places, or
+    other memory behind a tensor (`.data`).
+    """
 
     flat: Tensor
     start: Tensor
-    views: list[tuple[Tensor, list[BufferEntry]]]
+    views: list[tuple[Tensor, Tensor, list[BufferEntry]]]
+    """The tensor of each buffer, its part of `flat`, and its places."""
 
     def put_back(self) -> None:
         """Puts the step's start into the views, and the views into their places."""
         self.flat.copy_(self.start)
-        for view, places in self.views:
+        for view, memory, places in self.views:
+            if not _is_same(view, memory):
+                view.data = memory
             for buffers, name in places:
                 buffers[name] = view
 
@@ -39,24 +48,31 @@ class _FlatBuffers:
         """The values in the places, as one vector. Nothing is written: backward may still need
         them.
         """
-        tensors = [buffers[name] for _, ((buffers, name), *_) in self.views]
-        if all(now is view for now, (view, _) in zip(tensors, self.views, strict=True)):
+        found = [(buffers[name], memory) for _, memory, ((buffers, name), *_) in self.views]
+        if all(now is not None and _is_same(now, own) for now, own in found):
             return self.flat
-        return torch.cat([now.reshape(-1) for now in tensors if now is not None])
+        return torch.cat([now.reshape(-1) for now, _ in found if now is not None])
 
 
 class BufferChanges:
     """The changes that one micro-batch makes to a model's buffers, as one flat vector."""
 
-    def __init__(self, model: nn.Module) -> None:
-        """Raises: RecipeError if a buffer is complex."""
+    def __init__(self, model: nn.Module, parameters: Sequence[str] = ()) -> None:
+        """parameters: the names of those, not trained, that forward changes.
+
+        Raises: RecipeError if a buffer is complex.
+        """
         places: dict[Tensor, list[BufferEntry]] = {}
+        kept = {id(model.get_parameter(name)) for name in parameters}
         for module in model.modules():
             for name, buffer in module._buffers.items():
                 if buffer is not None:
                     places.setdefault(buffer, []).append((module._buffers, name))
                     if buffer.is_complex():
                         raise RecipeError(f"buffer {name} is complex; keep it as real numbers")
+            for name, parameter in module._parameters.items():
+                if parameter is not None and id(parameter) in kept:
+                    places.setdefault(parameter, []).append((module._parameters, name))
         dtypes = dict.fromkeys(buffer.dtype for buffer in places)
         self.dtype = torch.float64 if torch.float64 in dtypes else torch.float32
         self._by_dtype = [
@@ -86,8 +102,9 @@ class BufferChanges:
         for buffers in self._by_dtype:
             now, start = buffers.now(), buffers.start
             if start.is_floating_point():
-                # No change is 0 also where both are infinite, as in an attention mask.
-                change = torch.where(now == start, 0, now - start).to(self.dtype)
+                # From infinity, with which a smallest value begins, it is the new value: also 0,
+                # and infinity where it stays, as in an attention mask.
+                change = torch.where(start.isfinite(), now - start, now).to(self.dtype)
                 parts.append(change if weight == 1 else change * weight)
             elif micro_batch == 0:
                 parts.append((now.long() - start.long()).to(self.dtype))
@@ -101,21 +118,57 @@ class BufferChanges:
             buffers.put_back()
             start = buffers.start
             if start.is_floating_point():
-                moved = (start.to(self.dtype) + change / total_weight).to(start.dtype)
+                begin = torch.where(start.isfinite(), start, 0).to(self.dtype)
+                moved = (begin + change / total_weight).to(start.dtype)
+                moved = torch.where((change == 0) & start.isfinite(), start, moved)
             else:
                 moved = (start.long() + change.round().long()).to(start.dtype)
-            buffers.flat.copy_(torch.where(change == 0, start, moved))
+                moved = torch.where(change == 0, start, moved)
+            buffers.flat.copy_(moved)
+
+
+class KeptBuffers:
+    """A network's buffers as they are now, for an evaluation that may change them, as an observer's
+    does: it begins every batch with the same, whichever rank has it.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._kept = [
+            (module._buffers, name, buffer, buffer.data, buffer.clone())
+            for module in model.modules()
+            for name, buffer in module._buffers.items()
+            if buffer is not None
+        ]
+
+    @torch.no_grad()
+    def put_back(self) -> None:
+        """Puts values, memory and tensors back, whatever way they were changed in."""
+        for buffers, name, buffer, memory, value in self._kept:
+            if not _is_same(buffer, memory):
+                buffer.data = memory
+            memory.copy_(value)
+            buffers[name] = buffer
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are the same view of the same memory."""
+    same = one.data_ptr() == other.data_ptr() and one.shape == other.shape
+    return same and one.stride() == other.stride()
 
 
 def _make_flat(places_of: dict[Tensor, list[BufferEntry]]) -> _FlatBuffers:
     """Moves buffers of one dtype into one vector and puts views of it in their places."""
     flat = torch.cat([buffer.detach().reshape(-1) for buffer in places_of])
-    views: list[tuple[Tensor, list[BufferEntry]]] = []
+    views: list[tuple[Tensor, Tensor, list[BufferEntry]]] = []
     offset = 0
     for buffer, places in places_of.items():
         # .data: each view counts its own changes, or autograd would take one for all.
-        view = flat[offset : offset + buffer.numel()].view(buffer.shape).data
-        views.append((view, places))
+        memory = flat[offset : offset + buffer.numel()].view(buffer.shape).data
+        view = memory.data
+        if isinstance(buffer, nn.Parameter):
+            buffer.data = memory
+            view = buffer
+        views.append((view, memory, places))
         offset += buffer.numel()
     buffers = _FlatBuffers(flat, flat.clone(), views)
     buffers.put_back()

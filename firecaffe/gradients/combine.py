@@ -72,12 +72,9 @@ class Fold:
     lanes = 1
     takes_means = False
 
-    def __init__(
-        self, world: Group, num_leaves: int, shares: Shares, cuts: Cuts, early: bool = True
-    ) -> None:
-        """early: whether nodes leave once they are whole; workers then compute node by node."""
+    def __init__(self, world: Group, num_leaves: int, shares: Shares, cuts: Cuts) -> None:
         self._cuts = cuts
-        self._sum = NodeSum(world, inputs_of(num_leaves, shares), num_leaves, early=early)
+        self._sum = NodeSum(world, inputs_of(num_leaves, shares), num_leaves, early=True)
         self.num_early = self._sum.num_early
         """The number of early rounds: of calls of `begin` for each bucket before its own call."""
         self.early = self._sum.own_early

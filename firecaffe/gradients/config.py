@@ -6,7 +6,6 @@ from typing import Literal
 from firecaffe.errors import RecipeError
 from firecaffe.exchange import NATIVE, find_schedule, parse_hierarchical
 from firecaffe.exchange.choose import AUTO
-from firecaffe.exchange.order import keeps_tree_order
 
 NO_COMPRESSOR = "none"
 
@@ -22,10 +21,10 @@ class ExchangeConfig:
     """How gradients are summed over the workers.
 
     Args:
-        algorithm: A row of docs/exchange.md: tree, pipelined_tree, double_tree,
+        algorithm: auto takes the fastest by a link that is measured at the start, of those that
+            give tree's bits. Or a row of docs/exchange.md: tree, pipelined_tree, double_tree,
             halving_doubling, recursive_doubling, parameter_server, sharded_parameter_server,
-            ring, native, or hierarchical(INNER,OUTER). Or auto: the fastest by a link that is
-            measured at the start, of those that give tree's bits.
+            ring, native, or hierarchical(INNER,OUTER).
         compressor: How gradients are encoded on the way: none, float16, bfloat16, int8, one_bit,
             threshold, top_k or power_sgd. All but none change the result.
         compressor_level: The level of the micro-batch tree whose nodes are encoded: 0 encodes every
@@ -43,7 +42,7 @@ class ExchangeConfig:
             frozen or cut off.
     """
 
-    algorithm: str = "tree"
+    algorithm: str = AUTO
     compressor: str = NO_COMPRESSOR
     compressor_level: int = 0
     bucket_bytes: int = 4_000_000
@@ -69,7 +68,7 @@ class ExchangeConfig:
 
 
 def check_exchange(config: ExchangeConfig) -> None:
-    """Checks the section. Raises: RecipeError if a word, or two together, are not possible."""
+    """Checks the section. Raises: RecipeError if a word is not possible."""
     # Codecs load torch, which the meaning of a recipe's words does not need.
     from firecaffe.gradients.compressors import COMPRESSORS
 
@@ -83,12 +82,6 @@ def check_exchange(config: ExchangeConfig) -> None:
     if compressor not in (NO_COMPRESSOR, *COMPRESSORS):
         known = ", ".join((NO_COMPRESSOR, *COMPRESSORS))
         raise RecipeError(f"exchange.compressor is {compressor!r}; it must be one of {known}")
-    keeps_order = algorithm == AUTO or keeps_tree_order(algorithm)
-    if compressor != NO_COMPRESSOR and not keeps_order:
-        raise RecipeError(
-            f"exchange.compressor {compressor} encodes nodes of the micro-batch tree and adds them "
-            f"in its order, which exchange.algorithm {algorithm} does not keep; use tree"
-        )
     if not 0 <= config.compressor_level <= MOST_LEVEL:
         raise RecipeError(
             f"exchange.compressor_level is {config.compressor_level}; it must be 0 to {MOST_LEVEL}"

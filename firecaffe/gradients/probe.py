@@ -12,11 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import torch
 from torch import Tensor, nn
 
 from firecaffe.cluster.agree import differing_ranks, gather_text, text_of_first
 from firecaffe.cluster.digest import digest_each
 from firecaffe.cluster.group import Group
+from firecaffe.errors import RecipeError
 from firecaffe.gradients.buffers import BufferChanges
 
 
@@ -33,7 +35,7 @@ class Probe:
 
 
 def run_probe(
-    model: nn.Module,
+    buffers: BufferChanges,
     named: Mapping[str, nn.Parameter],
     backward: Callable[[], Tensor | None],
     world: Group,
@@ -43,10 +45,13 @@ def run_probe(
     """Computes the loss and gradients of one micro-batch and leaves the model as it was.
 
     Args:
+        buffers: Those of the network, which backward's forward begins anew.
         named: This rank's parameters. Those of one name are the same on all ranks that have it.
         backward: Runs backward for the micro-batch. Returns its loss; None if another rank has it.
         column: The ranks that have the same parameters as this one; None: all have.
         beside: What all ranks have computed beside, which is compared and enters no digest.
+
+    Raises: RecipeError if a gradient is sparse.
     """
     ready: list[int] = []
     parameters = list(named.values())
@@ -54,7 +59,6 @@ def run_probe(
         parameter.register_post_accumulate_grad_hook(partial(_note, ready, index))  # type: ignore[no-untyped-call]
         for index, parameter in enumerate(parameters)
     ]
-    buffers = BufferChanges(model)
     buffers.begin_step()
     value = backward()
     buffers.begin_micro_batch()
@@ -63,6 +67,11 @@ def run_probe(
     found = {} if value is None else {"loss": value}
     for name, parameter in named.items():
         if parameter.grad is not None:
+            if parameter.grad.layout != torch.strided:
+                kind = str(parameter.grad.layout).removeprefix("torch.sparse_")
+                raise RecipeError(
+                    f"the gradient of {name} is sparse ({kind}); expected a dense one: sparse=False"
+                )
             found[_of(name)] = parameter.grad
     digests = digest_each(found.items())
     unused = {_of(name): "" for name, parameter in named.items() if parameter.grad is None}

@@ -9,8 +9,8 @@ Buckets leave in a fixed order, the same on all ranks. `p.grad` ends as a view i
 Where nodes of the tree stay apart (`Fold`), a worker's smaller ones are whole before its last one
 is begun. Each leaves for all buckets as soon as it is whole, and travels while others are computed.
 
-With shards (`gradients.shards`) each worker gets the mean of its own shard alone, for its rows of
-the parameters; the weights, once updated, are gathered by the same buckets.
+With shards (`gradients.shards`) each worker has the mean of its own shard alone (a codec brings
+all), for its rows of the parameters; the updated weights are gathered by the same buckets.
 
 Beside the gradients every micro-batch brings its tail (its loss, its changes to buffers), summed by
 the same tree. Whole numbers have the same sum in any order, so each worker brings its counts once,
@@ -19,8 +19,7 @@ with its last micro-batch; among them which parameters were used, so that one th
 that nobody used may still receive what was kept back when it was used.)
 """
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Self
 
@@ -43,6 +42,7 @@ from firecaffe.gradients.combine import (
 )
 from firecaffe.gradients.compressors import make_compressor
 from firecaffe.gradients.compressors.codec import ROW
+from firecaffe.gradients.finite import all_finite, each_finite
 from firecaffe.gradients.gather import WeightGather
 from firecaffe.gradients.shards import Shards
 from firecaffe.gradients.threads import ExchangeThreads
@@ -55,9 +55,8 @@ Leaf = list[Tensor]
 
 
 class GradientReducer:
-    """Sums gradients over micro-batches and workers. One `begin_step`, then `add` for each own
-    micro-batch but the last, in the route's order, `add_last` for that one, then `finish_step`.
-    Workers begin with equal shares.
+    """Sums gradients over micro-batches and workers: `begin_step`, `add` for each own micro-batch
+    in the route's order, `finish_step`. Workers begin with equal shares.
     """
 
     def __init__(
@@ -77,10 +76,8 @@ class GradientReducer:
         for a route by one. shards: of the update, if it is shared out, which goes by a route of way
         FOLD. The exchange's route says how all go.
         """
-        self.parameters = list(parameters.values())
-        self.names = list(parameters)
-        self.num_leaves = num_leaves
-        self.exchange = exchange
+        self.parameters, self.names = list(parameters.values()), list(parameters)
+        self.num_leaves, self.exchange = num_leaves, exchange
         self.used: list[bool] = []
         """Whether any worker has used each parameter in the step that is finished."""
         self.shards = shards
@@ -94,12 +91,12 @@ class GradientReducer:
         self._counts_member = self._tail_members.stop
         tensors = [*self.parameters, *tail, torch.cat([self._unused, counts])]
         last = [*self._tail_members, self._counts_member]
-        # What is encoded, given to a hook or brought to one rank has no tail; else a tail needs no
-        # message of its own.
         tail_has_own_buckets = route.way in (CODEC, HOOK) or shards is not None
         groups = [ready_order, last] if tail_has_own_buckets else [[*ready_order, *last]]
         self._alignment = ROW if route.way == CODEC else ALIGNMENT
-        multiple = world.world_size * (ROW if route.way == CODEC else 1) if shards is None else 1
+        self._brings_shards = shards is not None and route.way == FOLD
+        rows = ROW if route.way == CODEC else 1
+        multiple = 1 if self._brings_shards else world.world_size * rows
         words = bucket_bytes, multiple, exchange.empty, self._alignment
         self.buckets = make_buckets(tensors, groups, *words)
         if tail_has_own_buckets:
@@ -143,6 +140,7 @@ class GradientReducer:
                 for index in last_of_each
                 if index < len(self.parameters)
             ]
+        self._counts: Callable[[], Tensor] | None = None
         self._closing = False
 
     def __enter__(self) -> Self:
@@ -152,11 +150,10 @@ class GradientReducer:
         self.close(wait=kind is None)
 
     def close(self, wait: bool = True) -> None:
-        """Removes the hooks, ends the communication threads and closes the exchange. wait: for the
-        threads; one that waits for a rank which is gone may do so for long.
-        """
+        """Ends. wait: for communication threads, one of which may wait for a rank that is gone."""
         for hook in self._hooks:
             hook.remove()
+        self._counts = None  # leads back to this reducer, and to groups whose end others wait for
         if self._threads is not None:
             self._threads.close(wait)
         self.exchange.close()
@@ -167,12 +164,16 @@ class GradientReducer:
         """
         assert self.exchange.route.way == FOLD
         cuts = {} if self.shards is None else self.shards.cuts
-        world, early = self.exchange.world, self.exchange.route.groups == 1
-        self._fold = self._combine = Fold(world, self.num_leaves, shares, cuts, early)
+        self._fold = self._combine = Fold(self.exchange.world, self.num_leaves, shares, cuts)
 
-    def begin_step(self, total_weight: float) -> None:
-        """Begins a step. total_weight: the divisor of the sums, used once, at the root."""
-        self._total_weight = total_weight
+    def begin_step(
+        self, total_weight: float, leaves: Sequence[int], counts: Callable[[], Tensor]
+    ) -> None:
+        """Begins a step. total_weight: the divisor of the sums, used once, at the root. leaves:
+        this worker's micro-batches, in the order in which they are added. counts: what it counts of
+        all of them; asked before the last one's backward.
+        """
+        self._total_weight, self._leaves, self._counts = total_weight, leaves, counts
         top_level = self._combine.top_level
         self._counter: TreeSum[Leaf] = TreeSum(self.num_leaves, _add_in_place, top_level)
         self._merged: list[Leaf] = []
@@ -186,10 +187,12 @@ class GradientReducer:
             parameter.grad = None
 
     def add(self, leaf: int, loss: Tensor | None, tail: Sequence[Tensor]) -> None:
-        """Runs backward for one micro-batch and adds its gradients.
-
-        loss: None for a micro-batch without samples, which adds zeros.
+        """Runs backward for one micro-batch and adds its gradients. In that of the last one each
+        bucket leaves as soon as it is complete. loss: None without samples, which adds zeros.
         """
+        if leaf == self._leaves[-1]:
+            self._add_last(leaf, loss, tail)
+            return
         self._backward(loss)
         gradients = [_gradient(parameter) for parameter in self.parameters]
         for parameter in self.parameters:
@@ -215,12 +218,9 @@ class GradientReducer:
                 begin = partial(fold.begin, number, index, nodes, bucket)
                 self._threads.submit(index, begin, nodes.values(), early=True)
 
-    def add_last(
-        self, leaf: int, loss: Tensor | None, tail: Sequence[Tensor], counts: Tensor
-    ) -> None:
-        """Adds this worker's last micro-batch of the step. During its backward each bucket leaves
-        as soon as it is complete. counts: those of all this worker's micro-batches.
-        """
+    def _add_last(self, leaf: int, loss: Tensor | None, tail: Sequence[Tensor]) -> None:
+        assert self._counts is not None
+        counts = self._counts()
         self._merged, self._node = self._counter.take_completed(Node(0, leaf))
         if not self._combine.takes_nodes:
             self._merged += [value for _, value in reversed(self._counter.pending)]
@@ -294,22 +294,13 @@ class GradientReducer:
         """
         if not self.parameters:
             return torch.ones(0, dtype=torch.bool)
-        if not self.queue.works_behind and self._are_buckets_finite():
+        # A bucket at a time costs less than a parameter at a time.
+        if not self.queue.works_behind and all_finite(map(self._means_in, self.buckets)):
             return torch.ones(len(self.parameters), dtype=torch.bool)
-        zero = self._unused.new_zeros(1)
         views = [self._view_of[index] for index in range(len(self.parameters))]
         if self.shards is not None:
             views = [*map(self.shards.own_part, self.names, views)]
-        views = [view if view.numel() else zero for view in views]
-        norms = torch._foreach_norm(views, float("inf"))
-        return torch.stack([norm.double() for norm in norms]).isfinite()
-
-    def _are_buckets_finite(self) -> bool:
-        """A bucket at a time costs less than a parameter at a time."""
-        parts = map(self._means_in, self.buckets)
-        # Twelve times as fast on a CPU as a norm.
-        ends = [end for part in parts if part.numel() for end in torch.aminmax(part)]
-        return all(math.isfinite(end) for end in ends)
+        return each_finite(views)
 
     def _on_ready(self, _: nn.Parameter) -> None:
         if self._closing:
@@ -386,8 +377,9 @@ class GradientReducer:
 
     def _means_in(self, bucket: Bucket) -> Tensor:
         """The part of a bucket in which this rank has mean gradients."""
-        if self.shards is not None and bucket.members in self.shards.cuts:
-            return bucket.flat[self.shards.in_bucket(bucket.members)]
+        shards = self.shards if self._brings_shards else None
+        if shards is not None and bucket.members in shards.cuts:
+            return bucket.flat[shards.in_bucket(bucket.members)]
         return gradients_of(bucket, len(self.parameters))
 
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from firecaffe.gradients.buckets import members_of, places
+from firecaffe.gradients.buckets import ALIGNMENT, members_of, places
 
 
 class Span(NamedTuple):
@@ -62,14 +62,18 @@ def make_shards(
     world_size: int,
     rank: int,
     whole: bool,
+    alignment: int = ALIGNMENT,
 ) -> Shards:
     """named, ready_order, bucket_bytes: as the reducer is given them. whole: whether each parameter
-    has one owner.
+    has one owner. alignment: of parameters in buckets.
     """
     names, parameters = list(named), list(named.values())
+    if not names:  # a stage may have no weights
+        return Shards({}, {}, rank)
     buckets = members_of(parameters, [ready_order], bucket_bytes)
     rows_in = [(1, each.numel()) if whole else _rows_in_memory(each) for each in parameters]
-    spans, ends = zip(*(spans_of([rows_in[m] for m in each]) for each in buckets), strict=True)
+    found_spans = (spans_of([rows_in[m] for m in each], alignment) for each in buckets)
+    spans, ends = zip(*found_spans, strict=True)
     cuts = dict(zip(buckets, cut_buckets(spans, ends, world_size), strict=True))
     rows_of = {
         names[member]: _rows(span, cuts[members])
@@ -115,9 +119,9 @@ def _nearest(spans: Sequence[Span], end: int, place: int) -> int:
     return span.start + row * span.row if row < span.rows else after
 
 
-def spans_of(rows: Sequence[tuple[int, int]]) -> tuple[list[Span], int]:
+def spans_of(rows: Sequence[tuple[int, int]], alignment: int = ALIGNMENT) -> tuple[list[Span], int]:
     """The spans of a bucket's parameters, and its elements. rows: of each, as a span has them."""
-    *starts, end = places([number * row for number, row in rows])
+    *starts, end = places([number * row for number, row in rows], alignment)
     return [Span(start, *own) for start, own in zip(starts, rows, strict=True)], end
 
 

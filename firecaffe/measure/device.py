@@ -10,12 +10,12 @@ from firecaffe.plan.calibrate import fit
 from firecaffe.plan.cluster import Cluster, Device
 from firecaffe.plan.compute import copies_s, micro_batch
 from firecaffe.plan.of_recipe import workload_of
-from firecaffe.recipe.sections import Recipe
+from firecaffe.recipe.check import CheckedRecipe
 
 SIZES_TO_FIT = 3
 
 
-def calibrated(cluster: Cluster, recipe: Recipe, rows: Sequence[StepTimes]) -> Cluster:
+def calibrated(cluster: Cluster, recipe: CheckedRecipe, rows: Sequence[StepTimes]) -> Cluster:
     """The cluster with these steps measured, and its device's efficiency and overhead fitted to
     them if there are enough sizes.
     """
@@ -30,7 +30,7 @@ def calibrated(cluster: Cluster, recipe: Recipe, rows: Sequence[StepTimes]) -> C
     return dataclasses.replace(cluster, device=device, sources=sources)
 
 
-def _fitted(device: Device, recipe: Recipe, rows: Sequence[StepTimes]) -> Device:
+def _fitted(device: Device, recipe: CheckedRecipe, rows: Sequence[StepTimes]) -> Device:
     workload = workload_of(recipe)
 
     def with_values(values: Any) -> Device:

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from math import sqrt
 from statistics import median
 
-from scipy.stats import mannwhitneyu
-
 from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.exchange.route import find_route
 from firecaffe.measure.cluster import PairLink, RankFacts
@@ -18,7 +16,7 @@ from firecaffe.plan.calibrate import relative_spread
 from firecaffe.plan.cluster import Cluster, Device, Link, Storage
 from firecaffe.plan.network import Network
 from firecaffe.plan.price import Prices, ranks_per_node
-from firecaffe.recipe.sections import Recipe
+from firecaffe.recipe.check import CheckedRecipe
 from firecaffe.runs.explain import holm
 from firecaffe.transport.exchange import LANES
 
@@ -136,6 +134,10 @@ def _slower(groups: Mapping[int, tuple[Samples, Samples]]) -> dict[int, tuple[fl
     """One-sided rank-sum tests of (own, others), at ALPHA over all together (Holm), and
     LEAST_RATIO.
     """
+    from scipy.stats import (
+        mannwhitneyu,
+    )  # takes a second, and most who import this file do not test
+
     p_values, middles = {}, {}
     for name, (own, others) in groups.items():
         own_rates = [rate for rates in own for rate in rates]
@@ -149,7 +151,7 @@ def _slower(groups: Mapping[int, tuple[Samples, Samples]]) -> dict[int, tuple[fl
     }
 
 
-def cluster_of(found: MeasuredCluster, recipe: Recipe | None, name: str) -> Cluster:
+def cluster_of(found: MeasuredCluster, recipe: CheckedRecipe | None, name: str) -> Cluster:
     """The cluster file's content: medians over ranks and links, and their spreads as errors."""
     ranks, size = found.ranks, found.local_world_size
     flops = [median(rank.matrix_flops) for rank in ranks]

@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 from firecaffe.models.network import make_network
 from firecaffe.models.profile import profile_on
 from firecaffe.plan.of_recipe import workload_of
-from firecaffe.recipe.sections import Recipe
+from firecaffe.recipe.check import CheckedRecipe
 from firecaffe.tasks import task_of
 
 OPERATIONS = {
@@ -50,7 +50,7 @@ class LayerTypes:
         return {"time_by_type_s": self.time_s, "output_bytes_by_type": self.memory_bytes}
 
 
-def by_layer_type(recipe: Recipe, device: torch.device, micro_batch_size: int) -> LayerTypes:
+def by_layer_type(recipe: CheckedRecipe, device: torch.device, micro_batch_size: int) -> LayerTypes:
     """Runs PASSES forwards and backwards under torch's profiler, after one without."""
     work = workload_of(recipe)
     counts = work.num_classes or None, work.layout.channels

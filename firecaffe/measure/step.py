@@ -26,14 +26,14 @@ from firecaffe.gradients.threads import begin_thread
 from firecaffe.plan.calibrate import relative_spread
 from firecaffe.plan.cluster import MeasuredStep
 from firecaffe.plan.of_recipe import workload_of
-from firecaffe.recipe.sections import Recipe
+from firecaffe.recipe.check import CheckedRecipe
 from firecaffe.solvers.optimizer import make_optimizer
 from firecaffe.training.arithmetic import arithmetic
 from firecaffe.training.forward import Forward
 from firecaffe.training.given_task import task_for
+from firecaffe.training.modes.every_step import empty_counts, steps_of_whole
 from firecaffe.training.outcome import StepResult
 from firecaffe.training.parts import Parts, build_network
-from firecaffe.training.step import Stepper, empty_counts
 from firecaffe.transport.exchange import Exchange
 from firecaffe.transport.link import finish
 from firecaffe.transport.local import LocalRanks
@@ -66,7 +66,7 @@ class StepTimes:
     def images_per_s(self) -> float:
         return self.micro_batch_size / (median(self.compute_s) + median(self.data_s))
 
-    def measured(self, recipe: Recipe) -> MeasuredStep:
+    def measured(self, recipe: CheckedRecipe) -> MeasuredStep:
         """The times as a row of a cluster file."""
         return MeasuredStep(
             model=recipe.model.label,
@@ -80,7 +80,7 @@ class StepTimes:
 
 
 def time_steps(
-    recipe: Recipe,
+    recipe: CheckedRecipe,
     device: torch.device,
     micro_batch_size: int,
     least_s: float,
@@ -96,9 +96,11 @@ def time_steps(
         return _timed(dataclasses.replace(recipe, train=train), device, least_s, micro_batches)
 
 
-def _timed(recipe: Recipe, device: torch.device, least_s: float, micro_batches: int) -> StepTimes:
+def _timed(
+    recipe: CheckedRecipe, device: torch.device, least_s: float, micro_batches: int
+) -> StepTimes:
     train, micro_batch_size = recipe.train, recipe.train.micro_batch_size
-    data = _dataset(recipe, train.global_batch_size)
+    data = dataset_of(recipe, train.global_batch_size)
     model = build_network(recipe, Parts(), data, device)
     order = SampleOrder(train.seed, len(data), train.global_batch_size, micro_batch_size)
     batches = Batches(data, order, recipe.data, device)
@@ -116,14 +118,14 @@ def _timed(recipe: Recipe, device: torch.device, least_s: float, micro_batches: 
     optimizer = make_optimizer(named, recipe.solver)
     reducer = GradientReducer(
         named,
-        run_probe(model, named, first_backward, world).ready_order,
+        run_probe(forward.buffers, named, first_backward, world).ready_order,
         forward.empty_tail(),
         empty_counts(forward),
         micro_batches,
         Exchange(world, find_route("tree", micro_batches, 1)),
         recipe.exchange.bucket_bytes,
     )
-    stepper = Stepper(forward, batches, optimizer, reducer, range(micro_batches))
+    stepper = steps_of_whole(forward, batches, optimizer, reducer, range(micro_batches))
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     results: list[StepResult] = []
@@ -150,7 +152,7 @@ def _timed(recipe: Recipe, device: torch.device, least_s: float, micro_batches: 
 
 
 def time_steps_beside_exchange(
-    recipe: Recipe,
+    recipe: CheckedRecipe,
     world: World,
     local: LocalRanks | None,
     micro_batch_size: int,
@@ -190,7 +192,7 @@ def time_steps_beside_exchange(
     return timed
 
 
-def _dataset(recipe: Recipe, least: int) -> Dataset:
+def dataset_of(recipe: CheckedRecipe, least: int) -> Dataset:
     """The recipe's training data; if they are not here, noise of the same shape."""
     try:
         train = open_data(recipe.data).train

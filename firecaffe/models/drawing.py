@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from firecaffe.cluster.memory import give_back_freed_memory
+from firecaffe.generators import generators_kept
 
 LEAST_BYTES = 1024
 """Tensors that are smaller are left alone: they are made in other ways on the meta device."""
@@ -155,7 +156,7 @@ def follow(make: Callable[[], nn.Module]) -> Drawing | None:
     """
     recorder = _Recorder()
     try:
-        with torch.random.fork_rng(devices=[]), torch.device("meta"), recorder:
+        with generators_kept(), torch.device("meta"), recorder:
             network = make()
     except Exception:
         return None

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from firecaffe.errors import OwnCodeError, RecipeError
+from firecaffe.generators import generators_kept
 from firecaffe.models.config import ModelConfig
 from firecaffe.models.freeze import freeze
 from firecaffe.models.low_rank import make_low_rank
@@ -103,7 +104,7 @@ def with_outline(
         if config.name in MODELS:
             raise
         # it may be for the numbers alone, and is raised again if it is not
-    with torch.random.fork_rng(devices=[]):
+    with generators_kept():
         return use(make_network(config, num_classes, in_channels))
 
 

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from firecaffe.errors import CheckpointError, RecipeError
+from firecaffe.words import some_of
 
 HELD_UNDER = ("state_dict", "model_state_dict", "model")
 """The words under which programs keep a state_dict beside what else they save."""
@@ -35,9 +36,6 @@ STATE = "state.safetensors"
 
 MOST_SHOWN = 16
 """Bytes of a file of another kind that its line shows."""
-
-MOST_NAMED = 3
-"""Names of each kind that the line about a file has."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,7 @@ class FirstWeights:
             ("that the network does not have", self.unexpected),
         ):
             if names:
-                said.append(f"{len(names)} {what} ({_some(names)})")
+                said.append(f"{len(names)} {what} ({some_of(names)})")
         if self.held_under:
             said.append(f"the file holds them under {' in '.join(map(repr, self.held_under))}")
         if self.prefix:
@@ -131,7 +129,7 @@ def read_weights(
     if not fitting:
         raise RecipeError(
             f"model.weights {file}: none of its {len(found)} tensors fits the network; it has "
-            f"{_some(list(found))}, the network {_some(list(outline))}"
+            f"{some_of(list(found))}, the network {some_of(list(outline))}"
         )
     unexpected = [name for name in found if name not in known]
     told = FirstWeights(
@@ -245,7 +243,7 @@ def _tensors(file: str, held: Any) -> tuple[dict[str, Tensor], list[str]]:
     if not found:
         what = f"a {type(held).__name__}"
         if isinstance(held, Mapping) and held:
-            what += f" of {_some(list(map(str, held)))}"
+            what += f" of {some_of(list(map(str, held)))}"
         *others, last = map(repr, HELD_UNDER)
         raise RecipeError(
             f"model.weights {file} holds no tensors by name but {what}; expected a state_dict, or "
@@ -305,7 +303,3 @@ def _prefix(file: str, found: Mapping[str, Tensor], names: Container[str]) -> st
 
 def _by(shape: torch.Size) -> str:
     return "x".join(map(str, shape)) or "a number"
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:MOST_NAMED]) + (" …" if len(names) > MOST_NAMED else "")

@@ -7,9 +7,7 @@ from typing import Literal, Self
 
 from firecaffe.errors import RecipeError
 
-ONE_WEIRD_TRICK = "one_weird_trick"
-AT_ONCE: Literal["at_once"] = "at_once"
-IN_TURN: Literal["in_turn"] = "in_turn"
+ONE_WEIRD_TRICK: Literal["one_weird_trick"] = "one_weird_trick"
 AUTO = "auto"
 
 MOST = 4096
@@ -35,12 +33,6 @@ class ParallelConfig:
             calls: a worker for each stage holds one model. The result is the same.
         pipeline: In which order a stage computes. 1f1b: one forward and one backward in turn.
             gpipe: forward of all micro-batches, then backward of all. The result is the same.
-        head_updates: How often the layers that are split are updated in a step, by one weird
-            trick: update g by the micro-batches whose numbers are g modulo this. Part of the
-            result.
-        exchange: How workers of several hosts exchange samples by one weird trick. at_once: they
-            wait for all, then compute. in_turn: they compute with each as it comes, their own
-            first. The result is the same.
     """
 
     data: int = 0
@@ -50,8 +42,6 @@ class ParallelConfig:
     scheme: Literal["none", "one_weird_trick", "auto"] = "none"
     stages: list[str] = field(default_factory=list)
     pipeline: Literal["1f1b", "gpipe"] = "1f1b"
-    head_updates: int = 1
-    exchange: Literal["at_once", "in_turn"] = AT_ONCE
 
     @property
     def is_split(self) -> bool:
@@ -102,72 +92,11 @@ class ParallelConfig:
 
 
 def check_parallel(words: ParallelConfig) -> None:
-    """Checks the section. Raises: RecipeError if a word, or two together, are not possible."""
-    for word, least in (("data", 0), ("model", 1), ("parts", 0), ("head_updates", 1)):
+    """Checks the section. Raises: RecipeError if a word is not possible."""
+    for word, least in (("data", 0), ("model", 1), ("parts", 0)):
         value = getattr(words, word)
         if not least <= value <= MOST:
             raise RecipeError(f"parallel.{word} is {value}; it must be {least} to {MOST}")
-    if words.head_updates > 1 and words.shares_samples:
-        raise RecipeError(
-            f"parallel.head_updates is {words.head_updates} with parallel.scheme {words.scheme}: "
-            "the fully connected layers have updates of their own by one_weird_trick alone"
-        )
-    if words.exchange != AT_ONCE and words.shares_samples:
-        raise RecipeError(
-            f"parallel.exchange is {words.exchange} with parallel.scheme {words.scheme}: samples "
-            "are exchanged by one_weird_trick alone"
-        )
-    if words.stages:
-        _check_stages(words)
-        return
-    if words.scheme == AUTO:
-        _check_auto(words)
-    if words.is_split:
-        if words.num_parts % words.model:
-            below = words.num_parts // words.model * words.model
-            would = f"{below} or {below + words.model}" if below else str(words.model)
-            raise RecipeError(
-                f"parallel.parts is {words.parts}, which {words.model} workers cannot hold equally "
-                f"(parallel.model); take {would}"
-            )
-        return
-    if words.model > 1:
-        raise RecipeError(
-            f"parallel.model is {words.model}, but no layer is split; say "
-            'parallel.split = { "classifier.*" = "neurons" }, or parallel.scheme one_weird_trick'
-        )
-    if words.parts:
-        raise RecipeError(f"parallel.parts is {words.parts}, but no layer is split")
-
-
-def _check_auto(words: ParallelConfig) -> None:
-    if not words.parts:
-        raise RecipeError(
-            "parallel.scheme auto needs parallel.parts: the number of parts decides bits, and what "
-            "is chosen must not; say one that numbers of workers divide, as parts = 4"
-        )
-    if words.data or words.model > 1:
-        word, value = ("data", words.data) if words.data else ("model", words.model)
-        raise RecipeError(
-            f"parallel.{word} is {value} with parallel.scheme auto, which chooses it; leave one of "
-            "them out"
-        )
-
-
-def _check_stages(words: ParallelConfig) -> None:
-    if words.is_split:
-        which = "split" if words.split else f"scheme {words.scheme}"
-        raise RecipeError(
-            f"parallel.stages and parallel.{which}: a stage's layers cannot be split yet; leave "
-            "one of them out"
-        )
     twice = next((each for each in words.stages if words.stages.count(each) > 1), None)
     if twice is not None:
         raise RecipeError(f"parallel.stages has {twice!r} twice; a stage begins there once")
-    if words.model not in (1, words.row_size):
-        raise RecipeError(
-            f"parallel.model is {words.model}, but parallel.stages names {words.row_size} stages, "
-            "a worker each; leave parallel.model out"
-        )
-    if words.parts:
-        raise RecipeError(f"parallel.parts is {words.parts}, but no layer is split")

@@ -67,9 +67,6 @@ class Made:
 class SplitLayer(nn.Module):
     """A layer of which this rank holds some parts."""
 
-    sums = ""
-    """What is summed over parts; see `PartGroup.call`."""
-
     def __init__(self, place: Place, made: Made) -> None:
         super().__init__()
         self.place, self._text, self._cuts = place, made.text, made.cuts
@@ -97,12 +94,10 @@ class SplitLayer(nn.Module):
     def _each(self, *inputs: Sequence[Any]) -> list[Tensor]:
         """What each part makes of its inputs, for each micro-batch that there is."""
         group, parts = self.place.group, list(self.parts.values())
-        each = list(zip(*inputs, strict=True))
-        made = {
-            number: group.call(parts[number % len(parts)], number, self.sums, *each[number])
-            for number in group.order(len(each), self.sums)
-        }
-        return [made[number] for number in range(len(each))]
+        return [
+            group.call(parts[number % len(parts)], number, *taken)
+            for number, taken in enumerate(zip(*inputs, strict=True))
+        ]
 
     def _in_parts(self, own: Sequence[Tensor], cut: Cut, dim: int) -> TensorInParts:
         return TensorInParts(self.place.group, own, cut, dim, self.place.name)
@@ -119,8 +114,6 @@ class SplitLayer(nn.Module):
 class ByOutputs(SplitLayer):
     """Each part needs the whole input."""
 
-    sums = "inputs"
-
     def __init__(self, place: Place, made: Made, cut: Cut, dim: int) -> None:
         """cut: of the outputs. dim: their dimension, from the last."""
         super().__init__(place, made)
@@ -133,8 +126,6 @@ class ByOutputs(SplitLayer):
 
 class ByInputs(SplitLayer):
     """The outputs are the sum over parts, and the bias."""
-
-    sums = "outputs"
 
     def __init__(
         self, place: Place, made: Made, cut: Cut, dim: int, bias: nn.Parameter | None

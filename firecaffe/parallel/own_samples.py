@@ -16,8 +16,8 @@ of the weights. So the bits are those of ranks that all train the same samples.
 Source: Krizhevsky 2014 (arXiv 1404.5997), scheme (a): all samples at once.
 """
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -51,19 +51,22 @@ class OwnSamples(PartGroup):
         self._nodes_of = inputs_of(num_parts, self.shares)
         self._samples: Sequence[int] = ()
         self._is_shared = True
-        self._kept: dict[int, Gradients] = defaultdict(dict)
+        self._kept: list[Gradients] = []
 
-    def begin(self, samples: Sequence[int]) -> None:
-        """Begins a micro-batch on each rank. samples: of each rank's. Before, and after
-        `take_gradients`, all ranks have the same samples, as in an evaluation.
+    @contextmanager
+    def apart(self, samples: Sequence[int]) -> Iterator[list[Gradients]]:
+        """A block in which each rank has a micro-batch of its own, forward and backward. Around it
+        all ranks have the same samples, as in an evaluation.
+
+        samples: of each rank's. Yields what backward fills with the gradients of this rank's parts,
+        by the micro-batch of each rank.
         """
         self._samples, self._is_shared = samples, False
-        self._kept.clear()
-
-    def take_gradients(self) -> list[Gradients]:
-        """Ends it. Returns the gradients of this rank's parts by the micro-batch of each rank."""
-        self._is_shared = True
-        return [self._kept.pop(place, {}) for place in range(self.group.world_size)]
+        self._kept = [{} for _ in samples]
+        try:
+            yield self._kept
+        finally:
+            self._is_shared, self._kept = True, []
 
     @property
     def seconds(self) -> float:
@@ -92,11 +95,7 @@ class OwnSamples(PartGroup):
         mine = self._samples[self.group.rank]
         shapes = [torch.Size((len(nodes), mine, *sample)) for nodes in self._nodes_of]
         most = max(map(len, self._nodes_of)) * max(self._samples) * sample.numel()
-        return self._sum_of(self._swap(given, shapes, most))
-
-    def _sum_of(self, of_ranks: Sequence[Tensor]) -> Tensor:
-        """The sum of the nodes that each rank has."""
-        values: list[Tensor] = [node for each in of_ranks for node in each]
+        values: list[Tensor] = [node for each in self._swap(given, shapes, most) for node in each]
         all_nodes = [node for nodes in self._nodes_of for node in nodes]
         total: Tensor = sum_of_nodes(all_nodes, values, self.num_parts, _add)
         return total
@@ -130,9 +129,9 @@ class OwnSamples(PartGroup):
             for part in torch.split(each, lengths, dim)
         ]
 
-    def call(self, part: nn.Module, number: int, sums: str, *inputs: Any) -> Tensor:
+    def call(self, part: nn.Module, number: int, *inputs: Any) -> Tensor:
         if self._is_shared or not torch.is_grad_enabled():
-            return super().call(part, number, sums, *inputs)
+            return super().call(part, number, *inputs)
         place = number // len(self.own)
         weights = {
             name: _Apart.apply(self._kept[place], each)  # type: ignore[no-untyped-call]

@@ -134,14 +134,9 @@ class PartGroup:
         self.collectives.run(ALL_GATHER, make, vector, range(size))
         return places
 
-    def order(self, count: int, sums: str) -> Sequence[int]:
-        """The order in which a layer's inputs, so many, are computed with. sums: as of `call`."""
-        return range(count)
-
-    def call(self, part: nn.Module, number: int, sums: str, *inputs: Any) -> Tensor:
+    def call(self, part: nn.Module, number: int, *inputs: Any) -> Tensor:
         """What a part of a layer makes of its inputs. number: of these, among all of this rank's
-        parts of a tensor. sums: what is summed over parts, if anything is: the "outputs", or the
-        gradients of the "inputs".
+        parts of a tensor.
         """
         made: Tensor = part(*inputs)
         return made

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 from torch.utils._pytree import tree_leaves
 
 from firecaffe.cluster.agree import agree
@@ -36,8 +37,9 @@ class Split(nn.Module):
         self.module, self.group = module, group
         self._compared: set[bool] = set()
 
-    # The compiler cannot trace a tensor in parts.
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    # The compiler cannot trace a tensor in parts. torch.compiler.disable would load it right here,
+    # a second for each process that imports this; so it is loaded by the first call.
+    @_disable_dynamo
     def forward(self, *inputs: Any, **options: Any) -> Any:
         """What the network returns. Raises: AgreementError if ranks were first called with
         different inputs, or draw different random numbers; PeerLostError.

@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 
 from firecaffe.cluster.group import Group
+from firecaffe.errors import RecipeError
+from firecaffe.generators import TORCH, all_states, changed
 from firecaffe.parallel.boundary import Arrivals, root_of
 from firecaffe.parallel.channel import Receiver, Sender
 from firecaffe.parallel.passed import check_apart, tensors_in
@@ -87,6 +89,7 @@ class StageRunner:
             raise ValueError(f"rank {group.rank} of {group.world_size} has stage {stage.number}")
         self.stage, self.device, self.arithmetic = stage, group.device, arithmetic
         self._order = ORDERS[order]
+        self._has_looked = False
         self.waited_s = 0.0
         """Seconds of the last step in which this stage waited for others."""
         before, after = stage.number - 1, stage.number + 1
@@ -177,6 +180,7 @@ class StageRunner:
             (taken, states), wanted = self._take(self._from_before, is_more)
             self._set_generators(states)
         arrivals = Arrivals(wanted)
+        before = None if self._has_looked else all_states()
         with ExitStack() as stack:
             stack.enter_context(own_buffers(self.stage.module))
             with self.arithmetic():
@@ -184,11 +188,26 @@ class StageRunner:
                 if self._to_after is None:
                     given = micro_batches.loss(leaf, given)
             kept = micro_batches.end(leaf)
+        if before is not None:
+            self._check_drawn(changed(before))
         ends = tensors_in(given)
         if self._to_after is not None:
             check_apart(ends)
             self._to_after.send((given, self._generators()))
         return _Held(arrivals, [each for each in ends if each.requires_grad], kept)
+
+    def _check_drawn(self, generators: Sequence[str]) -> None:
+        """Raises: RecipeError if a stage after the first has drawn from one of python's or numpy's,
+        whose states do not go along.
+        """
+        self._has_looked = True
+        others = [each for each in generators if each != TORCH]
+        if others and self._from_before is not None:
+            raise RecipeError(
+                f"stages: layers of stage {self.stage.number} draw from {' and '.join(others)}, "
+                "whose state does not go from stage to stage; draw from torch's, or train without "
+                "stages"
+            )
 
     def _root(self, held: _Held, is_more: bool) -> Tensor | None:
         if self._from_after is None:

@@ -118,7 +118,7 @@ def paragraph(workload: Workload, cluster: Cluster, rows: Sequence[Forecast]) ->
         if last.workers > 1
         else f"On one worker of {cluster.name} {share}"
     ]
-    said += _beside(workload, last, rows)
+    said += _beside(workload, cluster, last, rows)
     found = changes(workload, cluster, last)
     if found:
         first = "; ".join(f"{each.what}, {each.gain:+.0%} samples/s" for each in found[:3])
@@ -148,7 +148,9 @@ def paragraph(workload: Workload, cluster: Cluster, rows: Sequence[Forecast]) ->
     return " ".join(said)
 
 
-def _beside(workload: Workload, best: Forecast, rows: Sequence[Forecast]) -> list[str]:
+def _beside(
+    workload: Workload, cluster: Cluster, best: Forecast, rows: Sequence[Forecast]
+) -> list[str]:
     """What is to be said of `native` if it is left out, and of the recipe's own exchange."""
     same = [row for row in rows if row.workers == best.workers > 1 and row is not best]
     said = [
@@ -157,7 +159,7 @@ def _beside(workload: Workload, best: Forecast, rows: Sequence[Forecast]) -> lis
         for row in same
         if row.exchange == NATIVE and row.step_s < best.step_s
     ]
-    own = [row for row in same if is_own(row, workload)]
+    own = [row for row in same if is_own(row, workload, cluster)]
     return said + [f"The recipe's own, {_way(row)}, gives {row.speedup:.3g} times." for row in own]
 
 

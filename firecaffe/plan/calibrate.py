@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import least_squares
 
 Model = Callable[[Mapping[str, float], Any], float]
 """(parameters, a row's conditions) -> what would be measured."""
@@ -41,6 +40,9 @@ def fit(
 
     Raises: ValueError if there are fewer rows than parameters, or a value is not above 0.
     """
+    # Takes half a second, and most who import this file fit nothing.
+    from scipy.optimize import least_squares
+
     names = list(start)
     if len(rows) < len(names):
         raise ValueError(

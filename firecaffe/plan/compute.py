@@ -68,16 +68,14 @@ def layer_s(
     return forward_s, forward_s * 1.5 * (layer.backward_share > 0)
 
 
-def update_s(workload: Workload, device: Device, share: float = 1.0, updates: int = 1) -> float:
-    """The optimizer's updates of a step. share: of the weights, that the worker updates, in all of
-    so many updates.
-    """
+def update_s(workload: Workload, device: Device, share: float = 1.0) -> float:
+    """The optimizer's update of a step. share: of the weights, that the worker updates."""
     measured = [row.update_s for row in _rows(workload, device) if row.update_s]
     if measured:
         return share * float(np.median(measured))
     passes = UPDATE_PASSES * (1 + workload.optimizer_vectors)
     moved = share * passes * workload.parameter_bytes
-    return moved / (device.memory_bytes_per_s * device.efficiency) + updates * device.overhead_s
+    return moved / (device.memory_bytes_per_s * device.efficiency) + device.overhead_s
 
 
 def data_s(workload: Workload, device: Device) -> float:

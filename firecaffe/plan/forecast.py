@@ -13,6 +13,7 @@ from typing import Any
 
 from firecaffe.errors import RecipeError
 from firecaffe.exchange import EXCHANGES, NATIVE
+from firecaffe.exchange.choose import AUTO
 from firecaffe.exchange.leaves import num_nodes
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.plan.accuracy import IMAGENET_IMAGES, LAWS
@@ -22,6 +23,7 @@ from firecaffe.plan.compute import error_of
 from firecaffe.plan.goodput import best_interval_s, goodput, time_between_failures_s
 from firecaffe.plan.memory import memory_band, memory_bytes
 from firecaffe.plan.network import Network
+from firecaffe.plan.own_exchange import own_exchange
 from firecaffe.plan.step_cost import StepCost
 from firecaffe.plan.timeline import Step
 from firecaffe.plan.workload import Workload
@@ -206,11 +208,11 @@ def forecasts(
         check_plan(workload, cluster, world_size)
         chosen = exchanges_on(cluster, world_size) if exchanges is None else exchanges
         if workload.in_shards and exchanges is None:
-            chosen = [workload.exchange or "tree"]
+            chosen = [own_exchange(workload, cluster, world_size) or "tree"]
         chosen = chosen if world_size > 1 else ["tree"]  # which one alone has no say in
         is_plain = NO_COMPRESSOR in compressors or world_size == 1
         rows += [forecast(workload, cluster, world_size, name) for name in chosen if is_plain]
-        is_missing = exchanges is None and workload.exchange not in ("", *chosen)
+        is_missing = exchanges is None and workload.exchange not in ("", AUTO, *chosen)
         if is_missing and is_plain and world_size > 1:
             with suppress(ValueError):  # not every hierarchical one is among any number of workers
                 rows.append(forecast(workload, cluster, world_size, workload.exchange))
@@ -222,11 +224,12 @@ def forecasts(
     return rows
 
 
-def is_own(row: Forecast, workload: Workload) -> bool:
+def is_own(row: Forecast, workload: Workload, cluster: Cluster) -> bool:
     """Whether the row sends what the training will send, in its way."""
+    if row.workers == 1 or row.compressor != workload.compressor:
+        return False
     is_encoded = row.compressor != NO_COMPRESSOR
-    has_way = is_encoded or row.exchange == workload.exchange
-    return row.workers > 1 and row.compressor == workload.compressor and has_way
+    return is_encoded or row.exchange == own_exchange(workload, cluster, row.workers)
 
 
 def fastest(rows: Sequence[Forecast]) -> list[Forecast]:

@@ -103,9 +103,9 @@ def memory_of(
         share = micro_batches_of(work, layout)
         weights = sum(sum(each.parameters_bytes) for each in part_of(unit, layout))
         if is_apart(layout, most):
-            # A tree for each of those whose micro-batches it is given (`training.parallel.sums`),
+            # A tree for each of those whose micro-batches it is given (`updates.part_sums`),
             # with what the running ones have made.
-            leaves = ceil(work.num_micro_batches / most / layout.updates)
+            leaves = ceil(work.num_micro_batches / most)
             sums += weights * most / layout.batch * leaves.bit_length()
             continue
         sums += weights * max(0, share.bit_length() - 1)
@@ -121,11 +121,11 @@ def memory_of(
 
 
 def is_apart(layout: Layout, most: int) -> bool:
-    """Whether a worker has parts of a layer that is given the micro-batches of several workers, or
-    that is updated several times: their gradients are kept apart, and summed after backward. most:
-    workers that share the batch of the layers that most do.
+    """Whether a worker has parts of a layer that is given the micro-batches of several workers:
+    their gradients are kept apart, and summed after backward. most: workers that share the batch of
+    the layers that most do.
     """
-    return layout.updates > 1 or (layout.parts > 1 and layout.batch < most)
+    return layout.parts > 1 and layout.batch < most
 
 
 def nodes_of(layout: Layout, most: int) -> int:

@@ -53,10 +53,6 @@ class Layout:
     """Of those that have whole paths of a module each."""
     inputs_inside: bool = False
     """Whether workers next to each other share the inputs, and not the outputs."""
-    updates: int = 1
-    """How often the layer is updated in a step."""
-    in_turn: bool = False
-    """Whether samples are exchanged beside the layer's computing, micro-batch by micro-batch."""
     computed: "Layout | None" = None
     """The layout whose parts are computed one by one, if a worker has several of them."""
 

@@ -10,10 +10,11 @@ modes wait for the slowest worker of each step, or of each round of local steps.
 A forecast of rates alone: what late gradients cost in accuracy is in no formula here.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import ceil
+from typing import Any
 
 from firecaffe.exchange.leaves import Shares, equal_shares, num_nodes
 from firecaffe.gradients.compressors import MEMORYLESS, ONE_BY_ONE
@@ -28,6 +29,9 @@ from firecaffe.synchrony.clock import Costs, SimulatedClock
 from firecaffe.synchrony.config import (
     ASYNCHRONOUS,
     BACKUP,
+    EVERY_STEP,
+    LOCAL,
+    MEASURED,
     NO_LOCK,
     SHARDED,
     STALE,
@@ -73,6 +77,8 @@ class Mode:
     bytes_per_step: float = 0.0
     """What goes to the server, or its parts, and from there; of the other modes the gradients of
     one worker. As they are encoded."""
+    synchrony: Mapping[str, Any] = field(default_factory=dict)
+    """The words of [synchrony] by which a recipe has it."""
 
 
 def modes_of(
@@ -119,7 +125,8 @@ def alternatives(
     if words.is_served and words.in_flight == 1:
         twice = replace(words, in_flight=2)
         found = _Workers(workload, cluster, row, twice, seconds=seconds).own()
-        others.insert(0, replace(found, words=f"{own.words} with in_flight 2"))
+        name = f"{own.words} with in_flight 2"
+        others.insert(0, replace(found, words=name, synchrony={**found.synchrony, "in_flight": 2}))
     return [replace(each, gain=each.images_per_s / own.images_per_s) for each in (own, *others)]
 
 
@@ -194,7 +201,8 @@ class _Workers:
         if self.size > 1 and self.row.compressor == NO_COMPRESSOR:  # no recipe has both
             means_s = [self._mean_s(rank) for rank in range(self.size)]
             shares = balanced_shares(self.leaves, means_s)
-            yield self._synchronous("every_step, measured shares", shares, base)
+            measured = self._synchronous("every_step, measured shares", shares, base)
+            yield replace(measured, synchrony={**measured.synchrony, "shares": MEASURED})
         if self.words.backup_workers < min(self.words.num_learners(self.size), self.leaves):
             yield self._served(BACKUP, base)
         yield self._served(STALE, base)
@@ -229,7 +237,9 @@ class _Workers:
         """Each step waits for its slowest worker."""
         slowest_s, computed_s = self._rounds(shares, 1)
         step_s = slowest_s + self.row.exposed_communication_s + self.row.update_s
-        return self._mode(words, base, step_s, computed_s, self._gradient_bytes(self.leaves))
+        return self._mode(
+            EVERY_STEP, words, base, step_s, computed_s, self._gradient_bytes(self.leaves)
+        )
 
     def _local(self, base: Mode | None = None) -> Mode:
         """Each average waits for its slowest worker, and for what of its exchange, a part of that
@@ -244,7 +254,7 @@ class _Workers:
         words = f"local, H = {steps}" + f", {fragments} fragments" * (fragments > 1)
         words += f", {beside} steps beside" * bool(beside)
         sent = self._gradient_bytes(self.words.replicas) / steps
-        return self._mode(words, base, own_s + waits_s / steps, computed_s, sent)
+        return self._mode(LOCAL, words, base, own_s + waits_s / steps, computed_s, sent)
 
     def _gradient_bytes(self, leaves: int) -> float:
         """What a worker's gradients are on the wire, of a tree over so many leaves. Without a codec
@@ -317,10 +327,11 @@ class _Workers:
         step_s = tally.time_s / self.steps
         late = tally.mean_staleness
         dropped = tally.dropped / (self.steps * self.leaves)
-        return self._mode(self._words(name), base, step_s, computed_s, moved, late, dropped)
+        return self._mode(name, self._words(name), base, step_s, computed_s, moved, late, dropped)
 
     def _mode(
         self,
+        mode: str,
         words: str,
         base: Mode | None,
         step_s: float,
@@ -333,7 +344,7 @@ class _Workers:
         rate = (1 - dropped) * self.workload.global_batch_size / step_s
         gain = 1.0 if base is None else rate / base.images_per_s
         idle = max(0.0, 1 - computed_s / step_s)
-        return Mode(words, step_s, rate, gain, staleness, dropped, idle, moved)
+        return Mode(words, step_s, rate, gain, staleness, dropped, idle, moved, {"mode": mode})
 
 
 def _events(clock: SimulatedClock) -> Iterator[Event]:

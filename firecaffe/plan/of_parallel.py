@@ -19,7 +19,9 @@ from firecaffe.plan.split_plans import SplitPlan, plan_of_step
 from firecaffe.plan.split_step import SplitCost, SplitStep
 from firecaffe.plan.timeline import slowest_of
 from firecaffe.plan.workload import Workload
-from firecaffe.recipe.parallel import possible_layouts
+from firecaffe.recipe.parallel import Auto
+from firecaffe.recipe.ranks import auto_of
+from firecaffe.recipe.sections import Recipe
 
 RECIPE = "recipe"
 """The name of a recipe's own way."""
@@ -32,6 +34,13 @@ class OwnLayout:
     words: ParallelConfig
     chosen: Mapping[str, str]
     """The layers that are split, each with its word; empty with stages."""
+    auto: Auto | None = None
+    """What `auto` has to choose from; None: all that there is."""
+
+    @classmethod
+    def of(cls, recipe: Recipe, chosen: Mapping[str, str]) -> Self:
+        """A recipe's."""
+        return cls(recipe.parallel, chosen, auto_of(recipe))
 
     def fits(self, workers: int) -> bool:
         """Whether so many workers can have it."""
@@ -73,9 +82,8 @@ class OwnCost:
         split = [unit for unit in self.chain if unit.name in self.layout.chosen]
         is_dense = all(unit.is_dense for unit in split)
         work = self.work
-        names = possible_layouts(
-            words, work.num_micro_batches, workers, is_dense, work.compressor_level
-        )
+        auto = self.layout.auto or Auto(work.num_micro_batches, work.compressor_level)
+        names = auto.layouts(words, workers, is_dense)
         found = [self._plan(each, cluster, workers, exchange) for each in names]
         return sorted(found, key=lambda each: (not each.fits, each.step.step_s))
 

@@ -24,7 +24,6 @@ from firecaffe.data.folder import ImageFolder
 from firecaffe.data.generated import NUM_TRAIN
 from firecaffe.data.packed import PackedPart
 from firecaffe.errors import DataError, FirecaffeError, RecipeError
-from firecaffe.exchange.choose import AUTO
 from firecaffe.files import write_json
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.models import MODELS
@@ -38,11 +37,12 @@ from firecaffe.plan.of_parallel import OwnLayout, forecast_parallel
 from firecaffe.plan.optimizer import vectors_of
 from firecaffe.plan.timeline import slowest_of
 from firecaffe.plan.workload import IMAGENET_CHW, Workload, images_of, input_of, layers_of
+from firecaffe.recipe.check import CheckedRecipe
 from firecaffe.recipe.config import check_batch
-from firecaffe.recipe.sections import Recipe, check_recipe
-from firecaffe.recipe.update_at import needs_norms
+from firecaffe.recipe.sections import Recipe
 from firecaffe.reference import is_caffe, is_reference
 from firecaffe.runs.folder import FORECAST
+from firecaffe.solvers.config import needs_norms
 from firecaffe.synchrony.config import EVERY_STEP, MEASURED
 from firecaffe.synchrony.rounds import Rounds
 from firecaffe.words import MOST_MICRO_BATCHES
@@ -78,12 +78,11 @@ UNCOUNTED = (
 )
 
 
-def workload_of(recipe: Recipe, data: Data | None = None) -> Workload:
+def workload_of(recipe: CheckedRecipe, data: Data | None = None) -> Workload:
     """A recipe's. A folder of images that is not here is taken for ImageNet. data: if it is open.
 
     Raises: RecipeError, in one line; OwnCodeError for what a user's code raises.
     """
-    check_recipe(recipe)
     train = recipe.train
     samples, layout = _samples(recipe) if data is None else _samples_of(data)
     check_batch(train, samples.count)
@@ -110,7 +109,7 @@ def workload_of(recipe: Recipe, data: Data | None = None) -> Workload:
             bucket_bytes=recipe.exchange.bucket_bytes,
             stored_bytes=samples.stored_bytes,
             shared_memory=recipe.exchange.shared_memory,
-            exchange="" if recipe.exchange.algorithm == AUTO else recipe.exchange.algorithm,
+            exchange=recipe.exchange.algorithm,
             compressor=recipe.exchange.compressor,
             any_shares=recipe.synchrony.shares == MEASURED,
             compressor_level=recipe.exchange.compressor_level,
@@ -246,7 +245,7 @@ def cluster_for(recipe: Recipe, gpu: str = "") -> Cluster | None:
 
 
 def forecast_run(
-    recipe: Recipe,
+    recipe: CheckedRecipe,
     data: Data | None,
     world_size: int,
     gpu: str,
@@ -267,7 +266,7 @@ def forecast_run(
     if cluster is None or compressor not in (NO_COMPRESSOR, *PRICED):
         return None
     if chosen is not None:
-        workload, layout = workload_of(recipe, data), OwnLayout(recipe.parallel, chosen)
+        workload, layout = workload_of(recipe, data), OwnLayout.of(recipe, chosen)
         found = forecast_parallel(recipe.model, workload, cluster, layout, world_size, algorithm)
         return found | _of_cluster(cluster, recipe, workload, found["data_s"])
     try:
@@ -319,7 +318,7 @@ def _no_forecast(recipe: Recipe, gpu: str, world_size: int, is_several: bool) ->
 
 def write_forecast(
     folder: Path,
-    recipe: Recipe,
+    recipe: CheckedRecipe,
     data: Data,
     world_size: int,
     local_world_size: int,

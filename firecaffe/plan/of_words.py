@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from firecaffe.errors import RecipeError
-from firecaffe.parallel.config import IN_TURN, ParallelConfig
+from firecaffe.parallel.config import ParallelConfig
 from firecaffe.parallel.find_paths import PATHS
 from firecaffe.parallel.slide import ROWS
 from firecaffe.plan.chain import Unit
@@ -36,11 +36,7 @@ def layouts_of_words(
             shared = ROWS
         elif unit.halo and _is_by_channels(layouts[-1]):
             shared = "groups"  # goes on with the parts of the layer before it
-        found = _layout(shared, batch, model, parts) if shared else whole
-        if unit.name in chosen and not words.shares_samples:
-            is_in_turn = words.exchange == IN_TURN and model > 1
-            found = replace(found, updates=words.head_updates, in_turn=is_in_turn)
-        layouts.append(found)
+        layouts.append(_layout(shared, batch, model, parts) if shared else whole)
     return layouts[1:]
 
 

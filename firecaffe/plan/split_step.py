@@ -109,27 +109,18 @@ class SplitCost:
         computed_s += sum(self.apart_s(*each, most) for each in own)
         tensors, backward_s = self._last_backward(layouts)
         slowed_s, exposed_s = self._beside_backward(tensors, backward_s)
-        # Of several updates all but the last are made, and waited for, before the last backward.
-        exposed_s += sum(
-            (layout.updates - 1)
-            * sent_nodes(nodes_of(layout, most))
-            * self.gradients_s(unit, layout)
-            for unit, layout in own
-        )
         between = [self.between(at, *pair) for at, pair in enumerate(pairwise(layouts))]
         between += [self.inside(*each, most) for each in own]
-        updated = sum(layout.updates * weights_bytes(unit, layout) for unit, layout in own)
-        most_updates = max(layout.updates for layout in layouts)
+        updated = sum(weights_bytes(unit, layout) for unit, layout in own)
         step = SplitStep(
             compute_s=(computed_s + slowed_s - backward_s)
             * slowest_of(self.workers, device.jitter, rounds),
             data_s=rounds * data_s(work, device),
             activations_s=sum(seconds for seconds, _ in between),
             exposed_communication_s=exposed_s,
-            update_s=update_s(work, device, updated / max(1, work.parameter_bytes), most_updates),
+            update_s=update_s(work, device, updated / max(1, work.parameter_bytes)),
             gradients_bytes=sum(
-                layout.updates
-                * sent_nodes(nodes_of(layout, most))
+                sent_nodes(nodes_of(layout, most))
                 * sum_numbers(layout.batch, weights_bytes(unit, layout))
                 for unit, layout in own
             ),
@@ -166,7 +157,7 @@ class SplitCost:
     def apart_s(self, unit: Unit, layout: Layout, most: int) -> float:
         """What is done to gradients of a step that are kept apart for each micro-batch, by the
         memory that it reads and writes: they are added up where they are, divided and looked
-        through; see `training.parallel.sums`. most: as of `is_apart`.
+        through; see `training.updates.part_sums`. most: as of `is_apart`.
         """
         if not is_apart(layout, most):
             return 0.0
@@ -241,57 +232,7 @@ class SplitCost:
         found = self.boundary(before, after, follows.has_input_gradient)
         traffics: list[Traffic] = [*found.sums, *found.fetches]
         seconds = self.exchanges.seconds(traffics, num_bytes, rounds)
-        if before.in_turn or after.in_turn:
-            beside = self._computed_beside(at, before, after)
-            seconds = sum(
-                self._waited_s(self.exchanges.seconds([each], num_bytes, rounds), computes_s)
-                for each, computes_s in zip(traffics, beside, strict=True)
-            )
         return seconds, num_bytes * sum(float(each.share.sum()) for each in traffics)
-
-    def _computed_beside(self, at: int, before: Layout, after: Layout) -> list[float]:
-        """What is computed in a step while the samples of others come, or what was made for them
-        goes, for each exchange of a boundary: the sums, then the fetches. See `parallel.in_turn`:
-        all micro-batches of a row but a worker's own.
-
-        Beside the layer before are the sum of its outputs, and the gradient of that; beside the
-        layer behind its whole input, and the sum of that one's gradients. Where parts are gathered
-        or cut out nothing is.
-        """
-        unit, follows = self.chain[at], self.chain[at + 1]
-        first = self._beside_s(unit, before) if before.inputs > 1 else (0.0, 0.0)
-        last = self._beside_s(follows, after) if after.outputs > 1 else (0.0, 0.0)
-        found = [first[0]] if before.inputs > 1 else []
-        if after.outputs > 1 and follows.has_input_gradient:
-            found.append(last[1])
-        is_whole = before.outputs * before.groups == 1
-        found.append(last[0] * is_whole)
-        return [*found, first[1]] if follows.has_input_gradient else found
-
-    def _beside_s(self, unit: Unit, layout: Layout) -> tuple[float, float]:
-        """Forward and backward of a step of the layer itself, of the samples of others of its row;
-        nothing where a row shares memory, for then no message is under way.
-        """
-        work = self.work
-        is_shared = work.shared_memory and layout.model <= self.cluster.devices_per_node
-        if not layout.in_turn or is_shared:
-            return 0.0, 0.0
-        times = [
-            layer_s(each, work, self.cluster.device, work.micro_batch_size)
-            for each in part_of(unit, layout.in_parts)
-            if each.shapes
-        ]
-        own = self._scale * layout.products * micro_batches_of(work, layout)
-        share = own * (layout.model - 1) / layout.model
-        return share * sum(a for a, _ in times), share * sum(b for _, b in times)
-
-    def _waited_s(self, exchange_s: float, computes_s: float) -> float:
-        """What an exchange makes a step longer that is beside so much computing, which it slows
-        down.
-        """
-        slowdown = self.cluster.device.exchange_slowdown
-        ends_s, left_s = overlap([Bucket(0.0, 0)], [exchange_s], computes_s, slowdown=slowdown)
-        return ends_s - computes_s + left_s
 
     def size(self, at: int, before: Layout) -> float:
         """Bytes of what goes between two units, of the whole batch. Addends are summed before a

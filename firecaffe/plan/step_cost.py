@@ -3,7 +3,7 @@
 from dataclasses import replace
 from math import ceil
 
-from firecaffe.exchange.route import find_route
+from firecaffe.exchange.route import Route, find_route
 from firecaffe.exchange.schedule import ALL_GATHER, REDUCE_SCATTER
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.plan.cluster import Cluster
@@ -105,12 +105,12 @@ class StepCost:
         return self._shares[world_size]
 
 
-def prices_of(workload: Workload, exchange: str, network: Network) -> Prices:
-    """Those of what a training would take: at some numbers of workers another exchange stands in.
+def route_of(workload: Workload, exchange: str, network: Network) -> Route:
+    """The route that a training would take: at some numbers of workers another exchange stands in.
 
     Raises: ValueError if there is no such exchange among so many workers.
     """
-    route = find_route(
+    return find_route(
         exchange,
         workload.num_micro_batches,
         network.world_size,
@@ -119,6 +119,11 @@ def prices_of(workload: Workload, exchange: str, network: Network) -> Prices:
         any_shares=workload.any_shares,
         to_owners=workload.in_shards,
     )
+
+
+def prices_of(workload: Workload, exchange: str, network: Network) -> Prices:
+    """Those of what a training would take. Raises: ValueError, as `route_of`."""
+    route = route_of(workload, exchange, network)
     leaves = workload.num_micro_batches
     return Prices(route.summed_by, network, num_leaves=leaves, across=route.across)
 

@@ -81,7 +81,7 @@ class Workload:
     shared_memory: bool = True
     """Whether ranks of one host may add in memory."""
     exchange: str = ""
-    """The one that the training will take; empty if nobody has said it, or it is chosen then."""
+    """The recipe's; empty if there is no recipe."""
     compressor: str = NO_COMPRESSOR
     any_shares: bool = False
     """Whether workers may come to have any shares of a step's micro-batches."""

@@ -6,14 +6,11 @@ from typing import Literal
 
 from firecaffe.data.config import DataConfig
 from firecaffe.errors import RecipeError
-from firecaffe.exchange.leaves import num_nodes
 from firecaffe.words import (
-    MOST_MICRO_BATCHES,
     MOST_SAMPLES,
     MOST_STEPS,
     MOST_THREADS,
     check_limits,
-    count_of,
 )
 
 LIMITS = {
@@ -120,40 +117,14 @@ def check_train(config: TrainConfig) -> None:
         raise RecipeError(
             f"train.ema_decay is {config.ema_decay}; it must be from 0 up to, not including, 1"
         )
-    if config.batch_norm_samples and config.batch_norm_samples < config.micro_batch_size:
-        raise RecipeError(
-            f"train.batch_norm_samples is {config.batch_norm_samples}; it must be 0, or at least "
-            f"train.micro_batch_size, {config.micro_batch_size}: whole micro-batches are taken"
-        )
-    if config.steps and config.epochs:
-        raise RecipeError(
-            f"train.steps is {config.steps} and train.epochs {config.epochs}; one of them says how "
-            "long to train, leave the other out"
-        )
-    if config.global_batch_size % config.micro_batch_size:
-        raise RecipeError(
-            f"train.global_batch_size is {config.global_batch_size}, which is no multiple of "
-            f"train.micro_batch_size, {config.micro_batch_size}"
-        )
-    if config.num_micro_batches > MOST_MICRO_BATCHES:
-        raise RecipeError(
-            f"train.global_batch_size {config.global_batch_size} in micro-batches of "
-            f"train.micro_batch_size {config.micro_batch_size} is {config.num_micro_batches:,} a "
-            f"step; there may be at most {MOST_MICRO_BATCHES:,}"
-        )
 
 
-def check_mixing(data: DataConfig, config: TrainConfig) -> None:
+def check_mixing(data: DataConfig) -> None:
     """Raises: RecipeError if samples cannot be mixed as the words say."""
     for name in ("mixup", "cutmix"):
         alpha = getattr(data, name)
         if not 0 <= alpha < float("inf"):
             raise RecipeError(f"data.{name} is {alpha}; it must be 0 or more")
-        if alpha and config.micro_batch_size < 2:
-            raise RecipeError(
-                f"data.{name} is {alpha} with train.micro_batch_size {config.micro_batch_size}: "
-                "partners are of the same micro-batch, so it takes 2 samples or more"
-            )
     if not 0 <= data.erasing <= 1:
         raise RecipeError(f"data.erasing is {data.erasing}; it must be from 0 to 1")
 
@@ -166,23 +137,4 @@ def check_batch(config: TrainConfig, num_samples: int) -> None:
         raise RecipeError(
             f"train.global_batch_size is {config.global_batch_size}; there are {num_samples} "
             f"training samples, so it must be at most {most}"
-        )
-
-
-def check_workers(config: TrainConfig, world_size: int, level: int = 0) -> None:
-    """Raises: RecipeError if there are more ranks than nodes of `level` to share out."""
-    leaves = config.num_micro_batches
-    nodes = num_nodes(leaves, level)
-    if level and world_size > nodes:
-        raise RecipeError(
-            f"{world_size} ranks but only {count_of(nodes, 'sum', 'sums')} of {1 << level} "
-            f"micro-batches to encode (exchange.compressor_level {level}); use at most "
-            f"{count_of(nodes, 'rank', 'ranks')} or a lower level"
-        )
-    if world_size > leaves:
-        raise RecipeError(
-            f"{world_size} ranks but only {count_of(leaves, 'micro-batch', 'micro-batches')} a "
-            f"step (train.global_batch_size {config.global_batch_size} / train.micro_batch_size "
-            f"{config.micro_batch_size}); use at most {count_of(leaves, 'rank', 'ranks')} or "
-            "smaller micro-batches"
         )

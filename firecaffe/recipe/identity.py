@@ -54,8 +54,6 @@ def identity(recipe: Recipe, steps: int) -> dict[str, Any]:
         words["parallel.parts"] = recipe.parallel.num_parts
         if not recipe.parallel.split:  # it says which layers are
             words["parallel.scheme"] = recipe.parallel.scheme
-        if recipe.parallel.head_updates > 1:
-            words["parallel.head_updates"] = recipe.parallel.head_updates
     for section, is_on in (("prune", recipe.prune.is_on), ("share", recipe.share.is_on)):
         if is_on:
             words |= _words_of(recipe, section)

@@ -4,114 +4,101 @@ A table, so that nothing which was asked for is left out in silence: of a word t
 an error, of one in a recipe's file it is said (an override may have made it idle).
 """
 
-from typing import Any
-
-from firecaffe.recipe.identity import flatten
+from firecaffe.recipe.conditions import CAFFES_NET, OWN_CODE
 from firecaffe.recipe.sections import Recipe
-from firecaffe.reference import CAFFE, is_caffe, is_reference
+from firecaffe.recipe.terms import DEFAULTS, Facts, Term, facts_of, is_, on
 from firecaffe.synchrony.config import ASYNCHRONOUS, BACKUP, LOCAL, SERVED, STALE
 
-NOT_DEFAULT = ()
-"""Stands for any value but the other word's default."""
-
-REFERENCE = ("package.module:name",)
-"""Stands for any name of a user's own code."""
-
-COUNTS_WITH: dict[str, tuple[str, tuple[str, ...]]] = {
-    "data.path": ("data.name", ("fashion-mnist", "mnist", "cifar10", "folder", "packed", CAFFE)),
-    "data.resize": ("data.name", ("folder", "packed")),
-    "data.decode_threads": ("data.name", ("folder", "packed", CAFFE)),
-    "data.on_error": ("data.name", ("folder", "packed")),
-    "data.cache": ("data.name", ("packed",)),
-    "data.cache_bytes": ("data.cache", NOT_DEFAULT),
-    "data.mirror": ("data.augment", ("caffe", "inception")),
-    "task.label_smoothing": ("task.name", ("classification", "segmentation")),
-    "task.class_weights": ("task.name", ("classification", "multilabel", "segmentation")),
-    "train.stop_after": ("train.eval_every", NOT_DEFAULT),
-    "train.ema_warmup": ("train.ema_decay", NOT_DEFAULT),
-    "checkpoint.best": ("train.eval_every", NOT_DEFAULT),
-    "solver.args": ("solver.type", REFERENCE),
-    "solver.gamma": ("solver.lr_policy", ("step", "exp", "inv", "multistep", "sigmoid")),
-    "solver.power": ("solver.lr_policy", ("inv", "poly")),
-    "solver.stepsize": ("solver.lr_policy", ("step", "sigmoid")),
-    "solver.stepvalue": ("solver.lr_policy", ("multistep",)),
-    "solver.pct_start": ("solver.lr_policy", ("one_cycle",)),
-    "solver.div_factor": ("solver.lr_policy", ("one_cycle",)),
-    "solver.final_div_factor": ("solver.lr_policy", ("one_cycle",)),
-    "solver.base_momentum": ("solver.lr_policy", ("one_cycle",)),
-    "solver.reference_batch_size": ("solver.scale", NOT_DEFAULT),
-    "solver.momentum": (
-        "solver.type",
-        ("sgd", "nesterov", "adadelta", "adam", "adamw", "lars", "lamb"),
+COUNTS_WITH: dict[str, Term] = {
+    "data.path": is_(
+        "data.name", "fashion-mnist", "mnist", "cifar10", "folder", "packed", CAFFES_NET
     ),
-    "solver.momentum2": ("solver.type", ("adam", "adamw", "lamb")),
-    "solver.trust": ("solver.type", ("lars",)),
-    "solver.rms_decay": ("solver.type", ("rmsprop",)),
-    "solver.delta": ("solver.type", ("adagrad", "adadelta", "rmsprop", "adam", "adamw", "lamb")),
-    "solver.decay_form": ("solver.weight_decay", NOT_DEFAULT),
-    "solver.decay_mult": ("solver.weight_decay", NOT_DEFAULT),
-    "exchange.compressor_level": ("exchange.compressor", NOT_DEFAULT),
-    "synchrony.shares": ("synchrony.mode", ("every_step",)),
-    "synchrony.in_flight": ("synchrony.mode", SERVED),
-    "synchrony.server": ("synchrony.mode", SERVED),
-    "synchrony.lock": ("synchrony.mode", (ASYNCHRONOUS,)),
-    "synchrony.learners": ("synchrony.clock", ("simulated",)),
-    "synchrony.backup_workers": ("synchrony.mode", (BACKUP,)),
-    "synchrony.dropped": ("synchrony.mode", (BACKUP,)),
-    "synchrony.max_staleness": ("synchrony.mode", (STALE,)),
-    "synchrony.gradients_per_update": ("synchrony.mode", (ASYNCHRONOUS,)),
-    "synchrony.staleness_rate": ("synchrony.mode", (STALE, ASYNCHRONOUS)),
-    "synchrony.compensate": ("synchrony.mode", (STALE, ASYNCHRONOUS)),
-    "synchrony.server_momentum": ("synchrony.mode", (STALE, ASYNCHRONOUS)),
-    "synchrony.warm_steps": ("synchrony.mode", (*SERVED, LOCAL)),
-    "synchrony.clock": ("synchrony.mode", SERVED),
-    "synchrony.speeds": ("synchrony.clock", ("simulated",)),
-    "synchrony.speeds_from": ("synchrony.speeds", ("measured",)),
-    "synchrony.spread": ("synchrony.speeds", ("gamma",)),
-    "synchrony.slow_factor": ("synchrony.speeds", ("one_slow",)),
-    "synchrony.replicas": ("synchrony.mode", (LOCAL,)),
-    "synchrony.local_steps": ("synchrony.mode", (LOCAL,)),
-    "synchrony.growth_coefficient": ("synchrony.mode", (LOCAL,)),
-    "synchrony.warm_epochs": ("synchrony.mode", (LOCAL,)),
-    "synchrony.warm_until_drop": ("synchrony.mode", (LOCAL,)),
-    "synchrony.outer": ("synchrony.mode", (LOCAL,)),
-    "synchrony.outer_lr": ("synchrony.outer", ("slowmo", "nesterov")),
-    "synchrony.outer_momentum": ("synchrony.outer", ("slowmo", "nesterov")),
-    "synchrony.inner_momentum": ("synchrony.mode", (LOCAL,)),
-    "synchrony.overlap_steps": ("synchrony.mode", (LOCAL,)),
-    "synchrony.fragments": ("synchrony.mode", (LOCAL,)),
-    "synchrony.shares_every": ("synchrony.shares", ("measured",)),
-    "prune.steps": ("prune.how", ("gradual", "surgery")),
-    "prune.every": ("prune.how", ("gradual", "surgery")),
-    "prune.scope": ("prune.keep", NOT_DEFAULT),
-    "share.start": ("share.bits", NOT_DEFAULT),
-    "share.train": ("share.bits", NOT_DEFAULT),
-    "share.gradient": ("share.bits", NOT_DEFAULT),
+    "data.resize": is_("data.name", "folder", "packed"),
+    "data.decode_threads": is_("data.name", "folder", "packed", CAFFES_NET),
+    "data.on_error": is_("data.name", "folder", "packed"),
+    "data.exif": is_("data.name", "folder", "packed"),
+    "data.cache": is_("data.name", "packed"),
+    "data.cache_bytes": on("data.cache"),
+    "data.mirror": is_("data.augment", "caffe", "inception"),
+    "task.label_smoothing": is_("task.name", "classification", "segmentation"),
+    "task.class_weights": is_("task.name", "classification", "multilabel", "segmentation"),
+    "train.stop_after": on("train.eval_every"),
+    "train.ema_warmup": on("train.ema_decay"),
+    "checkpoint.best": on("train.eval_every"),
+    "solver.args": is_("solver.type", OWN_CODE),
+    "solver.gamma": is_("solver.lr_policy", "step", "exp", "inv", "multistep", "sigmoid"),
+    "solver.power": is_("solver.lr_policy", "inv", "poly"),
+    "solver.stepsize": is_("solver.lr_policy", "step", "sigmoid"),
+    "solver.stepvalue": is_("solver.lr_policy", "multistep"),
+    "solver.pct_start": is_("solver.lr_policy", "one_cycle"),
+    "solver.div_factor": is_("solver.lr_policy", "one_cycle"),
+    "solver.final_div_factor": is_("solver.lr_policy", "one_cycle"),
+    "solver.base_momentum": is_("solver.lr_policy", "one_cycle"),
+    "solver.reference_batch_size": on("solver.scale"),
+    "solver.momentum": is_(
+        "solver.type", "sgd", "nesterov", "adadelta", "adam", "adamw", "lars", "lamb"
+    ),
+    "solver.momentum2": is_("solver.type", "adam", "adamw", "lamb"),
+    "solver.trust": is_("solver.type", "lars"),
+    "solver.rms_decay": is_("solver.type", "rmsprop"),
+    "solver.delta": is_("solver.type", "adagrad", "adadelta", "rmsprop", "adam", "adamw", "lamb"),
+    "solver.decay_form": on("solver.weight_decay"),
+    "solver.decay_mult": on("solver.weight_decay"),
+    "exchange.compressor_level": on("exchange.compressor"),
+    "synchrony.shares": is_("synchrony.mode", "every_step"),
+    "synchrony.in_flight": is_("synchrony.mode", *SERVED),
+    "synchrony.server": is_("synchrony.mode", *SERVED),
+    "synchrony.lock": is_("synchrony.mode", ASYNCHRONOUS),
+    "synchrony.learners": is_("synchrony.clock", "simulated"),
+    "synchrony.backup_workers": is_("synchrony.mode", BACKUP),
+    "synchrony.dropped": is_("synchrony.mode", BACKUP),
+    "synchrony.max_staleness": is_("synchrony.mode", STALE),
+    "synchrony.gradients_per_update": is_("synchrony.mode", ASYNCHRONOUS),
+    "synchrony.staleness_rate": is_("synchrony.mode", STALE, ASYNCHRONOUS),
+    "synchrony.compensate": is_("synchrony.mode", STALE, ASYNCHRONOUS),
+    "synchrony.server_momentum": is_("synchrony.mode", STALE, ASYNCHRONOUS),
+    "synchrony.warm_steps": is_("synchrony.mode", *SERVED, LOCAL),
+    "synchrony.clock": is_("synchrony.mode", *SERVED),
+    "synchrony.speeds": is_("synchrony.clock", "simulated"),
+    "synchrony.speeds_from": is_("synchrony.speeds", "measured"),
+    "synchrony.spread": is_("synchrony.speeds", "gamma"),
+    "synchrony.slow_factor": is_("synchrony.speeds", "one_slow"),
+    "synchrony.replicas": is_("synchrony.mode", LOCAL),
+    "synchrony.local_steps": is_("synchrony.mode", LOCAL),
+    "synchrony.growth_coefficient": is_("synchrony.mode", LOCAL),
+    "synchrony.warm_epochs": is_("synchrony.mode", LOCAL),
+    "synchrony.warm_until_drop": is_("synchrony.mode", LOCAL),
+    "synchrony.outer": is_("synchrony.mode", LOCAL),
+    "synchrony.outer_lr": is_("synchrony.outer", "slowmo", "nesterov"),
+    "synchrony.outer_momentum": is_("synchrony.outer", "slowmo", "nesterov"),
+    "synchrony.inner_momentum": is_("synchrony.mode", LOCAL),
+    "synchrony.overlap_steps": is_("synchrony.mode", LOCAL),
+    "synchrony.fragments": is_("synchrony.mode", LOCAL),
+    "synchrony.shares_every": is_("synchrony.shares", "measured"),
+    "prune.steps": is_("prune.how", "gradual", "surgery"),
+    "prune.every": is_("prune.how", "gradual", "surgery"),
+    "prune.scope": on("prune.keep"),
+    "share.start": on("share.bits"),
+    "share.train": on("share.bits"),
+    "share.gradient": on("share.bits"),
 }
-"""A word, the other one that it depends on, and with which of its values it has an effect."""
+"""A word, and the condition on another one with which it has an effect."""
 
 
 def idle_words(recipe: Recipe) -> dict[str, str]:
     """The words that are not at their default and yet have no effect, each with a line that says
     why.
     """
-    found, default = flatten(recipe), flatten(Recipe())
+    facts = facts_of(recipe, {})
     return {
-        word: _line(word, found[word], other, found[other], values)
-        for word, (other, values) in COUNTS_WITH.items()
-        if found[word] != default[word] and not _counts(found[other], default[other], values)
+        word: _line(word, counts_with, facts)
+        for word, counts_with in COUNTS_WITH.items()
+        if facts[word] != DEFAULTS[word] and not counts_with.holds(facts)
     }
 
 
-def _counts(beside: Any, default: Any, values: tuple[str, ...]) -> bool:
-    if values is REFERENCE:
-        return is_reference(beside)
-    if isinstance(beside, str) and is_caffe(beside):
-        return CAFFE in values
-    return beside in values if values else bool(beside != default)
-
-
-def _line(word: str, value: Any, other: str, beside: Any, values: tuple[str, ...]) -> str:
-    line = f"{word} {value} has no effect: {other} is {beside!r}"
-    named = (f"{each}PATH" if each == CAFFE else each for each in values)
-    return line + (f"; it counts with {', '.join(named)}" if values else "")
+def _line(word: str, counts_with: Term, facts: Facts) -> str:
+    other = counts_with.word
+    line = f"{word} {facts[word]} has no effect: {other} is {facts[other]!r}"
+    told = counts_with.told
+    return line if told == other else f"{line}; it counts with {told}"

@@ -3,32 +3,37 @@
 import dataclasses
 from collections.abc import Container
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from firecaffe.errors import RecipeError, RunError
-from firecaffe.recipe.sections import Recipe, check_recipe
+from firecaffe.recipe.check import CheckedRecipe, check_recipe
+from firecaffe.recipe.sections import Recipe
 from firecaffe.reference import REFERENCES, Untrusted, is_reference
 from firecaffe.runs.folder import RECIPE as RECIPE
 from firecaffe.runs.folder import read_run_recipe
 from firecaffe.schema import checked
 
+GONE: dict[str, Any] = {"parallel.head_updates": 1, "parallel.exchange": "at_once"}
+"""Words of earlier versions, each with the value by which a run is what it is without."""
 
-def recipe_of(folder: Path, *, trust_code: bool = False) -> Recipe:
-    """Reads the recipe of a run's folder; words that are younger than the run have their defaults.
-    trust_code: whether code that it names may run.
+Some = TypeVar("Some", bound=Recipe)
+
+
+def recipe_of(folder: Path, *, trust_code: bool = False) -> CheckedRecipe:
+    """Reads the recipe of a run's folder; words that are younger than the run have their defaults,
+    and those of `GONE` are left out. trust_code: whether code that it names may run.
 
     Raises: RunError if it is no run's folder, or the recipe is damaged or a later program's.
     """
     sections = read_run_recipe(folder)
     try:
-        recipe = recipe_from(sections)
-        check_recipe(recipe)
+        recipe = check_recipe(recipe_from(sections))
     except RecipeError as error:
         raise RunError(f"{folder / RECIPE}: {error}") from error
     return recipe if trust_code else untrusted(recipe, folder)
 
 
-def untrusted(recipe: Recipe, where: Path, named: Container[str] = ()) -> Recipe:
+def untrusted(recipe: Some, where: Path, named: Container[str] = ()) -> Some:
     """The recipe of a folder or a file, whose names of code are not trusted. named: words that the
     user has given.
     """
@@ -54,6 +59,11 @@ def recipe_from(sections: dict[str, Any]) -> Recipe:
         if not isinstance(words, dict) or name not in sections_known:
             raise RecipeError(f"{name}: a recipe has no such section")
         config = getattr(default, name)
+        words = {
+            word: value
+            for word, value in words.items()
+            if (key := f"{name}.{word}") not in GONE or value != GONE[key]
+        }
         known = {field.name for field in dataclasses.fields(config)}
         for word in words.keys() - known:
             raise RecipeError(f"{name}.{word}: there is no such word in a recipe")

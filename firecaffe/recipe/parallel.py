@@ -6,13 +6,7 @@ from typing import TypeVar
 
 from firecaffe.errors import RecipeError
 from firecaffe.exchange.leaves import num_nodes
-from firecaffe.gradients.config import ExchangeConfig
-from firecaffe.parallel.config import AUTO, ParallelConfig
-from firecaffe.recipe.config import TrainConfig
-from firecaffe.reference import is_reference
-from firecaffe.solvers.config import BY_ELEMENT, SolverConfig
-from firecaffe.synchrony.config import EVERY_STEP, LOCAL, MEASURED, SynchronyConfig
-from firecaffe.words import count_of
+from firecaffe.parallel.config import ONE_WEIRD_TRICK, ParallelConfig
 
 T = TypeVar("T")
 
@@ -59,131 +53,41 @@ def layout_of(words: ParallelConfig, world_size: int) -> Layout:
     return Layout(data, size, words.shares_samples)
 
 
-def possible_layouts(
-    words: ParallelConfig,
-    num_micro_batches: int,
-    world_size: int,
-    is_dense: bool = True,
-    level: int = 0,
-) -> list[ParallelConfig]:
-    """What `auto` may be on so many workers. is_dense: whether fully connected layers alone are
-    split, so that one weird trick is possible. level: of the nodes that a codec encodes, which are
-    shared out whole.
+@dataclass(frozen=True)
+class Auto:
+    """What `auto` has to choose from."""
 
-    Raises: RecipeError if there is nothing.
-    """
-    found = []
-    for model in (each for each in range(1, world_size + 1) if world_size % each == 0):
-        if words.parts % model:
-            continue
-        data = world_size // model
-        same = replace(words, data=data, model=model, scheme="none")
-        own = replace(same, scheme="one_weird_trick")
-        if data <= num_nodes(num_micro_batches, level):
-            found.append(same)
-        if model > 1 and is_dense and num_micro_batches % (world_size << level) == 0:
-            found.append(own)
-    if not found:
-        raise RecipeError(
-            f"parallel.scheme auto: {world_size} workers cannot share {num_micro_batches} "
-            f"micro-batches of a step and {words.parts} parts (parallel.parts) in any layout; take "
-            f"at most {num_micro_batches} workers, or a number that divides the parts"
-        )
-    return found
+    num_leaves: int
+    """What workers share out: the micro-batches of a step, or replicas."""
+    level: int = 0
+    """Of the nodes that a codec encodes, which are shared out whole."""
+    schemes: Sequence[str] = ("none", ONE_WEIRD_TRICK)
+    """Those that the recipe's other words leave."""
 
+    def layouts(
+        self, words: ParallelConfig, world_size: int, is_dense: bool = True
+    ) -> list[ParallelConfig]:
+        """What it may be on so many workers. is_dense: whether fully connected layers alone are
+        split, so that one weird trick is possible.
 
-def check_layout(layout: Layout, words: ParallelConfig, train: TrainConfig, level: int = 0) -> None:
-    """level: of the nodes that are shared out whole.
-
-    Raises: RecipeError if the workers cannot share out the micro-batches.
-    """
-    leaves = train.num_micro_batches
-    said = count_of(leaves, "micro-batch", "micro-batches")
-    is_apart = not layout.shares_samples and layout.sharers > 1
-    if is_apart and level and leaves % (layout.sharers << level):
-        raise RecipeError(
-            f"parallel.scheme one_weird_trick with {said} a step on "
-            f"{layout.sharers} workers, of which {1 << level} are encoded together "
-            f"(exchange.compressor_level {level}): each worker must have equally many of these"
-        )
-    if not layout.shares_samples and leaves % layout.sharers:
-        raise RecipeError(
-            f"parallel.scheme one_weird_trick with {said} a step on "
-            f"{layout.sharers} workers: they exchange one each at a time, so they must divide them"
-        )
-    each, updates = leaves // layout.sharers, words.head_updates
-    if updates > 1 and each % updates:
-        raise RecipeError(
-            f"parallel.head_updates is {updates} with {said} a step on "
-            f"{layout.sharers} workers, {each} each; each worker must have a multiple of {updates}"
-        )
-
-
-def check_beside(
-    words: ParallelConfig,
-    train: TrainConfig,
-    solver: SolverConfig,
-    synchrony: SynchronyConfig,
-) -> None:
-    """Raises: RecipeError if another section's word cannot be had with layers that are split, or
-    with stages.
-    """
-    if not words.is_split and not words.stages:
-        return
-    word = words.word
-    is_local = synchrony.mode == LOCAL
-    wrong = {
-        f"synchrony.mode {synchrony.mode}": synchrony.mode not in (EVERY_STEP, LOCAL),
-        "synchrony.mode local and scheme auto, which may be one_weird_trick": is_local
-        and words.scheme == AUTO,
-        "synchrony.mode local and scheme one_weird_trick, whose workers of a row have samples of "
-        "their own, while a replica is a whole row's": is_local and not words.shares_samples,
-        "synchrony.mode local and solver.clip_gradients, a norm over all parts": is_local
-        and bool(solver.clip_gradients)
-        and words.is_split,
-        f"synchrony.mode local and solver.type {solver.type}": is_local
-        and words.is_split
-        and solver.type not in BY_ELEMENT,
-        "train.compile, whose code of a part need not round as that of the whole": train.compile,
-        f"solver.type {solver.type}": is_reference(solver.type),
-    }
-    found = next((each for each, is_wrong in wrong.items() if is_wrong), "")
-    if found:
-        would = f"leave it out, or {word}"
-        if found.startswith("solver.type"):
-            would = "an optimizer of your own may need what other workers have; take one by name"
-        raise RecipeError(f"{word} with {found}: not possible; {would}")
-
-
-def check_head_updates(
-    words: ParallelConfig,
-    train: TrainConfig,
-    solver: SolverConfig,
-    exchange: ExchangeConfig,
-    synchrony: SynchronyConfig,
-) -> None:
-    """Raises: RecipeError if another section's word cannot be had with several updates of the split
-    layers in a step.
-    """
-    if words.head_updates == 1:
-        return
-    wrong = {
-        f"synchrony.mode {synchrony.mode}, in which a step is no sum": synchrony.mode != EVERY_STEP,
-        "synchrony.shares measured, by which workers have parts of an update of any size": (
-            synchrony.shares == MEASURED
-        ),
-        f"exchange.compressor {exchange.compressor}, which knows one gradient a step": bool(
-            exchange.codec
-        ),
-        "train.autocast float16, whose loss scale is that of a whole step": train.autocast
-        == "float16",
-        "solver.clip_gradients, a norm over updates of different layers": bool(
-            solver.clip_gradients
-        ),
-    }
-    for found, is_wrong in wrong.items():
-        if is_wrong:
+        Raises: RecipeError if there is nothing.
+        """
+        found = []
+        for model in (each for each in range(1, world_size + 1) if world_size % each == 0):
+            if words.parts % model:
+                continue
+            data = world_size // model
+            same = replace(words, data=data, model=model, scheme="none")
+            if data <= num_nodes(self.num_leaves, self.level):
+                found.append(same)
+            is_possible = model > 1 and is_dense and ONE_WEIRD_TRICK in self.schemes
+            if is_possible and self.num_leaves % (world_size << self.level) == 0:
+                found.append(replace(same, scheme=ONE_WEIRD_TRICK))
+        if not found:
+            what = f"{self.num_leaves} micro-batches of a step (or replicas)"
             raise RecipeError(
-                f"parallel.head_updates {words.head_updates} with {found}: not possible; leave it "
-                "out, or parallel.head_updates"
+                f"parallel.scheme auto: {world_size} workers cannot share {what} and {words.parts} "
+                f"parts (parallel.parts) in any layout; take at most {self.num_leaves} workers, or "
+                "a number that divides the parts"
             )
+        return found

@@ -1,16 +1,130 @@
 """What a recipe asks of the number of ranks, and of hosts that may leave and come."""
 
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from firecaffe.errors import RecipeError
 from firecaffe.exchange import NATIVE, find_schedule
 from firecaffe.exchange.choose import AUTO as AUTO_EXCHANGE
-from firecaffe.parallel.config import AT_ONCE, AUTO, ParallelConfig
-from firecaffe.recipe.config import check_workers
-from firecaffe.recipe.local import check_local_workers
-from firecaffe.recipe.parallel import Layout, check_layout, layout_of, possible_layouts
+from firecaffe.exchange.leaves import num_nodes
+from firecaffe.parallel.config import AUTO, ONE_WEIRD_TRICK, ParallelConfig
+from firecaffe.recipe.fits import SIZES, raise_first
+from firecaffe.recipe.parallel import Auto, Layout, layout_of
+from firecaffe.recipe.refusals import OF_RANKS, check_together, is_refused
 from firecaffe.recipe.sections import Recipe
-from firecaffe.recipe.served import check_served_workers
+from firecaffe.synchrony.config import LOCAL, learners_that_do_not_fit
+from firecaffe.words import count_of
+
+
+@dataclass(frozen=True)
+class Workers:
+    """The ranks of a run, for a recipe that has a layout of them."""
+
+    world_size: int
+    per_host: int
+    layout: Layout
+
+
+@dataclass(frozen=True)
+class WorkersFit:
+    """Numbers that have to fit the workers that there are, as a `Fit`."""
+
+    words: tuple[str, ...]
+    problem: Callable[[Recipe, Workers], str]
+
+
+def _equal_samples(recipe: Recipe, workers: Workers) -> str:
+    """By one weird trick workers have equally many micro-batches, or encoded sums."""
+    layout, level = workers.layout, recipe.exchange.level
+    leaves, sharers = recipe.train.num_micro_batches, layout.sharers
+    if layout.shares_samples:
+        return ""
+    said = (
+        f"parallel.scheme one_weird_trick with {count_of(leaves, 'micro-batch', 'micro-batches')} "
+        f"a step on {sharers} workers"
+    )
+    if sharers > 1 and level and leaves % (sharers << level):
+        return (
+            f"{said}, of which {1 << level} are encoded together (exchange.compressor_level "
+            f"{level}): each worker must have equally many of these"
+        )
+    if leaves % sharers:
+        return f"{said}: they exchange one each at a time, so they must divide them"
+    return ""
+
+
+def _enough_micro_batches(recipe: Recipe, workers: Workers) -> str:
+    """Each worker, or row of them, has a micro-batch, or an encoded sum."""
+    words, level, sharers = recipe.train, recipe.exchange.level, workers.layout.sharers
+    leaves = words.num_micro_batches
+    if level and sharers > num_nodes(leaves, level):
+        return _too_few_sums(sharers, num_nodes(leaves, level), "micro-batches", level)
+    if sharers > leaves:
+        return (
+            f"{sharers} ranks but only {count_of(leaves, 'micro-batch', 'micro-batches')} a step "
+            f"(train.global_batch_size {words.global_batch_size} / train.micro_batch_size "
+            f"{words.micro_batch_size}); use at most {count_of(leaves, 'rank', 'ranks')} or "
+            "smaller micro-batches"
+        )
+    return ""
+
+
+def _too_few_sums(ranks: int, nodes: int, of_what: str, level: int) -> str:
+    return (
+        f"{ranks} ranks but only {count_of(nodes, 'sum', 'sums')} of {1 << level} {of_what} to "
+        f"encode (exchange.compressor_level {level}); use at most "
+        f"{count_of(nodes, 'rank', 'ranks')} or a lower level"
+    )
+
+
+def _enough_learners(recipe: Recipe, workers: Workers) -> str:
+    """Under the real clock learners are the workers times their micro-batches in flight."""
+    words = recipe.synchrony
+    if not words.is_served or words.clock != "real":
+        return ""
+    count = words.num_learners(workers.world_size)
+    of = count_of(workers.world_size, "worker", "workers")
+    each = f" with synchrony.in_flight {words.in_flight}" if words.in_flight > 1 else ""
+    return learners_that_do_not_fit(words, count, f"{count}, the learners of {of}{each}")
+
+
+def _enough_replicas(recipe: Recipe, workers: Workers) -> str:
+    """Each worker, or row of them, hosts a replica, or an encoded sum of some."""
+    words, level, sharers = recipe.synchrony, recipe.exchange.level, workers.layout.sharers
+    if words.mode != LOCAL:
+        return ""
+    if sharers > words.replicas:
+        return (
+            f"synchrony.replicas is {words.replicas} on {sharers} workers; each hosts one at "
+            f"least, so there may be 1 to {words.replicas} workers"
+        )
+    nodes = num_nodes(words.replicas, level)
+    return _too_few_sums(sharers, nodes, "replicas", level) if sharers > nodes else ""
+
+
+def _schedule(recipe: Recipe, workers: Workers) -> str:
+    """The exchange has a schedule for these workers and hosts."""
+    algorithm = recipe.exchange.algorithm
+    if algorithm in (NATIVE, AUTO_EXCHANGE):
+        return ""
+    try:
+        find_schedule(algorithm, workers.per_host)(workers.world_size, 1)
+    except ValueError as error:
+        return f"exchange.algorithm: {error}"
+    return ""
+
+
+WORKERS_FIT = (
+    WorkersFit(("parallel.scheme", "exchange.compressor_level", *SIZES), _equal_samples),
+    WorkersFit(("exchange.compressor_level", *SIZES), _enough_micro_batches),
+    WorkersFit(
+        ("synchrony.backup_workers", "synchrony.gradients_per_update", "synchrony.in_flight"),
+        _enough_learners,
+    ),
+    WorkersFit(("synchrony.replicas", "exchange.compressor_level"), _enough_replicas),
+    WorkersFit(("exchange.algorithm",), _schedule),
+)
 
 
 def check_hosts(recipe: Recipe, per_host: int, least: int, most: int, on_gpus: bool) -> Layout:
@@ -44,45 +158,24 @@ def check_ranks(recipe: Recipe, world_size: int, per_host: int, on_gpus: bool) -
 
     Raises: RecipeError.
     """
-    words, train, exchange = recipe.parallel, recipe.train, recipe.exchange
+    words = recipe.parallel
     if words.scheme == AUTO:  # any of them will do
-        leaves = train.num_micro_batches
-        words = possible_layouts(words, leaves, world_size, level=exchange.level)[-1]
+        words = auto_of(recipe).layouts(words, world_size)[-1]
     layout = layout_of(words, world_size)
-    check_layout(layout, words, train, exchange.level)
-    check_workers(train, layout.sharers, exchange.level)
-    check_served_workers(recipe.synchrony, world_size)
-    check_local_workers(recipe.synchrony, layout.sharers, exchange.level)
-    _check_messages(words, layout, per_host, on_gpus)
-    _check_one_memory(recipe, world_size, per_host, on_gpus)
-    if exchange.algorithm not in (NATIVE, AUTO_EXCHANGE):
-        try:
-            find_schedule(exchange.algorithm, per_host)(world_size, 1)
-        except ValueError as error:
-            raise RecipeError(f"exchange.algorithm: {error}") from None
+    hosts = -(-world_size // per_host)
+    check_together(
+        recipe, OF_RANKS, workers=world_size, hosts=hosts, gpus=on_gpus, system=sys.platform
+    )
+    workers = Workers(world_size, per_host, layout)
+    raise_first(each.problem(recipe, workers) for each in WORKERS_FIT)
     return layout
 
 
-def _check_messages(words: ParallelConfig, layout: Layout, per_host: int, on_gpus: bool) -> None:
-    """Raises: RecipeError if the ranks of a row cannot exchange samples so."""
-    if words.exchange != AT_ONCE and layout.model > 1 and on_gpus:
-        raise RecipeError(
-            f"parallel.exchange {words.exchange} on GPUs: messages come one by one between CPUs "
-            "alone; take at_once, or train.device cpu"
-        )
-
-
-def _check_one_memory(recipe: Recipe, world_size: int, per_host: int, on_gpus: bool) -> None:
-    """Raises: RecipeError if workers are to write to the same weights, and cannot."""
-    if not recipe.synchrony.is_lockless:
-        return
-    if on_gpus:
-        raise RecipeError(
-            "synchrony.lock none on a GPU: weights are shared in the host's memory; use "
-            "train.device cpu"
-        )
-    if per_host != world_size or not sys.platform.startswith("linux"):
-        raise RecipeError(
-            f"synchrony.lock none with {per_host} of {world_size} ranks on this host: all write to "
-            "the same memory, of one host with Linux; use lock = server"
-        )
+def auto_of(recipe: Recipe) -> Auto:
+    """What `parallel.scheme = auto` has to choose from, of which the table refuses nothing."""
+    words, synchrony = recipe.parallel, recipe.synchrony
+    trick = replace(recipe, parallel=replace(words, scheme=ONE_WEIRD_TRICK))
+    schemes = ("none",) if is_refused(trick) else ("none", ONE_WEIRD_TRICK)
+    is_local = synchrony.mode == LOCAL
+    leaves = synchrony.replicas if is_local else recipe.train.num_micro_batches
+    return Auto(leaves, recipe.exchange.level, schemes)

@@ -15,9 +15,10 @@ from firecaffe.exchange.choose import AUTO
 from firecaffe.exchange.leaves import Shares, equal_shares
 from firecaffe.exchange.route import Route, find_route
 from firecaffe.gradients.config import NO_COMPRESSOR
+from firecaffe.recipe.check import CheckedRecipe
 from firecaffe.recipe.config import check_batch
+from firecaffe.recipe.fits import check_data_fit, too_short
 from firecaffe.recipe.identity import identity
-from firecaffe.recipe.local import check_length
 from firecaffe.recipe.sections import Recipe
 from firecaffe.reference import without_folder
 from firecaffe.solvers.policy import batch_scale, first_drop, learning_rate, momentum
@@ -43,7 +44,7 @@ class Ranks:
 class Run:
     """A run of so many ranks."""
 
-    recipe: Recipe
+    recipe: CheckedRecipe
     """The recipe as it was written."""
     ranks: Ranks
     order: SampleOrder
@@ -86,8 +87,24 @@ class Run:
                     f"{self.steps} steps; say warm_steps, or train longer"
                 )
             synchronous = drop
-        check_length(words, synchronous, self.steps)
+        if line := too_short(words, synchronous, self.steps):
+            raise RecipeError(line)
         return plan_rounds(words, synchronous, self.steps, self.learning_rate)
+
+    @property
+    def keeps_frozen(self) -> bool:
+        """Whether parameters that forward changes, and that are not trained, are kept as buffers
+        are.
+        """
+        words = self.recipe
+        is_whole = not words.parallel.is_split and not words.parallel.stages
+        return is_whole and words.synchrony.mode == EVERY_STEP
+
+    @property
+    def has_exchange(self) -> bool:
+        """Whether there is a sum over workers: with a server, in warm steps alone."""
+        words = self.recipe.synchrony
+        return not words.is_served or words.warm_steps > 0
 
     @property
     def synchronous(self) -> "Run":
@@ -126,7 +143,6 @@ class Run:
             hook=self.hook,
             any_shares=self.recipe.synchrony.shares == MEASURED,
             to_owners=words.in_shards,
-            groups=self.recipe.parallel.head_updates,
         )
 
     @cached_property
@@ -163,10 +179,13 @@ class Run:
         return replace(self, ranks=replace(self.ranks, share_memory=False))
 
 
-def resolve(recipe: Recipe, data: Data, ranks: Ranks, *, described: str, hook: str = "") -> Run:
+def resolve(
+    recipe: CheckedRecipe, data: Data, ranks: Ranks, *, described: str, hook: str = ""
+) -> Run:
     """The run of a checked recipe. described: the training data, in words that tell others apart.
 
-    Raises: RecipeError if a step has more samples than there are, or a training too many steps.
+    Raises: RecipeError if a step has more samples than there are, a training has too many steps, or
+    numbers do not fit the data.
     """
     steps = total_steps(recipe, data)
     if steps > MOST_STEPS:
@@ -174,6 +193,7 @@ def resolve(recipe: Recipe, data: Data, ranks: Ranks, *, described: str, hook: s
             f"train.epochs is {recipe.train.epochs}, which is {steps:,} steps; there may be at "
             f"most {MOST_STEPS:,}"
         )
+    check_data_fit(recipe, data, steps)
     deciding = {**identity(recipe, steps), "the training data": described}
     return Run(recipe, ranks, sample_order(recipe, data), deciding, recipe.exchange.algorithm, hook)
 

@@ -12,9 +12,6 @@ from typing import Any
 import psutil
 import torch
 
-NAME = "environment.json"
-"""What a run writes into its folder as it begins."""
-
 SOURCES = ("*.py", "*.toml", "*.jinja")
 """What an installed package has of a checkout."""
 

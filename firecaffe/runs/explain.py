@@ -22,8 +22,6 @@ from math import ceil, log2
 from pathlib import Path
 from typing import Any, TypeVar
 
-from scipy.stats import mannwhitneyu, wilcoxon
-
 from firecaffe.errors import RunError
 from firecaffe.runs.explain_stages import StageTimes, stage_of, stages_of
 from firecaffe.runs.schemas import TimingRow, TripRow
@@ -227,6 +225,8 @@ def slow_by_blocks(
     """The ranks that compute longer than the others. seconds: of each rank, its own in each of the
     same blocks of steps. work: which ranks have the same; None: all.
     """
+    from scipy.stats import wilcoxon  # takes a second: ranks, which import this file, do not test
+
     p_values, values = {}, {}
     work = work or dict.fromkeys(seconds)
     for rank, of_rank in seconds.items():
@@ -275,6 +275,8 @@ def _slow_link(rank: int, pairs: Pairs) -> Slow | None:
     others = [taken_s for ends, taken_s in pairs if rank not in ends]
     if min(len(own), len(others)) < BLOCKS_OF_PAIR:
         return None
+    from scipy.stats import mannwhitneyu  # as above
+
     p_value = float(mannwhitneyu(own, others, alternative="greater").pvalue)
     medians = statistics.median(own), statistics.median(others)
     return Slow(rank, "link", *medians, p_value, len(own))

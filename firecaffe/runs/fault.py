@@ -1,12 +1,10 @@
 """fault.json: what has happened to a run's ranks, the last of it first."""
 
 import dataclasses
-import fcntl
-import os
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,10 +19,11 @@ from firecaffe.errors import (
     PeerLostError,
     PreemptedError,
     RunError,
+    UnfitCheckpointError,
     memory_full,
 )
 from firecaffe.faults import ANOTHER, GOES_ON, ITSELF, TOGETHER, Fault
-from firecaffe.files import write_json
+from firecaffe.files import alone_in, write_json
 from firecaffe.runs.schemas import FaultRow, StepRow
 from firecaffe.schema import read_file, read_rows
 
@@ -39,6 +38,7 @@ ONE_EVENT_S = 60.0
 """Seconds in which rank 0 and a launcher both tell of a lost rank."""
 
 KIND_OF = {
+    UnfitCheckpointError: "exception",  # of the user's words, and not of a disk
     DataError: "data",
     CheckpointError: "checkpoint",
     LauncherLostError: "launcher_killed",
@@ -77,9 +77,10 @@ def known_in(folder: Path | None, fault: Fault) -> Fault:
     """The fault, with what the run folder says: whether there is a checkpoint to resume from. A run
     that itself was resumed from another is so again by the same command.
     """
-    if folder is not None and not folder.is_dir():
-        return fault  # of another host
-    has_any = folder is not None and any((folder / "checkpoints").glob("step-*"))
+    checkpoints = None if folder is None else folder / "checkpoints"
+    if checkpoints is not None and not checkpoints.is_dir():
+        return fault  # they are on another host
+    has_any = checkpoints is not None and any(checkpoints.glob("step-*"))
     return dataclasses.replace(fault, can_resume=has_any, folder=str(folder) if has_any else "")
 
 
@@ -90,7 +91,7 @@ def write_fault(folder: Path, fault: Fault, then: str = UNKNOWN_NEXT) -> str:
     The same fault again, as several ranks and the launcher may write it, stays one.
     """
     try:
-        with _alone_in(folder):
+        with alone_in(folder):
             earlier = _read(folder / NAME)
             known = next((row for row in _newest(earlier) if is_same(row, fault)), None)
             if known is not None:
@@ -158,18 +159,6 @@ def _newest(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         yield row
         if row.get("then") != GOES_ON:
             return
-
-
-@contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Ranks and launchers wait for each other; a lock goes with its process."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _read(path: Path) -> list[dict[str, Any]]:

@@ -13,9 +13,13 @@ digests.jsonl      digests of all tensors after each step, where asked for
 forecast.json      what the planner expected of this run, where it could
 fault.json         what has happened to a rank, where something has; see runs.fault
 result.json        written last: a run without it did not finish
+
+A host that does not see rank 0's folder has one of its own, with its environment, the timings of
+its ranks and the faults that it hears of; see training.places.
 """
 
 import json
+import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +31,8 @@ from firecaffe.runs.schemas import SCHEMAS, RecipeWords, StepRow
 from firecaffe.schema import parse_toml, read_file, read_rows
 
 RECIPE, FORECAST = "recipe.toml", "forecast.json"
+ENVIRONMENT = "environment.json"
+"""What a run writes into its folder as it begins."""
 METRICS, WEIGHTS, DIGESTS = "metrics.jsonl", "weights.jsonl", "digests.jsonl"
 
 
@@ -59,6 +65,11 @@ def create_run_folder(config: RunConfig, name: str) -> Path:
 
     Raises: RunError if it exists already or cannot be made.
     """
+    if os.fsencode(config.folder) != config.folder.encode(errors="replace"):
+        raise RunError(
+            f"run.folder {config.folder} is no UTF-8, and safetensors opens no such files; choose "
+            "another"
+        )
     try:
         if config.folder:
             folder = Path(config.folder)

@@ -55,9 +55,10 @@ class Group:
         """One run for each result: the first of those that ended in the same weights. (Those of
         another seed are another result all the same: trainings that fail may end alike.)
         """
-        found: dict[tuple[Any, str], Run] = {}
+        found: dict[tuple[str, str], Run] = {}
         for run in self.runs:
-            found.setdefault((run.words.get("train.seed"), run.result["weights_sha256"]), run)
+            seed = repr(run.words.get("train.seed"))  # of a file, which may say anything
+            found.setdefault((seed, run.result["weights_sha256"]), run)
         return list(found.values())
 
 

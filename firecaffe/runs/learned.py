@@ -7,8 +7,6 @@ the share of the largest class, and no accuracy to compare with.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scipy.stats import binomtest
-
 SIGNIFICANCE = 0.001
 """Probability with which a network that learned nothing may be taken for one that did."""
 
@@ -20,6 +18,9 @@ def has_learned(result: Mapping[str, Any]) -> bool | None:
     """
     share, samples = (result.get(name) for name in ("largest_class_share", "test_samples"))
     if share and samples and "top1" in result:
+        # Takes a second, and most who import this file do not test.
+        from scipy.stats import binomtest
+
         correct = round(result["top1"] * samples)
         return bool(binomtest(correct, samples, share, alternative="greater").pvalue < SIGNIFICANCE)
     if result.get("r2") is not None:

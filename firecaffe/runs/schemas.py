@@ -181,6 +181,12 @@ class ServerRow(TypedDict):
     lost_learners: Count
     mean_staleness: Amount
     staleness: dict[Number, Count]
+    again: NotRequired[Count]
+    idle_by_rank: NotRequired[dict[str, Real]]
+    idle_by_learner: NotRequired[dict[str, Real]]
+    rank_by_learner: NotRequired[dict[str, Rank]]
+    pulled_bytes_by_learner: NotRequired[dict[str, Amount]]
+    pushed_bytes_by_learner: NotRequired[dict[str, Amount]]
 
 
 class ServerResult(TypedDict):
@@ -214,6 +220,8 @@ class EnvironmentRow(TypedDict, total=False):
     cpu: str
     gpus: list[str]
     own_code: dict[str, str] | None
+    run: str
+    apart: dict[Number, tuple[str, str]]
 
 
 class ForecastRow(TypedDict, total=False):

@@ -16,7 +16,6 @@ from statistics import fmean, stdev
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import t, ttest_ind
 
 CONFIDENCE = 0.95
 BAND = 0.003
@@ -94,6 +93,8 @@ def mean_of(values: Sequence[float], tests: int = 1) -> Mean:
         raise ValueError("no value has no mean")
     half = inf
     if len(values) > 1:
+        from scipy.stats import t  # takes a second, and most who import this file compare nothing
+
         quantile = float(t.ppf(1 - (1 - CONFIDENCE) / 2 / tests, len(values) - 1))
         half = quantile * stdev(values) / sqrt(len(values))
     return Mean(fmean(values), half, len(values), tuple(sorted(values)))
@@ -140,6 +141,8 @@ def _welch(
     if stdev(first) == stdev(second) == 0:
         value = fmean(second) - fmean(first)
         return value, value, 0.0 if value else 1.0
+    from scipy.stats import ttest_ind  # as above
+
     with warnings.catch_warnings():
         # One side may have next to no spread, while the other has some.
         warnings.simplefilter("ignore", RuntimeWarning)
@@ -188,6 +191,8 @@ def _power(
 
     By the shifted central t, which is near the noncentral one and has no numeric limits.
     """
+    from scipy.stats import t  # as above
+
     freedom = 2 * (runs - 1)
     error = spread * np.sqrt(2 / runs)
     limit = t.ppf(1 - (1 - CONFIDENCE) / 2 / tests, freedom)

@@ -12,6 +12,7 @@ takes from the overlap of steps; detach for a run that is to be timed. Of a netw
 """
 
 import time
+import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,13 +22,22 @@ import torch
 from torch import nn, optim
 from torch._C._distributed_c10d import Store
 
+from firecaffe.cluster.from_script import from_script
 from firecaffe.cluster.groups import attempt, who_am_i
 from firecaffe.cluster.world import lasting_store
 from firecaffe.errors import RunError
 from firecaffe.parallel.split import Split
+from firecaffe.reference import shown
 from firecaffe.runs.record import JsonLines
 from firecaffe.runs.schemas import StepRow
 from firecaffe.schema import read_rows
+from firecaffe.script.arguments import check_network, check_optimizer
+from firecaffe.script.words import ArgumentError
+
+_timed: "weakref.WeakKeyDictionary[optim.Optimizer, Path]" = weakref.WeakKeyDictionary()
+"""The optimizers whose steps are timed, each with its folder: a second pair of hooks would time the
+first.
+"""
 
 
 class Attached:
@@ -67,6 +77,8 @@ class Attached:
             keep(handle.remove)
         keep(optimizer.register_step_pre_hook(self._before_update).remove)
         keep(optimizer.register_step_post_hook(self._after_update).remove)
+        _timed[optimizer] = Path(folder)
+        keep(lambda: _timed.pop(optimizer, None))
 
     @property
     def _exchanges_s(self) -> float:
@@ -117,6 +129,7 @@ class Attached:
         self._ended_s, self._forward_s, self._ready_s = now, 0.0, 0.0
 
 
+@from_script
 def attach(model: nn.Module, optimizer: optim.Optimizer, folder: str | Path) -> Attached:
     """Records where the time of each step goes, for `firecaffe explain FOLDER`.
 
@@ -129,8 +142,18 @@ def attach(model: nn.Module, optimizer: optim.Optimizer, folder: str | Path) -> 
         optimizer: The one whose `step()` ends a step.
         folder: The folder that gets `timings/rank-R.jsonl`.
 
-    Raises: RunError if the folder has this rank's timings of another run, or cannot be written.
+    Raises: RecipeError if an argument is of another kind, or the optimizer is timed already;
+    RunError if the folder has this rank's timings of another run, or cannot be written.
     """
+    check_network("attach", "model", model)
+    check_optimizer("attach", optimizer, model)
+    if not isinstance(folder, str | Path) or not str(folder):
+        raise ArgumentError(f"attach: folder is {shown(folder)}; expected the path of a folder")
+    if optimizer in _timed:
+        raise ArgumentError(
+            f"attach: the steps of this optimizer are timed already, into {_timed[optimizer]}; "
+            "call that one's detach() first"
+        )
     return Attached(model, optimizer, folder)
 
 

@@ -1,10 +1,6 @@
 """What goes between `firecaffe.launch` and its workers: files in a folder of the call's own."""
 
-import io
-from types import CodeType
-from typing import Any, NamedTuple
-
-import cloudpickle
+from typing import NamedTuple
 
 CALLER, CALL, RETURNED = "caller", "call", "returned"
 """A pickled `Caller`; the function with its arguments; what it returned on rank 0."""
@@ -17,29 +13,3 @@ class Caller(NamedTuple):
     """Its name."""
     path: list[str]
     argv: list[str]
-
-
-def packed(value: object) -> bytes:
-    """By value what is of `__main__`; `pickle.loads` reads it.
-
-    Code keeps the name of its file, so that tracebacks of another process show its lines.
-    """
-    file = io.BytesIO()
-    _Pickler(file).dump(value)
-    return file.getvalue()
-
-
-def _code_of_file(make: Any, arguments: tuple[Any, ...], file: str) -> CodeType:
-    code: CodeType = make(*arguments)
-    return code.replace(co_filename=file)
-
-
-def _reduce_code(code: CodeType) -> tuple[Any, ...]:
-    make, arguments = cloudpickle.Pickler.dispatch_table[CodeType](code)
-    return _code_of_file, (make, arguments, code.co_filename)
-
-
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """cloudpickle from 3.1.3 on calls every file "<dynamic-code>"."""
-
-    dispatch_table = cloudpickle.Pickler.dispatch_table.new_child({CodeType: _reduce_code})

@@ -21,9 +21,12 @@ from torch.distributed import ProcessGroup
 from torch.futures import Future
 
 from firecaffe.cluster.agree import agree
+from firecaffe.cluster.from_script import from_script
 from firecaffe.cluster.group import Group
+from firecaffe.exchange.choose import AUTO
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.gradients.threads import begin_thread
+from firecaffe.script.arguments import check_group
 from firecaffe.script.exchange import open_exchange
 from firecaffe.script.group import leave, meet
 from firecaffe.script.rank_mean import Bucket, RankMean
@@ -155,8 +158,9 @@ def exchange_bucket(state: HookState, bucket: GradBucket) -> torch.futures.Futur
     return state.send(bucket)
 
 
+@from_script
 def comm_hook(
-    exchange: str = "tree",
+    exchange: str = AUTO,
     compressor: str = NO_COMPRESSOR,
     *,
     timeout_s: float | None = None,
@@ -176,6 +180,7 @@ def comm_hook(
     `parallelize` raises while ranks meet, and PeerLostError if another rank went away.
     """
     check_words(exchange, compressor, timeout_s)
+    check_group("comm_hook", process_group)
     return HookState(exchange, compressor, timeout_s, process_group), exchange_bucket
 
 

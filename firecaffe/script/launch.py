@@ -8,35 +8,41 @@ function goes to them by value if it is of `__main__`, as a notebook's is, with 
 there; what a module has is imported. So a script needs no `if __name__ == "__main__"` around it.
 """
 
+import inspect
 import pickle
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from firecaffe.by_value import packed
+from firecaffe.cluster.from_script import bind, from_script
 from firecaffe.cluster.hosts import Hosts, check_memory, say
-from firecaffe.cluster.last_word import tell_uncaught
 from firecaffe.cluster.launch import RankFailedError
 from firecaffe.cluster.launch import launch as launch_ranks
 from firecaffe.cluster.world import is_launched
-from firecaffe.errors import RecipeError
+from firecaffe.errors import FirecaffeError, RecipeError
 from firecaffe.output import kept_stdout
 from firecaffe.reference import shown
 from firecaffe.runs.fault import settle_fault
-from firecaffe.script.call import CALL, CALLER, RETURNED, Caller, packed
+from firecaffe.script.call import CALL, CALLER, RETURNED, Caller
 
 Value = TypeVar("Value")
 
 
+@from_script
 def launch(
     function: Callable[..., Value],
     nproc_per_node: int,
     args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
     *,
     max_restarts: int = 0,
 ) -> Value:
-    """Runs `function(*args)` on so many workers of this host; returns what it returns on rank 0.
+    """Runs `function(*args, **kwargs)` on so many workers of this host; returns what it returns on
+    rank 0.
 
     In the function, `firecaffe.train`, `firecaffe.parallelize` and `torch.distributed` find the
     world as they do under torchrun. No `if __name__ == "__main__"` is needed around the call.
@@ -44,22 +50,23 @@ def launch(
     Args:
         function: What each worker calls: a function of a module, a script or a notebook.
         nproc_per_node: The number of workers, each a process.
-        args: The arguments of the function, which are copied to the workers.
+        args: The function's arguments by position, which are copied to the workers.
+        kwargs: Those by name.
         max_restarts: How often all workers are started anew if one is lost; `firecaffe.train` then
             goes on from its newest checkpoint.
 
-    Raises: RecipeError if the function, its arguments or what it returns cannot be handed over;
+    Raises: RecipeError if the function does not take the arguments, or it, they or what it returns
+    cannot be handed over;
     RankFailedError, one line with the rank and its exit code, for the worker that failed first,
     with the traceback of the function as its note; PreemptedError if the training was asked to stop
     and has saved. A script that lets it through ends with that line and exit code.
     """
-    tell_uncaught()
-    name = _check(function, nproc_per_node, max_restarts)
+    name = _check(function, nproc_per_node, args, kwargs, max_restarts)
     with tempfile.TemporaryDirectory(prefix="firecaffe-launch-") as place:
         folder = Path(place)
         (folder / CALLER).write_bytes(pickle.dumps(Caller(name, sys.path, sys.argv)))
         try:
-            call = packed((function, tuple(args)))
+            call = packed((function, tuple(args), dict(kwargs or {})))
         except Exception as error:  # whatever an object's own pickling raises
             raise RecipeError(
                 f"launch: {name} and its arguments cannot be handed to the workers: {error}; make "
@@ -81,16 +88,31 @@ def launch(
             raise
         for run in folders:
             say(f"run folder: {run}")
+        if not (folder / RETURNED).is_file():
+            line = f"rank 0: {name} ended its process, with code 0, before it returned"
+            raise RankFailedError(line, FirecaffeError.exit_code)
         value: Value = pickle.loads((folder / RETURNED).read_bytes())
         return value
 
 
-def _check(function: object, nproc_per_node: int, max_restarts: int) -> str:
+def _check(function: Any, nproc_per_node: int, args: Any, kwargs: Any, max_restarts: int) -> str:
     """The name of the function. Raises: RecipeError for an argument that cannot be."""
     if not callable(function):
         raise RecipeError(
             f"launch: function is {shown(function)}; expected a function, which the workers call: "
             "launch(train, 4), not launch(train(), 4)"
+        )
+    name = str(getattr(function, "__qualname__", type(function).__qualname__))
+    if not isinstance(args, Sequence) or isinstance(args, str | bytes):
+        raise RecipeError(
+            f"launch: args is {shown(args)}; expected the arguments in a tuple, as args=(1, 2), or "
+            "args=(1,) for one"
+        )
+    is_named = isinstance(kwargs, Mapping) and all(isinstance(each, str) for each in kwargs)
+    if kwargs is not None and not is_named:
+        raise RecipeError(
+            f"launch: kwargs is {shown(kwargs)}; expected the arguments by name, as "
+            "kwargs={'steps': 10}"
         )
     for word, number, least in (
         ("nproc_per_node", nproc_per_node, 1),
@@ -104,4 +126,6 @@ def _check(function: object, nproc_per_node: int, max_restarts: int) -> str:
             "launch starts workers, and this process is one already, of a launcher (torchrun, "
             "mpirun, srun, launch); call the function itself"
         )
-    return str(getattr(function, "__qualname__", type(function).__qualname__))
+    with suppress(ValueError):  # a builtin without a signature
+        bind(f"launch: {name}", inspect.signature(function), args, kwargs or {})
+    return name

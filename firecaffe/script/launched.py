@@ -7,12 +7,13 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from firecaffe.by_value import packed
 from firecaffe.cluster.last_word import end_process, leave_report
 from firecaffe.errors import FirecaffeError, PeerLostError, RecipeError, memory_full
 from firecaffe.faults import Fault
 from firecaffe.output import outputs_kept
 from firecaffe.reference import failed, shown
-from firecaffe.script.call import CALL, CALLER, RETURNED, Caller, packed
+from firecaffe.script.call import CALL, CALLER, RETURNED, Caller
 
 INTERRUPTED = 130
 
@@ -60,11 +61,11 @@ def _told(error: Exception, caller: Caller) -> int:
 def _call(folder: Path, name: str) -> Any:
     """What the function returns; None if it ends the process, with success."""
     try:
-        function, arguments = pickle.loads((folder / CALL).read_bytes())
+        function, arguments, words = pickle.loads((folder / CALL).read_bytes())
     except Exception as error:
         raise failed(f"launch: loading {name} in a worker", error) from error
     try:
-        return function(*arguments)
+        return function(*arguments, **words)
     except SystemExit as end:
         if end.code in (None, 0):
             return None

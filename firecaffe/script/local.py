@@ -13,7 +13,7 @@ one, calls of its `update` are counted, of which all ranks have equally many.
 
 import json
 import weakref
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -21,21 +21,34 @@ from torch import Tensor, nn, optim
 from torch import distributed as dist
 from torch.amp.grad_scaler import GradScaler
 from torch.distributed import ProcessGroup
-from torch.nn.parallel.distributed import DistributedDataParallel
 
 from firecaffe.cluster.agree import agree, take_from_first
+from firecaffe.cluster.from_script import from_script
 from firecaffe.cluster.group import Group
 from firecaffe.errors import CheckpointError
+from firecaffe.exchange.choose import AUTO
 from firecaffe.exchange.route import find_route
 from firecaffe.gradients.buffers import BufferChanges
 from firecaffe.gradients.codec_memory import CodecMemory
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.gradients.reducer import GradientReducer
+from firecaffe.inventory.network_state import check_state
 from firecaffe.parallel.split import Split
+from firecaffe.reference import shown
+from firecaffe.script.arguments import (
+    check_group,
+    check_network,
+    check_number,
+    check_optimizer,
+    check_sums_nothing,
+    check_whole_number,
+)
 from firecaffe.script.exchange import open_exchange
+from firecaffe.script.first_forward import tell_of_own_state
 from firecaffe.script.group import join_launched_world, leave, meet
 from firecaffe.script.hook import BUCKET_BYTES, bucket_sizes
 from firecaffe.script.rank_mean import check_encodable
+from firecaffe.script.scaler_updates import after_each_update
 from firecaffe.script.words import ArgumentError, NothingToTrainError, check_words
 from firecaffe.solvers.outer import USUAL, Outer
 from firecaffe.transport.exchange import Exchange
@@ -43,6 +56,9 @@ from firecaffe.transport.exchange import Exchange
 INNER = ("keep", "zero")
 
 STEPS = "the steps since the last average (a GradScaler is given as scaler=)"
+
+_averaged: "weakref.WeakSet[optim.Optimizer]" = weakref.WeakSet()
+"""The optimizers whose steps are counted: a second count would average twice."""
 
 
 class LocalTraining:
@@ -71,8 +87,8 @@ class LocalTraining:
         self._named, self._forgets = named, forgets
         trained = dict(model.named_parameters())
         self._pairs = [(named[name], trained[name]) for name in named]
-        self._buffers = buffers
-        self._buffers.begin_step()
+        self._model, self._buffers = model, buffers
+        self._begin_round()
         if scaler is None:
             self._detach = optimizer.register_step_post_hook(self._after_step).remove
         else:
@@ -89,17 +105,17 @@ class LocalTraining:
         agree(reducer.exchange.world, {STEPS: str(self.steps)})
         if not self.steps:
             return
-        reducer.begin_step(reducer.num_leaves)
+        reducer.begin_step(reducer.num_leaves, [rank], lambda: _no_counts(reducer))
         for start, weight in self._pairs:
             start.grad = start - weight
-        reducer.add_last(rank, None, self._buffers.take(rank, 1.0), _no_counts(reducer))
+        reducer.add(rank, None, self._buffers.take(rank, 1.0))
         totals = reducer.finish_step()
         self._outer.step(self._optimizer.param_groups[0]["lr"])
         for start, weight in self._pairs:
             weight.copy_(start)
             start.grad = None
         self._buffers.finish_step(totals.tail, reducer.num_leaves)
-        self._buffers.begin_step()
+        self._begin_round()
         if self._forgets:
             self._optimizer.state.clear()
         self.steps = 0
@@ -107,26 +123,34 @@ class LocalTraining:
     def detach(self) -> None:
         """Averages no more."""
         self._detach()
+        _averaged.discard(self._optimizer)
 
     def state_dict(self) -> dict[str, Any]:
-        """What has to be saved beside the network and its optimizer. Between two averages it is,
-        as these are, that of a rank. After an average it is the same on all, but for `memory`:
-        what the compressor has kept back of this rank's differences, by RANK.PARAMETER.
+        """What each rank saves beside its network, its optimizer and its random numbers, to go on
+        from there to the same bits: the steps since the last average, the weights and buffers that
+        these began with, the outer optimizer's state, and, by RANK.PARAMETER, what the compressor
+        has kept back of this rank's differences.
         """
         start = {name: each.detach().clone() for name, each in self._named.items()}
         outer = self._outer.optimizer.state_dict()
         parts = {} if self._memory is None else self._memory.parts()
         memory = {name: each.tensor.clone() for name, each in parts.items()}
-        return {"steps": self.steps, "start": start, "outer": outer, "memory": memory}
+        return {
+            "steps": self.steps,
+            "start": start,
+            "buffers": {name: each.clone() for name, each in self._first_buffers.items()},
+            "outer": outer,
+            "memory": memory,
+        }
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes what `state_dict` has given. With a compressor's memory, what it has given on this
-        rank.
+        """Takes what `state_dict` has given on this rank.
 
-        Raises: CheckpointError if the memory is that of another rank, compressor or model.
+        Raises: CheckpointError if it is none, or that of another rank, compressor or model.
         """
-        memory, rank = state.get("memory", {}), self._reducer.exchange.world.rank
+        self._check_state(state)
+        memory, rank = state["memory"], self._reducer.exchange.world.rank
         if memory and not any(name.startswith(f"{rank}.") for name in memory):
             raise CheckpointError(
                 f"the state of local has the compressor's memory of another rank, none of rank "
@@ -138,6 +162,38 @@ class LocalTraining:
         for name, each in self._named.items():
             each.copy_(state["start"][name])
         self._outer.optimizer.load_state_dict(state["outer"])
+        # A round's changes of buffers are counted from its start; they are as they are loaded.
+        buffers = dict(self._model.named_buffers())
+        now = {name: each.clone() for name, each in buffers.items()}
+        for name, buffer in buffers.items():
+            buffer.copy_(state["buffers"][name])
+        self._begin_round()
+        for name, buffer in self._model.named_buffers():
+            buffer.copy_(now[name])
+
+    def _check_state(self, state: Any) -> None:
+        """Raises: CheckpointError if this is no state of such a network."""
+        words = ("steps", "start", "buffers", "outer", "memory")
+        if not isinstance(state, Mapping) or not all(word in state for word in words):
+            raise CheckpointError(
+                f"the state of local is {shown(state)}; expected what its state_dict() has given"
+            )
+        buffers = dict(self._model.named_buffers())
+        own: dict[str, Mapping[str, Tensor]] = {"start": self._named, "buffers": buffers}
+        for what, tensors in own.items():
+            found = {name: tuple(each.shape) for name, each in state[what].items()}
+            for name in sorted(tensors.keys() | found.keys()):
+                shape = tuple(tensors[name].shape) if name in tensors else "not in the model"
+                if found.get(name, "not there") != shape:
+                    raise CheckpointError(
+                        f"the state of local is that of another network: {name} is "
+                        f"{found.get(name, 'not there')}, here {shape}"
+                    )
+
+    def _begin_round(self) -> None:
+        """Remembers the buffers from which the ranks part."""
+        self._buffers.begin_step()
+        self._first_buffers = {name: each.clone() for name, each in self._model.named_buffers()}
 
     @property
     def _memory(self) -> CodecMemory | None:
@@ -149,35 +205,7 @@ class LocalTraining:
             self.average()
 
 
-class CountedUpdate:
-    """A scaler's `update`, in its place, and what is called after each: a scaler has no hooks."""
-
-    def __init__(self, update: Callable[..., None]) -> None:
-        self._update = update
-        self.calls: list[Callable[[], None]] = []
-
-    def __call__(self, *arguments: Any, **words: Any) -> None:
-        self._update(*arguments, **words)
-        for call in list(self.calls):
-            call()
-
-
-def after_each_update(scaler: GradScaler, call: Callable[[], None]) -> Callable[[], None]:
-    """Lets `call` be called after each `update` of a scaler, behind what others have asked for.
-    Returns what ends that.
-    """
-    if not isinstance(scaler.update, CountedUpdate):
-        scaler.update = CountedUpdate(scaler.update)  # type: ignore[method-assign]
-    calls = scaler.update.calls
-    calls.append(call)
-
-    def end() -> None:
-        if call in calls:
-            calls.remove(call)
-
-    return end
-
-
+@from_script
 def local(
     model: nn.Module,
     optimizer: optim.Optimizer,
@@ -188,7 +216,7 @@ def local(
     outer_momentum: float | None = None,
     inner_momentum: str = "keep",
     scaler: GradScaler | None = None,
-    exchange: str = "tree",
+    exchange: str = AUTO,
     compressor: str = NO_COMPRESSOR,
     timeout_s: float | None = None,
     process_group: ProcessGroup | None = None,
@@ -224,9 +252,20 @@ def local(
 
     Source: as docs/synchrony_local.md has them.
     """
+    check_network("local", "model", model)
+    check_sums_nothing("local", "model", model, "give the network itself, model.module")
     check_words(exchange, compressor, timeout_s)
+    check_group("local", process_group)
     _check(every, outer, outer_lr, outer_momentum, inner_momentum)
+    if scaler is not None and not isinstance(scaler, GradScaler):
+        raise ArgumentError(f"local: scaler is {shown(scaler)}; expected a torch.amp.GradScaler")
     trained = _trained(model, compressor)
+    check_optimizer("local", optimizer, model)
+    if optimizer in _averaged:
+        raise ArgumentError(
+            "local: the network of this optimizer is averaged already; call that one's detach() "
+            "first"
+        )
     device = next(iter(trained.values())).device
     if not dist.is_initialized():
         join_launched_world(device, timeout_s)
@@ -259,7 +298,9 @@ def local(
     training = LocalTraining(
         model, optimizer, every, made, reducer, named, buffers, inner_momentum == "zero", scaler
     )
+    _averaged.add(optimizer)
     weakref.finalize(training, _close, reducer, world)
+    tell_of_own_state(model, "local", averages=True)
     return training
 
 
@@ -270,10 +311,18 @@ def _check(
     outer_momentum: float | None,
     inner_momentum: str,
 ) -> None:
-    if every < 1:
-        raise ArgumentError(f"every is {every}; it must be at least 1")
-    if outer not in USUAL:
-        raise ArgumentError(f"outer is {outer!r}; it must be one of {', '.join(USUAL)}")
+    check_whole_number("local", "every", every, 1)
+    for word, value, known in (
+        ("outer", outer, tuple(USUAL)),
+        ("inner_momentum", inner_momentum, INNER),
+    ):
+        if value not in known:
+            raise ArgumentError(
+                f"local: {word} is {shown(value)}; it must be one of {', '.join(known)}"
+            )
+    for word, number in (("outer_lr", outer_lr), ("outer_momentum", outer_momentum)):
+        if number is not None:
+            check_number("local", word, number)
     if outer_lr is not None and not 0 < outer_lr < float("inf"):
         raise ArgumentError(f"outer_lr is {outer_lr}; it must be above 0")
     if outer_momentum is not None and not 0 <= outer_momentum < 1:
@@ -282,19 +331,11 @@ def _check(
         )
     if outer == "average" and not outer_lr is outer_momentum is None:
         raise ArgumentError("outer average has no outer_lr or outer_momentum; leave them out")
-    if inner_momentum not in INNER:
-        raise ArgumentError(
-            f"inner_momentum is {inner_momentum!r}; it must be one of {', '.join(INNER)}"
-        )
 
 
 def _trained(model: nn.Module, compressor: str) -> dict[str, nn.Parameter]:
     """The parameters that are trained, by name. Raises: RecipeError if they cannot be averaged."""
-    if isinstance(model, DistributedDataParallel):
-        raise ArgumentError(
-            "model is in DistributedDataParallel, which sums the gradients of every step; give the "
-            "network itself, model.module"
-        )
+    check_state(model)
     trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
     if not trained:
         raise NothingToTrainError("the model has no parameter to train")

@@ -1,6 +1,6 @@
 """DistributedDataParallel with our exchange: the way in for a training script of one's own.
 
-    model = firecaffe.parallelize(model, exchange="tree")
+    model = firecaffe.parallelize(model)
 
 The rest of the script stays as it is for DDP. Each rank brings one gradient, so the bits that come
 out depend on the number of ranks, as they do with DDP; for one result on any number of workers
@@ -17,13 +17,20 @@ from torch import nn
 # Its own module's: a script may have put `parallelize` in the place of any other name of it.
 from torch.nn.parallel.distributed import DistributedDataParallel
 
+from firecaffe.cluster.from_script import bind, from_script
 from firecaffe.cluster.memory import keep_freed_memory
+from firecaffe.exchange.choose import AUTO
 from firecaffe.gradients.config import NO_COMPRESSOR
+from firecaffe.script.arguments import check_group, check_network, check_sums_nothing
+from firecaffe.script.first_forward import tell_of_own_state
 from firecaffe.script.group import join_launched_world
 from firecaffe.script.hook import BUCKET_BYTES, HookState, bucket_sizes, exchange_bucket
-from firecaffe.script.words import SecondHookError, check_model, check_words
+from firecaffe.script.words import ArgumentError, SecondHookError, check_model, check_words
 
 SIGNATURE = inspect.signature(DistributedDataParallel)
+
+WORDS = ("exchange", "compressor", "timeout_s")
+"""Those that are not DDP's."""
 
 
 class Parallelized(DistributedDataParallel):
@@ -35,6 +42,20 @@ class Parallelized(DistributedDataParallel):
         hooks, self._comm_hooks = self._comm_hooks, []
         for hook, hook_state in hooks:
             self.register_comm_hook(hook_state, hook)
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """DDP's. Raises: ArgumentError if another DDP is around this one, of which accelerate, say,
+        tells nobody: it would sum the gradients, too.
+        """
+        outer = DistributedDataParallel._active_ddp_module
+        if outer not in (None, self) and any(each is self for each in outer.modules()):
+            raise ArgumentError(
+                "parallelize: the model that it made is in another DistributedDataParallel, so "
+                "each gradient would be summed twice; give that one the network itself, and its "
+                "gradients go through an exchange by firecaffe.adapters (accelerate, Lightning) or "
+                "firecaffe.comm_hook"
+            )
+        return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
         """Registers `hook` in DDP if there is none yet: one rank alone has none.
@@ -57,10 +78,11 @@ class Parallelized(DistributedDataParallel):
         return super().join_hook(**kwargs)  # type: ignore[no-untyped-call]
 
 
+@from_script
 def parallelize(
     module: nn.Module,
     *ddp_arguments: Any,
-    exchange: str = "tree",
+    exchange: str = AUTO,
     compressor: str = NO_COMPRESSOR,
     timeout_s: float | None = None,
     **ddp_options: Any,
@@ -78,8 +100,9 @@ def parallelize(
     Args:
         module: The model, on its device.
         ddp_arguments: DistributedDataParallel's own by position, as device_ids.
-        exchange: A row of docs/exchange.md, or auto: the fastest by a link that is measured here.
-            The ranks of a host are those that can share memory.
+        exchange: auto takes the fastest by a link that is measured here, of those that give tree's
+            bits, so that every start on so many ranks ends in the same. Or a row of
+            docs/exchange.md. The ranks of a host are those that can share memory.
         compressor: A codec of gradients/compressors, applied to each rank's gradient from the
             second step on, for DDP cuts its buckets anew after the first. With a memory of what was
             not sent, which belongs to this rank and is in no checkpoint of the script.
@@ -93,8 +116,11 @@ def parallelize(
     different words. From `backward()`: PeerLostError if another rank went away. What DDP refuses,
     it refuses in its own words.
     """
-    bound = SIGNATURE.bind(module, *ddp_arguments, **ddp_options)
+    bound = bind("parallelize", SIGNATURE, (module, *ddp_arguments), ddp_options, WORDS)
+    check_network("parallelize", "module", module)
+    check_sums_nothing("parallelize", "module", module, "give the network itself")
     check_words(exchange, compressor, timeout_s)
+    check_group("parallelize", bound.arguments.get("process_group"))
     check_model(module, compressor, bound.arguments)
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     device = trained[0].device
@@ -111,4 +137,5 @@ def parallelize(
         cap_bytes = BUCKET_BYTES if largest is None else max(1, int(largest * 1024 * 1024))
         state.meet(device, bucket_sizes(sum(p.nbytes for p in trained), cap_bytes))
         parallel.register_comm_hook(state, exchange_bucket)
+        tell_of_own_state(parallel.module, "parallelize", averages=False)
     return parallel

@@ -15,13 +15,23 @@ from torch import nn
 from torch.distributed import ProcessGroup
 
 from firecaffe.cluster.agree import agree, take_from_first
-from firecaffe.gradients.config import check_timeout
+from firecaffe.cluster.from_script import from_script
+from firecaffe.inventory.network_state import check_state
 from firecaffe.parallel.parts import PartGroup
 from firecaffe.parallel.split import Split, check_parts, choose_layers, split_layers
+from firecaffe.reference import shown
+from firecaffe.script.arguments import (
+    check_group,
+    check_network,
+    check_sums_nothing,
+    check_whole_number,
+)
+from firecaffe.script.first_forward import tell_of_own_state
 from firecaffe.script.group import join_launched_world, leave, meet
-from firecaffe.script.words import ArgumentError
+from firecaffe.script.words import ArgumentError, check_patience
 
 
+@from_script
 def split(
     model: nn.Module,
     layers: Mapping[str, str],
@@ -55,12 +65,17 @@ def split(
 
     Source: Krizhevsky 2014 (arXiv 1404.5997); Shoeybi et al. 2019 (Megatron-LM).
     """
-    if parts is not None and (type(parts) is not int or parts < 1):
-        raise ArgumentError(f"split: parts is {parts!r}; it must be a number of at least 1")
-    if timeout_s is not None:
-        check_timeout("timeout_s", timeout_s)
-    if not layers:
-        raise ArgumentError("split: no layer is named; say {'classifier.*': 'neurons'}")
+    check_network("split", "model", model)
+    instead = "split the network first, and give what comes to DDP over the ranks of equal parts"
+    check_sums_nothing("split", "model", model, instead)
+    if any(isinstance(each, Split) for each in model.modules()):
+        raise ArgumentError("split: model is split already; name all layers in one call")
+    _check_layers(layers)
+    check_group("split", process_group)
+    if parts is not None:
+        check_whole_number("split", "parts", parts, 1)
+    check_patience(timeout_s)
+    check_state(model)
     chosen = choose_layers(model, layers)
     if parts is not None:
         check_parts(model, chosen, parts)  # before a world is joined, which would stay
@@ -88,4 +103,18 @@ def split(
     group = PartGroup(world, num_parts)
     if world.exchange_group is not None:
         weakref.finalize(group, leave, world)  # after the last copy of the network
+    tell_of_own_state(model, "split", averages=False)
     return split_layers(model, chosen, group)
+
+
+def _check_layers(layers: object) -> None:
+    """Raises: ArgumentError if this is no table of names."""
+    example = "{'classifier.*': 'neurons'}"
+    if not isinstance(layers, Mapping):
+        raise ArgumentError(f"split: layers is {shown(layers)}; expected a table, as {example}")
+    if not layers:
+        raise ArgumentError(f"split: no layer is named; say {example}")
+    for pattern, word in layers.items():
+        if not (isinstance(pattern, str) and isinstance(word, str)):
+            found = f"{shown(pattern)}: {shown(word)}"
+            raise ArgumentError(f"split: layers has {found}; expected names, as {example}")

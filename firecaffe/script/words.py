@@ -13,6 +13,7 @@ from firecaffe.exchange.choose import AUTO
 from firecaffe.exchange.order import keeps_tree_order
 from firecaffe.gradients.compressors import COMPRESSORS
 from firecaffe.gradients.config import NO_COMPRESSOR, check_timeout
+from firecaffe.reference import shown
 from firecaffe.script.rank_mean import check_encodable
 
 REFUSED = {
@@ -51,6 +52,8 @@ def _of_arguments() -> Iterator[None]:
 @_of_arguments()
 def check_words(exchange: str, compressor: str, timeout_s: float | None) -> None:
     """Raises: RecipeError if a word cannot be, or two cannot be together."""
+    if not isinstance(exchange, str):
+        raise RecipeError(f"exchange is {shown(exchange)}; it must be a name, as 'tree'")
     if exchange not in (NATIVE, AUTO):
         try:
             find_schedule(exchange)
@@ -59,14 +62,23 @@ def check_words(exchange: str, compressor: str, timeout_s: float | None) -> None
             raise RecipeError(f"exchange: {error}{also}") from None
     if compressor not in (NO_COMPRESSOR, *COMPRESSORS):
         known = ", ".join((NO_COMPRESSOR, *COMPRESSORS))
-        raise RecipeError(f"compressor is {compressor!r}; it must be one of {known}")
+        raise RecipeError(f"compressor is {shown(compressor)}; it must be one of {known}")
     if compressor != NO_COMPRESSOR and exchange != AUTO and not keeps_tree_order(exchange):
         raise RecipeError(
             f"compressor {compressor} adds in the order of the tree, which exchange {exchange} "
             "does not keep; use tree"
         )
-    if timeout_s is not None:
-        check_timeout("timeout_s", timeout_s)
+    check_patience(timeout_s)
+
+
+@_of_arguments()
+def check_patience(timeout_s: float | None) -> None:
+    """Raises: RecipeError if nobody can wait for so long."""
+    if timeout_s is None:
+        return
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float):
+        raise RecipeError(f"timeout_s is {shown(timeout_s)}; it must be a number of seconds")
+    check_timeout("timeout_s", timeout_s)
 
 
 @_of_arguments()

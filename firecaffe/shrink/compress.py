@@ -26,6 +26,7 @@ from firecaffe.data import Data, check_data
 from firecaffe.errors import OwnCodeError, RecipeError, RunError
 from firecaffe.files import write_json, written_aside
 from firecaffe.models.weights import file_digest
+from firecaffe.recipe.check import check_recipe
 from firecaffe.recipe.identity import to_toml
 from firecaffe.recipe.run import total_steps
 from firecaffe.recipe.sections import Recipe
@@ -108,7 +109,7 @@ def plan_compression(asked: CompressRequest) -> Data:
         # The weights fit, which was seen above, and those of later rounds are not there yet.
         model = replace(trial.recipe.model, weights="")
         with _said_of(asked.scheme, f", round {trial.name}"):
-            preflight(replace(trial.recipe, model=model), asked.workers)
+            preflight(check_recipe(replace(trial.recipe, model=model)), asked.workers)
     return data
 
 

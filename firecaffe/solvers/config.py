@@ -9,6 +9,25 @@ BY_ELEMENT = ("sgd", "nesterov", "adagrad", "adadelta", "rmsprop", "adam", "adam
 BY_LAYER = (*BY_ELEMENT, "lars", "lamb")
 """Solvers that treat each parameter by itself, so that it does not matter who has the others."""
 
+OF_PLAIN_MOMENTUM = ("sgd", "nesterov")
+"""Solvers whose update is the rate times the gradient, or its momentum."""
+
+OF_CAFFE = (*OF_PLAIN_MOMENTUM, "adam")
+"""The solvers that Caffe has in a form of its own. Its others are torch's."""
+
+MAY_L1 = ("sgd", "nesterov", "adagrad", "adadelta", "rmsprop", "adam")
+"""The solvers whose decay may pull each weight by the same, toward 0: those of Caffe."""
+
+MAY_DECOUPLE = ("sgd", "nesterov", "adagrad", "adadelta", "rmsprop")
+"""The solvers whose decay may stand beside the update. Adam's form of it is adamw, lamb has no
+other, and lars takes the length of the decay into account."""
+
+MAY_CYCLE = ("sgd", "nesterov", "adam", "adamw", "lars", "lamb")
+"""The solvers with a momentum that a policy may move."""
+
+DROPPING = ("step", "multistep")
+"""The policies whose rate drops."""
+
 
 @dataclass(frozen=True)
 class SolverConfig:
@@ -82,3 +101,8 @@ class SolverConfig:
     lr_mult: dict[str, float] = field(default_factory=dict)
     decay_mult: dict[str, float] = field(default_factory=dict)
     clip_gradients: float = 0.0
+
+
+def needs_norms(solver: SolverConfig) -> bool:
+    """Whether an update needs norms of whole parameters."""
+    return bool(solver.clip_gradients) or solver.type not in BY_ELEMENT

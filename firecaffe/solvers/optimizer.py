@@ -13,7 +13,8 @@ from firecaffe.solvers.caffe_adam import CaffeAdam
 from firecaffe.solvers.caffe_sgd import CaffeSGD
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.solvers.delayed_nesterov import DelayedNesterov
-from firecaffe.solvers.layer_rates import Lamb, Lars
+from firecaffe.solvers.layer_rates import Lamb, Lars, LayerRates
+from firecaffe.solvers.norms import Norms, own_norms
 from firecaffe.solvers.own import make_own
 
 Groups = Sequence[dict[str, Any]]
@@ -84,19 +85,6 @@ SOLVERS: dict[str, Callable[[Groups, SolverConfig], optim.Optimizer]] = {
 
 MOMENTUM_FORMS = ("torch", "caffe")
 
-OF_CAFFE = ("sgd", "nesterov", "adam")
-"""The solvers that Caffe has in a form of its own. Its others are torch's."""
-
-MAY_L1 = ("sgd", "nesterov", "adagrad", "adadelta", "rmsprop", "adam")
-"""The solvers whose decay may pull each weight by the same, toward 0: those of Caffe."""
-
-MAY_DECOUPLE = ("sgd", "nesterov", "adagrad", "adadelta", "rmsprop")
-"""The solvers whose decay may stand beside the update. Adam's form of it is adamw, lamb has no
-other, and lars takes the length of the decay into account."""
-
-MAY_CYCLE = ("sgd", "nesterov", "adam", "adamw", "lars", "lamb")
-"""The solvers with a momentum that a policy may move."""
-
 
 def make_optimizer(
     named: Mapping[str, nn.Parameter],
@@ -104,11 +92,13 @@ def make_optimizer(
     delayed: int = 0,
     runs: Mapping[str, nn.Parameter] | None = None,
     called: Callable[[str], str] = str,
+    norms: Norms = own_norms,
 ) -> optim.Optimizer:
     """The solver's optimizer. All of ours use torch's `foreach` form: the form changes bits.
     delayed: the updates over which Nesterov's momentum is delayed; 0: it is in each one. runs: runs
     of the elements of some parameters, by name, which are updated instead of these. called: the
-    name by which patterns know a parameter.
+    name by which patterns know a parameter. norms: the lengths of whole tensors, for solvers that
+    take them.
 
     Raises: RecipeError, OwnCodeError for an optimizer of the user's own.
     """
@@ -119,11 +109,13 @@ def make_optimizer(
         return DelayedNesterov(groups, config.base_lr, config.momentum, delayed)
     if is_reference(config.type):
         return make_own(groups, config)
-    if config.decay_form == "l2":
-        return SOLVERS[config.type](groups, config)
-    beside = [{**group, "weight_decay": 0.0, "decay": group["weight_decay"]} for group in groups]
-    optimizer = SOLVERS[config.type](beside, config)
-    optimizer.register_step_pre_hook(BEFORE_THE_UPDATE[config.decay_form])
+    if config.decay_form != "l2":
+        groups = [{**each, "weight_decay": 0.0, "decay": each["weight_decay"]} for each in groups]
+    optimizer = SOLVERS[config.type](groups, config)
+    if config.decay_form != "l2":
+        optimizer.register_step_pre_hook(BEFORE_THE_UPDATE[config.decay_form])
+    if isinstance(optimizer, LayerRates):
+        optimizer.take_norms(norms)
     return optimizer
 
 
@@ -239,17 +231,6 @@ def check_solver(config: SolverConfig) -> None:
             f"solver.momentum_form is {config.momentum_form!r}; it must be one of "
             f"{', '.join(MOMENTUM_FORMS)}"
         )
-    if config.momentum_form == "caffe" and config.type not in OF_CAFFE:
-        raise RecipeError(
-            f"solver.momentum_form is caffe with solver.type {config.type}; only "
-            f"{', '.join(OF_CAFFE)} have it"
-        )
-    if config.momentum_correction and (config.momentum_form != "caffe" or config.type == "adam"):
-        form = "solver.type adam" if config.type == "adam" else "momentum_form torch"
-        raise RecipeError(
-            f"solver.momentum_correction is true with {form}, whose rate is outside "
-            "the momentum and needs none; it is for momentum_form caffe of sgd and nesterov"
-        )
     for word in ("lr_mult", "decay_mult"):
         for pattern, value in getattr(config, word).items():
             if not 0 <= value < float("inf"):
@@ -258,26 +239,9 @@ def check_solver(config: SolverConfig) -> None:
         value = getattr(config, name)
         if not 0 <= value < float("inf"):
             raise RecipeError(f"solver.{name} is {value}; it must be 0 or more")
-    if config.decay_form == "decoupled" and config.type not in MAY_DECOUPLE:
-        other = "; take solver.type adamw" if config.type == "adam" else ""
-        raise RecipeError(
-            f"solver.decay_form is decoupled with solver.type {config.type}; "
-            f"{', '.join(MAY_DECOUPLE)} have it{other}"
-        )
-    if config.decay_form == "l1" and config.type not in MAY_L1:
-        raise RecipeError(
-            f"solver.decay_form is l1 with solver.type {config.type}; {', '.join(MAY_L1)} have it"
-        )
-    if config.base_momentum and config.type not in MAY_CYCLE:
-        raise RecipeError(
-            f"solver.base_momentum is {config.base_momentum} with solver.type {config.type}; "
-            f"{', '.join(MAY_CYCLE)} have a momentum that moves"
-        )
     for name in ("momentum", "momentum2", "rms_decay", "base_momentum"):
         value = getattr(config, name)
         if not 0 <= value < 1:
             raise RecipeError(
                 f"solver.{name} is {value}; it must be from 0 up to, not including, 1"
             )
-    if config.type == "nesterov" and config.momentum == 0:
-        raise RecipeError("solver.momentum is 0; solver.type 'nesterov' needs more")

@@ -165,11 +165,6 @@ def check_policy(solver: SolverConfig) -> None:
         raise RecipeError(
             f"solver.scale is {solver.scale!r}; it must be one of {', '.join(SCALES)}"
         )
-    if solver.scale != "none" and solver.reference_batch_size < 1:
-        raise RecipeError(
-            f"solver.scale is {solver.scale} with solver.reference_batch_size "
-            f"{solver.reference_batch_size}; give the global batch that base_lr is for"
-        )
     policy = solver.lr_policy
     if policy not in POLICIES:
         raise RecipeError(
@@ -200,13 +195,3 @@ def _check_one_cycle(solver: SolverConfig) -> None:
     for name in ("div_factor", "final_div_factor"):
         if not 1 <= getattr(solver, name) < math.inf:
             raise RecipeError(f"solver.{name} is {getattr(solver, name)}; it must be at least 1")
-    if solver.warmup_steps:
-        raise RecipeError(
-            f"solver.warmup_steps is {solver.warmup_steps} with lr_policy one_cycle, which rises "
-            f"by itself over solver.pct_start, {solver.pct_start}, of the training; leave it out"
-        )
-    if solver.base_momentum > solver.momentum:
-        raise RecipeError(
-            f"solver.base_momentum is {solver.base_momentum}; it must be at most solver.momentum, "
-            f"{solver.momentum}, from which it falls as the rate rises"
-        )

@@ -156,47 +156,37 @@ class SynchronyConfig:
 
 
 def check_synchrony(config: SynchronyConfig) -> None:
-    """Checks the section. Raises: RecipeError if a word, or two together, are not possible."""
+    """Checks the section. Raises: RecipeError if a word is not possible."""
     if config.mode not in MODES:
         known = ", ".join(MODES)
         raise RecipeError(f"synchrony.mode is {config.mode!r}; it must be one of {known}")
     check_limits("synchrony", config, LIMITS)
-    if config.is_served:
-        _check_served(config)
+    if config.mode == LOCAL:
+        _check_outer(config)
 
 
-def _check_served(config: SynchronyConfig) -> None:
-    if config.clock == "simulated":
-        if config.in_flight != 1:
-            raise RecipeError(
-                f"synchrony.in_flight is {config.in_flight} with clock simulated, whose learners "
-                "have one micro-batch each; leave it out, or raise synchrony.learners"
-            )
-        if config.server != FIRST:
-            raise RecipeError(
-                f"synchrony.server is {config.server} with clock simulated, which is one process; "
-                "leave it out, or take clock = real"
-            )
-        check_learners(config, config.learners, f"synchrony.learners, {config.learners}")
-    if (config.speeds == "measured") != bool(config.speeds_from):
+def _check_outer(config: SynchronyConfig) -> None:
+    if config.outer_lr <= 0 and config.outer_lr != -1:
+        raise RecipeError(f"synchrony.outer_lr is {config.outer_lr:g}; it must be above 0, or -1")
+    if not 0 <= config.outer_momentum < 1 and config.outer_momentum != -1:
         raise RecipeError(
-            f"synchrony.speeds is {config.speeds} and synchrony.speeds_from "
-            f"{config.speeds_from!r}; speeds = measured and its file come together"
+            f"synchrony.outer_momentum is {config.outer_momentum:g}; it must be from 0 up to, not "
+            "including, 1, or -1"
         )
 
 
-def check_learners(config: SynchronyConfig, learners: int, told: str) -> None:
-    """Checks a mode with a server against its number of learners. told: that number, for people.
-
-    Raises: RecipeError.
+def learners_that_do_not_fit(config: SynchronyConfig, learners: int, told: str) -> str:
+    """What is said of a mode with a server that cannot be had with so many learners, else nothing.
+    told: that number, for people.
     """
     if config.mode == BACKUP and config.backup_workers >= learners:
-        raise RecipeError(
+        return (
             f"synchrony.backup_workers is {config.backup_workers}; it must be less than {told}, so "
             "that some gradient counts"
         )
     if config.mode == ASYNCHRONOUS and config.gradients_per_update > learners:
-        raise RecipeError(
+        return (
             f"synchrony.gradients_per_update is {config.gradients_per_update}; it must be at most "
             f"{told}"
         )
+    return ""

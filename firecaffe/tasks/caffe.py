@@ -35,8 +35,6 @@ def caffe_task(config: TaskConfig, reserved: tuple[str, ...] = ()) -> Task:
 
     Raises: RecipeError if the file is no net with a loss.
     """
-    if config.args:
-        raise RecipeError(f"task.args are {config.args}; task.name {config.name} takes none")
     train, test = read_judges(caffe_file("task.name", config.name))
 
     def judge_of(outputs: Any) -> Judge:

@@ -58,8 +58,8 @@ def classification(config: TaskConfig, num_classes: int | None) -> Task:
     def wrong(outputs: Any) -> str:
         return wrong_logits(prediction_of(outputs), known.num_classes, "(samples, {})", ndim=2)
 
-    # Among the first five of five classes is every label.
-    counted = EXACT[:1] if num_classes is not None and num_classes <= PLACES else EXACT
+    # Among the first five of five classes is every label; of data that do not say, nobody knows.
+    counted = EXACT if num_classes is not None and num_classes > PLACES else EXACT[:1]
     return Task(
         loss,
         chosen(config, "classification", known, counted),

@@ -6,26 +6,26 @@ events.jsonl. All else is a function of the recipe, so the same bits have to com
 """
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from firecaffe.cluster.world import World
 from firecaffe.errors import RunError
+from firecaffe.recipe.check import CheckedRecipe
 from firecaffe.recipe.parallel import layout_of
 from firecaffe.recipe.run import Ranks, Run, resolve
-from firecaffe.recipe.sections import Recipe
 from firecaffe.synchrony.log import EVENTS, LogReader
 from firecaffe.training.arithmetic import arithmetic
 from firecaffe.training.connect import connect
 from firecaffe.training.facts import describe_training
 from firecaffe.training.learner import Learner, build_learner
-from firecaffe.training.local.sums import LocalOutcome
-from firecaffe.training.outcome import Outcome
+from firecaffe.training.modes.mode import Queued
+from firecaffe.training.modes.parts import Steps
 from firecaffe.training.parallel.mesh import make_mesh
 from firecaffe.training.parts import Parts, open_parts
 from firecaffe.training.state import State
-from firecaffe.training.steps import Steps, make_steps
+from firecaffe.training.steps import make_steps
 
 
 class Again:
@@ -41,6 +41,10 @@ class Again:
     def state(self) -> State:
         return self.learner.state
 
+    def evaluating(self) -> AbstractContextManager[None]:
+        """Puts the weights that evaluations take in place, for a `with` block."""
+        return self._stepper.update.evaluating()
+
     @property
     def updates(self) -> int:
         """The number of updates so far, if a server makes them; else 0."""
@@ -53,7 +57,7 @@ class Again:
         Raises: RunError with the line if the log is damaged, NotFiniteError.
         """
         run = self.run
-        outcomes: dict[int, Outcome | LocalOutcome] = {}
+        outcomes: dict[int, Queued] = {}
         while not outcomes or not run.rounds.is_whole(self.done):
             outcome = self._stepper.run(self.done, run.learning_rate(self.done))
             self.done += 1
@@ -65,7 +69,7 @@ class Again:
 
 
 @contextmanager
-def train_again(folder: Path, recipe: Recipe, world: World, parts: Parts) -> Iterator[Again]:
+def train_again(folder: Path, recipe: CheckedRecipe, world: World, parts: Parts) -> Iterator[Again]:
     """The training of a run, from its beginning, for a `with` block.
 
     Args:
@@ -91,7 +95,9 @@ def train_again(folder: Path, recipe: Recipe, world: World, parts: Parts) -> Ite
         learners = 0 if log is None else log.learners
         mesh = make_mesh(world, layout_of(recipe.parallel, 1), resources)
         learner = build_learner(run, parts, data, mesh, None, (), resources, learners)
-        run, reducers, _ = connect(run, learner, mesh.sharers, None, resources)
+        run, reducers, _ = connect(
+            run, learner, learner.mode.summed(), mesh.sharers, None, resources
+        )
         made = run, learner, mesh, data, reducers
         steps = make_steps(*made, (), 0, True, resources, source=log)
         yield Again(run, learner, steps, log)

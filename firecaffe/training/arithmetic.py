@@ -10,14 +10,15 @@ from typing import Any
 
 import torch
 
+from firecaffe.generators import generators_kept, seed_generators
 from firecaffe.recipe.config import TrainConfig
 
 
 @contextmanager
 def arithmetic(config: TrainConfig, device: torch.device) -> Iterator[None]:
     """Fixes threads and kernels for this process in the block. Afterwards they are as they were
-    before, and so are torch's generators, which the block seeds. The variable that tells cuBLAS its
-    workspace stays: it is read once.
+    before, and so are the generators, which the block seeds: torch's, python's and numpy's global
+    one. The variable that tells cuBLAS its workspace stays: it is read once.
 
     On a GPU with `deterministic`: no benchmarking of kernels (it may choose others on each worker),
     no TF32, and an error from torch if an operation has no deterministic kernel.
@@ -25,6 +26,7 @@ def arithmetic(config: TrainConfig, device: torch.device) -> Iterator[None]:
     Source: PyTorch's notes on reproducibility; cuBLAS, "Results reproducibility".
     """
     with ExitStack() as before:
+        before.enter_context(generators_kept())
         before.enter_context(torch.random.fork_rng([device] if device.type == "cuda" else []))
         before.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(config.threads)
@@ -89,14 +91,14 @@ def cost_of_determinism(micro_batch: Callable[[], object], repeats: int = 5) -> 
 
 
 def seed_random(seed: int, *what: str | int) -> None:
-    """Seeds torch's generators by purpose, such as (seed, "dropout", step, micro-batch).
+    """Seeds torch's generators, python's `random` and numpy's global one by purpose, such as (seed,
+    "dropout", step, micro-batch).
 
     The purpose takes the place of a generator's state: nothing has to be saved, and no rank enters
     it.
     """
     key = key_of(seed, *what)
-    # torch.manual_seed would also record a call stack for GPUs that are not there: 0.7 ms.
-    torch.default_generator.manual_seed(key)
+    seed_generators(key_of(seed, "python", *what), key_of(seed, "numpy", *what), key)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed(key)
 

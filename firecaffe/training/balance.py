@@ -18,7 +18,8 @@ from firecaffe.cluster.group import Group
 from firecaffe.exchange.leaves import Shares
 from firecaffe.recipe.parallel import Layout, rows_of
 from firecaffe.synchrony.shares import next_shares
-from firecaffe.training.outcome import StepResult, Timings
+from firecaffe.training.outcome import StepResult
+from firecaffe.training.times import Timings
 
 
 @dataclass(frozen=True)

@@ -1,51 +1,63 @@
 """What a training begins with: its folder, and what people are told of it."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from uuid import uuid4
 
 from firecaffe.cluster.agree import text_of_first
 from firecaffe.cluster.world import World
+from firecaffe.compression.config import prune_notes
 from firecaffe.data import Data
 from firecaffe.files import write_atomically, write_json
-from firecaffe.recipe.constrained import prune_notes
 from firecaffe.recipe.identity import to_toml, tuned_by
 from firecaffe.recipe.idle import idle_words
 from firecaffe.recipe.paths import with_absolute_paths
 from firecaffe.recipe.run import Run
 from firecaffe.recipe.sections import Recipe
-from firecaffe.runs.environment import NAME as ENVIRONMENT
+from firecaffe.runs.apart import APART, MARK, mark_of
 from firecaffe.runs.environment import describe_environment
-from firecaffe.runs.folder import continue_run_folder, create_run_folder
+from firecaffe.runs.folder import ENVIRONMENT, continue_run_folder, create_run_folder
 from firecaffe.solvers.policy import rate_notes
 from firecaffe.training.about import About, write_about
 from firecaffe.training.frozen import Frozen
 from firecaffe.training.learner import Learner
+from firecaffe.training.places import Places, find_places
 from firecaffe.training.plugins import Plugin, names
 from firecaffe.training.progress import say
-from firecaffe.training.start import Start, remember_folder
+from firecaffe.training.start import Start, remember_folder, remember_own_folder
 from firecaffe.transport.auto import AutoChoice
 
 
 def make_folder(
     world: World, run: Run, start: Start, about: About, own_code: Mapping[str, str]
-) -> Path:
+) -> Places:
     """Makes the run's folder on rank 0, or takes an earlier attempt's back to the start; tells all
-    ranks, and the launcher for a next attempt.
+    ranks, which make their own where they do not see it, and the launchers for a next attempt.
     """
-    folder = Path()
+    folder, mark = Path(), ""
+    environment: dict[str, object] = {}
     if world.is_first:
         if start.folder is None:
             folder = create_run_folder(run.recipe.run, run.title)
         else:
             folder = start.folder
             continue_run_folder(folder, start.step)
+        folder = folder.resolve()
         write_atomically(folder / "recipe.toml", to_toml(with_absolute_paths(run.recipe)))
         hosts = [world.host] if world.watch is None else list(dict.fromkeys(world.watch.hosts))
-        environment = {**describe_environment(), "hosts": hosts, "own_code": own_code}
+        mark = mark_of(folder) or uuid4().hex
+        environment = {**describe_environment(), "hosts": hosts, "own_code": own_code, MARK: mark}
         write_json(folder / ENVIRONMENT, environment)
         write_about(folder, about)
-        remember_folder(world, start, folder.resolve())
-    return Path(text_of_first(world, str(folder.resolve())))
+        remember_folder(world, start, folder)
+    first, mark = json.loads(text_of_first(world, json.dumps([str(folder), mark])))
+    places = find_places(world, run.recipe.run, Path(first), mark, start.step)
+    if places.is_apart:
+        remember_own_folder(world, start, places.own)
+    if world.is_first and places.apart:
+        write_json(folder / ENVIRONMENT, {**environment, APART: places.apart})
+    return places
 
 
 def notes_of(
@@ -60,12 +72,14 @@ def notes_of(
     """Lines for people. choice: the exchange's, if `auto` has chosen it."""
     model = run.recipe.model
     said = [data.description, *data.notes, *_notes(run), *start.notes]
-    if choice is not None:
+    if choice is not None and run.ranks.world_size > 1:
         said.insert(1, f"exchange: {choice.reason}")
     said += [f"plug-in: {name}" for name in names(plugins)]
     said += _weights_notes(run.recipe, learner)
     said += frozen.notes(model)
-    said += [each.line for each in learner.constraints]
+    if learner.inventory is not None:
+        said += learner.inventory.notes
+    said += [each.line for each in learner.update.applier.constraints]
     return said + [f"warning: {doubt}" for doubt in learner.doubts]
 
 
@@ -93,13 +107,14 @@ def _weights_notes(recipe: Recipe, learner: Learner) -> list[str]:
     return [f"model.weights {weights} is not read: the run is resumed"] if weights else []
 
 
-def say_where(world: World, run: Run, folder: Path) -> None:
+def say_where(world: World, run: Run, places: Places) -> None:
     """On each other host, where the run is told of and recorded: with its first rank, on the first.
-    The run.folder of that host counts, whatever is said on this one.
+    The run.folder of that host counts, whatever is said on this one, but where it is not seen.
     """
     hosts = [world.host] if world.watch is None else world.watch.hosts
     if hosts[0] != world.host and hosts.index(world.host) == world.rank:
+        own = f"; this host does not see it, and records in {places.own}" if places.is_apart else ""
         say(
             f"{run.title}  rank {world.rank} of {world.world_size}; rank 0 on {hosts[0]} tells how "
-            f"it goes, and the run folder is {folder} there"
+            f"it goes, and the run folder is {places.first} there{own}"
         )

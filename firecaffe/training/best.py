@@ -65,9 +65,21 @@ class Best:
             self.step, self.checkpoint = step, ""
         return is_better or has_lower_loss
 
+    def keep(self, checkpoint: str) -> None:
+        """Takes the path of the checkpoint of the best evaluation."""
+        self.checkpoint = checkpoint
+
     def is_enough(self, stop_after: int) -> bool:
         """Whether so many evaluations have come without a better one; 0 is never enough."""
         return 0 < stop_after <= self.without
+
+    def no_better(self, last: int) -> str:
+        """The line about an early stop, after step `last`."""
+        shown = "none" if self.value is None else self.measure.shown(self.value)
+        return (
+            f"stopped early, after step {last}: {self.without} evaluations came to no better "
+            f"{self.measure.words} than {shown}, after step {self.step} (train.stop_after)"
+        )
 
     @property
     def row(self) -> dict[str, Any] | None:

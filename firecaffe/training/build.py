@@ -5,25 +5,27 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from firecaffe.cluster.last_word import LAUNCHED, tell_uncaught
+from firecaffe.cluster.from_script import from_script
+from firecaffe.cluster.last_word import LAUNCHED
 from firecaffe.cluster.tree import links_of, star_of
 from firecaffe.cluster.world import World, join
+from firecaffe.data import Data
 from firecaffe.data.datasets import GIVEN
 from firecaffe.errors import RunError
-from firecaffe.exchange.route import HOOK
 from firecaffe.files import write_json
 from firecaffe.gradients.combine import Hook
-from firecaffe.plan.of_recipe import write_forecast
+from firecaffe.meta_kernels import without_compiler
+from firecaffe.recipe.check import CheckedRecipe, check_recipe
 from firecaffe.recipe.parallel import layout_of
 from firecaffe.recipe.ranks import check_ranks
 from firecaffe.recipe.run import Ranks, Run, resolve
-from firecaffe.recipe.sections import Recipe, check_recipe
+from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.explain import read_timings
 from firecaffe.runs.score_mode import score_mode
 from firecaffe.synchrony.config import FIRST, MEASURED
@@ -33,21 +35,21 @@ from firecaffe.training.arithmetic import arithmetic
 from firecaffe.training.balance import Balance
 from firecaffe.training.beginning import make_folder, notes_of, say_where
 from firecaffe.training.checkpoint import save_checkpoint
-from firecaffe.training.checks import check_rates, check_validation
 from firecaffe.training.connect import connect
 from firecaffe.training.data_workers import check_not_in_worker
 from firecaffe.training.ending import record_of
-from firecaffe.training.evaluate import Outputs
 from firecaffe.training.facts import describe_training, unrepeatable
+from firecaffe.training.forecast import keep_forecast
 from firecaffe.training.frozen import frozen_of
 from firecaffe.training.given_task import OWN
 from firecaffe.training.learner import Learner, build_learner
 from firecaffe.training.loop import Training
 from firecaffe.training.loop import train as run_training
+from firecaffe.training.modes.parts import Steps
 from firecaffe.training.parallel.auto import LayoutChoice, choose_layout, notes_of_layout
 from firecaffe.training.parallel.mesh import Mesh, make_mesh
-from firecaffe.training.parallel.own_evaluation import OwnOutputs
 from firecaffe.training.parts import Parts, check_arguments, open_parts
+from firecaffe.training.places import Places
 from firecaffe.training.plugins import (
     Plugin,
     around_write,
@@ -64,6 +66,7 @@ from firecaffe.training.steps import make_steps
 from firecaffe.transport.local import ranks_per_host
 
 
+@from_script
 def train(
     recipe: Recipe,
     model: Callable[[], nn.Module] | None = None,
@@ -103,18 +106,41 @@ def train(
     Raises: FirecaffeError, one line for the user, of the kind that says what it is about; a script
     that lets it through ends with that line and the error's exit code.
     """
-    tell_uncaught()
     check_not_in_worker()
     parts = Parts(model, loss, task, train_set, test_set, validation_set, comm_hook)
     check_arguments(recipe, parts, resume)
-    check_recipe(recipe)
+    return _train(check_recipe(recipe, **parts.beside_recipe), parts, resume)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A training from the command line, as a launcher hands it to its ranks."""
+
+    recipe: CheckedRecipe
+    resume: Path | None = None
+    """A run folder or a checkpoint to go on from."""
+
+
+def train_prepared(prepared: Prepared, has_ranks_checked: bool = True) -> Result:
+    """As `train`. has_ranks_checked: whether the launcher has checked the recipe for as many ranks
+    as there may be, as ours does.
+    """
+    return _train(prepared.recipe, Parts(), prepared.resume, has_ranks_checked)
+
+
+def _train(
+    recipe: CheckedRecipe,
+    parts: Parts,
+    resume: str | Path | None,
+    has_ranks_checked: bool = False,
+) -> Result:
     plugins = load_plugins()
-    if model is not None:
-        name = f"own {getattr(model, '__qualname__', type(model).__qualname__)}"
+    if parts.model is not None:
+        name = f"own {getattr(parts.model, '__qualname__', type(parts.model).__qualname__)}"
         recipe = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, name=name))
-    if train_set is not None:
+    if parts.train is not None:
         recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, name=GIVEN))
-    if task is not None:
+    if parts.task is not None:
         recipe = dataclasses.replace(recipe, task=TaskConfig(OWN))
     exchange, synchrony = recipe.exchange, recipe.synchrony
     # A server that is rank 0 alone goes on without workers that are lost.
@@ -128,8 +154,10 @@ def train(
         ) as found,  # inside, so that others hear of it before anything is waited for
     ):
         recipe, chosen_layout = choose_layout(recipe, parts, world)
-        on_gpus = world.device.type != "cpu"
-        layout = check_ranks(recipe, world.world_size, world.local_world_size, on_gpus)
+        if not has_ranks_checked:
+            on_gpus = world.device.type != "cpu"
+            check_ranks(recipe, world.world_size, world.local_world_size, on_gpus)
+        layout = layout_of(recipe.parallel, world.world_size)
         if world.attempt == 0:  # later there may be fewer
             check(plugins, world.world_size)
         start = find_start(world, resume)
@@ -139,7 +167,7 @@ def train(
 
 def _train_in(
     mesh: Mesh,
-    recipe: Recipe,
+    recipe: CheckedRecipe,
     parts: Parts,
     plugins: Sequence[Plugin],
     start: Start,
@@ -152,98 +180,115 @@ def _train_in(
     """
     world = mesh.world
     resources.enter_context(arithmetic(recipe.train, world.device))
+    if not recipe.train.compile:
+        resources.enter_context(without_compiler())  # an optimizer would load it
     data = open_parts(recipe, parts)
     unlike = unrepeatable(world, data)
     is_repeatable = "training" not in unlike
     described = describe_training(recipe, data, is_repeatable)
     run = resolve(recipe, data, _ranks(mesh), described=described, hook=parts.hook_name)
-    check_validation(recipe, data)
-    check_rates(recipe, run.steps)
     learners = recipe.synchrony.num_learners(world.world_size)
     learner = build_learner(run, parts, data, mesh, start.checkpoint, unlike, resources, learners)
     # From here on faults have a place to be written to.
-    folder = make_folder(world, run, start, about_of(parts, data), learner.own_code)
-    found.write_into(folder)
-    run, reducers, choice = connect(run, learner, mesh.sharers, parts.comm_hook, resources)
+    places = make_folder(world, run, start, about_of(parts, data), learner.own_code)
+    folder = places.first
+    found.write_into(places.own)
+    run, reducers, choice = connect(
+        run, learner, learner.mode.summed(), mesh.sharers, parts.comm_hook, resources
+    )
     is_resumed = start.checkpoint is not None
-    frozen = frozen_of(learner.all_names, recipe.model, learner.first_weights, is_resumed)
+    frozen = frozen_of(learner.holding.all_names, recipe.model, learner.first_weights, is_resumed)
     notes = notes_of(run, data, learner, frozen, choice, start, plugins)
     notes += notes_of_layout(chosen_layout)
-    served = learner.served
-    # A network that was given as an object of Python may be the very one that is trained.
-    is_planned = parts.model is None and run.route.way != HOOK
-    if world.is_first and is_planned:
-        words = recipe, data, world.world_size, world.local_world_size, world.device
-        chosen = None if learner.split is None else learner.split.chosen
-        notes += write_forecast(folder, *words, run.route.algorithm, run.rounds, chosen)
-    records = Records(folder, run, world, start.step, goes_on=start.folder is not None)
+    notes += places.notes(world.host)
+    chosen = learner.holding.split_layers
+    notes += keep_forecast(folder, run, data, world, parts, chosen)
+    records, saver = _open_records(places, run, world, start, plugins, resources)
+    made = run, learner, mesh, data
+    steps = make_steps(*made, reducers, plugins, start.step, is_repeatable, resources)
+    if world.is_first:
+        notes += learner.mode.open(folder, start.checkpoint)
+    resources.enter_context(closing(learner.mode))
+    for note in notes:
+        records.say(note)
+    say_where(world, run, places)
+    training = _training_of(*made, steps, saver, folder, start)
+    result = run_training(training, records)
+    if chosen is not None and parts.model is not None:
+        result.hold_function(parts.model)
+    for line in learner.mode.last_words():
+        records.say(line)
+    if world.is_first:
+        parts_of_run = run, learner, world, data, frozen, choice, training.balance, start
+        record = record_of(result, *parts_of_run)
+        record["plugins"] = names(plugins)
+        record["parallel_choice"] = chosen_layout and dataclasses.asdict(chosen_layout)
+        _keep_record(folder, run, record, records)
+    return result
+
+
+def _open_records(
+    places: Places,
+    run: Run,
+    world: World,
+    start: Start,
+    plugins: Sequence[Plugin],
+    resources: ExitStack,
+) -> tuple[Records, Saver]:
+    """What a run leaves behind while it goes on. resources: takes both."""
+    records = Records(places.own, run, world, start.step, goes_on=start.folder is not None)
     resources.enter_context(closing(records))
-    write = around_write(plugins, save_checkpoint, world)
-    keep_last = recipe.checkpoint.keep_last
-    saver = Saver(folder / "checkpoints", keep_last, write, records.say, records.weights)
-    resources.enter_context(closing(saver))
-    parts_of_run = run, learner, world, data
-    steps = make_steps(
-        run, learner, mesh, data, reducers, plugins, start.step, is_repeatable, resources
+    write, keep_last = (
+        around_write(plugins, save_checkpoint, world),
+        run.recipe.checkpoint.keep_last,
     )
-    if served is not None:
-        if world.is_first:
-            notes += served.open(folder, start.checkpoint)
-        resources.enter_context(closing(served))
-    balance = _balance(run, mesh)
-    evaluators = mesh.column if learner.own_samples is None else world
-    training = Training(
+    folder = places.first / "checkpoints"
+    saver = Saver(folder, keep_last, write, records.say, records.weights)
+    return records, resources.enter_context(closing(saver))
+
+
+def _training_of(
+    run: Run,
+    learner: Learner,
+    mesh: Mesh,
+    data: Data,
+    steps: Steps,
+    saver: Saver,
+    folder: Path,
+    start: Start,
+) -> Training:
+    """What the loop takes."""
+    return Training(
         run=run,
-        world=world,
-        evaluators=evaluators,
+        world=mesh.world,
+        evaluators=learner.holding.evaluators,
         estimators=mesh.column,
-        tellers=evaluators if learner.stage is None else world,
+        tellers=learner.holding.tellers,
         data=data,
         stepper=steps.stepper,
         ahead=steps.ahead,
-        balance=balance,
+        balance=_balance(run, mesh),
         state=learner.state,
         best=learner.best,
         norms=learner.norms,
-        rise=learner.rise,
+        rise=learner.mode.rise,
         saver=saver,
         folder=folder,
         first_step=start.step,
         probe=learner.probe.digest,
         doubts=learner.doubts,
-        outputs_of=partial(_outputs_of, learner, world),
         real=steps.real,
     )
-    for note in notes:
-        records.say(note)
-    say_where(world, run, folder)
-    result = run_training(training, records)
-    if learner.split is not None and parts.model is not None:
-        result.hold_function(parts.model)
-    if served is not None:
-        records.say(served.clock.tally.line)
-    if world.is_first:
-        record = record_of(result, *parts_of_run, frozen, choice, balance, start)
-        record["plugins"] = names(plugins)
-        record["parallel_choice"] = chosen_layout and dataclasses.asdict(chosen_layout)
-        write_json(folder / "result.json", record)
-        for line in _score(folder):
-            records.say(line)
-        records.end(record)
-        if LAUNCHED not in os.environ:  # our launcher says it, of a folder that stays
-            say(f"{run.title}  run folder: {folder}")
-    return result
 
 
-def _outputs_of(learner: Learner, world: World, num_samples: int) -> Outputs | None:
-    """What gives the outputs of a network that a row of ranks holds; None if a call does."""
-    if learner.stage is not None:
-        return learner.stage.outputs
-    if learner.own_samples is None:
-        return None
-    forward = learner.forward
-    made = forward.model, forward.config, world, learner.own_samples, learner.stand_in
-    return OwnOutputs(*made, num_samples)
+def _keep_record(folder: Path, run: Run, record: dict[str, Any], records: Records) -> None:
+    """Writes what a run has come to, and tells it."""
+    write_json(folder / "result.json", record)
+    for line in _score(folder):
+        records.say(line)
+    records.end(record)
+    if LAUNCHED not in os.environ:  # our launcher says it, of a folder that stays
+        say(f"{run.title}  run folder: {folder}")
 
 
 def _ranks(mesh: Mesh) -> Ranks:

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from firecaffe.errors import OwnCodeError, RecipeError
+from firecaffe.inventory.loss_trial import check_reduction
 from firecaffe.recipe.sections import Recipe
 from firecaffe.reference import failed, is_reference, shown
 from firecaffe.tasks import Task
@@ -46,15 +47,14 @@ def check_shapes(task: Task, outputs: Any, targets: Any, recipe: Recipe) -> None
 
 
 def check_learnable(task: Task, outputs: Any, targets: Any, recipe: Recipe, is_own: bool) -> None:
-    """Asks for the loss and the metrics of one sample. is_own: whether the loss or the task was
-    given to `firecaffe.train`.
+    """Asks for the loss of what the network gave in training. is_own: whether the loss or the task
+    was given to `firecaffe.train`.
 
-    Raises: RecipeError if the loss cannot be trained on, or a metric does not take the outputs;
-    OwnCodeError for what a user's code raises.
+    Raises: RecipeError if it cannot be trained on; OwnCodeError for what a user's code raises.
     """
-    whose = "" if is_own else f"task.name {recipe.task.name!r}: its "
+    word = f"{_whose(recipe, is_own)}loss"
     is_own = is_own or is_reference(recipe.task.name)
-    word = f"{whose}loss"
+    check_reduction(word, task.loss)
     try:
         value = task.loss(outputs, targets)
     except RecipeError:
@@ -63,6 +63,15 @@ def check_learnable(task: Task, outputs: Any, targets: Any, recipe: Recipe, is_o
         said = f"{word} does not take the network's outputs and {_kinds(targets)}"
         raise _failure(said, error, is_own) from error
     _check_value(word, value, outputs)
+
+
+def check_metrics(task: Task, outputs: Any, targets: Any, recipe: Recipe, is_own: bool) -> None:
+    """Asks for the metrics of one sample, of what the network gave in evaluation.
+
+    Raises: RecipeError if a metric does not take it; OwnCodeError for what a user's code raises.
+    """
+    whose = _whose(recipe, is_own)
+    is_own = is_own or is_reference(recipe.task.name)
     for name, metric in task.measured.items():
         word = f"{whose}metric {name!r}"
         try:
@@ -74,6 +83,10 @@ def check_learnable(task: Task, outputs: Any, targets: Any, recipe: Recipe, is_o
         except Exception as error:
             said = f"{word} does not take the network's outputs and {_kinds(targets)}"
             raise _failure(said, error, is_own) from error
+
+
+def _whose(recipe: Recipe, is_own: bool) -> str:
+    return "" if is_own else f"task.name {recipe.task.name!r}: its "
 
 
 def _check_value(word: str, value: Any, outputs: Any) -> None:

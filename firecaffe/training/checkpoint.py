@@ -19,16 +19,17 @@ in which file, and who holds them, is told in `training.state`.
 import hashlib
 import json
 import os
+import re
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import IO, Any, TypedDict
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from firecaffe.errors import CheckpointError
+from firecaffe.errors import CheckpointError, UnfitCheckpointError
 from firecaffe.files import (
     open_regular,
     read_small,
@@ -41,9 +42,13 @@ from firecaffe.recipe.identity import flatten
 from firecaffe.recipe.sections import Recipe
 from firecaffe.reference import wherever
 from firecaffe.schema import Count, checked, read_file
+from firecaffe.solvers.policy import OVER_THE_TRAINING
 from firecaffe.synchrony.rounds import Rounds
 from firecaffe.training.stored import InMemory, Stored
 from firecaffe.training.tensor_file import TensorFile
+
+FILE_NAME = r"[\w.-]{1,200}"
+"""What the name of a checkpoint's file looks like."""
 
 STATE, META, SUMS = "state.safetensors", "meta.json", "SHA256SUMS"
 LATEST, BEST, GOOD = "latest", "best", "good"
@@ -88,6 +93,8 @@ class Checkpoint:
     """The digest of its SHA256SUMS, once it was read: tells checkpoints apart."""
     folder: Path | None = None
     """The folder from which it was read."""
+    copies: list[IO[bytes]] = field(default_factory=list)
+    """Open files without a name, of pieces that another host has."""
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
@@ -169,6 +176,13 @@ def _named_by(pointer: Path) -> Path | None:
     return pointer.parent / name if name.startswith("step-") and "/" not in name else None
 
 
+def best_step(run: Path) -> int | None:
+    """The step of the best checkpoint that a run's folder keeps; None if it keeps none."""
+    best = _named_by(run / "checkpoints" / BEST)
+    number = "" if best is None or not best.is_dir() else best.name.removeprefix("step-")
+    return int(number) if number.isdecimal() else None
+
+
 def load_newest(where: Path) -> tuple[Checkpoint, list[str]]:
     """The newest checkpoint that verifies, and why newer ones do not.
 
@@ -190,7 +204,7 @@ def load_newest(where: Path) -> tuple[Checkpoint, list[str]]:
             damaged.append(str(error))
     if damaged:
         raise CheckpointError(f"{damaged[0]}; all {len(damaged)} checkpoints there are damaged")
-    raise CheckpointError(f"{where}: no checkpoint there (a folder with {SUMS})")
+    raise UnfitCheckpointError(f"{where}: no checkpoint there (a folder with {SUMS})")
 
 
 def good_name(folder: Path) -> str:
@@ -248,6 +262,8 @@ def verify_checkpoint(where: Path) -> list[str]:
         raise CheckpointError(f"{where / SUMS}: cannot be read ({error})") from error
     files = list(dict.fromkeys([STATE, META, *expected]))
     for name in files:
+        if not re.fullmatch(FILE_NAME, name):
+            raise CheckpointError(f"{where / SUMS}: {name!r:.80} is no name of a checkpoint's file")
         if not (where / name).is_file():
             raise CheckpointError(f"{where / name}: is missing")
         found = _sha256(where / name)
@@ -264,11 +280,11 @@ def check_identity(checkpoint: Checkpoint, identity: dict[str, Any], steps: int)
 
     A word that one of the two does not have is younger than the other: its default held.
 
-    Raises: CheckpointError if the checkpoint is beyond that; else naming the first word of the
-    recipe that differs.
+    Raises: UnfitCheckpointError if the checkpoint is beyond that; else naming the first word of
+    the recipe that differs.
     """
     if checkpoint.step > steps:
-        raise CheckpointError(
+        raise UnfitCheckpointError(
             f"the checkpoint is at step {checkpoint.step}, the recipe ends at step {steps}; "
             "raise train.steps or train.epochs, or resume an earlier one"
         )
@@ -277,24 +293,40 @@ def check_identity(checkpoint: Checkpoint, identity: dict[str, Any], steps: int)
         default = defaults.get(word)
         saved, asked = checkpoint.identity.get(word, default), identity.get(word, default)
         if wherever(word, saved) != wherever(word, asked):
-            raise CheckpointError(
+            raise UnfitCheckpointError(
                 f"{word} is {asked!r} in the recipe, {saved!r} in the checkpoint; "
-                "it decides bits, so a run cannot go on with another"
+                f"it decides bits, so a run cannot go on with another{_of_length(word, identity)}"
             )
+
+
+def _of_length(word: str, identity: dict[str, Any]) -> str:
+    """Why the length decides bits, where it is the learning rate that goes by it."""
+    policy = identity.get("solver.lr_policy")
+    if word != "train.steps" or policy not in OVER_THE_TRAINING:
+        return ""
+    return f" (solver.lr_policy {policy} spans the planned steps)"
 
 
 def check_whole(checkpoint: Checkpoint, rounds: Rounds) -> None:
     """Checks that a recipe's replicas may go on from a checkpoint.
 
-    Raises: CheckpointError if it would be within a round of theirs.
+    Raises: UnfitCheckpointError if it would be within a round of theirs.
     """
     if checkpoint.step and not rounds.is_whole(checkpoint.step):
         last = rounds.last_whole(checkpoint.step)
-        raise CheckpointError(
+        raise UnfitCheckpointError(
             f"the checkpoint is at step {checkpoint.step}, the end of a training whose last round "
             f"was cut short: a longer one averages its replicas after step {last} and then later; "
             "resume an earlier checkpoint"
         )
+
+
+def digest_of(where: Path) -> str:
+    """The digest of a checkpoint's SHA256SUMS; empty if it is not to be seen from here."""
+    try:
+        return _sha256(where / SUMS)
+    except OSError:
+        return ""
 
 
 def _is_whole(tensor: Tensor) -> bool:

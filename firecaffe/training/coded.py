@@ -20,9 +20,10 @@ from firecaffe.errors import CheckpointError, RecipeError
 from firecaffe.models.config import ModelConfig
 from firecaffe.models.network import make_network, with_outline
 from firecaffe.models.weights import FCZ, Outline, outline_of
+from firecaffe.recipe.check import check_recipe
 from firecaffe.recipe.identity import flatten
 from firecaffe.recipe.of_run import recipe_from, untrusted
-from firecaffe.recipe.sections import Recipe, check_recipe
+from firecaffe.recipe.sections import Recipe
 from firecaffe.reference import (
     CAFFE,
     caffe_file,

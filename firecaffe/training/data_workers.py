@@ -53,7 +53,7 @@ def data_workers(data: Data) -> Iterator[None]:
         for dataset in torch_sets(data):
             if dataset.workers:
                 pool = pools.enter_context(closing(DataWorkers(dataset.items, dataset.workers)))
-                dataset.made_elsewhere = pool.make
+                dataset.make_elsewhere(pool.make)
         yield
 
 

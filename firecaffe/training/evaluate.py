@@ -15,11 +15,13 @@ from firecaffe.cluster.agree import gather_bytes, gather_text
 from firecaffe.cluster.group import Group
 from firecaffe.data import DataConfig, Dataset, eval_batches, num_samples
 from firecaffe.errors import RecipeError
+from firecaffe.gradients.buffers import KeptBuffers
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.reference import failed
 from firecaffe.tasks import Task
 from firecaffe.tasks.metric import Metric, State
 from firecaffe.tasks.states import Parts, add_batch, pack, unpack
+from firecaffe.training.arithmetic import seed_random
 from firecaffe.training.forward import AUTOCAST, laid_out
 
 EvalBatch = tuple[int, Any, Any]
@@ -120,8 +122,9 @@ def evaluate(
         device=world.device,
     )
     numbers = range(world.rank, -(-len(dataset) // config.eval_batch_size), world.world_size)
+    kept = KeptBuffers(model)
     with evaluating(model), torch.no_grad(), autocast(config, world.device):
-        for (number, inputs, targets), outputs in outputs_of(batches, numbers):
+        for (number, inputs, targets), outputs in outputs_of(_seeded(batches, config), numbers):
             if labels_L is not None:
                 targets = labels_L.to(targets.device)[targets]
             samples = num_samples(inputs, targets)
@@ -129,6 +132,8 @@ def evaluate(
             add_batch(parts, metrics, number, outputs, targets)
             if task.classes is not None:
                 of_class.update(task.classes(targets))
+            kept.put_back()
+        kept.put_back()
     stated = json.dumps({"rows": rows, "classes": list(of_class.items())})
     gathered = [json.loads(text) for text in gather_text(tellers, stated)]
     in_batch_order = sorted(tuple(row) for part in gathered for row in part["rows"])
@@ -138,6 +143,7 @@ def evaluate(
     _, counts, losses = zip(*in_batch_order, strict=True)
     count = sum(counts)
     states = unpack(metrics, gather_bytes(tellers, pack(parts))) if metrics else {}
+    seed_random(config.seed, "metrics")
     return Evaluation(
         samples=count,
         loss=sum(losses) / count,
@@ -145,6 +151,15 @@ def evaluate(
         shares=task.shares,
         largest_class_share=max(classes.values()) / count if classes else None,
     )
+
+
+def _seeded(batches: Iterator[EvalBatch], config: TrainConfig) -> Iterator[EvalBatch]:
+    """The batches; a network or a metric that draws random numbers draws the same for each of them,
+    whichever rank has it.
+    """
+    for batch in batches:
+        seed_random(config.seed, "evaluation", batch[0])
+        yield batch
 
 
 def _outputs_of(

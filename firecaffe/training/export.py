@@ -22,6 +22,7 @@ from firecaffe.caffe.net import Net
 from firecaffe.caffe.trained import Trained
 from firecaffe.errors import NotIdenticalError, RecipeError
 from firecaffe.files import written_aside
+from firecaffe.models.extra_state import let_go_of_extra_state
 from firecaffe.runs.together import written_together
 from firecaffe.tasks.outputs import prediction_of
 
@@ -51,6 +52,7 @@ class Predicting(nn.Module):
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
+        let_go_of_extra_state(network)  # an exporter does not follow it
         self.network = network
 
     def forward(self, inputs: Tensor) -> Tensor:

@@ -20,9 +20,8 @@ from firecaffe.exchange.route import HOOK, Route
 from firecaffe.gradients.probe import Probe
 from firecaffe.recipe.identity import flatten
 from firecaffe.recipe.sections import Recipe
-from firecaffe.runs.environment import NAME as ENVIRONMENT
 from firecaffe.runs.environment import source_digest
-from firecaffe.runs.folder import read_run_file
+from firecaffe.runs.folder import ENVIRONMENT, read_run_file
 from firecaffe.synchrony.config import LOCAL
 from firecaffe.training.checkpoint import Checkpoint
 

@@ -1,9 +1,50 @@
-"""The file that `model.weights` means: itself, or that of a checkpoint of a run."""
+"""The file that `model.weights` means: itself, or that of a checkpoint of a run; what is taken."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from firecaffe.errors import CheckpointError, RecipeError
-from firecaffe.training.checkpoint import BEST, POINTERS, STATE, load_newest
+from firecaffe.models.weights import FirstWeights, Outline, file_digest, read_weights
+from firecaffe.recipe.sections import Recipe
+from firecaffe.training.checkpoint import BEST, POINTERS, STATE, Checkpoint, load_newest
+from firecaffe.training.state import WEIGHTS, State
+from firecaffe.training.stored import InMemory
+from firecaffe.training.weights import take_rows
+
+
+@dataclass(frozen=True)
+class FirstFile:
+    """The file of a training's first weights."""
+
+    path: str
+    """Empty if it has none."""
+    sha256: str
+    damaged: list[str]
+    """Why newer checkpoints of the run that `model.weights` names were not taken."""
+
+    def read_into(self, state: State, outline: Outline) -> FirstWeights | None:
+        """Gives a state the weights that fit; None if there is no file. outline: of the whole
+        network. Raises: RecipeError.
+        """
+        if not self.path:
+            return None
+        first_weights, fitting = read_weights(outline, self.path, self.sha256)
+        for piece in WEIGHTS:
+            here = state.pieces[piece].parts()
+            for name in fitting.keys() & here.keys():
+                take_rows(here[name], InMemory(fitting), name)
+        return first_weights
+
+
+def first_file(recipe: Recipe, checkpoint: Checkpoint | None) -> FirstFile:
+    """The file that `model.weights` means for a training that begins, not at a checkpoint.
+
+    Raises: RecipeError.
+    """
+    if checkpoint is not None or not recipe.model.weights:
+        return FirstFile("", "none", [])
+    path, damaged = find_weights(recipe.model.weights)
+    return FirstFile(path, file_digest(path), damaged)
 
 
 def find_weights(where: str) -> tuple[str, list[str]]:

@@ -1,6 +1,6 @@
 """The forward pass of one micro-batch: its loss, and what goes along with its gradients."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -110,6 +110,10 @@ class Forward:
     def _weight(self, samples: int) -> float:
         return samples / self.config.micro_batch_size
 
+    def keep(self, parameters: Sequence[str]) -> None:
+        """Keeps parameters as buffers are kept: those, not trained, that forward changes."""
+        self.buffers = BufferChanges(self.model, parameters)
+
     def go_along(self, inputs: Any, targets: Any, step: int, leaf: int) -> None:
         """Computes a micro-batch forward and backward, and leaves nothing of it: for ranks that
         wait at the same layers.
@@ -122,9 +126,13 @@ class Forward:
     def _loss(self, inputs: Any, targets: Any, step: int, leaf: int) -> tuple[Tensor, Any, Mixed]:
         """The mean loss of the samples, the network's outputs, and what they were made of."""
         mixed = self.begin(inputs, targets, step, leaf)
+        return *self.loss_of(mixed), mixed
+
+    def loss_of(self, mixed: Mixed) -> tuple[Tensor, Any]:
+        """The mean loss of a micro-batch as `begin` gives it, and the network's outputs."""
         with self.arithmetic():
             outputs = self._run(laid_out(mixed.inputs, self.config))
-            return mixed.loss(self.task.loss, outputs), outputs, mixed
+            return mixed.loss(self.task.loss, outputs), outputs
 
     def no_counts(self) -> Tensor:
         """What the task counts of no samples."""

@@ -3,11 +3,14 @@
 from dataclasses import replace
 from typing import Any
 
+from torch import nn
+
 from firecaffe.data import Dataset
 from firecaffe.errors import RecipeError
 from firecaffe.recipe.sections import Recipe
 from firecaffe.reference import shown
 from firecaffe.tasks import Loss, Task, TaskConfig, task_of
+from firecaffe.tasks.over_samples import over_samples
 from firecaffe.tasks.table import check_own
 
 OWN = "own task"
@@ -16,6 +19,11 @@ OWN = "own task"
 
 def check_given(recipe: Recipe, loss: Any, task: Any) -> None:
     """Checks the `loss` and the `task` of `firecaffe.train`. Raises: RecipeError."""
+    if isinstance(loss, nn.Module) and any(each.requires_grad for each in loss.parameters()):
+        raise RecipeError(
+            f"loss is {type(loss).__name__}, which has parameters, and the network's alone are "
+            "trained; make them the network's, and let it return what the loss needs"
+        )
     if loss is not None and (isinstance(loss, type) or not callable(loss)):
         raise RecipeError(
             f"loss is {shown(loss)}; expected a function of (outputs, labels), as "
@@ -40,4 +48,4 @@ def task_for(recipe: Recipe, loss: Loss | None, task: Task | None, dataset: Data
     if task is not None:
         return task
     found = task_of(recipe.task, getattr(dataset, "num_classes", None))
-    return found if loss is None else replace(found, loss=loss)
+    return found if loss is None else replace(found, loss=over_samples(loss))

@@ -20,6 +20,7 @@ from firecaffe.cluster.tree import star_of
 from firecaffe.cluster.watch import Watch
 from firecaffe.cluster.world import World, join
 from firecaffe.errors import AgreementError, RecipeError
+from firecaffe.recipe.check import CheckedRecipe
 from firecaffe.recipe.parallel import layout_of
 from firecaffe.recipe.run import Ranks, resolve
 from firecaffe.recipe.sections import Recipe
@@ -33,13 +34,13 @@ from firecaffe.training.parts import Parts, open_parts
 from firecaffe.training.plugins import around_batches, load_plugins
 from firecaffe.training.progress import say
 from firecaffe.training.result import Result
+from firecaffe.training.served.parts import ServedParts, facts_of
 from firecaffe.training.served.real import RealRanks
 from firecaffe.training.start import tell_faults
-from firecaffe.training.steps import facts_of
 from firecaffe.training.stop import StopRequest
 
 
-def join_run(recipe: Recipe, place: str) -> Result:
+def join_run(recipe: CheckedRecipe, place: str) -> Result:
     """Computes for the server of a run. Returns the run's result, as its ranks return it.
 
     recipe: the run's. place: HOST:PORT, as the run has said it.
@@ -74,7 +75,7 @@ def join_run(recipe: Recipe, place: str) -> Result:
         mesh = make_mesh(alone, layout_of(recipe.parallel, 1), resources)
         learners = comes.facts["learners"]
         learner = build_learner(run, parts, data, mesh, None, (), resources, learners)
-        own = facts_of(run, learner, learners)
+        own = facts_of(run, learner.probe.digest, learners)
         check_same(own, comes.facts)
         resources.enter_context(data_workers(data))
         doubt = ""
@@ -92,17 +93,18 @@ def join_run(recipe: Recipe, place: str) -> Result:
 
 
 def _work(world: World, learner: Learner, plugins: Any, recipe: Recipe, store: Any) -> Result:
-    assert learner.served is not None
-    assert learner.served.real is not None
+    assert isinstance(learner.mode, ServedParts)
+    served = learner.mode.served
+    assert served.real is not None
     assert world.watch is not None
     say(f"rank {world.rank} computes for rank 0 on {world.watch.hosts[0]}")
     batches = around_batches(plugins, learner.batches, world)
     ranks = RealRanks(
         world,
-        learner.served.real,
-        learner.forward,
-        learner.named,
-        learner.served.coder,
+        served.real,
+        learner.holding.forward,
+        learner.holding.named,
+        served.coder,
         batches,
         recipe.synchrony,
         recipe.exchange,
@@ -111,7 +113,7 @@ def _work(world: World, learner: Learner, plugins: Any, recipe: Recipe, store: A
     )
     with tell_faults(world), StopRequest() as stop:
         result = Result.of_message(ranks.work(lambda: stop.reason))
-    result.hold(learner.forward.model)
+    result.hold(learner.holding.forward.model)
     return result
 
 

@@ -10,13 +10,15 @@ from torch import nn
 
 from firecaffe.data import open_data
 from firecaffe.errors import CheckpointError, RecipeError
+from firecaffe.generators import generators_kept
+from firecaffe.models.extra_state import hold_extra_state, let_go_of_extra_state
 from firecaffe.models.low_rank import make_low_rank
 from firecaffe.models.network import GIVEN_IN_PYTHON, check_made, make_network
 from firecaffe.models.weights import load_weights
 from firecaffe.recipe.of_run import RECIPE, recipe_of
 from firecaffe.recipe.sections import Recipe
 from firecaffe.reference import shown
-from firecaffe.runs.environment import NAME as ENVIRONMENT
+from firecaffe.runs.folder import ENVIRONMENT
 from firecaffe.training.about import NOTHING, About, about_of, read_about
 from firecaffe.training.checkpoint import BEST, POINTERS, SUMS, Checkpoint, load_newest
 from firecaffe.training.coded import check_outline, described, is_coded, with_nets
@@ -81,11 +83,14 @@ def load(
         )
     where = Path(run_or_file)
     if where.is_file() and where.name not in POINTERS:
-        return _from_file(where, model, best, trust_code)
-    trained = load_run(where, model, best=best, trust_code=trust_code)
-    for note in trained.notes:
-        warnings.warn(note, stacklevel=2)
-    return trained.model
+        network = _from_file(where, model, best, trust_code)
+    else:
+        trained = load_run(where, model, best=best, trust_code=trust_code)
+        for note in trained.notes:
+            warnings.warn(note, stacklevel=2)
+        network = trained.model
+    let_go_of_extra_state(network)
+    return network
 
 
 def load_run(
@@ -204,13 +209,14 @@ def _made(model: Given | None, recipe: Recipe, about: About) -> nn.Module:
     if isinstance(model, nn.Module):
         network = model
     else:
-        with torch.random.fork_rng(devices=[]):
+        with generators_kept():
             if model is not None:
                 network = check_made("model()", model())
             else:
                 network = make_network(recipe.model, about.num_classes, about.in_channels)
     if model is not None:
         make_low_rank(network, recipe.model.low_rank)
+    hold_extra_state(network)
     lay_out(network, recipe.train)
     return network.eval()
 

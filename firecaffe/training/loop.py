@@ -2,7 +2,6 @@
 
 import time
 from collections import deque
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,24 +13,22 @@ from firecaffe.data import Data, Dataset
 from firecaffe.data.train_batches import BatchesAhead
 from firecaffe.errors import DivergedError
 from firecaffe.recipe.run import Run
-from firecaffe.training.advice import for_replicas
 from firecaffe.training.balance import Balance
 from firecaffe.training.best import Best
+from firecaffe.training.best_weights import test_best
 from firecaffe.training.checkpoint import BEST, GOOD, Checkpoint, checkpoint_name
-from firecaffe.training.evaluate import Evaluation, Outputs, evaluate
+from firecaffe.training.evaluate import Evaluation, evaluate
 from firecaffe.training.finite import explained
-from firecaffe.training.local.stepper import LocalStepper
-from firecaffe.training.local.sums import LocalOutcome
+from firecaffe.training.modes.every_step import EveryStep
+from firecaffe.training.modes.mode import Mode, Queued
 from firecaffe.training.norms import Norms
-from firecaffe.training.outcome import Outcome, Votes
+from firecaffe.training.outcome import Votes
 from firecaffe.training.records import Records
 from firecaffe.training.result import Result, StepSums, result_of
 from firecaffe.training.rise import Rise
 from firecaffe.training.saver import PATIENCE_S, Saver
 from firecaffe.training.served.real import RealRanks
-from firecaffe.training.served.stepper import ServedStepper
 from firecaffe.training.state import WEIGHTS, State, weights_digest
-from firecaffe.training.step import Stepper
 from firecaffe.training.stop import StopRequest, stopped
 
 
@@ -48,7 +45,7 @@ class Training:
     tellers: Group
     """The ranks that then tell each other what they have found."""
     data: Data
-    stepper: Stepper | ServedStepper | LocalStepper
+    stepper: Mode
     ahead: BatchesAhead
     """Where the stepper's batches come from."""
     balance: Balance | None
@@ -65,8 +62,6 @@ class Training:
     """The step from which it goes to the run's last."""
     probe: str
     """The digest of what this machine computes for the probe's micro-batch."""
-    outputs_of: Callable[[int], Outputs | None]
-    """What gives the network's outputs for so many samples; None if a call does."""
     doubts: list[str]
     """Reasons why other numbers of workers may not end in the same bits; more may come."""
     real: RealRanks | None = None
@@ -88,14 +83,13 @@ def train(t: Training, records: Records) -> Result:
         loop.run(min(t.real.first_step, t.run.steps))
         if loop.is_over:
             return loop.end()
-        assert isinstance(t.stepper, ServedStepper)
-        t.stepper.reducer.close()  # nobody waits for all others from here on
+        t.stepper.update.close()  # nobody waits for all others from here on
         if not t.world.is_first:
             return _work(t, t.real, stop)
         with t.real.serving(records.say):
             alone = t.real.alone()
-            loop.t = replace(t, world=alone, evaluators=alone, estimators=alone, tellers=alone)
-            t.state.world = loop.t.world
+            loop.go_on_alone(alone)
+            t.state.go_on_alone(alone)
             loop.run(t.run.steps)
             result = loop.end()
             t.real.end(result.as_message())
@@ -105,7 +99,7 @@ def train(t: Training, records: Records) -> Result:
 def _work(t: Training, real: RealRanks, stop: StopRequest) -> Result:
     """Computes for rank 0 until that has the result."""
     result = Result.of_message(real.work(lambda: stop.reason))
-    result.hold(t.stepper.forward.model)
+    result.hold(t.stepper.holding.forward.model)
     return result
 
 
@@ -119,9 +113,13 @@ class _Loop:
         self._sums = StepSums(t.first_step + 1, broken=broken)
         self._saved_s, self._is_put_off = time.monotonic(), False
         t.world.traffic.begin()  # what was sent before is no step's
-        self._queued: deque[Outcome | LocalOutcome] = deque()
+        self._queued: deque[Queued] = deque()
         self._last = t.first_step
         self._validation: Evaluation | None = None
+
+    def go_on_alone(self, world: World) -> None:
+        """Lets rank 0 go on without the others. world: of it alone."""
+        self.t = replace(self.t, world=world, evaluators=world, estimators=world, tellers=world)
 
     @property
     def is_over(self) -> bool:
@@ -234,14 +232,19 @@ class _Loop:
             if self._validation is None:
                 self._validation = _validate(t, last, records)
                 if t.first_step < last and _is_new_best(t, last):
-                    t.best.checkpoint = _path(t, last)
+                    t.best.keep(_path(t, last))
                     t.saver.wait(t.world)
                     t.saver.mark_best(last)
             stopped_early = t.best.is_enough(words.train.stop_after)
             if stopped_early:
-                records.say(_no_better(t.best, last))
+                records.say(t.best.no_better(last))
             test = _evaluate(t, t.data.test, "test", last, records)
             t.saver.finish_together(t.world)
+            test_of_best = None
+            # Under the real clock of a server the weights are in other processes, too.
+            if stopped_early and t.best.step < last and t.real is None:
+                tested = partial(_evaluated, t, t.data.test)
+                test_of_best = test_best(t.world, t.state, t.best, tested, records.say)
         if words.checkpoint.every or words.checkpoint.every_s:
             records.say(t.saver.costs.line)
         result = result_of(
@@ -251,19 +254,19 @@ class _Loop:
             last,
             t.saver.costs,
             t.doubts,
-            t.stepper.forward.task.measure,
+            t.stepper.holding.forward.task.measure,
             self._validation,
             test,
             t.best,
+            test_of_best,
             stopped_early,
             t.folder,
         )
-        if t.stepper.ema is not None:
-            t.stepper.ema.exchange()
+        t.stepper.update.take_average()
         if t.norms is not None:
             t.norms.put()
         if t.state.has_all_weights:
-            result.hold(t.stepper.forward.model)
+            result.hold(t.stepper.holding.forward.model)
         for line in result.lines(self._known):
             records.say(line)
         return result
@@ -289,12 +292,9 @@ def _is_looked_at(run: Run, done: int) -> bool:
 
 def _share_out(t: Training, balance: Balance, done: int) -> None:
     """Gives the ranks other shares of the steps after `done`."""
-    assert isinstance(t.stepper, Stepper)  # no other has shares
+    assert isinstance(t.stepper, EveryStep)  # no other has shares
     order = partial(t.run.route.order, t.run.num_leaves)
-    t.stepper.reducer.share_out(balance.shares)
-    t.stepper.leaves = order(balance.own_share)
-    if t.stepper.rows is not None:
-        t.stepper.rows.share_out(balance.shares, order)
+    t.stepper.share_out(balance.shares, order, balance.own_share)
     t.ahead.go_on(t.stepper.leaves if t.ahead.leaves else [], done)
 
 
@@ -312,7 +312,7 @@ def _save(t: Training, done: int) -> None:
     )
     marks = []
     if _is_new_best(t, done):
-        t.best.checkpoint = _path(t, done)
+        t.best.keep(_path(t, done))
         marks.append(BEST)
     if t.rise is not None and t.rise.saves_lowest():
         marks.append(GOOD)
@@ -322,15 +322,9 @@ def _save(t: Training, done: int) -> None:
 def _check_rise(t: Training, rise: Rise, done: int) -> None:
     """Raises: DivergedError if the loss has been above its start for long."""
     if rise.line:
-        error = DivergedError(f"{rise.line}; {_advice(t)}")
+        error = DivergedError(f"{rise.line}; {t.stepper.advice}")
         error.step = done
         raise error
-
-
-def _advice(t: Training) -> str:
-    if isinstance(t.stepper, ServedStepper):
-        return t.stepper.advice
-    return for_replicas(t.run.recipe.synchrony, t.run.recipe.solver.momentum)
 
 
 def _path(t: Training, done: int) -> str:
@@ -340,14 +334,6 @@ def _path(t: Training, done: int) -> str:
 def _is_new_best(t: Training, done: int) -> bool:
     """Whether the evaluation after a step is the best so far, and its checkpoint is to be kept."""
     return t.run.recipe.checkpoint.best and t.best.step == done == t.best.evaluated
-
-
-def _no_better(best: Best, last: int) -> str:
-    shown = "none" if best.value is None else best.measure.shown(best.value)
-    return (
-        f"stopped early, after step {last}: {best.without} evaluations came to no better "
-        f"{best.measure.words} than {shown}, after step {best.step} (train.stop_after)"
-    )
 
 
 def _validate(t: Training, done: int, records: Records) -> Evaluation | None:
@@ -363,23 +349,28 @@ def _validate(t: Training, done: int, records: Records) -> Evaluation | None:
 
 def _evaluate(t: Training, dataset: Dataset, split: str, done: int, records: Records) -> Evaluation:
     _make_whole(t)
-    forward, words = t.stepper.forward, t.run.recipe
     _estimate_norms(t, done)
-    averaged = nullcontext() if t.stepper.ema is None else t.stepper.ema.in_place()
+    found = _evaluated(t, dataset)
+    records.evaluation(split, done, found)
+    return found
+
+
+def _evaluated(t: Training, dataset: Dataset) -> Evaluation:
+    """What the state as it is comes to on samples."""
+    holding, words = t.stepper.holding, t.run.recipe
+    averaged = t.stepper.update.evaluating()
     estimated = nullcontext() if t.norms is None else t.norms.in_place()
     with averaged, estimated, _turn(t), t.world.traffic.uncounted():
-        found = evaluate(
-            forward.model,
-            forward.task,
+        return evaluate(
+            holding.forward.model,
+            holding.forward.task,
             dataset,
             words.data,
             words.train,
             t.evaluators,
-            outputs_of=t.outputs_of(len(dataset)),
+            outputs_of=partial(holding.outputs, num_samples=len(dataset)),
             tellers=t.tellers,
         )
-    records.evaluation(split, done, found)
-    return found
 
 
 def _turn(t: Training) -> AbstractContextManager[object]:
@@ -392,6 +383,6 @@ def _estimate_norms(t: Training, done: int) -> None:
     if t.norms is None or t.norms.is_of(done):
         return
     t.ahead.close()  # a data set need not bear two that ask
-    with _turn(t), t.world.traffic.uncounted():
+    with _turn(t), t.world.traffic.uncounted(), t.stepper.update.evaluating():
         t.norms.estimate(t.estimators, done)
     t.ahead.go_on(t.ahead.leaves, done)

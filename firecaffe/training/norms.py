@@ -13,8 +13,8 @@ Source: Izmailov et al. 2018, "Averaging weights leads to wider optima and bette
 section 3.2; as torch.optim.swa_utils.update_bn has it (a cumulative mean over batches).
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -29,20 +29,14 @@ from firecaffe.errors import RecipeError
 from firecaffe.parallel.row_layers import NormOverRows
 from firecaffe.synchrony.leaves import Leaf
 from firecaffe.training.arithmetic import seed_random
-from firecaffe.training.ema import Ema
-from firecaffe.training.evaluate import autocast
-from firecaffe.training.forward import Forward, laid_out
+from firecaffe.training.forward import laid_out
+from firecaffe.training.holdings.holding import Holding
 from firecaffe.training.weights import Weights
 
 NORMS = "batch_norm"
 """The piece of a training's state. It holds the statistics that a checkpoint's weights have."""
 
 BUFFERS = ("running_mean", "running_var")
-
-
-Run = Callable[[Sequence[int], Callable[[int], Any]], Iterator[object]]
-"""(numbers, inputs of a number) -> the network's forward for each, in order: it is done when it is
-yielded."""
 
 
 def layers_of(network: nn.Module) -> dict[str, Any]:
@@ -72,21 +66,16 @@ class Norms:
 
     def __init__(
         self,
-        network: nn.Module,
-        forward: Forward,
+        holding: Holding,
         batches: Batches,
         samples: int,
-        ema: Ema | None = None,
-        run: Run | None = None,
     ) -> None:
-        """network: it, or what of it this rank has. samples: as many, or less by a part of a
-        micro-batch, are estimated from. ema: what evaluations take instead of the weights. run: the
-        forward of the network; None: a call of it.
+        """samples: as many, or less by a part of a micro-batch, are estimated from.
 
         Raises: RecipeError if there are not so many samples.
         """
-        self._forward, self._batches, self._ema = forward, batches, ema
-        self._layers, self._run = layers_of(network), run or self._call
+        self._holding, self._forward, self._batches = holding, holding.forward, batches
+        self._layers = layers_of(holding.network)
         order = batches.order
         if samples > order.num_samples:
             raise RecipeError(
@@ -103,9 +92,7 @@ class Norms:
         """The statistics as a piece of the training's state. They are no result of it: they follow
         from its weights.
         """
-        piece = Weights(self._statistics.items)
-        piece.is_result = False
-        return piece
+        return Weights(self._statistics.items, is_result=False)
 
     def is_of(self, step: int) -> bool:
         """Whether they are those of the weights after a step."""
@@ -113,16 +100,16 @@ class Norms:
 
     @torch.no_grad()
     def estimate(self, ranks: Group, step: int) -> None:
-        """Estimates them, with the network's weights after a step. All ranks call it. ranks: those
-        that share out the micro-batches; they have the same layers.
+        """Estimates them, with the weights that evaluations take after a step, which are in the
+        network. All ranks call it. ranks: those that share out the micro-batches; they have the
+        same layers.
         """
-        with nullcontext() if self._ema is None else self._ema.in_place():
-            places = range(ranks.rank, len(self._leaves), ranks.world_size)
-            own = {
-                f"{place}/{name}": each
-                for place, found in zip(places, self._of_leaves(places), strict=True)
-                for name, each in found.items()
-            }
+        places = range(ranks.rank, len(self._leaves), ranks.world_size)
+        own = {
+            f"{place}/{name}": each
+            for place, found in zip(places, self._of_leaves(places), strict=True)
+            for name, each in found.items()
+        }
         told: dict[str, Tensor] = {}
         for data in gather_bytes(ranks, save(own) if own else b""):
             told |= load(data) if data else {}
@@ -162,7 +149,7 @@ class Norms:
         for layer in self._layers.values():
             layer.momentum = 1.0  # so that what was before counts for nothing
         try:
-            for _ in self._run(places, self._inputs):
+            for _ in self._holding.training_outputs(places, self._inputs):
                 yield {name: each.cpu().clone() for name, each in self._running().items()}
                 forward.buffers.begin_micro_batch()  # all buffers as they were
         finally:
@@ -175,11 +162,3 @@ class Norms:
         inputs, _ = self._batches.train_batch(*leaf)
         seed_random(config.seed, "dropout", *leaf)
         return laid_out(inputs, config)
-
-    def _call(self, places: Sequence[int], inputs: Callable[[int], Any]) -> Iterator[object]:
-        forward = self._forward
-        for place in places:
-            taken = inputs(place)
-            with autocast(forward.config, forward.device):
-                forward.model(taken)
-            yield place

@@ -24,12 +24,13 @@ from firecaffe.data.layout import Leaf
 from firecaffe.data.own import check_own
 from firecaffe.errors import DataError, RecipeError
 from firecaffe.gradients.combine import Hook
+from firecaffe.inventory.network_state import check_state
+from firecaffe.models.extra_state import hold_extra_state
 from firecaffe.models.freeze import freeze
 from firecaffe.models.low_rank import make_low_rank
 from firecaffe.models.network import check_made, make_network
 from firecaffe.recipe.sections import Recipe
 from firecaffe.reference import shown
-from firecaffe.synchrony.config import EVERY_STEP, MEASURED
 from firecaffe.tasks import Loss, Task
 from firecaffe.training.arithmetic import seed_random
 from firecaffe.training.forward import lay_out
@@ -50,6 +51,16 @@ class Parts:
     comm_hook: tuple[object, Hook] | None = None
 
     @property
+    def beside_recipe(self) -> dict[str, Any]:
+        """What the check of a recipe has to know of these."""
+        return {"comm_hook": self.comm_hook is not None, "model": self.model is not None}
+
+    @property
+    def has_own_task(self) -> bool:
+        """Whether the loss, or all of the task, is given."""
+        return self.loss is not None or self.task is not None
+
+    @property
     def hook_name(self) -> str:
         """The communication hook's name; empty without one."""
         if self.comm_hook is None:
@@ -67,36 +78,11 @@ def check_arguments(recipe: Any, parts: Parts, resume: Any) -> None:
             f"recipe is {shown(recipe)}; expected a firecaffe.Recipe(train=firecaffe.TrainConfig("
             "WORD=VALUE, …), …). A recipe file is trained by `firecaffe train FILE`"
         )
-    if parts.comm_hook is not None and recipe.synchrony.mode != EVERY_STEP:
-        raise RecipeError(
-            f"comm_hook with synchrony.mode {recipe.synchrony.mode}: a hook sums the gradients of "
-            "all workers of a step; leave it out, or train with every_step"
-        )
     _check_model(parts.model)
-    if parts.model is not None and recipe.model.args:
-        raise RecipeError(
-            f"model.args {recipe.model.args} has no effect beside a model that is given; give "
-            "model=lambda: MyNet(…)"
-        )
     check_given(recipe, parts.loss, parts.task)
     hook = parts.comm_hook
     if hook is not None and not (isinstance(hook, tuple) and len(hook) == 2 and callable(hook[1])):
         raise RecipeError(f"comm_hook is {shown(hook)}; expected the pair (state, hook)")
-    if hook is not None and recipe.synchrony.shares == MEASURED:
-        raise RecipeError(
-            "synchrony.shares measured and comm_hook: a hook takes one sum of each worker, and "
-            "shares of any size are several; leave one of them out"
-        )
-    if hook is not None and recipe.exchange.in_shards:
-        raise RecipeError(
-            "exchange.update_at shards and comm_hook: a hook gives every worker all of a gradient; "
-            "leave one of them out"
-        )
-    if hook is not None and (recipe.parallel.is_split or recipe.parallel.stages):
-        raise RecipeError(
-            f"{recipe.parallel.word} and comm_hook: a hook takes the gradients of a whole model; "
-            "leave one of them out"
-        )
     if resume is not None and not isinstance(resume, str | Path):
         raise RecipeError(f"resume is {shown(resume)}; expected the path of a run or a checkpoint")
 
@@ -164,6 +150,7 @@ def build_network(
     Raises: RecipeError; OwnCodeError for what a user's code raises.
     """
     model = make_model(recipe, parts, dataset)
+    check_state(model)
     place_model(model, recipe, device)
     return model
 
@@ -174,10 +161,12 @@ def make_model(recipe: Recipe, parts: Parts, dataset: Dataset) -> nn.Module:
     """
     seed_random(recipe.train.seed, "weights")
     if parts.model is None:
-        return make_network(recipe.model, *counts_of(dataset))
-    model = check_is_whole(check_made("model()", parts.model()))
-    make_low_rank(model, recipe.model.low_rank)
-    freeze(model, recipe.model.freeze)
+        model = make_network(recipe.model, *counts_of(dataset))
+    else:
+        model = check_is_whole(check_made("model()", parts.model()))
+        make_low_rank(model, recipe.model.low_rank)
+        freeze(model, recipe.model.freeze)
+    hold_extra_state(model)
     return model
 
 

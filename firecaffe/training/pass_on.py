@@ -1,39 +1,87 @@
 """A checkpoint on its way to all ranks: one reads and verifies it, the others receive it."""
 
 import json
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import IO
 
 import torch
 from torch import Tensor
 
-from firecaffe.cluster.agree import broadcast, text_of_first
+from firecaffe.cluster.agree import broadcast, gather_text, text_of_first
 from firecaffe.cluster.world import World
-from firecaffe.errors import AgreementError
-from firecaffe.training.checkpoint import Checkpoint
+from firecaffe.errors import AgreementError, CheckpointError
+from firecaffe.files import open_regular
+from firecaffe.training.checkpoint import Checkpoint, digest_of
 from firecaffe.training.stored import Stored
 
 WORDS = ("step", "identity", "probe", "history", "numbers", "doubts", "digest")
 """The parts of a checkpoint that are no tensor and no path."""
 
+CHUNK_BYTES = 1 << 24
+"""Bytes of a file that are sent at once."""
+
 
 def pass_on(world: World, found: Checkpoint | None) -> Checkpoint:
     """Gives all ranks rank 0's checkpoint; its tensors follow one at a time, see `PassedOn`. A
-    piece that is held in parts stays in its file: each rank reads its own part there.
+    piece that is held in parts stays in its file: each rank reads its own part there, or in a copy
+    if it does not see the file.
 
-    found: on rank 0. Raises: PeerLostError.
+    found: on rank 0. Raises: PeerLostError; CheckpointError if a copy cannot be made.
     """
     if world.group is None:
         assert found is not None
         return found
     said = json.loads(text_of_first(world, "" if found is None else json.dumps(_words(found))))
     kinds = {name: (tuple(shape), getattr(torch, dtype)) for name, shape, dtype in said["tensors"]}
-    return Checkpoint(
+    passed = Checkpoint(
         tensors=PassedOn(world, kinds, None if found is None else found.tensors),
         piece_files={name: Path(path) for name, path in said["piece_files"].items()},
         folder=Path(said["folder"]),
         **{word: said[word] for word in WORDS},
     )
+    if passed.piece_files:
+        assert passed.folder is not None  # it was read from there
+        sees = digest_of(passed.folder) == passed.digest
+        if not all(gather_text(world, "yes" if sees else "")):
+            _copy_pieces(world, passed, sees)
+    return passed
+
+
+def _copy_pieces(world: World, passed: Checkpoint, sees: bool) -> None:
+    """Sends the files of pieces from rank 0 to the ranks that do not see them, which have copies
+    without a name then: nothing is left of them however the process ends. All ranks call it.
+    """
+    for name, path in passed.piece_files.items():
+        copy = None if sees else tempfile.TemporaryFile()  # noqa: SIM115
+        try:
+            _send_file(world, path, copy)
+        except OSError as error:
+            where = f"{path}: cannot be copied to {world.host}, which does not see it"
+            raise CheckpointError(f"{where}: {error.strerror}") from error
+        if copy is not None:
+            passed.copies.append(copy)
+            passed.piece_files[name] = Path(f"/dev/fd/{copy.fileno()}")
+
+
+def _send_file(world: World, path: Path, copy: IO[bytes] | None) -> None:
+    """copy: what takes it on this rank, if it has to. Raises: OSError, PeerLostError."""
+    size = torch.tensor([path.stat().st_size if world.is_first else 0])
+    broadcast(world, size)
+    source = open_regular(path) if world.is_first else None
+    try:
+        for start in range(0, int(size), CHUNK_BYTES):
+            length = min(CHUNK_BYTES, int(size) - start)
+            data = bytearray(length if source is None else source.read(length))
+            broadcast(world, torch.frombuffer(data, dtype=torch.uint8))
+            if copy is not None:
+                copy.write(data)
+        if copy is not None:
+            copy.flush()
+    finally:
+        if source is not None:
+            source.close()
 
 
 class PassedOn(Stored):

@@ -12,10 +12,10 @@ from collections.abc import Iterable
 from importlib import import_module
 
 from firecaffe.cluster.world import World
+from firecaffe.data.train_batches import TrainBatches
 from firecaffe.errors import FirecaffeError, RecipeError
 from firecaffe.reference import look_here
 from firecaffe.training.saver import Write
-from firecaffe.training.step import TrainBatches
 
 VARIABLE = "FIRECAFFE_PLUGINS"
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from firecaffe.recipe.sections import Recipe
 from firecaffe.reference import is_caffe
 from firecaffe.tasks.outputs import prediction_of
 from firecaffe.training.about import About
+from firecaffe.training.arithmetic import seed_random
 from firecaffe.training.forward import AUTOCAST, laid_out
-from firecaffe.training.image_files import as_inputs, read_image
+from firecaffe.training.image_files import Read, as_inputs
 
 
 @dataclass(frozen=True)
@@ -39,28 +41,34 @@ Named = tuple[list[str], Any]
 """The samples of a batch by name, and the network's inputs."""
 
 
-def of_images(
+def of_files(
     paths: Sequence[Path],
+    read: Read,
     about: About,
     config: DataConfig,
     batch_size: int,
     device: torch.device,
     broken: Callable[[DataError], None],
 ) -> Iterator[Named]:
-    """Yields batches of image files. broken: told of each that cannot be read and is left out."""
-    names: list[str] = []
-    images: list[Tensor] = []
+    """Yields batches of the samples of files. broken: told of each file that cannot be read and is
+    left out.
+    """
+    samples = _samples(paths, read, broken)
+    while taken := list(islice(samples, batch_size)):
+        names, tensors = zip(*taken, strict=True)
+        yield list(names), as_inputs(tensors, about, config, device)
+
+
+def _samples(
+    paths: Sequence[Path], read: Read, broken: Callable[[DataError], None]
+) -> Iterator[tuple[str, Tensor]]:
     for path in paths:
         try:
-            images.append(read_image(path, about, config))
-            names.append(str(path))
+            found = read(path)
         except DataError as error:
             broken(error)
-        if len(images) == batch_size:
-            yield names, as_inputs(images, config, device)
-            names, images = [], []
-    if images:
-        yield names, as_inputs(images, config, device)
+        else:
+            yield from found
 
 
 def of_samples(
@@ -79,7 +87,8 @@ def predictions(
 ) -> Iterator[Prediction]:
     """Yields what the network says of each sample, in order."""
     read = READERS.get(meaning(recipe.task.name), _values)
-    for names, inputs in batches:
+    for number, (names, inputs) in enumerate(batches):
+        seed_random(recipe.train.seed, "evaluation", number)
         outputs = outputs_of(model, inputs, recipe.train, device)
         yield from map(read, names, outputs.float().cpu())
 

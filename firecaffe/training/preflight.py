@@ -9,22 +9,26 @@ from torch import nn
 
 from firecaffe.data import Batches, Dataset, check_data
 from firecaffe.errors import RecipeError, RunError
+from firecaffe.generators import generators_kept
+from firecaffe.inventory.network_state import check_state
+from firecaffe.meta_kernels import without_compiler
 from firecaffe.models.network import make_network, with_outline
 from firecaffe.models.weights import load_weights
 from firecaffe.parallel.row_layers import check_called
 from firecaffe.parallel.slide import ROWS
 from firecaffe.parallel.split import check_parts
 from firecaffe.plan.of_recipe import cluster_for
+from firecaffe.recipe.check import CheckedRecipe
 from firecaffe.recipe.ranks import check_hosts
 from firecaffe.recipe.run import Ranks, Run, resolve
-from firecaffe.recipe.sections import Recipe, check_recipe
+from firecaffe.recipe.sections import Recipe
 from firecaffe.reference import is_reference
 from firecaffe.runs.loggers import check_libraries
 from firecaffe.solvers.optimizer import make_optimizer
 from firecaffe.synchrony.config import LOCAL
 from firecaffe.synchrony.fragments import cut_fragments
 from firecaffe.training.checkpoint import check_identity, check_whole, load_newest
-from firecaffe.training.checks import check_input, check_outputs, check_rates, check_validation
+from firecaffe.training.checks import check_input, check_outputs
 from firecaffe.training.compiled import check_compiler
 from firecaffe.training.constraint import make_constraints
 from firecaffe.training.facts import describe_training
@@ -39,8 +43,9 @@ from firecaffe.training.parallel.words import in_words_of
 from firecaffe.training.parts import counts_of
 
 
+@without_compiler()  # an optimizer would load it, and a network's shapes
 def preflight(
-    recipe: Recipe,
+    recipe: CheckedRecipe,
     per_host: int,
     resume: Path | None = None,
     is_new: bool = True,
@@ -57,15 +62,12 @@ def preflight(
 
     Raises: the FirecaffeError that the training would have met.
     """
-    check_recipe(recipe)
     on_gpus = recipe.train.device != "cpu" and torch.cuda.is_available()
     layout = check_hosts(recipe, per_host, *hosts, on_gpus=on_gpus)
     data = check_data(recipe.data)
     recipe = with_named_split(recipe, data.train)
     described = "" if resume is None else describe_training(recipe, data)
     run = resolve(recipe, data, Ranks(layout.sharers), described=described)
-    check_validation(recipe, data)
-    check_rates(recipe, run.steps)
     rounds = run.rounds  # raises if the training is shorter than one
     _check_network(recipe, data.train, is_resumed=resume is not None)
     # On GPUs the ranks try it: a loss may have tensors there.
@@ -81,7 +83,8 @@ def preflight(
     check_libraries(recipe.run.loggers)
     if recipe.train.compile:
         check_compiler("cuda" if on_gpus else "cpu")
-    if resume is not None:
+    # Of several hosts that of rank 0 alone need have it.
+    if resume is not None and (is_new or resume.exists()):
         checkpoint = load_newest(resume)[0]
         check_identity(checkpoint, dict(run.deciding), run.steps)
         check_whole(checkpoint, rounds)
@@ -95,6 +98,7 @@ def _check_network(recipe: Recipe, dataset: Dataset, is_resumed: bool) -> None:
     task = task_for(recipe, None, None, dataset)
 
     def check(network: nn.Module) -> None:
+        check_state(network)
         check_input(network, task, recipe, dataset)
         named = {name: p for name, p in network.named_parameters() if p.requires_grad}
         make_optimizer(named, recipe.solver)
@@ -109,7 +113,7 @@ def _check_network(recipe: Recipe, dataset: Dataset, is_resumed: bool) -> None:
                 call = partial(check_input, network, task, recipe, dataset)
                 check_called(network, by_rows, recipe.parallel.num_parts, call)
             if recipe.parallel.stages:
-                check_stages(network.train(), recipe.parallel.stages)
+                check_stages(network, recipe.parallel.stages)
         if recipe.train.batch_norm_samples:
             check_layers(network, recipe.train.batch_norm_samples)
         if recipe.model.weights and not is_resumed:
@@ -127,7 +131,7 @@ def _try_task(run: Run, dataset: Dataset) -> None:
     recipe, device = run.recipe, torch.device("cpu")
     task, arithmetic = task_for(recipe, None, None, dataset), replace(recipe.train, compile=False)
     batches = Batches(dataset, run.order, recipe.data, device)
-    with torch.random.fork_rng(devices=[]):
+    with generators_kept():
         network = make_network(recipe.model, *counts_of(dataset))
         forward = Forward(network, task, arithmetic, device=device)
-        check_outputs(forward, batches, recipe, dataset, is_own=False)
+        check_outputs(forward, batches, recipe, is_own=False)

@@ -7,12 +7,11 @@ from pathlib import Path
 from firecaffe.cluster.digest import digest
 from firecaffe.cluster.world import World
 from firecaffe.errors import RunError
-from firecaffe.recipe.sections import Recipe
+from firecaffe.recipe.check import CheckedRecipe
 from firecaffe.runs.folder import read_run_file
 from firecaffe.runs.schemas import DigestsResult
-from firecaffe.training.again import train_again
+from firecaffe.training.again import Again, train_again
 from firecaffe.training.checkpoint import Checkpoint, load_newest
-from firecaffe.training.learner import Learner
 from firecaffe.training.parts import Parts
 from firecaffe.training.saver import Saver
 from firecaffe.training.state import WEIGHTS, State, state_digest
@@ -44,7 +43,11 @@ class Replayed:
 
 
 def replay(
-    folder: Path, recipe: Recipe, world: World, to: Path | None = None, parts: Parts | None = None
+    folder: Path,
+    recipe: CheckedRecipe,
+    world: World,
+    to: Path | None = None,
+    parts: Parts | None = None,
 ) -> Replayed:
     """Replays a run up to its end; one that did not finish, up to its newest checkpoint.
 
@@ -77,7 +80,7 @@ def replay(
         )
         if to is not None:
             about = Checkpoint(last, dict(again.run.deciding), again.learner.probe.digest)
-            _keep(to, again.learner, about)
+            _keep(to, again, about)
     return Replayed(recorded, found, again.updates)
 
 
@@ -104,10 +107,12 @@ def _of_checkpoint(checkpoint: Checkpoint, state: State) -> Digests:
     )
 
 
-def _keep(folder: Path, learner: Learner, about: Checkpoint) -> None:
+def _keep(folder: Path, again: Again, about: Checkpoint) -> None:
     """Saves a checkpoint of what came out."""
+    learner = again.learner
     if learner.norms is not None:
-        learner.norms.estimate(learner.state.world, about.step)
+        with again.evaluating():
+            learner.norms.estimate(learner.state.world, about.step)
     (folder / "checkpoints").mkdir(parents=True)
     with closing(Saver(folder / "checkpoints", 0)) as saver:
         saver.save(about, learner.state)

@@ -12,6 +12,7 @@ from torch import nn
 from firecaffe.cluster.agree import gather_text
 from firecaffe.cluster.world import World
 from firecaffe.errors import RunError
+from firecaffe.models.extra_state import let_go_of_extra_state
 from firecaffe.runs.folder import METRICS
 from firecaffe.runs.measure import Measure
 from firecaffe.runs.peak_memory import peak_memory_bytes
@@ -85,6 +86,10 @@ class Result:
     checkpoint, if that is kept; None without such samples."""
     stopped_early: bool
     """Whether it ended because evaluations came to nothing better."""
+    test_of_best: dict[str, Any] | None
+    """Of one that did, what the weights of the best checkpoint came to on the test samples, with
+    their step; all else of the test is of the last weights. None if no checkpoint of them is
+    kept."""
     evaluated: str
     """What evaluations took: "weights", or "ema", their moving average."""
     test_samples: int
@@ -135,6 +140,7 @@ class Result:
     def hold(self, model: nn.Module) -> None:
         """Keeps the network that was trained, which does not go to other processes."""
         model.zero_grad(set_to_none=True)
+        let_go_of_extra_state(model)
         self.__dict__[LIVE] = model.eval()
 
     def hold_function(self, make: Callable[[], nn.Module]) -> None:
@@ -258,6 +264,7 @@ def result_of(
     validation: Evaluation | None,
     test: Evaluation,
     best: Best,
+    test_of_best: Evaluation | None,
     stopped_early: bool,
     folder: Path,
 ) -> Result:
@@ -299,6 +306,7 @@ def result_of(
         validation=None if validation is None else validation.metrics,
         best=best.row,
         stopped_early=stopped_early,
+        test_of_best=None if test_of_best is None else {"step": best.step, **test_of_best.row},
         evaluated="ema" if "ema" in state.pieces else "weights",
         test_samples=test.samples,
         weights_sha256=weights_sha256,

@@ -4,23 +4,23 @@ It also tells the fault that ends an attempt: to the other ranks, and in the run
 """
 
 import dataclasses
-import time
-from collections.abc import Iterable, Iterator
+import os
+import socket
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
+from firecaffe.advice_words import resume_word
 from firecaffe.cluster.agree import gather_text, text_of_first
-from firecaffe.cluster.world import FOLDER, World
-from firecaffe.errors import CheckpointError, MemoryFullError
+from firecaffe.cluster.last_word import LAUNCHED
+from firecaffe.cluster.world import FOLDER, World, own_folder_key
+from firecaffe.errors import CheckpointError, MemoryFullError, RunError
 from firecaffe.faults import ANOTHER, GOES_ON, TOGETHER, Fault
 from firecaffe.runs.fault import UNKNOWN_NEXT, fault_of, known_in, write_fault
 from firecaffe.training.checkpoint import Checkpoint, load_newest
 from firecaffe.training.pass_on import pass_on
-
-SHARED_S = 10.0
-"""Seconds that a shared file system may take to show what another host has written."""
 
 _calls = count()
 """Numbers the trainings of a script: each has its own folder, the same in every attempt."""
@@ -46,25 +46,34 @@ class Start:
 
 def find_start(world: World, resume: str | Path | None) -> Start:
     """Finds the newest checkpoint that verifies: of an earlier attempt at this run, else of
-    `resume`.
+    `resume`. Rank 0 decides: others may not see its disk.
 
-    Raises: CheckpointError if `resume` holds none.
+    Raises: CheckpointError if `resume` holds none; RunError if the host that has the run's folder
+    is no longer rank 0's.
     """
     # Rank 0's number: another rank may have failed in an earlier training before it came here.
     key = text_of_first(world, f"{FOLDER}/{next(_calls)}")
     folder = _earlier_folder(world, key)
-    if folder is not None and any((folder / "checkpoints").glob("step-*")):
-        checkpoint, damaged = _load_together(world, folder)
+    checkpoints = None if folder is None else folder / "checkpoints"
+    if checkpoints is not None and world.is_first and not checkpoints.is_dir():
+        raise RunError(
+            f"{checkpoints}: is not on {world.host}, on which rank 0 is now; go on from the host "
+            f"that has it ({resume_word()}), or take a run.folder on a disk that all hosts share"
+        )
+    has_any = checkpoints is not None and any(checkpoints.glob("step-*"))
+    if text_of_first(world, "yes" if has_any else ""):
+        assert folder is not None  # all ranks read it in one store
+        checkpoint, damaged = load_together(world, folder)
         notes = [*map(_warn, damaged), f"going on after step {checkpoint.step}"]
         return Start(key, checkpoint, str(folder), folder, notes)
     if resume:
-        checkpoint, damaged = _load_together(world, Path(resume))
+        checkpoint, damaged = load_together(world, Path(resume))
         notes = [*map(_warn, damaged), f"going on after step {checkpoint.step} of {resume}"]
         return Start(key, checkpoint, str(resume), folder, notes)
     return Start(key, folder=folder)
 
 
-def _load_together(world: World, where: Path) -> tuple[Checkpoint, list[str]]:
+def load_together(world: World, where: Path) -> tuple[Checkpoint, list[str]]:
     """Loads a checkpoint that rank 0 chooses, verifies and passes on, and why newer ones are no
     good.
     """
@@ -83,34 +92,27 @@ def _load_together(world: World, where: Path) -> tuple[Checkpoint, list[str]]:
         none = CheckpointError(f"{where}: rank 0 found no checkpoint there")
         none.goes_along = True
         raise none
-    checkpoint = pass_on(world, found)
-    _wait_for(checkpoint.piece_files.values())
-    return checkpoint, damaged
-
-
-def _wait_for(paths: Iterable[Path]) -> None:
-    """Waits for files: a shared file system may show other hosts an older listing for a while.
-
-    Raises: CheckpointError.
-    """
-    until = time.monotonic() + SHARED_S
-    for path in paths:
-        while not path.is_file():
-            if time.monotonic() > until:
-                raise CheckpointError(f"{path}: is missing")
-            time.sleep(0.2)
+    return pass_on(world, found), damaged
 
 
 def remember_folder(world: World, start: Start, folder: Path) -> None:
     """Tells the launcher, and with it the ranks of a next attempt, where this run is recorded."""
     if world.store is not None:
-        world.store.set(start.key, str(folder))
+        # Torch's stores take bytes as well.
+        world.store.set(start.key, os.fsencode(folder))  # type: ignore[arg-type]
+
+
+def remember_own_folder(world: World, start: Start, folder: Path) -> None:
+    """Tells this host's launcher of a folder that stands for the run's on this host."""
+    if world.store is not None and LAUNCHED in os.environ:
+        launcher = own_folder_key(start.key, socket.gethostname(), os.environ[LAUNCHED])
+        world.store.set(launcher, os.fsencode(folder))  # type: ignore[arg-type]
 
 
 def _earlier_folder(world: World, key: str) -> Path | None:
     if world.store is None or not world.store.check([key]):
         return None
-    return Path(world.store.get(key).decode())
+    return Path(os.fsdecode(world.store.get(key)))
 
 
 def _warn(reason: str) -> str:

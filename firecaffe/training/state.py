@@ -27,10 +27,11 @@ from torch import Tensor, nn, optim
 from firecaffe.cluster.agree import gather_text, ranks_that_differ, take_from_first, text_of_first
 from firecaffe.cluster.digest import digest, digest_each
 from firecaffe.cluster.world import World
-from firecaffe.errors import CheckpointError, NotFiniteError
+from firecaffe.errors import CheckpointError, NotFiniteError, UnfitCheckpointError
 from firecaffe.solvers.optimizer_state import OptimizerNumbers, OptimizerTensors
 from firecaffe.training.checkpoint import STATE, Checkpoint
 from firecaffe.training.losses import Losses
+from firecaffe.training.parallel.pieces import NumbersInParts
 from firecaffe.training.piece import Numbers, Piece
 from firecaffe.training.stored import Stored, Under
 from firecaffe.training.tensor_file import TensorFile
@@ -41,19 +42,32 @@ WEIGHTS = ("parameter", "buffer")
 """The pieces that `weights_sha256` digests."""
 
 
+ORDER = (
+    *WEIGHTS,
+    "optimizer",
+    *("ema", "mask", "dense", "code"),
+    *("server", "batch_norm", "outer", "replica", "compressor"),
+)
+"""The order of the pieces, which is that of the digests."""
+
+
+def _place_of(name: str) -> int:
+    kind = name.partition("-")[0]
+    return ORDER.index(kind) if kind in ORDER else len(ORDER)
+
+
 class State:
-    """All pieces of a training, by name. Their order is that of the digests."""
+    """All pieces of a training, by name."""
 
     def __init__(
         self, world: World, pieces: dict[str, Piece], numbers: dict[str, Numbers] | None = None
     ) -> None:
         """numbers: by the word that they have in meta.json."""
         self.world = world
-        self.pieces = pieces
+        self.pieces = {name: pieces[name] for name in sorted(pieces, key=_place_of)}
         self.numbers = numbers or {}
-        self.numbers_in_parts: set[str] = set()
-        """The words of those of which each rank has its own."""
         self.losses = Losses()
+        self._begun_infinite = set[str]()
         self._resumed: Checkpoint | None = None
 
     def add(self, name: str, piece: Piece) -> None:
@@ -64,6 +78,10 @@ class State:
         if self._resumed is not None:
             piece.load(stored_piece(self._resumed, name, piece.held_by_all))
 
+    def go_on_alone(self, world: World) -> None:
+        """Lets rank 0 go on without the others. world: of it alone."""
+        self.world = world
+
     def take_from_first(self) -> list[int]:
         """Gives every rank rank 0's values of the pieces that all hold. Returns the ranks that had
         others. Raises: PeerLostError.
@@ -73,11 +91,11 @@ class State:
     def load(self, checkpoint: Checkpoint) -> None:
         """Loads the pieces that are there from a checkpoint. All ranks call it.
 
-        Raises: CheckpointError if the checkpoint is that of another training; PeerLostError.
+        Raises: UnfitCheckpointError if the checkpoint is that of another training; PeerLostError.
         """
         for full_name in checkpoint.tensors:
             if full_name.partition("/")[0] not in self.pieces:
-                raise CheckpointError(
+                raise UnfitCheckpointError(
                     f"checkpoint holds {full_name}, which the model does not have"
                 )
         for name, piece in self.pieces.items():
@@ -89,8 +107,8 @@ class State:
         self._resumed = checkpoint
 
     def check_all_was_loaded(self) -> None:
-        """Checks the resumed checkpoint. Raises: CheckpointError if it holds pieces or numbers that
-        are not here.
+        """Checks the resumed checkpoint. Raises: UnfitCheckpointError if it holds pieces or numbers
+        that are not here.
         """
         if self._resumed is None:
             return
@@ -101,7 +119,9 @@ class State:
         }
         if left:
             names = ", ".join(sorted(left))
-            raise CheckpointError(f"checkpoint holds {names}, which this training does not have")
+            raise UnfitCheckpointError(
+                f"checkpoint holds {names}, which this training does not have"
+            )
 
     def tensors_held_by_all(self, names: Sequence[str] | None = None) -> dict[str, Tensor]:
         """The live tensors of the pieces that all ranks hold, or of some, by PIECE/NAME."""
@@ -138,29 +158,43 @@ class State:
         """All numbers by their words, on rank 0. All ranks call it. Raises: PeerLostError."""
         found: dict[str, dict[str, Any]] = {}
         for word, numbers in self.numbers.items():
-            if word in self.numbers_in_parts:
+            if isinstance(numbers, NumbersInParts):
                 told = gather_text(self.world, json.dumps(numbers.state_dict()))
                 found[word] = {name: each for own in told for name, each in json.loads(own).items()}
             elif self.world.is_first:
                 found[word] = numbers.state_dict()
         return found
 
+    def begin(self) -> None:
+        """Remembers which buffers are not finite before the first step, as a mask of infinities."""
+        own = self._own_results()
+        buffers = {name: each for name, each in own.items() if name.startswith("buffer/")}
+        self._begun_infinite = {
+            name for name, each in buffers.items() if first_not_finite({name: each})
+        }
+
     def check_finite(self) -> None:
         """Looks for infinities and NaN in the pieces that are results: rank 0 in those that all
-        hold, for it saves them, and each rank in its parts of the others.
+        hold, for it saves them, and each rank in its parts of the others. Tensors that had some at
+        the beginning may have them.
 
         Raises: NotFiniteError on all ranks.
         """
-        own = {
+        own = self._own_results()
+        for name in self._begun_infinite:
+            own.pop(name, None)
+        said = gather_text(self.world, first_not_finite(own))
+        broken = next((each for each in said if each), "")
+        if broken:
+            raise NotFiniteError(f"after the update {broken} is not finite")
+
+    def _own_results(self) -> dict[str, Tensor]:
+        return {
             f"{name}/{key}": part.tensor
             for name in self._results()
             if self.world.is_first or not self.pieces[name].held_by_all
             for key, part in self.pieces[name].parts().items()
         }
-        said = gather_text(self.world, first_not_finite(own))
-        broken = next((each for each in said if each), "")
-        if broken:
-            raise NotFiniteError(f"after the update {broken} is not finite")
 
     @property
     def has_all_weights(self) -> bool:

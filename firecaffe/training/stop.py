@@ -8,6 +8,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Self
 
+from firecaffe.advice_words import resume_word
 from firecaffe.cluster.last_word import LAUNCHED
 from firecaffe.cluster.signals import SAME_S, handlers_kept
 from firecaffe.errors import FirecaffeError, LauncherLostError, PreemptedError
@@ -67,7 +68,7 @@ def stopped(reason: str, done: int, folder: Path) -> FirecaffeError:
     """The error that a run ends with that was asked to stop after so many steps."""
     words = (
         f"stopped after step {done} ({reason or 'another rank was asked to'}); "
-        f"a checkpoint is saved, resume with --resume {folder}"
+        f"a checkpoint is saved, resume with {resume_word(folder)}"
     )
     if reason == LAUNCHER:
         return LauncherLostError(words)

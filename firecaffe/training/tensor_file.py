@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -18,7 +18,6 @@ from torch import Tensor
 
 from firecaffe.errors import CheckpointError
 from firecaffe.files import new_aside, open_regular
-from firecaffe.schema import Count, checked, decoded
 from firecaffe.training.stored import Stored
 from firecaffe.transport.collect import Whole
 
@@ -42,15 +41,20 @@ DTYPES = {
     torch.float8_e5m2: "F8_E5M2",
     torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
 }
+MOST_NUMBERS = torch.iinfo(torch.int64).max
 DTYPE_OF_WORD = {word: dtype for dtype, word in DTYPES.items()}
 
 
-class Place(TypedDict):
-    """A tensor of the header."""
+class Place(NamedTuple):
+    """Where a tensor is in a file."""
 
-    dtype: str
-    shape: list[Count]
-    data_offsets: tuple[Count, Count]
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
 
 
 def write_tensors(
@@ -76,29 +80,37 @@ def write_tensors(
 
 
 class TensorFile(Stored):
-    """A file's tensors, each read into memory of its own."""
+    """A file's tensors, each read into memory of its own.
+
+    The library reads the header. It would read tensors through a map of the file, whose pages count
+    as this process's memory, and where a disk that fails, or a file that is cut short meanwhile,
+    is a signal that ends the process.
+    """
 
     def __init__(self, path: Path) -> None:
         """Raises: CheckpointError if it is no such file."""
         self._path = path
         try:
-            with safe_open(path, framework="pt"):
-                pass  # the library has looked the header over, and the file's length
             with open_regular(path) as file:
-                length = int.from_bytes(file.read(8), "little")
-                words = decoded(file.read(length), dict[str, Any])
-            words.pop("__metadata__", None)
-            self._places = checked(words, dict[str, Place])
-            self._dtypes = {name: DTYPE_OF_WORD[row["dtype"]] for name, row in self._places.items()}
+                start = 8 + int.from_bytes(file.read(8), "little")
+            with safe_open(path, framework="pt") as opened:
+                self._places: dict[str, Place] = {}
+                for name in opened.offset_keys():  # one behind the other, as the format wants it
+                    tensor = opened.get_slice(name)
+                    dtype = DTYPE_OF_WORD[tensor.get_dtype()]
+                    place = self._places[name] = Place(dtype, tuple(tensor.get_shape()), start)
+                    start += place.nbytes
+                    # One of no numbers may have sizes that torch cannot count with.
+                    if prod(size or 1 for size in place.shape) > MOST_NUMBERS:
+                        raise ValueError(f"{name} has the shape {list(place.shape)}")
         except (OSError, ValueError, KeyError, SafetensorError) as error:
             raise CheckpointError(f"{path}: cannot be read ({error})") from error
-        self._start = 8 + length
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._places[name]["shape"])
+        return self._places[name].shape
 
     def dtype(self, name: str) -> torch.dtype:
-        return self._dtypes[name]
+        return self._places[name].dtype
 
     def __getitem__(self, name: str) -> Tensor:
         return self._read(name, self.shape(name), 0)
@@ -110,15 +122,14 @@ class TensorFile(Stored):
         num_rows, *row = self.shape(name)
         if not 0 <= rows.start <= rows.stop <= num_rows:
             raise IndexError(f"{name} has {num_rows} rows, not {rows.start} to {rows.stop}")
-        row_bytes = prod(row) * self._dtypes[name].itemsize
+        row_bytes = prod(row) * self.dtype(name).itemsize
         return self._read(name, (len(rows), *row), rows.start * row_bytes)
 
     def _read(self, name: str, shape: tuple[int, ...], offset: int) -> Tensor:
-        tensor = torch.empty(shape, dtype=self._dtypes[name])
-        # Not through a map of the file, whose pages would count as this process's memory.
+        tensor = torch.empty(shape, dtype=self.dtype(name))
         try:
             with open(self._path, "rb", buffering=0) as file:
-                file.seek(self._start + self._places[name]["data_offsets"][0] + offset)
+                file.seek(self._places[name].start + offset)
                 rest = tensor.reshape(-1).view(torch.uint8).numpy().data
                 while len(rest) and (count := file.readinto(rest)):
                     rest = rest[count:]

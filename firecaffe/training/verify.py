@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from firecaffe.cluster.world import World
 from firecaffe.errors import NotIdenticalError, RunError
-from firecaffe.recipe.sections import Recipe
+from firecaffe.recipe.check import CheckedRecipe
 from firecaffe.runs.environment import describe_environment
 from firecaffe.runs.folder import DIGESTS, METRICS, WEIGHTS, read_run_file
 from firecaffe.runs.recorded import Recorded, recorded_of
@@ -46,7 +46,7 @@ class Verified:
 
 
 def verify_run(
-    folder: Path, recipe: Recipe, world: World, steps: int, parts: Parts | None = None
+    folder: Path, recipe: CheckedRecipe, world: World, steps: int, parts: Parts | None = None
 ) -> Verified:
     """Trains the first steps of a run once more, and compares.
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from firecaffe.errors import CheckpointError
+from firecaffe.errors import UnfitCheckpointError
 from firecaffe.training.stored import Stored
 from firecaffe.transport.collect import HeldPart
 
@@ -14,11 +14,12 @@ class Weights:
     """A network's parameters, or its buffers; see `training.piece.Piece`."""
 
     held_by_all = True
-    is_result = True
 
-    def __init__(self, named: Callable[[], Iterable[tuple[str, Tensor]]]) -> None:
+    def __init__(
+        self, named: Callable[[], Iterable[tuple[str, Tensor]]], is_result: bool = True
+    ) -> None:
         """named: `model.named_parameters` or `model.named_buffers`."""
-        self._named = named
+        self._named, self.is_result = named, is_result
 
     def parts(self) -> dict[str, HeldPart]:
         return {name: HeldPart(tensor.detach()) for name, tensor in self._named()}
@@ -31,20 +32,20 @@ class Weights:
 def load_parts(parts: dict[str, HeldPart], stored: Stored) -> None:
     """Loads into each part the rows that it holds, one tensor at a time, and reads no others.
 
-    Raises: CheckpointError if names, shapes or types are not the same.
+    Raises: UnfitCheckpointError if names, shapes or types are not the same.
     """
     strangers = stored.keys() - parts.keys()
     if strangers:
         name = next(name for name in stored if name in strangers)
-        raise CheckpointError(
+        raise UnfitCheckpointError(
             f"checkpoint holds {stored.full_name(name)}, which the model does not have"
         )
     for name, part in parts.items():
         if name not in stored:
-            raise CheckpointError(f"checkpoint lacks {name}, which the model has")
+            raise UnfitCheckpointError(f"checkpoint lacks {name}, which the model has")
         shape, dtype = stored.shape(name), stored.dtype(name)
         if shape != part.shape or dtype != part.tensor.dtype:
-            raise CheckpointError(
+            raise UnfitCheckpointError(
                 f"{name} is {dtype} {shape} in the checkpoint, "
                 f"{part.tensor.dtype} {part.shape} in the model"
             )

@@ -1,12 +1,14 @@
 """`exchange.algorithm = "auto"`: measures one link and takes the exchange that is fastest by it.
 
 Nothing is measured if there is nothing to choose: one worker, one host whose ranks add in shared
-memory, a compressor or a hook that has a way of its own. That is said too, and tree is taken.
+memory, a compressor or a hook that has a way of its own. That is said too, and tree is taken. Nor
+is a link that was measured within a day, see `transport.known_links`.
 """
 
 import json
 import os
 import socket
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
@@ -14,11 +16,14 @@ from firecaffe.cluster.agree import gather_text, text_of_first
 from firecaffe.cluster.group import Group
 from firecaffe.exchange.choose import AUTO, choose
 from firecaffe.exchange.route import CODEC, FOLD, HOOK, Route
+from firecaffe.transport.known_links import described, recall, remember
 from firecaffe.transport.link import measure_link
 
 LEAST_STREAM_S = 0.05
 """Seconds of a stream, long beside what a shaped link lets pass unshaped; five take 0.3 s."""
 
+MOST_S = 1.0
+"""Seconds after which the link is measured no further: one of 10 Mbit/s, or of 50 ms."""
 
 SHARED_MEMORY = "shared memory, nothing goes between hosts"
 
@@ -60,24 +65,49 @@ def choose_exchange(
     reason = text_of_first(world, reason)
     if reason:
         return AutoChoice("tree", f"tree ({reason})")
-    link = measure_link(world, 0, rank_elsewhere(_places(world)), LEAST_STREAM_S)
+    places = gather_text(world, described(world.device.type, _place()))
     stated = ""
-    if world.is_first:
-        alpha_s, rate = link.latency_s, link.bandwidth_bytes_per_s
-        found = choose(world.world_size, sizes_bytes, alpha_s, rate, tree.senders)
-        others = sorted(
-            (seconds, name)
-            for name, seconds in found.by_algorithm.items()
-            if name != found.algorithm
-        )
-        predicted = "; ".join(f"{name} {seconds:.3g} s" for seconds, name in others)
-        reason = (
-            f"{found.algorithm} (α {alpha_s * 1e6:.0f} µs, {rate / 1e6:.1f} MB/s measured: "
-            f"{found.predicted_s:.3g} s a step for {sum(sizes_bytes) / 1e6:.3g} MB; {predicted})"
-        )
-        chosen = AutoChoice(found.algorithm, reason, alpha_s, rate, found.by_algorithm)
-        stated = json.dumps(asdict(chosen))
-    return AutoChoice(**json.loads(text_of_first(world, stated)))
+    if world.is_first and (known := recall(places)) is not None:
+        age = _age(time.time() - known.measured_at_s)
+        measured = known.latency_s, known.bandwidth_bytes_per_s
+        stated = _stated(world, sizes_bytes, tree, *measured, f"measured {age} ago")
+    stated = text_of_first(world, stated)
+    if not stated:
+        link = measure_link(world, 0, rank_elsewhere(places), LEAST_STREAM_S, MOST_S)
+        if world.is_first:
+            measured = link.latency_s, link.bandwidth_bytes_per_s
+            remember(places, *measured)
+            stated = _stated(world, sizes_bytes, tree, *measured, "measured")
+        stated = text_of_first(world, stated)
+    return AutoChoice(**json.loads(stated))
+
+
+def _stated(
+    world: Group,
+    sizes_bytes: Sequence[int],
+    tree: Route,
+    latency_s: float,
+    bandwidth_bytes_per_s: float,
+    how: str,
+) -> str:
+    """What rank 0 tells the others. how: the figures were obtained."""
+    found = choose(world.world_size, sizes_bytes, latency_s, bandwidth_bytes_per_s, tree.senders)
+    others = sorted(
+        (seconds, name) for name, seconds in found.by_algorithm.items() if name != found.algorithm
+    )
+    predicted = "; ".join(f"{name} {seconds:.3g} s" for seconds, name in others)
+    reason = (
+        f"{found.algorithm} (α {latency_s * 1e6:.0f} µs, {bandwidth_bytes_per_s / 1e6:.1f} MB/s "
+        f"{how}: {found.predicted_s:.3g} s a step for {sum(sizes_bytes) / 1e6:.3g} MB; {predicted})"
+    )
+    measured = latency_s, bandwidth_bytes_per_s
+    return json.dumps(asdict(AutoChoice(found.algorithm, reason, *measured, found.by_algorithm)))
+
+
+def _age(seconds: float) -> str:
+    """How long ago, in words."""
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h" if hours else f"{minutes} min"
 
 
 def rank_elsewhere(places: Sequence[object]) -> int:
@@ -85,10 +115,9 @@ def rank_elsewhere(places: Sequence[object]) -> int:
     return next((rank for rank, place in enumerate(places) if place != places[0]), 1)
 
 
-def _places(world: Group) -> list[str]:
+def _place() -> tuple[str, str]:
     # torchrun numbers its agents; hosts that another launcher uses are told apart by name.
-    own = [socket.gethostname(), os.environ.get("GROUP_RANK", "")]
-    return gather_text(world, json.dumps(own))
+    return socket.gethostname(), os.environ.get("GROUP_RANK", "")
 
 
 def _nothing_to_choose(tree: Route) -> str:

@@ -4,6 +4,7 @@ import json
 import statistics
 import time
 from dataclasses import asdict, dataclass
+from math import inf
 
 import torch
 import torch.distributed as dist
@@ -18,11 +19,13 @@ PING_BYTES = 8
 PINGS = 100
 IN_FLIGHT = 4
 """Messages of a stream under way at once: the link is never idle between two of them."""
-FIRST_STREAM_BYTES = 2**18
+FIRST_STREAM_BYTES = 2**16
 MOST_MESSAGE_BYTES = 2**22
 LEAST_STREAM_S = 0.2
 """Seconds of a stream at least: a shaped link lets its first 100 kB or so pass unshaped."""
 STREAMS = 5
+MOST_GROWTH = 4.0
+"""Times as long as the last one is a stream at most: what a shaped link let pass said too much."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +56,16 @@ class Link:
 
 
 def measure_link(
-    world: Group, first: int, second: int, least_stream_s: float = LEAST_STREAM_S
+    world: Group,
+    first: int,
+    second: int,
+    least_stream_s: float = LEAST_STREAM_S,
+    most_s: float = inf,
 ) -> Link:
     """Measures the link between two ranks through the exchange's own process group.
 
     All ranks call this and get the first rank's figures; those that are neither end only wait.
+    most_s: after so long it makes do with the samples that it has.
 
     Raises: PeerLostError.
     """
@@ -68,9 +76,10 @@ def measure_link(
         starts = world.rank == first
         peer = second if starts else first
         with peers_may_be_lost(world):
-            latencies = latency_samples_s(group, peer, starts, world.device)
+            half_s = most_s / 2
+            latencies = latency_samples_s(group, peer, starts, world.device, most_s=half_s)
             streams = bandwidth_samples_bytes_per_s(
-                group, peer, starts, world.device, least_stream_s
+                group, peer, starts, world.device, least_stream_s, most_s=half_s
             )
         found = json.dumps(asdict(Link(first, second, tuple(latencies), tuple(streams))))
     stated = json.loads(gather_text(world, found)[first])
@@ -83,24 +92,37 @@ def measure_link(
 
 
 def latency_samples_s(
-    group: ProcessGroup, peer: int, starts: bool, device: torch.device, pings: int = PINGS
+    group: ProcessGroup,
+    peer: int,
+    starts: bool,
+    device: torch.device,
+    pings: int = PINGS,
+    most_s: float = inf,
 ) -> list[float]:
-    """Measures half the time of each round trip of 8 bytes, after as many again to warm up.
+    """Measures half the time of each round trip of 8 bytes, after as many again to warm up; fewer
+    if they take longer than `most_s` together.
 
-    Both ranks call this, one of them with `starts`.
+    Both ranks call this, one of them with `starts`; only that one gets samples.
     """
     ball = torch.zeros(PING_BYTES, dtype=torch.uint8, device=device)
-    samples = []
-    for _ in range(2 * pings):
+    if not starts:
+        is_last = False
+        while not is_last:
+            dist.recv(ball, group_src=peer, group=group)
+            is_last = bool(ball[0])
+            dist.send(ball, group_dst=peer, group=group)
+        return []
+    samples = list[float]()
+    begin_s = time.perf_counter()
+    while not ball[0]:
         start_s = time.perf_counter()
-        if starts:
-            dist.send(ball, group_dst=peer, group=group)
+        if len(samples) + 1 >= 2 * pings or (samples and start_s - begin_s >= most_s):
+            ball.fill_(1)
+        dist.send(ball, group_dst=peer, group=group)
         dist.recv(ball, group_src=peer, group=group)
-        if not starts:
-            dist.send(ball, group_dst=peer, group=group)
         finish(device)
         samples.append((time.perf_counter() - start_s) / 2)
-    return samples[pings:]
+    return samples[len(samples) // 2 :]
 
 
 def bandwidth_samples_bytes_per_s(
@@ -110,12 +132,14 @@ def bandwidth_samples_bytes_per_s(
     device: torch.device,
     least_s: float = LEAST_STREAM_S,
     streams: int = STREAMS,
+    most_s: float = inf,
 ) -> list[float]:
     """Measures bytes per second of each stream, from its first byte until the receiver confirms the
     last.
 
     Both ranks call this, one of them with `sends`; only that one gets samples. Streams grow until
-    one takes `least_s` seconds; the shorter ones warm up and are not counted.
+    one takes `least_s` seconds; the shorter ones warm up and are not counted. After `most_s` the
+    next one that is long enough is the last.
     """
     samples: list[float] = []
     if not sends:
@@ -123,13 +147,16 @@ def bandwidth_samples_bytes_per_s(
             _stream(group, peer, False, stream_bytes, device)
         return samples
     stream_bytes = FIRST_STREAM_BYTES
+    begin_s = time.perf_counter()
     while len(samples) < streams:
+        if samples and time.perf_counter() - begin_s >= most_s:
+            break
         _send_number(stream_bytes, group, peer, device)
         taken_s = _stream(group, peer, True, stream_bytes, device)
         if taken_s >= least_s or samples:
             samples.append(stream_bytes / taken_s)
         else:
-            growth = min(16.0, max(2.0, 1.25 * least_s / taken_s))
+            growth = min(MOST_GROWTH, max(2.0, 1.25 * least_s / taken_s))
             stream_bytes = round(stream_bytes * growth)
     _send_number(0, group, peer, device)
     return samples

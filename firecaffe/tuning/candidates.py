@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from math import sqrt
 
 from firecaffe.errors import RecipeError
+from firecaffe.recipe.refusals import check_together, is_refused
 from firecaffe.recipe.sections import Recipe
 from firecaffe.solvers.optimizer import SOLVERS
 
@@ -57,7 +58,7 @@ class Candidate:
 def rules(recipe: Recipe, previous_batch: int, solvers: Sequence[str]) -> list[Candidate]:
     """recipe: at the new batch, with the rate of the previous one. Best guesses first.
 
-    Raises: RecipeError if there is no such solver.
+    Raises: RecipeError if there is no such solver, or it cannot stand beside other words.
     """
     found = [
         Candidate(solver, base * factor, share, rule)
@@ -66,14 +67,16 @@ def rules(recipe: Recipe, previous_batch: int, solvers: Sequence[str]) -> list[C
         for base, sweep in [_sweep(recipe, previous_batch, solver)]
         for rule, factor in sweep.items()
     ]
+    for each in found:
+        check_together(apply(recipe, each, steps=1))
     unlike = {(each.solver, f"{each.base_lr:.6g}", each.warmup_share): each for each in found}
     return list(unlike.values())
 
 
 def _shares(recipe: Recipe) -> Sequence[float]:
-    """A recipe that has a warm-up already keeps its own, as a policy does that rises by itself."""
-    rises = recipe.solver.warmup_steps or recipe.solver.lr_policy == "one_cycle"
-    return (0.0,) if rises else WARMUP_SHARES
+    """A recipe that has a warm-up already keeps its own, and to some policies none can be added."""
+    warmed = replace(recipe, solver=replace(recipe.solver, warmup_steps=1))
+    return (0.0,) if recipe.solver.warmup_steps or is_refused(warmed) else WARMUP_SHARES
 
 
 def _sweep(recipe: Recipe, previous_batch: int, solver: str) -> tuple[float, dict[str, float]]:
@@ -108,6 +111,6 @@ def apply(recipe: Recipe, candidate: Candidate, steps: int) -> Recipe:
     solver = replace(recipe.solver, type=candidate.solver, base_lr=candidate.base_lr)
     if candidate.warmup_share:
         solver = replace(solver, warmup_steps=max(1, round(candidate.warmup_share * steps)))
-    if candidate.solver not in ("sgd", "nesterov", recipe.solver.type):
+    if is_refused(replace(recipe, solver=solver)):  # it may lack Caffe's form
         solver = replace(solver, momentum_form="torch", momentum_correction=False)
     return replace(recipe, solver=solver)

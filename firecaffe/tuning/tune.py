@@ -21,6 +21,7 @@ from firecaffe.data import check_data
 from firecaffe.errors import RecipeError, RunError
 from firecaffe.files import write_atomically, write_json
 from firecaffe.models.weights import file_digest
+from firecaffe.recipe.check import check_recipe
 from firecaffe.recipe.identity import identity, search_id, to_toml
 from firecaffe.recipe.run import sample_order, total_steps
 from firecaffe.recipe.sections import Recipe
@@ -183,7 +184,8 @@ def plan_search(asked: TuneRequest) -> Search:
         )
     candidate = search.trial_recipe(search.rules()[0])
     for each in (large, candidate, *([] if asked.against else [recipe])):
-        preflight(replace(each, run=replace(each.run, folder="")), asked.workers)
+        bare = check_recipe(replace(each, run=replace(each.run, folder="")))
+        preflight(bare, asked.workers)
     samples = sample_order(recipe, data).samples_before(total_steps(recipe, data))
     for run in asked.against:
         _check_against(run, recipe, data.description, samples)

@@ -174,7 +174,7 @@ def test_files_for_caffe_do_not_take_the_place_of_the_net(
 
 
 def test_every_format_can_be_typed() -> None:
-    (typed,) = (each.choices for each in make_parser()._actions if "--to" in each.option_strings)
+    (typed,) = (each.choices for each in make_parser().own if "--to" in each.option_strings)
     assert typed is not None
     assert set(typed) == set(FORMATS)
 

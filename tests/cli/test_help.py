@@ -53,6 +53,14 @@ def test_everyday_options_come_first_and_sections_on_request(
     assert text == shown(capsys, "help", "train") == shown(capsys, "train", "x.toml", "-h")
 
 
+def test_a_word_shows_what_it_cannot_stand_together_with(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = " ".join(shown(capsys, "help", "train", "exchange").split())
+    of_word = text.split("--exchange.update_at")[1].split("--exchange.shared_memory")[0]
+    assert "= shards: not with synchrony.mode other than every_step: " in of_word
+
+
 @pytest.mark.parametrize("section", Recipe.__dataclass_fields__)
 def test_a_section_shows_all_its_words(capsys: pytest.CaptureFixture[str], section: str) -> None:
     text = shown(capsys, "help", "train", section)

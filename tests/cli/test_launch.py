@@ -17,8 +17,6 @@ from firecaffe.faults import KINDS
 from tests.loopback import has_ipv6
 from tests.typed import TIMEOUT_S, Typed, firecaffe, python, torchrun
 
-FIRECAFFE = [sys.executable, "-m", "firecaffe"]
-
 RECIPE = """
 [model]
 name = "lenet"
@@ -61,7 +59,7 @@ def result_of(run: Path) -> dict[str, object]:
 
 def test_train_launches_ranks_and_torchrun_ranks_join(recipe: Path, tmp_path: Path) -> None:
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
-    done = call(*FIRECAFFE, "train", recipe, "--nproc-per-node", "2", "--run.folder", ours)
+    done = firecaffe("train", recipe, "--nproc-per-node", "2", "--run.folder", ours)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert any("step 4/4" in line and "samples/s" in line for line in lines)

@@ -62,7 +62,7 @@ def fails_once(marker):
 assert firecaffe.launch(fails_once, 1, args=(os.path.abspath("marker"),), max_restarts=1) == "again"
 logging.disable(logging.DEBUG)
 before = signal.getsignal(signal.SIGTERM), dict(os.environ)
-answers = [firecaffe.launch(twice, count, args=("word",)) for count in (1, 2)]
+answers = [firecaffe.launch(twice, count, kwargs={"word": "word"}) for count in (1, 2)]
 assert (signal.getsignal(signal.SIGTERM), dict(os.environ)) == before
 assert logging.root.manager.disable == logging.DEBUG
 assert all(type(answer) is Answer for answer in answers)

@@ -59,7 +59,7 @@ def test_every_numeric_option_is_among_them(module: ModuleInfo) -> None:
         return
     command = module.name.replace("_", " ")
     swept = {each for line in LINES if line.startswith(command) for each in LINES[line]}
-    for action in make_parser()._actions:
+    for action in make_parser().own:
         if getattr(action, "_typehint", None) in (int, float) and "." not in action.dest:
             assert swept & {*action.option_strings} or not action.option_strings, action.dest
 

@@ -8,6 +8,7 @@ import pytest
 
 from firecaffe.cli import main
 from tests.tracebacks import owners
+from tests.typed import firecaffe
 from tests.unit.models.own_nets import PLACE
 
 NET = f"{PLACE}:Net"
@@ -93,14 +94,13 @@ def test_a_run_whose_network_was_given_in_python_says_what_to_do(
         assert said.count("\n") == 1
 
 
-def test_what_own_code_raises_in_a_step_is_below_the_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_own_code_raises_in_a_step_is_below_the_line(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.toml"
     recipe.write_text('[model]\nname = "lenet"\n[data]\nname = "generated"\n')
     run = ["--run.folder", str(tmp_path / "run"), "--run.tensorboard", "false"]
-    assert main(["train", str(recipe), "--task.name", LATER, *run]) == 1
-    line, *rest = capsys.readouterr().err.splitlines()
+    done = firecaffe("train", recipe, "--task.name", LATER, *run)
+    assert done.returncode == 1
+    line, *rest = done.stderr.splitlines()
     assert line.startswith("firecaffe: rank 0")
     assert "failed" in line
     assert "LookupError: no such sample" in line

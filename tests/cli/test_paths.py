@@ -13,6 +13,7 @@ from firecaffe.cli import main
 from firecaffe.recipe.identity import identity
 from firecaffe.recipe.of_run import recipe_of
 from firecaffe.runs.compare import differing_words, other_work, read_run
+from tests.typed import firecaffe
 
 CODE = """
 import torch, firecaffe
@@ -51,8 +52,7 @@ def test_a_run_is_used_from_any_folder(
     (home / "code" / "of_mine.py").write_text(CODE)
     (home / "recipe.toml").write_text(RECIPE)
     torch.save(torch.nn.Sequential(torch.nn.Linear(3, 2)).state_dict(), home / "first.pt")
-    monkeypatch.chdir(home)
-    assert main(["train", "recipe.toml"]) == 0
+    firecaffe("train", "recipe.toml", cwd=home).check_returncode()
     run = home / "run"
     own = json.loads((run / "result.json").read_text())
     words = tomllib.loads((run / "recipe.toml").read_text())
@@ -65,11 +65,13 @@ def test_a_run_is_used_from_any_folder(
     assert json.loads(capsys.readouterr().out)["loss"] == own["test_loss"]
     # A run goes on from its own recipe, and from the one that was typed after all has been moved.
     more = ["--train.steps", "2", "--resume"]
-    assert main(["train", str(run / "recipe.toml"), "--run.folder", "a", *more, str(run)]) == 0
+    of_run = run / "recipe.toml", "--run.folder", "a", *more, run
+    firecaffe("train", *of_run, cwd=other).check_returncode()
     shutil.move(home, tmp_path / "moved")
     monkeypatch.chdir(tmp_path / "moved")
+    of_mine = "recipe.toml", "--run.folder", "b", *more, "run"
+    firecaffe("train", *of_mine, cwd=tmp_path / "moved").check_returncode()
     monkeypatch.delitem(sys.modules, "of_mine")
-    assert main(["train", "recipe.toml", "--run.folder", "b", *more, "run"]) == 0
     folders = [Path("b"), other / "a"]
     runs = [read_run(folder) for folder in folders]
     assert (differing_words(runs), other_work(*runs)) == ({}, [])

@@ -3,8 +3,6 @@
 import io
 import json
 import re
-import subprocess
-import sys
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
@@ -63,7 +61,7 @@ def test_more_workers_than_were_measured_are_noted_and_one_host_has_no_more(tmp_
 def test_the_exchange_that_the_training_will_use_has_a_row_in_every_table(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.toml"
     for exchange in ("parameter_server", "hierarchical(tree,ring)"):
-        recipe.write_text(RECIPE.read_text().replace('"tree"', f'"{exchange}"'))
+        recipe.write_text(f'{RECIPE.read_text()}[exchange]\nalgorithm = "{exchange}"\n')
         code, out, _ = plan(str(recipe), "--cluster", "ethernet-1g", "--workers", "2,4,8")
         rows = [line.split()[:3] for line in out.splitlines() if "(own)" in line]
         assert (code, rows) == (0, [[n, exchange, "(own)"] for n in ("2", "4", "8")])
@@ -107,25 +105,6 @@ def test_a_plan_takes_the_recipe_s_compressor_or_those_asked_for() -> None:
     ):
         (found,) = planned(*words, *more)
         assert {row["compressor"] for row in found["rows"]} == compressors
-
-
-def test_a_plan_starts_no_process_and_loads_nothing_that_trains() -> None:
-    script = (
-        "import sys\n"
-        "from firecaffe.cli.plan import main\n"
-        "import os; os.fork = os.posix_spawn = None\n"
-        "main(['--model', 'googlenet', '--cluster', 'dgx-a100', '--workers', '1,2,16'])\n"
-        "loaded = [m for m in sys.modules if m.startswith('firecaffe.cluster')]\n"
-        "assert not set(loaded) - {'firecaffe.cluster', 'firecaffe.cluster.last_word'}, loaded\n"
-        "assert 'firecaffe.transport' not in sys.modules\n"
-        "assert 'firecaffe.training.build' not in sys.modules\n"
-        "import torch.distributed as dist\n"
-        "assert not dist.is_initialized()\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(

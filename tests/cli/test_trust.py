@@ -23,6 +23,7 @@ from firecaffe.shrink import attempt
 from firecaffe.training.load import Trained
 from firecaffe.training.trial import Trial
 from tests.cli.stale_run import train_stale
+from tests.typed import python
 
 PAYLOAD = """
 from pathlib import Path
@@ -177,13 +178,11 @@ def test_what_only_describes_a_run_calls_nothing(
     assert "called" in said
 
 
-def test_a_run_that_is_resumed_names_no_code(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_is_resumed_names_no_code(run: Path, tmp_path: Path) -> None:
     """The recipe that is typed says what is trained; the run's own words are compared with it."""
     shutil.copy(run / "recipe.toml", tmp_path / "own.toml")
     name_in(run, "model.name")
     words = ["--resume", str(run), "--run.folder", str(tmp_path / "on"), "--train.steps", "4"]
-    main(["train", str(tmp_path / "own.toml"), *words])
-    main(["train", str(tmp_path / "own.toml"), "--model.weights", str(run)])
+    python("-m", "firecaffe", "train", tmp_path / "own.toml", *words)
+    python("-m", "firecaffe", "train", tmp_path / "own.toml", "--model.weights", run)
     assert not (run / "ran").exists()

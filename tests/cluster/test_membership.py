@@ -15,11 +15,15 @@ from benchmarks.small_run import RECIPE, command, state_of, steps_of
 from benchmarks.virtual_cluster import VirtualCluster
 from tests.typed import python
 
-STEPS = 900
+STEPS = 240
+RATE_BITS_PER_S = 200_000_000
+"""So slow that steps take a seventh of a second, in which hosts mostly wait and not compute: they
+leave and come meanwhile.
+"""
 TIMEOUT_S = 600.0
 
 WORDS = (
-    *("--train.steps", str(STEPS), "--checkpoint.every", "200"),
+    *("--train.steps", str(STEPS), "--checkpoint.every", "60"),
     *("--train.global_batch_size", "8", "--train.micro_batch_size", "2"),
 )
 
@@ -47,7 +51,7 @@ def test_all_then_two_then_one_more_each_time(
 
 
 def leave_and_come(tmp_path: Path, hosts: int) -> None:
-    with VirtualCluster(hosts, 1_000_000_000) as net:
+    with VirtualCluster(hosts, RATE_BITS_PER_S) as net:
         leave_and_come_on(net, tmp_path, hosts)
 
 

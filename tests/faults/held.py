@@ -7,8 +7,8 @@ from pathlib import Path
 
 from firecaffe.cluster.world import World
 from firecaffe.data import Batch, SampleOrder
+from firecaffe.data.train_batches import TrainBatches
 from firecaffe.training.plugins import Plugin
-from firecaffe.training.step import TrainBatches
 
 STEP, FILE = "HELD_STEP", "HELD_FILE"
 """Environment variables: the step, counted from 1, and the file."""

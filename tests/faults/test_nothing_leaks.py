@@ -20,14 +20,14 @@ from tests.world import Ranks
 STAGES = {
     "find_start": build,
     "open_parts": build,
-    "build_network": learner,
+    "unheld_network": learner,
     "run_probe": learner,
     "make_folder": build,
     "meet_local_ranks": connect,
     "Exchange": connect,
     "GradientReducer": connect,
     "rate_notes": beginning,
-    "write_forecast": build,
+    "keep_forecast": build,
     "Records": build,
     "Saver": build,
     "BatchesAhead": steps,
@@ -105,7 +105,7 @@ def fail_on_first(stage: str, folder: str) -> tuple[str, Any, Any]:
     return told, before, left()
 
 
-@pytest.mark.parametrize("stage", ["Exchange", "write_forecast"])
+@pytest.mark.parametrize("stage", ["Exchange", "keep_forecast"])
 def test_ranks_that_share_memory(ranks: Ranks, stage: str, tmp_path: Path) -> None:
     for rank, (told, before, after) in enumerate(
         ranks.run(2, fail_on_first, stage, str(tmp_path / "run"))

@@ -10,9 +10,9 @@ import pytest
 from torch import Tensor
 
 import firecaffe
-from firecaffe import Recipe, RunConfig, TrainConfig
+from firecaffe import Recipe, RunConfig, SolverConfig, TrainConfig
 from firecaffe.cluster import last_word as report
-from firecaffe.errors import PeerLostError, PreemptedError, RecipeError
+from firecaffe.errors import CheckpointError, PeerLostError, PreemptedError, RecipeError
 from firecaffe.faults import Fault
 from firecaffe.training.checkpoint import load_newest
 from firecaffe.training.stop import StopRequest
@@ -59,7 +59,7 @@ def test_a_script_that_is_asked_to_stop(tmp_path: Path) -> None:
     (line,) = done.stderr.splitlines()
     assert line.startswith("firecaffe: ")
     assert "SIGTERM" in line
-    assert str(tmp_path / "run") in line
+    assert f'resume with resume="{tmp_path / "run"}"' in line
 
 
 def test_ctrl_c_saves_and_names_the_folder(tmp_path: Path) -> None:
@@ -123,3 +123,29 @@ def test_what_nobody_caught_is_told_in_one_line(
         sys.excepthook(PeerLostError, lost, None)
     assert codes == [10]
     assert "rank 1 on node-b" in capsys.readouterr().err
+
+
+def test_another_length_is_told_as_the_word_that_differs(tmp_path: Path) -> None:
+    """And not as a fault of the disk, nor is a folder that is not there."""
+
+    def recipe_of(steps: int) -> Recipe:
+        return Recipe(
+            train=TrainConfig(global_batch_size=12, micro_batch_size=4, steps=steps),
+            solver=SolverConfig(lr_policy="cosine"),
+            run=RunConfig(folder=str(tmp_path / f"run-{steps}"), tensorboard=False),
+        )
+
+    def told(steps: int, resume: Path) -> str:
+        recipe = recipe_of(steps)
+        with pytest.raises(CheckpointError) as caught:
+            firecaffe.train(recipe, Everything, small_data(60), small_data(20, 1), resume=resume)
+        assert caught.value.exit_code == 4
+        return caught.value.last_word
+
+    firecaffe.train(recipe_of(2), Everything, small_data(60), small_data(20, 1))
+    line = told(3, tmp_path / "run-2")
+    assert line.startswith("train.steps is 3 in the recipe, 2 in the checkpoint")
+    assert "cosine" in line
+    assert told(4, tmp_path / "nowhere") == f"{tmp_path / 'nowhere'}: no checkpoint there " + (
+        "(a folder with SHA256SUMS)"
+    )

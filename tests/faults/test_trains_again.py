@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -26,19 +27,26 @@ WAIT_S = 100.0
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
+FAILS_AT = 12
+"""The call, counted from the first step's, of the last micro-batch of the second step."""
+
+BEFORE = 3
+"""Forwards of the look at the network, before the first step."""
+
+
 def is_to_fail(calls: int) -> bool:
     """On rank 1, with its last micro-batch of the second step at the earliest."""
-    return calls >= 12 and os.environ.get("RANK") == "1"
+    return calls >= FAILS_AT and os.environ.get("RANK") == "1"
 
 
 class Failing:
     """A loss that fails."""
 
     def __init__(self) -> None:
-        self.calls = 0
+        self.calls = -BEFORE
 
     def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        self.calls += 1
+        self.calls += torch.is_grad_enabled()  # not where it is tried on samples
         if is_to_fail(self.calls):
             raise ArithmeticError("no luck")
         return F.cross_entropy(outputs, labels)
@@ -50,11 +58,11 @@ class FailingBackward:
     """
 
     def __init__(self, folder: str) -> None:
-        self.calls, self.told = 0, Path(folder) / "fault.json"
+        self.calls, self.told = -BEFORE, Path(folder) / "fault.json"
 
     def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        self.calls += 1
-        if self.calls == 12 and os.environ.get("RANK") == "0":
+        self.calls += torch.is_grad_enabled()
+        if self.calls == FAILS_AT and os.environ.get("RANK") == "0":
             until(self.told.exists)
             raise ArithmeticError("no luck either")
         return F.cross_entropy(outputs, labels)
@@ -89,7 +97,8 @@ def fit(parallel: ParallelConfig, folder: str, fails: str = "") -> str:
     run = RunConfig(folder=folder, tensorboard=False)
     # Some buckets, which go through the process group: there a thread may wait for another rank.
     exchange = ExchangeConfig(timeout_s=WAIT_S, bucket_bytes=1000, shared_memory=fails == "data")
-    recipe = dataclasses.replace(RECIPE, parallel=parallel, run=run, exchange=exchange)
+    train = dataclasses.replace(RECIPE.train, global_batch_size=48, steps=3)
+    recipe = dataclasses.replace(RECIPE, train=train, parallel=parallel, run=run, exchange=exchange)
     losses: dict[str, Loss] = {"loss": Failing(), "backward": FailingBackward(folder)}
     loss = losses.get(fails, F.cross_entropy)
 

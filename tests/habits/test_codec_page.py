@@ -16,8 +16,11 @@ from firecaffe.exchange.order import keeps_tree_order
 from firecaffe.gradients.compressors import COMPRESSORS, make_compressor
 from firecaffe.gradients.compressors.codec import ROW, LowRank, RowCodec, TensorCodec
 from firecaffe.gradients.compressors.wire import Layout
-from firecaffe.gradients.config import ExchangeConfig, check_exchange
-from firecaffe.recipe.config import TrainConfig, check_workers
+from firecaffe.gradients.config import ExchangeConfig
+from firecaffe.recipe.check import check_recipe
+from firecaffe.recipe.config import TrainConfig
+from firecaffe.recipe.ranks import check_ranks
+from firecaffe.recipe.sections import Recipe
 from firecaffe.transport.node_wire import NodeWire
 from tests.habits.test_exchange_page import cells, evaluate
 
@@ -117,15 +120,18 @@ def test_what_is_encoded_and_remembered(name: str) -> None:
 
 
 def test_the_example_of_a_level() -> None:
+    def check(workers: int, level: int) -> None:
+        words = ExchangeConfig(compressor="int8", compressor_level=level)
+        check_ranks(Recipe(train=TrainConfig(64, 1), exchange=words), workers, workers, False)
+
     assert "64 micro-batches on up to 8 workers: level 3" in SECTION
-    train = TrainConfig(global_batch_size=64, micro_batch_size=1)
     assert num_nodes(64, 3) == 8
-    check_workers(train, 8, 3)
+    check(8, 3)
     with pytest.raises(RecipeError, match="9 ranks but only 8 sums of 8 micro-batches"):
-        check_workers(train, 9, 3)
+        check(9, 3)
     # The next level would be too high for 8 workers.
     with pytest.raises(RecipeError):
-        check_workers(train, 8, 4)
+        check(8, 4)
     assert [len(leaf_share(64, 4, rank, 3)) // 8 for rank in range(4)] == [2] * 4
 
     def sent(m: int, per_element: Fraction) -> str:
@@ -145,9 +151,9 @@ def test_the_refused_exchanges_are_named() -> None:
     refused = {name for name in EXCHANGES if not keeps_tree_order(name)}
     assert refused == {name for name in EXCHANGES if f"`{name}`" in sentence}
     for name in EXCHANGES:
-        config = ExchangeConfig(algorithm=name, compressor="int8")
+        recipe = Recipe(exchange=ExchangeConfig(algorithm=name, compressor="int8"))
         if name in refused:
             with pytest.raises(RecipeError, match="use tree"):
-                check_exchange(config)
+                check_recipe(recipe)
         else:
-            check_exchange(config)
+            check_recipe(recipe)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.order import FOLDER, LONGEST, in_order, processes, slowest
+from tests.order import FOLDER, LONGEST, in_order, processes, slowest, turned
 
 
 def test_what_is_listed_is_there_once() -> None:
@@ -14,14 +14,24 @@ def test_what_is_listed_is_there_once() -> None:
     assert len(LONGEST) == len(set(LONGEST))
 
 
-def test_the_longest_come_first_and_others_stay_as_they_were() -> None:
+def test_the_longest_come_first_and_others_by_name() -> None:
     def item(name: str, number: int) -> Any:
         return SimpleNamespace(path=FOLDER / name, number=number)
 
     other, second, first = Path("unit/test_words.py"), LONGEST[1], LONGEST[0]
     names = [str(other), second, first, second, "unit/test_a.py"]
     found: list[Any] = in_order([item(name, number) for number, name in enumerate(names)])
-    assert [each.number for each in found] == [2, 1, 3, 0, 4]
+    assert [each.number for each in found] == [2, 1, 3, 4, 0]
+
+
+def test_each_process_loads_all_files_and_begins_elsewhere(tmp_path: Path) -> None:
+    names = [tmp_path / name for name in ("test_a.py", "test_b.py", "test_c.py", "test_d.py")]
+    for path in (*names, tmp_path / "other.py"):
+        path.write_text("")
+    found = [turned([str(tmp_path)], process, 2) for process in (0, 1)]
+    assert found[0] == list(map(str, names))
+    assert found[1] == list(map(str, (*names[2:], *names[:2])))
+    assert turned([f"{names[0]}::test_x"], 1, 2) == [f"{names[0]}::test_x"]
 
 
 def test_as_many_processes_as_this_one_may_have_cores_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
+import firecaffe
 from firecaffe.errors import RecipeError
 from firecaffe.script.rank_mean import RankMean
 
@@ -90,10 +91,11 @@ def by_lightning() -> tuple[list[tuple[Weights, int, int]], list[str]]:
         ).fit(task, DataLoader(samples(), BATCH))
         return task
 
-    def fabric(strategy: Any) -> nn.Module:
+    def fabric(strategy: Any, first: Callable[[nn.Module], nn.Module] = nn.Module.train) -> Any:
+        """first: what is done to the network before Fabric has it."""
         wires = lightning.Fabric(strategy=strategy, accelerator="cpu", devices=2)
         wires.launch()
-        model = network()
+        model = first(network())
         wrapped, optimizer = wires.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
         for inputs, labels in wires.setup_dataloaders(DataLoader(samples(), BATCH)):
             optimizer.zero_grad()
@@ -110,6 +112,9 @@ def by_lightning() -> tuple[list[tuple[Weights, int, int]], list[str]]:
     refused = [
         refusal(lambda: ExchangeStrategy("tree", ddp_comm_hook=print)),
         refusal(lambda: FabricExchangeStrategy("trees")),
+        refusal(lambda: ExchangeStrategy(exchang="tree")),
+        refusal(lambda: fabric(FabricDDPStrategy(), firecaffe.parallelize)),
+        refusal(lambda: fabric(FabricExchangeStrategy(), firecaffe.parallelize)),
     ]
     return results, refused
 
@@ -125,12 +130,13 @@ def by_accelerate(folder: str) -> tuple[list[tuple[Weights, int, int]], list[str
     os.environ["ACCELERATE_USE_CPU"] = "true"
     refused = []
 
-    def loop(exchange: str) -> nn.Module:
+    def loop(exchange: str, first: Callable[[nn.Module], nn.Module] = nn.Module.train) -> Any:
+        """first: what is done to the network before it is prepared."""
         options = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
         accelerator = Accelerator(cpu=True, kwargs_handlers=[options])
         if exchange:
             use_exchange(accelerator, exchange)
-        model = network()
+        model = first(network())
         wrapped, optimizer, batches = accelerator.prepare(
             model, torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(samples(), BATCH)
         )
@@ -187,4 +193,6 @@ def by_accelerate(folder: str) -> tuple[list[tuple[Weights, int, int]], list[str
         cpu=True, kwargs_handlers=[DistributedDataParallelKwargs(comm_hook="fp16")]
     )
     refused += [refusal(lambda: use_exchange(hooked)), refusal(lambda: use_exchange(network()))]
+    refused.append(refusal(lambda: loop("", firecaffe.parallelize)))
+    refused.append(refusal(lambda: loop("tree", firecaffe.parallelize)))
     return results, refused

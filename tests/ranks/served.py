@@ -84,13 +84,15 @@ def fit_corners(made: Recipe) -> Result:
 
 
 def fit_until_lost(made: Recipe, number: int) -> Result:
-    """The last rank gets a signal when it has taken its third micro-batch."""
+    """The last rank gets a signal when it takes its first micro-batch of a step. Before the first
+    step four are taken: one to try the outputs, two for the look, one for the probe.
+    """
     taken = 0
 
     def take(batches: Batches, step: int, leaf: int) -> Batch:
         nonlocal taken
         taken += 1
-        if taken == 3 and int(os.environ["RANK"]) + 1 == int(os.environ["WORLD_SIZE"]):
+        if taken == 5 and int(os.environ["RANK"]) + 1 == int(os.environ["WORLD_SIZE"]):
             os.kill(os.getpid(), number)
         return take_now(batches, step, leaf)
 

@@ -20,13 +20,21 @@ def check(results: list[tuple[Weights, int, int]], other: list[tuple[Weights, in
         assert all(torch.equal(mine[name], theirs[name]) for name in mine)
 
 
+def check_twice(refused: list[str]) -> None:
+    """What is said of a model of `parallelize`: by DDP's wrapping, and by that of an adapter."""
+    assert "in another DistributedDataParallel" in refused[0]
+    assert "in DistributedDataParallel already" in refused[1]
+
+
 def test_lightning_and_fabric(ranks: Ranks) -> None:
     pytest.importorskip("lightning", reason="needs lightning: pip install -e '.[dev]'")
     (results, refused), (other, _) = ranks.run(2, adapted.by_lightning)
     check(results, other)
-    hook, exchange = refused
+    hook, exchange, unknown, *twice = refused
     assert "ddp_comm_hook" in hook
     assert "trees" in exchange
+    assert "did you mean exchange" in unknown
+    check_twice(twice)
 
 
 def test_accelerate_and_the_trainer_of_transformers(ranks: Ranks, tmp_path: Path) -> None:
@@ -34,7 +42,8 @@ def test_accelerate_and_the_trainer_of_transformers(ranks: Ranks, tmp_path: Path
     pytest.importorskip("transformers", reason="needs transformers: pip install -e '.[dev]'")
     (results, refused), (other, _) = ranks.run(2, adapted.by_accelerate, str(tmp_path))
     check(results, other)
-    *prepared, hooked, network = refused
+    *prepared, hooked, network, by_ddp, by_us = refused
+    check_twice([by_ddp, by_us])
     assert all("prepared" in line for line in prepared)
     assert "comm_hook fp16" in hooked
     assert "Sequential" in network

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import firecaffe
-from firecaffe import ExchangeConfig, Recipe, RunConfig, TrainConfig
+from firecaffe import ExchangeConfig, Recipe, RunConfig, SynchronyConfig, TrainConfig
 from firecaffe.cluster.world import World, join
 from firecaffe.exchange.choose import choose
 from firecaffe.exchange.route import find_route
@@ -25,7 +25,7 @@ LINK = Link(0, 1, (60e-6, 50e-6, 70e-6), (25e6, 20e6, 30e6))
 SIZES = [4_000_000, 3_000_000]
 RECIPE = Recipe(
     train=TrainConfig(global_batch_size=32, micro_batch_size=4, steps=3, eval_batch_size=7),
-    exchange=ExchangeConfig(algorithm="auto", bucket_bytes=500, shared_memory=False, timeout_s=300),
+    exchange=ExchangeConfig(bucket_bytes=500, shared_memory=False, timeout_s=300),
 )
 
 
@@ -37,23 +37,25 @@ def on_hosts_of(local_world_size: int) -> None:
 
 
 def chosen(
+    homes: str,
     local_world_size: int,
     num_leaves: int,
     shared_memory: bool,
     codec: str = "",
     any_shares: bool = False,
 ) -> tuple[AutoChoice, list[tuple[int, int]]]:
-    """What this rank is told, and the links that were measured."""
+    """What this rank is told, and the links that were measured. homes: a folder of the ranks'."""
     on_hosts_of(local_world_size)
     measured = []
 
-    def measure_link(world: World, first: int, second: int, least_stream_s: float) -> Link:
+    def measure_link(world: World, first: int, second: int, least_s: float, most_s: float) -> Link:
         measured.append((first, second))
         # Only rank 0's figures may count.
         return LINK if world.is_first else Link(first, second, (1.0,), (1.0,))
 
     with pytest.MonkeyPatch.context() as patch, join("cpu") as world:
         patch.setattr("firecaffe.transport.auto.measure_link", measure_link)
+        patch.setenv("HOME", str(Path(homes, str(world.rank))))
         tree = find_route(
             "tree",
             num_leaves,
@@ -84,16 +86,17 @@ NOTHING_TO_CHOOSE = {
 
 @pytest.mark.parametrize(("arguments", "reason"), NOTHING_TO_CHOOSE.values(), ids=NOTHING_TO_CHOOSE)
 def test_where_there_is_nothing_to_choose_nothing_is_measured(
-    ranks: Ranks, arguments: tuple[Any, ...], reason: str
+    ranks: Ranks, tmp_path: Path, arguments: tuple[Any, ...], reason: str
 ) -> None:
     world_size, *others = arguments
-    for found, measured in ranks.shared(world_size, chosen, *others):
+    for found, measured in ranks.shared(world_size, chosen, str(tmp_path), *others):
         assert found == AutoChoice("tree", reason)
         assert measured == []
+    assert not list(tmp_path.iterdir())
 
 
-def test_all_ranks_take_what_rank_0_says_and_why(ranks: Ranks) -> None:
-    by_rank = ranks.shared(4, chosen, 2, 8, False)
+def test_all_ranks_take_what_rank_0_says_and_why(ranks: Ranks, tmp_path: Path) -> None:
+    by_rank = ranks.shared(4, chosen, str(tmp_path), 2, 8, False)
     [found] = {repr(found): found for found, _ in by_rank}.values()
     assert [measured for _, measured in by_rank] == [[(0, 2)]] * 4
     expected = choose(4, SIZES, 50e-6, 25e6)
@@ -107,8 +110,34 @@ def test_all_ranks_take_what_rank_0_says_and_why(ranks: Ranks) -> None:
     assert found.reason.endswith("tree 1.12 s; parameter_server 1.68 s)")
 
 
-def test_where_hosts_add_in_shared_memory_one_rank_of_each_sends(ranks: Ranks) -> None:
-    for found, measured in ranks.shared(4, chosen, 2, 8, True):
+def test_a_link_is_measured_once_a_day_and_rank_0_s_memory_counts(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    """Ranks that went by memories of their own would measure with nobody, or choose otherwise."""
+    before = ranks.shared(4, chosen, str(tmp_path), 2, 8, False)
+    kept = Path(".cache", "firecaffe", "links.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["0"]
+    text = (tmp_path / "0" / kept).read_text()
+    for rank, other in ((1, text.replace("e-05", "e-01")), (2, "{")):
+        (tmp_path / str(rank) / kept).parent.mkdir(parents=True)
+        (tmp_path / str(rank) / kept).write_text(other)
+    for (found, measured), (first, _) in zip(
+        ranks.shared(4, chosen, str(tmp_path), 2, 8, False), before, strict=True
+    ):
+        assert measured == []
+        assert "25.0 MB/s measured 0 min ago: 0.42 s a step" in found.reason
+        assert dataclasses.replace(found, reason=first.reason) == first
+    (tmp_path / "0" / kept).unlink()
+    for _, measured in ranks.shared(4, chosen, str(tmp_path), 2, 8, False):
+        assert measured == [(0, 2)]
+    for _, measured in ranks.shared(4, chosen, str(tmp_path), 1, 8, False):
+        assert measured == [(0, 1)]  # the ranks are on other hosts
+
+
+def test_where_hosts_add_in_shared_memory_one_rank_of_each_sends(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    for found, measured in ranks.shared(4, chosen, str(tmp_path), 2, 8, True):
         assert measured == [(0, 2)]
         assert found.predicted_s == choose(4, SIZES, 50e-6, 25e6, senders=2).by_algorithm
         assert found.algorithm == "recursive_doubling"  # one message there, one back, at once
@@ -130,20 +159,21 @@ def test_the_rank_elsewhere_is_the_first_on_another_host() -> None:
     assert rank_elsewhere(["a", "a"]) == 1
 
 
-def fit(recipe: Recipe, folder: str) -> firecaffe.Result:
+def fit(recipe: Recipe, folder: str, resume: str | None = None) -> firecaffe.Result:
     recipe = dataclasses.replace(recipe, run=RunConfig(folder=folder, tensorboard=False))
-    return firecaffe.train(recipe, Everything, small_data(100), small_data(30, 1))
+    return firecaffe.train(recipe, Everything, small_data(100), small_data(30, 1), resume=resume)
 
 
 def fit_and_listen(recipe: Recipe, folder: str) -> tuple[firecaffe.Result, str]:
     out = io.StringIO()
-    with redirect_stdout(out):
+    with redirect_stdout(out), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", f"{folder}-home")
         result = fit(recipe, folder)
     return result, out.getvalue()
 
 
 def test_a_training_with_a_link_really_measured(ranks: Ranks, tmp_path: Path) -> None:
-    [alone] = ranks.shared(1, fit, RECIPE, str(tmp_path / "one"))
+    [(alone, alone_said)] = ranks.shared(1, fit_and_listen, RECIPE, str(tmp_path / "one"))
     by_rank = ranks.shared(4, fit_and_listen, RECIPE, str(tmp_path / "four"))
     assert {result.state_sha256 for result, _ in by_rank} == {alone.state_sha256}
     record = read_run_file(tmp_path / "four", "result.json")
@@ -155,9 +185,22 @@ def test_a_training_with_a_link_really_measured(ranks: Ranks, tmp_path: Path) ->
     assert record["identity_doubts"] == []
     lines = [line for line in by_rank[0][1].splitlines() if "exchange: " in line]
     assert [line.split("exchange: ")[1] for line in lines] == [choice["reason"]]
+    assert "exchange: " not in alone_said  # there is none
     assert 'algorithm = "auto"' in (tmp_path / "four" / "recipe.toml").read_text()
     one = read_run_file(tmp_path / "one", "result.json")
     assert one["exchange_choice"]["reason"] == "tree (auto: one worker, nothing to send)"
+
+
+def test_a_run_that_was_begun_with_tree_goes_on_with_auto(ranks: Ranks, tmp_path: Path) -> None:
+    one_step = dataclasses.replace(RECIPE.train, steps=1)
+    tree = dataclasses.replace(RECIPE.exchange, algorithm="tree")
+    begun = dataclasses.replace(RECIPE, train=one_step, exchange=tree)
+    ranks.shared(2, fit, begun, str(tmp_path / "begun"))
+    found = ranks.shared(4, fit, RECIPE, str(tmp_path / "on"), str(tmp_path / "begun"))
+    [alone] = ranks.shared(1, fit, RECIPE, str(tmp_path / "alone"))
+    assert {result.state_sha256 for result in found} == {alone.state_sha256}
+    choice = read_run_file(tmp_path / "on", "result.json")["exchange_choice"]
+    assert len(choice["predicted_s"]) > 1
 
 
 @pytest.mark.parametrize(
@@ -180,6 +223,17 @@ def test_a_training_where_there_is_nothing_to_choose(
     record = read_run_file(tmp_path / "run", "result.json")
     assert (record["exchange"], record["route"]) == ("tree", route)
     assert why in record["exchange_choice"]["reason"]
+
+
+@pytest.mark.parametrize("warm_steps", [0, 1])
+def test_with_a_server_the_exchange_of_warm_steps_alone_is_chosen(
+    ranks: Ranks, tmp_path: Path, warm_steps: int
+) -> None:
+    words = SynchronyConfig(mode="asynchronous", warm_steps=warm_steps)
+    recipe = dataclasses.replace(RECIPE, synchrony=words)
+    ranks.shared(2, fit_and_listen, recipe, str(tmp_path / "run"))
+    record = read_run_file(tmp_path / "run", "result.json")
+    assert (record["exchange_choice"] is not None) == bool(warm_steps)
 
 
 def test_an_exchange_that_is_named_is_not_chosen(ranks: Ranks, tmp_path: Path) -> None:

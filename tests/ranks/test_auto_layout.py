@@ -8,9 +8,18 @@ import pytest
 from torch import Tensor, nn
 
 import firecaffe
-from firecaffe import DataConfig, ModelConfig, ParallelConfig, Recipe, RunConfig, TrainConfig
+from firecaffe import (
+    DataConfig,
+    ModelConfig,
+    ParallelConfig,
+    Recipe,
+    RunConfig,
+    SynchronyConfig,
+    TrainConfig,
+)
 from firecaffe.cli.parse import read_recipe
 from firecaffe.errors import RecipeError
+from firecaffe.recipe.check import check_recipe
 from firecaffe.training.preflight import preflight
 from tests.ranks.test_auto import on_hosts_of
 from tests.world import Ranks
@@ -59,7 +68,7 @@ def test_the_cluster_decides_and_no_bit_does(ranks: Ranks, tmp_path: Path) -> No
     assert f"{_way(choice['words'])} " in choice["reason"]
     assert " MB" in choice["reason"]
     # Whoever goes on from it may be other workers, which choose anew.
-    preflight(RECIPE, 2, resume=tmp_path / "4-ethernet-1g")
+    preflight(check_recipe(RECIPE), 2, resume=tmp_path / "4-ethernet-1g")
 
 
 def _way(words: dict[str, object]) -> str:
@@ -104,6 +113,21 @@ def test_rows_are_priced(ranks: Ranks, tmp_path: Path) -> None:
     assert set(record["parallel_choice"]["predicted_s"]) == {"by data 2 x 1", "none 1 x 2"}
 
 
+def test_replicas_are_held_by_what_is_chosen(ranks: Ranks, tmp_path: Path) -> None:
+    """One weird trick, which no replica can have, is left out."""
+    local = SynchronyConfig("local", replicas=2, local_steps=2)
+    digests = set()
+    for workers, scheme in ((1, "none"), (4, "auto")):
+        run = RunConfig(folder=str(tmp_path / scheme), tensorboard=False, cluster="ethernet-1g")
+        words = ParallelConfig(1, 1, {"ip1": "inputs", "ip2": "neurons"}, 4)
+        parallel = words if scheme == "none" else RECIPE.parallel
+        recipe = dataclasses.replace(RECIPE, parallel=parallel, synchrony=local, run=run)
+        digests |= {each.state_sha256 for each in ranks.shared(workers, fit, recipe)}
+    assert len(digests) == 1
+    choice = json.loads((tmp_path / "auto" / "result.json").read_text())["parallel_choice"]
+    assert set(choice["predicted_s"]) == {"none 2 x 2", "none 1 x 4"}
+
+
 def test_what_has_no_price_is_refused_on_all_ranks(ranks: Ranks, tmp_path: Path) -> None:
     run = RunConfig(folder=str(tmp_path / "run"), tensorboard=False)
     again = dataclasses.replace(RECIPE.parallel, split={"again": "neurons"})
@@ -111,7 +135,7 @@ def test_what_has_no_price_is_refused_on_all_ranks(ranks: Ranks, tmp_path: Path)
     recipe = dataclasses.replace(RECIPE, model=twice, parallel=again, run=run)
     for line in ranks.shared(2, refusal, recipe):
         assert line == "parallel.split has again by neurons, which the planner cannot price"
-    with pytest.raises(RecipeError, match="auto prices the network that the recipe names"):
+    with pytest.raises(RecipeError, match=r"model .* with parallel\.scheme = auto"):
         firecaffe.train(dataclasses.replace(RECIPE, run=run), Own)
     assert not (tmp_path / "run").exists()
 

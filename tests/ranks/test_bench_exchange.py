@@ -34,6 +34,17 @@ def test_all_ranks_learn_what_the_first_end_measured(ranks: Ranks, first: int, s
     assert min(link.bandwidth_samples_bytes_per_s) > 0
 
 
+def hurried() -> Link:
+    with join("cpu") as world:
+        return measure_link(world, 0, 1, least_stream_s=0.0, most_s=0.0)
+
+
+def test_a_link_of_which_there_is_no_time_has_one_sample_of_each(ranks: Ranks) -> None:
+    """A slow one would hold up the start of a training for as long as its samples take."""
+    [link] = set(ranks.shared(2, hurried))
+    assert len(link.latency_samples_s) == len(link.bandwidth_samples_bytes_per_s) == 1
+
+
 def no_link_to_itself() -> str:
     with join("cpu") as world, pytest.raises(ValueError, match="two ends") as caught:
         measure_link(world, 0, 0)

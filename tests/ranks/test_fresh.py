@@ -112,19 +112,28 @@ def fit(kind: type[nn.Module], parallel: ParallelConfig, folder: str) -> tuple[s
     return result.state_sha256, result.identity_doubts
 
 
-@pytest.mark.parametrize("kind", [Truncated, OfNumpy, ByRank])
+WAYS = {
+    "split": ParallelConfig(1, 2, HEAD, 4),
+    "paths": ParallelConfig(1, 2, {"features.6": "paths", **HEAD}, 2),
+    "stages": ParallelConfig(1, stages=["features.4"]),
+}
+
+
 @pytest.mark.parametrize(
-    "words",
+    ("kind", "way"),
     [
-        ParallelConfig(1, 2, HEAD, 4),
-        ParallelConfig(1, 2, {"features.6": "paths", **HEAD}, 2),
-        ParallelConfig(1, stages=["features.4"]),
+        (Truncated, "split"),
+        (Truncated, "stages"),
+        (OfNumpy, "paths"),
+        (OfNumpy, "stages"),
+        (ByRank, "split"),
+        (ByRank, "stages"),
     ],
-    ids=["split", "paths", "stages"],
 )
 def test_networks_that_are_drawn_in_other_ways(
-    ranks: Ranks, kind: type[nn.Module], words: ParallelConfig, tmp_path: Path
+    ranks: Ranks, kind: type[nn.Module], way: str, tmp_path: Path
 ) -> None:
+    words = WAYS[way]
     alone = ParallelConfig() if words.stages else words.over(1, 1)
     [(expected, _)] = ranks.shared(1, fit, kind, alone, str(tmp_path / "alone"))
     told = "rank 1 made other initial weights from the same seed; rank 0's were taken"

@@ -1,6 +1,9 @@
 """One model over rows and columns of ranks: any layout comes to the bits of one worker."""
 
 import dataclasses
+from collections.abc import Callable
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +32,11 @@ from firecaffe.training.first_weights import find_weights
 from tests.ranks.networks import small_data
 from tests.world import Ranks
 
-# 12 micro-batches of 4 over 100 samples: steps 3, 6 and 9 end an epoch with one micro-batch.
+# 8 micro-batches of 4 over 68 samples: steps 3 and 6 end an epoch with one micro-batch.
 RECIPE = Recipe(
-    train=TrainConfig(48, 4, steps=7, seed=5, device="cpu", ema_decay=0.8, eval_batch_size=7),
+    train=TrainConfig(32, 4, steps=4, seed=5, device="cpu", ema_decay=0.8, eval_batch_size=7),
     solver=SolverConfig(base_lr=0.02, momentum=0.9, weight_decay=1e-3, decay_mult={"@vector": 0.0}),
-    checkpoint=CheckpointConfig(every=5),
+    checkpoint=CheckpointConfig(every=2),
 )
 HEAD = {"classifier.*": "neurons", "classifier.3": "inputs"}
 ALL = {"features.?": "filters", "features.4": "channels", **HEAD}
@@ -50,8 +53,6 @@ LAYOUTS = {
     "trick 2": ParallelConfig(1, 2, HEAD, 4, "one_weird_trick"),
     "trick 4": ParallelConfig(1, 4, HEAD, 4, "one_weird_trick"),
     "trick 2 x 2": ParallelConfig(2, 2, HEAD, 4, "one_weird_trick"),
-    "in turn 4": ParallelConfig(1, 4, HEAD, 4, "one_weird_trick", exchange="in_turn"),
-    "in turn 2 x 2": ParallelConfig(2, 2, HEAD, 4, "one_weird_trick", exchange="in_turn"),
 }
 WORKERS = {"data 2": 2, "model 2": 2, "trick 1": 1, "trick 2": 2}
 """Of the layouts that are not for 4."""
@@ -79,10 +80,9 @@ class Net(nn.Module):
 
 def fit(parallel: ParallelConfig, folder: str, resume: str | None = None) -> firecaffe.Result:
     run = RunConfig(folder=folder, tensorboard=False)
-    # Between hosts, as it were.
-    exchange = ExchangeConfig(shared_memory=parallel.exchange == "at_once")
+    exchange = ExchangeConfig(shared_memory=parallel.data != 2)  # 2 x 2: as if between hosts
     recipe = dataclasses.replace(RECIPE, parallel=parallel, run=run, exchange=exchange)
-    return firecaffe.train(recipe, Net, small_data(100), small_data(30, 1), resume=resume)
+    return firecaffe.train(recipe, Net, small_data(68), small_data(30, 1), resume=resume)
 
 
 def trained(
@@ -100,20 +100,45 @@ def alone(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> firecaffe.R
     return trained(ranks, 1, ParallelConfig(split=HEAD, parts=4), folder)
 
 
+Run = Callable[[str], tuple[firecaffe.Result, Path]]
+
+
+@pytest.fixture(scope="module")
+def run(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A layout's run, from its first step to its last, trained once; and its folder."""
+    folder = tmp_path_factory.mktemp("layouts")
+
+    @cache
+    def of(name: str) -> tuple[firecaffe.Result, Path]:
+        found = trained(ranks, WORKERS.get(name, 4), LAYOUTS[name], folder / name)
+        return found, folder / name
+
+    return of
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_any_layout(ranks: Ranks, alone: firecaffe.Result, name: str, tmp_path: Path) -> None:
-    found = trained(ranks, WORKERS.get(name, 4), LAYOUTS[name], tmp_path / "run")
+def test_any_layout(run: Run, alone: firecaffe.Result, name: str) -> None:
+    found, folder = run(name)
     assert found.loss == alone.loss
     assert not found.identity_doubts
     assert found.weights_sha256 == alone.weights_sha256
     assert found.state_sha256 == alone.state_sha256
     assert (found.test_loss, found.metrics) == (alone.test_loss, alone.metrics)
-    for rank in explain(tmp_path / "run").ranks:
+    for rank in explain(folder).ranks:
         assert (rank.waits_s["activations"] > 0) == (LAYOUTS[name].model > 1)
 
 
-@pytest.mark.parametrize("name", ["model 4", "2 x 2"])
-@pytest.mark.parametrize("words", [ALL, PATHS, ROWS], ids=["layers", "paths", "rows"])
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        pytest.param(ALL, "model 4", id="layers"),
+        pytest.param(PATHS, "model 4", id="paths"),
+        pytest.param(ROWS, "2 x 2", id="rows"),
+        pytest.param(ALL, "2 x 2", id="layers-2 x 2", marks=pytest.mark.slow),
+        pytest.param(PATHS, "2 x 2", id="paths-2 x 2", marks=pytest.mark.slow),
+        pytest.param(ROWS, "model 4", id="rows-model 4", marks=pytest.mark.slow),
+    ],
+)
 def test_convolutions_and_paths_in_parts(
     ranks: Ranks, name: str, words: dict[str, str], tmp_path: Path
 ) -> None:
@@ -125,55 +150,27 @@ def test_convolutions_and_paths_in_parts(
     assert not found.identity_doubts
 
 
-HEAD_UPDATES = {
-    name: dataclasses.replace(LAYOUTS[name], head_updates=3)
-    for name in ("trick 1", "trick 2", "trick 4", "trick 2 x 2")
-} | {"data 4": ParallelConfig(4, 1, HEAD, 4, "one_weird_trick", head_updates=3)}
-
-
-def test_a_head_with_updates_of_its_own_on_any_workers(
-    ranks: Ranks, alone: firecaffe.Result, tmp_path: Path
-) -> None:
-    """In the short steps some of its updates have empty micro-batches alone."""
-    expected = trained(ranks, 1, HEAD_UPDATES["trick 1"], tmp_path / "trick 1")
-    assert expected.state_sha256 != alone.state_sha256
-    before = tmp_path / "trick 1"
-    for name in ("trick 2", "trick 4", "trick 2 x 2", "data 4"):
-        workers, words = WORKERS.get(name, 4), HEAD_UPDATES[name]
-        found = trained(ranks, workers, words, tmp_path / name)
-        assert (found.state_sha256, found.loss) == (expected.state_sha256, expected.loss), name
-        checkpoint = str(before / "checkpoints" / "step-00000005")
-        resumed = trained(ranks, workers, words, tmp_path / f"{name} resumed", checkpoint)
-        assert resumed.state_sha256 == expected.state_sha256, name
-        before = tmp_path / name
-
-
 def test_a_layout_goes_on_from_any_other(
-    ranks: Ranks, alone: firecaffe.Result, tmp_path: Path
+    ranks: Ranks, run: Run, alone: firecaffe.Result, tmp_path: Path
 ) -> None:
-    """After step 5, each time: trick 2 x 2 from model 4, and so on round."""
-    trained(ranks, 4, LAYOUTS["model 4"], tmp_path / "model 4")
-    before = tmp_path / "model 4"
-    for name in ("trick 2 x 2", "data 2", "trick 2", "trick 1", "2 x 2"):
-        checkpoint = str(before / "checkpoints" / "step-00000005")
-        folder = tmp_path / name
-        found = trained(ranks, WORKERS.get(name, 4), LAYOUTS[name], folder, checkpoint)
+    """After step 2, each time: trick 2 x 2 from model 4, and so on round."""
+    names = ("model 4", "trick 2 x 2", "data 2", "trick 2", "trick 1", "2 x 2")
+    for before, name in pairwise(names):
+        checkpoint = str(run(before)[1] / "checkpoints" / "step-00000002")
+        words = WORKERS.get(name, 4), LAYOUTS[name], tmp_path / name, checkpoint
+        found = trained(ranks, *words)
         assert found.state_sha256 == alone.state_sha256, name
         assert not found.identity_doubts
-        trained(ranks, WORKERS.get(name, 4), LAYOUTS[name], before := tmp_path / f"{name} whole")
 
 
-def test_a_split_run_is_read_as_any_other(
-    ranks: Ranks, alone: firecaffe.Result, tmp_path: Path
-) -> None:
+def test_a_split_run_is_read_as_any_other(run: Run, alone: firecaffe.Result) -> None:
     """Its checkpoint has whole tensors by the network's own names."""
-    folder = tmp_path / "run"
-    result = trained(ranks, 4, LAYOUTS["trick 2 x 2"], folder)
+    result, folder = run("trick 2 x 2")
     network = firecaffe.load(folder, Net)
     assert sum(each.numel() for each in network.parameters()) == sum(
         each.numel() for each in Net().parameters()
     )
-    averages = load_file(folder / "checkpoints/step-00000007/ema.safetensors")
+    averages = load_file(folder / "checkpoints/step-00000004/ema.safetensors")
     for name, each in network.named_parameters():
         assert each.equal(averages[name]), name
     taken = load_weights(Net(), find_weights(str(folder))[0])
@@ -216,7 +213,7 @@ def fit_tokens(make: type[nn.Module], parallel: ParallelConfig, folder: str) -> 
     run, train = RunConfig(folder=folder, tensorboard=False), RECIPE.train
     train = dataclasses.replace(train, autocast="bfloat16", steps=4)
     recipe = dataclasses.replace(RECIPE, parallel=parallel, run=run, train=train)
-    data = small_data(100), small_data(30, 1)
+    data = small_data(68), small_data(30, 1)
     return firecaffe.train(recipe, make, *data, loss=loss_of).state_sha256
 
 
@@ -251,7 +248,7 @@ def diverge(parallel: ParallelConfig, folder: str) -> str:
     model = ModelConfig(freeze=["features.*"])
     recipe = dataclasses.replace(RECIPE, parallel=parallel, run=run, solver=solver, model=model)
     try:
-        firecaffe.train(recipe, Net, small_data(100), small_data(30, 1))
+        firecaffe.train(recipe, Net, small_data(68), small_data(30, 1))
     except NotFiniteError as error:
         return str(error)
     return "it went on"
@@ -274,7 +271,7 @@ def evaluated(parallel: ParallelConfig, folder: str) -> tuple[list[int], float]:
     recipe = dataclasses.replace(recipe, run=RunConfig(folder=folder, tensorboard=False))
     small = small_data(30, 1)
     test = Asked(small.inputs, small.targets, 4)
-    found = firecaffe.train(recipe, Net, small_data(100), test)
+    found = firecaffe.train(recipe, Net, small_data(68), test)
     return test.asked, found.test_loss
 
 

@@ -2,6 +2,9 @@
 
 import dataclasses
 import os
+from collections.abc import Callable
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -24,6 +27,7 @@ from firecaffe import (
 )
 from firecaffe.errors import NotFiniteError, RecipeError
 from firecaffe.gradients.reducer import GradientReducer
+from firecaffe.recipe.check import check_recipe
 from firecaffe.runs.explain import explain
 from firecaffe.runs.folder import read_run_file
 from firecaffe.training.preflight import preflight
@@ -32,18 +36,24 @@ from tests.ranks.networks import small_data
 from tests.world import Ranks
 
 SYNCHRONY = SynchronyConfig("local", replicas=2, local_steps=3, outer="nesterov")
-"""Steps 3, 6 and 9 end an epoch, in which replica 1 has no samples."""
+"""Steps 3 and 6 end an epoch, in which replica 1 has no samples."""
+
+SOLVERS: dict[str, dict[str, Any]] = {
+    "split": {"type": "lars", "base_lr": 2.0, "clip_gradients": 0.5},
+    "stages": {},
+}
+"""With norms of whole gradients, and of layers; in stages caffe's momentum keeps numbers."""
 
 RECIPES = {
     name: dataclasses.replace(
         recipe,
         train=dataclasses.replace(recipe.train, ema_decay=0.0, steps=8),
+        solver=dataclasses.replace(recipe.solver, **SOLVERS[name]),
         synchrony=SYNCHRONY,
         checkpoint=CheckpointConfig(),
     )
     for name, recipe in (("split", test_layouts.RECIPE), ("stages", test_stage_layouts.RECIPE))
 }
-"""With caffe's momentum, which keeps numbers, and with clipping in stages."""
 
 NETWORKS = {"split": test_layouts.Net, "stages": test_stage_layouts.Net}
 
@@ -92,7 +102,7 @@ def fit(
         checkpoint=CheckpointConfig(every, every_s, keep_last=0),
         run=RunConfig(folder=folder, tensorboard=False),
     )
-    sets = small_data(100), small_data(30, 1)
+    sets = small_data(68), small_data(30, 1)
     more: Any = {"validation_set": small_data(20, 2)} if kind == "stages" else {}
     return firecaffe.train(recipe, NETWORKS[kind], *sets, resume=resume, **more)
 
@@ -116,66 +126,111 @@ def trained(
     return result
 
 
+Run = Callable[[str, str], tuple[firecaffe.Result, Path]]
+
+
 @pytest.fixture(scope="module")
-def alone(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> dict[str, firecaffe.Result]:
-    folder = tmp_path_factory.mktemp("alone")
-    return {kind: trained(ranks, kind, ALONE[kind], {}, folder / kind) for kind in ALONE}
+def run(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A layout's run, from its first step to its last, trained once; and its folder, with a
+    checkpoint after each average.
+    """
+    folder = tmp_path_factory.mktemp("layouts")
+
+    @cache
+    def of(kind: str, name: str) -> tuple[firecaffe.Result, Path]:
+        parallel, own = layouts_of(kind)[name], folder / f"{kind} {name}"
+        return trained(ranks, kind, parallel, {}, own, 1), own
+
+    return of
+
+
+def layouts_of(kind: str) -> dict[str, ParallelConfig]:
+    return {"alone": ALONE[kind], **LAYOUTS[kind]}
 
 
 @pytest.mark.parametrize(("kind", "name"), CASES)
-def test_any_layout(
-    ranks: Ranks, alone: dict[str, firecaffe.Result], kind: str, name: str, tmp_path: Path
-) -> None:
+def test_any_layout(run: Run, kind: str, name: str) -> None:
     """One row that hosts both replicas, or two of one each."""
-    expected, parallel = alone[kind], LAYOUTS[kind][name]
-    found = trained(ranks, kind, parallel, {}, tmp_path / "run")
+    (expected, _), (found, folder) = run(kind, "alone"), run(kind, name)
     assert [row["loss"] for row in found.history] == [row["loss"] for row in expected.history]
     assert found.weights_sha256 == expected.weights_sha256
     assert found.state_sha256 == expected.state_sha256
     assert (found.test_loss, found.metrics) == (expected.test_loss, expected.metrics)
-    record = read_run_file(tmp_path / "run", "result.json")
+    record = read_run_file(folder, "result.json")
     assert record["synchrony"] == {"replicas": 2, "synchronous_steps": 0, "averages": 3}
-    waits = [rank.waits_s for rank in explain(tmp_path / "run", in_rounds=True).ranks]
+    waits = [rank.waits_s for rank in explain(folder, in_rounds=True).ranks]
     assert all(("activations" in each) == (kind == "split") for each in waits)
 
 
-@pytest.mark.parametrize("kind", ALONE)
-@pytest.mark.parametrize("name", WORDS)
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("split", "slowmo"),
+        ("stages", "synchronous first"),
+        ("split", "overlap"),
+        ("stages", "fragments"),
+        ("stages", "fragments beside"),
+        pytest.param("stages", "slowmo", marks=SLOW),
+        pytest.param("split", "synchronous first", marks=SLOW),
+        pytest.param("stages", "overlap", marks=SLOW),
+        pytest.param("split", "fragments", marks=SLOW),
+        pytest.param("split", "fragments beside", marks=SLOW),
+    ],
+)
 def test_any_words(ranks: Ranks, kind: str, name: str, tmp_path: Path) -> None:
     words = WORDS[name]
     expected = trained(ranks, kind, ALONE[kind], words, tmp_path / "alone")
-    names = ["2 x 2"] if kind == "split" else ["2 x 2", "4 stages"]
-    for each in names:
-        found = trained(ranks, kind, LAYOUTS[kind][each], words, tmp_path / each)
-        assert found.state_sha256 == expected.state_sha256, each
-        assert found.loss == expected.loss
+    found = trained(ranks, kind, LAYOUTS[kind]["2 x 2"], words, tmp_path / "2 x 2")
+    assert found.state_sha256 == expected.state_sha256
+    assert found.loss == expected.loss
 
 
-@pytest.mark.parametrize("name", ["nesterov", "fragments beside"])
 @pytest.mark.parametrize("kind", ALONE)
-def test_a_layout_goes_on_from_any_other(
-    ranks: Ranks, kind: str, name: str, tmp_path: Path
+def test_a_layout_goes_on_from_any_other(ranks: Ranks, run: Run, kind: str, tmp_path: Path) -> None:
+    """After an average."""
+    layouts = layouts_of(kind)
+    for before, name in pairwise([*layouts, "alone"]):
+        saved = str(run(kind, before)[1] / "checkpoints/step-00000006")
+        found = trained(ranks, kind, layouts[name], {}, tmp_path / name, 0, saved)
+        assert found.state_sha256 == run(kind, "alone")[0].state_sha256, name
+
+
+CHAINS = {
+    "split": [("2 x 2", "model 2"), ("data 2", "alone")],
+    "stages": [("2 x 2", "2 stages"), ("4 stages", "data 2")],
+}
+"""A layout that goes on from one worker's step 3, and one that goes on from its step 5."""
+
+
+@pytest.mark.parametrize("kind", ["split", pytest.param("stages", marks=SLOW)])
+def test_a_layout_goes_on_with_an_average_under_way(
+    ranks: Ranks, kind: str, tmp_path: Path
 ) -> None:
-    """After an average, or while one is under way, whose checkpoint has the weights of each
-    replica."""
-    words = WORDS.get(name, {})
-    layouts = {"alone": ALONE[kind], **LAYOUTS[kind]}
-    expected, before = "", ""
-    for number, (each, parallel) in enumerate([*layouts.items(), ("alone", ALONE[kind])]):
-        folder = tmp_path / f"{number}"
-        whole = trained(ranks, kind, parallel, words, folder, 1)
-        expected = expected or whole.state_sha256
-        assert whole.state_sha256 == expected, each
-        if before:
-            rest = tmp_path / f"{number} on"
-            found = trained(ranks, kind, parallel, words, rest, 0, before)
-            assert found.state_sha256 == expected, each
-        saved = sorted((folder / "checkpoints").glob("step-*"))
-        before = str(saved[len(saved) // 2])
+    """The checkpoint has the weights of each replica."""
+    words, layouts = WORDS["fragments beside"], layouts_of(kind)
+    alone = tmp_path / "whole"
+    expected = trained(ranks, kind, ALONE[kind], words, alone, 1).state_sha256
+    for names in CHAINS[kind]:
+        before = alone
+        for step, name in zip((3, 5), names, strict=True):
+            saved = str(before / f"checkpoints/step-{step:08}")
+            before = tmp_path / name
+            found = trained(ranks, kind, layouts[name], words, before, 1, saved)
+            assert found.state_sha256 == expected, name
 
 
-@pytest.mark.parametrize("codec", ["int8", "one_bit"])
-@pytest.mark.parametrize("kind", ALONE)
+@pytest.mark.parametrize(
+    ("kind", "codec"),
+    [
+        ("split", "one_bit"),
+        ("stages", "int8"),
+        pytest.param("split", "int8", marks=SLOW),
+        pytest.param("stages", "one_bit", marks=SLOW),
+    ],
+)
 def test_encoded_averages(ranks: Ranks, kind: str, codec: str, tmp_path: Path) -> None:
     """Of three fragments; what was kept back goes on in another layout."""
     words = WORDS["fragments"]
@@ -192,12 +247,12 @@ def test_encoded_averages(ranks: Ranks, kind: str, codec: str, tmp_path: Path) -
 
 @pytest.mark.parametrize("kind", ALONE)
 def test_a_vote_of_one_rank_is_heard_in_all_columns(
-    ranks: Ranks, alone: dict[str, firecaffe.Result], kind: str, tmp_path: Path
+    ranks: Ranks, run: Run, kind: str, tmp_path: Path
 ) -> None:
     """Rank 0 alone looks at the time, and asks for a checkpoint after each average."""
     often = 0, None, 1e-6
     found = trained(ranks, kind, LAYOUTS[kind]["2 x 2"], {}, tmp_path / "run", *often)
-    assert found.state_sha256 == alone[kind].state_sha256
+    assert found.state_sha256 == run(kind, "alone")[0].state_sha256
     saved = sorted(each.name for each in (tmp_path / "run/checkpoints").glob("step-*"))
     assert saved == ["step-00000003", "step-00000006", "step-00000008"]
 
@@ -209,7 +264,7 @@ def diverge(kind: str, parallel: ParallelConfig, folder: str) -> str:
     run = RunConfig(folder=folder, tensorboard=False)
     recipe = dataclasses.replace(recipe, run=run, train=train)
     try:
-        firecaffe.train(recipe, NETWORKS[kind], small_data(100), small_data(30, 1))
+        firecaffe.train(recipe, NETWORKS[kind], small_data(68), small_data(30, 1))
     except NotFiniteError as error:
         return str(error)
     return "it went on"
@@ -253,7 +308,7 @@ def test_rows_are_what_hosts_replicas_before_ranks_start(parallel: ParallelConfi
     lenet, generated = ModelConfig("lenet"), DataConfig("generated")
     recipe = Recipe(lenet, generated, train, synchrony=SYNCHRONY, parallel=parallel)
     if parallel.model == 2:
-        preflight(recipe, 4)
+        preflight(check_recipe(recipe), 4)
         return
     with pytest.raises(RecipeError, match="replicas is 2 on 4 workers"):
-        preflight(recipe, 4)
+        preflight(check_recipe(recipe), 4)

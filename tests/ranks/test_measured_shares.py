@@ -16,7 +16,7 @@ from firecaffe.data.train_batches import BatchesAhead
 from firecaffe.runs.folder import read_run_file
 from firecaffe.schema import read_rows
 from firecaffe.training import balance
-from firecaffe.training.outcome import Timings
+from firecaffe.training.times import Timings
 from tests.ranks.networks import Everything, small_data
 from tests.ranks.test_invariance import RECIPE as INVARIANT
 from tests.world import Ranks
@@ -31,7 +31,7 @@ RECIPE = dataclasses.replace(
     synchrony=SynchronyConfig(shares="measured", shares_every=1),
 )
 
-SEQUENCES = 20
+SEQUENCES = 8
 
 
 class AnySpeed:
@@ -104,8 +104,8 @@ def test_an_update_in_shards_changes_no_bit_either(
     recipe = dataclasses.replace(RECIPE, exchange=exchange)
     for world_size in (2, 3):
         folder = str(tmp_path / str(world_size))
-        for states in ranks.shared(world_size, fit_each, recipe, folder, [0, 1]):
-            assert states == [alone] * 2
+        for states in ranks.shared(world_size, fit_each, recipe, folder, [world_size]):
+            assert states == [alone]
 
 
 def test_a_worker_that_takes_longer_gets_less(ranks: Ranks, tmp_path: Path) -> None:

@@ -15,8 +15,9 @@ import firecaffe
 from firecaffe import ParallelConfig, Recipe, RunConfig, SolverConfig, TrainConfig
 from firecaffe.training import build
 from firecaffe.training.loop import Training, train
+from firecaffe.training.modes.every_step import EveryStep
 from firecaffe.training.records import Records
-from firecaffe.training.step import Stepper
+from firecaffe.training.updates.every_rank import EveryRank
 from tests.ranks.networks import small_data
 from tests.world import Ranks
 
@@ -84,14 +85,15 @@ def fit(parallel: ParallelConfig, folder: str) -> dict[str, int]:
     )
 
     def run_training(t: Training, records: Records) -> firecaffe.Result:
-        activations = Activations(t.stepper.forward.model.parameters())
+        activations = Activations(t.stepper.holding.forward.model.parameters())
         with torch.autograd.graph.saved_tensors_hooks(activations.pack, lambda kept: kept.tensor):
             result = train(t, records)
-        assert isinstance(t.stepper, Stepper)
+        assert isinstance(t.stepper, EveryStep)
+        assert isinstance(t.stepper.update, EveryRank)
         for name in ("parameter", "optimizer"):
             parts = t.state.pieces[name].parts().values()
             found[name] = sum(nbytes(part.tensors) for part in parts)
-        found["gradient"] = nbytes(bucket.flat for bucket in t.stepper.reducer.buckets)
+        found["gradient"] = nbytes(bucket.flat for bucket in t.stepper.update.reducer.buckets)
         found["activation"] = activations.most
         return result
 

@@ -58,9 +58,8 @@ def fit(folder: str, data_workers: int) -> Any:
 def test_any_number_of_ranks_and_of_data_workers(
     ranks: Ranks, data_workers: int, tmp_path: Path, alone: list[Any]
 ) -> None:
-    for world_size in (1, 2, 3):
-        if (world_size, data_workers) == (1, 0):
-            continue
+    # Each rank starts its data workers, and each of these takes 3 s of a processor.
+    for world_size in (2,) if data_workers else (2, 3):
         folder = str(tmp_path / f"{world_size}")
         results = ranks.shared(world_size, fit, folder, data_workers)
         for result in results:

@@ -15,6 +15,7 @@ from firecaffe.cli.parse import read_recipe
 from firecaffe.errors import RecipeError
 from firecaffe.models.config import ModelConfig
 from firecaffe.models.weights import load_weights
+from firecaffe.recipe.check import check_recipe
 from firecaffe.runs.compare import other_work, read_run
 from firecaffe.runs.folder import read_run_file
 from firecaffe.training.preflight import preflight
@@ -39,7 +40,7 @@ def test_an_own_network_ends_in_the_same_bits(ranks: Ranks, tmp_path: Path) -> N
     torch.save(own_nets.Net(1000, width=5).state_dict(), file)
     model = dataclasses.replace(RECIPE.model, weights=str(file))
     recipe = dataclasses.replace(RECIPE, model=model)
-    preflight(recipe, 3)
+    preflight(check_recipe(recipe), 3)
     folders = {workers: tmp_path / str(workers) for workers in (1, 2, 3)}
     found = {w: ranks.shared(w, fit, recipe, str(folder)) for w, folder in folders.items()}
     assert len({each.state_sha256 for results in found.values() for each in results}) == 1
@@ -47,7 +48,8 @@ def test_an_own_network_ends_in_the_same_bits(ranks: Ranks, tmp_path: Path) -> N
     result = read_run_file(folders[2], "result.json")
     assert result["first_weights"]["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
     assert sorted(result["first_weights"]["reshaped"]) == ["head.bias", "head.weight"]
-    assert result["frozen_parameters"] == 4
+    assert result["frozen_parameters"] == result["inventory"]["frozen"] == 4
+    assert result["inventory"]["loss"] == "the mean of the samples"
     code = hashlib.sha256(Path(own_nets.__file__).read_bytes()).hexdigest()
     assert read_run_file(folders[2], "environment.json")["own_code"] == {"model": code}
     assert read_run_file(folders[2], "forecast.json")["workers"] == 2

@@ -6,6 +6,7 @@ from pathlib import Path
 import firecaffe
 from firecaffe import CheckpointConfig, DataConfig, Recipe, RunConfig, SolverConfig, TrainConfig
 from firecaffe.models.config import ModelConfig
+from firecaffe.recipe.check import check_recipe
 from firecaffe.runs.folder import read_run_file
 from firecaffe.training.preflight import preflight
 from tests.unit.solvers.own_optimizers import PLACE
@@ -33,7 +34,7 @@ def fit(recipe: Recipe, folder: str, resume: str | None = None) -> firecaffe.Res
 
 
 def test_an_own_optimizer_ends_in_the_same_bits(ranks: Ranks, tmp_path: Path) -> None:
-    preflight(RECIPE, 3)
+    preflight(check_recipe(RECIPE), 3)
     found = {w: ranks.shared(w, fit, RECIPE, str(tmp_path / str(w))) for w in (1, 2, 3)}
     [digest] = {each.state_sha256 for results in found.values() for each in results}
     assert set(read_run_file(tmp_path / "2", "environment.json")["own_code"]) == {"solver"}

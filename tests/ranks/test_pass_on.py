@@ -14,7 +14,8 @@ from firecaffe.cluster.digest import digest
 from firecaffe.cluster.world import join
 from firecaffe.errors import AgreementError, CheckpointError
 from firecaffe.training import checkpoint as module
-from firecaffe.training.checkpoint import Checkpoint, save_checkpoint
+from firecaffe.training import pass_on
+from firecaffe.training.checkpoint import Checkpoint, digest_of, save_checkpoint
 from firecaffe.training.pass_on import WORDS, PassedOn
 from firecaffe.training.start import find_start
 from firecaffe.training.state import state_of
@@ -77,13 +78,40 @@ def test_one_rank_reads_it_and_all_have_it(ranks: Ranks, tmp_path: Path) -> None
         *ranks.shared(3, resume, os.path.relpath(tmp_path)), strict=True
     )
     assert read[0]
-    assert read[1:] == ([], [])
+    assert read[1:] == (["SHA256SUMS"], ["SHA256SUMS"])  # whether it is there at all
     assert set(weights) == {digest(sorted(TENSORS.items()))}
     assert words[0] == words[1] == words[2]
     assert words[0][0] == 4
     # Other hosts' working directories are others.
     assert all(path.is_absolute() for path in (words[0][-2], *words[0][-1].values()))
     assert "damaged" in notes[0][0]
+
+
+def read_pieces(where: str, blind: int) -> list[tuple[str, bytes, bool]]:
+    """The pieces that this rank has of a checkpoint, and whether by a copy. blind: a rank that sees
+    none of its files.
+    """
+    with join("cpu", 60) as world, patch.object(pass_on, "CHUNK_BYTES", 1000):
+        digest = (lambda _: "") if world.rank == blind else digest_of
+        with patch(f"{pass_on.__name__}.digest_of", digest):
+            found = find_start(world, where).checkpoint
+        assert found is not None
+        files = sorted(found.piece_files.items())
+        return [(name, path.read_bytes(), Path(where) in path.parents) for name, path in files]
+
+
+def test_a_rank_that_does_not_see_the_files_of_pieces_has_copies(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    pieces = {"compressor": bytes(range(256)) * 10, "empty": b"", "replica": b"x" * 2000}
+    checkpoint = Checkpoint(4, {}, "probe", "history", InMemory(TENSORS))
+    for name, content in pieces.items():
+        (tmp_path / name).write_bytes(content)
+        checkpoint.piece_files[name] = tmp_path / name
+    (tmp_path / "run").mkdir()
+    save_checkpoint(tmp_path / "run" / "checkpoints", checkpoint)
+    for rank, read in enumerate(ranks.shared(3, read_pieces, str(tmp_path / "run"), 1)):
+        assert read == [(name, pieces[name], rank != 1) for name in sorted(pieces)]
 
 
 WIDTHS = (5, 7, 3, 4)

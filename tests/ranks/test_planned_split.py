@@ -15,7 +15,7 @@ from firecaffe.caffe.local_response_norm import LocalResponseNorm
 from firecaffe.models.config import ModelConfig
 from firecaffe.models.inception import Inception
 from firecaffe.models.squeezenet import Fire
-from firecaffe.parallel.config import AT_ONCE, IN_TURN, ParallelConfig
+from firecaffe.parallel.config import ParallelConfig
 from firecaffe.plan.cluster import load_cluster
 from firecaffe.plan.of_parallel import OwnCost, OwnLayout
 from firecaffe.plan.of_recipe import workload_of_model
@@ -100,27 +100,22 @@ LENET = Recipe(
 )
 
 
-def fit(folder: str, updates: int, is_in_turn: bool) -> list[float | None]:
-    exchange = IN_TURN if is_in_turn else AT_ONCE
-    words = replace(LENET.parallel, head_updates=updates, exchange=exchange)
+def fit(folder: str) -> list[float | None]:
     run = RunConfig(folder=folder, tensorboard=False)
-    result = firecaffe.train(replace(LENET, parallel=words, run=run))
+    result = firecaffe.train(replace(LENET, run=run))
     return result.sent_bytes_per_step_by_rank
 
 
-@pytest.mark.parametrize(("updates", "is_in_turn"), [(1, False), (4, True)])
-def test_updates_of_the_head_are_sums_of_their_own(
-    ranks: Ranks, updates: int, is_in_turn: bool, tmp_path: Path
-) -> None:
-    """Four times the sums of 405,000 weights in their columns, of which a worker has two nodes, one
-    of each worker of its row; as many activations.
+def test_what_one_weird_trick_sends(ranks: Ranks, tmp_path: Path) -> None:
+    """The sums of 405,000 weights in their columns, of which a worker has two nodes, one of each
+    worker of its row; and the activations.
     """
     folder = tmp_path / "run"
-    sent = ranks.shared(4, fit, str(folder), updates, is_in_turn)[0]
+    sent = ranks.shared(4, fit, str(folder))[0]
     found = json.loads((folder / "forecast.json").read_text())
     mean = sum(each or 0 for each in sent) / len(sent)
     assert found["gradients_bytes"] + found["activations_bytes"] == pytest.approx(mean, rel=0.02)
     head = 3 / 2 * 4 * (405_000 + 510) / 2  # of each worker; a bias by inputs is whole
     assert found["gradients_bytes"] == pytest.approx(
-        updates * head + 2 * 3 / 4 * 4 * (431_080 - 405_510), rel=0.01
+        head + 2 * 3 / 4 * 4 * (431_080 - 405_510), rel=0.01
     )

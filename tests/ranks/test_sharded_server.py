@@ -4,6 +4,8 @@ import dataclasses
 import os
 import signal
 from collections import Counter
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from unittest.mock import patch
 
@@ -33,19 +35,32 @@ from tests.ranks.served import (
 )
 from tests.world import Ranks
 
+Run = Callable[[str, int], tuple[Path, list[tuple[Result, list[float]]]]]
+
+
+@pytest.fixture(scope="module")
+def run(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The folder of a run of one of MODES on so many ranks, trained once, and what each rank has
+    come to.
+    """
+    folder = tmp_path_factory.mktemp("runs")
+
+    @cache
+    def of(name: str, world_size: int) -> tuple[Path, list[tuple[Result, list[float]]]]:
+        own = folder / f"{name} {world_size}"
+        return own, ranks.shared(world_size, fit_and_digest, recipe(own, sharded(name)))
+
+    return of
+
 
 @pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize("name", MODES)
-def test_a_replay_gives_the_same_bits(
-    ranks: Ranks, name: str, world_size: int, tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-    made = recipe(run, sharded(name))
-    (result, outputs), *others = ranks.shared(world_size, fit_and_digest, made)
+def test_a_replay_gives_the_same_bits(run: Run, name: str, world_size: int) -> None:
+    folder, [(result, outputs), *others] = run(name, world_size)
     for other, its_outputs in others:
         assert dataclasses.asdict(other) == dataclasses.asdict(result)
         assert its_outputs == outputs
-    found = replayed(run)
+    found = replayed(folder)
     assert found.is_same
     assert found.found.state == result.state_sha256
 
@@ -64,32 +79,39 @@ def test_its_moving_average_and_buffers_are_replayed(ranks: Ranks, tmp_path: Pat
     assert found.found.state == result.state_sha256
 
 
-@pytest.mark.parametrize("name", MODES)
+TO_SHARDS = (3, "first"), (2, "sharded")
+FROM_SHARDS = (2, "sharded"), (3, "first")
+OF_OTHERS = (2, "sharded"), (3, "sharded")
+
+
 @pytest.mark.parametrize(
-    ("first", "second"),
+    ("name", "first", "second"),
     [
-        ((3, "first"), (2, "sharded")),
-        ((2, "sharded"), (3, "first")),
-        ((2, "sharded"), (3, "sharded")),
+        *((name, *OF_OTHERS) for name in MODES),
+        *(("stale", *each) for each in (TO_SHARDS, FROM_SHARDS)),
+        *(("nesterov", *each) for each in (TO_SHARDS, FROM_SHARDS)),
     ],
-    ids=["to_shards", "from_shards", "of_others"],
 )
 def test_a_resume_by_another_server_is_replayed(
     ranks: Ranks,
+    run: Run,
     name: str,
     first: tuple[int, str],
     second: tuple[int, str],
     tmp_path: Path,
 ) -> None:
-    start, run = tmp_path / "start", tmp_path / "run"
-    ranks.shared(first[0], fit, recipe(start, {**sharded(name), "server": first[1]}))
+    start, folder = tmp_path / "start", tmp_path / "run"
+    if first[1] == "sharded":
+        start, _ = run(name, first[0])
+    else:
+        ranks.shared(first[0], fit, recipe(start, {**sharded(name), "server": first[1]}))
     checkpoint = start / "checkpoints" / "step-00000003"
-    made = recipe(run, {**sharded(name), "server": second[1]})
+    made = recipe(folder, {**sharded(name), "server": second[1]})
     (result, *_) = ranks.shared(second[0], fit, made, str(checkpoint))
-    found = replayed(run)
+    found = replayed(folder)
     assert found.is_same
     assert found.found.state == result.state_sha256
-    row = synchrony(run)
+    row = synchrony(folder)
     assert row["lost_learners"] == first[0] * MODES[name].get("in_flight", 1)
     warm = 6 * MODES[name].get("warm_steps", 0)
     assert row["gradients"] + row["dropped"] == 25 + 18 - warm

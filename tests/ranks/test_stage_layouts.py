@@ -2,6 +2,9 @@
 
 import dataclasses
 import json
+from collections.abc import Callable
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -26,12 +29,12 @@ from firecaffe.models.model import HeadedLogits
 from tests.ranks.networks import small_data
 from tests.world import Ranks
 
-# 12 micro-batches of 4 over 102 samples: steps 3, 6 and 9 end an epoch with one micro-batch of 4,
-# one of 2, and ten that are empty.
+# 8 micro-batches of 4 over 70 samples: steps 3 and 6 end an epoch with one micro-batch of 4, one of
+# 2, and six that are empty.
 RECIPE = Recipe(
     model=ModelConfig(freeze=["norm.*", "last.bias"]),
     train=TrainConfig(
-        48, 4, steps=7, seed=5, device="cpu", ema_decay=0.8, eval_batch_size=8, eval_every=3
+        32, 4, steps=4, seed=5, device="cpu", ema_decay=0.8, eval_batch_size=8, eval_every=3
     ),
     solver=SolverConfig(
         base_lr=0.02,
@@ -43,7 +46,7 @@ RECIPE = Recipe(
         momentum_correction=True,
         lr_policy="poly",
     ),
-    checkpoint=CheckpointConfig(every=5),
+    checkpoint=CheckpointConfig(every=2),
 )
 
 LAYOUTS = {
@@ -121,7 +124,7 @@ def fit(
 ) -> firecaffe.Result:
     run = RunConfig(folder=folder, tensorboard=False)
     recipe = dataclasses.replace(recipe, run=run)
-    data = small_data(102), small_data(30, 1)
+    data = small_data(70), small_data(30, 1)
     return firecaffe.train(recipe, network, *data, resume=resume, validation_set=small_data(20, 2))
 
 
@@ -148,9 +151,24 @@ def alone(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> firecaffe.R
     return result
 
 
+Run = Callable[[str], tuple[firecaffe.Result, Path]]
+
+
+@pytest.fixture(scope="module")
+def run(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A layout's run, from its first step to its last, trained once; and its folder."""
+    folder = tmp_path_factory.mktemp("layouts")
+
+    @cache
+    def of(name: str) -> tuple[firecaffe.Result, Path]:
+        return trained(ranks, name, folder / name), folder / name
+
+    return of
+
+
 @pytest.mark.parametrize("name", [name for name in LAYOUTS if name != "data 2"])
-def test_any_layout(ranks: Ranks, alone: firecaffe.Result, name: str, tmp_path: Path) -> None:
-    found = trained(ranks, name, tmp_path / "run")
+def test_any_layout(run: Run, alone: firecaffe.Result, name: str) -> None:
+    found, _ = run(name)
     assert [row["loss"] for row in found.history] == [row["loss"] for row in alone.history]
     assert not found.identity_doubts
     assert found.weights_sha256 == alone.weights_sha256
@@ -160,26 +178,35 @@ def test_any_layout(ranks: Ranks, alone: firecaffe.Result, name: str, tmp_path: 
 
 
 def test_a_layout_goes_on_from_any_other(
-    ranks: Ranks, alone: firecaffe.Result, tmp_path: Path
+    ranks: Ranks, run: Run, alone: firecaffe.Result, tmp_path: Path
 ) -> None:
-    """After step 5, each time: 2 stages from data 2, and so on round, and one worker at the end."""
-    trained(ranks, "data 2", before := tmp_path / "data 2")
-    for name in ("2 stages", "4 stages", "2 x 2", "data 2"):
-        checkpoint = str(before / "checkpoints" / "step-00000005")
-        found = trained(ranks, name, tmp_path / f"{name} on", checkpoint)
+    """After step 2, each time: 2 stages from data 2, and so on round."""
+    for before, name in pairwise(("data 2", "2 stages", "4 stages", "2 x 2", "data 2")):
+        checkpoint = str(run(before)[1] / "checkpoints" / "step-00000002")
+        found = trained(ranks, name, tmp_path / name, checkpoint)
         assert found.state_sha256 == alone.state_sha256, name
         assert not found.identity_doubts
-        trained(ranks, name, before := tmp_path / f"{name} whole")
 
 
-def test_a_run_in_stages_is_read_as_any_other(
-    ranks: Ranks, alone: firecaffe.Result, tmp_path: Path
+@pytest.mark.parametrize("name", ["2 x 2", "4 stages"])
+def test_an_update_in_shards_of_stages(
+    ranks: Ranks, alone: firecaffe.Result, name: str, tmp_path: Path
 ) -> None:
+    """Owners within a column agree on norms over all; of 4 stages one has no weights."""
+    recipe = dataclasses.replace(RECIPE, exchange=ExchangeConfig(update_at="shards"))
+    found = trained(ranks, name, tmp_path / "run", recipe=recipe)
+    assert found.state_sha256 == alone.state_sha256
+    assert (found.test_loss, found.metrics) == (alone.test_loss, alone.metrics)
+    assert found.validation == alone.validation
+    checkpoint = str(tmp_path / "run" / "checkpoints" / "step-00000002")
+    assert trained(ranks, "data 2", tmp_path / "on", checkpoint).state_sha256 == alone.state_sha256
+
+
+def test_a_run_in_stages_is_read_as_any_other(run: Run, alone: firecaffe.Result) -> None:
     """Its checkpoint has all tensors by their names, those too that no stage calls."""
-    folder = tmp_path / "run"
-    trained(ranks, "4 stages", folder)
+    _, folder = run("4 stages")
     network = firecaffe.load(folder, Net)
-    averages = load_file(folder / "checkpoints/step-00000007/ema.safetensors")
+    averages = load_file(folder / "checkpoints/step-00000004/ema.safetensors")
     trained_ones = {name for name, each in network.named_parameters() if name in averages}
     assert len(trained_ones) == len(averages) == 16
     for name in trained_ones:
@@ -193,7 +220,7 @@ def test_a_run_in_stages_is_read_as_any_other(
         "data": 1,
         "stages": ["middle", "middle.3", "middle.6"],
         "pipeline": "1f1b",
-        "idle_if_equal": 3 / 15,
+        "idle_if_equal": 3 / 11,
     }
     idle = record["idle_by_stage"]
     assert len(idle) == 4
@@ -212,7 +239,7 @@ def test_in_bfloat16_and_by_layers_rates(ranks: Ranks, tmp_path: Path) -> None:
 
 
 def test_the_norm_of_gradients_of_several_types(ranks: Ranks, tmp_path: Path) -> None:
-    recipe = dataclasses.replace(RECIPE, train=dataclasses.replace(RECIPE.train, steps=5))
+    recipe = dataclasses.replace(RECIPE, train=dataclasses.replace(RECIPE.train, steps=3))
     [expected] = ranks.shared(1, fit, recipe, str(tmp_path / "alone"), None, Mixed)
     recipe = dataclasses.replace(recipe, parallel=LAYOUTS["2 stages"])
     found = ranks.shared(2, fit, recipe, str(tmp_path / "run"), None, Mixed)
@@ -220,22 +247,25 @@ def test_the_norm_of_gradients_of_several_types(ranks: Ranks, tmp_path: Path) ->
 
 
 def test_encoded_gradients(ranks: Ranks, tmp_path: Path) -> None:
-    """Whole, and from the checkpoint of the layout before."""
-    exchange = ExchangeConfig(compressor="one_bit", compressor_level=1)
-    recipe = dataclasses.replace(RECIPE, exchange=exchange)
+    """From the first step, and each from a checkpoint that the layout before has made."""
+    exchange, often = (
+        ExchangeConfig(compressor="one_bit", compressor_level=1),
+        CheckpointConfig(1, keep_last=0),
+    )
+    recipe = dataclasses.replace(RECIPE, exchange=exchange, checkpoint=often)
     [expected] = ranks.shared(1, fit, recipe, str(before := tmp_path / "alone"))
-    for name in ("4 stages", "2 x 2", "2 stages"):
-        found = trained(ranks, name, tmp_path / name, recipe=recipe)
-        assert found.state_sha256 == expected.state_sha256, name
+    found = trained(ranks, "4 stages", tmp_path / "whole", recipe=recipe)
+    assert found.state_sha256 == expected.state_sha256
+    for step, name in enumerate(("2 x 2", "4 stages", "2 stages"), start=1):
+        resume = str(before / f"checkpoints/step-{step:08}")
+        found = trained(ranks, name, tmp_path / name, resume, recipe)
+        assert found.state_sha256 == expected.state_sha256, f"{name} from {before.name}"
         assert not found.identity_doubts
-        resume = str(before / "checkpoints/step-00000005")
-        on = trained(ranks, name, tmp_path / f"{name} on", resume, recipe)
-        assert on.state_sha256 == expected.state_sha256, f"{name} from {before.name}"
         before = tmp_path / name
 
 
 def test_statistics_estimated_again(ranks: Ranks, tmp_path: Path) -> None:
-    train = dataclasses.replace(RECIPE.train, batch_norm_samples=54, steps=4)
+    train = dataclasses.replace(RECIPE.train, batch_norm_samples=54, steps=3)
     recipe = dataclasses.replace(RECIPE, train=train)
     [expected] = ranks.shared(1, fit, recipe, str(tmp_path / "alone"), None, Late)
     for name in ("4 stages", "2 x 2"):
@@ -255,7 +285,7 @@ def loud(outputs: Tensor | HeadedLogits, labels: Tensor) -> Tensor:
 
 def fit_loud(recipe: Recipe, folder: str) -> str:
     recipe = dataclasses.replace(recipe, run=RunConfig(folder=folder, tensorboard=False))
-    return firecaffe.train(recipe, Net, small_data(102), small_data(30, 1), loss=loud).state_sha256
+    return firecaffe.train(recipe, Net, small_data(70), small_data(30, 1), loss=loud).state_sha256
 
 
 def test_a_loss_scale_of_float16(ranks: Ranks, tmp_path: Path) -> None:
@@ -287,7 +317,7 @@ def fit_by_auto(parallel: ParallelConfig, folder: str) -> str:
         parallel=parallel,
         run=RunConfig(folder=folder, tensorboard=False),
     )
-    return firecaffe.train(recipe, NoWeights, small_data(102), small_data(30, 1)).state_sha256
+    return firecaffe.train(recipe, NoWeights, small_data(70), small_data(30, 1)).state_sha256
 
 
 def test_a_stage_without_weights_has_an_exchange_to_choose(ranks: Ranks, tmp_path: Path) -> None:

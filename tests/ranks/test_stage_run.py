@@ -2,6 +2,7 @@
 is whole, in one process.
 """
 
+import random
 from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import pairwise
@@ -14,12 +15,13 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from firecaffe.cluster.digest import digest
 from firecaffe.cluster.group import Group, divide
 from firecaffe.cluster.world import join
+from firecaffe.errors import PeerLostError, RecipeError
 from firecaffe.exchange.leaves import equal_shares
 from firecaffe.exchange.route import find_route
 from firecaffe.gradients.buffers import BufferChanges
 from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.parallel.pipeline import ORDERS, most_held
-from firecaffe.parallel.stage_run import StageRunner
+from firecaffe.parallel.stage_run import MicroBatches, StageRunner
 from firecaffe.parallel.stages import cut_stages
 from firecaffe.transport.exchange import Exchange
 from tests.ranks.staged import Found, Step, case, each_leaf, in_stages, whole
@@ -96,12 +98,9 @@ class Trainer:
     def run(self, step: Step, ready: Iterator[tuple[int, Tensor | None, list[Tensor]]]) -> float:
         """One step. Returns the sum of losses that are known to this stage."""
         weight = sum(step.weight(leaf) for leaf in range(NUM_LEAVES))
-        self.reducer.begin_step(weight)
+        self.reducer.begin_step(weight, self.leaves, lambda: torch.zeros(1))
         for leaf, root, tail in ready:
-            if leaf != self.leaves[-1]:
-                self.reducer.add(leaf, root, tail)
-            else:
-                self.reducer.add_last(leaf, root, tail, torch.zeros(1))
+            self.reducer.add(leaf, root, tail)
         totals = self.reducer.finish_step()
         self.optimizer.step()
         step.buffers.finish_step(totals.tail[1:], weight)
@@ -241,3 +240,43 @@ def held(order: str) -> int:
 def test_as_many_activations_are_held_as_the_order_says(ranks: Ranks, order: str) -> None:
     expected = [most_held(ORDERS[order](4, NUM_LEAVES, stage)) for stage in range(4)]
     assert ranks.shared(4, held, order) == expected
+
+
+class Noisy(nn.Module):
+    """A layer that draws from python's generator."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs * (1 + random.random())
+
+
+class Ones(MicroBatches[None]):
+    def inputs(self, leaf: int) -> Tensor:
+        return torch.ones(2, 4)
+
+    def loss(self, leaf: int, outputs: Tensor) -> Tensor:
+        return outputs.sum()
+
+    def end(self, leaf: int) -> None:
+        return None
+
+
+def drawn_in_stages(place: int) -> str:
+    """What is said of a network of two stages, one of which draws."""
+    layers: list[nn.Module] = [nn.Linear(4, 4), nn.Linear(4, 4)]
+    layers.insert(place, Noisy())
+    with join("cpu") as world:
+        stage = cut_stages(nn.Sequential(*layers), ["1" if place else "2"])[world.rank]
+        with StageRunner(stage, world) as runner:
+            try:
+                for ready in runner.run([0], Ones()):
+                    assert ready.root is not None
+                    ready.root.backward()  # type: ignore[no-untyped-call]
+            except (RecipeError, PeerLostError) as error:
+                return str(error)
+    return ""
+
+
+def test_a_later_stage_draws_from_torch_s_generator_alone(ranks: Ranks) -> None:
+    assert ranks.run(2, drawn_in_stages, 0) == ["", ""]
+    _, said = ranks.run(2, drawn_in_stages, 2)
+    assert "layers of stage 1 draw from python's random" in said

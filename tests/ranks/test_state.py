@@ -30,11 +30,11 @@ LAYERS = {"a": torch.arange(3.0 * ROWS).view(ROWS, 3), "b": torch.arange(ROWS).d
 WHOLE = {
     **{f"parameter/{name}": tensor for name, tensor in LAYERS.items()},
     "buffer/count": torch.tensor(3),
-    "average/a": LAYERS["a"] / 2,
-    **{f"replica/{n}/a": LAYERS["a"] + n for n in range(REPLICAS)},
     "server/a": -LAYERS["a"],
+    **{f"replica/{n}/a": LAYERS["a"] + n for n in range(REPLICAS)},
+    "average/a": LAYERS["a"] / 2,
 }
-"""All tensors, by the names that they have in the digests."""
+"""All tensors, by the names that they have in the digests; a piece of no known name is the last."""
 
 
 class Split:

@@ -12,6 +12,7 @@ from firecaffe.cluster.world import World, join
 from firecaffe.errors import RecipeError
 from firecaffe.measure import step as measured_step
 from firecaffe.measure.step import StepTimes, time_steps_beside_exchange
+from firecaffe.recipe.check import check_recipe
 from firecaffe.recipe.sections import Recipe
 from firecaffe.transport.exchange import Exchange
 from firecaffe.transport.local import meet_local_ranks
@@ -49,7 +50,7 @@ def sums_beside(failing_rank: int | None, in_memory: bool) -> tuple[str, int]:
         local = meet_local_ranks(world, WAIT_S) if in_memory else None
         assert (local is not None) == in_memory
         try:
-            said: Any = time_steps_beside_exchange(Recipe(), world, local, 8, 0.0, 1)
+            said: Any = time_steps_beside_exchange(check_recipe(Recipe()), world, local, 8, 0.0, 1)
         except RecipeError as error:
             said = error
         finally:
@@ -88,4 +89,4 @@ def test_the_slowdown_is_of_the_size_that_is_trained(
     rows = [[timed(size // 2, 7.0), timed(size, compute_s)] for compute_s in (0.1, 0.4, 2.0)]
     monkeypatch.setattr(check, "time_steps_beside_exchange", lambda *_: timed(size, beside_s))
     alone = World(0, 1, torch.device("cpu"))
-    assert check._slowdown(alone, recipe, None, rows) == pytest.approx(slowdown)
+    assert check._slowdown(alone, check_recipe(recipe), None, rows) == pytest.approx(slowdown)

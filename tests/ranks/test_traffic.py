@@ -110,11 +110,11 @@ def test_what_evaluations_send_is_no_steps(
     many = ranks.shared(2, fit_split, parallel, str(tmp_path / "many"), 1)
     assert few == many
     if parallel.stages:
-        # Of 48 samples 63 features go to the second stage, and their gradients to the first, each
+        # Of 32 samples 63 features go to the second stage, and their gradients to the first, each
         # micro-batch with the generator's state.
-        assert few[0][1] == 4 * 48 * 63
-        assert few[0][0] == 4 * 48 * 63 + 12 * torch.get_rng_state().nbytes
+        assert few[0][1] == 4 * 32 * 63
+        assert few[0][0] == 4 * 32 * 63 + 8 * torch.get_rng_state().nbytes
     elif parallel.shares_samples:
         # The gradients of 63 features are summed, and of 21 neurons, of which a rank has 11 at
         # most, gathered.
-        assert few[0] == [4 * 48 * (63 + 11)] * 2
+        assert few[0] == [4 * 32 * (63 + 11)] * 2

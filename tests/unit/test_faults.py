@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from benchmarks.faults_on_purpose import KINDS as INJECTIONS
 from firecaffe import errors
+from firecaffe.advice_words import command_typed
 from firecaffe.cluster.agent import HOPELESS
 from firecaffe.cluster.let_go import TOGETHER
 from firecaffe.errors import FirecaffeError, PeerLostError
-from firecaffe.faults import GOES_ON, KINDS, MOST_TEXT, RESUME, Fault
+from firecaffe.faults import GOES_ON, KINDS, MOST_TEXT, RESTARTS, RESUME, Fault
 from firecaffe.runs.fault import NAME, fault_of, known_in, settle_fault, write_fault
 
 PAGE = (Path(__file__).parents[2] / "docs" / "faults.md").read_text()
@@ -68,13 +69,16 @@ def test_what_is_no_fault_is_refused(text: str) -> None:
         Fault.parse(text)
 
 
-def test_a_fault_is_one_line() -> None:
+def test_a_fault_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     fault = Fault("killed", 1, "node-a", 40, "its launcher", "SIGKILL")
-    assert fault.line == (
-        "rank 1 on node-a was killed at step 40: SIGKILL (seen by its launcher); resume from the "
-        "newest checkpoint (--resume), or let --max-restarts do so"
-    )
-    assert f"{fault.event}; {KINDS['killed'].advice}" == fault.line
+    event = "rank 1 on node-a was killed at step 40: SIGKILL (seen by its launcher)"
+    advice = "resume from the newest checkpoint"
+    assert fault.event == event
+    assert fault.line == f"{event}; {advice} (resume=…)"
+    with command_typed():
+        assert fault.line == f"{event}; {advice} (--resume), or let --max-restarts do so"
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "torchrun's")
+    assert fault.line == f"{event}; {advice} (resume=…), or let max_restarts do so"
     error = PeerLostError.of(fault)
     assert (error.rank, error.host, error.step, error.kind) == (1, "node-a", 40, "killed")
     assert error.exit_code == 10
@@ -84,13 +88,18 @@ def test_a_fault_is_one_line() -> None:
 @pytest.mark.parametrize("kind", [kind for kind, row in KINDS.items() if RESUME in row.advice])
 def test_it_is_resumed_only_from_a_checkpoint_that_is_there(kind: str, tmp_path: Path) -> None:
     fault = Fault(kind, 0, "a", 5, "itself", "what is wrong")
-    assert RESUME not in settle_fault(tmp_path, fault, "the run ended").line
+    (tmp_path / "checkpoints").mkdir()
+    assert "resume" not in settle_fault(tmp_path, fault, "the run ended").line
     assert ("can_resume", False) in read(tmp_path).items()
     assert known_in(None, fault).can_resume is False  # a rank that has made no folder yet
     assert known_in(tmp_path / "of another host", fault) == fault
+    (tmp_path / "own folder of a host").mkdir()  # the checkpoints are on that of rank 0
+    assert known_in(tmp_path / "own folder of a host", fault) == fault
     (tmp_path / "checkpoints" / "step-00000003").mkdir(parents=True)
     told = settle_fault(tmp_path, fault, "the run ended").line
-    assert f"(--resume {tmp_path})" in told
+    assert f'(resume="{tmp_path}")' in told
+    with command_typed():
+        assert f"(--resume {tmp_path})" in settle_fault(tmp_path, fault, "the run ended").line
     assert "itself" not in told
 
 
@@ -177,7 +186,7 @@ def test_a_launcher_takes_the_step_from_the_ranks_own_record(tmp_path: Path) -> 
 
 def test_a_restart_is_offered_for_what_is_restarted() -> None:
     """A launcher restarts nothing that would end so again; see cluster.agent."""
-    offered = {kind for kind, row in KINDS.items() if "--max-restarts" in row.advice}
+    offered = {kind for kind, row in KINDS.items() if RESTARTS in row.advice}
     hopeless = {kind for kind, row in KINDS.items() if row.exit_code in HOPELESS | TOGETHER}
     assert offered
     assert {"data", "checkpoint", "preempted", "not_finite"} <= hopeless

@@ -239,7 +239,12 @@ MISUSES: dict[str, tuple[dict[str, Any], type[FirecaffeError], list[str]]] = {
     "labels that are one hot": (
         {"train_set": Own(labels=torch.nn.functional.one_hot(LABELS))},
         DataError,
-        ["train_set.batch() gave labels", "(1, 3)", "int64 of (1,)"],
+        ["train_set.batch() gave targets", "(1, 3)", "int64 of (1,)", "task.name"],
+    ),
+    "masks beside sample_CHW": (
+        {"train_set": Own(labels=torch.zeros(len(LABELS), 4, 4, dtype=torch.int64))},
+        DataError,
+        ["targets of torch.int64, (1, 4, 4)", "task.name", "segmentation", "without sample_CHW"],
     ),
     "labels out of range": (
         {"train_set": Own(num_classes=2, labels=LABELS + 5)},
@@ -307,7 +312,7 @@ MISUSES: dict[str, tuple[dict[str, Any], type[FirecaffeError], list[str]]] = {
     "a loss of each sample": (
         {"loss": nn.CrossEntropyLoss(reduction="none")},
         RecipeError,
-        ["loss gave torch.float32 of (1,)", "one number"],
+        ["CrossEntropyLoss(reduction='none')", 'reduction="mean"'],
     ),
     "a loss that is a number": (
         {"loss": lambda outputs, labels: 1.5},

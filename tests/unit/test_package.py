@@ -1,8 +1,10 @@
-"""The package's own names: none hides a package, and each package is where its name says."""
+"""The package's own names: none hides a package, and none loads what it does not use."""
 
+import json
 import pkgutil
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -23,18 +25,6 @@ def test_a_name_hides_no_package(name: str) -> None:
     assert f"firecaffe.{name}" not in PACKAGES
 
 
-def test_a_package_is_where_its_name_says() -> None:
-    program = f"""
-import importlib, operator
-import firecaffe.training.loop
-for name in {PACKAGES!r}:
-    module = importlib.import_module(name)
-    assert operator.attrgetter(name.removeprefix("firecaffe."))(firecaffe) is module, name
-assert firecaffe.training.loop.Training and callable(firecaffe.train)
-"""
-    subprocess.run([sys.executable, "-c", program], check=True)
-
-
 @pytest.mark.parametrize("package", [firecaffe.data, firecaffe.models])
 def test_a_name_that_is_imported_when_asked_for_hides_no_module(package: ModuleType) -> None:
     """Once the module `hold_out` is imported, it would stand where the function `hold_out` was."""
@@ -43,20 +33,111 @@ def test_a_name_that_is_imported_when_asked_for_hides_no_module(package: ModuleT
     assert all(getattr(package, name) is not None for name in package.__all__)
 
 
-def test_the_words_of_a_recipe_need_no_torch() -> None:
-    program = (
-        "import sys, firecaffe.recipe.sections; assert not {'torch', 'numpy'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True)
+TRAINS = "firecaffe.training.build"
+COMPILER = "torch._dynamo"
+TESTS = "scipy.stats"
+METRICS = "torchmetrics"
+CODER = "constriction"
+RANKS = (
+    *("firecaffe.cluster.groups", "firecaffe.cluster.world", "firecaffe.cluster.launch"),
+    "firecaffe.transport",
+)
 
+NOT_LOADED: dict[str, tuple[str, ...]] = {
+    "firecaffe.recipe.sections": ("torch", "numpy"),
+    "firecaffe.cli.help": ("torch", "numpy"),
+    "firecaffe.cli.schedule": ("torch", "numpy"),
+    "firecaffe.cli.compare": ("torch", TESTS),
+    "firecaffe.cli.explain": ("torch", TESTS),
+    "firecaffe.cli.train": (COMPILER, TESTS, METRICS, CODER),
+    "firecaffe.cli.verify": (COMPILER, TESTS, METRICS, CODER),
+    "firecaffe.cli.tune": (COMPILER, TESTS, METRICS),
+    "firecaffe.cli.check": (COMPILER, TESTS, METRICS),
+    "firecaffe.cli.bench": (COMPILER, TESTS, METRICS),
+    "firecaffe.cli.compress": (COMPILER, TESTS, METRICS),
+    "firecaffe.cli.replay": (COMPILER, TESTS, METRICS),
+    "firecaffe.cli.plan": (TRAINS, *RANKS, COMPILER, TESTS, METRICS, CODER),
+    "firecaffe.cli.evaluate": (TRAINS, COMPILER, TESTS, METRICS),
+    "firecaffe.cli.predict": (TRAINS, COMPILER, TESTS, METRICS),
+    "firecaffe.cli.export": (TRAINS, COMPILER, TESTS, METRICS),
+    "firecaffe.script.launch": (TRAINS, COMPILER, TESTS, METRICS),
+    "firecaffe.script.attach": (TRAINS, COMPILER, TESTS, METRICS),
+    "firecaffe.script.split": (TRAINS, COMPILER, TESTS, METRICS),
+    "firecaffe.script.parallelize": (TRAINS, COMPILER, TESTS, METRICS),
+}
+"""What a module does not load until it is used, for it takes long: a second, or all that trains."""
 
-def test_no_training_loads_the_coder_of_small_files() -> None:
-    """`constriction` is for who reads or writes a .fcz file."""
-    program = """
-import sys
-import firecaffe.cli.plan, firecaffe.cli.train, firecaffe.cli.verify
-assert "constriction" not in sys.modules
-import firecaffe.compression.fcz
-assert "constriction" in sys.modules
+RUN = """
+import os, torch
+from pathlib import Path
+import firecaffe
+from firecaffe.training.preflight import preflight
+from firecaffe.tasks import CLASSIFICATION, TaskConfig, task_of
+
+of_model = firecaffe.ModelConfig("lenet_300_100"), firecaffe.DataConfig("generated")
+train = firecaffe.TrainConfig(8, 4, steps=1, eval_batch_size=1000, device="cpu")
+run = firecaffe.RunConfig(folder=f"{folder}/run", tensorboard=False)
+recipe = firecaffe.Recipe(*of_model, train, run=run)
+preflight(recipe, 1)
+firecaffe.train(recipe)
+assert CLASSIFICATION.measured and CLASSIFICATION.measure
+assert task_of(TaskConfig("regression"), None).measure.name == "mae"
 """
-    subprocess.run([sys.executable, "-c", program], check=True)
+"""What a launcher does, and then a rank; and tasks whose metrics are ours."""
+
+PLAN = """
+import os
+import torch.distributed as dist
+from firecaffe.cli.plan import main
+
+os.fork = os.posix_spawn = None
+main(["--model", "googlenet", "--cluster", "dgx-a100", "--workers", "1,2,16"])
+assert not dist.is_initialized()
+"""
+"""A whole plan, which starts no process."""
+
+EACH_ALONE = """
+import importlib, json, operator, os, sys
+not_loaded, programs, packages, folder = json.loads(sys.argv[1])
+
+def alone(name, work):
+    if (child := os.fork()) == 0:
+        work()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0, name
+
+def load(name):
+    importlib.import_module(name)
+    loaded = set(not_loaded[name]) & set(sys.modules)
+    assert not loaded, (name, loaded)
+
+def run(program):
+    exec(program, {"folder": folder})
+    loaded = set(programs[program]) & set(sys.modules)
+    assert not loaded, (program, loaded)
+
+def places():
+    import firecaffe.training.loop
+    for name in packages:
+        module = importlib.import_module(name)
+        assert operator.attrgetter(name.removeprefix("firecaffe."))(firecaffe) is module, name
+    assert firecaffe.training.loop.Training and callable(firecaffe.train)
+
+for name, heavy in not_loaded.items():
+    if "torch" in heavy:
+        alone(name, lambda: load(name))
+import torch.distributed.elastic.agent.server.api
+for name, heavy in not_loaded.items():
+    if "torch" not in heavy:
+        alone(name, lambda: load(name))
+for program in programs:
+    alone(program, lambda: run(program))
+alone("packages", places)
+"""
+
+
+def test_imports_follow_use(tmp_path: Path) -> None:
+    """And a package is where its name says. One Python, for torch is loaded once; a fork each."""
+    programs = {RUN: (COMPILER, TESTS, METRICS, CODER), PLAN: NOT_LOADED["firecaffe.cli.plan"]}
+    asked = json.dumps([NOT_LOADED, programs, PACKAGES, str(tmp_path)])
+    subprocess.run([sys.executable, "-c", EACH_ALONE, asked], check=True)

@@ -11,7 +11,8 @@ from firecaffe.models import build_model
 from firecaffe.plan.cluster import load_cluster
 from firecaffe.plan.forecast import forecast
 from firecaffe.plan.of_recipe import workload_of
-from firecaffe.recipe.sections import Recipe, check_recipe
+from firecaffe.recipe.check import check_recipe
+from firecaffe.recipe.sections import Recipe
 from firecaffe.solvers.optimizer import groups_of
 from firecaffe.solvers.policy import learning_rate
 
@@ -40,7 +41,7 @@ def load(path: Path) -> Recipe:
 def test_it_loads_and_is_planned(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT / "tests")  # where there are no data
     recipe = load(path)
-    work = workload_of(recipe)
+    work = workload_of(check_recipe(recipe))
     with torch.device("meta"):
         model = build_model(recipe.model.name, work.num_classes, work.layout.channels)
     groups_of(dict(model.named_parameters()), recipe.solver)
@@ -84,7 +85,7 @@ def test_every_recipe_has_its_page() -> None:
 @pytest.mark.parametrize("name", EPOCHS)
 def test_a_pages_forecasts_are_the_planners(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT / "tests")
-    work = workload_of(load(ROOT / "recipes" / f"{name}.toml"))
+    work = workload_of(check_recipe(load(ROOT / "recipes" / f"{name}.toml")))
     rows = re.findall(r"^\| ([\w-]+) \| (\d+) \| (\w+|-) \| .*h \|$", _page(name), re.M)
     assert len(rows) == 6
     for cluster, workers, exchange in rows:

@@ -9,7 +9,7 @@ import pytest
 from firecaffe import DataConfig, ModelConfig, Recipe, TrainConfig
 from firecaffe.data.generated import generate
 from firecaffe.errors import FirecaffeError, RecipeError
-from firecaffe.recipe.sections import check_recipe
+from firecaffe.recipe.check import check_recipe
 from firecaffe.training.preflight import preflight
 
 RECIPE = Recipe(ModelConfig("lenet"), DataConfig("generated"), TrainConfig(8, 4, steps=2))
@@ -48,7 +48,7 @@ def test_no_number_ends_in_a_traceback(section: str, word: str, annotation: Any)
             [single] = value.values() if isinstance(value, dict) else value
         said = ""
         try:
-            preflight(recipe, 1)
+            preflight(check_recipe(recipe), 1)
         except FirecaffeError as error:
             said = str(error)
         if said or repr(single) in map(repr, HOPELESS):
@@ -80,7 +80,7 @@ def replaced(section: str, **words: Any) -> Recipe:
 )
 def test_bounds_that_data_and_arithmetic_give(recipe: Recipe, parts: list[str]) -> None:
     with pytest.raises(RecipeError) as caught:
-        preflight(recipe, 1)
+        preflight(check_recipe(recipe), 1)
     assert all(part in str(caught.value) for part in parts), str(caught.value)
 
 

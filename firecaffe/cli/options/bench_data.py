@@ -13,7 +13,7 @@ ABOUT = (
 
 def make_parser() -> Parser:
     parser = Parser("bench data", USAGE, ABOUT)
-    add = parser.add_argument
+    add = parser.add
     add("path", type=str, help="a packed data set, a folder of images, or tar files")
     add(
         "--model-rate",

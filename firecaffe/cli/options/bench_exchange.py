@@ -18,7 +18,7 @@ def make_parser() -> Parser:
         "Measure exchanges side by side with the backend's own all_reduce, and the link between "
         "two ranks. Every sum is checked.",
     )
-    add = parser.add_argument
+    add = parser.add
     add(
         "--nproc-per-node",
         type=int,

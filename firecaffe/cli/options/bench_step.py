@@ -24,13 +24,13 @@ def make_parser(has_recipe: bool = False) -> Parser:
         takes_recipe=True,
         instead=INSTEAD,
     )
-    add = parser.add_argument
+    add = parser.add
     add("--sizes", type=str, default=DEFAULT_SIZES, metavar="N,N", help="micro-batch sizes")
     add("--seconds", type=float, default=2.0, metavar="S", help="of each size, at least")
     cluster_file(parser, "a cluster file to write")
     add("--json", action="store_true", help="print JSON")
     if not has_recipe:
-        add = parser.add_argument_group("instead of a recipe").add_argument
+        add = parser.add_group("instead of a recipe")
         add("--model", type=str, default="", metavar="NAME", help=NAME)
         network_words(add)
     return parser
@@ -38,7 +38,7 @@ def make_parser(has_recipe: bool = False) -> Parser:
 
 def cluster_file(parser: Parser, what: str) -> None:
     """Adds the options that say which cluster file takes what is measured."""
-    add = parser.add_argument
+    add = parser.add
     add("--write", type=str, default="", metavar="FILE", help=what)
     parser.add_overwrite()
     add(

@@ -19,7 +19,7 @@ ABOUT = (
 def make_parser(has_recipe: bool = False) -> Parser:
     """has_recipe: nothing stands in for a recipe, for there is one."""
     parser = Parser("check", USAGE, ABOUT, takes_recipe=True)
-    add = parser.add_argument
+    add = parser.add
     add("--nproc-per-node", type=int, default=1, metavar="N", help="ranks to start on this host")
     add("--write", type=str, default="", metavar="FILE", help="the cluster file to write")
     parser.add_overwrite()
@@ -28,7 +28,7 @@ def make_parser(has_recipe: bool = False) -> Parser:
     add("--json", action="store_true", help="print JSON")
     several_hosts(parser, "check")
     if not has_recipe:
-        add = parser.add_argument_group("without a recipe").add_argument
+        add = parser.add_group("without a recipe")
         add("--model", type=str, default="", metavar="NAME", help=NAME)
         network_words(add)
         add("--device", type=str, default="auto", help="auto, cpu or cuda")

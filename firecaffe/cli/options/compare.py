@@ -3,7 +3,7 @@
 from firecaffe.cli.parser import Parser
 
 USAGE = (
-    "RUN RUN… [--baseline RUN] [--by recipe] [--target VALUE] [--band POINTS] "
+    "RUN [RUN…] [--baseline RUN] [--by recipe] [--target VALUE] [--band POINTS] "
     "[--html FILE [--overwrite]] [--allow-unequal] [--json]"
 )
 
@@ -15,8 +15,13 @@ def make_parser() -> Parser:
         "Compare finished runs: rate, speedup against the first one, accuracy, weights, and every "
         "hyperparameter that differs.",
     )
-    add = parser.add_argument
-    add("runs", nargs="+", type=str, help="run folders; the first is the baseline")
+    add = parser.add
+    add(
+        "runs",
+        nargs="+",
+        type=str,
+        help="run folders; the first is the baseline; --html draws the curves of one alone, too",
+    )
     add("--baseline", type=str, default="", metavar="RUN", help="another than the first")
     add("--by", choices=["run", "recipe"], default="run", help="recipe: groups over seeds")
     add(

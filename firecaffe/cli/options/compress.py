@@ -22,7 +22,7 @@ def make_parser() -> Parser:
             "run.tuned": "rounds have rates of their own",
         },
     )
-    add = parser.add_argument
+    add = parser.add
     add("--scheme", type=str, default="best", metavar="NAME", help="how; a name, or FILE.toml")
     add(
         "--target",

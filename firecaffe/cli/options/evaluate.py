@@ -10,7 +10,7 @@ def make_parser() -> Parser:
         "The loss and metrics of a run's network on its test data, or on other data.",
         takes_recipe=True,
     )
-    add = parser.add_argument
+    add = parser.add
     parser.add_best()
     parser.add_trust()
     add("--nproc-per-node", type=int, default=1, metavar="N", help="ranks to start on this host")

@@ -10,7 +10,7 @@ def make_parser() -> Parser:
         "Where the time of each rank of a run went, finished or not; the rank that is slow beyond "
         "the noise, in what it computes or in its link; and the run's forecast against it.",
     )
-    parser.add_argument("run", nargs="+", help="a run folder, or traces of torch's profiler")
+    parser.add("run", nargs="+", help="a run folder, or traces of torch's profiler")
     parser.add_trust()
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead")
+    parser.add("--json", action="store_true", help="print one JSON object instead")
     return parser

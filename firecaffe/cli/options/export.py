@@ -11,7 +11,7 @@ def make_parser() -> Parser:
         "its name.",
         takes_recipe=True,
     )
-    add = parser.add_argument
+    add = parser.add
     add(
         "--to",
         choices=["safetensors", "onnx", "torch_export", "caffemodel"],

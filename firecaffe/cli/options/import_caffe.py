@@ -16,7 +16,7 @@ def make_parser() -> Parser:
         "folder with the net as it is, and a report: what was understood, what is otherwise, what "
         "is left out, each with its line. Exit code 20 if anything is left out.",
     )
-    add = parser.add_argument
+    add = parser.add
     add("paths", nargs="*", metavar="FILE.prototxt", help="a solver, or a net alone")
     add(
         "--weights",

@@ -15,7 +15,7 @@ def make_parser() -> Parser:
         "Pack images into shards: a folder of images, tar files, idx or CIFAR-10 files, Caffe's "
         "LMDBs. A packing that was ended goes on where it was.",
     )
-    add = parser.add_argument
+    add = parser.add
     add("paths", nargs="*", help="what is packed, and the folder for the shards")
     add(
         "--resize",

@@ -22,7 +22,7 @@ def make_parser(has_recipe: bool = False) -> Parser:
         takes_recipe=True,
         instead=INSTEAD,
     )
-    add = parser.add_argument
+    add = parser.add
     add(
         "--cluster",
         type=str,
@@ -90,7 +90,7 @@ def make_parser(has_recipe: bool = False) -> Parser:
     parser.add_overwrite()
     add("--json", action="store_true", help="print JSON")
     if not has_recipe:
-        add = parser.add_argument_group("instead of a recipe").add_argument
+        add = parser.add_group("instead of a recipe")
         add("--model", type=str, default="", metavar="NAME", help=NAME)
         network_words(add)
         add(

@@ -10,7 +10,7 @@ def make_parser() -> Parser:
         "What a run's network says of images, or, without any, of the run's test samples.",
         takes_recipe=True,
     )
-    add = parser.add_argument
+    add = parser.add
     parser.add_best()
     parser.add_trust()
     add("--top", type=int, default=5, metavar="K", help="classes of each image")

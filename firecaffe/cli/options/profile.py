@@ -11,7 +11,7 @@ def make_parser() -> Parser:
         "[--parallel [--workers N]] [--json]",
         "Shapes, parameters, activations and FLOPs of a network; takes no memory.",
     )
-    add = parser.add_argument
+    add = parser.add
     add("model", type=str, help=f"{NAME}; or a file of firecaffe compress")
     add("--batch-size", type=int, default=1, metavar="B", help="samples at once")
     network_words(add)

@@ -11,7 +11,7 @@ def make_parser() -> Parser:
         "compare the digests of weights, buffers and optimizer state.",
         takes_recipe=True,
     )
-    parser.add_argument(
+    parser.add(
         "--to", type=str, default="", metavar="FOLDER", help="keep what comes out, as a checkpoint"
     )
     parser.add_trust()

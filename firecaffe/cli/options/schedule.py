@@ -20,7 +20,7 @@ def make_parser() -> Parser:
         f"The rounds and transfers of an exchange: {', '.join(ALGORITHMS)}, "
         f"'hierarchical(INNER,OUTER)', {FOLD}.",
     )
-    add = parser.add_argument
+    add = parser.add
     add("exchange", type=str, help="exchange.algorithm in a recipe")
     add("workers", type=int, help="how many ranks")
     add(

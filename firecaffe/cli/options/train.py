@@ -12,7 +12,7 @@ USAGE = (
 
 def make_parser() -> Parser:
     parser = Parser("train", USAGE, "Train the network of a recipe.", takes_recipe=True)
-    add = parser.add_argument
+    add = parser.add
     add("--nproc-per-node", type=int, default=1, metavar="N", help="ranks to start on this host")
     add("--resume", type=str, default="", metavar="RUN", help="a run folder or a checkpoint")
     add("--max-restarts", type=int, default=0, metavar="K", help="from the newest checkpoint")
@@ -25,7 +25,7 @@ def make_parser() -> Parser:
 
 def several_hosts(parser: Parser, what: str) -> None:
     """torchrun's words; what: that the hosts meet for."""
-    add = parser.add_argument_group("several hosts").add_argument
+    add = parser.add_group("several hosts")
     nodes = "hosts: N, or MIN:MAX, which may leave and come" if what == "run" else "hosts"
     add("--nnodes", type=str, default="1", metavar="N", help=nodes)
     add("--rdzv-endpoint", type=str, default="", metavar="HOST:PORT", help="where they meet")

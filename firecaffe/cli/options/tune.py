@@ -22,7 +22,7 @@ def make_parser() -> Parser:
             "run.tuned": "the search says it of what it finds",
         },
     )
-    add = parser.add_argument
+    add = parser.add
     add("--global-batch-size", type=int, default=0, metavar="N", help="that is tuned for")
     add("--nproc-per-node", type=int, default=1, metavar="N", help="ranks of each training")
     add("--budget", type=float, default=8.0, metavar="TRAININGS", help="that the search may cost")

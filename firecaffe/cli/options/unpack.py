@@ -10,7 +10,7 @@ def make_parser() -> Parser:
         "The weights of a .fcz file as safetensors, to the bit. No network is built, so that the "
         "file may be a stranger's.",
     )
-    add = parser.add_argument
+    add = parser.add
     add("paths", nargs="*", metavar="NET.fcz", help="one file")
     add("--to", type=str, default="", metavar="FILE", help="else the same name, .safetensors")
     parser.add_overwrite()

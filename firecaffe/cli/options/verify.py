@@ -21,7 +21,7 @@ def make_parser() -> Parser:
         takes_recipe=True,
         instead={"train.steps": STEPS, "train.epochs": STEPS, **OF_TWINS},
     )
-    add = parser.add_argument
+    add = parser.add
     add("--nproc-per-node", type=str, default="1,2", metavar="N,N", help="numbers of workers")
     add(
         "--layouts",

@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from firecaffe.data.dataset import BrokenSampleError
-from firecaffe.data.decode import decode, scale, scale_shorter_side
+from firecaffe.data.decode import DEEP_BITS, bits_of, decode, scale, scale_shorter_side
+from firecaffe.data.exif import UPRIGHT, orientation, with_orientation
 from firecaffe.data.hash import Stream, hash64
 from firecaffe.data.packed import LIST, PackedSet
 from firecaffe.data.packing.part import Part, Source
@@ -57,17 +58,39 @@ class PackOptions:
 
 
 @dataclass
-class Sizes:
-    """Sizes of the images that were packed, for people."""
+class Seen:
+    """The images that were packed, for people."""
 
     least: tuple[int, int] = (1 << 30, 1 << 30)
     most: tuple[int, int] = (0, 0)
+    """Rows and columns."""
+    turned: int = 0
+    """Of those that are kept as pixels, those that said (EXIF) how they are to be turned."""
+    deep: int = 0
+    """Of those that are not kept as they are, those of 16 bits a value."""
     _lock: Lock = field(default_factory=Lock)
 
-    def add(self, rows: int, columns: int) -> None:
+    def add(
+        self, shape: tuple[int, ...], *, is_turned: bool = False, is_deep: bool = False
+    ) -> None:
+        """shape: C x H x W."""
+        _, rows, columns = shape
         with self._lock:
             self.least = min(self.least[0], rows), min(self.least[1], columns)
             self.most = max(self.most[0], rows), max(self.most[1], columns)
+            self.turned += is_turned
+            self.deep += is_deep
+
+    @property
+    def notes(self) -> list[str]:
+        """What pixels do not say any more."""
+        told = {
+            f"{self.turned} images say (EXIF) that they are to be turned; their pixels are kept as "
+            "they are stored, without that": self.turned,
+            f"{self.deep} images have 16 bits a value; they are kept as 8, of which 255 stands for "
+            "65,535": self.deep,
+        }
+        return [line for line, count in told.items() if count]
 
 
 @dataclass
@@ -80,7 +103,7 @@ class Packing:
     threads: int
     done: Callable[[int], None] = lambda images: None
     """Called for each shard that is there, with how many images it holds."""
-    sizes: Sizes = field(default_factory=Sizes)
+    seen: Seen = field(default_factory=Seen)
     broken: list[str] = field(default_factory=list)
     _ended: Event = field(default_factory=Event)
 
@@ -223,9 +246,10 @@ class Packing:
     def _stored(self, content: bytes, kind: str, shape: tuple[int, ...]) -> bytes:
         """What is kept of one image. Raises: DataError if it is no whole one."""
         if self.source.kind == "raw":
-            self.sizes.add(*shape[1:])
+            self.seen.add(shape)
             return content
-        image, options = decode(content), self.options
+        image, options, turned = decode(content), self.options, orientation(content)
+        is_deep = bits_of(content) == DEEP_BITS
         if kind == "raw":
             if options.resize:
                 image = scale(image, options.resize, options.resize)
@@ -233,13 +257,14 @@ class Packing:
                 raise BrokenSampleError(
                     f"{_by(image)} pixels, and others {shape[1]} x {shape[2]}; give --resize"
                 )
-            self.sizes.add(*image.shape[1:])
+            self.seen.add(image.shape, is_turned=turned != UPRIGHT, is_deep=is_deep)
             return image.contiguous().numpy().tobytes()
         is_larger = 0 < options.resize < min(image.shape[1:])
         if is_larger:
             image = scale_shorter_side(image, options.resize)
-        self.sizes.add(*image.shape[1:])
-        if not is_larger and not options.quality:
+        is_kept = not is_larger and not options.quality
+        self.seen.add(image.shape, is_deep=is_deep and not is_kept)
+        if is_kept:
             return content
         pixels = np.ascontiguousarray(image.permute(1, 2, 0).numpy())
         try:
@@ -248,7 +273,7 @@ class Packing:
             )
         except ValueError as error:  # more than 65,500 rows or columns
             raise BrokenSampleError(f"cannot be a JPEG: {error}") from error
-        return encoded
+        return encoded if turned == UPRIGHT else with_orientation(encoded, turned)
 
     def _finish(
         self, parts: dict[str, tuple[ShardInfo, ...]], kind: str, shape: tuple[int, ...]

@@ -13,7 +13,7 @@ import numpy as np
 
 from firecaffe.data.cifar10 import ARCHIVE, TRAIN_FILES, open_cifar10
 from firecaffe.data.dataset import TensorDataset
-from firecaffe.data.folder import SUFFIXES, TESTS, ImageFolder, class_names, notes_of
+from firecaffe.data.folder import TESTS, ImageFolder, class_names, is_image, listed, notes_of
 from firecaffe.data.idx import open_idx
 from firecaffe.data.packing.caffe_lmdb import is_lmdb, open_lmdbs
 from firecaffe.data.packing.part import Part, Source
@@ -85,10 +85,10 @@ def _open_folder(path: Path) -> Source:
 def _is_classes(path: Path) -> bool:
     """CLASS/*.jpg, with nothing that says what is for training and what is a test."""
     return path.is_dir() and any(
-        file.suffix.lower() in SUFFIXES
-        for folder in path.iterdir()
-        if folder.is_dir() and not folder.name.startswith(".")
-        for file in folder.iterdir()
+        is_image(file.name)
+        for folder in listed(path)
+        if folder.is_dir()
+        for file in listed(folder.path)
     )
 
 
@@ -105,7 +105,9 @@ def _open_classes(path: Path) -> Source:
 def _tars(path: Path) -> list[Path]:
     if path.is_file():
         return [path] if path.suffix == ".tar" else []
-    return sorted(path.glob("*.tar")) if path.is_dir() else []
+    if not path.is_dir():
+        return []
+    return [Path(each.path) for each in listed(path) if each.name.endswith(".tar")]
 
 
 def _open_tars(path: Path) -> Source:

@@ -6,12 +6,12 @@ A tar is listed once, member by member; an image is then read by its place in th
 import os
 import tarfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 
-from firecaffe.data.folder import SUFFIXES, kind_of, notes_of
+from firecaffe.data.folder import SUFFIXES, is_hidden, is_image, kind_of, notes_of
 from firecaffe.data.limited import DAMAGED, limited
 from firecaffe.data.packing.part import MOST_CLASSES, Part, Source
 from firecaffe.errors import DataError
@@ -65,26 +65,57 @@ def open_tars(by_part: Mapping[str, Sequence[Path]], about: str) -> Source:
 def _labeled(file: Path, part: str, unread: Counter[str]) -> list[tuple[str, _Member, str | int]]:
     """(part, image, label) of one tar."""
     images, labels = _listed(file, unread)
+    if labels:
+        key_of = _key_of(file, images, labels)
+        by_key = {key_of(each.name): each for each in labels}
+        return [(part, each, _read_label(by_key[key_of(each.name)])) for each in images]
     found: list[tuple[str, _Member, str | int]] = []
-    for key, member in images.items():
+    for member in images:
         folders = PurePosixPath(member.name).parts[:-1]
-        if key in labels:
-            found.append((part, member, _read_label(labels[key])))
-        elif labels:
-            raise DataError(f"{file}: {member.name} has no {key}{LABEL} beside it")
-        elif folders:
-            named = next((PARTS[each] for each in folders if each in PARTS), part)
-            found.append((named, member, folders[-1]))
-        else:
+        if not folders:
             raise DataError(
-                f"{file}: {member.name} has no label; expected {key}{LABEL} beside it, or a folder "
-                "for each class"
+                f"{file}: {member.name} has no label; expected {_to_last_dot(member.name)}{LABEL} "
+                "beside it, or a folder for each class"
             )
+        named = next((PARTS[each] for each in folders if each in PARTS), part)
+        found.append((named, member, folders[-1]))
     return found
 
 
-def _listed(file: Path, unread: Counter[str]) -> tuple[dict[str, _Member], dict[str, _Member]]:
-    """Images and labels by key: the name up to its first dot."""
+Key = Callable[[str], str]
+"""A member's name to that of its sample."""
+
+
+def _to_first_dot(name: str) -> str:
+    path = PurePosixPath(name)
+    return str(path.with_name(path.name.split(".")[0]))
+
+
+def _to_last_dot(name: str) -> str:
+    return str(PurePosixPath(name).with_suffix(""))
+
+
+def _key_of(file: Path, images: Sequence[_Member], labels: Sequence[_Member]) -> Key:
+    """WebDataset's rule, the name up to its first dot, if each image then has a label of its own;
+    else up to its last dot, as "lens_1.4_001.png" means it. Raises: DataError if neither will do.
+    """
+    for key_of in (_to_first_dot, _to_last_dot):
+        of_images, of_labels = (
+            Counter(key_of(each.name) for each in members) for members in (images, labels)
+        )
+        if all(of_images[key] == of_labels[key] == 1 for key in of_images):
+            return key_of
+    # By the last dot no two images of one suffix share a key, so one of them has no label.
+    alone = next((each for each in images if _to_last_dot(each.name) not in of_labels), None)
+    if alone is not None:
+        raise DataError(f"{file}: {alone.name} has no {_to_last_dot(alone.name)}{LABEL} beside it")
+    key, _ = max(of_images.items(), key=lambda each: each[1])
+    first, second, *_ = [each.name for each in images if _to_last_dot(each.name) == key]
+    raise DataError(f"{file}: {first} and {second} share a label; expected one image for each")
+
+
+def _listed(file: Path, unread: Counter[str]) -> tuple[list[_Member], list[_Member]]:
+    """Images and labels. Of members of one name the last one counts, as for tar."""
     images: dict[str, _Member] = {}
     labels: dict[str, _Member] = {}
     try:
@@ -93,21 +124,20 @@ def _listed(file: Path, unread: Counter[str]) -> tuple[dict[str, _Member], dict[
             archive = tarfile.open(fileobj=limited(opened, file_bytes), mode="r:")  # noqa: SIM115
             for entry in archive:
                 path = PurePosixPath(entry.name)
-                if not entry.isfile() or path.name.startswith("."):
+                if not entry.isfile() or any(map(is_hidden, path.parts)):
                     continue
                 if entry.issparse() or not 0 <= entry.size <= file_bytes - entry.offset_data:
                     raise DataError(f"{file}: {entry.name} is cut, or is no plain file in the tar")
                 member = _Member(file, entry.name, entry.offset_data, entry.size)
-                key = str(path.with_name(path.name.split(".")[0]))
-                if path.name.lower().endswith(SUFFIXES):
-                    images[key if key not in images else entry.name] = member
+                if is_image(path.name):
+                    images[entry.name] = member
                 elif path.name.endswith(LABEL):
-                    labels[key] = member
+                    labels[entry.name] = member
                 else:
                     unread[kind_of(path.name)] += 1
     except DAMAGED as error:
         raise DataError(f"{file}: not a whole tar file, {error}") from error
-    return images, labels
+    return list(images.values()), list(labels.values())
 
 
 def _read_label(member: _Member) -> int:

@@ -44,7 +44,7 @@ class Average:
         this rank.
         """
         by_number = {replica.number: replica for replica in self.replicas.own}
-        self.reducer.begin_step(self.reducer.num_leaves)
+        self.reducer.begin_step(self.reducer.num_leaves, self.order, lambda: counts)
         self.forward.buffers.begin_step()
         for number in self.order:
             replica = by_number[number]
@@ -52,10 +52,7 @@ class Average:
                 parameter.grad = parameter - replica.weights[name]
             changes = self._changes(replica) if self.fragment.has_buffers else []
             tail = [losses[number], *self.moments.of(replica), *changes]
-            if number != self.order[-1]:
-                self.reducer.add(number, None, tail)
-            else:
-                self.reducer.add_last(number, None, tail, counts)
+            self.reducer.add(number, None, tail)
 
     def _changes(self, replica: Replica) -> list[Tensor]:
         """Those of its buffers. The network's are as they were afterwards."""

@@ -1,11 +1,11 @@
 """Builds what local training has beside others: replicas, the outer optimizer, the steps."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from firecaffe.cluster.group import Group
 from firecaffe.data.train_batches import BatchesAhead
@@ -17,19 +17,20 @@ from firecaffe.solvers.optimizer_state import OptimizerTensors
 from firecaffe.solvers.outer import Outer
 from firecaffe.synchrony.fragments import cut_fragments
 from firecaffe.synchrony.rounds import Rounds
+from firecaffe.training.advice import for_replicas
 from firecaffe.training.forward import Forward
+from firecaffe.training.holdings.holding import Holding
 from firecaffe.training.local.average import Average
 from firecaffe.training.local.moments import Moments, find_moments
-from firecaffe.training.local.names import NamesOfReplicas
-from firecaffe.training.local.replicas import Fragment, Replicas
-from firecaffe.training.local.rows import local_row
+from firecaffe.training.local.replicas import Fragment, Replica, Replicas
 from firecaffe.training.local.stepper import LocalStepper
 from firecaffe.training.local.sums import LocalSums
-from firecaffe.training.parallel.held import RowNetwork
+from firecaffe.training.modes.every_step import EveryStep
 from firecaffe.training.parallel.mesh import Mesh
-from firecaffe.training.parallel.pieces import InParts
 from firecaffe.training.piece import Piece
-from firecaffe.training.step import Stepper
+from firecaffe.training.updates.applier import Applier
+from firecaffe.training.updates.every_rank import EveryRank
+from firecaffe.training.updates.loss_scale import LossScale
 from firecaffe.transport.exchange import Exchange
 
 
@@ -56,15 +57,12 @@ class Local:
             "averages": self.rounds.averages(steps),
         }
 
-    def pieces(self, held: RowNetwork | None) -> dict[str, Piece]:
-        """The pieces of the state. held: a network that is held by a row of ranks."""
+    def pieces(self, holding: Holding) -> dict[str, Piece]:
+        """The pieces of the state."""
         outer = OptimizerTensors(self.replicas.model, self.outer.optimizer)
-        if held is None:
-            return {"outer": outer, "replica": self.replicas}
-        of_replicas = NamesOfReplicas(held.names)
         return {
-            "outer": InParts(outer, held.names),
-            "replica": InParts(self.replicas, of_replicas),
+            "outer": holding.piece(outer),
+            "replica": holding.piece_of_replicas(self.replicas),
         }
 
     def tails(self, forward: Forward) -> list[list[Tensor]]:
@@ -82,28 +80,22 @@ class Local:
 def make_local(
     run: Run,
     rank: int,
-    forward: Forward,
-    model: nn.Module,
-    of_all: dict[str, nn.Parameter],
-    held: RowNetwork | None,
+    update: EveryRank,
 ) -> Local:
     """Makes the replicas of a rank, all with the network's weights.
 
     Args:
         rank: The place of this one among those that share out the replicas.
-        forward: The network's.
-        model: The network, in which this rank's tensors have their names.
-        of_all: The parameters that are trained; those of other ranks on the meta device.
-        held: What the network has beside if it is held by a row of ranks.
+        update: Of the synchronous steps.
 
     Raises: RecipeError.
     """
-    words, solver = run.recipe.synchrony, run.recipe.solver
-    named = {name: each for name, each in of_all.items() if not each.is_meta}
-    called = str if held is None else held.called
-    make = partial(make_optimizer, of_all, solver, called=called)
-    replicas = Replicas(model, named, run.shares[rank], make, held)
-    fragments = _fragments(named, words.fragments, held)
+    words, solver, holding = run.recipe.synchrony, run.recipe.solver, update.holding
+    forward, everywhere = holding.forward, holding.everywhere
+    called, norms = holding.whole_name, update.spread.norms
+    make = partial(make_optimizer, everywhere, solver, called=called, norms=norms)
+    replicas = Replicas(holding, run.shares[rank], make)
+    fragments = _fragments(holding, words.fragments)
     moments = [Moments(each.named) for each in fragments]
     if words.inner_momentum == "average":
         # What an optimizer keeps is the same for all parameters; patterns may match none of these.
@@ -112,26 +104,21 @@ def make_local(
     sums = LocalSums(run.rounds.longest_wait, len(forward.task.counted), forward.device)
     rate = None if words.outer_lr == -1 else words.outer_lr
     momentum = None if words.outer_momentum == -1 else words.outer_momentum
-    outer = Outer(list(of_all.values()), words.outer, rate, momentum)
+    outer = Outer(list(everywhere.values()), words.outer, rate, momentum)
     return Local(run.rounds, replicas, outer, sums, fragments, moments, words.replicas)
 
 
-def _fragments(
-    named: dict[str, nn.Parameter], count: int, held: RowNetwork | None
-) -> list[Fragment]:
+def _fragments(holding: Holding, count: int) -> list[Fragment]:
     """Whole parameters together, whoever holds which parts of them. Buffers go with the last one.
 
     Raises: RecipeError if there are fewer parameters.
     """
-    sizes = {name: parameter.numel() for name, parameter in named.items()}
-    whole: Callable[[str], str] = str
-    if held is not None:
-        sizes, whole = dict(held.sizes), held.called
+    sizes, whole = holding.sizes, holding.whole_name
     names = list(sizes)
     cut = cut_fragments(list(sizes.values()), count)
     wholes = [{names[place] for place in places} for places in cut]
     return [
-        Fragment({n: p for n, p in named.items() if whole(n) in each}, each is wholes[-1])
+        Fragment({n: p for n, p in holding.named.items() if whole(n) in each}, each is wholes[-1])
         for each in wholes
     ]
 
@@ -140,15 +127,21 @@ def local_stepper(
     local: Local,
     run: Run,
     mesh: Mesh,
-    synchronous: Stepper,
+    synchronous: EveryStep,
+    update: EveryRank,
     ahead: BatchesAhead,
     reducers: Sequence[GradientReducer],
     resources: ExitStack,
 ) -> LocalStepper:
-    """Makes what runs the steps. synchronous: for those before the first round. reducers: of each
-    fragment of the replicas of all ranks. resources: takes what has to be closed.
+    """Makes what runs the steps.
+
+    Args:
+        synchronous: Of those before the first round.
+        update: Of these.
+        reducers: Of each fragment of the replicas of all ranks.
+        resources: Takes what has to be closed.
     """
-    words, forward = run.recipe.synchrony, synchronous.forward
+    words, holding, forward = run.recipe.synchrony, update.holding, update.holding.forward
     each = run.recipe.train.num_micro_batches // words.replicas
     sharers = mesh.sharers
     alone = Exchange(Group(0, 1, sharers.device), find_route("tree", each, 1))
@@ -169,16 +162,25 @@ def local_stepper(
         Average(fragment, reducer, forward, local.replicas, order, local.outer, moments, forgets)
         for fragment, reducer, moments in parts
     ]
+    clip = run.recipe.solver.clip_gradients
+
+    def update_of(replica: Replica) -> EveryRank:
+        scale = LossScale(forward.scaler, replica.optimizer, forward.device)
+        applier = Applier(replica.optimizer, scale)
+        return EveryRank(holding, applier, update.spread, clip).connect(own)
+
     return LocalStepper(
         synchronous=synchronous,
         ahead=ahead,
         sharers=sharers,
-        row=local_row(synchronous, mesh.row),
         rounds=local.rounds,
         replicas=local.replicas,
         averages=averages,
-        own=own,
+        updates={each.number: update_of(each) for each in local.replicas.own},
+        optimizer=update.applier.optimizer,
+        spread=update.spread,
         leaves=run.micro_batches(sharers.rank),
         num_replicas=local.num_replicas,
         sums=local.sums,
+        advice=for_replicas(words, run.recipe.solver.momentum),
     )

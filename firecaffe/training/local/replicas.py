@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn, optim
 
 from firecaffe.solvers.optimizer_state import OptimizerNumbers, OptimizerTensors
-from firecaffe.training.parallel.held import RowNetwork
+from firecaffe.training.holdings.holding import Holding
 from firecaffe.training.piece import Numbers
 from firecaffe.training.stored import Stored, Under
 from firecaffe.training.weights import load_parts
@@ -63,23 +63,19 @@ class Replicas:
 
     def __init__(
         self,
-        model: nn.Module,
-        named: dict[str, nn.Parameter],
+        holding: Holding,
         numbers: Sequence[int],
         make: Callable[[], optim.Optimizer],
-        held: RowNetwork | None = None,
     ) -> None:
-        """named: the parameters that are trained. make: an optimizer of these. held: what a network
-        has beside that is held by a row of ranks.
-        """
-        self.model, self.named, self._held = model, named, held
+        """make: an optimizer of what is trained."""
+        self._holding, self.model, self.named = holding, holding.network, holding.named
         self.is_apart = False
         """Whether they have other weights than the average, at least of some fragment."""
         self.own = [
             Replica(
                 number,
-                {name: each.detach().clone() for name, each in named.items()},
-                {name: each.clone() for name, each in model.named_buffers()},
+                {name: each.detach().clone() for name, each in self.named.items()},
+                {name: each.clone() for name, each in self.model.named_buffers()},
                 make(),
             )
             for number in numbers
@@ -186,8 +182,7 @@ class Replicas:
 
     def _numbers(self, replica: Replica) -> Numbers:
         """Those of its optimizer, of all ranks that hold it."""
-        numbers = OptimizerNumbers(self.model, replica.optimizer)
-        return numbers if self._held is None else self._held.numbers_of_row(numbers)
+        return self._holding.numbers_of_row(OptimizerNumbers(self.model, replica.optimizer))
 
 
 @torch.no_grad()

@@ -6,29 +6,28 @@ of its own. A replica without samples, at the end of an epoch, makes none. Every
 consecutive replicas and trains them one after the other in the same network.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, optim
 
 from firecaffe.cluster.group import Group
 from firecaffe.data import SampleOrder
 from firecaffe.data.train_batches import BatchesAhead
-from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.gradients.totals import Totals
-from firecaffe.solvers.optimizer import set_rate
 from firecaffe.synchrony.rounds import Round, Rounds
-from firecaffe.training.ema import Ema
-from firecaffe.training.forward import Forward
+from firecaffe.training.holdings.holding import Holding
 from firecaffe.training.local.average import Average
 from firecaffe.training.local.replicas import Replica, Replicas
-from firecaffe.training.local.rows import LocalRow
 from firecaffe.training.local.sums import LocalOutcome, LocalSums
-from firecaffe.training.outcome import Outcome, Votes
-from firecaffe.training.step import VOTES, Stepper, ballot
-from firecaffe.transport.queue import Mark
+from firecaffe.training.modes.every_step import EveryStep
+from firecaffe.training.outcome import VOTES, Outcome, Votes, ballot
+from firecaffe.training.times import FetchBatch, StepMarks
+from firecaffe.training.updates.every_rank import EveryRank
+from firecaffe.training.updates.spread import Spread
+from firecaffe.training.updates.update import StepUpdate
 
 
 @dataclass
@@ -44,34 +43,39 @@ class UnderWay:
 class LocalStepper:
     """Runs steps on this rank; the first ones as synchronous steps."""
 
-    synchronous: Stepper
+    synchronous: EveryStep
     ahead: BatchesAhead
     """Where the batches come from."""
     sharers: Group
     """Those that share out the replicas."""
-    row: LocalRow
     rounds: Rounds
     replicas: Replicas
     averages: Sequence[Average]
     """Of each fragment."""
-    own: GradientReducer
-    """Of one replica's micro-batches, on this rank alone."""
+    updates: Mapping[int, EveryRank]
+    """Of this rank's replicas, by number: each sums over its micro-batches, on this rank alone."""
+    optimizer: optim.Optimizer
+    """Of the synchronous steps."""
+    spread: Spread
+    """Of a replica, over the ranks that hold one model with this one."""
     leaves: list[int]
     """This rank's micro-batches of a local step."""
     num_replicas: int
     """Of all ranks."""
     sums: LocalSums
+    advice: str
+    """What may be done if the training diverges, for people."""
     _under_way: UnderWay | None = field(default=None, init=False)
     _have_parted: bool = field(default=False, init=False)
     """Whether the last step was one of replicas."""
 
     @property
-    def forward(self) -> Forward:
-        return self.synchronous.forward
+    def holding(self) -> Holding:
+        return self.synchronous.holding
 
     @property
-    def ema(self) -> Ema | None:
-        return None
+    def update(self) -> StepUpdate:
+        return self.synchronous.update
 
     @property
     def behind(self) -> int:
@@ -92,7 +96,7 @@ class LocalStepper:
             return self.synchronous.run(step, learning_rate, vote)
         self._have_parted = True
         if step == self.rounds.synchronous:
-            self.replicas.inherit(self.synchronous.optimizer)
+            self.replicas.inherit(self.optimizer)
             self.replicas.join()
             if self.ahead.leaves and self.ahead.leaves != self.leaves:
                 self.ahead.go_on(self.leaves, step)
@@ -102,7 +106,7 @@ class LocalStepper:
             self._apply(self._under_way, outcome, learning_rate)
         for round_ in self.rounds.taken(done):
             average = self.averages[round_.fragment]
-            votes = ballot(vote(), self.forward.device)
+            votes = ballot(vote(), self.holding.forward.device)
             losses = {each.number: self.sums.losses(each.number) for each in self.replicas.own}
             average.begin(losses, self.sums.counts(votes))
             self._under_way = UnderWay(round_, self.sums.waiting)
@@ -112,22 +116,23 @@ class LocalStepper:
             else:
                 self.replicas.remember(average.fragment)
         self.replicas.is_apart = not self.rounds.are_together(done)
-        outcome.end = self.own.queue.mark()
+        outcome.times.end()
         return outcome
 
     def _train(self, step: int, learning_rate: float) -> LocalOutcome:
-        queue, order = self.own.queue, self._order
-        start, waits = queue.mark(), list[tuple[Mark, Mark]]()
+        queue, order, holding = self.update.queue, self._order, self.holding
+        times = StepMarks(queue, len(self.leaves), holding.spent)
+        fetch = times.timed(partial(self.synchronous.batches.train_batch, step))
         losses: dict[int, Tensor] = {}
         counts = self.sums.no_row()
-        self.row.begin_step()
         with self.replicas.lent():
             for replica in self.replicas.own:
                 self.replicas.lend(replica)
-                losses[replica.number], counted = self._update(replica, step, learning_rate, waits)
+                losses[replica.number], counted = self._update(replica, step, learning_rate, fetch)
                 counts += counted
                 replica.take_buffers(self.replicas.model)
         computed = queue.mark()
+        times.sums_are_there(Totals((), counts, computed, computed, ()))
         samples = order.samples_in_step(step)
         return LocalOutcome(
             step=step,
@@ -135,52 +140,48 @@ class LocalStepper:
             weight=samples / order.micro_batch_size,
             losses=losses,
             counts=counts,
-            metrics=self.forward.task.counted,
-            totals=Totals((), counts, computed, computed, ()),
-            start=start,
-            end=computed,
-            waits=waits,
-            micro_batches=len(self.leaves),
+            metrics=holding.forward.task.counted,
+            times=times,
             replicas=self.num_replicas,
-            made=self.row.outcome(),
             ask=partial(self.sums.sum_now, self.sharers),
         )
 
     def _update(
-        self, replica: Replica, step: int, learning_rate: float, waits: list[tuple[Mark, Mark]]
+        self, replica: Replica, step: int, learning_rate: float, fetch: FetchBatch
     ) -> tuple[Tensor, Tensor]:
         """Updates the replica that is in the network. Returns the sum of its losses, shape (1,),
         and its counts, with 1 at the end if its gradient is not finite.
         """
-        forward, own = self.forward, self.own
-        leaves = range(replica.number * own.num_leaves, (replica.number + 1) * own.num_leaves)
+        holding, update = self.holding, self.updates[replica.number]
+        each = update.reducer.num_leaves
+        leaves = range(replica.number * each, (replica.number + 1) * each)
         samples = samples_of(self._order, step, leaves)
         weight = samples / self._order.micro_batch_size
-        own.begin_step(weight)
-        forward.begin_step(leaves[0])
-        for place, (loss, tail) in enumerate(self.row.micro_batches(step, leaves, waits)):
-            if place != own.num_leaves - 1:
-                own.add(place, loss, tail)
-            elif samples:
-                own.add_last(place, loss, tail, forward.counts)
+        update.begin(weight, range(each), holding.counts)
+        holding.begin_step(leaves[0])
+        for place, ready in enumerate(holding.run(step, leaves, fetch)):
+            if samples:
+                update.add(replace(ready, leaf=place))
         if not samples:
-            return torch.zeros(1, device=forward.device), self.sums.no_row()
-        totals = own.finish_step()
-        sums, is_finite = self.row.settle(own, torch.cat([totals.tail[0], forward.counts]))
-        set_rate(replica.optimizer, learning_rate, self.synchronous.momentum(step))
-        replica.optimizer.step()
-        forward.buffers.finish_step(totals.tail[1:], weight)
-        broken = (~is_finite).to(sums.dtype).reshape(1)
+            return torch.zeros(1, device=holding.forward.device), self.sums.no_row()
+        totals = update.sums()
+        found = update.check(totals, counted=0)
+        update.apply(step, learning_rate, self.synchronous.momentum(step))
+        holding.set_buffers(totals.tail[1:], weight)
+        is_fit = found.is_finite.all() & found.norm.isfinite()
+        sums = found.sums.to(holding.forward.device)
+        broken = (~is_fit).to(sums).reshape(1)
         return sums[:1].clone(), torch.cat([sums[1:], broken])
 
     def _apply(self, under_way: UnderWay, outcome: LocalOutcome, learning_rate: float) -> None:
         """Waits for an average and applies it. outcome: that of the present step."""
         average, round_ = self.averages[under_way.round.fragment], under_way.round
         totals = average.finish()
-        outcome.totals = totals
+        outcome.times.sums_are_there(totals)
         self._under_way = None
         counts = totals.counts.cpu()
-        counts = torch.cat([counts[:-VOTES], self.row.votes(counts[-VOTES:])])
+        votes = self.spread.total(counts[-VOTES:])
+        counts = torch.cat([counts[:-VOTES], votes])
         self.sums.settle(under_way.sent, totals.tail[0].cpu(), counts)
         average.apply(totals, learning_rate)
         if round_.applied == round_.stop:

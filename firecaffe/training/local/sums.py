@@ -15,10 +15,9 @@ from firecaffe.cluster.agree import gather_text
 from firecaffe.cluster.group import Group
 from firecaffe.errors import NotFiniteError
 from firecaffe.exchange.leaves import tree_sum
-from firecaffe.gradients.totals import Totals
-from firecaffe.training.outcome import Outcome, StepResult
-from firecaffe.training.step import VOTES
-from firecaffe.transport.queue import Mark
+from firecaffe.training.outcome import VOTES, Outcome, StepResult
+from firecaffe.training.times import StepMarks
+from firecaffe.training.updates.found import Found
 
 
 @dataclass
@@ -35,20 +34,13 @@ class LocalOutcome:
     counts: Tensor
     """What the task counts, and the number of this rank's replicas whose gradient is not finite."""
     metrics: Sequence[str]
-    totals: Totals
-    """Of which the times count."""
-    start: Mark
-    end: Mark
-    waits: Sequence[tuple[Mark, Mark]]
-    micro_batches: int
+    times: StepMarks
     replicas: int
     """Of all ranks."""
-    made: Callable[..., Outcome]
-    """Makes the outcome that this is read as."""
     ask: Callable[[], None]
     """Has all ranks sum what is not summed yet."""
     sums: Tensor | None = None
-    """Over all ranks: see `Outcome.sums`."""
+    """Over all ranks: see `Outcome.found`."""
 
     def read(self, look: Callable[[], None] = lambda: None) -> StepResult:
         """See `Outcome.read`. All ranks read the same outcomes in the same order."""
@@ -71,22 +63,8 @@ class LocalOutcome:
 
     def _outcome(self) -> Outcome:
         assert self.sums is not None
-        return self.made(
-            step=self.step,
-            samples=self.samples,
-            weight=self.weight,
-            metrics=self.metrics,
-            sums=self.sums,
-            is_finite=torch.ones(1, dtype=torch.bool),
-            norm=torch.zeros(()),
-            names=(),
-            overflows=False,
-            totals=self.totals,
-            start=self.start,
-            end=self.end,
-            waits=self.waits,
-            micro_batches=self.micro_batches,
-        )
+        found = Found(self.sums, torch.ones(1, dtype=torch.bool), torch.zeros(()), ())
+        return Outcome(self.step, self.samples, self.weight, self.metrics, found, self.times)
 
 
 class LocalSums:

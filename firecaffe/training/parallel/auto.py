@@ -24,6 +24,7 @@ from firecaffe.plan.forecast import forecasts
 from firecaffe.plan.of_parallel import OwnCost, OwnLayout
 from firecaffe.plan.of_recipe import cluster_for, workload_of
 from firecaffe.plan.split_plans import SplitPlan, exchange_for
+from firecaffe.recipe.check import CheckedRecipe
 from firecaffe.recipe.sections import Recipe
 from firecaffe.training.parallel.network import chosen_layers
 from firecaffe.training.parts import Parts, counts_of, open_parts
@@ -42,7 +43,7 @@ class LayoutChoice:
     """A step in each layout that there is."""
 
 
-def with_named_split(recipe: Recipe, dataset: Dataset) -> Recipe:
+def with_named_split(recipe: CheckedRecipe, dataset: Dataset) -> CheckedRecipe:
     """A recipe whose split says which layers it is of, if the layout is chosen: then it decides the
     same bits as the one that is written down.
 
@@ -59,18 +60,15 @@ def with_named_split(recipe: Recipe, dataset: Dataset) -> Recipe:
     return replace(recipe, parallel=replace(words, split=split))
 
 
-def choose_layout(recipe: Recipe, parts: Parts, world: World) -> tuple[Recipe, LayoutChoice | None]:
+def choose_layout(
+    recipe: CheckedRecipe, parts: Parts, world: World
+) -> tuple[CheckedRecipe, LayoutChoice | None]:
     """The recipe in the layout that is chosen, if it is; all ranks call it and get rank 0's choice.
 
     Raises: RecipeError on all ranks if there is no layout, or none has a price; PeerLostError.
     """
     if recipe.parallel.scheme != AUTO:
         return recipe, None
-    if parts.model is not None:
-        raise RecipeError(
-            "parallel.scheme auto prices the network that the recipe names; this one is given in "
-            'Python: say model.name = "file.py:function", or another scheme'
-        )
     cluster, problem = None, ""
     try:
         cluster = _cluster(recipe, world)
@@ -119,7 +117,7 @@ def _cluster(recipe: Recipe, world: World) -> Cluster:
     )
 
 
-def _choose(recipe: Recipe, parts: Parts, cluster: Cluster, workers: int) -> LayoutChoice:
+def _choose(recipe: CheckedRecipe, parts: Parts, cluster: Cluster, workers: int) -> LayoutChoice:
     data = open_parts(recipe, parts)
     recipe = with_named_split(recipe, data.train)
     words = recipe.parallel
@@ -130,7 +128,7 @@ def _choose(recipe: Recipe, parts: Parts, cluster: Cluster, workers: int) -> Lay
     exchange = "tree"
     if workers <= work.num_micro_batches:  # else the planner has no rows by data
         exchange = exchange_for(forecasts(work, cluster, [workers]), workers)
-    cost = OwnCost.of(recipe.model, work, OwnLayout(words, chosen))
+    cost = OwnCost.of(recipe.model, work, OwnLayout.of(recipe, chosen))
     plans = cost.plans(cluster, workers, exchange)
     assert plans[0].words is not None
     said = "; ".join(map(_line, plans))

@@ -2,11 +2,10 @@
 
 import hashlib
 import json
-import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -42,15 +41,7 @@ class FreshNetwork:
     def __init__(self, recipe: Recipe, parts: Parts, dataset: Dataset) -> None:
         """Raises: RecipeError; OwnCodeError for what a user's code raises."""
         self._recipe = recipe
-        others = random.getstate(), np.random.get_state()
-
-        def make() -> nn.Module:
-            # Each time as if it were the first: a user's code may draw from these, too.
-            random.setstate(others[0])
-            np.random.set_state(others[1])
-            return make_model(recipe, parts, dataset)
-
-        self._make: Callable[[], nn.Module] = make
+        self._make = partial(make_model, recipe, parts, dataset)
         self._drawing = follow(self._make)
         self.outline = self._make() if self._drawing is None else self._drawing.outline
         """Its shapes: on the meta device; or the network itself, if it has to be made whole."""

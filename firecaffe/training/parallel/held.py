@@ -3,10 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
 from firecaffe.training.parallel.mesh import Mesh
-from firecaffe.training.parallel.pieces import InParts, Names, NumbersInParts, NumbersOfRow
+from firecaffe.training.parallel.pieces import Names, NumbersOfRow
 from firecaffe.training.piece import Numbers
-from firecaffe.training.state import State
+from firecaffe.training.updates.spread import Part
 
 
 @dataclass(frozen=True)
@@ -19,22 +22,25 @@ class RowNetwork:
     """Whether the whole network has any."""
     other_weights: list[int]
     """The ranks that had made other first weights than rank 0, whose are taken."""
-    sizes: Mapping[str, int]
-    """The numbers of elements of the whole network's trained parameters, in its order."""
+    outline: Mapping[str, Tensor]
+    """The whole network's trained parameters, in its order, on the meta device."""
 
     def called(self, name: str) -> str:
         """The whole tensor's name, by this rank's of a part."""
         return self.names.source(name)[0].whole
 
+    def part(self, name: str) -> Part:
+        """What one of this rank's tensors is of the whole network's."""
+        source, _ = self.names.source(name)
+        if not source.cut:
+            return Part(source.whole)
+        return Part(source.whole, source.part, len(source.cut) - 1)
+
     def numbers_of_row(self, numbers: Numbers) -> Numbers:
         """Those that the ranks of the row keep together, by whole names. All of them ask."""
         return NumbersOfRow(numbers, self.names, self.mesh.row)
 
-    def cut_pieces(self, state: State) -> None:
-        """Lets a state know that ranks hold parts."""
-        for name, piece in state.pieces.items():
-            if name != "buffer" or self.has_buffers:
-                state.pieces[name] = InParts(piece, self.names)
-        for word, numbers in state.numbers.items():
-            state.numbers[word] = NumbersInParts(numbers, self.names)
-            state.numbers_in_parts.add(word)
+
+def outline_of_trained(wholes: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Those of some tensors that are trained, on the meta device."""
+    return {n: torch.empty_like(t, device="meta") for n, t in wholes.items() if t.requires_grad}

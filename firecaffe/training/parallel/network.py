@@ -11,8 +11,7 @@ from firecaffe.cluster.group import Group
 from firecaffe.errors import RecipeError
 from firecaffe.gradients.config import ExchangeConfig
 from firecaffe.models.drawing import named_tensors
-from firecaffe.parallel.config import AT_ONCE, ONE_WEIRD_TRICK, ParallelConfig
-from firecaffe.parallel.in_turn import SamplesInTurn
+from firecaffe.parallel.config import ONE_WEIRD_TRICK, ParallelConfig
 from firecaffe.parallel.layers import SplitLayer
 from firecaffe.parallel.own_samples import OwnSamples
 from firecaffe.parallel.parts import PartGroup
@@ -20,9 +19,8 @@ from firecaffe.parallel.split import choose_layers, own_pieces, split_layers
 from firecaffe.parallel.tensor import whole
 from firecaffe.training.parallel.cut_up import mark_cut_up
 from firecaffe.training.parallel.fresh import FreshNetwork
-from firecaffe.training.parallel.held import RowNetwork
+from firecaffe.training.parallel.held import RowNetwork, outline_of_trained
 from firecaffe.training.parallel.mesh import Mesh
-from firecaffe.training.parallel.norms import RowNorms
 from firecaffe.training.parallel.pieces import Names, Source
 from firecaffe.transport.local import LocalRanks, meet_local_ranks
 
@@ -38,14 +36,8 @@ class SplitNetwork(RowNetwork):
     """The row, with its parts."""
     parameters: frozenset[nn.Parameter]
     """Those of which each rank of a row has a part."""
-    biases: frozenset[nn.Parameter]
-    """Those of split layers that all ranks have, if split layers are updated several times in a
-    step; else empty, for they are summed as those of other layers."""
-    head_updates: int
     chosen: dict[str, str]
     """The layers that are split, each with its word."""
-    norms: RowNorms
-    """Those of whole tensors."""
     outlines: dict[str, nn.Parameter]
     """The trained parameters that other ranks have alone, on the meta device: patterns of names are
     those of the whole network."""
@@ -60,7 +52,6 @@ class SplitNetwork(RowNetwork):
             "scheme": "none" if self.own_samples is None else ONE_WEIRD_TRICK,
             "parts": self.group.num_parts,
             "split": self.chosen,
-            **({"head_updates": self.head_updates} if self.head_updates > 1 else {}),
         }
 
     @property
@@ -116,13 +107,13 @@ def split_network(
     model = drawn.network
     wholes = dict(named_tensors(model))
     has_buffers = any(True for _ in model.buffers())
-    sizes = {name: each.numel() for name, each in wholes.items() if each.requires_grad}
+    outline = outline_of_trained(wholes)
     chosen = chosen_layers(model, words)
     mark_cut_up(model)
     split_layers(model, chosen, group, drawn.pieces)
     model.register_forward_hook(_give_whole)
     sources: dict[str, Source] = {}
-    parameters, biases, elsewhere = set[nn.Parameter](), set[nn.Parameter](), set[str]()
+    parameters, elsewhere = set[nn.Parameter](), set[str]()
     for layer_name, layer in model.named_modules():
         if isinstance(layer, SplitLayer):
             own_names = {id(each): n for n, each in layer.state_dict(keep_vars=True).items()}
@@ -135,21 +126,17 @@ def split_network(
                     part = group.own.start + number
                     own = f"{layer_name}.{own_names[id(tensor)]}"
                     sources[own] = Source(whole_name, held.dim, held.cut, part)
-                    if isinstance(tensor, nn.Parameter):
-                        (parameters if held.cut else biases).add(tensor)
+                    if held.cut and isinstance(tensor, nn.Parameter):
+                        parameters.add(tensor)
     names = Names(sources, {n: place for place, n in enumerate(wholes)}, frozenset(elsewhere))
-    dtypes = [each.dtype for each in wholes.values()]
-    norms = RowNorms(mesh.row, dict(model.named_parameters()), names, dtypes)
     outlines = {
         name: nn.Parameter(torch.empty_like(wholes[name], device="meta"))
         for name in sorted(elsewhere)
         if wholes[name].requires_grad
     }
-    found = frozenset(parameters), frozenset(biases if words.head_updates > 1 else ())
-    updates = words.head_updates
-    others = drawn.other_weights
+    cut, others = frozenset(parameters), drawn.other_weights
     return model, SplitNetwork(
-        mesh, names, has_buffers, others, sizes, group, *found, updates, chosen, norms, outlines
+        mesh, names, has_buffers, others, outline, group, cut, chosen, outlines
     )
 
 
@@ -158,11 +145,7 @@ def _group(
 ) -> PartGroup:
     if words.shares_samples:
         return PartGroup(row, words.num_parts)
-    local = _meet(row, exchange, resources)
-    # Where memory is shared nothing is on its way that computation could hide.
-    if words.exchange == AT_ONCE or row.world_size == 1 or local is not None:
-        return OwnSamples(row, words.num_parts, local)
-    return SamplesInTurn(row, words.num_parts)
+    return OwnSamples(row, words.num_parts, _meet(row, exchange, resources))
 
 
 def _meet(row: Group, words: ExchangeConfig, resources: ExitStack) -> LocalRanks | None:

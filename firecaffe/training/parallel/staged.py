@@ -1,7 +1,7 @@
 """A recipe's network, cut into stages, of which this rank has one."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from firecaffe.parallel.stages import Stage, cut_stages
 from firecaffe.training.evaluate import evaluating
 from firecaffe.training.parallel.cut_up import mark_cut_up
 from firecaffe.training.parallel.fresh import FreshNetwork, Own
-from firecaffe.training.parallel.held import RowNetwork
+from firecaffe.training.parallel.held import RowNetwork, outline_of_trained
 from firecaffe.training.parallel.mesh import Mesh
 from firecaffe.training.parallel.pieces import Names
 
@@ -32,9 +32,6 @@ class StagedNetwork(RowNetwork):
     tied: list[tuple[str, nn.Parameter]]
     """The whole network's parameters by all their names; those of other ranks on the meta device.
     """
-
-    chosen: Mapping[str, str] = field(default_factory=dict)
-    """No layer is split."""
 
     @property
     def row(self) -> dict[str, Any]:
@@ -94,9 +91,18 @@ def cut_network(
     # a micro-batch changes buffers.
     module = nn.ModuleList([training[own].module, evaluation[own].module, network])
     has_buffers = any(not isinstance(each, nn.Parameter) for each in wholes.values())
-    sizes = {name: each.numel() for name, each in wholes.items() if each.requires_grad}
+    outline = outline_of_trained(wholes)
     return network, StagedNetwork(
-        mesh, names, has_buffers, others, sizes, words, training[own], evaluation[own], module, tied
+        mesh,
+        names,
+        has_buffers,
+        others,
+        outline,
+        words,
+        training[own],
+        evaluation[own],
+        module,
+        tied,
     )
 
 

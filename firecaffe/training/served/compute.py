@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from firecaffe.data import Batch
+from firecaffe.data.train_batches import TrainBatches
 from firecaffe.synchrony.leaves import Leaf
 from firecaffe.synchrony.policy import Work
 from firecaffe.training.forward import Forward
 from firecaffe.training.served.memory import Gradient
-from firecaffe.training.step import TrainBatches
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from firecaffe.data.train_batches import TrainBatches
 from firecaffe.synchrony.policy import Work
 from firecaffe.training.forward import Forward
 from firecaffe.training.served.coder import Coder
 from firecaffe.training.served.compute import Contribution, compute
 from firecaffe.training.served.memory import Gradient
 from firecaffe.training.served.server import Server
-from firecaffe.training.step import TrainBatches
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn, optim
-
 from firecaffe.data import SampleOrder
+from firecaffe.data.train_batches import TrainBatches
 from firecaffe.errors import RecipeError
 from firecaffe.recipe.run import Run
 from firecaffe.synchrony.clock import SimulatedClock
@@ -15,19 +14,19 @@ from firecaffe.synchrony.leaves import Leaves
 from firecaffe.synchrony.speeds import seconds_of
 from firecaffe.synchrony.table import make_policy
 from firecaffe.training.checkpoint import Checkpoint
-from firecaffe.training.ema import Ema
-from firecaffe.training.forward import Forward
-from firecaffe.training.piece import Numbers, NumbersOfParts
+from firecaffe.training.modes.every_step import EveryStep
+from firecaffe.training.piece import Numbers, NumbersOfParts, Piece
 from firecaffe.training.served.coder import Coder
 from firecaffe.training.served.compute import Contributions
 from firecaffe.training.served.computed import Computed
 from firecaffe.training.served.memory import ServerMemory
+from firecaffe.training.served.real import RealRanks
 from firecaffe.training.served.real_clock import RealClock
 from firecaffe.training.served.server import Server
 from firecaffe.training.served.source import LoggedClock, Source
 from firecaffe.training.served.stepper import Progress, ServedStepper
-from firecaffe.training.served.unsent import make_coder
-from firecaffe.training.step import Stepper, TrainBatches
+from firecaffe.training.served.unsent import FeedbackEncoder, make_coder
+from firecaffe.training.updates.every_rank import EveryRank
 
 
 @dataclass
@@ -57,18 +56,36 @@ class Served(NumbersOfParts):
         return self.clock.open(folder, checkpoint)
 
     def stepper(
-        self, warm: Stepper, batches: TrainBatches, source: Source | None = None
+        self,
+        warm: EveryStep,
+        batches: TrainBatches,
+        source: Source | None = None,
+        ranks: RealRanks | None = None,
     ) -> ServedStepper:
         """What runs the steps. batches: asked for leaves in any order. source: of the events,
-        instead of the clock; then all gradients are computed here.
+        instead of the clock; then all gradients are computed here. ranks: those that hear of them.
         """
-        brought: Contributions = Computed(self.server, warm.forward, batches, self.coder)
+        brought: Contributions = Computed(self.server, warm.holding.forward, batches, self.coder)
         if source is None and self.real is not None:
             brought = self.real
         events = self.clock if source is None else source
         return ServedStepper(
-            warm, self.server, events, brought, self.leaves, self.progress, self.coder
+            warm,
+            self.server,
+            events,
+            brought,
+            self.leaves,
+            self.progress,
+            self.coder,
+            (lambda _: None) if ranks is None else ranks.tell,
         )
+
+    def pieces(self) -> dict[str, Piece]:
+        """What of a training's state are tensors."""
+        found: dict[str, Piece] = {"server": self.memory}
+        if isinstance(self.coder, FeedbackEncoder) and self.real is None:
+            found["compressor"] = self.coder
+        return found
 
     @property
     def row(self) -> dict[str, Any]:
@@ -84,20 +101,15 @@ class Served(NumbersOfParts):
         return {"server": self.server, "clock": self.clock, "progress": self.progress}
 
 
-def make_served(
-    run: Run,
-    forward: Forward,
-    named: dict[str, nn.Parameter],
-    optimizer: optim.Optimizer,
-    ema: Ema | None,
-    learners: int,
-) -> Served:
-    """learners: those that are there at the beginning.
+def make_served(run: Run, update: EveryRank, learners: int) -> Served:
+    """update: of the warm steps. learners: those that are there at the beginning.
 
     Raises: RecipeError if the training is no longer than its warm steps, or the file of measured
     speeds cannot be read.
     """
     words, train = run.recipe.synchrony, run.recipe.train
+    forward, named = update.holding.forward, update.holding.named
+    optimizer, ema = update.applier.optimizer, update.applier.ema
     if words.warm_steps >= run.steps:
         raise RecipeError(
             f"synchrony.warm_steps is {words.warm_steps}, the training has {run.steps} steps; it "

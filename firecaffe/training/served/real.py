@@ -20,6 +20,7 @@ from torch._C._distributed_c10d import Store
 from firecaffe.cluster.agree import LOOK_S
 from firecaffe.cluster.losses import LossTeller
 from firecaffe.cluster.world import World, peers_may_be_lost
+from firecaffe.data.train_batches import TrainBatches
 from firecaffe.errors import (
     DivergedError,
     LauncherLostError,
@@ -40,7 +41,6 @@ from firecaffe.training.served.messages import Messages
 from firecaffe.training.served.real_clock import OnLoss, RealClock
 from firecaffe.training.served.told import Told
 from firecaffe.training.served.worker import work
-from firecaffe.training.step import TrainBatches
 from firecaffe.transport.lane import Lane, store_of
 
 TOGETHER = (NotFiniteError, DivergedError, PreemptedError, LauncherLostError)

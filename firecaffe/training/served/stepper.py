@@ -6,7 +6,7 @@ and checkpoints stay what they are.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -15,23 +15,23 @@ from torch import Tensor
 
 from firecaffe.data import SampleOrder
 from firecaffe.errors import NotFiniteError
-from firecaffe.gradients.reducer import GradientReducer
-from firecaffe.gradients.totals import Totals
 from firecaffe.solvers.delayed_nesterov import set_delay
 from firecaffe.synchrony.config import BACKUP, SynchronyConfig
 from firecaffe.synchrony.events import Lose, Push
 from firecaffe.synchrony.leaves import Leaf, Leaves
 from firecaffe.synchrony.policy import Update
 from firecaffe.training.advice import for_server
-from firecaffe.training.ema import Ema
-from firecaffe.training.forward import Forward
-from firecaffe.training.outcome import Outcome, Timings, Votes
+from firecaffe.training.holdings.holding import Holding
+from firecaffe.training.modes.every_step import EveryStep
+from firecaffe.training.outcome import Outcome, Votes, ballot
 from firecaffe.training.served.coder import Coder
 from firecaffe.training.served.compute import Contribution, Contributions
 from firecaffe.training.served.server import Server
 from firecaffe.training.served.source import Source
 from firecaffe.training.served.told import Told
-from firecaffe.training.step import Stepper, ballot
+from firecaffe.training.times import Timings
+from firecaffe.training.updates.found import Found
+from firecaffe.training.updates.update import StepUpdate
 from firecaffe.transport.queue import Mark
 
 RECENT = 100
@@ -56,7 +56,7 @@ class Progress:
 class ServedStepper:
     """Runs steps of a training with a server; the first ones as synchronous steps."""
 
-    warm: Stepper
+    warm: EveryStep
     server: Server
     source: Source
     contributions: Contributions
@@ -71,16 +71,12 @@ class ServedStepper:
     """Of the last gradients that were applied."""
 
     @property
-    def forward(self) -> Forward:
-        return self.warm.forward
+    def holding(self) -> Holding:
+        return self.warm.holding
 
     @property
-    def reducer(self) -> GradientReducer:
-        return self.warm.reducer
-
-    @property
-    def ema(self) -> Ema | None:
-        return self.warm.ema
+    def update(self) -> StepUpdate:
+        return self.warm.update
 
     @property
     def behind(self) -> int:
@@ -104,9 +100,10 @@ class ServedStepper:
         set_delay(self.server.optimizer, 1 if is_warm else delay)
         if is_warm:
             return self.warm.run(step, learning_rate, vote)
-        queue, momentum = self.reducer.queue, self.warm.momentum(step)
+        queue, momentum = self.update.queue, self.warm.momentum(step)
+        forward = self.holding.forward
         start = queue.mark()
-        window = _Window(self.forward.no_counts(), len(self.server.named))
+        window = _Window(forward.no_counts(), len(self.server.named))
         until = self.plan.before(step + 1)
         while self.progress.done < until:
             event = self.source.next()
@@ -127,27 +124,16 @@ class ServedStepper:
                 self.coder.forget(event.learner)
             self.tell(Told(event, learning_rate, momentum, delay))
         end = queue.mark()
-        votes = ballot(vote(), self.forward.device)
-        outcome = ServerOutcome(
-            step=step,
-            samples=window.samples,
-            weight=window.samples / self.order.micro_batch_size,
-            metrics=self.forward.task.counted,
+        votes = ballot(vote(), forward.device)
+        found = Found(
             sums=torch.cat([window.loss, window.counts, votes]),
             is_finite=window.gradients_are_finite,
             norm=window.norm,
             names=list(self.server.named),
-            overflows=False,
-            totals=Totals((), window.counts, end, end, ()),
-            start=start,
-            end=end,
-            waits=(),
-            micro_batches=window.micro_batches,
-            data_s=window.data_s,
-            compute_s=window.compute_s,
-            updates=window.updates,
-            by_rank=window.by_rank,
         )
+        weight = window.samples / self.order.micro_batch_size
+        times = ServerTimes(start, end, window)
+        outcome = Outcome(step, window.samples, weight, forward.task.counted, found, times)
         self._check(outcome)
         return outcome
 
@@ -193,29 +179,30 @@ def weight_of(order: SampleOrder, leaf: Leaf) -> float:
 
 
 @dataclass(frozen=True)
-class ServerOutcome(Outcome):
-    """The outcome of a server's step. Of its times, `data_s` and `compute_s` are those of rank 0's
-    own learner; if that is a thread beside, they and `update_s` may overlap. Nobody waits for an
-    exchange.
+class ServerTimes:
+    """The times of a server's step. `data_s` and `compute_s` are those of rank 0's own learner; if
+    that is a thread beside, they and `update_s` may overlap. Nobody waits for an exchange.
     """
 
-    data_s: float
-    compute_s: float
-    updates: Sequence[tuple[Mark, Mark]]
-    """Marks before and after each update."""
-    by_rank: dict[int, tuple[int, float]]
+    start: Mark
+    end: Mark
+    window: "_Window"
 
-    def _timings(self) -> Timings:
+    def is_over(self) -> bool:
+        return self.end.is_over()
+
+    def read(self, step: int) -> Timings:
+        window = self.window
         return Timings(
-            step=self.step + 1,
-            data_s=self.data_s,
-            compute_s=self.compute_s,
+            step=step + 1,
+            data_s=window.data_s,
+            compute_s=window.compute_s,
             exposed_communication_s=0.0,
             exchange_s=0.0,
-            update_s=sum(end.seconds_after(begin) for begin, end in self.updates),
+            update_s=sum(end.seconds_after(begin) for begin, end in window.updates),
             step_s=self.end.seconds_after(self.start),
-            micro_batches=self.micro_batches,
-            by_rank=self.by_rank,
+            micro_batches=window.micro_batches,
+            by_rank=window.by_rank,
         )
 
 

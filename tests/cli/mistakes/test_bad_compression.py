@@ -18,13 +18,13 @@ CASES = [
         "prune.keep and prune.threshold both match head; leave it out of one of them",
     ),
     ('[prune]\nkeep = { "*" = 0.1 }\nhow = "all"', "prune.how"),
-    ('[prune]\nkeep = { "*" = 0.1 }\nhow = "gradual"', "prune.how is gradual with prune.steps 0"),
+    ('[prune]\nkeep = { "*" = 0.1 }\nhow = "gradual"', "prune.how = gradual with no prune.steps"),
     ('[share]\nbits = { "head" = 17 }', "share.bits 'head' is 17; it must be 1 to 16"),
     ('[share]\nbits = { "head" = 2.5 }', "share.bits"),
     ('[share]\nbits = { "head" = 4 }\nstart = "best"', "share.start"),
     (
         '[share]\nbits = { "*" = 4 }\n[synchrony]\nmode = "stale"',
-        "[share] with synchrony.mode stale, in which weights differ among workers: not possible",
+        "share.bits with synchrony.mode = stale: ",
     ),
     (
         '[share]\nbits = { "*" = 4 }\n[model]\nfreeze = ["head.*"]',

@@ -52,7 +52,7 @@ STAGES = [
 
 SECTIONS = [
     ("Net", split("head", "neurons", 3), "parallel.parts is 3, which 2 workers cannot hold equal"),
-    ("Net", "model = 2", "parallel.model is 2, but no layer is split; say parallel.split"),
+    ("Net", "model = 2", "parallel.model = 2 with no parallel.split"),
     (
         "Net",
         f"data = 2\n{split('head', 'neurons')}",
@@ -114,4 +114,4 @@ def test_words_by_which_the_scheme_alone_says_it(
     recipe.write_text(f"{recipe.read_text()}\n[parallel]\nmodel = 2\n{TRICK}")
     code, said = error_of(capsys, ["train", str(recipe), "--train.compile", "true"])
     assert code == 2
-    assert said.startswith("firecaffe: parallel.scheme one_weird_trick with train.compile, ")
+    assert said.startswith("firecaffe: parallel.scheme = one_weird_trick with train.compile")

@@ -23,16 +23,12 @@ def test_stages_of_a_recipe_and_fewer() -> None:
     ]
 
 
-def test_how_samples_are_exchanged_is_of_one_weird_trick_alone() -> None:
-    trick = ParallelConfig(
-        1, 4, SPLIT.parallel.split, 4, "one_weird_trick", exchange="in_turn", head_updates=2
-    )
+def test_one_weird_trick_over_other_workers() -> None:
+    trick = ParallelConfig(1, 4, SPLIT.parallel.split, 4, "one_weird_trick")
     found = layouts_of("1,trick=2x2", Recipe(parallel=trick))
     assert [each.recipe.parallel for each in found] == [trick.over(1, 1), trick.over(2, 2)]
-    [model, _] = layouts_of(
-        "model=2,1", Recipe(parallel=dataclasses.replace(trick, head_updates=1))
-    )
-    assert (model.recipe.parallel.scheme, model.recipe.parallel.exchange) == ("none", "at_once")
+    [model, _] = layouts_of("model=2,1", Recipe(parallel=trick))
+    assert model.recipe.parallel.scheme == "none"
 
 
 def test_shards_of_the_update() -> None:

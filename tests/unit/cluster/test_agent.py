@@ -1,31 +1,31 @@
-"""The agent's look at its ranks, one of which ends just after it was looked at."""
+"""The agent's look at its ranks, one of which ends just after it was looked at; its signals."""
 
+import os
+import signal
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.agent.server.api import WorkerState
+from torch.distributed.elastic.multiprocessing.api import SignalException
 
-from firecaffe.cluster.agent import FaultAgent
-
-FAILED = RunResult(WorkerState.FAILED)
+from firecaffe.cluster import agent as agents
+from firecaffe.cluster.agent import SIGNALS, FaultAgent
+from firecaffe.cluster.rank_process import RankProcess
+from firecaffe.cluster.signals import SAME_S, handlers_kept
 
 
 class Ranks:
-    """Two processes as their starter knows them, by local rank, and who lets them go."""
+    """Two processes as their starter knows them, and who lets them go."""
 
     def __init__(self) -> None:
         self.codes: list[int | None] = [None, None]
         self.ranks: set[int] = set()
-        self._running_local_ranks = {0, 1}
-        self.error_files = {0: "", 1: ""}
-        self.subprocess_handlers = {
-            rank: SimpleNamespace(proc=SimpleNamespace(poll=lambda rank=rank: self.codes[rank]))
-            for rank in range(2)
-        }
-        for rank, each in self.subprocess_handlers.items():
-            each.proc.pid, each.proc.returncode = 100 + rank, -9
+
+    def process(self, rank: int) -> RankProcess:
+        process = SimpleNamespace(pid=os.getpid(), poll=lambda: self.codes[rank])
+        return RankProcess(rank, cast(Any, process), Path("none"))
 
     def look(self, seen: Any) -> bool:
         """Rank 0 takes its time to answer, and rank 1 is killed meanwhile."""
@@ -35,16 +35,29 @@ class Ranks:
         return True
 
 
-def test_a_rank_that_ends_after_the_look_is_looked_at_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_rank_that_ends_after_the_look_is_looked_at_again() -> None:
     ranks = Ranks()
     agent: Any = object.__new__(FaultAgent)
-    agent._pcontext = agent._let_go = ranks
-    agent._processes, agent.ended_by_us = {}, set()
-    workers = [SimpleNamespace(local_rank=rank, global_rank=rank) for rank in range(2)]
-    group = agent._worker_group = SimpleNamespace(workers=workers)
-    monkeypatch.setattr(LocalElasticAgent, "_monitor_workers", lambda *_: FAILED)
+    agent._let_go, agent.ended_by_us = ranks, set()
+    agent._ranks = {rank: ranks.process(rank) for rank in range(2)}
     for let_go in (set[int](), {1}):
-        assert agent._monitor_workers(group).state == WorkerState.HEALTHY
+        assert agent._monitor_workers(SimpleNamespace()).state == WorkerState.HEALTHY
         assert ranks.ranks == let_go
+
+
+def test_signals_that_come_together_end_the_agent_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second exception would leave torch's handling of the first half done."""
+    now_s = 100.0
+    monkeypatch.setattr(agents, "time", SimpleNamespace(monotonic=lambda: now_s))
+    agent: Any = object.__new__(FaultAgent)
+    agent.ended_by_us, agent._signalled_s = set(), None
+    with handlers_kept(SIGNALS):
+        agent._start_workers(SimpleNamespace(workers=[], spec=None))
+        with pytest.raises(SignalException) as ended:
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert ended.value.sigval == signal.SIGHUP
+        now_s += SAME_S
+        os.kill(os.getpid(), signal.SIGTERM)
+        now_s += SAME_S
+        with pytest.raises(SignalException):
+            os.kill(os.getpid(), signal.SIGTERM)

@@ -80,21 +80,29 @@ class AskedToEndError(Exception):
     """Raised by the handler."""
 
 
-def test_who_waits_hears_signals(asking: Aside) -> None:
-    """As a launcher whose store is out of reach, and which is asked to end."""
-    never = threading.Event()
+@pytest.mark.parametrize("whose", ["its own", "another thread's"])
+def test_who_waits_hears_signals(asking: Aside, whose: str) -> None:
+    """As a launcher whose store is out of reach, and which is asked to end. A signal that another
+    thread gets ends no wait, as one that comes when the wait is about to begin.
+    """
+    never, is_over = threading.Event(), threading.Event()
 
     def blocks() -> None:
         os.kill(os.getpid(), signal.SIGUSR2)
         never.wait(WAIT_S)
+        is_over.set()
 
     def end(*_: object) -> None:
         raise AskedToEndError
 
     before = signal.signal(signal.SIGUSR2, end)
+    masked = {signal.SIGUSR2} if whose == "another thread's" else set()
+    signal.pthread_sigmask(signal.SIG_BLOCK, masked)
     try:
         with pytest.raises(AskedToEndError):
             asking.run(blocks)
+        assert not is_over.is_set()
     finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, masked)
         signal.signal(signal.SIGUSR2, before)
         never.set()

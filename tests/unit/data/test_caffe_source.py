@@ -164,6 +164,7 @@ def test_broken_records_are_named(files: Path) -> None:
         ('layer { name: "d" type: "ReLU" bottom: "x" }', "has no data layer in its TRAIN phase"),
         (images().replace("list.txt", "labels.txt"), "labels.txt: has 2 labels for the first"),
         (images().replace("list.txt", "none.txt"), "none.txt:1: 'image'; expected a path, a"),
+        (images().replace("list.txt", "huge.txt"), "which is a whole number, of 64 bits"),
         (images().replace("list.txt", "empty.txt"), "empty.txt: names no files"),
         (images('root_folder: "x/"'), 'image "x/image 0.png" is not there: looked for'),
     ],
@@ -171,29 +172,9 @@ def test_broken_records_are_named(files: Path) -> None:
 def test_what_is_wrong_is_said_in_a_line(text: str, expected: str, files: Path) -> None:
     (files / "labels.txt").write_text("image.png 1 2\n")
     (files / "none.txt").write_text("image\n")
+    (files / "huge.txt").write_text(f"image.png {2**63}\n")
     (files / "empty.txt").write_text("\n\n")
     assert expected in error_of(net(files, text))
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        {"crop": 4},
-        {"mirror": True},
-        {"mean": [0.5]},
-        {"std": [0.5]},
-        {"pad": 1},
-        {"augment": "none"},
-    ],
-)
-def test_words_that_the_transform_stands_for(words: dict[str, object], files: Path) -> None:
-    line = error_of(replace(net(files, data("color")), **words))  # type: ignore[arg-type]
-    assert line.startswith(f"data.{next(iter(words))} is ")
-    assert "its transform_param decides" in line
-
-
-def test_arguments_are_of_functions_alone(files: Path) -> None:
-    assert "data.args is" in error_of(replace(net(files, data("color")), args={"a": 1}))
 
 
 def test_threads_that_decode_change_nothing(files: Path) -> None:

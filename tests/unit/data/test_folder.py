@@ -11,9 +11,11 @@ from PIL import Image
 
 from firecaffe.data import Dataset, is_images, open_data
 from firecaffe.data.config import DataConfig
+from firecaffe.data.decoded import DecodedSet
 from firecaffe.data.packing.source import open_source
 from firecaffe.data.source import open_image_folder
 from firecaffe.errors import DataError
+from firecaffe.training.image_files import list_files
 
 RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
 
@@ -53,8 +55,18 @@ def images(tmp_path: Path) -> Path:
     draw(tmp_path / "val" / "b" / "x.bmp", GREEN, (30, 40))
     (tmp_path / "train" / "b" / "notes.txt").write_text("not an image")
     (tmp_path / "train" / "b" / "._1.png").write_text("left by a file manager")
-    (tmp_path / "train" / ".hidden").mkdir()
+    draw(tmp_path / "train" / ".hidden" / "1.png", GREEN)
+    draw(tmp_path / "train" / "__MACOSX" / "b" / "1.png", GREEN)
+    draw(tmp_path / "train" / "b" / ".ipynb_checkpoints" / "1.png", GREEN)
     return tmp_path
+
+
+def test_predict_lists_what_a_training_reads(images: Path) -> None:
+    train, _ = open_folder(images, 8)
+    files, (note,) = list_files([str(images / "train")])
+    assert isinstance(train, DecodedSet)
+    assert sorted(map(str, files)) == sorted(map(train.source.name, range(len(train))))
+    assert "1 files are left out (1 .txt)" in note
 
 
 def test_classes_and_files_are_sorted(images: Path) -> None:

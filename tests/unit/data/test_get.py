@@ -12,17 +12,21 @@ from pathlib import Path
 import pytest
 
 from firecaffe.cli.data import get as data_get
-from firecaffe.data import command, get
-from firecaffe.data.idx_sets import FASHION_MNIST
+from firecaffe.data import fetch
+from firecaffe.data.fetch import DEBIAN, FOLDER, Mirror
+from firecaffe.data.get import get
+from firecaffe.data.published import FILES, PUBLISHED
 from firecaffe.errors import DataError, RecipeError
 
-FILES = FASHION_MNIST.files
+NAME = "fashion-mnist"
+ADDRESS = PUBLISHED[NAME].mirrors[1]
 CONTENTS = {
-    file.name: struct.pack(">4I", 0x803, 2, 3, 3) + bytes(18)
-    if file.num_dims == 3
+    name: struct.pack(">4I", 0x803, 2, 3, 3) + bytes(18)
+    if num_dims == 3
     else struct.pack(">2I", 0x801, 2) + b"\0\1"
-    for file in FILES
+    for name, num_dims in FILES.items()
 }
+NAMES = list(FILES)
 FAKE_APT = """#!/bin/sh
 echo "apt-get $*" >> "$LOG"
 case "$*" in
@@ -58,16 +62,14 @@ class Machine:
         self.online: dict[str, bytes] = {}
         self.log = folder / "log"
         (folder / "bin").mkdir()
-        files = tuple(
-            dataclasses.replace(
-                file,
-                content_sha256=hashlib.sha256(CONTENTS[file.name]).hexdigest(),
-                published_md5=hashlib.md5(gzip.compress(CONTENTS[file.name], mtime=0)).hexdigest(),
-            )
-            for file in FILES
+        folder_mirror = Mirror(FOLDER, str(self.installed))
+        package = Mirror(DEBIAN, "dataset-fashion-mnist", str(self.installed).lstrip("/"))
+        published = dataclasses.replace(
+            PUBLISHED[NAME],
+            sha256=[hashlib.sha256(each).hexdigest() for each in CONTENTS.values()],
+            mirrors=(folder_mirror, ADDRESS, package),
         )
-        monkeypatch.setattr(get, "FASHION_MNIST", dataclasses.replace(FASHION_MNIST, files=files))
-        monkeypatch.setattr(get, "DEBIAN_FOLDER", self.installed)
+        monkeypatch.setitem(PUBLISHED, NAME, published)
         monkeypatch.setattr("urllib.request.urlopen", self._urlopen)
         monkeypatch.setattr("os.geteuid", lambda: 1000)
         monkeypatch.setenv("PATH", str(folder / "bin"))
@@ -80,7 +82,7 @@ class Machine:
 
     def put_online(self) -> None:
         for name, content in CONTENTS.items():
-            self.online[FASHION_MNIST.url + name] = gzip.compress(content, mtime=0)
+            self.online[ADDRESS.where + name] = gzip.compress(content, mtime=0)
 
     def add_apt(self, **settings: str) -> None:
         for name, script in (("apt-get", FAKE_APT), ("dpkg", FAKE_DPKG)):
@@ -97,7 +99,7 @@ class Machine:
             self.monkeypatch.setenv(name, value)
 
     def get(self) -> Path:
-        return get.get_fashion_mnist(self.destination, self.lines.append)
+        return get(NAME, self.destination, self.lines.append)
 
     def assert_complete(self) -> None:
         found = {path.name: path.read_bytes() for path in self.destination.iterdir()}
@@ -125,7 +127,7 @@ def test_from_a_package_that_is_installed(machine: Machine) -> None:
 
 def test_a_damaged_file_that_is_there_is_replaced(machine: Machine) -> None:
     write_files(machine.destination)
-    (machine.destination / FILES[2].name).write_bytes(b"half")
+    (machine.destination / NAMES[2]).write_bytes(b"half")
     write_files(machine.installed)
     machine.get()
     machine.assert_complete()
@@ -143,8 +145,8 @@ def test_from_the_official_address(machine: Machine) -> None:
 
 def test_a_changed_file_online_is_refused(machine: Machine) -> None:
     machine.put_online()
-    machine.online[FASHION_MNIST.url + FILES[1].name] = b"<html>"
-    with pytest.raises(DataError, match=r"train-labels-idx1-ubyte\.gz: md5 is"):
+    machine.online[ADDRESS.where + NAMES[1]] = b"<html>"
+    with pytest.raises(DataError, match=r"train-labels-idx1-ubyte\.gz: 6 bytes long"):
         machine.get()
     assert not machine.destination.exists()
 
@@ -160,7 +162,7 @@ def test_an_answer_that_breaks_off(machine: Machine, monkeypatch: pytest.MonkeyP
 
 def test_a_package_with_another_content_is_refused(machine: Machine) -> None:
     write_files(machine.installed)
-    name = FILES[0].name
+    name = NAMES[0]
     other = bytearray(CONTENTS[name])
     other[-1] ^= 1
     (machine.installed / name).write_bytes(gzip.compress(other))
@@ -205,14 +207,14 @@ def test_nothing_can_be_had(machine: Machine) -> None:
     for words in (
         "fashion-mnist cannot be had",
         f"the folder {machine.installed} (there is no such folder)",
-        f"{FASHION_MNIST.url} (train-images-idx3-ubyte.gz: Network is unreachable)",
+        f"{ADDRESS.where} (train-images-idx3-ubyte.gz: Network is unreachable)",
         "Debian's package dataset-fashion-mnist (there is no apt-get on this machine)",
         "apt-get install dataset-fashion-mnist",
     ):
         assert words in message
     assert [line for line in machine.lines if line.startswith("trying")] == [
         f"trying the folder {machine.installed}",
-        f"trying the official address {FASHION_MNIST.url}",
+        f"trying the address {ADDRESS.where}",
         "trying Debian's package dataset-fashion-mnist",
     ]
     assert not machine.destination.exists()
@@ -221,7 +223,7 @@ def test_nothing_can_be_had(machine: Machine) -> None:
 def test_a_command_that_hangs(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     machine.add_apt()
     (machine.folder / "bin" / "apt-get").write_text("#!/bin/sh\nexec sleep 60\n")
-    monkeypatch.setattr(command, "_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(fetch, "PROGRAM_TIMEOUT_S", 0.05)
     with pytest.raises(DataError, match=r"took more than 0\.05 s"):
         machine.get()
 
@@ -251,9 +253,7 @@ def test_interrupted_halfway_leaves_whole_files_only(
     monkeypatch.setattr("os.replace", replace)
     with pytest.raises(KeyboardInterrupt):
         machine.get()
-    assert sorted(path.name for path in machine.destination.iterdir()) == sorted(
-        file.name for file in FILES[:2]
-    )
+    assert sorted(path.name for path in machine.destination.iterdir()) == sorted(NAMES[:2])
 
 
 def test_the_command(
@@ -265,9 +265,9 @@ def test_the_command(
     machine.assert_complete()
     assert "yes: four files checked" in capsys.readouterr().out
     assert data_get("fashion-mnist", str(machine.folder / "other")) == machine.folder / "other"
-    assert (machine.folder / "other" / FILES[0].name).exists()
+    assert (machine.folder / "other" / NAMES[0]).exists()
 
 
 def test_the_command_with_an_unknown_name() -> None:
-    with pytest.raises(RecipeError, match=r"fetch 'fashion_mnist', .*did you mean 'fashion-mnist'"):
+    with pytest.raises(RecipeError, match=r"fetch 'fashion_mnist', .*did you mean fashion-mnist"):
         data_get("fashion_mnist")

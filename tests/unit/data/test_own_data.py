@@ -1,6 +1,7 @@
 """Data of one's own that are no images of classes: trees, torch's data sets, random transforms."""
 
 import random
+import threading
 from collections import namedtuple
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from firecaffe import Recipe, RunConfig, TensorDataset, TrainConfig, from_torch
 from firecaffe.data import Batches, DataConfig, SampleOrder, current_key, eval_batches
 from firecaffe.data.dataset import ask
 from firecaffe.data.own import check_own
+from firecaffe.data.prefetch import fetchers_of
 from firecaffe.data.repeat import same_bits
 from firecaffe.data.seeded import EVALUATION, Key
 from firecaffe.errors import DataError
@@ -189,3 +191,70 @@ def test_a_torch_set_says_its_classes_through_a_subset_too() -> None:
         found: Any = check_own("train_set", dataset)
         assert (found.class_names, found.num_classes) == (("low", "high"), 2)
     assert found.batch(torch.tensor([2]))[1].tolist() == [1]
+
+
+class InThreads:
+    """A data set that has fetchers, and does something with the process's generators."""
+
+    fetchers: Any = 2
+
+    def __init__(self, what: Any, when_keyed: bool = False) -> None:
+        self.what, self.when_keyed = what, when_keyed
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def batch(self, indices_B: Tensor) -> tuple[Tensor, Tensor]:
+        if not self.when_keyed:
+            self.what()
+        return indices_B.float()[:, None], indices_B
+
+    def keyed_batch(self, indices_B: Tensor, seed: int, epoch: int) -> tuple[Tensor, Tensor]:
+        self.what()
+        return indices_B.float()[:, None], indices_B
+
+
+@pytest.mark.parametrize("when_keyed", [False, True])
+def test_one_that_threads_ask_may_not_touch_the_process_s_generators(when_keyed: bool) -> None:
+    touches: dict[str, list[Any]] = {
+        "python": [random.random, lambda: random.seed(0)],
+        "numpy": [np.random.rand, lambda: np.random.seed(0)],
+        "torch": [lambda: torch.rand(1), lambda: torch.manual_seed(0)],
+    }
+    random.seed(0), np.random.seed(0), torch.manual_seed(0)
+    before = states()
+    for name, each_way in touches.items():
+        for what in each_way:
+            with pytest.raises(DataError, match=rf"train_set\.fetchers is 2.*{name}.*current_key"):
+                check_own("train_set", InThreads(what, when_keyed))
+    by_key = check_own("train_set", InThreads(lambda: random.Random(str(current_key())).random()))
+    assert fetchers_of(by_key) == 2
+    assert states() == before
+    for wrong in (-1, True, "two", 10**9):
+        given = InThreads(list)
+        given.fetchers = wrong
+        with pytest.raises(DataError, match=r"train_set\.fetchers is .*expected 0 to"):
+            check_own("train_set", given)
+
+
+def test_one_without_fetchers_is_asked_in_the_training_s_thread_under_a_key() -> None:
+    class Drawn(InThreads):
+        fetchers = 0
+
+        def batch(self, indices_B: Tensor) -> tuple[Tensor, Tensor]:
+            key = current_key()
+            assert threading.current_thread() is threading.main_thread()
+            assert key == Key(0, EVALUATION, int(indices_B[0]))
+            drawn = [random.random(), float(np.random.rand()), float(torch.rand(()))]
+            return torch.tensor([drawn] * len(indices_B)), indices_B
+
+    before = states()
+    dataset = check_own("train_set", Drawn(random.random))
+    first, again = (dict(enumerate(eval_inputs(dataset))) for _ in range(2))
+    assert all(torch.equal(first[number], again[number]) for number in range(4))
+    assert not torch.equal(first[0][0], first[1][0])
+    assert states() == before
+
+
+def eval_inputs(dataset: Any) -> list[Tensor]:
+    return [inputs for _, inputs, _ in eval_batches(dataset, 6, 0, 1, config=DataConfig())]

@@ -24,6 +24,7 @@ from firecaffe.data.shard_files import LocalFiles
 from firecaffe.errors import DataError, RecipeError
 from firecaffe.models.config import ModelConfig
 from firecaffe.plan.of_recipe import workload_of
+from firecaffe.recipe.check import check_recipe
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.recipe.sections import Recipe
 
@@ -380,7 +381,7 @@ def test_a_changed_sample_can_be_skipped_and_does_not_stop_a_forecast(packed: Pa
         model=ModelConfig("googlenet_small_bn"),
         train=TrainConfig(16, 8),
     )
-    assert workload_of(recipe).stored_bytes > 100
+    assert workload_of(check_recipe(recipe)).stored_bytes > 100
     train = open_data(recipe.data).train
     images, _ = train.batch(torch.tensor([0, 1]))
     assert torch.equal(images[0], images[1])

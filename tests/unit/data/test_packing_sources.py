@@ -63,6 +63,32 @@ def test_webdataset(tmp_path: Path) -> None:
     assert contents(source, "validation") == [(photos[3], "1")]
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["lens_0.5_1", "lens_0.5_2", "lens_1.4_1"],  # by the first dot two are one
+        ["v1.0", "v1.1", "v2.0"],
+        ["plain", "a.left"],
+    ],
+)
+def test_names_with_dots(tmp_path: Path, names: list[str]) -> None:
+    """Labels lie behind all images, as some tars have them."""
+    members = {f"{name}.jpg": photo(number) for number, name in enumerate(names)}
+    members |= {f"{name}.cls": str(number).encode() for number, name in enumerate(names)}
+    write_tar(tmp_path / "train.tar", members)
+    source = open_source(tmp_path / "train.tar")
+    assert contents(source, "train") == [(photo(n), str(n)) for n in range(len(names))]
+
+
+def test_what_is_hidden_in_a_tar_is_left_out(tmp_path: Path) -> None:
+    members = {"train/cat/1.jpg": photo(1), "train/dog/2.jpg": photo(2)}
+    hidden = ["train/.old/1.jpg", "train/cat/._1.jpg", "__MACOSX/train/dog/2.jpg"]
+    write_tar(tmp_path / "a.tar", members | dict.fromkeys(hidden, b"no image"))
+    source = open_source(tmp_path / "a.tar")
+    assert source.classes == ["cat", "dog"]
+    assert contents(source, "train") == [(photo(1), "cat"), (photo(2), "dog")]
+
+
 def test_a_folder_of_images_in_a_tar(tmp_path: Path) -> None:
     photos = [photo(number) for number in range(3)]
     write_tar(
@@ -87,6 +113,8 @@ def test_a_folder_of_images_in_a_tar(tmp_path: Path) -> None:
     [
         ({"0.jpg": b"x"}, "0.jpg has no label"),
         ({"0.jpg": b"x", "1.cls": b"1", "1.jpg": b"y"}, "0.jpg has no 0.cls beside it"),
+        ({"0.jpg": b"x", "0.png": b"y", "0.cls": b"1"}, "0.jpg and .*0.png share a label"),
+        ({"a.1.jpg": b"x", "a.2.jpg": b"y", "a.1.cls": b"1"}, "a.2.jpg has no a.2.cls beside it"),
         ({"0.jpg": b"x", "0.cls": b"cat"}, "0.cls is 'cat'; expected a class's number"),
         ({"0.jpg": b"x", "0.cls": b"4006381333931"}, "expected a class's number below 1,000,000"),
         ({"readme.txt": b"x"}, "hold no images"),

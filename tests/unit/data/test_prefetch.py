@@ -27,6 +27,7 @@ class Slow:
 
     sample_CHW = (1, 2, 2)
     num_classes = 2
+    fetchers = 1
 
     def __init__(self, count: int, bad: int = -1) -> None:
         self.count, self.bad = count, bad

@@ -26,12 +26,13 @@ LABELS = torch.arange(16) % 2
 
 
 class Drawing:
-    """A data set that mirrors by the toss of a coin, from the `after`-th batch on."""
+    """A data set that draws from a generator of its own, from the `after`-th batch on."""
 
     sample_CHW, num_classes = (1, 4, 4), 2
 
     def __init__(self, after: int = 0) -> None:
         self.asked, self.after = 0, after
+        self.coin = random.Random()
 
     def __len__(self) -> int:
         return len(IMAGES)
@@ -41,7 +42,7 @@ class Drawing:
         images = IMAGES[indices_B].clone()
         if self.asked > self.after:
             for place in range(len(images)):
-                images[place] += random.random()
+                images[place] += self.coin.random()
         return images, indices_B % 2
 
 

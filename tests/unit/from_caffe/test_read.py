@@ -110,6 +110,14 @@ def test_a_list_that_is_not_there_is_named(name: str, tmp_path: Path) -> None:
     assert "--input-shape" in line
 
 
+@pytest.mark.parametrize("word", ["sourc", "root_folder"])
+def test_a_list_that_is_not_said_is_asked_for(word: str, tmp_path: Path) -> None:
+    words = f'image_data_param {{ {word}: "list.txt" batch_size: 2 }}'
+    layer = f'layer {{ name: "data" type: "ImageData" top: "data" top: "label" {words} }}\n'
+    line = said(layer + CONV % "", tmp_path)
+    assert f"without a source, with {word}, batch_size" in line
+
+
 def test_data_of_the_test_alone_are_not_opened(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     words = 'data_param { source: "there" batch_size: 2 backend: LMDB }'

@@ -9,8 +9,8 @@ from firecaffe.caffe.message import CaffeError
 from firecaffe.from_caffe.report import Report
 from firecaffe.from_caffe.solver import POLICIES, TYPES, read_update
 from firecaffe.from_caffe.training import Around, State, read_training
+from firecaffe.recipe.check import check_recipe
 from firecaffe.recipe.of_run import recipe_from
-from firecaffe.recipe.sections import check_recipe
 
 BASE = 'base_lr: 0.1 lr_policy: "fixed"\n'
 

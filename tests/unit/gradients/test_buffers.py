@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from firecaffe.errors import RecipeError
-from firecaffe.gradients.buffers import BufferChanges
+from firecaffe.gradients.buffers import BufferChanges, KeptBuffers
 
 
 class Counted(nn.Module):
@@ -122,3 +122,69 @@ def test_a_complex_buffer_is_refused() -> None:
     model.register_buffer("phase", torch.zeros(2, dtype=torch.complex64))
     with pytest.raises(RecipeError, match="phase is complex"):
         BufferChanges(model)
+
+
+class Behind(nn.Module):
+    """A buffer, and a parameter that is not trained, that are changed in many a way."""
+
+    table: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.arange(4.0).reshape(2, 2))
+        self.teacher = nn.Parameter(torch.arange(4.0).reshape(2, 2), requires_grad=False)
+
+    def turn(self) -> None:
+        self.table = self.table.T
+
+    def turn_behind(self) -> None:
+        self.table.data = self.table.data.T
+
+    def follow(self) -> None:
+        self.teacher.data = self.teacher.data + 1
+
+    def add_behind(self) -> None:
+        self.table.data.add_(1)
+
+
+@pytest.mark.parametrize("way", ["turn", "turn_behind", "follow", "add_behind"])
+def test_whatever_way_a_value_is_changed_in(way: str) -> None:
+    model, expected = Behind(), Behind()
+    getattr(expected, way)()
+    changes = BufferChanges(model, ["teacher"])
+    changes.begin_step()
+    total = changes.no_changes()
+    for micro_batch in range(2):
+        changes.begin_micro_batch()
+        getattr(model, way)()
+        torch._foreach_add_(total, changes.take(micro_batch, 1.0))
+    changes.begin_micro_batch()
+    begun = Behind()
+    assert torch.equal(model.table, begun.table)
+    assert torch.equal(model.teacher, begun.teacher)
+    changes.finish_step(total, 2.0)
+    assert torch.equal(model.table, expected.table)
+    assert torch.equal(model.teacher, expected.teacher)
+
+
+@pytest.mark.parametrize("way", ["turn", "turn_behind", "add_behind"])
+def test_an_evaluation_changes_no_buffer(way: str) -> None:
+    model = Behind()
+    kept = KeptBuffers(model)
+    getattr(model, way)()
+    kept.put_back()
+    assert torch.equal(model.table, Behind().table)
+
+
+def test_from_infinity_to_any_value() -> None:
+    model = nn.Module()
+    model.register_buffer("least", torch.full((3,), torch.inf))
+    changes = BufferChanges(model)
+    changes.begin_step()
+    total = changes.no_changes()
+    for micro_batch, values in enumerate(([0.0, 2.0, torch.inf], [0.0, 4.0, torch.inf])):
+        changes.begin_micro_batch()
+        model.get_buffer("least").copy_(torch.tensor(values))
+        torch._foreach_add_(total, changes.take(micro_batch, 1.0))
+    changes.finish_step(total, 2.0)
+    assert model.get_buffer("least").tolist() == [0.0, 3.0, torch.inf]

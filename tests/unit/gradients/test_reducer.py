@@ -37,6 +37,10 @@ class FailingExchange(RecordingExchange):
         raise ConnectionError("the cable is out")
 
 
+def no_counts() -> Tensor:
+    return torch.zeros(1)
+
+
 def make_reducer(
     model: nn.Sequential,
     exchange: Exchange,
@@ -66,10 +70,10 @@ def test_a_bucket_is_exchanged_while_backward_still_runs() -> None:
         assert exchange.happened.wait(WAIT_S), "no bucket left before backward was over"
         assert exchange.lengths == [5 * 7 + 1]  # padded to a multiple of two ranks
 
-    reducer.begin_step(1.0)
+    reducer.begin_step(1.0, [0], no_counts)
     hidden = first(torch.ones(1, 3))
     hidden.register_hook(wait)
-    reducer.add_last(0, second(hidden).sum(), [], torch.zeros(1))
+    reducer.add(0, second(hidden).sum(), [])
     reducer.finish_step()
     reducer.close()
     assert exchange.lengths == [36, 16, 4]  # the tail last: two parameters used, and one number
@@ -79,8 +83,8 @@ def test_buckets_leave_in_one_order_whatever_is_ready_first() -> None:
     model = nn.Sequential(nn.Linear(3, 5, bias=False), nn.Linear(5, 7, bias=False))
     exchange = RecordingExchange()
     reducer = make_reducer(model, exchange, [0, 1])  # not the order of backward
-    reducer.begin_step(1.0)
-    reducer.add_last(0, model(torch.ones(1, 3)).sum(), [], torch.zeros(1))
+    reducer.begin_step(1.0, [0], no_counts)
+    reducer.add(0, model(torch.ones(1, 3)).sum(), [])
     reducer.finish_step()
     reducer.close()
     assert exchange.lengths == [16, 36, 4]
@@ -102,13 +106,10 @@ def test_a_share_that_is_no_subtree_is_summed_in_tree_order() -> None:
     layer = nn.Linear(1, 1, bias=False)
     model = nn.Sequential(layer)
     reducer = make_reducer(model, RecordingExchange(), [0], num_leaves=8)
-    reducer.begin_step(1.0)
-    for leaf, gradient in {1: 1.0, 2: big, 3: 0.0, 4: -big}.items():
-        loss = model(torch.full((1, 1), gradient)).sum()
-        if leaf == 4:
-            reducer.add_last(leaf, loss, [], torch.zeros(1))
-        else:
-            reducer.add(leaf, loss, [])
+    gradients = {1: 1.0, 2: big, 3: 0.0, 4: -big}
+    reducer.begin_step(1.0, list(gradients), no_counts)
+    for leaf, gradient in gradients.items():
+        reducer.add(leaf, model(torch.full((1, 1), gradient)).sum(), [])
     reducer.finish_step()
     reducer.close()
     assert layer.weight.grad is not None
@@ -130,10 +131,9 @@ def test_gradients_become_means_and_a_tail_stays_a_sum(codec: str) -> None:
         alone,
         bucket_bytes=1,
     )
-    reducer.begin_step(4.0)
+    reducer.begin_step(4.0, [0, 1], lambda: torch.tensor([3.0]))
     reducer.add(0, layer(torch.full((1, 1), 6.0)).sum(), [torch.tensor([1.0, 2.0])])
-    tail, counts = [torch.tensor([10.0, 20.0])], torch.tensor([3.0])
-    reducer.add_last(1, layer(torch.full((1, 1), 2.0)).sum(), tail, counts)
+    reducer.add(1, layer(torch.full((1, 1), 2.0)).sum(), [torch.tensor([10.0, 20.0])])
     totals = reducer.finish_step()
     reducer.close()
     assert layer.weight.grad is not None
@@ -145,11 +145,11 @@ def test_gradients_become_means_and_a_tail_stays_a_sum(codec: str) -> None:
 def test_a_failed_exchange_fails_the_step() -> None:
     model = nn.Sequential(nn.Linear(2, 2))
     reducer = make_reducer(model, FailingExchange(), [1, 0])
-    reducer.begin_step(1.0)
+    reducer.begin_step(1.0, [0], no_counts)
 
     def step() -> None:
         """It fails in whichever of the two meets the failure first."""
-        reducer.add_last(0, model(torch.ones(1, 2)).sum(), [], torch.zeros(1))
+        reducer.add(0, model(torch.ones(1, 2)).sum(), [])
         reducer.finish_step()
 
     with pytest.raises(ConnectionError, match="the cable is out"):
@@ -176,11 +176,11 @@ def test_a_lane_that_fails_is_heard_while_another_waits() -> None:
     layers = [nn.Linear(2, 2, bias=False) for _ in range(3)]
     model = nn.Sequential(*layers)
     reducer = make_reducer(model, exchange, [2, 1, 0])
-    reducer.begin_step(1.0)
+    reducer.begin_step(1.0, [0], no_counts)
     hidden = layers[0](torch.ones(1, 2))
     hidden.register_hook(lambda _: wait_for_failure(reducer))
     with pytest.raises(ConnectionError, match="the cable is out"):
-        reducer.add_last(0, layers[2](layers[1](hidden)).sum(), [], torch.zeros(1))
+        reducer.add(0, layers[2](layers[1](hidden)).sum(), [])
     with pytest.raises(ConnectionError, match="the cable is out"):
         reducer.finish_step()
     exchange.happened.set()
@@ -208,12 +208,12 @@ def test_a_gradient_that_comes_in_parts_is_refused() -> None:
     """Reentrant checkpoints run backward inside backward: a gradient is there before it is done."""
     layer, last = nn.Linear(4, 4, bias=False), nn.Linear(4, 1, bias=False)
     reducer = make_reducer(nn.Sequential(layer, last), RecordingExchange(), [1, 0])
-    reducer.begin_step(1.0)
+    reducer.begin_step(1.0, [0], no_counts)
     hidden = torch.ones(1, 4, requires_grad=True)
     for _ in range(2):
         hidden = checkpoint(lambda x: last(layer(x)).expand(1, 4), hidden, use_reentrant=True)
     with pytest.raises(RecipeError, match="use_reentrant=False"):
-        reducer.add_last(0, hidden.sum(), [], torch.zeros(1))
+        reducer.add(0, hidden.sum(), [])
     reducer.close()
 
 
@@ -233,10 +233,10 @@ def test_gradients_that_are_in_the_buckets_are_let_go() -> None:
     layer.weight.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
         lambda parameter: made.append(weakref.ref(parameter.grad))
     )
-    reducer.begin_step(2.0)
+    reducer.begin_step(2.0, [0, 1], no_counts)
     reducer.add(0, layer(torch.ones(1, 3)).sum(), [torch.ones(1)])
     assert made[0]() is not None  # waits for its neighbor
-    reducer.add_last(1, layer(torch.ones(1, 3)).sum(), [torch.ones(1)], torch.zeros(1))
+    reducer.add(1, layer(torch.ones(1, 3)).sum(), [torch.ones(1)])
     reducer.finish_step()
     assert layer.weight.grad is not None
     assert layer.weight.grad.eq(1.0).all()

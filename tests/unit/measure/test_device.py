@@ -10,6 +10,7 @@ from firecaffe.measure.step import StepTimes
 from firecaffe.plan.cluster import load_cluster
 from firecaffe.plan.compute import correction, micro_batch
 from firecaffe.plan.of_recipe import workload_of
+from firecaffe.recipe.check import check_recipe
 
 
 def test_the_overhead_of_a_call_has_no_copies_of_gradients_in_it() -> None:
@@ -19,7 +20,7 @@ def test_the_overhead_of_a_call_has_no_copies_of_gradients_in_it() -> None:
         data=DataConfig("benchmarks.made_up_images:images", args={"count": 8}),
         train=TrainConfig(global_batch_size=8, micro_batch_size=8),
     )
-    work, cluster = workload_of(recipe), load_cluster("cpu-host")
+    work, cluster = workload_of(check_recipe(recipe)), load_cluster("cpu-host")
     device = replace(
         cluster.device, memory_bytes_per_s=5e9, efficiency=0.5, overhead_s=1e-4, measured=()
     )
@@ -32,7 +33,7 @@ def test_the_overhead_of_a_call_has_no_copies_of_gradients_in_it() -> None:
         for size in (8, 16, 32)
     ]
     start = replace(device, efficiency=0.4, overhead_s=1e-3)
-    found = calibrated(replace(cluster, device=start), recipe, rows).device
+    found = calibrated(replace(cluster, device=start), check_recipe(recipe), rows).device
     assert found.overhead_s == pytest.approx(1e-4, rel=0.01)
     assert found.efficiency == pytest.approx(0.5, rel=0.01)
     # A forecast still takes as long as what was measured.

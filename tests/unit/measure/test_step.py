@@ -10,6 +10,7 @@ from firecaffe import Recipe, SolverConfig
 from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.measure import step as measured_step
 from firecaffe.models import build_model
+from firecaffe.recipe.check import check_recipe
 
 
 def frozen_below(*arguments: object) -> nn.Module:
@@ -22,7 +23,9 @@ def frozen_below(*arguments: object) -> nn.Module:
 
 def test_a_rate_at_which_training_would_diverge_is_no_matter() -> None:
     recipe = dataclasses.replace(Recipe(), solver=SolverConfig(base_lr=1000.0))
-    timed = measured_step.time_steps(recipe, torch.device("cpu"), 2, 0.0, micro_batches=1)
+    timed = measured_step.time_steps(
+        check_recipe(recipe), torch.device("cpu"), 2, 0.0, micro_batches=1
+    )
     assert len(timed.compute_s) == measured_step.FEWEST_STEPS
 
 
@@ -39,7 +42,9 @@ def test_the_ready_order_is_of_the_parameters_that_are_trained(
     monkeypatch.setattr(measured_step, "build_network", frozen_below)
     monkeypatch.setattr(measured_step, "GradientReducer", Kept)
     recipe = Recipe()
-    timed = measured_step.time_steps(recipe, torch.device("cpu"), 2, 0.0, micro_batches=1)
+    timed = measured_step.time_steps(
+        check_recipe(recipe), torch.device("cpu"), 2, 0.0, micro_batches=1
+    )
     (reducer,) = made
     assert len(timed.compute_s) == measured_step.FEWEST_STEPS
     trained = [p for p in frozen_below().parameters() if p.requires_grad]

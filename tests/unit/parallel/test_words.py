@@ -128,7 +128,7 @@ def test_nothing_is_changed_before_all_is_known() -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"parts": 0}, "parts is 0; it must be a number of at least 1"),
+        ({"parts": 0}, "parts is 0; it must be a whole number, at least 1"),
         ({"parts": "2"}, "parts is '2'"),
         ({"timeout_s": -1.0}, "timeout_s"),
     ],

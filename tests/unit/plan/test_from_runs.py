@@ -11,6 +11,7 @@ from firecaffe.plan.cluster import Cluster, load_cluster
 from firecaffe.plan.forecast import forecast
 from firecaffe.plan.from_runs import learn
 from firecaffe.plan.of_recipe import workload_of
+from firecaffe.recipe.check import check_recipe
 from firecaffe.recipe.identity import to_toml
 from firecaffe.recipe.sections import Recipe
 
@@ -34,7 +35,7 @@ def a_run(
 ) -> Path:
     """What a run would have left behind, had its steps taken what this cluster gives."""
     recipe = recipe or Recipe()
-    row = forecast(workload_of(recipe), cluster, ranks, exchange)
+    row = forecast(workload_of(check_recipe(recipe)), cluster, ranks, exchange)
     (folder / "timings").mkdir(parents=True)
     (folder / "recipe.toml").write_text(to_toml(recipe))
     (folder / "forecast.json").write_text(json.dumps(row.as_dict()))
@@ -63,7 +64,7 @@ def test_a_link_is_found_from_its_runs(tmp_path: Path) -> None:
     assert told.links[-1].bandwidth_bytes_per_s == pytest.approx(25e6, rel=0.02)
     assert told.links[-1].latency_s == pytest.approx(400e-6, rel=0.2)
     assert "from 4 runs; held out 0." in lines[-1]
-    work = workload_of(Recipe())
+    work = workload_of(check_recipe(Recipe()))
     for ranks, name in ((16 // 4, "tree"), (8, "ring")):  # of which no run was
         expected = forecast(work, true, ranks, name)
         assert forecast(work, told, ranks, name).step_s == pytest.approx(expected.step_s, rel=0.03)
@@ -111,10 +112,10 @@ def test_compute_is_replaced_and_runs_that_differ_widen_its_band(tmp_path: Path)
     twice = replace(true, device=replace(true.device, efficiency=true.device.efficiency / 2))
     told, _ = learn(true, [a_run(tmp_path / "a", twice, 1, "tree", noise=0.1)])
     (row,) = told.device.measured
-    expected = forecast(workload_of(Recipe()), twice, 1, "tree").compute_s
-    assert forecast(workload_of(Recipe()), told, 1, "tree").compute_s == pytest.approx(
-        expected, rel=0.11
-    )
+    expected = forecast(workload_of(check_recipe(Recipe())), twice, 1, "tree").compute_s
+    assert forecast(
+        workload_of(check_recipe(Recipe())), told, 1, "tree"
+    ).compute_s == pytest.approx(expected, rel=0.11)
     assert row.error == pytest.approx(0.1, rel=0.2)
     told, _ = learn(true, [tmp_path / "a", a_run(tmp_path / "b", true, 1, "tree")])
     assert told.device.measured[0].error > 0.2
@@ -126,7 +127,7 @@ def test_what_runs_computed_beside_their_exchange_is_not_slowed_down_again(tmp_p
     recipe = Recipe()
     recipe = replace(recipe, exchange=replace(recipe.exchange, bucket_bytes=100_000))
     run = a_run(tmp_path / "a", slowed, 4, "ring", recipe=recipe)
-    work = workload_of(recipe)
+    work = workload_of(check_recipe(recipe))
     expected_s = forecast(work, slowed, 4, "ring").compute_s
     assert expected_s > 1.05 * forecast(work, plain, 4, "ring").compute_s
     told, _ = learn(slowed, [run])

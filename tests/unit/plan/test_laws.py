@@ -102,7 +102,7 @@ def test_what_is_not_chosen_is_told_beside_the_fastest() -> None:
     work = dataclasses.replace(WORK, exchange="hierarchical(tree,ring)")
     rows = forecasts(work, load_cluster("dgx-a100"), [1, 16])
     assert [row.exchange for row in rows if row.workers == 1] == ["tree"]
-    [own] = [row for row in rows if is_own(row, work)]
+    [own] = [row for row in rows if is_own(row, work, load_cluster("dgx-a100"))]
     said = paragraph(work, load_cluster("dgx-a100"), rows)
     assert f"The recipe's own, exchange {own.exchange}, gives {own.speedup:.3g} times." in said
     best = fastest(rows)[-1]

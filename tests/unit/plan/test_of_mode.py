@@ -14,6 +14,7 @@ from firecaffe.plan.compute import data_s, micro_batch, update_s
 from firecaffe.plan.forecast import forecast
 from firecaffe.plan.of_mode import forecast_mode
 from firecaffe.plan.of_recipe import write_forecast
+from firecaffe.recipe.check import check_recipe
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.recipe.sections import Recipe
 from firecaffe.synchrony.config import SynchronyConfig
@@ -113,12 +114,12 @@ def test_it_is_kept_and_said(tmp_path: Path, mode: str, said: str) -> None:
     recipe = replace(RECIPE, synchrony=SynchronyConfig(mode))
     rounds = plan_rounds(recipe.synchrony, 0, STEPS, lambda _: 0.1)
     where = open_data(RECIPE.data), 4, 4, torch.device("cpu"), "tree", rounds
-    [line] = write_forecast(tmp_path, recipe, *where)
+    [line] = write_forecast(tmp_path, check_recipe(recipe), *where)
     assert line.startswith("forecast: ")
     assert said in line
     kept = json.loads((tmp_path / "forecast.json").read_text())
     assert (kept["mode"], kept["cluster"], kept["workers"]) == (mode, "cpu-host", 4)
     assert kept["step_low_s"] < kept["step_s"] < kept["step_high_s"]
     simulated = SynchronyConfig("stale", clock="simulated")
-    [line] = write_forecast(tmp_path, replace(recipe, synchrony=simulated), *where)
+    [line] = write_forecast(tmp_path, check_recipe(replace(recipe, synchrony=simulated)), *where)
     assert line.startswith("no forecast: under the simulated clock")

@@ -16,6 +16,7 @@ from firecaffe.plan.cluster import load_cluster
 from firecaffe.plan.compute import micro_batch
 from firecaffe.plan.forecast import forecast
 from firecaffe.plan.of_recipe import workload_of, write_forecast
+from firecaffe.recipe.check import check_recipe
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.folder import RunConfig
@@ -32,7 +33,7 @@ DATA = open_data(RECIPE.data)
 
 
 def test_one_host_without_gpus_is_forecast_on_the_shipped_one(tmp_path: Path) -> None:
-    [line] = write_forecast(tmp_path, RECIPE, DATA, 4, 4, CPU, "tree")
+    [line] = write_forecast(tmp_path, check_recipe(RECIPE), DATA, 4, 4, CPU, "tree")
     kept = json.loads((tmp_path / "forecast.json").read_text())
     assert (kept["cluster"], kept["workers"]) == ("cpu-host", 4)
     assert line.startswith("forecast: ")
@@ -54,7 +55,7 @@ def test_a_forecast_says_that_the_time_of_own_data_is_not_in_it(tmp_path: Path) 
     held = TensorDataset(*own.batch(torch.arange(64)))
     for part, end in ((own, "cpu-host; without the time that the data take"), (held, "cpu-host")):
         data = divide(DataParts(part, part), DataConfig("own data"))
-        [line] = write_forecast(tmp_path, RECIPE, data, 1, 1, CPU, "tree")
+        [line] = write_forecast(tmp_path, check_recipe(RECIPE), data, 1, 1, CPU, "tree")
         assert line.endswith(f"samples/s on {end}")
         kept = json.loads((tmp_path / "forecast.json").read_text())
         assert kept["is_without_data"] == (part is own)
@@ -65,7 +66,7 @@ def test_several_hosts_have_the_forecast_of_the_cluster_that_is_named(
     tmp_path: Path, cluster: str
 ) -> None:
     recipe = replace(RECIPE, run=RunConfig(cluster=cluster))
-    [line] = write_forecast(tmp_path, recipe, DATA, 4, 2, CPU, "tree")
+    [line] = write_forecast(tmp_path, check_recipe(recipe), DATA, 4, 2, CPU, "tree")
     assert (tmp_path / "forecast.json").exists() == bool(cluster)
     assert line.startswith("forecast: " if cluster else "no forecast: several hosts")
 
@@ -80,7 +81,7 @@ def test_a_file_that_knows_fewer_hosts_says_why_there_is_no_forecast(
     one = replace(load_cluster("cpu-host"), devices_per_node=2, most_devices=2)
     write_cluster(tmp_path / "mine.toml", replace(one, name="mine"))
     recipe = replace(RECIPE, run=RunConfig(cluster=str(tmp_path / "mine.toml")))
-    [line] = write_forecast(tmp_path, recipe, DATA, 4, of_a_host, CPU, "tree")
+    [line] = write_forecast(tmp_path, check_recipe(recipe), DATA, 4, of_a_host, CPU, "tree")
     assert line.startswith(said)
     assert not (tmp_path / "forecast.json").exists()
 
@@ -89,7 +90,7 @@ def test_a_file_that_knows_fewer_hosts_says_why_there_is_no_forecast(
 def test_a_network_of_ones_own_is_forecast(tmp_path: Path, member: str) -> None:
     """Reads is one that the meta device does not do for."""
     recipe = replace(RECIPE, model=ModelConfig(f"{PLACE}:{member}"))
-    [line] = write_forecast(tmp_path, recipe, DATA, 2, 2, CPU, "tree")
+    [line] = write_forecast(tmp_path, check_recipe(recipe), DATA, 2, 2, CPU, "tree")
     assert line.startswith("forecast: ")
 
 
@@ -99,7 +100,7 @@ def test_samples_that_are_trees_are_forecast(tmp_path: Path) -> None:
     samples = TensorDataset(inputs, torch.arange(64) % 3, num_classes=3)
     recipe = replace(RECIPE, model=ModelConfig(f"{PLACE}:Pair"))
     data = divide(DataParts(samples, samples), DataConfig("own data"))
-    [line] = write_forecast(tmp_path, recipe, data, 2, 2, CPU, "tree")
+    [line] = write_forecast(tmp_path, check_recipe(recipe), data, 2, 2, CPU, "tree")
     assert line.startswith("forecast: ")
 
 
@@ -108,21 +109,24 @@ def test_measured_shares_are_priced_by_the_way_that_they_go() -> None:
     measured = replace(RECIPE, synchrony=SynchronyConfig(shares="measured"))
     cluster = load_cluster("cpu-host")
     plain, other = (
-        forecast(workload_of(each, DATA), cluster, 4, "tree").step_s for each in (RECIPE, measured)
+        forecast(workload_of(check_recipe(each), DATA), cluster, 4, "tree").step_s
+        for each in (RECIPE, measured)
     )
     assert plain != other
 
 
 def test_frozen_layers_are_neither_exchanged_nor_all_differentiated() -> None:
-    whole = workload_of(replace(RECIPE, model=ModelConfig("lenet")), DATA)
+    whole = workload_of(check_recipe(replace(RECIPE, model=ModelConfig("lenet"))), DATA)
     model = ModelConfig("lenet", freeze=["conv*"])
-    part = workload_of(replace(RECIPE, model=model), DATA)
+    part = workload_of(check_recipe(replace(RECIPE, model=model)), DATA)
     frozen_bytes = 4 * (20 * 26 + 50 * (20 * 25 + 1))
     assert part.frozen_bytes == frozen_bytes
     assert part.parameter_bytes == whole.parameter_bytes - frozen_bytes
     shares = {layer.name: layer.backward_share for layer in part.layers}
     assert (shares["conv1"], shares["conv2"], shares["ip1"]) == (0.0, 0.0, 1.0)
-    middle = workload_of(replace(RECIPE, model=ModelConfig("lenet", freeze=["conv2.*"])), DATA)
+    middle = workload_of(
+        check_recipe(replace(RECIPE, model=ModelConfig("lenet", freeze=["conv2.*"]))), DATA
+    )
     shares = {layer.name: layer.backward_share for layer in middle.layers}
     assert (shares["conv1"], shares["conv2"], shares["ip1"]) == (1.0, 0.5, 1.0)
     device = load_cluster("cpu-host").device

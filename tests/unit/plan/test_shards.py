@@ -18,6 +18,7 @@ from firecaffe.plan.memory import memory_bytes
 from firecaffe.plan.network import Network
 from firecaffe.plan.of_recipe import workload_of, workload_of_model
 from firecaffe.plan.shards import shards_of, shards_s
+from firecaffe.recipe.check import check_recipe
 
 ALL = replace(workload_of_model(ModelConfig("alexnet"), None, 256, 16), optimizer_vectors=2)
 ROWS = replace(ALL, in_shards=True)
@@ -29,10 +30,10 @@ def test_a_recipe_is_priced_as_it_says() -> None:
         ModelConfig("lenet"), DataConfig("generated"), TrainConfig(64, 16, steps=3),
         SolverConfig("adam"), ExchangeConfig(update_at="shards"),
     )  # fmt: skip
-    found = workload_of(recipe)
+    found = workload_of(check_recipe(recipe))
     assert (found.in_shards, found.has_whole_shards, found.optimizer_vectors) == (True, False, 2)
     clipped = replace(recipe, solver=SolverConfig("adam", clip_gradients=1.0))
-    assert workload_of(clipped).has_whole_shards
+    assert workload_of(check_recipe(clipped)).has_whole_shards
 
 
 @pytest.mark.parametrize("work", [ROWS, WHOLE])

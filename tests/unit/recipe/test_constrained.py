@@ -6,19 +6,18 @@ import pytest
 
 from firecaffe import (
     ExchangeConfig,
-    ParallelConfig,
     PruneConfig,
     Recipe,
     ShareConfig,
     SynchronyConfig,
     TrainConfig,
 )
+from firecaffe.compression.config import prune_notes
 from firecaffe.errors import RecipeError
 from firecaffe.gradients.compressors import COMPRESSORS
-from firecaffe.recipe.constrained import prune_notes
+from firecaffe.recipe.check import check_recipe
 from firecaffe.recipe.identity import identity, search_id
 from firecaffe.recipe.idle import idle_words
-from firecaffe.recipe.sections import check_recipe
 
 PRUNE, SHARE = PruneConfig({"*": 0.1}), ShareConfig({"*": 4})
 GRADUAL = PruneConfig({"*": 0.1}, how="gradual", steps=10)
@@ -66,45 +65,13 @@ def test_they_decide_bits_if_they_are_there() -> None:
             {"prune": PruneConfig({"a": 0.1}, steps=-1)},
             "prune.steps is -1; it must be 0 to 10,000,000",
         ),
-        ({"prune": PruneConfig(how="gradual")}, "prune.how is gradual, but nothing is pruned; say"),
-        (
-            {"prune": PruneConfig({"a": 0.1}, how="surgery")},
-            "prune.how is surgery with prune.steps",
-        ),
-        (
-            {"prune": PruneConfig({}, {"a": 1.0}, "gradual", 10)},
-            "prune.how gradual with prune.threshold: its schedule goes to a share",
-        ),
-        ({"prune": PruneConfig({}, {"a": 1.0}, scope="all")}, "prune.scope all with prune.thresh"),
         ({"share": ShareConfig({"a": 0})}, "share.bits 'a' is 0; it must be 1 to 16"),
         ({"share": ShareConfig({"a": 17})}, "share.bits 'a' is 17; it must be 1 to 16"),
-        ({"prune": GRADUAL, "share": SHARE}, "prune.how gradual with share.bits: .*model.weights"),
     ],
 )
 def test_words_that_cannot_be(words: dict[str, Any], line: str) -> None:
     with pytest.raises(RecipeError, match=line):
         check_recipe(Recipe(**words))
-
-
-@pytest.mark.parametrize(
-    ("beside", "line"),
-    [
-        ({"synchrony": SynchronyConfig("local", replicas=2)}, "synchrony.mode local, in which wei"),
-        ({"synchrony": SynchronyConfig("stale")}, "synchrony.mode stale, in which weights"),
-        (
-            {"exchange": ExchangeConfig(update_at="shards")},
-            "exchange.update_at shards, in which no",
-        ),
-        ({"parallel": ParallelConfig(split={"a": "neurons"})}, "parallel.split, by which no worke"),
-        ({"parallel": ParallelConfig(scheme="one_weird_trick")}, "parallel.scheme one_weird_tric"),
-        ({"parallel": ParallelConfig(stages=["a"])}, "parallel.stages, by which no worker has all"),
-    ],
-)
-def test_words_that_cannot_stand_beside(beside: dict[str, Any], line: str) -> None:
-    sections: dict[str, Any] = {"prune": PRUNE, "share": SHARE}
-    for section, words in sections.items():
-        with pytest.raises(RecipeError, match=f"\\[{section}\\] with {line}"):
-            check_recipe(Recipe(**{section: words}, **beside))
 
 
 def test_words_that_can() -> None:

@@ -45,7 +45,7 @@ def test_a_policy_s_words(policy: str, word: str) -> None:
     words: dict[str, Any] = {"gamma": 0.5, "power": 2.0, "stepsize": 3, "stepvalue": [3]}
     solver = SolverConfig(base_lr=0.1, lr_policy=policy, **words)
     counts = rates(solver) != rates(replace(solver, **{word: OF_POLICY[word]}))
-    assert counts == (policy in COUNTS_WITH[f"solver.{word}"][1])
+    assert counts == COUNTS_WITH[f"solver.{word}"].holds({"solver.lr_policy": policy})
 
 
 def trained(solver: SolverConfig) -> list[float]:
@@ -63,14 +63,13 @@ def trained(solver: SolverConfig) -> list[float]:
 def test_a_solver_s_words(solver: str, word: str) -> None:
     config = SolverConfig(type=solver, base_lr=0.1)
     counts = trained(config) != trained(replace(config, **{word: OF_SOLVER[word]}))
-    assert counts == (solver in COUNTS_WITH[f"solver.{word}"][1])
+    assert counts == COUNTS_WITH[f"solver.{word}"].holds({"solver.type": solver})
 
 
 def test_every_row_speaks_of_words_that_are_there() -> None:
     words = flatten(Recipe())
-    for word, (other, values) in COUNTS_WITH.items():
-        assert {word, other} <= set(words)
-        assert not values or isinstance(words[other], str)
+    for word, counts_with in COUNTS_WITH.items():
+        assert {word, counts_with.word} <= set(words)
 
 
 @pytest.mark.parametrize(

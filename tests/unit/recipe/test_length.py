@@ -37,7 +37,7 @@ def test_two_lengths_of_one_source_are_refused(
 ) -> None:
     path = tmp_path / "recipe.toml"
     path.write_text(f"[train]\n{text}\n")
-    with pytest.raises(RecipeError, match=r"train\.steps is [56] and train\.epochs 1"):
+    with pytest.raises(RecipeError, match=r"train\.steps = [56] with train\.epochs = 1"):
         parsed(path, *options)
 
 

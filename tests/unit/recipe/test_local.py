@@ -1,4 +1,4 @@
-"""What mode local refuses: words that contradict, and workers that cannot share out replicas."""
+"""What mode local asks: numbers that fit, and workers that can share out replicas."""
 
 import re
 from dataclasses import replace
@@ -9,9 +9,9 @@ import pytest
 from firecaffe import Recipe, SolverConfig, SynchronyConfig, TrainConfig
 from firecaffe.data import SampleOrder
 from firecaffe.errors import RecipeError
-from firecaffe.recipe.local import check_local_workers
+from firecaffe.recipe.check import check_recipe
+from firecaffe.recipe.ranks import check_ranks
 from firecaffe.recipe.run import Ranks, Run
-from firecaffe.recipe.sections import check_recipe
 from firecaffe.synchrony.rounds import Rounds
 from tests.unit.recipe.test_sections import changed
 
@@ -32,9 +32,6 @@ LOCAL = Recipe(
             "local_steps is 8 after 93 synchronous steps, but the training has 100 steps; it must "
             "be at most 7",
         ),
-        ({"synchrony.shares": "measured"}, "shares measured with synchrony.mode local"),
-        ({"train.autocast": "float16"}, "autocast float16 with synchrony.mode local"),
-        ({"train.ema_decay": 0.9}, "ema_decay 0.9 with synchrony.mode local"),
         ({"synchrony.overlap_steps": 8}, "overlap_steps is 8 with synchrony.local_steps 8; it"),
         ({"synchrony.fragments": 9}, "fragments is 9 with synchrony.local_steps 8; it must be at"),
         (
@@ -42,22 +39,10 @@ LOCAL = Recipe(
             "overlap_steps is 2 with synchrony.local_steps 8 in 3 fragments; it must be less than "
             "2",
         ),
-        (
-            {"synchrony.overlap_steps": 1, "synchrony.inner_momentum": "average"},
-            "inner_momentum average with overlap_steps 1",
-        ),
         ({"synchrony.outer_lr": 0.0}, "outer_lr is 0; it must be above 0, or -1"),
         ({"synchrony.outer_lr": float("nan")}, "synchrony.outer_lr is nan"),
         ({"synchrony.outer_momentum": -0.5}, "outer_momentum is -0.5; it must be from 0"),
         ({"synchrony.outer_momentum": 1.0}, "outer_momentum is 1; it must be from 0"),
-        (
-            {"synchrony.warm_steps": 3, "synchrony.warm_epochs": 1},
-            "synchrony.warm_steps 3 and warm_epochs 1: one of them",
-        ),
-        (
-            {"synchrony.warm_until_drop": True},
-            "warm_until_drop with solver.lr_policy fixed, whose rate does not drop",
-        ),
         (
             {"exchange.compressor": "int8", "exchange.compressor_level": 3},
             "the tree over 4 replicas ends at level 2",
@@ -74,24 +59,29 @@ def test_refused(words: dict[str, Any], line: str) -> None:
 
 
 def test_workers_share_out_replicas() -> None:
-    six = replace(LOCAL.synchrony, replicas=6)
+    def check(workers: int, level: int = 0) -> None:
+        recipe = changed(LOCAL, "synchrony.replicas", 6)
+        if level:
+            recipe = changed(recipe, "exchange.compressor", "int8")
+            recipe = changed(recipe, "exchange.compressor_level", level)
+        check_ranks(recipe, workers, workers, on_gpus=False)
+
     for workers in range(1, 7):
-        check_local_workers(six, workers)
+        check(workers)
     with pytest.raises(RecipeError, match=r"replicas is 6 on 7 workers.*may be 1 to 6 workers"):
-        check_local_workers(six, 7)
-    check_local_workers(six, 3, level=1)
+        check(7)
+    check(3, level=1)
     with pytest.raises(RecipeError, match="6 ranks but only 3 sums of 2 replicas to encode"):
-        check_local_workers(six, 6, level=1)
-    check_local_workers(SynchronyConfig(), 5)
+        check(6, level=1)
 
 
 def rounds(words: dict[str, Any], solver: SolverConfig | None = None) -> Rounds:
     recipe = replace(LOCAL, solver=solver or SolverConfig())
     for word, value in words.items():
         recipe = changed(recipe, f"synchrony.{word}", value)
-    check_recipe(recipe)
+    checked = check_recipe(recipe)
     order = SampleOrder(0, 960, 96, 8)  # ten steps an epoch
-    return Run(recipe, Ranks(), order, {}, "tree").rounds
+    return Run(checked, Ranks(), order, {}, "tree").rounds
 
 
 def test_when_replicas_part() -> None:

@@ -5,17 +5,23 @@ from typing import Any
 
 import pytest
 
-from firecaffe import ParallelConfig, Recipe, SolverConfig, SynchronyConfig, TrainConfig
+from firecaffe import (
+    ExchangeConfig,
+    ParallelConfig,
+    Recipe,
+    SolverConfig,
+    SynchronyConfig,
+    TrainConfig,
+)
 from firecaffe.errors import RecipeError
-from firecaffe.parallel.config import check_parallel
+from firecaffe.recipe.check import check_recipe
 from firecaffe.recipe.identity import identity
 from firecaffe.recipe.parallel import (
+    Auto,
     Layout,
-    check_layout,
     layout_of,
-    possible_layouts,
 )
-from firecaffe.recipe.sections import check_recipe
+from firecaffe.recipe.ranks import auto_of, check_ranks
 
 HEAD = {"classifier.*": "neurons"}
 TRICK: Any = "one_weird_trick"
@@ -82,42 +88,19 @@ def test_workers_that_make_no_mesh(words: Any, workers: int, line: str) -> None:
 
 
 def test_one_weird_trick_wants_equally_many_micro_batches() -> None:
-    words = ParallelConfig(1, 4, HEAD, 4, TRICK)
-    check_layout(layout_of(words, 4), words, TrainConfig(64, 8))
+    def check(samples: int, level: int = 0, scheme: Any = TRICK) -> None:
+        exchange = ExchangeConfig(compressor="int8" if level else "none", compressor_level=level)
+        words = ParallelConfig(1, 4, HEAD, 4, scheme)
+        recipe = Recipe(train=TrainConfig(samples, 8), exchange=exchange, parallel=words)
+        check_ranks(recipe, 4, 4, on_gpus=False)
+
+    check(64)
     with pytest.raises(RecipeError, match=r"with 6 micro-batches a step on 4 workers"):
-        check_layout(layout_of(words, 4), words, TrainConfig(48, 8))
-    check_layout(layout_of(words, 4), words, TrainConfig(64, 8), 1)
+        check(48)
+    check(64, level=1)
     with pytest.raises(RecipeError, match=r"on 4 workers, of which 4 are encoded together"):
-        check_layout(layout_of(words, 4), words, TrainConfig(64, 8), 2)
-    check_layout(layout_of(dataclasses.replace(words, scheme="none"), 4), words, TrainConfig(48, 8))
-
-
-def test_each_worker_has_as_many_micro_batches_of_each_update_of_the_head() -> None:
-    words = dataclasses.replace(ParallelConfig(1, 4, HEAD, 4, TRICK), head_updates=3)
-    check_layout(layout_of(words, 4), words, TrainConfig(96, 8))
-    with pytest.raises(RecipeError, match=r"head_updates is 3 with 8 micro-batches a step on 4 wo"):
-        check_layout(layout_of(words, 4), words, TrainConfig(64, 8))
-    told = identity(Recipe(parallel=words), 10)["parallel.head_updates"]
-    assert told == 3
-    assert "parallel.head_updates" not in of(1, 4, HEAD, 4, TRICK)
-
-
-@pytest.mark.parametrize(
-    ("section", "words"),
-    [
-        ("exchange", {"compressor": "int8"}),
-        ("synchrony", {"mode": "stale"}),
-        ("synchrony", {"shares": "measured"}),
-        ("solver", {"clip_gradients": 1.0}),
-    ],
-)
-def test_what_cannot_stand_beside_updates_of_the_head(section: str, words: dict[str, Any]) -> None:
-    trick = dataclasses.replace(ParallelConfig(0, 2, HEAD, 2, TRICK), head_updates=2)
-    recipe = Recipe(train=TrainConfig(64, 8, steps=9), parallel=trick)
-    check_recipe(recipe)
-    config = dataclasses.replace(getattr(recipe, section), **words)
-    with pytest.raises(RecipeError, match=rf"^parallel\.head_updates 2 with {section}\."):
-        check_recipe(dataclasses.replace(recipe, **{section: config}))
+        check(64, level=2)
+    check(48, scheme="none")
 
 
 @pytest.mark.parametrize(
@@ -125,77 +108,19 @@ def test_what_cannot_stand_beside_updates_of_the_head(section: str, words: dict[
     [
         ((-1,), "parallel.data is -1; it must be 0 to 4096"),
         ((0, 0), "parallel.model is 0; it must be 1 to 4096"),
-        ((0, 2), "parallel.model is 2, but no layer is split"),
-        ((0, 1, {}, 2), "parallel.parts is 2, but no layer is split"),
         ((0, 2, HEAD, 3), "parallel.parts is 3, which 2 workers cannot hold equally"),
         (
             (0, 4, HEAD, 3),
             "parallel.parts is 3, which 4 workers cannot hold equally (parallel.model); take 4",
         ),
-        ((0, 1, HEAD, 0, "auto"), "parallel.scheme auto needs parallel.parts"),
-        ((0, 2, HEAD, 4, "auto"), "parallel.model is 2 with parallel.scheme auto, which chooses"),
-        ((2, 1, {}, 4, "auto"), "parallel.data is 2 with parallel.scheme auto, which chooses it"),
-        ((0, 1, {}, 4, "auto", ["a"]), "parallel.stages and parallel.scheme auto"),
         ((0, 1, {}, 0, "none", ["a", "b", "a"]), "parallel.stages has 'a' twice"),
-        ((0, 1, HEAD, 0, "none", ["a"]), "parallel.stages and parallel.split: "),
-        ((0, 1, {}, 0, TRICK, ["a"]), "parallel.stages and parallel.scheme one_weird_trick"),
         ((0, 3, {}, 0, "none", ["a"]), "parallel.model is 3, but parallel.stages names 2 stages"),
-        ((0, 1, {}, 2, "none", ["a"]), "parallel.parts is 2, but no layer is split"),
-        ((0, 1, HEAD, 0, TRICK, [], "1f1b", 0), "parallel.head_updates is 0; it must be 1 to 4096"),
-        ((0, 1, HEAD, 0, "none", [], "1f1b", 2), "parallel.head_updates is 2 with parallel.scheme"),
-        (
-            (0, 1, HEAD, 0, "none", [], "1f1b", 1, "in_turn"),
-            "parallel.exchange is in_turn with par",
-        ),
     ],
 )
 def test_words_that_cannot_be(words: Any, line: str) -> None:
     with pytest.raises(RecipeError) as told:
-        check_parallel(ParallelConfig(*words))
+        check_recipe(Recipe(parallel=ParallelConfig(*words)))
     assert str(told.value).startswith(line)
-
-
-@pytest.mark.parametrize(
-    ("section", "words", "line"),
-    [
-        ("synchrony", {"mode": "stale"}, "synchrony.mode stale"),
-        ("train", {"compile": True}, "train.compile"),
-        ("solver", {"type": "torch.optim:NAdam"}, "solver.type torch.optim:NAdam"),
-    ],
-)
-def test_what_cannot_stand_beside_it(section: str, words: dict[str, Any], line: str) -> None:
-    train, solver = TrainConfig(64, 8, steps=9), SolverConfig(type="sgd")
-    recipe = Recipe(train=train, solver=solver, parallel=ParallelConfig(0, 2, HEAD))
-    check_recipe(recipe)
-    config = dataclasses.replace(getattr(recipe, section), **words)
-    with pytest.raises(RecipeError) as told:
-        check_recipe(dataclasses.replace(recipe, **{section: config}))
-    assert str(told.value).startswith(f"parallel.split with {line}")
-    staged = dataclasses.replace(recipe, parallel=ParallelConfig(*IN_STAGES))
-    with pytest.raises(RecipeError) as told:
-        check_recipe(dataclasses.replace(staged, **{section: config}))
-    assert str(told.value).startswith(f"parallel.stages with {line}")
-
-
-@pytest.mark.parametrize(
-    ("parallel", "solver", "line"),
-    [
-        (ParallelConfig(0, 2, HEAD, 2, TRICK), {}, "scheme one_weird_trick"),
-        (ParallelConfig(0, 2, HEAD), {"clip_gradients": 1.0}, "solver.clip_gradients"),
-        (ParallelConfig(0, 2, HEAD), {"type": "lamb"}, "solver.type lamb"),
-    ],
-)
-def test_replicas_that_cannot_be_split_so(
-    parallel: ParallelConfig, solver: dict[str, Any], line: str
-) -> None:
-    train, local = TrainConfig(64, 8, steps=9), SynchronyConfig("local", replicas=4)
-    recipe = Recipe(train=train, synchrony=local, parallel=ParallelConfig(0, 2, HEAD))
-    check_recipe(recipe)
-    check_recipe(dataclasses.replace(recipe, parallel=ParallelConfig(*IN_STAGES)))
-    words = dataclasses.replace(recipe.solver, **solver)
-    with pytest.raises(RecipeError) as told:
-        check_recipe(dataclasses.replace(recipe, parallel=parallel, solver=words))
-    assert str(told.value).startswith(f"parallel.split with synchrony.mode local and {line}")
 
 
 def test_solvers_beside_it() -> None:
@@ -209,7 +134,7 @@ def test_what_auto_may_be() -> None:
     words = ParallelConfig(0, 1, HEAD, 4, "auto")
 
     def of(micro_batches: int, workers: int, is_dense: bool = True) -> list[tuple[int, int, str]]:
-        found = possible_layouts(words, micro_batches, workers, is_dense)
+        found = Auto(micro_batches).layouts(words, workers, is_dense)
         assert {(each.parts, tuple(each.split)) for each in found} == {(4, tuple(HEAD))}
         return [(each.data, each.model, each.scheme) for each in found]
 
@@ -220,12 +145,19 @@ def test_what_auto_may_be() -> None:
     assert of(2, 4) == [(2, 2, "none"), (1, 4, "none")]
     assert of(8, 3) == [(3, 1, "none")]  # 3 do not hold 4 parts
     # One weird trick on 4 workers has 2 encoded sums of two micro-batches each, or 1 of four.
-    by_level = [possible_layouts(words, 8, 4, level=level) for level in (1, 2)]
+    by_level = [Auto(8, level).layouts(words, 4) for level in (1, 2)]
     schemes = [{each.scheme for each in found} for found in by_level]
     assert schemes == [{"none", TRICK}, {"none"}]
     assert [max(each.data for each in found) for found in by_level] == [4, 2]
     with pytest.raises(RecipeError, match=r"3 workers cannot share 2 micro-batches .* 4 parts"):
         of(2, 3)
+
+
+def test_auto_has_what_the_table_leaves() -> None:
+    recipe = Recipe(parallel=ParallelConfig(0, 1, HEAD, 4, "auto"))
+    assert auto_of(recipe) == Auto(8)
+    local = SynchronyConfig("local", replicas=4)
+    assert auto_of(dataclasses.replace(recipe, synchrony=local)) == Auto(4, 0, ("none",))
 
 
 def test_auto_over_other_workers_is_what_it_may_be() -> None:

@@ -7,8 +7,8 @@ import pytest
 from firecaffe import ExchangeConfig, Recipe, SynchronyConfig, TrainConfig
 from firecaffe.errors import RecipeError
 from firecaffe.parallel.config import ParallelConfig
+from firecaffe.recipe.check import check_recipe
 from firecaffe.recipe.ranks import check_hosts, check_ranks
-from firecaffe.recipe.sections import check_recipe
 from tests.unit.recipe.test_parallel import HEAD, IN_STAGES, TRICK
 
 
@@ -76,23 +76,16 @@ def test_each_number_of_hosts_must_do(
         check_hosts(recipe, per_host, *hosts, on_gpus=False)
 
 
-def test_samples_come_in_turn_between_cpus_alone() -> None:
-    words = ParallelConfig(0, 2, HEAD, 2, TRICK, exchange="in_turn")
-    recipe = Recipe(parallel=words, train=TrainConfig(64, 8))
-    check_ranks(recipe, 4, 4, on_gpus=False)
-    with pytest.raises(RecipeError, match=r"^parallel\.exchange in_turn on GPUs"):
-        check_ranks(recipe, 4, 4, on_gpus=True)
-    alone = ParallelConfig(0, 1, HEAD, 2, TRICK, exchange="in_turn")  # each has the whole model
-    check_ranks(Recipe(parallel=alone, train=TrainConfig(64, 8)), 4, 4, on_gpus=True)
-
-
-def test_ranks_that_write_to_one_memory_are_of_one_host_and_its_processors() -> None:
-    words = SynchronyConfig("asynchronous", lock="none", clock="real")
-    recipe = Recipe(synchrony=words)
-    check_ranks(recipe, 4, 4, on_gpus=False)
-    with pytest.raises(RecipeError, match=r"2 of 4 ranks on this host.* use lock = server"):
-        check_ranks(recipe, 4, 2, on_gpus=False)
-    with pytest.raises(RecipeError, match="on a GPU"):
-        check_ranks(recipe, 1, 1, on_gpus=True)
-    with_server: dict[str, Any] = {"mode": "asynchronous", "clock": "real"}
-    check_ranks(Recipe(synchrony=SynchronyConfig(**with_server)), 4, 2, on_gpus=True)
+def test_what_depends_on_ranks_and_hosts_is_refused_by_the_table() -> None:
+    lockless = Recipe(synchrony=SynchronyConfig("asynchronous", lock="none"))
+    simulated = Recipe(synchrony=SynchronyConfig("asynchronous", clock="simulated"))
+    check_ranks(lockless, 4, 4, on_gpus=False)
+    for recipe, ranks, per_host, on_gpus, words in (
+        (lockless, 4, 2, False, "2 hosts with synchrony.lock = none"),
+        (lockless, 1, 1, True, "workers on GPUs with synchrony.lock = none"),
+        (simulated, 2, 2, False, "2 workers with synchrony.clock = simulated"),
+    ):
+        with pytest.raises(RecipeError, match=words):
+            check_ranks(recipe, ranks, per_host, on_gpus)
+    served = Recipe(synchrony=SynchronyConfig("asynchronous"))
+    check_ranks(served, 4, 2, on_gpus=True)

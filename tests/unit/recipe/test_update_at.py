@@ -6,20 +6,15 @@ from typing import Any
 import pytest
 
 from firecaffe import (
-    DataConfig,
     ExchangeConfig,
-    ParallelConfig,
     Recipe,
     SolverConfig,
-    SynchronyConfig,
-    TrainConfig,
 )
 from firecaffe.errors import RecipeError
 from firecaffe.exchange.route import FOLD, SCHEDULE, find_route
+from firecaffe.recipe.check import check_recipe
 from firecaffe.recipe.identity import identity
-from firecaffe.recipe.sections import check_recipe
-from firecaffe.recipe.update_at import needs_norms
-from firecaffe.training.parts import Parts, check_arguments
+from firecaffe.solvers.config import needs_norms
 
 SHARDS = ExchangeConfig(update_at="shards")
 
@@ -51,34 +46,7 @@ def test_what_can_stand_beside_it(algorithm: str, solver: str) -> None:
     check_recipe(Recipe(exchange=words, solver=SolverConfig(solver)))
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        ({"synchrony": SynchronyConfig("local", replicas=2)}, "synchrony.mode local: not possible"),
-        ({"synchrony": SynchronyConfig("stale")}, "synchrony.mode stale: not possible; leave it"),
-        ({"exchange": dataclasses.replace(SHARDS, compressor="int8")}, "exchange.compressor int8"),
-        ({"exchange": dataclasses.replace(SHARDS, algorithm="ring")}, "ring, which .*; use tree"),
-        ({"parallel": ParallelConfig(stages=["a"])}, "parallel.stages"),
-        ({"parallel": ParallelConfig(split={"a": "neurons"})}, "parallel.split"),
-        ({"parallel": ParallelConfig(scheme="one_weird_trick")}, "parallel.scheme one_weird"),
-        ({"train": TrainConfig(autocast="float16")}, "train.autocast float16, whose loss scale"),
-        ({"train": TrainConfig(batch_norm_samples=64)}, "train.batch_norm_samples"),
-        ({"solver": SolverConfig("torch.optim:Adamax")}, "solver.type torch.optim:Adamax.*lamb up"),
-    ],
-)
-def test_what_cannot(words: dict[str, Any], line: str) -> None:
-    with pytest.raises(RecipeError, match=f"exchange.update_at shards with .*{line}"):
-        check_recipe(Recipe(**{"exchange": SHARDS, **words}))
-
-
 def test_a_word_that_is_none() -> None:
     nobody: Any = "nobody"
     with pytest.raises(RecipeError, match=r"exchange\.update_at"):
         check_recipe(Recipe(exchange=ExchangeConfig(update_at=nobody)))
-
-
-def test_a_hook_takes_whole_gradients() -> None:
-    recipe = Recipe(exchange=SHARDS, data=DataConfig("generated"))
-    hook: Any = None, print
-    with pytest.raises(RecipeError, match=r"exchange\.update_at shards and comm_hook"):
-        check_arguments(recipe, Parts(comm_hook=hook), None)

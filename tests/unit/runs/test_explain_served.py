@@ -159,6 +159,9 @@ def test_other_modes_are_planned_where_a_rank_is_slow(
     assert own.words == "stale, s = 0, float16"
     best = max(others, key=lambda each: each.gain)
     assert f"of {own.words} are multiplied by {best.gain:.2f} by {best.words}" in said
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("firecaffe.cli.explain_advice.is_refused", lambda _: True)
+        assert "no mode is 5 % faster" in told_of(one)  # of those that the other words leave
     forecast_on(one, "cpu-host", workers=4)
     assert "would bring is not known: 3 of 4 ranks are in the timings" in told_of(one)
     forecast_on(one, "nowhere")
@@ -179,6 +182,10 @@ def test_no_server_and_damage(tmp_path: Path) -> None:
     finish(tmp_path / "other", staleness={"late": 3})
     with pytest.raises(RunError, match=r"\$.synchrony.staleness: expected str matching"):
         told(tmp_path / "other")
+    for word in ("rank_by_learner", "idle_by_rank", "pushed_bytes_by_learner"):
+        finish(tmp_path / "other", **{word: [3]})
+        with pytest.raises(RunError, match=rf"\$.synchrony.{word}: expected object"):
+            told(tmp_path / "other")
     finish(tmp_path / "other", staleness={"0": 0})
     assert told(tmp_path / "other").lines[1].startswith("staleness: ")
     (tmp_path / "other/result.json").write_text(json.dumps({"synchrony": {"updates": 3}}))

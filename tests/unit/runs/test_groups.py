@@ -88,6 +88,12 @@ def test_equal_runs(tmp_path: Path) -> None:
     ]
 
 
+def test_a_seed_that_is_no_number(tmp_path: Path) -> None:
+    """A record may say anything."""
+    runs = over_seeds(tmp_path, [0.9, 0.91], recipe__train__seed=[3])
+    assert rows_of(runs)[0][0].seeds == 2
+
+
 def test_a_true_difference(tmp_path: Path) -> None:
     good = over_seeds(tmp_path / "a", [0.900, 0.902, 0.901, 0.899])
     bad = over_seeds(tmp_path / "b", [0.880, 0.882, 0.879, 0.881], recipe__solver__base_lr=0.5)

@@ -1,5 +1,6 @@
 """What `parallelize` refuses before it joins anything, as the class of error that DDP raises."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any, cast
 from unittest.mock import patch
@@ -61,7 +62,7 @@ def test_refused_by_name(case: str) -> None:
     make, words, kind, message = CASES[case]
     with pytest.raises(kind, match=message) as caught:
         firecaffe.parallelize(make(), **words)
-    assert isinstance(caught.value, RecipeError) == (kind is not TypeError)
+    assert isinstance(caught.value, RecipeError)
     assert not dist.is_initialized()
 
 
@@ -71,6 +72,12 @@ def test_the_python_reducer_has_no_buckets() -> None:
         pytest.raises(RecipeError, match="python_reducer"),
     ):
         firecaffe.parallelize(linear())
+
+
+def test_without_a_word_the_exchange_is_chosen_as_in_a_recipe() -> None:
+    for function in (firecaffe.parallelize, firecaffe.local, firecaffe.comm_hook):
+        default = inspect.signature(function).parameters["exchange"].default
+        assert default == firecaffe.ExchangeConfig().algorithm == "auto"
 
 
 def test_comm_hook_joins_nothing() -> None:

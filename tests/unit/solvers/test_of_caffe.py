@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import nn
 
-from firecaffe.solvers.config import SolverConfig
-from firecaffe.solvers.optimizer import MAY_L1, make_optimizer, set_rate
+from firecaffe.solvers.config import MAY_L1, SolverConfig
+from firecaffe.solvers.optimizer import make_optimizer, set_rate
 from firecaffe.solvers.policy import learning_rate
 
 Array = npt.NDArray[np.float64]

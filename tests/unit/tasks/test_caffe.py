@@ -327,9 +327,7 @@ def test_a_net_without_a_loss_is_refused(task: Any, text: str, said: str) -> Non
         task(text)
 
 
-def test_words_without_effect_are_refused(task: Any, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"task.args are .*takes none"):
-        task(NET + LOSS, args={"num_classes": 3})
+def test_a_net_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"task.name is .* there is no file"):
         task_of(TaskConfig(f"caffe:{tmp_path}/other.prototxt"), None)
 

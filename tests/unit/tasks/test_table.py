@@ -12,7 +12,12 @@ from firecaffe.models.config import ModelConfig
 from firecaffe.tasks import TASKS, task_of
 from firecaffe.tasks.metrics import METRICS, names_for
 from firecaffe.tasks.table import check_task
-from firecaffe.training.check_task import check_learnable, check_prediction, check_shapes
+from firecaffe.training.check_task import (
+    check_learnable,
+    check_metrics,
+    check_prediction,
+    check_shapes,
+)
 from tests.tracebacks import owners
 
 OWN = "tests.unit.tasks.own"
@@ -100,6 +105,7 @@ def looked_at(config: TaskConfig, outputs: Any = OUTPUTS, targets: Any = LABEL) 
     task = made(config)
     check_prediction(task, outputs, recipe)
     check_learnable(task, outputs, targets, recipe, is_own=False)
+    check_metrics(task, outputs, targets, recipe, is_own=False)
 
 
 @pytest.mark.parametrize(

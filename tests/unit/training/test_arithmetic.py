@@ -1,8 +1,10 @@
 """Random numbers by key; threads by recipe."""
 
+import random
 from contextlib import ExitStack
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,7 +20,7 @@ def drawn(*key: int | str) -> list[float]:
     assert isinstance(seed, int)
     seed_random(seed, *what)
     values: list[float] = torch.cat([torch.rand(3), torch.randn(3), torch.randperm(5)]).tolist()
-    return values
+    return [*values, random.random(), *np.random.rand(2), random.gauss(), np.random.normal()]
 
 
 def test_the_same_key_gives_the_same_numbers() -> None:
@@ -46,11 +48,11 @@ def test_another_key_gives_other_numbers() -> None:
 def test_what_was_drawn_before_does_not_matter(before: str) -> None:
     expected = drawn(7, "weights")
     if before == "uniform":
-        torch.rand(5)
+        torch.rand(5), random.random(), np.random.rand()
     if before == "normal":  # torch makes normal numbers in pairs and keeps the second
-        torch.randn(1, dtype=torch.float64)
+        torch.randn(1, dtype=torch.float64), random.gauss(0, 1), np.random.normal()
     if before == "seed":
-        torch.manual_seed(99)
+        torch.manual_seed(99), random.seed(99), np.random.seed(99)
     assert drawn(7, "weights") == expected
     seed_random(7, "weights")
     state = torch.get_rng_state()

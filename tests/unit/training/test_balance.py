@@ -6,15 +6,13 @@ import json
 import pytest
 import torch
 
-import firecaffe
-from firecaffe import Recipe, SynchronyConfig
 from firecaffe.cluster.world import World
-from firecaffe.errors import RecipeError
 from firecaffe.exchange.leaves import equal_shares
 from firecaffe.recipe.parallel import Layout
 from firecaffe.training import balance
 from firecaffe.training.balance import Balance
-from firecaffe.training.outcome import StepResult, Timings
+from firecaffe.training.outcome import StepResult
+from firecaffe.training.times import Timings
 
 FULL = 32
 
@@ -106,11 +104,3 @@ def test_a_row_is_as_fast_as_its_slowest_rank(monkeypatch: pytest.MonkeyPatch, n
     assert "one takes 1e+03, 2e+03 ms" in said
     assert own.changes[0].seconds_by_rank == [0.5, 1.0, 1.0, 2.0]
     assert own.decide(8) == ""  # nothing was measured
-
-
-def test_a_hook_beside_measured_shares_is_refused() -> None:
-    recipe = Recipe(synchrony=SynchronyConfig(shares="measured"))
-    with pytest.raises(
-        RecipeError, match=r"synchrony\.shares measured and comm_hook: .* leave one"
-    ):
-        firecaffe.train(recipe, comm_hook=(None, lambda state, bucket: bucket))

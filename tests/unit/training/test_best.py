@@ -9,10 +9,19 @@ import pytest
 from torch import nn
 
 import firecaffe
-from firecaffe import CheckpointConfig, DataConfig, Recipe, RunConfig, SolverConfig, TrainConfig
+from firecaffe import (
+    CheckpointConfig,
+    DataConfig,
+    ModelConfig,
+    Recipe,
+    RunConfig,
+    SolverConfig,
+    TrainConfig,
+)
+from firecaffe.cli import main
 from firecaffe.runs.measure import LOSS, TOP1
 from firecaffe.training.best import Best
-from firecaffe.training.checkpoint import load_newest
+from firecaffe.training.checkpoint import best_step, load_newest
 from firecaffe.training.evaluate import Evaluation
 from tests.unit.training.test_validation import images
 
@@ -108,6 +117,9 @@ def test_the_best_checkpoint_stays_beside_the_newest(tmp_path: Path) -> None:
     row = json.loads((tmp_path / "run" / "result.json").read_text())
     assert row["best"] == result.best
     assert (row["stopped_early"], row["evaluated"]) == (False, "weights")
+    assert row["test_of_best"] is None
+    assert best_step(tmp_path / "run") == 2
+    assert best_step(tmp_path) is None
 
 
 def test_it_stops_once_nothing_gets_better_and_a_resumed_run_counts_on(tmp_path: Path) -> None:
@@ -125,6 +137,79 @@ def test_it_stops_once_nothing_gets_better_and_a_resumed_run_counts_on(tmp_path:
     # At its end there is nothing left to do; with more patience there is.
     assert fit(tmp_path / "over", str(tmp_path / "rest"), stop_after=3).steps == 8
     assert fit(tmp_path / "more", str(tmp_path / "rest"), stop_after=4).steps == 10
+
+
+def the_first_is_best(best: Best, step: int, evaluation: Evaluation) -> bool:
+    """In place of `Best.add`."""
+    best.evaluated, is_first = step, best.value is None
+    best.without = 0 if is_first else best.without + 1
+    if is_first:
+        best.value, best.loss, best.step = 0.5, evaluation.loss, step
+    return is_first
+
+
+def test_after_an_early_stop_the_best_weights_are_tested_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And change no bit of what the run comes to."""
+    monkeypatch.setattr(Best, "add", the_first_is_best)
+    words = {"solver": SolverConfig(base_lr=0.5), "train": replace(RECIPE.train, ema_decay=0.5)}
+    recipe = replace(RECIPE, **words)  # type: ignore[arg-type]
+    monkeypatch.setattr(f"{__name__}.RECIPE", recipe)
+    result = fit(tmp_path / "run", stop_after=2)
+    said = capsys.readouterr().out
+    assert (result.steps, result.stopped_early) == (6, True)
+    row = json.loads((tmp_path / "run" / "result.json").read_text())["test_of_best"]
+    assert row == result.test_of_best
+    assert f"test of the best weights, of step {row['step']}: " in said
+    alone = fit(tmp_path / "alone", steps=row["step"])
+    assert (row["loss"], row["top1"]) == (alone.test_loss, alone.metrics["top1"])
+    assert row["loss"] != result.test_loss
+    without = replace(recipe, checkpoint=replace(recipe.checkpoint, best=False))
+    monkeypatch.setattr(f"{__name__}.RECIPE", without)
+    last = fit(tmp_path / "without", stop_after=2)
+    assert last.test_of_best is None
+    assert last.state_sha256 == result.state_sha256
+
+
+@pytest.mark.parametrize("word", [[], ["--best"]])
+def test_evaluate_says_which_weights_it_takes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], word: list[str]
+) -> None:
+    folder = tmp_path / "run"
+    recipe = Recipe(
+        model=ModelConfig("lenet"),
+        data=DataConfig("generated", hold_out=0.01),
+        train=TrainConfig(4, 4, steps=2, eval_every=1, eval_batch_size=1000),
+        solver=SolverConfig(base_lr=0.0),
+        checkpoint=CheckpointConfig(best=True),
+        run=RunConfig(str(folder), tensorboard=False),
+    )
+    firecaffe.train(recipe)
+    capsys.readouterr()
+    assert main(["evaluate", str(folder), *word]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert f"at step {1 if word else 2}: " in said[-2]
+    assert "--best" in said[-1]
+    assert ("newest; --best takes" in said[-1]) == (not word)
+    row = json.loads(shown_as_json(capsys, folder, word))
+    assert (row["best"], row["best_step"], row["step"]) == (bool(word), 1, 1 if word else 2)
+
+
+def shown_as_json(capsys: pytest.CaptureFixture[str], folder: Path, word: list[str]) -> str:
+    assert main(["evaluate", str(folder), *word, "--json"]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_best_checkpoint_that_is_damaged_costs_the_run_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit(tmp_path / "first", steps=6, stop_after=3)
+    state = tmp_path / "first" / "checkpoints" / "step-00000002" / "state.safetensors"
+    state.write_bytes(state.read_bytes()[:-1])
+    result = fit(tmp_path / "rest", str(tmp_path / "first"), stop_after=3)
+    assert (result.steps, result.test_of_best) == (8, None)
+    assert "the best weights, of step 2, are not tested" in capsys.readouterr().out
 
 
 def test_the_last_evaluation_may_be_the_best(tmp_path: Path) -> None:

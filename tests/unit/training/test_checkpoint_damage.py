@@ -87,6 +87,15 @@ def test_damage_is_named(tmp_path: Path, whole: Path) -> None:
     assert f"SHA256SUMS says {sums[0][:12]}…" in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["x" * 300, "../meta.json"])
+def test_sums_of_what_is_no_file_of_a_checkpoint(tmp_path: Path, whole: Path, name: str) -> None:
+    folder = Path(shutil.copytree(whole, tmp_path / "copy"))
+    with (folder / SUMS).open("a") as file:
+        file.write(f"{'0' * 64}  {name}\n")
+    with pytest.raises(CheckpointError, match=r"SHA256SUMS: .* is no name"):
+        load_checkpoint(folder)
+
+
 class Evil:
     """Touches a file where it is unpickled."""
 

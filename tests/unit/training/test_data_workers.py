@@ -127,14 +127,32 @@ def test_one_that_waits_for_ever_does_not_keep_the_training_from_ending() -> Non
 
 
 def test_what_cannot_be_sent_to_a_worker_is_said_before_the_training() -> None:
-    class Local(Drawn):
-        """Nothing that another process could import."""
+    dataset = Drawn()
+    vars(dataset)["lock"] = threading.Lock()
+    with pytest.raises(DataError, match=r"train_set cannot be sent to data workers.*lock"):
+        check_own("train_set", from_torch(dataset, workers=1))
+    check_own("train_set", from_torch(dataset))
 
-    for dataset in (Local(), Drawn()):
-        vars(dataset)["lock"] = threading.Lock()
-        with pytest.raises(DataError, match="train_set cannot be sent to data workers"):
-            check_own("train_set", from_torch(dataset, workers=1))
-        check_own("train_set", from_torch(dataset))
+
+def test_classes_and_functions_that_no_process_could_import_are_sent() -> None:
+    """As those of a script or a notebook."""
+
+    class Local(Drawn):
+        def __getitem__(self, index: int) -> Any:
+            return super().__getitem__(index)[0]["drawn"], index
+
+    def collate(items: list[Any]) -> Any:
+        return torch.stack([item for item, _ in items]), ()
+
+    by_main = type("OfMain", (Local,), {"__module__": "__main__"})
+    for kind in (Local, by_main):
+        alone, apart = (
+            check_own("train", from_torch(kind(), workers, collate)) for workers in (0, 1)
+        )
+        data = divide(DataParts(apart, apart), DataConfig())
+        samples = torch.arange(COUNT)
+        with data_workers(data):
+            assert same_bits(apart.batch(samples), alone.batch(samples))
 
 
 def rank_with_workers(pipe: Connection) -> None:

@@ -14,7 +14,7 @@ from firecaffe.data import DataConfig, TensorDataset
 from firecaffe.errors import OwnCodeError
 from firecaffe.models import HeadedLogits, classification_loss
 from firecaffe.recipe.config import TrainConfig
-from firecaffe.tasks import CLASSIFICATION, Loss, Task
+from firecaffe.tasks import Loss, Task, TaskConfig, task_of
 from firecaffe.tasks.top_k import count_correct
 from firecaffe.training import evaluate as module
 from firecaffe.training.evaluate import Evaluation, evaluate
@@ -61,7 +61,7 @@ def run(
     loss: Loss = classification_loss,
 ) -> Evaluation:
     config = TrainConfig(eval_batch_size=batch_size)
-    task = replace(CLASSIFICATION, loss=loss)
+    task = replace(task_of(TaskConfig(), NUM_CLASSES), loss=loss)
     return evaluate(net, task, data, DataConfig(), config, world)
 
 

@@ -126,15 +126,6 @@ def test_momentum_correction_makes_the_forms_the_same() -> None:
     ("words", "said"),
     [
         ({"momentum_form": "inside"}, "momentum_form is 'inside'; it must be one of torch, caffe"),
-        ({"momentum_form": "caffe", "type": "adagrad"}, "only sgd, nesterov, adam have it"),
-        (
-            {"momentum_correction": True},
-            "with momentum_form torch, .* it is for momentum_form caffe",
-        ),
-        (
-            {"momentum_correction": True, "momentum_form": "caffe", "type": "adam"},
-            "momentum_correction is true with solver.type adam",
-        ),
         ({"trust": -1.0}, "solver.trust is -1.0"),
         ({"lr_mult": {"*": -2.0}}, r"solver.lr_mult '\*' is -2.0; it must be 0 or more"),
     ],

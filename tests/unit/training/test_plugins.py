@@ -13,12 +13,12 @@ import firecaffe
 from firecaffe import ModelConfig, Recipe, RunConfig, TrainConfig
 from firecaffe.cluster.world import World
 from firecaffe.data import DataConfig, SampleOrder
+from firecaffe.data.train_batches import TrainBatches
 from firecaffe.errors import DataError, RecipeError
 from firecaffe.recipe.config import CheckpointConfig
 from firecaffe.training.checkpoint import Checkpoint
 from firecaffe.training.plugins import VARIABLE, Plugin, load_plugins
 from firecaffe.training.saver import Write
-from firecaffe.training.step import TrainBatches
 
 
 @dataclass(frozen=True)

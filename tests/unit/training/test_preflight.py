@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from firecaffe import DataConfig, ModelConfig, Recipe, TaskConfig, TrainConfig
+from firecaffe import DataConfig, ModelConfig, Recipe, SynchronyConfig, TaskConfig, TrainConfig
 from firecaffe.errors import OwnCodeError, RecipeError
-from firecaffe.parallel.config import ParallelConfig
+from firecaffe.recipe.check import check_recipe
 from firecaffe.training.preflight import preflight
 from tests.unit.tasks.test_table import OWN
 
@@ -20,7 +20,7 @@ def test_an_own_task_is_tried_on_a_sample(function: str) -> None:
     recipe = Recipe(**SMALL, train=TRAIN, task=TaskConfig(f"{OWN}:{function}"))
     state = torch.random.get_rng_state()
     with pytest.raises(OwnCodeError, match=rf"task\.name '{OWN}:{function}'.*LookupError") as told:
-        preflight(recipe, 2)
+        preflight(check_recipe(recipe), 2)
     assert "own.py" in told.value.traceback
     assert torch.equal(torch.random.get_rng_state(), state)
 
@@ -29,17 +29,25 @@ def test_an_own_task_is_tried_on_a_sample(function: str) -> None:
 def test_what_an_own_loss_gives_is_looked_at(function: str, said: str) -> None:
     recipe = Recipe(**SMALL, train=TRAIN, task=TaskConfig(f"{OWN}:{function}"))
     with pytest.raises(RecipeError, match=said):
-        preflight(recipe, 2)
+        preflight(check_recipe(recipe), 2)
 
 
 def test_a_task_that_can_be_learned_passes() -> None:
-    preflight(Recipe(**SMALL, train=TRAIN, task=TaskConfig(f"{OWN}:loss_fails_later")), 2)
+    preflight(
+        check_recipe(Recipe(**SMALL, train=TRAIN, task=TaskConfig(f"{OWN}:loss_fails_later"))), 2
+    )
+
+
+def test_batch_norm_may_be_estimated() -> None:
+    """The look at the shapes, in evaluation, leaves no layer as one that is not trained."""
+    train = TrainConfig(8, 4, steps=1, device="cpu", batch_norm_samples=8)
+    preflight(check_recipe(Recipe(**{**SMALL, "model": ModelConfig("resnet18")}, train=train)), 2)
 
 
 def test_what_gpus_do_not_take_is_known_before_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """`train.device` is auto: whether there are GPUs is asked of this host."""
-    words = ParallelConfig(0, 2, {"fc*": "neurons"}, 2, "one_weird_trick", exchange="in_turn")
-    recipe = Recipe(**SMALL, train=TrainConfig(16, 4, steps=1), parallel=words)
+    words = SynchronyConfig("asynchronous", lock="none", clock="real")
+    recipe = Recipe(**SMALL, train=TrainConfig(16, 4, steps=1), synchrony=words)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with pytest.raises(RecipeError, match=r"parallel\.exchange in_turn on GPUs"):
-        preflight(recipe, 2)
+    with pytest.raises(RecipeError, match=r"on GPUs with synchrony\.lock = none"):
+        preflight(check_recipe(recipe), 2)

@@ -1,5 +1,7 @@
 """Tensors that are written one at a time: a file as the safetensors library reads it."""
 
+import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -81,5 +83,20 @@ def test_a_file_that_is_cut_short_is_refused(tmp_path: Path, length: int) -> Non
     path = tmp_path / "some.safetensors"
     write_tensors(path, LISTED, TENSORS.items())
     path.write_bytes(path.read_bytes()[:length])
+    with pytest.raises(CheckpointError, match=r"some\.safetensors"):
+        TensorFile(path)
+
+
+@pytest.mark.parametrize("shape", [[0, 2**64 - 1], [2**63, 0], [0, 2**62, 8]])
+def test_sizes_beside_a_zero_that_nobody_can_count_with(tmp_path: Path, shape: list[int]) -> None:
+    header = json.dumps({"a": {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}}).encode()
+    path = tmp_path / "some.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(CheckpointError, match="a has the shape"):
+        TensorFile(path)
+
+
+def test_what_is_no_regular_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(path := tmp_path / "some.safetensors")
     with pytest.raises(CheckpointError, match=r"some\.safetensors"):
         TensorFile(path)

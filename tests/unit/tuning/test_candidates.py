@@ -9,6 +9,7 @@ from firecaffe.errors import RecipeError
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.recipe.sections import Recipe
 from firecaffe.solvers.config import SolverConfig
+from firecaffe.synchrony.config import SynchronyConfig
 from firecaffe.tuning.candidates import Candidate, apply, rules
 
 
@@ -47,6 +48,12 @@ def test_a_warm_up_of_its_own_stays() -> None:
     found = rules(at_batch(128, warmup_steps=7), 16, ["sgd"])
     assert {each.warmup_share for each in found} == {0.0}
     assert apply(at_batch(128, warmup_steps=7), found[0], 100).solver.warmup_steps == 7
+
+
+def test_a_solver_that_cannot_stand_beside_other_words_is_not_tried() -> None:
+    sharded = SynchronyConfig("stale", server="sharded")
+    with pytest.raises(RecipeError, match=r"solver\.type = lars with synchrony\.server = sharded"):
+        rules(replace(at_batch(128), synchrony=sharded), 16, ["sgd", "lars"])
 
 
 def test_one_cycle_gets_no_warm_up_beside_its_own() -> None:

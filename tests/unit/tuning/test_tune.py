@@ -33,6 +33,7 @@ from firecaffe.tuning.tune import (
     tune,
 )
 from firecaffe.tuning.verdict import KEPT, LOST
+from tests.few_images import TEST_IMAGES
 
 RATE = 0.01
 LINEAR = 4 * RATE
@@ -76,7 +77,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., TuneRe
             "world_size": 1,
             "exchange": "tree",
             "route": "tree",
-            "data": "generated: 10000 training and 2000 test images, 10 classes, 1 x 28 x 28",
+            "data": f"generated: 10000 training and {TEST_IMAGES} test images, "
+            "10 classes, 1 x 28 x 28",
             "steps": steps,
             "images_per_s": 1.0,
             "exposed_communication": 0.0,

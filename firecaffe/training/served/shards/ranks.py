@@ -47,7 +47,7 @@ it is one more, and the next learner's are two more."""
 
 
 @dataclass(frozen=True)
-class Whole:
+class WholeTraining:
     """The training that is cut."""
 
     state: State
@@ -69,14 +69,14 @@ class Owners(Holders):
     """All owners, as this rank has to do with them; see `Holders`."""
 
     @classmethod
-    def meet(cls, world: World, whole: Whole, per_rank: int, timeout_s: float) -> Self:
+    def meet(cls, world: World, whole: WholeTraining, per_rank: int, timeout_s: float) -> Self:
         """Cuts a training among all ranks of a world; every rank calls it. per_rank: learners of
         each rank. timeout_s: how long to wait for the others. Raises: PeerLostError.
         """
         store, rank, size = store_of(world), world.rank, world.world_size
         return cls(Mesh(store, "owners", rank, size, timeout_s), whole, per_rank)
 
-    def __init__(self, mesh: Mesh, whole: Whole, per_rank: int) -> None:
+    def __init__(self, mesh: Mesh, whole: WholeTraining, per_rank: int) -> None:
         self._mesh, self._whole = mesh, whole
         parcel = Parcel(whole.named)
         shards = cut(parcel, len(mesh.others) + 1)

@@ -76,15 +76,15 @@ def test_another_file_is_refused_by_its_first_bytes() -> None:
 
 
 @pytest.mark.parametrize("mended", [False, True])
-def test_ten_thousand_changes(mended: bool) -> None:
+def test_thousands_of_changes(mended: bool) -> None:
     """Changed bytes, and changed bytes whose checksums are right again: those may be decoded, to
-    other tensors of the same kind, or be refused.
+    other tensors of the same kind, or be refused. More of them are in `benchmarks.fuzz`.
     """
     files = [bytes_of(small(), code) for code in CODES]
     tracemalloc.start()
     drawn = random.Random(0)
     refused = 0
-    for number in range(5_000):
+    for number in range(2_000):
         data = _changed(files[number % len(files)], drawn)
         if number == TRACED:
             assert tracemalloc.get_traced_memory()[1] < 2 * MOST_BYTES
@@ -93,7 +93,7 @@ def test_ten_thousand_changes(mended: bool) -> None:
             decoded(with_sums(data) if mended else data, most_bytes=MOST_BYTES)
         except (CheckpointError, DamagedError):  # the latter, of what has no sums to mend
             refused += 1
-    assert refused > (1_000 if mended else 4_900)
+    assert refused > (400 if mended else 1_950)
 
 
 def _changed(data: bytes, drawn: random.Random) -> bytes:

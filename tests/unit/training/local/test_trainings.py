@@ -142,14 +142,3 @@ def test_what_is_not_finite_is_told_with_its_step_and_the_average_stays(tmp_path
 def test_refused(words: dict[str, Any], line: str, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=line):
         train(tmp_path / "run", words)
-
-
-def test_a_hook_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"comm_hook with synchrony\.mode local"):
-        firecaffe.train(
-            recipe(tmp_path / "run", {}),
-            network,
-            data(300, 0),
-            data(100, 1),
-            comm_hook=(None, lambda state, bucket: None),  # type: ignore[arg-type, return-value]
-        )

@@ -9,6 +9,7 @@ from torch import Tensor, nn, optim
 
 from firecaffe.cluster.world import World
 from firecaffe.data import Batch, Batches, DataConfig, SampleOrder, TensorDataset
+from firecaffe.data.train_batches import TrainBatches
 from firecaffe.exchange.route import find_route
 from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.recipe.config import TrainConfig
@@ -18,13 +19,13 @@ from firecaffe.synchrony.leaves import Leaf
 from firecaffe.synchrony.policy import Policy, Update, Work
 from firecaffe.tasks import CLASSIFICATION
 from firecaffe.training.forward import Forward
+from firecaffe.training.modes.every_step import empty_counts, steps_of_whole
 from firecaffe.training.served.coder import Coder
 from firecaffe.training.served.computed import Computed
 from firecaffe.training.served.make import leaves_of
 from firecaffe.training.served.memory import ServerMemory
 from firecaffe.training.served.server import Server
 from firecaffe.training.served.stepper import Progress, ServedStepper
-from firecaffe.training.step import Stepper, TrainBatches, empty_counts
 from firecaffe.transport.exchange import Exchange
 
 CURVATURE = torch.tensor([1.0, 0.5, 2.0])
@@ -84,7 +85,8 @@ class Made:
             Exchange(World(0, 1, torch.device("cpu")), find_route("tree", leaves, 1)),
             bucket_bytes=100,
         )
-        self.stepper = Stepper(self.forward, self.batches, optimizer, self.reducer, range(leaves))
+        made = self.forward, self.batches, optimizer, self.reducer, range(leaves)
+        self.stepper = steps_of_whole(*made)
 
     def served(self, words: SynchronyConfig, events: Iterable[Event], steps: int) -> ServedStepper:
         memory = ServerMemory(self.net, self.named, squares=words.compensate == "delay")

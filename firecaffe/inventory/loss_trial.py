@@ -1,0 +1,148 @@
+"""What a loss is a mean of, found by trying it on outputs and targets of a few samples.
+
+A step adds the losses of micro-batches, each weighted by its samples. So the loss of a micro-batch
+must be the mean over its samples; else the size of micro-batches decides the gradient. A sum, a
+mean that is weighted, or one over fewer than the samples is found out by its values: for one
+sample, the same sample twice, pairs, and all of them.
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from firecaffe.errors import RecipeError
+from firecaffe.generators import generators_kept, seed_generators
+
+Loss = Callable[[Any, Any], Tensor]
+
+MEAN = "the mean of the samples"
+WHOLE = "of each micro-batch as a whole"
+UNKNOWN = "not known what it is a mean of, for outputs or targets have no row for each sample"
+RAISED = "not known what it is a mean of, for of some samples it raises"
+
+TOLERANCE = 1e-3
+"""How far apart two losses may be, as a share, that are the same but for rounding."""
+COARSE = 3e-2
+"""The same of a loss in 16 bits."""
+
+MOST_SAMPLES = 16
+
+EXACT, LEAST_APART = 2e-5, 0.1
+"""Of a weighted mean: how exact its values are, and how far apart the losses of two samples have to
+be, as shares, for that to tell it from others.
+"""
+
+REMEDY = "expected the mean over the micro-batch's samples, each with the same weight"
+
+
+def check_reduction(word: str, loss: Any) -> None:
+    """Looks at a loss of torch's that says how it adds. Raises: RecipeError if it is no mean."""
+    if not isinstance(loss, nn.modules.loss._Loss):
+        return
+    if loss.reduction not in ("mean", "batchmean"):
+        raise RecipeError(
+            f"{word} is {type(loss).__name__}(reduction={loss.reduction!r}); {REMEDY}: "
+            'reduction="mean"'
+        )
+    is_weighted = isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss) and loss.weight is not None
+    if is_weighted:
+        raise RecipeError(
+            f"{word} is {type(loss).__name__}(weight=…), a mean over the weights of the labels "
+            f"that a micro-batch happens to have; {REMEDY}: task.class_weights of a recipe, or "
+            'F.cross_entropy(outputs, labels, weight, reduction="none").mean()'
+        )
+
+
+def mean_of(word: str, loss: Loss, outputs: Any, targets: Any) -> str:
+    """Says what a loss is a mean of: MEAN, WHOLE, UNKNOWN, or RAISED and what.
+
+    outputs, targets: tensors or trees of them, with a row for each sample.
+
+    Raises: RecipeError if it is a sum, a weighted mean, or a mean over fewer than the samples.
+    """
+    leaves = [leaf for leaf in tree_leaves((outputs, targets)) if isinstance(leaf, Tensor)]
+    count = next((len(leaf) for leaf in leaves if leaf.ndim), 0)
+    if not count or any(leaf.ndim == 0 or len(leaf) != count for leaf in leaves):
+        return UNKNOWN
+    count = min(count, MOST_SAMPLES)
+
+    def of(*places: int) -> float:
+        index = torch.tensor(places, device=leaves[0].device)
+        seed_generators(0, 0, 0)  # a loss may draw
+        with torch.no_grad():
+            return float(loss(_taken(outputs, index), _taken(targets, index)))
+
+    try:
+        with generators_kept(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of losses that one sample is not enough for
+            each = [of(place) for place in range(count)]
+            pairs = [of(place, place + 1) for place in range(count - 1)]
+            twice, whole = of(0, 0), of(*range(count))
+    except RecipeError:
+        raise
+    except Exception as error:  # of a loss that needs several samples, or all of them
+        return f"{RAISED} {type(error).__name__}"
+    is_coarse = any(leaf.is_floating_point() and leaf.dtype.itemsize == 2 for leaf in leaves)
+    close = partial(math.isclose, rel_tol=COARSE if is_coarse else TOLERANCE, abs_tol=1e-6)
+    if not close(each[0], 0) and close(twice, 2 * each[0]):
+        raise RecipeError(
+            f"{word} gives {each[0]:.4g} for the first sample, and {twice:.4g} for that sample "
+            f"twice: it is a sum; {REMEDY}"
+        )
+    apart = list[int]()
+    for place, pair in enumerate(pairs):
+        one, other = each[place : place + 2]
+        alone, left = (one, other) if _is_none(one) else (other, one)
+        counts = not _is_none(left) and not close(left, 0)
+        if _is_none(alone) and counts and close(pair, left):
+            raise RecipeError(
+                f"{word} gives {alone:g} for one sample, {left:.4g} for another, and {pair:.4g} "
+                "for both: it is a mean over fewer than the samples, as without those of "
+                f"ignore_index; {REMEDY}, where one without a label adds 0"
+            )
+        if not close(pair, (one + other) / 2):
+            apart.append(place)
+    # Where two samples differ most, a weighted mean is best told from a root of a mean.
+    place = max(apart, key=lambda at: abs(each[at] - each[at + 1]), default=0)
+    if apart and not is_coarse and _is_weighted(each, pairs[place], of, place):
+        raise RecipeError(
+            f"{word} gives {each[place]:.4g} and {each[place + 1]:.4g} for two samples, and "
+            f"{pairs[place]:.4g} for both: it is a weighted mean; {REMEDY}"
+        )
+    is_mean = close(twice, each[0]) and close(whole, sum(each) / count)
+    return MEAN if is_mean else WHOLE
+
+
+def _is_none(value: float) -> bool:
+    """Whether a loss may be that of a sample which does not count."""
+    return math.isnan(value) or value == 0
+
+
+def _is_weighted(each: Sequence[float], pair: float, of: Callable[..., float], place: int) -> bool:
+    """Whether samples that are there several times come to what their weights say, as the loss of
+    both tells these: pair = (one + weight * other) / (1 + weight).
+    """
+    one, other = each[place], each[place + 1]
+    apart = abs(one - other) > LEAST_APART * max(abs(one), abs(other))
+    if not apart or not min(one, other) < pair < max(one, other):
+        return False
+    weight = (one - pair) / (pair - other)
+    with generators_kept():
+        return all(
+            math.isclose(
+                of(*[place] * first, *[place + 1] * second),
+                (first * one + weight * second * other) / (first + weight * second),
+                rel_tol=EXACT,
+            )
+            for first, second in ((2, 1), (5, 1), (1, 5))
+        )
+
+
+def _taken(tree: Any, index: Tensor) -> Any:
+    return tree_map(lambda leaf: leaf[index] if isinstance(leaf, Tensor) else leaf, tree)

@@ -1,0 +1,30 @@
+"""The look at a recipe's network and loss, on this device alone, without a training."""
+
+import torch
+
+from firecaffe.data import Batches, SampleOrder
+from firecaffe.inventory.findings import Inventory
+from firecaffe.measure.step import dataset_of
+from firecaffe.recipe.check import CheckedRecipe
+from firecaffe.training.arithmetic import arithmetic
+from firecaffe.training.first_look import FirstLook
+from firecaffe.training.forward import Forward
+from firecaffe.training.given_task import task_for
+from firecaffe.training.parts import Parts, build_network
+
+
+def inventory_of(recipe: CheckedRecipe, device: torch.device) -> Inventory:
+    """What the recipe's network keeps, changes and draws, and what its loss is a mean of, as a
+    training finds it before its first step; of the whole network, whatever [parallel] says.
+
+    Raises: RecipeError if no training would keep it the same on any number of workers.
+    """
+    train = recipe.train
+    with arithmetic(train, device):
+        data = dataset_of(recipe, 2 * train.micro_batch_size)
+        network = build_network(recipe, Parts(), data, device)
+        size = train.micro_batch_size
+        order = SampleOrder(train.seed, len(data), 2 * size, size)
+        task = task_for(recipe, None, None, data)
+        forward = Forward(network, task, train, device=device)
+        return FirstLook(forward).around(Batches(data, order, recipe.data, device))

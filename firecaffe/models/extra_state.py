@@ -1,0 +1,190 @@
+"""The extra state of modules (`get_extra_state`) as buffers of bytes.
+
+torch keeps what a module's `get_extra_state` returns in a state_dict. In a training it must be the
+same on any number of workers, too. So each such module has a buffer that holds it, as bytes, for as
+long as the network is trained: before a forward it goes into the modules, and after one it is taken
+from them. As other buffers of whole numbers it then changes once a step, as the first micro-batch
+changes it; checkpoints, digests, other ranks and exported weights have it.
+"""
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from firecaffe.errors import CheckpointError, RecipeError
+from firecaffe.inventory.network_state import EXTRA_STATE_BYTES, modules_with_extra_state
+
+LENGTH_BYTES = 4
+GROWTH = 4
+"""How many times longer the state may become than it was at the start."""
+LEAST_BYTES = 1024
+
+TUPLE, TENSOR, ARRAY = range(1, 4)
+"""Kinds of values that MessagePack has no word for."""
+
+
+class ExtraState:
+    """The extra state of a network's modules, while it lies in buffers."""
+
+    def __init__(self, network: nn.Module, named: dict[str, nn.Module]) -> None:
+        self._network, self._named = network, named
+        self._lies_in: dict[str, bytes] = {}
+        for name, module in named.items():
+            if any(each.is_meta for each in network.parameters()):
+                raise RecipeError(
+                    f"module {_shown(name)} has an extra state (get_extra_state), and a network "
+                    "whose layers or stages are shared out among ranks has no place for it; leave "
+                    "[parallel] out"
+                )
+            content = self._content(name)
+            size = max(LEAST_BYTES, GROWTH * len(content))
+            bytes_N = torch.zeros(LENGTH_BYTES + size, dtype=torch.uint8)
+            module.register_buffer(EXTRA_STATE_BYTES, bytes_N)
+            self._store(name, content)
+        self._hooks = (
+            network.register_forward_pre_hook(self._before_forward),
+            network.register_forward_hook(self._after_forward),
+        )
+
+    # Methods, so that a copy of the network has those of its own copy.
+    def _before_forward(self, *_: Any) -> None:
+        self.to_modules()
+
+    def _after_forward(self, *_: Any) -> None:
+        self.from_modules()
+
+    def to_modules(self) -> None:
+        """Gives the modules what lies in the buffers, where that has changed."""
+        for name, module in self._named.items():
+            content = _content_of(getattr(module, EXTRA_STATE_BYTES), name)
+            if content != self._lies_in[name]:
+                module.set_extra_state(_decoded(content, name))
+                self._lies_in[name] = content
+
+    def from_modules(self) -> None:
+        """Takes what the modules have into the buffers."""
+        for name in self._named:
+            content = self._content(name)
+            if content != self._lies_in[name]:
+                self._store(name, content)
+
+    def take_away(self) -> None:
+        """Leaves the network as it was made, with the state that lies in the buffers."""
+        self.to_modules()
+        for hook in self._hooks:
+            hook.remove()
+        for module in self._named.values():
+            delattr(module, EXTRA_STATE_BYTES)
+        delattr(self._network, HELD)
+
+    def _content(self, name: str) -> bytes:
+        state = self._named[name].get_extra_state()
+        try:
+            return msgspec.msgpack.encode(_plain(state))
+        except (TypeError, OverflowError, ValueError) as error:
+            raise RecipeError(
+                f"the extra state of module {_shown(name)} cannot be kept ({error}); expected "
+                "numbers, texts, tensors, and lists, tuples and dicts of them"
+            ) from error
+
+    @torch.no_grad()
+    def _store(self, name: str, content: bytes) -> None:
+        buffer: Tensor = getattr(self._named[name], EXTRA_STATE_BYTES)
+        room = len(buffer) - LENGTH_BYTES
+        if len(content) > room:
+            raise RecipeError(
+                f"the extra state of module {_shown(name)} grows: {len(content)} bytes, and at "
+                f"the start it had room for {room}; expected one that stays about as long"
+            )
+        row = len(content).to_bytes(LENGTH_BYTES, "little") + content
+        filled = np.frombuffer(row.ljust(len(buffer), b"\0"), dtype=np.uint8)
+        buffer.copy_(torch.from_numpy(filled.copy()))
+        self._lies_in[name] = content
+
+
+HELD = "_firecaffe_extra_state"
+"""The attribute of a network that has its `ExtraState`."""
+
+
+def hold_extra_state(network: nn.Module) -> None:
+    """Puts the extra state of a network's modules into buffers, if it has any.
+
+    Raises: RecipeError if it cannot be kept.
+    """
+    named = dict(modules_with_extra_state(network))
+    if named and not hasattr(network, HELD):
+        object.__setattr__(network, HELD, ExtraState(network, named))
+
+
+def let_go_of_extra_state(network: nn.Module) -> None:
+    """Leaves a network as it was made, and its modules with the state that they came to."""
+    held: ExtraState | None = getattr(network, HELD, None)
+    if held is not None:
+        held.take_away()
+
+
+def _content_of(buffer: Tensor, name: str) -> bytes:
+    row = buffer.cpu().numpy().tobytes()
+    length = int.from_bytes(row[:LENGTH_BYTES], "little")
+    if length > len(row) - LENGTH_BYTES:
+        raise CheckpointError(f"the extra state of module {_shown(name)} is damaged")
+    return row[LENGTH_BYTES : LENGTH_BYTES + length]
+
+
+def _plain(value: Any) -> Any:
+    """The value in what MessagePack has. Raises: TypeError if it is of another kind."""
+    if value is None or type(value) in (bool, int, float, str, bytes):
+        return value
+    if isinstance(value, Tensor):
+        array = value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+        dtype = str(value.dtype).removeprefix("torch.")
+        return _extension(TENSOR, [dtype, list(value.shape), array.tobytes()])
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc":
+        return _extension(ARRAY, [value.dtype.str, list(value.shape), value.tobytes()])
+    if isinstance(value, tuple):
+        return _extension(TUPLE, [_plain(each) for each in value])
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    if isinstance(value, dict):
+        return {_plain(key): _plain(each) for key, each in value.items()}
+    raise TypeError(f"found {type(value).__name__}")
+
+
+def _extension(kind: int, content: Any) -> msgspec.msgpack.Ext:
+    return msgspec.msgpack.Ext(kind, msgspec.msgpack.encode(content))
+
+
+def _decoded(content: bytes, name: str) -> Any:
+    """Raises: CheckpointError if the bytes are none that were encoded here."""
+    try:
+        return _DECODER.decode(content)
+    except (msgspec.MsgspecError, ValueError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            f"the extra state of module {_shown(name)} is damaged ({error!s:.100})"
+        ) from error
+
+
+def _value(kind: int, content: memoryview) -> Any:
+    parts = _DECODER.decode(content)
+    if kind == TUPLE:
+        return tuple(parts)
+    dtype, shape, row = parts
+    if kind == ARRAY:
+        array = np.frombuffer(bytearray(row), np.dtype(dtype)).reshape(shape)
+        return array if shape else array[()]
+    of_torch = getattr(torch, dtype)
+    if not isinstance(of_torch, torch.dtype):
+        raise ValueError(f"{dtype} is no type of tensors")
+    if not row:
+        return torch.zeros(shape, dtype=of_torch)
+    return torch.frombuffer(bytearray(row), dtype=of_torch).reshape(shape)
+
+
+_DECODER = msgspec.msgpack.Decoder(ext_hook=_value)
+
+
+def _shown(name: str) -> str:
+    return name or "network"

@@ -1,0 +1,47 @@
+"""The one check of a recipe: what can be known from its words alone."""
+
+from typing import Any, NewType
+
+from firecaffe.compression.config import check_prune, check_share
+from firecaffe.gradients.config import check_exchange
+from firecaffe.parallel.config import check_parallel
+from firecaffe.recipe.config import check_checkpoint, check_mixing, check_train
+from firecaffe.recipe.fits import check_fits
+from firecaffe.recipe.refusals import check_together
+from firecaffe.recipe.sections import Recipe
+from firecaffe.runs.loggers import check_loggers
+from firecaffe.solvers.policy import check_policy
+from firecaffe.synchrony.config import check_synchrony
+from firecaffe.words import check_kinds
+
+CheckedRecipe = NewType("CheckedRecipe", Recipe)
+"""A recipe whose words are possible, each by itself and all together."""
+
+
+def check_recipe(recipe: Recipe, **given: Any) -> CheckedRecipe:
+    """Checks what can be known from the words alone: each word, words together, numbers.
+
+    given: what is given beside it in Python, of `terms.GIVEN`.
+
+    Raises: RecipeError with the dotted name of the word, what was found, and what would be right.
+    """
+    # Optimizers and losses load torch, which the meaning of a recipe's words does not need.
+    from firecaffe.solvers.optimizer import check_solver
+    from firecaffe.tasks.table import check_task
+
+    check_kinds(recipe)
+    check_task(recipe.task)
+    check_train(recipe.train)
+    check_mixing(recipe.data)
+    check_solver(recipe.solver)
+    check_policy(recipe.solver)
+    check_exchange(recipe.exchange)
+    check_synchrony(recipe.synchrony)
+    check_parallel(recipe.parallel)
+    check_prune(recipe.prune)
+    check_share(recipe.share)
+    check_loggers(recipe.run.loggers)
+    check_checkpoint(recipe.checkpoint)
+    check_together(recipe, **given)
+    check_fits(recipe)
+    return CheckedRecipe(recipe)

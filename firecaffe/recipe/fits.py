@@ -1,0 +1,295 @@
+"""Numbers of a recipe that have to fit each other, or the data."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from firecaffe.data import Data
+from firecaffe.errors import RecipeError
+from firecaffe.exchange.leaves import num_nodes
+from firecaffe.recipe.sections import Recipe
+from firecaffe.solvers.policy import batch_scale, learning_rate
+from firecaffe.synchrony.config import (
+    ASYNCHRONOUS,
+    BACKUP,
+    LOCAL,
+    SynchronyConfig,
+    learners_that_do_not_fit,
+)
+from firecaffe.words import LARGEST, MOST_MICRO_BATCHES
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Numbers that have to fit, as the docstring of `problem` says, which returns what is said if
+    they do not, else nothing.
+    """
+
+    words: tuple[str, ...]
+    problem: Callable[[Recipe], str]
+
+
+def check_fits(recipe: Recipe) -> None:
+    """Raises: RecipeError if numbers do not fit each other."""
+    raise_first(each.problem(recipe) for each in FITS)
+
+
+def raise_first(problems: Iterable[str]) -> None:
+    """Raises: RecipeError for the first of these lines that is not empty."""
+    if line := next(filter(None, problems), ""):
+        raise RecipeError(line)
+
+
+def _whole_micro_batches(recipe: Recipe) -> str:
+    """A step is of whole micro-batches, up to a number of them."""
+    words = recipe.train
+    if words.global_batch_size % words.micro_batch_size:
+        return (
+            f"train.global_batch_size is {words.global_batch_size}, which is no multiple of "
+            f"train.micro_batch_size, {words.micro_batch_size}"
+        )
+    if words.num_micro_batches > MOST_MICRO_BATCHES:
+        return (
+            f"train.global_batch_size {words.global_batch_size} in micro-batches of "
+            f"train.micro_batch_size {words.micro_batch_size} is {words.num_micro_batches:,} a "
+            f"step; there may be at most {MOST_MICRO_BATCHES:,}"
+        )
+    return ""
+
+
+def _statistics(recipe: Recipe) -> str:
+    """BatchNorm's statistics are taken over whole micro-batches."""
+    samples, size = recipe.train.batch_norm_samples, recipe.train.micro_batch_size
+    if not samples or samples >= size:
+        return ""
+    return (
+        f"train.batch_norm_samples is {samples}; it must be 0, or at least "
+        f"train.micro_batch_size, {size}: whole micro-batches are taken"
+    )
+
+
+def _partners(recipe: Recipe) -> str:
+    """Samples are mixed with others of their micro-batch."""
+    size = recipe.train.micro_batch_size
+    for name in ("mixup", "cutmix"):
+        if (alpha := getattr(recipe.data, name)) and size < 2:
+            return (
+                f"data.{name} is {alpha} with train.micro_batch_size {size}: partners are of the "
+                "same micro-batch, so it takes 2 samples or more"
+            )
+    return ""
+
+
+def _boxes(recipe: Recipe) -> str:
+    """Boxes of an image are scaled to a crop, without padding."""
+    words = recipe.data
+    if words.augment != "inception" or (words.crop >= 1 and not words.pad):
+        return ""
+    return (
+        f"data.augment is inception with data.crop {words.crop} and data.pad {words.pad}; expected "
+        "a crop from 1, the side that boxes are scaled to, and no padding"
+    )
+
+
+def _falling_momentum(recipe: Recipe) -> str:
+    """The momentum falls as the rate rises."""
+    words = recipe.solver
+    if words.lr_policy != "one_cycle" or words.base_momentum <= words.momentum:
+        return ""
+    return (
+        f"solver.base_momentum is {words.base_momentum}; it must be at most solver.momentum, "
+        f"{words.momentum}, from which it falls as the rate rises"
+    )
+
+
+def _reference_batch(recipe: Recipe) -> str:
+    """A scaled rate is that of a batch."""
+    words = recipe.solver
+    if words.scale == "none" or words.reference_batch_size >= 1:
+        return ""
+    return (
+        f"solver.scale is {words.scale} with solver.reference_batch_size "
+        f"{words.reference_batch_size}; give the global batch that base_lr is for"
+    )
+
+
+def _level(recipe: Recipe) -> str:
+    """Nodes that are encoded lie below the root of the tree."""
+    level, leaves, what = recipe.exchange.level, recipe.train.num_micro_batches, "micro-batches"
+    if recipe.synchrony.mode == LOCAL:
+        leaves, what = recipe.synchrony.replicas, "replicas"
+    if not level or num_nodes(leaves, level - 1) > 1:
+        return ""
+    return (
+        f"exchange.compressor_level is {level}, but the tree over {leaves} {what} ends at level "
+        f"{(leaves - 1).bit_length()}"
+    )
+
+
+def _stages(recipe: Recipe) -> str:
+    """Each stage has a worker."""
+    words = recipe.parallel
+    if not words.stages or words.model in (1, words.row_size):
+        return ""
+    return (
+        f"parallel.model is {words.model}, but parallel.stages names {words.row_size} stages, a "
+        "worker each; leave parallel.model out"
+    )
+
+
+def _parts(recipe: Recipe) -> str:
+    """The workers of a model hold equally many parts."""
+    words = recipe.parallel
+    if words.stages or not words.is_split or not words.num_parts % words.model:
+        return ""
+    below = words.num_parts // words.model * words.model
+    would = f"{below} or {below + words.model}" if below else str(words.model)
+    return (
+        f"parallel.parts is {words.parts}, which {words.model} workers cannot hold equally "
+        f"(parallel.model); take {would}"
+    )
+
+
+def _gradients_of_a_step(recipe: Recipe) -> str:
+    """A step has more micro-batches than are dropped, or than make an update."""
+    words, leaves = recipe.synchrony, recipe.train.num_micro_batches
+    if words.mode == BACKUP and words.backup_workers >= leaves:
+        return (
+            f"synchrony.backup_workers is {words.backup_workers} of {leaves} micro-batches a step; "
+            "it must be less"
+        )
+    if words.mode == ASYNCHRONOUS and words.gradients_per_update > leaves:
+        return (
+            f"synchrony.gradients_per_update is {words.gradients_per_update} of {leaves} "
+            "micro-batches a step; it must be at most as many"
+        )
+    return ""
+
+
+def _warm_steps(recipe: Recipe) -> str:
+    """A training goes on after its warm steps."""
+    words, steps = recipe.synchrony, recipe.train.steps
+    if not words.is_served or not steps or words.warm_steps < steps:
+        return ""
+    return f"synchrony.warm_steps is {words.warm_steps} of train.steps {steps}; it must be less"
+
+
+def _simulated_learners(recipe: Recipe) -> str:
+    """Learners are more than are dropped, or than make an update."""
+    words = recipe.synchrony
+    if not words.is_served or words.clock != "simulated":
+        return ""
+    return learners_that_do_not_fit(words, words.learners, f"synchrony.learners, {words.learners}")
+
+
+def _replicas(recipe: Recipe) -> str:
+    """Replicas have equally many micro-batches."""
+    words, leaves = recipe.synchrony, recipe.train.num_micro_batches
+    if words.mode != LOCAL or not leaves % words.replicas:
+        return ""
+    return (
+        f"synchrony.replicas is {words.replicas} of {leaves} micro-batches a step "
+        "(train.global_batch_size / train.micro_batch_size); it must divide them"
+    )
+
+
+def _rounds(recipe: Recipe) -> str:
+    """A round has a step for each fragment, and an average comes before the next."""
+    words, steps = recipe.synchrony, recipe.train.steps
+    if words.mode != LOCAL:
+        return ""
+    if words.fragments > words.local_steps:
+        return (
+            f"synchrony.fragments is {words.fragments} with synchrony.local_steps "
+            f"{words.local_steps}; it must be at most that, so that each has a step of its own"
+        )
+    between = words.local_steps // words.fragments
+    if words.overlap_steps >= between:
+        of_one = f" in {words.fragments} fragments" * (words.fragments > 1)
+        return (
+            f"synchrony.overlap_steps is {words.overlap_steps} with synchrony.local_steps "
+            f"{words.local_steps}{of_one}; it must be less than {between}, so that an average has "
+            "come before the next"
+        )
+    return too_short(words, words.warm_steps, steps) if steps else ""
+
+
+def too_short(words: SynchronyConfig, synchronous: int, steps: int) -> str:
+    """What is said of a training of so many steps that has not even one round, else nothing.
+    synchronous: the number of steps before the first.
+    """
+    if synchronous + words.local_steps <= steps:
+        return ""
+    before = f" after {synchronous} synchronous steps" if synchronous else ""
+    left = steps - synchronous
+    right = f"it must be at most {left}" if left > 0 else "fewer steps may be synchronous"
+    return (
+        f"synchrony.local_steps is {words.local_steps}{before}, but the training has {steps} "
+        f"steps; {right}"
+    )
+
+
+SIZES = ("train.global_batch_size", "train.micro_batch_size")
+
+FITS = (
+    Fit(SIZES, _whole_micro_batches),
+    Fit(("train.batch_norm_samples", "train.micro_batch_size"), _statistics),
+    Fit(("data.mixup", "data.cutmix", "train.micro_batch_size"), _partners),
+    Fit(("data.augment", "data.crop", "data.pad"), _boxes),
+    Fit(("solver.base_momentum", "solver.momentum"), _falling_momentum),
+    Fit(("solver.scale", "solver.reference_batch_size"), _reference_batch),
+    Fit(("exchange.compressor_level", "synchrony.replicas", *SIZES), _level),
+    Fit(("parallel.model", "parallel.stages"), _stages),
+    Fit(("parallel.parts", "parallel.model"), _parts),
+    Fit(
+        ("synchrony.backup_workers", "synchrony.gradients_per_update", *SIZES),
+        _gradients_of_a_step,
+    ),
+    Fit(("synchrony.warm_steps", "train.steps"), _warm_steps),
+    Fit(
+        ("synchrony.backup_workers", "synchrony.gradients_per_update", "synchrony.learners"),
+        _simulated_learners,
+    ),
+    Fit(("synchrony.replicas", *SIZES), _replicas),
+    Fit(
+        (
+            *("synchrony.fragments", "synchrony.overlap_steps", "synchrony.local_steps"),
+            *("synchrony.warm_steps", "train.steps"),
+        ),
+        _rounds,
+    ),
+)
+"""In this order: the first says whether there are micro-batches to count."""
+
+
+def check_data_fit(recipe: Recipe, data: Data, steps: int) -> None:
+    """Raises: RecipeError if numbers do not fit the data, or the steps that these come to."""
+    raise_first((_validation(recipe, data), _rates(recipe, steps)))
+
+
+def _validation(recipe: Recipe, data: Data) -> str:
+    """Evaluations on the way need samples of their own."""
+    every = recipe.train.eval_every
+    if not every or data.validation is not None:
+        return ""
+    return (
+        f"train.eval_every is {every}, but there are no validation samples, and the test samples "
+        "are seen once, at the end; set data.hold_out, as to 0.1, or leave train.eval_every out"
+    )
+
+
+def _rates(recipe: Recipe, steps: int) -> str:
+    """The first and the highest rate, a layer's share of it, and of the decay, are float32."""
+    solver = recipe.solver
+    scale = batch_scale(solver, recipe.train.global_batch_size)
+    highest = max(0, min(round(solver.pct_start * steps), steps) - 1)  # of one_cycle
+    rate = max(learning_rate(solver, step, steps, scale) for step in (0, highest, steps - 1))
+    for what, value, mults in (
+        (f"the learning rate of solver.base_lr {solver.base_lr:g}", rate, solver.lr_mult),
+        (f"solver.weight_decay {solver.weight_decay:g}", solver.weight_decay, solver.decay_mult),
+    ):
+        most = value * max(mults.values(), default=1.0)
+        if not most <= LARGEST:
+            return (
+                f"{what} comes to {most:g}; it must be at most {LARGEST:.2g}, the largest float32"
+            )
+    return ""

@@ -1,0 +1,274 @@
+"""The table of refusals: which words of a recipe cannot stand together, and why.
+
+One row for each reason. The check asks it, `firecaffe help`, the reference, the layouts of `auto`
+and the search of `tune`; a test makes an example of each row. A word by itself is checked by its
+Config; numbers that do not fit each other are `fits`.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from firecaffe.compression.config import GRADUAL, LAYER, MAGNITUDE
+from firecaffe.errors import RecipeError
+from firecaffe.parallel.config import AUTO
+from firecaffe.recipe.conditions import (
+    CAFFES_NET,
+    CODEC,
+    CONSTRAINED,
+    FLOAT16,
+    IN_SHARDS,
+    NOT_EVERY_STEP,
+    OUT_OF_ORDER,
+    OWN_CODE,
+    OWN_SOLVER,
+    ROW,
+    SHARES,
+    SPLIT,
+    TRANSFORMS,
+    UNSPLIT,
+)
+from firecaffe.recipe.refusals_of_modes import OF_REPLICAS, OF_SERVERS
+from firecaffe.recipe.sections import Recipe
+from firecaffe.recipe.terms import (
+    Facts,
+    Refusal,
+    any_of,
+    combinations,
+    facts_of,
+    is_,
+    is_not,
+    off,
+    on,
+)
+from firecaffe.solvers.config import BY_LAYER, MAY_CYCLE, MAY_DECOUPLE, MAY_L1, OF_CAFFE
+
+_DATA = (
+    Refusal(
+        (on("data.args"), is_not("data.name", OWN_CODE)),
+        "these data take none",
+        "leave data.args out, or name a function of your own, package.module:function",
+    ),
+    Refusal(
+        (any_of(on("data.hold_out"), on("data.balance")), is_("data.order", "shards")),
+        "what is left of a shard, or drawn by weights, does not lie together",
+        "take data.order = samples",
+    ),
+    Refusal(
+        (any_of(*TRANSFORMS), is_("data.name", CAFFES_NET)),
+        "the transform_param of the net's data layers decides",
+        "leave the word out",
+    ),
+    Refusal(
+        (on("task.args"), is_("task.name", CAFFES_NET)),
+        "the net's own layers have the words of its losses",
+        "leave task.args out",
+    ),
+)
+
+_EXCHANGE = (
+    Refusal(
+        (any_of(CODEC, SHARES, IN_SHARDS), is_("exchange.algorithm", OUT_OF_ORDER)),
+        "sums take the order of the micro-batch tree, which this exchange does not keep",
+        "use tree",
+    ),
+    Refusal(
+        (CODEC, FLOAT16),
+        "the loss scale changes between steps, what a codec has kept back would not",
+        "use bfloat16",
+        "unwritten",
+    ),
+    Refusal(
+        (SHARES, CODEC),
+        "what a codec keeps back is with the worker of its micro-batches, which shares change",
+        kind="unwritten",
+    ),
+    Refusal(
+        (on("comm_hook"), any_of(NOT_EVERY_STEP, SHARES, IN_SHARDS, *ROW.terms, CODEC)),
+        "a hook takes each worker's gradient of a step, whole and as it is, and gives all workers "
+        "their sum",
+    ),
+)
+
+_SHARDS = (
+    Refusal(
+        (IN_SHARDS, NOT_EVERY_STEP),
+        "in other modes there is no sum of a step over workers that they could share out",
+        "take synchrony.mode = every_step, or leave exchange.update_at out",
+    ),
+    Refusal(
+        (IN_SHARDS, OWN_SOLVER),
+        "an optimizer of your own may need what other workers have",
+        f"{', '.join(BY_LAYER)} update each parameter by itself",
+    ),
+    Refusal(
+        (IN_SHARDS, SPLIT),
+        "a part of a layer need not be rows, by which shards are cut",
+        kind="unwritten",
+    ),
+)
+
+_PARALLEL = (
+    Refusal(
+        (ROW, is_("train.compile", True)),
+        "code that is compiled for a part need not round as that of the whole",
+    ),
+    Refusal(
+        (ROW, OWN_SOLVER),
+        "an optimizer of your own may need what other workers have",
+        "take one by name",
+    ),
+    Refusal(
+        (on("parallel.stages"), SPLIT), "a stage's layers cannot be split yet", kind="unwritten"
+    ),
+    Refusal((on("parallel.parts"), *UNSPLIT), "no layer is split", "leave parallel.parts out"),
+    Refusal(
+        (on("parallel.model"), *UNSPLIT, off("parallel.stages")),
+        "no layer is split",
+        'say parallel.split = { "classifier.*" = "neurons" }, or parallel.scheme = one_weird_trick',
+    ),
+    Refusal(
+        (is_("parallel.scheme", AUTO), off("parallel.parts")),
+        "the number of parts decides bits, and what is chosen must not",
+        "say one that numbers of workers divide, as parallel.parts = 4",
+    ),
+    Refusal(
+        (any_of(on("parallel.data"), on("parallel.model")), is_("parallel.scheme", AUTO)),
+        "auto chooses it",
+    ),
+    Refusal(
+        (on("model"), is_("parallel.scheme", AUTO)),
+        "auto prices the network that the recipe names",
+        'say model.name = "file.py:function", or another scheme',
+        "unwritten",
+    ),
+)
+
+_CONSTRAINED = (
+    Refusal((CONSTRAINED, NOT_EVERY_STEP), "weights differ among workers", kind="unwritten"),
+    Refusal((CONSTRAINED, IN_SHARDS), "no worker updates all of a layer", kind="unwritten"),
+    Refusal((CONSTRAINED, ROW), "no worker has all layers", kind="unwritten"),
+    Refusal(
+        (
+            is_not("prune.how", MAGNITUDE),
+            any_of(on("prune.keep"), on("prune.threshold")),
+            on("share.bits"),
+        ),
+        "weights that share a value are chosen at the start, when those that are pruned are not "
+        "known yet",
+        "share in a training that begins with the pruned weights (model.weights)",
+    ),
+    Refusal(
+        (is_not("prune.scope", LAYER), on("prune.threshold")),
+        "a threshold counts in each layer's own deviations",
+        "say prune.keep, or leave prune.scope out",
+    ),
+    Refusal(
+        (is_("prune.how", GRADUAL), on("prune.threshold")),
+        "its schedule goes to a share",
+        "say prune.keep",
+    ),
+    Refusal(
+        (is_not("prune.how", MAGNITUDE), off("prune.keep"), off("prune.threshold")),
+        "nothing is pruned",
+        'say which layers, as prune.keep = { "classifier.*" = 0.1 }',
+    ),
+    Refusal(
+        (is_not("prune.how", MAGNITUDE), off("prune.steps")),
+        "weights are pruned over some steps",
+        "say over how many, as prune.steps = 1000",
+    ),
+)
+
+_TRAINING = (
+    Refusal(
+        (on("train.steps"), on("train.epochs")),
+        "one of them says how long to train",
+        "leave the other out",
+    ),
+    Refusal(
+        (on("model"), on("model.args")),
+        "arguments are of a network that the recipe names",
+        "give model=lambda: MyNet(…)",
+    ),
+    Refusal(
+        (is_("solver.momentum_form", "caffe"), is_not("solver.type", *OF_CAFFE)),
+        "Caffe has no such form of it",
+        f"{', '.join(OF_CAFFE)} have it",
+    ),
+    Refusal(
+        (
+            on("solver.momentum_correction"),
+            any_of(is_("solver.type", "adam"), is_not("solver.momentum_form", "caffe")),
+        ),
+        "the rate is outside the momentum, which needs no correction then",
+        "it is for momentum_form caffe of sgd and nesterov",
+    ),
+    Refusal(
+        (is_("solver.decay_form", "decoupled"), is_not("solver.type", *MAY_DECOUPLE)),
+        "the decay of this solver cannot stand beside its update",
+        f"{', '.join(MAY_DECOUPLE)} have it; that of adam is solver.type adamw",
+    ),
+    Refusal(
+        (is_("solver.decay_form", "l1"), is_not("solver.type", *MAY_L1)),
+        "this solver has no such decay",
+        f"{', '.join(MAY_L1)} have it",
+    ),
+    Refusal(
+        (on("solver.base_momentum"), is_not("solver.type", *MAY_CYCLE)),
+        "this solver has no momentum that moves",
+        f"{', '.join(MAY_CYCLE)} have one",
+    ),
+    Refusal(
+        (is_("solver.type", "nesterov"), is_("solver.momentum", 0)),
+        "nesterov is SGD whose momentum looks ahead",
+        "say solver.momentum = 0.9, or solver.type = sgd",
+    ),
+    Refusal(
+        (on("solver.warmup_steps"), is_("solver.lr_policy", "one_cycle")),
+        "one_cycle rises by itself, over solver.pct_start of the training",
+        "leave solver.warmup_steps out",
+    ),
+)
+
+REFUSALS = (
+    *_TRAINING,
+    *_DATA,
+    *_EXCHANGE,
+    *OF_SERVERS,
+    *OF_REPLICAS,
+    *_PARALLEL,
+    *_SHARDS,
+    *_CONSTRAINED,
+)
+"""The rows. Of several that hold the first is said."""
+
+
+OF_RANKS = tuple(row for row in REFUSALS if row.needs != "words")
+"""Those that ask for the ranks that there are."""
+
+
+def refusals(facts: Facts, rows: Iterable[Refusal] = REFUSALS) -> Iterator[Refusal]:
+    """The rows that hold."""
+    return (row for row in rows if row.holds(facts))
+
+
+def check_together(recipe: Recipe, rows: Iterable[Refusal] = REFUSALS, **given: Any) -> None:
+    """given: what a recipe does not say, of `terms.GIVEN`.
+
+    Raises: RecipeError if words cannot stand together.
+    """
+    facts = facts_of(recipe, given)
+    if row := next(refusals(facts, rows), None):
+        raise RecipeError(row.line(facts))
+
+
+def is_refused(recipe: Recipe) -> bool:
+    """Whether words of a recipe cannot stand together."""
+    return any(refusals(facts_of(recipe, {})))
+
+
+def num_combinations() -> int:
+    """How many combinations of words are refused: a row that names several in one place counts
+    once for each.
+    """
+    return len({each for row in REFUSALS for each in combinations(row.when)})

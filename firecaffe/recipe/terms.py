@@ -1,0 +1,227 @@
+"""Conditions on words, as data, and a refusal that is made of them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from itertools import product
+from typing import Any, Literal
+
+from firecaffe.recipe.sections import Recipe
+
+Facts = Mapping[str, Any]
+"""The value of each word, by its dotted name."""
+
+GIVEN: dict[str, Any] = {
+    "comm_hook": False,
+    "model": False,
+    "workers": 1,
+    "hosts": 1,
+    "gpus": False,
+    "system": "linux",
+}
+"""What a recipe does not say, and what is taken if nobody says it: what is given to
+`firecaffe.train` in Python, and the ranks that there are.
+"""
+
+
+def words_in(recipe: Recipe) -> dict[str, Any]:
+    """The value of each word of a recipe."""
+    return {
+        f"{section}.{word}": value
+        for section, config in vars(recipe).items()
+        for word, value in vars(config).items()
+    }
+
+
+DEFAULTS: dict[str, Any] = {**words_in(Recipe()), **GIVEN}
+
+SAID = {
+    "workers": "{} workers",
+    "hosts": "{} hosts",
+    "gpus": "workers on GPUs",
+    "comm_hook": "comm_hook",
+    "model": "a model that is given in Python",
+    "system": "ranks on {}",
+}
+"""How what a recipe does not say is called, with its value."""
+
+TOLD = {**SAID, "workers": "several workers", "hosts": "several hosts", "system": "a system"}
+"""The same without one."""
+
+
+def facts_of(recipe: Recipe, given: Facts) -> Facts:
+    """All words of a recipe, and what is given beside it."""
+    return {**GIVEN, **words_in(recipe), **given}
+
+
+class Default(Enum):
+    """Stands for the value that a word has if nobody says it."""
+
+    DEFAULT = "default"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Values of which there is no list."""
+
+    told: str
+    """For people, as "code of your own"."""
+    holds: Callable[[Any], bool]
+
+
+@dataclass(frozen=True)
+class Term:
+    """A word that has one of some values; or, negated, none of them."""
+
+    word: str
+    values: tuple[Any, ...] | Default
+    """Some values, of which one may be a `Kind`."""
+    is_negated: bool = False
+
+    def holds(self, facts: Facts) -> bool:
+        value = facts[self.word]
+        if isinstance(self.values, Default):
+            found = bool(value == DEFAULTS[self.word])
+        else:
+            kinds = [each for each in self.values if isinstance(each, Kind)]
+            found = value in self.values or any(kind.holds(value) for kind in kinds)
+        return found != self.is_negated
+
+    def said(self, facts: Facts) -> str:
+        """The word as it stands in a recipe."""
+        if isinstance(self.values, Default) and not self.is_negated:
+            return f"no {self.word}"
+        return said(self.word, facts[self.word])
+
+    @property
+    def told(self) -> str:
+        """The condition, for people."""
+        word = TOLD.get(self.word, self.word)
+        if isinstance(self.values, Default):
+            return word if self.is_negated else f"no {word}"
+        *most, last = map(shown, self.values)
+        values = f"{', '.join(most)} or {last}" if most else last
+        return f"{word} other than {values}" if self.is_negated else f"{word} = {values}"
+
+
+@dataclass(frozen=True)
+class AnyOf:
+    """One of several conditions."""
+
+    terms: tuple[Term, ...]
+
+    def holds(self, facts: Facts) -> bool:
+        return any(term.holds(facts) for term in self.terms)
+
+    def said(self, facts: Facts) -> str:
+        """The first word for which it holds, as it stands in a recipe."""
+        return next(term for term in self.terms if term.holds(facts)).said(facts)
+
+    @property
+    def told(self) -> str:
+        """The conditions, for people."""
+        return ", or ".join(term.told for term in self.terms)
+
+
+Condition = Term | AnyOf
+
+
+def combinations(when: tuple[Condition, ...]) -> list[tuple[Term, ...]]:
+    """Each way in which conditions can hold together."""
+    return list(product(*(each.terms if isinstance(each, AnyOf) else (each,) for each in when)))
+
+
+def terms_of(when: tuple[Condition, ...]) -> list[Term]:
+    """All that is asked of words."""
+    return list(dict.fromkeys(term for each in combinations(when) for term in each))
+
+
+def words_of(when: tuple[Condition, ...]) -> list[str]:
+    return list(dict.fromkeys(term.word for term in terms_of(when)))
+
+
+def is_(word: str, *values: Any) -> Term:
+    return Term(word, values)
+
+
+def is_not(word: str, *values: Any) -> Term:
+    return Term(word, values, is_negated=True)
+
+
+def on(word: str) -> Term:
+    """The word has another value than by default."""
+    return Term(word, Default.DEFAULT, is_negated=True)
+
+
+def off(word: str) -> Term:
+    return Term(word, Default.DEFAULT)
+
+
+def any_of(*terms: Term) -> AnyOf:
+    return AnyOf(terms)
+
+
+def said(word: str, value: Any) -> str:
+    """A word with its value, as a recipe has them; a table or a list by its name alone."""
+    if word in SAID:
+        return SAID[word].format(value)
+    if isinstance(value, dict | list):
+        return word
+    return f"{word} = {shown(value)}"
+
+
+def shown(value: Any) -> str:
+    """A value as a recipe has it, without quotation marks."""
+    if isinstance(value, Kind):
+        return value.told
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value)
+
+
+ONE_OF_THEM = "leave one of them out"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Words that cannot stand together."""
+
+    when: tuple[Condition, ...]
+    because: str
+    instead: str = ONE_OF_THEM
+    kind: Literal["nature", "unwritten"] = "nature"
+    """unwritten: nothing forbids it but that nobody has written it."""
+
+    @property
+    def needs(self) -> Literal["words", "workers", "host"]:
+        """What has to be known to ask."""
+        if {"hosts", "gpus", "system"} & set(self.words):
+            return "host"
+        return "workers" if "workers" in self.words else "words"
+
+    def holds(self, facts: Facts) -> bool:
+        return all(each.holds(facts) for each in self.when)
+
+    def line(self, facts: Facts) -> str:
+        """What is said of a recipe in which it holds."""
+        first, *others = [each.said(facts) for each in self.when]
+        return f"{first} with {' and '.join(others)}: {self.because}; {self.instead}"
+
+    @property
+    def words(self) -> list[str]:
+        """The words that it is about."""
+        return words_of(self.when)
+
+    @property
+    def subjects(self) -> list[str]:
+        """The words that it explains; further conditions say where these count."""
+        return words_of(self.when[:2])
+
+    def told_of(self, word: str) -> str:
+        """The row where one of its words is explained, in a line."""
+        told = (term.told.removeprefix(word) for term in terms_of(self.when) if term.word == word)
+        own = " and ".join(filter(None, told)).strip()
+        others = [each.told for each in self.when if word not in words_of((each,))]
+        return f"{own and f'{own}: '}not with {' and '.join(others)}: {self.because}"

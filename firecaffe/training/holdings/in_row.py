@@ -1,0 +1,79 @@
+"""What all ranks do alike that hold one model together with others, in whatever parts."""
+
+from collections.abc import Container, Mapping
+
+from torch import Tensor, nn
+
+from firecaffe.data import Batches
+from firecaffe.gradients.codec_memory import CodecMemory
+from firecaffe.inventory.findings import Inventory
+from firecaffe.training.first_look import FirstLook
+from firecaffe.training.forward import Forward
+from firecaffe.training.holdings.whole import Whole
+from firecaffe.training.local.names import NamesOfReplicas
+from firecaffe.training.parallel.held import RowNetwork
+from firecaffe.training.parallel.pieces import InParts, NumbersInParts
+from firecaffe.training.parallel.reference import reference_gradients
+from firecaffe.training.piece import Numbers, Piece
+from firecaffe.training.updates.part_codec import MemoryInParts
+from firecaffe.training.updates.spread import Among, Spread
+
+
+class InRow(Whole):
+    """See `Holding`. Its tensors are parts of the whole network's, and go by their names."""
+
+    def __init__(self, forward: Forward, network: nn.Module, held: RowNetwork) -> None:
+        super().__init__(forward, network, held.mesh.column)
+        self.held = held
+
+    def look_around(self, look: FirstLook, batches: Batches) -> Inventory | None:
+        look.of_parts(self.held.mesh.world)
+        return None
+
+    def reference(self) -> Mapping[str, Tensor]:
+        return reference_gradients(self.forward)
+
+    def spread(self) -> Spread:
+        """Of gradients in the order in which their sums come."""
+        names = [*self.summed, *(name for name in self.named if name not in self.summed)]
+        return Among(
+            [self.held.mesh.row],
+            {name: each.dtype for name, each in self.held.outline.items()},
+            {name: self.held.part(name) for name in names},
+            self.named,
+            self.knows_loss,
+        )
+
+    def take_first_weights(self) -> list[int]:
+        """They were taken when parts were drawn."""
+        return self.held.other_weights
+
+    def pieces(self) -> dict[str, Piece]:
+        found = super().pieces()
+        in_parts = found if self.held.has_buffers else {"parameter": found["parameter"]}
+        return found | {name: self.piece(each) for name, each in in_parts.items()}
+
+    def piece(self, piece: Piece) -> Piece:
+        return InParts(piece, self.held.names)
+
+    def piece_of_replicas(self, piece: Piece) -> Piece:
+        return InParts(piece, NamesOfReplicas(self.held.names))
+
+    def memory(self, memory: CodecMemory) -> Piece:
+        coded = [each.codec for each in self.part_sums if each.codec is not None]
+        memories: list[tuple[Container[str], CodecMemory]] = [(self.summed, memory)]
+        memories += [(each.names, each.memory) for each in coded]
+        return MemoryInParts(memories, self.held.names)
+
+    def numbers(self, numbers: Numbers) -> Numbers:
+        return NumbersInParts(numbers, self.held.names)
+
+    def numbers_of_row(self, numbers: Numbers) -> Numbers:
+        return self.held.numbers_of_row(numbers)
+
+    def whole_name(self, name: str) -> str:
+        return self.held.called(name)
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        return {name: each.numel() for name, each in self.held.outline.items()}

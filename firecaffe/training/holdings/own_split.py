@@ -1,0 +1,122 @@
+"""One weird trick: ranks that hold parts of layers, and compute samples of their own.
+
+They wait for each other at each split layer, forward and backward. So each computes a micro-batch
+at a time, and equally many; whose micro-batch is empty computes a stand-in, of which nothing is
+kept, if another's is not.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from firecaffe.cluster.group import Group
+from firecaffe.data import Batch, num_samples
+from firecaffe.data.layout import map_batch
+from firecaffe.exchange.leaves import Shares
+from firecaffe.parallel.own_samples import Gradients, OwnSamples
+from firecaffe.recipe.parallel import rows_of
+from firecaffe.recipe.run import Run
+from firecaffe.training.evaluate import EvalBatch
+from firecaffe.training.forward import Forward, laid_out
+from firecaffe.training.holdings.ready import Ready
+from firecaffe.training.holdings.split_layers import SplitLayers
+from firecaffe.training.parallel.network import SplitNetwork
+from firecaffe.training.times import FetchBatch
+from firecaffe.training.updates.part_codec import PartCodec
+from firecaffe.training.updates.part_sums import PartSums
+
+STAND_IN_SAMPLES = 2
+"""A batch normalization refuses one."""
+
+
+def stand_in_of(first: Batch) -> Batch:
+    """A few samples for a rank that has none where others wait for it. first: a micro-batch of the
+    training, for what the network and the loss take is known of its samples alone.
+    """
+    return map_batch(lambda each: each[:STAND_IN_SAMPLES].clone(), first)
+
+
+class OwnSplit(SplitLayers):
+    """See `Holding`."""
+
+    def __init__(
+        self,
+        forward: Forward,
+        network: nn.Module,
+        split: SplitNetwork,
+        row: OwnSamples,
+        run: Run,
+        stand_in: Batch,
+        codec: Callable[[Mapping[str, nn.Parameter]], PartCodec] | None,
+    ) -> None:
+        """row: the split's group. stand_in: samples for a rank that has none. codec: makes what
+        encodes the gradients of parts, if something does.
+        """
+        super().__init__(forward, network, split)
+        mesh = split.mesh
+        size, self._row, self._order = mesh.row.world_size, row, run.order
+        first = mesh.world.rank // size * size
+        self._leaves = [run.micro_batches(rank) for rank in range(first, first + size)]
+        self._stand_in, self._stands_in = stand_in, num_samples(*stand_in)
+        self.evaluators: Group = mesh.world
+        parts = {name: each for name, each in self.named.items() if each in split.parameters}
+        coded = None if codec is None or not parts else codec(parts)
+        self._sums = PartSums(parts, mesh.column, size, run.shares, coded)
+
+    @property
+    def summed(self) -> dict[str, nn.Parameter]:
+        return {name: each for name, each in self.named.items() if name not in self._sums.names}
+
+    @property
+    def part_sums(self) -> Sequence[PartSums]:
+        return [self._sums]
+
+    def run(self, step: int, leaves: Sequence[int], fetch: FetchBatch) -> Iterator[Ready]:
+        for number, leaf in enumerate(leaves):
+            batch = fetch(leaf)
+            of_row = [of_rank[number] for of_rank in self._leaves]
+            samples = [self._order.samples_in_leaf(step, each) for each in of_row]
+            with self._row.apart(self._filled(samples)) as gradients:
+                if any(samples) and not samples[self._row.group.rank]:
+                    self.forward.go_along(*self._stand_in, step, leaf)
+                yield Ready(
+                    leaf, *self.forward(*batch, step, leaf), _parts(of_row, samples, gradients)
+                )
+
+    def share_out(self, shares: Shares, order: Callable[[range], list[int]]) -> None:
+        size = self._row.group.world_size
+        row = rows_of(shares, size)[self.evaluators.rank // size]
+        self._leaves = [order(share) for share in row]
+
+    def outputs(
+        self, batches: Iterator[EvalBatch], numbers: Sequence[int], num_samples: int
+    ) -> Iterator[tuple[EvalBatch, Any]]:
+        config, rank = self.forward.config, self._row.group.rank
+        first = self.evaluators.rank - rank
+        for number in range(first, num_samples, self.evaluators.world_size):
+            starts = (
+                (number + other) * config.eval_batch_size
+                for other in range(self._row.group.world_size)
+            )
+            samples = [max(0, min(config.eval_batch_size, num_samples - start)) for start in starts]
+            if not any(samples):
+                return
+            with self._row.apart(self._filled(samples)):
+                batch = next(batches) if samples[rank] else None
+                inputs = self._stand_in[0] if batch is None else batch[1]
+                outputs = self.forward.model(laid_out(inputs, config))
+            if batch is not None:
+                yield batch, outputs
+
+    def _filled(self, samples: Sequence[int]) -> list[int]:
+        """Samples of each rank, with those of stand-ins."""
+        return [each or self._stands_in for each in samples]
+
+
+def _parts(
+    leaves: Sequence[int], samples: Sequence[int], gradients: Sequence[Gradients]
+) -> list[tuple[int, Gradients]]:
+    """The gradients of parts by each rank's micro-batch; none by a stand-in's."""
+    of_row = zip(leaves, samples, gradients, strict=True)
+    return [(leaf, each if there else {}) for leaf, there, each in of_row]

@@ -1,0 +1,1 @@
+"""When ranks exchange what they have computed, and which contributions count."""

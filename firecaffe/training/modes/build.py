@@ -1,0 +1,24 @@
+"""When ranks exchange, and what counts: chosen here, where the training is put together."""
+
+from firecaffe.recipe.run import Run
+from firecaffe.synchrony.config import LOCAL
+from firecaffe.training.local.make import make_local
+from firecaffe.training.local.parts import LocalParts
+from firecaffe.training.modes.parts import EveryStepParts, ModeParts
+from firecaffe.training.parallel.mesh import Mesh
+from firecaffe.training.served.make import make_served
+from firecaffe.training.served.parts import ServedParts
+from firecaffe.training.updates.every_rank import EveryRank
+
+
+def make_mode(run: Run, update: EveryRank, mesh: Mesh, learners: int) -> ModeParts:
+    """What the recipe's mode has of its own. learners: of a server, at the beginning.
+
+    Raises: RecipeError.
+    """
+    words = run.recipe.synchrony
+    if words.is_served:
+        return ServedParts(update, make_served(run, update, learners))
+    if words.mode == LOCAL:
+        return LocalParts(update, make_local(run, mesh.sharers.rank, update))
+    return EveryStepParts(update)

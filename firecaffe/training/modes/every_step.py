@@ -1,0 +1,121 @@
+"""Every step is made by all ranks together: batch, forward, backward, sum, update.
+
+A rank takes its micro-batches one after the other. Their gradients are added in the order of the
+micro-batch tree; during the last one's backward they leave for the other ranks, bucket by bucket.
+When all sums are there, whoever updates does it by the same numbers.
+
+The host is never to wait for a GPU here. What a step came to is read when the device has got there:
+on a CPU at once, before the update; on a GPU after the next step was queued.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, optim
+
+from firecaffe.data.train_batches import TrainBatches
+from firecaffe.exchange.leaves import Shares
+from firecaffe.gradients.reducer import GradientReducer
+from firecaffe.training.forward import Forward
+from firecaffe.training.holdings.holding import Holding
+from firecaffe.training.holdings.whole import Whole
+from firecaffe.training.outcome import VOTES, Outcome, Votes, ballot
+from firecaffe.training.times import Spent, StepMarks
+from firecaffe.training.updates.applier import Applier
+from firecaffe.training.updates.every_rank import EveryRank
+from firecaffe.training.updates.loss_scale import LossScale
+from firecaffe.training.updates.update import StepUpdate
+
+
+class EveryStep:
+    """Runs steps on this rank."""
+
+    def __init__(
+        self,
+        holding: Holding,
+        update: StepUpdate,
+        batches: TrainBatches,
+        leaves: Sequence[int],
+        momentum: Callable[[int], float | None] = lambda _: None,
+    ) -> None:
+        """leaves: this rank's micro-batches of a step, in the order in which they are computed; see
+        `Route.order`. momentum: of a step, counted from 0, if the policy moves it.
+        """
+        self.holding, self.update, self.batches = holding, update, batches
+        self.leaves, self.momentum = leaves, momentum
+
+    @property
+    def behind(self) -> int:
+        """The number of steps, the last ones, whose outcome is not there yet."""
+        return 1 if self.update.queue.works_behind else 0
+
+    @property
+    def advice(self) -> str:
+        """Nothing that is of this mode."""
+        return ""
+
+    def run(self, step: int, learning_rate: float, vote: Callable[[], Votes] = Votes) -> Outcome:
+        """Trains step `step`, counted from 0, and leaves every rank with the same weights.
+
+        vote: asked before the last backward.
+
+        Raises: PeerLostError. NotFiniteError on all ranks, which keep the weights from before the
+        step; on a GPU the outcome raises it when it is read.
+        """
+        holding, update, queue = self.holding, self.update, self.update.queue
+        times = StepMarks(queue, len(self.leaves), self._spent)
+        samples = self.batches.order.samples_in_step(step)
+        weight = samples / self.batches.order.micro_batch_size
+        holding.begin_step()
+        update.begin(weight, self.leaves, partial(self._counts, vote))
+        fetch = times.timed(partial(self.batches.train_batch, step))
+        for ready in holding.run(step, self.leaves, fetch):
+            update.add(ready)
+            del ready  # its gradients of parts may be as long as the weights
+        totals = update.sums()
+        times.sums_are_there(totals)
+        found = update.check(totals, VOTES).to_host(queue)
+        outcome = Outcome(step, samples, weight, holding.forward.task.counted, found, times)
+        if update.is_known:
+            outcome.check_finite()
+        update.apply(step, learning_rate, self.momentum(step))
+        holding.set_buffers(totals.tail[1:], weight)
+        times.end(update.exchanges)
+        return outcome
+
+    def share_out(self, shares: Shares, order: Callable[[range], list[int]], own: range) -> None:
+        """Gives ranks other micro-batches from the next step on. order: that in which a rank
+        computes its share. own: that of this rank.
+        """
+        self.update.share_out(shares)
+        self.holding.share_out(shares, order)
+        self.leaves = order(own)
+
+    def _counts(self, vote: Callable[[], Votes]) -> Tensor:
+        """What this rank has counted in the step, and its votes."""
+        forward = self.holding.forward
+        return torch.cat([self.holding.counts(), ballot(vote(), forward.device)])
+
+    def _spent(self) -> Spent:
+        return self.holding.spent().with_parts(self.update.parts_s)
+
+
+def empty_counts(forward: Forward) -> Tensor:
+    """Zeros in the form of what a rank counts in a step: the task's counts, then its votes."""
+    return torch.cat([forward.no_counts(), torch.zeros(VOTES, device=forward.device)])
+
+
+def steps_of_whole(
+    forward: Forward,
+    batches: TrainBatches,
+    optimizer: optim.Optimizer,
+    reducer: GradientReducer,
+    leaves: Sequence[int],
+    clip_gradients: float = 0.0,
+) -> EveryStep:
+    """Steps of ranks that hold the whole model and update all of it, as a measurement has them."""
+    holding = Whole(forward, forward.model, reducer.exchange.world)
+    applier = Applier(optimizer, LossScale(forward.scaler, optimizer, forward.device))
+    update = EveryRank(holding, applier, holding.spread(), clip_gradients).connect(reducer)
+    return EveryStep(holding, update, batches, leaves)

@@ -1,0 +1,126 @@
+"""Every rank updates all that it holds, by the same sums."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from firecaffe.exchange.leaves import Shares
+from firecaffe.gradients.reducer import GradientReducer
+from firecaffe.gradients.shards import Shards
+from firecaffe.gradients.totals import Totals
+from firecaffe.solvers.optimizer_state import OptimizerNumbers, OptimizerTensors
+from firecaffe.training.holdings.holding import Holding
+from firecaffe.training.holdings.ready import Ready
+from firecaffe.training.piece import Numbers, Piece
+from firecaffe.training.times import Span
+from firecaffe.training.updates.applier import Applier
+from firecaffe.training.updates.found import Found
+from firecaffe.training.updates.spread import Spread
+from firecaffe.transport.queue import Queue
+
+
+class EveryRank:
+    """See `StepUpdate`."""
+
+    reducer: GradientReducer
+    """Of what each rank of a column sums; once it is connected."""
+    shards: Shards | None = None
+    """What of the weights each rank updates; None: all."""
+
+    def __init__(
+        self, holding: Holding, applier: Applier, spread: Spread, clip_gradients: float
+    ) -> None:
+        """clip_gradients: the largest norm; 0 does not clip."""
+        self.holding, self.applier, self.spread = holding, applier, spread
+        self.parts, self._clip = holding.part_sums, clip_gradients
+
+    def connect(self, reducer: GradientReducer) -> Self:
+        """Takes what sums gradients over ranks, before the first step."""
+        self.reducer = reducer
+        return self
+
+    def pieces(self) -> dict[str, Piece]:
+        """What of a training's state is the update's."""
+        found: dict[str, Piece] = {
+            "optimizer": OptimizerTensors(self.holding.network, self.applier.optimizer)
+        }
+        if self.applier.ema is not None:
+            found["ema"] = self.applier.ema.piece
+        for each in self.applier.constraints:
+            found |= each.pieces
+        return {name: self.holding.piece(each) for name, each in found.items()}
+
+    def numbers(self) -> Numbers:
+        """What of the optimizer's state are no tensors."""
+        of_all = OptimizerNumbers(self.holding.network, self.applier.optimizer)
+        return self.holding.numbers(of_all)
+
+    @property
+    def queue(self) -> Queue:
+        return self.reducer.queue
+
+    @property
+    def is_known(self) -> bool:
+        return not self.queue.works_behind or self.spread.is_known
+
+    def begin(self, weight: float, leaves: Sequence[int], counts: Callable[[], Tensor]) -> None:
+        self._weight = weight
+        self.reducer.begin_step(weight, leaves, counts)
+        for each in self.parts:
+            each.begin()
+
+    def add(self, ready: Ready) -> None:
+        self.reducer.add(ready.leaf, ready.root, ready.tail)
+        for each in self.parts:
+            each.add(ready.parts)
+
+    def sums(self) -> Totals:
+        totals = self.reducer.finish_step()
+        for each in self.parts:
+            each.finish(self._weight)
+        return totals
+
+    def check(self, totals: Totals, counted: int) -> Found:
+        finite = torch.cat([self.reducer.finite(), *(each.finite for each in self.parts)])
+        self.applier.scale.undo()
+        sums = torch.cat([totals.tail[0], totals.counts])
+        clips = self._clip > 0
+        found = self.spread.agree(sums, counted, finite, clips, self.applier.scale)
+        if clips:
+            norm = found.norm.to(sums.device)
+            nn.utils.clip_grads_with_norm_(self._updated, self._clip, norm, foreach=True)
+        return found
+
+    @property
+    def _updated(self) -> Sequence[nn.Parameter]:
+        return [*self.reducer.parameters, *(p for each in self.parts for p in each.parameters)]
+
+    def apply(self, step: int, learning_rate: float, momentum: float | None) -> None:
+        self.applier.apply(step, learning_rate, momentum)
+
+    def share_out(self, shares: Shares) -> None:
+        self.reducer.share_out(shares)
+        for each in self.parts:
+            each.share_out(shares)
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        ema = self.applier.ema
+        return nullcontext() if ema is None else ema.in_place()
+
+    def take_average(self) -> None:
+        if self.applier.ema is not None:
+            self.applier.ema.exchange()
+
+    def close(self) -> None:
+        self.reducer.close()
+
+    @property
+    def parts_s(self) -> float:
+        return sum((each.seconds for each in self.parts), 0.0)
+
+    @property
+    def exchanges(self) -> Sequence[Span]:
+        return ()

@@ -1,0 +1,49 @@
+"""The loss scale of float16, on which the ranks that hold one model agree."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, optim
+
+
+class LossScale:
+    """torch's `GradScaler`, of an optimizer of which other ranks may have other parts. A step is
+    skipped, and the scale lowered, if one of the ranks has seen a gradient that is not finite; with
+    torch's `ShardedGradScaler` it is alike.
+    """
+
+    def __init__(
+        self, scaler: torch.amp.GradScaler, optimizer: optim.Optimizer, device: torch.device
+    ) -> None:
+        self._scaler, self._optimizer, self._device = scaler, optimizer, device
+        if self.is_on:
+            scaler.scale(torch.zeros((), device=device))  # a rank may have no loss
+
+    @property
+    def is_on(self) -> bool:
+        return self._scaler.is_enabled()
+
+    def undo(self) -> None:
+        """Divides the gradients by the scale."""
+        self._scaler.unscale_(self._optimizer)
+
+    @property
+    def has_overflowed(self) -> bool:
+        """Whether a gradient of this rank was not finite."""
+        return self.is_on and any(each.item() for each in self._found.values())
+
+    def agree(self, has_overflowed: bool) -> None:
+        """Takes what all ranks have found."""
+        if self.is_on:
+            # Also of a rank that has no gradient at all.
+            self._found[self._device] = torch.tensor(float(has_overflowed), device=self._device)
+
+    def step(self) -> None:
+        """Lets the optimizer update, unless a gradient has overflowed; and moves the scale."""
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
+
+    @property
+    def _found(self) -> dict[Any, Tensor]:
+        found: dict[Any, Tensor] = self._scaler._found_inf_per_device(self._optimizer)
+        return found

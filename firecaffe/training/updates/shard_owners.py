@@ -1,0 +1,122 @@
+"""Each rank updates a shard of the weights, and gives it to the others.
+
+A rank has the mean gradients of its shard alone, so which are finite, and their norms, all find out
+together before the update. Each holds all weights, and the optimizer's state and the moving average
+of its shard: pieces in parts, by the names of whole parameters, so that any layout goes on from any
+other's checkpoint.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from firecaffe.gradients.shards import Shards
+from firecaffe.gradients.totals import Totals
+from firecaffe.solvers.optimizer_state import OptimizerNumbers, OptimizerTensors
+from firecaffe.training.holdings.holding import Holding
+from firecaffe.training.parallel.pieces import InParts, Names, NumbersInParts, Source
+from firecaffe.training.piece import Numbers, Piece
+from firecaffe.training.times import Span
+from firecaffe.training.updates.applier import Applier
+from firecaffe.training.updates.every_rank import EveryRank
+from firecaffe.training.updates.found import Found
+from firecaffe.training.updates.spread import Spread
+
+
+class ShardOwners(EveryRank):
+    """See `StepUpdate`."""
+
+    shards: Shards
+
+    def __init__(
+        self,
+        holding: Holding,
+        shards: Shards,
+        applier: Applier,
+        spread: Spread,
+        clip_gradients: float,
+    ) -> None:
+        """applier: of this rank's shard, whose parameters are views of the weights' rows."""
+        super().__init__(holding, applier, spread, clip_gradients)
+        self.shards = shards
+        self._exchanges: list[Span] = []
+
+    def pieces(self) -> dict[str, Piece]:
+        names, own = self._names, _Own(self.shards.own)
+        found: dict[str, Piece] = {"optimizer": OptimizerTensors(own, self.applier.optimizer)}
+        if self.applier.ema is not None:
+            found["ema"] = self.applier.ema.piece
+        return {name: InParts(each, names) for name, each in found.items()}
+
+    def numbers(self) -> Numbers:
+        own = _Own(self.shards.own)
+        return NumbersInParts(OptimizerNumbers(own, self.applier.optimizer), self._names)
+
+    @property
+    def _names(self) -> Names:
+        everywhere, shards = self.holding.everywhere, self.shards
+        places = {name: place for place, name in enumerate(everywhere)}
+        elsewhere = everywhere.keys() - shards.own.keys()
+        cut = {
+            name: Source(name, 0, rows, shards.rank)
+            for name, rows in shards.rows.items()
+            if name in shards.own and (rows[shards.rank], rows[shards.rank + 1]) != (0, rows[-1])
+        }
+        return Names(cut, places, frozenset(elsewhere))
+
+    def check(self, totals: Totals, counted: int) -> Found:
+        begun = self.queue.mark()
+        found = super().check(totals, counted)
+        self._exchanges = [(begun, self.queue.mark())]
+        return found
+
+    @property
+    def _updated(self) -> Sequence[nn.Parameter]:
+        return list(self.shards.own.values())
+
+    def apply(self, step: int, learning_rate: float, momentum: float | None) -> None:
+        super().apply(step, learning_rate, momentum)
+        begun = self.queue.mark()
+        self.reducer.gather_weights()
+        self._exchanges.append((begun, self.queue.mark()))
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        return self._averaged()
+
+    @contextmanager
+    def _averaged(self) -> Iterator[None]:
+        self.take_average()
+        try:
+            yield
+        finally:
+            self.take_average()
+
+    @torch.no_grad()
+    def take_average(self) -> None:
+        """Puts the whole average in the weights' place, or back. Raises: PeerLostError."""
+        ema = self.applier.ema
+        if ema is None:
+            return
+        for weight, average in zip(self._updated, ema.average.values(), strict=True):
+            kept = weight.clone()
+            weight.copy_(average)
+            average.copy_(kept)
+        self.reducer.gather_weights()
+
+    @property
+    def exchanges(self) -> Sequence[Span]:
+        return self._exchanges
+
+
+class _Own(nn.Module):
+    """Parameters by names with dots, which a module's own may not have."""
+
+    def __init__(self, named: Mapping[str, nn.Parameter]) -> None:
+        super().__init__()
+        self._named = named
+
+    def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        return iter(self._named.items())

@@ -1,0 +1,236 @@
+"""What ranks that hold one model between them find out about a step together.
+
+One rank that knows all sums of a step (`Alone`) asks nobody. Others (`Among`) each know a part: the
+gradients of parts of layers, of a stage, of a shard. They agree on all that one rank would decide
+by: the sums, which gradients are finite, their norms, whether the loss scale was too large. It is
+one sum in double precision over each of their groups. What several of them know one tells, and the
+others add 0, so nothing is rounded on the way, and a NaN comes through.
+
+The norm of a tensor in parts is made of its parts' norms: the root of the sum of their squares, in
+the order of parts. One rank that holds all parts does alike, so the number of ranks changes no bit.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from firecaffe.cluster.agree import finish, gather_text
+from firecaffe.cluster.group import Group
+from firecaffe.solvers.norms import Norms, own_norms
+from firecaffe.training.updates.found import Found
+from firecaffe.training.updates.loss_scale import LossScale
+
+UNUSED = -1.0
+"""The norm of what has no gradient."""
+
+
+class Spread(Protocol):
+    """How a model's update is spread over ranks."""
+
+    is_known: bool
+    """Whether what `agree` finds is in the host's memory when it returns."""
+
+    @property
+    def norms(self) -> Norms:
+        """The norms of whole tensors, for solvers."""
+
+    def agree(
+        self, sums: Tensor, counted: int, finite: Tensor, clips: bool, scale: LossScale
+    ) -> Found:
+        """What a step's sums are like; all ranks of the groups call it.
+
+        Args:
+            sums: Of the loss and of counts, as far as this rank knows them.
+            counted: How many of them, the last ones, every rank has a share of.
+            finite: Whether each of this rank's gradients is.
+            clips: Whether the norm of the whole gradient is needed.
+            scale: Of the losses; it learns whether a gradient of any rank has overflowed.
+
+        Raises: PeerLostError.
+        """
+
+    def total(self, counts: Tensor) -> Tensor:
+        """The sum of what every rank of the groups has counted. Raises: PeerLostError."""
+
+
+class Alone:
+    """A rank that knows all sums of a step. Nothing here waits for a device."""
+
+    is_known = False
+    norms = staticmethod(own_norms)
+
+    def __init__(self, named: Mapping[str, nn.Parameter]) -> None:
+        """named: the parameters that are updated."""
+        self._names, self._parameters = list(named), list(named.values())
+
+    def agree(
+        self, sums: Tensor, counted: int, finite: Tensor, clips: bool, scale: LossScale
+    ) -> Found:
+        """See `Spread.agree`."""
+        norm = torch.zeros((), device=sums.device)
+        if clips:
+            used = [each.grad for each in self._parameters if each.grad is not None]
+            norm = nn.utils.get_total_norm(used, foreach=True)
+        return Found(sums, finite, norm, self._names, scale.is_on)
+
+    def total(self, counts: Tensor) -> Tensor:
+        return counts
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of one of the network's tensors; the only one if it is whole."""
+
+    whole: str
+    number: int = 0
+    count: int = 1
+
+
+class Among:
+    """Ranks of which each knows a part of a step's sums."""
+
+    is_known = True
+
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        network: Mapping[str, torch.dtype],
+        parts: Mapping[str, Part],
+        named: Mapping[str, nn.Parameter],
+        knows_sums: bool = True,
+    ) -> None:
+        """All ranks of the groups call it alike.
+
+        Args:
+            groups: Each rank is in all of them. Together they hold one model.
+            network: The types of its trained parameters, in its order.
+            parts: What each gradient that this rank has is of, by this rank's names.
+            named: The parameters that this rank updates, by the same names.
+            knows_sums: Whether this rank knows the loss.
+
+        Raises: PeerLostError.
+        """
+        self._groups = [group for group in groups if group.group is not None]
+        self._names, self._dtypes = list(network), list(network.values())
+        place = {name: number for number, name in enumerate(network)}
+        counts = [1] * len(network)
+        for part in parts.values():
+            counts[place[part.whole]] = part.count
+        for group in self._groups:  # some rank may have no part of a tensor
+            told = (json.loads(text) for text in gather_text(group, json.dumps(counts)))
+            counts = [max(of_ranks) for of_ranks in zip(*told, strict=True)]
+        ends = torch.tensor([0, *counts]).cumsum(0).tolist()
+        self._spans = [range(*span) for span in pairwise(ends)]
+        """Of each tensor, the places of its parts among those of all."""
+        self._num_parts: int = ends[-1]
+        self._places = [
+            self._spans[place[each.whole]].start + each.number for each in parts.values()
+        ]
+        self._span_of: dict[Tensor, range] = {
+            named[name]: self._spans[place[parts[name].whole]] for name in named
+        }
+        place_of = {
+            each: self._span_of[each].start + parts[name].number for name, each in named.items()
+        }
+        told_here = self._told_once({*place_of.values(), *([-1] if knows_sums else [])})
+        self._tells_sums = -1 in told_here
+        self._place_of: dict[Tensor, int] = {
+            each: at for each, at in place_of.items() if at in told_here
+        }
+        """The places of the norms that this rank tells."""
+
+    def _told_once(self, places: set[int]) -> set[int]:
+        """Those places that this rank tells: of several ranks that know one, the first."""
+        for group in self._groups:
+            told = [json.loads(text) for text in gather_text(group, json.dumps(sorted(places)))]
+            places = places.difference(*told[: group.rank])
+        return places
+
+    def agree(
+        self, sums: Tensor, counted: int, finite: Tensor, clips: bool, scale: LossScale
+    ) -> Found:
+        """See `Spread.agree`."""
+        own = sums.cpu().double()
+        if not self._tells_sums:
+            own[: len(own) - counted] = 0.0
+        broken = torch.zeros(self._num_parts, dtype=torch.float64)
+        broken[self._places] = 1.0 - finite.cpu().double()
+        norms = self._norms_of_gradients() if clips else broken[:0]
+        overflowed = broken.new_tensor([float(scale.has_overflowed)])
+        told = self._sum(torch.cat([own, broken, norms, overflowed]))
+        sizes = [len(own), len(broken), len(norms), 1]
+        in_all, broken, norms, overflowed = torch.split(told, sizes)
+        scale.agree(bool(overflowed))
+        norm = torch.zeros(())
+        if clips:
+            norm = total((self._of_parts(norms, span) for span in self._spans), self._dtypes)
+        is_finite = [not broken[span.start : span.stop].any() for span in self._spans]
+        return Found(in_all.to(sums.dtype), torch.tensor(is_finite), norm, self._names, scale.is_on)
+
+    def total(self, counts: Tensor) -> Tensor:
+        """See `Spread.total`."""
+        return self._sum(counts.cpu().double()).to(counts.dtype)
+
+    def norms(
+        self, weights: Sequence[Tensor], lists: Sequence[Sequence[Tensor]]
+    ) -> Sequence[Sequence[Tensor]]:
+        """The norms of whole tensors; see `solvers.norms.Norms`. Raises: PeerLostError."""
+        own = own_norms(weights, lists)
+        spans = [self._span_of[each] for each in weights]
+        if all(len(span) == 1 for span in spans):
+            return own  # the same on all ranks, or of a tensor that one rank has
+        told = self._sum(self._told(weights, own))
+        return [
+            [
+                norm if len(span) == 1 else self._of_parts(norms, span).to(norm)
+                for norm, span in zip(of_own, spans, strict=True)
+            ]
+            for of_own, norms in zip(own, told, strict=True)
+        ]
+
+    def _norms_of_gradients(self) -> Tensor:
+        gradients = {each: each.grad for each in self._place_of if each.grad is not None}
+        used = list(gradients)
+        own = own_norms(used, [list(gradients.values())]) if used else [[]]
+        told = self._told(used, own)[0]
+        told[[at for each, at in self._place_of.items() if each.grad is None]] = UNUSED
+        return told
+
+    def _told(self, weights: Sequence[Tensor], norms: Sequence[Sequence[Tensor]]) -> Tensor:
+        """The norms that this rank tells, shape (lists, parts)."""
+        told = torch.zeros(len(norms), self._num_parts, dtype=torch.float64)
+        here = [number for number, each in enumerate(weights) if each in self._place_of]
+        places = [self._place_of[weights[number]] for number in here]
+        for row, own in zip(told, norms, strict=True):
+            if places:
+                row[places] = torch.stack([own[number].double() for number in here]).cpu()
+        return told
+
+    @staticmethod
+    def _of_parts(norms: Tensor, span: range) -> Tensor:
+        """The norm of a tensor by its parts'; UNUSED if it is not used."""
+        own = norms[span.start : span.stop]
+        if len(own) == 1 or own[0] == UNUSED:
+            return own[0]
+        return own.square().sum().sqrt()
+
+    def _sum(self, told: Tensor) -> Tensor:
+        for group in self._groups:
+            finish(group, partial(dist.all_reduce, told, group=group.group))
+        return told
+
+
+def total(norms: Iterable[Tensor], dtypes: Iterable[torch.dtype]) -> Tensor:
+    """The norm of all tensors by theirs, in the network's order, as `clip_grad_norm_` has it of the
+    tensors themselves. norms: float64, shape () each. dtypes: the tensors'.
+    """
+    of_all = zip(norms, dtypes, strict=True)
+    used = [norm.to(dtype) for norm, dtype in of_all if norm != UNUSED]
+    return nn.utils.get_total_norm(used, foreach=True)

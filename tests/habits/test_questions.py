@@ -1,0 +1,95 @@
+"""What is chosen in one place is asked for nowhere else; these numbers only shrink.
+
+Which mode a run has, how its model lies on ranks and whether its update is shared out are objects
+(`training/modes`, `holdings`, `updates`): who asks which one it is has found a missing method.
+"""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+PRODUCT = Path(__file__).parents[2] / "firecaffe"
+
+QUESTIONS = 141
+"""Lines that ask. Those of an object's choice, and of a recipe's check, are among them."""
+
+PROPERTIES = ("is_served", "is_lockless", "is_local", "is_split", "in_shards", "shares_samples")
+WORDS = ("mode", "scheme")
+OPTIONAL = ("served", "local", "stage", "staged", "rows", "shards")
+"""Names of what only some runs have."""
+
+LONG = {
+    "plan/forecast.py:forecast",
+    "plan/recipe_stages.py:stages_step",
+    "training/evaluate.py:evaluate",
+    "training/local/make.py:local_stepper",
+    "training/result.py:result_of",
+}
+"""Functions of more than LINES, where none should be."""
+
+LINES = 60
+ROOMS = ("training", "parallel", "synchrony", "plan")
+
+
+def trees(*rooms: str) -> Iterator[tuple[str, ast.Module]]:
+    for file in sorted(PRODUCT.rglob("*.py")):
+        path = file.relative_to(PRODUCT).as_posix()
+        if not rooms or path.partition("/")[0] in rooms:
+            yield path, ast.parse(file.read_text(encoding="utf-8"))
+
+
+def name_of(node: ast.expr) -> str:
+    """The last name of `a.b.c`, of which it is c."""
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def asks(node: ast.AST) -> bool:
+    if isinstance(node, ast.Compare):
+        sides = [node.left, *node.comparators]
+        with_none = any(isinstance(each, ast.Constant) and each.value is None for each in sides)
+        of_words = any(isinstance(each, ast.Attribute) and each.attr in WORDS for each in sides)
+        return of_words or (with_none and name_of(node.left) in OPTIONAL)
+    if not isinstance(node, ast.Attribute) or not isinstance(node.ctx, ast.Load):
+        return False
+    return node.attr in PROPERTIES or (
+        node.attr == "stages" and name_of(node.value) in ("parallel", "words")
+    )
+
+
+def questions(tree: ast.Module) -> set[int]:
+    """The lines that ask."""
+    return {node.lineno for node in ast.walk(tree) if isinstance(node, ast.expr) and asks(node)}
+
+
+def test_what_counts_as_a_question() -> None:
+    text = """
+if run.mode == LOCAL:
+    pass
+if served is not None and words.is_split:
+    pass
+name = found.mode
+if rank is None:
+    pass
+for each in recipe.parallel.stages:
+    pass
+"""
+    assert questions(ast.parse(text)) == {2, 4, 9}
+
+
+def test_nobody_asks_more() -> None:
+    found = {path: len(questions(tree)) for path, tree in trees()}
+    most = sorted(found.items(), key=lambda each: -each[1])[:5]
+    assert sum(found.values()) <= QUESTIONS, most
+
+
+def test_functions_are_read_in_one_sitting() -> None:
+    found = {
+        f"{path}:{node.name}"
+        for path, tree in trees(*ROOMS)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and (node.end_lineno or 0) - node.lineno >= LINES
+    }
+    assert found <= LONG, found - LONG
+    assert found >= LONG, "shorter now; take them out of LONG"

@@ -1,0 +1,94 @@
+"""What ranks that each know a part of a step's sums find out: all of them what one rank would."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from firecaffe.cluster.world import join
+from firecaffe.training.outcome import VOTES
+from firecaffe.training.updates.found import Found
+from firecaffe.training.updates.loss_scale import LossScale
+from firecaffe.training.updates.spread import Among, Part
+from tests.world import Ranks
+
+NETWORK = {"cut": torch.float32, "of_all": torch.float32, "of_one": torch.float64}
+ROWS = 3
+"""Rank r has row r of `cut`, all have `of_all`, and the last one has `of_one`."""
+
+
+def gradients() -> dict[str, Tensor]:
+    drawn = torch.Generator().manual_seed(6)
+    return {
+        "cut": torch.randn(ROWS, 5, generator=drawn),
+        "of_all": torch.randn(7, generator=drawn),
+        "of_one": torch.randn(4, generator=drawn).double(),
+    }
+
+
+def agreed(change: str, scaled: bool = False) -> tuple[Found, bool, Tensor]:
+    """What this rank finds, whether its update was skipped, and the sum of what ranks count."""
+    with join("cpu") as world:
+        whole, last = gradients(), ROWS - 1
+        own = {"cut": whole["cut"][world.rank], "of_all": whole["of_all"]}
+        if world.rank == last:
+            own["of_one"] = whole["of_one"]
+        loss = 3.0 if world.rank == last else 0.0  # known there alone, as in stages
+        if change == "inf in a part" and world.rank == 1:
+            own["cut"][2] = math.inf
+        if change == "nan in all":
+            own["of_all"][0] = math.nan
+        if change == "nan loss":
+            loss = math.nan if world.rank == last else loss
+        if change == "beyond float32":
+            own = {name: each * 1e38 for name, each in own.items()}
+        named = {name: nn.Parameter(torch.zeros_like(each)) for name, each in own.items()}
+        scaler = torch.amp.GradScaler("cpu", init_scale=1.0, enabled=scaled)
+        optimizer = torch.optim.SGD(named.values(), 1.0)
+        scale = LossScale(scaler, optimizer, world.device)
+        for name, each in named.items():
+            if change != "unused" or name == "cut":
+                each.grad = own[name].clone()
+        parts = {name: Part(name) for name in named} | {"cut": Part("cut", world.rank, ROWS)}
+        spread = Among([world], NETWORK, parts, named, knows_sums=world.rank == last)
+        finite = torch.tensor([bool(each.isfinite().all()) for each in own.values()])
+        votes = [float(world.rank == 0), 0.0]
+        scale.undo()
+        found = spread.agree(torch.tensor([loss, *votes]), VOTES, finite, True, scale)
+        scale.step()
+        moved = any(bool(each.any()) for each in named.values())
+        return found, not moved, spread.total(torch.tensor([1.0, world.rank]))
+
+
+@pytest.mark.parametrize(
+    "change", ["none", "unused", "inf in a part", "nan in all", "nan loss", "beyond float32"]
+)
+def test_all_find_what_one_would(ranks: Ranks, change: str) -> None:
+    told: list[Any] = ranks.shared(ROWS, agreed, change)
+    whole = {
+        name: each for name, each in gradients().items() if change != "unused" or name == "cut"
+    }
+    rows = torch.stack([row.norm().double() for row in gradients()["cut"]])
+    norms = [rows.square().sum().sqrt().float()]
+    norms += [each.norm() for name, each in whole.items() if name != "cut"]
+    for found, _, total in told:
+        assert found.names == list(NETWORK)
+        broken = {"inf in a part": "cut", "nan in all": "of_all"}.get(change)
+        assert found.is_finite.tolist() == [name != broken for name in NETWORK]
+        assert found.sums.tolist()[1:] == [1.0, 0.0]
+        assert math.isnan(found.sums[0]) if change == "nan loss" else found.sums[0] == 3.0
+        if change in ("none", "unused", "nan loss"):
+            assert found.norm.equal(nn.utils.get_total_norm(norms))
+        else:
+            assert not found.norm.isfinite()
+        assert total.tolist() == [3.0, 3.0]
+    assert all(found.norm.equal(told[0][0].norm) or found.norm.isnan() for found, _, _ in told)
+
+
+def test_one_overflow_lets_all_skip(ranks: Ranks) -> None:
+    assert [skipped for _, skipped, _ in ranks.shared(ROWS, agreed, "inf in a part", True)] == [
+        True
+    ] * 3
+    assert [skipped for _, skipped, _ in ranks.shared(ROWS, agreed, "none", True)] == [False] * 3

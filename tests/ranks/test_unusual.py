@@ -1,0 +1,72 @@
+"""Unusual networks end in the same bits on one and on two workers, or in one line."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import firecaffe
+from benchmarks.unusual.cases import CASES, data
+from benchmarks.unusual.tried import Tried, try_all
+from benchmarks.unusual_networks import end_of, is_right
+from firecaffe import ParallelConfig, Recipe, SynchronyConfig, TaskConfig, TrainConfig
+from firecaffe.errors import RecipeError
+from tests.world import Ranks
+
+ELSEWHERE = {
+    "stages": Recipe(parallel=ParallelConfig(1, stages=["2"])),
+    "split": Recipe(parallel=ParallelConfig(1, 2, {"3": "neurons"}, 2)),
+    "local": Recipe(synchrony=SynchronyConfig(mode="local", replicas=2, local_steps=2)),
+}
+"""Where parameters that are not trained are not kept as buffers are."""
+
+
+def refused(words: Recipe) -> str:
+    """The line about a network with a teacher."""
+    case = CASES["teacher, frozen"]
+    train = TrainConfig(global_batch_size=32, micro_batch_size=8, steps=4, device="cpu")
+    recipe = replace(words, train=train, task=TaskConfig(args={"num_classes": 4}))
+    samples = data(case)
+    with pytest.raises(RecipeError) as caught:
+        firecaffe.train(recipe, case.make, samples, samples)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("where", ELSEWHERE)
+def test_a_teacher_that_no_step_keeps_is_refused_on_all_ranks(where: str, ranks: Ranks) -> None:
+    lines = ranks.shared(2, refused, ELSEWHERE[where])
+    assert len(set(lines)) == 1
+    assert "forward changes the parameter" in lines[0]
+    assert "teacher.weight" in lines[0]
+    assert "make it a buffer" in lines[0]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("unusual")
+
+
+@pytest.fixture(scope="module")
+def trials(ranks: Ranks, folder: Path) -> dict[str, dict[str, Tried]]:
+    """By where: on one worker, on two, and on two from half of what one has done."""
+    names = list(CASES)
+    found = {}
+    for on, count, begun in (("1", 1, ""), ("2", 2, ""), ("resumed", 2, str(folder / "1"))):
+        first, *others = ranks.shared(count, try_all, names, str(folder / on), begun)
+        for other in others:
+            for name in names:
+                assert (other[name].line, other[name].state) == (
+                    first[name].line,
+                    first[name].state,
+                )
+        found[on] = first
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_unusual_network(name: str, trials: dict[str, dict[str, Tried]], folder: Path) -> None:
+    end = end_of(name, {on: each[name] for on, each in trials.items()}, folder)
+    case = CASES[name]
+    assert is_right(case, end), end
+    if case.told and not case.doubted:
+        assert any(case.told in note for note in trials["1"][name].notes)

@@ -1,0 +1,167 @@
+"""What the functions for a script's own loop are given wrongly: one line each, nothing joined."""
+
+import datetime
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn, optim
+from torch.distributed.fsdp import FSDPModule
+
+import firecaffe
+from firecaffe.cluster.groups import group_of_one
+from firecaffe.errors import FirecaffeError, RecipeError
+
+NET = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+SGD = optim.SGD(NET.parameters(), 0.1)
+LAYERS = {"0": "neurons"}
+
+
+SHARDED = nn.Sequential(nn.Linear(2, 2))
+# As `torch.distributed.fsdp.fully_shard` does.
+SHARDED[0].__class__ = type("FSDPLinear", (FSDPModule, nn.Linear), {})
+
+
+def wrapper() -> optim.Optimizer:
+    """As accelerate's: an Optimizer that has never been made as one."""
+    made = optim.SGD.__new__(optim.SGD)
+    made.__dict__["param_groups"] = SGD.param_groups
+    return made
+
+
+def function(steps: int, rate: float = 0.1) -> None: ...
+
+
+Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], str]
+
+T, P, L, S, A, H, N = (
+    firecaffe.train,
+    firecaffe.parallelize,
+    firecaffe.local,
+    firecaffe.split,
+    firecaffe.attach,
+    firecaffe.comm_hook,
+    firecaffe.launch,
+)
+
+CALLS: list[Call] = [
+    (T, (firecaffe.Recipe(),), {"modle": nn.Linear}, "train: .*'modle'; did you mean model"),
+    (P, ([NET],), {}, r"parallelize: module is \[Sequential.*one network"),
+    (P, (nn.Linear,), {}, r"parallelize: module is the class Linear; .*Linear\(…\)"),
+    (P, (None,), {}, "parallelize: module is None; expected a network"),
+    (P, (lambda: NET,), {}, "parallelize: module is <function.*not what makes it"),
+    (P, (), {}, "parallelize: .*'module'"),
+    (P, (SHARDED,), {}, "module.0 is in FSDPModule already"),
+    (P, (NET,), {"exchang": "tree"}, "'exchang'; did you mean exchange"),
+    (P, (NET,), {"bucket_cap": 1}, "'bucket_cap'; did you mean bucket_cap_mb"),
+    (P, (NET,), {"exchange": None}, "exchange is None; it must be a name"),
+    (P, (NET,), {"compressor": ["int8"]}, r"compressor is \['int8'\]; it must be one of none"),
+    (P, (NET,), {"timeout_s": "5"}, "timeout_s is '5'; it must be a number"),
+    (P, (NET,), {"timeout_s": datetime.timedelta(5)}, "timeout_s is datetime.*number of seconds"),
+    (P, (NET,), {"process_group": [0, 1]}, r"process_group is \[0, 1\]; expected a group"),
+    (P, (NET,), {"process_group": dist.GroupMember.NON_GROUP_MEMBER}, "this rank is not in"),
+    (L, ([NET], SGD), {}, "local: model is .*one network"),
+    (L, (SHARDED, SGD), {}, "local: model.0 is in FSDPModule already"),
+    (L, (NET, optim.SGD), {}, r"local: optimizer is the class SGD; .*SGD\(model.parameters\(\)"),
+    (L, (NET, None), {}, "local: optimizer is None; expected a torch.optim.Optimizer"),
+    (L, (NET, wrapper()), {}, r"local: optimizer is a wrapper \(SGD\)"),
+    (L, (nn.Linear(2, 2), SGD), {}, "local: optimizer has none of the model's parameters"),
+    (L, (NET, SGD), {"evry": 3}, "local: .*'evry'; did you mean every"),
+    (L, (NET,), {}, "local: .*'optimizer'; it takes model, optimizer, every"),
+    (L, (NET, SGD), {"every": 2.5}, "local: every is 2.5; it must be a whole number"),
+    (L, (NET, SGD), {"every": True}, "local: every is True"),
+    (L, (NET, SGD), {"outer": ["average"]}, r"local: outer is \['average'\]; it must be one of"),
+    (L, (NET, SGD), {"outer": "slowmo", "outer_lr": "1"}, "local: outer_lr is '1'"),
+    (L, (NET, SGD), {"outer": "slowmo", "outer_momentum": "0"}, "local: outer_momentum is '0'"),
+    (L, (NET, SGD), {"scaler": 1024.0}, "local: scaler is 1024.0; expected a torch.amp.GradScaler"),
+    (L, (NET, SGD), {"process_group": 0}, "local: process_group is 0"),
+    (S, ([NET], LAYERS), {}, "split: model is .*one network"),
+    (S, (SHARDED, LAYERS), {}, "split: model.0 is in FSDPModule already"),
+    (S, (NET, [("0", "neurons")]), {}, r"split: layers is \[.*expected a table"),
+    (S, (NET, "0"), {}, "split: layers is '0'; expected a table"),
+    (S, (NET, None), {}, "split: layers is None"),
+    (S, (NET, {0: "neurons"}), {}, "split: layers has 0: 'neurons'; expected names"),
+    (S, (NET, {"0": 2}), {}, "split: layers has '0': 2; expected names"),
+    (S, (NET, {}), {}, "split: no layer is named"),
+    (S, (NET, LAYERS), {"part": 2}, "split: .*'part'; did you mean parts"),
+    (S, (NET, LAYERS), {"parts": 2.0}, "split: parts is 2.0; it must be a whole number"),
+    (S, (NET, LAYERS), {"timeout_s": "1"}, "timeout_s is '1'"),
+    (S, (NET, LAYERS), {"process_group": 3}, "split: process_group is 3"),
+    (A, (NET, None, "runs/mine"), {}, "attach: optimizer is None"),
+    (A, (NET, optim.SGD, "runs/mine"), {}, "attach: optimizer is the class SGD"),
+    (A, ([NET], SGD, "runs/mine"), {}, "attach: model is .*one network"),
+    (A, (NET, SGD, None), {}, "attach: folder is None; expected the path of a folder"),
+    (A, (NET, SGD, ""), {}, "attach: folder is ''"),
+    (A, (NET, SGD), {"fodler": "runs"}, "attach: .*'?fold"),
+    (H, (3,), {}, "exchange is 3; it must be a name"),
+    (H, (), {"process_group": 3}, "comm_hook: process_group is 3"),
+    (H, (), {"compresor": "int8"}, "comm_hook: .*'compresor'; did you mean compressor"),
+    (N, (function, 2), {"arg": (1,)}, "launch: .*'arg'; did you mean args"),
+    (N, (function, 2), {"args": 1}, r"launch: args is 1; expected the arguments in a tuple"),
+    (N, (function, 2), {"args": "ab"}, "launch: args is 'ab'; expected"),
+    (N, (function, 2), {"kwargs": [1]}, r"launch: kwargs is \[1\]; expected the arguments by name"),
+    (N, (function, 2), {"kwargs": {1: 2}}, "launch: kwargs is {1: 2}"),
+    (N, (function, 2), {}, "launch: function: missing a required argument: 'steps'"),
+    (N, (function, 2), {"kwargs": {"step": 3}}, "launch: function: .*'steps?'"),
+    (N, (function, 2), {"args": (1,), "kwargs": {"rat": 3}}, "'rat'; did you mean rate"),
+]
+
+
+@pytest.mark.parametrize("call", CALLS, ids=range(len(CALLS)))
+def test_one_line_before_anything_is_joined(call: Call) -> None:
+    called, args, kwargs, line = call
+    with pytest.raises(FirecaffeError, match=line) as caught:
+        called(*args, **kwargs)
+    assert isinstance(caught.value, RecipeError)
+    assert "\n" not in str(caught.value)
+    assert not dist.is_initialized()
+
+
+def test_an_unknown_word_is_a_type_error_too() -> None:
+    with pytest.raises(TypeError):
+        P(NET, exchang="tree")
+
+
+def test_what_is_done_already_is_not_done_twice(tmp_path: Path) -> None:
+    attached = firecaffe.attach(NET, SGD, tmp_path / "one")
+    with pytest.raises(RecipeError, match=r"timed already, into .*one"):
+        firecaffe.attach(NET, SGD, tmp_path / "two")
+    assert not (tmp_path / "two").exists()
+    attached.detach()
+    firecaffe.attach(NET, SGD, tmp_path / "two").detach()
+    with group_of_one(torch.device("cpu")):
+        averaged = firecaffe.local(NET, SGD)
+        with pytest.raises(RecipeError, match="averaged already"):
+            firecaffe.local(NET, SGD)
+        averaged.detach()
+        firecaffe.local(NET, SGD).detach()
+        with pytest.raises(RecipeError, match="module is in DistributedDataParallel already"):
+            P(P(NET))
+        split = firecaffe.split(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), LAYERS)
+        with pytest.raises(RecipeError, match="split already"):
+            firecaffe.split(split, {"model.1": "neurons"})
+
+
+def test_a_ddp_around_that_of_parallelize_is_told_in_its_first_forward() -> None:
+    """As accelerate's `prepare` and Lightning's own strategies make one."""
+    with group_of_one(torch.device("cpu")):
+        inner = P(nn.Linear(4, 2))
+        inputs = torch.ones(1, 4)
+        inner(inputs)
+        for outer in (inner, nn.Sequential(inner)):
+            both = nn.parallel.DistributedDataParallel(outer)
+            with pytest.raises(RecipeError, match="in another DistributedDataParallel"):
+                both(inputs)
+        inner(inputs)  # by itself as before
+
+        class Student(nn.Linear):
+            """Calls another network that is in a DDP of its own."""
+
+            def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+                outputs: torch.Tensor = super().forward(inputs) - inner(inputs)
+                return outputs
+
+        nn.parallel.DistributedDataParallel(Student(4, 2))(inputs)

@@ -1,0 +1,70 @@
+"""Metrics of torchmetrics, to compare with and to refuse. It takes 3 s of a processor to load, so
+tests import this where they use it: each process collects the tests, and one runs them.
+"""
+
+from typing import Any
+
+import torch
+import torchmetrics
+from torch import Tensor
+from torchmetrics import regression as of_numbers
+from torchmetrics.classification import (
+    MulticlassAUROC,
+    MulticlassF1Score,
+    MulticlassJaccardIndex,
+    MultilabelAUROC,
+    MultilabelExactMatch,
+)
+
+REFERENCES: dict[str, tuple[torchmetrics.Metric, Any]] = {
+    "classification f1": (MulticlassF1Score(4), lambda x: x.argmax(1)),
+    "classification auroc": (MulticlassAUROC(4), lambda x: x.softmax(1)),
+    "multilabel auroc": (MultilabelAUROC(4), lambda x: x.sigmoid()),
+    "multilabel exact_match": (MultilabelExactMatch(4), lambda x: x.sigmoid()),
+    "segmentation mean_iou": (MulticlassJaccardIndex(3, ignore_index=255), None),
+    "regression mae": (of_numbers.MeanAbsoluteError(), None),
+    "regression rmse": (of_numbers.MeanSquaredError(squared=False), None),
+    "regression r2": (of_numbers.R2Score(), None),
+}
+"""By task and name: the metric, and what it takes of a network's outputs."""
+
+
+class Pixels(torchmetrics.Metric):
+    """Counts in float32, as many do."""
+
+    higher_is_better = True
+    seen: Tensor
+    most: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("seen", torch.tensor(0.0), dist_reduce_fx="sum")
+        self.add_state("most", torch.tensor(0.0), dist_reduce_fx="max")
+
+    def update(self, prediction: Tensor, targets: Tensor) -> None:
+        self.seen += 2.0**24
+        self.seen += 1
+        self.most = torch.maximum(self.most, prediction.max())
+
+    def compute(self) -> Tensor:
+        return self.seen - 2.0**24 * 8 + self.most * 0
+
+
+class Averaged(Pixels):
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("mean", torch.tensor(0.0), dist_reduce_fx="mean")
+
+
+REFUSED: dict[str, Any] = {
+    "a mean": Averaged(),
+    "a state that no sum makes": of_numbers.PearsonCorrCoef(),
+    "a class": MulticlassF1Score,
+    "a collection": torchmetrics.MetricCollection([MulticlassF1Score(4)]),
+    "a number": 3,
+}
+"""What is no metric of a task."""
+
+
+def f1(average: Any = "macro") -> torchmetrics.Metric:
+    return MulticlassF1Score(4, average=average)
