@@ -3,6 +3,9 @@
     average = weights                                       after the first update
     average = average + (1 - decay) (weights - average)     after each later one
 
+Of replicas that train by themselves there are common weights after an average alone: one that comes
+after k steps counts as much as k updates that all came to them, 1 - decay^k.
+
 It is a pure function of the weights after each step, so workers change no bit of it. Buffers
 (BatchNorm's statistics) are not averaged: with the average go those of the training, which are
 means over steps already.
@@ -11,8 +14,9 @@ Source: Polyak and Juditsky 1992; as torch.optim.swa_utils has it (`get_ema_mult
 kept in sync).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from math import prod
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +35,7 @@ class Ema:
     def __init__(
         self, named: Mapping[str, nn.Parameter], decay: float, warmup: bool = False
     ) -> None:
-        self._weights: list[Tensor] = list(named.values())
+        self._weights: dict[str, Tensor] = dict(named)
         self._decay, self._warmup = decay, warmup
         self.average = {name: each.detach().clone() for name, each in named.items()}
 
@@ -40,17 +44,26 @@ class Ema:
         """The average as a piece of the training's state."""
         return Weights(self.average.items)
 
-    @torch.no_grad()
     def update(self, step: int) -> None:
         """Takes in the weights after step `step`, counted from 0."""
-        average = list(self.average.values())
+        self.update_after(range(step, step + 1), self._weights)
+
+    @torch.no_grad()
+    def update_after(self, steps: range, names: Iterable[str]) -> None:
+        """Takes in some of the weights after steps at whose ends nobody had them, but for the last
+        one.
+        """
+        average = [self.average[name] for name in names]
         if not average:  # a stage without weights
             return
-        if step == 0:
-            torch._foreach_copy_(average, self._weights)
+        weights = [self._weights[name] for name in names]
+        if steps.start == 0:
+            torch._foreach_copy_(average, weights)
             return
-        decay = min(self._decay, (1 + step) / (WARMUP + step)) if self._warmup else self._decay
-        torch._foreach_lerp_(average, self._weights, 1 - decay)
+        torch._foreach_lerp_(average, weights, 1 - prod(map(self._decay_of, steps)))
+
+    def _decay_of(self, step: int) -> float:
+        return min(self._decay, (1 + step) / (WARMUP + step)) if self._warmup else self._decay
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -65,7 +78,7 @@ class Ema:
 
     def exchange(self) -> None:
         """Puts the average in the weights' place, and the weights in its own."""
-        for weight, average in zip(self._weights, self.average.values(), strict=True):
+        for weight, average in zip(self._weights.values(), self.average.values(), strict=True):
             weight.data, average.data = _data(average), _data(weight)
 
 

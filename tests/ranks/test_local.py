@@ -179,6 +179,27 @@ def test_codecs_encode_replicas_and_not_workers(
     assert {*found, result.state_sha256} == {found[0]}
 
 
+@pytest.mark.parametrize("name", ["average", "fragments beside"])
+def test_a_moving_average_is_that_of_all_replicas(ranks: Ranks, name: str, tmp_path: Path) -> None:
+    train = dataclasses.replace(RECIPE.train, ema_decay=0.8)
+    recipe = with_words(dataclasses.replace(RECIPE, train=train), WORDS[name])
+    often = dataclasses.replace(recipe, checkpoint=CheckpointConfig(every=1, keep_last=0))
+    assert state(ranks, 3, recipe, tmp_path / "3") == state(ranks, 1, often, tmp_path / "1")
+    if name == "average":  # by the weights after each average
+        found = []
+        for step in (4, 8, 10):
+            saved = load_newest(tmp_path / f"1/checkpoints/step-{step:08}")[0]
+            names = [key.removeprefix("ema/") for key in saved.tensors if key.startswith("ema/")]
+            kinds = ("ema", "parameter")
+            found.append([{key: saved.tensors[f"{kind}/{key}"] for key in names} for kind in kinds])
+        (expected, first), *others = found
+        assert all(each.equal(first[key]) for key, each in expected.items())
+        for (average, weights), steps in zip(others, (4, 2), strict=True):
+            for key, each in average.items():
+                torch.testing.assert_close(each, expected[key].lerp(weights[key], 1 - 0.8**steps))
+            expected = average
+
+
 @pytest.mark.parametrize("algorithm", ["halving_doubling", "sharded_parameter_server"])
 def test_any_exchange_in_tree_order(
     ranks: Ranks, alone: dict[str, str], algorithm: str, tmp_path: Path

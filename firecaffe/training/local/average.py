@@ -16,6 +16,7 @@ from torch import Tensor
 from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.gradients.totals import Totals
 from firecaffe.solvers.outer import Outer
+from firecaffe.training.ema import Ema
 from firecaffe.training.forward import Forward
 from firecaffe.training.local.moments import Moments
 from firecaffe.training.local.replicas import Fragment, Replica, Replicas, copy
@@ -32,11 +33,13 @@ class Average:
     replicas: Replicas
     order: Sequence[int]
     """This rank's replicas, in the order in which the reducer takes them."""
-    outer: Outer
     moments: Moments
     """Those that are averaged too."""
+    outer: Outer
     forgets: bool
     """Whether replicas' optimizers begin anew after it."""
+    ema: Ema | None
+    """The moving average of the network at rest, if one is kept."""
 
     @torch.no_grad()
     def begin(self, losses: dict[int, Tensor], counts: Tensor) -> None:
@@ -73,10 +76,14 @@ class Average:
         return self.reducer.finish_step()
 
     @torch.no_grad()
-    def apply(self, totals: Totals, learning_rate: float) -> None:
-        """Updates the network at rest by what has come."""
+    def apply(self, totals: Totals, steps: range, learning_rate: float) -> None:
+        """Updates the network at rest by what has come. steps: since the last average of these
+        parameters.
+        """
         count, first = self.reducer.num_leaves, 1 + len(self.moments.keys)
         self.outer.step(learning_rate)
+        if self.ema is not None:
+            self.ema.update_after(steps, self.fragment.named)
         if self.fragment.has_buffers:
             self.forward.buffers.begin_step()
             self.forward.buffers.finish_step(totals.tail[first:], count)

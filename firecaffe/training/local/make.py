@@ -158,8 +158,9 @@ def local_stepper(
     order = run.route.order(run.num_leaves, run.shares[sharers.rank])
     forgets = words.inner_momentum == "zero"
     parts = zip(local.fragments, reducers, local.moments, strict=True)
+    of_all = local.outer, forgets, update.applier.ema
     averages = [
-        Average(fragment, reducer, forward, local.replicas, order, local.outer, moments, forgets)
+        Average(fragment, reducer, forward, local.replicas, order, moments, *of_all)
         for fragment, reducer, moments in parts
     ]
     clip = run.recipe.solver.clip_gradients

@@ -183,7 +183,7 @@ class LocalStepper:
         votes = self.spread.total(counts[-VOTES:])
         counts = torch.cat([counts[:-VOTES], votes])
         self.sums.settle(under_way.sent, totals.tail[0].cpu(), counts)
-        average.apply(totals, learning_rate)
+        average.apply(totals, range(round_.first, round_.stop), learning_rate)
         if round_.applied == round_.stop:
             self.replicas.take(average.fragment)
         else:
