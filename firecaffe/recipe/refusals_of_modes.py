@@ -103,10 +103,9 @@ OF_SERVERS = (
         f"take solver.type = {' or '.join(OF_PLAIN_MOMENTUM)}",
     ),
     Refusal(
-        (any_of(is_not("solver.momentum_form", "torch"), CLIPPED), *LOCKLESS),
-        "each worker's own rule is plain SGD's",
+        (on("solver.momentum_correction"), *LOCKLESS),
+        "it scales the momentum, which all workers share, by the rate of one's update before",
         "leave it out, or take synchrony.lock = server",
-        "unwritten",
     ),
     Refusal(
         (is_("synchrony.clock", "simulated"), *LOCKLESS),
@@ -156,12 +155,6 @@ OF_REPLICAS = (
         (FLOAT16, IN_REPLICAS),
         "the loss scale would be that of a worker",
         "use bfloat16",
-        "unwritten",
-    ),
-    Refusal(
-        (on("train.ema_decay"), IN_REPLICAS),
-        "between two averages there are no weights of all replicas to take into it",
-        "synchrony.outer slowmo or nesterov have a memory of their own",
         "unwritten",
     ),
     Refusal(

@@ -81,6 +81,28 @@ def test_it_comes_to_the_least_squares(
     assert sum(losses[-8:]) / 8 == pytest.approx(best, rel=0.2)
 
 
+@pytest.mark.parametrize(
+    "solver",
+    [{}, {"momentum_form": "caffe"}, {"type": "nesterov", "momentum_form": "caffe"}]
+    + [{"clip_gradients": 0.05}, {"decay_form": "l1"}],
+    ids=["sgd", "caffe", "nesterov", "clip", "l1"],
+)
+def test_one_worker_alone_does_what_a_server_does(
+    ranks: Ranks, solver: dict[str, Any], tmp_path: Path
+) -> None:
+    """From a checkpoint with a momentum, too."""
+    digests = []
+    for name, words in {"lockless": LOCKLESS, "server": {"mode": "asynchronous"}}.items():
+        made = recipe(tmp_path / name, words)
+        made = dataclasses.replace(made, solver=dataclasses.replace(made.solver, **solver))
+        (whole,) = ranks.shared(1, fit, made)
+        on = dataclasses.replace(made, run=RunConfig(folder=str(tmp_path / f"{name} on")))
+        (again,) = ranks.shared(1, fit, on, str(tmp_path / name / "checkpoints/step-00000003"))
+        assert again.weights_sha256 == whole.weights_sha256
+        digests.append(whole.weights_sha256)
+    assert digests[0] == digests[1]
+
+
 def test_it_learns_with_buffers(ranks: Ranks, tmp_path: Path) -> None:
     made = recipe(tmp_path / "run", LOCKLESS, steps=50, eval_every=0)
     made = dataclasses.replace(made, checkpoint=CheckpointConfig())

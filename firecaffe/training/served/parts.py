@@ -106,6 +106,7 @@ def _rule(run: Run) -> Rule:
         rate=run.learning_rate,
         momentum=run.momentum,
         weight_of=partial(weight_of, run.order),
+        clip_gradients=run.recipe.solver.clip_gradients,
     )
 
 

@@ -26,6 +26,8 @@ class Rule:
     """Of a step; None if it does not change."""
     weight_of: Callable[[Leaf], float]
     """Of a leaf, 1 if it is full."""
+    clip_gradients: float = 0.0
+    """The largest norm of a worker's gradient; 0 does not clip."""
 
 
 class LocklessBench:
@@ -54,6 +56,8 @@ class LocklessBench:
         weight, rule = self._rule.weight_of(leaf), self._rule
         for name, gradient in gradients.items():
             self._bench.named[name].grad = gradient.div_(weight)
+        if rule.clip_gradients:
+            nn.utils.clip_grad_norm_(self._bench.named.values(), rule.clip_gradients, foreach=True)
         set_rate(self._optimizer, rule.rate(leaf.step), rule.momentum(leaf.step))
         self._optimizer.step()
         self._optimizer.zero_grad()

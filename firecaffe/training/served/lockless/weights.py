@@ -21,14 +21,15 @@ from torch import Tensor, nn, optim
 
 from firecaffe.cluster.world import World
 from firecaffe.errors import RecipeError
+from firecaffe.solvers.caffe_sgd import CaffeSGD
 from firecaffe.training.served.compute import Bench, Workbench
 from firecaffe.training.served.holders import Holders
 from firecaffe.training.served.lockless.bench import LocklessBench, Rule
 from firecaffe.training.served.parcel import Parcel, parcel_bytes
 from firecaffe.transport.local import meet_local_ranks
 
-MOMENTUM = "momentum_buffer"
-"""Its name in the state of torch's SGD."""
+WEIGHT, MOMENTUM = "weight", "momentum"
+"""What is shared of a parameter."""
 
 
 class SharedWeights(Holders):
@@ -48,7 +49,7 @@ class SharedWeights(Holders):
 
         Raises: RecipeError on all ranks if they have no memory in common; PeerLostError.
         """
-        examples = {f"weight/{name}": each for name, each in named.items()}
+        examples = {f"{WEIGHT}/{name}": each for name, each in named.items()}
         if any(group["momentum"] for group in optimizer.param_groups):
             examples |= {f"{MOMENTUM}/{name}": each for name, each in named.items()}
         local = meet_local_ranks(world, timeout_s)
@@ -78,6 +79,8 @@ class SharedWeights(Holders):
     ) -> None:
         """named, optimizer: of the training's state."""
         self._shared, self._named, self._optimizer, self._rule = shared, named, optimizer, rule
+        self._kept = "history" if isinstance(optimizer, CaffeSGD) else "momentum_buffer"
+        """What the optimizer calls a momentum."""
         self._at_work: list[nn.Parameter] = []
 
     def bench(self, bench: Workbench, place: int) -> Bench:
@@ -85,7 +88,7 @@ class SharedWeights(Holders):
         for kind, name, view in self._views():
             parameter = bench.named[name]
             if kind == MOMENTUM:
-                optimizer.state[parameter][MOMENTUM] = view
+                optimizer.state[parameter][self._kept] = view
             else:
                 parameter.data = view
                 self._at_work.append(parameter)
@@ -97,7 +100,7 @@ class SharedWeights(Holders):
         for kind, name, view in self._views():
             parameter = self._named[name]
             if kind == MOMENTUM:
-                self._optimizer.state[parameter][MOMENTUM] = view.clone()
+                self._optimizer.state[parameter][self._kept] = view.clone()
             else:
                 parameter.copy_(view)
 
@@ -112,7 +115,7 @@ class SharedWeights(Holders):
         for kind, name, view in self._views():
             parameter = self._named[name]
             if kind == MOMENTUM:
-                before = self._optimizer.state.get(parameter, {}).get(MOMENTUM)
+                before = self._optimizer.state.get(parameter, {}).get(self._kept)
                 view.zero_() if before is None else view.copy_(before)
             else:
                 view.copy_(parameter)
