@@ -1,5 +1,6 @@
 # The two commands: `make demo` and `make test`. Both make .venv and install what they need.
-# `make faults` lets every fault happen (about 12 minutes; the links' need root).
+# `make faults` lets every fault happen (about 12 minutes; the links' need root); `make soak` tries
+# every composition of a training (hours).
 
 PYTHON ?= python3
 VENV := .venv
@@ -19,7 +20,7 @@ pathlib.Path(sysconfig.get_path("purelib"), "firecaffe_clone.pth").write_text(li
 endef
 export PATH_LINE
 
-.PHONY: demo test tests faults lint docs clean
+.PHONY: demo test tests soak faults lint docs clean
 
 demo: $(VENV)/installed
 	$(RUN)/firecaffe demo recipes/nin_small.toml
@@ -33,7 +34,11 @@ test: $(VENV)/installed-dev
 
 # Files of tests side by side, the longest first (tests/order.py).
 tests: $(VENV)/installed-dev
-	$(RUN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m 'not slow and not alone'
+	$(RUN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m 'not slow and not alone and not soak'
+
+# Each composition of holding, update, shares and ranks, under all words that touch sums: hours.
+soak: $(VENV)/installed-dev
+	$(RUN)/python -m pytest -n auto -m soak tests/ranks
 
 faults: $(VENV)/installed-dev
 	$(RUN)/python -m benchmarks.faults --page benchmarks/results/faults.md

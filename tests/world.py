@@ -96,7 +96,8 @@ class Ranks:
         """`function(*arguments)` with torchrun's environment on new ranks; results by rank.
 
         local_world_size: ranks of each host, as they are told; by default all are on one. lost:
-        ranks from which no result is awaited; theirs is None. Raises: RankError if one fails, with
+        ranks from which no result is awaited; theirs is None. If all are, each must end by itself.
+        Raises: RankError if one fails, with
         what each has come to.
         """
         world = _World(world_size, once=True)
@@ -178,7 +179,11 @@ class _World:
             }
             # Plain pickle copies tensors; multiprocessing's would share memory that is gone then.
             pipe.send_bytes(pickle.dumps((environment, function, arguments)))
-        found = self._outcomes([rank for rank in range(world_size) if rank not in lost])
+        awaited = [rank for rank in range(world_size) if rank not in lost]
+        if not awaited:
+            for process in self._processes:
+                process.join(TIMEOUT_S)
+        found = self._outcomes(awaited)
         if any(each.failed for each in found.values()):
             raise RankError(told(found))
         self.is_left = all(each.is_left for each in found.values())

@@ -10,15 +10,21 @@ others of its row until then counts too: a row is as fast as it is together.
 
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 
 from firecaffe.cluster.agree import gather_text
 from firecaffe.cluster.group import Group
+from firecaffe.data.train_batches import BatchesAhead
 from firecaffe.exchange.leaves import Shares
-from firecaffe.recipe.parallel import Layout, rows_of
+from firecaffe.recipe.parallel import Layout, layout_of, rows_of
+from firecaffe.recipe.run import Run
+from firecaffe.synchrony.config import MEASURED
 from firecaffe.synchrony.shares import next_shares
+from firecaffe.training.modes.every_step import EveryStep
 from firecaffe.training.outcome import StepResult
+from firecaffe.training.parallel.mesh import Mesh
 from firecaffe.training.times import Timings
 
 
@@ -123,6 +129,39 @@ class Balance:
             "micro_batches_by_rank": self.micro_batches_by_rank,
             "changes": [asdict(change) for change in self.changes],
         }
+
+
+@dataclass(frozen=True)
+class MeasuredShares:
+    """Shares that change between steps of all ranks together."""
+
+    balance: Balance
+    step: EveryStep
+    ahead: BatchesAhead
+    """Where its batches come from."""
+    order: Callable[[range], list[int]]
+    """That in which a rank computes a share."""
+
+    def decide(self, done: int) -> str:
+        """As `Balance.decide`; ranks have the shares of the steps after `done` then."""
+        said = self.balance.decide(done)
+        if said:
+            self.step.share_out(self.balance.shares, self.order, self.balance.own_share)
+            self.ahead.go_on(self.step.leaves if self.ahead.leaves else [], done)
+        return said
+
+
+def measured_shares(
+    run: Run, mesh: Mesh, step: EveryStep, ahead: BatchesAhead
+) -> MeasuredShares | None:
+    """What decides about shares, if they are measured and there are several."""
+    words = run.recipe.synchrony
+    layout = layout_of(run.recipe.parallel, mesh.world.world_size)
+    if words.shares != MEASURED or layout.data == 1:
+        return None
+    full_step = run.recipe.train.global_batch_size
+    own = Balance(mesh.world, layout, run.num_leaves, full_step, words.shares_every, run.shares)
+    return MeasuredShares(own, step, ahead, partial(run.route.order, run.num_leaves))
 
 
 def shares_in_rows(rounds: Shares, size: int) -> Shares:

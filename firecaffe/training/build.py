@@ -28,11 +28,10 @@ from firecaffe.recipe.run import Ranks, Run, resolve
 from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.explain import read_timings
 from firecaffe.runs.score_mode import score_mode
-from firecaffe.synchrony.config import FIRST, MEASURED
+from firecaffe.synchrony.config import FIRST
 from firecaffe.tasks import Loss, Task, TaskConfig
 from firecaffe.training.about import about_of
 from firecaffe.training.arithmetic import arithmetic
-from firecaffe.training.balance import Balance
 from firecaffe.training.beginning import make_folder, notes_of, say_where
 from firecaffe.training.checkpoint import save_checkpoint
 from firecaffe.training.connect import connect
@@ -219,7 +218,7 @@ def _train_in(
     for line in learner.mode.last_words():
         records.say(line)
     if world.is_first:
-        parts_of_run = run, learner, world, data, frozen, choice, training.balance, start
+        parts_of_run = run, learner, world, data, frozen, choice, steps.shares, start
         record = record_of(result, *parts_of_run)
         record["plugins"] = names(plugins)
         record["parallel_choice"] = chosen_layout and dataclasses.asdict(chosen_layout)
@@ -267,7 +266,7 @@ def _training_of(
         data=data,
         stepper=steps.stepper,
         ahead=steps.ahead,
-        balance=_balance(run, mesh),
+        shares=steps.shares,
         state=learner.state,
         best=learner.best,
         norms=learner.norms,
@@ -296,16 +295,6 @@ def _ranks(mesh: Mesh) -> Ranks:
     ranks = mesh.sharers
     share_memory = ranks.device.type == "cpu" and sys.platform.startswith("linux")
     return Ranks(ranks.world_size, ranks_per_host(ranks), share_memory, mesh.world.world_size)
-
-
-def _balance(run: Run, mesh: Mesh) -> Balance | None:
-    """What decides about shares, if they are measured and there are several."""
-    words = run.recipe.synchrony
-    layout = layout_of(run.recipe.parallel, mesh.world.world_size)
-    if words.shares != MEASURED or layout.data == 1:
-        return None
-    full_step = run.recipe.train.global_batch_size
-    return Balance(mesh.world, layout, run.num_leaves, full_step, words.shares_every, run.shares)
 
 
 def _score(folder: Path) -> list[str]:

@@ -9,7 +9,7 @@ from firecaffe.output import LOST
 from firecaffe.recipe.identity import tuned_by
 from firecaffe.recipe.run import Run
 from firecaffe.reference import without_folder
-from firecaffe.training.balance import Balance
+from firecaffe.training.balance import MeasuredShares
 from firecaffe.training.frozen import Frozen
 from firecaffe.training.learner import Learner
 from firecaffe.training.result import Result
@@ -25,7 +25,7 @@ def record_of(
     data: Data,
     frozen: Frozen,
     choice: AutoChoice | None,
-    balance: Balance | None,
+    shares: MeasuredShares | None,
     start: Start,
 ) -> dict[str, Any]:
     """The record, but for the plug-ins' names. choice: the exchange's, if `auto` has chosen it."""
@@ -44,7 +44,7 @@ def record_of(
         "data": data.description,
         "class_names": data.class_names,
         "samples_seen": run.order.samples_before(result.steps),
-        "balance": balance and balance.as_dict(),
+        "balance": shares and shares.balance.as_dict(),
         "synchrony": learner.mode.row(result.steps),
         "parallel": learner.holding.row(run.num_leaves),
         "tuned": tuned_by(recipe),

@@ -13,13 +13,12 @@ from firecaffe.data import Data, Dataset
 from firecaffe.data.train_batches import BatchesAhead
 from firecaffe.errors import DivergedError
 from firecaffe.recipe.run import Run
-from firecaffe.training.balance import Balance
+from firecaffe.training.balance import MeasuredShares
 from firecaffe.training.best import Best
 from firecaffe.training.best_weights import test_best
 from firecaffe.training.checkpoint import BEST, GOOD, Checkpoint, checkpoint_name
 from firecaffe.training.evaluate import Evaluation, evaluate
 from firecaffe.training.finite import explained
-from firecaffe.training.modes.every_step import EveryStep
 from firecaffe.training.modes.mode import Mode, Queued
 from firecaffe.training.norms import Norms
 from firecaffe.training.outcome import Votes
@@ -48,8 +47,8 @@ class Training:
     stepper: Mode
     ahead: BatchesAhead
     """Where the stepper's batches come from."""
-    balance: Balance | None
-    """What decides about shares; None if they are always equal."""
+    shares: MeasuredShares | None
+    """Those that change between steps; None if they stay."""
     state: State
     best: Best
     norms: Norms | None
@@ -168,10 +167,9 @@ class _Loop:
         if not self.is_over and (is_due or votes.save or votes.stop):
             self._read(0)  # what it votes for is done already
             self._save(done, is_now=votes.stop or _is_new_best(t, done))
-        if t.balance is not None and done < run.steps and t.balance.is_due(done):
+        if t.shares is not None and done < run.steps and t.shares.balance.is_due(done):
             self._read(0)  # steps that had these shares
-            if said := t.balance.decide(done):
-                _share_out(t, t.balance, done)
+            if said := t.shares.decide(done):
                 self._records.say(said)
         self._sums.add_time(done, time.perf_counter() - start)
         if done < run.steps and votes.stop:
@@ -210,8 +208,8 @@ class _Loop:
             done = result.timings.step
             t.state.losses.add(result.loss)
             self._sums.add(result)
-            if t.balance is not None:
-                t.balance.add(result)
+            if t.shares is not None:
+                t.shares.balance.add(result)
             self._records.step(done, t.run.learning_rate(done - 1), result)
             if t.rise is not None:
                 t.rise.add(result.loss)
@@ -288,14 +286,6 @@ def _is_looked_at(run: Run, done: int) -> bool:
     words = run.recipe
     is_due = any(_is_due(run, n, done) for n in (words.checkpoint.every, words.train.eval_every))
     return run.rounds.is_whole(done) and (done == run.steps or is_due or words.run.digests)
-
-
-def _share_out(t: Training, balance: Balance, done: int) -> None:
-    """Gives the ranks other shares of the steps after `done`."""
-    assert isinstance(t.stepper, EveryStep)  # no other has shares
-    order = partial(t.run.route.order, t.run.num_leaves)
-    t.stepper.share_out(balance.shares, order, balance.own_share)
-    t.ahead.go_on(t.stepper.leaves if t.ahead.leaves else [], done)
 
 
 def _make_whole(t: Training) -> None:

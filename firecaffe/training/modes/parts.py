@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from firecaffe.data.train_batches import BatchesAhead, TrainBatches
 from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.recipe.run import Run
+from firecaffe.training.balance import MeasuredShares, measured_shares
 from firecaffe.training.checkpoint import Checkpoint
 from firecaffe.training.modes.every_step import EveryStep, empty_counts
 from firecaffe.training.modes.mode import Mode
@@ -64,6 +65,8 @@ class Steps:
     """Where its batches come from."""
     real: RealRanks | None = None
     """The ranks under the real clock; None if there is none."""
+    shares: MeasuredShares | None = None
+    """Those that change between steps; None if they stay."""
 
 
 class ModeParts(Protocol):
@@ -128,7 +131,8 @@ class EveryStepParts:
         return [Summed(self.holding.summed, forward.empty_tail(), empty_counts(forward))]
 
     def steps(self, linked: Linked) -> Steps:
-        return Steps(linked.step, linked.ahead)
+        shares = measured_shares(linked.run, linked.mesh, linked.step, linked.ahead)
+        return Steps(linked.step, linked.ahead, shares=shares)
 
     def row(self, steps: int) -> Mapping[str, Any] | None:
         return None

@@ -1,0 +1,324 @@
+"""Compositions of holdings, updates, modes and the words that touch sums, and what is to come out.
+
+A case is a value for each axis: words that decide bits, a composition that is killed on the way,
+and another that goes on. `cover` makes cases in which every pair of values stands that the check of
+recipes does not refuse.
+"""
+
+import dataclasses
+import os
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from itertools import combinations, product
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from torch import Tensor, nn
+
+import firecaffe
+from benchmarks.faults_on_purpose import environment
+from firecaffe import (
+    CheckpointConfig,
+    ExchangeConfig,
+    ParallelConfig,
+    Recipe,
+    RunConfig,
+    SolverConfig,
+    SynchronyConfig,
+    TrainConfig,
+)
+from firecaffe.errors import PeerLostError, RecipeError
+from firecaffe.recipe.check import check_recipe
+from firecaffe.recipe.ranks import check_ranks
+from firecaffe.training import balance
+from firecaffe.training.parts import Parts
+from tests.ranks.networks import small_data
+from tests.ranks.test_measured_shares import AnySpeed
+
+HEAD = {"classifier.*": "neurons", "classifier.3": "inputs"}
+PARTS = 4
+
+HOLDINGS = {
+    "whole": ParallelConfig(),
+    "split": ParallelConfig(0, 2, HEAD, PARTS),
+    "trick": ParallelConfig(0, 2, HEAD, PARTS, "one_weird_trick"),
+    "stages": ParallelConfig(stages=["features.4"]),
+}
+
+MODES: dict[str, dict[str, Any]] = {
+    "every_step": {},
+    "local": {"mode": "local", "replicas": 2, "local_steps": 2, "outer": "nesterov"},
+    "backup": {"mode": "backup"},
+    "stale": {"mode": "stale", "max_staleness": 2},
+    "asynchronous": {"mode": "asynchronous"},
+    "sharded": {"mode": "asynchronous", "server": "sharded"},
+    "lockless": {"mode": "asynchronous", "lock": "none"},
+}
+
+REPEATED = ("every_step", "local")
+"""Modes whose bits are those of one worker. Others are replayed, but for `UNREPEATED`."""
+
+UNREPEATED = "lockless"
+
+WORDS: dict[str, Sequence[Any]] = {
+    "mode": tuple(MODES),
+    "codec": ("none", "bfloat16", "one_bit"),
+    "autocast": ("none", "float16"),
+    "clip": (0.0, 0.05),
+    "solver": ("sgd", "lars"),
+    "average": (0.0, 0.8),
+}
+"""What decides bits. The first value of an axis is what stands in where none is said."""
+
+PLACES: dict[str, Sequence[Any]] = {
+    "holding": tuple(HOLDINGS),
+    "update": ("all", "shards"),
+    "shares": ("equal", "measured"),
+    "ranks": (2, 1, 3, 4),
+}
+"""What does not: a composition."""
+
+FIRST, THEN = "", "then "
+
+AXES: dict[str, Sequence[Any]] = {
+    **WORDS,
+    **{FIRST + name: values for name, values in PLACES.items()},
+    **{THEN + name: values for name, values in PLACES.items()},
+}
+
+Case = Mapping[str, Any]
+
+STEPS, KILLED_AT = 6, 5
+
+# 8 micro-batches of 4 over 70 samples: steps 3 and 6 end an epoch with one micro-batch of 4, one of
+# 2, and six that are empty.
+SAMPLES = 70
+
+
+class Net(nn.Module):
+    """Convolutions with BatchNorm, and fully connected layers with dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            *(nn.Conv2d(1, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(inplace=True)),
+            *(nn.MaxPool2d(2), nn.Conv2d(6, 8, 2), nn.BatchNorm2d(8), nn.ReLU()),
+        )
+        self.classifier = nn.Sequential(
+            *(nn.Linear(32, 20), nn.ReLU(inplace=True), nn.Dropout(0.5)),
+            *(nn.Linear(20, 12), nn.ReLU(inplace=True), nn.Linear(12, 4)),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.classifier(self.features(x).flatten(1))
+        return y
+
+
+def full(case: Case) -> Case:
+    """With the first value of each axis that it does not name."""
+    return {name: values[0] for name, values in AXES.items()} | dict(case)
+
+
+def is_cut(case: Case) -> bool:
+    """Whether layers are computed in parts, which decides bits, on one worker too."""
+    return any(case[place + "holding"] in ("split", "trick") for place in (FIRST, THEN))
+
+
+def recipe_of(case: Case, place: str) -> Recipe:
+    """Of the composition at a place of a full case."""
+    parallel = HOLDINGS[case[place + "holding"]]
+    if is_cut(case):
+        parallel = dataclasses.replace(parallel, split=HEAD, parts=PARTS)
+    words = MODES[case["mode"]]
+    if case[place + "shares"] == "measured":
+        words = {**words, "shares": "measured", "shares_every": 1}
+    type_: Any = case["solver"]
+    return Recipe(
+        train=TrainConfig(
+            32,
+            4,
+            steps=STEPS,
+            seed=5,
+            device="cpu",
+            autocast=case["autocast"],
+            ema_decay=case["average"],
+            eval_every=3,
+            eval_batch_size=8,
+        ),
+        solver=SolverConfig(
+            type_,
+            base_lr=2.0 if type_ == "lars" else 0.02,
+            momentum=0.9,
+            weight_decay=1e-3,
+            clip_gradients=case["clip"],
+        ),
+        exchange=ExchangeConfig(
+            bucket_bytes=1500, compressor=case["codec"], update_at=case[place + "update"]
+        ),
+        synchrony=SynchronyConfig(**words),
+        parallel=parallel,
+        checkpoint=CheckpointConfig(every=2, keep_last=0),
+    )
+
+
+def alone(case: Case) -> tuple[Recipe, tuple[Any, ...]]:
+    """The recipe of one worker whose bits a case is to end in, and what tells it from others."""
+    whole = {place + name: PLACES[name][0] for place in (FIRST, THEN) for name in PLACES}
+    recipe = recipe_of({**case, **whole}, FIRST)
+    if is_cut(case):
+        recipe = dataclasses.replace(recipe, parallel=ParallelConfig(split=HEAD, parts=PARTS))
+    return recipe, (is_cut(case), *(case[name] for name in WORDS))
+
+
+def is_possible(case: Case) -> bool:
+    """Whether nothing in it is refused, what is not named taken as it is by default."""
+    case = full(case)
+    words = tuple((name, case[name]) for name in WORDS)
+    return all(
+        _passes(words, is_cut(case), tuple((name, case[place + name]) for name in PLACES))
+        for place in (FIRST, THEN)
+    )
+
+
+Values = tuple[tuple[str, Any], ...]
+
+
+@cache
+def _passes(words: Values, cut: bool, composition: Values) -> bool:
+    other = {THEN + "holding": "split" if cut else "whole"}
+    return not why_not({**dict(words), **dict(composition), **other}, FIRST)
+
+
+def why_not(case: Case, place: str) -> str:
+    """What is said of the composition at a place, if it is refused."""
+    recipe, ranks = recipe_of(case, place), case[place + "ranks"]
+    try:
+        check_ranks(check_recipe(recipe, model=True), ranks, ranks, False)
+    except RecipeError as error:
+        return str(error)
+    return ""
+
+
+Pair = tuple[tuple[str, Any], tuple[str, Any]]
+
+
+def pairs_of(case: Case) -> Iterator[Pair]:
+    """In the order of `AXES`."""
+    values = [(name, case[name]) for name in AXES if name in case]
+    return combinations(values, 2)
+
+
+def all_pairs() -> list[Pair]:
+    """Of values of any two axes."""
+    return [
+        ((one, a), (other, b))
+        for one, other in combinations(AXES, 2)
+        for a, b in product(AXES[one], AXES[other])
+    ]
+
+
+def cover(seed: int = 1) -> tuple[list[Case], list[Pair]]:
+    """Cases in which each pair stands that any case can have, greedily; and pairs that none has."""
+    chance = random.Random(seed)
+    left, cases, never = dict.fromkeys(all_pairs()), list[Case](), list[Pair]()
+    while left:
+        pair = next(iter(left))
+        start = _possible_with(dict(pair))
+        if start is None:
+            never.append(pair)
+            del left[pair]
+            continue
+        best = max((_grown(start, left, chance) for _ in range(8)), key=lambda c: _gain(c, left))
+        cases.append(best)
+        for found in pairs_of(best):
+            left.pop(found, None)
+    return cases, never
+
+
+def _gain(case: Case, left: Mapping[Pair, None]) -> int:
+    return sum(pair in left for pair in pairs_of(case))
+
+
+def _possible_with(case: Case) -> Case | None:
+    """The same with what else it takes to be possible: other numbers of ranks, and a split in the
+    other composition.
+    """
+    if is_possible(case):
+        return case
+    others = [name for name in (FIRST + "ranks", THEN + "ranks") if name not in case]
+    for values in product(*(AXES[name] for name in others)):
+        if is_possible(found := {**case, **dict(zip(others, values, strict=True))}):
+            return found
+    return None
+
+
+def _grown(case: Case, left: Mapping[Pair, None], chance: random.Random) -> Case:
+    """A value for each axis, in any order: of those that are possible the one that pairs most."""
+    names = [name for name in AXES if name not in case]
+    chance.shuffle(names)
+    for name in names:
+        values = [value for value in AXES[name] if is_possible({**case, name: value})]
+        if not values:  # the one that stands in is not possible beside those that were chosen
+            continue
+        chance.shuffle(values)
+        now = case
+        case = {**case, name: max(values, key=lambda v: _gain({**now, name: v}, left))}
+    return full(case)
+
+
+def all_words() -> list[Case]:
+    """Each combination of words that decide bits."""
+    return [dict(zip(WORDS, values, strict=True)) for values in product(*WORDS.values())]
+
+
+def chain(words: Case, cut: bool) -> list[Case]:
+    """Each composition that is possible with these words, going on in the next. cut: whether layers
+    are computed in parts.
+    """
+    own = tuple(words.items())
+    found = [
+        composition
+        for values in product(*PLACES.values())
+        if _passes(own, cut, composition := tuple(zip(PLACES, values, strict=True)))
+    ]
+    random.Random(f"{words}").shuffle(found)
+    after = [*found[1:], *found[:1]]
+    cases = [
+        {**words, **dict(first), **{THEN + name: value for name, value in then}}
+        for first, then in zip(found, after, strict=True)
+    ]
+    return [case for case in cases if is_cut(case) == cut]
+
+
+def given() -> Parts:
+    """What is given to a training in Python."""
+    train, test, validation = small_data(SAMPLES), small_data(30, 1), small_data(20, 2)
+    return Parts(Net, train=train, test=test, validation=validation)
+
+
+def fit(
+    recipe: Recipe, folder: Path, seed: int = 0, resume: str | None = None, killed: int = -1
+) -> firecaffe.Result | None:
+    """Trains. seed: of the speeds by which shares are measured. killed: the rank that is, on the
+    way. None on a rank that goes along with it.
+    """
+    recipe = dataclasses.replace(recipe, run=RunConfig(folder=str(folder), tensorboard=False))
+    if killed >= 0:
+        os.environ.update(environment(f"kill:rank={killed},step={KILLED_AT}"))
+    parts = given()
+    with patch.object(balance, "own_seconds", AnySpeed(seed)):
+        try:
+            return firecaffe.train(
+                recipe,
+                Net,
+                parts.train,
+                parts.test,
+                resume=resume,
+                validation_set=parts.validation,
+            )
+        except PeerLostError:
+            if killed < 0:
+                raise
+            return None

@@ -1,0 +1,107 @@
+"""Every pair of holdings, updates, modes and words that touch sums ends in the bits of one worker.
+
+Each case is killed on the way and goes on in another composition. `make soak` tries each
+composition under all words.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import firecaffe
+from firecaffe.recipe.of_run import recipe_of as recipe_in
+from firecaffe.training.replay import replay
+from tests.ranks.matrix import (
+    FIRST,
+    REPEATED,
+    THEN,
+    UNREPEATED,
+    Case,
+    all_words,
+    alone,
+    chain,
+    cover,
+    fit,
+    full,
+    given,
+    is_possible,
+    recipe_of,
+    why_not,
+)
+from tests.ranks.served import ALONE
+from tests.world import Ranks
+
+CASES, NEVER = cover()
+
+OneWorker = Callable[[Case], firecaffe.Result]
+
+
+def name_of(case: Case) -> str:
+    """What it says beside what stands in."""
+    usual = full({})
+    return " ".join(f"{name}={case[name]}" for name in case if case[name] != usual[name]) or "usual"
+
+
+@pytest.fixture(scope="module")
+def one_worker(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> OneWorker:
+    """The run of one worker from its first step to its last, trained once."""
+    folder, kept = tmp_path_factory.mktemp("alone"), dict[Any, firecaffe.Result]()
+
+    def of(case: Case) -> firecaffe.Result:
+        recipe, key = alone(case)
+        if key not in kept:
+            [kept[key]] = ranks.shared(1, fit, recipe, folder / str(len(kept)))
+        return kept[key]
+
+    return of
+
+
+@pytest.mark.parametrize("case", CASES, ids=name_of)
+def test_killed_and_gone_on_elsewhere(
+    ranks: Ranks, one_worker: OneWorker, case: Case, tmp_path: Path
+) -> None:
+    check(ranks, one_worker, case, tmp_path)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("words", all_words(), ids=name_of)
+@pytest.mark.parametrize("cut", [False, True], ids=["whole layers", "cut layers"])
+def test_each_composition_goes_on_in_another(
+    ranks: Ranks, one_worker: OneWorker, words: Case, cut: bool, tmp_path: Path
+) -> None:
+    if not (cases := chain(words, cut)):
+        pytest.skip("refused")
+    for number, case in enumerate(cases):
+        print(name_of(case))
+        check(ranks, one_worker, case, tmp_path / str(number))
+
+
+def check(ranks: Ranks, one_worker: OneWorker, case: Case, folder: Path) -> None:
+    """A case is killed on the way, and comes to the bits of one worker."""
+    first, then = folder / "first", folder / "then"
+    last = case["ranks"] - 1
+    ranks.run(case["ranks"], fit, recipe_of(case, FIRST), first, 1, None, last, lost={last})
+    saved = sorted((first / "checkpoints").glob("step-0000000[1-5]"))
+    assert saved, "it has left no checkpoint"
+    again = recipe_of(case, THEN), then, 2, str(saved[-1])
+    results = ranks.shared(case["then ranks"], fit, *again)
+    assert len({(each.weights_sha256, each.test_loss, each.loss) for each in results}) == 1
+    found = results[0]
+    if case["mode"] in REPEATED:
+        expected = one_worker(case)
+        assert found.weights_sha256 == expected.weights_sha256
+        assert found.state_sha256 == expected.state_sha256
+        assert (found.test_loss, found.metrics) == (expected.test_loss, expected.metrics)
+        assert found.validation == expected.validation
+        assert not found.identity_doubts
+    elif case["mode"] != UNREPEATED:
+        assert replay(then, recipe_in(then), ALONE, None, given()).is_same
+
+
+@pytest.mark.parametrize("pair", NEVER, ids=lambda pair: f"{pair[0]}-{pair[1]}")
+def test_other_pairs_are_refused(pair: tuple[tuple[str, Any], tuple[str, Any]]) -> None:
+    case = full(dict(pair))
+    assert not is_possible(case)
+    assert why_not(case, FIRST) or why_not(case, THEN)
