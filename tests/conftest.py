@@ -3,6 +3,7 @@
 import gc
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -20,6 +21,9 @@ from tests.world import Ranks
 # How long an example takes says how busy the machine is.
 settings.register_profile("firecaffe", deadline=None)
 settings.load_profile("firecaffe")
+
+# Under nohup it is ignored, and would be by all that tests start.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 gc.disable()  # until tests are collected
 assert few_images.TEST_IMAGES  # loaded, so that this process has the data that its ranks have

@@ -122,14 +122,32 @@ class Compressed:
         self.num_parameters = num_parameters
         self.wire = NodeWire(world, num_nodes(num_leaves, level))
         self.memory = CodecMemory(compressor, self.wire.own_nodes)
+        self._scale: Tensor | None = None
+        self._before: dict[str, Tensor] = {}
+
+    def begin_step(self, scale: Tensor | None) -> None:
+        """scale: what the step's gradients are multiplied by, shape (), if they are. The next
+        step's may be another, and what is kept back goes on to it.
+        """
+        self._scale = scale
+        if scale is not None:
+            self._before = {name: each.clone() for name, each in self.compressor.state().items()}
+
+    def undo_step(self) -> None:
+        """Keeps back what was kept back before a step that has updated nothing."""
+        self.compressor.load_state(self._before, self.wire.own_nodes)
 
     def __call__(self, index: int, nodes: list[tuple[Node, Tensor]], bucket: Bucket) -> None:
         vectors = [vector for _, vector in nodes]
         if bucket.members[0] >= self.num_parameters:  # the tail, which is not encoded
             bucket.flat.copy_(self.wire.sum_nodes(vectors))
             return
+        if self._scale is not None:
+            torch._foreach_div_(vectors, self._scale)
         numbered = [(node.index, vector) for node, vector in nodes]
         bucket.flat.copy_(self.compressor.reduce(index, numbered, self.wire))
+        if self._scale is not None:
+            bucket.flat.mul_(self._scale)
 
 
 Hook = Callable[[Any, Any], torch.futures.Future[Tensor]]

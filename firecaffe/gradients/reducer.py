@@ -110,15 +110,14 @@ class GradientReducer:
             for bucket in self.buckets
             for member, view in zip(bucket.members, bucket.views, strict=True)
         }
-        self.codec_memory: CodecMemory | None = None
-        """The compressor's memory of this rank's nodes; None without one."""
+        self._coded: Compressed | None = None
         self._combine: Combine
         self._fold: Fold | None = None
         if route.way == CODEC:
             layouts = [layout_of(bucket, list(parameters)) for bucket in self.buckets]
             compressor = make_compressor(route.codec, layouts)
-            self._combine = Compressed(world, compressor, num_leaves, route.level, num_parameters)
-            self.codec_memory = self._combine.memory
+            made = world, compressor, num_leaves, route.level, num_parameters
+            self._combine = self._coded = Compressed(*made)
         elif route.way == HOOK:
             assert hook is not None
             self._combine = Hooked(exchange, *hook, self.parameters, self.buckets)
@@ -166,14 +165,26 @@ class GradientReducer:
         cuts = {} if self.shards is None else self.shards.cuts
         self._fold = self._combine = Fold(self.exchange.world, self.num_leaves, shares, cuts)
 
+    @property
+    def codec_memory(self) -> CodecMemory | None:
+        """The compressor's memory of this rank's nodes; None without one."""
+        return None if self._coded is None else self._coded.memory
+
     def begin_step(
-        self, total_weight: float, leaves: Sequence[int], counts: Callable[[], Tensor]
+        self,
+        total_weight: float,
+        leaves: Sequence[int],
+        counts: Callable[[], Tensor],
+        scale: Tensor | None = None,
     ) -> None:
         """Begins a step. total_weight: the divisor of the sums, used once, at the root. leaves:
         this worker's micro-batches, in the order in which they are added. counts: what it counts of
-        all of them; asked before the last one's backward.
+        all of them; asked before the last one's backward. scale: what losses are multiplied by, if
+        they are, shape ().
         """
         self._total_weight, self._leaves, self._counts = total_weight, leaves, counts
+        if self._coded is not None:
+            self._coded.begin_step(scale)
         top_level = self._combine.top_level
         self._counter: TreeSum[Leaf] = TreeSum(self.num_leaves, _add_in_place, top_level)
         self._merged: list[Leaf] = []
@@ -276,6 +287,11 @@ class GradientReducer:
             self.parameters[index].grad = mean
         elif (own := self.shards.own.get(self.names[index])) is not None:
             own.grad = None if mean is None else self.shards.own_part(self.names[index], mean)
+
+    def undo_step(self) -> None:
+        """Lets a step of scaled losses that has updated nothing leave no trace in a codec."""
+        if self._coded is not None:
+            self._coded.undo_step()
 
     def gather_weights(self) -> None:
         """Gives every rank the others' rows of the weights; p.grad are gone then. With shards

@@ -15,7 +15,6 @@ from firecaffe.recipe.conditions import (
     CAFFES_NET,
     CODEC,
     CONSTRAINED,
-    FLOAT16,
     IN_SHARDS,
     NOT_EVERY_STEP,
     OUT_OF_ORDER,
@@ -70,12 +69,6 @@ _EXCHANGE = (
         (any_of(CODEC, SHARES, IN_SHARDS), is_("exchange.algorithm", OUT_OF_ORDER)),
         "sums take the order of the micro-batch tree, which this exchange does not keep",
         "use tree",
-    ),
-    Refusal(
-        (CODEC, FLOAT16),
-        "the loss scale changes between steps, what a codec has kept back would not",
-        "use bfloat16",
-        "unwritten",
     ),
     Refusal(
         (SHARES, CODEC),

@@ -83,8 +83,13 @@ def test_it_comes_to_the_least_squares(
 
 @pytest.mark.parametrize(
     "solver",
-    [{}, {"momentum_form": "caffe"}, {"type": "nesterov", "momentum_form": "caffe"}]
-    + [{"clip_gradients": 0.05}, {"decay_form": "l1"}],
+    [
+        {},
+        {"momentum_form": "caffe"},
+        {"type": "nesterov", "momentum_form": "caffe"},
+        {"clip_gradients": 0.05},
+        {"decay_form": "l1"},
+    ],
     ids=["sgd", "caffe", "nesterov", "clip", "l1"],
 )
 def test_one_worker_alone_does_what_a_server_does(

@@ -303,6 +303,29 @@ def test_a_loss_scale_of_float16(ranks: Ranks, tmp_path: Path) -> None:
         assert set(found) == {expected}, name
 
 
+def test_a_step_that_overflows_leaves_no_trace_in_a_codec(ranks: Ranks, tmp_path: Path) -> None:
+    """What one_bit kept back before it is kept back again, and in the gradient's own units."""
+    train = dataclasses.replace(RECIPE.train, autocast="float16", steps=6, eval_every=0)
+    exchange = ExchangeConfig(compressor="one_bit")
+    often = CheckpointConfig(1, keep_last=0)
+    model = ModelConfig(freeze=["norm.*", "middle.*", "head.*"])
+    recipe = dataclasses.replace(
+        RECIPE, train=train, model=model, exchange=exchange, checkpoint=often
+    )
+    [expected] = ranks.shared(1, fit_loud, recipe, str(tmp_path / "alone"))
+    saved = [tmp_path / f"alone/checkpoints/step-{step:08}" for step in range(1, 7)]
+    scales = [json.loads((each / "meta.json").read_text())["scaler"]["scale"] for each in saved]
+    kept = [load_file(each / "compressor.safetensors") for each in saved]
+    skipped = [now < before for before, now in pairwise([65_536, *scales])]
+    assert skipped[0]
+    assert not all(skipped)
+    for is_skipped, before, now in zip(skipped, [{}, *kept], kept, strict=False):
+        is_same = all(each.equal(before.get(name, 0 * each)) for name, each in now.items())
+        assert is_same == is_skipped
+    staged = dataclasses.replace(recipe, parallel=LAYOUTS["2 stages"])
+    assert set(ranks.shared(2, fit_loud, staged, str(tmp_path / "2"))) == {expected}
+
+
 class NoWeights(nn.Sequential):
     """Its last stage has none."""
 

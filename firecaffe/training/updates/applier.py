@@ -26,17 +26,18 @@ class Applier:
         self.optimizer, self.scale, self.ema = optimizer, scale, ema
         self.constraints = constraints
 
-    def apply(self, step: int, learning_rate: float, momentum: float | None) -> None:
+    def apply(self, step: int, learning_rate: float, momentum: float | None) -> bool:
         """Updates the weights by the gradients of step `step`, counted from 0. momentum: None: as
-        it is.
+        it is. Returns whether it has: with a loss scale it may not.
         """
         set_rate(self.optimizer, learning_rate, momentum)
         for each in self.constraints:
             each.before_update(step)
-        self.scale.step()
+        updates = self.scale.step()
         for each in self.constraints:
             each.after_update(step)
         if self.ema is not None:
             self.ema.update(step)
             for each in self.constraints:
                 each.restrict(self.ema.average)
+        return updates

@@ -68,9 +68,10 @@ class EveryRank:
 
     def begin(self, weight: float, leaves: Sequence[int], counts: Callable[[], Tensor]) -> None:
         self._weight = weight
-        self.reducer.begin_step(weight, leaves, counts)
+        scale = self.applier.scale.factor
+        self.reducer.begin_step(weight, leaves, counts, scale)
         for each in self.parts:
-            each.begin()
+            each.begin(scale)
 
     def add(self, ready: Ready) -> None:
         self.reducer.add(ready.leaf, ready.root, ready.tail)
@@ -99,7 +100,10 @@ class EveryRank:
         return [*self.reducer.parameters, *(p for each in self.parts for p in each.parameters)]
 
     def apply(self, step: int, learning_rate: float, momentum: float | None) -> None:
-        self.applier.apply(step, learning_rate, momentum)
+        if not self.applier.apply(step, learning_rate, momentum):
+            self.reducer.undo_step()
+            for each in self.parts:
+                each.undo_step()
 
     def share_out(self, shares: Shares) -> None:
         self.reducer.share_out(shares)

@@ -23,6 +23,14 @@ class LossScale:
     def is_on(self) -> bool:
         return self._scaler.is_enabled()
 
+    @property
+    def factor(self) -> Tensor | None:
+        """What losses are multiplied by, on the device; None if by nothing."""
+        if not self.is_on:
+            return None
+        factor: Tensor = self._scaler.scale(torch.ones((), device=self._device))
+        return factor
+
     def undo(self) -> None:
         """Divides the gradients by the scale."""
         self._scaler.unscale_(self._optimizer)
@@ -38,10 +46,14 @@ class LossScale:
             # Also of a rank that has no gradient at all.
             self._found[self._device] = torch.tensor(float(has_overflowed), device=self._device)
 
-    def step(self) -> None:
-        """Lets the optimizer update, unless a gradient has overflowed; and moves the scale."""
+    def step(self) -> bool:
+        """Lets the optimizer update, unless a gradient has overflowed; and moves the scale. Returns
+        whether it has updated.
+        """
+        updates = not self.has_overflowed
         self._scaler.step(self._optimizer)
         self._scaler.update()
+        return updates
 
     @property
     def _found(self) -> dict[Any, Tensor]:

@@ -48,6 +48,7 @@ class PartCodec:
         compressor = make_compressor(name, [layout_of(self._bucket, self.names)])
         self._combine = Compressed(column, compressor, num_leaves, level, len(parts))
         self.memory = self._combine.memory
+        self.begin_step, self.undo_step = self._combine.begin_step, self._combine.undo_step
         # In a thread, as gradients of what is not in parts: a thread has another number of threads
         # for one sum than the main one.
         self._threads = ExchangeThreads(column, self._combine.lanes, device, queue_of(device))

@@ -68,13 +68,20 @@ class PartSums:
         """What its exchanges on the host have taken so far."""
         return self._sum.seconds + (0.0 if self.codec is None else self.codec.seconds)
 
-    def begin(self) -> None:
-        """Begins a step."""
+    def begin(self, scale: Tensor | None) -> None:
+        """Begins a step. scale: what losses are multiplied by, if they are, shape ()."""
+        if self.codec is not None:
+            self.codec.begin_step(scale)
         for each in self.parameters:
             each.grad = None
         self._counters: list[TreeSum[Leaf]] = [
             TreeSum(self._num_leaves, _add_in_place, self._level) for _ in self._own
         ]
+
+    def undo_step(self) -> None:
+        """Lets a step of scaled losses that has updated nothing leave no trace in a codec."""
+        if self.codec is not None:
+            self.codec.undo_step()
 
     def add(self, of_row: Sequence[tuple[int, Gradients]]) -> None:
         """Adds a micro-batch of each rank of the row: its number, and its gradients, which may be
