@@ -30,7 +30,6 @@ from firecaffe.errors import RecipeError
 from firecaffe.exchange.leaves import Node, Shares, TreeSum, equal_shares
 from firecaffe.exchange.route import CODEC, FOLD, HOOK
 from firecaffe.gradients.buckets import ALIGNMENT, Bucket, layout_of, make_buckets, views_like
-from firecaffe.gradients.codec_memory import CodecMemory
 from firecaffe.gradients.combine import (
     AllReduce,
     Combine,
@@ -110,14 +109,14 @@ class GradientReducer:
             for bucket in self.buckets
             for member, view in zip(bucket.members, bucket.views, strict=True)
         }
-        self._coded: Compressed | None = None
+        self.coded: Compressed | None = None  # without a compressor
         self._combine: Combine
         self._fold: Fold | None = None
         if route.way == CODEC:
             layouts = [layout_of(bucket, list(parameters)) for bucket in self.buckets]
             compressor = make_compressor(route.codec, layouts)
-            made = world, compressor, num_leaves, route.level, num_parameters
-            self._combine = self._coded = Compressed(*made)
+            leveled = num_leaves, route.level, num_parameters
+            self._combine = self.coded = Compressed(world, compressor, *leveled)
         elif route.way == HOOK:
             assert hook is not None
             self._combine = Hooked(exchange, *hook, self.parameters, self.buckets)
@@ -165,11 +164,6 @@ class GradientReducer:
         cuts = {} if self.shards is None else self.shards.cuts
         self._fold = self._combine = Fold(self.exchange.world, self.num_leaves, shares, cuts)
 
-    @property
-    def codec_memory(self) -> CodecMemory | None:
-        """The compressor's memory of this rank's nodes; None without one."""
-        return None if self._coded is None else self._coded.memory
-
     def begin_step(
         self,
         total_weight: float,
@@ -179,12 +173,11 @@ class GradientReducer:
     ) -> None:
         """Begins a step. total_weight: the divisor of the sums, used once, at the root. leaves:
         this worker's micro-batches, in the order in which they are added. counts: what it counts of
-        all of them; asked before the last one's backward. scale: what losses are multiplied by, if
-        they are, shape ().
+        all of them; asked before the last one's backward. scale: of losses, shape (), if any.
         """
         self._total_weight, self._leaves, self._counts = total_weight, leaves, counts
-        if self._coded is not None:
-            self._coded.begin_step(scale)
+        if self.coded is not None:
+            self.coded.begin_step(scale)
         top_level = self._combine.top_level
         self._counter: TreeSum[Leaf] = TreeSum(self.num_leaves, _add_in_place, top_level)
         self._merged: list[Leaf] = []
@@ -275,9 +268,7 @@ class GradientReducer:
         self.used = [bool(each) for each in by_any]
         for index, is_used in enumerate(self.used):
             # What a compressor kept back may arrive in a step that does not use the parameter.
-            has_any = is_used or (
-                self.codec_memory is not None and bool(self._view_of[index].any())
-            )
+            has_any = is_used or (self.coded is not None and bool(self._view_of[index].any()))
             self._set_gradient(index, self._view_of[index] if has_any else None)
         tail = tuple(self._view_of[member] for member in self._tail_members)
         return Totals(tail, counts, computed, summed, spans)
@@ -289,9 +280,9 @@ class GradientReducer:
             own.grad = None if mean is None else self.shards.own_part(self.names[index], mean)
 
     def undo_step(self) -> None:
-        """Lets a step of scaled losses that has updated nothing leave no trace in a codec."""
-        if self._coded is not None:
-            self._coded.undo_step()
+        """Lets a step that has updated nothing leave no trace in a codec."""
+        if self.coded is not None:
+            self.coded.undo_step()
 
     def gather_weights(self) -> None:
         """Gives every rank the others' rows of the weights; p.grad are gone then. With shards

@@ -2,7 +2,10 @@
 
 import difflib
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -35,6 +38,27 @@ T = TypeVar("T")
 WORD = "model.name"
 GIVEN_IN_PYTHON = "own "
 """What the name of a network begins with that was given to `firecaffe.train`."""
+
+
+_given: ContextVar[Callable[[], Any] | None] = ContextVar("given", default=None)
+
+
+@contextmanager
+def given_network(make: Callable[[], Any] | None) -> Iterator[None]:
+    """Lets a recipe's name stand for a network that was given in Python, for a `with` block that
+    looks at it: each time a copy, for what `make` returns may be the very one that is trained.
+    """
+    token = _given.set(make)
+    try:
+        yield
+    finally:
+        _given.reset(token)
+
+
+def _copy_of(make: Callable[[], Any]) -> Any:
+    # Never on the meta device: it may keep what it makes.
+    with generators_kept(), torch.device("cpu"):
+        return deepcopy(make())
 
 
 @dataclass(frozen=True)
@@ -122,6 +146,8 @@ def maker_of(name: str) -> Maker:
         )
         return Maker(function, num_classes, in_channels, source_digest(function))
     if name.startswith(GIVEN_IN_PYTHON):
+        if (given := _given.get()) is not None:
+            return Maker(partial(_copy_of, given), "", "", source_digest(given))
         raise RecipeError(
             f"{WORD} is {name!r}: that run's network was given in Python (firecaffe.train(recipe, "
             f"model=…)); start its script again, or say where the function is: {WORD} = "

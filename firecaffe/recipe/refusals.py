@@ -128,12 +128,6 @@ _PARALLEL = (
         (any_of(on("parallel.data"), on("parallel.model")), is_("parallel.scheme", AUTO)),
         "auto chooses it",
     ),
-    Refusal(
-        (on("model"), is_("parallel.scheme", AUTO)),
-        "auto prices the network that the recipe names",
-        'say model.name = "file.py:function", or another scheme',
-        "unwritten",
-    ),
 )
 
 _CONSTRAINED = (

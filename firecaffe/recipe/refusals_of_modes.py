@@ -152,12 +152,6 @@ OF_REPLICAS = (
         (SHARES, IN_REPLICAS), "a replica has its own micro-batches, and which it has decides bits"
     ),
     Refusal(
-        (FLOAT16, IN_REPLICAS),
-        "the loss scale would be that of a worker",
-        "use bfloat16",
-        "unwritten",
-    ),
-    Refusal(
         (is_("synchrony.inner_momentum", "average"), on("synchrony.overlap_steps"), IN_REPLICAS),
         "momentum has gone on when its average comes",
         "use keep or zero",

@@ -197,7 +197,8 @@ class LocalTraining:
 
     @property
     def _memory(self) -> CodecMemory | None:
-        return self._reducer.codec_memory
+        coded = self._reducer.coded
+        return None if coded is None else coded.memory
 
     def _after_step(self, *_: Any) -> None:
         self.steps += 1

@@ -60,8 +60,8 @@ def connect(
         for each, order in zip(summed, orders, strict=True)
     ]
     for place, reducer in enumerate(reducers):
-        if reducer.codec_memory is not None:
+        if reducer.coded is not None:
             name = "compressor" if len(reducers) == 1 else f"compressor-{place}"
-            learner.state.add(name, learner.holding.memory(reducer.codec_memory))
+            learner.state.add(name, learner.holding.memory(reducer.coded.memory))
     learner.state.check_all_was_loaded()
     return run, reducers, choice

@@ -1,11 +1,14 @@
 """Compositions of holdings, updates, modes and the words that touch sums, and what is to come out.
 
 A case is a value for each axis: words that decide bits, a composition that is killed on the way,
-and another that goes on. `cover` makes cases in which every pair of values stands that the check of
-recipes does not refuse.
+and another that goes on. In the cases of matrix.json every pair of values stands that the check of
+recipes does not refuse; `cover` finds them:
+
+    python -m tests.ranks.matrix
 """
 
 import dataclasses
+import json
 import os
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,8 +26,10 @@ from firecaffe import (
     CheckpointConfig,
     ExchangeConfig,
     ParallelConfig,
+    PruneConfig,
     Recipe,
     RunConfig,
+    ShareConfig,
     SolverConfig,
     SynchronyConfig,
     TrainConfig,
@@ -57,6 +62,8 @@ MODES: dict[str, dict[str, Any]] = {
     "lockless": {"mode": "asynchronous", "lock": "none"},
 }
 
+SURGERY = PruneConfig({"*": 0.5}, how="surgery", steps=4, every=2)
+
 REPEATED = ("every_step", "local")
 """Modes whose bits are those of one worker. Others are replayed, but for `UNREPEATED`."""
 
@@ -65,18 +72,45 @@ UNREPEATED = "lockless"
 WORDS: dict[str, Sequence[Any]] = {
     "mode": tuple(MODES),
     "codec": ("none", "bfloat16", "one_bit"),
-    "autocast": ("none", "float16"),
+    "autocast": ("none", "float16", "bfloat16"),
     "clip": (0.0, 0.05),
     "solver": ("sgd", "lars"),
     "average": (0.0, 0.8),
 }
 """What decides bits. The first value of an axis is what stands in where none is said."""
 
+BESIDE: dict[str, Sequence[Any]] = {
+    "train.batch_norm_samples": (0, 16),
+    "train.channels_last": (False, True),
+    "train.ema_warmup": (False, True),
+    "solver.lr_policy": ("fixed", "poly"),
+    "solver.momentum_form": ("torch", "caffe"),
+    "solver.momentum_correction": (False, True),
+    "solver.decay_form": ("l2", "decoupled"),
+    "exchange.compressor_level": (0, 1),
+    "data.mixup": (0.0, 0.5),
+    "task.label_smoothing": (0.0, 0.1),
+    "synchrony.warm_steps": (0, 2),
+    "synchrony.fragments": (1, 3),
+    "synchrony.overlap_steps": (0, 1),
+    "synchrony.inner_momentum": ("keep", "average"),
+    "synchrony.in_flight": (1, 2),
+    "synchrony.dropped": ("forget", "again"),
+    "synchrony.staleness_rate": ("none", "inverse"),
+    "synchrony.compensate": ("none", "delay", "gap"),
+    "prune": ("none", "surgery"),
+    "share": ("none", "2 bits"),
+}
+"""What decides bits too, and is not in the whole product."""
+
 PLACES: dict[str, Sequence[Any]] = {
     "holding": tuple(HOLDINGS),
     "update": ("all", "shards"),
     "shares": ("equal", "measured"),
     "ranks": (2, 1, 3, 4),
+    "algorithm": ("auto", "halving_doubling", "pipelined_tree"),
+    "shared_memory": (True, False),
+    "pipeline": ("1f1b", "gpipe"),
 }
 """What does not: a composition."""
 
@@ -84,11 +118,15 @@ FIRST, THEN = "", "then "
 
 AXES: dict[str, Sequence[Any]] = {
     **WORDS,
+    **BESIDE,
     **{FIRST + name: values for name, values in PLACES.items()},
     **{THEN + name: values for name, values in PLACES.items()},
 }
 
 Case = Mapping[str, Any]
+
+FILE = Path(__file__).parent / "matrix.json"
+"""The cases, without what stands in where nothing is said."""
 
 STEPS, KILLED_AT = 6, 5
 
@@ -131,11 +169,12 @@ def recipe_of(case: Case, place: str) -> Recipe:
     parallel = HOLDINGS[case[place + "holding"]]
     if is_cut(case):
         parallel = dataclasses.replace(parallel, split=HEAD, parts=PARTS)
+    parallel = dataclasses.replace(parallel, pipeline=case[place + "pipeline"])
     words = MODES[case["mode"]]
     if case[place + "shares"] == "measured":
         words = {**words, "shares": "measured", "shares_every": 1}
     type_: Any = case["solver"]
-    return Recipe(
+    recipe = Recipe(
         train=TrainConfig(
             32,
             4,
@@ -149,18 +188,30 @@ def recipe_of(case: Case, place: str) -> Recipe:
         ),
         solver=SolverConfig(
             type_,
-            base_lr=2.0 if type_ == "lars" else 0.02,
+            base_lr=0.5 if type_ == "lars" else 0.02,
             momentum=0.9,
             weight_decay=1e-3,
             clip_gradients=case["clip"],
         ),
         exchange=ExchangeConfig(
-            bucket_bytes=1500, compressor=case["codec"], update_at=case[place + "update"]
+            bucket_bytes=1500,
+            compressor=case["codec"],
+            update_at=case[place + "update"],
+            algorithm=case[place + "algorithm"],
+            shared_memory=case[place + "shared_memory"],
         ),
         synchrony=SynchronyConfig(**words),
         parallel=parallel,
         checkpoint=CheckpointConfig(every=2, keep_last=0),
+        prune=SURGERY if case["prune"] == "surgery" else PruneConfig(),
+        share=ShareConfig({"*": 2} if case["share"] == "2 bits" else {}),
     )
+    for name in BESIDE:
+        section, _, word = name.partition(".")
+        if word:
+            config: Any = dataclasses.replace(getattr(recipe, section), **{word: case[name]})
+            recipe = dataclasses.replace(recipe, **{section: config})
+    return recipe
 
 
 def alone(case: Case) -> tuple[Recipe, tuple[Any, ...]]:
@@ -169,13 +220,13 @@ def alone(case: Case) -> tuple[Recipe, tuple[Any, ...]]:
     recipe = recipe_of({**case, **whole}, FIRST)
     if is_cut(case):
         recipe = dataclasses.replace(recipe, parallel=ParallelConfig(split=HEAD, parts=PARTS))
-    return recipe, (is_cut(case), *(case[name] for name in WORDS))
+    return recipe, (is_cut(case), *(case[name] for name in (*WORDS, *BESIDE)))
 
 
 def is_possible(case: Case) -> bool:
     """Whether nothing in it is refused, what is not named taken as it is by default."""
     case = full(case)
-    words = tuple((name, case[name]) for name in WORDS)
+    words = tuple((name, case[name]) for name in (*WORDS, *BESIDE))
     return all(
         _passes(words, is_cut(case), tuple((name, case[place + name]) for name in PLACES))
         for place in (FIRST, THEN)
@@ -201,6 +252,10 @@ def why_not(case: Case, place: str) -> str:
     return ""
 
 
+def saved_cases() -> list[Case]:
+    return [full(each) for each in json.loads(FILE.read_text("utf-8"))]
+
+
 Pair = tuple[tuple[str, Any], tuple[str, Any]]
 
 
@@ -219,29 +274,28 @@ def all_pairs() -> list[Pair]:
     ]
 
 
-def cover(seed: int = 1) -> tuple[list[Case], list[Pair]]:
-    """Cases in which each pair stands that any case can have, greedily; and pairs that none has."""
+def cover(seed: int = 1) -> list[Case]:
+    """Cases in which each pair stands that any case can have, greedily."""
     chance = random.Random(seed)
-    left, cases, never = dict.fromkeys(all_pairs()), list[Case](), list[Pair]()
+    left, cases = dict.fromkeys(all_pairs()), list[Case]()
     while left:
         pair = next(iter(left))
-        start = _possible_with(dict(pair))
+        start = possible_with(dict(pair))
         if start is None:
-            never.append(pair)
             del left[pair]
             continue
         best = max((_grown(start, left, chance) for _ in range(8)), key=lambda c: _gain(c, left))
         cases.append(best)
         for found in pairs_of(best):
             left.pop(found, None)
-    return cases, never
+    return cases
 
 
 def _gain(case: Case, left: Mapping[Pair, None]) -> int:
     return sum(pair in left for pair in pairs_of(case))
 
 
-def _possible_with(case: Case) -> Case | None:
+def possible_with(case: Case) -> Case | None:
     """The same with what else it takes to be possible: other numbers of ranks, and a split in the
     other composition.
     """
@@ -274,16 +328,21 @@ def all_words() -> list[Case]:
 
 
 def chain(words: Case, cut: bool) -> list[Case]:
-    """Each composition that is possible with these words, going on in the next. cut: whether layers
-    are computed in parts.
+    """Each composition that is possible with these words and some beside them, going on in the
+    next. cut: whether layers are computed in parts.
     """
+    chance = random.Random(f"{words}")
+    words = {**words, **{name: values[0] for name, values in BESIDE.items()}}
+    for name, values in BESIDE.items():
+        if is_possible(more := {**words, name: chance.choice(values)}):
+            words = more
     own = tuple(words.items())
     found = [
         composition
         for values in product(*PLACES.values())
         if _passes(own, cut, composition := tuple(zip(PLACES, values, strict=True)))
     ]
-    random.Random(f"{words}").shuffle(found)
+    chance.shuffle(found)
     after = [*found[1:], *found[:1]]
     cases = [
         {**words, **dict(first), **{THEN + name: value for name, value in then}}
@@ -322,3 +381,13 @@ def fit(
             if killed < 0:
                 raise
             return None
+
+
+def main() -> None:
+    usual = full({})
+    rows = [{name: v for name, v in case.items() if v != usual[name]} for case in cover()]
+    FILE.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()

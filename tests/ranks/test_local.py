@@ -1,6 +1,7 @@
 """Replicas that train by themselves: workers change no bit, and the rules are those of others."""
 
 import dataclasses
+import json
 import os
 from collections.abc import Callable
 from functools import cache
@@ -29,6 +30,7 @@ from firecaffe.training.local.stepper import LocalStepper
 from firecaffe.training.local.sums import LocalOutcome
 from tests.ranks.networks import Everything, small_data
 from tests.ranks.test_invariance import RECIPE as INVARIANT
+from tests.ranks.test_stage_layouts import loud
 from tests.world import Ranks
 
 # 12 micro-batches of 4 over 100 samples, with BatchNorm, dropout and clipping. Steps 3, 6 and 9 end
@@ -198,6 +200,30 @@ def test_a_moving_average_is_that_of_all_replicas(ranks: Ranks, name: str, tmp_p
             for key, each in average.items():
                 torch.testing.assert_close(each, expected[key].lerp(weights[key], 1 - 0.8**steps))
             expected = average
+
+
+def fit_loud(recipe: Recipe, folder: str, resume: str | None = None) -> firecaffe.Result:
+    """By a loss whose gradients overflow in float16."""
+    recipe = dataclasses.replace(recipe, run=RunConfig(folder=folder, tensorboard=False))
+    sets = small_data(100), small_data(30, 1)
+    return firecaffe.train(recipe, Everything, *sets, loss=loud, resume=resume)
+
+
+@pytest.mark.parametrize("name", ["average", "fragments beside", "synchronous first"])
+def test_each_replica_has_a_loss_scale_of_its_own(ranks: Ranks, name: str, tmp_path: Path) -> None:
+    train = dataclasses.replace(RECIPE.train, autocast="float16")
+    recipe = with_words(dataclasses.replace(RECIPE, train=train), WORDS[name])
+    often = dataclasses.replace(recipe, checkpoint=CheckpointConfig(every=1, keep_last=0))
+    (alone,) = ranks.shared(1, fit_loud, often, str(tmp_path / "1"))
+    saved = sorted((tmp_path / "1/checkpoints").glob("step-*"))
+    last = load_file(load_newest(saved[-1])[0].piece_files["replica"])
+    kept = [json.loads(last[f"{number}/scale"].numpy().tobytes()) for number in range(4)]
+    assert all(each["scale"] < 65_536 for each in kept)
+    # Replica 0 alone has samples in an epoch's last step.
+    assert kept[0]["_growth_tracker"] > kept[1]["_growth_tracker"]
+    for size, resume in ((3, None), (2, str(saved[len(saved) // 2]))):
+        found = ranks.shared(size, fit_loud, recipe, str(tmp_path / str(size)), resume)
+        assert {each.state_sha256 for each in found} == {alone.state_sha256}
 
 
 @pytest.mark.parametrize("algorithm", ["halving_doubling", "sharded_parameter_server"])

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 
 import firecaffe
-from firecaffe import CheckpointConfig, ExchangeConfig, Recipe, RunConfig, SynchronyConfig
+from firecaffe import Recipe, RunConfig, SynchronyConfig
 from firecaffe.data import Batch
 from firecaffe.data.train_batches import BatchesAhead
 from firecaffe.runs.folder import read_run_file
@@ -84,28 +84,6 @@ def test_speeds_that_change_change_no_bit(
         assert len({tuple(count) for count in counts}) > 1
         assert all(sum(count) == 12 and min(count) >= 1 for count in counts)
         assert each["balance"]["micro_batches_by_rank"] == counts[-1]
-
-
-def test_a_resume_in_the_middle_changes_no_bit(ranks: Ranks, alone: str, tmp_path: Path) -> None:
-    """On another number of workers, whose shares are others, and whose speeds are."""
-    half = dataclasses.replace(RECIPE, train=dataclasses.replace(RECIPE.train, steps=4))
-    half = dataclasses.replace(half, checkpoint=CheckpointConfig(every=2))
-    first = str(tmp_path / "first")
-    ranks.shared(3, fit, half, first, 1)
-    (result, *_) = ranks.shared(4, fit, RECIPE, str(tmp_path / "second"), 2, first)
-    assert result.state_sha256 == alone
-
-
-def test_an_update_in_shards_changes_no_bit_either(
-    ranks: Ranks, alone: str, tmp_path: Path
-) -> None:
-    """Who computes gradients changes, who updates does not."""
-    exchange = ExchangeConfig(bucket_bytes=500, update_at="shards")
-    recipe = dataclasses.replace(RECIPE, exchange=exchange)
-    for world_size in (2, 3):
-        folder = str(tmp_path / str(world_size))
-        for states in ranks.shared(world_size, fit_each, recipe, folder, [world_size]):
-            assert states == [alone]
 
 
 def test_a_worker_that_takes_longer_gets_less(ranks: Ranks, tmp_path: Path) -> None:

@@ -228,16 +228,6 @@ def test_a_run_in_stages_is_read_as_any_other(run: Run, alone: firecaffe.Result)
     assert record["frozen_parameters"] == 3
 
 
-def test_in_bfloat16_and_by_layers_rates(ranks: Ranks, tmp_path: Path) -> None:
-    solver = SolverConfig(type="lars", base_lr=0.1, momentum=0.9)
-    train = dataclasses.replace(RECIPE.train, autocast="bfloat16", steps=4, channels_last=True)
-    recipe = dataclasses.replace(RECIPE, train=train, solver=solver)
-    [expected] = ranks.shared(1, fit, recipe, str(tmp_path / "alone"))
-    found = trained(ranks, "2 stages", tmp_path / "run", recipe=recipe)
-    assert found.state_sha256 == expected.state_sha256
-    assert (found.loss, found.test_loss) == (expected.loss, expected.test_loss)
-
-
 def test_the_norm_of_gradients_of_several_types(ranks: Ranks, tmp_path: Path) -> None:
     recipe = dataclasses.replace(RECIPE, train=dataclasses.replace(RECIPE.train, steps=3))
     [expected] = ranks.shared(1, fit, recipe, str(tmp_path / "alone"), None, Mixed)

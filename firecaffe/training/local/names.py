@@ -7,10 +7,10 @@ they are rows of `3/parameter/classifier.1.weight`, and so on, as one rank has i
 
 from dataclasses import dataclass
 
-from firecaffe.training.local.replicas import NUMBERS
+from firecaffe.training.local.replicas import NUMBERS, SCALE
 from firecaffe.training.parallel.pieces import Names, Source
 
-KINDS = ("parameter", "buffer", "optimizer", NUMBERS)
+KINDS = ("parameter", "buffer", "optimizer", NUMBERS, SCALE)
 """In the order in which a replica tells its tensors."""
 
 

@@ -1,4 +1,5 @@
-"""The replicas of this rank: weights, buffers and an optimizer each; a piece of the state.
+"""The replicas of this rank: weights, buffers, an optimizer and a loss scale each; a piece of the
+state.
 
 There is one network. At rest it holds the average x of all replicas; a replica trains in it by
 lending it its tensors. In a checkpoint a replica is whole and by its number, so that any number of
@@ -7,6 +8,7 @@ ranks goes on with it:
     R/parameter/NAME, R/buffer/NAME   if replicas are apart; else all are as the average
     R/optimizer/NAME/KEY              what its optimizer keeps
     R/numbers                         what of that are no tensors: JSON, as bytes
+    R/scale                           its loss scale, with float16: JSON, as bytes
 """
 
 import json
@@ -14,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn, optim
@@ -25,7 +28,7 @@ from firecaffe.training.stored import Stored, Under
 from firecaffe.training.weights import load_parts
 from firecaffe.transport.collect import HeldPart
 
-NUMBERS = "numbers"
+NUMBERS, SCALE = "numbers", "scale"
 
 
 @dataclass(frozen=True)
@@ -47,12 +50,10 @@ class Replica:
     """Those that are trained, by name."""
     buffers: dict[str, Tensor]
     optimizer: optim.Optimizer
+    scale: dict[str, Any]
+    """The state of its loss scale; empty without one."""
     compared: dict[str, Tensor] = field(default_factory=dict)
     """Its weights when the average that is under way was taken: those of a fragment."""
-
-    def take_buffers(self, model: nn.Module) -> None:
-        """Takes those of the network, in which it has trained."""
-        copy(self.buffers.values(), model.buffers())
 
 
 class Replicas:
@@ -69,6 +70,7 @@ class Replicas:
     ) -> None:
         """make: an optimizer of what is trained."""
         self._holding, self.model, self.named = holding, holding.network, holding.named
+        self._scaler = holding.forward.scaler
         self.is_apart = False
         """Whether they have other weights than the average, at least of some fragment."""
         self.own = [
@@ -77,6 +79,7 @@ class Replicas:
                 {name: each.detach().clone() for name, each in self.named.items()},
                 {name: each.clone() for name, each in self.model.named_buffers()},
                 make(),
+                self._scaler.state_dict(),
             )
             for number in numbers
         ]
@@ -114,6 +117,7 @@ class Replicas:
     def inherit(self, optimizer: optim.Optimizer) -> None:
         """Gives all replicas what an optimizer keeps, and lets it forget it."""
         for replica in self.own:
+            replica.scale = self._scaler.state_dict()
             for group, of_other in zip(
                 replica.optimizer.param_groups, optimizer.param_groups, strict=True
             ):
@@ -133,9 +137,11 @@ class Replicas:
         """Gives the network back the average after a `with` block in which replicas train in it."""
         average = [parameter.detach() for parameter in self.named.values()]
         buffers = [buffer.clone() for buffer in self.model.buffers()]
+        scale = self._scaler.state_dict()
         try:
             yield
         finally:
+            self._scaler.load_state_dict(scale)
             for parameter, tensor in zip(self.named.values(), average, strict=True):
                 parameter.data = tensor
             copy(self.model.buffers(), buffers)
@@ -145,6 +151,12 @@ class Replicas:
         for name, parameter in self.named.items():
             parameter.data = replica.weights[name]
         copy(self.model.buffers(), replica.buffers.values())
+        self._scaler.load_state_dict(replica.scale)
+
+    def take_back(self, replica: Replica) -> None:
+        """Gives a replica what it has come to in the network, beside its weights."""
+        copy(replica.buffers.values(), self.model.buffers())
+        replica.scale = self._scaler.state_dict()
 
     def parts(self) -> dict[str, HeldPart]:
         found: dict[str, HeldPart] = {}
@@ -156,9 +168,10 @@ class Replicas:
             kept = OptimizerTensors(self.model, replica.optimizer).parts()
             tensors |= {f"optimizer/{name}": part.tensor for name, part in kept.items()}
             numbers = self._numbers(replica).state_dict()
-            if numbers:
-                text = bytearray(json.dumps(numbers).encode())
-                tensors[NUMBERS] = torch.frombuffer(text, dtype=torch.uint8)
+            for name, values in ((NUMBERS, numbers), (SCALE, replica.scale)):
+                if values:
+                    text = bytearray(json.dumps(values).encode())
+                    tensors[name] = torch.frombuffer(text, dtype=torch.uint8)
             found |= {
                 f"{replica.number}/{name}": HeldPart(each, order=replica.number)
                 for name, each in tensors.items()
@@ -179,6 +192,8 @@ class Replicas:
             if NUMBERS in own:
                 numbers = json.loads(own[NUMBERS].numpy().tobytes())
                 self._numbers(replica).load_state_dict(numbers)
+            if SCALE in own:
+                replica.scale = json.loads(own[SCALE].numpy().tobytes())
 
     def _numbers(self, replica: Replica) -> Numbers:
         """Those of its optimizer, of all ranks that hold it."""

@@ -130,7 +130,7 @@ class LocalStepper:
                 self.replicas.lend(replica)
                 losses[replica.number], counted = self._update(replica, step, learning_rate, fetch)
                 counts += counted
-                replica.take_buffers(self.replicas.model)
+                self.replicas.take_back(replica)
         computed = queue.mark()
         times.sums_are_there(Totals((), counts, computed, computed, ()))
         samples = order.samples_in_step(step)
@@ -168,7 +168,7 @@ class LocalStepper:
         found = update.check(totals, counted=0)
         update.apply(step, learning_rate, self.synchronous.momentum(step))
         holding.set_buffers(totals.tail[1:], weight)
-        is_fit = found.is_finite.all() & found.norm.isfinite()
+        is_fit = found.is_finite.all() & found.norm.isfinite() | found.may_overflow
         sums = found.sums.to(holding.forward.device)
         broken = (~is_fit).to(sums).reshape(1)
         return sums[:1].clone(), torch.cat([sums[1:], broken])

@@ -17,7 +17,7 @@ from firecaffe.cluster.agree import text_of_first
 from firecaffe.cluster.world import World
 from firecaffe.data import Dataset
 from firecaffe.errors import FirecaffeError, RecipeError
-from firecaffe.models.network import with_outline
+from firecaffe.models.network import given_network, with_outline
 from firecaffe.parallel.config import AUTO, ParallelConfig
 from firecaffe.plan.cluster import Cluster, Link
 from firecaffe.plan.forecast import forecasts
@@ -79,7 +79,8 @@ def choose_layout(
         try:
             if cluster is None:
                 raise RecipeError(problem)
-            choice = _choose(recipe, parts, cluster, world.world_size)
+            with given_network(parts.model):
+                choice = _choose(recipe, parts, cluster, world.world_size)
             stated = json.dumps({"choice": asdict(choice)})
         except FirecaffeError as error:
             stated = json.dumps({"problem": str(error)})
