@@ -1,9 +1,16 @@
 """A compressor's memory as a piece of a training's state: a rank holds that of its nodes."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from itertools import product
 
+import torch
+import torch.distributed as dist
+from safetensors.torch import load, save
 from torch import Tensor
 
+from firecaffe.cluster.agree import finish
+from firecaffe.cluster.group import Group
 from firecaffe.gradients.compressors.wire import Compressor
 from firecaffe.transport.collect import HeldPart
 
@@ -27,3 +34,48 @@ class CodecMemory:
     def load(self, stored: Mapping[str, Tensor]) -> None:
         """Loads the memory of this rank's nodes. Raises: CheckpointError."""
         self._compressor.load_state(stored, self._own_nodes)
+
+    def move(self, group: Group, before: Sequence[range], after: Sequence[range]) -> None:
+        """Brings the memory of nodes to the ranks that have them from now on. before, after: the
+        nodes of each rank. All ranks of the group call it between the same two steps.
+
+        Raises: PeerLostError.
+        """
+        own = self._compressor.state()
+        self._own_nodes = after[group.rank]
+        here = {name: each for name, each in own.items() if self._is_here(name)}
+        for source, target in product(range(len(before)), range(len(after))):
+            nodes = set(before[source]).intersection(after[target])
+            if source == target or not nodes or group.rank not in (source, target):
+                continue
+            if group.rank == source:
+                sent = {name: each.cpu().clone() for name, each in own.items() if _of(name, nodes)}
+                _send(group, target, save(sent))
+            else:
+                here |= load(_receive(group, source))
+        self._compressor.load_state(here, self._own_nodes)
+
+    def _is_here(self, name: str) -> bool:
+        """Whether a memory stays on this rank: that of its nodes, and what all have alike."""
+        return not name.partition(".")[0].isdecimal() or _of(name, self._own_nodes)
+
+
+def _of(name: str, nodes: Collection[int]) -> bool:
+    node = name.partition(".")[0]
+    return node.isdecimal() and int(node) in nodes
+
+
+def _send(group: Group, target: int, data: bytes) -> None:
+    for tensor in (torch.tensor([len(data)]), torch.frombuffer(bytearray(data), dtype=torch.uint8)):
+        send = partial(dist.isend, tensor, group=group.group, group_dst=target)
+        finish(group, lambda async_op, send=send: send())
+
+
+def _receive(group: Group, source: int) -> bytes:
+    length = torch.zeros(1, dtype=torch.int64)
+    found = length
+    for _ in range(2):
+        receive = partial(dist.irecv, found, group=group.group, group_src=source)
+        finish(group, lambda async_op, receive=receive: receive())
+        found = torch.empty(int(length), dtype=torch.uint8) if found is length else found
+    return found.numpy().tobytes()

@@ -125,6 +125,16 @@ class Compressed:
         self._scale: Tensor | None = None
         self._before: dict[str, Tensor] = {}
 
+    def share_out(self, shares: Shares) -> None:
+        """Gives ranks other micro-batches, each those of whole nodes. All call it between steps.
+
+        Raises: PeerLostError.
+        """
+        level = self.top_level
+        nodes = tuple(range(each.start >> level, -(-each.stop >> level)) for each in shares)
+        self.memory.move(self.wire.world, self.wire.shares, nodes)
+        self.wire.share_out(nodes)
+
     def begin_step(self, scale: Tensor | None) -> None:
         """scale: what the step's gradients are multiplied by, shape (), if they are. The next
         step's may be another, and what is kept back goes on to it.

@@ -15,8 +15,7 @@ all), for its rows of the parameters; the updated weights are gathered by the sa
 Beside the gradients every micro-batch brings its tail (its loss, its changes to buffers), summed by
 the same tree. Whole numbers have the same sum in any order, so each worker brings its counts once,
 with its last micro-batch; among them which parameters were used, so that one that nobody used keeps
-`p.grad = None` and the optimizer leaves it alone, on any number of workers. (With a compressor, one
-that nobody used may still receive what was kept back when it was used.)
+`p.grad = None` and the optimizer leaves it alone. (A codec may still bring what it kept back.)
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -113,10 +112,9 @@ class GradientReducer:
         self._combine: Combine
         self._fold: Fold | None = None
         if route.way == CODEC:
-            layouts = [layout_of(bucket, list(parameters)) for bucket in self.buckets]
-            compressor = make_compressor(route.codec, layouts)
-            leveled = num_leaves, route.level, num_parameters
-            self._combine = self.coded = Compressed(world, compressor, *leveled)
+            layouts = [layout_of(bucket, self.names) for bucket in self.buckets]
+            made = make_compressor(route.codec, layouts), num_leaves, route.level, num_parameters
+            self._combine = self.coded = Compressed(world, *made)
         elif route.way == HOOK:
             assert hook is not None
             self._combine = Hooked(exchange, *hook, self.parameters, self.buckets)
@@ -157,9 +155,12 @@ class GradientReducer:
         self.exchange.close()
 
     def share_out(self, shares: Shares) -> None:
-        """Gives workers other shares of micro-batches, from the next step on, if the route is by
-        nodes that stay apart. All ranks call it between the same two steps.
+        """Gives workers other shares from the next step on, if the route is by nodes that stay
+        apart. All ranks call it between the same two steps.
         """
+        if self.coded is not None:
+            self.coded.share_out(shares)
+            return
         assert self.exchange.route.way == FOLD
         cuts = {} if self.shards is None else self.shards.cuts
         self._fold = self._combine = Fold(self.exchange.world, self.num_leaves, shares, cuts)

@@ -12,6 +12,7 @@ from firecaffe.synchrony.config import (
     ASYNCHRONOUS,
     BACKUP,
     LOCAL,
+    MEASURED,
     SynchronyConfig,
     learners_that_do_not_fit,
 )
@@ -122,6 +123,17 @@ def _level(recipe: Recipe) -> str:
     return (
         f"exchange.compressor_level is {level}, but the tree over {leaves} {what} ends at level "
         f"{(leaves - 1).bit_length()}"
+    )
+
+
+def _whole_nodes(recipe: Recipe) -> str:
+    """Shares that are measured are of whole nodes of the level that is encoded."""
+    level, leaves = recipe.exchange.level, recipe.train.num_micro_batches
+    if recipe.synchrony.shares != MEASURED or not leaves % (1 << level):
+        return ""
+    return (
+        f"exchange.compressor_level is {level} with synchrony.shares = measured: workers share out "
+        f"sums of {1 << level} micro-batches, which must divide a step's {leaves}"
     )
 
 
@@ -238,6 +250,7 @@ FITS = (
     Fit(("solver.base_momentum", "solver.momentum"), _falling_momentum),
     Fit(("solver.scale", "solver.reference_batch_size"), _reference_batch),
     Fit(("exchange.compressor_level", "synchrony.replicas", *SIZES), _level),
+    Fit(("exchange.compressor_level", "synchrony.shares", *SIZES), _whole_nodes),
     Fit(("parallel.model", "parallel.stages"), _stages),
     Fit(("parallel.parts", "parallel.model"), _parts),
     Fit(

@@ -71,11 +71,6 @@ _EXCHANGE = (
         "use tree",
     ),
     Refusal(
-        (SHARES, CODEC),
-        "what a codec keeps back is with the worker of its micro-batches, which shares change",
-        kind="unwritten",
-    ),
-    Refusal(
         (on("comm_hook"), any_of(NOT_EVERY_STEP, SHARES, IN_SHARDS, *ROW.terms, CODEC)),
         "a hook takes each worker's gradient of a step, whole and as it is, and gives all workers "
         "their sum",

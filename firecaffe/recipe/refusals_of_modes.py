@@ -50,14 +50,11 @@ OF_SERVERS = (
         "unwritten",
     ),
     Refusal(
-        (any_of(is_("solver.type", "lars", "lamb"), CLIPPED), *SHARDED_SERVER),
-        "norms are of whole parameters, and each rank has a part of them",
-        "leave it out, or take synchrony.server = first",
-        "unwritten",
-    ),
-    Refusal(
-        (is_("synchrony.compensate", "gap"), *SHARDED_SERVER),
-        "the gap is of all weights together, and each rank has a part of them",
+        (
+            any_of(is_("solver.type", "lars", "lamb"), CLIPPED, is_("synchrony.compensate", "gap")),
+            *SHARDED_SERVER,
+        ),
+        "norms are of whole parameters, or of all together, and each rank has a part of them",
         "leave it out, or take synchrony.server = first",
         "unwritten",
     ),

@@ -66,6 +66,8 @@ class Balance:
     shares: Shares
     """Of those that share out the micro-batches of a step: rows, or ranks with samples of their
     own."""
+    level: int = 0
+    """Of the nodes of the micro-batch tree that stay whole: a codec's."""
     changes: list[Change] = field(default_factory=list)
     _measured: list[float] = field(default_factory=list)
 
@@ -91,9 +93,10 @@ class Balance:
         seconds = [float(text) for text in gather_text(self.world, json.dumps(own))]
         of_rows = [max(row) for row in rows_of(seconds, self.layout.model)]
         before, counts = self.shares, self.micro_batches_by_rank
-        each = self._at_a_time
-        rounds = next_shares(self.num_leaves // each, of_rows, self._rounds)
-        self.shares = shares_in_rows(rounds, each)
+        each, level = self._at_a_time, self.level
+        rounds = next_shares(self.num_leaves // (each << level), of_rows, self._rounds)
+        in_nodes = shares_in_rows(rounds, each)
+        self.shares = tuple(range(one.start << level, one.stop << level) for one in in_nodes)
         if self.shares == before:
             return ""
         self.changes.append(Change(done, self.micro_batches_by_rank, seconds))
@@ -118,10 +121,11 @@ class Balance:
 
     @property
     def _rounds(self) -> Shares:
-        """The shares of rows, in as many micro-batches as each computes at a time."""
+        """The shares of rows, in as many micro-batches as each computes at a time, or nodes."""
         each = self._at_a_time
+        unit = each << self.level
         rows = rows_of(self.shares, each)
-        return tuple(range(row[0].start // each, row[-1].stop // each) for row in rows)
+        return tuple(range(row[0].start // unit, row[-1].stop // unit) for row in rows)
 
     def as_dict(self) -> dict[str, object]:
         """What a run's record says of it."""
@@ -160,7 +164,8 @@ def measured_shares(
     if words.shares != MEASURED or layout.data == 1:
         return None
     full_step = run.recipe.train.global_batch_size
-    own = Balance(mesh.world, layout, run.num_leaves, full_step, words.shares_every, run.shares)
+    at_first = words.shares_every, run.shares, run.recipe.exchange.level
+    own = Balance(mesh.world, layout, run.num_leaves, full_step, *at_first)
     return MeasuredShares(own, step, ahead, partial(run.route.order, run.num_leaves))
 
 

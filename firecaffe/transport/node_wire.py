@@ -6,7 +6,7 @@ from torch import Tensor
 
 from firecaffe.cluster.group import Group
 from firecaffe.cluster.world import peers_may_be_lost
-from firecaffe.exchange.leaves import Node, leaf_share
+from firecaffe.exchange.leaves import Node, Shares, equal_shares
 from firecaffe.transport.fold import NodeSum, RowCoding
 
 
@@ -19,16 +19,18 @@ class NodeWire:
     def __init__(self, world: Group, num_nodes: int) -> None:
         self.world = world
         self.num_nodes = num_nodes
-        self._nodes_of_rank = [
-            [Node(0, index) for index in leaf_share(num_nodes, world.world_size, rank)]
-            for rank in range(world.world_size)
-        ]
-        self._sum = NodeSum(world, self._nodes_of_rank, num_nodes)
+        self.share_out(equal_shares(num_nodes, world.world_size))
+
+    def share_out(self, shares: Shares) -> None:
+        """Gives ranks other nodes. All ranks call it between the same two sums."""
+        self.shares = shares
+        self._nodes_of_rank = [[Node(0, index) for index in share] for share in shares]
+        self._sum = NodeSum(self.world, self._nodes_of_rank, self.num_nodes)
 
     @property
     def own_nodes(self) -> list[int]:
         """The numbers of this rank's nodes."""
-        return [node.index for node in self._nodes_of_rank[self.world.rank]]
+        return list(self.shares[self.world.rank])
 
     def sum_nodes(self, vectors: list[Tensor]) -> Tensor:
         """The sum over all nodes of all ranks, in tree order. vectors: this rank's nodes'."""

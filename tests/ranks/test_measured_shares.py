@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 
 import firecaffe
-from firecaffe import Recipe, RunConfig, SynchronyConfig
+from firecaffe import ExchangeConfig, Recipe, RunConfig, SynchronyConfig
 from firecaffe.data import Batch
 from firecaffe.data.train_batches import BatchesAhead
 from firecaffe.runs.folder import read_run_file
@@ -84,6 +84,26 @@ def test_speeds_that_change_change_no_bit(
         assert len({tuple(count) for count in counts}) > 1
         assert all(sum(count) == 12 and min(count) >= 1 for count in counts)
         assert each["balance"]["micro_batches_by_rank"] == counts[-1]
+
+
+@pytest.mark.parametrize(
+    ("codec", "level"), [("one_bit", 0), ("top_k", 1), ("power_sgd", 0), ("bfloat16", 1)]
+)
+def test_what_a_codec_keeps_back_goes_along(
+    ranks: Ranks, codec: str, level: int, tmp_path: Path
+) -> None:
+    """To the worker that has its micro-batches from then on."""
+    exchange = ExchangeConfig(bucket_bytes=500, compressor=codec, compressor_level=level)
+    recipe = dataclasses.replace(RECIPE, exchange=exchange)
+    equal = dataclasses.replace(recipe, synchrony=SynchronyConfig())
+    (alone,) = ranks.shared(1, fit_each, equal, str(tmp_path / "alone"), [0])[0]
+    for world_size in (2, 3):
+        folder = tmp_path / str(world_size)
+        for states in ranks.shared(world_size, fit_each, recipe, str(folder), [world_size]):
+            assert states == [alone]
+        found = read_run_file(folder / str(world_size), "result.json")["balance"]["changes"]
+        assert len(found) > 1
+        assert all(n % (1 << level) == 0 for each in found for n in each["micro_batches_by_rank"])
 
 
 def test_a_worker_that_takes_longer_gets_less(ranks: Ranks, tmp_path: Path) -> None:

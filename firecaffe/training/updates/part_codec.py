@@ -49,6 +49,7 @@ class PartCodec:
         self._combine = Compressed(column, compressor, num_leaves, level, len(parts))
         self.memory = self._combine.memory
         self.begin_step, self.undo_step = self._combine.begin_step, self._combine.undo_step
+        self.share_out = self._combine.share_out
         # In a thread, as gradients of what is not in parts: a thread has another number of threads
         # for one sum than the main one.
         self._threads = ExchangeThreads(column, self._combine.lanes, device, queue_of(device))

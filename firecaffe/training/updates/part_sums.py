@@ -57,6 +57,8 @@ class PartSums:
         rows = rows_of(shares, self._row_size)
         self._num_leaves = rows[-1][-1].stop
         self._own = rows[self._column.rank]
+        if self.codec is not None:
+            self.codec.share_out(tuple(range(row[0].start, row[-1].stop) for row in rows))
         nodes = [
             [node for share in row for node in largest_nodes(self._num_leaves, share, self._level)]
             for row in rows
