@@ -60,8 +60,9 @@ class RunConfig:
     tuned: str = ""
 
 
-def create_run_folder(config: RunConfig, name: str) -> Path:
-    """Makes the folder of a new run; whoever makes it owns it.
+def create_run_folder(config: RunConfig, name: str, is_own: bool = False) -> Path:
+    """Makes the folder of a new run; whoever makes it owns it. is_own: whether this run has begun
+    to make the one that is named.
 
     Raises: RunError if it exists already or cannot be made.
     """
@@ -73,11 +74,11 @@ def create_run_folder(config: RunConfig, name: str) -> Path:
     try:
         if config.folder:
             folder = Path(config.folder)
-            folder.mkdir(parents=True)
+            folder.mkdir(parents=True, exist_ok=is_own)
         else:
             folder = _first_free(Path("runs"), f"{time.strftime('%Y%m%d-%H%M%S')}-{name}")
-        (folder / "timings").mkdir()
-        (folder / "checkpoints").mkdir()
+        (folder / "timings").mkdir(exist_ok=is_own)
+        (folder / "checkpoints").mkdir(exist_ok=is_own)
     except FileExistsError:
         raise RunError(
             f"run.folder {config.folder} exists already; two runs never write into one folder"

@@ -25,7 +25,7 @@ from firecaffe.training.learner import Learner
 from firecaffe.training.places import Places, find_places
 from firecaffe.training.plugins import Plugin, names
 from firecaffe.training.progress import say
-from firecaffe.training.start import Start, remember_folder, remember_own_folder
+from firecaffe.training.start import Start, announce_folder, remember_folder, remember_own_folder
 from firecaffe.transport.auto import AutoChoice
 
 
@@ -39,7 +39,9 @@ def make_folder(
     environment: dict[str, object] = {}
     if world.is_first:
         if start.folder is None:
-            folder = create_run_folder(run.recipe.run, run.title)
+            words = run.recipe.run
+            is_own = bool(words.folder) and announce_folder(world, start, Path(words.folder))
+            folder = create_run_folder(words, run.title, is_own)
         else:
             folder = start.folder
             continue_run_folder(folder, start.step)

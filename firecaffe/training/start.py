@@ -95,6 +95,21 @@ def load_together(world: World, where: Path) -> tuple[Checkpoint, list[str]]:
     return pass_on(world, found), damaged
 
 
+def announce_folder(world: World, start: Start, folder: Path) -> bool:
+    """Tells ranks of a next attempt of a folder that this one is about to make, if it is not there.
+    Returns whether an earlier attempt has said so: what is there then is this run's, however far it
+    had come when it was killed.
+    """
+    key, folder = f"{start.key}/announced", folder.absolute()
+    if world.store is None:
+        return False
+    if world.store.check([key]):
+        return Path(os.fsdecode(world.store.get(key))) == folder
+    if not folder.exists():
+        world.store.set(key, os.fsencode(folder))  # type: ignore[arg-type]
+    return False
+
+
 def remember_folder(world: World, start: Start, folder: Path) -> None:
     """Tells the launcher, and with it the ranks of a next attempt, where this run is recorded."""
     if world.store is not None:
