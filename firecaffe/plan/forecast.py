@@ -122,14 +122,8 @@ def forecast(
     among so many workers.
     """
     check_plan(workload, cluster, world_size)
-    nodes = num_nodes(workload.num_micro_batches, workload.compressor_level)
-    if compressor != NO_COMPRESSOR and world_size > nodes:
-        raise RecipeError(
-            f"{world_size} workers but only {count_of(nodes, 'sum', 'sums')} of "
-            f"{1 << workload.compressor_level} micro-batches to encode (exchange.compressor_level "
-            f"{workload.compressor_level}); plan for at most "
-            f"{count_of(nodes, 'worker', 'workers')} or a lower level"
-        )
+    if compressor != NO_COMPRESSOR:
+        _check_nodes(workload, world_size)
     cost = StepCost(workload, cluster, exchange, compressor)
     step = cost.step(world_size)
     alone_s = cost.step(1).step_s
@@ -142,9 +136,7 @@ def forecast(
     hosts = ceil(world_size / cluster.devices_per_node)
     kept = _goodput(cluster, memory, hosts)
     hours = workload.steps * step.step_s / kept / 3600 if workload.steps and kept else None
-    is_imagenet = (workload.samples, workload.num_classes) == (IMAGENET_IMAGES, 1000)
-    law = LAWS.get(workload.model) if is_imagenet else None
-    epochs = law.epochs_at(workload.global_batch_size) if law is not None else None
+    epochs = _epochs_to_accuracy(workload)
     to_accuracy = None
     if epochs is not None and workload.samples and kept:
         steps = epochs * ceil(workload.samples / workload.global_batch_size)
@@ -178,6 +170,25 @@ def forecast(
         usd=_usd(cluster, hosts, costly_hours, kwh),
         kwh=kwh,
     )
+
+
+def _check_nodes(workload: Workload, world_size: int) -> None:
+    """Raises: RecipeError if a codec has fewer sums to encode than there are workers."""
+    nodes = num_nodes(workload.num_micro_batches, workload.compressor_level)
+    if world_size > nodes:
+        raise RecipeError(
+            f"{world_size} workers but only {count_of(nodes, 'sum', 'sums')} of "
+            f"{1 << workload.compressor_level} micro-batches to encode (exchange.compressor_level "
+            f"{workload.compressor_level}); plan for at most "
+            f"{count_of(nodes, 'worker', 'workers')} or a lower level"
+        )
+
+
+def _epochs_to_accuracy(workload: Workload) -> float | None:
+    """By the law of the network on ImageNet, if there is one."""
+    is_imagenet = (workload.samples, workload.num_classes) == (IMAGENET_IMAGES, 1000)
+    law = LAWS.get(workload.model) if is_imagenet else None
+    return None if law is None else law.epochs_at(workload.global_batch_size)
 
 
 def errors_of(

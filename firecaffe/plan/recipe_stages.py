@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -122,21 +123,13 @@ def stages_step(
         [_message_s(cost, k, each.backward, False) for k, each in enumerate(crossings)],
     )
     of_stages = [replace(work, layers=own) for own in works]
-    prices = cost.prices(size)
-    sums_s = []
-    for own, of_layers in zip(of_stages, times, strict=True):
-        backward = tuple(scale * seconds for _, seconds in reversed(of_layers))
-        buckets = buckets_of(own, MicroBatch(0.0, backward))
-        taken_s = prices.seconds([each.num_elements for each in buckets])
-        slowed_s, exposed_s = overlap(
-            buckets, taken_s, sum(backward), slowdown=device.exchange_slowdown
-        )
-        sums_s.append(slowed_s - sum(backward) + exposed_s)
+    backwards = [tuple(scale * seconds for _, seconds in reversed(own)) for own in times]
+    weights = [own.parameter_bytes for own in of_stages]
+    sums_s = list(map(partial(_sums_s, cost, size), of_stages, backwards))
     length_s = max(found.ends_s)
     summed_s = max(end + own for end, own in zip(found.ends_s, sums_s, strict=True))
     computes_s = [rounds * (a + b) for a, b in zip(forward_s, backward_s, strict=True)]
     waits = slowest_of(cost.workers, device.jitter, rounds)
-    weights = [own.parameter_bytes for own in of_stages]
     activations = [
         most_held(actions) * sum(each.output_bytes for each in own if each.backward_share > 0)
         for actions, own in zip(orders, works, strict=True)
@@ -147,8 +140,7 @@ def stages_step(
     ]
     sent = _sent(cost, crossings, layout)
     gradients, sent_between = max(
-        ((sum_numbers(layout.batch, own), ends) for own, ends in zip(weights, sent, strict=True)),
-        key=sum,
+        zip((sum_numbers(layout.batch, own) for own in weights), sent, strict=True), key=sum
     )
     step = SplitStep(
         compute_s=max(computes_s) * waits,
@@ -165,6 +157,17 @@ def stages_step(
         max(memory, key=lambda each: sum(each.values())),
         tuple(sum(each.values()) for each in memory),
     )
+
+
+def _sums_s(cost: SplitCost, size: int, stage: Workload, backward: tuple[float, ...]) -> float:
+    """Seconds by which the sums of a stage's gradients make its last backward longer. size: the
+    number of stages. backward: of its layers.
+    """
+    slowdown = cost.cluster.device.exchange_slowdown
+    buckets = buckets_of(stage, MicroBatch(0.0, backward))
+    taken_s = cost.prices(size).seconds([each.num_elements for each in buckets])
+    slowed_s, exposed_s = overlap(buckets, taken_s, sum(backward), slowdown=slowdown)
+    return slowed_s - sum(backward) + exposed_s
 
 
 def _message_s(cost: SplitCost, cut: int, numbers: float, has_state: bool) -> float:

@@ -4,7 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
@@ -107,12 +107,8 @@ def evaluate(
         tellers: The ranks that tell each other what they found, each of batches of its own; None:
             world.
     """
-    tellers = tellers or world
     outputs_of = outputs_of or partial(_outputs_of, model, config)
-    metrics = task.measured
-    rows: list[tuple[int, int, float]] = []
-    parts: Parts = {}
-    of_class: Counter[int] = Counter()
+    own = _Own()
     batches = eval_batches(
         dataset,
         config.eval_batch_size,
@@ -128,13 +124,30 @@ def evaluate(
             if labels_L is not None:
                 targets = labels_L.to(targets.device)[targets]
             samples = num_samples(inputs, targets)
-            rows.append((number, samples, task.loss(outputs, targets).item() * samples))
-            add_batch(parts, metrics, number, outputs, targets)
+            own.rows.append((number, samples, task.loss(outputs, targets).item() * samples))
+            add_batch(own.parts, task.measured, number, outputs, targets)
             if task.classes is not None:
-                of_class.update(task.classes(targets))
+                own.classes.update(task.classes(targets))
             kept.put_back()
         kept.put_back()
-    stated = json.dumps({"rows": rows, "classes": list(of_class.items())})
+    return _of_all(own, task, config, tellers or world)
+
+
+@dataclass
+class _Own:
+    """What this rank has found."""
+
+    rows: list[tuple[int, int, float]] = field(default_factory=list)
+    """The number of each batch, its samples, and the sum of their losses."""
+    parts: Parts = field(default_factory=dict)
+    """What metrics keep."""
+    classes: Counter[int] = field(default_factory=Counter)
+
+
+def _of_all(own: _Own, task: Task, config: TrainConfig, tellers: Group) -> Evaluation:
+    """What all ranks have found, in the order of batches. They all call it."""
+    metrics = task.measured
+    stated = json.dumps({"rows": own.rows, "classes": list(own.classes.items())})
     gathered = [json.loads(text) for text in gather_text(tellers, stated)]
     in_batch_order = sorted(tuple(row) for part in gathered for row in part["rows"])
     classes: Counter[int] = Counter()
@@ -142,7 +155,7 @@ def evaluate(
         classes.update(dict(part["classes"]))
     _, counts, losses = zip(*in_batch_order, strict=True)
     count = sum(counts)
-    states = unpack(metrics, gather_bytes(tellers, pack(parts))) if metrics else {}
+    states = unpack(metrics, gather_bytes(tellers, pack(own.parts))) if metrics else {}
     seed_random(config.seed, "metrics")
     return Evaluation(
         samples=count,

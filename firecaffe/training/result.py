@@ -270,33 +270,14 @@ def result_of(
 ) -> Result:
     """Puts the result together, the same on all ranks; all ranks call it."""
     weights_sha256, drifted_ranks = state.compare_weights()
-    stated = {
-        "communication": _share(sums.exposed_communication_s, sums.train_s),
-        "data": _share(sums.data_s, sums.train_s),
-        "idle": [sums.stage, _share(sums.idle_s, sums.train_s)],
-        "checkpoints": asdict(costs),
-        "sent": world.traffic.sent_bytes,
-        "memory": peak_memory_bytes(world.device),
-        "optimizer": state.own_bytes("optimizer"),
-        "broken": [each for of_part in sums.broken for each in of_part.values()],
-        "doubts": list(doubts),
-    }
-    ranks = [json.loads(text) for text in gather_text(world, json.dumps(stated))]
-    steps_done = steps - sums.first_step + 1
+    stated = json.dumps(_stated(world, state, sums, costs, doubts))
+    ranks = [json.loads(text) for text in gather_text(world, stated)]
     return Result(
+        **_of_ranks(ranks, steps - sums.first_step + 1),
         steps=steps,
         timed_samples=sums.samples,
         timed_s=sums.train_s,
         images_per_s=_share(sums.samples, sums.train_s),
-        exposed_communication=statistics.fmean(rank["communication"] for rank in ranks),
-        data_wait=statistics.fmean(rank["data"] for rank in ranks),
-        data_wait_by_rank=[rank["data"] for rank in ranks],
-        sent_bytes_per_step_by_rank=[
-            None if rank["sent"] is None else _share(rank["sent"], steps_done) for rank in ranks
-        ],
-        idle_by_stage=_by_stage(rank["idle"] for rank in ranks),
-        peak_memory_bytes_by_rank=[rank["memory"] for rank in ranks],
-        optimizer_bytes_by_rank=[rank["optimizer"] for rank in ranks],
         loss=sums.loss,
         test_loss=test.loss,
         metrics=test.metrics,
@@ -312,11 +293,43 @@ def result_of(
         weights_sha256=weights_sha256,
         state_sha256=state.sha256(),
         drifted_ranks=drifted_ranks,
-        checkpoints=SaveCosts(**ranks[0]["checkpoints"]),
-        broken_images=sorted({name for rank in ranks for name in rank["broken"]}),
-        identity_doubts=list(dict.fromkeys(doubt for rank in ranks for doubt in rank["doubts"])),
         folder=folder,
     )
+
+
+def _stated(
+    world: World, state: State, sums: StepSums, costs: SaveCosts, doubts: Sequence[str]
+) -> dict[str, Any]:
+    """What a rank tells the others of its part of the training."""
+    return {
+        "communication": _share(sums.exposed_communication_s, sums.train_s),
+        "data": _share(sums.data_s, sums.train_s),
+        "idle": [sums.stage, _share(sums.idle_s, sums.train_s)],
+        "checkpoints": asdict(costs),
+        "sent": world.traffic.sent_bytes,
+        "memory": peak_memory_bytes(world.device),
+        "optimizer": state.own_bytes("optimizer"),
+        "broken": [each for of_part in sums.broken for each in of_part.values()],
+        "doubts": list(doubts),
+    }
+
+
+def _of_ranks(ranks: Sequence[dict[str, Any]], steps: int) -> dict[str, Any]:
+    """What of a result the ranks have told, by its fields. steps: that were done."""
+    return {
+        "exposed_communication": statistics.fmean(rank["communication"] for rank in ranks),
+        "data_wait": statistics.fmean(rank["data"] for rank in ranks),
+        "data_wait_by_rank": [rank["data"] for rank in ranks],
+        "sent_bytes_per_step_by_rank": [
+            None if rank["sent"] is None else _share(rank["sent"], steps) for rank in ranks
+        ],
+        "idle_by_stage": _by_stage(rank["idle"] for rank in ranks),
+        "peak_memory_bytes_by_rank": [rank["memory"] for rank in ranks],
+        "optimizer_bytes_by_rank": [rank["optimizer"] for rank in ranks],
+        "checkpoints": SaveCosts(**ranks[0]["checkpoints"]),
+        "broken_images": sorted({name for rank in ranks for name in rank["broken"]}),
+        "identity_doubts": list(dict.fromkeys(each for rank in ranks for each in rank["doubts"])),
+    }
 
 
 def _by_stage(stated: Iterable[tuple[int | None, float]]) -> list[float] | None:

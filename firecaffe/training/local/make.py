@@ -142,19 +142,8 @@ def local_stepper(
         resources: Takes what has to be closed.
     """
     words, holding, forward = run.recipe.synchrony, update.holding, update.holding.forward
-    each = run.recipe.train.num_micro_batches // words.replicas
     sharers = mesh.sharers
-    alone = Exchange(Group(0, 1, sharers.device), find_route("tree", each, 1))
-    own = GradientReducer(
-        local.replicas.named,
-        list(range(len(local.replicas.named))),
-        forward.empty_tail(),
-        forward.no_counts(),
-        each,
-        alone,
-        run.recipe.exchange.bucket_bytes,
-    )
-    resources.enter_context(own)
+    own = resources.enter_context(_sums_here(local, run, forward))
     order = run.route.order(run.num_leaves, run.shares[sharers.rank])
     forgets = words.inner_momentum == "zero"
     parts = zip(local.fragments, reducers, local.moments, strict=True)
@@ -184,4 +173,18 @@ def local_stepper(
         num_replicas=local.num_replicas,
         sums=local.sums,
         advice=for_replicas(words, run.recipe.solver.momentum),
+    )
+
+
+def _sums_here(local: Local, run: Run, forward: Forward) -> GradientReducer:
+    """What adds the gradients of a replica's micro-batches, on this rank alone."""
+    each = run.recipe.train.num_micro_batches // run.recipe.synchrony.replicas
+    return GradientReducer(
+        local.replicas.named,
+        list(range(len(local.replicas.named))),
+        forward.empty_tail(),
+        forward.no_counts(),
+        each,
+        Exchange(Group(0, 1, forward.device), find_route("tree", each, 1)),
+        run.recipe.exchange.bucket_bytes,
     )
