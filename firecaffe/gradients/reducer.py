@@ -42,7 +42,7 @@ from firecaffe.gradients.compressors import make_compressor
 from firecaffe.gradients.compressors.codec import ROW
 from firecaffe.gradients.finite import all_finite, each_finite
 from firecaffe.gradients.gather import WeightGather
-from firecaffe.gradients.shards import Shards
+from firecaffe.gradients.shards import Shards, all_of
 from firecaffe.gradients.threads import ExchangeThreads
 from firecaffe.gradients.totals import Totals
 from firecaffe.transport.exchange import Exchange
@@ -78,9 +78,8 @@ class GradientReducer:
         self.num_leaves, self.exchange = num_leaves, exchange
         self.used: list[bool] = []
         """Whether any worker has used each parameter in the step that is finished."""
-        self.shards = shards
-        if shards is not None:
-            self._gather = WeightGather(exchange.world, shards, parameters)
+        self.shards = shards or all_of(parameters)
+        self._gather = WeightGather(exchange.world, self.shards, parameters)
         route, world = exchange.route, exchange.world
         num_parameters = len(self.parameters)
         self._unused = counts.new_zeros(num_parameters)
@@ -89,10 +88,10 @@ class GradientReducer:
         self._counts_member = self._tail_members.stop
         tensors = [*self.parameters, *tail, torch.cat([self._unused, counts])]
         last = [*self._tail_members, self._counts_member]
-        tail_has_own_buckets = route.way in (CODEC, HOOK) or shards is not None
+        tail_has_own_buckets = route.way in (CODEC, HOOK) or bool(self.shards.cuts)
         groups = [ready_order, last] if tail_has_own_buckets else [[*ready_order, *last]]
         self._alignment = ROW if route.way == CODEC else ALIGNMENT
-        self._brings_shards = shards is not None and route.way == FOLD
+        self._brings_shards = bool(self.shards.cuts) and route.way == FOLD
         rows = ROW if route.way == CODEC else 1
         multiple = 1 if self._brings_shards else world.world_size * rows
         words = bucket_bytes, multiple, exchange.empty, self._alignment
@@ -162,8 +161,8 @@ class GradientReducer:
             self.coded.share_out(shares)
             return
         assert self.exchange.route.way == FOLD
-        cuts = {} if self.shards is None else self.shards.cuts
-        self._fold = self._combine = Fold(self.exchange.world, self.num_leaves, shares, cuts)
+        words = self.exchange.world, self.num_leaves, shares, self.shards.cuts
+        self._fold = self._combine = Fold(*words)
 
     def begin_step(
         self,
@@ -275,9 +274,7 @@ class GradientReducer:
         return Totals(tail, counts, computed, summed, spans)
 
     def _set_gradient(self, index: int, mean: Tensor | None) -> None:
-        if self.shards is None:
-            self.parameters[index].grad = mean
-        elif (own := self.shards.own.get(self.names[index])) is not None:
+        if (own := self.shards.own.get(self.names[index])) is not None:
             own.grad = None if mean is None else self.shards.own_part(self.names[index], mean)
 
     def undo_step(self) -> None:
@@ -290,7 +287,6 @@ class GradientReducer:
         alone. All ranks call it. Raises: PeerLostError.
         """
         assert self._threads is not None
-        assert self.shards is not None
         for index, bucket in enumerate(self.buckets):
             if bucket.members in self.shards.cuts:
                 self._threads.submit(index, partial(self._gather, bucket), [bucket.flat])
@@ -306,9 +302,7 @@ class GradientReducer:
         if not self.queue.works_behind and all_finite(map(self._means_in, self.buckets)):
             return torch.ones(len(self.parameters), dtype=torch.bool)
         views = [self._view_of[index] for index in range(len(self.parameters))]
-        if self.shards is not None:
-            views = [*map(self.shards.own_part, self.names, views)]
-        return each_finite(views)
+        return each_finite([*map(self.shards.own_part, self.names, views)])
 
     def _on_ready(self, _: nn.Parameter) -> None:
         if self._closing:
@@ -385,9 +379,8 @@ class GradientReducer:
 
     def _means_in(self, bucket: Bucket) -> Tensor:
         """The part of a bucket in which this rank has mean gradients."""
-        shards = self.shards if self._brings_shards else None
-        if shards is not None and bucket.members in shards.cuts:
-            return bucket.flat[shards.in_bucket(bucket.members)]
+        if self._brings_shards and bucket.members in self.shards.cuts:
+            return bucket.flat[self.shards.in_bucket(bucket.members)]
         return gradients_of(bucket, len(self.parameters))
 
 

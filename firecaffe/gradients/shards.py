@@ -43,7 +43,11 @@ class Shards:
     """This rank's rows of the parameters of which it has some: views of these."""
 
     def own_part(self, name: str, tensor: Tensor) -> Tensor:
-        """This rank's part of a parameter, or of what has its shape: some rows, all, or none."""
+        """This rank's part of a parameter, or of what has its shape: some rows, all, or none. All
+        of what nobody shares out.
+        """
+        if name not in self.rows:
+            return tensor
         start, stop = self.rows[name][self.rank : self.rank + 2]
         if (start, stop) == (0, self.rows[name][-1]):
             return tensor
@@ -53,6 +57,11 @@ class Shards:
         """This rank's shard of a bucket."""
         start, stop = self.cuts[members][self.rank : self.rank + 2]
         return slice(start, stop)
+
+
+def all_of(named: Mapping[str, nn.Parameter]) -> Shards:
+    """Nothing is shared out: each rank updates all."""
+    return Shards({}, {}, 0, dict(named))
 
 
 def make_shards(

@@ -31,9 +31,18 @@ class Layout:
         return [range(k, self.data * self.model, self.model) for k in range(self.model)]
 
     @property
+    def at_a_time(self) -> int:
+        """Micro-batches that a row computes at a time: one together, or each of its ranks one."""
+        return 1 if self.shares_samples else self.model
+
+    @property
     def sharers(self) -> int:
-        """How many share out the micro-batches of a step."""
-        return self.data if self.shares_samples else self.data * self.model
+        """How many share out the micro-batches of a step: rows, or ranks."""
+        return self.data * self.at_a_time
+
+    @property
+    def ranks_of_a_sharer(self) -> int:
+        return self.model // self.at_a_time
 
 
 def rows_of(of_ranks: Sequence[T], row_size: int) -> list[Sequence[T]]:

@@ -93,7 +93,7 @@ class Balance:
         seconds = [float(text) for text in gather_text(self.world, json.dumps(own))]
         of_rows = [max(row) for row in rows_of(seconds, self.layout.model)]
         before, counts = self.shares, self.micro_batches_by_rank
-        each, level = self._at_a_time, self.level
+        each, level = self.layout.at_a_time, self.level
         rounds = next_shares(self.num_leaves // (each << level), of_rows, self._rounds)
         in_nodes = shares_in_rows(rounds, each)
         self.shares = tuple(range(one.start << level, one.stop << level) for one in in_nodes)
@@ -105,24 +105,18 @@ class Balance:
     @property
     def own_share(self) -> range:
         """The micro-batches of this rank."""
-        layout, rank = self.layout, self.world.rank
-        return self.shares[rank // layout.model if layout.shares_samples else rank]
+        return self.shares[self.world.rank // self.layout.ranks_of_a_sharer]
 
     @property
     def micro_batches_by_rank(self) -> list[int]:
         """How many micro-batches each rank computes now."""
-        each = self.layout.model if self.layout.shares_samples else 1
+        each = self.layout.ranks_of_a_sharer
         return [len(share) for share in self.shares for _ in range(each)]
-
-    @property
-    def _at_a_time(self) -> int:
-        """Micro-batches that a row computes at a time: one, or each of its ranks one."""
-        return 1 if self.layout.shares_samples else self.layout.model
 
     @property
     def _rounds(self) -> Shares:
         """The shares of rows, in as many micro-batches as each computes at a time, or nodes."""
-        each = self._at_a_time
+        each = self.layout.at_a_time
         unit = each << self.level
         rows = rows_of(self.shares, each)
         return tuple(range(row[0].start // unit, row[-1].stop // unit) for row in rows)
