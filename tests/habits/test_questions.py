@@ -79,9 +79,7 @@ for each in recipe.parallel.stages:
 
 
 def test_nobody_asks_more() -> None:
-    found = {
-        path: len(questions(tree)) for path, tree in trees() if not path.startswith(CHOOSES)
-    }
+    found = {path: len(questions(tree)) for path, tree in trees() if not path.startswith(CHOOSES)}
     most = sorted(found.items(), key=lambda each: -each[1])[:5]
     assert sum(found.values()) <= QUESTIONS, most
 

@@ -24,7 +24,7 @@ from firecaffe import (
     TrainConfig,
 )
 from firecaffe.data import TensorDataset
-from firecaffe.errors import NotFiniteError
+from firecaffe.errors import NotFiniteError, RecipeError
 from firecaffe.models.inception import Inception
 from firecaffe.models.weights import load_weights
 from firecaffe.runs.explain import explain
@@ -283,3 +283,25 @@ def test_by_the_trick_ranks_evaluate_samples_of_their_own(ranks: Ranks, tmp_path
     same = ranks.shared(4, evaluated, LAYOUTS["2 x 2"], str(tmp_path / "rows"))
     assert [len(asked) for asked, _ in same] == [7 + 7 + 2, 7 + 7 + 2, 7 + 7, 7 + 7]
     assert {loss for _, loss in (*found, *same)} == {found[0][1]}
+
+
+@cache
+def kept() -> Net:
+    return Net()
+
+
+def fit_kept(parallel: ParallelConfig, folder: str) -> str:
+    recipe = dataclasses.replace(
+        RECIPE, parallel=parallel, run=RunConfig(folder=folder, tensorboard=False)
+    )
+    kept.cache_clear()
+    try:
+        firecaffe.train(recipe, kept, small_data(68), small_data(30, 1))
+    except RecipeError as error:
+        return str(error)
+    return "it went on"
+
+
+def test_a_function_that_keeps_its_network(ranks: Ranks, tmp_path: Path) -> None:
+    for said in ranks.shared(2, fit_kept, LAYOUTS["model 2"], str(tmp_path / "run")):
+        assert said.startswith("model() returned the network that it had made before")

@@ -89,6 +89,11 @@ class FreshNetwork:
     def _whole(self, is_alone: bool) -> "_Keeper":
         network = self.outline if self._drawing is None else self._make()
         named = dict(named_tensors(network))
+        if any(each.is_meta for each in named.values()):
+            raise RecipeError(
+                "model() returned the network that it had made before; where a model is split or in "
+                "stages it is made more than once, so return a new one each time"
+            )
 
         def again(take: Callable[[str, Tensor], None]) -> None:
             for name, tensor in named.items():
