@@ -91,8 +91,8 @@ class FreshNetwork:
         named = dict(named_tensors(network))
         if any(each.is_meta for each in named.values()):
             raise RecipeError(
-                "model() returned the network that it had made before; where a model is split or in "
-                "stages it is made more than once, so return a new one each time"
+                "model() returned the network that it had made before; one that is split or in "
+                "stages is made more than once, so return a new one each time"
             )
 
         def again(take: Callable[[str, Tensor], None]) -> None:
