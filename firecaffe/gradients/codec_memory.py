@@ -1,7 +1,6 @@
 """A compressor's memory as a piece of a training's state: a rank holds that of its nodes."""
 
 from collections.abc import Collection, Mapping, Sequence
-from functools import partial
 from itertools import product
 
 import torch
@@ -9,8 +8,8 @@ import torch.distributed as dist
 from safetensors.torch import load, save
 from torch import Tensor
 
-from firecaffe.cluster.agree import finish
 from firecaffe.cluster.group import Group
+from firecaffe.cluster.world import peers_may_be_lost, waiting
 from firecaffe.gradients.compressors.wire import Compressor
 from firecaffe.transport.collect import HeldPart
 
@@ -66,16 +65,17 @@ def _of(name: str, nodes: Collection[int]) -> bool:
 
 
 def _send(group: Group, target: int, data: bytes) -> None:
-    for tensor in (torch.tensor([len(data)]), torch.frombuffer(bytearray(data), dtype=torch.uint8)):
-        send = partial(dist.isend, tensor, group=group.group, group_dst=target)
-        finish(group, lambda async_op, send=send: send())
+    """Waits without a look at the watch: Gloo closes a pair whose message is not there in time."""
+    with waiting(group), peers_may_be_lost(group):
+        dist.send(torch.tensor([len(data)]), group=group.group, group_dst=target)
+        whole = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        dist.send(whole, group=group.group, group_dst=target)
 
 
 def _receive(group: Group, source: int) -> bytes:
     length = torch.zeros(1, dtype=torch.int64)
-    found = length
-    for _ in range(2):
-        receive = partial(dist.irecv, found, group=group.group, group_src=source)
-        finish(group, lambda async_op, receive=receive: receive())
-        found = torch.empty(int(length), dtype=torch.uint8) if found is length else found
+    with waiting(group), peers_may_be_lost(group):
+        dist.recv(length, group=group.group, group_src=source)
+        found = torch.empty(int(length), dtype=torch.uint8)
+        dist.recv(found, group=group.group, group_src=source)
     return found.numpy().tobytes()

@@ -124,6 +124,8 @@ class Compressed:
         self.memory = CodecMemory(compressor, self.wire.own_nodes)
         self._scale: Tensor | None = None
         self._before: dict[str, Tensor] = {}
+        self._before_that: dict[str, Tensor] = {}
+        """Kept for a step: a device may still read what was given back."""
 
     def share_out(self, shares: Shares) -> None:
         """Gives ranks other micro-batches, each those of whole nodes. All call it between steps.
@@ -139,7 +141,7 @@ class Compressed:
         """scale: what the step's gradients are multiplied by, shape (), if they are. The next
         step's may be another, and what is kept back goes on to it.
         """
-        self._scale = scale
+        self._scale, self._before_that = scale, self._before
         if scale is not None:
             self._before = {name: each.clone() for name, each in self.compressor.state().items()}
 

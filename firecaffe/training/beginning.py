@@ -9,6 +9,7 @@ from firecaffe.cluster.agree import text_of_first
 from firecaffe.cluster.world import World
 from firecaffe.compression.config import prune_notes
 from firecaffe.data import Data
+from firecaffe.errors import RunError
 from firecaffe.files import write_atomically, write_json
 from firecaffe.recipe.identity import to_toml, tuned_by
 from firecaffe.recipe.idle import idle_words
@@ -25,7 +26,13 @@ from firecaffe.training.learner import Learner
 from firecaffe.training.places import Places, find_places
 from firecaffe.training.plugins import Plugin, names
 from firecaffe.training.progress import say
-from firecaffe.training.start import Start, announce_folder, remember_folder, remember_own_folder
+from firecaffe.training.start import (
+    Start,
+    announce_folder,
+    remember_folder,
+    remember_own_folder,
+    withdraw_folder,
+)
 from firecaffe.transport.auto import AutoChoice
 
 
@@ -41,7 +48,11 @@ def make_folder(
         if start.folder is None:
             words = run.recipe.run
             is_own = bool(words.folder) and announce_folder(world, start, Path(words.folder))
-            folder = create_run_folder(words, run.title, is_own)
+            try:
+                folder = create_run_folder(words, run.title, is_own)
+            except RunError:
+                withdraw_folder(world, start)
+                raise
         else:
             folder = start.folder
             continue_run_folder(folder, start.step)

@@ -103,11 +103,17 @@ def announce_folder(world: World, start: Start, folder: Path) -> bool:
     key, folder = f"{start.key}/announced", folder.absolute()
     if world.store is None:
         return False
-    if world.store.check([key]):
-        return Path(os.fsdecode(world.store.get(key))) == folder
+    if world.store.check([key]) and (announced := world.store.get(key)):
+        return Path(os.fsdecode(announced)) == folder
     if not folder.exists():
         world.store.set(key, os.fsencode(folder))  # type: ignore[arg-type]
     return False
+
+
+def withdraw_folder(world: World, start: Start) -> None:
+    """Takes the announcement back: the folder is another run's."""
+    if world.store is not None:
+        world.store.set(f"{start.key}/announced", b"")  # type: ignore[arg-type]
 
 
 def remember_folder(world: World, start: Start, folder: Path) -> None:

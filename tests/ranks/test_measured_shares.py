@@ -11,6 +11,7 @@ import pytest
 
 import firecaffe
 from firecaffe import ExchangeConfig, Recipe, RunConfig, SynchronyConfig
+from firecaffe.cluster import agree
 from firecaffe.data import Batch
 from firecaffe.data.train_batches import BatchesAhead
 from firecaffe.runs.folder import read_run_file
@@ -50,6 +51,12 @@ def fit(recipe: Recipe, folder: str, seed: int, resume: str | None = None) -> fi
     train, test = small_data(100), small_data(30, 1)
     with patch.object(balance, "own_seconds", AnySpeed(seed)):
         return firecaffe.train(recipe, Everything, train, test, resume=resume)
+
+
+def fit_hasty(recipe: Recipe, folder: str, seeds: list[int]) -> list[str]:
+    """The same with looks at the watch that hardly wait."""
+    with patch.object(agree, "LOOK_S", 0.001):
+        return fit_each(recipe, folder, seeds)
 
 
 def fit_each(recipe: Recipe, folder: str, seeds: list[int]) -> list[str]:
@@ -99,7 +106,7 @@ def test_what_a_codec_keeps_back_goes_along(
     (alone,) = ranks.shared(1, fit_each, equal, str(tmp_path / "alone"), [0])[0]
     for world_size in (2, 3):
         folder = tmp_path / str(world_size)
-        for states in ranks.shared(world_size, fit_each, recipe, str(folder), [world_size]):
+        for states in ranks.shared(world_size, fit_hasty, recipe, str(folder), [world_size]):
             assert states == [alone]
         found = read_run_file(folder / str(world_size), "result.json")["balance"]["changes"]
         assert len(found) > 1

@@ -155,7 +155,8 @@ class PowerSGD:
             queries[name] = value.clone()
         memories = [key for key in state if not key.startswith(QUERY)]
         self._memory.load_state(state, nodes, memories)
-        self._queries = queries
+        # Kept, too: a device may still read those that are replaced.
+        self._queries, self._loaded = queries, dict(queries)
 
 
 def _flatten(tensors: list[Tensor]) -> Tensor:

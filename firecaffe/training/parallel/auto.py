@@ -26,6 +26,7 @@ from firecaffe.plan.of_recipe import cluster_for, workload_of
 from firecaffe.plan.split_plans import SplitPlan, exchange_for
 from firecaffe.recipe.check import CheckedRecipe
 from firecaffe.recipe.sections import Recipe
+from firecaffe.reference import call
 from firecaffe.training.parallel.network import chosen_layers
 from firecaffe.training.parts import Parts, counts_of, open_parts
 from firecaffe.transport.auto import LEAST_STREAM_S
@@ -79,6 +80,7 @@ def choose_layout(
         try:
             if cluster is None:
                 raise RecipeError(problem)
+            _check_is_new(parts)
             with given_network(parts.model):
                 choice = _choose(recipe, parts, cluster, world.world_size)
             stated = json.dumps({"choice": asdict(choice)})
@@ -116,6 +118,20 @@ def _cluster(recipe: Recipe, world: World) -> Cluster:
         most_devices=0,
         links=(*inner, outer),
     )
+
+
+def _check_is_new(parts: Parts) -> None:
+    """Raises: RecipeError if a network that is given in Python is the same each time, for it would
+    be made before its seed; OwnCodeError.
+    """
+    if parts.model is None:
+        return
+    one, other = (call("model", "model()", parts.model, {}) for _ in range(2))
+    if one is other:
+        raise RecipeError(
+            "parallel.scheme auto: model() returned the same network twice; the layout is chosen "
+            "by one of its own, so return a new one each time"
+        )
 
 
 def _choose(recipe: CheckedRecipe, parts: Parts, cluster: Cluster, workers: int) -> LayoutChoice:

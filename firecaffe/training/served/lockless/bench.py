@@ -42,8 +42,8 @@ class LocklessBench:
         brought = self._bench.compute(work, weights)
         start = time.perf_counter()
         is_finite = are_finite(self._bench.named, brought.gradient.tensors)
-        if is_finite.all():
-            self._update(work.leaf, brought.gradient.tensors)
+        if is_finite.all() and not self._update(work.leaf, brought.gradient.tensors):
+            is_finite = torch.zeros_like(is_finite)
         return replace(
             brought,
             gradient=Gradient({}, brought.gradient.tail),
@@ -52,15 +52,21 @@ class LocklessBench:
         )
 
     @torch.no_grad()
-    def _update(self, leaf: Leaf, gradients: Mapping[str, Tensor]) -> None:
+    def _update(self, leaf: Leaf, gradients: Mapping[str, Tensor]) -> bool:
+        """Makes an update. Returns whether it has: not by a norm beyond float32."""
         weight, rule = self._rule.weight_of(leaf), self._rule
         for name, gradient in gradients.items():
             self._bench.named[name].grad = gradient.div_(weight)
         if rule.clip_gradients:
-            nn.utils.clip_grad_norm_(self._bench.named.values(), rule.clip_gradients, foreach=True)
+            named = self._bench.named.values()
+            norm = nn.utils.clip_grad_norm_(named, rule.clip_gradients, foreach=True)
+            if not norm.isfinite():
+                self._optimizer.zero_grad()
+                return False
         set_rate(self._optimizer, rule.rate(leaf.step), rule.momentum(leaf.step))
         self._optimizer.step()
         self._optimizer.zero_grad()
+        return True
 
     def end(self) -> None:
         """Nothing has to end."""
