@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from ipaddress import ip_address
 from pathlib import Path
-from select import select
+from select import POLLIN, poll
 
 import psutil
 import pytest
@@ -122,8 +122,10 @@ def test_many_that_connect_and_say_nothing_do_not_stop_a_launcher(
             strangers.enter_context(socket.create_connection(("127.0.0.1", port)))
             for _ in range(300)
         ]
-        launcher = psutil.Process(run.pid)
-        while launcher.num_fds() < FULL and not select(sockets, [], [], 0)[0]:
+        launcher, said = psutil.Process(run.pid), poll()
+        for each in sockets:
+            said.register(each, POLLIN)
+        while launcher.num_fds() < FULL and not said.poll(0):
             pass  # they have not been taken up yet, and none was cut off
         file.touch()
         check_done(run, tmp_path / "run")
