@@ -31,7 +31,7 @@ NOT_RUN = {
     "make demo": "installs; its `firecaffe demo` has a test below",
     "make test": "this suite",
     "make lint": "a part of `make test`",
-    "make soak": "hours of tests; two of its words run in minutes",
+    "make soak": "hours of tests",
     "make docs": "a part of `make test`",
     "torchrun --nnodes": "needs more hosts, which the command leaves open",
     "pip install": "installs: `make demo` and CI do so",
