@@ -183,6 +183,9 @@ def tell_faults(world: World) -> Iterator[FaultTeller]:
             raise  # a wrong recipe, ranks that differ: it has words and a code of its own
         if fault.seen != ANOTHER:
             fault = teller.write(fault)
+        elif watch is not None and fault.kind not in TOGETHER:
+            # Whose it is tells it. To leave before would let the launcher end that rank unheard.
+            fault = watch.verdict(timed_out=False) or fault
         if fault.kind == "out_of_memory" and not isinstance(error, MemoryFullError):
             full = MemoryFullError(fault.line)
             full.fault = fault

@@ -1,5 +1,7 @@
 """A disk that is really full: the run goes on, says so, and what was saved stays whole."""
 
+import dataclasses
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -7,12 +9,19 @@ from pathlib import Path
 
 import pytest
 
+import firecaffe
+from benchmarks.faults_on_purpose import environment
 from benchmarks.small_run import RECIPE, command, state_of
+from firecaffe import CheckpointConfig, RunConfig, SynchronyConfig
+from firecaffe.errors import CheckpointError
 from firecaffe.runs.folder import read_run_file
 from firecaffe.runs.record import JsonLines
 from firecaffe.schema import read_rows
 from firecaffe.training.checkpoint import load_newest
+from tests.ranks.networks import Everything, small_data
+from tests.ranks.test_measured_shares import RECIPE as MEASURED
 from tests.typed import python
+from tests.world import Ranks
 
 CHECKPOINT_BYTES = 3_500_000
 
@@ -89,3 +98,25 @@ def test_rows_wait_until_there_is_room_again(small_disk: Path) -> None:
         rows.write({"step": 2000})
     found = [row["step"] for row in list(read_rows(small_disk / "rows.jsonl", dict))]
     assert found == list(range(2001))
+
+
+def fit_on_a_full_disk(folder: str) -> tuple[int, int]:
+    """The rank that the error on this one blames, and its step."""
+    os.environ.update(environment("disk_full:rank=0,step=9"))
+    recipe = dataclasses.replace(
+        MEASURED,
+        synchrony=SynchronyConfig(),
+        checkpoint=CheckpointConfig(every=2),
+        run=RunConfig(folder=folder, tensorboard=False),
+    )
+    with pytest.raises(CheckpointError) as caught:
+        firecaffe.train(recipe, Everything, small_data(100), small_data(30, 1))
+    fault = caught.value.fault
+    assert fault is not None
+    return fault.rank, fault.step
+
+
+def test_who_goes_along_blames_the_rank_that_writes(ranks: Ranks, tmp_path: Path) -> None:
+    """And stays until it has heard of it, for the launcher ends all others when one leaves."""
+    found = ranks.run(3, fit_on_a_full_disk, str(tmp_path / "run"))
+    assert {rank for rank, _ in found} == {0}
