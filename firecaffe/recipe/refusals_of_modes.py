@@ -101,7 +101,7 @@ OF_SERVERS = (
     ),
     Refusal(
         (on("solver.momentum_correction"), *LOCKLESS),
-        "it scales the momentum, which all workers share, by the rate of one's update before",
+        "it scales the momentum, which all workers share, by the rate of one worker's last update",
         "leave it out, or take synchrony.lock = server",
     ),
     Refusal(

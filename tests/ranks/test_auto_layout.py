@@ -155,6 +155,9 @@ def test_what_has_no_price_is_refused_on_all_ranks(ranks: Ranks, tmp_path: Path)
         assert line == "parallel.split has again by neurons, which the planner cannot price"
     with pytest.raises(RecipeError, match="no fully connected layer"):
         firecaffe.train(dataclasses.replace(RECIPE, run=run), Own)
+    network = build_model("lenet")
+    with pytest.raises(RecipeError, match="returned the same network twice"):
+        firecaffe.train(dataclasses.replace(RECIPE, run=run), lambda: network)
     assert not (tmp_path / "run").exists()
 
 

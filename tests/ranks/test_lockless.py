@@ -5,6 +5,7 @@ import os
 import signal
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -25,6 +26,8 @@ from firecaffe import (
 )
 from firecaffe.data import Batch, Batches, TensorDataset
 from firecaffe.errors import FirecaffeError
+from firecaffe.synchrony.leaves import Leaf
+from firecaffe.training.served.lockless.bench import LocklessBench, Rule
 from firecaffe.training.served.parcel import parcel_bytes
 from tests.ranks.networks import Everything
 from tests.ranks.served import (
@@ -106,6 +109,20 @@ def test_one_worker_alone_does_what_a_server_does(
         assert again.weights_sha256 == whole.weights_sha256
         digests.append(whole.weights_sha256)
     assert digests[0] == digests[1]
+
+
+def test_a_norm_beyond_float32_updates_nothing() -> None:
+    """Clipped by it, all gradients were zero, and momentum and decay went on."""
+    network = nn.Linear(2, 1)
+    named = dict(network.named_parameters())
+    optimizer = torch.optim.SGD(named.values(), lr=0.1, weight_decay=0.1)
+    rule = Rule(lambda _: optimizer, lambda _: 0.1, lambda _: None, lambda _: 1.0, 1.0)
+    bench: Any = SimpleNamespace(named=named)
+    before = {name: each.detach().clone() for name, each in named.items()}
+    for value, updates in ((3e38, False), (1.0, True)):
+        gradients = {name: torch.full_like(each, value) for name, each in named.items()}
+        assert LocklessBench(bench, optimizer, rule)._update(Leaf(0, 0), gradients) == updates
+        assert all(each.equal(before[name]) != updates for name, each in named.items())
 
 
 def test_it_learns_with_buffers(ranks: Ranks, tmp_path: Path) -> None:

@@ -83,9 +83,9 @@ def check(ranks: Ranks, one_worker: OneWorker, case: Case, folder: Path) -> None
     first, then = folder / "first", folder / "then"
     last = case["ranks"] - 1
     ranks.run(case["ranks"], fit, recipe_of(case, FIRST), first, 1, None, last, lost={last})
-    # None on a machine that is so busy that the first one was not on the disk yet.
-    saved = [None, *map(str, sorted((first / "checkpoints").glob("step-0000000[1-5]")))]
-    again = recipe_of(case, THEN), then, 2, saved[-1]
+    saved = sorted((first / "checkpoints").glob("step-0000000[1-5]"))
+    assert saved, "it has left no checkpoint"
+    again = recipe_of(case, THEN), then, 2, str(saved[-1])
     results = ranks.shared(case["then ranks"], fit, *again)
     assert len({(each.weights_sha256, each.test_loss, each.loss) for each in results}) == 1
     found = results[0]

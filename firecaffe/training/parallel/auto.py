@@ -17,6 +17,7 @@ from firecaffe.cluster.agree import text_of_first
 from firecaffe.cluster.world import World
 from firecaffe.data import Dataset
 from firecaffe.errors import FirecaffeError, RecipeError
+from firecaffe.generators import generators_kept
 from firecaffe.models.network import given_network, with_outline
 from firecaffe.parallel.config import AUTO, ParallelConfig
 from firecaffe.plan.cluster import Cluster, Link
@@ -126,7 +127,8 @@ def _check_is_new(parts: Parts) -> None:
     """
     if parts.model is None:
         return
-    one, other = (call("model", "model()", parts.model, {}) for _ in range(2))
+    with generators_kept():
+        one, other = (call("model", "model()", parts.model, {}) for _ in range(2))
     if one is other:
         raise RecipeError(
             "parallel.scheme auto: model() returned the same network twice; the layout is chosen "
