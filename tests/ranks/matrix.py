@@ -11,8 +11,6 @@ import dataclasses
 import json
 import os
 import random
-import signal
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from itertools import combinations, product
@@ -35,16 +33,13 @@ from firecaffe import (
     SynchronyConfig,
     TrainConfig,
 )
-from firecaffe.cluster.world import World
-from firecaffe.data import Batch, SampleOrder
-from firecaffe.data.train_batches import TrainBatches
 from firecaffe.errors import PeerLostError, RecipeError
 from firecaffe.recipe.check import check_recipe
 from firecaffe.recipe.ranks import check_ranks
 from firecaffe.training import balance
 from firecaffe.training.parts import Parts
 from firecaffe.training.plugins import VARIABLE as PLUGINS
-from firecaffe.training.plugins import Plugin
+from tests.ranks import killed_at
 from tests.ranks.networks import small_data
 from tests.ranks.test_measured_shares import AnySpeed
 
@@ -363,40 +358,6 @@ def given() -> Parts:
     return Parts(Net, train=train, test=test, validation=validation)
 
 
-KILLED, WAITS_FOR = "MATRIX_KILLED", "MATRIX_WAITS_FOR"
-"""Environment variables: the rank that is killed, and the folder that has a checkpoint by then."""
-
-
-def plugin() -> Plugin:
-    return Kill()
-
-
-class Kill(Plugin):
-    """Kills a rank before a step, once there is something to go on from."""
-
-    def around_batches(self, batches: TrainBatches, world: World) -> TrainBatches:
-        return Deadly(batches) if world.rank == int(os.environ[KILLED]) else batches
-
-
-@dataclasses.dataclass(frozen=True)
-class Deadly:
-    """Batches of which one is never had."""
-
-    batches: TrainBatches
-
-    @property
-    def order(self) -> SampleOrder:
-        return self.batches.order
-
-    def train_batch(self, step: int, leaf: int) -> Batch:
-        if step + 1 >= KILLED_AT:
-            checkpoints = Path(os.environ[WAITS_FOR]) / "checkpoints"
-            while not any(checkpoints.glob("step-*")):
-                time.sleep(0.01)
-            os.kill(os.getpid(), signal.SIGKILL)
-        return self.batches.train_batch(step, leaf)
-
-
 def fit(
     recipe: Recipe, folder: Path, seed: int = 0, resume: str | None = None, killed: int = -1
 ) -> firecaffe.Result | None:
@@ -405,7 +366,9 @@ def fit(
     """
     recipe = dataclasses.replace(recipe, run=RunConfig(folder=str(folder), tensorboard=False))
     if killed >= 0:
-        os.environ.update({PLUGINS: __name__, KILLED: str(killed), WAITS_FOR: str(folder)})
+        os.environ.update(
+            {PLUGINS: killed_at.__name__, **killed_at.words(killed, KILLED_AT, folder)}
+        )
     parts = given()
     with patch.object(balance, "own_seconds", AnySpeed(seed)):
         try:
