@@ -108,7 +108,8 @@ class FaultAgent(SimpleElasticAgent):
         self.ended_by_us: set[int] = set()
         """Global ranks that ended because the agent wanted it."""
         self._is_left = False
-        self._signalled_s: float | None = None
+        self._signal: tuple[float, signal.Signals] | None = None
+        """The first signal of those that count as one, and when it came."""
         self._ranks: dict[int, RankProcess] = {}
         """This host's ranks of this start, by global rank."""
         self._result = RunResult(WorkerState.INIT)
@@ -196,15 +197,17 @@ class FaultAgent(SimpleElasticAgent):
         """Ends the agent, as torch's handler does, but once for signals that count as one: another
         exception would cut short what torch does about the first, and the ranks would hear SIGTERM.
         """
-        now = time.monotonic()
-        if self._signalled_s is None:
-            self._signalled_s = now
-        elif now - self._signalled_s <= SAME_S:
+        now, sent = time.monotonic(), signal.Signals(number)
+        if self._signal is None:
+            self._signal = now, sent
+        elif now - self._signal[0] <= SAME_S:
             return
-        sent = signal.Signals(number)
-        raise SignalException(f"process {os.getpid()} got {sent.name}", sigval=sent)
+        raise _ended_by(sent)
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        if self._signal is not None:
+            # It came in a destructor or a hook of a fork, in which Python drops what is raised.
+            raise _ended_by(self._signal[1])
         wait_for_room()
         seen = {rank: each.seen() for rank, each in self._ranks.items()}
         if not self._let_lost_go(seen):
@@ -338,6 +341,10 @@ class FaultAgent(SimpleElasticAgent):
     def _running(self) -> dict[int, RankProcess]:
         """The ranks that have not ended, by global rank."""
         return {rank: each for rank, each in self._ranks.items() if not each.has_ended}
+
+
+def _ended_by(sent: signal.Signals) -> SignalException:
+    return SignalException(f"process {os.getpid()} got {sent.name}", sigval=sent)
 
 
 def _is_asked_elsewhere(failure: ProcessFailure) -> bool:

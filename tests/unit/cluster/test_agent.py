@@ -38,7 +38,7 @@ class Ranks:
 def test_a_rank_that_ends_after_the_look_is_looked_at_again() -> None:
     ranks = Ranks()
     agent: Any = object.__new__(FaultAgent)
-    agent._let_go, agent.ended_by_us = ranks, set()
+    agent._let_go, agent.ended_by_us, agent._signal = ranks, set(), None
     agent._ranks = {rank: ranks.process(rank) for rank in range(2)}
     for let_go in (set[int](), {1}):
         assert agent._monitor_workers(SimpleNamespace()).state == WorkerState.HEALTHY
@@ -50,7 +50,7 @@ def test_signals_that_come_together_end_the_agent_once(monkeypatch: pytest.Monke
     now_s = 100.0
     monkeypatch.setattr(agents, "time", SimpleNamespace(monotonic=lambda: now_s))
     agent: Any = object.__new__(FaultAgent)
-    agent.ended_by_us, agent._signalled_s = set(), None
+    agent.ended_by_us, agent._signal = set(), None
     with handlers_kept(SIGNALS):
         agent._start_workers(SimpleNamespace(workers=[], spec=None))
         with pytest.raises(SignalException) as ended:
@@ -61,3 +61,23 @@ def test_signals_that_come_together_end_the_agent_once(monkeypatch: pytest.Monke
         now_s += SAME_S
         with pytest.raises(SignalException):
             os.kill(os.getpid(), signal.SIGTERM)
+
+
+class Interrupted:
+    """Python drops what a destructor raises."""
+
+    def __del__(self) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_signal_that_comes_in_a_destructor_is_not_lost() -> None:
+    agent: Any = object.__new__(FaultAgent)
+    agent.ended_by_us, agent._signal = set(), None
+    agent._let_go, agent._ranks = None, {}
+    with handlers_kept(SIGNALS):
+        agent._start_workers(SimpleNamespace(workers=[], spec=None))
+        Interrupted()
+        with pytest.raises(SignalException) as ended:
+            agent._monitor_workers(SimpleNamespace())
+    assert ended.value.sigval == signal.SIGINT
