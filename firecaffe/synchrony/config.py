@@ -150,6 +150,15 @@ class SynchronyConfig:
         """Whether workers write to the same weights without waiting for each other."""
         return self.mode == ASYNCHRONOUS and self.lock == NO_LOCK
 
+    def delayed_updates(self, learners: int) -> int:
+        """The updates that take a gradient of each of so many learners, over which momentum is
+        delayed; 0 if it is not.
+        """
+        is_late = self.mode in (STALE, ASYNCHRONOUS)
+        if not is_late or self.server_momentum == "each":
+            return 0
+        return max(1, learners // self.gradients_per_update)
+
     def num_learners(self, world_size: int) -> int:
         """The number of learners at the beginning of a training by so many workers."""
         return self.learners if self.clock == "simulated" else world_size * self.in_flight

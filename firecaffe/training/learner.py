@@ -34,7 +34,6 @@ from firecaffe.training.own_code import own_code
 from firecaffe.training.parallel.mesh import Mesh
 from firecaffe.training.parts import Parts
 from firecaffe.training.piece import Numbers
-from firecaffe.training.served.stepper import delayed_updates
 from firecaffe.training.state import State
 from firecaffe.training.updates.build import make_update
 from firecaffe.training.updates.every_rank import EveryRank
@@ -114,7 +113,7 @@ def build_learner(
     check_outputs(holding.forward, batches, recipe, parts.has_own_task, holding.try_outputs)
     inventory = holding.look_around(look, batches)
     probe, cost = _probe(recipe, holding, batches, mesh)
-    delayed = delayed_updates(recipe.synchrony, served_learners)
+    delayed = recipe.synchrony.delayed_updates(served_learners)
     update = make_update(run, holding, probe, mesh, delayed)
     mode, best = make_mode(run, update, mesh, served_learners), Best(task.measure)
     samples = recipe.train.batch_norm_samples

@@ -1,11 +1,12 @@
 """When ranks exchange, and what counts: chosen here, where the training is put together."""
 
 from firecaffe.recipe.run import Run
-from firecaffe.synchrony.config import LOCAL
+from firecaffe.synchrony.config import LOCAL, SHARDED, SynchronyConfig
 from firecaffe.training.local.make import make_local
 from firecaffe.training.local.parts import LocalParts
 from firecaffe.training.modes.parts import EveryStepParts, ModeParts
 from firecaffe.training.parallel.mesh import Mesh
+from firecaffe.training.served.keeper import AtFirst, InShards, Keeper, Lockless
 from firecaffe.training.served.make import make_served
 from firecaffe.training.served.parts import ServedParts
 from firecaffe.training.updates.every_rank import EveryRank
@@ -18,7 +19,15 @@ def make_mode(run: Run, update: EveryRank, mesh: Mesh, learners: int) -> ModePar
     """
     words = run.recipe.synchrony
     if words.is_served:
-        return ServedParts(update, make_served(run, update, learners))
+        keeper = _keeper(words, mesh.sharers.world_size)
+        return ServedParts(update, make_served(run, update, keeper, learners))
     if words.mode == LOCAL:
         return LocalParts(update, make_local(run, mesh.sharers.rank, update))
     return EveryStepParts(update)
+
+
+def _keeper(words: SynchronyConfig, world_size: int) -> Keeper:
+    """Who keeps the weights for a server. One rank alone has them all."""
+    if words.is_lockless:
+        return Lockless()
+    return InShards() if words.server == SHARDED and world_size > 1 else AtFirst()

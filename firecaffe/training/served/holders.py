@@ -9,6 +9,9 @@ from firecaffe.training.served.told import Told
 class Holders:
     """Nobody: rank 0's server has them all, and sends them. Others subclass it."""
 
+    are_others = False
+    """Whether somebody else has them, and gets gradients; then no worker can come later."""
+
     def bench(self, bench: Workbench, place: int) -> Bench:
         """Where this rank's learner at a place computes."""
         return bench

@@ -9,7 +9,6 @@ from firecaffe.data.train_batches import TrainBatches
 from firecaffe.errors import RecipeError
 from firecaffe.recipe.run import Run
 from firecaffe.synchrony.clock import SimulatedClock
-from firecaffe.synchrony.config import SHARDED
 from firecaffe.synchrony.leaves import Leaves
 from firecaffe.synchrony.speeds import seconds_of
 from firecaffe.synchrony.table import make_policy
@@ -19,6 +18,7 @@ from firecaffe.training.piece import Numbers, NumbersOfParts, Piece
 from firecaffe.training.served.coder import Coder
 from firecaffe.training.served.compute import Contributions
 from firecaffe.training.served.computed import Computed
+from firecaffe.training.served.keeper import Keeper
 from firecaffe.training.served.memory import ServerMemory
 from firecaffe.training.served.real import RealRanks
 from firecaffe.training.served.real_clock import RealClock
@@ -33,9 +33,10 @@ from firecaffe.training.updates.every_rank import EveryRank
 class Served(NumbersOfParts):
     """What a training with a server has beside others. Its state is JSON; the memory is a piece."""
 
+    keeper: Keeper
     server: Server
     memory: ServerMemory
-    """Of all the weights. If others hold them, the server has one of buffers alone."""
+    """Of all the weights. If others keep them, the server has one of buffers alone."""
     clock: LoggedClock
     real: RealClock | None
     """The clock that is logged, if it is a real one."""
@@ -45,15 +46,8 @@ class Served(NumbersOfParts):
     """Of what learners push."""
 
     def open(self, folder: Path, checkpoint: Checkpoint | None) -> list[str]:
-        """Opens the log of events in the run's folder, if they say what it comes to. Returns lines
-        for people.
-        """
-        if self.server.words.is_lockless:
-            return [
-                "synchrony.lock none: workers write to the same weights without waiting for each "
-                "other, so that this run cannot be replayed, and versions are approximate"
-            ]
-        return self.clock.open(folder, checkpoint)
+        """See `Keeper.open`."""
+        return self.keeper.open(self.clock, folder, checkpoint)
 
     def stepper(
         self,
@@ -101,7 +95,7 @@ class Served(NumbersOfParts):
         return {"server": self.server, "clock": self.clock, "progress": self.progress}
 
 
-def make_served(run: Run, update: EveryRank, learners: int) -> Served:
+def make_served(run: Run, update: EveryRank, keeper: Keeper, learners: int) -> Served:
     """update: of the warm steps. learners: those that are there at the beginning.
 
     Raises: RecipeError if the training is no longer than its warm steps, or the file of measured
@@ -118,17 +112,15 @@ def make_served(run: Run, update: EveryRank, learners: int) -> Served:
     leaves = leaves_of(run.order, words.warm_steps, run.steps)
     memory = ServerMemory(forward.model, named, squares=words.compensate == "delay")
     clip, there = run.recipe.solver.clip_gradients, set(range(learners))
-    needs_all = words.server == SHARDED and run.ranks.world_size > 1
-    is_elsewhere = needs_all or words.is_lockless
-    own = ServerMemory(forward.model, {}, squares=False) if is_elsewhere else memory
+    own = memory if keeper.has_weights else ServerMemory(forward.model, {}, squares=False)
     made = named, optimizer, own, words, there, forward.buffers, clip
-    server = Server(*made, ema=None if is_elsewhere else ema)
+    server = Server(*made, ema=ema if keeper.has_weights else None)
     policy = make_policy(words, leaves, learners)
-    real = RealClock(policy, own, needs_all=needs_all) if words.clock == "real" else None
+    real = RealClock(policy, own, keeper.needs_all) if words.clock == "real" else None
     clock = real or SimulatedClock(policy, seconds_of(words, train.seed))
     logged = LoggedClock(clock, leaves.first_step, learners)
     coder = make_coder(run.recipe.exchange.codec, named)
-    return Served(server, memory, logged, real, leaves, Progress(), coder)
+    return Served(keeper, server, memory, logged, real, leaves, Progress(), coder)
 
 
 def leaves_of(order: SampleOrder, first_step: int, last_step: int) -> Leaves:

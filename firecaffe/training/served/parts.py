@@ -1,30 +1,19 @@
 """What a mode with a server has of its own; and its ranks under the real clock, once connected."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from firecaffe.recipe.run import Run
-from firecaffe.solvers.optimizer import make_optimizer
-from firecaffe.synchrony.config import SHARDED
 from firecaffe.training.checkpoint import Checkpoint
-from firecaffe.training.ema import Ema
-from firecaffe.training.holdings.holding import Holding
 from firecaffe.training.modes.parts import EveryStepParts, Linked, Steps
 from firecaffe.training.piece import Numbers, Piece
 from firecaffe.training.rise import Rise
-from firecaffe.training.served.holders import Holders
-from firecaffe.training.served.lockless.bench import Rule
-from firecaffe.training.served.lockless.weights import SharedWeights
+from firecaffe.training.served.keeper import Whole
 from firecaffe.training.served.make import Served
 from firecaffe.training.served.real import RealRanks
-from firecaffe.training.served.shards.ranks import Owners, WholeTraining
-from firecaffe.training.served.stepper import delayed_updates, weight_of
-from firecaffe.training.state import State
 from firecaffe.training.updates.every_rank import EveryRank
 
 
@@ -55,13 +44,16 @@ class ServedParts(EveryStepParts):
         run, served, holding = linked.run, self.served, self.holding
         words, world, exchange = run.recipe.synchrony, linked.mesh.world, run.recipe.exchange
         assert served.real is not None
-        meet: Callable[[], Holders] | None = None
-        if words.server == SHARDED and world.world_size > 1:
-            whole = _whole(run, holding, linked.state, served)
-            meet = partial(Owners.meet, world, whole, words.in_flight, exchange.timeout_s)
-        if words.is_lockless:
-            parts = holding.named, self.update.applier.optimizer, _rule(run)
-            meet = partial(SharedWeights.meet, world, *parts, exchange.timeout_s)
+        whole = Whole(
+            run=run,
+            world=world,
+            named=holding.named,
+            optimizer=self.update.applier.optimizer,
+            state=linked.state,
+            memory=served.memory,
+            server=served.server,
+            coder=served.coder,
+        )
         return RealRanks(
             world,
             served.real,
@@ -72,7 +64,7 @@ class ServedParts(EveryStepParts):
             words,
             exchange,
             facts_of(run, linked.probe, words.num_learners(world.world_size)),
-            meet=meet,
+            meet=partial(served.keeper.meet, whole),
         )
 
     def row(self, steps: int) -> Mapping[str, Any] | None:
@@ -97,34 +89,3 @@ def facts_of(run: Run, probe: str, learners: int) -> dict[str, Any]:
         "learners": learners,
         "in_flight": run.recipe.synchrony.in_flight,
     }
-
-
-def _rule(run: Run) -> Rule:
-    """How workers update weights that they share."""
-    return Rule(
-        optimizer_of=partial(make_optimizer, config=run.recipe.solver),
-        rate=run.learning_rate,
-        momentum=run.momentum,
-        weight_of=partial(weight_of, run.order),
-        clip_gradients=run.recipe.solver.clip_gradients,
-    )
-
-
-def _whole(run: Run, holding: Holding, state: State, served: Served) -> WholeTraining:
-    """The training, for owners of parts of its weights."""
-    config, solver, count = run.recipe.train, run.recipe.solver, len(served.server.learners)
-    delayed = delayed_updates(run.recipe.synchrony, count)
-
-    def ema_of(runs: Mapping[str, nn.Parameter]) -> Ema | None:
-        return Ema(runs, config.ema_decay, config.ema_warmup) if config.ema_decay else None
-
-    return WholeTraining(
-        state=state,
-        named=holding.named,
-        memory=served.memory,
-        server=served.server,
-        coder=served.coder,
-        optimizer_of=partial(make_optimizer, holding.named, solver, delayed),
-        ema_of=ema_of,
-        weight_of=partial(weight_of, run.order),
-    )

@@ -65,12 +65,11 @@ class RealRanks:
         exchange: ExchangeConfig,
         facts: Mapping[str, Any],
         store: Store | None = None,
-        meet: Callable[[], Holders] | None = None,
+        meet: Callable[[], Holders] = Holders,
     ) -> None:
         """batches: asked for leaves in any order. facts: what workers that come are told of the
         run. store: where this rank has its lanes; None: that of the world. meet: called by all
-        ranks once the warm steps are done; makes the holders of the weights, if rank 0's server
-        does not have them.
+        ranks once the warm steps are done; makes the holders of the weights.
         """
         self.first_step = words.warm_steps
         """The first step after the warm ones."""
@@ -102,7 +101,7 @@ class RealRanks:
     def gather(self) -> None:
         """Brings the training's state up to date, on rank 0, which may not have the weights."""
         self._holders.gather(self._look)
-        self._clock.moved_by_owner = self._holders.moved
+        self._clock.count_moved(self._holders.moved)
 
     def work(self, asks_to_stop: Callable[[], str]) -> dict[str, Any]:
         """Computes for the server to its end, on every rank but the first. Returns what the server
@@ -204,8 +203,7 @@ class RealRanks:
     @contextmanager
     def _holding(self) -> Iterator[None]:
         """Gives the weights to their holders, for a `with` block."""
-        if self._meet is not None:
-            self._holders = self._meet()
+        self._holders = self._meet()
         try:
             yield
         finally:
@@ -241,7 +239,7 @@ class RealRanks:
         """Lets workers come, for a `with` block, if rank 0's server has the weights. count: of
         learners at the beginning.
         """
-        if self._meet is not None:
+        if self._holders.are_others:
             yield
             return
         self._door = Doorkeeper(
@@ -283,7 +281,7 @@ class RealRanks:
         """The lane of a rank's learner; each end calls it."""
         store, name = self._store or store_of(self._world), f"{rank}.{place}"
         lane = Lane(store, name, self._world.is_first, self._timeout_s)
-        return Messages(lane, self._forward, self._named, self._coder, self._meet is not None)
+        return Messages(lane, self._forward, self._named, self._coder, self._holders.are_others)
 
     def _look(self) -> None:
         if self._world.watch is not None:

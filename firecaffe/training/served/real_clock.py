@@ -41,9 +41,7 @@ class RealClock:
         self.policy, self._memory, self.needs_all = policy, memory, needs_all
         self.time_s = 0.0
         self.learners: dict[int, Learner] = {}
-        self.moved_by_owner: dict[int, tuple[int, int]] = {}
-        """Bytes that each rank has sent to learners of others as a server and received from them;
-        empty if rank 0 alone is one."""
+        self._moved: Mapping[int, tuple[int, int]] = {}
         self.arrivals: Arrivals = SimpleQueue()
         self.everybody: list[Learner] = []
         """Also those that are lost."""
@@ -102,6 +100,10 @@ class RealClock:
         assert self._brought is not None
         return self._brought
 
+    def count_moved(self, by_rank: Mapping[int, tuple[int, int]]) -> None:
+        """Takes the bytes that each rank has moved so far as a server; see `Holders.moved`."""
+        self._moved = by_rank
+
     @property
     def row(self) -> dict[str, Any]:
         """What learners have cost since the start, as result.json has it. A rank is idle if it
@@ -112,7 +114,7 @@ class RealClock:
             pulled[str(each.number)] += each.spent.pulled_bytes
             pushed[str(each.number)] += each.spent.pushed_bytes
             busy_s[str(each.rank)] += each.spent.busy_s
-        moved = self.moved_by_owner or {0: (pulled.total(), pushed.total())}
+        moved = self._moved or {0: (pulled.total(), pushed.total())}
         return {
             "rank_by_learner": {str(each.number): each.rank for each in self.everybody},
             "pulled_bytes_by_learner": dict(pulled),

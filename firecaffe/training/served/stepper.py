@@ -16,7 +16,6 @@ from torch import Tensor
 from firecaffe.data import SampleOrder
 from firecaffe.errors import NotFiniteError
 from firecaffe.solvers.delayed_nesterov import set_delay
-from firecaffe.synchrony.config import BACKUP, SynchronyConfig
 from firecaffe.synchrony.events import Lose, Push
 from firecaffe.synchrony.leaves import Leaf, Leaves
 from firecaffe.synchrony.policy import Update
@@ -96,7 +95,7 @@ class ServedStepper:
     def run(self, step: int, learning_rate: float, vote: Callable[[], Votes] = Votes) -> Outcome:
         """Trains step `step`, counted from 0. Raises: NotFiniteError, before the update."""
         is_warm = step < self.plan.first_step
-        delay = delayed_updates(self.server.words, len(self.server.learners))
+        delay = self.server.words.delayed_updates(len(self.server.learners))
         set_delay(self.server.optimizer, 1 if is_warm else delay)
         if is_warm:
             return self.warm.run(step, learning_rate, vote)
@@ -161,15 +160,6 @@ class ServedStepper:
 
 def _done_by(event: Push) -> int:
     return int(event.counts) + (len(event.update.dropped) if event.update else 0)
-
-
-def delayed_updates(words: SynchronyConfig, learners: int) -> int:
-    """The updates that take a gradient of each of so many learners, over which momentum is delayed;
-    0 if it is not.
-    """
-    if not words.is_served or words.mode == BACKUP or words.server_momentum == "each":
-        return 0
-    return max(1, learners // words.gradients_per_update)
 
 
 def weight_of(order: SampleOrder, leaf: Leaf) -> float:

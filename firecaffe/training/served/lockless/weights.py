@@ -35,6 +35,8 @@ WEIGHT, MOMENTUM = "weight", "momentum"
 class SharedWeights(Holders):
     """See `Holders`."""
 
+    are_others = True
+
     @classmethod
     def meet(
         cls,

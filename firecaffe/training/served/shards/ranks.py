@@ -68,6 +68,8 @@ class WholeTraining:
 class Owners(Holders):
     """All owners, as this rank has to do with them; see `Holders`."""
 
+    are_others = True
+
     @classmethod
     def meet(cls, world: World, whole: WholeTraining, per_rank: int, timeout_s: float) -> Self:
         """Cuts a training among all ranks of a world; every rank calls it. per_rank: learners of

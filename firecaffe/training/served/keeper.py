@@ -1,0 +1,131 @@
+"""Who keeps the weights of a training with a server; chosen in `modes/build.py`.
+
+AtFirst    rank 0's server, which sends them to learners and takes gradients
+InShards   every rank a shard of them; rank 0 decides, and has the buffers
+Lockless   the memory of one host, in which its workers make updates themselves
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from torch import nn, optim
+
+from firecaffe.cluster.world import World
+from firecaffe.recipe.run import Run
+from firecaffe.solvers.optimizer import make_optimizer
+from firecaffe.training.checkpoint import Checkpoint
+from firecaffe.training.ema import Ema
+from firecaffe.training.served.coder import Coder
+from firecaffe.training.served.holders import Holders
+from firecaffe.training.served.lockless.bench import Rule
+from firecaffe.training.served.lockless.weights import SharedWeights
+from firecaffe.training.served.memory import ServerMemory
+from firecaffe.training.served.server import Server
+from firecaffe.training.served.shards.ranks import Owners, WholeTraining
+from firecaffe.training.served.source import LoggedClock
+from firecaffe.training.served.stepper import weight_of
+from firecaffe.training.state import State
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A training on rank 0, whose weights are to be given to their keepers."""
+
+    run: Run
+    world: World
+    named: Mapping[str, nn.Parameter]
+    optimizer: optim.Optimizer
+    state: State
+    memory: ServerMemory
+    """Of all the weights."""
+    server: Server
+    coder: Coder
+    """Of gradients."""
+
+
+class Keeper(Protocol):
+    """One of the three."""
+
+    has_weights: bool
+    """Whether rank 0's server has them; else it has the buffers alone."""
+    needs_all: bool
+    """Whether a rank that is lost ends the run, for nobody else has its part of the weights."""
+
+    def open(self, clock: LoggedClock, folder: Path, checkpoint: Checkpoint | None) -> list[str]:
+        """Opens the log of events in the run's folder, if they say what the run comes to. Returns
+        lines for people.
+        """
+
+    def meet(self, whole: Whole) -> Holders:
+        """Gives the weights to their keepers, after the warm steps; every rank calls it.
+
+        Raises: RecipeError on all ranks if they cannot have them so; PeerLostError.
+        """
+
+
+class AtFirst:
+    """See `Keeper`."""
+
+    has_weights, needs_all = True, False
+
+    def open(self, clock: LoggedClock, folder: Path, checkpoint: Checkpoint | None) -> list[str]:
+        return clock.open(folder, checkpoint)
+
+    def meet(self, whole: Whole) -> Holders:
+        return Holders()
+
+
+class InShards:
+    """See `Keeper`."""
+
+    has_weights, needs_all = False, True
+
+    def open(self, clock: LoggedClock, folder: Path, checkpoint: Checkpoint | None) -> list[str]:
+        return clock.open(folder, checkpoint)
+
+    def meet(self, whole: Whole) -> Holders:
+        recipe = whole.run.recipe
+        config, words = recipe.train, recipe.synchrony
+        delayed = words.delayed_updates(len(whole.server.learners))
+
+        def ema_of(runs: Mapping[str, nn.Parameter]) -> Ema | None:
+            return Ema(runs, config.ema_decay, config.ema_warmup) if config.ema_decay else None
+
+        training = WholeTraining(
+            state=whole.state,
+            named=whole.named,
+            memory=whole.memory,
+            server=whole.server,
+            coder=whole.coder,
+            optimizer_of=partial(make_optimizer, whole.named, recipe.solver, delayed),
+            ema_of=ema_of,
+            weight_of=partial(weight_of, whole.run.order),
+        )
+        return Owners.meet(whole.world, training, words.in_flight, recipe.exchange.timeout_s)
+
+
+class Lockless:
+    """See `Keeper`."""
+
+    has_weights, needs_all = False, False
+
+    def open(self, clock: LoggedClock, folder: Path, checkpoint: Checkpoint | None) -> list[str]:
+        return [
+            "synchrony.lock none: workers write to the same weights without waiting for each "
+            "other, so that this run cannot be replayed, and versions are approximate"
+        ]
+
+    def meet(self, whole: Whole) -> Holders:
+        run = whole.run
+        rule = Rule(
+            optimizer_of=partial(make_optimizer, config=run.recipe.solver),
+            rate=run.learning_rate,
+            momentum=run.momentum,
+            weight_of=partial(weight_of, run.order),
+            clip_gradients=run.recipe.solver.clip_gradients,
+        )
+        timeout_s = run.recipe.exchange.timeout_s
+        return SharedWeights.meet(whole.world, whole.named, whole.optimizer, rule, timeout_s)
