@@ -7,10 +7,10 @@ from firecaffe.errors import RecipeError
 from firecaffe.parallel.find_paths import PATHS
 from firecaffe.parallel.slide import ROWS
 from firecaffe.plan.layouts import Layout
-from firecaffe.plan.of_parallel import OwnCost
 from firecaffe.plan.recipe_stages import works_of
 from firecaffe.plan.split_plans import SplitPlan
 from firecaffe.plan.split_step import SplitCost
+from firecaffe.plan.workload import LayerWork
 
 MOST_RANKS = 16
 
@@ -107,7 +107,7 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
     return "  ".join(each.ljust(width) for each, width in zip(cells, widths, strict=True)).rstrip()
 
 
-def draw_stages(plan: SplitPlan, own: OwnCost) -> str:
+def draw_stages(plan: SplitPlan, layers: Sequence[LayerWork]) -> str:
     """A line for each stage, with the ranks that have it, and one for each cut.
 
     Raises: RecipeError if there are too many ranks.
@@ -115,7 +115,7 @@ def draw_stages(plan: SplitPlan, own: OwnCost) -> str:
     _check(plan.workers)
     assert plan.words is not None
     names = plan.words.stages
-    works = works_of(own.work.layers, names)
+    works = works_of(layers, names)
     batch, size = plan.workers // plan.model, plan.model
     rows: list[tuple[str, str, list[str], str, str] | str] = []
     for stage, calls in enumerate(works):
@@ -124,7 +124,7 @@ def draw_stages(plan: SplitPlan, own: OwnCost) -> str:
         gradients = f"{batch} workers" if batch > 1 else "-"
         rows.append((called, f"stage {stage}", cells, f"of {size}" * (size > 1), gradients))
         if stage < size - 1:
-            crossing = own.crossings[stage]
+            crossing = plan.crossings[stage]
             rows.append(
                 f"↕ {crossing.forward:,.0f} numbers a sample, {crossing.backward:,.0f} back"
             )

@@ -31,6 +31,7 @@ from firecaffe.plan.codec import PRICED
 from firecaffe.plan.forecast import Forecast, by_workers, fastest, forecasts, is_own
 from firecaffe.plan.of_parallel import OwnLayout
 from firecaffe.plan.of_recipe import workload_of, workload_of_model
+from firecaffe.plan.update import UPDATES
 from firecaffe.plan.workload import Workload
 from firecaffe.recipe.check import CheckedRecipe
 from firecaffe.synchrony.config import EVERY_STEP, SynchronyConfig
@@ -253,7 +254,7 @@ def _show(
     console.print(
         f"{name}: {work.model}, batch {work.global_batch_size} in micro-batches of "
         f"{work.micro_batch_size}, {work.parameter_bytes / 1e6:,.1f} MB of gradients"
-        f"{', updated in shards' * work.in_shards}, on {cluster.name} ({cluster.about})",
+        f"{UPDATES[work.update_at].said}, on {cluster.name} ({cluster.about})",
         markup=False,
     )
     for each in _assumptions(work, cluster, rows, modes):

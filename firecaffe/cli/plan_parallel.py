@@ -18,7 +18,7 @@ from firecaffe.plan.chain import Unit, chain_of
 from firecaffe.plan.cluster import Cluster
 from firecaffe.plan.forecast import Forecast
 from firecaffe.plan.layouts import words_of
-from firecaffe.plan.of_parallel import RECIPE, OwnCost, OwnLayout
+from firecaffe.plan.of_parallel import RECIPE, OwnLayout, own_cost
 from firecaffe.plan.own_exchange import own_exchange
 from firecaffe.plan.split_plans import WAYS, SplitPlan, exchange_for, split_plans
 from firecaffe.plan.split_reasons import Reason, reasons
@@ -74,7 +74,7 @@ class Parallel:
             raise RecipeError(f"--ways plans for 2 to {MOST_WORKERS} workers; found {found}")
         self.chain = chain_of(config, work)
         self.plans: list[SplitPlan] = []
-        self.price = price = None if own is None else OwnCost.of(config, work, own)
+        self.price = price = None if own is None else own_cost(config, work, own)
         for size in workers:
             exchange = own_exchange(work, cluster, size) or exchange_for(rows, size)
             if own is not None and price is not None and own.fits(size):
@@ -147,8 +147,8 @@ class Parallel:
         if plan is None:
             return "--draw shows layouts, and a recipe's stages; a pipeline alone has neither"
         title = f"{_way(plan)} on {plan.workers} workers"
-        if self.price is not None and plan.words is not None and plan.words.stages:
-            return f"{title}\n{draw_stages(plan, self.price)}"
+        if plan.crossings:
+            return f"{title}\n{draw_stages(plan, self.work.layers)}"
         return f"{title}\n{draw(plan, self._cost(plan))}"
 
     def show(self, console: Console) -> None:

@@ -19,6 +19,7 @@ from firecaffe.plan.forecast import (
     is_own,
     most_useful,
 )
+from firecaffe.plan.update import ALL
 from firecaffe.plan.workload import Workload
 
 LEAST_GAIN = 0.02
@@ -71,8 +72,7 @@ def changes(workload: Workload, cluster: Cluster, row: Forecast) -> list[Change]
         worlds.append(("storage of twice the rate", workload, replace(cluster, storage=twice)))
         twice = replace(storage, decoded_images_per_s=2 * storage.decoded_images_per_s)
         worlds.append(("twice the decoding threads", workload, replace(cluster, storage=twice)))
-    if workload.in_shards:
-        worlds.append(("exchange.update_at all", replace(workload, in_shards=False), cluster))
+    worlds.append((f"exchange.update_at {ALL}", replace(workload, update_at=ALL), cluster))
     way = row.exchange, row.compressor
     found = [_change(what, row, work, on, *way) for what, work, on in worlds]
     ways = [

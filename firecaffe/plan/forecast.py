@@ -26,6 +26,7 @@ from firecaffe.plan.network import Network
 from firecaffe.plan.own_exchange import own_exchange
 from firecaffe.plan.step_cost import StepCost
 from firecaffe.plan.timeline import Step
+from firecaffe.plan.update import update_of
 from firecaffe.plan.workload import Workload
 from firecaffe.words import count_of
 
@@ -218,7 +219,7 @@ def forecasts(
     for world_size in workers:
         check_plan(workload, cluster, world_size)
         chosen = exchanges_on(cluster, world_size) if exchanges is None else exchanges
-        if workload.in_shards and exchanges is None:
+        if exchanges is None and update_of(workload, world_size).to_owners:
             chosen = [own_exchange(workload, cluster, world_size) or "tree"]
         chosen = chosen if world_size > 1 else ["tree"]  # which one alone has no say in
         is_plain = NO_COMPRESSOR in compressors or world_size == 1

@@ -1,7 +1,7 @@
 """What one worker holds in memory during a step, in bytes."""
 
 from firecaffe.plan.compute import HALF_PRECISION
-from firecaffe.plan.shards import shards_of
+from firecaffe.plan.update import update_of
 from firecaffe.plan.workload import Workload
 
 LIBRARY_BYTES = 600_000_000
@@ -48,12 +48,11 @@ def memory_bytes(
     share = -(-workload.num_micro_batches // world_size)
     half = 0.5 if workload.autocast in HALF_PRECISION else 1.0
     largest = max(workload.bucket_bytes, max(workload.tensors_bytes, default=0))
-    updated, arriving = weights, 2.0 * min(largest, weights)
-    if workload.in_shards and world_size > 1:
-        shards = shards_of(workload, world_size)
-        updated, arriving = float(shards.held_bytes), float(shards.arriving_bytes)
-    elif in_memory > 1:
-        arriving = weights * (in_memory - 1) / in_memory
+    update = update_of(workload, world_size)
+    updated = float(update.updated_bytes(workload, world_size))
+    of_buckets = 2.0 * min(largest, weights)
+    if in_memory > 1:
+        of_buckets = weights * (in_memory - 1) / in_memory
     found = {
         "parameters": weights + workload.frozen_bytes,
         "gradients": weights,
@@ -61,7 +60,7 @@ def memory_bytes(
         "sums": weights * max(0, share.bit_length() - 1),
         "optimizer": updated * workload.optimizer_vectors,
         "activations": half * workload.activation_bytes * workload.micro_batch_size,
-        "buckets": arriving,
+        "buckets": update.arriving_bytes(workload, world_size, of_buckets),
     }
     copied = found["parameters"] + found["optimizer"]
     found |= {"saving": copied if is_whole else 0.0, "updating": updated * workload.update_vectors}

@@ -1,8 +1,9 @@
 """A recipe's own layout, priced: its split layers, or its stages; and its forecast."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from firecaffe.errors import RecipeError
 from firecaffe.models.config import ModelConfig
@@ -19,7 +20,7 @@ from firecaffe.plan.split_plans import SplitPlan, plan_of_step
 from firecaffe.plan.split_step import SplitCost, SplitStep
 from firecaffe.plan.timeline import slowest_of
 from firecaffe.plan.workload import Workload
-from firecaffe.recipe.parallel import Auto
+from firecaffe.recipe.parallel import Auto, layout_of
 from firecaffe.recipe.ranks import auto_of
 from firecaffe.recipe.sections import Recipe
 
@@ -49,63 +50,92 @@ class OwnLayout:
         return data * size == workers
 
 
-@dataclass(frozen=True)
-class OwnCost:
+class OwnCost(Protocol):
     """Prices a recipe's layout, on any number of workers that can have it."""
 
-    work: Workload
-    layout: OwnLayout
-    chain: tuple[Unit, ...]
-    """None of stages."""
-    crossings: list[Crossing]
-    """Of stages."""
-
-    @classmethod
-    def of(cls, config: ModelConfig, work: Workload, layout: OwnLayout) -> Self:
-        """Raises: RecipeError if it cannot be; as `chain_of`."""
-        if stages := layout.words.stages:
-            return cls(work, layout, (), crossings_of(config, work, stages))
-        paths = [name for name, word in layout.chosen.items() if word == PATHS]
-        chain = chain_of(config, work, paths)
-        return cls(
-            work, layout, cut_where_gathered(chain, layout.chosen, layout.words.num_parts), []
-        )
+    @property
+    def chain(self) -> tuple[Unit, ...]:
+        """The units that the plans' layouts are of; none of stages."""
 
     def plans(self, cluster: Cluster, workers: int, exchange: str) -> list[SplitPlan]:
         """The layout; of `auto` all that it may be, the best first: those that fit, by their steps.
 
-        Raises: RecipeError if there is none, or it is not priced.
+        Raises: RecipeError if there is none, it is not priced, or rows of workers lie across nodes.
         """
-        words = self.layout.words
-        if words.scheme != AUTO:
-            return [self._plan(words, cluster, workers, exchange)]
-        split = [unit for unit in self.chain if unit.name in self.layout.chosen]
-        is_dense = all(unit.is_dense for unit in split)
-        work = self.work
-        auto = self.layout.auto or Auto(work.num_micro_batches, work.compressor_level)
-        names = auto.layouts(words, workers, is_dense)
-        found = [self._plan(each, cluster, workers, exchange) for each in names]
-        return sorted(found, key=lambda each: (not each.fits, each.step.step_s))
 
-    def _plan(
+
+def own_cost(config: ModelConfig, work: Workload, layout: OwnLayout) -> OwnCost:
+    """Raises: RecipeError if it cannot be; as `chain_of`."""
+    words = layout.words
+    if words.stages:
+        return _Stages(work, words, tuple(crossings_of(config, work, words.stages)))
+    paths = [name for name, word in layout.chosen.items() if word == PATHS]
+    chain = chain_of(config, work, paths)
+    chain = cut_where_gathered(chain, layout.chosen, words.num_parts)
+    return (_Auto if words.scheme == AUTO else _Split)(work, layout, chain)
+
+
+@dataclass(frozen=True)
+class _Stages:
+    """See `OwnCost`."""
+
+    work: Workload
+    words: ParallelConfig
+    crossings: tuple[Crossing, ...]
+    chain: tuple[Unit, ...] = ()
+
+    def plans(self, cluster: Cluster, workers: int, exchange: str) -> list[SplitPlan]:
+        cost = SplitCost(self.work, cluster, (), workers, exchange)
+        with _named(workers):
+            found = stages_step(cost, self.crossings, self.words.stages, self.words.pipeline)
+        plan = plan_of_step(RECIPE, cost, found.step, found.memory, self.words.row_size)
+        return [replace(plan, idle=found.idle, words=self.words, crossings=self.crossings)]
+
+
+@dataclass(frozen=True)
+class _Split:
+    """See `OwnCost`."""
+
+    work: Workload
+    layout: OwnLayout
+    chain: tuple[Unit, ...]
+
+    def plans(self, cluster: Cluster, workers: int, exchange: str) -> list[SplitPlan]:
+        return [self.plan(self.layout.words, cluster, workers, exchange)]
+
+    def plan(
         self, words: ParallelConfig, cluster: Cluster, workers: int, exchange: str
     ) -> SplitPlan:
-        """Raises: RecipeError if it is not priced, or rows of workers lie across nodes."""
+        """One layout."""
         cost = SplitCost(self.work, cluster, self.chain, workers, exchange)
-        try:
-            if words.stages:
-                found = stages_step(cost, self.crossings, words.stages, words.pipeline)
-                plan = plan_of_step(RECIPE, cost, found.step, found.memory, words.row_size)
-                return replace(plan, idle=found.idle, words=words)
+        with _named(workers):
             layouts = layouts_of_words(self.chain, words, self.layout.chosen, workers)
-            step, memory = (
-                cost.step(layouts),
-                memory_of(self.work, self.chain, layouts, cost.in_memory),
-            )
-        except ValueError as error:
-            raise RecipeError(f"parallel on {workers} workers: {error}") from error
+            step = cost.step(layouts)
+            memory = memory_of(self.work, self.chain, layouts, cost.in_memory)
         plan = plan_of_step(RECIPE, cost, step, memory, words.row_size)
         return replace(plan, layouts=tuple(layouts), words=words)
+
+
+@dataclass(frozen=True)
+class _Auto(_Split):
+    """See `OwnCost`."""
+
+    def plans(self, cluster: Cluster, workers: int, exchange: str) -> list[SplitPlan]:
+        split = [unit for unit in self.chain if unit.name in self.layout.chosen]
+        is_dense = all(unit.is_dense for unit in split)
+        auto = self.layout.auto or Auto(self.work.num_micro_batches, self.work.compressor_level)
+        names = auto.layouts(self.layout.words, workers, is_dense)
+        found = [self.plan(each, cluster, workers, exchange) for each in names]
+        return sorted(found, key=lambda each: (not each.fits, each.step.step_s))
+
+
+@contextmanager
+def _named(workers: int) -> Iterator[None]:
+    """Names what was priced in the block. Raises: RecipeError for a ValueError."""
+    try:
+        yield
+    except ValueError as error:
+        raise RecipeError(f"parallel on {workers} workers: {error}") from error
 
 
 def forecast_parallel(
@@ -121,7 +151,7 @@ def forecast_parallel(
     Raises: RecipeError if it cannot be, or is not priced.
     """
     check_plan(work, cluster, workers, layout.words.row_size)
-    cost = OwnCost.of(config, work, layout)
+    cost = own_cost(config, work, layout)
     (plan,) = cost.plans(cluster, workers, exchange)
     compute, link = errors_of(work, cluster, workers)
     low, high = (
@@ -129,9 +159,7 @@ def forecast_parallel(
         for sign in (-1, 1)
     )
     words = layout.words
-    rounds = work.num_micro_batches * words.row_size // workers
-    if not words.stages and not words.shares_samples:
-        rounds = work.num_micro_batches // workers
+    rounds = work.num_micro_batches // layout_of(words, workers).sharers
     waits = slowest_of(workers, cluster.device.jitter, max(1, rounds))
     return {
         "parallel": asdict(words) | {"data": workers // words.row_size, "model": words.row_size},

@@ -113,7 +113,7 @@ def workload_of(recipe: CheckedRecipe, data: Data | None = None) -> Workload:
             compressor=recipe.exchange.compressor,
             any_shares=recipe.synchrony.shares == MEASURED,
             compressor_level=recipe.exchange.compressor_level,
-            in_shards=recipe.exchange.in_shards,
+            update_at=recipe.exchange.update_at,
             has_whole_shards=needs_norms(recipe.solver),
             assumption=samples.assumption,
         ),

@@ -9,6 +9,7 @@ from firecaffe.parallel.find_paths import PATHS
 from firecaffe.parallel.slide import ROWS
 from firecaffe.plan.chain import Unit
 from firecaffe.plan.layouts import Layout
+from firecaffe.recipe.parallel import layout_of
 
 
 def layouts_of_words(
@@ -20,7 +21,8 @@ def layouts_of_words(
     """
     model, parts = words.model, words.num_parts
     batch = workers // model
-    whole = Layout(batch, copies=model) if words.shares_samples else Layout(workers)
+    rows = layout_of(words, workers)
+    whole = Layout(rows.sharers, copies=rows.ranks_of_a_sharer)
     priced = {unit.name for unit in chain if unit.words[0] or _is_of_images(unit)}
     for name, word in chosen.items():
         if name not in priced:

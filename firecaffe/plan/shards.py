@@ -31,11 +31,6 @@ class PlannedShards:
         """The weights of the worker that has most of them."""
         return BYTES_PER_ELEMENT * max(map(sum, zip(*self.elements, strict=True)), default=0)
 
-    @property
-    def largest_share(self) -> float:
-        """That over all weights."""
-        return self.held_bytes / max(1, BYTES_PER_ELEMENT * sum(map(sum, self.elements)))
-
     @cached_property
     def arriving_bytes(self) -> int:
         """What arrives at once, at most, for a shard of a bucket: that of all other workers."""

@@ -10,6 +10,7 @@ from firecaffe.plan.cluster import Cluster
 from firecaffe.plan.forecast import Forecast
 from firecaffe.plan.held import memory_of, widest
 from firecaffe.plan.layouts import Layout, allows
+from firecaffe.plan.recipe_stages import Crossing
 from firecaffe.plan.search_split import best_layouts
 from firecaffe.plan.split_step import SplitCost, SplitStep
 from firecaffe.plan.stages import best_stages
@@ -46,6 +47,8 @@ class SplitPlan:
     """The share of turns in which a stage waits."""
     words: ParallelConfig | None = None
     """Of a recipe's own way."""
+    crossings: tuple[Crossing, ...] = ()
+    """What goes from stage to stage, of a recipe's."""
 
     @property
     def memory_bytes(self) -> float:

@@ -4,15 +4,14 @@ from dataclasses import replace
 from math import ceil
 
 from firecaffe.exchange.route import Route, find_route
-from firecaffe.exchange.schedule import ALL_GATHER, REDUCE_SCATTER
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.plan.cluster import Cluster
 from firecaffe.plan.codec import coded_s
 from firecaffe.plan.compute import data_s, micro_batch, update_s
 from firecaffe.plan.network import Network
 from firecaffe.plan.price import Prices, ranks_per_node
-from firecaffe.plan.shards import shards_of, shards_s
 from firecaffe.plan.timeline import Bucket, Step, buckets_of, overlap, slowest_of
+from firecaffe.plan.update import ALL, update_of
 from firecaffe.plan.workload import Workload
 
 
@@ -23,7 +22,7 @@ class StepCost:
         self, workload: Workload, cluster: Cluster, exchange: str, compressor: str
     ) -> None:
         if compressor != NO_COMPRESSOR:  # with which all update all
-            workload = replace(workload, in_shards=False)
+            workload = replace(workload, update_at=ALL)
         self.workload, self.cluster = workload, cluster
         self.exchange, self.compressor = exchange, compressor
         self.one = micro_batch(workload, cluster.device, workload.micro_batch_size)
@@ -45,11 +44,9 @@ class StepCost:
             ready, taken_s, backward_s, lanes, share_beside, device.exchange_slowdown
         )
         own_s = compute * share * self.one.compute_s + beside_s - backward_s
-        gather_s, updated = 0.0, 1.0
-        if work.in_shards and world_size > 1:  # weights come back after the update
-            network = Network(self.cluster.links, world_size)
-            gather_s = exchange * sum(shards_s(work, network, ALL_GATHER))
-            updated = shards_of(work, world_size).largest_share
+        update = update_of(work, world_size)
+        gather_s = exchange * update.back_s(work, Network(self.cluster.links, world_size))
+        updated = update.updated_bytes(work, world_size) / max(1, work.parameter_bytes)
         step = Step(
             compute_s=own_s * slowest_of(world_size, device.jitter, share),
             data_s=compute * share * data_s(work, device),
@@ -70,10 +67,9 @@ class StepCost:
                 device = self.cluster.device
                 rate = device.memory_bytes_per_s * device.efficiency
                 taken_s = coded_s(self.compressor, self.workload, network, rate, sizes)
-            elif self.workload.in_shards:
-                taken_s = shards_s(self.workload, network, REDUCE_SCATTER)
             else:
-                taken_s = self._prices(network).seconds(sizes)
+                update = update_of(self.workload, world_size)
+                taken_s = update.sums_s(self.workload, self._prices(network), sizes)
             self._exchange_s[world_size] = taken_s
         return self._exchange_s[world_size]
 
@@ -117,7 +113,7 @@ def route_of(workload: Workload, exchange: str, network: Network) -> Route:
         ranks_per_node(network),
         shared_memory=workload.shared_memory and network.links[0].memory_bytes_per_s > 0,
         any_shares=workload.any_shares,
-        to_owners=workload.in_shards,
+        to_owners=update_of(workload, network.world_size).to_owners,
     )
 
 

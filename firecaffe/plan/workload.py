@@ -86,10 +86,10 @@ class Workload:
     any_shares: bool = False
     """Whether workers may come to have any shares of a step's micro-batches."""
     compressor_level: int = 0
-    in_shards: bool = False
-    """Whether each worker updates a shard of the weights."""
+    update_at: str = "all"
+    """Who updates the weights: a row of `plan.update`."""
     has_whole_shards: bool = False
-    """Whether each parameter has one owner then."""
+    """Whether each parameter has one owner, if each worker updates a shard of the weights."""
     frozen_bytes: int = 0
     """Size of the parameters that are not trained."""
     assumption: str = ""

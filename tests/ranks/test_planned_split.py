@@ -17,7 +17,7 @@ from firecaffe.models.inception import Inception
 from firecaffe.models.squeezenet import Fire
 from firecaffe.parallel.config import ParallelConfig
 from firecaffe.plan.cluster import load_cluster
-from firecaffe.plan.of_parallel import OwnCost, OwnLayout
+from firecaffe.plan.of_parallel import OwnLayout, own_cost
 from firecaffe.plan.of_recipe import workload_of_model
 from tests.ranks.splitting import sent_by
 from tests.world import Ranks
@@ -85,7 +85,7 @@ def test_what_is_planned_is_sent(ranks: Ranks, name: str, workers: int, parts: i
     work = workload_of_model(config, shape, 2, 2)
     layout = OwnLayout(ParallelConfig(1, workers, words, parts), words)
     cluster = load_cluster("ethernet-10g")
-    (plan,) = OwnCost.of(config, work, layout).plans(cluster, workers, "tree")
+    (plan,) = own_cost(config, work, layout).plans(cluster, workers, "tree")
     assert plan.step.activations_bytes == pytest.approx(sum(map(sum, found)) / workers)
     assert plan.step.gradients_bytes == 0
 

@@ -22,7 +22,7 @@ from firecaffe.models.network import given_network, with_outline
 from firecaffe.parallel.config import AUTO, ParallelConfig
 from firecaffe.plan.cluster import Cluster, Link
 from firecaffe.plan.forecast import forecasts
-from firecaffe.plan.of_parallel import OwnCost, OwnLayout
+from firecaffe.plan.of_parallel import OwnLayout, own_cost
 from firecaffe.plan.of_recipe import cluster_for, workload_of
 from firecaffe.plan.split_plans import SplitPlan, exchange_for
 from firecaffe.recipe.check import CheckedRecipe
@@ -147,7 +147,7 @@ def _choose(recipe: CheckedRecipe, parts: Parts, cluster: Cluster, workers: int)
     exchange = "tree"
     if workers <= work.num_micro_batches:  # else the planner has no rows by data
         exchange = exchange_for(forecasts(work, cluster, [workers]), workers)
-    cost = OwnCost.of(recipe.model, work, OwnLayout.of(recipe, chosen))
+    cost = own_cost(recipe.model, work, OwnLayout.of(recipe, chosen))
     plans = cost.plans(cluster, workers, exchange)
     assert plans[0].words is not None
     said = "; ".join(map(_line, plans))

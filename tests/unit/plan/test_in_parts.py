@@ -17,7 +17,7 @@ from firecaffe.plan.cluster import load_cluster
 from firecaffe.plan.compute import layer_s
 from firecaffe.plan.held import memory_of, part_of, rank_work
 from firecaffe.plan.layouts import Layout, through
-from firecaffe.plan.of_parallel import OwnCost, OwnLayout
+from firecaffe.plan.of_parallel import OwnLayout, own_cost
 from firecaffe.plan.of_recipe import workload_of_model
 from firecaffe.plan.of_words import layouts_of_words
 from firecaffe.plan.split_step import SplitCost
@@ -51,7 +51,7 @@ def planned(
     config = ModelConfig(f"tests.unit.plan.test_in_parts:{name}")
     work = workload_of_model(config, (3, 11, 7) if name == "pooled" else (3, 6, 6), 8, 2)
     config_words = ParallelConfig(1, workers, words, parts)
-    own = OwnCost.of(config, work, OwnLayout(config_words, words))
+    own = own_cost(config, work, OwnLayout(config_words, words))
     cost = SplitCost(work, CLUSTER, own.chain, workers, "ring")
     layouts = layouts_of_words(own.chain, config_words, words, workers)
     found = {u.name: (u, each) for u, each in zip(own.chain, layouts, strict=True)}
@@ -104,8 +104,8 @@ def test_what_a_worker_holds_by_rows() -> None:
 def test_rows_of_several_models_are_summed_in_their_columns() -> None:
     config = ModelConfig("tests.unit.plan.test_in_parts:pooled")
     work = workload_of_model(config, (3, 11, 7), 8, 2)
-    words = ParallelConfig(2, 2, {CONV: "rows"}, 2)
-    cost = OwnCost.of(config, work, OwnLayout(words, words.split))
+    words = ParallelConfig(0, 2, {CONV: "rows"}, 2)
+    cost = own_cost(config, work, OwnLayout(words, words.split))
     (plan,) = cost.plans(CLUSTER, 4, "ring")
     (one,) = cost.plans(CLUSTER, 2, "ring")
     assert one.step.gradients_bytes == 0

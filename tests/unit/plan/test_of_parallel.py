@@ -9,7 +9,7 @@ from firecaffe.models.config import ModelConfig
 from firecaffe.parallel.config import ParallelConfig
 from firecaffe.plan.chain import chain_of
 from firecaffe.plan.cluster import MeasuredStep, load_cluster
-from firecaffe.plan.of_parallel import OwnCost, OwnLayout, forecast_parallel, slower
+from firecaffe.plan.of_parallel import OwnLayout, forecast_parallel, own_cost, slower
 from firecaffe.plan.of_recipe import workload_of_model
 from firecaffe.plan.recipe_stages import crossings_of, works_of
 from firecaffe.plan.split_plans import SplitPlan, data_layouts, split_plans
@@ -24,7 +24,7 @@ TRICK = {"classifier.0": "inputs", "classifier.3": "neurons", "classifier.6": "i
 
 def own(words: ParallelConfig, workers: int, chosen: dict[str, str] | None = None) -> SplitPlan:
     layout = OwnLayout(words, words.split if chosen is None else chosen)
-    return OwnCost.of(ALEXNET, WORK, layout).plans(CLUSTER, workers, "ring")[0]
+    return own_cost(ALEXNET, WORK, layout).plans(CLUSTER, workers, "ring")[0]
 
 
 @pytest.mark.parametrize(("scheme", "way"), [("one_weird_trick",) * 2, ("none", "same_samples")])
@@ -78,7 +78,7 @@ def test_the_band_of_a_forecast() -> None:
     assert found["step_s"] == own(words, 4).step.step_s
     assert found["parallel"]["data"] == 1
     halved = slower(CLUSTER, 2.0, 1.0)
-    low = OwnCost.of(ALEXNET, WORK, OwnLayout(words, TRICK)).plans(halved, 4, "ring")[0].step
+    low = own_cost(ALEXNET, WORK, OwnLayout(words, TRICK)).plans(halved, 4, "ring")[0].step
     assert low.compute_s == pytest.approx(2 * found["compute_s"], rel=0.01)
     assert low.activations_s == found["activations_s"]
 
@@ -87,7 +87,7 @@ def test_measured_steps_scale_a_recipes_layout() -> None:
     row = MeasuredStep("alexnet", 8, 0.5, 0.01, 0.02)
     on = replace(CLUSTER, device=replace(CLUSTER.device, measured=(row,)))
     layout = OwnLayout(ParallelConfig(stages=["features.8"]), {})
-    found = OwnCost.of(ALEXNET, WORK, layout).plans(on, 2, "ring")[0]
+    found = own_cost(ALEXNET, WORK, layout).plans(on, 2, "ring")[0]
     assert found.step.compute_s < 32 * 0.5
     assert found.step.compute_s + found.step.activations_s > 32 * 0.5 / 2
     assert found.step.data_s == pytest.approx(32 * 0.01)
@@ -124,7 +124,7 @@ def test_stages_by_hand() -> None:
     """Eight micro-batches through two stages of fully known times, without a band of jitter."""
     work = workload_of_model(ALEXNET, None, 64, 8)
     config = ParallelConfig(stages=["classifier"], pipeline="gpipe")
-    found = OwnCost.of(ALEXNET, work, OwnLayout(config, {})).plans(CLUSTER, 2, "ring")[0]
+    found = own_cost(ALEXNET, work, OwnLayout(config, {})).plans(CLUSTER, 2, "ring")[0]
     first, last = works_of(work.layers, ["classifier"])
     weights = [sum(sum(each.parameters_bytes) for each in own) for own in (first, last)]
     assert found.memory["parameters"] == max(weights)
@@ -137,7 +137,7 @@ def test_stages_by_hand() -> None:
 
 def test_of_auto_what_fits_comes_first_then_what_is_fast() -> None:
     words = ParallelConfig(0, 1, TRICK, 4, "auto")
-    cost = OwnCost.of(ALEXNET, WORK, OwnLayout(words, TRICK))
+    cost = own_cost(ALEXNET, WORK, OwnLayout(words, TRICK))
     every = cost.plans(CLUSTER, 4, "ring")
     assert [each.step.step_s for each in every] == sorted(each.step.step_s for each in every)
     assert {(each.words.model, each.words.scheme) for each in every if each.words} == {
@@ -152,5 +152,5 @@ def test_of_auto_what_fits_comes_first_then_what_is_fast() -> None:
     # A convolution is split: one weird trick is not possible then.
     chosen = {"features.0": "filters"}
     words = ParallelConfig(0, 1, chosen, 4, "auto")
-    found = OwnCost.of(ALEXNET, WORK, OwnLayout(words, chosen)).plans(CLUSTER, 4, "ring")
+    found = own_cost(ALEXNET, WORK, OwnLayout(words, chosen)).plans(CLUSTER, 4, "ring")
     assert {each.words.scheme for each in found if each.words} == {"none"}

@@ -35,7 +35,7 @@ def test_where_there_is_nothing_to_choose_it_is_tree() -> None:
     assert own_exchange(WORK, one_host, 4) == "tree"
     assert own_exchange(WORK, SLOW, 1) == "tree"
     assert own_exchange(WORK, SLOW, 3) == "tree"  # fold stands in
-    assert own_exchange(dataclasses.replace(WORK, in_shards=True), SLOW, 4) == "tree"
+    assert own_exchange(dataclasses.replace(WORK, update_at="shards"), SLOW, 4) == "tree"
 
 
 def test_a_word_is_taken_as_it_is() -> None:

@@ -21,7 +21,7 @@ from firecaffe.plan.shards import shards_of, shards_s
 from firecaffe.recipe.check import check_recipe
 
 ALL = replace(workload_of_model(ModelConfig("alexnet"), None, 256, 16), optimizer_vectors=2)
-ROWS = replace(ALL, in_shards=True)
+ROWS = replace(ALL, update_at="shards")
 WHOLE = replace(ROWS, has_whole_shards=True)
 
 
@@ -31,7 +31,11 @@ def test_a_recipe_is_priced_as_it_says() -> None:
         SolverConfig("adam"), ExchangeConfig(update_at="shards"),
     )  # fmt: skip
     found = workload_of(check_recipe(recipe))
-    assert (found.in_shards, found.has_whole_shards, found.optimizer_vectors) == (True, False, 2)
+    assert (found.update_at, found.has_whole_shards, found.optimizer_vectors) == (
+        "shards",
+        False,
+        2,
+    )
     clipped = replace(recipe, solver=SolverConfig("adam", clip_gradients=1.0))
     assert workload_of(check_recipe(clipped)).has_whole_shards
 
@@ -85,7 +89,7 @@ def test_both_ways_take_what_the_formula_says() -> None:
         if workers <= 16:
             assert back_s == pytest.approx(way_s, rel=0.02)
     [of_one] = shards_s(replace(WHOLE, bucket_bytes=10**9), Network((link,), 4), ALL_GATHER)
-    share = shards_of(replace(WHOLE, bucket_bytes=10**9), 4).largest_share
+    share = shards_of(replace(WHOLE, bucket_bytes=10**9), 4).held_bytes / bytes_
     assert of_one == pytest.approx(4 * share * 3 * bytes_ / 4 / rate, rel=0.02)
 
 
@@ -100,9 +104,8 @@ def test_a_step_has_the_gather_after_a_shorter_update() -> None:
     assert found.exchange_s == pytest.approx(
         gather_s + sum(shards_s(ROWS, network, REDUCE_SCATTER))
     )
-    assert found.update_s == pytest.approx(
-        update_s(ROWS, cluster.device, shards_of(ROWS, 4).largest_share)
-    )
+    share = shards_of(ROWS, 4).held_bytes / ROWS.parameter_bytes
+    assert found.update_s == pytest.approx(update_s(ROWS, cluster.device, share))
     assert found.memory_bytes == memory_bytes(ROWS, 4)
     alone = forecast(ALL, cluster, 1, "tree")
     assert (rows[0].step_s, rows[0].memory_bytes) == (alone.step_s, alone.memory_bytes)
