@@ -132,7 +132,7 @@ def run_rank(recipe: CheckedRecipe | None, options: Any) -> None:
     _show(console, found)
     for line in [] if inventory is None else inventory.lines:
         console.print(f"network: {line}", markup=False, soft_wrap=True)
-    if recipe is not None and (recipe.parallel.is_split or recipe.parallel.stages):
+    if recipe is not None and not recipe.parallel.is_whole:
         console.print(LEFT_OUT, markup=False, soft_wrap=True)
     if options.write:
         console.print(f"wrote {options.write}; plan with it: firecaffe plan … --cluster "

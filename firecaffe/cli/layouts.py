@@ -25,7 +25,8 @@ def layouts_of(text: str, recipe: Recipe) -> list[Twin]:
         stages, nor updates in shards.
     """
     words, exchange = recipe.parallel, recipe.exchange
-    if not words.is_split and not words.stages and not exchange.in_shards:
+    in_shards = exchange.in_shards
+    if words.is_whole and not in_shards:
         raise RecipeError(
             "--layouts: the recipe splits no layer and names no stages; say parallel.split, "
             "parallel.scheme one_weird_trick, parallel.stages, or exchange.update_at shards"
@@ -41,16 +42,16 @@ def layouts_of(text: str, recipe: Recipe) -> list[Twin]:
         one, data, kind, rows, columns = found.groups()
         size = (1, 1) if one else (int(data), 1) if data else (int(rows or 1), int(columns))
         is_shared = name.startswith(SHARDS)
-        if is_shared and not exchange.in_shards:
+        if is_shared and not in_shards:
             raise RecipeError("--layouts has shards, but exchange.update_at is all; say shards")
-        if kind is not None and exchange.in_shards:
+        if kind is not None and in_shards:
             raise RecipeError(
                 f"--layouts has {kind}, but the recipe has exchange.update_at shards; say shards=D"
             )
         update_at: Any = SHARDS if is_shared else "all"
         twin = dataclasses.replace(
             recipe,
-            parallel=words if exchange.in_shards else _over(words, kind, *size),
+            parallel=words if in_shards else _over(words, kind, *size),
             exchange=dataclasses.replace(exchange, update_at=update_at),
         )
         twins[name] = Twin(name, size[0] * size[1], check_recipe(twin))

@@ -301,12 +301,7 @@ def _assumptions(
             f"{cluster.name} was measured on {measured} workers; more of them are forecast as if "
             "there were further hosts like these"
         )
-    if modes is not None and modes.words.mode != EVERY_STEP:
-        said.append(
-            f"the table and its hours are those of synchrony.mode {EVERY_STEP}; what "
-            f"{modes.words.mode} makes of the rate is in the table of modes"
-        )
-    return said
+    return said if modes is None else said + modes.notes
 
 
 HEADERS = (

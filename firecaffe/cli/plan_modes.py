@@ -12,7 +12,7 @@ from firecaffe.plan.cluster import Cluster
 from firecaffe.plan.forecast import Forecast, fastest
 from firecaffe.plan.modes import Mode, hidden_s, modes_of
 from firecaffe.plan.workload import Workload
-from firecaffe.synchrony.config import SynchronyConfig
+from firecaffe.synchrony.config import EVERY_STEP, SynchronyConfig
 
 HEADERS = ("step", "samples/s", "gain", "staleness", "given up", "idle", "MB a step")
 
@@ -27,6 +27,16 @@ class Modes:
         self.words = words
         self.rows: list[Mode] = modes_of(work, cluster, self.row, words)
         self._hidden_s = hidden_s(work, cluster)
+
+    @property
+    def notes(self) -> list[str]:
+        """What is to be said of the table beside it."""
+        if self.words.mode == EVERY_STEP:
+            return []
+        return [
+            f"the table and its hours are those of synchrony.mode {EVERY_STEP}; what "
+            f"{self.words.mode} makes of the rate is in the table of modes"
+        ]
 
     def as_dicts(self) -> list[dict[str, Any]]:
         return [{"workers": self.row.workers, **asdict(each)} for each in self.rows]

@@ -224,7 +224,7 @@ def own_layout(recipe: Recipe, work: Workload) -> OwnLayout | None:
     Raises: RecipeError, with the layer's name, if one cannot be split so.
     """
     words = recipe.parallel
-    if not words.is_split and not words.stages:
+    if words.is_whole:
         return None
     if not words.is_split:
         return OwnLayout.of(recipe, {})

@@ -49,6 +49,11 @@ class ParallelConfig:
         return bool(self.split) or self.scheme in (ONE_WEIRD_TRICK, AUTO)
 
     @property
+    def is_whole(self) -> bool:
+        """Whether each worker holds the whole network."""
+        return not self.is_split and not self.stages
+
+    @property
     def word(self) -> str:
         """What the recipe says of a model that several workers hold, as errors name it."""
         if self.stages:

@@ -300,7 +300,7 @@ def _of_cluster(
 
 def _no_forecast(recipe: Recipe, gpu: str, world_size: int, is_several: bool) -> str:
     """Why the run's cluster says nothing of so many workers; empty if it does."""
-    if recipe.synchrony.is_served and recipe.synchrony.clock == "simulated":
+    if recipe.synchrony.is_simulated:
         return "under the simulated clock one process does what learners would"
     if is_several and not gpu and not recipe.run.cluster:
         return "several hosts, and no run.cluster; firecaffe check measures one"

@@ -13,7 +13,7 @@ from firecaffe.recipe.fits import SIZES, raise_first
 from firecaffe.recipe.parallel import Auto, Layout, layout_of
 from firecaffe.recipe.refusals import OF_RANKS, check_together, is_refused
 from firecaffe.recipe.sections import Recipe
-from firecaffe.synchrony.config import LOCAL, learners_that_do_not_fit
+from firecaffe.synchrony.config import LOCAL, SynchronyConfig, learners_that_do_not_fit
 from firecaffe.words import count_of
 
 
@@ -78,10 +78,24 @@ def _too_few_sums(ranks: int, nodes: int, of_what: str, level: int) -> str:
     )
 
 
+def check_takes_workers(words: SynchronyConfig) -> None:
+    """Raises: RecipeError if workers cannot come to a run that has begun."""
+    if not words.has_real_server:
+        raise RecipeError(
+            f"--join with synchrony.mode {words.mode}, synchrony.clock {words.clock}: workers come "
+            "to runs that have a server and the real clock"
+        )
+    if not words.goes_on_without_workers or words.is_lockless:
+        raise RecipeError(
+            f"--join with synchrony.server {words.server}, synchrony.lock {words.lock}: workers "
+            "come to runs whose weights are at rank 0, with server = first and lock = server"
+        )
+
+
 def _enough_learners(recipe: Recipe, workers: Workers) -> str:
     """Under the real clock learners are the workers times their micro-batches in flight."""
     words = recipe.synchrony
-    if not words.is_served or words.clock != "real":
+    if not words.has_real_server:
         return ""
     count = words.num_learners(workers.world_size)
     of = count_of(workers.world_size, "worker", "workers")

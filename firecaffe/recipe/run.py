@@ -69,6 +69,12 @@ class Run:
         words = self.recipe.synchrony
         return words.replicas if words.mode == LOCAL else self.recipe.train.num_micro_batches
 
+    @property
+    def leaves(self) -> str:
+        """The leaves of the tree, for people."""
+        what = "replicas" if self.recipe.synchrony.mode == LOCAL else "micro-batches"
+        return f"{self.num_leaves} {what}"
+
     @cached_property
     def rounds(self) -> Rounds:
         """When replicas are averaged. In other modes all steps are synchronous.
@@ -97,8 +103,7 @@ class Run:
         are.
         """
         words = self.recipe
-        is_whole = not words.parallel.is_split and not words.parallel.stages
-        return is_whole and words.synchrony.mode == EVERY_STEP
+        return words.parallel.is_whole and words.synchrony.mode == EVERY_STEP
 
     @property
     def has_exchange(self) -> bool:

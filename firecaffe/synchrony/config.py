@@ -150,6 +150,21 @@ class SynchronyConfig:
         """Whether workers write to the same weights without waiting for each other."""
         return self.mode == ASYNCHRONOUS and self.lock == NO_LOCK
 
+    @property
+    def has_real_server(self) -> bool:
+        """Whether a server takes gradients as they arrive from other processes."""
+        return self.is_served and self.clock == "real"
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether one process does what learners would."""
+        return self.is_served and self.clock == "simulated"
+
+    @property
+    def goes_on_without_workers(self) -> bool:
+        """Whether a worker that is lost does not end the run."""
+        return self.has_real_server and self.server == FIRST
+
     def delayed_updates(self, learners: int) -> int:
         """The updates that take a gradient of each of so many learners, over which momentum is
         delayed; 0 if it is not.

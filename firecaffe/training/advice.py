@@ -1,6 +1,8 @@
 """What may be done about a training that diverges because not all compute together, in words."""
 
-from firecaffe.synchrony.config import BACKUP, SynchronyConfig
+from collections.abc import Callable
+
+from firecaffe.synchrony.config import ASYNCHRONOUS, BACKUP, STALE, SynchronyConfig
 
 
 def for_server(words: SynchronyConfig, learners: int, staleness: float, momentum: float) -> str:
@@ -12,12 +14,17 @@ def for_server(words: SynchronyConfig, learners: int, staleness: float, momentum
         staleness: Of the last gradients, the mean.
         momentum: Of the solver; 0 if it has none.
     """
-    mode = f"synchrony.mode {words.mode}"
-    if words.mode == BACKUP:
-        return (
-            f"updates are means over the micro-batches of a step but {words.backup_workers}, in "
-            f"{mode}, with momentum {momentum:g}: try a lower rate or momentum"
-        )
+    return ADVICE[words.mode](words, learners, staleness, momentum)
+
+
+def _for_backup(words: SynchronyConfig, _: int, __: float, momentum: float) -> str:
+    return (
+        f"updates are means over the micro-batches of a step but {words.backup_workers}, in "
+        f"synchrony.mode {words.mode}, with momentum {momentum:g}: try a lower rate or momentum"
+    )
+
+
+def _for_late(words: SynchronyConfig, learners: int, staleness: float, momentum: float) -> str:
     is_delayed = words.server_momentum == "delayed_nesterov"
     has_server = not words.is_lockless  # that has the updates in its hands
     tries = {
@@ -29,9 +36,18 @@ def for_server(words: SynchronyConfig, learners: int, staleness: float, momentum
     more = f", synchrony.{', or '.join(left)}" if left else ""
     how = "that is delayed" if is_delayed else "in each update"
     return (
-        f"gradients of {learners} learners come late in {mode}, by {staleness:.2f} updates in the "
-        f"mean of the last, with momentum {momentum:g} {how}: try a lower rate or momentum{more}"
+        f"gradients of {learners} learners come late in synchrony.mode {words.mode}, by "
+        f"{staleness:.2f} updates in the mean of the last, with momentum {momentum:g} {how}: try a "
+        f"lower rate or momentum{more}"
     )
+
+
+ADVICE: dict[str, Callable[[SynchronyConfig, int, float, float], str]] = {
+    BACKUP: _for_backup,
+    STALE: _for_late,
+    ASYNCHRONOUS: _for_late,
+}
+"""By synchrony.mode; the arguments as of `for_server`."""
 
 
 def for_replicas(words: SynchronyConfig, momentum: float) -> str:

@@ -28,7 +28,6 @@ from firecaffe.recipe.run import Ranks, Run, resolve
 from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.explain import read_timings
 from firecaffe.runs.score_mode import score_mode
-from firecaffe.synchrony.config import FIRST
 from firecaffe.tasks import Loss, Task, TaskConfig
 from firecaffe.training.about import about_of
 from firecaffe.training.arithmetic import arithmetic
@@ -141,10 +140,8 @@ def _train(
         recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, name=GIVEN))
     if parts.task is not None:
         recipe = dataclasses.replace(recipe, task=TaskConfig(OWN))
-    exchange, synchrony = recipe.exchange, recipe.synchrony
-    # A server that is rank 0 alone goes on without workers that are lost.
-    goes_on = synchrony.is_served and synchrony.clock == "real" and synchrony.server == FIRST
-    shape = star_of if goes_on else links_of
+    exchange = recipe.exchange
+    shape = star_of if recipe.synchrony.goes_on_without_workers else links_of
     with (
         join(recipe.train.device, exchange.timeout_s, exchange.silent_s, shape) as world,
         ExitStack() as resources,

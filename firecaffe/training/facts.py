@@ -16,13 +16,13 @@ from firecaffe.data.layout import named_leaves
 from firecaffe.data.repeat import is_repeatable
 from firecaffe.errors import RunError
 from firecaffe.exchange import parse_hierarchical
-from firecaffe.exchange.route import HOOK, Route
+from firecaffe.exchange.route import HOOK
 from firecaffe.gradients.probe import Probe
 from firecaffe.recipe.identity import flatten
+from firecaffe.recipe.run import Run
 from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.environment import source_digest
 from firecaffe.runs.folder import ENVIRONMENT, read_run_file
-from firecaffe.synchrony.config import LOCAL
 from firecaffe.training.checkpoint import Checkpoint
 
 
@@ -123,21 +123,17 @@ def doubt_of_weights(ranks: Sequence[int]) -> list[str]:
     return [f"rank {told} made other initial weights from the same seed; rank 0's were taken"]
 
 
-def doubts_of(
-    recipe: Recipe, world: World, route: Route, probe: Probe, checkpoint: Checkpoint | None
-) -> list[str]:
+def doubts_of(run: Run, world: World, probe: Probe, checkpoint: Checkpoint | None) -> list[str]:
     """Reasons why other numbers of workers, or other machines, may not end in the same bits."""
     doubts = list(checkpoint.doubts) if checkpoint is not None else []
-    leaves = f"{recipe.train.num_micro_batches} micro-batches"
-    if recipe.synchrony.mode == LOCAL:
-        leaves = f"{recipe.synchrony.replicas} replicas"
+    route = run.route
     if not route.is_invariant:
         adds = f"exchange.algorithm {route.algorithm} does not add"
         if route.way == HOOK:
             adds = f"communication hook {route.hook} need not add"
         doubts.append(
             f"{adds} in the order of the micro-batch tree at {world.world_size} workers and "
-            f"{leaves}"
+            f"{run.leaves}"
         )
     if probe.deviating_ranks:
         ranks = ", ".join(map(str, probe.deviating_ranks))
@@ -146,7 +142,7 @@ def doubts_of(
         doubts.append("this machine computes other bits than the one that wrote the checkpoint")
     if checkpoint is not None:
         doubts += doubts_of_versions(checkpoint)
-    if world.device.type == "cuda" and not recipe.train.deterministic:
+    if world.device.type == "cuda" and not run.recipe.train.deterministic:
         doubts.append("train.deterministic is false; kernels may give other bits in each run")
     return doubts
 

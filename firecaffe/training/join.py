@@ -19,12 +19,12 @@ from firecaffe.cluster.message import Place
 from firecaffe.cluster.tree import star_of
 from firecaffe.cluster.watch import Watch
 from firecaffe.cluster.world import World, join
-from firecaffe.errors import AgreementError, RecipeError
+from firecaffe.errors import AgreementError
 from firecaffe.recipe.check import CheckedRecipe
 from firecaffe.recipe.parallel import layout_of
+from firecaffe.recipe.ranks import check_takes_workers
 from firecaffe.recipe.run import Ranks, resolve
 from firecaffe.recipe.sections import Recipe
-from firecaffe.synchrony.config import FIRST
 from firecaffe.training.arithmetic import arithmetic
 from firecaffe.training.data_workers import data_workers
 from firecaffe.training.facts import describe_training
@@ -50,16 +50,7 @@ def join_run(recipe: CheckedRecipe, place: str) -> Result:
     gone.
     """
     words, exchange = recipe.synchrony, recipe.exchange
-    if not words.is_served or words.clock != "real":
-        raise RecipeError(
-            f"--join with synchrony.mode {words.mode}, synchrony.clock {words.clock}: workers come "
-            "to runs that have a server and the real clock"
-        )
-    if words.server != FIRST or words.is_lockless:
-        raise RecipeError(
-            f"--join with synchrony.server {words.server}, synchrony.lock {words.lock}: workers "
-            "come to runs whose weights are at rank 0, with server = first and lock = server"
-        )
+    check_takes_workers(words)
     comes = Comes(place, exchange.timeout_s)
     # It decides no bits, but rank 0 meets this worker at as many lanes as the run has.
     recipe = replace(recipe, synchrony=replace(words, in_flight=comes.facts["in_flight"]))

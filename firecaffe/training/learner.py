@@ -121,7 +121,7 @@ def build_learner(
     state = _state_of(world, holding, update, mode, norms, best)
     first_weights = file.read_into(state, outline)
     doubts += _begin(run, update, state, checkpoint)
-    doubts += doubts_of(recipe, world, run.route, probe, checkpoint)
+    doubts += doubts_of(run, world, probe, checkpoint)
     doubts += [] if inventory is None else inventory.doubts
     return Learner(
         holding=holding,

@@ -26,4 +26,4 @@ def make_mesh(world: World, layout: Layout, resources: ExitStack) -> Mesh:
         return Mesh(world, alone, world, world)
     row = resources.enter_context(divide(world, layout.rows))
     column = resources.enter_context(divide(world, layout.columns))
-    return Mesh(world, row, column, column if layout.shares_samples else world)
+    return Mesh(world, row, column, world if layout.ranks_of_a_sharer == 1 else column)

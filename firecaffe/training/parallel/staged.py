@@ -62,16 +62,16 @@ def cut_network(
 
     Raises: RecipeError if it cannot be cut so.
     """
-    own = mesh.row.rank
+    own, begins = mesh.row.rank, words.stages
 
     def own_of(outline: nn.Module) -> Own:
-        owners = _owners(*_cut(outline, words.stages))
+        owners = _owners(*_cut(outline, begins))
         return {n: [] for n, each in named_tensors(outline) if owners.get(each, 0) != own}
 
     drawn = fresh.draw(mesh.world, own_of)
     network, others = drawn.network, drawn.other_weights
     wholes = dict(named_tensors(network))
-    training, evaluation = _cut(network, words.stages)
+    training, evaluation = _cut(network, begins)
     owners = _owners(training, evaluation)
     elsewhere = {name: each for name, each in wholes.items() if owners.get(each, 0) != own}
     outlines: dict[Tensor, nn.Parameter] = {}
