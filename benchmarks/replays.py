@@ -1,6 +1,8 @@
 """Trainings on real workers computed again from their logs; and what a killed worker holds up.
 
     python -m benchmarks.replays --out REPLAYS.jsonl
+    python -m benchmarks.replays --out REPLAYS.jsonl --keep RUNS    # before a change: 21 runs
+    python -m benchmarks.replays --again RUNS                       # after it
 
 LeNet on Fashion-MNIST, `firecaffe train` with three ranks on this host, three times for each mode.
 In the third a rank kills itself when it is about to fetch a micro-batch; a server in parts ends
@@ -15,6 +17,7 @@ the median of that time in the rest of the run; micro-batches that were never ap
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -36,6 +39,7 @@ RECIPE = Path(__file__).parents[1] / "recipes" / "lenet_fashion.toml"
 
 RANKS, STEPS, LEAVES = 3, 60, 8
 KILLED, AT_STEP = 2, 25
+RESUMED = "resumed"
 
 # Late gradients with the recipe's momentum of 0.9 would diverge.
 GENTLE = ["--solver.momentum", "0.5", "--solver.base_lr", "0.003"]
@@ -66,16 +70,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         allow_abbrev=False, description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--out", type=Path, required=True, help="raw JSON lines")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--out", type=Path, help="raw JSON lines")
+    what.add_argument("--again", type=Path, help="replays the runs that were kept here")
+    parser.add_argument("--keep", type=Path, help="where runs stay; must not exist")
     parser.add_argument("--runs", type=int, default=3, help="of each mode; the last has a kill")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=[*MODES])
     given = parser.parse_args()
+    if given.again:
+        replay_kept(given.again)
+        return
+    if given.keep:
+        given.keep.mkdir(parents=True)
     conditions = {"cpu": cpu_name(), "cores": os.cpu_count() or 1, "commit": commit()[:12]}
     raw_lines.append(given.out, {"kind": "conditions", **conditions})
     for mode in given.modes:
         for number in range(given.runs):
             with tempfile.TemporaryDirectory() as parent:
-                row = run(mode, number == given.runs - 1, Path(parent, "run"))
+                folder = Path(parent, "run")
+                row = run(mode, number == given.runs - 1, folder)
+                if given.keep:
+                    resumed = folder.with_name(RESUMED)
+                    kept = resumed if resumed.exists() else folder
+                    shutil.copytree(kept, given.keep / f"{mode}, {number}")
             raw_lines.append(given.out, {"kind": "replay", "mode": mode, "run": number, **row})
             print(mode, number, row, flush=True)
 
@@ -91,18 +108,33 @@ def run(mode: str, is_killed: bool, folder: Path) -> dict[str, Any]:
     trained = _run([*train, *ranks], environment(*faults))
     needs_all = "sharded" in MODES[mode]
     if is_killed and needs_all and trained.returncode == KINDS["killed"].exit_code:
-        start, folder = folder, folder.with_name("resumed")
+        start, folder = folder, folder.with_name(RESUMED)
         ranks = ["--nproc-per-node", str(RANKS - 1), "--run.folder", str(folder)]
         trained = _run([*train, *ranks, "--resume", str(start)], {})
     if trained.returncode:
         raise SystemExit(f"{mode}: exit code {trained.returncode}\n{trained.stderr[-3000:]}")
-    again = _run([*command, "replay", str(folder)], {})
-    if again.returncode not in (0, NotIdenticalError.exit_code):
-        raise SystemExit(f"{mode}: replay: exit code {again.returncode}\n{again.stderr[-3000:]}")
+    is_same = _is_same(folder)
     said = json.loads((folder / "result.json").read_text("utf-8"))["synchrony"]
     lost = STEPS * LEAVES - said["gradients"] - said["dropped"]
-    row = {"killed": is_killed, "is_same": again.returncode == 0, "never_applied": lost}
+    row = {"killed": is_killed, "is_same": is_same, "never_applied": lost}
     return {**row, **(_held_up(folder) if is_killed and not needs_all else {})}
+
+
+def replay_kept(runs: Path) -> None:
+    """Replays each run of a folder. Raises: SystemExit with those that come to other bits."""
+    found = {folder.name: _is_same(folder) for folder in sorted(runs.iterdir())}
+    others = [name for name, is_same in found.items() if not is_same]
+    print(f"{len(found) - len(others)} of {len(found)} runs replayed to the same bits")
+    if others or not found:
+        raise SystemExit(f"other bits: {'; '.join(others) or 'no run there'}")
+
+
+def _is_same(folder: Path) -> bool:
+    """Whether a run's replay comes to its bits. Raises: SystemExit if it does not end."""
+    again = _run([sys.executable, "-m", "firecaffe", "replay", str(folder)], {})
+    if again.returncode not in (0, NotIdenticalError.exit_code):
+        raise SystemExit(f"{folder}: exit code {again.returncode}\n{again.stderr[-3000:]}")
+    return again.returncode == 0
 
 
 def _run(command: list[str], variables: dict[str, str]) -> subprocess.CompletedProcess[str]:

@@ -102,9 +102,8 @@ def own_mode(
 
     compute, exchange: factors on what is taken for them.
     """
-    workers = _Workers(workload, cluster, row, words, compute, exchange)
-    workers.steps = max(1, min(STEPS, MOST_OWN_WORKS // workers.leaves))
-    return workers.own()
+    works = MOST_OWN_WORKS
+    return _Workers(workload, cluster, row, words, compute, exchange, most_works=works).own()
 
 
 def alternatives(
@@ -157,8 +156,11 @@ class _Workers:
         compute: float = 1.0,
         exchange: float = 1.0,
         seconds: Sequence[float] | None = None,
+        most_works: int = MOST_WORKS,
     ) -> None:
-        """seconds: what each takes for a micro-batch, if that was measured."""
+        """seconds: what each takes for a micro-batch, if that was measured. most_works: that are
+        simulated.
+        """
         self.workload, self.row, self.size = workload, row, row.workers
         self.leaves = workload.num_micro_batches
         device = cluster.device
@@ -172,7 +174,7 @@ class _Workers:
         self.took = self._scaled(seconds_of(self.words, SEED))
         if seconds is not None:
             self.took = lambda learner, _: seconds[learner % self.size]
-        self.steps = max(1, min(STEPS, MOST_WORKS // self.leaves))
+        self.steps = max(1, min(STEPS, most_works // self.leaves))
         network = Network(cluster.links, self.size)
         outermost = network.links[network.level(0, self.size - 1)]
         codecs = MEMORYLESS if words.server == SHARDED else ONE_BY_ONE

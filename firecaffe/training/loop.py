@@ -193,7 +193,7 @@ class _Loop:
             saver.wait(world)
         elif not saver.wait(world, 0 if self._is_put_off else PATIENCE_S):
             if not self._is_put_off:
-                saver.costs.put_off += 1
+                saver.put_off()
                 self._records.say(f"checkpoint of step {done} put off: the one before is written")
             self._is_put_off = True
             return

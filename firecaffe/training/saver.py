@@ -134,6 +134,10 @@ class Saver:
         tell_weights = self._tell_weights if state.has_all_weights else None
         self._last = self._thread.submit(self._save, copied, problem, marks, tell_weights)
 
+    def put_off(self) -> None:
+        """Counts a checkpoint that was due and is saved later."""
+        self.costs.put_off += 1
+
     @property
     def is_writing(self) -> bool:
         """Whether this rank still writes a checkpoint."""

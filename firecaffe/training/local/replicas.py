@@ -89,6 +89,10 @@ class Replicas:
         self.take(Fragment(self.named, has_buffers=True))
         self.is_apart = False
 
+    def end_step(self, are_together: bool) -> None:
+        """are_together: whether all have the weights of the average now."""
+        self.is_apart = not are_together
+
     @torch.no_grad()
     def take(self, fragment: Fragment) -> None:
         """Gives all replicas a fragment of the average that the network holds."""

@@ -101,7 +101,7 @@ class LocalStepper:
             if self.ahead.leaves and self.ahead.leaves != self.leaves:
                 self.ahead.go_on(self.leaves, step)
         outcome, done = self._train(step, learning_rate), step + 1
-        self.sums.waiting.append(outcome)
+        self.sums.add(outcome)
         if self._under_way is not None and self._under_way.round.applied == done:
             self._apply(self._under_way, outcome, learning_rate)
         for round_ in self.rounds.taken(done):
@@ -109,13 +109,12 @@ class LocalStepper:
             votes = ballot(vote(), self.holding.forward.device)
             losses = {each.number: self.sums.losses(each.number) for each in self.replicas.own}
             average.begin(losses, self.sums.counts(votes))
-            self._under_way = UnderWay(round_, self.sums.waiting)
-            self.sums.waiting = []
+            self._under_way = UnderWay(round_, self.sums.take_waiting())
             if round_.applied == done:
                 self._apply(self._under_way, outcome, learning_rate)
             else:
                 self.replicas.remember(average.fragment)
-        self.replicas.is_apart = not self.rounds.are_together(done)
+        self.replicas.end_step(self.rounds.are_together(done))
         outcome.times.end()
         return outcome
 

@@ -75,6 +75,15 @@ class LocalSums:
         self._longest, self._row, self._device = longest, counted + 1, device
         self.waiting: list[LocalOutcome] = []
 
+    def add(self, outcome: LocalOutcome) -> None:
+        """Lets an outcome wait."""
+        self.waiting.append(outcome)
+
+    def take_waiting(self) -> list[LocalOutcome]:
+        """The outcomes that wait, which do so no longer."""
+        taken, self.waiting = self.waiting, []
+        return taken
+
     def no_losses(self) -> Tensor:
         """The losses of a replica in the steps before an average; none."""
         return torch.zeros(self._longest, device=self._device)
@@ -116,7 +125,7 @@ class LocalSums:
 
         Raises: NotFiniteError, PeerLostError.
         """
-        waiting, self.waiting = self.waiting, []
+        waiting = self.take_waiting()
         own = [
             [[each.item() for _, each in sorted(step.losses.items())], step.counts.tolist()]
             for step in waiting

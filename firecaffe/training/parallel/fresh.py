@@ -83,7 +83,7 @@ class FreshNetwork:
         network = drawing.draw(whole, keeper.take)
         if network is None:
             return None
-        keeper.network = network
+        keeper.put_in(network)
         return keeper
 
     def _whole(self, is_alone: bool) -> "_Keeper":
@@ -100,7 +100,7 @@ class FreshNetwork:
                 take(name, tensor.detach())
 
         keeper = _Keeper({}, list(named), again, is_alone)
-        keeper.network = network
+        keeper.put_in(network)
         again(keeper.take)
         return keeper
 
@@ -124,6 +124,10 @@ class _Keeper:
         self._is_alone = is_alone
         self.pieces: dict[str, Sequence[Tensor]] = {}
         self._digests: dict[str, str] = {}
+
+    def put_in(self, network: nn.Module) -> None:
+        """Says what the tensors are of."""
+        self.network = network
 
     def take(self, name: str, whole: Tensor) -> None:
         self._digests[name] = "" if self._is_alone else digest([(name, whole)])

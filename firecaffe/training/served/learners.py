@@ -90,20 +90,22 @@ class Learner(ABC):
 
     asks_to_stop = False
     """Whether its process was asked to stop."""
-    is_dropped = False
-    """Whether what it brought last does not count."""
 
     def __init__(self, number: int, rank: int, arrivals: Arrivals) -> None:
         self.number, self.rank = number, rank
         self.spent = Spent()
-        self._arrivals = arrivals
+        self._arrivals, self._is_dropped = arrivals, False
         self._orders: SimpleQueue[Begin | _End] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"learner-{number}", daemon=True)
         self._thread.start()
 
+    def hear(self, counts: bool) -> None:
+        """Hears whether what it brought last counts."""
+        self._is_dropped = not counts
+
     def begin(self, work: Work, weights: Mapping[str, Tensor]) -> None:
         """Gives it work. weights: parameters and buffers, which do not change any more."""
-        self._orders.put(Begin(work, weights, self.is_dropped))
+        self._orders.put(Begin(work, weights, self._is_dropped))
 
     def end(self, text: str, weights: Mapping[str, Tensor]) -> None:
         """Ends it, after its work if it has some. text, weights: for the process that it is in."""

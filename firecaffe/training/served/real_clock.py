@@ -162,7 +162,7 @@ class RealClock:
                 self._due.extend(arrived.learners)
             case Arrival() if self.learners.get(arrived.work.learner) is arrived.learner:
                 counts = self.policy.contribute(arrived.work)
-                arrived.learner.is_dropped = not counts
+                arrived.learner.hear(counts)
                 self._asking.append(arrived.work.learner)
                 self._brought = arrived.brought
                 return Push(self._now(), arrived.work, counts, self.policy.commit())
