@@ -166,6 +166,7 @@ def _be_child(writes: int, name: str, files: Files, numbers: range, seed: int) -
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, 1)
         os.dup2(null, 2)
+        files.read_whole()  # pages of libraries are memory too, once they are touched
         for number in numbers:
             outcome = files.attempt(_seed(name, seed, number))
             word = " ".join(outcome.word.split())

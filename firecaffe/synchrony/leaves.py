@@ -34,6 +34,11 @@ class Leaves:
         within = step % self.steps_per_epoch
         return min(self.per_step, self.per_epoch - within * self.per_step)
 
+    def __contains__(self, leaf: object) -> bool:
+        if not isinstance(leaf, Leaf) or not self.first_step <= leaf.step < self.last_step:
+            return False
+        return 0 <= leaf.place < self.of_step(leaf.step)
+
     def before(self, step: int) -> int:
         """The number of leaves of the steps before one, from `first_step` on."""
         return self._from_0(step) - self._from_0(self.first_step)

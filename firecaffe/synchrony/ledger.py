@@ -7,16 +7,18 @@ who is too late. A log that breaks one of these was damaged, or was never that o
 """
 
 from firecaffe.synchrony.events import Event, Lose, Pull, Push
-from firecaffe.synchrony.leaves import Leaf
+from firecaffe.synchrony.leaves import Leaf, Leaves
 from firecaffe.synchrony.policy import Update, Work
 
 
 class Ledger:
     """Keeps book of one run's events."""
 
-    def __init__(self, version: int = 0) -> None:
-        """version: that of the weights before the first event."""
-        self.version = version
+    def __init__(self, version: int = 0, leaves: Leaves | None = None) -> None:
+        """version: that of the weights before the first event. leaves: of the run's training, if it
+        is known.
+        """
+        self.version, self._leaves = version, leaves
         self._time_s = 0.0
         self._in_flight: dict[int, Work] = {}
         self._late: set[Work] = set()
@@ -42,6 +44,7 @@ class Ledger:
             work.version == self.version,
             f"version {work.version} is pulled, the weights are at {self.version}",
         )
+        self._expect(work.leaf)
         taken = {each.leaf for each in self._in_flight.values() if each not in self._late}
         _demand(
             work.leaf not in self._done and work.leaf not in taken,
@@ -80,6 +83,7 @@ class Ledger:
             )
             self._pending.remove(work)
         for leaf in update.dropped:
+            self._expect(leaf)
             _demand(leaf not in self._done, f"{_words(leaf)} is dropped, and counts")
             self._done.add(leaf)
         for leaf in update.again:
@@ -87,6 +91,10 @@ class Ledger:
             _demand(bool(late), f"{_words(leaf)} is to be handed out again, and nobody has it")
             self._late |= late
         self.version = update.version
+
+    def _expect(self, leaf: Leaf) -> None:
+        known = self._leaves is None or leaf in self._leaves
+        _demand(known, f"the training has no {_words(leaf)}")
 
 
 def _demand(holds: bool, otherwise: str) -> None:

@@ -16,6 +16,7 @@ from firecaffe.errors import RunError
 from firecaffe.files import read_lines
 from firecaffe.schema import Count, checked, decoded
 from firecaffe.synchrony.events import Event, from_row, to_row
+from firecaffe.synchrony.leaves import Leaves
 from firecaffe.synchrony.ledger import Ledger
 
 EVENTS = "events.jsonl"
@@ -66,8 +67,11 @@ def head(first_version: int, learners: int) -> dict[str, Any]:
 class LogReader:
     """Reads a log, event by event."""
 
-    def __init__(self, path: Path) -> None:
-        """Raises: RunError if there is none, or its first line is not that of a log."""
+    def __init__(self, path: Path, leaves: Leaves | None = None) -> None:
+        """leaves: of the training that it is to be of, if that is known.
+
+        Raises: RunError if there is none, or its first line is not that of a log.
+        """
         self.path = path
         self._rows = _rows(path)
         try:
@@ -80,7 +84,7 @@ class LogReader:
             raise RunError(f"{path} line 1: is not the beginning of a log ({error})") from error
         self.learners = begin["learners"]
         """The number of learners that are there at the beginning."""
-        self._ledger = Ledger(begin["version"])
+        self._ledger = Ledger(begin["version"], leaves)
 
     @property
     def version(self) -> int:

@@ -24,6 +24,7 @@ from firecaffe.training.modes.mode import Queued
 from firecaffe.training.modes.parts import Steps
 from firecaffe.training.parallel.mesh import make_mesh
 from firecaffe.training.parts import Parts, open_parts
+from firecaffe.training.served.make import leaves_of
 from firecaffe.training.state import State
 from firecaffe.training.steps import make_steps
 
@@ -85,13 +86,16 @@ def train_again(folder: Path, recipe: CheckedRecipe, world: World, parts: Parts)
             f"{folder}: synchrony.lock none, so that workers wrote to the same weights at times "
             "that nobody knows; such a run cannot be computed again"
         )
-    log = LogReader(folder / EVENTS) if recipe.synchrony.is_served else None
     recipe = replace(recipe, parallel=recipe.parallel.over(1, 1))
     with ExitStack() as resources:
         resources.enter_context(arithmetic(recipe.train, world.device))
         data = open_parts(recipe, parts)
         described = describe_training(recipe, data)
         run = resolve(recipe, data, Ranks(), described=described)
+        log: LogReader | None = None
+        if recipe.synchrony.is_served:
+            leaves = leaves_of(run.order, recipe.synchrony.warm_steps, run.steps)
+            log = LogReader(folder / EVENTS, leaves)
         learners = 0 if log is None else log.learners
         mesh = make_mesh(world, layout_of(recipe.parallel, 1), resources)
         learner = build_learner(run, parts, data, mesh, None, (), resources, learners)

@@ -9,7 +9,8 @@ import pytest
 from firecaffe.plan.cluster import load_cluster
 from tests.typed import python
 
-RATE = 1_000_000_000
+RATE = 200_000_000
+"""Bits a second, which one core carries for all hosts with other work beside."""
 PAYLOAD = 1448 / 1514
 
 CHECK = """

@@ -13,7 +13,7 @@ from firecaffe.synchrony.backup import BackupAgain
 from firecaffe.synchrony.events import Event, Push
 from firecaffe.synchrony.ledger import Ledger
 from firecaffe.synchrony.log import Lines, LogReader, head
-from tests.unit.synchrony.drive import drive
+from tests.unit.synchrony.drive import LEAVES, drive
 from tests.unit.synchrony.test_policies import POLICIES
 
 
@@ -154,6 +154,15 @@ def test_a_log_is_a_regular_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "events.jsonl")
     with pytest.raises(RunError, match="is no regular file"):
         LogReader(tmp_path / "events.jsonl")
+
+
+def test_a_leaf_of_another_training_is_refused(tmp_path: Path) -> None:
+    """As of a recipe with larger micro-batches, of which a step has fewer."""
+    write(tmp_path / "events.jsonl", some_events())
+    reader = LogReader(tmp_path / "events.jsonl", replace(LEAVES, per_step=1, per_epoch=3))
+    with pytest.raises(RunError, match=r"line \d+: the training has no leaf 1 of step 2"):
+        while True:
+            reader.next()
 
 
 def test_the_ledger_takes_what_a_policy_does() -> None:
