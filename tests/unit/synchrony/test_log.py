@@ -11,6 +11,7 @@ from firecaffe.errors import RunError
 from firecaffe.synchrony.asynchronous import Asynchronous
 from firecaffe.synchrony.backup import BackupAgain
 from firecaffe.synchrony.events import Event, Push
+from firecaffe.synchrony.leaves import Leaves
 from firecaffe.synchrony.ledger import Ledger
 from firecaffe.synchrony.log import Lines, LogReader, head
 from tests.unit.synchrony.drive import LEAVES, drive
@@ -31,9 +32,9 @@ def read(path: Path, count: int) -> list[Event]:
     return [reader.next() for _ in range(count)]
 
 
-def read_on(path: Path) -> None:
+def read_on(path: Path, leaves: Leaves | None = None) -> None:
     """Reads until an error."""
-    reader = LogReader(path)
+    reader = LogReader(path, leaves)
     while True:
         reader.next()
 
@@ -159,10 +160,9 @@ def test_a_log_is_a_regular_file(tmp_path: Path) -> None:
 def test_a_leaf_of_another_training_is_refused(tmp_path: Path) -> None:
     """As of a recipe with larger micro-batches, of which a step has fewer."""
     write(tmp_path / "events.jsonl", some_events())
-    reader = LogReader(tmp_path / "events.jsonl", replace(LEAVES, per_step=1, per_epoch=3))
+    larger = replace(LEAVES, per_step=1, per_epoch=3)
     with pytest.raises(RunError, match=r"line \d+: the training has no leaf 1 of step 2"):
-        while True:
-            reader.next()
+        read_on(tmp_path / "events.jsonl", larger)
 
 
 def test_the_ledger_takes_what_a_policy_does() -> None:
