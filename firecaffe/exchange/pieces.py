@@ -13,9 +13,9 @@ be longer than LONGEST_PIECE_BYTES."""
 LONGEST_PIECE_BYTES = 4_000_000
 """The longest piece: if partners change, messages of two pieces may meet in a switch's queue."""
 
-SHORTEST_MESSAGE_BYTES = 128_000
-"""The least mean bytes of a piece's messages; below, a message's own cost outweighs what pieces
-hide."""
+SHORTEST_MESSAGE_BYTES = 512_000
+"""The least mean bytes of a piece's messages. A message from Python costs some 140 us of processor
+time, more than the addition that a piece of 128 kB hides; see LOG.md."""
 
 
 def pieces(schedule: Schedule, itemsize: int) -> list[tuple[int, int]]:

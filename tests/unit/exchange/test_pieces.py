@@ -16,7 +16,7 @@ LEAST = SHORTEST_MESSAGE_BYTES // 4
     [
         ("tree", 2, 2 * LEAST - 1, 1),  # every message is the whole vector
         ("tree", 2, 2 * LEAST, 2),
-        ("tree", 8, 100 * LEAST, PIECES),
+        ("tree", 8, 8 * LEAST, PIECES),
         ("tree", 8, 4_000_000, PIECES),
         ("tree", 8, 4_000_001, 2 * PIECES),
         ("ring", 8, 8 * LEAST, 1),  # every message is an eighth
