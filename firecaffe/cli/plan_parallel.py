@@ -119,7 +119,7 @@ class Parallel:
             if unit.works
         }
         begins = [units[at] for at in plan.cuts[:-1]]
-        return asdict(plan) | {
+        return {name: value for name, value in asdict(plan).items() if name != "crossings"} | {
             "step_s": plan.step.step_s,
             "layouts": layouts,
             "cuts": begins,

@@ -205,9 +205,7 @@ class FaultAgent(SimpleElasticAgent):
         raise _ended_by(sent)
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        if self._signal is not None:
-            # It came in a destructor or a hook of a fork, in which Python drops what is raised.
-            raise _ended_by(self._signal[1])
+        self._raise_dropped()
         wait_for_room()
         seen = {rank: each.seen() for rank, each in self._ranks.items()}
         if not self._let_lost_go(seen):
@@ -237,7 +235,15 @@ class FaultAgent(SimpleElasticAgent):
             self._remaining_restarts = 0
         return self._result
 
+    def _raise_dropped(self) -> None:
+        """Raises a signal that has come in a destructor or a hook of a fork, in which Python drops
+        what is raised. What it had not dropped has ended `run`.
+        """
+        if self._signal is not None:
+            raise _ended_by(self._signal[1])
+
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
+        self._raise_dropped()
         if worker_group.state == WorkerState.FAILED:
             number = worker_group.spec.max_restarts - self._remaining_restarts
             self.told.on_restart(self._result, None if self._is_left else number)

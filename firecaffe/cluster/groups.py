@@ -81,7 +81,7 @@ class Groups:
         own = (self.main, self.exchange)
         if self.made_world:
             if is_lost:
-                keep_for_ever(*own)
+                keep_for_ever(*own, dist.group.WORLD)
             dist.destroy_process_group()
         else:
             destroy(own, is_lost)
@@ -135,9 +135,7 @@ def meet(device: torch.device, timeout_s: float) -> Groups:
         with connected_when_used():
             make_world(device, timeout_s)
     with meeting(world_size), connected_when_used():
-        # A group of Gloo's has a thread that looks for messages a hundred times a second.
-        made = dist.group.WORLD if makes_world else None
-        main = made or dist.new_group(backend=backend, timeout=timeout)
+        main = dist.new_group(backend=backend, timeout=timeout)
         exchange = dist.new_group(backend=backend, timeout=timeout)
         if device.type == "cuda":
             # NCCL wants all ranks in a group's first operation; a schedule may start with some.

@@ -17,6 +17,10 @@ SHORTEST_MESSAGE_BYTES = 512_000
 """The least mean bytes of a piece's messages. A message from Python costs some 140 us of processor
 time, more than the addition that a piece of 128 kB hides; see LOG.md."""
 
+SHORTEST_WHOLE_BYTES = 128_000
+"""The same where each message is a whole piece, as in a tree: pieces also fill the links of later
+rounds then."""
+
 
 def pieces(schedule: Schedule, itemsize: int) -> list[tuple[int, int]]:
     """Cuts a schedule's vector into pieces, (start, stop) each; each piece goes through the
@@ -25,7 +29,8 @@ def pieces(schedule: Schedule, itemsize: int) -> list[tuple[int, int]]:
     One that cuts it itself into short messages is not cut again. itemsize: bytes of an element.
     """
     mean_bytes = schedule.sent_elements * itemsize // max(1, schedule.num_messages)
-    is_long = schedule.num_elements * itemsize > PIECES * LONGEST_PIECE_BYTES
-    most = 2 * PIECES if is_long else PIECES
-    count = max(1, min(most, mean_bytes // SHORTEST_MESSAGE_BYTES))
+    whole_bytes = schedule.num_elements * itemsize
+    most = 2 * PIECES if whole_bytes > PIECES * LONGEST_PIECE_BYTES else PIECES
+    shortest = SHORTEST_WHOLE_BYTES if mean_bytes == whole_bytes else SHORTEST_MESSAGE_BYTES
+    count = max(1, min(most, mean_bytes // shortest))
     return shards(schedule.num_elements, count)

@@ -17,7 +17,8 @@ def layouts_of_words(
 ) -> list[Layout]:
     """chain: cut where rows are gathered. chosen: the layers that are split, each with its word.
 
-    Raises: RecipeError if a layer is split in a way that the planner does not price.
+    Raises: RecipeError if a layer is split in a way that the planner does not price, or so many
+    workers cannot have the layout.
     """
     model, parts = words.model, words.num_parts
     batch = workers // model

@@ -14,17 +14,20 @@ from firecaffe.synchrony.policy import Update, Work
 class Ledger:
     """Keeps book of one run's events."""
 
-    def __init__(self, version: int = 0, leaves: Leaves | None = None) -> None:
-        """version: that of the weights before the first event. leaves: of the run's training, if it
-        is known.
-        """
-        self.version, self._leaves = version, leaves
+    def __init__(self, version: int = 0) -> None:
+        """version: that of the weights before the first event."""
+        self.version = version
+        self._leaves: Leaves | None = None
         self._time_s = 0.0
         self._in_flight: dict[int, Work] = {}
         self._late: set[Work] = set()
         """Those under way whose leaves are handed out again."""
         self._pending: set[Work] = set()
         self._done: set[Leaf] = set()
+
+    def expect(self, leaves: Leaves) -> None:
+        """Takes no leaf but these from here on."""
+        self._leaves = leaves
 
     def take(self, event: Event) -> None:
         """Takes the next event. Raises: ValueError if it cannot follow the ones before."""
@@ -44,7 +47,7 @@ class Ledger:
             work.version == self.version,
             f"version {work.version} is pulled, the weights are at {self.version}",
         )
-        self._expect(work.leaf)
+        self._demand_known(work.leaf)
         taken = {each.leaf for each in self._in_flight.values() if each not in self._late}
         _demand(
             work.leaf not in self._done and work.leaf not in taken,
@@ -83,7 +86,7 @@ class Ledger:
             )
             self._pending.remove(work)
         for leaf in update.dropped:
-            self._expect(leaf)
+            self._demand_known(leaf)
             _demand(leaf not in self._done, f"{_words(leaf)} is dropped, and counts")
             self._done.add(leaf)
         for leaf in update.again:
@@ -92,7 +95,7 @@ class Ledger:
             self._late |= late
         self.version = update.version
 
-    def _expect(self, leaf: Leaf) -> None:
+    def _demand_known(self, leaf: Leaf) -> None:
         known = self._leaves is None or leaf in self._leaves
         _demand(known, f"the training has no {_words(leaf)}")
 

@@ -67,11 +67,8 @@ def head(first_version: int, learners: int) -> dict[str, Any]:
 class LogReader:
     """Reads a log, event by event."""
 
-    def __init__(self, path: Path, leaves: Leaves | None = None) -> None:
-        """leaves: of the training that it is to be of, if that is known.
-
-        Raises: RunError if there is none, or its first line is not that of a log.
-        """
+    def __init__(self, path: Path) -> None:
+        """Raises: RunError if there is none, or its first line is not that of a log."""
         self.path = path
         self._rows = _rows(path)
         try:
@@ -84,7 +81,11 @@ class LogReader:
             raise RunError(f"{path} line 1: is not the beginning of a log ({error})") from error
         self.learners = begin["learners"]
         """The number of learners that are there at the beginning."""
-        self._ledger = Ledger(begin["version"], leaves)
+        self._ledger = Ledger(begin["version"])
+
+    def expect(self, leaves: Leaves) -> None:
+        """Lets it have the leaves of a training alone: another one is damage from here on."""
+        self._ledger.expect(leaves)
 
     @property
     def version(self) -> int:

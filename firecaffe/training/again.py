@@ -86,16 +86,15 @@ def train_again(folder: Path, recipe: CheckedRecipe, world: World, parts: Parts)
             f"{folder}: synchrony.lock none, so that workers wrote to the same weights at times "
             "that nobody knows; such a run cannot be computed again"
         )
+    log = LogReader(folder / EVENTS) if recipe.synchrony.is_served else None
     recipe = replace(recipe, parallel=recipe.parallel.over(1, 1))
     with ExitStack() as resources:
         resources.enter_context(arithmetic(recipe.train, world.device))
         data = open_parts(recipe, parts)
         described = describe_training(recipe, data)
         run = resolve(recipe, data, Ranks(), described=described)
-        log: LogReader | None = None
-        if recipe.synchrony.is_served:
-            leaves = leaves_of(run.order, recipe.synchrony.warm_steps, run.steps)
-            log = LogReader(folder / EVENTS, leaves)
+        if log is not None:
+            log.expect(leaves_of(run.order, recipe.synchrony.warm_steps, run.steps))
         learners = 0 if log is None else log.learners
         mesh = make_mesh(world, layout_of(recipe.parallel, 1), resources)
         learner = build_learner(run, parts, data, mesh, None, (), resources, learners)

@@ -10,10 +10,13 @@ from pathlib import Path
 
 PRODUCT = Path(__file__).parents[2] / "firecaffe"
 
-QUESTIONS = 30
+QUESTIONS = 39
 """Lines that ask, but for those of `CHOOSES`."""
 
-PROPERTIES = ("is_served", "is_lockless", "is_local", "is_split", "in_shards", "shares_samples")
+PROPERTIES = (
+    *("is_served", "has_real_server", "is_simulated", "goes_on_without_workers", "is_lockless"),
+    *("is_local", "is_split", "is_whole", "in_shards", "shares_samples"),
+)
 WORDS = ("mode", "scheme")
 OPTIONAL = ("served", "stage", "staged", "shards")
 """Names of what only some runs have. `local` are ranks of one host everywhere, `rows` those of a

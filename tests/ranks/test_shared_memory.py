@@ -17,7 +17,8 @@ from firecaffe.transport.interpret import interpret
 from firecaffe.transport.local import meet_local_ranks
 from tests.world import Ranks
 
-SIZES = (0, 1, 15, 16, 17, 1009, 200_003)
+SIZES = (0, 1, 15, 16, 17, 1009, 800_003)
+"""The last one is cut into pieces by a ring of 3."""
 WAIT_S = 300.0
 CPU = torch.device("cpu")
 
@@ -93,6 +94,7 @@ def test_hosts_give_the_bits_of_the_tree(ranks: Ranks, hosts: int) -> None:
 def test_hosts_give_the_bits_of_their_own_exchange(ranks: Ranks, hosts: int, local: int) -> None:
     """A ring of hosts; each has the tree over its own ranks, also if they are three."""
     algorithms = ["hierarchical(tree,ring)"]
+    assert len(pieces(ring.schedule(hosts, SIZES[-1]), 4)) > 1
     by_rank = ranks.shared(hosts * local, sums, algorithms, torch.float32, local_world_size=local)
     for index, num_elements in enumerate(SIZES):
         vectors = vectors_of(hosts * local, num_elements, torch.float32)

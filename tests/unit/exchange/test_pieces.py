@@ -5,26 +5,32 @@ from itertools import pairwise
 import pytest
 
 from firecaffe.exchange import ALGORITHMS
-from firecaffe.exchange.pieces import PIECES, SHORTEST_MESSAGE_BYTES, pieces
+from firecaffe.exchange.pieces import (
+    PIECES,
+    SHORTEST_MESSAGE_BYTES,
+    SHORTEST_WHOLE_BYTES,
+    pieces,
+)
 
-LEAST = SHORTEST_MESSAGE_BYTES // 4
+LEAST, WHOLE = SHORTEST_MESSAGE_BYTES // 4, SHORTEST_WHOLE_BYTES // 4
 """Elements of float32."""
 
 
 @pytest.mark.parametrize(
     ("algorithm", "world_size", "num_elements", "count"),
     [
-        ("tree", 2, 2 * LEAST - 1, 1),  # every message is the whole vector
-        ("tree", 2, 2 * LEAST, 2),
-        ("tree", 8, 8 * LEAST, PIECES),
+        ("tree", 2, 2 * WHOLE - 1, 1),  # every message is the whole vector
+        ("tree", 2, 2 * WHOLE, 2),
+        ("tree", 8, 100 * WHOLE, PIECES),
         ("tree", 8, 4_000_000, PIECES),
         ("tree", 8, 4_000_001, 2 * PIECES),
         ("ring", 8, 8 * LEAST, 1),  # every message is an eighth
         ("ring", 8, 16 * LEAST, 2),
         ("halving_doubling", 4, 8 * LEAST, 3),  # halves and quarters: 3 / 8 on average
+        ("recursive_doubling", 4, 3 * WHOLE, 3),
         ("pipelined_tree", 8, 20 * LEAST, 1),
         ("double_tree", 8, 20 * LEAST, 1),
-        ("tree", 1, 20 * LEAST, 1),
+        ("tree", 1, 20 * WHOLE, 1),
         ("tree", 4, 0, 1),
     ],
 )

@@ -34,7 +34,9 @@ def read(path: Path, count: int) -> list[Event]:
 
 def read_on(path: Path, leaves: Leaves | None = None) -> None:
     """Reads until an error."""
-    reader = LogReader(path, leaves)
+    reader = LogReader(path)
+    if leaves is not None:
+        reader.expect(leaves)
     while True:
         reader.next()
 

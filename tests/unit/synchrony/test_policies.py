@@ -45,7 +45,8 @@ def test_every_mode_with_a_server_has_a_policy() -> None:
 @given(seed=seeds, faults=st.integers(0, 12))
 def test_each_leaf_once_and_versions_in_order(name: str, seed: int, faults: int) -> None:
     events = drive(POLICIES[name], Random(seed).randrange, faults=faults)
-    ledger = Ledger(LEAVES.first_step, LEAVES)
+    ledger = Ledger(LEAVES.first_step)
+    ledger.expect(LEAVES)
     for event in events:
         ledger.take(event)  # raises for a version, a learner or a leaf that cannot be
     made = updates(events)
