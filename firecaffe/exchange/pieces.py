@@ -19,7 +19,8 @@ time, more than the addition that a piece of 128 kB hides; see LOG.md."""
 
 SHORTEST_WHOLE_BYTES = 128_000
 """The same where each message is a whole piece, as in a tree: pieces also fill the links of later
-rounds then."""
+rounds then. And where sums are not in tree order, for there the cuts decide bits, and stay those of
+earlier runs."""
 
 
 def pieces(schedule: Schedule, itemsize: int) -> list[tuple[int, int]]:
@@ -31,6 +32,7 @@ def pieces(schedule: Schedule, itemsize: int) -> list[tuple[int, int]]:
     mean_bytes = schedule.sent_elements * itemsize // max(1, schedule.num_messages)
     whole_bytes = schedule.num_elements * itemsize
     most = 2 * PIECES if whole_bytes > PIECES * LONGEST_PIECE_BYTES else PIECES
-    shortest = SHORTEST_WHOLE_BYTES if mean_bytes == whole_bytes else SHORTEST_MESSAGE_BYTES
+    is_kept = mean_bytes == whole_bytes or not schedule.in_tree_order
+    shortest = SHORTEST_WHOLE_BYTES if is_kept else SHORTEST_MESSAGE_BYTES
     count = max(1, min(most, mean_bytes // shortest))
     return shards(schedule.num_elements, count)

@@ -24,8 +24,8 @@ LEAST, WHOLE = SHORTEST_MESSAGE_BYTES // 4, SHORTEST_WHOLE_BYTES // 4
         ("tree", 8, 100 * WHOLE, PIECES),
         ("tree", 8, 4_000_000, PIECES),
         ("tree", 8, 4_000_001, 2 * PIECES),
-        ("ring", 8, 8 * LEAST, 1),  # every message is an eighth
-        ("ring", 8, 16 * LEAST, 2),
+        ("ring", 8, 8 * WHOLE, 1),  # every message is an eighth; its cuts decide bits
+        ("ring", 8, 16 * WHOLE, 2),
         ("halving_doubling", 4, 8 * LEAST, 3),  # halves and quarters: 3 / 8 on average
         ("recursive_doubling", 4, 3 * WHOLE, 3),
         ("pipelined_tree", 8, 20 * LEAST, 1),
