@@ -77,6 +77,8 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3, help="of each mode; the last has a kill")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=[*MODES])
     given = parser.parse_args()
+    if given.keep and (given.again or given.keep.exists()):
+        parser.error("--keep goes with --out, and names a folder that does not exist yet")
     if given.again:
         replay_kept(given.again)
         return

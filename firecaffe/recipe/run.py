@@ -70,7 +70,7 @@ class Run:
         return words.replicas if words.mode == LOCAL else self.recipe.train.num_micro_batches
 
     @property
-    def leaves(self) -> str:
+    def leaves_in_words(self) -> str:
         """The leaves of the tree, for people."""
         what = "replicas" if self.recipe.synchrony.mode == LOCAL else "micro-batches"
         return f"{self.num_leaves} {what}"

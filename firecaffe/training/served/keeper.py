@@ -32,7 +32,7 @@ from firecaffe.training.state import State
 
 @dataclass(frozen=True)
 class Whole:
-    """A training on rank 0, whose weights are to be given to their keepers."""
+    """A training whose weights are to be given to their keepers."""
 
     run: Run
     world: World
@@ -47,7 +47,7 @@ class Whole:
 
 
 class Keeper(Protocol):
-    """One of the three."""
+    """Who has the weights once the warm steps are done."""
 
     has_weights: bool
     """Whether rank 0's server has them; else it has the buffers alone."""

@@ -78,6 +78,7 @@ def test_a_signal_that_comes_in_a_destructor_is_not_lost() -> None:
     with handlers_kept(SIGNALS):
         agent._start_workers(SimpleNamespace(workers=[], spec=None))
         Interrupted()
-        with pytest.raises(SignalException) as ended:
-            agent._monitor_workers(SimpleNamespace())
-    assert ended.value.sigval == signal.SIGINT
+        for look in (agent._monitor_workers, agent._restart_workers):
+            with pytest.raises(SignalException) as ended:
+                look(SimpleNamespace())
+            assert ended.value.sigval == signal.SIGINT
