@@ -66,9 +66,9 @@ def _text(data: bytes | bytearray) -> str:
     return data.decode(errors="surrogateescape")
 
 
-def broadcast(world: Group, tensor: Tensor) -> None:
-    """Gives all ranks what is in rank 0's tensor. Raises: PeerLostError."""
-    finish(world, partial(dist.broadcast, tensor, group_src=0, group=world.group))
+def broadcast(world: Group, tensor: Tensor, source: int = 0) -> None:
+    """Gives all ranks what is in one rank's tensor. Raises: PeerLostError."""
+    finish(world, partial(dist.broadcast, tensor, group_src=source, group=world.group))
 
 
 def _gather_rows(world: Group, data: bytes, length: int) -> list[bytes]:

@@ -16,10 +16,10 @@ BIAS = ".bias"
 
 
 def pruned_weights(
-    network: nn.Module, words: PruneConfig
+    network: Mapping[str, nn.Parameter], words: PruneConfig
 ) -> tuple[dict[str, float], dict[str, float]]:
     """The weights that [prune] means, by the parameter's name: with the share that is kept of each,
-    and with a threshold.
+    and with a threshold. network: its parameters.
 
     Raises: RecipeError, with the layer's name, if a layer cannot be pruned so.
     """
@@ -29,34 +29,36 @@ def pruned_weights(
         raise RecipeError(
             f"prune.keep and prune.threshold both match {_layer(name)}; leave it out of one of them"
         )
-    frozen = {name for name, each in network.named_parameters() if not each.requires_grad}
+    frozen = {name for name, each in network.items() if not each.requires_grad}
     keep = {name: share for name, share in keep.items() if share < 1 or name not in frozen}
     _refuse("prune.keep", frozen & keep.keys(), "or say {!r} = 1 after it")
     _refuse("prune.threshold", frozen & threshold.keys())
     return keep, threshold
 
 
-def shared_weights(network: nn.Module, words: ShareConfig) -> dict[str, int]:
-    """The weights that [share] means, by the parameter's name, with the bits of each.
+def shared_weights(network: Mapping[str, nn.Parameter], words: ShareConfig) -> dict[str, int]:
+    """The weights that [share] means, by the parameter's name, with the bits of each. network: its
+    parameters.
 
     Raises: RecipeError, with the layer's name, if a layer cannot be shared so.
     """
     bits = _matching(network, "share.bits", words.bits)
-    frozen = {name for name, each in network.named_parameters() if not each.requires_grad}
+    frozen = {name for name, each in network.items() if not each.requires_grad}
     _refuse("share.bits", frozen & bits.keys())
     return bits
 
 
-def _matching(network: nn.Module, word: str, patterns: Mapping[str, T]) -> dict[str, T]:
+def _matching(
+    network: Mapping[str, nn.Parameter], word: str, patterns: Mapping[str, T]
+) -> dict[str, T]:
     """The weights whose layers match, in the network's order, each with its last pattern's value;
     and the biases whose own names match a pattern that ends in `.bias`. Other parameters of fewer
     than two dimensions are normalization.
     """
-    names = [name for name, _ in network.named_parameters()]
-    biases = [name for name in names if name.endswith(BIAS)]
+    biases = [name for name in network if name.endswith(BIAS)]
     weights = [
         name
-        for name, each in network.named_parameters()
+        for name, each in network.items()
         if each.ndim > 1 and _layer(name) and "bias" not in name.rpartition(".")[2]
     ]
     found: dict[str, T] = {}
@@ -68,7 +70,7 @@ def _matching(network: nn.Module, word: str, patterns: Mapping[str, T]) -> dict[
         if not matching:
             raise RecipeError(f"{word} has {pattern!r}, {_no_match(pattern, weights)}")
         found |= dict.fromkeys(matching, value)
-    return {name: found[name] for name in names if name in found}
+    return {name: found[name] for name in network if name in found}
 
 
 def _layer(name: str) -> str:

@@ -42,7 +42,6 @@ from firecaffe.recipe.config import check_batch
 from firecaffe.recipe.sections import Recipe
 from firecaffe.reference import is_caffe, is_reference
 from firecaffe.runs.folder import FORECAST
-from firecaffe.solvers.config import needs_norms
 from firecaffe.synchrony.config import EVERY_STEP, MEASURED
 from firecaffe.synchrony.rounds import Rounds
 from firecaffe.words import MOST_MICRO_BATCHES
@@ -114,7 +113,7 @@ def workload_of(recipe: CheckedRecipe, data: Data | None = None) -> Workload:
             any_shares=recipe.synchrony.shares == MEASURED,
             compressor_level=recipe.exchange.compressor_level,
             update_at=recipe.exchange.update_at,
-            has_whole_shards=needs_norms(recipe.solver),
+            has_whole_shards=recipe.updates_whole_layers,
             assumption=samples.assumption,
         ),
     )

@@ -127,8 +127,6 @@ _PARALLEL = (
 
 _CONSTRAINED = (
     Refusal((CONSTRAINED, NOT_EVERY_STEP), "weights differ among workers", kind="unwritten"),
-    Refusal((CONSTRAINED, IN_SHARDS), "no worker updates all of a layer", kind="unwritten"),
-    Refusal((CONSTRAINED, ROW), "no worker has all layers", kind="unwritten"),
     Refusal(
         (
             is_not("prune.how", MAGNITUDE),

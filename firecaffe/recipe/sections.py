@@ -12,7 +12,7 @@ from firecaffe.recipe.config import (
     TrainConfig,
 )
 from firecaffe.runs.folder import RunConfig
-from firecaffe.solvers.config import SolverConfig
+from firecaffe.solvers.config import SolverConfig, needs_norms
 from firecaffe.synchrony.config import SynchronyConfig
 from firecaffe.tasks.config import TaskConfig
 
@@ -45,3 +45,10 @@ class Recipe:
     """Which weights are zero, and stay zero."""
     share: ShareConfig = field(default_factory=ShareConfig)
     """Which layers' weights share few values."""
+
+    @property
+    def updates_whole_layers(self) -> bool:
+        """Whether who updates some of a parameter needs all of it: for its norm, its pruning or the
+        values that its weights share.
+        """
+        return needs_norms(self.solver) or self.prune.is_on or self.share.is_on

@@ -78,7 +78,7 @@ def layers_of(network: nn.Module, prunes_biases: bool, shares_biases: bool) -> l
     """
     named = dict(network.named_parameters())
     weights: dict[str, list[nn.Parameter]] = {}
-    for name in pruned_weights(network, PruneConfig(keep={"*": 0.5}))[0]:
+    for name in pruned_weights(named, PruneConfig(keep={"*": 0.5}))[0]:
         weights.setdefault(name.rpartition(".")[0], []).append(named[name])
     layers = [Layer(name, each) for name, each in weights.items()]
     if prunes_biases or shares_biases:

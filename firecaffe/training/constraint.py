@@ -1,8 +1,9 @@
 """What a training's weights have to obey: masks, and values that weights share.
 
-A constraint changes gradients before an update and weights after it, as a function of what all
-workers have alike: the weights, the sums of gradients and the step. So the number of workers
-decides no bit of it, and nothing below the training knows of it.
+A constraint changes the gradients of the weights that this rank updates before an update, and these
+weights after it, as a function of weights, sums of gradients and the step. It goes by whole layers,
+however they lie on ranks (`Wholes`). So the number of workers decides no bit of it, and nothing
+below the training knows of it.
 """
 
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from firecaffe.recipe.sections import Recipe
 from firecaffe.training.piece import Piece
 from firecaffe.training.pruning import Pruning
 from firecaffe.training.sharing import Sharing
+from firecaffe.training.wholes import AllHere, Wholes
 
 
 class Constraint(Protocol):
@@ -32,7 +34,8 @@ class Constraint(Protocol):
         """Makes its state from a new training's first weights, and brings them to it. A resumed
         training loads its pieces instead.
 
-        Raises: RecipeError, on all ranks, if the weights cannot be brought to it.
+        Raises: RecipeError, on all ranks that have a part of the layer, if the weights cannot be
+        brought to it.
         """
 
     def before_update(self, step: int) -> None:
@@ -47,19 +50,33 @@ class Constraint(Protocol):
         """Brings other tensors in the weights' place to it, as their moving average."""
 
 
-def make_constraints(recipe: Recipe, network: nn.Module) -> list[Constraint]:
+def check_constraints(recipe: Recipe, network: nn.Module) -> None:
+    """Raises: RecipeError, with the layer's name, if the network's weights cannot be had so."""
+    make_constraints(recipe, dict(network.named_parameters()), {}, AllHere())
+
+
+def make_constraints(
+    recipe: Recipe,
+    network: Mapping[str, nn.Parameter],
+    own: Mapping[str, nn.Parameter],
+    wholes: Wholes,
+) -> list[Constraint]:
     """The constraints of a recipe, in the order in which they act.
+
+    Args:
+        network: The whole network's parameters, by their names.
+        own: Those that this rank updates, or parts of them.
+        wholes: How they come together.
 
     Raises: RecipeError, with the layer's name, if the network's weights cannot be had so.
     """
-    named = dict(network.named_parameters())
     found: list[Constraint] = []
     if recipe.prune.is_on:
         keep, threshold = pruned_weights(network, recipe.prune)
-        weights = {name: named[name] for name in named if name in {**keep, **threshold}}
-        found.append(Pruning(weights, keep, threshold, recipe.prune))
+        pruned = {n: each for n, each in own.items() if wholes.name(n) in {**keep, **threshold}}
+        found.append(Pruning(pruned, keep, threshold, recipe.prune, wholes))
     if recipe.share.is_on:
         bits = shared_weights(network, recipe.share)
-        weights = {name: named[name] for name in bits}
-        found.append(Sharing(weights, bits, recipe.share, recipe.train.seed))
+        shared = {n: each for n, each in own.items() if wholes.name(n) in bits}
+        found.append(Sharing(shared, bits, recipe.share, recipe.train.seed, wholes))
     return found

@@ -165,14 +165,13 @@ def _probe(
 
 def _begin(run: Run, update: EveryRank, state: State, checkpoint: Checkpoint | None) -> list[str]:
     """Loads the checkpoint, or brings first weights to what they have to obey. Returns doubts."""
-    doubts, constraints = list[str](), update.applier.constraints
+    doubts = list[str]()
     if checkpoint is not None:
         check_identity(checkpoint, dict(run.deciding), run.steps)
         check_whole(checkpoint, run.rounds)
         state.load(checkpoint)
-    elif constraints:
-        for each in constraints:
-            each.begin()
+    elif update.applier.constraints:
+        update.constrain()
         doubts = doubt_of_weights(state.take_from_first())
     state.begin()
     return doubts

@@ -30,7 +30,7 @@ from firecaffe.synchrony.fragments import cut_fragments
 from firecaffe.training.checkpoint import check_identity, check_whole, load_newest
 from firecaffe.training.checks import check_input, check_outputs
 from firecaffe.training.compiled import check_compiler
-from firecaffe.training.constraint import make_constraints
+from firecaffe.training.constraint import check_constraints
 from firecaffe.training.facts import describe_training
 from firecaffe.training.first_weights import find_weights
 from firecaffe.training.forward import Forward
@@ -102,7 +102,7 @@ def _check_network(recipe: Recipe, dataset: Dataset, is_resumed: bool) -> None:
         check_input(network, task, recipe, dataset)
         named = {name: p for name, p in network.named_parameters() if p.requires_grad}
         make_optimizer(named, recipe.solver)
-        make_constraints(recipe, network)
+        check_constraints(recipe, network)
         if recipe.synchrony.mode == LOCAL:
             cut_fragments([each.numel() for each in named.values()], recipe.synchrony.fragments)
         with in_words_of(recipe.parallel):

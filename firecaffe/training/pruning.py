@@ -21,6 +21,7 @@ from firecaffe.compression.prune import (
 from firecaffe.errors import RecipeError
 from firecaffe.training.piece import Piece
 from firecaffe.training.weights import Weights
+from firecaffe.training.wholes import Wholes
 
 
 class Pruning:
@@ -36,10 +37,13 @@ class Pruning:
         keep: Mapping[str, float],
         threshold: Mapping[str, float],
         words: PruneConfig,
+        wholes: Wholes,
     ) -> None:
-        """keep, threshold: of these weights, by name; each is in one of them."""
+        """weights: those that this rank updates, or parts of them. keep, threshold: by the names of
+        whole weights; each that is pruned is in one of them.
+        """
         self._weights, self._keep, self._threshold = weights, keep, threshold
-        self._words = words
+        self._words, self._wholes = words, wholes
         self.masks = {
             name: torch.ones_like(each, dtype=torch.bool) for name, each in weights.items()
         }
@@ -52,27 +56,27 @@ class Pruning:
     @property
     def pieces(self) -> dict[str, Piece]:
         pieces: dict[str, Piece] = {"mask": Weights(self.masks.items)}
-        if self.dense:
+        if self._words.how == SURGERY:  # also if this rank has none
             pieces["dense"] = Weights(self.dense.items)
         return pieces
 
     @property
     def line(self) -> str:
-        kept = sum(int(mask.sum()) for mask in self.masks.values())
-        of = sum(mask.numel() for mask in self.masks.values())
-        return f"prune: {kept} of {of} weights of {len(self.masks)} layers are kept"
+        masks = self._wholes.of_all(self.masks).values()
+        kept, of = sum(int(mask.sum()) for mask in masks), sum(mask.numel() for mask in masks)
+        return f"prune: {kept} of {of} weights of {len(masks)} layers are kept"
 
     @torch.no_grad()
     def begin(self) -> None:
-        for name, each in self._weights.items():
+        for name, each in self._wholes.of_own(self._weights).items():
             if not each.any() and not name.endswith(BIAS):
                 layer = name.rpartition(".")[0]
                 raise RecipeError(
                     f"prune: the weights of {layer} are all zero at the start, of which none "
                     "would be kept; leave it out of the pattern"
                 )
-            if self.dense:
-                self.dense[name].copy_(each)
+        for name, dense in self.dense.items():
+            dense.copy_(self._weights[name])
         self._choose(0)
         self.restrict(self._weights)
 
@@ -106,10 +110,13 @@ class Pruning:
     def _choose(self, done: int) -> None:
         """Chooses the weights that are kept after so many steps."""
         found = {}
-        weights = self.dense or {name: each.detach() for name, each in self._weights.items()}
-        scores = {name: weights[name].abs() for name in self._keep}
-        if self.dense:
-            scores = {name: with_hold(each, self.masks[name]) for name, each in scores.items()}
+        whole = self._wholes.of_own if self._words.scope == LAYER else self._wholes.of_all
+        may_return = self._words.how == SURGERY
+        weights = whole(self.dense if may_return else self._weights)
+        masks = whole(self.masks) if may_return else {}
+        scores = {name: weights[name].abs() for name in self._keep if name in weights}
+        if may_return:
+            scores = {name: with_hold(each, masks[name]) for name, each in scores.items()}
         counts = {
             name: count_of(self._share(name, done), each.numel()) for name, each in scores.items()
         }
@@ -120,15 +127,17 @@ class Pruning:
         else:
             found = largest(scores, counts)
         for name, deviations in self._threshold.items():
+            if name not in weights:
+                continue
             weight, threshold = weights[name], threshold_of(weights[name], deviations)
-            if self.dense:
-                found[name] = above_with_hold(weight, threshold, self.masks[name])
+            if may_return:
+                found[name] = above_with_hold(weight, threshold, masks[name])
             else:
                 found[name] = above(weight, threshold)
         for name, mask in found.items():
             if not mask.any() and not name.endswith(BIAS):
                 raise RecipeError(_none_left(name, self._threshold.get(name)))
-            self.masks[name].copy_(mask)
+        self._wholes.put(found, self.masks)
 
     def _share(self, name: str, done: int) -> float:
         keep = self._keep[name]

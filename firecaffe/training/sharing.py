@@ -20,6 +20,7 @@ from firecaffe.errors import RecipeError
 from firecaffe.training.arithmetic import key_of
 from firecaffe.training.piece import Piece
 from firecaffe.training.weights import Weights
+from firecaffe.training.wholes import Wholes
 
 
 class Sharing:
@@ -31,9 +32,13 @@ class Sharing:
         bits: Mapping[str, int],
         words: ShareConfig,
         seed: int,
+        wholes: Wholes,
     ) -> None:
-        """bits: of each weight, by name. seed: of a start by chance."""
+        """weights: those that this rank updates, or parts of them. bits: of each, by the whole
+        weight's name. seed: of a start by chance.
+        """
         self._weights, self._bits, self._words, self._seed = weights, bits, words, seed
+        self._wholes = wholes
         self.codes = {
             name: torch.zeros_like(each, dtype=torch.int32) for name, each in weights.items()
         }
@@ -44,42 +49,45 @@ class Sharing:
 
     @property
     def line(self) -> str:
-        weights = sum(int(each.count_nonzero()) for each in self.codes.values())
-        values = sum(len(each) for each in self._firsts.values())
-        layers = len(self.codes)
+        codes = self._wholes.of_all(self.codes).values()
+        weights = sum(int(each.count_nonzero()) for each in codes)
+        values = sum(int(each.bincount()[1:].count_nonzero()) for each in map(torch.flatten, codes))
+        layers = len(codes)
         return f"share: {weights} weights that are not zero of {layers} layers have {values} values"
 
     @torch.no_grad()
     def begin(self) -> None:
-        for name, weight in self._weights.items():
+        codes, shared = dict[str, Tensor](), dict[str, Tensor]()
+        for name, weight in self._wholes.of_own(self._weights).items():
             if not weight.any() and not name.endswith(BIAS):
                 raise RecipeError(
                     f"share: the weights of {name.rpartition('.')[0]} are all zero at the start; "
                     "leave it out of the pattern"
                 )
             chance = torch.Generator().manual_seed(key_of(self._seed, "share", name))
-            codes, values = share(weight, self._bits[name], self._words.start, chance)
-            self.codes[name].copy_(codes)
-            weight.copy_(values[codes.long()])
+            codes[name], values = share(weight, self._bits[name], self._words.start, chance)
+            shared[name] = values[codes[name].long()].to(weight)
+        self._wholes.put(codes, self.codes)
+        self._wholes.put(shared, self._weights)
 
     @torch.no_grad()
     def before_update(self, step: int) -> None:
         if self._fixed:  # taken before the first update
             return
-        for name, weight in self._weights.items():
-            if weight.grad is not None:
-                self._share(name, weight.grad)
+        gradients = {n: each.grad for n, each in self._weights.items() if each.grad is not None}
+        whole = self._wholes.of_own(gradients)
+        self._wholes.put({n: self._shared(n, each) for n, each in whole.items()}, gradients)
 
-    def _share(self, name: str, gradient: Tensor) -> None:
-        """Gives each weight the gradient of its value."""
-        codes = self.codes[name].reshape(-1)
+    def _shared(self, name: str, gradient: Tensor) -> Tensor:
+        """For each weight the gradient of its value."""
+        codes = self._codes[name].reshape(-1)
         sums = torch.zeros(len(self._firsts[name]) + 1, dtype=torch.float64, device=gradient.device)
         # One after the other, in any number of threads; in 64 bits, for they may be millions.
         sums.index_add_(0, codes, gradient.reshape(-1).double())
         if self._words.gradient == "mean":
             sums /= codes.bincount(minlength=len(sums)).clamp(min=1)
         sums[0] = 0
-        gradient.copy_(sums.to(gradient.dtype)[codes].view(gradient.shape))
+        return sums.to(gradient.dtype)[codes].view(gradient.shape)
 
     @torch.no_grad()
     def after_update(self, step: int) -> None:
@@ -90,21 +98,28 @@ class Sharing:
         """Gives all weights of a value that of the first: a solver rounds at the end of a tensor
         not always as in its middle.
         """
-        for name in self.codes:
-            values = self._fixed.get(name)
-            if values is None:
-                values = self._values(name, weights[name])
-            weights[name].copy_(values[self.codes[name].reshape(-1)].view(weights[name].shape))
+        own = {name: weights[name] for name in self.codes}
+        whole = self._fixed if self._fixed else self._values(own)
+        shared = {n: whole[n][each.reshape(-1)].view(each.shape) for n, each in self._codes.items()}
+        self._wholes.put(shared, own)
 
-    def _values(self, name: str, weight: Tensor) -> Tensor:
-        """The values of a weight by code."""
-        return torch.cat([weight.new_zeros(1), weight.reshape(-1)[self._firsts[name]]])
+    def _values(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The values of weights by code."""
+        return {
+            name: torch.cat([weight.new_zeros(1), weight.reshape(-1)[self._firsts[name]]])
+            for name, weight in self._wholes.of_own(parts).items()
+        }
+
+    @cached_property
+    def _codes(self) -> dict[str, Tensor]:
+        """Of whole weights."""
+        return self._wholes.of_own(self.codes)
 
     @cached_property
     def _firsts(self) -> dict[str, Tensor]:
         """The place of the first weight of each code but 0."""
         firsts = {}
-        for name, codes in self.codes.items():
+        for name, codes in self._codes.items():
             ordered, places = codes.reshape(-1).sort(stable=True)
             is_first = torch.cat([ordered[:1] != 0, ordered.diff() != 0])
             firsts[name] = places[is_first]
@@ -115,4 +130,4 @@ class Sharing:
         """The values by code, if they are not trained."""
         if self._words.train:
             return {}
-        return {name: self._values(name, each.detach()) for name, each in self._weights.items()}
+        return self._values({name: each.detach() for name, each in self._weights.items()})

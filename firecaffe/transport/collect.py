@@ -1,4 +1,4 @@
-"""Named tensors that ranks hold in parts: who holds which, and how rank 0 gets them one by one."""
+"""Named tensors that ranks hold in parts: who holds which, and how rank 0 or all get them whole."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from firecaffe.cluster.agree import gather_text
+from firecaffe.cluster.agree import broadcast, gather_text
 from firecaffe.cluster.group import Group
 from firecaffe.cluster.world import peers_may_be_lost, waiting
 from firecaffe.errors import AgreementError
@@ -132,6 +132,28 @@ def collect(
             with waiting(world), peers_may_be_lost(world):
                 dist.recv(place, group_src=rank, group=world.group)
         yield each.name, whole
+
+
+def give_all(world: Group, parts: Mapping[str, HeldPart]) -> dict[str, Tensor]:
+    """The tensors of all ranks, whole, in order, on the CPU, for each of them. All ranks call it.
+    parts: this rank's own.
+
+    Raises: AgreementError, as `list_wholes`; PeerLostError.
+    """
+    found = {}
+    for each in list_wholes(world, parts):
+        found[each.name] = whole = torch.empty(each.shape, dtype=each.dtype)
+        for rank, rows in each.holders:
+            place = whole if rows is None else whole.narrow(each.dim, rows.start, len(rows))
+            if rank == world.rank:
+                place.copy_(parts[each.name].on_host())
+            if world.group is None:
+                continue
+            sent = place.contiguous()
+            broadcast(world, sent.reshape(-1).view(torch.uint8), rank)
+            if not place.is_contiguous():  # rows of another dimension than the first
+                place.copy_(sent)
+    return found
 
 
 def _receive_apart(world: Group, rank: int, place: Tensor) -> None:

@@ -63,7 +63,11 @@ MODES: dict[str, dict[str, Any]] = {
     "lockless": {"mode": "asynchronous", "lock": "none"},
 }
 
-SURGERY = PruneConfig({"*": 0.5}, how="surgery", steps=4, every=2)
+PRUNES = {
+    "none": PruneConfig(),
+    "surgery": PruneConfig({"*": 0.5}, how="surgery", steps=4, every=2),
+    "of all": PruneConfig({"*": 0.5}, how="gradual", steps=4, every=2, scope="all"),
+}
 
 REPEATED = ("every_step", "local")
 """Modes whose bits are those of one worker. Others are replayed, but for `UNREPEATED`."""
@@ -99,7 +103,7 @@ BESIDE: dict[str, Sequence[Any]] = {
     "synchrony.dropped": ("forget", "again"),
     "synchrony.staleness_rate": ("none", "inverse"),
     "synchrony.compensate": ("none", "delay", "gap"),
-    "prune": ("none", "surgery"),
+    "prune": tuple(PRUNES),
     "share": ("none", "2 bits"),
 }
 """What decides bits too, and is not in the whole product."""
@@ -204,7 +208,7 @@ def recipe_of(case: Case, place: str) -> Recipe:
         synchrony=SynchronyConfig(**words),
         parallel=parallel,
         checkpoint=CheckpointConfig(every=2, keep_last=0),
-        prune=SURGERY if case["prune"] == "surgery" else PruneConfig(),
+        prune=PRUNES[case["prune"]],
         share=ShareConfig({"*": 2} if case["share"] == "2 bits" else {}),
     )
     for name in BESIDE:

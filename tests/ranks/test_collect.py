@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from firecaffe.cluster.world import join
-from firecaffe.transport.collect import HeldPart, collect, list_wholes
+from firecaffe.transport.collect import HeldPart, collect, give_all, list_wholes
 from tests.world import Ranks
 
 ELEMENTS = 2_000_000
@@ -52,3 +52,32 @@ def test_rank_0_sees_all_and_holds_one(ranks: Ranks) -> None:
     # All of the others' would be twelve of them, all that there are eighteen. It is two, and up to
     # three more that the heap has freed and not used again.
     assert all(grown < 8 * BYTES for _, _, grown in results)
+
+
+WHOLES = {
+    "rows": torch.arange(15, dtype=torch.float64).view(5, 3),
+    "columns": torch.arange(10).view(2, 5) % 3 == 0,
+    "first": torch.tensor(2.5, dtype=torch.bfloat16),
+    "last": torch.arange(4, dtype=torch.int32),
+}
+CUT = (0, 2, 2, 5)
+
+
+def given_to_all() -> dict[str, torch.Tensor]:
+    with join("cpu") as world:
+        rows = range(*CUT[world.rank : world.rank + 2])
+        own = {"last": HeldPart(WHOLES["last"], order=3)} if world.rank == 2 else {}
+        if rows:
+            own["rows"] = HeldPart(WHOLES["rows"][rows.start : rows.stop], rows, 5, 0)
+            columns = WHOLES["columns"][:, rows.start : rows.stop]
+            own["columns"] = HeldPart(columns, rows, 5, 1, dim=1)
+        return give_all(world, {**own, "first": HeldPart(WHOLES["first"], order=2)})
+
+
+def test_all_get_all_whole(ranks: Ranks) -> None:
+    """Of rows, columns, what all have and what one has; one of the ranks has none of some."""
+    for found in ranks.shared(3, given_to_all):
+        assert list(found) == list(WHOLES)
+        for name, whole in WHOLES.items():
+            assert found[name].dtype == whole.dtype
+            assert torch.equal(found[name], whole)

@@ -18,6 +18,7 @@ from firecaffe.training.piece import Numbers, Piece
 from firecaffe.training.times import FetchBatch, Spent
 from firecaffe.training.updates.part_sums import PartSums
 from firecaffe.training.updates.spread import Spread
+from firecaffe.training.wholes import Wholes
 
 
 class Holding(Protocol):
@@ -113,6 +114,9 @@ class Holding(Protocol):
     def spread(self) -> Spread:
         """What ranks that hold one model find out together. All of them call it."""
 
+    def wholes(self) -> Wholes:
+        """How weights come together of which this rank has parts."""
+
     def take_first_weights(self) -> list[int]:
         """Gives all ranks the same first weights. Returns the ranks that had made others."""
 
@@ -127,6 +131,10 @@ class Holding(Protocol):
 
     def memory(self, memory: CodecMemory) -> Piece:
         """What codecs keep back. memory: that of `summed`."""
+
+    @property
+    def outline(self) -> Mapping[str, nn.Parameter]:
+        """The whole network's parameters, in its order; those of others on the meta device."""
 
     def numbers(self, numbers: Numbers) -> Numbers:
         """Numbers by the network's names, as a state has them."""

@@ -17,6 +17,7 @@ from firecaffe.training.parallel.reference import reference_gradients
 from firecaffe.training.piece import Numbers, Piece
 from firecaffe.training.updates.part_codec import MemoryInParts
 from firecaffe.training.updates.spread import Among, Spread
+from firecaffe.training.wholes import OfRanks, Wholes
 
 
 class InRow(Whole):
@@ -38,11 +39,15 @@ class InRow(Whole):
         names = [*self.summed, *(name for name in self.named if name not in self.summed)]
         return Among(
             [self.held.mesh.row],
-            {name: each.dtype for name, each in self.held.outline.items()},
+            {name: each.dtype for name, each in self.held.trained_outline.items()},
             {name: self.held.part(name) for name in names},
             self.named,
             self.knows_loss,
         )
+
+    def wholes(self) -> Wholes:
+        mesh = self.held.mesh
+        return OfRanks(mesh.world, mesh.row, self.piece, self.whole_name)
 
     def take_first_weights(self) -> list[int]:
         """They were taken when parts were drawn."""
@@ -65,6 +70,10 @@ class InRow(Whole):
         memories += [(each.names, each.memory) for each in coded]
         return MemoryInParts(memories, self.held.names)
 
+    @property
+    def outline(self) -> Mapping[str, nn.Parameter]:
+        return self.held.outline
+
     def numbers(self, numbers: Numbers) -> Numbers:
         return NumbersInParts(numbers, self.held.names)
 
@@ -76,4 +85,4 @@ class InRow(Whole):
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        return {name: each.numel() for name, each in self.held.outline.items()}
+        return {name: each.numel() for name, each in self.held.trained_outline.items()}

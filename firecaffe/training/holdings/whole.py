@@ -21,6 +21,7 @@ from firecaffe.training.times import FetchBatch, Spent
 from firecaffe.training.updates.part_sums import PartSums
 from firecaffe.training.updates.spread import Alone, Spread
 from firecaffe.training.weights import Weights
+from firecaffe.training.wholes import AllHere, Wholes
 
 
 class Whole:
@@ -101,6 +102,9 @@ class Whole:
     def spread(self) -> Spread:
         return Alone(self.named)
 
+    def wholes(self) -> Wholes:
+        return AllHere()
+
     def take_first_weights(self) -> list[int]:
         pieces = self.pieces().items()
         named = {f"{kind}/{n}": p.tensor for kind, each in pieces for n, p in each.parts().items()}
@@ -121,6 +125,10 @@ class Whole:
 
     def memory(self, memory: CodecMemory) -> Piece:
         return memory
+
+    @property
+    def outline(self) -> Mapping[str, nn.Parameter]:
+        return dict(self.network.named_parameters())
 
     def numbers(self, numbers: Numbers) -> Numbers:
         return numbers

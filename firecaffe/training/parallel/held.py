@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from firecaffe.training.parallel.mesh import Mesh
 from firecaffe.training.parallel.pieces import Names, NumbersOfRow
@@ -22,8 +22,13 @@ class RowNetwork:
     """Whether the whole network has any."""
     other_weights: list[int]
     """The ranks that had made other first weights than rank 0, whose are taken."""
-    outline: Mapping[str, Tensor]
-    """The whole network's trained parameters, in its order, on the meta device."""
+    outline: dict[str, nn.Parameter]
+    """The whole network's parameters, in its order, on the meta device."""
+
+    @property
+    def trained_outline(self) -> dict[str, nn.Parameter]:
+        """Those that are trained."""
+        return {name: each for name, each in self.outline.items() if each.requires_grad}
 
     def called(self, name: str) -> str:
         """The whole tensor's name, by this rank's of a part."""
@@ -41,6 +46,10 @@ class RowNetwork:
         return NumbersOfRow(numbers, self.names, self.mesh.row)
 
 
-def outline_of_trained(wholes: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Those of some tensors that are trained, on the meta device."""
-    return {n: torch.empty_like(t, device="meta") for n, t in wholes.items() if t.requires_grad}
+def outline_of(wholes: Mapping[str, Tensor]) -> dict[str, nn.Parameter]:
+    """The parameters among some tensors, on the meta device."""
+    return {
+        name: nn.Parameter(torch.empty_like(each, device="meta"), each.requires_grad)
+        for name, each in wholes.items()
+        if isinstance(each, nn.Parameter)
+    }

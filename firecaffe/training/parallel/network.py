@@ -19,7 +19,7 @@ from firecaffe.parallel.split import choose_layers, own_pieces, split_layers
 from firecaffe.parallel.tensor import whole
 from firecaffe.training.parallel.cut_up import mark_cut_up
 from firecaffe.training.parallel.fresh import FreshNetwork
-from firecaffe.training.parallel.held import RowNetwork, outline_of_trained
+from firecaffe.training.parallel.held import RowNetwork, outline_of
 from firecaffe.training.parallel.mesh import Mesh
 from firecaffe.training.parallel.pieces import Names, Source
 from firecaffe.transport.local import LocalRanks, meet_local_ranks
@@ -107,7 +107,7 @@ def split_network(
     model = drawn.network
     wholes = dict(named_tensors(model))
     has_buffers = any(True for _ in model.buffers())
-    outline = outline_of_trained(wholes)
+    outline = outline_of(wholes)
     chosen = chosen_layers(model, words)
     mark_cut_up(model)
     split_layers(model, chosen, group, drawn.pieces)

@@ -14,7 +14,7 @@ from firecaffe.parallel.stages import Stage, cut_stages
 from firecaffe.training.evaluate import evaluating
 from firecaffe.training.parallel.cut_up import mark_cut_up
 from firecaffe.training.parallel.fresh import FreshNetwork, Own
-from firecaffe.training.parallel.held import RowNetwork, outline_of_trained
+from firecaffe.training.parallel.held import RowNetwork, outline_of
 from firecaffe.training.parallel.mesh import Mesh
 from firecaffe.training.parallel.pieces import Names
 
@@ -91,7 +91,7 @@ def cut_network(
     # a micro-batch changes buffers.
     module = nn.ModuleList([training[own].module, evaluation[own].module, network])
     has_buffers = any(not isinstance(each, nn.Parameter) for each in wholes.values())
-    outline = outline_of_trained(wholes)
+    outline = outline_of(wholes)
     return network, StagedNetwork(
         mesh,
         names,

@@ -1,6 +1,7 @@
 """Who updates the weights: chosen here, where the training is put together."""
 
 from collections.abc import Mapping
+from functools import partial
 
 from torch import nn
 
@@ -9,17 +10,18 @@ from firecaffe.gradients.compressors.codec import ROW
 from firecaffe.gradients.probe import Probe
 from firecaffe.gradients.shards import make_shards
 from firecaffe.recipe.run import Run
-from firecaffe.solvers.config import needs_norms
 from firecaffe.solvers.optimizer import make_optimizer
 from firecaffe.training.constraint import make_constraints
 from firecaffe.training.ema import Ema
 from firecaffe.training.holdings.holding import Holding
 from firecaffe.training.parallel.mesh import Mesh
+from firecaffe.training.parallel.pieces import InParts
 from firecaffe.training.updates.applier import Applier
 from firecaffe.training.updates.every_rank import EveryRank
 from firecaffe.training.updates.loss_scale import LossScale
-from firecaffe.training.updates.shard_owners import ShardOwners
+from firecaffe.training.updates.shard_owners import ShardOwners, names_of
 from firecaffe.training.updates.spread import Among, Part
+from firecaffe.training.wholes import OfRanks
 
 
 def make_update(
@@ -42,19 +44,22 @@ def make_update(
         buckets = named, probe.ready_order, recipe.exchange.bucket_bytes
         sharers = mesh.sharers
         alignment = ROW if recipe.exchange.codec else ALIGNMENT
-        place = sharers.world_size, sharers.rank
-        shards = make_shards(*buckets, *place, needs_norms(solver), alignment)
+        place, is_whole = (sharers.world_size, sharers.rank), recipe.updates_whole_layers
+        shards = make_shards(*buckets, *place, is_whole, alignment)
         network = {name: each.dtype for name, each in everywhere.items()}
         parts = {name: Part(name) for name in named}
         groups, knows_loss = [sharers, mesh.row], holding.knows_loss
         spread = Among(groups, network, parts, shards.own, knows_loss)
         optimizer = make_optimizer(everywhere, solver, runs=shards.own)
         scale = LossScale(forward.scaler, optimizer, forward.device)
-        applier = Applier(optimizer, scale, ema=average_of(shards.own))
-        return ShardOwners(holding, shards, applier, spread, clip)
+        in_parts = partial(InParts, names=names_of(shards, everywhere))
+        wholes = OfRanks(mesh.world, mesh.row, in_parts, str)
+        constraints = make_constraints(recipe, holding.outline, shards.own, wholes)
+        applier = Applier(optimizer, scale, constraints, average_of(shards.own))
+        return ShardOwners(holding, shards, applier, spread, clip, wholes)
     of_model, names = holding.spread(), holding.whole_name
     optimizer = make_optimizer(everywhere, solver, delayed, called=names, norms=of_model.norms)
     scale = LossScale(forward.scaler, optimizer, forward.device)
-    constraints = make_constraints(recipe, holding.network)
+    constraints = make_constraints(recipe, holding.outline, named, holding.wholes())
     applier = Applier(optimizer, scale, constraints, average_of(named))
     return EveryRank(holding, applier, of_model, clip)

@@ -44,19 +44,31 @@ class EveryRank:
 
     def pieces(self) -> dict[str, Piece]:
         """What of a training's state is the update's."""
-        found: dict[str, Piece] = {
-            "optimizer": OptimizerTensors(self.holding.network, self.applier.optimizer)
-        }
+        found: dict[str, Piece] = {"optimizer": OptimizerTensors(self._own, self.applier.optimizer)}
         if self.applier.ema is not None:
             found["ema"] = self.applier.ema.piece
         for each in self.applier.constraints:
             found |= each.pieces
-        return {name: self.holding.piece(each) for name, each in found.items()}
+        return {name: self.piece(each) for name, each in found.items()}
+
+    @property
+    def _own(self) -> nn.Module:
+        """What has the names of what is updated here."""
+        return self.holding.network
+
+    def piece(self, piece: Piece) -> Piece:
+        """A piece of tensors by the names of what is updated here, as a state has it."""
+        return self.holding.piece(piece)
 
     def numbers(self) -> Numbers:
         """What of the optimizer's state are no tensors."""
-        of_all = OptimizerNumbers(self.holding.network, self.applier.optimizer)
+        of_all = OptimizerNumbers(self._own, self.applier.optimizer)
         return self.holding.numbers(of_all)
+
+    def constrain(self) -> None:
+        """Brings a new training's first weights to what they have to obey. All ranks call it."""
+        for each in self.applier.constraints:
+            each.begin()
 
     @property
     def queue(self) -> Queue:

@@ -6,7 +6,7 @@ of its shard: pieces in parts, by the names of whole parameters, so that any lay
 other's checkpoint.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import nn
 
 from firecaffe.gradients.shards import Shards
 from firecaffe.gradients.totals import Totals
-from firecaffe.solvers.optimizer_state import OptimizerNumbers, OptimizerTensors
+from firecaffe.solvers.optimizer_state import OptimizerNumbers
 from firecaffe.training.holdings.holding import Holding
 from firecaffe.training.parallel.pieces import InParts, Names, NumbersInParts, Source
 from firecaffe.training.piece import Numbers, Piece
@@ -24,6 +24,7 @@ from firecaffe.training.updates.applier import Applier
 from firecaffe.training.updates.every_rank import EveryRank
 from firecaffe.training.updates.found import Found
 from firecaffe.training.updates.spread import Spread
+from firecaffe.training.wholes import Wholes
 
 
 class ShardOwners(EveryRank):
@@ -38,34 +39,35 @@ class ShardOwners(EveryRank):
         applier: Applier,
         spread: Spread,
         clip_gradients: float,
+        wholes: Wholes,
     ) -> None:
-        """applier: of this rank's shard, whose parameters are views of the weights' rows."""
+        """applier: of this rank's shard, whose parameters are views of the weights' rows. wholes:
+        how those of all ranks come together.
+        """
         super().__init__(holding, applier, spread, clip_gradients)
-        self.shards = shards
+        self.shards, self._wholes = shards, wholes
         self._exchanges: list[Span] = []
 
-    def pieces(self) -> dict[str, Piece]:
-        names, own = self._names, _Own(self.shards.own)
-        found: dict[str, Piece] = {"optimizer": OptimizerTensors(own, self.applier.optimizer)}
-        if self.applier.ema is not None:
-            found["ema"] = self.applier.ema.piece
-        return {name: InParts(each, names) for name, each in found.items()}
+    @property
+    def _own(self) -> nn.Module:
+        return _Own(self.shards.own)
+
+    def piece(self, piece: Piece) -> Piece:
+        return InParts(piece, self._names)
+
+    @torch.no_grad()
+    def constrain(self) -> None:
+        super().constrain()
+        found = self._wholes.of_all(self.shards.own)
+        for name, weight in self.holding.named.items():
+            weight.copy_(found[name])
 
     def numbers(self) -> Numbers:
-        own = _Own(self.shards.own)
-        return NumbersInParts(OptimizerNumbers(own, self.applier.optimizer), self._names)
+        return NumbersInParts(OptimizerNumbers(self._own, self.applier.optimizer), self._names)
 
     @property
     def _names(self) -> Names:
-        everywhere, shards = self.holding.everywhere, self.shards
-        places = {name: place for place, name in enumerate(everywhere)}
-        elsewhere = everywhere.keys() - shards.own.keys()
-        cut = {
-            name: Source(name, 0, rows, shards.rank)
-            for name, rows in shards.rows.items()
-            if name in shards.own and (rows[shards.rank], rows[shards.rank + 1]) != (0, rows[-1])
-        }
-        return Names(cut, places, frozenset(elsewhere))
+        return names_of(self.shards, self.holding.everywhere)
 
     def check(self, totals: Totals, counted: int) -> Found:
         begun = self.queue.mark()
@@ -109,6 +111,18 @@ class ShardOwners(EveryRank):
     @property
     def exchanges(self) -> Sequence[Span]:
         return self._exchanges
+
+
+def names_of(shards: Shards, everywhere: Iterable[str]) -> Names:
+    """The names of this rank's rows. everywhere: those of the weights of all ranks, in order."""
+    places = {name: place for place, name in enumerate(everywhere)}
+    elsewhere = places.keys() - shards.own.keys()
+    cut = {
+        name: Source(name, 0, rows, shards.rank)
+        for name, rows in shards.rows.items()
+        if name in shards.own and (rows[shards.rank], rows[shards.rank + 1]) != (0, rows[-1])
+    }
+    return Names(cut, places, frozenset(elsewhere))
 
 
 class _Own(nn.Module):

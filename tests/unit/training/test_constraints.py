@@ -18,6 +18,7 @@ from firecaffe.training.constraint import Constraint, make_constraints
 from firecaffe.training.ema import Ema
 from firecaffe.training.pruning import Pruning
 from firecaffe.training.sharing import Sharing
+from firecaffe.training.wholes import AllHere
 
 SHARE = Recipe(share=ShareConfig({"*": 2}))
 
@@ -25,6 +26,11 @@ SHARE = Recipe(share=ShareConfig({"*": 2}))
 def network() -> Any:
     torch.manual_seed(4)
     return nn.Sequential(nn.Linear(7, 9), nn.BatchNorm1d(9), nn.ReLU(), nn.Linear(9, 3))
+
+
+def constraints_of(recipe: Recipe, net: nn.Module) -> list[Constraint]:
+    named = dict(net.named_parameters())
+    return make_constraints(recipe, named, named, AllHere())
 
 
 def words_of(solver: str) -> SolverConfig:
@@ -36,7 +42,7 @@ class Trained:
 
     def __init__(self, recipe: Recipe, net: nn.Module, solver: SolverConfig) -> None:
         self.net, self.done = net, 0
-        self.constraints = make_constraints(recipe, net)
+        self.constraints = constraints_of(recipe, net)
         self.named = dict(net.named_parameters())
         self.optimizer = make_optimizer(self.named, solver)
         self.ema = Ema(self.named, 0.9)
@@ -182,7 +188,7 @@ def test_with_surgery_weights_come_back_until_the_masks_are_fixed() -> None:
     net: Any = nn.Sequential(nn.Linear(3, 1, bias=False))
     weight = net[0].weight
     words = PruneConfig({"0": 0.34}, how="surgery", steps=3, every=1)
-    [pruning] = make_constraints(Recipe(prune=words), net)
+    [pruning] = constraints_of(Recipe(prune=words), net)
     assert isinstance(pruning, Pruning)
     with torch.no_grad():  # as model.weights gives them
         weight.copy_(torch.tensor([[3.0, 1.0, -0.5]]))
@@ -226,7 +232,7 @@ def test_memory_in_another_order() -> None:
         torch.manual_seed(1)
         net: Any = nn.Sequential(nn.Conv2d(3, 8, 3)).to(memory_format=layout)  # type: ignore[call-overload]
         words = Recipe(prune=PruneConfig({"0": 0.5}), share=ShareConfig({"0": 2}))
-        constraints = make_constraints(words, net)
+        constraints = constraints_of(words, net)
         for each in constraints:
             each.begin()
         net[0].weight.grad = torch.sin(torch.arange(216.0)).view(8, 3, 3, 3)
@@ -242,7 +248,7 @@ def test_memory_in_another_order() -> None:
 
 
 def constrained(net: nn.Module, **words: Any) -> list[Constraint]:
-    return make_constraints(Recipe(**words), net)
+    return constraints_of(Recipe(**words), net)
 
 
 def frozen() -> Any:
@@ -339,10 +345,10 @@ def test_biases_are_meant_by_their_own_names() -> None:
     words = Recipe(
         prune=PruneConfig({"*": 0.5, "*.bias": 0.4}), share=ShareConfig({"0.bias": 1, "3": 1})
     )
-    pruning, sharing = make_constraints(words, net)
+    pruning, sharing = constraints_of(words, net)
     assert isinstance(pruning, Pruning)
     assert isinstance(sharing, Sharing)
     assert list(pruning.masks) == ["0.weight", "0.bias", "1.bias", "3.weight", "3.bias"]
     assert list(sharing.codes) == ["0.bias", "3.weight"]
     with pytest.raises(RecipeError, match=r"'4\.bias', which no bias matches"):
-        make_constraints(Recipe(prune=PruneConfig({"4.bias": 0.5})), net)
+        constraints_of(Recipe(prune=PruneConfig({"4.bias": 0.5})), net)
