@@ -8,7 +8,7 @@ backward makes gradients ready, which is the order of the buckets.
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -32,6 +32,14 @@ class Probe:
     """Indices of this rank's parameters in rank 0's order; those not used come last."""
     deviating_ranks: list[int]
     """Ranks of which a loss, or a gradient, is not that of most ranks that have it."""
+
+    def order_of(self, named: Iterable[str], some: Iterable[str]) -> list[int]:
+        """The places of some parameters among these alone, in the order in which backward finishes
+        gradients. named: all that the probe was given.
+        """
+        names, place_of = list(named), {name: at for at, name in enumerate(some)}
+        in_order = (names[index] for index in self.ready_order)
+        return [place_of[name] for name in in_order if name in place_of]
 
 
 def run_probe(

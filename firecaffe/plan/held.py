@@ -10,6 +10,7 @@ from firecaffe.plan.chain import Unit
 from firecaffe.plan.in_parts import by_paths, by_rows, seen_bytes
 from firecaffe.plan.layouts import Layout
 from firecaffe.plan.memory import beside_micro_batch, memory_bytes
+from firecaffe.plan.update import UPDATES
 from firecaffe.plan.workload import LayerWork, Workload
 
 Layouts = Sequence[Layout]
@@ -98,6 +99,7 @@ def memory_of(
     is_whole = not any(each.parts * each.rows > 1 or each.computed for each in layouts)
     parts = memory_bytes(own, 1)
     most = max(each.batch for each in layouts)
+    update, updated = UPDATES[work.update_at], 0.0
     sums = running = shared = 0.0
     for unit, layout in zip(chain, layouts, strict=True):
         share = micro_batches_of(work, layout)
@@ -107,16 +109,19 @@ def memory_of(
             # with what the running ones have made.
             leaves = ceil(work.num_micro_batches / most)
             sums += weights * most / layout.batch * leaves.bit_length()
+            updated += weights
             continue
+        updated += weights * update.share(layout.batch)
         sums += weights * max(0, share.bit_length() - 1)
         running += weights
         if in_memory > 1 and layout.model == 1:
             shared += weights
     largest = max(work.bucket_bytes, max(own.tensors_bytes, default=0))
     arrives = shared * (in_memory - 1) / in_memory + 2.0 * min(largest, running - shared)
-    found = parts | {"sums": sums, "running": running, "buckets": arrives}
+    optimizer = updated * work.optimizer_vectors
+    found = parts | {"sums": sums, "running": running, "buckets": arrives, "optimizer": optimizer}
     copied = found["parameters"] + found["optimizer"]
-    made = float(own.parameter_bytes * work.update_vectors)
+    made = updated * work.update_vectors
     return beside_micro_batch(found | {"saving": copied if is_whole else 0.0, "updating": made})
 
 

@@ -147,7 +147,11 @@ def stages_step(
         data_s=rounds * fetch_s,
         activations_s=max(0.0, (length_s - max(computes_s)) * waits - rounds * fetch_s),
         exposed_communication_s=max(0.0, summed_s - length_s),
-        update_s=update_s(work, device, max(weights) / max(1, work.parameter_bytes)),
+        update_s=update_s(
+            work,
+            device,
+            max(weights) * cost.update.share(layout.batch) / max(1, work.parameter_bytes),
+        ),
         gradients_bytes=gradients,
         activations_bytes=sent_between,
     )
@@ -165,9 +169,11 @@ def _sums_s(cost: SplitCost, size: int, stage: Workload, backward: tuple[float, 
     """
     slowdown = cost.cluster.device.exchange_slowdown
     buckets = buckets_of(stage, MicroBatch(0.0, backward))
-    taken_s = cost.prices(size).seconds([each.num_elements for each in buckets])
+    whole_s = cost.prices(size).seconds([each.num_elements for each in buckets])
+    taken_s = [each * cost.update.before for each in whole_s]
     slowed_s, exposed_s = overlap(buckets, taken_s, sum(backward), slowdown=slowdown)
-    return slowed_s - sum(backward) + exposed_s
+    back_s = sum(whole_s) - sum(taken_s)
+    return slowed_s - sum(backward) + exposed_s + back_s
 
 
 def _message_s(cost: SplitCost, cut: int, numbers: float, has_state: bool) -> float:

@@ -34,6 +34,7 @@ from firecaffe.plan.network import Network
 from firecaffe.plan.price import Prices, ranks_per_node
 from firecaffe.plan.step_cost import prices_of, storage_s
 from firecaffe.plan.timeline import Bucket, overlap, slowest_of
+from firecaffe.plan.update import UPDATES
 from firecaffe.plan.workload import Workload
 
 ADDITION_PASSES = 3
@@ -70,6 +71,8 @@ class _Tensor:
     """Of the tree, that each worker sends."""
     ready_s: float
     num_bytes: int
+    is_shared_out: bool
+    """Whether its update may be."""
 
 
 class SplitCost:
@@ -90,6 +93,7 @@ class SplitCost:
         self.workers, self.exchange = workers, exchange
         self.network = Network(cluster.links, workers)
         self.exchanges = Exchanges(self.network)
+        self.update = UPDATES[work.update_at]
         self.itemsize = 2 if work.autocast in HALF_PRECISION else BYTES_PER_ELEMENT
         self._scale = correction(work, cluster.device, work.micro_batch_size)
         self._prices: dict[int, Prices] = {}
@@ -111,7 +115,7 @@ class SplitCost:
         slowed_s, exposed_s = self._beside_backward(tensors, backward_s)
         between = [self.between(at, *pair) for at, pair in enumerate(pairwise(layouts))]
         between += [self.inside(*each, most) for each in own]
-        updated = sum(weights_bytes(unit, layout) for unit, layout in own)
+        updated = sum(self._updated_bytes(*each, most) for each in own)
         step = SplitStep(
             compute_s=(computed_s + slowed_s - backward_s)
             * slowest_of(self.workers, device.jitter, rounds),
@@ -138,6 +142,11 @@ class SplitCost:
     def alone_s(self) -> float:
         """The step of one worker, which has the whole network."""
         return forecast(self.work, self.cluster, 1, "tree").step_s
+
+    def _updated_bytes(self, unit: Unit, layout: Layout, most: int) -> float:
+        """Of the weights that each worker updates."""
+        share = 1.0 if is_apart(layout, most) else self.update.share(layout.batch)
+        return share * weights_bytes(unit, layout)
 
     def unit_s(self, unit: Unit, layout: Layout) -> float:
         """Computing of a step."""
@@ -259,11 +268,12 @@ class SplitCost:
             in_round = ceil(most / layout.batch)
             for work, seconds in [*zip(part_of(unit, layout), backward_s, strict=True)][::-1]:
                 passed_s += in_round * seconds
+                apart = is_apart(layout, most)
                 found = [
-                    _Tensor(layout.model, nodes_of(layout, most), passed_s, size)
+                    _Tensor(layout.model, nodes_of(layout, most), passed_s, size, not apart)
                     for size in work.parameters_bytes[::-1]
                 ]
-                if is_apart(layout, most):
+                if apart:
                     late += found
                 else:
                     tensors += found
@@ -275,19 +285,23 @@ class SplitCost:
         """What the last round's backward takes, and what is left of the exchange after it."""
         sent: list[tuple[int, Bucket]] = []
         of_nodes: list[float] = []
-        for (model, nodes), run in groupby(tensors, lambda each: (each.model, each.nodes)):
+        before: list[float] = []
+        kinds = groupby(tensors, lambda each: (each.model, each.nodes, each.is_shared_out))
+        for (model, nodes, is_shared_out), run in kinds:
             own = [*run]
             for start, stop in cut([each.num_bytes for each in own], self.work.bucket_bytes):
                 size = sum(each.num_bytes for each in own[start:stop]) // BYTES_PER_ELEMENT
                 sent.append((model, Bucket(own[stop - 1].ready_s, size)))
                 of_nodes.append(sent_nodes(nodes))
+                before.append(self.update.before if is_shared_out else 1.0)
         by_model: dict[int, list[int]] = {}
         for model, bucket in sent:
             by_model.setdefault(model, []).append(bucket.num_elements)
         taken = {model: iter(self.prices(model).seconds(own)) for model, own in by_model.items()}
-        taken_s = [
+        whole_s = [
             more * next(taken[model]) for (model, _), more in zip(sent, of_nodes, strict=True)
         ]
+        taken_s = [seconds * share for seconds, share in zip(whole_s, before, strict=True)]
         lanes, together = self.cluster.lanes, 1.0
         if any(self.prices(model).across for model in by_model):
             lanes = 1
@@ -296,7 +310,8 @@ class SplitCost:
             together = self.prices(model).share_beside_another(largest.num_elements, lanes)
         buckets = [bucket for _, bucket in sent]
         slowdown = self.cluster.device.exchange_slowdown
-        return overlap(buckets, taken_s, backward_s, lanes, together, slowdown)
+        slowed_s, exposed_s = overlap(buckets, taken_s, backward_s, lanes, together, slowdown)
+        return slowed_s, exposed_s + sum(whole_s) - sum(taken_s)
 
 
 def sent_nodes(nodes: int) -> float:

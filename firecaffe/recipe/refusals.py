@@ -88,11 +88,6 @@ _SHARDS = (
         "an optimizer of your own may need what other workers have",
         f"{', '.join(BY_LAYER)} update each parameter by itself",
     ),
-    Refusal(
-        (IN_SHARDS, SPLIT),
-        "a part of a layer need not be rows, by which shards are cut",
-        kind="unwritten",
-    ),
 )
 
 _PARALLEL = (

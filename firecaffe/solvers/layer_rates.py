@@ -45,7 +45,7 @@ class LayerRates(optim.Optimizer, ABC):
                 found.append((group, weights, self.directions(group, weights, gradients)))
         every = [each for _, weights, _ in found for each in weights]
         directions = [each for _, _, own in found for each in own]
-        lengths = zip(*self._norms(every, [every, directions]), strict=True) if found else ()
+        lengths = zip(*self._norms(every, [every, directions]), strict=True)
         of_weights = dict(zip(every, lengths, strict=True))
         for group, weights, own in found:
             self.update(group, weights, own, [of_weights[each] for each in weights])

@@ -12,4 +12,4 @@ weight is a part of one that several ranks hold, they are those of the whole ten
 
 def own_norms(_: Sequence[Tensor], lists: Sequence[Sequence[Tensor]]) -> Sequence[Sequence[Tensor]]:
     """The norms of tensors that this rank has whole; see `Norms`."""
-    return [torch._foreach_norm(list(each)) for each in lists]
+    return [torch._foreach_norm(list(each)) if each else [] for each in lists]

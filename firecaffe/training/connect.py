@@ -41,7 +41,8 @@ def connect(
         run = run.without_shared_memory()
     else:
         resources.callback(local.close)  # also if there is no exchange yet that closes it
-    orders = [learner.ready_order(each.named) for each in summed]
+    named, order_of = learner.holding.named, learner.probe.order_of
+    orders = [order_of(named, each.named) for each in summed]
     choice = None
     if run.algorithm == AUTO and run.has_exchange:
         buckets = list[int]()

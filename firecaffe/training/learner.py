@@ -1,11 +1,9 @@
 """The learner of this rank: network, task and optimizer, their state, and their probe."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-
-from torch import nn
 
 from firecaffe.cluster.agree import agree
 from firecaffe.cluster.world import World
@@ -69,14 +67,6 @@ class Learner:
     """Why newer checkpoints of the run that `model.weights` names were not taken."""
     inventory: Inventory | None
     """What the look at the network has found; None if layers or stages are shared out."""
-
-    def ready_order(self, part: Mapping[str, nn.Parameter]) -> list[int]:
-        """The places in some of the trained parameters, in the order in which backward finishes
-        gradients.
-        """
-        names, place_of = list(self.holding.named), {name: at for at, name in enumerate(part)}
-        in_order = (names[index] for index in self.probe.ready_order)
-        return [place_of[name] for name in in_order if name in place_of]
 
 
 def build_learner(

@@ -1,6 +1,6 @@
 """Weights and buffers as pieces of a training's state: every rank holds all of them."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -55,9 +55,5 @@ def load_parts(parts: dict[str, HeldPart], stored: Stored) -> None:
 @torch.no_grad()
 def take_rows(part: HeldPart, stored: Stored, name: str) -> None:
     """Takes what this rank holds of a stored tensor of the same shape, and reads no more."""
-    rows = stored[name] if part.rows is None else stored.rows(name, part.rows, part.dim)
-    own: Sequence[Tensor] = [rows]
-    if part.rest:
-        own = torch.split(rows, [each.shape[part.dim] for each in part.tensors], part.dim)
-    for tensor, each in zip(part.tensors, own, strict=True):
-        tensor.copy_(each)
+    for rows, tensor in part.runs:
+        tensor.copy_(stored[name] if rows is None else stored.rows(name, rows, part.dim))

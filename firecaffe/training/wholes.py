@@ -24,9 +24,7 @@ class Wholes(Protocol):
         """The whole weight's name, by this rank's."""
 
     def of_own(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors of which this rank has a part. All ranks that have one call it. Raises:
-        PeerLostError.
-        """
+        """The tensors of which this rank has a part. All ranks call it. Raises: PeerLostError."""
 
     def of_all(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Those of all ranks, in the network's order. All ranks call it. Raises: PeerLostError."""
@@ -56,16 +54,18 @@ class OfRanks:
     """See `Wholes`. They are exchanged through the host's memory."""
 
     world: Group
-    row: Group
-    """The ranks among which one tensor may be cut."""
+    sharers: Group | None
+    """The ranks among which tensors are cut; None if each is whole where it is."""
     in_parts: Callable[[Piece], Piece]
     """A piece of tensors by this rank's names, by those of whole ones."""
     name: Callable[[str], str]
 
     def of_own(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
         held = self._piece(parts).parts()
-        cut = {name: part for name, part in held.items() if part.rows is not None}
-        found = give_all(self.row, cut) if cut else {}
+        found = dict[str, Tensor]()
+        if self.sharers is not None:  # a rank without a part of any helps the others
+            cut = {name: part for name, part in held.items() if part.rows is not None}
+            found = give_all(self.sharers, cut)
         return {
             name: found[name].to(part.tensor.device) if name in found else part.tensor
             for name, part in held.items()

@@ -29,12 +29,17 @@ class HeldPart:
     """The place among the tensors of all ranks; of the same place, rank 0's come first."""
     dim: int = 0
     """The dimension of which they are rows."""
-    rest: tuple[Tensor, ...] = ()
-    """Live tensors with further rows, behind those of `tensor`."""
+    rest: tuple[tuple[range, Tensor], ...] = ()
+    """Further rows, and live tensors of them."""
+
+    @property
+    def runs(self) -> tuple[tuple[range | None, Tensor], ...]:
+        """All rows that are here, with the tensors that they are in."""
+        return (self.rows, self.tensor), *self.rest
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        return self.tensor, *self.rest
+        return tuple(tensor for _, tensor in self.runs)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -44,10 +49,10 @@ class HeldPart:
             own[self.dim] = self.num_rows
         return tuple(own)
 
-    def on_host(self) -> Tensor:
-        """All rows that are here, on the CPU; the live tensor itself if it can be."""
-        tensors = [each.detach().cpu() for each in self.tensors]
-        return (torch.cat(tensors, self.dim) if self.rest else tensors[0]).contiguous()
+    def on_host(self, rows: range | None) -> Tensor:
+        """The tensor of these rows, on the CPU; the live one itself if it can be."""
+        found = next(tensor for own, tensor in self.runs if own == rows)
+        return found.detach().cpu().contiguous()
 
 
 Holder = tuple[int, range | None]
@@ -79,20 +84,21 @@ def list_wholes(world: Group, parts: Mapping[str, HeldPart]) -> list[Whole]:
     PeerLostError.
     """
     own = [
-        [name, part.order, part.shape, str(part.tensor.dtype), part.dim, _ends(part.rows)]
+        [name, part.order, part.shape, str(part.tensor.dtype), part.dim, _ends(part)]
         for name, part in parts.items()
     ]
     kinds: dict[str, tuple[int, tuple[int, ...], str, int]] = {}
     found: dict[str, list[Holder]] = {}
     for rank, text in enumerate(gather_text(world, json.dumps(own))):
-        for name, order, shape, dtype, dim, ends in json.loads(text):
+        for name, order, shape, dtype, dim, runs in json.loads(text):
             kind = order, tuple(shape), dtype, dim
             if kinds.setdefault(name, kind) != kind:
                 raise AgreementError(
                     f"rank {rank} holds {name} as {dtype} {kind[1]} at place {order}, another rank "
                     f"as {kinds[name][2]} {kinds[name][1]} at place {kinds[name][0]}"
                 )
-            found.setdefault(name, []).append((rank, None if ends is None else range(*ends)))
+            held = [(rank, None if ends is None else range(*ends)) for ends in runs]
+            found.setdefault(name, []).extend(held)
     return [
         Whole(name, shape, _dtype(dtype), _holders(name, shape[dim : dim + 1], found[name]), dim)
         for name, (_, shape, dtype, dim) in sorted(kinds.items(), key=lambda item: item[1][0])
@@ -110,21 +116,21 @@ def collect(
     for each in listed:
         own = parts.get(each.name)
         if not world.is_first:
-            for _ in (rank for rank, _ in each.holders if rank == world.rank):
+            for rows in (rows for rank, rows in each.holders if rank == world.rank):
                 assert own is not None
                 with waiting(world), peers_may_be_lost(world):
-                    dist.send(own.on_host(), group_dst=0, group=world.group)
+                    dist.send(own.on_host(rows), group_dst=0, group=world.group)
             continue
         if each.holders == ((0, None),):
             assert own is not None
-            yield each.name, own.on_host()
+            yield each.name, own.on_host(None)
             continue
         whole = torch.empty(each.shape, dtype=each.dtype)
         for rank, rows in each.holders:
             place = whole if rows is None else whole.narrow(each.dim, rows.start, len(rows))
             if rank == 0:
                 assert own is not None
-                place.copy_(own.on_host())
+                place.copy_(own.on_host(rows))
                 continue
             if not place.is_contiguous():  # rows of another dimension than the first
                 _receive_apart(world, rank, place)
@@ -146,7 +152,7 @@ def give_all(world: Group, parts: Mapping[str, HeldPart]) -> dict[str, Tensor]:
         for rank, rows in each.holders:
             place = whole if rows is None else whole.narrow(each.dim, rows.start, len(rows))
             if rank == world.rank:
-                place.copy_(parts[each.name].on_host())
+                place.copy_(parts[each.name].on_host(rows))
             if world.group is None:
                 continue
             sent = place.contiguous()
@@ -181,8 +187,8 @@ def _holders(name: str, rows_shape: tuple[int, ...], found: Sequence[Holder]) ->
     return tuple(holders)
 
 
-def _ends(rows: range | None) -> tuple[int, int] | None:
-    return None if rows is None else (rows.start, rows.stop)
+def _ends(part: HeldPart) -> list[tuple[int, int] | None]:
+    return [None if rows is None else (rows.start, rows.stop) for rows, _ in part.runs]
 
 
 def _dtype(text: str) -> torch.dtype:

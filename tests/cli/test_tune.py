@@ -83,7 +83,7 @@ def test_a_search_to_its_end_and_again(
     seeds = {path.name.split("-")[-1] for path in out.glob("*-seed-*") if path.is_dir()}
     assert seeds == {"1", "2"}  # the finalists', and behind them the verdict's
 
-    other = [word.replace("64", "128") for word in words]
+    other = ["128" if word == "64" else word for word in words]
     assert firecaffe.cli.main(["tune", str(recipe), "--train.steps", "256", *other]) == 8
     (out / "search.json").write_text("[]")
     assert firecaffe.cli.main(command) == 8

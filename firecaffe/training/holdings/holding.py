@@ -14,6 +14,7 @@ from firecaffe.training.evaluate import EvalBatch
 from firecaffe.training.first_look import FirstLook
 from firecaffe.training.forward import Forward
 from firecaffe.training.holdings.ready import Ready
+from firecaffe.training.parallel.pieces import Names
 from firecaffe.training.piece import Numbers, Piece
 from firecaffe.training.times import FetchBatch, Spent
 from firecaffe.training.updates.part_sums import PartSums
@@ -114,8 +115,17 @@ class Holding(Protocol):
     def spread(self) -> Spread:
         """What ranks that hold one model find out together. All of them call it."""
 
+    def spread_over(self, groups: Sequence[Group], updated: Mapping[str, nn.Parameter]) -> Spread:
+        """The same if each rank of these groups knows sums of what it updates alone: those
+        parameters, by its names.
+        """
+
     def wholes(self) -> Wholes:
         """How weights come together of which this rank has parts."""
+
+    @property
+    def names(self) -> Names:
+        """The names of the whole network's tensors, by this rank's."""
 
     def take_first_weights(self) -> list[int]:
         """Gives all ranks the same first weights. Returns the ranks that had made others."""

@@ -1,9 +1,10 @@
 """What all ranks do alike that hold one model together with others, in whatever parts."""
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 
 from torch import Tensor, nn
 
+from firecaffe.cluster.group import Group
 from firecaffe.data import Batches
 from firecaffe.gradients.codec_memory import CodecMemory
 from firecaffe.inventory.findings import Inventory
@@ -12,7 +13,7 @@ from firecaffe.training.forward import Forward
 from firecaffe.training.holdings.whole import Whole
 from firecaffe.training.local.names import NamesOfReplicas
 from firecaffe.training.parallel.held import RowNetwork
-from firecaffe.training.parallel.pieces import InParts, NumbersInParts
+from firecaffe.training.parallel.pieces import InParts, Names, NumbersInParts
 from firecaffe.training.parallel.reference import reference_gradients
 from firecaffe.training.piece import Numbers, Piece
 from firecaffe.training.updates.part_codec import MemoryInParts
@@ -35,19 +36,26 @@ class InRow(Whole):
         return reference_gradients(self.forward)
 
     def spread(self) -> Spread:
+        return self.spread_over([self.held.mesh.row], self.named)
+
+    def spread_over(self, groups: Sequence[Group], updated: Mapping[str, nn.Parameter]) -> Spread:
         """Of gradients in the order in which their sums come."""
         names = [*self.summed, *(name for name in self.named if name not in self.summed)]
         return Among(
-            [self.held.mesh.row],
+            groups,
             {name: each.dtype for name, each in self.held.trained_outline.items()},
             {name: self.held.part(name) for name in names},
-            self.named,
+            updated,
             self.knows_loss,
         )
 
     def wholes(self) -> Wholes:
-        mesh = self.held.mesh
-        return OfRanks(mesh.world, mesh.row, self.piece, self.whole_name)
+        mesh, names = self.held.mesh, self.held.names
+        return OfRanks(mesh.world, mesh.row if names.is_cut else None, self.piece, self.whole_name)
+
+    @property
+    def names(self) -> Names:
+        return self.held.names
 
     def take_first_weights(self) -> list[int]:
         """They were taken when parts were drawn."""

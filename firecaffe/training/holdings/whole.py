@@ -16,10 +16,11 @@ from firecaffe.training.evaluate import EvalBatch, autocast
 from firecaffe.training.first_look import FirstLook
 from firecaffe.training.forward import Forward, laid_out
 from firecaffe.training.holdings.ready import Ready
+from firecaffe.training.parallel.pieces import Names
 from firecaffe.training.piece import Numbers, Piece
 from firecaffe.training.times import FetchBatch, Spent
 from firecaffe.training.updates.part_sums import PartSums
-from firecaffe.training.updates.spread import Alone, Spread
+from firecaffe.training.updates.spread import Alone, Among, Part, Spread
 from firecaffe.training.weights import Weights
 from firecaffe.training.wholes import AllHere, Wholes
 
@@ -102,8 +103,16 @@ class Whole:
     def spread(self) -> Spread:
         return Alone(self.named)
 
+    def spread_over(self, groups: Sequence[Group], updated: Mapping[str, nn.Parameter]) -> Spread:
+        network = {name: each.dtype for name, each in self.named.items()}
+        return Among(groups, network, {name: Part(name) for name in self.named}, updated)
+
     def wholes(self) -> Wholes:
         return AllHere()
+
+    @property
+    def names(self) -> Names:
+        return Names({}, {name: place for place, name in enumerate(self.outline)}, frozenset())
 
     def take_first_weights(self) -> list[int]:
         pieces = self.pieces().items()

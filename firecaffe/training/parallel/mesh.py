@@ -18,6 +18,11 @@ class Mesh:
     sharers: Group
     """Those that share out the micro-batches of a step, and sum gradients over them."""
 
+    @property
+    def groups(self) -> list[Group]:
+        """Over which what each rank has is summed one after the other, so that it counts once."""
+        return [self.sharers] if self.sharers is self.world else [self.sharers, self.row]
+
 
 def make_mesh(world: World, layout: Layout, resources: ExitStack) -> Mesh:
     """All ranks call it. resources: takes the groups."""

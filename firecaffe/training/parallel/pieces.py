@@ -50,6 +50,11 @@ class Names:
     elsewhere: frozenset[str]
     """The whole tensors that other ranks have alone."""
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether ranks have parts of tensors."""
+        return any(source.cut for source in self.sources.values())
+
     def source(self, path: str) -> tuple[Source, str]:
         """Where a tensor of a piece comes from, and its path by the whole tensor's name."""
         name, slash, key = path.partition("/")
@@ -111,9 +116,8 @@ def _held(parts: Sequence[tuple[Source, Tensor]], place: int) -> HeldPart:
     # What an optimizer counts is no row of a weight.
     if not source.cut or first.ndim <= source.dim or first.shape[source.dim] != len(source.range):
         return HeldPart(first, order=place)
-    rows = range(source.range.start, parts[-1][0].range.stop)
-    rest = tuple(tensor for _, tensor in parts[1:])
-    return HeldPart(first, rows, source.cut[-1], place, source.dim, rest)
+    rest = tuple((other.range, tensor) for other, tensor in parts[1:])
+    return HeldPart(first, source.range, source.cut[-1], place, source.dim, rest)
 
 
 class NumbersInParts:

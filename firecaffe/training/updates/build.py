@@ -3,13 +3,14 @@
 from collections.abc import Mapping
 from functools import partial
 
-from torch import nn
+from torch import nn, optim
 
 from firecaffe.gradients.buckets import ALIGNMENT
 from firecaffe.gradients.compressors.codec import ROW
 from firecaffe.gradients.probe import Probe
 from firecaffe.gradients.shards import make_shards
 from firecaffe.recipe.run import Run
+from firecaffe.recipe.sections import Recipe
 from firecaffe.solvers.optimizer import make_optimizer
 from firecaffe.training.constraint import make_constraints
 from firecaffe.training.ema import Ema
@@ -20,7 +21,6 @@ from firecaffe.training.updates.applier import Applier
 from firecaffe.training.updates.every_rank import EveryRank
 from firecaffe.training.updates.loss_scale import LossScale
 from firecaffe.training.updates.shard_owners import ShardOwners, names_of
-from firecaffe.training.updates.spread import Among, Part
 from firecaffe.training.wholes import OfRanks
 
 
@@ -32,34 +32,44 @@ def make_update(
 
     Raises: RecipeError.
     """
-    recipe, solver = run.recipe, run.recipe.solver
-    named, everywhere = holding.named, holding.everywhere
-    forward, clip = holding.forward, solver.clip_gradients
-
-    def average_of(weights: Mapping[str, nn.Parameter]) -> Ema | None:
-        words = recipe.train
-        return Ema(weights, words.ema_decay, words.ema_warmup) if words.ema_decay else None
-
     if run.route.to_owners:
-        buckets = named, probe.ready_order, recipe.exchange.bucket_bytes
-        sharers = mesh.sharers
-        alignment = ROW if recipe.exchange.codec else ALIGNMENT
-        place, is_whole = (sharers.world_size, sharers.rank), recipe.updates_whole_layers
-        shards = make_shards(*buckets, *place, is_whole, alignment)
-        network = {name: each.dtype for name, each in everywhere.items()}
-        parts = {name: Part(name) for name in named}
-        groups, knows_loss = [sharers, mesh.row], holding.knows_loss
-        spread = Among(groups, network, parts, shards.own, knows_loss)
-        optimizer = make_optimizer(everywhere, solver, runs=shards.own)
-        scale = LossScale(forward.scaler, optimizer, forward.device)
-        in_parts = partial(InParts, names=names_of(shards, everywhere))
-        wholes = OfRanks(mesh.world, mesh.row, in_parts, str)
-        constraints = make_constraints(recipe, holding.outline, shards.own, wholes)
-        applier = Applier(optimizer, scale, constraints, average_of(shards.own))
-        return ShardOwners(holding, shards, applier, spread, clip, wholes)
-    of_model, names = holding.spread(), holding.whole_name
-    optimizer = make_optimizer(everywhere, solver, delayed, called=names, norms=of_model.norms)
-    scale = LossScale(forward.scaler, optimizer, forward.device)
+        return _owners(run, holding, probe, mesh)
+    recipe, solver, named = run.recipe, run.recipe.solver, holding.named
+    spread, names = holding.spread(), holding.whole_name
+    optimizer = make_optimizer(
+        holding.everywhere, solver, delayed, called=names, norms=spread.norms
+    )
     constraints = make_constraints(recipe, holding.outline, named, holding.wholes())
-    applier = Applier(optimizer, scale, constraints, average_of(named))
-    return EveryRank(holding, applier, of_model, clip)
+    applier = Applier(optimizer, _scale(holding, optimizer), constraints, _average(recipe, named))
+    return EveryRank(holding, applier, spread, solver.clip_gradients)
+
+
+def _owners(run: Run, holding: Holding, probe: Probe, mesh: Mesh) -> ShardOwners:
+    recipe, solver = run.recipe, run.recipe.solver
+    sharers, summed = mesh.sharers, holding.summed
+    buckets = summed, probe.order_of(holding.named, summed), recipe.exchange.bucket_bytes
+    alignment = ROW if recipe.exchange.codec else ALIGNMENT
+    is_cut = holding.names.is_cut  # not always by rows
+    place, is_whole = (sharers.world_size, sharers.rank), is_cut or recipe.updates_whole_layers
+    shards = make_shards(*buckets, *place, is_whole, alignment)
+    own, names = shards.own, holding.whole_name
+    # What is not shared out every rank updates.
+    own.update({name: each for name, each in holding.named.items() if name not in summed})
+    spread = holding.spread_over(mesh.groups, own)
+    optimizer = make_optimizer(
+        holding.everywhere, solver, runs=own, called=names, norms=spread.norms
+    )
+    in_parts = partial(InParts, names=names_of(shards, holding.names))
+    wholes = OfRanks(mesh.world, mesh.world if is_cut else None, in_parts, names)
+    constraints = make_constraints(recipe, holding.outline, own, wholes)
+    applier = Applier(optimizer, _scale(holding, optimizer), constraints, _average(recipe, own))
+    return ShardOwners(holding, shards, applier, spread, solver.clip_gradients, wholes)
+
+
+def _scale(holding: Holding, optimizer: optim.Optimizer) -> LossScale:
+    return LossScale(holding.forward.scaler, optimizer, holding.forward.device)
+
+
+def _average(recipe: Recipe, weights: Mapping[str, nn.Parameter]) -> Ema | None:
+    words = recipe.train
+    return Ema(weights, words.ema_decay, words.ema_warmup) if words.ema_decay else None

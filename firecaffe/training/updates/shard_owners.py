@@ -6,7 +6,7 @@ of its shard: pieces in parts, by the names of whole parameters, so that any lay
 other's checkpoint.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -59,15 +59,14 @@ class ShardOwners(EveryRank):
     def constrain(self) -> None:
         super().constrain()
         found = self._wholes.of_all(self.shards.own)
-        for name, weight in self.holding.named.items():
-            weight.copy_(found[name])
+        self.holding.wholes().put(found, self.holding.named)
 
     def numbers(self) -> Numbers:
         return NumbersInParts(OptimizerNumbers(self._own, self.applier.optimizer), self._names)
 
     @property
     def _names(self) -> Names:
-        return names_of(self.shards, self.holding.everywhere)
+        return names_of(self.shards, self.holding.names)
 
     def check(self, totals: Totals, counted: int) -> Found:
         begun = self.queue.mark()
@@ -113,16 +112,18 @@ class ShardOwners(EveryRank):
         return self._exchanges
 
 
-def names_of(shards: Shards, everywhere: Iterable[str]) -> Names:
-    """The names of this rank's rows. everywhere: those of the weights of all ranks, in order."""
-    places = {name: place for place, name in enumerate(everywhere)}
-    elsewhere = places.keys() - shards.own.keys()
-    cut = {
-        name: Source(name, 0, rows, shards.rank)
-        for name, rows in shards.rows.items()
-        if name in shards.own and (rows[shards.rank], rows[shards.rank + 1]) != (0, rows[-1])
+def names_of(shards: Shards, names: Names) -> Names:
+    """The names of what this rank updates. names: of what it holds, of which shards are rows, or
+    some that are whole.
+    """
+    sources = {name: names.source(name)[0] for name in shards.own}
+    elsewhere = names.places.keys() - {each.whole for each in sources.values()}
+    rows = {
+        name: Source(name, 0, cut, shards.rank)
+        for name, cut in shards.rows.items()
+        if name in shards.own and (cut[shards.rank], cut[shards.rank + 1]) != (0, cut[-1])
     }
-    return Names(cut, places, frozenset(elsewhere))
+    return Names(sources | rows, names.places, frozenset(elsewhere))
 
 
 class _Own(nn.Module):

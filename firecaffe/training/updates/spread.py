@@ -183,9 +183,9 @@ class Among:
     ) -> Sequence[Sequence[Tensor]]:
         """The norms of whole tensors; see `solvers.norms.Norms`. Raises: PeerLostError."""
         own = own_norms(weights, lists)
+        if self._num_parts == len(self._spans):
+            return own  # of whole tensors
         spans = [self._span_of[each] for each in weights]
-        if all(len(span) == 1 for span in spans):
-            return own  # the same on all ranks, or of a tensor that one rank has
         told = self._sum(self._told(weights, own))
         return [
             [

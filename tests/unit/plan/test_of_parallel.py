@@ -36,6 +36,43 @@ def test_a_recipe_is_priced_as_the_way_that_it_is(scheme: str, way: str) -> None
     assert found.memory == plan.memory
 
 
+@pytest.mark.parametrize(
+    ("words", "shared"),
+    [
+        (ParallelConfig(0, 2, TRICK, 2), "all"),
+        (ParallelConfig(0, 2, TRICK, 2, "one_weird_trick"), "features"),
+        (ParallelConfig(stages=["classifier"]), "all"),
+    ],
+)
+def test_an_update_in_shards_is_shared_by_those_that_sum(
+    words: ParallelConfig, shared: str
+) -> None:
+    """Of Adam's two vectors a worker has its share; and all wait for the weights on their way back,
+    which takes half as long as a sum.
+    """
+    work = replace(WORK, optimizer_vectors=2, num_classes=0)
+    layout = OwnLayout(words, words.split)
+    by_all, by_owners = (
+        own_cost(ALEXNET, replace(work, update_at=each), layout).plans(CLUSTER, 8, "ring")[0]
+        for each in ("all", "shards")
+    )
+    whole, mine = by_all.memory["optimizer"], by_owners.memory["optimizer"]
+    if shared == "all":
+        assert mine == pytest.approx(whole / 4, rel=0.001)  # rows are not cut
+    else:  # parts of fully connected layers each worker of a column updates
+        of_parts = sum(
+            sum(each.parameters_bytes)
+            for unit in chain_of(ALEXNET, work)
+            if unit.name.startswith("classifier")
+            for each in unit.works
+        )
+        assert of_parts < mine < whole
+        assert mine == pytest.approx((whole - of_parts) / 8 + of_parts, rel=0.01)
+    assert by_owners.step.update_s < by_all.step.update_s
+    if shared == "all":
+        assert by_owners.step.exposed_communication_s > by_all.step.exposed_communication_s
+
+
 def test_parts_of_a_worker_are_products_of_their_own() -> None:
     """Each has the overhead of its calls; nothing else differs."""
     few, many = (own(ParallelConfig(1, 2, TRICK, parts), 2) for parts in (2, 8))
