@@ -125,6 +125,7 @@ def stages_step(
     of_stages = [replace(work, layers=own) for own in works]
     backwards = [tuple(scale * seconds for _, seconds in reversed(own)) for own in times]
     weights = [own.parameter_bytes for own in of_stages]
+    updated = max(weights) * cost.update.share(layout.batch)
     sums_s = list(map(partial(_sums_s, cost, size), of_stages, backwards))
     length_s = max(found.ends_s)
     summed_s = max(end + own for end, own in zip(found.ends_s, sums_s, strict=True))
@@ -134,10 +135,9 @@ def stages_step(
         most_held(actions) * sum(each.output_bytes for each in own if each.backward_share > 0)
         for actions, own in zip(orders, works, strict=True)
     ]
-    memory = [
-        memory_bytes(replace(own, activation_bytes=kept), layout.batch, is_whole=False)
-        for own, kept in zip(of_stages, activations, strict=True)
-    ]
+    holding = zip(of_stages, activations, strict=True)
+    held = [replace(own, activation_bytes=kept) for own, kept in holding]
+    memory = [memory_bytes(each, layout.batch, is_whole=False) for each in held]
     sent = _sent(cost, crossings, layout)
     gradients, sent_between = max(
         zip((sum_numbers(layout.batch, own) for own in weights), sent, strict=True), key=sum
@@ -147,11 +147,7 @@ def stages_step(
         data_s=rounds * fetch_s,
         activations_s=max(0.0, (length_s - max(computes_s)) * waits - rounds * fetch_s),
         exposed_communication_s=max(0.0, summed_s - length_s),
-        update_s=update_s(
-            work,
-            device,
-            max(weights) * cost.update.share(layout.batch) / max(1, work.parameter_bytes),
-        ),
+        update_s=update_s(work, device, updated / max(1, work.parameter_bytes)),
         gradients_bytes=gradients,
         activations_bytes=sent_between,
     )
