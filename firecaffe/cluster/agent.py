@@ -110,6 +110,8 @@ class FaultAgent(SimpleElasticAgent):
         self._is_left = False
         self._signal: tuple[float, signal.Signals] | None = None
         """The first signal of those that count as one, and when it came."""
+        self._is_starting = False
+        """Whether ranks are being started, which nothing may interrupt."""
         self._ranks: dict[int, RankProcess] = {}
         """This host's ranks of this start, by global rank."""
         self._result = RunResult(WorkerState.INIT)
@@ -153,17 +155,21 @@ class FaultAgent(SimpleElasticAgent):
         if threading.current_thread() is threading.main_thread():
             for number in heard(SIGNALS):
                 signal.signal(number, self._hear)
-        spec = worker_group.spec
-        self._ranks = {}
-        for worker in worker_group.workers:
-            report = self.reports / os.environ[ATTEMPT] / f"{worker.local_rank}.json"
-            self._ranks[worker.global_rank] = RankProcess.start(
-                worker.local_rank,
-                [str(spec.entrypoint), *map(str, spec.args)],
-                self._words_of(worker_group, worker),
-                report,
-            )
+        self._ranks, self._is_starting = {}, True
+        try:
+            for worker in worker_group.workers:
+                self._ranks[worker.global_rank] = self._start(worker_group, worker)
+        finally:
+            self._is_starting = False
+        self._raise_dropped()
         return {each.local_rank: each.process.pid for each in self._ranks.values()}
+
+    def _start(self, worker_group: WorkerGroup, worker: Worker) -> RankProcess:
+        spec = worker_group.spec
+        report = self.reports / os.environ[ATTEMPT] / f"{worker.local_rank}.json"
+        command = [str(spec.entrypoint), *map(str, spec.args)]
+        words = self._words_of(worker_group, worker)
+        return RankProcess.start(worker.local_rank, command, words, report)
 
     def _words_of(self, worker_group: WorkerGroup, worker: Worker) -> dict[str, str]:
         """What a rank finds in its environment, as torchrun has it."""
@@ -202,7 +208,8 @@ class FaultAgent(SimpleElasticAgent):
             self._signal = now, sent
         elif now - self._signal[0] <= SAME_S:
             return
-        raise _ended_by(sent)
+        if not self._is_starting:  # a process that nobody knows of would be left
+            raise _ended_by(sent)
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         self._raise_dropped()
@@ -236,8 +243,9 @@ class FaultAgent(SimpleElasticAgent):
         return self._result
 
     def _raise_dropped(self) -> None:
-        """Raises a signal that has come in a destructor or a hook of a fork, in which Python drops
-        what is raised. What it had not dropped has ended `run`.
+        """Raises a signal that has come while ranks were being started; or in a destructor or a
+        hook of a fork, in which Python drops what is raised. What it had not dropped has ended
+        `run`.
         """
         if self._signal is not None:
             raise _ended_by(self._signal[1])

@@ -12,6 +12,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from firecaffe.cluster import agent as agents
 from firecaffe.cluster.agent import SIGNALS, FaultAgent
+from firecaffe.cluster.groups import ATTEMPT
 from firecaffe.cluster.rank_process import RankProcess
 from firecaffe.cluster.signals import SAME_S, handlers_kept
 
@@ -50,7 +51,7 @@ def test_signals_that_come_together_end_the_agent_once(monkeypatch: pytest.Monke
     now_s = 100.0
     monkeypatch.setattr(agents, "time", SimpleNamespace(monotonic=lambda: now_s))
     agent: Any = object.__new__(FaultAgent)
-    agent.ended_by_us, agent._signal = set(), None
+    agent.ended_by_us, agent._signal, agent._is_starting = set(), None, False
     with handlers_kept(SIGNALS):
         agent._start_workers(SimpleNamespace(workers=[], spec=None))
         with pytest.raises(SignalException) as ended:
@@ -73,7 +74,7 @@ class Interrupted:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_signal_that_comes_in_a_destructor_is_not_lost() -> None:
     agent: Any = object.__new__(FaultAgent)
-    agent.ended_by_us, agent._signal = set(), None
+    agent.ended_by_us, agent._signal, agent._is_starting = set(), None, False
     agent._let_go, agent._ranks = None, {}
     with handlers_kept(SIGNALS):
         agent._start_workers(SimpleNamespace(workers=[], spec=None))
@@ -82,3 +83,29 @@ def test_a_signal_that_comes_in_a_destructor_is_not_lost() -> None:
             with pytest.raises(SignalException) as ended:
                 look(SimpleNamespace())
             assert ended.value.sigval == signal.SIGINT
+
+
+def test_a_signal_leaves_no_rank_that_has_just_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes after the fork, before anybody knows of the process."""
+    begun = []
+
+    def start(local_rank: int, *_: object) -> RankProcess:
+        begun.append(local_rank)
+        os.kill(os.getpid(), signal.SIGINT)
+        return Ranks().process(0)
+
+    monkeypatch.setattr(RankProcess, "start", start)
+    monkeypatch.setenv(ATTEMPT, "0")
+    monkeypatch.setattr(FaultAgent, "_words_of", lambda *_: {})
+    agent: Any = object.__new__(FaultAgent)
+    agent.ended_by_us, agent._signal, agent._is_starting = set(), None, False
+    agent.reports = tmp_path
+    workers = [SimpleNamespace(local_rank=rank, global_rank=rank) for rank in range(2)]
+    spec = SimpleNamespace(entrypoint="rank", args=())
+    with handlers_kept(SIGNALS):
+        with pytest.raises(SignalException) as ended:
+            agent._start_workers(SimpleNamespace(workers=workers, spec=spec))
+        assert ended.value.sigval == signal.SIGINT
+        assert sorted(agent._ranks) == begun == [0, 1]
