@@ -23,16 +23,16 @@ from firecaffe.plan.cluster import Cluster
 from firecaffe.plan.codec import half_coded_s, sent_share
 from firecaffe.plan.compute import data_s, micro_batch, update_s
 from firecaffe.plan.forecast import Forecast
+from firecaffe.plan.keeper import PlannedKeeper, planned_keeper
 from firecaffe.plan.network import Network
 from firecaffe.plan.workload import Workload
-from firecaffe.synchrony.clock import Costs, SimulatedClock
+from firecaffe.synchrony.clock import SimulatedClock
 from firecaffe.synchrony.config import (
     ASYNCHRONOUS,
     BACKUP,
     EVERY_STEP,
     LOCAL,
     MEASURED,
-    NO_LOCK,
     SHARDED,
     STALE,
     SynchronyConfig,
@@ -215,10 +215,8 @@ class _Workers:
     def own(self) -> Mode:
         return self._served(self.words.mode) if self.words.is_served else self._local()
 
-    def _words(self, name: str) -> str:
-        """A mode with a server, its number, who holds the weights if it is not rank 0, and the
-        codec.
-        """
+    def _words(self, name: str, keeper: PlannedKeeper) -> str:
+        """A mode with a server, its number, who keeps the weights, and the codec."""
         words, found = self.words, name
         if name == BACKUP:
             backups = words.backup_workers
@@ -226,10 +224,7 @@ class _Workers:
             found = f"backup, {words.num_learners(self.size) - backups} + {backups}{again}"
         elif name == STALE:
             found = f"stale, s = {words.max_staleness}"
-        if name == ASYNCHRONOUS and words.lock == NO_LOCK:
-            return f"{found}, no lock"
-        found += ", sharded" * (words.server == SHARDED and self.size > 1)
-        return f"{found}, {self.codec}" if self.codec else found
+        return found + keeper.said(self.codec)
 
     def _mean_s(self, rank: int) -> float:
         count = self.steps * self.leaves // self.size
@@ -304,12 +299,10 @@ class _Workers:
         policy = make_policy(config, plan, config.num_learners(self.size))
         per_update = config.gradients_per_update if name == ASYNCHRONOUS else 1
         per_update = self.leaves - config.backup_workers if name == BACKUP else per_update
-        is_sharded = config.server == SHARDED and self.size > 1
+        keeper = planned_keeper(config, self.size)
         take_s = self.update_s / per_update + self.half_coded_s
-        costs = Costs(self.pull_s, self.push_s, take_s, self.size, is_sharded)
-        beside_s = self.half_coded_s
-        if config.is_lockless:  # each worker makes its updates, and nothing travels
-            costs, beside_s = Costs(workers=self.size), self.update_s
+        costs = keeper.costs(self.pull_s, self.push_s, take_s)
+        beside_s = keeper.beside_s(self.half_coded_s, self.update_s)
         computed: list[float] = []
 
         def seconds(learner: int, count: int) -> float:
@@ -319,17 +312,16 @@ class _Workers:
         clock, tally, sent_bytes = SimulatedClock(policy, seconds, costs), Tally(), 0.0
         for event in _events(clock):
             tally.take(event)
-            if isinstance(event, Pull | Push) and (is_sharded or event.work.learner % self.size):
+            if isinstance(event, Pull | Push) and keeper.is_sent(event.work.learner):
                 is_push = isinstance(event, Push)
                 sent_bytes += self.pushed_bytes if is_push else self.workload.parameter_bytes
         computed_s = sum(computed) / self.size / self.steps
-        # A learner has its own part of a server in parts.
-        part = (self.size - 1) / self.size if is_sharded else float(not config.is_lockless)
-        moved = sent_bytes * part / self.steps
+        moved = sent_bytes * keeper.part / self.steps
         step_s = tally.time_s / self.steps
         late = tally.mean_staleness
         dropped = tally.dropped / (self.steps * self.leaves)
-        return self._mode(name, self._words(name), base, step_s, computed_s, moved, late, dropped)
+        words = self._words(name, keeper)
+        return self._mode(name, words, base, step_s, computed_s, moved, late, dropped)
 
     def _mode(
         self,

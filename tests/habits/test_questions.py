@@ -10,7 +10,7 @@ from pathlib import Path
 
 PRODUCT = Path(__file__).parents[2] / "firecaffe"
 
-QUESTIONS = 39
+QUESTIONS = 30
 """Lines that ask, but for those of `CHOOSES`."""
 
 PROPERTIES = (
@@ -23,13 +23,13 @@ OPTIONAL = ("served", "stage", "staged", "shards")
 tensor.
 """
 
-INNOCENT = ("image",)
-"""What has a mode of another kind."""
+INNOCENT = ("image", "rounds")
+"""What has a mode of another kind, or is whole in another sense."""
 
 CHOOSES = (
     *("recipe/", "parallel/config.py", "synchrony/config.py", "training/preflight.py"),
     *("training/modes/build.py", "training/holdings/build.py", "training/updates/build.py"),
-    "plan/of_parallel.py",
+    *("plan/of_parallel.py", "plan/keeper.py"),
 )
 """Where words are checked, and objects chosen."""
 
@@ -62,14 +62,28 @@ def asks(node: ast.AST) -> bool:
         return of_words or (with_none and name_of(node.left) in OPTIONAL)
     if not isinstance(node, ast.Attribute) or not isinstance(node.ctx, ast.Load):
         return False
-    return node.attr in PROPERTIES or (
-        node.attr == "stages" and name_of(node.value) in ("parallel", "words")
-    )
+    return node.attr in PROPERTIES and name_of(node.value) not in INNOCENT
+
+
+def asks_for_stages(node: ast.AST) -> Iterator[ast.expr]:
+    """Where it is asked whether there are stages; who takes their names asks nothing."""
+    if isinstance(node, ast.If | ast.IfExp | ast.While | ast.Assert):
+        of = [node.test]
+    elif isinstance(node, ast.BoolOp):
+        of = node.values
+    elif isinstance(node, ast.UnaryOp):
+        of = [node.operand]
+    else:
+        of = node.ifs if isinstance(node, ast.comprehension) else []
+    for each in of:
+        if isinstance(each, ast.Attribute) and each.attr == "stages":
+            yield each
 
 
 def questions(tree: ast.Module) -> set[int]:
     """The lines that ask."""
-    return {node.lineno for node in ast.walk(tree) if isinstance(node, ast.expr) and asks(node)}
+    found = {node.lineno for node in ast.walk(tree) if isinstance(node, ast.expr) and asks(node)}
+    return found | {each.lineno for node in ast.walk(tree) for each in asks_for_stages(node)}
 
 
 def test_what_counts_as_a_question() -> None:
@@ -83,8 +97,12 @@ if rank is None:
     pass
 for each in recipe.parallel.stages:
     pass
+if not recipe.parallel.stages:
+    pass
+if run.rounds.is_whole(step):
+    pass
 """
-    assert questions(ast.parse(text)) == {2, 4, 9}
+    assert questions(ast.parse(text)) == {2, 4, 11}
 
 
 def test_nobody_asks_more() -> None:
