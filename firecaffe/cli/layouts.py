@@ -69,7 +69,7 @@ def _over(words: ParallelConfig, kind: str | None, data: int, size: int) -> Para
     parallel = words.over(data, size)
     if kind is None and not words.is_split:
         return parallel
-    if kind is not None and words.stages:
+    if kind is not None and not words.is_split:
         raise RecipeError(
             f"--layouts has {kind}, but the recipe has parallel.stages and splits no layer; say "
             "stages=K"

@@ -20,7 +20,8 @@ class ParallelConfig:
 
     Args:
         data: Models, each with samples of its own; 0: as many as there are workers for.
-        model: Workers that hold one model together. All workers are data · model.
+        model: Workers that hold one model together; with stages whose layers are split, those that
+            hold one stage. All workers are data · model, times the number of stages.
         split: By what each layer is split, by patterns of layers' names: a row of docs/parallel.md.
             The last pattern that matches decides.
         parts: The parts that a layer is cut into; model must divide it. Part of the result; 0: as
@@ -67,7 +68,11 @@ class ParallelConfig:
     @property
     def row_size(self) -> int:
         """Workers that hold one model together."""
-        return len(self.stages) + 1 if self.stages else self.model
+        return self.num_stages * (self.model if self.is_split or not self.stages else 1)
+
+    @property
+    def num_stages(self) -> int:
+        return len(self.stages) + 1
 
     @property
     def shares_samples(self) -> bool:

@@ -67,6 +67,8 @@ class OwnCost(Protocol):
 def own_cost(config: ModelConfig, work: Workload, layout: OwnLayout) -> OwnCost:
     """Raises: RecipeError if it cannot be; as `chain_of`."""
     words = layout.words
+    if words.stages and layout.chosen:
+        raise RecipeError("parallel.stages with parallel.split: the planner cannot price it yet")
     if words.stages:
         return _Stages(work, words, tuple(crossings_of(config, work, words.stages)))
     paths = [name for name, word in layout.chosen.items() if word == PATHS]

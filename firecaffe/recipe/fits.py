@@ -140,10 +140,10 @@ def _whole_nodes(recipe: Recipe) -> str:
 def _stages(recipe: Recipe) -> str:
     """Each stage has a worker."""
     words = recipe.parallel
-    if not words.stages or words.model in (1, words.row_size):
+    if not words.stages or words.is_split or words.model in (1, words.num_stages):
         return ""
     return (
-        f"parallel.model is {words.model}, but parallel.stages names {words.row_size} stages, a "
+        f"parallel.model is {words.model}, but parallel.stages names {words.num_stages} stages, a "
         "worker each; leave parallel.model out"
     )
 
@@ -151,7 +151,7 @@ def _stages(recipe: Recipe) -> str:
 def _parts(recipe: Recipe) -> str:
     """The workers of a model hold equally many parts."""
     words = recipe.parallel
-    if words.stages or not words.is_split or not words.num_parts % words.model:
+    if not words.is_split or not words.num_parts % words.model:
         return ""
     below = words.num_parts // words.model * words.model
     would = f"{below} or {below + words.model}" if below else str(words.model)

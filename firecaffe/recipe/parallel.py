@@ -13,12 +13,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Layout:
-    """Workers in rows and columns: rank d · model + k holds part k of model d, or its stage k."""
+    """Workers in rows and columns: rank d · model + k holds part k of model d, or its stage k. If
+    stages are split, k counts the parts of one stage after the other.
+    """
 
     data: int
     model: int
     shares_samples: bool
     """Whether the workers of a row compute the same samples."""
+    stages: int = 1
 
     @property
     def rows(self) -> list[range]:
@@ -29,6 +32,26 @@ class Layout:
     def columns(self) -> list[range]:
         """The ranks that hold the same parts, or the same stage."""
         return [range(k, self.data * self.model, self.model) for k in range(self.model)]
+
+    @property
+    def of_stages(self) -> list[range]:
+        """The ranks that hold one stage of one model together."""
+        size = self.model // self.stages
+        return [range(start, start + size) for start in range(0, self.data * self.model, size)]
+
+    @property
+    def lines(self) -> list[range]:
+        """The ranks through which a micro-batch goes: one of each stage of a model."""
+        size = self.model // self.stages
+        return [range(row.start + k, row.stop, size) for row in self.rows for k in range(size)]
+
+    @property
+    def planes(self) -> list[range]:
+        """The lines of all models that have the same part of each stage: each plane sees all
+        samples.
+        """
+        size = self.model // self.stages
+        return [range(k, self.data * self.model, size) for k in range(size)]
 
     @property
     def at_a_time(self) -> int:
@@ -56,10 +79,11 @@ def layout_of(words: ParallelConfig, world_size: int) -> Layout:
     data = words.data or world_size // size
     if data * size != world_size:
         said = f"parallel.data {words.data} and " if words.data else ""
-        said += f"{size} stages" if words.stages else f"parallel.model {size}"
+        each = f" of {words.model} workers" if size > words.num_stages else ""
+        said += f"{words.num_stages} stages{each}" if words.stages else f"parallel.model {size}"
         needed = f"{words.data * size}" if words.data else f"a multiple of {size}"
         raise RecipeError(f"{world_size} workers with {said}: there must be {needed}")
-    return Layout(data, size, words.shares_samples)
+    return Layout(data, size, words.shares_samples, words.num_stages)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from firecaffe.compression.config import GRADUAL, LAYER, MAGNITUDE
 from firecaffe.errors import RecipeError
-from firecaffe.parallel.config import AUTO
+from firecaffe.parallel.config import AUTO, ONE_WEIRD_TRICK
 from firecaffe.recipe.conditions import (
     CAFFES_NET,
     CODEC,
@@ -22,7 +22,6 @@ from firecaffe.recipe.conditions import (
     OWN_SOLVER,
     ROW,
     SHARES,
-    SPLIT,
     TRANSFORMS,
     UNSPLIT,
 )
@@ -101,7 +100,14 @@ _PARALLEL = (
         "take one by name",
     ),
     Refusal(
-        (on("parallel.stages"), SPLIT), "a stage's layers cannot be split yet", kind="unwritten"
+        (on("parallel.stages"), is_("parallel.scheme", ONE_WEIRD_TRICK)),
+        "a stage takes what the one before it gives, and here workers have samples of their own",
+        'say parallel.split = { "classifier.*" = "neurons" }, with parallel.scheme none',
+    ),
+    Refusal(
+        (on("parallel.stages"), is_("parallel.scheme", AUTO)),
+        "auto chooses which workers hold one model",
+        "leave one of them out",
     ),
     Refusal((on("parallel.parts"), *UNSPLIT), "no layer is split", "leave parallel.parts out"),
     Refusal(

@@ -113,7 +113,7 @@ def _check_network(recipe: Recipe, dataset: Dataset, is_resumed: bool) -> None:
                 call = partial(check_input, network, task, recipe, dataset)
                 check_called(network, by_rows, recipe.parallel.num_parts, call)
             if recipe.parallel.stages:
-                check_stages(network, recipe.parallel.stages)
+                check_stages(network, recipe.parallel)
         if recipe.train.batch_norm_samples:
             check_layers(network, recipe.train.batch_norm_samples)
         if recipe.model.weights and not is_resumed:

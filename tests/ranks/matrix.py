@@ -51,7 +51,11 @@ HOLDINGS = {
     "split": ParallelConfig(0, 2, HEAD, PARTS),
     "trick": ParallelConfig(0, 2, HEAD, PARTS, "one_weird_trick"),
     "stages": ParallelConfig(stages=["features.4"]),
+    "split stages": ParallelConfig(0, 2, HEAD, PARTS, stages=["classifier.2"]),
 }
+
+CUT = ("split", "trick", "split stages")
+"""Those of whose layers parts are computed apart."""
 
 MODES: dict[str, dict[str, Any]] = {
     "every_step": {},
@@ -166,7 +170,7 @@ def full(case: Case) -> Case:
 
 def is_cut(case: Case) -> bool:
     """Whether layers are computed in parts, which decides bits, on one worker too."""
-    return any(case[place + "holding"] in ("split", "trick") for place in (FIRST, THEN))
+    return any(case[place + "holding"] in CUT for place in (FIRST, THEN))
 
 
 def recipe_of(case: Case, place: str) -> Recipe:

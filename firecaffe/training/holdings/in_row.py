@@ -50,8 +50,9 @@ class InRow(Whole):
         )
 
     def wholes(self) -> Wholes:
-        mesh, names = self.held.mesh, self.held.names
-        return OfRanks(mesh.world, mesh.row if names.is_cut else None, self.piece, self.whole_name)
+        mesh = self.held.mesh
+        sharers = mesh.stage if self.split_layers else None
+        return OfRanks(mesh.world, sharers, self.piece, self.whole_name)
 
     @property
     def names(self) -> Names:

@@ -1,4 +1,4 @@
-"""A rank that holds a stage of the model: micro-batches go through the ranks of its row.
+"""A rank that holds a stage of the model, or parts of its layers: micro-batches go through ranks.
 
 The first stage takes the inputs, the last one has the loss and what the task counts.
 """
@@ -33,18 +33,21 @@ class Stages(InRow):
         super().__init__(forward, network, staged)
         self._staged, self._order, self._idle_s = staged, order, 0.0
         # A stage may have nothing that is trained.
-        self.everywhere = staged.trained()
+        self.everywhere = dict[str, nn.Parameter]()
+        for name, outline in staged.trained().items():
+            own = [each for each in staged.names.own(name) if each in self.named]
+            self.everywhere |= {each: self.named[each] for each in own} or {name: outline}
         training = staged.training
         self.knows_loss = training.is_last
         self.has_inputs = training.is_first or training.is_last  # or targets
         if forward.scaler.is_enabled():  # the last stage alone scales a loss
             forward.scaler.scale(torch.zeros((), device=forward.device))
         order_of = staged.words.pipeline
-        self._runner = StageRunner(training, staged.mesh.row, order_of, forward.arithmetic)
+        self._runner = StageRunner(training, staged.mesh.line, order_of, forward.arithmetic)
 
     @property
     def tellers(self) -> Group:
-        return self._staged.mesh.world
+        return self._staged.mesh.plane
 
     def close(self) -> None:
         """Ends its threads, which may still wait for a rank that is lost."""
@@ -67,7 +70,9 @@ class Stages(InRow):
         self._idle_s += self._runner.waited_s
 
     def spent(self) -> Spent:
-        return Spent(idle_s=self._idle_s, stage=self._staged.training.number)
+        staged = self._staged
+        between_s = staged.group.seconds if staged.chosen else None
+        return Spent(between_s, self._idle_s, staged.training.number)
 
     def first_backward(self, first: Batch) -> Tensor | None:
         """Runs backward for the training's first micro-batch. Returns its loss, if it is known."""
@@ -112,12 +117,12 @@ class Stages(InRow):
 
     @property
     def split_layers(self) -> Mapping[str, str] | None:
-        return {}
+        return self._staged.chosen
 
     def row(self, num_leaves: int) -> dict[str, Any] | None:
         """With the idle share of stages that have equal work."""
         mesh = self._staged.mesh
-        idle = idle_share(mesh.row.world_size, ceil(num_leaves / mesh.column.world_size))
+        idle = idle_share(mesh.line.world_size, ceil(num_leaves / mesh.column.world_size))
         return {**self._staged.row, "idle_if_equal": float(idle)}
 
     def _samples(self, step: int, leaf: int) -> int:

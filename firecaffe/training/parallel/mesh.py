@@ -1,5 +1,6 @@
 """The ranks of a training as a mesh: rows hold one model together, columns the same parts."""
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -10,11 +11,18 @@ from firecaffe.recipe.parallel import Layout
 
 @dataclass(frozen=True)
 class Mesh:
-    """This rank's groups. Without a split a row is one rank, and the others are the world."""
+    """This rank's groups; see `Layout`."""
 
     world: World
     row: Group
+    stage: Group
+    """Those that hold one stage of one model; of a model that is not in stages, the row."""
+    line: Group
+    """One of each stage, through which micro-batches go."""
+    plane: Group
+    """All lines of the same parts; they see all samples."""
     column: Group
+    """Those that hold the same parts of the same stage."""
     sharers: Group
     """Those that share out the micro-batches of a step, and sum gradients over them."""
 
@@ -26,9 +34,19 @@ class Mesh:
 
 def make_mesh(world: World, layout: Layout, resources: ExitStack) -> Mesh:
     """All ranks call it. resources: takes the groups."""
+    alone = Group(0, 1, world.device, watch=world.watch, place=world.place)
     if layout.model == 1:
-        alone = Group(0, 1, world.device, watch=world.watch, place=world.place)
-        return Mesh(world, alone, world, world)
-    row = resources.enter_context(divide(world, layout.rows))
-    column = resources.enter_context(divide(world, layout.columns))
-    return Mesh(world, row, column, world if layout.ranks_of_a_sharer == 1 else column)
+        return Mesh(world, alone, alone, alone, world, world, world)
+
+    def group(parts: Sequence[range]) -> Group:
+        return resources.enter_context(divide(world, parts))
+
+    row, column = group(layout.rows), group(layout.columns)
+    if layout.stages == 1:
+        stage, line, plane = row, alone, column
+    elif layout.stages == layout.model:
+        stage, line, plane = alone, row, world
+    else:
+        stage, line, plane = map(group, (layout.of_stages, layout.lines, layout.planes))
+    sharers = world if layout.ranks_of_a_sharer == 1 else column
+    return Mesh(world, row, stage, line, plane, column, sharers)

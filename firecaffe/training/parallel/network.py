@@ -1,5 +1,6 @@
 """A recipe's network, with its layers split."""
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -100,7 +101,7 @@ def split_network(
 
     Raises: RecipeError, with the layer's name, if one cannot be split so.
     """
-    group = _group(mesh.row, words, exchange, resources)
+    group = _group(mesh.stage, words, exchange, resources)
     drawn = fresh.draw(
         mesh.world, lambda outline: own_pieces(outline, chosen_layers(outline, words), group)
     )
@@ -111,7 +112,41 @@ def split_network(
     chosen = chosen_layers(model, words)
     mark_cut_up(model)
     split_layers(model, chosen, group, drawn.pieces)
-    model.register_forward_hook(_give_whole)
+    model.register_forward_hook(give_whole)
+    found = find_parts(model, group)
+    names = Names(found.sources, {n: place for place, n in enumerate(wholes)}, found.elsewhere)
+    outlines = {
+        name: nn.Parameter(torch.empty_like(wholes[name], device="meta"))
+        for name in sorted(found.elsewhere)
+        if wholes[name].requires_grad
+    }
+    return model, SplitNetwork(
+        mesh,
+        names,
+        has_buffers,
+        drawn.other_weights,
+        outline,
+        group,
+        found.parameters,
+        chosen,
+        outlines,
+    )
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a rank has of a network's split layers."""
+
+    sources: Mapping[str, Source]
+    """Of the tensors that are here, by this rank's names."""
+    parameters: frozenset[nn.Parameter]
+    """Those of them that are cut."""
+    elsewhere: frozenset[str]
+    """The whole tensors that other ranks have alone."""
+
+
+def find_parts(model: nn.Module, group: PartGroup) -> Parts:
+    """Finds the parts in a network whose layers are split."""
     sources: dict[str, Source] = {}
     parameters, elsewhere = set[nn.Parameter](), set[str]()
     for layer_name, layer in model.named_modules():
@@ -128,16 +163,7 @@ def split_network(
                     sources[own] = Source(whole_name, held.dim, held.cut, part)
                     if held.cut and isinstance(tensor, nn.Parameter):
                         parameters.add(tensor)
-    names = Names(sources, {n: place for place, n in enumerate(wholes)}, frozenset(elsewhere))
-    outlines = {
-        name: nn.Parameter(torch.empty_like(wholes[name], device="meta"))
-        for name in sorted(elsewhere)
-        if wholes[name].requires_grad
-    }
-    cut, others = frozenset(parameters), drawn.other_weights
-    return model, SplitNetwork(
-        mesh, names, has_buffers, others, outline, group, cut, chosen, outlines
-    )
+    return Parts(sources, frozenset(parameters), frozenset(elsewhere))
 
 
 def _group(
@@ -159,5 +185,5 @@ def _meet(row: Group, words: ExchangeConfig, resources: ExitStack) -> LocalRanks
     return local
 
 
-def _give_whole(_: nn.Module, __: Any, outputs: Any) -> Any:
+def give_whole(_: nn.Module, __: Any, outputs: Any) -> Any:
     return whole(outputs)

@@ -50,11 +50,6 @@ class Names:
     elsewhere: frozenset[str]
     """The whole tensors that other ranks have alone."""
 
-    @property
-    def is_cut(self) -> bool:
-        """Whether ranks have parts of tensors."""
-        return any(source.cut for source in self.sources.values())
-
     def source(self, path: str) -> tuple[Source, str]:
         """Where a tensor of a piece comes from, and its path by the whole tensor's name."""
         name, slash, key = path.partition("/")

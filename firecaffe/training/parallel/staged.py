@@ -1,21 +1,23 @@
-"""A recipe's network, cut into stages, of which this rank has one."""
+"""A recipe's network, cut into stages, of which this rank has one, or parts of its layers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from firecaffe.errors import RecipeError
 from firecaffe.models.drawing import named_tensors
 from firecaffe.parallel.config import ParallelConfig
+from firecaffe.parallel.parts import PartGroup
+from firecaffe.parallel.split import own_pieces, split_layers
 from firecaffe.parallel.stages import Stage, cut_stages
 from firecaffe.training.evaluate import evaluating
 from firecaffe.training.parallel.cut_up import mark_cut_up
 from firecaffe.training.parallel.fresh import FreshNetwork, Own
 from firecaffe.training.parallel.held import RowNetwork, outline_of
 from firecaffe.training.parallel.mesh import Mesh
+from firecaffe.training.parallel.network import chosen_layers, find_parts, give_whole
 from firecaffe.training.parallel.pieces import Names
 
 
@@ -30,17 +32,26 @@ class StagedNetwork(RowNetwork):
     module: nn.Module
     """All places in which this rank has tensors: those of its stages, and the network."""
     tied: list[tuple[str, nn.Parameter]]
-    """The whole network's parameters by all their names; those of other ranks on the meta device.
+    """The whole network's parameters by all their names; those of which this rank does not have all
+    on the meta device.
     """
+    group: PartGroup
+    """The ranks that hold this stage."""
+    chosen: dict[str, str]
+    """The layers of all stages that are split, each with its word."""
 
     @property
     def row(self) -> dict[str, Any]:
         """What a run's record says of it."""
-        return {
+        found = {
             "data": self.mesh.column.world_size,
             "stages": self.words.stages,
             "pipeline": self.words.pipeline,
         }
+        if not self.chosen:
+            return found
+        size, parts = self.mesh.stage.world_size, self.group.num_parts
+        return found | {"model": size, "parts": parts, "split": self.chosen}
 
     def trained(self) -> dict[str, nn.Parameter]:
         """The whole network's trained parameters, in its order; those of others on meta."""
@@ -50,9 +61,15 @@ class StagedNetwork(RowNetwork):
         return {name: each for each, name in first_name.items() if each.requires_grad}
 
 
-def check_stages(network: nn.Module, names: Sequence[str]) -> None:
+def check_stages(network: nn.Module, words: ParallelConfig) -> None:
     """Raises: RecipeError if the network cannot be cut so, in training or in evaluation."""
-    _owners(*_cut(network, names))
+    _owners(*_cut(network, words.stages))
+    for name in _chosen(network, words):
+        inside = next((each for each in words.stages if each.startswith(f"{name}.")), None)
+        if inside is not None:
+            raise RecipeError(
+                f"stages: {inside} is in {name}, which is split; let the stage begin elsewhere"
+            )
 
 
 def cut_network(
@@ -62,48 +79,92 @@ def cut_network(
 
     Raises: RecipeError if it cannot be cut so.
     """
-    own, begins = mesh.row.rank, words.stages
+    own, begins = mesh.line.rank, words.stages
+    group = PartGroup(mesh.stage, words.num_parts if words.is_split else 1)
+
+    def in_stage(chosen: Mapping[str, str], elsewhere: set[str]) -> dict[str, str]:
+        """Those of some layers that are in this rank's stage."""
+        others = {name.rpartition(".")[0] for name in elsewhere}
+        return {
+            name: word
+            for name, word in chosen.items()
+            if not any(f"{each}.".startswith(f"{name}.") for each in others)
+        }
 
     def own_of(outline: nn.Module) -> Own:
-        owners = _owners(*_cut(outline, begins))
-        return {n: [] for n, each in named_tensors(outline) if owners.get(each, 0) != own}
+        chosen, owners = _chosen(outline, words), _owners(*_cut(outline, begins))
+        others = {name for name, each in named_tensors(outline) if owners.get(each, 0) != own}
+        pieces = own_pieces(outline, in_stage(chosen, others), group)
+        return {**dict.fromkeys(others, ()), **pieces}
 
     drawn = fresh.draw(mesh.world, own_of)
-    network, others = drawn.network, drawn.other_weights
+    network = drawn.network
     wholes = dict(named_tensors(network))
-    training, evaluation = _cut(network, begins)
+    chosen, (training, evaluation) = _chosen(network, words), _cut(network, begins)
     owners = _owners(training, evaluation)
-    elsewhere = {name: each for name, each in wholes.items() if owners.get(each, 0) != own}
-    outlines: dict[Tensor, nn.Parameter] = {}
-    for each in elsewhere.values():
-        if isinstance(each, nn.Parameter):
-            meta = torch.empty_like(each, device="meta")
-            outlines[each] = nn.Parameter(meta, requires_grad=each.requires_grad)
+    others = {name: each for name, each in wholes.items() if owners.get(each, 0) != own}
+    split = in_stage(chosen, set(others))
+    outline = outline_of(wholes)
+    is_here = {
+        name
+        for name in wholes
+        if name not in others and not any(name.startswith(f"{each}.") for each in split)
+    }
+    first_names = {each: name for name, each in reversed(wholes.items())}
     tied = [
-        (name, outlines.get(each, each))
+        (name, each if first_names[each] in is_here else outline[first_names[each]])
         for name, each in network.named_parameters(remove_duplicate=False)
     ]
     mark_cut_up(network)
-    _free(network, set(elsewhere.values()))
-    places = {name: place for place, name in enumerate(wholes)}
-    names = Names({}, places, frozenset(elsewhere))
+    _free(network, set(others.values()))
     # A stage has places of its own for what a followed forward takes; these come first, for there
     # a micro-batch changes buffers.
-    module = nn.ModuleList([training[own].module, evaluation[own].module, network])
+    places = [training[own].module, evaluation[own].module, network]
+    _split(network, split, group, drawn.pieces, places)
+    parts = find_parts(network, group)
+    order = {name: place for place, name in enumerate(wholes)}
+    names = Names(parts.sources, order, parts.elsewhere | others.keys())
     has_buffers = any(not isinstance(each, nn.Parameter) for each in wholes.values())
-    outline = outline_of(wholes)
     return network, StagedNetwork(
         mesh,
         names,
         has_buffers,
-        others,
+        drawn.other_weights,
         outline,
         words,
         training[own],
         evaluation[own],
-        module,
+        nn.ModuleList(places),
         tied,
+        group,
+        chosen,
     )
+
+
+def _chosen(network: nn.Module, words: ParallelConfig) -> dict[str, str]:
+    return chosen_layers(network, words) if words.is_split else {}
+
+
+def _split(
+    network: nn.Module,
+    chosen: Mapping[str, str],
+    group: PartGroup,
+    pieces: Mapping[str, Sequence[Tensor]],
+    places: Sequence[nn.Module],
+) -> None:
+    """Puts split layers into a network, and into other places that have these layers. What a stage
+    gives is whole.
+    """
+    if not chosen:
+        return
+    before = {name: network.get_submodule(name) for name in chosen}
+    split_layers(network, chosen, group, pieces)
+    for place in places:
+        named = dict(place.named_modules(remove_duplicate=False))
+        for name, layer in before.items():
+            if named.get(name) is layer:
+                place.set_submodule(name, network.get_submodule(name))
+        place.register_forward_hook(give_whole)
 
 
 def _cut(network: nn.Module, names: Sequence[str]) -> tuple[list[Stage], list[Stage]]:

@@ -49,7 +49,7 @@ def _owners(run: Run, holding: Holding, probe: Probe, mesh: Mesh) -> ShardOwners
     sharers, summed = mesh.sharers, holding.summed
     buckets = summed, probe.order_of(holding.named, summed), recipe.exchange.bucket_bytes
     alignment = ROW if recipe.exchange.codec else ALIGNMENT
-    is_cut = holding.names.is_cut  # not always by rows
+    is_cut = bool(holding.split_layers)  # not always by rows
     place, is_whole = (sharers.world_size, sharers.rank), is_cut or recipe.updates_whole_layers
     shards = make_shards(*buckets, *place, is_whole, alignment)
     own, names = shards.own, holding.whole_name

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 PLACE = __file__
@@ -16,6 +17,23 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         return self.head(self.body(self.conv(x).flatten(1)))
+
+
+class Paths(nn.Module):
+    """Two convolutions beside each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Conv2d(1, 2, 5), nn.Conv2d(1, 2, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.one(x), self.two(x)], 1)
+
+
+class WithPaths(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = Paths()
 
 
 class Branching(Net):

@@ -69,8 +69,28 @@ SECTIONS = [
     ),
 ]
 
+SPLIT_STAGES = [
+    (
+        "WithPaths",
+        'parts = 2\nsplit = { conv = "paths" }\nstages = ["conv.two"]',
+        "parallel.stages: conv.two is in conv, which is split; let the stage begin elsewhere",
+    ),
+    (
+        "Net",
+        f'{split("head", "neurons", 3)}\nstages = ["head"]',
+        "parallel.parts is 3, which 2 workers cannot hold equally",
+    ),
+    (
+        "Net",
+        f'{split("head", "neurons")}\nstages = ["head"]',
+        "2 workers with 2 stages of 2 workers: there must be a multiple of 4",
+    ),
+    ("Net", f'model = 2\n{TRICK}stages = ["head"]', "parallel.stages with parallel.scheme = one_"),
+]
+
 CASES = [
     *SECTIONS,
+    *SPLIT_STAGES,
     *((net, words, f"parallel.split: {line}") for net, words, line in LAYERS),
     *((net, f"stages = {names}", f"parallel.stages: {line}") for net, names, line in STAGES),
 ]

@@ -55,7 +55,7 @@ def test_stages_decide_no_bit() -> None:
     stages = ParallelConfig(2, stages=["a", "b", "c"], pipeline="gpipe")
     assert identity(Recipe(parallel=stages), 10) == identity(Recipe(), 10)
     assert stages.over(1, 1) == ParallelConfig(1, pipeline="gpipe")
-    assert layout_of(stages, 8) == Layout(2, 4, shares_samples=True)
+    assert layout_of(stages, 8) == Layout(2, 4, shares_samples=True, stages=4)
     assert stages.in_stages(1, 2).stages == ["b"]
     assert stages.in_stages(1, 4) == dataclasses.replace(stages, data=1)
     with pytest.raises(RecipeError, match=r"names 4 stages, of which no 3 can be made"):
@@ -70,9 +70,33 @@ def test_rows_hold_a_model_and_columns_the_same_parts() -> None:
     assert (layout.sharers, layout_of(ParallelConfig(2, 3, HEAD, 3, TRICK), 6).sharers) == (2, 6)
 
 
+def test_stages_whose_layers_are_split() -> None:
+    words = ParallelConfig(0, 2, HEAD, 4, stages=["a", "b"])
+    layout = layout_of(words, 12)
+    assert layout == Layout(2, 6, shares_samples=True, stages=3)
+    assert layout.rows == [range(6), range(6, 12)]
+    assert layout.of_stages == [range(start, start + 2) for start in range(0, 12, 2)]
+    assert [list(each) for each in layout.lines] == [
+        *([0, 2, 4], [1, 3, 5]),
+        *([6, 8, 10], [7, 9, 11]),
+    ]
+    assert [list(each) for each in layout.planes] == [[0, 2, 4, 6, 8, 10], [1, 3, 5, 7, 9, 11]]
+    assert [list(each) for each in layout.columns] == [[k, 6 + k] for k in range(6)]
+    assert layout.sharers == 2
+    split = identity(Recipe(parallel=ParallelConfig(1, 1, HEAD, 4)), 10)
+    assert identity(Recipe(parallel=words), 10) == split
+    assert words.over(1, 1) == ParallelConfig(1, 1, HEAD, 4)
+    assert words.in_stages(2, 1) == ParallelConfig(2, 1, HEAD, 4)
+
+
 @pytest.mark.parametrize(
     ("words", "workers", "line"),
     [
+        (
+            (0, 2, HEAD, 2, "none", ["a"]),
+            6,
+            "6 workers with 2 stages of 2 workers: there must be a multiple of 4",
+        ),
         ((0, 2, HEAD), 3, "3 workers with parallel.model 2: there must be a multiple of 2"),
         ((2, 2, HEAD), 3, "3 workers with parallel.data 2 and parallel.model 2: there must be 4"),
         ((3,), 2, "2 workers with parallel.data 3 and parallel.model 1: there must be 3"),
