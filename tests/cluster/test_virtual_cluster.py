@@ -182,21 +182,27 @@ def test_conditions_are_the_kernels(cluster: Up) -> None:
 
 SPIN = """
 import time
-begin, busy_s = time.monotonic(), time.process_time()
-while time.process_time() - busy_s < 0.2:
+while time.process_time() < 0.5:
     pass
-print(time.monotonic() - begin)
 """
 
 
 def test_a_host_has_its_share_of_the_processors_and_no_more(cluster: Up) -> None:
+    """By what the kernel counts: how much it takes at once on a busy machine is its own affair."""
     pair = cluster(2, RATE, processors=0.25)
-    assert float(pair.run([sys.executable, "-c", SPIN])) > 0.9 * 0.2 / 0.25
     assert pair.conditions()["processors"] == 0.25
-    groups = list(Path("/sys/fs/cgroup").glob(f"**/{pair.namespaces[0]}"))
-    assert len(groups) == 1
+    (group,) = Path("/sys/fs/cgroup").glob(f"**/{pair.namespaces[0]}")
+    before = held_back(group)
+    pair.run([sys.executable, "-c", SPIN])
+    assert held_back(group) > before, "it was never held back"
     pair.__exit__()
-    assert not groups[0].exists()
+    assert not group.exists()
+
+
+def held_back(group: Path) -> int:
+    """The periods in which the kernel has let the group's processes wait."""
+    counts = dict(line.split() for line in (group / "cpu.stat").read_text().splitlines())
+    return int(counts["nr_throttled"])
 
 
 def test_one_host_may_have_less_than_the_others(cluster: Up) -> None:

@@ -11,7 +11,7 @@ PLACE = __file__
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(1, 4, 5)
+        self.conv: nn.Module = nn.Conv2d(1, 4, 5)
         self.body = nn.Sequential(nn.Linear(2304, 8), nn.ReLU(), nn.Linear(8, 8))
         self.head = nn.Linear(8, 10)
 
