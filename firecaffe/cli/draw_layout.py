@@ -116,10 +116,12 @@ def draw_stages(plan: SplitPlan, layers: Sequence[LayerWork]) -> str:
     assert plan.words is not None
     names = plan.words.stages
     works = works_of(layers, names)
-    batch, size = plan.workers // plan.model, plan.model
+    batch, size = plan.workers // plan.model, plan.words.num_stages
+    each = plan.model // size
     rows: list[tuple[str, str, list[str], str, str] | str] = []
     for stage, calls in enumerate(works):
-        cells = [OWN if rank % size == stage else OTHERS for rank in range(plan.workers)]
+        own = [rank % plan.model // each for rank in range(plan.workers)]
+        cells = [OWN if number == stage else OTHERS for number in own]
         called = f"{calls[0].name} … {calls[-1].name}" if len(calls) > 1 else calls[0].name
         gradients = f"{batch} workers" if batch > 1 else "-"
         rows.append((called, f"stage {stage}", cells, f"of {size}" * (size > 1), gradients))

@@ -25,8 +25,8 @@ def layouts_of(text: str, recipe: Recipe) -> list[Twin]:
         stages, nor updates in shards.
     """
     words, exchange = recipe.parallel, recipe.exchange
-    in_shards = exchange.in_shards
-    if words.is_whole and not in_shards:
+    in_shards, is_whole = exchange.in_shards, words.is_whole
+    if is_whole and not in_shards:
         raise RecipeError(
             "--layouts: the recipe splits no layer and names no stages; say parallel.split, "
             "parallel.scheme one_weird_trick, parallel.stages, or exchange.update_at shards"
@@ -44,14 +44,14 @@ def layouts_of(text: str, recipe: Recipe) -> list[Twin]:
         is_shared = name.startswith(SHARDS)
         if is_shared and not in_shards:
             raise RecipeError("--layouts has shards, but exchange.update_at is all; say shards")
-        if kind is not None and in_shards:
+        if kind is not None and is_whole:
             raise RecipeError(
                 f"--layouts has {kind}, but the recipe has exchange.update_at shards; say shards=D"
             )
-        update_at: Any = SHARDS if is_shared else "all"
+        update_at: Any = SHARDS if is_shared or (in_shards and kind is not None) else "all"
         twin = dataclasses.replace(
             recipe,
-            parallel=words if in_shards else _over(words, kind, *size),
+            parallel=words if is_whole else _over(words, kind, *size),
             exchange=dataclasses.replace(exchange, update_at=update_at),
         )
         twins[name] = Twin(name, size[0] * size[1], check_recipe(twin))

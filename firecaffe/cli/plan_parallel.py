@@ -243,7 +243,10 @@ def own_layout(recipe: Recipe, work: Workload) -> OwnLayout | None:
 
 def _way(plan: SplitPlan) -> str:
     if plan.name == RECIPE and plan.idle:
-        return f"{RECIPE}, {plan.model} stages, {plan.idle:.0%} not computing"
+        assert plan.words is not None
+        stages = plan.words.num_stages
+        each = f" of {plan.model // stages}" if plan.model > stages else ""
+        return f"{RECIPE}, {stages} stages{each}, {plan.idle:.0%} not computing"
     if plan.words is not None:
         scheme = "by data" if plan.model == 1 else f"{plan.words.scheme}, {plan.model} a model"
         return f"{RECIPE}, {scheme}"

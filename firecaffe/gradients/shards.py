@@ -2,9 +2,10 @@
 
 Each bucket of gradients is cut into a shard for each rank, one after the other, so that all ranks
 take part in each reduce-scatter. What a rank has got too little of in a large bucket it gets more
-of in smaller ones. A bucket is cut between two rows of a parameter; or, if the update needs norms
-of whole parameters (clipping, LARS, LAMB), between two parameters, so that the owner takes the norm
-as it is taken of the whole, to the same bits. A large parameter has one owner then.
+of in smaller ones. A bucket is cut between two rows of a parameter; or between two parameters,
+if the update goes by whole ones (norms, pruning, shared values), so that the owner does as it is
+done with the whole, to the same bits, or if parameters are parts, which need not be rows. A large
+parameter has one owner then.
 
 Source: Rajbhandari et al. 2020, arXiv 1910.02054 (ZeRO stage 1).
 """

@@ -31,7 +31,8 @@ class ParallelConfig:
             fully connected layers, which alone are split, exchange them. auto: the planner chooses
             model and one of these for the workers that there are. The result is the same.
         stages: The modules with which stages begin, as "features.6", in the order of the network's
-            calls: a worker for each stage holds one model. The result is the same.
+            calls: a worker for each stage, or `model` of them, hold one model. The result is the
+            same.
         pipeline: In which order a stage computes. 1f1b: one forward and one backward in turn.
             gpipe: forward of all micro-batches, then backward of all. The result is the same.
     """
@@ -56,9 +57,7 @@ class ParallelConfig:
 
     @property
     def word(self) -> str:
-        """What the recipe says of a model that several workers hold, as errors name it."""
-        if self.stages:
-            return "parallel.stages"
+        """What the recipe says of layers that are split, as errors name it."""
         return "parallel.split" if self.split else f"parallel.scheme {self.scheme}"
 
     @property
@@ -97,8 +96,9 @@ class ParallelConfig:
                 f"parallel.stages names {own} stages, of which no {stages} can be made that are "
                 f"equally many each; {own} must be a multiple"
             )
-        each = own // stages
-        return replace(self, data=data, model=1, stages=self.stages[each - 1 :: each])
+        each, parts = own // stages, self.num_parts if self.is_split else 0
+        begins = self.stages[each - 1 :: each]
+        return replace(self, data=data, model=1, parts=parts, stages=begins)
 
 
 def check_parallel(words: ParallelConfig) -> None:

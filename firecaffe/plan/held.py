@@ -10,7 +10,7 @@ from firecaffe.plan.chain import Unit
 from firecaffe.plan.in_parts import by_paths, by_rows, seen_bytes
 from firecaffe.plan.layouts import Layout
 from firecaffe.plan.memory import beside_micro_batch, memory_bytes
-from firecaffe.plan.update import UPDATES
+from firecaffe.plan.update import update_of
 from firecaffe.plan.workload import LayerWork, Workload
 
 Layouts = Sequence[Layout]
@@ -89,6 +89,22 @@ def rank_work(work: Workload, chain: Sequence[Unit], layouts: Layouts) -> Worklo
     return replace(work, layers=tuple(joined.from_iterable(parts)), activation_bytes=kept)
 
 
+def updated_bytes(work: Workload, chain: Sequence[Unit], layouts: Layouts) -> float:
+    """The weights that a worker updates, at most. What is apart each updates that holds it; the
+    rest may be shared out by those that share its batch: parts whole, for they need not be rows.
+    """
+    most = max(each.batch for each in layouts)
+    parts = [part_of(*each) for each in zip(chain, layouts, strict=True)]
+    apart, shared = list[LayerWork](), list[LayerWork]()
+    for layout, part in zip(layouts, parts, strict=True):
+        (apart if is_apart(layout, most) else shared).extend(part)
+    is_cut = any(each.parts * each.rows * each.paths > 1 for each in layouts)
+    whole = work.has_whole_shards or is_cut
+    rest = replace(work, layers=tuple(shared), has_whole_shards=whole)
+    own = sum((sum(each.parameters_bytes) for each in apart), 0.0)
+    return own + float(update_of(work, most).updated_bytes(rest, most))
+
+
 def memory_of(
     work: Workload, chain: Sequence[Unit], layouts: Layouts, in_memory: int = 1
 ) -> dict[str, float]:
@@ -99,7 +115,6 @@ def memory_of(
     is_whole = not any(each.parts * each.rows > 1 or each.computed for each in layouts)
     parts = memory_bytes(own, 1)
     most = max(each.batch for each in layouts)
-    update, updated = UPDATES[work.update_at], 0.0
     sums = running = shared = 0.0
     for unit, layout in zip(chain, layouts, strict=True):
         share = micro_batches_of(work, layout)
@@ -109,15 +124,14 @@ def memory_of(
             # with what the running ones have made.
             leaves = ceil(work.num_micro_batches / most)
             sums += weights * most / layout.batch * leaves.bit_length()
-            updated += weights
             continue
-        updated += weights * update.share(layout.batch)
         sums += weights * max(0, share.bit_length() - 1)
         running += weights
         if in_memory > 1 and layout.model == 1:
             shared += weights
     largest = max(work.bucket_bytes, max(own.tensors_bytes, default=0))
     arrives = shared * (in_memory - 1) / in_memory + 2.0 * min(largest, running - shared)
+    updated = updated_bytes(work, chain, layouts)
     optimizer = updated * work.optimizer_vectors
     found = parts | {"sums": sums, "running": running, "buckets": arrives, "optimizer": optimizer}
     copied = found["parameters"] + found["optimizer"]

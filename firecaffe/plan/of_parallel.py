@@ -15,7 +15,14 @@ from firecaffe.plan.forecast import check_plan, errors_of
 from firecaffe.plan.held import memory_of
 from firecaffe.plan.in_parts import cut_where_gathered
 from firecaffe.plan.of_words import layouts_of_words
-from firecaffe.plan.recipe_stages import Crossing, crossings_of, stages_step
+from firecaffe.plan.recipe_stages import (
+    Crossing,
+    StageWork,
+    crossings_of,
+    split_stages,
+    stages_step,
+    whole_stages,
+)
 from firecaffe.plan.split_plans import SplitPlan, plan_of_step
 from firecaffe.plan.split_step import SplitCost, SplitStep
 from firecaffe.plan.timeline import slowest_of
@@ -67,13 +74,15 @@ class OwnCost(Protocol):
 def own_cost(config: ModelConfig, work: Workload, layout: OwnLayout) -> OwnCost:
     """Raises: RecipeError if it cannot be; as `chain_of`."""
     words = layout.words
-    if words.stages and layout.chosen:
-        raise RecipeError("parallel.stages with parallel.split: the planner cannot price it yet")
-    if words.stages:
-        return _Stages(work, words, tuple(crossings_of(config, work, words.stages)))
+    crossings = tuple(crossings_of(config, work, words.stages)) if words.stages else ()
+    if not layout.chosen:
+        return _Stages(work, layout, (), crossings)
     paths = [name for name, word in layout.chosen.items() if word == PATHS]
     chain = chain_of(config, work, paths)
     chain = cut_where_gathered(chain, layout.chosen, words.num_parts)
+    if crossings:
+        # Parts need not be rows, so each has one owner.
+        return _SplitStages(replace(work, has_whole_shards=True), layout, chain, crossings)
     return (_Auto if words.scheme == AUTO else _Split)(work, layout, chain)
 
 
@@ -82,16 +91,34 @@ class _Stages:
     """See `OwnCost`."""
 
     work: Workload
-    words: ParallelConfig
+    layout: OwnLayout
+    chain: tuple[Unit, ...]
     crossings: tuple[Crossing, ...]
-    chain: tuple[Unit, ...] = ()
 
     def plans(self, cluster: Cluster, workers: int, exchange: str) -> list[SplitPlan]:
-        cost = SplitCost(self.work, cluster, (), workers, exchange)
+        cost, words = SplitCost(self.work, cluster, (), workers, exchange), self.layout.words
         with _named(workers):
-            found = stages_step(cost, self.crossings, self.words.stages, self.words.pipeline)
-        plan = plan_of_step(RECIPE, cost, found.step, found.memory, self.words.row_size)
-        return [replace(plan, idle=found.idle, words=self.words, crossings=self.crossings)]
+            stages = self.stages(cost)
+            model = words.row_size // words.num_stages
+            found = stages_step(cost, self.crossings, stages, words.pipeline, model)
+        plan = plan_of_step(RECIPE, cost, found.step, found.memory, words.row_size)
+        return [replace(plan, idle=found.idle, words=words, crossings=self.crossings)]
+
+    def stages(self, cost: SplitCost) -> list[StageWork]:
+        """What a worker of each stage computes. cost: of all workers."""
+        return whole_stages(self.work, cost.cluster.device, self.layout.words.stages)
+
+
+@dataclass(frozen=True)
+class _SplitStages(_Stages):
+    """See `OwnCost`. The workers of a stage are next to each other."""
+
+    def stages(self, cost: SplitCost) -> list[StageWork]:
+        names, words = self.layout.words.stages, replace(self.layout.words, stages=[])
+        workers = cost.workers // layout_of(self.layout.words, cost.workers).stages
+        of_stage = SplitCost(self.work, cost.cluster, self.chain, workers, cost.exchange)
+        layouts = layouts_of_words(self.chain, words, self.layout.chosen, workers)
+        return split_stages(of_stage, layouts, names)
 
 
 @dataclass(frozen=True)

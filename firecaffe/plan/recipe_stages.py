@@ -1,10 +1,12 @@
 """The stages that a recipe names: what each computes, what goes between them, what a step takes."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
-from typing import Any
+from itertools import accumulate, pairwise
+from itertools import chain as joined
+from typing import Any, Self
 
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
@@ -12,11 +14,12 @@ from torch.utils._pytree import tree_leaves
 from firecaffe.meta_kernels import without_compiler
 from firecaffe.models.config import ModelConfig
 from firecaffe.models.network import with_outline
-from firecaffe.parallel.pipeline import ORDERS, most_held
+from firecaffe.parallel.pipeline import ORDERS, Action, most_held
 from firecaffe.parallel.stages import cut_stages
 from firecaffe.parallel.volumes import sum_numbers
+from firecaffe.plan.cluster import Device
 from firecaffe.plan.compute import MicroBatch, correction, data_s, layer_s, update_s
-from firecaffe.plan.held import micro_batches_of
+from firecaffe.plan.held import micro_batches_of, part_of
 from firecaffe.plan.layouts import Layout
 from firecaffe.plan.memory import memory_bytes
 from firecaffe.plan.split_step import SplitCost, SplitStep
@@ -35,6 +38,10 @@ class Crossing:
     forward: float
     backward: float
     """Of those, the ones whose gradients come back."""
+
+    def shared(self, share: float) -> Self:
+        """What each of several workers sends of it."""
+        return replace(self, forward=share * self.forward, backward=share * self.backward)
 
 
 @dataclass(frozen=True)
@@ -97,48 +104,108 @@ def works_of(works: Sequence[LayerWork], names: Sequence[str]) -> list[tuple[Lay
     return [tuple(works[start:stop]) for start, stop in pairwise([*begins, len(works)])]
 
 
-def stages_step(
-    cost: SplitCost, crossings: Sequence[Crossing], names: Sequence[str], pipeline: str
-) -> RecipeStages:
-    """cost: of all workers; its chain is not asked for. pipeline: a row of `ORDERS`.
+@dataclass(frozen=True)
+class StageWork:
+    """What a worker computes of a stage."""
 
-    Raises: ValueError as `works_of`, or if rows of workers do not fit the links.
+    layers: tuple[LayerWork, ...]
+    forward_s: float
+    """Of a micro-batch."""
+    backward_s: tuple[float, ...]
+    """Of each layer, from the first to the last."""
+    between_s: float = 0.0
+    """Of a micro-batch's exchanges between the workers of the stage, in forward and backward."""
+    between_bytes: float = 0.0
+    """What each of them sends for that in a step."""
+    passes: float = 1.0
+    """The share of what goes to the next stage that each of them sends."""
+
+
+def whole_stages(work: Workload, device: Device, names: Sequence[str]) -> list[StageWork]:
+    """Stages of a worker each. Raises: ValueError as `works_of`."""
+    scale = correction(work, device, work.micro_batch_size)
+    found = []
+    for own in works_of(work.layers, names):
+        times = [layer_s(each, work, device, work.micro_batch_size) for each in own]
+        forward_s = scale * sum(forward for forward, _ in times)
+        found.append(StageWork(own, forward_s, tuple(scale * backward for _, backward in times)))
+    return found
+
+
+def split_stages(
+    cost: SplitCost, layouts: Sequence[Layout], names: Sequence[str]
+) -> list[StageWork]:
+    """Stages of as many workers as a layout has, of which some layers are split. cost: of the
+    workers that hold one stage, of all models. layouts: of the units of its chain.
+
+    Raises: ValueError as `works_of`.
+    """
+    parts = [part_of(*each) for each in zip(cost.chain, layouts, strict=True)]
+    ends = [*accumulate(map(len, works_of([*joined.from_iterable(parts)], names)))]
+    begins = accumulate(map(len, parts), initial=0)
+    # The last unit has no layer: it makes the network's outputs whole.
+    numbers = [min(bisect_right(ends, each), len(ends) - 1) for each in begins]
+    most = max(each.batch for each in layouts)
+    found = [StageWork((), 0.0, ()) for _ in ends]
+    for at, (unit, layout, part) in enumerate(zip(cost.chain, layouts, parts, strict=True)):
+        forward_s, backward_s = cost.computes_s(unit, layout)
+        between = [cost.inside(unit, layout, most)]
+        if at:  # what comes from the stage before is as it was left there
+            between.append(cost.between(at - 1, layouts[at - 1], layout))
+        step_s, sent_bytes = map(sum, zip(*between, strict=True))
+        stage = found[numbers[at]]
+        found[numbers[at]] = StageWork(
+            stage.layers + part,
+            stage.forward_s + forward_s,
+            stage.backward_s + backward_s,
+            stage.between_s + step_s / micro_batches_of(cost.work, layout),
+            stage.between_bytes + sent_bytes,
+            1 / (layout.outputs * layout.groups),
+        )
+    return found
+
+
+def stages_step(
+    cost: SplitCost,
+    crossings: Sequence[Crossing],
+    stages: Sequence[StageWork],
+    pipeline: str,
+    model: int = 1,
+) -> RecipeStages:
+    """cost: of all workers; its chain is not asked for. pipeline: a row of `ORDERS`. model: workers
+    of each stage.
+
+    Raises: ValueError if rows of workers do not fit the links.
     """
     work, device = cost.work, cost.cluster.device
-    size = len(names) + 1
-    layout = Layout(cost.workers // size, copies=size)
+    size, row = len(stages), len(stages) * model
+    layout = Layout(cost.workers // row, copies=row)
     rounds = micro_batches_of(work, layout)
-    works = works_of(work.layers, names)
-    scale = correction(work, device, work.micro_batch_size)
-    times = [[layer_s(each, work, device, work.micro_batch_size) for each in own] for own in works]
-    forward_s = [scale * sum(forward for forward, _ in own) for own in times]
-    backward_s = [scale * sum(backward for _, backward in own) for own in times]
+    crossed = [each.shared(own.passes) for each, own in zip(crossings, stages, strict=False)]
+    forward_s = [own.forward_s + own.between_s / 2 for own in stages]
+    backward_s = [sum(own.backward_s) + own.between_s / 2 for own in stages]
     fetch_s = data_s(work, device)
     orders = [ORDERS[pipeline](size, rounds, stage) for stage in range(size)]
     found = turns(
         orders,
         [seconds + fetch_s * (k in (0, size - 1)) for k, seconds in enumerate(forward_s)],
         backward_s,
-        [_message_s(cost, k, each.forward, True) for k, each in enumerate(crossings)],
-        [_message_s(cost, k, each.backward, False) for k, each in enumerate(crossings)],
+        [_message_s(cost, k, model, each.forward, True) for k, each in enumerate(crossed)],
+        [_message_s(cost, k, model, each.backward, False) for k, each in enumerate(crossed)],
     )
-    of_stages = [replace(work, layers=own) for own in works]
-    backwards = [tuple(scale * seconds for _, seconds in reversed(own)) for own in times]
+    of_stages = [replace(work, layers=own.layers) for own in stages]
+    backwards = [own.backward_s[::-1] for own in stages]
     weights = [own.parameter_bytes for own in of_stages]
-    updated = max(weights) * cost.update.share(layout.batch)
-    sums_s = list(map(partial(_sums_s, cost, size), of_stages, backwards))
+    updated = max(cost.update.updated_bytes(own, layout.batch) for own in of_stages)
+    sums_s = list(map(partial(_sums_s, cost, row), of_stages, backwards))
     length_s = max(found.ends_s)
     summed_s = max(end + own for end, own in zip(found.ends_s, sums_s, strict=True))
     computes_s = [rounds * (a + b) for a, b in zip(forward_s, backward_s, strict=True)]
     waits = slowest_of(cost.workers, device.jitter, rounds)
-    activations = [
-        most_held(actions) * sum(each.output_bytes for each in own if each.backward_share > 0)
-        for actions, own in zip(orders, works, strict=True)
-    ]
-    holding = zip(of_stages, activations, strict=True)
-    held = [replace(own, activation_bytes=kept) for own, kept in holding]
+    held = [_held(*each) for each in zip(of_stages, orders, strict=True)]
     memory = [memory_bytes(each, layout.batch, is_whole=False) for each in held]
-    sent = _sent(cost, crossings, layout)
+    own_bytes = zip(_sent(cost, crossed, layout), stages, strict=True)
+    sent = [each + own.between_bytes for each, own in own_bytes]
     gradients, sent_between = max(
         zip((sum_numbers(layout.batch, own) for own in weights), sent, strict=True), key=sum
     )
@@ -159,22 +226,30 @@ def stages_step(
     )
 
 
-def _sums_s(cost: SplitCost, size: int, stage: Workload, backward: tuple[float, ...]) -> float:
-    """Seconds by which the sums of a stage's gradients make its last backward longer. size: the
-    number of stages. backward: of its layers.
+def _held(stage: Workload, actions: Sequence[Action]) -> Workload:
+    """A stage as its worker holds it: with the activations of all micro-batches between their
+    forward and their backward.
+    """
+    activations = sum(each.output_bytes for each in stage.layers if each.backward_share > 0)
+    return replace(stage, activation_bytes=most_held(actions) * activations)
+
+
+def _sums_s(cost: SplitCost, row: int, stage: Workload, backward: tuple[float, ...]) -> float:
+    """Seconds by which the sums of a stage's gradients make its last backward longer. row: the
+    workers that hold one model. backward: of its layers, from the last to the first.
     """
     slowdown = cost.cluster.device.exchange_slowdown
     buckets = buckets_of(stage, MicroBatch(0.0, backward))
-    whole_s = cost.prices(size).seconds([each.num_elements for each in buckets])
-    taken_s = [each * cost.update.before for each in whole_s]
+    whole_s = cost.prices(row).seconds([each.num_elements for each in buckets])
+    taken_s = [each * cost.update.share_before for each in whole_s]
     slowed_s, exposed_s = overlap(buckets, taken_s, sum(backward), slowdown=slowdown)
     back_s = sum(whole_s) - sum(taken_s)
     return slowed_s - sum(backward) + exposed_s + back_s
 
 
-def _message_s(cost: SplitCost, cut: int, numbers: float, has_state: bool) -> float:
+def _message_s(cost: SplitCost, cut: int, model: int, numbers: float, has_state: bool) -> float:
     num_bytes = cost.itemsize * numbers * cost.work.micro_batch_size + STATE_BYTES * has_state
-    link = cost.network.link(cut, cut + 1)
+    link = cost.network.link(cut * model, (cut + 1) * model)
     return link.latency_s + num_bytes / link.bandwidth_bytes_per_s
 
 

@@ -27,7 +27,14 @@ from firecaffe.plan.compute import (
     update_s,
 )
 from firecaffe.plan.forecast import forecast
-from firecaffe.plan.held import Layouts, is_apart, micro_batches_of, nodes_of, part_of
+from firecaffe.plan.held import (
+    Layouts,
+    is_apart,
+    micro_batches_of,
+    nodes_of,
+    part_of,
+    updated_bytes,
+)
 from firecaffe.plan.in_parts import PartExchanges, unevenness, unevenness_of_input
 from firecaffe.plan.layouts import Layout, through
 from firecaffe.plan.network import Network
@@ -115,7 +122,7 @@ class SplitCost:
         slowed_s, exposed_s = self._beside_backward(tensors, backward_s)
         between = [self.between(at, *pair) for at, pair in enumerate(pairwise(layouts))]
         between += [self.inside(*each, most) for each in own]
-        updated = sum(self._updated_bytes(*each, most) for each in own)
+        updated = updated_bytes(work, self.chain, layouts)
         step = SplitStep(
             compute_s=(computed_s + slowed_s - backward_s)
             * slowest_of(self.workers, device.jitter, rounds),
@@ -142,11 +149,6 @@ class SplitCost:
     def alone_s(self) -> float:
         """The step of one worker, which has the whole network."""
         return forecast(self.work, self.cluster, 1, "tree").step_s
-
-    def _updated_bytes(self, unit: Unit, layout: Layout, most: int) -> float:
-        """Of the weights that each worker updates."""
-        share = 1.0 if is_apart(layout, most) else self.update.share(layout.batch)
-        return share * weights_bytes(unit, layout)
 
     def unit_s(self, unit: Unit, layout: Layout) -> float:
         """Computing of a step."""
@@ -293,7 +295,7 @@ class SplitCost:
                 size = sum(each.num_bytes for each in own[start:stop]) // BYTES_PER_ELEMENT
                 sent.append((model, Bucket(own[stop - 1].ready_s, size)))
                 of_nodes.append(sent_nodes(nodes))
-                before.append(self.update.before if is_shared_out else 1.0)
+                before.append(self.update.share_before if is_shared_out else 1.0)
         by_model: dict[int, list[int]] = {}
         for model, bucket in sent:
             by_model.setdefault(model, []).append(bucket.num_elements)

@@ -17,13 +17,10 @@ class PlannedUpdate(Protocol):
     """Whether a worker needs the total of its own shard alone."""
     said: str
     """For people, behind the size of the gradients."""
-    before: float
+    share_before: float
     """The share of a sum's time that comes before the update. A sum to all is one to owners and the
     way back from them, which take equally long.
     """
-
-    def share(self, workers: int) -> float:
-        """The share of weights that each of so many updates, if all have as much."""
 
     def sums_s(self, work: Workload, prices: Prices, sizes: Sequence[int]) -> list[float]:
         """Seconds until each bucket's total, of so many elements, is where it is needed. prices: of
@@ -43,10 +40,7 @@ class PlannedUpdate(Protocol):
 class ByAll:
     """Every worker updates all weights."""
 
-    to_owners, said, before = False, "", 1.0
-
-    def share(self, workers: int) -> float:
-        return 1.0
+    to_owners, said, share_before = False, "", 1.0
 
     def sums_s(self, work: Workload, prices: Prices, sizes: Sequence[int]) -> list[float]:
         return prices.seconds(sizes)
@@ -64,10 +58,7 @@ class ByAll:
 class ByOwners:
     """Each worker updates a shard, and sends it to the others."""
 
-    to_owners, said, before = True, ", updated in shards", 0.5
-
-    def share(self, workers: int) -> float:
-        return 1 / workers
+    to_owners, said, share_before = True, ", updated in shards", 0.5
 
     def sums_s(self, work: Workload, prices: Prices, sizes: Sequence[int]) -> list[float]:
         return shards_s(work, prices.network, REDUCE_SCATTER)

@@ -138,7 +138,7 @@ def _whole_nodes(recipe: Recipe) -> str:
 
 
 def _stages(recipe: Recipe) -> str:
-    """Each stage has a worker."""
+    """Each stage has a worker, or as many as hold its split layers."""
     words = recipe.parallel
     if not words.stages or words.is_split or words.model in (1, words.num_stages):
         return ""

@@ -54,10 +54,9 @@ def row_of(folder: Path) -> Row:
     if not (folder / RECIPE).exists():
         return ALONE
     words = read_run_recipe(folder).get("parallel", {})  # it may be older than the section
-    stages, model = words.get("stages"), words.get("model", 1)
-    size = len(stages) + 1 if stages else 1
-    if model > 1:
-        size = model
+    stages, model = len(words.get("stages") or ()) + 1, words.get("model", 1)
+    is_split = stages == 1 or words.get("split")
+    size = stages * model if is_split else stages
     return Row(size, size if words.get("scheme") == "one_weird_trick" else 1)
 
 

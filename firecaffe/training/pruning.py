@@ -62,9 +62,9 @@ class Pruning:
 
     @property
     def line(self) -> str:
-        masks = self._wholes.of_all(self.masks).values()
-        kept, of = sum(int(mask.sum()) for mask in masks), sum(mask.numel() for mask in masks)
-        return f"prune: {kept} of {of} weights of {len(masks)} layers are kept"
+        found = [(int(m.sum()), m.numel()) for _, m in self._wholes.one_by_one(self.masks)]
+        kept, of = sum(some for some, _ in found), sum(each for _, each in found)
+        return f"prune: {kept} of {of} weights of {len(found)} layers are kept"
 
     @torch.no_grad()
     def begin(self) -> None:

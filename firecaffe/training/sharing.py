@@ -39,6 +39,8 @@ class Sharing:
         """
         self._weights, self._bits, self._words, self._seed = weights, bits, words, seed
         self._wholes = wholes
+        self._fixed: dict[str, Tensor] | None = None
+        """The values by code, if they are not trained; those before the first update."""
         self.codes = {
             name: torch.zeros_like(each, dtype=torch.int32) for name, each in weights.items()
         }
@@ -49,10 +51,11 @@ class Sharing:
 
     @property
     def line(self) -> str:
-        codes = self._wholes.of_all(self.codes).values()
-        weights = sum(int(each.count_nonzero()) for each in codes)
-        values = sum(int(each.bincount()[1:].count_nonzero()) for each in map(torch.flatten, codes))
-        layers = len(codes)
+        codes = (each.flatten() for _, each in self._wholes.one_by_one(self.codes))
+        counts = [each.bincount()[1:] for each in codes]
+        weights = sum(int(each.sum()) for each in counts)
+        values = sum(int(each.count_nonzero()) for each in counts)
+        layers = len(counts)
         return f"share: {weights} weights that are not zero of {layers} layers have {values} values"
 
     @torch.no_grad()
@@ -72,15 +75,19 @@ class Sharing:
 
     @torch.no_grad()
     def before_update(self, step: int) -> None:
-        if self._fixed:  # taken before the first update
+        codes = self._codes  # put together by all ranks at once, also by one that has none
+        if not self._words.train:
+            if self._fixed is None:
+                own = {name: each.detach() for name, each in self._weights.items()}
+                self._fixed = self._values(own)
             return
         gradients = {n: each.grad for n, each in self._weights.items() if each.grad is not None}
         whole = self._wholes.of_own(gradients)
-        self._wholes.put({n: self._shared(n, each) for n, each in whole.items()}, gradients)
+        shared = {n: self._shared(n, codes[n].reshape(-1), each) for n, each in whole.items()}
+        self._wholes.put(shared, gradients)
 
-    def _shared(self, name: str, gradient: Tensor) -> Tensor:
+    def _shared(self, name: str, codes: Tensor, gradient: Tensor) -> Tensor:
         """For each weight the gradient of its value."""
-        codes = self._codes[name].reshape(-1)
         sums = torch.zeros(len(self._firsts[name]) + 1, dtype=torch.float64, device=gradient.device)
         # One after the other, in any number of threads; in 64 bits, for they may be millions.
         sums.index_add_(0, codes, gradient.reshape(-1).double())
@@ -99,7 +106,7 @@ class Sharing:
         not always as in its middle.
         """
         own = {name: weights[name] for name in self.codes}
-        whole = self._fixed if self._fixed else self._values(own)
+        whole = self._values(own) if self._fixed is None else self._fixed
         shared = {n: whole[n][each.reshape(-1)].view(each.shape) for n, each in self._codes.items()}
         self._wholes.put(shared, own)
 
@@ -124,10 +131,3 @@ class Sharing:
             is_first = torch.cat([ordered[:1] != 0, ordered.diff() != 0])
             firsts[name] = places[is_first]
         return firsts
-
-    @cached_property
-    def _fixed(self) -> dict[str, Tensor]:
-        """The values by code, if they are not trained."""
-        if self._words.train:
-            return {}
-        return self._values({name: each.detach() for name, each in self._weights.items()})

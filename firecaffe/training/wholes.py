@@ -4,7 +4,7 @@ Tensors of the weights' shapes, by this rank's names of the weights, are put tog
 of whole weights, and taken apart again.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,6 +29,9 @@ class Wholes(Protocol):
     def of_all(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Those of all ranks, in the network's order. All ranks call it. Raises: PeerLostError."""
 
+    def one_by_one(self, parts: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """Yields the same, one at a time, on the host. All ranks go through it to the end."""
+
     def put(self, wholes: Mapping[str, Tensor], parts: Mapping[str, Tensor]) -> None:
         """Copies what this rank has of whole tensors into its parts, which are of the same type."""
 
@@ -43,6 +46,9 @@ class AllHere:
         return dict(parts)
 
     of_all = of_own
+
+    def one_by_one(self, parts: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        return iter(parts.items())
 
     def put(self, wholes: Mapping[str, Tensor], parts: Mapping[str, Tensor]) -> None:
         for name, part in parts.items():
@@ -65,15 +71,17 @@ class OfRanks:
         found = dict[str, Tensor]()
         if self.sharers is not None:  # a rank without a part of any helps the others
             cut = {name: part for name, part in held.items() if part.rows is not None}
-            found = give_all(self.sharers, cut)
+            found = dict(give_all(self.sharers, cut))
         return {
             name: found[name].to(part.tensor.device) if name in found else part.tensor
             for name, part in held.items()
         }
 
     def of_all(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        found = give_all(self.world, self._piece(parts).parts())
-        return {name: each.to(self.world.device) for name, each in found.items()}
+        return {name: each.to(self.world.device) for name, each in self.one_by_one(parts)}
+
+    def one_by_one(self, parts: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        return give_all(self.world, self._piece(parts).parts())
 
     def put(self, wholes: Mapping[str, Tensor], parts: Mapping[str, Tensor]) -> None:
         piece = self._piece(parts)

@@ -140,15 +140,14 @@ def collect(
         yield each.name, whole
 
 
-def give_all(world: Group, parts: Mapping[str, HeldPart]) -> dict[str, Tensor]:
-    """The tensors of all ranks, whole, in order, on the CPU, for each of them. All ranks call it.
-    parts: this rank's own.
+def give_all(world: Group, parts: Mapping[str, HeldPart]) -> Iterator[tuple[str, Tensor]]:
+    """Yields the tensors of all ranks, whole, in order, on the CPU, to each of them. All have to go
+    through it to the end. parts: this rank's own.
 
     Raises: AgreementError, as `list_wholes`; PeerLostError.
     """
-    found = {}
     for each in list_wholes(world, parts):
-        found[each.name] = whole = torch.empty(each.shape, dtype=each.dtype)
+        whole = torch.empty(each.shape, dtype=each.dtype)
         for rank, rows in each.holders:
             place = whole if rows is None else whole.narrow(each.dim, rows.start, len(rows))
             if rank == world.rank:
@@ -159,7 +158,7 @@ def give_all(world: Group, parts: Mapping[str, HeldPart]) -> dict[str, Tensor]:
             broadcast(world, sent.reshape(-1).view(torch.uint8), rank)
             if not place.is_contiguous():  # rows of another dimension than the first
                 place.copy_(sent)
-    return found
+        yield each.name, whole
 
 
 def _receive_apart(world: Group, rank: int, place: Tensor) -> None:

@@ -51,11 +51,8 @@ HOLDINGS = {
     "split": ParallelConfig(0, 2, HEAD, PARTS),
     "trick": ParallelConfig(0, 2, HEAD, PARTS, "one_weird_trick"),
     "stages": ParallelConfig(stages=["features.4"]),
-    "split stages": ParallelConfig(0, 2, HEAD, PARTS, stages=["classifier.2"]),
+    "split stages": ParallelConfig(0, 2, HEAD, PARTS, stages=["classifier.1"]),
 }
-
-CUT = ("split", "trick", "split stages")
-"""Those of whose layers parts are computed apart."""
 
 MODES: dict[str, dict[str, Any]] = {
     "every_step": {},
@@ -72,6 +69,9 @@ PRUNES = {
     "surgery": PruneConfig({"*": 0.5}, how="surgery", steps=4, every=2),
     "of all": PruneConfig({"*": 0.5}, how="gradual", steps=4, every=2, scope="all"),
 }
+
+SHARES = {"none": ShareConfig(), "2 bits": ShareConfig({"*": 2})}
+SHARES["fixed"] = ShareConfig({"*": 2}, train=False)
 
 REPEATED = ("every_step", "local")
 """Modes whose bits are those of one worker. Others are replayed, but for `UNREPEATED`."""
@@ -108,7 +108,7 @@ BESIDE: dict[str, Sequence[Any]] = {
     "synchrony.staleness_rate": ("none", "inverse"),
     "synchrony.compensate": ("none", "delay", "gap"),
     "prune": tuple(PRUNES),
-    "share": ("none", "2 bits"),
+    "share": tuple(SHARES),
 }
 """What decides bits too, and is not in the whole product."""
 
@@ -138,7 +138,6 @@ FILE = Path(__file__).parent / "matrix.json"
 """The cases, without what stands in where nothing is said."""
 
 STEPS, KILLED_AT = 6, 5
-
 # 8 micro-batches of 4 over 70 samples: steps 3 and 6 end an epoch with one micro-batch of 4, one of
 # 2, and six that are empty.
 SAMPLES = 70
@@ -154,8 +153,8 @@ class Net(nn.Module):
             *(nn.MaxPool2d(2), nn.Conv2d(6, 8, 2), nn.BatchNorm2d(8), nn.ReLU()),
         )
         self.classifier = nn.Sequential(
-            *(nn.Linear(32, 20), nn.ReLU(inplace=True), nn.Dropout(0.5)),
-            *(nn.Linear(20, 12), nn.ReLU(inplace=True), nn.Linear(12, 4)),
+            *(nn.Linear(32, 21), nn.GELU(), nn.Dropout(0.5)),
+            *(nn.Linear(21, 13), nn.ReLU(inplace=True), nn.Linear(13, 4)),
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -170,7 +169,7 @@ def full(case: Case) -> Case:
 
 def is_cut(case: Case) -> bool:
     """Whether layers are computed in parts, which decides bits, on one worker too."""
-    return any(case[place + "holding"] in CUT for place in (FIRST, THEN))
+    return any(HOLDINGS[case[place + "holding"]].is_split for place in (FIRST, THEN))
 
 
 def recipe_of(case: Case, place: str) -> Recipe:
@@ -213,7 +212,7 @@ def recipe_of(case: Case, place: str) -> Recipe:
         parallel=parallel,
         checkpoint=CheckpointConfig(every=2, keep_last=0),
         prune=PRUNES[case["prune"]],
-        share=ShareConfig({"*": 2} if case["share"] == "2 bits" else {}),
+        share=SHARES[case["share"]],
     )
     for name in BESIDE:
         section, _, word = name.partition(".")
@@ -394,11 +393,7 @@ def fit(
             return None
 
 
-def main() -> None:
+if __name__ == "__main__":
     usual = full({})
     rows = [{name: v for name, v in case.items() if v != usual[name]} for case in cover()]
     FILE.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n", "utf-8")
-
-
-if __name__ == "__main__":
-    main()

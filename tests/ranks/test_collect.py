@@ -71,7 +71,7 @@ def given_to_all() -> dict[str, torch.Tensor]:
             own["rows"] = HeldPart(WHOLES["rows"][rows.start : rows.stop], rows, 5, 0)
             columns = WHOLES["columns"][:, rows.start : rows.stop]
             own["columns"] = HeldPart(columns, rows, 5, 1, dim=1)
-        return give_all(world, {**own, "first": HeldPart(WHOLES["first"], order=2)})
+        return dict(give_all(world, {**own, "first": HeldPart(WHOLES["first"], order=2)}))
 
 
 def test_all_get_all_whole(ranks: Ranks) -> None:

@@ -1,6 +1,6 @@
 """A recipe's network, with its layers split."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,7 @@ from firecaffe.cluster.group import Group
 from firecaffe.errors import RecipeError
 from firecaffe.gradients.config import ExchangeConfig
 from firecaffe.models.drawing import named_tensors
-from firecaffe.parallel.config import ONE_WEIRD_TRICK, ParallelConfig
+from firecaffe.parallel.config import AUTO, ONE_WEIRD_TRICK, ParallelConfig
 from firecaffe.parallel.layers import SplitLayer
 from firecaffe.parallel.own_samples import OwnSamples
 from firecaffe.parallel.parts import PartGroup
@@ -62,31 +62,56 @@ class SplitNetwork(RowNetwork):
 
 
 def chosen_layers(model: nn.Module, words: ParallelConfig) -> dict[str, str]:
-    """The layers that a recipe splits. With another scheme than none, and no word for any, the
-    fully connected ones, by neurons and by inputs in turns; by inputs first if the first layer has
-    fewer outputs than inputs, for what is narrower is sent whole.
+    """The layers that a recipe splits; with no word for any, those that its scheme does.
 
     Raises: RecipeError, with the layer's name, if one cannot be split so.
     """
-    if words.split:
-        chosen = choose_layers(model, words.split)
-    else:
-        linear = [name for name, each in model.named_modules() if type(each) is nn.Linear]
-        if not linear:
-            raise RecipeError(
-                f"parallel.scheme {words.scheme}: the network has no fully connected layer"
-            )
-        first: Any = model.get_submodule(linear[0])
-        shift = int(first.out_features < first.in_features)
-        words_of = {n: FULLY_CONNECTED[(place + shift) % 2] for place, n in enumerate(linear)}
-        chosen = choose_layers(model, words_of)
+    choose, check = SCHEMES[words.scheme]
+    chosen = choose_layers(model, words.split or choose(model, words.scheme))
     for name, word in chosen.items():
-        if words.scheme == ONE_WEIRD_TRICK and type(model.get_submodule(name)) is not nn.Linear:
-            raise RecipeError(
-                f"parallel.split has {name} by {word}: one_weird_trick splits fully connected "
-                "layers alone; leave it out, or take parallel.scheme none"
-            )
+        check(name, word, model.get_submodule(name))
     return chosen
+
+
+def _nothing(_: nn.Module, __: str) -> dict[str, str]:
+    return {}
+
+
+def _fully_connected(model: nn.Module, scheme: str) -> dict[str, str]:
+    """By neurons and by inputs in turns; by inputs first if the first layer has fewer outputs than
+    inputs, for what is narrower is sent whole.
+    """
+    linear = [name for name, each in model.named_modules() if type(each) is nn.Linear]
+    if not linear:
+        raise RecipeError(f"parallel.scheme {scheme}: the network has no fully connected layer")
+    first: Any = model.get_submodule(linear[0])
+    shift = int(first.out_features < first.in_features)
+    return {name: FULLY_CONNECTED[(place + shift) % 2] for place, name in enumerate(linear)}
+
+
+def _any_layer(_: str, __: str, ___: nn.Module) -> None:
+    pass
+
+
+def _only_linear(name: str, word: str, layer: nn.Module) -> None:
+    if type(layer) is not nn.Linear:
+        raise RecipeError(
+            f"parallel.split has {name} by {word}: one_weird_trick splits fully connected layers "
+            "alone; leave it out, or take parallel.scheme none"
+        )
+
+
+SCHEMES: dict[
+    str,
+    tuple[Callable[[nn.Module, str], dict[str, str]], Callable[[str, str, nn.Module], None]],
+] = {
+    "none": (_nothing, _any_layer),
+    ONE_WEIRD_TRICK: (_fully_connected, _only_linear),
+    AUTO: (_fully_connected, _any_layer),
+}
+"""For each scheme which layers are split if nobody says, each with its word; and what checks one
+that is.
+"""
 
 
 def split_network(

@@ -11,13 +11,14 @@ from firecaffe.models.drawing import named_tensors
 from firecaffe.parallel.config import ParallelConfig
 from firecaffe.parallel.parts import PartGroup
 from firecaffe.parallel.split import own_pieces, split_layers
+from firecaffe.parallel.split_stages import pass_in_parts
 from firecaffe.parallel.stages import Stage, cut_stages
 from firecaffe.training.evaluate import evaluating
 from firecaffe.training.parallel.cut_up import mark_cut_up
 from firecaffe.training.parallel.fresh import FreshNetwork, Own
 from firecaffe.training.parallel.held import RowNetwork, outline_of
 from firecaffe.training.parallel.mesh import Mesh
-from firecaffe.training.parallel.network import chosen_layers, find_parts, give_whole
+from firecaffe.training.parallel.network import chosen_layers, find_parts
 from firecaffe.training.parallel.pieces import Names
 
 
@@ -63,13 +64,7 @@ class StagedNetwork(RowNetwork):
 
 def check_stages(network: nn.Module, words: ParallelConfig) -> None:
     """Raises: RecipeError if the network cannot be cut so, in training or in evaluation."""
-    _owners(*_cut(network, words.stages))
-    for name in _chosen(network, words):
-        inside = next((each for each in words.stages if each.startswith(f"{name}.")), None)
-        if inside is not None:
-            raise RecipeError(
-                f"stages: {inside} is in {name}, which is split; let the stage begin elsewhere"
-            )
+    _of_stage(network, words, 0)
 
 
 def cut_network(
@@ -79,70 +74,103 @@ def cut_network(
 
     Raises: RecipeError if it cannot be cut so.
     """
-    own, begins = mesh.line.rank, words.stages
-    group = PartGroup(mesh.stage, words.num_parts if words.is_split else 1)
-
-    def in_stage(chosen: Mapping[str, str], elsewhere: set[str]) -> dict[str, str]:
-        """Those of some layers that are in this rank's stage."""
-        others = {name.rpartition(".")[0] for name in elsewhere}
-        return {
-            name: word
-            for name, word in chosen.items()
-            if not any(f"{each}.".startswith(f"{name}.") for each in others)
-        }
+    own, group = mesh.line.rank, PartGroup(mesh.stage, words.num_parts)
 
     def own_of(outline: nn.Module) -> Own:
-        chosen, owners = _chosen(outline, words), _owners(*_cut(outline, begins))
-        others = {name for name, each in named_tensors(outline) if owners.get(each, 0) != own}
-        pieces = own_pieces(outline, in_stage(chosen, others), group)
-        return {**dict.fromkeys(others, ()), **pieces}
+        found = _of_stage(outline, words, own)
+        pieces = own_pieces(outline, found.split, group)
+        return {**dict.fromkeys(found.elsewhere, ()), **pieces}
 
     drawn = fresh.draw(mesh.world, own_of)
     network = drawn.network
     wholes = dict(named_tensors(network))
-    chosen, (training, evaluation) = _chosen(network, words), _cut(network, begins)
-    owners = _owners(training, evaluation)
-    others = {name: each for name, each in wholes.items() if owners.get(each, 0) != own}
-    split = in_stage(chosen, set(others))
+    found = _of_stage(network, words, own)
     outline = outline_of(wholes)
-    is_here = {
-        name
-        for name in wholes
-        if name not in others and not any(name.startswith(f"{each}.") for each in split)
-    }
-    first_names = {each: name for name, each in reversed(wholes.items())}
-    tied = [
-        (name, each if first_names[each] in is_here else outline[first_names[each]])
-        for name, each in network.named_parameters(remove_duplicate=False)
-    ]
+    tied = _tied(network, wholes, found, outline)
     mark_cut_up(network)
-    _free(network, set(others.values()))
+    _free(network, {wholes[name] for name in found.elsewhere})
     # A stage has places of its own for what a followed forward takes; these come first, for there
     # a micro-batch changes buffers.
-    places = [training[own].module, evaluation[own].module, network]
-    _split(network, split, group, drawn.pieces, places)
+    stages = [found.training, found.evaluation]
+    places = [*(stage.module for stage in stages), network]
+    _split(network, found.split, group, drawn.pieces, places)
+    if found.chosen:
+        for stage in stages:
+            pass_in_parts(stage, group)
     parts = find_parts(network, group)
     order = {name: place for place, name in enumerate(wholes)}
-    names = Names(parts.sources, order, parts.elsewhere | others.keys())
     has_buffers = any(not isinstance(each, nn.Parameter) for each in wholes.values())
     return network, StagedNetwork(
         mesh,
-        names,
+        Names(parts.sources, order, parts.elsewhere | found.elsewhere),
         has_buffers,
         drawn.other_weights,
         outline,
         words,
-        training[own],
-        evaluation[own],
+        found.training,
+        found.evaluation,
         nn.ModuleList(places),
         tied,
         group,
-        chosen,
+        found.chosen,
     )
 
 
-def _chosen(network: nn.Module, words: ParallelConfig) -> dict[str, str]:
-    return chosen_layers(network, words) if words.is_split else {}
+@dataclass(frozen=True)
+class _OfStage:
+    """What a network has in one of its stages."""
+
+    training: Stage
+    evaluation: Stage
+    elsewhere: frozenset[str]
+    """The tensors of other stages. What no stage uses is in the first one."""
+    chosen: dict[str, str]
+    """The layers of all stages that are to be split, each with its word."""
+
+    @property
+    def split(self) -> dict[str, str]:
+        """Those in this stage."""
+        others = {name.rpartition(".")[0] for name in self.elsewhere}
+        return {
+            name: word
+            for name, word in self.chosen.items()
+            if not any(f"{each}.".startswith(f"{name}.") for each in others)
+        }
+
+
+def _of_stage(network: nn.Module, words: ParallelConfig, number: int) -> _OfStage:
+    training, evaluation = _cut(network, words.stages)
+    owners = _owners(training, evaluation)
+    elsewhere = {n for n, each in named_tensors(network) if owners.get(each, 0) != number}
+    chosen = chosen_layers(network, words)
+    for name in chosen:
+        inside = next((each for each in words.stages if each.startswith(f"{name}.")), None)
+        if inside is not None:
+            raise RecipeError(
+                f"stages: {inside} is in {name}, which is split; let the stage begin elsewhere"
+            )
+    return _OfStage(training[number], evaluation[number], frozenset(elsewhere), chosen)
+
+
+def _tied(
+    network: nn.Module,
+    wholes: Mapping[str, Tensor],
+    found: _OfStage,
+    outline: Mapping[str, nn.Parameter],
+) -> list[tuple[str, nn.Parameter]]:
+    """The network's parameters by all their names, before what is not here goes."""
+    is_here = {
+        name
+        for name in wholes
+        if name not in found.elsewhere
+        and not any(name.startswith(f"{each}.") for each in found.split)
+    }
+    first_name = {each: name for name, each in wholes.items()}
+    named = network.named_parameters(remove_duplicate=False)
+    return [
+        (name, each if first_name[each] in is_here else outline[first_name[each]])
+        for name, each in named
+    ]
 
 
 def _split(
@@ -152,11 +180,7 @@ def _split(
     pieces: Mapping[str, Sequence[Tensor]],
     places: Sequence[nn.Module],
 ) -> None:
-    """Puts split layers into a network, and into other places that have these layers. What a stage
-    gives is whole.
-    """
-    if not chosen:
-        return
+    """Puts split layers into a network, and into other places that have these layers."""
     before = {name: network.get_submodule(name) for name in chosen}
     split_layers(network, chosen, group, pieces)
     for place in places:
@@ -164,7 +188,6 @@ def _split(
         for name, layer in before.items():
             if named.get(name) is layer:
                 place.set_submodule(name, network.get_submodule(name))
-        place.register_forward_hook(give_whole)
 
 
 def _cut(network: nn.Module, names: Sequence[str]) -> tuple[list[Stage], list[Stage]]:

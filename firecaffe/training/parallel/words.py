@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from firecaffe.errors import RecipeError
 from firecaffe.parallel.config import ParallelConfig
 
-OF_LAYERS, OF_STAGES = "split: ", "stages: "
+OF_LAYERS, OF_STAGES = "split", "stages"
 """What such errors begin with, which `firecaffe.split` and `cut_stages` raise too."""
 
 
@@ -16,7 +16,8 @@ def in_words_of(words: ParallelConfig) -> Iterator[None]:
     try:
         yield
     except RecipeError as error:
-        said = str(error)
-        if not said.startswith((OF_LAYERS, OF_STAGES)):
+        of, _, said = str(error).partition(": ")
+        word = {OF_LAYERS: words.word, OF_STAGES: "parallel.stages"}.get(of)
+        if word is None:
             raise
-        raise RecipeError(f"{words.word}: {said.partition(': ')[2]}") from error
+        raise RecipeError(f"{word}: {said}") from error

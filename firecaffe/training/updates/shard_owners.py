@@ -58,8 +58,10 @@ class ShardOwners(EveryRank):
     @torch.no_grad()
     def constrain(self) -> None:
         super().constrain()
-        found = self._wholes.of_all(self.shards.own)
-        self.holding.wholes().put(found, self.holding.named)
+        named, names = self.holding.named, self.holding.names
+        for whole, tensor in self._wholes.one_by_one(self.shards.own):
+            own = {name: named[name] for name in names.own(whole) if name in named}
+            self.holding.wholes().put({whole: tensor}, own)
 
     def numbers(self) -> Numbers:
         return NumbersInParts(OptimizerNumbers(self._own, self.applier.optimizer), self._names)

@@ -147,11 +147,13 @@ class Among:
         """The places of the norms that this rank tells."""
 
     def _told_once(self, places: set[int]) -> set[int]:
-        """Those places that this rank tells: of several ranks that know one, the first."""
+        """Those places that this rank tells: of all ranks that know one, the first."""
+        of_ranks, own = [sorted(places)], 0
         for group in self._groups:
-            told = [json.loads(text) for text in gather_text(group, json.dumps(sorted(places)))]
-            places = places.difference(*told[: group.rank])
-        return places
+            told = [json.loads(text) for text in gather_text(group, json.dumps(of_ranks))]
+            own += group.rank * len(of_ranks)
+            of_ranks = [each for of_group in told for each in of_group]
+        return places.difference(*of_ranks[:own])
 
     def agree(
         self, sums: Tensor, counted: int, finite: Tensor, clips: bool, scale: LossScale
