@@ -85,6 +85,11 @@ SPLIT_STAGES = [
         f'{split("head", "neurons")}\nstages = ["head"]',
         "2 workers with 2 stages of 2 workers: there must be a multiple of 4",
     ),
+    (
+        "Net",
+        'parts = 2\nsplit = { hed = "neurons" }\nstages = ["head"]',
+        "parallel.split: 'hed' matches no layer that can be split",
+    ),
     ("Net", f'model = 2\n{TRICK}stages = ["head"]', "parallel.stages with parallel.scheme = one_"),
 ]
 

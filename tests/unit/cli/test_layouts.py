@@ -40,6 +40,26 @@ def test_shards_of_the_update() -> None:
     ]
 
 
+def test_shards_beside_a_split() -> None:
+    both = dataclasses.replace(SHARDED, parallel=SPLIT.parallel)
+    found = layouts_of("1,shards=3,model=2x2", both)
+    assert [(each.workers, each.recipe.exchange.update_at) for each in found] == [
+        (1, "all"),
+        (3, "shards"),
+        (4, "shards"),
+    ]
+    assert [each.recipe.parallel for each in found] == [
+        SPLIT.parallel.over(*size) for size in ((1, 1), (3, 1), (2, 2))
+    ]
+
+
+def test_stages_whose_layers_are_split_have_equally_many_parts() -> None:
+    words = ParallelConfig(0, 2, {"*": "neurons"}, stages=["a"])
+    found = layouts_of("1,stages=2,model=2", Recipe(parallel=words))
+    assert [each.recipe.parallel.num_parts for each in found] == [2, 2, 2]
+    assert [each.recipe.parallel.row_size for each in found] == [1, 2, 2]
+
+
 @pytest.mark.parametrize(
     ("text", "recipe", "line"),
     [
