@@ -161,7 +161,7 @@ class FaultAgent(SimpleElasticAgent):
                 self._ranks[worker.global_rank] = self._start(worker_group, worker)
         finally:
             self._is_starting = False
-        self._raise_dropped()
+        self._raise_noted()
         return {each.local_rank: each.process.pid for each in self._ranks.values()}
 
     def _start(self, worker_group: WorkerGroup, worker: Worker) -> RankProcess:
@@ -212,7 +212,7 @@ class FaultAgent(SimpleElasticAgent):
             raise _ended_by(sent)
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        self._raise_dropped()
+        self._raise_noted()
         wait_for_room()
         seen = {rank: each.seen() for rank, each in self._ranks.items()}
         if not self._let_lost_go(seen):
@@ -242,7 +242,7 @@ class FaultAgent(SimpleElasticAgent):
             self._remaining_restarts = 0
         return self._result
 
-    def _raise_dropped(self) -> None:
+    def _raise_noted(self) -> None:
         """Raises a signal that has come while ranks were being started; or in a destructor or a
         hook of a fork, in which Python drops what is raised. What it had not dropped has ended
         `run`.
@@ -251,7 +251,7 @@ class FaultAgent(SimpleElasticAgent):
             raise _ended_by(self._signal[1])
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
-        self._raise_dropped()
+        self._raise_noted()
         if worker_group.state == WorkerState.FAILED:
             number = worker_group.spec.max_restarts - self._remaining_restarts
             self.told.on_restart(self._result, None if self._is_left else number)

@@ -23,8 +23,8 @@ from firecaffe.plan.cluster import Cluster
 from firecaffe.plan.codec import half_coded_s, sent_share
 from firecaffe.plan.compute import data_s, micro_batch, update_s
 from firecaffe.plan.forecast import Forecast
-from firecaffe.plan.keeper import PlannedKeeper, planned_keeper
 from firecaffe.plan.network import Network
+from firecaffe.plan.server_costs import PlannedKeeper, planned_keeper
 from firecaffe.plan.workload import Workload
 from firecaffe.synchrony.clock import SimulatedClock
 from firecaffe.synchrony.config import (

@@ -117,7 +117,7 @@ class StageWork:
     """Of a micro-batch's exchanges between the workers of the stage, in forward and backward."""
     between_bytes: float = 0.0
     """What each of them sends for that in a step."""
-    passes: float = 1.0
+    share_sent: float = 1.0
     """The share of what goes to the next stage that each of them sends."""
 
 
@@ -160,7 +160,7 @@ def split_stages(
             stage.backward_s + backward_s,
             stage.between_s + step_s / micro_batches_of(cost.work, layout),
             stage.between_bytes + sent_bytes,
-            1 / (layout.outputs * layout.groups),
+            1 / (layout.outputs * layout.groups * layout.rows),
         )
     return found
 
@@ -181,7 +181,7 @@ def stages_step(
     size, row = len(stages), len(stages) * model
     layout = Layout(cost.workers // row, copies=row)
     rounds = micro_batches_of(work, layout)
-    crossed = [each.shared(own.passes) for each, own in zip(crossings, stages, strict=False)]
+    crossed = [each.shared(own.share_sent) for each, own in zip(crossings, stages, strict=False)]
     forward_s = [own.forward_s + own.between_s / 2 for own in stages]
     backward_s = [sum(own.backward_s) + own.between_s / 2 for own in stages]
     fetch_s = data_s(work, device)

@@ -29,7 +29,7 @@ INNOCENT = ("image", "rounds")
 CHOOSES = (
     *("recipe/", "parallel/config.py", "synchrony/config.py", "training/preflight.py"),
     *("training/modes/build.py", "training/holdings/build.py", "training/updates/build.py"),
-    *("plan/of_parallel.py", "plan/keeper.py"),
+    *("plan/of_parallel.py", "plan/server_costs.py"),
 )
 """Where words are checked, and objects chosen."""
 

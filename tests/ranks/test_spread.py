@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from firecaffe.cluster.group import divide
 from firecaffe.cluster.world import join
 from firecaffe.training.outcome import VOTES
 from firecaffe.training.updates.found import Found
@@ -92,3 +93,26 @@ def test_one_overflow_lets_all_skip(ranks: Ranks) -> None:
         True
     ] * 3
     assert [skipped for _, skipped, _ in ranks.shared(ROWS, agreed, "none", True)] == [False] * 3
+
+
+def told_by_two_columns() -> Found:
+    """Of four ranks, two rows of two. Rank 0 updates `of_all` for its column, and rank 3 for the
+    other one: they are in no group together.
+    """
+    with join("cpu") as world:
+        columns, rows = [range(0, 4, 2), range(1, 4, 2)], [range(2), range(2, 4)]
+        with divide(world, columns) as column, divide(world, rows) as row:
+            of_all = nn.Parameter(torch.zeros(7))
+            of_all.grad = gradients()["of_all"]
+            named = {"of_all": of_all} if world.rank in (0, 3) else {}
+            network, parts = {"of_all": torch.float32}, {"of_all": Part("of_all")}
+            spread = Among([column, row], network, parts, named)
+            scaler = torch.amp.GradScaler("cpu", enabled=False)
+            scale = LossScale(scaler, torch.optim.SGD([of_all], 1.0), world.device)
+            return spread.agree(torch.tensor([3.0]), 0, torch.tensor([True]), True, scale)
+
+
+def test_what_ranks_in_no_group_together_know_counts_once(ranks: Ranks) -> None:
+    for found in ranks.shared(4, told_by_two_columns):
+        assert found.norm.equal(gradients()["of_all"].norm())
+        assert found.sums.tolist() == [3.0]

@@ -159,7 +159,7 @@ def split_network(
 
 
 @dataclass(frozen=True)
-class Parts:
+class SplitTensors:
     """What a rank has of a network's split layers."""
 
     sources: Mapping[str, Source]
@@ -170,7 +170,7 @@ class Parts:
     """The whole tensors that other ranks have alone."""
 
 
-def find_parts(model: nn.Module, group: PartGroup) -> Parts:
+def find_parts(model: nn.Module, group: PartGroup) -> SplitTensors:
     """Finds the parts in a network whose layers are split."""
     sources: dict[str, Source] = {}
     parameters, elsewhere = set[nn.Parameter](), set[str]()
@@ -188,7 +188,7 @@ def find_parts(model: nn.Module, group: PartGroup) -> Parts:
                     sources[own] = Source(whole_name, held.dim, held.cut, part)
                     if held.cut and isinstance(tensor, nn.Parameter):
                         parameters.add(tensor)
-    return Parts(sources, frozenset(parameters), frozenset(elsewhere))
+    return SplitTensors(sources, frozenset(parameters), frozenset(elsewhere))
 
 
 def _group(
