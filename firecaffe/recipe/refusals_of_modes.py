@@ -3,11 +3,9 @@
 from firecaffe.parallel.config import ONE_WEIRD_TRICK
 from firecaffe.recipe.conditions import (
     BY_SERVER,
-    CLIPPED,
     CODEC,
     FLOAT16,
     IN_REPLICAS,
-    KEEPING_BACK,
     LATE,
     LOCKLESS,
     OF_MANY_LENGTHS,
@@ -44,17 +42,8 @@ OF_SERVERS = (
         kind="unwritten",
     ),
     Refusal(
-        (is_("exchange.compressor", KEEPING_BACK), *SHARDED_SERVER),
-        "the codec keeps what of a whole parameter it has not sent, and each rank has a part",
-        "use float16 or bfloat16, or synchrony.server = first",
-        "unwritten",
-    ),
-    Refusal(
-        (
-            any_of(is_("solver.type", "lars", "lamb"), CLIPPED, is_("synchrony.compensate", "gap")),
-            *SHARDED_SERVER,
-        ),
-        "norms are of whole parameters, or of all together, and each rank has a part of them",
+        (is_("synchrony.compensate", "gap"), *SHARDED_SERVER),
+        "the gap is a norm of all parameters together, and each rank has a part of them",
         "leave it out, or take synchrony.server = first",
         "unwritten",
     ),

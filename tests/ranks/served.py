@@ -48,9 +48,8 @@ SAMPLES = 100
 
 
 def sharded(name: str) -> dict[str, Any]:
-    """A mode with a server in parts, which takes no codec that keeps something back."""
-    words = {**MODES[name], "server": "sharded"}
-    return {**words, "compressor": "float16"} if "compressor" in words else words
+    """A mode with a server in parts."""
+    return {**MODES[name], "server": "sharded"}
 
 
 def recipe(folder: Path, words: dict[str, Any], steps: int = 8, eval_every: int = 5) -> Recipe:

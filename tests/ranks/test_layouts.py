@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Callable
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -148,19 +147,6 @@ def test_convolutions_and_paths_in_parts(
     assert found.state_sha256 == expected.state_sha256
     assert (found.loss, found.test_loss) == (expected.loss, expected.test_loss)
     assert not found.identity_doubts
-
-
-def test_a_layout_goes_on_from_any_other(
-    ranks: Ranks, run: Run, alone: firecaffe.Result, tmp_path: Path
-) -> None:
-    """After step 2, each time: trick 2 x 2 from model 4, and so on round."""
-    names = ("model 4", "trick 2 x 2", "data 2", "trick 2", "trick 1", "2 x 2")
-    for before, name in pairwise(names):
-        checkpoint = str(run(before)[1] / "checkpoints" / "step-00000002")
-        words = WORKERS.get(name, 4), LAYOUTS[name], tmp_path / name, checkpoint
-        found = trained(ranks, *words)
-        assert found.state_sha256 == alone.state_sha256, name
-        assert not found.identity_doubts
 
 
 def test_a_split_run_is_read_as_any_other(run: Run, alone: firecaffe.Result) -> None:

@@ -4,16 +4,19 @@ import dataclasses
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
+import torch
+from torch import Tensor
 
 from firecaffe import Recipe, Result, SolverConfig
 from firecaffe.data import Batch, Batches
-from firecaffe.errors import FirecaffeError
+from firecaffe.errors import FirecaffeError, NotFiniteError
 from firecaffe.synchrony.events import Pull, Push
 from firecaffe.training.served import memory
 from firecaffe.training.served.coder import Coder
@@ -77,6 +80,57 @@ def test_its_moving_average_and_buffers_are_replayed(ranks: Ranks, tmp_path: Pat
     found = replayed(run)
     assert found.is_same
     assert found.found.state == result.state_sha256
+
+
+WHOLE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "clip": ({"clip_gradients": 0.05}, {"mode": "stale", "max_staleness": 2, "in_flight": 2}),
+    "lars": (
+        {"type": "lars", "base_lr": 0.5, "clip_gradients": 0.05},
+        {"mode": "asynchronous", "gradients_per_update": 2},
+    ),
+    "one_bit": ({}, {"mode": "backup", "backup_workers": 1, "compressor": "one_bit"}),
+}
+"""Words of the solver that take norms, or a codec that keeps something back, and a mode."""
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_owners_of_whole_parameters_are_replayed(ranks: Ranks, name: str, tmp_path: Path) -> None:
+    """And go on as two."""
+    of_solver, mode = WHOLE[name]
+
+    def words(folder: Path) -> Recipe:
+        made = recipe(folder, {**mode, "server": "sharded"})
+        return dataclasses.replace(made, solver=dataclasses.replace(made.solver, **of_solver))
+
+    ranks.shared(3, fit, words(first := tmp_path / "first"))
+    assert replayed(first).is_same
+    saved = str(first / "checkpoints" / "step-00000003")
+    (result, *_) = ranks.shared(2, fit, words(then := tmp_path / "then"), saved)
+    found = replayed(then)
+    assert found.is_same
+    assert found.found.state == result.state_sha256
+
+
+def fit_beyond(made: Recipe) -> str:
+    """Rank 1 finds that the norm of its first gradient is beyond float32."""
+
+    def norm_of(gradients: Sequence[Tensor], *_: Any, **__: Any) -> Tensor:
+        return torch.tensor(torch.inf if os.environ["RANK"] == "1" else 1.0)
+
+    with patch.object(torch.nn.utils, "get_total_norm", norm_of):
+        try:
+            fit(made)
+        except NotFiniteError as error:
+            return str(error)
+    return "it went on"
+
+
+def test_a_norm_beyond_float32_is_told_by_all(ranks: Ranks, tmp_path: Path) -> None:
+    """Each gradient is finite, and so is the loss."""
+    made = recipe(tmp_path / "run", {"mode": "asynchronous", "server": "sharded"})
+    solver = dataclasses.replace(made.solver, clip_gradients=1.0)
+    said = ranks.run(3, fit_beyond, dataclasses.replace(made, solver=solver))
+    assert all(each is not None and "not finite" in each for each in said), said
 
 
 TO_SHARDS = (3, "first"), (2, "sharded")

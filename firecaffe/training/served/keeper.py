@@ -27,6 +27,7 @@ from firecaffe.training.served.server import Server
 from firecaffe.training.served.shards.ranks import Owners, WholeTraining
 from firecaffe.training.served.source import LoggedClock
 from firecaffe.training.served.stepper import weight_of
+from firecaffe.training.served.unsent import FeedbackEncoder
 from firecaffe.training.state import State
 
 
@@ -103,6 +104,7 @@ class InShards:
             optimizer_of=partial(make_optimizer, whole.named, recipe.solver, delayed),
             ema_of=ema_of,
             weight_of=partial(weight_of, whole.run.order),
+            needs_whole=recipe.updates_whole_layers or isinstance(whole.coder, FeedbackEncoder),
         )
         return Owners.meet(whole.world, training, words.in_flight, recipe.exchange.timeout_s)
 

@@ -152,6 +152,8 @@ class OwnLearner(Learner):
         brought = self._bench.compute(order.work, order.weights)
         self.spent.pulled_bytes, self.spent.pushed_bytes = brought.moved
         found = brought.gradient
+        if brought.is_finite is not None:  # it has gone elsewhere
+            return brought
         sent = Gradient(self._coder.as_sent(self.number, found.tensors), found.tail)
         return replace(brought, gradient=sent)
 

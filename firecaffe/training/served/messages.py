@@ -105,7 +105,7 @@ class Messages:
     def send_contribution(self, learner: int, brought: Contribution, asks_to_stop: bool) -> None:
         """asks_to_stop: whether the sender's process was asked to."""
         tensors, views = brought.gradient.tensors, self._brought.views
-        encoded = self._coder.encode(learner, tensors)
+        encoded = {} if self._is_elsewhere else self._coder.encode(learner, tensors)
         self._brought.fill({f"gradient/{name}": each for name, each in encoded.items()})
         self._brought.fill(dict(zip(self._tails, brought.gradient.tail, strict=True)))
         views["counts"].copy_(brought.counts)

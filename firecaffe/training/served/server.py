@@ -4,7 +4,7 @@ An update adds its gradients by the tree in the order of their leaves, as a sync
 and divides them by their samples.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,6 +42,9 @@ class Server:
     buffers: BufferChanges
     clip_gradients: float = 0.0
     ema: Ema | None = None
+    norms_of_all: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] = dict
+    """Of the norms of these parameters' gradients those of all that were used, in the network's
+    order."""
     mean_step: MeanStep = field(default_factory=MeanStep)
     _works: dict[Leaf, Work] = field(default_factory=dict)
     """The works under way, and those whose gradients wait."""
@@ -93,7 +96,9 @@ class Server:
                 finite[-1] = low.isfinite() & high.isfinite()
         norm = torch.zeros((), device=finite[0].device)
         if self.clip_gradients:
-            norm = nn.utils.clip_grad_norm_(self.named.values(), self.clip_gradients, foreach=True)
+            norm = self._norm().to(norm.device)
+            parameters = self.named.values()
+            nn.utils.clip_grads_with_norm_(parameters, self.clip_gradients, norm, foreach=True)
         return torch.stack(finite), norm
 
     @torch.no_grad()
@@ -119,6 +124,13 @@ class Server:
         self.buffers.begin_step()
         weight = sum(weight_of(work.leaf) for work in update.works)
         self.buffers.finish_step([each for each in sums[1:] if each is not None], weight)
+
+    def _norm(self) -> Tensor:
+        """Of the whole gradient, as `clip_grad_norm_` has it."""
+        used = {name: p.grad for name, p in self.named.items() if p.grad is not None}
+        norms = torch._foreach_norm(list(used.values())) if used else ()
+        of_all = self.norms_of_all(dict(zip(used, norms, strict=True)))
+        return nn.utils.get_total_norm(list(of_all.values()), foreach=True)
 
     def _corrected(self, update: Update, work: Work) -> dict[str, Tensor]:
         """A gradient as it is applied: what its staleness asks for is done to it."""

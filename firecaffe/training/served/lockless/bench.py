@@ -41,7 +41,7 @@ class LocklessBench:
         """Computes a work at the present weights, and updates them. weights: the buffers."""
         brought = self._bench.compute(work, weights)
         start = time.perf_counter()
-        is_finite = are_finite(self._bench.named, brought.gradient.tensors)
+        is_finite = are_finite(self._bench.named, brought.gradient.tensors.items())
         if is_finite.all() and not self._update(work.leaf, brought.gradient.tensors):
             is_finite = torch.zeros_like(is_finite)
         return replace(

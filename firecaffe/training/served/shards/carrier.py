@@ -36,7 +36,10 @@ class Layout:
     shards: Sequence[Shard]
     """By rank. Those of a small network may be empty, and have no owner."""
     coder: Coder
-    """Of gradients; it keeps nothing back, and encodes a part by itself to the same values."""
+    """Of gradients. Where parameters are cut it keeps nothing back, and encodes a part by itself to
+    the same values."""
+    clips: bool = False
+    """Whether gradients are clipped, so that the norm of all together has to be finite."""
 
     def letter(self, shard: Shard) -> Parcel:
         """A parcel for an owner's part of a gradient."""
@@ -51,12 +54,21 @@ class Layout:
         """What an owner keeps of a gradient, in the letter's memory; buffers are rank 0's."""
         return Gradient(
             {
-                name: self.coder.decode(letter.views[name].to(self.named[name].device), len(run))
-                for name, run in shard.pieces.items()
+                name: self._shaped(name, letter.views[name], shard)
+                for name in shard.pieces
                 if name in used
             },
             [],
         )
+
+    def _shaped(self, name: str, sent: Tensor, shard: Shard) -> Tensor:
+        """A gradient's run, like that of its parameter, in whose memory layout norms are taken."""
+        whole = self.named[name]
+        flat = self.coder.decode(sent.to(whole.device), len(shard.pieces[name]))
+        if not shard.has_whole(name, whole):
+            return flat
+        shaped = flat.view(whole.shape)
+        return shaped if whole.is_contiguous() else torch.empty_like(whole).copy_(shaped)
 
 
 class Head:
@@ -121,11 +133,16 @@ class Carrier:
     def push(self, work: Work, gradient: Gradient) -> Tensor:
         """Brings a gradient to its owners. Returns whether that of each parameter is finite."""
         layout, used = self._layout, gradient.tensors
-        flat = {name: each.reshape(-1) for name, each in used.items()}
-        for rank, letter in self._letters.items():
-            pieces = layout.shards[rank].pieces.items()
-            runs = {name: flat[name][run.start : run.stop] for name, run in pieces if name in flat}
-            letter.fill(layout.coder.encode(work.learner, runs))
+        runs = {
+            f"{rank}/{name}": layout.shards[rank].run_of(name, used[name]).reshape(-1)
+            for rank in self._letters
+            for name in layout.shards[rank].pieces
+            if name in used
+        }
+        sent = layout.coder.encode(work.learner, runs)
+        for path, payload in sent.items():
+            owner, _, name = path.partition("/")
+            self._letters[int(owner)].views[name].copy_(payload)
         head, waits = self._head.fill(BRING, row_of(work), used), []
         for rank, line in self._lines.items():
             waits += [line.begin_send(head), line.begin_send(self._letters[rank].data)]
@@ -134,7 +151,13 @@ class Carrier:
             copy = layout.letter(mine)
             copy.data.copy_(self._letters[self._rank].data)
             self._own.bring(work, layout.opened(copy, mine, used))
-        is_finite = are_finite(layout.named, layout.coder.as_sent(work.learner, used))
+        decoded = (
+            (path.partition("/")[2], layout.coder.decode(each, runs[path].numel()))
+            for path, each in sent.items()
+        )
+        is_finite = are_finite(layout.named, decoded)
+        if layout.clips and not nn.utils.get_total_norm(list(used.values())).isfinite():
+            is_finite = torch.zeros_like(is_finite)
         for wait in waits:
             wait()
         return is_finite

@@ -1,10 +1,11 @@
 """How parameters are cut among ranks: each owns a run of the bytes in which they are sent.
 
 A rule that is applied to each element by itself gives the same bits wherever the parameters are
-cut, so how many ranks there are changes none.
+cut, so how many ranks there are changes none. For one that needs whole parameters (their norms, or
+what a codec keeps back of them) they are cut between parameters.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -23,6 +24,17 @@ class Shard:
     """The elements of each tensor that are in it, in the order of the parcel; of a tensor that is
     laid out row by row."""
 
+    def has_whole(self, name: str, tensor: Tensor) -> bool:
+        """Whether a tensor of that name is not cut."""
+        return len(self.pieces[name]) == tensor.numel()
+
+    def run_of(self, name: str, tensor: Tensor) -> Tensor:
+        """What of a tensor is in it: the tensor itself if it is whole, else of one dimension."""
+        if self.has_whole(name, tensor):
+            return tensor
+        elements = self.pieces[name]
+        return tensor.reshape(-1)[elements.start : elements.stop]
+
     @property
     def nbytes(self) -> int:
         return self.stop - self.start
@@ -32,22 +44,32 @@ class Shard:
         return parcel.data[self.start : self.stop]
 
     def views(self, data: Tensor, parcel: Parcel) -> dict[str, Tensor]:
-        """The pieces in such bytes, each of one dimension. parcel: any one of all."""
+        """The pieces in such bytes, shaped as `run_of`. parcel: any one of all."""
         found = {}
         for name, elements in self.pieces.items():
-            dtype = parcel.views[name].dtype
+            whole = parcel.views[name]
+            dtype = whole.dtype
             begin = parcel.places[name] + elements.start * dtype.itemsize - self.start
             found[name] = data[begin : begin + len(elements) * dtype.itemsize].view(dtype)
+            if self.has_whole(name, whole):
+                found[name] = found[name].view(whole.shape)
         return found
 
 
-def cut(parcel: Parcel, count: int) -> list[Shard]:
-    """Cuts a parcel into as many shards, equal but for `ALIGNMENT` bytes. Those of a small parcel
-    may be empty.
+def cut(parcel: Parcel, count: int, whole: bool = False) -> list[Shard]:
+    """Cuts a parcel into as many shards, equal but for `ALIGNMENT` bytes; or between its tensors,
+    where that is nearest to equal. Some may be empty.
     """
     total = parcel.data.nbytes
     ends = [total * each // count // ALIGNMENT * ALIGNMENT for each in range(count)] + [total]
+    if whole:
+        between = [*parcel.places.values(), total]
+        ends = [_nearest(between, end) for end in ends]
     return [Shard(start, stop, _pieces(parcel, start, stop)) for start, stop in pairwise(ends)]
+
+
+def _nearest(places: Sequence[int], wanted: int) -> int:
+    return min(places, key=lambda place: abs(place - wanted))
 
 
 def _pieces(parcel: Parcel, start: int, stop: int) -> dict[str, range]:

@@ -32,8 +32,8 @@ class Runs(nn.Module):
     def __init__(self, whole: Mapping[str, nn.Parameter], shard: Shard) -> None:
         super().__init__()
         self.named = {
-            name: nn.Parameter(_flat(whole[name])[_slice(elements)].clone())
-            for name, elements in shard.pieces.items()
+            name: nn.Parameter(shard.run_of(name, whole[name].detach()).clone())
+            for name in shard.pieces
         }
 
     def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Parameter]]:
@@ -94,7 +94,7 @@ class Held:
             for path, part in whole[kind].parts().items():
                 name = parameter_of(kind, path)
                 if name in shard.pieces and not path.startswith("tail/"):
-                    runs[path] = _run(path, part.tensor, shard.pieces[name])
+                    runs[path] = _run(path, name, part.tensor, shard)
             piece.load(InMemory(runs))
         for leaf in _leaves(whole["server"]):  # also of gradients that are of no weight here
             self.memory.gradients.setdefault(leaf, Gradient({}, []))
@@ -127,7 +127,9 @@ def put_together(
                 continue
             if path not in found[kind]:
                 found[kind][path] = torch.empty(named[name].shape, dtype=value.dtype)
-            found[kind][path].view(-1)[_slice(shard.pieces[name])] = value.cpu()
+            elements = shard.pieces[name]
+            flat = found[kind][path].view(-1)
+            flat[elements.start : elements.stop] = value.cpu().reshape(-1)
     return found
 
 
@@ -144,19 +146,10 @@ def parameter_of(kind: str, path: str) -> str:
     return _first(path) if kind == "optimizer" else path.rpartition("/")[2]
 
 
+def _run(path: str, name: str, value: Tensor, shard: Shard) -> Tensor:
+    """The run of a tensor that has the shape of its parameter."""
+    return value.clone() if path.endswith("/step") else shard.run_of(name, value)
+
+
 def _first(path: str) -> str:
     return path.rpartition("/")[0]
-
-
-def _run(path: str, value: Tensor, elements: range) -> Tensor:
-    """The run of a tensor that has the shape of its parameter."""
-    return value.clone() if path.endswith("/step") else _flat(value)[_slice(elements)]
-
-
-def _flat(tensor: Tensor) -> Tensor:
-    """Row by row, whatever the memory layout."""
-    return tensor.detach().reshape(-1)
-
-
-def _slice(elements: range) -> slice:
-    return slice(elements.start, elements.stop)

@@ -26,6 +26,7 @@ from firecaffe.training.served.shards.bench import OwnersBench
 from firecaffe.training.served.shards.carrier import Carrier, Layout, attend
 from firecaffe.training.served.shards.cut import cut
 from firecaffe.training.served.shards.held import Held, RunMemory, Runs, parameter_of, put_together
+from firecaffe.training.served.shards.norms import NormsOfOwners
 from firecaffe.training.served.shards.owner import Owner
 from firecaffe.training.served.shards.telling import (
     End,
@@ -41,9 +42,9 @@ from firecaffe.training.state import State
 from firecaffe.training.stored import InMemory
 from firecaffe.transport.lane import Line, Mesh, store_of
 
-TELL, ANSWER, LEARNER = 2, 3, 4
-"""Tags: from rank 0 to an owner, and back; from the first learner of a rank to an owner. Back to
-it is one more, and the next learner's are two more."""
+TELL, ANSWER, NORMS, LEARNER = 2, 3, 4, 5
+"""Tags: from rank 0 to an owner, and back; between owners; from the first learner of a rank to an
+owner. Back to it is one more, and the next learner's are two more."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,8 @@ class WholeTraining:
     """Of a leaf, 1 if it is full."""
     coder: Coder
     """Of gradients."""
+    needs_whole: bool
+    """Whether who has some of a parameter needs all of it."""
 
 
 class Owners(Holders):
@@ -81,8 +84,9 @@ class Owners(Holders):
     def __init__(self, mesh: Mesh, whole: WholeTraining, per_rank: int) -> None:
         self._mesh, self._whole = mesh, whole
         parcel = Parcel(whole.named)
-        shards = cut(parcel, len(mesh.others) + 1)
-        self._layout = Layout(whole.named, parcel, shards, whole.coder)
+        shards = cut(parcel, len(mesh.others) + 1, whole.needs_whole)
+        clips = whole.server.clip_gradients > 0
+        self._layout = Layout(whole.named, parcel, shards, whole.coder, clips)
         self._errors: list[BaseException] = []
         self._threads: list[threading.Thread] = []
         self._lines: list[Line] = []
@@ -103,6 +107,10 @@ class Owners(Holders):
         return [rank for rank, shard in enumerate(self._layout.shards) if shard.nbytes]
 
     @property
+    def _other_owners(self) -> list[int]:
+        return [rank for rank in self._ranks if rank != self._mesh.rank]
+
+    @property
     def moved(self) -> dict[int, tuple[int, int]]:
         return self._moved_by_rank
 
@@ -110,9 +118,8 @@ class Owners(Holders):
         return OwnersBench(bench, self._carrier(place))
 
     def _carrier(self, place: int) -> Carrier:
-        others = [rank for rank in self._ranks if rank != self._mesh.rank]
         tag = LEARNER + 2 * place
-        lines = {rank: self._mesh.line(rank, tag, tag + 1) for rank in others}
+        lines = {rank: self._mesh.line(rank, tag, tag + 1) for rank in self._other_owners}
         return Carrier(self._layout, self._mesh.rank, self._owner, lines)
 
     def tell(self, told: Told) -> None:
@@ -177,7 +184,11 @@ class Owners(Holders):
         held.take(whole.state.pieces, whole.state.numbers["scalars"].state_dict(), shard)
         none = BufferChanges(nn.Module())
         there = set(server.learners)
-        own = Server(runs.named, optimizer, memory, server.words, there, none, ema=ema)
+        others = {rank: layout.shards[rank] for rank in self._other_owners}
+        lines = {rank: self._mesh.line(rank, NORMS, NORMS) for rank in others}
+        norms = NormsOfOwners(whole.named, shard, others, lines)
+        made = runs.named, optimizer, memory, server.words, there, none, server.clip_gradients
+        own = Server(*made, ema=ema, norms_of_all=norms)
         own.load_state_dict(server.state_dict())
         return Owner(own, held, whole.weight_of)
 

@@ -12,7 +12,7 @@ from firecaffe.cluster.world import World
 from firecaffe.data import TensorDataset
 from firecaffe.gradients.buffers import BufferChanges
 from firecaffe.recipe.config import TrainConfig
-from firecaffe.solvers.config import SolverConfig
+from firecaffe.solvers.config import SolverConfig, needs_norms
 from firecaffe.solvers.optimizer import SOLVERS, make_optimizer
 from firecaffe.synchrony.asynchronous import Asynchronous
 from firecaffe.synchrony.config import SynchronyConfig
@@ -37,7 +37,6 @@ from tests.unit.training.served.test_server import Net
 
 CONFIG = TrainConfig(global_batch_size=10, micro_batch_size=2, seed=5)
 STEPS, RATE = 4, 0.05
-BY_ELEMENT = sorted(SOLVERS.keys() - {"lars", "lamb"})
 
 
 class Wide(Net):
@@ -66,6 +65,22 @@ def test_a_cut_has_each_element_once(count: int) -> None:
     assert max(sizes) - min(sizes) <= 2 * ALIGNMENT
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+def test_a_cut_between_parameters_keeps_them_whole(count: int) -> None:
+    tensors = {str(size): torch.zeros(size, 16) for size in (5, 60, 0, 1, 31, 30)}
+    parcel = Parcel(tensors)
+    shards = cut(parcel, count, whole=True)
+    names = [name for shard in shards for name in shard.pieces]
+    assert names == [name for name, each in tensors.items() if each.numel()]
+    for shard in shards:
+        views = shard.views(shard.of(parcel), parcel)
+        assert {name: views[name].shape for name in shard.pieces} == {
+            name: tensors[name].shape for name in shard.pieces
+        }
+    sizes = [shard.nbytes for shard in shards]
+    assert max(sizes) - min(sizes) <= 60 * 16 * 4
+
+
 @pytest.mark.parametrize("world_size", [2, 3, 8])
 def test_the_busiest_port_carries_2_of_w_parts_of_that_of_one_server(world_size: int) -> None:
     """Each way, with a work of each learner, on a network like LeNet."""
@@ -85,7 +100,8 @@ def test_the_runs_of_a_shard_are_views_of_the_bytes_that_are_sent() -> None:
         views = shard.views(shard.of(parcel), parcel)
         for name, elements in shard.pieces.items():
             run = tensors[name].flatten()[elements.start : elements.stop]
-            assert torch.equal(views[name], run)
+            assert torch.equal(views[name].flatten(), run)
+            assert torch.equal(views[name], shard.run_of(name, tensors[name]))
             assert len(run) * run.itemsize <= shard.nbytes
 
 
@@ -109,7 +125,8 @@ class Cut:
     def __init__(self, parts: Made, whole: State, solver: SolverConfig, server: Server) -> None:
         parcel, named = Parcel(parts.named), parts.named
         self.named = named
-        self.shards = [shard for shard in cut(parcel, 9) if shard.nbytes]
+        shards = cut(parcel, 9, needs_norms(solver))
+        self.shards = [shard for shard in shards if shard.nbytes]
         self.owners = []
         for shard in self.shards:
             runs = Runs(named, shard)
@@ -136,7 +153,7 @@ class Cut:
 def runs_of(tensors: Mapping[str, Tensor], shard: Shard) -> Gradient:
     return Gradient(
         {
-            name: each.reshape(-1)[shard.pieces[name].start : shard.pieces[name].stop].clone()
+            name: shard.run_of(name, each).clone()
             for name, each in tensors.items()
             if name in shard.pieces
         },
@@ -145,8 +162,10 @@ def runs_of(tensors: Mapping[str, Tensor], shard: Shard) -> Gradient:
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("compensate", ["none", "delay"])
-@pytest.mark.parametrize("kind", BY_ELEMENT)
+@pytest.mark.parametrize(
+    ("kind", "compensate"),
+    [*((kind, "none") for kind in SOLVERS), ("sgd", "delay"), ("adamw", "delay")],
+)
 def test_owners_come_to_the_bits_of_one_server(
     kind: str, compensate: Any, layout: torch.memory_format
 ) -> None:
