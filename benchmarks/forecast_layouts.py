@@ -35,8 +35,7 @@ from firecaffe.plan.cluster import load_cluster
 from firecaffe.plan.forecast import forecast
 from firecaffe.plan.of_recipe import workload_of
 from firecaffe.runs.explain import explain, read_timings
-from firecaffe.runs.score import Score, score
-from firecaffe.runs.score_parallel import score_parallel
+from firecaffe.runs.score import Score, score, score_parallel
 
 MODULE = "benchmarks.forecast_layouts"
 HOSTS, BATCH = 4, 64

@@ -16,8 +16,8 @@ from scipy.stats import t
 
 from benchmarks.large_batch import FAILED, LARS_RATE, RATES
 from firecaffe.cli.compare_groups import verdict as compared
+from firecaffe.runs.measure import percent, points
 from firecaffe.runs.statistics import BAND, CONFIDENCE, Difference, Mean, differences, mean_of
-from firecaffe.runs.words import percent, points
 from firecaffe.tuning.verdict import UNDECIDED, judge
 
 Record = Mapping[str, Any]

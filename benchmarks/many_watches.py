@@ -23,8 +23,8 @@ from multiprocessing.connection import Connection
 import psutil
 
 from firecaffe.cluster.beside import pulse_beside
+from firecaffe.cluster.links import links_of
 from firecaffe.cluster.message import Place
-from firecaffe.cluster.tree import links_of
 from firecaffe.cluster.watch import Watch
 
 SILENT_S = 20.0

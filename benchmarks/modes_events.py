@@ -11,7 +11,7 @@ from firecaffe.synchrony.config import SynchronyConfig
 from firecaffe.synchrony.events import Event, Pull, Push
 from firecaffe.synchrony.leaves import Leaf, Leaves
 from firecaffe.synchrony.log import EVENTS, LogReader
-from firecaffe.synchrony.table import make_policy
+from firecaffe.synchrony.policies import make_policy
 from firecaffe.synchrony.tally import Tally
 
 

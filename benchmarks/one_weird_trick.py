@@ -14,10 +14,9 @@ from scipy.optimize import brentq
 
 from benchmarks.paragraph import paragraph
 from firecaffe.models.config import ModelConfig
-from firecaffe.plan.accuracy import IMAGENET_IMAGES
 from firecaffe.plan.chain import chain_of
 from firecaffe.plan.cluster import Cluster, load_cluster
-from firecaffe.plan.forecast import forecast, forecasts
+from firecaffe.plan.forecast import IMAGENET_IMAGES, forecast, forecasts
 from firecaffe.plan.of_recipe import workload_of_model
 from firecaffe.plan.split_plans import SplitPlan, exchange_for, split_plans
 

@@ -29,8 +29,7 @@ from firecaffe.models.googlenet import GoogLeNet
 from firecaffe.parallel.pipeline import idle_share
 from firecaffe.runs.explain import explain, read_timings
 from firecaffe.runs.folder import read_run_file
-from firecaffe.runs.score import score
-from firecaffe.runs.score_parallel import score_parallel
+from firecaffe.runs.score import score, score_parallel
 
 CLASSES, SIZE = 10, 64
 BATCH, MICRO_BATCH, STEPS = 64, 4, 6

@@ -15,9 +15,8 @@ from statistics import median
 from benchmarks.paragraph import paragraph
 from firecaffe.models import MODELS
 from firecaffe.models.config import ModelConfig
-from firecaffe.plan.accuracy import IMAGENET_IMAGES
 from firecaffe.plan.cluster import load_cluster
-from firecaffe.plan.forecast import forecast
+from firecaffe.plan.forecast import IMAGENET_IMAGES, forecast
 from firecaffe.plan.of_recipe import workload_of_model
 
 

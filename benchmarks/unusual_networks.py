@@ -16,8 +16,8 @@ import firecaffe
 from benchmarks.paragraph import paragraph
 from benchmarks.unusual.cases import CASES, Case
 from benchmarks.unusual.tried import HALF, STEPS, Tried, folder_of, try_all
-from firecaffe.runs.differ import first_difference
 from firecaffe.runs.environment import commit, cpu_name
+from firecaffe.runs.recorded import first_difference
 
 WORKERS = (1, 2, 3)
 

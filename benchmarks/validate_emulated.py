@@ -1,7 +1,7 @@
 """The planner against our own measurements on emulated clusters: benchmarks/results/exchange.md.
 
 No figure is fitted: a link's rate is the token bucket's, times TCP's payload share. But the form of
-`plan.ports` and its constants were settled on such clusters, together with the emulation's own.
+`plan.simulate` and its constants were settled on such clusters, together with the emulation's own.
 """
 
 import re
@@ -15,8 +15,8 @@ from benchmarks.paragraph import paragraph
 from firecaffe.exchange import ALGORITHMS
 from firecaffe.plan.cluster import Link
 from firecaffe.plan.network import Network
-from firecaffe.plan.ports import BLOCK_BYTES, LONG_BLOCKS, MOST_BLOCKS, WINDOW
 from firecaffe.plan.price import Prices, rounds_only_s
+from firecaffe.plan.simulate import BLOCK_BYTES, LONG_BLOCKS, MOST_BLOCKS, WINDOW
 
 PAGE = Path("benchmarks/results/exchange.md")
 PAYLOAD = 1448 / 1514

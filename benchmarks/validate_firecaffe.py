@@ -19,8 +19,8 @@ from statistics import median
 from benchmarks.paragraph import paragraph
 from firecaffe.exchange import ALGORITHMS
 from firecaffe.models.config import ModelConfig
-from firecaffe.plan.accuracy import IMAGENET_IMAGES
 from firecaffe.plan.cluster import load_cluster
+from firecaffe.plan.forecast import IMAGENET_IMAGES
 from firecaffe.plan.network import Network
 from firecaffe.plan.price import Prices, rounds_only_s
 from firecaffe.plan.workload import layers_of

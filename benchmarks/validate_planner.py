@@ -70,14 +70,14 @@ hold it to. The record is written by a program:
   if a cluster file has the rate of that memory (`links.memory_bytes_per_s`, which
   `firecaffe check` measures); a file without it, as all shipped ones, has them as messages on its
   innermost link. Barriers cost nothing here.
-- **A step** (`plan/timeline.py`): buckets become ready as backward goes on, and as many travel at
+- **A step** (`plan/step_cost.py`): buckets become ready as backward goes on, and as many travel at
   once as there are lanes (beyond 16 ranks, one after the other); what is still on its way at the
   end is exposed. Beside an exchange, computing takes longer by what `firecaffe check` has measured
   there (between hosts, beside a ring). Stragglers: the largest of P normal times. If each worker
-  [updates a shard](training.md#an-update-in-shards) (`plan/shards.py`, cut as a training cuts it),
+  [updates a shard](training.md#an-update-in-shards) (`plan/update.py`, cut as a training cuts it),
   buckets go to their owners beside backward, the update is that of the largest shard, and the
   weights are gathered behind it; a bucket takes as long as its largest shard.
-- **Memory, failures, accuracy, money** (`plan/memory.py`, `plan/goodput.py`, `plan/accuracy.py`):
+- **Memory, failures, accuracy, money** (`plan/memory.py`, `plan/forecast.py`, `plan/forecast.py`):
   by volume, of the worker that holds most; by Daly's formula; by published points, and only
   between them; by the cluster's prices.
 - **Bands**: compute times may be off by the device's `error`, exchange times by the link's, both

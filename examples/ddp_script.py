@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import firecaffe
-from firecaffe.cluster.digest import digest
+from firecaffe.cluster.agree import digest
 from firecaffe.data import DataConfig, Dataset, open_data
 from firecaffe.models import build_model
 

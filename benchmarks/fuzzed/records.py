@@ -23,7 +23,7 @@ from firecaffe.shrink.scheme import FOLDER as SCHEMES
 from firecaffe.shrink.scheme import find_scheme
 from firecaffe.training import checkpoint as checkpoints
 from firecaffe.training.checkpoint import Checkpoint, load_newest, save_checkpoint
-from firecaffe.training.stored import InMemory
+from firecaffe.training.tensor_file import InMemory
 
 
 def make_recipe(folder: Path) -> None:

@@ -12,7 +12,7 @@ from firecaffe.recipe.of_run import recipe_of
 from firecaffe.schema import parse_json
 from firecaffe.synchrony.log import EVENTS, Lines
 from firecaffe.training.load import load_run
-from firecaffe.training.replay import replay
+from firecaffe.training.verify import replay
 
 
 def make_run(folder: Path) -> None:

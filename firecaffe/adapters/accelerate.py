@@ -29,9 +29,8 @@ from firecaffe.errors import RecipeError
 from firecaffe.exchange.choose import AUTO
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.reference import shown
-from firecaffe.script.arguments import check_sums_nothing
+from firecaffe.script.arguments import check_model, check_sums_nothing, check_words
 from firecaffe.script.hook import comm_hook
-from firecaffe.script.words import check_model, check_words
 
 WITH_DDP = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
 """The ways in which accelerate takes DDP, or trains alone."""

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from firecaffe.caffe.graph import Graph, Source, Step
-from firecaffe.caffe.layers.axis import shown
-from firecaffe.caffe.layers.other_types import ignore_other_types
-from firecaffe.caffe.layers.spec import Shape, Spec
+from firecaffe.caffe.layers.shape import shown
+from firecaffe.caffe.layers.spec import Shape, Spec, ignore_other_types
 from firecaffe.caffe.message import CaffeError, Message
 from firecaffe.caffe.phase import phase_of
 from firecaffe.meta_kernels import without_compiler

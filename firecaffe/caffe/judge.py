@@ -1,22 +1,83 @@
-"""The losses and accuracies of a net, run on what its network gives and on the targets."""
+"""The losses and accuracies of a net, run on what its network gives and on the targets.
+
+Which layers of a net judge what the network says: its losses and accuracies, and all that needs
+the targets.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from firecaffe.caffe import text
-from firecaffe.caffe.graph import Step, read_phases
-from firecaffe.caffe.judged import Judged, judged
+from firecaffe.caffe.graph import Graph, Source, Step, read_phases
 from firecaffe.caffe.layers import LAYERS
 from firecaffe.caffe.layers.accuracy import Accuracy
-from firecaffe.caffe.layers.normalization import DEFAULTS, VALID, normalization_of
+from firecaffe.caffe.layers.loss import DEFAULTS, VALID, normalization_of
 from firecaffe.caffe.layers.spec import Spec
 from firecaffe.caffe.message import Message
 from firecaffe.caffe.phase import phase_of
 from firecaffe.caffe.upgrade import current
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A net in one phase, in two parts."""
+
+    network: tuple[Step, ...]
+    """The layers that need the samples alone."""
+    judges: tuple[Step, ...]
+    """The others: those that need a target, and the losses."""
+    blobs: tuple[str, ...]
+    """What the judges take from the network, in the order in which they first do."""
+    targets: tuple[Source, ...]
+    """What the samples should give: all tops of the data layers but the first."""
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The targets that are one number a sample, as far as the file says their shape."""
+        shaped = [(each.blob, each.shape) for each in self.targets]
+        return tuple(blob for blob, shape in shaped if shape and prod(shape[1:]) == 1)
+
+    @property
+    def maps(self) -> tuple[str, ...]:
+        """The targets that have a data layer of their own, as images of labels have."""
+        return tuple(each.blob for each in self.targets if each.is_first)
+
+    @property
+    def losses(self) -> tuple[Step, ...]:
+        return tuple(each for each in self.judges if each.is_loss)
+
+    @property
+    def main_loss(self) -> Step | None:
+        """That of the largest weight, the last of several; None if there is no loss."""
+        found = None
+        for each in self.losses:
+            if found is None or max(each.loss_weights) >= max(found.loss_weights):
+                found = each
+        return found
+
+
+def judged(graph: Graph) -> Judged:
+    """The two parts of a graph."""
+    targets = graph.sources[1:]
+    theirs = {each.blob for each in targets}
+    network: list[Step] = []
+    judges: list[Step] = []
+    blobs: dict[str, None] = {}
+    for step in graph.steps:
+        needs_target = theirs.intersection(step.bottoms)
+        if not (needs_target or step.is_loss or step.kind.is_loss or step.kind.takes_targets):
+            network.append(step)
+            continue
+        blobs.update(dict.fromkeys(each for each in step.bottoms if each not in theirs))
+        theirs.update(step.tops)
+        judges.append(step)
+    return Judged((*network,), (*judges,), (*blobs,), targets)
+
 
 Blobs = Mapping[str, Tensor]
 Values = dict[str, Tensor]

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from firecaffe.caffe.assemble import Call
 from firecaffe.caffe.blob import Array
-from firecaffe.caffe.layers.axis import shown
+from firecaffe.caffe.layers.shape import shown
 from firecaffe.caffe.layers.spec import Kind
 from firecaffe.caffe.message import CaffeError, Message
 

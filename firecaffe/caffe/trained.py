@@ -24,7 +24,7 @@ from firecaffe.caffe.assemble import (
     write_over,
 )
 from firecaffe.caffe.graph import Graph, Step, read_phases
-from firecaffe.caffe.judged import Judged, judged
+from firecaffe.caffe.judge import Judged, judged
 from firecaffe.caffe.layers import LAYERS
 from firecaffe.caffe.message import Message
 from firecaffe.caffe.net import Net

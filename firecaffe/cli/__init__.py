@@ -7,7 +7,7 @@ from collections.abc import Callable
 from importlib import import_module
 
 from firecaffe.advice_words import command_typed
-from firecaffe.cli.plain_text import print_plainly
+from firecaffe.cli.console import print_plainly
 from firecaffe.cli.suggest import did_you_mean
 from firecaffe.cluster.last_word import leave_report
 from firecaffe.errors import (

@@ -7,8 +7,8 @@ from typing import Any
 import tomli_w
 from jsonargparse import Namespace
 
+from firecaffe.cli.console import check_target
 from firecaffe.cli.options.plan import DEFAULT_CLUSTER
-from firecaffe.cli.written import check_target
 from firecaffe.errors import RecipeError
 from firecaffe.files import write_atomically
 from firecaffe.plan.cluster import Cluster, load_cluster

@@ -16,9 +16,8 @@ from firecaffe.files import finite
 from firecaffe.runs.checklist import Item
 from firecaffe.runs.compare import OWN_CODE
 from firecaffe.runs.groups import GroupRow, letters
-from firecaffe.runs.measure import Measure, in_words
+from firecaffe.runs.measure import Measure, in_words, of_difference, of_mean
 from firecaffe.runs.statistics import MOST_RUNS, UNDECIDED, Difference, Mean, Ratio
-from firecaffe.runs.words import of_difference, of_mean
 from firecaffe.synchrony.config import EVERY_STEP
 
 MOST_OTHERS = 2

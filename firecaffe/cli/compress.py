@@ -1,21 +1,28 @@
-"""`firecaffe compress RUN`: a trained network made small, in one file."""
+"""`firecaffe compress RUN`: a trained network made small, in one file.
+
+What `firecaffe compress` prints: what each layer bears, where the bytes went, what was lost.
+
+The files of a network as a picture: what is lost against the ratio.
+"""
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from math import log
 from pathlib import Path
+from typing import Any
 
 from jsonargparse import Namespace
+from rich.box import SIMPLE_HEAD
+from rich.console import RenderableType
+from rich.table import Table
 
-from firecaffe.cli.compress_plot import plot_sizes
-from firecaffe.cli.compress_report import not_reached, report, sensitivity_charts
-from firecaffe.cli.console import make_console
+from firecaffe.cli.console import check_target, make_console
 from firecaffe.cli.launched import check_alone
 from firecaffe.cli.of_run import parse_run
 from firecaffe.cli.options.compress import make_parser
 from firecaffe.cli.parse import parse_recipe
-from firecaffe.cli.picture import SUFFIXES, check_picture
-from firecaffe.cli.written import check_target
+from firecaffe.cli.picture import SUFFIXES, check_picture, load_pyplot, write_picture
 from firecaffe.cluster.world import join
 from firecaffe.errors import NotKeptError, RecipeError
 from firecaffe.files import finite, write_json
@@ -25,10 +32,187 @@ from firecaffe.shrink.compress import CompressRequest, compress
 from firecaffe.shrink.layers import LayerSensitivity
 from firecaffe.shrink.record import as_record
 from firecaffe.shrink.scheme import find_scheme
-from firecaffe.shrink.source import check_weights, recipe_of_run
-from firecaffe.shrink.target import parse_target
+from firecaffe.shrink.start import check_weights, parse_target, recipe_of_run
 from firecaffe.training.load import run_of
 from firecaffe.training.named import check_named
+
+BARS = " ▁▂▃▄▅▆▇█"
+LEAST_BAR, MOST_BAR = 0.1, 100.0
+"""Losses at which a bar begins, and is full, by their logarithm."""
+
+Record = Mapping[str, Any]
+
+
+def sensitivity_charts(layers: Sequence[LayerSensitivity], measure: Measure) -> list[Table]:
+    """What is lost if a layer alone keeps a share of its weights, or has values of so many bits."""
+    return [
+        _chart([each for each in layers if each.keeps], measure, "keeps", "{:.3g} %", 100),
+        _chart([each for each in layers if each.bits], measure, "bits", "{} bits", 1),
+    ]
+
+
+def _chart(
+    layers: Sequence[LayerSensitivity],
+    measure: Measure,
+    what: str,
+    header: str,
+    scale: int,
+) -> Table:
+    """what: the field of the layers that is shown. header: of a level, times scale."""
+    levels = sorted(getattr(layers[0], what), reverse=True)
+    unit = "points of " if measure.is_share else ""
+    said = "keeps" if what == "keeps" else "shares values of"
+    table = Table(
+        title=f"{unit}{measure.words} lost on held-out samples if a layer alone {said} …",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        show_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    table.add_column("layer")
+    table.add_column("weights", justify="right")
+    for level in levels:
+        table.add_column(header.format(scale * level), justify="right")
+    for layer in layers:
+        lost = [getattr(layer, what)[level] for level in levels]
+        table.add_row(layer.name, f"{layer.weights:,}", *(f"{bar(x)}{x:.1f}" for x in lost))
+    return table
+
+
+def bar(lost: float) -> str:
+    """A loss as a character."""
+    if lost < LEAST_BAR:
+        return BARS[0]
+    part = log(lost / LEAST_BAR) / log(MOST_BAR / LEAST_BAR)
+    return BARS[min(1 + int(part * (len(BARS) - 1)), len(BARS) - 1)]
+
+
+def report(record: Record) -> Iterator[RenderableType]:
+    """What came of it, for people."""
+    measure = measure_of(record)
+    yield _tensors(record)
+    if record["tried"]:
+        yield _tried(record, measure)
+    for each in record["rounds"]:
+        yield f"{each['folder']}: test {measure.words} {measure.shown(each['test'])}"
+    yield worth_line("float network", record["float"], measure)
+    yield worth_line("decoded file", record["decoded"], measure) + f"; {lost_words(record)}"
+    times = record["seconds_over_10_mbit_per_s"]
+    yield (f"over 10 Mbit/s: {times['file']:.3g} s instead of {times['float']:.3g} s, as float32")
+    yield size_line(record)
+
+
+def _tensors(record: Record) -> Table:
+    table = Table(box=SIMPLE_HEAD, show_edge=False, show_footer=True, padding=(0, 1, 0, 0))
+    rows = record["tensors"]
+    sums = {
+        word: sum(each[word] for each in rows)
+        for word in ("size", "mask_bytes", "symbol_bytes", "codebook_bytes", "bytes", "floor_bytes")
+    }
+    kept = sum(each["kept_share"] * each["size"] for each in rows)
+    table.add_column("tensor", "all")
+    for header, total in (
+        ("elements", f"{sums['size']:,}"),
+        ("kept", f"{kept / sums['size']:.1%}"),
+        ("values", ""),
+        ("bits", ""),
+        ("where, B", f"{sums['mask_bytes']:,.0f}"),
+        ("which, B", f"{sums['symbol_bytes']:,.0f}"),
+        ("values, B", f"{sums['codebook_bytes']:,.0f}"),
+        ("bytes", f"{sums['bytes']:,.0f}"),
+        ("entropy, B", f"{sums['floor_bytes']:,.0f}"),
+        ("above it", f"{sums['bytes'] / sums['floor_bytes'] - 1:+.1%}"),
+    ):
+        table.add_column(header, total, justify="right")
+    for each in rows:
+        table.add_row(
+            each["name"],
+            f"{each['size']:,}",
+            f"{each['kept_share']:.1%}",
+            str(each["values"] or ""),
+            str(each["bits"] or ""),
+            *(f"{each[word]:,.0f}" for word in ("mask_bytes", "symbol_bytes", "codebook_bytes")),
+            f"{each['bytes']:,.0f}",
+            f"{each['floor_bytes']:,.0f}",
+            f"{each['above_floor']:+.1%}" if each["floor_bytes"] else "",
+        )
+    return table
+
+
+def _tried(record: Record, measure: Measure) -> Table:
+    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("tried")
+    for header in ("bytes", "ratio", f"held-out {measure.words}", "lost", "test", "lost"):
+        table.add_column(header, justify="right")
+    for each in record["tried"]:
+        cells = []
+        for part in ("held_out", "test"):
+            cells += [measure.shown(each["decoded"][part]), f"{each['lost'][part]:.2f}"]
+        table.add_row(each["file"], f"{each['bytes']:,}", f"{each['ratio']:.1f}x", *cells)
+    return table
+
+
+def measure_of(record: Record) -> Measure:
+    """The metric; its direction is in the losses."""
+    return Measure(record["metric"], is_share=record["is_share"])
+
+
+def worth_line(what: str, worth: Record, measure: Measure) -> str:
+    """A network's metric in a line."""
+    found = f"{what}: test {measure.words} {measure.shown(worth['test'])}"
+    if worth["held_out"] is None:
+        return found
+    return f"{found}, held-out {measure.shown(worth['held_out'])}"
+
+
+def lost_words(record: Record) -> str:
+    """What a file has lost, in words."""
+    unit = " points" if record["is_share"] else ""
+    lost = record["lost"]
+    found = f"lost {lost['test']:.2f}{unit} of test"
+    return found if lost["held_out"] is None else f"{found}, {lost['held_out']:.2f} of held-out"
+
+
+def size_line(record: Record) -> str:
+    """The file's size and what it is measured by."""
+    return (
+        f"{record['file']}: {record['bytes']:,} bytes, {record['ratio']:.1f}x "
+        f"(the whole file against 4 bytes for each of {record['weights']:,} weights)"
+    )
+
+
+def not_reached(record: Record) -> str:
+    """What to say of a target that no file reaches: the nearest, and what it has lost."""
+    return (
+        f"--target {record['target']}: none of {len(record['tried'])} sizes reaches it; the "
+        f"nearest is {size_line(record)}, {lost_words(record)}"
+    )
+
+
+def plot_sizes(path: Path, record: Mapping[str, Any]) -> None:
+    """Draws all sizes that were made of the network, for whatever target.
+
+    Raises: RecipeError if matplotlib is missing.
+    """
+    pyplot = load_pyplot()
+    figure, axes = pyplot.subplots(figsize=(7, 4.2))
+    ratios = [each["ratio"] for each in record["sizes"]]
+    for part, words in (("held_out", "held-out samples"), ("test", "test samples")):
+        lost = [each["lost"][part] for each in record["sizes"]]
+        if None not in lost:
+            axes.plot(ratios, lost, marker="o", label=words)
+    axes.axhline(0, color="gray", linestyle=":", label="float network")
+    unit = "points of " if record["is_share"] else ""
+    axes.set(
+        xscale="log",
+        xlabel="4 bytes a weight / bytes of the whole file",
+        ylabel=f"{unit}{record['metric']} lost",
+        title=f"{record['network']}, {record['scheme']}",
+    )
+    axes.legend()
+    write_picture(path, figure, "firecaffe compress", "what is lost against the ratio")
+    pyplot.close(figure)
+
 
 SUFFIX = ".fcz"
 

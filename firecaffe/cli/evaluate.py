@@ -8,9 +8,9 @@ import torch
 from firecaffe.cli.launched import check_launched
 from firecaffe.cli.of_run import OfRun, parse_run
 from firecaffe.cli.options.evaluate import make_parser
-from firecaffe.cluster.handed import handed
 from firecaffe.cluster.hosts import Hosts
 from firecaffe.cluster.launch import launch
+from firecaffe.cluster.rank_process import handed
 from firecaffe.cluster.world import is_launched, join
 from firecaffe.data import open_test
 from firecaffe.errors import RecipeError
@@ -19,8 +19,8 @@ from firecaffe.training.checkpoint import best_step
 from firecaffe.training.evaluate_run import NEEDED, Evaluated, evaluate_run, task_of_run
 from firecaffe.training.load import load_run
 from firecaffe.training.named import check_named
-from firecaffe.training.progress import in_words, say
-from firecaffe.training.same_classes import labels_of_run
+from firecaffe.training.predict import labels_of_run
+from firecaffe.training.records import in_words, say
 
 
 def main(argv: list[str]) -> int:

@@ -17,7 +17,6 @@ from firecaffe.cli.explain_stages import stage_lines
 from firecaffe.cli.explain_words import ms, sentence
 from firecaffe.cli.options.explain import make_parser
 from firecaffe.errors import RecipeError, RunError
-from firecaffe.runs.apart import elsewhere
 from firecaffe.runs.explain import (
     PARTS,
     Explanation,
@@ -29,11 +28,18 @@ from firecaffe.runs.explain import (
 from firecaffe.runs.explain_local import is_local, local_lines
 from firecaffe.runs.explain_served import ServedExplanation, explain_served
 from firecaffe.runs.fault import NAME
-from firecaffe.runs.folder import read_run_file
+from firecaffe.runs.folder import elsewhere, read_run_file
 from firecaffe.runs.kineto import is_trace, read_trace
-from firecaffe.runs.score import Score, causes, measured_parts, score
-from firecaffe.runs.score_mode import ModeScore, score_mode
-from firecaffe.runs.score_parallel import ParallelScore, score_parallel
+from firecaffe.runs.score import (
+    ModeScore,
+    ParallelScore,
+    Score,
+    causes,
+    measured_parts,
+    score,
+    score_mode,
+    score_parallel,
+)
 from firecaffe.runs.shares import RankShares, shares_line, shares_of
 
 HEADERS = {

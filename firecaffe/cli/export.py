@@ -6,9 +6,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from firecaffe.cli.console import check_target
 from firecaffe.cli.of_run import OfRun, parse_run
 from firecaffe.cli.options.export import make_parser
-from firecaffe.cli.written import check_target
 from firecaffe.data import eval_batches, open_test
 from firecaffe.data.datasets import GIVEN
 from firecaffe.errors import RecipeError
@@ -19,7 +19,7 @@ from firecaffe.training.export import FORMATS, check_installed
 from firecaffe.training.load import load_run, run_of
 from firecaffe.training.named import check_named
 from firecaffe.training.predict import AS_PREDICTED, meaning
-from firecaffe.training.progress import say
+from firecaffe.training.records import say
 
 SAMPLES = 8
 """Samples that the file and the network are compared on."""

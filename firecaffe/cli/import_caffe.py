@@ -7,7 +7,7 @@ from firecaffe.cli.options.import_caffe import make_parser
 from firecaffe.errors import LeftOutError, RecipeError, RunError
 from firecaffe.from_caffe.recipe import NET, Asked, Imported, read
 from firecaffe.from_caffe.write import RECIPE, REPORT, check_folder, files_of, write_folder
-from firecaffe.training.progress import say
+from firecaffe.training.records import say
 from firecaffe.words import count_of
 
 

@@ -14,10 +14,9 @@ from firecaffe.data.decode import MOST_PIXELS
 from firecaffe.data.decoded import cores
 from firecaffe.data.packed import PackedPart, PackedSet, read_list
 from firecaffe.data.packing.divide import with_test_part
-from firecaffe.data.packing.pack import Packing, PackOptions
+from firecaffe.data.packing.pack import Packing, PackOptions, verify
 from firecaffe.data.packing.part import Source
 from firecaffe.data.packing.source import open_source
-from firecaffe.data.packing.verify import verify
 from firecaffe.data.shard_files import open_files
 from firecaffe.errors import RecipeError
 from firecaffe.words import MOST_THREADS

@@ -5,7 +5,7 @@ from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
-from firecaffe.cli.written import check_target
+from firecaffe.cli.console import check_target
 from firecaffe.errors import RecipeError
 from firecaffe.files import written_aside
 

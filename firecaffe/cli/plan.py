@@ -154,7 +154,7 @@ def _learn(clusters: Sequence[Cluster], options: Namespace) -> tuple[Cluster, li
     if len(clusters) > 1 or not folders:
         what = f"{len(clusters)} clusters" if folders else "--write without --runs"
         raise RecipeError(f"--runs corrects one cluster and --write keeps it; found {what}")
-    from firecaffe.plan.from_runs import learn
+    from firecaffe.plan.calibrate import learn
 
     cluster, said = learn(clusters[0], [*map(Path, folders)], trust_code=options.trust_code)
     said = [f"learned from {len(folders)} run{'s' * (len(folders) > 1)}:", *said]

@@ -9,15 +9,15 @@ from pathlib import Path
 import torch
 from PIL import Image
 
+from firecaffe.cli.console import check_target
 from firecaffe.cli.launched import check_alone
 from firecaffe.cli.of_run import parse_run
 from firecaffe.cli.options.predict import make_parser
-from firecaffe.cli.written import check_target
 from firecaffe.cluster.world import join
 from firecaffe.data import open_test
 from firecaffe.errors import DataError, RecipeError
 from firecaffe.files import write_atomically
-from firecaffe.training.arithmetic import arithmetic
+from firecaffe.training.forward import arithmetic
 from firecaffe.training.image_files import list_files, reader_of
 from firecaffe.training.load import load_run
 from firecaffe.training.named import check_named

@@ -1,15 +1,166 @@
-"""`firecaffe compare --html`: one file that holds the table, the curves and the checklist."""
+"""`firecaffe compare --html`: one file that holds the table, the curves and the checklist.
 
-from collections.abc import Sequence
+The curves of `firecaffe compare --html`: smoothed, in units that suit them, and named.
+
+A line is called by what differs between the groups.
+What each step had stands behind its smoothed line, faintly: a training's loss scatters more from
+step to step than it falls.
+"""
+
+import io
+from base64 import b64encode
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import resources
 
 from jinja2 import Environment, StrictUndefined
 
 from firecaffe.cli.compare_groups import cells, headers, shown_words, verdicts
-from firecaffe.cli.report_curves import line_names, pictures
+from firecaffe.cli.picture import load_pyplot, take_literally
 from firecaffe.runs.checklist import Item
-from firecaffe.runs.compare import places
+from firecaffe.runs.compare import Run, places
+from firecaffe.runs.curves import Curves, Point, curves_of
 from firecaffe.runs.groups import Group, GroupRow, differing, letters
+from firecaffe.runs.measure import Measure
+
+ID_SALT = "firecaffe"
+"""Salt of matplotlib's ids, which are random otherwise: the same runs give the same bytes."""
+
+SMOOTHING_SHARE = 0.05
+"""Share of a curve's points that a smoothed one is the mean of."""
+MOST_MARKED_POINTS = 20
+"""Points up to which a curve is drawn as it is, with a mark at each."""
+MOST_NAME_WORDS = 3
+"""Words that differ and are part of a line's name, at most."""
+
+Of = Callable[[Point], float | None]
+Units = Mapping[str, float]
+
+TIME_UNITS: Units = {"s": 1, "min": 60, "h": 3600}
+SAMPLE_UNITS: Units = {"": 1, "thousands": 1e3, "millions": 1e6, "billions": 1e9}
+BYTE_UNITS: Units = {"kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
+
+AXES: dict[str, tuple[str, Units, Of]] = {
+    "time": ("time of training", TIME_UNITS, lambda point: point.time_s),
+    "samples": ("samples seen", SAMPLE_UNITS, lambda point: point.samples),
+    "bytes": ("gradients sent", BYTE_UNITS, lambda point: point.sent_bytes),
+}
+Line = tuple[str, Callable[[Curves], list[Point]], float]
+"""What a picture shows: its name, where its points are, and the factor of their values."""
+
+
+def lines_of(measure: Measure) -> dict[str, Line]:
+    """The pictures of runs that are judged by a metric."""
+    name = f"{measure.words} of evaluations{', %' if measure.is_share else ''}"
+    return {
+        "loss": ("training loss", lambda curves: curves.loss, 1.0),
+        "metric": (name, lambda curves: curves.metric, measure.scale),
+    }
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An SVG in a data address, and in words what it shows."""
+
+    words: str
+    address: str
+
+
+def unit_for(largest: float, units: Units) -> tuple[str, float]:
+    """The largest unit of which there are two at least; the smallest if of none."""
+    fitting = [(name, size) for name, size in units.items() if largest >= 2 * size]
+    return fitting[-1] if fitting else next(iter(units.items()))
+
+
+def smoothed(values: Sequence[float]) -> list[float]:
+    """Each value's mean with those near it on both sides, fewer of them at the ends."""
+    reach = round(SMOOTHING_SHARE * len(values) / 2) if len(values) > MOST_MARKED_POINTS else 0
+    found = []
+    for place in range(len(values)):
+        near = min(reach, place, len(values) - 1 - place)
+        window = values[place - near : place + near + 1]
+        found.append(sum(window) / len(window))
+    return found
+
+
+def line_names(called: Sequence[str], words: Mapping[str, Sequence[str]]) -> list[str]:
+    """Each group's letter, and in what it differs: "A: base_lr 0.1, global_batch_size 64"."""
+    names = []
+    for place, letter in enumerate(called):
+        said = [f"{word.split('.')[-1]} {values[place]}" for word, values in words.items()]
+        rest = ["…"] if len(said) > MOST_NAME_WORDS else []
+        names.append(
+            ": ".join([letter, *([", ".join([*said[:MOST_NAME_WORDS], *rest])] if said else [])])
+        )
+    return names
+
+
+def pictures(names: Sequence[str], groups: Sequence[Group]) -> list[Picture]:
+    """Pictures of loss and metric against time, samples and bytes, as far as these are known.
+
+    Raises: RecipeError if matplotlib is missing; RunError if a run's metrics cannot be read.
+    """
+    pyplot = load_pyplot("--html")
+    measure = groups[0].first.measure
+    of_groups = [[_curves(run, measure) for run in group.runs] for group in groups]
+    found = []
+    with pyplot.rc_context({"svg.hashsalt": ID_SALT, "svg.fonttype": "path", "font.size": 12}):
+        for line in lines_of(measure).values():
+            ylabel, points_of, _ = line
+            for axis, (what, units, x_of) in AXES.items():
+                known = [
+                    x_of(point) or 0
+                    for several in of_groups
+                    for each in several
+                    for point in points_of(each)
+                ]
+                if any(known):
+                    unit, size = unit_for(max(known), units)
+                    xlabel = f"{what}, {unit}" if unit else what
+                    address = _draw(names, of_groups, axis, line, xlabel, size)
+                    found.append(Picture(f"{ylabel} against {xlabel}", address))
+    return found
+
+
+def _curves(run: Run, measure: Measure) -> Curves:
+    """A run's curves; without evaluations if it is judged by another metric."""
+    found = curves_of(run)
+    return found if run.measure == measure else Curves(found.loss, [])
+
+
+def _draw(
+    names: Sequence[str],
+    of_groups: Sequence[Sequence[Curves]],
+    axis: str,
+    line: Line,
+    xlabel: str,
+    size: float,
+) -> str:
+    """A line for each run, a color for each group."""
+    pyplot = load_pyplot("--html")
+    x_of = AXES[axis][2]
+    ylabel, points_of, unit = line
+    figure, place = pyplot.subplots(figsize=(5, 3.4))
+    for number, (name, several) in enumerate(zip(names, of_groups, strict=True)):
+        color = f"C{number % 10}"
+        for each in several:
+            points = [(x_of(point), point.value) for point in points_of(each)]
+            known = [(x / size, unit * y) for x, y in points if x is not None and y is not None]
+            xs, ys = [x for x, _ in known], [y for _, y in known]
+            mark = "." if len(known) <= MOST_MARKED_POINTS else ""
+            if not mark:
+                place.plot(xs, ys, color=color, linewidth=0.6, alpha=0.25)
+            place.plot(xs, smoothed(ys), color=color, linewidth=1.2, marker=mark)
+        place.plot([], [], color=color, label=name)
+    place.set(xlabel=xlabel, ylabel=ylabel)
+    place.grid(alpha=0.3)
+    place.legend(loc="best", fontsize=9, ncols=-(-len(names) // 5))
+    take_literally(figure)
+    figure.tight_layout()
+    picture = io.BytesIO()
+    figure.savefig(picture, format="svg", metadata={"Date": None, "Creator": None})
+    pyplot.close(figure)
+    return f"data:image/svg+xml;base64,{b64encode(picture.getvalue()).decode()}"
 
 
 def page(

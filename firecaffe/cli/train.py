@@ -9,9 +9,9 @@ from pathlib import Path
 from firecaffe.cli.launched import OF_OUR_LAUNCHER, check_alone, check_launched
 from firecaffe.cli.options.train import make_parser
 from firecaffe.cli.parse import parse_recipe
-from firecaffe.cluster.handed import handed
 from firecaffe.cluster.hosts import Hosts, parse_nodes
 from firecaffe.cluster.launch import RankFailedError, launch
+from firecaffe.cluster.rank_process import handed
 from firecaffe.cluster.secret import SECRET, read_secret
 from firecaffe.cluster.world import is_launched
 from firecaffe.errors import RecipeError
@@ -20,10 +20,10 @@ from firecaffe.recipe.identity import to_toml
 from firecaffe.runs.fault import settle_fault
 from firecaffe.solvers.policy import rate_notes
 from firecaffe.training.build import Prepared, train_prepared
+from firecaffe.training.checks import preflight
 from firecaffe.training.join import join_run
 from firecaffe.training.plugins import check, load_plugins
-from firecaffe.training.preflight import preflight
-from firecaffe.training.progress import say
+from firecaffe.training.records import say
 
 STARTING = ("--nproc-per-node", "--resume")
 

@@ -9,9 +9,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from firecaffe.cli.console import check_target
 from firecaffe.cli.options.tune import make_parser
 from firecaffe.cli.parse import parse_recipe
-from firecaffe.cli.written import check_target
 from firecaffe.data import check_data
 from firecaffe.data.decoded import cores
 from firecaffe.errors import NotEnoughError, NotKeptError, RecipeError

@@ -12,7 +12,7 @@ from firecaffe.files import write_atomically
 from firecaffe.recipe.check import CheckedRecipe
 from firecaffe.recipe.identity import to_toml
 from firecaffe.training.build import Prepared
-from firecaffe.training.preflight import preflight
+from firecaffe.training.checks import preflight
 
 
 @dataclass(frozen=True)

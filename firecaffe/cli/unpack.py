@@ -4,12 +4,12 @@ import json
 import os
 from pathlib import Path
 
+from firecaffe.cli.console import check_target
 from firecaffe.cli.options.unpack import make_parser
-from firecaffe.cli.written import check_target
 from firecaffe.compression import fcz
 from firecaffe.errors import RecipeError
-from firecaffe.training.progress import say
-from firecaffe.training.unpack import unpack
+from firecaffe.training.coded import unpack
+from firecaffe.training.records import say
 
 
 def main(argv: list[str]) -> int:

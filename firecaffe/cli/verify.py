@@ -13,8 +13,8 @@ from firecaffe.cli.parse import parse_recipe
 from firecaffe.cli.twin import by_workers, check_twins, train_twin
 from firecaffe.cli.verify_run import main as verify_run
 from firecaffe.errors import NotIdenticalError, RecipeError
-from firecaffe.runs.differ import first_difference
 from firecaffe.runs.folder import read_run_file
+from firecaffe.runs.recorded import first_difference
 
 
 def main(argv: list[str]) -> int:

@@ -8,7 +8,7 @@ and ends this host's ranks, gives each start a name of its own, and says what ha
   survivors of a failure have `SURVIVORS_S` seconds. But ranks that were asked to stop, because a
   host leaves or comes, have `STOP_S`: they end their step and save where they are.
 - What a restart cannot mend (a wrong recipe, damaged data) is not restarted.
-- A rank that rank 0 goes on without is let go (`cluster.let_go`). A host that has no other rank
+- A rank that rank 0 goes on without is let go (`cluster.lost_ranks`). A host that has no other rank
   waits for the others' end.
 - It asks the store of the launchers aside, so that it is never deaf to signals.
 - Signals that come together, as a closed terminal's and its shell's do, are one to it.
@@ -39,15 +39,13 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 
-from firecaffe.cluster.addresses import join_place
 from firecaffe.cluster.aside import LAST_S, Aside, PatientRendezvous
 from firecaffe.cluster.descriptors import NEEDED, wait_for_room
 from firecaffe.cluster.groups import ATTEMPT
-from firecaffe.cluster.host_ends import PART_S, HostEnds
-from firecaffe.cluster.hosts import PATIENCE_S, SAY_EVERY_S
+from firecaffe.cluster.hosts import PART_S, PATIENCE_S, SAY_EVERY_S, HostEnds
 from firecaffe.cluster.joining import ATTEMPTS
-from firecaffe.cluster.let_go import TOGETHER, LetGo, Seen, fault_in
-from firecaffe.cluster.losses import LossReader
+from firecaffe.cluster.launched_by import join_place
+from firecaffe.cluster.lost_ranks import TOGETHER, LetGo, LossReader, Seen, fault_in
 from firecaffe.cluster.rank_process import RankProcess
 from firecaffe.cluster.signals import SAME_S, heard
 from firecaffe.cluster.world import LASTING
@@ -80,7 +78,7 @@ class Told(Protocol):
         """
 
     def on_loss(self, rank: int, fault: Fault | None, failure: ProcessFailure | None) -> None:
-        """Hears that the run goes on without a rank of this host; see `cluster.let_go.OnLoss`."""
+        """Hears that the run goes on without a rank of this host; see `OnLoss`."""
 
     def on_joined(self) -> None:
         """Hears that a host waits to be let in, for which the ranks start again."""

@@ -1,21 +1,48 @@
-"""Ranks tell each other texts, and find out who differs before training starts."""
+"""Ranks tell each other texts, and find out who differs before training starts.
+
+SHA-256 of named tensors: names, types, shapes and every byte.
+"""
 
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from functools import partial
+from typing import cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import Work
+from typing_extensions import Buffer
 
-from firecaffe.cluster.digest import digest
 from firecaffe.cluster.group import Group
 from firecaffe.cluster.world import peers_may_be_lost, waiting
 from firecaffe.errors import AgreementError
+
+NamedTensors = Iterable[tuple[str, Tensor]]
+
+
+def digest(tensors: NamedTensors) -> str:
+    """SHA-256 of named tensors, 64 hex digits. Order and names count; memory layout does not."""
+    sha = hashlib.sha256()
+    for name, tensor in tensors:
+        sha.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        sha.update(tensor_bytes(tensor))
+    return sha.hexdigest()
+
+
+def digest_each(tensors: NamedTensors) -> dict[str, str]:
+    """The digest of each tensor by its name, in the order given."""
+    return {name: digest([(name, tensor)]) for name, tensor in tensors}
+
+
+def tensor_bytes(tensor: Tensor) -> memoryview:
+    """A tensor's elements in row-major order, as bytes."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return memoryview(cast(Buffer, flat.view(torch.uint8).numpy()))
+
 
 LOOK_S = 0.1
 """Seconds between two looks of a waiting rank at the watch, whether a rank is lost."""

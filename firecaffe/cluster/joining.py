@@ -6,7 +6,7 @@
     firecaffe/place/ATTEMPT/N   rank 0's answer: its rank, all hosts, and where rank 0 listens
 
 All of it is signed under the run's secret, if it has one. Then the worker calls rank 0, as ranks
-call each other at the start (`cluster.connect`), and has a store of its own with rank 0, for what
+call each other at the start (`cluster.links`), and has a store of its own with rank 0, for what
 they make together.
 """
 
@@ -20,11 +20,10 @@ from typing import Any
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import DistError
 
-from firecaffe.cluster.addresses import split_place
-from firecaffe.cluster.connect import Listener, call, listen
 from firecaffe.cluster.handshake import accept
-from firecaffe.cluster.secret import SECRET
-from firecaffe.cluster.signed import SignedStore, StrangerError, signed
+from firecaffe.cluster.launched_by import split_place
+from firecaffe.cluster.links import Listener, call, listen
+from firecaffe.cluster.secret import SECRET, SignedStore, StrangerError, signed
 from firecaffe.errors import LaunchError, RecipeError
 
 ATTEMPTS = "firecaffe/attempts"

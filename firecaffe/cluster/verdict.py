@@ -4,8 +4,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from firecaffe.cluster.links import Neighbour
 from firecaffe.cluster.message import Place, Standing
-from firecaffe.cluster.neighbour import Neighbour
 from firecaffe.faults import Fault
 
 BEATS = 4

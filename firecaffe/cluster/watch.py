@@ -1,7 +1,7 @@
 """Watches over the ranks that this one is linked with, and agrees with all on who is lost.
 
 Each rank keeps a few sockets beside the process group, to its neighbours in a tree
-(`cluster.tree`). A thread of each rank sends a beat with the rank's step over all of them, and
+(`cluster.links`). A thread of each rank sends a beat with the rank's step over all of them, and
 judges by what it hears (`cluster.verdict`). A process beside the rank beats as well, for the thread
 cannot while one call holds the interpreter's lock (`cluster.beside`).
 
@@ -18,8 +18,8 @@ Who comes to a verdict, or fails by itself, tells its neighbours; these take it 
 all end with the same words. A lost rank cuts nobody off: its neighbours see for themselves.
 
 Rank 0 may go on without others (`tolerate`), as the server of a training does, if all are linked
-with it alone (`cluster.tree.star_of`). Then it hears of every loss, and nobody else hears of it but
-the lost rank, which ends if it is there after all.
+with it alone (`links.star_of`). Then it hears of every loss, and nobody else hears of it but the
+lost rank, which ends if it is there after all.
 
 Sockets and not the launcher's store: they end with their process, and need no launcher. Nor the
 process group: its errors come late, name no rank, or never come.
@@ -35,10 +35,9 @@ from queue import SimpleQueue
 
 from firecaffe.cluster.calls import Calls
 from firecaffe.cluster.last_word import end_process, leave_report
+from firecaffe.cluster.links import Neighbour, Shape, links_of, star_of
 from firecaffe.cluster.message import BEAT, ECHO, FAULT, GOODBYE, PARTING, Message, Place, pack
-from firecaffe.cluster.neighbour import Neighbour
 from firecaffe.cluster.round_trips import RoundTrip, RoundTrips
-from firecaffe.cluster.tree import Shape, links_of, star_of
 from firecaffe.cluster.verdict import SETTLE_S, Judge
 from firecaffe.errors import PeerLostError
 from firecaffe.faults import Fault
@@ -70,7 +69,7 @@ class Watch:
         timeout_s: float = float("inf"),
         shape: Shape = links_of,
     ) -> None:
-        """hosts: their names, by rank. sockets: to the ranks of `shape`; see `cluster.connect`.
+        """hosts: their names, by rank. sockets: to the ranks of `shape`; see `cluster.links`.
         place: this rank's. timeout_s: how long it may wait for others.
         """
         self.rank, self.place, self.timeout_s = rank, place, timeout_s

@@ -9,11 +9,11 @@ if TYPE_CHECKING:
     from firecaffe.data.config import DataConfig
     from firecaffe.data.dataset import Dataset, Images, TensorDataset, is_images, num_classes
     from firecaffe.data.datasets import DATASETS, check_data, divide, open_data, open_test
+    from firecaffe.data.hash import current_key
     from firecaffe.data.hold_out import num_held_out
     from firecaffe.data.image_batches import output_shape
     from firecaffe.data.layout import Batch, Layout, num_samples
     from firecaffe.data.order import SampleOrder, epoch_order
-    from firecaffe.data.seeded import current_key
     from firecaffe.data.source import Data, DataParts, check_words, data_home, shard_counts
     from firecaffe.data.torch_set import from_torch
 

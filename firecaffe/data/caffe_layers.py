@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from firecaffe.caffe.message import Message
-from firecaffe.data.caffe_decode import COLOR, GRAY, NATIVE
+from firecaffe.data.caffe_records import COLOR, GRAY, NATIVE
 from firecaffe.data.caffe_transform import Transform
 
 BACKENDS = ("LEVELDB", "LMDB")

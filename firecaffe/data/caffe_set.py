@@ -8,9 +8,9 @@ from torch import Tensor
 
 from firecaffe.data.caffe_tops import Draws, Tops
 from firecaffe.data.caffe_transform import draws
+from firecaffe.data.hash import EVALUATION
 from firecaffe.data.layout import Batch, Layout
 from firecaffe.data.prefetch import FETCHERS
-from firecaffe.data.seeded import EVALUATION
 
 
 class CaffeSet:

@@ -11,11 +11,20 @@ from firecaffe.caffe import mean, text
 from firecaffe.caffe.message import Message
 from firecaffe.caffe.phase import layers_of, phase_of
 from firecaffe.caffe.upgrade import current
-from firecaffe.data.caffe_decode import COLOR, GRAY, NATIVE, decode_bgr, resize
 from firecaffe.data.caffe_hdf5 import Hdf5Tops
 from firecaffe.data.caffe_layers import CONVERT, DataLayer, check_understood, data_layers
 from firecaffe.data.caffe_paths import Places
-from firecaffe.data.caffe_records import ListedImages, LmdbRecords, Records, read_lines
+from firecaffe.data.caffe_records import (
+    COLOR,
+    GRAY,
+    NATIVE,
+    ListedImages,
+    LmdbRecords,
+    Records,
+    decode_bgr,
+    read_lines,
+    resize,
+)
 from firecaffe.data.caffe_set import CaffeSet
 from firecaffe.data.caffe_tops import ImageTops, Tops
 from firecaffe.data.caffe_transform import Transformer

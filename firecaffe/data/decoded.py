@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from firecaffe.data.dataset import BrokenSampleError
-from firecaffe.data.decode import scale
-from firecaffe.data.exif import IGNORE, decoded
+from firecaffe.data.decode import IGNORE, decoded, scale
 from firecaffe.errors import DataError
 
 STOP, SKIP = "stop", "skip"

@@ -8,16 +8,19 @@ from torch import Tensor
 from torch.nn.functional import pad as pad_edges
 
 from firecaffe.data.augment import (
+    box,
     center_crop,
     cropped_shape,
     crops_and_mirrors,
+    cut,
+    draws,
+    middle,
     random_crop_mirror,
 )
 from firecaffe.data.config import DataConfig
 from firecaffe.data.dataset import Images, ask
 from firecaffe.data.decode import scale
 from firecaffe.data.decoded import DecodedSet
-from firecaffe.data.random_resized_crop import box, cut, draws, middle
 from firecaffe.errors import RecipeError
 
 SMALLEST = torch.finfo(torch.float32).tiny

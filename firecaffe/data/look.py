@@ -1,11 +1,20 @@
-"""A first look at some encoded images of a data set: what is read of them otherwise than meant."""
+"""A first look at some encoded images of a data set: what is read of them otherwise than meant.
+
+Whether a data set gives the same samples when it is asked again.
+
+A run on another number of workers, or on another day, ends in the same bits only if it does.
+"""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from firecaffe.data.dataset import BrokenSampleError
-from firecaffe.data.decode import DEEP_BITS, bits_of, decode
-from firecaffe.data.exif import APPLY, UPRIGHT, orientation
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from firecaffe.data.dataset import BrokenSampleError, Dataset
+from firecaffe.data.decode import APPLY, DEEP_BITS, UPRIGHT, bits_of, decode, orientation
+from firecaffe.data.layout import Batch, Layout
 from firecaffe.errors import DataError
 
 LOOKED_AT = 64
@@ -82,3 +91,35 @@ def _check_not_blank(
         f"{part}: all {len(samples)} images looked at have one color, {color} of 255, at every "
         f"pixel; expected some in which something is to be seen{why}"
     )
+
+
+NUM_ASKED_TWICE = 8
+"""Samples that are asked for twice before the first step: of those that are mirrored by the toss of
+a coin, all eight look alike once in 256.
+"""
+
+
+def is_repeatable(dataset: Dataset) -> bool:
+    """Asks for samples from all over the data set, twice."""
+    last = len(dataset) - 1
+    samples = torch.unique(torch.linspace(0, last, NUM_ASKED_TWICE, dtype=torch.float64).long())
+    return same_bits(dataset.batch(samples), dataset.batch(samples.clone()))
+
+
+def is_asked_again(step: int) -> bool:
+    """Whether a batch of this step, counted from 0, is asked for twice: those of steps 1, 2, 4, 8,
+    … are, so that in a training of n steps it costs log2(n) batches.
+    """
+    return step & (step + 1) == 0
+
+
+def same_bits(first: Batch, second: Batch) -> bool:
+    return Layout.of(first) == Layout.of(second) and all(
+        torch.equal(_bytes(a), _bytes(b))
+        for a, b in zip(tree_leaves(first), tree_leaves(second), strict=True)
+    )
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """Bits: what is not a number does not equal itself."""
+    return tensor.contiguous().flatten().view(torch.uint8)

@@ -23,10 +23,9 @@ from firecaffe.data.dataset import (
     take_facts,
 )
 from firecaffe.data.decoded import DecodedSet
-from firecaffe.data.hash import Stream
+from firecaffe.data.hash import EVALUATION, Key, Stream, keyed, under
 from firecaffe.data.layout import Batch, Layout, leaf_of, named_leaves
 from firecaffe.data.packed import RawPart
-from firecaffe.data.seeded import EVALUATION, Key, keyed, under
 from firecaffe.data.torch_set import TorchSet, from_torch, is_map_style
 from firecaffe.errors import DataError, FirecaffeError
 from firecaffe.generators import generators_kept, noticed

@@ -17,9 +17,8 @@ from firecaffe.data.balance import BALANCES
 from firecaffe.data.cifar10 import ARCHIVE, open_cifar10
 from firecaffe.data.config import DataConfig
 from firecaffe.data.dataset import Dataset, TensorDataset
-from firecaffe.data.decode import MOST_PIXELS
+from firecaffe.data.decode import EXIF, MOST_PIXELS
 from firecaffe.data.decoded import ON_ERROR, DecodedSet, Encoded
-from firecaffe.data.exif import EXIF
 from firecaffe.data.folder import TESTS, ImageFolder, notes_of, open_folder, open_test_folder
 from firecaffe.data.generated import generate
 from firecaffe.data.idx import open_idx

@@ -8,9 +8,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Subset, default_collate
 
 from firecaffe.by_value import packed
-from firecaffe.data.hash import Stream
+from firecaffe.data.hash import EVALUATION, Key, Stream, keyed, seed_by
 from firecaffe.data.layout import Batch, kind_of
-from firecaffe.data.seeded import EVALUATION, Key, keyed, seed_by
 from firecaffe.errors import DataError, FirecaffeError, RecipeError
 from firecaffe.generators import generators_kept
 from firecaffe.reference import failed, shown

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from firecaffe.exchange import tree
-from firecaffe.exchange.pipeline import SEGMENT_ELEMENTS, num_segments, overlay
+from firecaffe.exchange.pieces import SEGMENT_ELEMENTS, num_segments, overlay
 from firecaffe.exchange.schedule import OwnRound, Schedule, shards
 
 

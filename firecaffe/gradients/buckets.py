@@ -7,7 +7,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from firecaffe.gradients.compressors.wire import Layout
+from firecaffe.gradients.compressors.codec import Layout
 
 ALIGNMENT = 16
 """Elements at whose multiples tensors begin in a bucket."""

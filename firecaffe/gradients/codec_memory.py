@@ -10,7 +10,7 @@ from torch import Tensor
 
 from firecaffe.cluster.group import Group
 from firecaffe.cluster.world import peers_may_be_lost, waiting
-from firecaffe.gradients.compressors.wire import Compressor
+from firecaffe.gradients.compressors.codec import Compressor
 from firecaffe.transport.collect import HeldPart
 
 

@@ -20,11 +20,10 @@ from firecaffe.exchange.fold import inputs_of
 from firecaffe.exchange.leaves import Node, Shares, num_nodes
 from firecaffe.gradients.buckets import Bucket
 from firecaffe.gradients.codec_memory import CodecMemory
-from firecaffe.gradients.compressors.wire import Compressor
+from firecaffe.gradients.compressors.codec import Compressor
 from firecaffe.transport.collectives import Begun
 from firecaffe.transport.exchange import Exchange
-from firecaffe.transport.fold import NodeSum
-from firecaffe.transport.node_wire import NodeWire
+from firecaffe.transport.fold import NodeSum, NodeWire
 
 
 class Combine(Protocol):

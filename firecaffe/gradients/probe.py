@@ -15,8 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from firecaffe.cluster.agree import differing_ranks, gather_text, text_of_first
-from firecaffe.cluster.digest import digest_each
+from firecaffe.cluster.agree import differing_ranks, digest_each, gather_text, text_of_first
 from firecaffe.cluster.group import Group
 from firecaffe.errors import RecipeError
 from firecaffe.gradients.buffers import BufferChanges

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from firecaffe.cluster.digest import digest
+from firecaffe.cluster.agree import digest
 
 OF_TORCH = frozenset(vars(nn.Module()))
 """The attributes that every module has."""

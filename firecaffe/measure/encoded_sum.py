@@ -7,14 +7,13 @@ from math import isqrt, sqrt
 import torch
 from torch import Tensor
 
-from firecaffe.cluster.traffic import Traffic
+from firecaffe.cluster.group import Traffic
 from firecaffe.cluster.world import World
 from firecaffe.gradients.compressors import make_compressor
-from firecaffe.gradients.compressors.codec import ROW
+from firecaffe.gradients.compressors.codec import ROW, Layout
 from firecaffe.gradients.compressors.top_k import num_sent
-from firecaffe.gradients.compressors.wire import Layout
 from firecaffe.measure.exchange import Encoder
-from firecaffe.transport.node_wire import NodeWire
+from firecaffe.transport.fold import NodeWire
 
 ROUNDING = {
     "float16": 2.0**-11,

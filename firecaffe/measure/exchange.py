@@ -14,8 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from firecaffe.cluster.agree import differing_ranks, gather_text
-from firecaffe.cluster.digest import digest
+from firecaffe.cluster.agree import differing_ranks, digest, gather_text
 from firecaffe.cluster.world import World, peers_may_be_lost
 from firecaffe.errors import NotIdenticalError
 from firecaffe.exchange import NATIVE

@@ -19,7 +19,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from firecaffe.data.augment import normalize
+from firecaffe.data.augment import box, cut, draws, normalize
 from firecaffe.data.batches import Batches
 from firecaffe.data.config import DataConfig
 from firecaffe.data.dataset import BrokenSampleError
@@ -31,7 +31,6 @@ from firecaffe.data.order import SampleOrder
 from firecaffe.data.packed import PackedPart, read_list
 from firecaffe.data.packing.pack import Packing, PackOptions
 from firecaffe.data.packing.part import Part, Source
-from firecaffe.data.random_resized_crop import box, cut, draws
 from firecaffe.data.shard_files import open_files
 from firecaffe.data.train_batches import BatchesAhead
 from firecaffe.errors import DataError

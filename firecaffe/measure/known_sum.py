@@ -6,8 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from firecaffe.cluster.agree import gather_text, ranks_that_differ
-from firecaffe.cluster.digest import digest
+from firecaffe.cluster.agree import digest, gather_text, ranks_that_differ
 from firecaffe.cluster.world import World
 from firecaffe.errors import NotIdenticalError
 from firecaffe.exchange import tree

@@ -28,8 +28,7 @@ from firecaffe.plan.cluster import MeasuredStep
 from firecaffe.plan.of_recipe import workload_of
 from firecaffe.recipe.check import CheckedRecipe
 from firecaffe.solvers.optimizer import make_optimizer
-from firecaffe.training.arithmetic import arithmetic
-from firecaffe.training.forward import Forward
+from firecaffe.training.forward import Forward, arithmetic
 from firecaffe.training.given_task import task_for
 from firecaffe.training.modes.every_step import empty_counts, steps_of_whole
 from firecaffe.training.outcome import StepResult

@@ -12,16 +12,13 @@ from torch import nn
 from firecaffe.errors import RecipeError
 from firecaffe.models.alexnet import alexnet, alexnet_owt, alexnet_ungrouped, caffenet
 from firecaffe.models.cifar10_caffe import cifar10_full, cifar10_quick
-from firecaffe.models.googlenet import googlenet, googlenet_bn
-from firecaffe.models.googlenet_small_bn import googlenet_small_bn
-from firecaffe.models.lenet import lenet
-from firecaffe.models.lenet_300_100 import lenet_300_100
+from firecaffe.models.googlenet import googlenet, googlenet_bn, googlenet_small_bn
+from firecaffe.models.lenet import lenet, lenet_300_100
 from firecaffe.models.model import Model
 from firecaffe.models.nin import nin, nin_cifar, nin_small
 from firecaffe.models.resnet import resnet18, resnet50, resnet152
 from firecaffe.models.squeezenet import squeezenet1_0, squeezenet1_1
-from firecaffe.models.vgg import vgg16, vgg19
-from firecaffe.models.vgg_small_bn import vgg_small_bn
+from firecaffe.models.vgg import vgg16, vgg19, vgg_small_bn
 
 MODELS: dict[str, Model] = {
     "lenet": Model(lenet, (1, 28, 28), 10, "docs/models/lenet.md"),

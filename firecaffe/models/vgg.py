@@ -3,8 +3,19 @@
 Source: Simonyan and Zisserman 2014 (arXiv 1409.1556), configurations D and E of table 1. Names and
 fillers as torchvision's: He et al. 2015 with fan_out for convolutions, a Gaussian of 0.01 for fully
 connected layers, biases from 0.
+
+A small VGG with batch normalization, for images of 32x32.
+
+The eight convolutions and five pools of VGG's configuration A, with 16 channels that double after
+each pool, and one fully connected layer: two cores train it on CIFAR-10 in minutes. It is nobody's
+published network.
+
+Source of the layout: Simonyan and Zisserman 2014 (arXiv 1409.1556), table 1, configuration A.
+Batch normalization between convolution and ReLU: Ioffe and Szegedy 2015 (arXiv 1502.03167). Names
+as torchvision's vgg11_bn, and fillers.
 """
 
+from collections import OrderedDict
 from collections.abc import Sequence
 
 from torch import Tensor, nn
@@ -52,3 +63,26 @@ def vgg16(*, num_classes: int = 1000, in_channels: int = 3) -> VGG:
 def vgg19(*, num_classes: int = 1000, in_channels: int = 3) -> VGG:
     """Configuration E: 16 convolutions."""
     return VGG(num_classes, in_channels, (2, 2, 4, 4, 4))
+
+
+STAGES = ((16,), (32,), (64, 64), (128, 128), (256, 256))
+"""The channels of the convolutions before each pool."""
+
+
+def vgg_small_bn(*, num_classes: int = 10, in_channels: int = 3) -> nn.Sequential:
+    """Images (batch, in_channels, 32, 32) to logits (batch, num_classes)."""
+    layers: list[nn.Module] = []
+    i = in_channels
+    for stage in STAGES:
+        for o in stage:
+            # BatchNorm takes the place of the bias.
+            layers += [nn.Conv2d(i, o, 3, padding=1, bias=False), nn.BatchNorm2d(o)]
+            layers.append(nn.ReLU(inplace=True))
+            i = o
+        layers.append(nn.MaxPool2d(2, 2))
+    features, classifier = nn.Sequential(*layers), nn.Linear(i, num_classes)
+    fillers.fill_all(features, fillers.msra_fan_out)
+    fillers.fill(classifier, fillers.gaussian(0.01))
+    return nn.Sequential(
+        OrderedDict(features=features, flatten=nn.Flatten(), classifier=classifier)
+    )

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 from torch.utils._pytree import tree_leaves
 
-from firecaffe.cluster.agree import agree
-from firecaffe.cluster.digest import digest
+from firecaffe.cluster.agree import agree, digest
 from firecaffe.errors import RecipeError
 from firecaffe.parallel.layers import Held, Piece, Place, SplitLayer
 from firecaffe.parallel.parts import PartGroup

@@ -23,8 +23,7 @@ from torch import Tensor
 from firecaffe.cluster.group import Group
 from firecaffe.errors import RecipeError
 from firecaffe.generators import TORCH, all_states, changed
-from firecaffe.parallel.boundary import Arrivals, root_of
-from firecaffe.parallel.channel import Receiver, Sender
+from firecaffe.parallel.channel import Arrivals, Receiver, Sender, root_of
 from firecaffe.parallel.passed import check_apart, tensors_in
 from firecaffe.parallel.pipeline import ORDERS
 from firecaffe.parallel.stages import Stage

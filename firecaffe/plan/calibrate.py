@@ -3,16 +3,39 @@
 Fits are of relative errors (a tenth off counts the same for a millisecond and a minute), of
 parameters that are above 0. A fit says how far off it is where it has not looked: each row is
 predicted from the others (leave one out).
+
+A cluster corrected by finished runs: what they computed in, and what their links carried.
+
+A run's own steps replace what the figures say of its network (rows of `device.measured`, and the
+scatter of ranks as `device.jitter`). A link's bandwidth is fitted to the steps of the runs for
+which it is the outermost one, with its latency if there are LATENCY_RUNS of them; a run whose
+step would hardly change with a link of half the bandwidth says nothing of it and is left out.
+Nor does a fit to which the link's rate makes no difference: then the link stays as it was.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from math import log
+from dataclasses import dataclass, replace
+from math import isnan, log
+from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from firecaffe.errors import RunError
+from firecaffe.plan.cluster import Cluster, Link, MeasuredStep
+from firecaffe.plan.forecast import forecast
+from firecaffe.plan.network import Network
+from firecaffe.plan.of_recipe import workload_of
+from firecaffe.plan.step_cost import slowest_of
+from firecaffe.plan.workload import Workload
+from firecaffe.recipe.of_run import recipe_of
+from firecaffe.runs.explain import read_timings
+from firecaffe.runs.folder import FORECAST, read_run_file
+from firecaffe.runs.schemas import TaughtForecast
+from firecaffe.runs.score import measured_parts
 
 Model = Callable[[Mapping[str, float], Any], float]
 """(parameters, a row's conditions) -> what would be measured."""
@@ -87,3 +110,200 @@ def relative_spread(samples: Sequence[float]) -> float:
     """Half the width of the middle four fifths, over the median."""
     tenths = quantiles(samples, n=10)
     return (tenths[-1] - tenths[0]) / 2 / median(samples)
+
+
+LATENCY_RUNS = 3
+LEAST_CHANGE = 0.03
+"""Share of a step that halving a link's bandwidth must add: less says nothing of the link."""
+LEAST_ERROR = 0.02
+"""Error of a time that was measured once, if its steps scatter less."""
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """One run, as far as a cluster learns from it."""
+
+    folder: Path
+    workload: Workload
+    world_size: int
+    exchange: str
+    compressor: str
+    parts: dict[str, float]
+    """Seconds of a step, as `runs.score.measured_parts`."""
+    error: float
+    """Half the spread of its computing, over its median."""
+
+    @property
+    def micro_batches(self) -> float:
+        """Micro-batches of the average rank."""
+        return self.workload.num_micro_batches / self.world_size
+
+
+def learn(
+    cluster: Cluster, folders: Sequence[Path], *, trust_code: bool = False
+) -> tuple[Cluster, list[str]]:
+    """The corrected cluster, and what was learned, one thing a line.
+
+    folders: of runs. trust_code: whether code that they name may run.
+
+    Raises: RunError if a folder holds no run with steps and a forecast.
+    """
+    runs = [_read(folder, trust_code) for folder in folders]
+    rows = _rows(runs, cluster)
+    new = {(row.model, row.autocast, row.micro_batch_size) for row in rows}
+    kept = [
+        row
+        for row in cluster.device.measured
+        if (row.model, row.autocast, row.micro_batch_size) not in new
+    ]
+    device = replace(cluster.device, measured=(*kept, *rows))
+    scatter = [
+        run.parts["stragglers_s"]
+        / run.parts["compute_s"]
+        / (slowest_of(run.world_size, 1.0, run.micro_batches) - 1)
+        for run in runs
+        if run.world_size > 1
+    ]
+    said = [
+        f"{row.model}: {row.compute_s * 1e3:.4g} ms a micro-batch of {row.micro_batch_size}, "
+        f"within {row.error:.0%}"
+        for row in rows
+    ]
+    if scatter:
+        device = replace(device, jitter=median(scatter))
+        said.append(f"a rank's micro-batch scatters by {device.jitter:.1%}")
+    sources = tuple(dict.fromkeys([*cluster.sources, *(f"run: {run.folder.name}" for run in runs)]))
+    learned = replace(cluster, device=device, sources=sources)
+    by_level: dict[int, list[FinishedRun]] = defaultdict(list)
+    for run in runs:
+        if run.world_size > 1:
+            network = Network(cluster.links, run.world_size)
+            by_level[network.level(0, run.world_size - 1)].append(run)
+    for level, own in sorted(by_level.items()):
+        learned, line = _with_link(learned, level, own)
+        said.append(line)
+    return learned, said
+
+
+def _read(folder: Path, trust_code: bool) -> FinishedRun:
+    if not (folder / FORECAST).is_file():
+        raise RunError(f"{folder}: has no {FORECAST}; only a run that was forecast teaches a plan")
+    recipe = recipe_of(folder, trust_code=trust_code)
+    timings = read_timings(folder)
+    if not timings:
+        raise RunError(f"{folder}: no timings there; this is no run, or it did no step")
+    parts = measured_parts(timings)
+    computed = [[row["compute_s"] for row in rows[1:]] for rows in timings.values()]
+    scatter = [relative_spread(each) for each in computed if len(each) > 1]
+    found = read_run_file(folder, FORECAST)
+    if "mode" in found:
+        raise RunError(
+            f"{folder}: is of synchrony.mode {found['mode']}; a plan learns from runs of every_step"
+        )
+    if "parallel" in found:
+        raise RunError(
+            f"{folder}: its network is split over workers; a plan learns from whole networks"
+        )
+    found = read_run_file(folder, FORECAST, TaughtForecast)
+    return FinishedRun(
+        folder,
+        workload_of(recipe),
+        len(timings),
+        found["exchange"],
+        found["compressor"],
+        parts,
+        max(LEAST_ERROR, median(scatter)) if scatter else 0.5,
+    )
+
+
+def _alone_s(run: FinishedRun, cluster: Cluster) -> float:
+    """What the run computed in a step, less what its exchange slowed it down by, as forecast."""
+    if run.world_size == 1 or not cluster.device.exchange_slowdown:
+        return run.parts["compute_s"]
+    unslowed = replace(cluster, device=replace(cluster.device, exchange_slowdown=0.0))
+    alone_s, beside_s = (
+        forecast(run.workload, each, run.world_size, run.exchange, run.compressor).compute_s
+        for each in (unslowed, cluster)
+    )
+    return run.parts["compute_s"] * alone_s / beside_s
+
+
+def _rows(runs: Sequence[FinishedRun], cluster: Cluster) -> list[MeasuredStep]:
+    """One for each network and size: of several runs the median, as far off as they differ."""
+    by_case: dict[tuple[str, str, int], list[FinishedRun]] = defaultdict(list)
+    for run in runs:
+        work = run.workload
+        by_case[work.model, work.autocast, work.micro_batch_size].append(run)
+    rows = []
+    for (model, autocast, size), own in by_case.items():
+        each_s = [_alone_s(run, cluster) / run.micro_batches for run in own]
+        middle_s = median(each_s)
+        differ = (max(each_s) - min(each_s)) / 2 / middle_s
+        rows.append(
+            MeasuredStep(
+                model=model,
+                micro_batch_size=size,
+                compute_s=middle_s,
+                data_s=median(run.parts["data_s"] / run.micro_batches for run in own),
+                update_s=median(run.parts["update_s"] for run in own),
+                autocast=autocast,
+                error=max(differ, *(run.error for run in own)),
+            )
+        )
+    return rows
+
+
+def _with_link(cluster: Cluster, level: int, runs: Sequence[FinishedRun]) -> tuple[Cluster, str]:
+    """The cluster with this link fitted, and what is to be said of it."""
+    link = cluster.links[level]
+
+    def with_link(**words: Any) -> Cluster:
+        links = list(cluster.links)
+        links[level] = replace(link, **words)
+        return replace(cluster, links=tuple(links))
+
+    def step_s(found: Cluster, run: FinishedRun) -> float:
+        """Forward, backward and waiting for the exchange; computing as this run measured it."""
+        row = forecast(run.workload, found, run.world_size, run.exchange, run.compressor)
+        return run.parts["compute_s"] + row.exposed_communication_s
+
+    # Ranks of one host that add in memory send nothing.
+    in_memory = level == 0 and link.memory_bytes_per_s > 0
+    word = "memory_bytes_per_s" if in_memory else "bandwidth_bytes_per_s"
+    before = getattr(link, word)
+
+    def bears(run: FinishedRun, **values: float) -> bool:
+        """Whether the run's step is one that half of this rate would change."""
+        whole_s = step_s(with_link(**values), run)
+        half_s = step_s(with_link(**{**values, word: values[word] / 2}), run)
+        return half_s - whole_s > LEAST_CHANGE * whole_s
+
+    bearing = [run for run in runs if bears(run, **{word: before})]
+    if not bearing:
+        return cluster, f"{link.name}: stays as it was; its exchanges are hidden in these runs"
+    start = {word: before}
+    if len(bearing) >= LATENCY_RUNS and link.latency_s and not in_memory:
+        start["latency_s"] = link.latency_s
+    rows = [(run, run.parts["compute_s"] + run.parts["exchange_s"]) for run in bearing]
+    found = fit(lambda values, run: step_s(with_link(**values), run), start, rows)
+    if not any(bears(run, **found.values) for run in bearing):
+        return cluster, (
+            f"{link.name}: stays as it was; these runs waited less for it than its latency of "
+            f"{link.latency_s * 1e6:.3g} µs would let them, which says nothing of its rate"
+        )
+    error = max(_error(found, link, word), *(run.error for run in bearing))
+    rate = found.values[word]
+    latency_s = found.values.get("latency_s", link.latency_s)
+    held_out = "" if isnan(found.held_out_error) else f"; held out {found.held_out_error:.1%}"
+    return (
+        with_link(**found.values, error=error),
+        f"{link.name}: {rate / 1e6:.4g} MB/s (was {before / 1e6:.4g}), "
+        f"latency {latency_s * 1e6:.3g} µs, within {error:.0%}, from {len(rows)} runs{held_out}",
+    )
+
+
+def _error(found: Fit, link: Link, word: str) -> float:
+    """What a fit says of itself; if it has no row to spare, what was said of the link before."""
+    if isnan(found.held_out_error):
+        return link.error
+    return max(found.errors[word], found.held_out_error)

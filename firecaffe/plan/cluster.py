@@ -82,7 +82,7 @@ class Link:
     ports: Some = 1
     """Ports of each group that it joins."""
     congestion: Amount = 0.0
-    """What a port loses that more senders than one want to fill: see `plan.ports`."""
+    """What a port loses that more senders than one want to fill: see `plan.simulate`."""
     addition_s_per_byte: Amount = 0.0
     """γ: what adding a byte that has arrived costs, if the exchange waits for it."""
     memory_bytes_per_s: Amount = 0.0

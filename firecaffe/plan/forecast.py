@@ -3,32 +3,118 @@
 Every figure has a band: compute times may be off by the device's error and exchange times by the
 link's, both to the same side; memory by what libraries may hold. A band says what is known of the
 cluster, not what a run scatters.
+
+What failures and checkpoints leave of a cluster's time.
+
+Source: Daly 2006, "A higher order estimate of the optimum checkpoint interval for restart dumps",
+first order: the best interval is sqrt(2 · cost · time between failures).
+
+How many epochs a network needs at a batch size: published points, used only between them.
+
+A larger batch makes fewer and better steps; beyond what the noise of the gradients allows, more
+epochs are needed. Between two published batch sizes the epochs are straight in the batch size's
+logarithm, and outside their range nothing is said.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from math import ceil, inf
+from math import ceil, exp, inf, log, sqrt
 from typing import Any
+
+import numpy as np
 
 from firecaffe.errors import RecipeError
 from firecaffe.exchange import EXCHANGES, NATIVE
 from firecaffe.exchange.choose import AUTO
 from firecaffe.exchange.leaves import num_nodes
 from firecaffe.gradients.config import NO_COMPRESSOR
-from firecaffe.plan.accuracy import IMAGENET_IMAGES, LAWS
 from firecaffe.plan.cluster import Cluster
 from firecaffe.plan.codec import PRICED
 from firecaffe.plan.compute import error_of
-from firecaffe.plan.goodput import best_interval_s, goodput, time_between_failures_s
 from firecaffe.plan.memory import memory_band, memory_bytes
 from firecaffe.plan.network import Network
 from firecaffe.plan.own_exchange import own_exchange
-from firecaffe.plan.step_cost import StepCost
-from firecaffe.plan.timeline import Step
+from firecaffe.plan.step_cost import Step, StepCost
 from firecaffe.plan.update import update_of
 from firecaffe.plan.workload import Workload
 from firecaffe.words import count_of
+
+
+def time_between_failures_s(failures_per_node_hour: float, nodes: int) -> float:
+    rate = failures_per_node_hour * nodes / 3600
+    return inf if rate == 0 else 1 / rate
+
+
+def best_interval_s(checkpoint_s: float, between_s: float) -> float:
+    """Training time between two checkpoints that loses least."""
+    return inf if between_s == inf else sqrt(2 * checkpoint_s * between_s)
+
+
+def goodput(checkpoint_s: float, restart_s: float, interval_s: float, between_s: float) -> float:
+    """The share of time that is training which stays.
+
+    Failures come at random (exponential); each loses what was done since the last checkpoint, and
+    a restart. Source: Daly 2006, equation 13.
+    """
+    if between_s == inf:
+        return 1.0 if interval_s == inf else interval_s / (interval_s + checkpoint_s)
+    span = (interval_s + checkpoint_s) / between_s
+    if span > 500:
+        return 0.0
+    return interval_s / (between_s * exp(restart_s / between_s) * (exp(span) - 1))
+
+
+IMAGENET_IMAGES = 1_281_167
+
+
+@dataclass(frozen=True)
+class Law:
+    """Epochs against global batch size, for one network on ImageNet-1k."""
+
+    target: str
+    epochs: dict[int, float]
+    source: str
+
+    def epochs_at(self, global_batch_size: int) -> float | None:
+        """None outside the published range."""
+        sizes = sorted(self.epochs)
+        if not sizes[0] <= global_batch_size <= sizes[-1]:
+            return None
+        points = [log(size) for size in sizes]
+        found = np.interp(log(global_batch_size), points, [self.epochs[size] for size in sizes])
+        return float(found)
+
+
+LAWS = {
+    "resnet50": Law(
+        "75.9 % top-1",
+        {
+            1632: 35.0,
+            3264: 35.2,
+            4096: 40.0,
+            8192: 42.0,
+            13056: 45.4,
+            32768: 56.0,
+            35840: 60.0,
+            49152: 68.0,
+            58880: 79.9,
+            65536: 84.5,
+        },
+        "means of the reference runs (LARS) in MLPerf Training's rcps_resnet.json, version 2.0",
+    ),
+    "googlenet": Law(
+        "68.3 % top-1, 88.7 % top-5",
+        {32: 64.0, 1024: 72.0},
+        "Iandola et al. 2016 (FireCaffe), table of GoogLeNet",
+    ),
+    "nin": Law(
+        "58.9 % top-1 at batch 256, 58.6 % at 1024",
+        {256: 47.0, 1024: 47.0},
+        "Iandola et al. 2016 (FireCaffe), table of NiN",
+    ),
+}
+
 
 MOST_ERROR = 0.9
 LEAST_GAIN_OF_A_WORKER = 0.5

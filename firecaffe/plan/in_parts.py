@@ -10,8 +10,7 @@ from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.parallel.cut import balanced
 from firecaffe.parallel.slide import ROWS
 from firecaffe.plan.between import Exchanges, Traffic
-from firecaffe.plan.chain import Paths, Unit
-from firecaffe.plan.images import Images
+from firecaffe.plan.chain import Images, Paths, Unit
 from firecaffe.plan.layouts import Form, Layout
 from firecaffe.plan.workload import LayerWork
 

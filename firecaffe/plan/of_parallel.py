@@ -14,7 +14,7 @@ from firecaffe.plan.cluster import Cluster
 from firecaffe.plan.forecast import check_plan, errors_of
 from firecaffe.plan.held import memory_of
 from firecaffe.plan.in_parts import cut_where_gathered
-from firecaffe.plan.of_words import layouts_of_words
+from firecaffe.plan.layouts import layouts_of_words
 from firecaffe.plan.recipe_stages import (
     Crossing,
     StageWork,
@@ -25,7 +25,7 @@ from firecaffe.plan.recipe_stages import (
 )
 from firecaffe.plan.split_plans import SplitPlan, plan_of_step
 from firecaffe.plan.split_step import SplitCost, SplitStep
-from firecaffe.plan.timeline import slowest_of
+from firecaffe.plan.step_cost import slowest_of
 from firecaffe.plan.workload import Workload
 from firecaffe.recipe.parallel import Auto, layout_of
 from firecaffe.recipe.ranks import auto_of

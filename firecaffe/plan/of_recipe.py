@@ -28,14 +28,13 @@ from firecaffe.files import write_json
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.models import MODELS
 from firecaffe.models.config import ModelConfig
-from firecaffe.plan.accuracy import IMAGENET_IMAGES
 from firecaffe.plan.cluster import Cluster, load_cluster
 from firecaffe.plan.codec import PRICED
-from firecaffe.plan.forecast import forecast
-from firecaffe.plan.of_mode import forecast_mode, line_of
+from firecaffe.plan.forecast import IMAGENET_IMAGES, forecast
+from firecaffe.plan.modes import forecast_mode, line_of
 from firecaffe.plan.of_parallel import OwnLayout, forecast_parallel
 from firecaffe.plan.optimizer import vectors_of
-from firecaffe.plan.timeline import slowest_of
+from firecaffe.plan.step_cost import slowest_of
 from firecaffe.plan.workload import IMAGENET_CHW, Workload, images_of, input_of, layers_of
 from firecaffe.recipe.check import CheckedRecipe
 from firecaffe.recipe.config import check_batch

@@ -23,8 +23,8 @@ from firecaffe.plan.held import micro_batches_of, part_of
 from firecaffe.plan.layouts import Layout
 from firecaffe.plan.memory import memory_bytes
 from firecaffe.plan.split_step import SplitCost, SplitStep
-from firecaffe.plan.timeline import buckets_of, overlap, slowest_of
-from firecaffe.plan.turns import turns
+from firecaffe.plan.stages import turns
+from firecaffe.plan.step_cost import buckets_of, overlap, slowest_of
 from firecaffe.plan.workload import PROFILED_IMAGES, LayerWork, Workload, on_zeros
 
 STATE_BYTES = 5056

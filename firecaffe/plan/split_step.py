@@ -39,8 +39,7 @@ from firecaffe.plan.in_parts import PartExchanges, unevenness, unevenness_of_inp
 from firecaffe.plan.layouts import Layout, through
 from firecaffe.plan.network import Network
 from firecaffe.plan.price import Prices, ranks_per_node
-from firecaffe.plan.step_cost import prices_of, storage_s
-from firecaffe.plan.timeline import Bucket, overlap, slowest_of
+from firecaffe.plan.step_cost import Bucket, overlap, prices_of, slowest_of, storage_s
 from firecaffe.plan.update import UPDATES
 from firecaffe.plan.workload import Workload
 

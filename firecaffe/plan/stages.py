@@ -6,6 +6,11 @@ those of its micro-batches: (K - 1) / (m + K - 1) of them. Branches are cut as a
 
 Source: Huang et al. 2019 (GPipe) for the idle share; Narayanan et al. 2019 (PipeDream) for one
 forward, one backward, by which a stage keeps activations of as many micro-batches as follow it.
+
+A step of a pipeline in time: its stages compute, and messages go between them.
+
+A stage does its actions in their order, each when what it needs has come in. Its port sends one
+message after the other, while it computes.
 """
 
 from collections.abc import Sequence
@@ -17,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firecaffe.exchange.choose import BYTES_PER_ELEMENT
+from firecaffe.parallel.pipeline import Action
 from firecaffe.parallel.volumes import sum_numbers
 from firecaffe.plan.chain import Unit
 from firecaffe.plan.compute import data_s, update_s
@@ -24,7 +30,7 @@ from firecaffe.plan.held import micro_batches_of
 from firecaffe.plan.layouts import Layout
 from firecaffe.plan.memory import memory_bytes
 from firecaffe.plan.split_step import SplitCost, SplitStep, weights_bytes
-from firecaffe.plan.timeline import slowest_of
+from firecaffe.plan.step_cost import slowest_of
 
 Array = NDArray[np.float64]
 
@@ -144,3 +150,50 @@ def _passes_s(cost: SplitCost, stages: int, at: int) -> list[float]:
         link = cost.network.link(k - 1, k)
         found.append(2 * (link.latency_s + num_bytes / link.bandwidth_bytes_per_s))
     return found
+
+
+@dataclass(frozen=True)
+class Turns:
+    """What each stage came to, in seconds."""
+
+    ends_s: tuple[float, ...]
+    """When its last backward is over."""
+    waits_s: tuple[float, ...]
+    """For how long it waited for what it needed."""
+
+
+def turns(
+    orders: Sequence[Sequence[Action]],
+    forward_s: Sequence[float],
+    backward_s: Sequence[float],
+    passes_s: Sequence[float],
+    returns_s: Sequence[float],
+) -> Turns:
+    """orders: of each stage, what it does; one of `parallel.pipeline`. forward_s, backward_s: of
+    each stage, of a micro-batch. passes_s, returns_s: of each cut, what a message with activations
+    takes, and one with gradients.
+    """
+    last = len(orders) - 1
+    now_s, port_s, waits_s = ([0.0] * len(orders) for _ in range(3))
+    came_s: dict[tuple[int, Action], float] = {}
+    """When a stage has what it needs for an action."""
+    left = [[*reversed(actions)] for actions in orders]
+
+    def has(stage: int, action: Action) -> float | None:
+        if stage == (0 if action.is_forward else last):
+            return 0.0
+        return came_s.get((stage, action))
+
+    while any(left):
+        for stage, actions in enumerate(left):
+            while actions and (ready_s := has(stage, actions[-1])) is not None:
+                action = actions.pop()
+                waits_s[stage] += max(0.0, ready_s - now_s[stage])
+                now_s[stage] = max(now_s[stage], ready_s)
+                now_s[stage] += (forward_s if action.is_forward else backward_s)[stage]
+                other = stage + 1 if action.is_forward else stage - 1
+                if 0 <= other <= last:
+                    taken_s = passes_s[stage] if action.is_forward else returns_s[other]
+                    port_s[stage] = max(port_s[stage], now_s[stage]) + taken_s
+                    came_s[other, action] = port_s[stage]
+    return Turns(tuple(now_s), tuple(waits_s))

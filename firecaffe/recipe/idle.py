@@ -4,9 +4,8 @@ A table, so that nothing which was asked for is left out in silence: of a word t
 an error, of one in a recipe's file it is said (an override may have made it idle).
 """
 
-from firecaffe.recipe.conditions import CAFFES_NET, OWN_CODE
 from firecaffe.recipe.sections import Recipe
-from firecaffe.recipe.terms import DEFAULTS, Facts, Term, facts_of, is_, on
+from firecaffe.recipe.terms import CAFFES_NET, DEFAULTS, OWN_CODE, Facts, Term, facts_of, is_, on
 from firecaffe.synchrony.config import ASYNCHRONOUS, BACKUP, LOCAL, SERVED, STALE
 
 COUNTS_WITH: dict[str, Term] = {

@@ -11,7 +11,9 @@ from typing import Any
 from firecaffe.compression.config import GRADUAL, LAYER, MAGNITUDE
 from firecaffe.errors import RecipeError
 from firecaffe.parallel.config import AUTO, ONE_WEIRD_TRICK
-from firecaffe.recipe.conditions import (
+from firecaffe.recipe.refusals_of_modes import OF_REPLICAS, OF_SERVERS
+from firecaffe.recipe.sections import Recipe
+from firecaffe.recipe.terms import (
     CAFFES_NET,
     CODEC,
     CONSTRAINED,
@@ -24,10 +26,6 @@ from firecaffe.recipe.conditions import (
     SHARES,
     TRANSFORMS,
     UNSPLIT,
-)
-from firecaffe.recipe.refusals_of_modes import OF_REPLICAS, OF_SERVERS
-from firecaffe.recipe.sections import Recipe
-from firecaffe.recipe.terms import (
     Facts,
     Refusal,
     any_of,

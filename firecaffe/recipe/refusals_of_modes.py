@@ -1,7 +1,7 @@
 """Rows of the table of refusals: modes with a server, and local replicas."""
 
 from firecaffe.parallel.config import ONE_WEIRD_TRICK
-from firecaffe.recipe.conditions import (
+from firecaffe.recipe.terms import (
     BY_SERVER,
     CODEC,
     FLOAT16,
@@ -14,8 +14,13 @@ from firecaffe.recipe.conditions import (
     SHARDED_SERVER,
     SHARES,
     SIMULATED,
+    Refusal,
+    any_of,
+    is_,
+    is_not,
+    off,
+    on,
 )
-from firecaffe.recipe.terms import Refusal, any_of, is_, is_not, off, on
 from firecaffe.solvers.config import DROPPING, OF_PLAIN_MOMENTUM
 
 OF_SERVERS = (

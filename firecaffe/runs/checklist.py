@@ -12,8 +12,8 @@ from math import inf
 from firecaffe.runs.compare import Run, other_epochs
 from firecaffe.runs.groups import Group, GroupRow, band_of, code_of, letters
 from firecaffe.runs.learned import has_learned
+from firecaffe.runs.measure import of_band, of_difference
 from firecaffe.runs.statistics import EQUIVALENT, FEWEST, ROUNDING
-from firecaffe.runs.words import of_band, of_difference
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ longer than the median of the others', by a signed-rank test over blocks of step
 stages, of the others with the same stage. A rank's *link* is slow if round trips to and from it,
 between hosts, take longer than those between all others, by a rank-sum test over blocks of them.
 Both are one-sided, at ALPHA over all ranks together (Holm).
-A rank has round trips to few others (`cluster.tree`); so once one is named, its own are left out
+A rank has round trips to few others (`cluster.links`); so once one is named, its own are left out
 of what is said of the others.
 Neighboring steps are alike, so blocks and not steps are counted.
 

@@ -31,8 +31,7 @@ from firecaffe.reference import shown
 from firecaffe.runs.record import JsonLines
 from firecaffe.runs.schemas import StepRow
 from firecaffe.schema import read_rows
-from firecaffe.script.arguments import check_network, check_optimizer
-from firecaffe.script.words import ArgumentError
+from firecaffe.script.arguments import ArgumentError, check_network, check_optimizer
 
 _timed: "weakref.WeakKeyDictionary[optim.Optimizer, Path]" = weakref.WeakKeyDictionary()
 """The optimizers whose steps are timed, each with its folder: a second pair of hooks would time the

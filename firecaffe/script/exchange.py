@@ -1,18 +1,130 @@
-"""The exchange of a script's ranks, by the words that it was given."""
+"""The exchange of a script's ranks, by the words that it was given.
 
+The ranks of a script's process group, met once more over a group of the exchange's own.
+"""
+
+import os
+import platform
+import sys
+import weakref
 from collections.abc import Sequence
+from contextlib import suppress
+from datetime import timedelta
 from functools import partial
+from itertools import groupby
+from pathlib import Path
 
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
+
+from firecaffe.cluster.agree import gather_text
 from firecaffe.cluster.group import Group
-from firecaffe.errors import RecipeError
+from firecaffe.cluster.groups import backend_for, make_world, meeting, number_of
+from firecaffe.cluster.world import TIMEOUT_S
+from firecaffe.errors import LaunchError, RecipeError
 from firecaffe.exchange import NATIVE, find_schedule, parse_hierarchical
 from firecaffe.exchange.choose import AUTO
 from firecaffe.exchange.route import find_route
 from firecaffe.gradients.config import NO_COMPRESSOR
-from firecaffe.script.group import timeout_of
 from firecaffe.transport.auto import AutoChoice, choose_exchange
 from firecaffe.transport.exchange import Exchange
 from firecaffe.transport.local import meet_local_ranks
+
+
+def join_launched_world(device: torch.device, timeout_s: float | None) -> None:
+    """Initializes `torch.distributed` as the launcher's environment says, until the program ends.
+
+    Raises: LaunchError if the ranks do not find each other.
+    """
+    make_world(device, TIMEOUT_S if timeout_s is None else timeout_s)
+    # At the end of the program, after the exchange threads, whose finalizers are younger.
+    weakref.finalize(_leave, _leave)
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def meet(
+    group: ProcessGroup | None, device: torch.device, timeout_s: float | None
+) -> tuple[Group, list[int]]:
+    """Meets the ranks of a group: returns this rank among them, and the ranks of each host.
+
+    All ranks of the group must call it, and only they. group: None is the group of all ranks.
+    timeout_s: None is the group's own.
+
+    Raises: LaunchError if the ranks do not find each other.
+    """
+    group = group or dist.group.WORLD
+    if group is None:
+        raise LaunchError("torch.distributed is not initialized, which the first bucket needs")
+    if group.size() == 1:
+        return Group(0, 1, device), [1]
+    with meeting(group.size()):
+        ranks = dist.get_process_group_ranks(group)
+        backend = backend_for(device)
+        timeout = timeout_of(group, device)
+        if timeout_s is not None:
+            timeout = timedelta(seconds=timeout_s)
+        exchange_group = dist.new_group(
+            ranks,
+            timeout=timeout,
+            backend=backend,
+            # Ranks that are not of the group know nothing of this.
+            use_local_synchronization=len(ranks) < dist.get_world_size(),
+            sort_ranks=False,
+        )
+        if device.type == "cuda":
+            # NCCL wants all ranks in a group's first operation; a schedule may start with some.
+            dist.all_reduce(torch.zeros(1, device=device), group=exchange_group)
+    world = Group(group.rank(), group.size(), device, exchange_group, exchange_group)
+    keys = gather_text(world, host_key())
+    per_host = ranks_per_host(keys)
+    size = per_host[0] if len(set(per_host)) == 1 else 1
+    return Group(
+        world.rank,
+        world.world_size,
+        device,
+        exchange_group,
+        exchange_group,
+        local_rank=world.rank % size,
+        local_world_size=size,
+    ), per_host
+
+
+def leave(world: Group) -> None:
+    """Lets go of the group that `meet` has made, unless its name would be missed."""
+    # The names of subgroups go by how many groups a process has: one less on a rank that is early,
+    # and the next would not find each other.
+    if dist.is_initialized() and world.world_size == dist.get_world_size():
+        with suppress(ValueError):  # destroyed already
+            dist.destroy_process_group(world.exchange_group)
+
+
+def timeout_of(group: ProcessGroup, device: torch.device) -> timedelta:
+    """Seconds for which a group's ranks wait for each other."""
+    timeout: timedelta = group._get_backend(device).options._timeout
+    return timeout
+
+
+def ranks_per_host(keys: Sequence[str]) -> list[int]:
+    """The lengths of the runs of ranks on one host, in rank order. keys: each rank's host."""
+    return [len(list(run)) for _, run in groupby(keys)]
+
+
+def host_key() -> str:
+    """A key that ranks have in common if they can share memory: a kernel, its network, and one
+    place in the launcher's count of hosts.
+    """
+    place = ""
+    if "LOCAL_RANK" in os.environ:
+        place = str(number_of("RANK", 0) - number_of("LOCAL_RANK", 0))
+    if not sys.platform.startswith("linux"):
+        return f"{platform.node()} {place}"
+    kernel = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+    return f"{kernel} {os.stat('/proc/self/ns/net').st_ino} {place}"
 
 
 def open_exchange(

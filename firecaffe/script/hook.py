@@ -26,11 +26,9 @@ from firecaffe.cluster.group import Group
 from firecaffe.exchange.choose import AUTO
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.gradients.threads import begin_thread
-from firecaffe.script.arguments import check_group
-from firecaffe.script.exchange import open_exchange
-from firecaffe.script.group import leave, meet
+from firecaffe.script.arguments import check_group, check_words
+from firecaffe.script.exchange import leave, meet, open_exchange
 from firecaffe.script.rank_mean import Bucket, RankMean
-from firecaffe.script.words import check_words
 from firecaffe.transport.auto import AutoChoice
 from firecaffe.transport.worker import Worker
 

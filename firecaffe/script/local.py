@@ -36,20 +36,21 @@ from firecaffe.inventory.network_state import check_state
 from firecaffe.parallel.split import Split
 from firecaffe.reference import shown
 from firecaffe.script.arguments import (
+    ArgumentError,
+    NothingToTrainError,
     check_group,
     check_network,
     check_number,
     check_optimizer,
     check_sums_nothing,
     check_whole_number,
+    check_words,
 )
-from firecaffe.script.exchange import open_exchange
+from firecaffe.script.exchange import join_launched_world, leave, meet, open_exchange
 from firecaffe.script.first_forward import tell_of_own_state
-from firecaffe.script.group import join_launched_world, leave, meet
 from firecaffe.script.hook import BUCKET_BYTES, bucket_sizes
 from firecaffe.script.rank_mean import check_encodable
 from firecaffe.script.scaler_updates import after_each_update
-from firecaffe.script.words import ArgumentError, NothingToTrainError, check_words
 from firecaffe.solvers.outer import USUAL, Outer
 from firecaffe.transport.exchange import Exchange
 

@@ -21,11 +21,18 @@ from firecaffe.cluster.from_script import bind, from_script
 from firecaffe.cluster.memory import keep_freed_memory
 from firecaffe.exchange.choose import AUTO
 from firecaffe.gradients.config import NO_COMPRESSOR
-from firecaffe.script.arguments import check_group, check_network, check_sums_nothing
+from firecaffe.script.arguments import (
+    ArgumentError,
+    SecondHookError,
+    check_group,
+    check_model,
+    check_network,
+    check_sums_nothing,
+    check_words,
+)
+from firecaffe.script.exchange import join_launched_world
 from firecaffe.script.first_forward import tell_of_own_state
-from firecaffe.script.group import join_launched_world
 from firecaffe.script.hook import BUCKET_BYTES, HookState, bucket_sizes, exchange_bucket
-from firecaffe.script.words import ArgumentError, SecondHookError, check_model, check_words
 
 SIGNATURE = inspect.signature(DistributedDataParallel)
 

@@ -16,11 +16,10 @@ from firecaffe.cluster.world import peers_may_be_lost
 from firecaffe.errors import RecipeError
 from firecaffe.gradients.buckets import layout_of, make_bucket
 from firecaffe.gradients.compressors import make_compressor
-from firecaffe.gradients.compressors.codec import ROW
-from firecaffe.gradients.compressors.wire import Compressor
+from firecaffe.gradients.compressors.codec import ROW, Compressor
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.transport.exchange import Exchange
-from firecaffe.transport.node_wire import NodeWire
+from firecaffe.transport.fold import NodeWire
 
 
 @dataclass(frozen=True)

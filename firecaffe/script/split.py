@@ -21,14 +21,15 @@ from firecaffe.parallel.parts import PartGroup
 from firecaffe.parallel.split import Split, check_parts, choose_layers, split_layers
 from firecaffe.reference import shown
 from firecaffe.script.arguments import (
+    ArgumentError,
     check_group,
     check_network,
+    check_patience,
     check_sums_nothing,
     check_whole_number,
 )
+from firecaffe.script.exchange import join_launched_world, leave, meet
 from firecaffe.script.first_forward import tell_of_own_state
-from firecaffe.script.group import join_launched_world, leave, meet
-from firecaffe.script.words import ArgumentError, check_patience
 
 
 @from_script

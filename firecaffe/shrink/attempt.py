@@ -1,23 +1,152 @@
-"""One pass through a scheme's rounds, to a file and what that is worth."""
+"""One pass through a scheme's rounds, to a file and what that is worth.
 
-from collections.abc import Callable, Sequence
+What a network is worth: the task's metric on held-out training samples, and on test samples.
+
+A trained network into a file: its numbers in as many bits as a scheme says.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from firecaffe.compression.fcz import FileReport
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from firecaffe.cluster.world import World
+from firecaffe.compression.fcz import CODES, FileReport, write
+from firecaffe.compression.fold import fold_normalization
 from firecaffe.compression.transfer import BYTES_PER_WEIGHT
+from firecaffe.data import Data, Dataset, open_data
+from firecaffe.data.hold_out import SomeOfDataset
 from firecaffe.files import write_json
 from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.folder import read_run_file
-from firecaffe.shrink.code import write_network
-from firecaffe.shrink.judge import Judge, Worth
+from firecaffe.runs.measure import LOSS, Measure
 from firecaffe.shrink.layers import Choice
 from firecaffe.shrink.rounds import rounds_of
 from firecaffe.shrink.scheme import Scheme
-from firecaffe.training.load import load_run
+from firecaffe.tasks import Task
+from firecaffe.training.coded import describe, tensors_of
+from firecaffe.training.data_workers import data_workers
+from firecaffe.training.evaluate import evaluate
+from firecaffe.training.forward import arithmetic
+from firecaffe.training.given_task import task_for
+from firecaffe.training.load import Trained, load_run
 from firecaffe.training.trial import Trial, run_trials
+
+MOST_TRIED = 2000
+"""Held-out samples that layers are tried on, one by one and at many levels."""
+
+
+@dataclass(frozen=True)
+class Worth:
+    """A network's metric, as records have it: shares are fractions of 1."""
+
+    test: float
+    held_out: float | None
+    """None if no training samples are held out."""
+
+    def less(self, after: "Worth", measure: Measure) -> "Worth":
+        """What is lost from this to another, in the unit that people read: points of a share. Below
+        0 it has gained.
+        """
+
+        def lost(one: float, other: float) -> float:
+            return measure.scale * (measure.gain(one) - measure.gain(other))
+
+        held_out = None
+        if self.held_out is not None and after.held_out is not None:
+            held_out = lost(self.held_out, after.held_out)
+        return Worth(lost(self.test, after.test), held_out)
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Evaluates networks of one recipe, in this process."""
+
+    recipe: Recipe
+    world: World
+    data: Data
+    task: Task
+
+    @property
+    def measure(self) -> Measure:
+        """The metric that networks are judged by."""
+        return self.task.measure
+
+    def worth(self, network: nn.Module) -> Worth:
+        """What it is worth. Raises: DataError."""
+        held_out = self.data.validation
+        return Worth(
+            self._value(network, self.data.test),
+            None if held_out is None else self._value(network, held_out),
+        )
+
+    def tried(self, network: nn.Module) -> float:
+        """The same on some of the held-out samples, which must be there, in the unit that people
+        read; more is better.
+        """
+        held_out = self.data.validation
+        assert held_out is not None
+        if len(held_out) > MOST_TRIED:
+            places = torch.linspace(0, len(held_out) - 1, MOST_TRIED).long()
+            held_out = SomeOfDataset(held_out, places)
+        return self.measure.scale * self.measure.gain(self._value(network, held_out))
+
+    def _value(self, network: nn.Module, part: Dataset) -> float:
+        network = network.to(self.world.device)
+        words = self.recipe
+        found = evaluate(network, self.task, part, words.data, words.train, self.world)
+        name = self.measure.name
+        return found.loss if name == LOSS.name else found.metrics[name]
+
+
+@contextmanager
+def judging(recipe: Recipe, world: World) -> Iterator[Judge]:
+    """The recipe's data, opened for evaluations. Raises: DataError, RecipeError."""
+    data = open_data(recipe.data)
+    with arithmetic(recipe.train, world.device), data_workers(data):
+        yield Judge(recipe, world, data, task_for(recipe, None, None, data.train))
+
+
+MOST_SHARED = 1 << 16
+"""Distinct values that a tensor of shared values has at most."""
+
+
+def write_network(trained: Trained, scheme: Scheme, path: Path) -> FileReport:
+    """Writes a run's network, and folds its normalization there if the scheme says so.
+
+    Raises: RecipeError if a file cannot hold it.
+    """
+    if scheme.normalization == "fold":
+        fold_normalization(trained.model)
+    tensors = {
+        name: _in_bits(values, scheme.biases) for name, values in tensors_of(trained.model).items()
+    }
+    network = describe(trained.recipe, trained.about)
+    (code,) = (each for each in CODES if each == scheme.code)
+    return write(path, tensors, network, code=code)
+
+
+def _in_bits(values: NDArray[Any], bits: int) -> NDArray[Any]:
+    """Rounds float32 numbers that a file holds one by one to float16: those of one dimension, and
+    values that many weights share.
+    """
+    if bits == 32 or values.dtype != np.float32:
+        return values
+    if values.ndim > 1 and len(np.unique(values)) > MOST_SHARED:
+        return values
+    with np.errstate(over="ignore"):
+        rounded: NDArray[np.float32] = values.astype(np.float16).astype(np.float32)
+    if not np.array_equal(np.isfinite(rounded), np.isfinite(values)):
+        return values
+    return rounded + np.float32(0)  # -0 is no zero of a file
+
 
 FILE = "net.fcz"
 """The file's name in the folder of its rounds."""

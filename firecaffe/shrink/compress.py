@@ -32,17 +32,13 @@ from firecaffe.recipe.run import total_steps
 from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.measure import Measure
 from firecaffe.schema import Count, Real, read_file
-from firecaffe.shrink.attempt import Made, Maker
-from firecaffe.shrink.judge import Judge, Worth, judging
-from firecaffe.shrink.layers import LayerSensitivity, choose
-from firecaffe.shrink.rounds import rounds_of
+from firecaffe.shrink.attempt import Judge, Made, Maker, Worth, judging
+from firecaffe.shrink.layers import LayerSensitivity, choose, layers_of, measure_layers
+from firecaffe.shrink.rounds import Attempt, best_of, next_aim, rounds_of
 from firecaffe.shrink.scheme import Scheme
-from firecaffe.shrink.search import Attempt, best_of, next_aim
-from firecaffe.shrink.sensitivity import layers_of, measure_layers
-from firecaffe.shrink.start import ranks_of, trained_network, with_ranks, write_start
-from firecaffe.shrink.target import Target
+from firecaffe.shrink.start import Target, ranks_of, trained_network, with_ranks, write_start
+from firecaffe.training.checks import preflight
 from firecaffe.training.first_weights import find_weights
-from firecaffe.training.preflight import preflight
 from firecaffe.training.trial import LOCK, working_in
 
 HEADER_BYTES = 200

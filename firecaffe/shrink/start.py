@@ -1,21 +1,33 @@
-"""What the first round begins with: the trained network, or that in lower rank."""
+"""What the first round begins with: the trained network, or that in lower rank.
 
+The trained network that is made small: a finished run's, or a recipe's with its weights.
+
+What a file is to reach: a ratio, a size, or the accuracy that it may lose.
+"""
+
+import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from math import isfinite
 from pathlib import Path
+from typing import Literal
 
 from safetensors.torch import save_file
 from torch import nn
 
+from firecaffe.compression.transfer import BYTES_PER_WEIGHT
 from firecaffe.data import Data
-from firecaffe.errors import RecipeError
+from firecaffe.errors import RecipeError, RunError
 from firecaffe.files import written_aside
 from firecaffe.models.low_rank import chosen_ranks, low_rank_weights, rank_of
 from firecaffe.models.network import make_network
 from firecaffe.models.weights import load_weights
+from firecaffe.recipe.of_run import RECIPE
 from firecaffe.recipe.sections import Recipe
 from firecaffe.shrink.scheme import Scheme
+from firecaffe.training.checkpoint import BEST
 from firecaffe.training.first_weights import find_weights
+from firecaffe.training.load import run_of
 from firecaffe.training.parts import counts_of
 
 FILE = "0-low_rank.safetensors"
@@ -72,3 +84,77 @@ def write_start(network: nn.Module, ranks: Mapping[str, int], folder: Path) -> s
     with written_aside(path) as aside:
         save_file({name: each.contiguous() for name, each in weights.items()}, aside)
     return str(path)
+
+
+def recipe_of_run(where: Path, recipe: Recipe, best: bool) -> Recipe:
+    """The run's recipe with the weights that it has found. where: the run's folder, a checkpoint in
+    it, or a file of weights there.
+
+    Raises: RunError if the run has not finished; RecipeError if best is asked of a checkpoint.
+    """
+    folder = run_of(where)
+    if folder is None:
+        raise RunError(f"{where}: no {RECIPE}; this is no run folder")
+    if not (folder / "result.json").is_file():
+        raise RunError(
+            f"{folder}: has not finished; firecaffe train {folder / RECIPE} --resume {folder}"
+        )
+    if best and where != folder:
+        raise RecipeError(f"--best is asked of a run's folder; {where} is one checkpoint of it")
+    weights = folder / "checkpoints" / BEST if best else where
+    return replace(recipe, model=replace(recipe.model, weights=str(weights)))
+
+
+def check_weights(recipe: Recipe, file: Path) -> None:
+    """Raises: RecipeError if a recipe's file does not say where the trained weights are."""
+    if not recipe.model.weights:
+        raise RecipeError(
+            f"{file}: model.weights is empty; compress takes a finished run, or a recipe whose "
+            "model.weights are those of a trained network"
+        )
+
+
+UNITS = {"B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+"""Bytes of each unit of a size, in capitals."""
+
+EXPECTED = "expected a ratio (40x), a size (27KB) or the accuracy that may be lost (0.1points)"
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is asked for, in one of three units."""
+
+    word: str
+    """As it was typed."""
+    kind: Literal["ratio", "bytes", "points"]
+    value: float
+
+    @property
+    def is_of_size(self) -> bool:
+        """Whether the file's size is asked for, and its accuracy follows."""
+        return self.kind != "points"
+
+    def most_bytes(self, weights: int) -> float:
+        """The size asked for, of a network of so many weights."""
+        return self.value if self.kind == "bytes" else weights * BYTES_PER_WEIGHT / self.value
+
+
+def parse_target(word: str) -> Target:
+    """Raises: RecipeError if it is no target."""
+    found = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([a-zA-Z]+)\s*", word)
+    if found is None:
+        raise RecipeError(f"--target is {word!r}; {EXPECTED}")
+    value, unit = float(found[1]), found[2].upper()
+    if not isfinite(value):
+        raise RecipeError(f"--target is {word:.20}…, which is too large a number; {EXPECTED}")
+    if unit == "X":
+        if value <= 1:
+            raise RecipeError(f"--target is {word}; a ratio must be more than 1")
+        return Target(word, "ratio", value)
+    if unit in ("POINT", "POINTS"):
+        return Target(word, "points", value)
+    if unit not in UNITS:
+        raise RecipeError(f"--target is {word!r}, in an unknown unit; {EXPECTED}")
+    if value * UNITS[unit] < 1:
+        raise RecipeError(f"--target is {word}; a size must be at least one byte")
+    return Target(word, "bytes", value * UNITS[unit])

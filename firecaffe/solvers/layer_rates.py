@@ -12,16 +12,27 @@ with m' and v' Adam's means, corrected for their start. If a length is 0 the sca
 Source: You, Gitman and Ginsburg 2017, arXiv 1708.03888, algorithm 1; You et al. 2020, arXiv
 1904.00962, algorithm 2. Written out here, for the libraries that have them fix which tensors
 are left out, or scale a layer otherwise.
+
+The lengths of tensors, for solvers that need those of whole layers.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, optim
 
 from firecaffe.solvers.grouped import Groups, counted, kept, moments
-from firecaffe.solvers.norms import Norms, own_norms
+
+Norms = Callable[[Sequence[Tensor], Sequence[Sequence[Tensor]]], Sequence[Sequence[Tensor]]]
+"""(weights, lists of tensors shaped as these) -> of each list the L2 norms, each of shape (). If a
+weight is a part of one that several ranks hold, they are those of the whole tensors."""
+
+
+def own_norms(_: Sequence[Tensor], lists: Sequence[Sequence[Tensor]]) -> Sequence[Sequence[Tensor]]:
+    """The norms of tensors that this rank has whole; see `Norms`."""
+    return [torch._foreach_norm(list(each)) if each else [] for each in lists]
 
 
 class LayerRates(optim.Optimizer, ABC):

@@ -13,8 +13,7 @@ from firecaffe.solvers.caffe_adam import CaffeAdam
 from firecaffe.solvers.caffe_sgd import CaffeSGD
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.solvers.delayed_nesterov import DelayedNesterov
-from firecaffe.solvers.layer_rates import Lamb, Lars, LayerRates
-from firecaffe.solvers.norms import Norms, own_norms
+from firecaffe.solvers.layer_rates import Lamb, Lars, LayerRates, Norms, own_norms
 from firecaffe.solvers.own import make_own
 
 Groups = Sequence[dict[str, Any]]

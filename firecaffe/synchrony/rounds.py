@@ -16,6 +16,15 @@ point counts, which is still to come.
 Source: Stich 2019 (local SGD); Lin et al. 2020 (synchronous steps first); Gu et al. 2024, "A
 quadratic synchronization rule for distributed deep learning", with section 2 on the warm-up;
 Douillard et al. 2025, "Streaming DiLoCo with overlapping communication".
+
+Fragments, in mode local: which parameters are averaged together.
+
+The largest parameter goes first, each to the fragment that has the fewest elements so far. So all
+are about as large as can be with whole parameters, the largest one is as large as the largest
+parameter at least, and each has parameters of all depths.
+
+Source: Douillard et al. 2025, "Streaming DiLoCo with overlapping communication"; Graham 1969,
+"Bounds on multiprocessing timing anomalies" (the largest first: 4/3 of the best at most).
 """
 
 from bisect import bisect_left, bisect_right
@@ -23,6 +32,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
+from firecaffe.errors import RecipeError
 from firecaffe.synchrony.config import SynchronyConfig
 
 
@@ -137,3 +147,23 @@ def _highest_to_come(rate: Callable[[int], float], steps: int) -> list[float]:
     """The highest rate of each step and all after it."""
     from_last = accumulate(map(rate, reversed(range(steps))), max)
     return list(from_last)[::-1]
+
+
+def cut_fragments(sizes: Sequence[int], fragments: int) -> list[list[int]]:
+    """The places of each fragment's parameters, in ascending order. sizes: of all parameters.
+
+    Raises: RecipeError if there are fewer parameters than fragments.
+    """
+    if fragments > len(sizes):
+        raise RecipeError(
+            f"synchrony.fragments is {fragments}, but the network has {len(sizes)} parameters that "
+            "are trained; each fragment has one at least"
+        )
+    found = [list[int]() for _ in range(fragments)]
+    held = [0] * fragments
+    for place in sorted(range(len(sizes)), key=lambda place: -sizes[place]):
+        # Of several the one with the fewest parameters, so that none is left without.
+        lightest = min(range(fragments), key=lambda each: (held[each], len(found[each])))
+        found[lightest].append(place)
+        held[lightest] += sizes[place]
+    return [sorted(each) for each in found]

@@ -8,11 +8,9 @@ from torch import Tensor
 from firecaffe.errors import RecipeError
 from firecaffe.models.model import AUX_WEIGHT
 from firecaffe.tasks.config import TaskConfig
-from firecaffe.tasks.known import Known, class_weights
-from firecaffe.tasks.metrics import EXACT, chosen
+from firecaffe.tasks.metrics import EXACT, PLACES, chosen, count_correct
 from firecaffe.tasks.outputs import own_loss, part_of, prediction_of
-from firecaffe.tasks.task import Counts, Task
-from firecaffe.tasks.top_k import PLACES, count_correct
+from firecaffe.tasks.task import Counts, Known, Task, class_weights
 
 AUX_HEADS = ("aux2", "aux1", "aux_logits2", "aux_logits1", "aux_logits")
 """What networks call their auxiliary heads: ours, and torchvision's GoogLeNet and Inception."""

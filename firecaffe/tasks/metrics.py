@@ -1,6 +1,8 @@
 """The metrics that a recipe may name, for each task of ours: from torchmetrics, and exact counts.
 
 torchmetrics is loaded when a metric of it is measured; naming one, and top-1, do not need it.
+
+How many samples have their label first, or among the first few: exact counts.
 """
 
 import warnings
@@ -10,17 +12,35 @@ from difflib import get_close_matches
 from functools import cached_property, partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from firecaffe.errors import RecipeError
 from firecaffe.runs.measure import LOSS
 from firecaffe.tasks.config import TaskConfig
-from firecaffe.tasks.known import Known
 from firecaffe.tasks.metric import Metric, Reduction, State, Sums
 from firecaffe.tasks.outputs import prediction_of
 from firecaffe.tasks.pairs import flat, in_float64
-from firecaffe.tasks.top_k import counted
+from firecaffe.tasks.task import Known
 from firecaffe.tasks.torch_metric import Prepare, TorchMetric
+
+PLACES = 5
+"""The first few."""
+
+
+def count_correct(outputs: Any, labels: Tensor) -> Tensor:
+    """How many samples have their label first, and among the first five: float32, shape (2,)."""
+    logits = prediction_of(outputs)
+    places = min(PLACES, logits.shape[1])
+    best = logits.topk(places).indices == labels[:, None]
+    up_to_place = best.sum(0, dtype=torch.float32).cumsum(0)
+    return up_to_place[:: places - 1] if places > 1 else up_to_place.expand(2)
+
+
+def counted(place: int) -> Callable[[Any, Tensor], Tensor]:
+    """One of the two counts."""
+    return lambda outputs, labels: count_correct(outputs, labels)[place]
+
 
 Make = Callable[["Row", Known], Metric]
 

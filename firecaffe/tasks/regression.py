@@ -9,11 +9,10 @@ from torch import Tensor
 
 from firecaffe.errors import RecipeError
 from firecaffe.tasks.config import TaskConfig
-from firecaffe.tasks.known import Known
 from firecaffe.tasks.metrics import chosen
 from firecaffe.tasks.outputs import own_loss
 from firecaffe.tasks.pairs import aligned
-from firecaffe.tasks.task import Task
+from firecaffe.tasks.task import Known, Task
 
 LOSSES: dict[str, Callable[..., Tensor]] = {
     "mse": F.mse_loss,

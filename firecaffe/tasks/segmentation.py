@@ -8,10 +8,9 @@ from torch import Tensor
 from firecaffe.errors import RecipeError
 from firecaffe.tasks.classification import wrong_logits
 from firecaffe.tasks.config import TaskConfig
-from firecaffe.tasks.known import Known, class_weights
 from firecaffe.tasks.metrics import chosen
 from firecaffe.tasks.outputs import own_loss, part_of, prediction_of
-from firecaffe.tasks.task import Task
+from firecaffe.tasks.task import Known, Task, class_weights
 
 IGNORED = -100
 """torch's own, which is no class."""

@@ -16,16 +16,22 @@ from firecaffe.recipe.idle import idle_words
 from firecaffe.recipe.paths import with_absolute_paths
 from firecaffe.recipe.run import Run
 from firecaffe.recipe.sections import Recipe
-from firecaffe.runs.apart import APART, MARK, mark_of
 from firecaffe.runs.environment import describe_environment
-from firecaffe.runs.folder import ENVIRONMENT, continue_run_folder, create_run_folder
+from firecaffe.runs.folder import (
+    APART,
+    ENVIRONMENT,
+    MARK,
+    continue_run_folder,
+    create_run_folder,
+    mark_of,
+)
 from firecaffe.solvers.policy import rate_notes
 from firecaffe.training.about import About, write_about
 from firecaffe.training.frozen import Frozen
 from firecaffe.training.learner import Learner
 from firecaffe.training.places import Places, find_places
 from firecaffe.training.plugins import Plugin, names
-from firecaffe.training.progress import say
+from firecaffe.training.records import say
 from firecaffe.training.start import (
     Start,
     announce_folder,

@@ -1,4 +1,7 @@
-"""Builds a training from a recipe and a world, and runs it."""
+"""Builds a training from a recipe and a world, and runs it.
+
+What a finished training leaves in result.json.
+"""
 
 import dataclasses
 import os
@@ -13,7 +16,7 @@ from torch import nn
 
 from firecaffe.cluster.from_script import from_script
 from firecaffe.cluster.last_word import LAUNCHED
-from firecaffe.cluster.tree import links_of, star_of
+from firecaffe.cluster.links import links_of, star_of
 from firecaffe.cluster.world import World, join
 from firecaffe.data import Data
 from firecaffe.data.datasets import GIVEN
@@ -21,47 +24,81 @@ from firecaffe.errors import RunError
 from firecaffe.files import write_json
 from firecaffe.gradients.combine import Hook
 from firecaffe.meta_kernels import without_compiler
+from firecaffe.output import LOST
 from firecaffe.recipe.check import CheckedRecipe, check_recipe
+from firecaffe.recipe.identity import tuned_by
 from firecaffe.recipe.parallel import layout_of
 from firecaffe.recipe.ranks import check_ranks
 from firecaffe.recipe.run import Ranks, Run, resolve
 from firecaffe.recipe.sections import Recipe
+from firecaffe.reference import without_folder
 from firecaffe.runs.explain import read_timings
-from firecaffe.runs.score_mode import score_mode
+from firecaffe.runs.score import score_mode
 from firecaffe.tasks import Loss, Task, TaskConfig
 from firecaffe.training.about import about_of
-from firecaffe.training.arithmetic import arithmetic
+from firecaffe.training.balance import MeasuredShares
 from firecaffe.training.beginning import make_folder, notes_of, say_where
 from firecaffe.training.checkpoint import save_checkpoint
 from firecaffe.training.connect import connect
 from firecaffe.training.data_workers import check_not_in_worker
-from firecaffe.training.ending import record_of
 from firecaffe.training.facts import describe_training, unrepeatable
 from firecaffe.training.forecast import keep_forecast
-from firecaffe.training.frozen import frozen_of
+from firecaffe.training.forward import arithmetic
+from firecaffe.training.frozen import Frozen, frozen_of
 from firecaffe.training.given_task import OWN
 from firecaffe.training.learner import Learner, build_learner
 from firecaffe.training.loop import Training
 from firecaffe.training.loop import train as run_training
-from firecaffe.training.modes.parts import Steps
+from firecaffe.training.modes.mode import Steps
 from firecaffe.training.parallel.auto import LayoutChoice, choose_layout, notes_of_layout
 from firecaffe.training.parallel.mesh import Mesh, make_mesh
 from firecaffe.training.parts import Parts, check_arguments, open_parts
 from firecaffe.training.places import Places
-from firecaffe.training.plugins import (
-    Plugin,
-    around_write,
-    check,
-    load_plugins,
-    names,
-)
-from firecaffe.training.progress import say
-from firecaffe.training.records import Records
+from firecaffe.training.plugins import Plugin, around_write, check, load_plugins, names
+from firecaffe.training.records import Records, say
 from firecaffe.training.result import Result
 from firecaffe.training.saver import Saver
 from firecaffe.training.start import FaultTeller, Start, find_start, tell_faults
 from firecaffe.training.steps import make_steps
+from firecaffe.transport.auto import AutoChoice
 from firecaffe.transport.local import ranks_per_host
+
+
+def record_of(
+    result: Result,
+    run: Run,
+    learner: Learner,
+    world: World,
+    data: Data,
+    frozen: Frozen,
+    choice: AutoChoice | None,
+    shares: MeasuredShares | None,
+    start: Start,
+) -> dict[str, Any]:
+    """The record, but for the plug-ins' names. choice: the exchange's, if `auto` has chosen it."""
+    recipe = run.recipe
+    return {
+        **result.as_row(),
+        "model": without_folder(recipe.model.name),
+        "first_weights": learner.first_weights and learner.first_weights.as_dict(),
+        "frozen_parameters": len(frozen.names),
+        "inventory": learner.inventory and learner.inventory.row,
+        "world_size": world.world_size,
+        "initial_lr": recipe.solver.base_lr * run.rate_scale,
+        "exchange": run.route.algorithm,
+        "exchange_choice": choice and dataclasses.asdict(choice),
+        "route": run.route.description,
+        "data": data.description,
+        "class_names": data.class_names,
+        "samples_seen": run.order.samples_before(result.steps),
+        "balance": shares and shares.balance.as_dict(),
+        "synchrony": learner.mode.row(result.steps),
+        "parallel": learner.holding.row(run.num_leaves),
+        "tuned": tuned_by(recipe),
+        "resumed_from": start.resumed_from,
+        "lost_output": dict(LOST),
+        "cost_of_determinism": learner.cost_of_determinism,
+    }
 
 
 @from_script

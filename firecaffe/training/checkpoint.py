@@ -44,8 +44,7 @@ from firecaffe.reference import wherever
 from firecaffe.schema import Count, checked, read_file
 from firecaffe.solvers.policy import OVER_THE_TRAINING
 from firecaffe.synchrony.rounds import Rounds
-from firecaffe.training.stored import InMemory, Stored
-from firecaffe.training.tensor_file import TensorFile
+from firecaffe.training.tensor_file import InMemory, Stored, TensorFile
 
 FILE_NAME = r"[\w.-]{1,200}"
 """What the name of a checkpoint's file looks like."""

@@ -1,33 +1,188 @@
-"""Checks of what a recipe asks of its model, its data and the ranks, before the first step."""
+"""Checks of what a recipe asks of its model, its data and the ranks, before the first step.
 
+Checks of a task before the first step: its loss and metrics, on what the network gives.
+
+Checks that a training can begin, before any rank is started.
+"""
+
+import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
-from firecaffe.data import (
-    Batches,
-    Dataset,
-    Layout,
-    given_layout,
-    is_images,
-)
+from firecaffe.data import Batches, Dataset, Layout, check_data, given_layout, is_images
 from firecaffe.data.layout import leaf_of, map_batch, tree_words
-from firecaffe.errors import RecipeError
+from firecaffe.errors import OwnCodeError, RecipeError, RunError
+from firecaffe.generators import generators_kept
+from firecaffe.inventory.loss_trial import check_reduction
+from firecaffe.inventory.network_state import check_state
+from firecaffe.meta_kernels import without_compiler
 from firecaffe.models import MODELS
+from firecaffe.models.network import make_network, with_outline
+from firecaffe.models.weights import load_weights
+from firecaffe.parallel.layers import check_called
+from firecaffe.parallel.slide import ROWS
+from firecaffe.parallel.split import check_parts
+from firecaffe.plan.of_recipe import cluster_for
+from firecaffe.recipe.check import CheckedRecipe
+from firecaffe.recipe.ranks import check_hosts
+from firecaffe.recipe.run import Ranks, Run, resolve
 from firecaffe.recipe.sections import Recipe
-from firecaffe.reference import failed
+from firecaffe.reference import failed, is_reference, shown
+from firecaffe.runs.loggers import check_libraries
+from firecaffe.solvers.optimizer import make_optimizer
+from firecaffe.synchrony.config import LOCAL
+from firecaffe.synchrony.rounds import cut_fragments
 from firecaffe.tasks import Task
-from firecaffe.training.check_task import (
-    check_learnable,
-    check_metrics,
-    check_prediction,
-    check_shapes,
-)
+from firecaffe.tasks.metric import Metric
+from firecaffe.training.checkpoint import check_identity, check_whole, load_newest
+from firecaffe.training.constraints import check_constraints
 from firecaffe.training.evaluate import evaluating
-from firecaffe.training.forward import Forward, laid_out
+from firecaffe.training.evaluation_weights import check_layers
+from firecaffe.training.facts import describe_training
+from firecaffe.training.first_weights import find_weights
+from firecaffe.training.forward import Forward, check_compiler, laid_out
+from firecaffe.training.given_task import task_for
+from firecaffe.training.parallel.auto import with_named_split
+from firecaffe.training.parallel.network import chosen_layers, in_words_of
+from firecaffe.training.parallel.staged import check_stages
+from firecaffe.training.parts import counts_of
+
+
+def check_prediction(task: Task, outputs: Any, recipe: Recipe) -> None:
+    """Looks at the shape of what the network gives, with values or on the meta device.
+
+    Raises: RecipeError if the task does not take it.
+    """
+    network = f"model.name {recipe.model.name!r}"
+    try:
+        wrong = "" if task.wrong is None else task.wrong(outputs)
+    except RecipeError as error:
+        raise RecipeError(f"{network}: {error}") from None
+    if wrong:
+        raise RecipeError(f"{network} gives {wrong}")
+
+
+def check_shapes(task: Task, outputs: Any, targets: Any, recipe: Recipe) -> None:
+    """Looks at shapes before any rank is started; targets: zeros, or on the meta device.
+
+    Raises: RecipeError if a task of ours does not take them. What else the loss raises says nothing
+    yet: a user's own may need values.
+    """
+    check_prediction(task, outputs, recipe)
+    if is_reference(recipe.task.name):
+        return
+    try:
+        task.loss(outputs, targets)
+    except RecipeError:
+        raise
+    except Exception:
+        return
+
+
+def check_learnable(task: Task, outputs: Any, targets: Any, recipe: Recipe, is_own: bool) -> None:
+    """Asks for the loss of what the network gave in training. is_own: whether the loss or the task
+    was given to `firecaffe.train`.
+
+    Raises: RecipeError if it cannot be trained on; OwnCodeError for what a user's code raises.
+    """
+    word = f"{_whose(recipe, is_own)}loss"
+    is_own = is_own or is_reference(recipe.task.name)
+    check_reduction(word, task.loss)
+    try:
+        value = task.loss(outputs, targets)
+    except RecipeError:
+        raise
+    except Exception as error:
+        said = f"{word} does not take the network's outputs and {_kinds(targets)}"
+        raise _failure(said, error, is_own) from error
+    _check_value(word, value, outputs)
+
+
+def check_metrics(task: Task, outputs: Any, targets: Any, recipe: Recipe, is_own: bool) -> None:
+    """Asks for the metrics of one sample, of what the network gave in evaluation.
+
+    Raises: RecipeError if a metric does not take it; OwnCodeError for what a user's code raises.
+    """
+    whose = _whose(recipe, is_own)
+    is_own = is_own or is_reference(recipe.task.name)
+    for name, metric in task.measured.items():
+        word = f"{whose}metric {name!r}"
+        try:
+            _try(metric, outputs, targets)
+        except OwnCodeError:
+            raise
+        except RecipeError as error:
+            raise RecipeError(f"{word}: {error}") from error
+        except Exception as error:
+            said = f"{word} does not take the network's outputs and {_kinds(targets)}"
+            raise _failure(said, error, is_own) from error
+
+
+def _whose(recipe: Recipe, is_own: bool) -> str:
+    return "" if is_own else f"task.name {recipe.task.name!r}: its "
+
+
+def _check_value(word: str, value: Any, outputs: Any) -> None:
+    if isinstance(value, tuple | list | dict):
+        raise RecipeError(
+            f"{word} gave a {type(value).__name__} of {len(value)}; expected one number. Add the "
+            "losses, each with its weight; trainings of several losses and optimizers, as of GANs, "
+            "are not supported"
+        )
+    # Of one sample a number for each is one number too: so no dimension at all.
+    if not isinstance(value, Tensor) or value.ndim or not value.is_floating_point():
+        found = f"{value.dtype} of {tuple(value.shape)}" if isinstance(value, Tensor) else value
+        raise RecipeError(
+            f"{word} gave {found!s:.80}; expected one number, the mean of the samples"
+        )
+    if not value.requires_grad:
+        raise RecipeError(
+            f"{word} gave a number that knows no gradient; expected one that is computed from the "
+            "network's outputs by torch (without item(), detach(), no_grad or argmax)"
+        )
+    if not value.isfinite() and all(bool(leaf.isfinite().all()) for leaf in _tensors(outputs)):
+        raise RecipeError(
+            f"{word} is {value.item()} for the first sample, before any step, though the network's "
+            "outputs are finite"
+        )
+
+
+def _try(metric: Metric, outputs: Any, targets: Any) -> None:
+    """Takes one sample. Of one alone a value may not be defined, which is no fault; but it must be
+    one number.
+    """
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of metrics that one sample is not enough for
+        state = metric.of_batch(outputs, targets)
+        try:
+            metric.value(state, 1)
+        except RecipeError:
+            raise
+        except Exception:
+            return
+
+
+def _failure(said: str, error: Exception, is_own: bool) -> RecipeError:
+    if is_own:
+        return failed(f"{said}: it", error)
+    return RecipeError(f"{said}: {(str(error).splitlines() or [type(error).__name__])[0]}")
+
+
+def _kinds(targets: Any) -> str:
+    """The targets, in a line about them."""
+    each = [f"{tuple(leaf.shape)}, {leaf.dtype}" for leaf in _tensors(targets)]
+    return f"targets of {'; '.join(each) or shown(targets)}"
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
 def check_input(model: nn.Module, task: Task, recipe: Recipe, dataset: Dataset) -> None:
@@ -130,3 +285,97 @@ def check_coded(recipe: Recipe, named: Mapping[str, nn.Parameter]) -> None:
             raise RecipeError(
                 f"exchange.compressor {compressor} encodes float32; {name} is {parameter.dtype}"
             )
+
+
+@without_compiler()  # an optimizer would load it, and a network's shapes
+def preflight(
+    recipe: CheckedRecipe,
+    per_host: int,
+    resume: Path | None = None,
+    is_new: bool = True,
+    hosts: tuple[int, int] = (1, 1),
+) -> None:
+    """Checks all that can be known before any rank is started.
+
+    Args:
+        recipe: What is to be trained.
+        per_host: Ranks of each host.
+        resume: A run or a checkpoint that is to go on.
+        is_new: Whether the run is new; it is not if this host may join a run that goes on already.
+        hosts: The least and the most hosts that the run may have.
+
+    Raises: the FirecaffeError that the training would have met.
+    """
+    on_gpus = recipe.train.device != "cpu" and torch.cuda.is_available()
+    layout = check_hosts(recipe, per_host, *hosts, on_gpus=on_gpus)
+    data = check_data(recipe.data)
+    recipe = with_named_split(recipe, data.train)
+    described = "" if resume is None else describe_training(recipe, data)
+    run = resolve(recipe, data, Ranks(layout.sharers), described=described)
+    rounds = run.rounds  # raises if the training is shorter than one
+    _check_network(recipe, data.train, is_resumed=resume is not None)
+    # On GPUs the ranks try it: a loss may have tensors there.
+    if is_reference(recipe.task.name) and not on_gpus:
+        _try_task(run, data.train)
+    if recipe.train.device == "cuda" and not torch.cuda.is_available():
+        raise RecipeError("train.device is cuda; this host shows no GPU (use cpu or auto)")
+    if is_new and recipe.run.folder and Path(recipe.run.folder).exists():
+        raise RunError(
+            f"run.folder {recipe.run.folder} exists already; two runs never write into one folder"
+        )
+    cluster_for(recipe)
+    check_libraries(recipe.run.loggers)
+    if recipe.train.compile:
+        check_compiler("cuda" if on_gpus else "cpu")
+    # Of several hosts that of rank 0 alone need have it.
+    if resume is not None and (is_new or resume.exists()):
+        checkpoint = load_newest(resume)[0]
+        check_identity(checkpoint, dict(run.deciding), run.steps)
+        check_whole(checkpoint, rounds)
+
+
+def _check_network(recipe: Recipe, dataset: Dataset, is_resumed: bool) -> None:
+    """Checks the network's shapes, its parameters' names and its file of weights.
+
+    Raises: RecipeError; OwnCodeError for what a user's code raises.
+    """
+    task = task_for(recipe, None, None, dataset)
+
+    def check(network: nn.Module) -> None:
+        check_state(network)
+        check_input(network, task, recipe, dataset)
+        named = {name: p for name, p in network.named_parameters() if p.requires_grad}
+        make_optimizer(named, recipe.solver)
+        check_constraints(recipe, network)
+        if recipe.synchrony.mode == LOCAL:
+            cut_fragments([each.numel() for each in named.values()], recipe.synchrony.fragments)
+        with in_words_of(recipe.parallel):
+            if recipe.parallel.is_split:
+                chosen = chosen_layers(network, recipe.parallel)
+                check_parts(network, chosen, recipe.parallel.num_parts)
+                by_rows = [name for name, word in chosen.items() if word == ROWS]
+                call = partial(check_input, network, task, recipe, dataset)
+                check_called(network, by_rows, recipe.parallel.num_parts, call)
+            if recipe.parallel.stages:
+                check_stages(network, recipe.parallel)
+        if recipe.train.batch_norm_samples:
+            check_layers(network, recipe.train.batch_norm_samples)
+        if recipe.model.weights and not is_resumed:
+            load_weights(network, find_weights(recipe.model.weights)[0])
+
+    with_outline(recipe.model, *counts_of(dataset), check)
+
+
+def _try_task(run: Run, dataset: Dataset) -> None:
+    """Asks a user's own task for the loss and the metrics of one sample, as the ranks do before the
+    first step. It may need values, so the network is in memory for this.
+
+    Raises: RecipeError; OwnCodeError for what a user's code raises.
+    """
+    recipe, device = run.recipe, torch.device("cpu")
+    task, arithmetic = task_for(recipe, None, None, dataset), replace(recipe.train, compile=False)
+    batches = Batches(dataset, run.order, recipe.data, device)
+    with generators_kept():
+        network = make_network(recipe.model, *counts_of(dataset))
+        forward = Forward(network, task, arithmetic, device=device)
+        check_outputs(forward, batches, recipe, is_own=False)

@@ -13,7 +13,7 @@ from firecaffe.gradients.combine import Hook
 from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.recipe.run import Run
 from firecaffe.training.learner import Learner
-from firecaffe.training.modes.parts import Summed
+from firecaffe.training.modes.mode import Summed
 from firecaffe.transport.auto import AutoChoice, choose_exchange
 from firecaffe.transport.exchange import Exchange
 from firecaffe.transport.local import LocalRanks, meet_local_ranks

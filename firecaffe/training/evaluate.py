@@ -21,8 +21,7 @@ from firecaffe.reference import failed
 from firecaffe.tasks import Task
 from firecaffe.tasks.metric import Metric, State
 from firecaffe.tasks.states import Parts, add_batch, pack, unpack
-from firecaffe.training.arithmetic import seed_random
-from firecaffe.training.forward import AUTOCAST, laid_out
+from firecaffe.training.forward import AUTOCAST, laid_out, seed_random
 
 EvalBatch = tuple[int, Any, Any]
 """The number of a batch, its inputs and its targets."""

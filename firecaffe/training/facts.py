@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
-from firecaffe.cluster.agree import gather_text
-from firecaffe.cluster.digest import digest
+from firecaffe.cluster.agree import digest, gather_text
 from firecaffe.cluster.world import World
 from firecaffe.data import Data, Dataset, drawing_of, is_images, shard_counts
 from firecaffe.data.dataset import layout_of
 from firecaffe.data.layout import named_leaves
-from firecaffe.data.repeat import is_repeatable
+from firecaffe.data.look import is_repeatable
 from firecaffe.errors import RunError
 from firecaffe.exchange import parse_hierarchical
 from firecaffe.exchange.route import HOOK

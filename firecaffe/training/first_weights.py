@@ -7,9 +7,9 @@ from firecaffe.errors import CheckpointError, RecipeError
 from firecaffe.models.weights import FirstWeights, Outline, file_digest, read_weights
 from firecaffe.recipe.sections import Recipe
 from firecaffe.training.checkpoint import BEST, POINTERS, STATE, Checkpoint, load_newest
+from firecaffe.training.piece import take_rows
 from firecaffe.training.state import WEIGHTS, State
-from firecaffe.training.stored import InMemory
-from firecaffe.training.weights import take_rows
+from firecaffe.training.tensor_file import InMemory
 
 
 @dataclass(frozen=True)

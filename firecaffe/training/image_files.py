@@ -13,11 +13,10 @@ from PIL import UnidentifiedImageError
 from torch import Tensor
 
 from firecaffe.data import DataConfig
-from firecaffe.data.augment import center_crop, normalize
+from firecaffe.data.augment import center_crop, middle, normalize
 from firecaffe.data.caffe_source import reader_of_files
 from firecaffe.data.dataset import BrokenSampleError
-from firecaffe.data.decode import FORMATS, scale
-from firecaffe.data.exif import decoded
+from firecaffe.data.decode import FORMATS, decoded, scale
 from firecaffe.data.folder import (
     SUFFIXES,
     is_image,
@@ -26,7 +25,6 @@ from firecaffe.data.folder import (
     notes_of,
     read_image_file,
 )
-from firecaffe.data.random_resized_crop import middle
 from firecaffe.errors import DataError, RecipeError
 from firecaffe.reference import is_caffe
 from firecaffe.training.about import About

@@ -11,12 +11,12 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import Any
 
-from firecaffe.cluster.addresses import interface_of, own_addresses, split_place
 from firecaffe.cluster.beside import pulse_beside
 from firecaffe.cluster.groups import GLOO_INTERFACE
 from firecaffe.cluster.joining import Comes
+from firecaffe.cluster.launched_by import interface_of, own_addresses, split_place
+from firecaffe.cluster.links import star_of
 from firecaffe.cluster.message import Place
-from firecaffe.cluster.tree import star_of
 from firecaffe.cluster.watch import Watch
 from firecaffe.cluster.world import World, join
 from firecaffe.errors import AgreementError
@@ -25,14 +25,14 @@ from firecaffe.recipe.parallel import layout_of
 from firecaffe.recipe.ranks import check_takes_workers
 from firecaffe.recipe.run import Ranks, resolve
 from firecaffe.recipe.sections import Recipe
-from firecaffe.training.arithmetic import arithmetic
 from firecaffe.training.data_workers import data_workers
 from firecaffe.training.facts import describe_training
+from firecaffe.training.forward import arithmetic
 from firecaffe.training.learner import Learner, build_learner
 from firecaffe.training.parallel.mesh import make_mesh
 from firecaffe.training.parts import Parts, open_parts
 from firecaffe.training.plugins import around_batches, load_plugins
-from firecaffe.training.progress import say
+from firecaffe.training.records import say
 from firecaffe.training.result import Result
 from firecaffe.training.served.parts import ServedParts, facts_of
 from firecaffe.training.served.real import RealRanks

@@ -14,25 +14,24 @@ from firecaffe.inventory.findings import Inventory
 from firecaffe.models.weights import FirstWeights, outline_of
 from firecaffe.recipe.run import Run
 from firecaffe.recipe.sections import Recipe
-from firecaffe.training.arithmetic import cost_of_determinism
 from firecaffe.training.best import Best
 from firecaffe.training.checkpoint import Checkpoint, check_identity, check_whole
 from firecaffe.training.checks import check_coded, check_outputs
+from firecaffe.training.evaluation_weights import NORMS, Norms, check_layers
 from firecaffe.training.facts import doubt_of_data, doubt_of_weights, doubts_of, facts
-from firecaffe.training.first_look import FirstLook
 from firecaffe.training.first_weights import first_file
-from firecaffe.training.forward import Forward
+from firecaffe.training.forward import Forward, cost_of_determinism
 from firecaffe.training.given_task import task_for
 from firecaffe.training.holdings.build import hold, unheld_network
 from firecaffe.training.holdings.holding import Holding
 from firecaffe.training.modes.build import make_mode
-from firecaffe.training.modes.parts import ModeParts
-from firecaffe.training.norms import NORMS, Norms, check_layers
+from firecaffe.training.modes.mode import ModeParts
 from firecaffe.training.own_code import own_code
 from firecaffe.training.parallel.mesh import Mesh
 from firecaffe.training.parts import Parts
 from firecaffe.training.piece import Numbers
 from firecaffe.training.state import State
+from firecaffe.training.trial import FirstLook
 from firecaffe.training.updates.build import make_update
 from firecaffe.training.updates.every_rank import EveryRank
 

@@ -22,11 +22,11 @@ from firecaffe.runs.folder import ENVIRONMENT
 from firecaffe.training.about import NOTHING, About, about_of, read_about
 from firecaffe.training.checkpoint import BEST, POINTERS, SUMS, Checkpoint, load_newest
 from firecaffe.training.coded import check_outline, described, is_coded, with_nets
+from firecaffe.training.evaluation_weights import NORMS
 from firecaffe.training.forward import lay_out
-from firecaffe.training.norms import NORMS
 from firecaffe.training.parts import Parts
+from firecaffe.training.piece import Weights
 from firecaffe.training.state import stored_piece
-from firecaffe.training.weights import Weights
 
 USED_LATER = ("data.name", "task.name")
 """Words of a .fcz file that do not matter to its network."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from firecaffe.errors import NotFiniteError
 from firecaffe.training.times import Timings
-from firecaffe.training.updates.found import Found
+from firecaffe.training.updates.update import Found
 
 LOOK_S = 0.001
 """Seconds between two looks whether a device has got to a mark."""

@@ -32,10 +32,9 @@ from firecaffe.models.network import check_made, make_network
 from firecaffe.recipe.sections import Recipe
 from firecaffe.reference import shown
 from firecaffe.tasks import Loss, Task
-from firecaffe.training.arithmetic import seed_random
-from firecaffe.training.forward import lay_out
+from firecaffe.training.forward import lay_out, seed_random
 from firecaffe.training.given_task import check_given
-from firecaffe.training.parallel.cut_up import check_is_whole
+from firecaffe.training.parallel.mesh import check_is_whole
 
 
 @dataclass(frozen=True)

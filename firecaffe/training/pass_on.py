@@ -14,7 +14,7 @@ from firecaffe.cluster.world import World
 from firecaffe.errors import AgreementError, CheckpointError
 from firecaffe.files import open_regular
 from firecaffe.training.checkpoint import Checkpoint, digest_of
-from firecaffe.training.stored import Stored
+from firecaffe.training.tensor_file import Stored
 
 WORDS = ("step", "identity", "probe", "history", "numbers", "doubts", "digest")
 """The parts of a checkpoint that are no tensor and no path."""

@@ -14,9 +14,15 @@ from firecaffe.cluster.agree import gather_text
 from firecaffe.cluster.world import World
 from firecaffe.errors import RunError
 from firecaffe.files import alone_in, write_json
-from firecaffe.runs.apart import MARK, apart_mark, mark_of
 from firecaffe.runs.environment import describe_environment
-from firecaffe.runs.folder import ENVIRONMENT, RunConfig, continue_run_folder
+from firecaffe.runs.folder import (
+    ENVIRONMENT,
+    MARK,
+    RunConfig,
+    apart_mark,
+    continue_run_folder,
+    mark_of,
+)
 
 MOST_NAMED = 4
 """Folders of other hosts that are named in a line."""

@@ -22,7 +22,7 @@ from firecaffe.training.best import Best
 from firecaffe.training.evaluate import Evaluation
 from firecaffe.training.load import load
 from firecaffe.training.outcome import StepResult
-from firecaffe.training.parallel.cut_up import check_is_whole
+from firecaffe.training.parallel.mesh import check_is_whole
 from firecaffe.training.saver import SaveCosts
 from firecaffe.training.state import State
 

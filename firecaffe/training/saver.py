@@ -32,8 +32,7 @@ from firecaffe.training.checkpoint import (
     save_checkpoint,
 )
 from firecaffe.training.state import State, weights_digest
-from firecaffe.training.stored import InMemory
-from firecaffe.training.tensor_file import write_tensors
+from firecaffe.training.tensor_file import InMemory, write_tensors
 
 ROUND_S = 0.5
 """Seconds after which ranks that wait for the disk hear again that it is the disk."""

@@ -24,18 +24,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn, optim
 
-from firecaffe.cluster.agree import gather_text, ranks_that_differ, take_from_first, text_of_first
-from firecaffe.cluster.digest import digest, digest_each
+from firecaffe.cluster.agree import (
+    digest,
+    digest_each,
+    gather_text,
+    ranks_that_differ,
+    take_from_first,
+    text_of_first,
+)
 from firecaffe.cluster.world import World
 from firecaffe.errors import CheckpointError, NotFiniteError, UnfitCheckpointError
 from firecaffe.solvers.optimizer_state import OptimizerNumbers, OptimizerTensors
 from firecaffe.training.checkpoint import STATE, Checkpoint
-from firecaffe.training.losses import Losses
 from firecaffe.training.parallel.pieces import NumbersInParts
-from firecaffe.training.piece import Numbers, Piece
-from firecaffe.training.stored import Stored, Under
-from firecaffe.training.tensor_file import TensorFile
-from firecaffe.training.weights import Weights
+from firecaffe.training.piece import Losses, Numbers, Piece, Weights
+from firecaffe.training.tensor_file import Stored, TensorFile, Under
 from firecaffe.transport.collect import Whole, collect, list_wholes
 
 WEIGHTS = ("parameter", "buffer")

@@ -11,10 +11,10 @@ from firecaffe.training.connect import connect
 from firecaffe.training.data_workers import data_workers
 from firecaffe.training.learner import Learner
 from firecaffe.training.modes.every_step import EveryStep
-from firecaffe.training.modes.parts import EveryStepParts, Linked, Steps
+from firecaffe.training.modes.mode import EveryStepParts, Linked, Steps
 from firecaffe.training.parallel.mesh import Mesh
 from firecaffe.training.plugins import Plugin, around_batches
-from firecaffe.training.served.source import Source
+from firecaffe.training.served.stepper import Source
 
 
 def make_steps(

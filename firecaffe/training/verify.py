@@ -4,22 +4,232 @@ Each step's loss is compared, to the last bit; the digests of the weights that t
 at evaluations and checkpoints; those of all tensors after each step, if it has written them
 (run.digests); and every tensor of its checkpoints that are still there. A run that ends within
 these steps is compared with its result, too.
+
+A run's training once more, step by step, on one worker: from its recipe, and of a mode with a
+server from its log of events alone.
+
+Nothing is asked of a clock: who computed what at which version, and what was dropped, is in
+events.jsonl. All else is a function of the recipe, so the same bits have to come out.
+
+Computes a run with a server again, on one worker, and compares what comes out at its end.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn
 
+from firecaffe.cluster.agree import digest
 from firecaffe.cluster.world import World
 from firecaffe.errors import NotIdenticalError, RunError
 from firecaffe.recipe.check import CheckedRecipe
+from firecaffe.recipe.parallel import layout_of
+from firecaffe.recipe.run import Ranks, Run, resolve
 from firecaffe.runs.environment import describe_environment
-from firecaffe.runs.folder import DIGESTS, METRICS, WEIGHTS, read_run_file
+from firecaffe.runs.folder import DIGESTS, METRICS, read_run_file
+from firecaffe.runs.folder import WEIGHTS as WEIGHTS_FILE
 from firecaffe.runs.recorded import Recorded, recorded_of
-from firecaffe.training.again import Again, train_again
-from firecaffe.training.checkpoint import checkpoint_name, list_checkpoints, load_checkpoint
-from firecaffe.training.parts import Parts
-from firecaffe.training.replay import digests_of_result
+from firecaffe.runs.schemas import DigestsResult
+from firecaffe.synchrony.log import EVENTS, LogReader
+from firecaffe.training.checkpoint import (
+    Checkpoint,
+    checkpoint_name,
+    list_checkpoints,
+    load_checkpoint,
+    load_newest,
+)
+from firecaffe.training.connect import connect
+from firecaffe.training.facts import describe_training
+from firecaffe.training.forward import arithmetic
+from firecaffe.training.learner import Learner, build_learner
+from firecaffe.training.modes.mode import Queued, Steps
+from firecaffe.training.parallel.mesh import make_mesh
+from firecaffe.training.parts import Parts, open_parts
+from firecaffe.training.saver import Saver
+from firecaffe.training.served.make import leaves_of
+from firecaffe.training.state import WEIGHTS, State, state_digest
+from firecaffe.training.steps import make_steps
+
+
+class Again:
+    """A training that goes on as far as it is asked to."""
+
+    def __init__(self, run: Run, learner: Learner, steps: Steps, log: LogReader | None) -> None:
+        self.run, self.learner = run, learner
+        self._stepper, self._log = steps.stepper, log
+        self.done = 0
+        """The number of steps that are done."""
+
+    @property
+    def state(self) -> State:
+        return self.learner.state
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        """Puts the weights that evaluations take in place, for a `with` block."""
+        return self._stepper.update.evaluating()
+
+    @property
+    def updates(self) -> int:
+        """The number of updates so far, if a server makes them; else 0."""
+        return 0 if self._log is None else self._log.version
+
+    def advance(self) -> dict[int, float]:
+        """Trains a step; of replicas that are apart, until their state is whole again. Returns the
+        loss of each step, counted from 1.
+
+        Raises: RunError with the line if the log is damaged, NotFiniteError.
+        """
+        run = self.run
+        outcomes: dict[int, Queued] = {}
+        while not outcomes or not run.rounds.is_whole(self.done):
+            outcome = self._stepper.run(self.done, run.learning_rate(self.done))
+            self.done += 1
+            outcomes[self.done] = outcome
+        losses = {step: outcome.read().loss for step, outcome in outcomes.items()}
+        for loss in losses.values():
+            self.state.losses.add(loss)
+        return losses
+
+
+@contextmanager
+def train_again(folder: Path, recipe: CheckedRecipe, world: World, parts: Parts) -> Iterator[Again]:
+    """The training of a run, from its beginning, for a `with` block.
+
+    Args:
+        folder: The run's folder.
+        recipe: The run's recipe.
+        world: This process alone.
+        parts: What was given to the run in Python.
+
+    Raises: RunError if the run has a server, and no log of its events.
+    """
+    if recipe.synchrony.is_lockless:
+        raise RunError(
+            f"{folder}: synchrony.lock none, so that workers wrote to the same weights at times "
+            "that nobody knows; such a run cannot be computed again"
+        )
+    log = LogReader(folder / EVENTS) if recipe.synchrony.is_served else None
+    recipe = replace(recipe, parallel=recipe.parallel.over(1, 1))
+    with ExitStack() as resources:
+        resources.enter_context(arithmetic(recipe.train, world.device))
+        data = open_parts(recipe, parts)
+        described = describe_training(recipe, data)
+        run = resolve(recipe, data, Ranks(), described=described)
+        if log is not None:
+            log.expect(leaves_of(run.order, recipe.synchrony.warm_steps, run.steps))
+        learners = 0 if log is None else log.learners
+        mesh = make_mesh(world, layout_of(recipe.parallel, 1), resources)
+        learner = build_learner(run, parts, data, mesh, None, (), resources, learners)
+        run, reducers, _ = connect(
+            run, learner, learner.mode.summed(), mesh.sharers, None, resources
+        )
+        made = run, learner, mesh, data, reducers
+        steps = make_steps(*made, (), 0, True, resources, source=log)
+        yield Again(run, learner, steps, log)
+
+
+@dataclass(frozen=True)
+class Digests:
+    """What a training has come to after a step."""
+
+    step: int
+    weights: str
+    """The SHA-256 of all parameters and buffers, by name."""
+    state: str
+    """The SHA-256 of all state, and of the losses of all steps."""
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """A run, and what came out when it was computed again."""
+
+    recorded: Digests
+    found: Digests
+    updates: int
+    """The version that was reached."""
+
+    @property
+    def is_same(self) -> bool:
+        return self.recorded == self.found
+
+
+def replay(
+    folder: Path,
+    recipe: CheckedRecipe,
+    world: World,
+    to: Path | None = None,
+    parts: Parts | None = None,
+) -> Replayed:
+    """Replays a run up to its end; one that did not finish, up to its newest checkpoint.
+
+    Args:
+        folder: The run's folder.
+        recipe: The run's recipe.
+        world: This process alone.
+        to: A folder for the checkpoint of what came out, which must not exist; None: none is kept.
+        parts: What was given to the run in Python.
+
+    Raises: RunError if the run wrote no events, or its log was damaged, with the line.
+    """
+    if not recipe.synchrony.is_served:
+        raise RunError(
+            f"{folder}: synchrony.mode {recipe.synchrony.mode} writes no events, for its result "
+            "depends on its recipe alone; train it again, or compare workers with verify"
+        )
+    if to is not None and to.exists():
+        raise RunError(f"{to} exists already; what is replayed goes into a new folder")
+    is_finished = (folder / "result.json").is_file()
+    checkpoint = None if is_finished else load_newest(folder)[0]
+    last = digests_of_result(folder).step if checkpoint is None else checkpoint.step
+    with train_again(folder, recipe, world, parts or Parts()) as again:
+        while again.done < last:
+            again.advance()
+        state = again.state
+        found = Digests(last, state.compare_weights()[0], state.sha256())
+        recorded = (
+            digests_of_result(folder) if checkpoint is None else _of_checkpoint(checkpoint, state)
+        )
+        if to is not None:
+            about = Checkpoint(last, dict(again.run.deciding), again.learner.probe.digest)
+            _keep(to, again, about)
+    return Replayed(recorded, found, again.updates)
+
+
+def digests_of_result(folder: Path) -> Digests:
+    """What a finished run has come to. Raises: RunError."""
+    row = read_run_file(folder, "result.json", DigestsResult)
+    return Digests(row["steps"], row["weights_sha256"], row["state_sha256"])
+
+
+def _of_checkpoint(checkpoint: Checkpoint, state: State) -> Digests:
+    """What a checkpoint holds. state: what it is compared with, which says in which order tensors
+    are digested, and which are no results; tensors that it does not have come last.
+    """
+    stored, order = checkpoint.tensors, list(state.tensors_held_by_all())
+    every = [*(name for name in order if name in stored), *sorted(stored.keys() - set(order))]
+    beside = {name for name, piece in state.pieces.items() if not piece.is_result}
+    names = [name for name in every if name.partition("/")[0] not in beside]
+    weights = (name for name in names if name.partition("/")[0] in WEIGHTS)
+    tensors = digest((name, stored[name]) for name in names)
+    return Digests(
+        checkpoint.step,
+        digest((name, stored[name]) for name in weights),
+        state_digest(tensors, checkpoint.history),
+    )
+
+
+def _keep(folder: Path, again: Again, about: Checkpoint) -> None:
+    """Saves a checkpoint of what came out."""
+    learner = again.learner
+    if learner.norms is not None:
+        with again.evaluating():
+            learner.norms.estimate(learner.state.world, about.step)
+    (folder / "checkpoints").mkdir(parents=True)
+    with closing(Saver(folder / "checkpoints", 0)) as saver:
+        saver.save(about, learner.state)
+        saver.finish()
+
 
 FACTS = ("cpu", "cpu_capability", "gpus", "torch", "cuda", "source")
 """Facts of an environment that may change bits."""
@@ -110,7 +320,7 @@ def _compare_digests(folder: Path, recorded: Recorded, again: Again, found: Veri
     if step in recorded.weights:
         ours, theirs = again.state.compare_weights()[0], recorded.weights[step]
         if ours != theirs:
-            words = f"weights {theirs[:12]} in {WEIGHTS}, {ours[:12]} here"
+            words = f"weights {theirs[:12]} in {WEIGHTS_FILE}, {ours[:12]} here"
             _differs(folder, f"after step {step}: {words}")
         found.weights.append(step)
 

@@ -11,9 +11,8 @@ from typing import Protocol
 from torch import Tensor
 
 from firecaffe.cluster.group import Group
-from firecaffe.training.piece import Piece
-from firecaffe.training.stored import InMemory
-from firecaffe.training.weights import Weights
+from firecaffe.training.piece import Piece, Weights
+from firecaffe.training.tensor_file import InMemory
 from firecaffe.transport.collect import give_all
 
 

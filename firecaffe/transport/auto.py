@@ -2,7 +2,7 @@
 
 Nothing is measured if there is nothing to choose: one worker, one host whose ranks add in shared
 memory, a compressor or a hook that has a way of its own. That is said too, and tree is taken. Nor
-is a link that was measured within a day, see `transport.known_links`.
+is a link that was measured within a day, see `transport.link`.
 """
 
 import json
@@ -16,8 +16,7 @@ from firecaffe.cluster.agree import gather_text, text_of_first
 from firecaffe.cluster.group import Group
 from firecaffe.exchange.choose import AUTO, choose
 from firecaffe.exchange.route import CODEC, FOLD, HOOK, Route
-from firecaffe.transport.known_links import described, recall, remember
-from firecaffe.transport.link import measure_link
+from firecaffe.transport.link import described, measure_link, recall, remember
 
 LEAST_STREAM_S = 0.05
 """Seconds of a stream, long beside what a shaped link lets pass unshaped; five take 0.3 s."""

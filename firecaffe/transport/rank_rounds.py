@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from firecaffe.exchange.check import check_round
+from firecaffe.exchange.proof import check_round
 from firecaffe.exchange.schedule import VECTOR, Schedule, Transfer
 
 AHEAD = 2

@@ -31,9 +31,9 @@ from firecaffe.runs.groups import differing_conditions
 from firecaffe.runs.measure import TOP1, Measure
 from firecaffe.runs.schemas import TrainRow
 from firecaffe.schema import read_file, read_rows
+from firecaffe.training.checks import preflight
 from firecaffe.training.first_weights import find_weights
 from firecaffe.training.given_task import task_for
-from firecaffe.training.preflight import preflight
 from firecaffe.training.trial import Trial, TrialScore, run_trials, working_in
 from firecaffe.tuning.candidates import apply
 from firecaffe.tuning.larger_batch import with_batch

@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from firecaffe.runs.learned import failure
-from firecaffe.runs.measure import measure_of
+from firecaffe.runs.measure import measure_of, of_difference, of_mean
 from firecaffe.runs.statistics import (
     BAND,
     FEWEST,
@@ -28,7 +28,6 @@ from firecaffe.runs.statistics import (
     pooled_spread,
     runs_enough,
 )
-from firecaffe.runs.words import of_difference, of_mean
 
 KEPT, LOST, UNDECIDED = "kept", "lost", "not enough seeds"
 

@@ -15,8 +15,7 @@ import firecaffe
 from firecaffe.cli import main
 from firecaffe.cli.options.export import make_parser
 from firecaffe.compression import fcz
-from firecaffe.compression.fcz.header import MAGIC, VERSION
-from firecaffe.compression.fcz.varint import varint
+from firecaffe.compression.fcz.header import MAGIC, VERSION, varint
 from firecaffe.errors import CheckpointError
 from firecaffe.models.network import make_network
 from firecaffe.training.about import NOTHING

@@ -10,7 +10,7 @@ from pkgutil import ModuleInfo, iter_modules
 import pytest
 
 from firecaffe.cli import main, options
-from firecaffe.cli.plain_text import PLAIN_SIGNS
+from firecaffe.cli.console import PLAIN_SIGNS
 from firecaffe.data.generated import generate
 
 HUGE = "99999999999999999999"

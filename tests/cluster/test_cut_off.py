@@ -14,7 +14,7 @@ import pytest
 from benchmarks.cluster_run import Rank
 from benchmarks.small_run import RECIPE, command, steps_of
 from benchmarks.virtual_cluster import VirtualCluster
-from firecaffe.cluster.host_ends import TOGETHER_S
+from firecaffe.cluster.hosts import TOGETHER_S
 from tests.typed import python
 
 WAIT_S = 600.0

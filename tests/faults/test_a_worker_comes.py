@@ -21,7 +21,7 @@ from firecaffe.cluster.world import World
 from firecaffe.errors import AgreementError, LaunchError, RecipeError
 from firecaffe.recipe.of_run import recipe_of
 from firecaffe.training.plugins import VARIABLE as PLUGINS
-from firecaffe.training.replay import replay
+from firecaffe.training.verify import replay
 from tests.faults import held
 from tests.typed import TIMEOUT_S, Typed, firecaffe
 

@@ -15,7 +15,7 @@ from firecaffe.cluster.secret import SECRET
 from firecaffe.cluster.world import World
 from firecaffe.faults import KINDS
 from firecaffe.recipe.of_run import recipe_of
-from firecaffe.training.replay import replay
+from firecaffe.training.verify import replay
 from tests.typed import Typed, python
 
 SYNCHRONY = """

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from firecaffe.cluster.agree import gather_text
-from firecaffe.cluster.tree import star_of
+from firecaffe.cluster.links import star_of
 from firecaffe.cluster.world import World, join
 from firecaffe.errors import PeerLostError
 from firecaffe.faults import Fault

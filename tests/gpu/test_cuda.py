@@ -14,7 +14,7 @@ from firecaffe.exchange.order import keeps_tree_order
 from firecaffe.gradients.compressors import COMPRESSORS
 from firecaffe.models import build_model
 from firecaffe.runs.folder import read_run_file
-from firecaffe.training.arithmetic import cost_of_determinism
+from firecaffe.training.forward import cost_of_determinism
 from firecaffe.transport.exchange import Exchange
 from firecaffe.transport.interpret import interpret
 from tests.ranks.networks import Everything, small_data

@@ -13,7 +13,7 @@ import pytest
 from firecaffe.exchange import ALGORITHMS, EXCHANGES, NATIVE, ROOTED, find_schedule
 from firecaffe.exchange.leaves import largest_nodes, leaf_share
 from firecaffe.exchange.order import adds_in_tree_order
-from firecaffe.exchange.pipeline import SEGMENT_ELEMENTS, num_segments
+from firecaffe.exchange.pieces import SEGMENT_ELEMENTS, num_segments
 from firecaffe.exchange.schedule import Schedule, lower_bound_elements
 
 PAGE = (Path(__file__).parents[2] / "docs" / "exchange.md").read_text(encoding="utf-8")

@@ -27,7 +27,7 @@ INNOCENT = ("image", "rounds")
 """What has a mode of another kind, or is whole in another sense."""
 
 CHOOSES = (
-    *("recipe/", "parallel/config.py", "synchrony/config.py", "training/preflight.py"),
+    *("recipe/", "parallel/config.py", "synchrony/config.py", "training/checks.py"),
     *("training/modes/build.py", "training/holdings/build.py", "training/updates/build.py"),
     *("plan/of_parallel.py", "plan/server_costs.py"),
 )

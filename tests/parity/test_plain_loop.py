@@ -11,7 +11,7 @@ from torch import Tensor, optim
 
 import firecaffe
 from firecaffe import DataConfig, ExchangeConfig, Recipe, RunConfig, SolverConfig, TrainConfig
-from firecaffe.cluster.digest import digest
+from firecaffe.cluster.agree import digest
 from firecaffe.data import SampleOrder, TensorDataset
 from firecaffe.models import classification_loss
 from firecaffe.training.checkpoint import load_newest

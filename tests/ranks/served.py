@@ -26,7 +26,7 @@ from firecaffe.recipe.of_run import recipe_of
 from firecaffe.synchrony.config import SERVED
 from firecaffe.synchrony.events import Event, from_row
 from firecaffe.training.parts import Parts
-from firecaffe.training.replay import Replayed, replay
+from firecaffe.training.verify import Replayed, replay
 from tests.ranks.networks import Everything, small_data
 from tests.unit.training.served.test_trainings import data, network
 

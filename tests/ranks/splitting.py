@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import firecaffe
-from firecaffe.cluster.digest import digest
+from firecaffe.cluster.agree import digest
 from tests.world import Ranks
 
 Make = Callable[[], nn.Module]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from firecaffe.cluster.digest import digest
+from firecaffe.cluster.agree import digest
 from firecaffe.gradients.buffers import BufferChanges
 from firecaffe.models.model import HeadedLogits, classification_loss
 from firecaffe.parallel.stage_run import MicroBatches, StageRunner

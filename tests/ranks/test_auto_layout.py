@@ -22,7 +22,7 @@ from firecaffe.cli.parse import read_recipe
 from firecaffe.errors import RecipeError
 from firecaffe.models import build_model
 from firecaffe.recipe.check import check_recipe
-from firecaffe.training.preflight import preflight
+from firecaffe.training.checks import preflight
 from tests.ranks.test_auto import on_hosts_of
 from tests.world import Ranks
 

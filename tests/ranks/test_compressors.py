@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import firecaffe
 from firecaffe import ExchangeConfig, Recipe, RunConfig, SolverConfig, TrainConfig
-from firecaffe.cluster.digest import digest_each
+from firecaffe.cluster.agree import digest_each
 from firecaffe.cluster.world import join
 from firecaffe.data import TensorDataset
 from firecaffe.gradients.compressors import COMPRESSORS

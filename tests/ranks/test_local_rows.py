@@ -28,7 +28,7 @@ from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.recipe.check import check_recipe
 from firecaffe.runs.explain import explain
 from firecaffe.runs.folder import read_run_file
-from firecaffe.training.preflight import preflight
+from firecaffe.training.checks import preflight
 from tests.ranks import test_layouts, test_stage_layouts
 from tests.ranks.networks import small_data
 from tests.world import Ranks

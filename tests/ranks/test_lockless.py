@@ -27,8 +27,8 @@ from firecaffe import (
 from firecaffe.data import Batch, Batches, TensorDataset
 from firecaffe.errors import FirecaffeError
 from firecaffe.synchrony.leaves import Leaf
-from firecaffe.training.served.lockless.bench import LocklessBench, Rule
-from firecaffe.training.served.parcel import parcel_bytes
+from firecaffe.training.served.lockless import LocklessBench, Rule
+from firecaffe.training.served.messages import parcel_bytes
 from tests.ranks.networks import Everything
 from tests.ranks.served import (
     LOCKLESS,

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from firecaffe.cluster.agree import gather_text
-from firecaffe.cluster.tree import most_links
+from firecaffe.cluster.links import most_links
 from firecaffe.cluster.world import join
 from tests.world import Ranks
 

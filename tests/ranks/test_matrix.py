@@ -12,7 +12,7 @@ import pytest
 
 import firecaffe
 from firecaffe.recipe.of_run import recipe_of as recipe_in
-from firecaffe.training.replay import replay
+from firecaffe.training.verify import replay
 from tests.ranks.matrix import (
     FIRST,
     REPEATED,

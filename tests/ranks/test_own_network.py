@@ -18,7 +18,7 @@ from firecaffe.models.weights import load_weights
 from firecaffe.recipe.check import check_recipe
 from firecaffe.runs.compare import other_work, read_run
 from firecaffe.runs.folder import read_run_file
-from firecaffe.training.preflight import preflight
+from firecaffe.training.checks import preflight
 from tests.unit.models import own_nets
 from tests.world import Ranks
 

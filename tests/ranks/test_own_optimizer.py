@@ -8,7 +8,7 @@ from firecaffe import CheckpointConfig, DataConfig, Recipe, RunConfig, SolverCon
 from firecaffe.models.config import ModelConfig
 from firecaffe.recipe.check import check_recipe
 from firecaffe.runs.folder import read_run_file
-from firecaffe.training.preflight import preflight
+from firecaffe.training.checks import preflight
 from tests.unit.solvers.own_optimizers import PLACE
 from tests.world import Ranks
 

@@ -22,7 +22,7 @@ from torch.optim.swa_utils import AveragedModel
 
 import firecaffe
 from firecaffe.errors import FirecaffeError
-from firecaffe.script.group import timeout_of
+from firecaffe.script.exchange import timeout_of
 from firecaffe.script.hook import HookState
 from firecaffe.transport.exchange import Exchange
 from tests.world import Ranks

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn, optim
 
-from firecaffe.cluster.digest import digest
+from firecaffe.cluster.agree import digest
 from firecaffe.cluster.world import join
 from firecaffe.errors import AgreementError, CheckpointError
 from firecaffe.training import checkpoint as module
@@ -19,7 +19,7 @@ from firecaffe.training.checkpoint import Checkpoint, digest_of, save_checkpoint
 from firecaffe.training.pass_on import WORDS, PassedOn
 from firecaffe.training.start import find_start
 from firecaffe.training.state import state_of
-from firecaffe.training.stored import InMemory
+from firecaffe.training.tensor_file import InMemory
 from tests.world import Ranks
 
 TENSORS = {

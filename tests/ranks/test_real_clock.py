@@ -15,7 +15,7 @@ from firecaffe.recipe.of_run import recipe_of
 from firecaffe.runs.explain import read_timings
 from firecaffe.runs.explain_served import explain_served
 from firecaffe.synchrony.events import Push
-from firecaffe.training.served.parcel import ALIGNMENT
+from firecaffe.training.served.messages import ALIGNMENT
 from firecaffe.training.verify import verify_run
 from tests.ranks.networks import Everything
 from tests.ranks.served import (

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import firecaffe
 from firecaffe import ParallelConfig, Result, RunConfig
-from firecaffe.cluster.digest import digest
+from firecaffe.cluster.agree import digest
 from firecaffe.errors import RecipeError
 from tests.ranks.networks import small_data
 from tests.ranks.test_layouts import HEAD, RECIPE, Net

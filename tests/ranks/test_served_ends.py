@@ -26,7 +26,7 @@ def test_numbers_that_are_not_finite(ranks: Ranks, words: dict[str, Any], tmp_pa
 
 
 def end_of_rise(made: Recipe) -> tuple[str, bool, str]:
-    with patch("firecaffe.training.rise.PATIENCE", 0):
+    with patch("firecaffe.training.divergence.PATIENCE", 0):
         return end_of(made)
 
 

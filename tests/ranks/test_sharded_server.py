@@ -20,11 +20,11 @@ from firecaffe.errors import FirecaffeError, NotFiniteError
 from firecaffe.synchrony.events import Pull, Push
 from firecaffe.training.served import memory
 from firecaffe.training.served.coder import Coder
-from firecaffe.training.served.parcel import Parcel
-from firecaffe.training.served.shards import held
+from firecaffe.training.served.memory import bytes_in_file
+from firecaffe.training.served.messages import Parcel
+from firecaffe.training.served.shards import owner as held
 from firecaffe.training.served.shards.carrier import ASK, Head, Layout
 from firecaffe.training.served.shards.cut import cut
-from firecaffe.training.served.versions import bytes_in_file
 from tests.ranks.networks import Everything
 from tests.ranks.served import (
     MODES,

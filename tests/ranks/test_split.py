@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import firecaffe
-from firecaffe.cluster.digest import digest
+from firecaffe.cluster.agree import digest
 from firecaffe.errors import AgreementError, RecipeError
 from firecaffe.models.inception import Inception
 from firecaffe.parallel.split import Split

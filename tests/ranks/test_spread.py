@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from firecaffe.cluster.group import divide
 from firecaffe.cluster.world import join
 from firecaffe.training.outcome import VOTES
-from firecaffe.training.updates.found import Found
 from firecaffe.training.updates.loss_scale import LossScale
 from firecaffe.training.updates.spread import Among, Part
+from firecaffe.training.updates.update import Found
 from tests.world import Ranks
 
 NETWORK = {"cut": torch.float32, "of_all": torch.float32, "of_one": torch.float64}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from firecaffe.cluster.digest import digest
+from firecaffe.cluster.agree import digest
 from firecaffe.cluster.group import Group, divide
 from firecaffe.cluster.world import join
 from firecaffe.errors import PeerLostError, RecipeError

@@ -16,12 +16,10 @@ from torch import Tensor
 from firecaffe.cluster.world import World, join
 from firecaffe.errors import AgreementError, NotFiniteError
 from firecaffe.training.checkpoint import Checkpoint, load_newest
-from firecaffe.training.piece import Piece
+from firecaffe.training.piece import Piece, Weights, load_parts
 from firecaffe.training.saver import Saver
 from firecaffe.training.state import State
-from firecaffe.training.stored import Stored
-from firecaffe.training.tensor_file import TensorFile
-from firecaffe.training.weights import Weights, load_parts
+from firecaffe.training.tensor_file import Stored, TensorFile
 from firecaffe.transport.collect import HeldPart, list_wholes
 from tests.world import Ranks
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch._C._distributed_c10d import TCPStore
 
 import firecaffe
-from firecaffe.cluster import connect
+from firecaffe.cluster import links as connect
 from firecaffe.cluster.agree import gather_text
 from firecaffe.cluster.world import join
 from tests.loopback import has_ipv6

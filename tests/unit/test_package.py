@@ -71,7 +71,7 @@ RUN = """
 import os, torch
 from pathlib import Path
 import firecaffe
-from firecaffe.training.preflight import preflight
+from firecaffe.training.checks import preflight
 from firecaffe.tasks import CLASSIFICATION, TaskConfig, task_of
 
 of_model = firecaffe.ModelConfig("lenet_300_100"), firecaffe.DataConfig("generated")

@@ -10,7 +10,7 @@ from firecaffe import DataConfig, ModelConfig, Recipe, TrainConfig
 from firecaffe.data.generated import generate
 from firecaffe.errors import FirecaffeError, RecipeError
 from firecaffe.recipe.check import check_recipe
-from firecaffe.training.preflight import preflight
+from firecaffe.training.checks import preflight
 
 RECIPE = Recipe(ModelConfig("lenet"), DataConfig("generated"), TrainConfig(8, 4, steps=2))
 WHOLE = (10**30, -(10**30), 10**12, -1, 0)

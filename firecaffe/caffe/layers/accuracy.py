@@ -1,10 +1,13 @@
-"""How often a label is among the highest values."""
+"""How often a label is among the highest values.
+
+Softmax along one axis.
+"""
 
 import torch
 from torch import Tensor, nn
 
-from firecaffe.caffe.layers.axis import axis_of, check_bottoms
-from firecaffe.caffe.layers.normalization import ignored_label, in_rows
+from firecaffe.caffe.layers.loss import ignored_label, in_rows
+from firecaffe.caffe.layers.shape import axis_of, check_bottoms
 from firecaffe.caffe.layers.spec import Kind, Spec
 
 
@@ -60,7 +63,16 @@ class Accuracy(nn.Module):
         return (as_high <= self.top_k) & counted, counted, classes
 
 
-LAYERS: dict[str, Kind] = {
-    "Accuracy": Kind(Accuracy, "accuracy_param", (), takes_targets=True),
-}
 """By the name of the type."""
+
+
+def softmax(spec: Spec) -> nn.Module:
+    check_bottoms(spec, 1)
+    spec.param.ignore("engine")
+    return nn.Softmax(dim=axis_of(spec, "axis", 1, spec.bottoms[0]))
+
+
+LAYERS = {
+    "Accuracy": Kind(Accuracy, "accuracy_param", (), takes_targets=True),
+    "Softmax": Kind(softmax, "softmax_param"),
+}

@@ -7,6 +7,20 @@ over the third. Here they are buffers. A change is linear in what a batch adds, 
 changes of a step's micro-batches, which is what training keeps (gradients/buffers.py), is what the
 mean of their statistics would have added: the same for any number of workers, and Caffe's own where
 the micro-batch is the batch.
+
+BN: the batch normalization of two forks, which have one name and different words and blobs.
+
+PSPNet's and ICNet's (github.com/hszhao/PSPNet) keeps averages of means and variances; what a
+variance divides by is the number of values. SegNet's and ENet's (github.com/alexgkendall/
+caffe-segnet) keeps none: it takes each batch's own, or with INFERENCE only scales and shifts.
+
+Normalize (to length 1 over the channels) and MVN (to mean 0, variance 1).
+
+Sources: Normalize, SSD's fork (github.com/weiliu89/caffe), after ParseNet (arXiv 1506.04579,
+section 3.2): x / sqrt(sum of x² + eps) · scale. MVN, Caffe's API documentation
+(caffe.berkeleyvision.org/doxygen/classcaffe_1_1MVNLayer.html): eps stands outside of the root.
+
+LRN: local response normalization, across channels or within one.
 """
 
 import math
@@ -15,8 +29,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from firecaffe.caffe.layers.axis import check_bottoms
-from firecaffe.caffe.layers.spec import Kind, Spec
+from firecaffe.caffe.fillers import filler
+from firecaffe.caffe.layers.shape import check_bottoms
+from firecaffe.caffe.layers.spec import Kind, Spec, want_axes, want_tops
+from firecaffe.caffe.local_response_norm import LocalResponseNorm, LocalResponseNormWithinChannel
 
 
 class BatchNorm(nn.Module):
@@ -80,4 +96,206 @@ def batch_norm(spec: Spec) -> nn.Module:
     return BatchNorm(bottom[1] if len(bottom) > 1 else 1, kept, eps, uses_sums)
 
 
-LAYERS = {"BatchNorm": Kind(batch_norm, "batch_norm_param", ("mean", "variance", "factor"))}
+AVERAGED = ("slope_filler", "bias_filler", "momentum", "eps", "frozen")
+"""The words of PSPNet's."""
+OWN = ("scale_filler", "shift_filler", "bn_mode")
+"""Those of SegNet's."""
+OWN_EPS = 1e-9
+
+
+class AveragedBN(nn.Module):
+    """(B, C, H, W) to the same: by the batch's own mean and variance while training, else by their
+    averages, of which each batch keeps a share of `momentum`. If frozen, always by the averages,
+    and nothing is trained. Blobs are (1, C, 1, 1).
+    """
+
+    weight: Tensor
+    bias: Tensor
+    mean: Tensor
+    variance: Tensor
+
+    def __init__(self, channels: int, momentum: float, eps: float, frozen: bool) -> None:
+        super().__init__()
+        shape = (1, channels, 1, 1)
+        for name in ("weight", "bias"):
+            if frozen:
+                self.register_buffer(name, torch.zeros(shape))
+            else:
+                self.register_parameter(name, nn.Parameter(torch.zeros(shape)))
+        self.register_buffer("mean", torch.zeros(shape))
+        self.register_buffer("variance", torch.ones(shape) if frozen else torch.zeros(shape))
+        self.momentum, self.eps, self.frozen = momentum, eps, frozen
+
+    def forward(self, planes: Tensor) -> Tensor:
+        if self.frozen or not self.training:
+            return normalized(planes, self.weight, self.bias, self.eps, self.mean, self.variance)
+        with torch.no_grad():
+            variance, mean = torch.var_mean(planes, (0, 2, 3), correction=0, keepdim=True)
+            self.mean.mul_(self.momentum).add_(mean, alpha=1 - self.momentum)
+            self.variance.mul_(self.momentum).add_(variance, alpha=1 - self.momentum)
+        return normalized(planes, self.weight, self.bias, self.eps)
+
+
+class OwnBN(nn.Module):
+    """(B, C, H, W) to the same: by the batch's own mean and variance, training or not."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1, channels, 1, 1))
+        self.bias = nn.Parameter(torch.zeros(1, channels, 1, 1))
+
+    def forward(self, planes: Tensor) -> Tensor:
+        return normalized(planes, self.weight, self.bias, OWN_EPS)
+
+
+class ScaleShift(OwnBN):
+    """(B, C, H, W) to the same: the statistics are in the scale and the shift."""
+
+    def forward(self, planes: Tensor) -> Tensor:
+        return planes * self.weight + self.bias
+
+
+def normalized(
+    planes: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    mean: Tensor | None = None,
+    variance: Tensor | None = None,
+) -> Tensor:
+    """By the mean and the variance that are given, or by the planes' own."""
+    # Unlike functional.batch_norm it takes planes of a single value, as of a global pooling.
+    return torch.batch_norm(
+        planes,
+        weight.flatten(),
+        bias.flatten(),
+        None if mean is None else mean.flatten(),
+        None if variance is None else variance.flatten(),
+        mean is None,
+        0.0,
+        eps,
+        torch.backends.cudnn.enabled,
+    )
+
+
+def fork_batch_norm(spec: Spec) -> nn.Module:
+    check_bottoms(spec, 1)
+    want_axes(spec, 4)
+    want_tops(spec, 1)
+    param, channels = spec.param, spec.bottoms[0][1]
+    param.ignore("engine")
+    is_averaged, is_own = any(map(param.has, AVERAGED)), any(map(param.has, OWN))
+    if is_averaged == is_own:
+        raise spec.layer.error(
+            f"BN {spec.name!r} has the words of {'two forks' if is_own else 'no fork'}; expected "
+            f"some of {', '.join(AVERAGED)}, or of {', '.join(OWN)}"
+        )
+    module: AveragedBN | OwnBN
+    if is_averaged:
+        momentum, eps = param.number("momentum", 0.9), param.number("eps", 1e-5)
+        if not 0 <= momentum <= 1:
+            raise param.error(
+                f"momentum is {momentum:g}; expected 0 to 1", param.line_of("momentum")
+            )
+        module = AveragedBN(channels, momentum, eps, param.flag("frozen"))
+        words = AVERAGED[:2]
+    else:
+        mode = param.choice("bn_mode", ("LEARN", "INFERENCE"), "LEARN")
+        module = OwnBN(channels) if mode == "LEARN" else ScaleShift(channels)
+        words = OWN[:2]
+    for word, blob in zip(words, (module.weight, module.bias), strict=True):
+        filler(param.message(word))(blob)
+    return module
+
+
+class Normalize(nn.Module):
+    """(B, C, …) to length 1 and times the scale: at each place, or over the whole sample."""
+
+    def __init__(
+        self, channels: int, across_spatial: bool, channel_shared: bool, eps: float
+    ) -> None:
+        """channel_shared: one scale, of shape (), for all channels; otherwise (C,)."""
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(() if channel_shared else (channels,)))
+        self.across_spatial, self.eps = across_spatial, eps
+
+    def forward(self, values: Tensor) -> Tensor:
+        axes = tuple(range(1, values.dim())) if self.across_spatial else (1,)
+        length = (values.square().sum(axes, keepdim=True) + self.eps).sqrt()
+        is_shared = self.weight.dim() == 0
+        scale = self.weight.view(() if is_shared else (-1, *[1] * (values.dim() - 2)))
+        return values / length * scale
+
+
+class MVN(nn.Module):
+    """(B, C, …) less its mean, over its deviation: of each plane, or of the whole sample."""
+
+    def __init__(self, across_channels: bool, normalize_variance: bool, eps: float) -> None:
+        super().__init__()
+        self.first = 1 if across_channels else 2
+        self.normalize_variance, self.eps = normalize_variance, eps
+
+    def forward(self, values: Tensor) -> Tensor:
+        axes = tuple(range(self.first, values.dim()))
+        centered = values - values.mean(axes, keepdim=True)
+        if not self.normalize_variance:
+            return centered
+        variance = centered.square().mean(axes, keepdim=True)
+        deviation = variance.detach().sqrt() + self.eps
+        # Caffe's gradient takes eps for a part of the variance. So it is finite for a plane of one
+        # value, too.
+        return centered / (variance + (deviation.square() - variance.detach())).sqrt()
+
+
+def normalize(spec: Spec) -> Normalize:
+    check_bottoms(spec, 1)
+    param = spec.param
+    module = Normalize(
+        spec.bottoms[0][1],
+        param.flag("across_spatial", True),
+        param.flag("channel_shared", True),
+        param.number("eps", 1e-10),
+    )
+    if param.has("scale_filler"):
+        filler(param.message("scale_filler"))(module.weight)
+    return module
+
+
+def mvn(spec: Spec) -> MVN:
+    check_bottoms(spec, 1)
+    if len(spec.bottoms[0]) < 3:
+        raise spec.layer.error(
+            f"MVN {spec.name!r} takes a bottom with planes; found {tuple(spec.bottoms[0])}"
+        )
+    param = spec.param
+    return MVN(
+        param.flag("across_channels"),
+        param.flag("normalize_variance", True),
+        param.number("eps", 1e-9),
+    )
+
+
+def lrn(spec: Spec) -> nn.Module:
+    check_bottoms(spec, 1)
+    param = spec.param
+    param.ignore("engine")
+    size, alpha = param.integer("local_size", 5), param.number("alpha", 1.0)
+    beta, k = param.number("beta", 0.75), param.number("k", 1.0)
+    if size < 1 or size % 2 == 0:
+        raise spec.layer.error(
+            f"LRN {spec.name!r}: local_size is {size}; expected an odd number",
+            param.line_of("local_size"),
+        )
+    region = param.choice("norm_region", ("ACROSS_CHANNELS", "WITHIN_CHANNEL"), "ACROSS_CHANNELS")
+    if region == "WITHIN_CHANNEL":  # where Caffe does not look at k
+        return LocalResponseNormWithinChannel(size, alpha, beta)
+    return LocalResponseNorm(size, alpha, beta, k)
+
+
+LAYERS = {
+    "BatchNorm": Kind(batch_norm, "batch_norm_param", ("mean", "variance", "factor")),
+    "BN": Kind(fork_batch_norm, "bn_param", ("weight", "bias", "mean", "variance")),
+    "MVN": Kind(mvn, "mvn_param", ()),
+    "Normalize": Kind(normalize, "norm_param", ("weight",)),
+    "LRN": Kind(lrn, "lrn_param"),
+}

@@ -2,15 +2,38 @@
 
 Caffe's filters are (num_output, channels / group, rows, columns) as torch's; a deconvolution's are
 (channels, num_output / group, rows, columns), as those of torch's transposed convolution.
+
+Convolutions of forks that have a group for each channel, whatever `group` says.
+
+Sources of the facts: ConvolutionDepthwise, github.com/xieguotian/caffe; DepthwiseConvolution,
+github.com/yonghenglh6/DepthwiseConvolution. Both make as many channels as come in.
+
+Crop: the first bottom, cut to the size of the second.
+
+Source: Caffe's tutorial on layers (caffe.berkeleyvision.org/tutorial/layers/crop.html): the axes
+from `axis` on are cut; `offset` is none, one for all of them, or one for each.
+
+Layers that resize planes: Interp (bilinear), Upsample (each value repeated, or by a mask).
+
+Sources of the facts: Interp, the forks of DeepLab (github.com/gpapan/caffe) and PSPNet
+(github.com/hszhao/PSPNet), of which the second takes shrink_factor and zoom_factor together. The
+corners of both planes lie on each other. Upsample, the forks of MobileNet-YOLO
+(github.com/eric612/MobileNet-YOLO: one bottom, scale) and of SegNet
+(github.com/alexgkendall/caffe-segnet: a second bottom says where in the plane each value was the
+largest).
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn import functional
 
 from firecaffe.caffe.fillers import filler, unfilled
-from firecaffe.caffe.layers.axis import axis_of, height_width, shown
-from firecaffe.caffe.layers.spec import Kind, Spec
+from firecaffe.caffe.layers.shape import axis_of, check_bottoms, height_width, shown
+from firecaffe.caffe.layers.spec import Kind, Spec, positive, want_axes
+from firecaffe.caffe.message import Field, Message
 
 
 class Convolutions(nn.Conv2d):
@@ -79,7 +102,174 @@ def deconvolution(spec: Spec) -> nn.Module:
     return _make(spec, nn.ConvTranspose2d, Deconvolutions)
 
 
+def depthwise(spec: Spec) -> nn.Module:
+    check_bottoms(spec, 1)
+    want_axes(spec, 4)
+    param, channels = spec.param, spec.bottoms[0][1]
+    outputs = param.integer("num_output", channels)
+    if outputs != channels:
+        raise spec.layer.error(
+            f"{spec.type} {spec.name!r} makes {outputs} channels of {channels}; expected as many",
+            param.line_of("num_output"),
+        )
+    own = [Field(name, channels, param.line) for name in ("num_output", "group")]
+    grouped = Message([*param.fields, *own], param.line, param.where)
+    module = convolution(replace(spec, param=grouped))
+    param.ignore(*grouped.asked)
+    return module
+
+
+class Crop(nn.Module):
+    """forward((…), (…)): the first, with the second's sizes from `axis` on."""
+
+    def __init__(self, axis: int, offsets: Sequence[int]) -> None:
+        """offsets: one for each axis from `axis` on."""
+        super().__init__()
+        self.axis, self.offsets = axis, tuple(offsets)
+
+    def forward(self, whole: Tensor, like: Tensor) -> Tensor:
+        for axis, offset in enumerate(self.offsets, self.axis):
+            whole = whole.narrow(axis, offset, like.shape[axis])
+        return whole
+
+
+def crop(spec: Spec) -> Crop:
+    check_bottoms(spec, 2)
+    whole, like = spec.bottoms
+    axis, offsets = axis_of(spec, "axis", 2, whole), spec.param.integers("offset")
+    line = spec.param.line_of("offset") or spec.layer.line
+    count = len(whole) - axis
+    if len(offsets) <= 1:
+        offsets = (offsets or [0]) * count
+    if len(offsets) != count:
+        raise spec.param.error(
+            f"{len(offsets)} offsets; expected 1, or {count} for the axes {axis} to "
+            f"{len(whole) - 1}",
+            line,
+        )
+    if len(like) != len(whole):
+        raise spec.layer.error(
+            f"Crop {spec.name!r} cuts {tuple(whole)} to the size of {tuple(like)}; expected "
+            "as many axes"
+        )
+    for place, offset in enumerate(offsets, axis):
+        if offset < 0 or offset + like[place] > whole[place]:
+            raise spec.param.error(
+                f"axis {place} of {spec.name!r} is cut to {like[place]} from {offset} on; the "
+                f"bottom has {whole[place]}",
+                line,
+            )
+    return Crop(axis, offsets)
+
+
+class Interp(nn.Module):
+    """(B, C, H, W), cut at its border, to another height and width by bilinear interpolation."""
+
+    def __init__(
+        self, shrink: int, zoom: int, size: tuple[int, int] | None, cut: tuple[int, int]
+    ) -> None:
+        """size: the height and width; None takes what shrink and zoom make.
+        cut: so many rows and columns go at the beginning and at the end.
+        """
+        super().__init__()
+        self.shrink, self.zoom, self.size, self.cut = shrink, zoom, size, cut
+
+    def forward(self, planes: Tensor) -> Tensor:
+        begin, end = self.cut
+        height, width = planes.shape[2] - begin - end, planes.shape[3] - begin - end
+        planes = planes.narrow(2, begin, height).narrow(3, begin, width)
+        size = self.size or (self.resized(height), self.resized(width))
+        return functional.interpolate(planes, size, mode="bilinear", align_corners=True)
+
+    def resized(self, length: int) -> int:
+        shrunk = (length - 1) // self.shrink + 1
+        return (shrunk - 1) * self.zoom + 1
+
+
+class Upsample(nn.Module):
+    """(B, C, H, W): each value as a square of scale times scale."""
+
+    def __init__(self, scale: int) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, planes: Tensor) -> Tensor:
+        return functional.interpolate(planes, scale_factor=self.scale, mode="nearest")
+
+
+class Unpool(nn.Module):
+    """(B, C, H, W) and the places of its values in a larger plane, which is 0 elsewhere."""
+
+    def __init__(self, size: tuple[int, int]) -> None:
+        super().__init__()
+        self.size = size
+
+    def forward(self, planes: Tensor, places: Tensor) -> Tensor:
+        height, width = self.size
+        batch, channels = planes.shape[:2]
+        larger = planes.new_zeros(batch, channels, height * width)
+        larger = larger.scatter(2, places.flatten(2).long(), planes.flatten(2))
+        return larger.view(batch, channels, height, width)
+
+
+def interp(spec: Spec) -> Interp:
+    check_bottoms(spec, 1)
+    want_axes(spec, 4)
+    param = spec.param
+    cut = (-param.integer("pad_beg"), -param.integer("pad_end"))
+    if min(cut) < 0:
+        name = "pad_beg" if cut[0] < 0 else "pad_end"
+        raise param.error(
+            f"{name} is {-min(cut)}; expected 0, or less to cut the border", param.line_of(name)
+        )
+    height, width = spec.bottoms[0][2] - sum(cut), spec.bottoms[0][3] - sum(cut)
+    if min(height, width) < 1:
+        raise param.error(
+            f"pad_beg and pad_end of {spec.name!r} leave nothing of {tuple(spec.bottoms[0])}"
+        )
+    size = None
+    if param.has("height") or param.has("width"):
+        size = (positive(spec, "height"), positive(spec, "width"))
+    has_factor = param.has("shrink_factor") or param.has("zoom_factor")
+    if has_factor == (size is not None):
+        raise spec.layer.error(
+            f"Interp {spec.name!r} needs height and width, or shrink_factor or zoom_factor; "
+            f"found {'both' if has_factor else 'neither'}"
+        )
+    return Interp(positive(spec, "shrink_factor", 1), positive(spec, "zoom_factor", 1), size, cut)
+
+
+def upsample(spec: Spec) -> Upsample | Unpool:
+    check_bottoms(spec, 1, 2)
+    want_axes(spec, 4)
+    if len(spec.bottoms) == 1:
+        return Upsample(positive(spec, "scale", 2))
+    return Unpool(unpooled(spec))
+
+
+def unpooled(spec: Spec) -> tuple[int, int]:
+    """The height and width that SegNet's layer makes."""
+    param = spec.param
+    if tuple(spec.bottoms[0]) != tuple(spec.bottoms[1]):
+        raise spec.layer.error(
+            f"Upsample {spec.name!r} has values {tuple(spec.bottoms[0])} and places "
+            f"{tuple(spec.bottoms[1])}; expected the same shape"
+        )
+    if param.has("upsample_h") or param.has("upsample_w"):
+        param.ignore("scale", "scale_h", "scale_w", "pad_out_h", "pad_out_w")
+        return positive(spec, "upsample_h"), positive(spec, "upsample_w")
+    scale = positive(spec, "scale", 2)
+    height = spec.bottoms[0][2] * positive(spec, "scale_h", scale)
+    width = spec.bottoms[0][3] * positive(spec, "scale_w", scale)
+    return height - param.flag("pad_out_h"), width - param.flag("pad_out_w")
+
+
 LAYERS = {
     "Convolution": Kind(convolution, "convolution_param"),
     "Deconvolution": Kind(deconvolution, "convolution_param"),
+    "ConvolutionDepthwise": Kind(depthwise, "convolution_param"),
+    "DepthwiseConvolution": Kind(depthwise, "convolution_param"),
+    "Crop": Kind(crop, "crop_param", ()),
+    "Interp": Kind(interp, "interp_param", ()),
+    "Upsample": Kind(upsample, "upsample_param", ()),
 }

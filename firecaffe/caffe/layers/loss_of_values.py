@@ -4,12 +4,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from firecaffe.caffe.layers.axis import check_bottoms
-from firecaffe.caffe.layers.normalization import (
+from firecaffe.caffe.layers.loss import (
     normalization_of,
     with_gradient_of,
     without_normalization,
 )
+from firecaffe.caffe.layers.shape import check_bottoms
 from firecaffe.caffe.layers.spec import Kind, Spec
 
 EPSILON = 1e-4

@@ -16,9 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from firecaffe.caffe.layers.axis import check_bottoms
-from firecaffe.caffe.layers.checks import positive, want_axes
-from firecaffe.caffe.layers.spec import Kind, Spec
+from firecaffe.caffe.layers.shape import check_bottoms
+from firecaffe.caffe.layers.spec import Kind, Spec, positive, want_axes
 
 ROIS_AT_ONCE = 16
 """How many regions' values are held at the same time."""

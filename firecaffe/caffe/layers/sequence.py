@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from firecaffe.caffe.fillers import filler
-from firecaffe.caffe.layers.axis import check_bottoms
-from firecaffe.caffe.layers.checks import positive, want_axes, want_tops
-from firecaffe.caffe.layers.spec import Kind, Spec
+from firecaffe.caffe.layers.shape import check_bottoms
+from firecaffe.caffe.layers.spec import Kind, Spec, positive, want_axes, want_tops
 
 MOST_STEPS = 10_000
 """Of a sequence: each is computed by itself, and so is its shape. Caffe makes layers of each."""

@@ -1,11 +1,82 @@
-"""Flatten, Reshape and Silence."""
+"""Flatten, Reshape and Silence.
+
+Axes and sizes as Caffe's words give them.
+
+Layers that order axes, channels or entries anew: Permute, Reverse, ShuffleChannel.
+
+Sources: Permute, SSD's fork (github.com/weiliu89/caffe): axes that `order` does not name follow in
+their order. ShuffleChannel, ShuffleNet (arXiv 1707.01083, section 3.1).
+"""
 
 import math
+from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from firecaffe.caffe.layers.axis import axis_of, check_bottoms, shown
-from firecaffe.caffe.layers.spec import Kind, Spec
+from firecaffe.caffe.layers.spec import Kind, Shape, Spec, positive
+
+
+def axis_of(spec: Spec, word: str, default: int, bottom: Shape, end: int = 0) -> int:
+    """The axis of a bottom that `word` names; negative ones count from the end.
+
+    end: 1 if the place behind the last axis will do too.
+
+    Raises: CaffeError if the bottom has no such axis.
+    """
+    axis = spec.param.integer(word, default)
+    count = len(bottom) + end
+    if not -count <= axis < count:
+        raise spec.layer.error(
+            f"{spec.type} {spec.name!r}: {word} is {axis}, but its bottom has {len(bottom)} axes",
+            spec.param.line_of(word) or spec.layer.line,
+        )
+    return axis % count
+
+
+def height_width(spec: Spec, word: str, default: int | None, one: str = "") -> tuple[int, int]:
+    """A size for rows and columns: `word` (one number for both, or two), or one_h and one_w.
+
+    default: if nothing is said; None if something must be.
+
+    Raises: CaffeError.
+    """
+    one = one or word
+    found = spec.param.integers(word)
+    rows, columns = spec.param.integers(f"{one}_h"), spec.param.integers(f"{one}_w")
+    if found and (rows or columns):
+        raise spec.layer.error(
+            f"{spec.type} {spec.name!r} has {word} and {one}_h, {one}_w; expected one of them",
+            spec.param.line_of(word),
+        )
+    if rows or columns:
+        if not (rows and columns) and default is None:
+            raise spec.layer.error(f"{spec.type} {spec.name!r}: expected both {one}_h and {one}_w")
+        other = 0 if default is None else default
+        return (rows or [other])[-1], (columns or [other])[-1]
+    if not found:
+        if default is None:
+            raise spec.layer.error(f"{spec.type} {spec.name!r} has no {word}")
+        return default, default
+    if len(found) > 2:
+        raise spec.layer.error(
+            f"{spec.type} {spec.name!r} has {len(found)} of {word}; expected one for both, or two",
+            spec.param.line_of(word),
+        )
+    return found[0], found[-1]
+
+
+def check_bottoms(spec: Spec, *counts: int) -> None:
+    """Raises: CaffeError if the layer has another number of bottoms."""
+    if len(spec.bottoms) not in counts:
+        expected = " or ".join(map(str, counts))
+        raise spec.layer.error(
+            f"{spec.type} {spec.name!r} has {len(spec.bottoms)} bottoms; expected {expected}"
+        )
+
+
+def shown(shape: Sequence[int]) -> str:
+    """A shape in a line about it."""
+    return " x ".join(map(str, shape)) or "a number"
 
 
 def flatten(spec: Spec) -> nn.Module:
@@ -68,8 +139,74 @@ def silence(spec: Spec) -> nn.Module:
     return Silence()
 
 
+class Permute(nn.Module):
+    """Axis i of the top is axis order[i] of the bottom."""
+
+    def __init__(self, order: Sequence[int]) -> None:
+        super().__init__()
+        self.order = tuple(order)
+
+    def forward(self, values: Tensor) -> Tensor:
+        return values.permute(self.order).contiguous()
+
+
+class Reverse(nn.Module):
+    """The entries along one axis, last to first."""
+
+    def __init__(self, axis: int) -> None:
+        super().__init__()
+        self.axis = axis
+
+    def forward(self, values: Tensor) -> Tensor:
+        return values.flip(self.axis)
+
+
+class ShuffleChannel(nn.Module):
+    """(B, groups · n, …): channel g · n + i becomes channel i · groups + g."""
+
+    def __init__(self, groups: int) -> None:
+        super().__init__()
+        self.groups = groups
+
+    def forward(self, values: Tensor) -> Tensor:
+        batch, channels, *rest = values.shape
+        grouped = values.reshape(batch, self.groups, channels // self.groups, *rest)
+        return grouped.transpose(1, 2).reshape(values.shape)
+
+
+def permute(spec: Spec) -> Permute:
+    check_bottoms(spec, 1)
+    order, axes = spec.param.integers("order"), len(spec.bottoms[0])
+    if len(set(order)) < len(order) or not all(0 <= axis < axes for axis in order):
+        raise spec.param.error(
+            f"order is {', '.join(map(str, order))}; expected axes from 0 to {axes - 1}, each once",
+            spec.param.line_of("order"),
+        )
+    return Permute([*order, *(axis for axis in range(axes) if axis not in order)])
+
+
+def reverse(spec: Spec) -> Reverse:
+    check_bottoms(spec, 1)
+    return Reverse(axis_of(spec, "axis", 0, spec.bottoms[0]))
+
+
+def shuffle_channel(spec: Spec) -> ShuffleChannel:
+    check_bottoms(spec, 1)
+    groups, channels = positive(spec, "group", 1), spec.bottoms[0][1]
+    if channels % groups:
+        raise spec.param.error(
+            f"group is {groups}; the bottom of {spec.name!r} has {channels} channels, which it "
+            "does not divide",
+            spec.param.line_of("group"),
+        )
+    return ShuffleChannel(groups)
+
+
 LAYERS = {
     "Flatten": Kind(flatten, "flatten_param"),
     "Reshape": Kind(reshape, "reshape_param"),
     "Silence": Kind(silence),
+    "Permute": Kind(permute, "permute_param", ()),
+    "Reverse": Kind(reverse, "reverse_param", ()),
+    "ShuffleChannel": Kind(shuffle_channel, "shuffle_channel_param", ()),
 }

@@ -20,8 +20,7 @@ import constriction
 import numpy as np
 from numpy.typing import NDArray
 
-from firecaffe.compression.fcz.damaged import DamagedError
-from firecaffe.compression.fcz.varint import MOST_BYTES, read_varint, varint
+from firecaffe.compression.fcz.header import MOST_BYTES, DamagedError, read_varint, varint
 
 Symbols = NDArray[np.int32]
 Model = Any

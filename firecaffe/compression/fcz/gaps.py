@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firecaffe.compression.fcz.blocks import BlockReader, BlockWriter, Symbols
-from firecaffe.compression.fcz.damaged import DamagedError
+from firecaffe.compression.fcz.header import DamagedError
 from firecaffe.compression.fcz.huffman import code_lengths
 from firecaffe.compression.fcz.report import entropy_bytes
 from firecaffe.compression.fcz.sequence import How, read_sequence, write_sequence

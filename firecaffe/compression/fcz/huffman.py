@@ -11,7 +11,7 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from firecaffe.compression.fcz.damaged import DamagedError
+from firecaffe.compression.fcz.header import DamagedError
 
 MOST_BITS = 16
 STRIDE = 32

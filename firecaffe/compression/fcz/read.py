@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firecaffe.compression.fcz.blocks import BlockReader
-from firecaffe.compression.fcz.damaged import DamagedError
 from firecaffe.compression.fcz.gaps import read_gaps
-from firecaffe.compression.fcz.header import Outline, allowed_bytes, read_header
+from firecaffe.compression.fcz.header import DamagedError, Outline, allowed_bytes, read_header
 from firecaffe.compression.fcz.mask import read_mask
 from firecaffe.compression.fcz.patterns import GAPS, Patterns, unsigned
 from firecaffe.compression.fcz.values import read_values

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from firecaffe.data.caffe_datum import check_protobuf, parse_datum
+from firecaffe.data.caffe_records import check_protobuf, parse_datum
 from firecaffe.data.dataset import BrokenSampleError
 from firecaffe.data.lmdb_file import FILE, LmdbFile
 from firecaffe.data.packing.part import MOST_CLASSES, Part, Source

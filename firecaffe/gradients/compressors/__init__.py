@@ -10,16 +10,14 @@ A new codec is one file and one row here.
 from collections.abc import Sequence
 
 from firecaffe.errors import RecipeError
-from firecaffe.gradients.compressors.by_rows import RowCompressor
-from firecaffe.gradients.compressors.by_tensors import TensorCompressor
+from firecaffe.gradients.compressors.by_rows import RowCompressor, TensorCompressor
 from firecaffe.gradients.compressors.casts import BFLOAT16, FLOAT16
-from firecaffe.gradients.compressors.codec import LowRank, RowCodec, TensorCodec
+from firecaffe.gradients.compressors.codec import Compressor, Layout, LowRank, RowCodec, TensorCodec
 from firecaffe.gradients.compressors.int8 import INT8
 from firecaffe.gradients.compressors.one_bit import ONE_BIT
 from firecaffe.gradients.compressors.power_sgd import PowerSGD
 from firecaffe.gradients.compressors.threshold import THRESHOLD
 from firecaffe.gradients.compressors.top_k import TOP_K
-from firecaffe.gradients.compressors.wire import Compressor, Layout
 
 COMPRESSORS: dict[str, RowCodec | TensorCodec | LowRank] = {
     "float16": FLOAT16,

@@ -3,15 +3,28 @@
 Encoded rows travel both ways; payloads of whole tensors travel only on the way out. The way back
 has no memory: what an int8 row's total loses in rounding is lost. For elements of less than 1/254
 of the largest in their row's total that may be all of a step's gradient.
+
+Compressors that encode each parameter tensor of a node: payloads are gathered by all ranks.
+
+A sum of such payloads is no payload, so nothing can be added on the way: every rank gets all
+nodes', decodes them and adds them itself, in tree order.
 """
 
 from collections.abc import Collection, Mapping, Sequence
 
+import torch
 from torch import Tensor
 
-from firecaffe.gradients.compressors.codec import ROW, RowCodec
+from firecaffe.exchange.leaves import Node, TreeSum
+from firecaffe.gradients.compressors.codec import (
+    ROW,
+    Layout,
+    RowCodec,
+    TensorCodec,
+    Wire,
+    tensors_of,
+)
 from firecaffe.gradients.compressors.feedback import NodeMemory, keep_rest
-from firecaffe.gradients.compressors.wire import Layout, Wire, tensors_of
 
 
 class RowCompressor:
@@ -39,3 +52,66 @@ class RowCompressor:
 
     def load_state(self, state: Mapping[str, Tensor], nodes: Collection[int]) -> None:
         self._memory.load_state(state, nodes)
+
+
+LENGTH_BYTES = 4
+
+
+class TensorCompressor:
+    """A compressor by tensors; see `Compressor`."""
+
+    def __init__(self, codec: TensorCodec, layouts: Sequence[Layout]) -> None:
+        self._codec = codec
+        self._layouts = layouts
+        self._memory = NodeMemory(layouts, tensors_of(layouts))
+
+    def reduce(self, bucket: int, nodes: list[tuple[int, Tensor]], wire: Wire) -> Tensor:
+        spans = self._layouts[bucket].spans
+        memories = self._memory.vectors(bucket, nodes)
+        own = [
+            self._encode(x.add_(memory), memory, spans)
+            for (_, x), memory in zip(nodes, memories, strict=True)
+        ]
+        payloads = [split_parts(payload, len(spans)) for payload in wire.gather(own)]
+        sent_by = dict(nodes)
+        total = torch.zeros_like(nodes[0][1])
+        for index, (start, stop) in enumerate(spans):
+            counter: TreeSum[Tensor] = TreeSum(wire.num_nodes, lambda left, right: left.add_(right))
+            for node, parts in enumerate(payloads):
+                if node in sent_by:
+                    sent = sent_by[node][start:stop]
+                else:
+                    sent = self._codec.decode(parts[index], stop - start)
+                counter.push(Node(0, node), sent)
+            total[start:stop] = counter.total()
+        return total
+
+    def _encode(self, x: Tensor, memory: Tensor, spans: Sequence[tuple[int, int]]) -> Tensor:
+        """Encodes one node. x becomes what others decode from the payload, memory the rest."""
+        parts = []
+        for start, stop in spans:
+            tensor, rest = x[start:stop], memory[start:stop]
+            parts.append(self._codec.encode(tensor, rest))
+            sent = self._codec.decode(parts[-1], stop - start)
+            keep_rest(rest, tensor, sent)
+            tensor.copy_(sent)
+        return join_parts(parts, x.device)
+
+    def state(self) -> dict[str, Tensor]:
+        return self._memory.state()
+
+    def load_state(self, state: Mapping[str, Tensor], nodes: Collection[int]) -> None:
+        self._memory.load_state(state, nodes)
+
+
+def join_parts(parts: list[Tensor], device: torch.device) -> Tensor:
+    """Joins payloads into one: their lengths, 4 bytes each, then the payloads."""
+    lengths = torch.tensor([part.numel() for part in parts], dtype=torch.int32, device=device)
+    return torch.cat([lengths.view(torch.uint8), *parts])
+
+
+def split_parts(payload: Tensor, num_parts: int) -> list[Tensor]:
+    """Splits a payload into the parts that `join_parts` took."""
+    head = num_parts * LENGTH_BYTES
+    lengths = payload[:head].clone().view(torch.int32).tolist()
+    return list(payload[head:].split_with_sizes(lengths))

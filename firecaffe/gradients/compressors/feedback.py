@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from firecaffe.errors import CheckpointError
-from firecaffe.gradients.compressors.wire import Layout
+from firecaffe.gradients.compressors.codec import Layout
 
 
 def keep_rest(memory: Tensor, x: Tensor, sent: Tensor) -> None:

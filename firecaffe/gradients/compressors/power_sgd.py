@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from firecaffe.errors import CheckpointError
+from firecaffe.gradients.compressors.codec import Layout, Wire, tensors_of
 from firecaffe.gradients.compressors.feedback import NodeMemory, keep_rest
 from firecaffe.gradients.compressors.low_rank import (
     first_query,
@@ -37,7 +38,6 @@ from firecaffe.gradients.compressors.low_rank import (
     orthonormal,
     revive,
 )
-from firecaffe.gradients.compressors.wire import Layout, Wire, tensors_of
 
 QUERY = "q."
 

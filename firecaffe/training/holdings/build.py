@@ -19,13 +19,12 @@ from firecaffe.training.holdings.split_layers import SplitLayers
 from firecaffe.training.holdings.stages import Stages
 from firecaffe.training.holdings.whole import Whole
 from firecaffe.training.mix import mixing_of
-from firecaffe.training.parallel.fresh import FreshNetwork
 from firecaffe.training.parallel.mesh import Mesh
-from firecaffe.training.parallel.network import split_network
+from firecaffe.training.parallel.network import in_words_of, split_network
+from firecaffe.training.parallel.pieces import FreshNetwork
 from firecaffe.training.parallel.staged import cut_network
-from firecaffe.training.parallel.words import in_words_of
 from firecaffe.training.parts import Parts, build_network
-from firecaffe.training.updates.part_codec import PartCodec
+from firecaffe.training.updates.part_sums import PartCodec
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,7 @@ from firecaffe.training.holdings.ready import Ready
 from firecaffe.training.holdings.split_layers import SplitLayers
 from firecaffe.training.parallel.network import SplitNetwork
 from firecaffe.training.times import FetchBatch
-from firecaffe.training.updates.part_codec import PartCodec
-from firecaffe.training.updates.part_sums import PartSums
+from firecaffe.training.updates.part_sums import PartCodec, PartSums
 
 STAND_IN_SAMPLES = 2
 """A batch normalization refuses one."""

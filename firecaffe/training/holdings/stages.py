@@ -99,7 +99,7 @@ class Stages(InRow):
     def training_outputs(
         self, numbers: Sequence[int], inputs: Callable[[int], Any]
     ) -> Iterator[object]:
-        """Runs the network's forward as in training; see `training.norms.Run`."""
+        """Runs the network's forward as in training; see `training.evaluation_weights.Run`."""
         yield from self._runner.outputs(self._staged.training, numbers, inputs, draws=True)
 
     def try_outputs(self, inputs: Any) -> Any:

@@ -1,9 +1,13 @@
-"""Builds what local training has beside others: replicas, the outer optimizer, the steps."""
+"""Builds what local training has beside others: replicas, the outer optimizer, the steps.
 
-from collections.abc import Sequence
+What mode local has of its own: replicas, and averages of their differences.
+"""
+
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from torch import Tensor
 
@@ -15,17 +19,15 @@ from firecaffe.recipe.run import Run
 from firecaffe.solvers.optimizer import make_optimizer
 from firecaffe.solvers.optimizer_state import OptimizerTensors
 from firecaffe.solvers.outer import Outer
-from firecaffe.synchrony.fragments import cut_fragments
-from firecaffe.synchrony.rounds import Rounds
-from firecaffe.training.advice import for_replicas
+from firecaffe.synchrony.rounds import Rounds, cut_fragments
+from firecaffe.training.divergence import Rise, for_replicas
 from firecaffe.training.forward import Forward
 from firecaffe.training.holdings.holding import Holding
-from firecaffe.training.local.average import Average
-from firecaffe.training.local.moments import Moments, find_moments
-from firecaffe.training.local.replicas import Fragment, Replica, Replicas
-from firecaffe.training.local.stepper import LocalStepper
+from firecaffe.training.local.replicas import Fragment, Moments, Replica, Replicas, find_moments
+from firecaffe.training.local.stepper import Average, LocalStepper
 from firecaffe.training.local.sums import LocalSums
 from firecaffe.training.modes.every_step import EveryStep
+from firecaffe.training.modes.mode import EveryStepParts, Linked, Steps, Summed
 from firecaffe.training.parallel.mesh import Mesh
 from firecaffe.training.piece import Piece
 from firecaffe.training.updates.applier import Applier
@@ -188,3 +190,31 @@ def _sums_here(local: Local, run: Run, forward: Forward) -> GradientReducer:
         Exchange(Group(0, 1, forward.device), find_route("tree", each, 1)),
         run.recipe.exchange.bucket_bytes,
     )
+
+
+class LocalParts(EveryStepParts):
+    """See `ModeParts`."""
+
+    def __init__(self, update: EveryRank, local: Local) -> None:
+        super().__init__(update, Rise())
+        self._local = local
+
+    def pieces(self) -> dict[str, Piece]:
+        return self._local.pieces(self.holding)
+
+    def first_run(self, run: Run, first_step: int) -> Run:
+        return run.synchronous if first_step < run.rounds.synchronous else run
+
+    def summed(self) -> Sequence[Summed]:
+        """Fragments of the replicas' differences."""
+        local, counts = self._local, self._local.sums.no_counts()
+        tails = local.tails(self.holding.forward)
+        parts = zip(local.fragments, tails, strict=True)
+        return [Summed(fragment.named, tail, counts) for fragment, tail in parts]
+
+    def steps(self, linked: Linked) -> Steps:
+        made = linked.step, self.update, linked.ahead, linked.reducers, linked.resources
+        return Steps(local_stepper(self._local, linked.run, linked.mesh, *made), linked.ahead)
+
+    def row(self, steps: int) -> Mapping[str, Any] | None:
+        return self._local.row(steps)

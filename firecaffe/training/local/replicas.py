@@ -9,6 +9,17 @@ ranks goes on with it:
     R/optimizer/NAME/KEY              what its optimizer keeps
     R/numbers                         what of that are no tensors: JSON, as bytes
     R/scale                           its loss scale, with float16: JSON, as bytes
+
+What replicas' optimizers keep for each weight, averaged with the weights if the recipe says so.
+
+These are tensors in the form of the weights: the momentum of sgd, both moments of adam. Counts of
+updates stay each replica's own. They go in the tail of an average, and no codec encodes them.
+
+The names of what replicas have, of a network that a row of ranks holds.
+
+By this rank's names a replica has `3/parameter/classifier.1.parts.2.weight`, or with what its
+optimizer keeps of that `3/optimizer/classifier.1.parts.2.weight/momentum_buffer`. In a checkpoint
+they are rows of `3/parameter/classifier.1.weight`, and so on, as one rank has it.
 """
 
 import json
@@ -23,9 +34,9 @@ from torch import Tensor, nn, optim
 
 from firecaffe.solvers.optimizer_state import OptimizerNumbers, OptimizerTensors
 from firecaffe.training.holdings.holding import Holding
-from firecaffe.training.piece import Numbers
-from firecaffe.training.stored import Stored, Under
-from firecaffe.training.weights import load_parts
+from firecaffe.training.parallel.pieces import Names, Source
+from firecaffe.training.piece import Numbers, load_parts
+from firecaffe.training.tensor_file import Stored, Under
 from firecaffe.transport.collect import HeldPart
 
 NUMBERS, SCALE = "numbers", "scale"
@@ -210,3 +221,95 @@ def copy(into: Iterable[Tensor], values: Iterable[Tensor]) -> None:
     places = list(into)
     if places:  # torch takes no empty list
         torch._foreach_copy_(places, list(values))
+
+
+STEP = "step"
+"""The name of torch's counts, which have the form of a weight that is one number."""
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Which there are: (a parameter's name, the key of its optimizer)."""
+
+    named: Mapping[str, nn.Parameter]
+    keys: Sequence[tuple[str, str]] = ()
+
+    def none(self) -> list[Tensor]:
+        """The sums over no replica."""
+        return [torch.zeros_like(self.named[name]) for name, _ in self.keys]
+
+    def of(self, replica: Replica) -> list[Tensor]:
+        """A replica's; zeros for what its optimizer has not made."""
+        return [
+            zeros if kept is None else kept
+            for zeros, kept in zip(self.none(), self._kept(replica), strict=True)
+        ]
+
+    def give(self, replica: Replica, means: Sequence[Tensor]) -> None:
+        """Gives a replica the means, as far as its optimizer has made them."""
+        for kept, mean in zip(self._kept(replica), means, strict=True):
+            if kept is not None:
+                kept.copy_(mean)
+
+    def _kept(self, replica: Replica) -> list[Tensor | None]:
+        state = replica.optimizer.state
+        return [state.get(self.named[name], {}).get(key) for name, key in self.keys]
+
+
+def find_moments(
+    named: Mapping[str, nn.Parameter],
+    make: Callable[[dict[str, nn.Parameter]], optim.Optimizer],
+) -> Moments:
+    """Finds out what an optimizer keeps, from an update of copies. make: the optimizer of some
+    parameters.
+    """
+    if not named:
+        return Moments(named)
+    copies = {name: nn.Parameter(each.detach().clone()) for name, each in named.items()}
+    for each in copies.values():
+        each.grad = torch.zeros_like(each)
+    optimizer = make(copies)
+    optimizer.step()
+    keys = [
+        (name, key)
+        for name, each in copies.items()
+        for key, kept in sorted(optimizer.state.get(each, {}).items())
+        if isinstance(kept, Tensor) and kept.shape == each.shape and key != STEP
+    ]
+    return Moments(named, keys)
+
+
+KINDS = ("parameter", "buffer", "optimizer", NUMBERS, SCALE)
+"""In the order in which a replica tells its tensors."""
+
+
+@dataclass(frozen=True)
+class NamesOfReplicas:
+    """See `training.parallel.pieces.Naming`. Tensors are in order of replicas, then of kinds, then
+    of the network.
+    """
+
+    names: Names
+
+    def source(self, path: str) -> tuple[Source, str]:
+        of_replica, own = _cut(path)
+        if not own:
+            return Source(path), path
+        source, whole = self.names.source(own)
+        return source, of_replica + whole
+
+    def own(self, path: str) -> list[str]:
+        of_replica, whole = _cut(path)
+        return [of_replica + own for own in self.names.own(whole)] if whole else [path]
+
+    def place(self, path: str) -> int:
+        number, kind, *_ = path.split("/")
+        _, whole = _cut(path)
+        first = (int(number) * len(KINDS) + KINDS.index(kind)) * len(self.names.places)
+        return first + (self.names.place(whole) if whole else 0)
+
+
+def _cut(path: str) -> tuple[str, str]:
+    """Which replica's what it is, as `3/optimizer/`, and the rest of the path: of numbers none."""
+    number, kind, *rest = path.split("/", 2)
+    return f"{number}/{kind}/", "".join(rest)

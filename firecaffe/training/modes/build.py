@@ -2,9 +2,8 @@
 
 from firecaffe.recipe.run import Run
 from firecaffe.synchrony.config import LOCAL, SHARDED, SynchronyConfig
-from firecaffe.training.local.make import make_local
-from firecaffe.training.local.parts import LocalParts
-from firecaffe.training.modes.parts import EveryStepParts, ModeParts
+from firecaffe.training.local.make import LocalParts, make_local
+from firecaffe.training.modes.mode import EveryStepParts, ModeParts
 from firecaffe.training.parallel.mesh import Mesh
 from firecaffe.training.served.keeper import AtFirst, InShards, Keeper, Lockless
 from firecaffe.training.served.make import make_served

@@ -1,11 +1,18 @@
-"""The ranks of a training as a mesh: rows hold one model together, columns the same parts."""
+"""The ranks of a training as a mesh: rows hold one model together, columns the same parts.
+
+Networks of which a training has left this process a part, and that are no use as whole ones.
+"""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from weakref import WeakSet
+
+from torch import nn
 
 from firecaffe.cluster.group import Group, divide
 from firecaffe.cluster.world import World
+from firecaffe.errors import RecipeError
 from firecaffe.recipe.parallel import Layout
 
 
@@ -50,3 +57,22 @@ def make_mesh(world: World, layout: Layout, resources: ExitStack) -> Mesh:
         stage, line, plane = map(group, (layout.of_stages, layout.lines, layout.planes))
     sharers = world if layout.ranks_of_a_sharer == 1 else column
     return Mesh(world, row, stage, line, plane, column, sharers)
+
+
+_CUT_UP: WeakSet[nn.Module] = WeakSet()
+
+
+def mark_cut_up(network: nn.Module) -> None:
+    """Remembers that a network is whole no more."""
+    _CUT_UP.add(network)
+
+
+def check_is_whole(network: nn.Module) -> nn.Module:
+    """The network that a function has returned. Raises: RecipeError if it was cut up before."""
+    if network in _CUT_UP:
+        kind = type(network).__name__
+        raise RecipeError(
+            "model() returned a network that a training has cut up before, by parallel.split or "
+            f"parallel.stages; expected a new one each time: {kind}, or lambda: {kind}(…)"
+        )
+    return network

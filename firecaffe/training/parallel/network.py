@@ -1,12 +1,17 @@
-"""A recipe's network, with its layers split."""
+"""A recipe's network, with its layers split.
 
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+A network that the ranks of a row hold together, each a part of its tensors.
+
+Errors about split layers and stages, by the recipe's word that asked for them.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from firecaffe.cluster.group import Group
 from firecaffe.errors import RecipeError
@@ -18,12 +23,55 @@ from firecaffe.parallel.own_samples import OwnSamples
 from firecaffe.parallel.parts import PartGroup
 from firecaffe.parallel.split import choose_layers, own_pieces, split_layers
 from firecaffe.parallel.tensor import whole
-from firecaffe.training.parallel.cut_up import mark_cut_up
-from firecaffe.training.parallel.fresh import FreshNetwork
-from firecaffe.training.parallel.held import RowNetwork, outline_of
-from firecaffe.training.parallel.mesh import Mesh
-from firecaffe.training.parallel.pieces import Names, Source
+from firecaffe.training.parallel.mesh import Mesh, mark_cut_up
+from firecaffe.training.parallel.pieces import FreshNetwork, Names, NumbersOfRow, Source
+from firecaffe.training.piece import Numbers
+from firecaffe.training.updates.spread import Part
 from firecaffe.transport.local import LocalRanks, meet_local_ranks
+
+
+@dataclass(frozen=True)
+class RowNetwork:
+    """What a training has beside such a network."""
+
+    mesh: Mesh
+    names: Names
+    has_buffers: bool
+    """Whether the whole network has any."""
+    other_weights: list[int]
+    """The ranks that had made other first weights than rank 0, whose are taken."""
+    outline: dict[str, nn.Parameter]
+    """The whole network's parameters, in its order, on the meta device."""
+
+    @property
+    def trained_outline(self) -> dict[str, nn.Parameter]:
+        """Those that are trained."""
+        return {name: each for name, each in self.outline.items() if each.requires_grad}
+
+    def called(self, name: str) -> str:
+        """The whole tensor's name, by this rank's of a part."""
+        return self.names.source(name)[0].whole
+
+    def part(self, name: str) -> Part:
+        """What one of this rank's tensors is of the whole network's."""
+        source, _ = self.names.source(name)
+        if not source.cut:
+            return Part(source.whole)
+        return Part(source.whole, source.part, len(source.cut) - 1)
+
+    def numbers_of_row(self, numbers: Numbers) -> Numbers:
+        """Those that the ranks of the row keep together, by whole names. All of them ask."""
+        return NumbersOfRow(numbers, self.names, self.mesh.row)
+
+
+def outline_of(wholes: Mapping[str, Tensor]) -> dict[str, nn.Parameter]:
+    """The parameters among some tensors, on the meta device."""
+    return {
+        name: nn.Parameter(torch.empty_like(each, device="meta"), each.requires_grad)
+        for name, each in wholes.items()
+        if isinstance(each, nn.Parameter)
+    }
+
 
 FULLY_CONNECTED = ("neurons", "inputs")
 """The words of layers that one weird trick splits."""
@@ -212,3 +260,20 @@ def _meet(row: Group, words: ExchangeConfig, resources: ExitStack) -> LocalRanks
 
 def give_whole(_: nn.Module, __: Any, outputs: Any) -> Any:
     return whole(outputs)
+
+
+OF_LAYERS, OF_STAGES = "split", "stages"
+"""What such errors begin with, which `firecaffe.split` and `cut_stages` raise too."""
+
+
+@contextmanager
+def in_words_of(words: ParallelConfig) -> Iterator[None]:
+    """Names in the block's errors the word that the recipe has. Raises: RecipeError."""
+    try:
+        yield
+    except RecipeError as error:
+        of, _, said = str(error).partition(": ")
+        word = {OF_LAYERS: words.word, OF_STAGES: "parallel.stages"}.get(of)
+        if word is None:
+            raise
+        raise RecipeError(f"{word}: {said}") from error

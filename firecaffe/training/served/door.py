@@ -15,8 +15,8 @@ from firecaffe.cluster.world import World, lasting_place, lasting_store
 from firecaffe.errors import FirecaffeError, LaunchError
 from firecaffe.training.forward import Forward
 from firecaffe.training.served.coder import Coder
-from firecaffe.training.served.learners import Arrivals, Came, Learner, RemoteLearner
 from firecaffe.training.served.messages import Messages
+from firecaffe.training.served.real_clock import Arrivals, Came, Learner, RemoteLearner
 from firecaffe.transport.lane import Lane
 
 LOOK_S = 0.2

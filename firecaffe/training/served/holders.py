@@ -1,9 +1,24 @@
-"""Who holds the weights of a training under the real clock, beside rank 0, which decides."""
+"""Who holds the weights of a training under the real clock, beside rank 0, which decides.
+
+What the holders of weights are told of an event.
+"""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
+from firecaffe.synchrony.events import Event
 from firecaffe.training.served.compute import Bench, Workbench
-from firecaffe.training.served.told import Told
+
+
+@dataclass(frozen=True)
+class Told:
+    """An event, and what an update that it brings about takes from its step."""
+
+    event: Event
+    rate: float
+    momentum: float | None
+    delay: int
+    """The updates over which momentum is delayed; 0 if it is not."""
 
 
 class Holders:

@@ -17,17 +17,14 @@ from firecaffe.cluster.world import World
 from firecaffe.recipe.run import Run
 from firecaffe.solvers.optimizer import make_optimizer
 from firecaffe.training.checkpoint import Checkpoint
-from firecaffe.training.ema import Ema
-from firecaffe.training.served.coder import Coder
+from firecaffe.training.evaluation_weights import Ema
+from firecaffe.training.served.coder import Coder, FeedbackEncoder
 from firecaffe.training.served.holders import Holders
-from firecaffe.training.served.lockless.bench import Rule
-from firecaffe.training.served.lockless.weights import SharedWeights
+from firecaffe.training.served.lockless import Rule, SharedWeights
 from firecaffe.training.served.memory import ServerMemory
 from firecaffe.training.served.server import Server
 from firecaffe.training.served.shards.ranks import Owners, WholeTraining
-from firecaffe.training.served.source import LoggedClock
-from firecaffe.training.served.stepper import weight_of
-from firecaffe.training.served.unsent import FeedbackEncoder
+from firecaffe.training.served.stepper import LoggedClock, weight_of
 from firecaffe.training.state import State
 
 

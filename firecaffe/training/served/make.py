@@ -8,24 +8,20 @@ from firecaffe.data import SampleOrder
 from firecaffe.data.train_batches import TrainBatches
 from firecaffe.errors import RecipeError
 from firecaffe.recipe.run import Run
-from firecaffe.synchrony.clock import SimulatedClock
+from firecaffe.synchrony.clock import SimulatedClock, seconds_of
 from firecaffe.synchrony.leaves import Leaves
-from firecaffe.synchrony.speeds import seconds_of
-from firecaffe.synchrony.table import make_policy
+from firecaffe.synchrony.policies import make_policy
 from firecaffe.training.checkpoint import Checkpoint
 from firecaffe.training.modes.every_step import EveryStep
 from firecaffe.training.piece import Numbers, NumbersOfParts, Piece
-from firecaffe.training.served.coder import Coder
-from firecaffe.training.served.compute import Contributions
-from firecaffe.training.served.computed import Computed
+from firecaffe.training.served.coder import Coder, FeedbackEncoder, make_coder
+from firecaffe.training.served.compute import Computed, Contributions
 from firecaffe.training.served.keeper import Keeper
 from firecaffe.training.served.memory import ServerMemory
 from firecaffe.training.served.real import RealRanks
 from firecaffe.training.served.real_clock import RealClock
 from firecaffe.training.served.server import Server
-from firecaffe.training.served.source import LoggedClock, Source
-from firecaffe.training.served.stepper import Progress, ServedStepper
-from firecaffe.training.served.unsent import FeedbackEncoder, make_coder
+from firecaffe.training.served.stepper import LoggedClock, Progress, ServedStepper, Source
 from firecaffe.training.updates.every_rank import EveryRank
 
 

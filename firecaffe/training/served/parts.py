@@ -8,9 +8,9 @@ from typing import Any
 
 from firecaffe.recipe.run import Run
 from firecaffe.training.checkpoint import Checkpoint
-from firecaffe.training.modes.parts import EveryStepParts, Linked, Steps
+from firecaffe.training.divergence import Rise
+from firecaffe.training.modes.mode import EveryStepParts, Linked, Steps
 from firecaffe.training.piece import Numbers, Piece
-from firecaffe.training.rise import Rise
 from firecaffe.training.served.keeper import Whole
 from firecaffe.training.served.make import Served
 from firecaffe.training.served.real import RealRanks

@@ -3,6 +3,8 @@
 Rank 0 is the server, and has a learner too; every other rank computes for it, and holds a part of
 the weights if the server is in parts. Rank 0 alone evaluates, saves and records, and no rank waits
 for all others any more.
+
+A rank that computes for the server: takes works from its lanes until it is told the end.
 """
 
 import copy
@@ -12,13 +14,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from queue import Empty, SimpleQueue
 from typing import Any, NoReturn
 
 from torch import Tensor, nn
 from torch._C._distributed_c10d import Store
 
 from firecaffe.cluster.agree import LOOK_S
-from firecaffe.cluster.losses import LossTeller
+from firecaffe.cluster.lost_ranks import LossTeller
 from firecaffe.cluster.world import World, peers_may_be_lost
 from firecaffe.data.train_batches import TrainBatches
 from firecaffe.errors import (
@@ -33,15 +36,75 @@ from firecaffe.gradients.config import ExchangeConfig
 from firecaffe.synchrony.config import SynchronyConfig
 from firecaffe.training.forward import Forward
 from firecaffe.training.served.coder import Coder
-from firecaffe.training.served.compute import Workbench
+from firecaffe.training.served.compute import Bench, Workbench
 from firecaffe.training.served.door import Doorkeeper
-from firecaffe.training.served.holders import Holders
-from firecaffe.training.served.learners import Learner, LostRank, OwnLearner, RemoteLearner
-from firecaffe.training.served.messages import Messages
-from firecaffe.training.served.real_clock import OnLoss, RealClock
-from firecaffe.training.served.told import Told
-from firecaffe.training.served.worker import work
+from firecaffe.training.served.holders import Holders, Told
+from firecaffe.training.served.messages import END, Messages
+from firecaffe.training.served.real_clock import (
+    Learner,
+    LostRank,
+    OnLoss,
+    OwnLearner,
+    RealClock,
+    RemoteLearner,
+)
 from firecaffe.transport.lane import Lane, store_of
+
+
+def work(
+    lanes: Sequence[Messages],
+    benches: Sequence[Bench],
+    asks_to_stop: Callable[[], bool],
+    look: Callable[[], None],
+) -> str:
+    """Computes what comes over any of the lanes until all have ended. Returns the text that came
+    with the end of the first; the last weights are in its message then.
+
+    benches: of each lane. asks_to_stop: whether this process was asked to. look: called meanwhile;
+    it may raise. Raises: PeerLostError if the server is gone; what computing raises.
+    """
+    said: SimpleQueue[tuple[int, str | BaseException]] = SimpleQueue()
+
+    def answer(place: int, messages: Messages) -> None:
+        try:
+            said.put((place, _answer(messages, benches[place], asks_to_stop)))
+        except BaseException as error:
+            said.put((place, error))
+
+    threads = [
+        threading.Thread(target=answer, args=each, name=f"lane-{each[0]}", daemon=True)
+        for each in enumerate(lanes)
+    ]
+    for thread in threads:
+        thread.start()
+    texts: dict[int, str] = {}
+    try:
+        while len(texts) < len(lanes):
+            look()
+            try:
+                place, found = said.get(timeout=LOOK_S)
+            except Empty:
+                continue
+            if isinstance(found, BaseException):
+                raise found
+            texts[place] = found
+    except BaseException:
+        for messages in lanes:
+            messages.lane.cut()
+        raise
+    return texts[0]
+
+
+def _answer(messages: Messages, bench: Bench, asks_to_stop: Callable[[], bool]) -> str:
+    while (head := messages.receive_head()).kind != END:
+        if head.has_weights:
+            messages.receive_weights()
+        brought = bench.compute(head.work, messages.weights.views)
+        messages.send_contribution(head.learner, brought, asks_to_stop())
+    text = messages.receive_end(head)
+    bench.end()
+    return text
+
 
 TOGETHER = (NotFiniteError, DivergedError, PreemptedError, LauncherLostError)
 """Errors that all ranks are to end with; see `faults.TOGETHER`. Others the watch tells."""

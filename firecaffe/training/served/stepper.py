@@ -3,35 +3,114 @@
 A step is as many leaves as a synchronous one has, whichever they are: those of faster learners may
 be of later steps. So the learning rate follows the samples that are done, and records, evaluations
 and checkpoints stay what they are.
+
+Where the events of a training come from: a clock that is logged, or a log.
 """
 
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from firecaffe.data import SampleOrder
 from firecaffe.errors import NotFiniteError
+from firecaffe.files import GrowingFile, write_atomically
 from firecaffe.solvers.delayed_nesterov import set_delay
-from firecaffe.synchrony.events import Lose, Push
+from firecaffe.synchrony.events import Event, Lose, Push
 from firecaffe.synchrony.leaves import Leaf, Leaves
+from firecaffe.synchrony.log import EVENTS, Lines, head
 from firecaffe.synchrony.policy import Update
-from firecaffe.training.advice import for_server
+from firecaffe.synchrony.tally import Tally
+from firecaffe.training.checkpoint import Checkpoint
+from firecaffe.training.divergence import for_server
 from firecaffe.training.holdings.holding import Holding
 from firecaffe.training.modes.every_step import EveryStep
 from firecaffe.training.outcome import Outcome, Votes, ballot
+from firecaffe.training.piece import Numbers, NumbersOfParts
 from firecaffe.training.served.coder import Coder
 from firecaffe.training.served.compute import Contribution, Contributions
+from firecaffe.training.served.holders import Told
 from firecaffe.training.served.server import Server
-from firecaffe.training.served.source import Source
-from firecaffe.training.served.told import Told
 from firecaffe.training.times import Timings
-from firecaffe.training.updates.found import Found
-from firecaffe.training.updates.update import StepUpdate
+from firecaffe.training.updates.update import Found, StepUpdate
 from firecaffe.transport.queue import Mark
+
+
+class Source(Protocol):
+    """Brings events, one after the other."""
+
+    def next(self) -> Event: ...
+
+
+class Clock(Source, Numbers, Protocol):
+    """Brings events about. The state is JSON."""
+
+
+class LoggedClock(NumbersOfParts):
+    """A clock whose events are written as they come. The state is JSON."""
+
+    def __init__(self, clock: Clock, first_version: int, learners: int) -> None:
+        """first_version: of the weights before the first event. learners: at the beginning."""
+        self._clock, self._head = clock, head(first_version, learners)
+        self._lines, self.tally = Lines(), Tally()
+        self._file: GrowingFile | None = None
+
+    def open(self, folder: Path, checkpoint: Checkpoint | None) -> list[str]:
+        """Opens the log in a run's folder, with the events up to the checkpoint that the run is
+        resumed from. Returns a line for people if they are not there.
+        """
+        path, notes = folder / EVENTS, []
+        if self._lines.count and checkpoint is not None and checkpoint.folder is not None:
+            before = checkpoint.folder.parent.parent / EVENTS
+            if not keep_lines(before, path, self._lines.count):
+                path.unlink(missing_ok=True)
+                notes.append(
+                    f"warning: {before} does not have the events up to step {checkpoint.step}, so "
+                    "that this run cannot be replayed"
+                )
+        else:
+            path.unlink(missing_ok=True)  # an attempt that has saved nothing
+        self._file = GrowingFile(path, goes_on=path.exists())
+        if not self._lines.count:
+            self._file.write(self._lines.line(self._head))
+        return notes
+
+    def next(self) -> Event:
+        event = self._clock.next()
+        self.tally.take(event)
+        line = self._lines.event(event)
+        if self._file is not None:
+            self._file.write(line)
+        return event
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    @property
+    def _parts(self) -> dict[str, Numbers]:
+        return {"clock": self._clock, "lines": self._lines, "tally": self.tally}
+
+
+def keep_lines(path: Path, into: Path, count: int) -> bool:
+    """Copies the first lines of a log, or cuts the log there. Returns whether all are there; if
+    not, nothing is written.
+    """
+    try:
+        with open(path, encoding="ascii", newline="\n") as file:
+            kept = [line for _, line in zip(range(count), file, strict=False)]
+    except (OSError, UnicodeDecodeError):
+        return False
+    if len(kept) < count or not all(line.endswith("\n") for line in kept):
+        return False
+    write_atomically(into, "".join(kept))
+    return True
+
 
 RECENT = 100
 """As many gradients' mean staleness is told if the training diverges."""

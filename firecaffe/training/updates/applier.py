@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from torch import optim
 
 from firecaffe.solvers.optimizer import set_rate
-from firecaffe.training.constraint import Constraint
-from firecaffe.training.ema import Ema
+from firecaffe.training.constraints import Constraint
+from firecaffe.training.evaluation_weights import Ema
 from firecaffe.training.updates.loss_scale import LossScale
 
 

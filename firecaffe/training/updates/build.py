@@ -12,8 +12,8 @@ from firecaffe.gradients.shards import make_shards
 from firecaffe.recipe.run import Run
 from firecaffe.recipe.sections import Recipe
 from firecaffe.solvers.optimizer import make_optimizer
-from firecaffe.training.constraint import make_constraints
-from firecaffe.training.ema import Ema
+from firecaffe.training.constraints import make_constraints
+from firecaffe.training.evaluation_weights import Ema
 from firecaffe.training.holdings.holding import Holding
 from firecaffe.training.parallel.mesh import Mesh
 from firecaffe.training.parallel.pieces import InParts

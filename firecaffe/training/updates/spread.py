@@ -23,9 +23,9 @@ from torch import Tensor, nn
 
 from firecaffe.cluster.agree import finish, gather_text
 from firecaffe.cluster.group import Group
-from firecaffe.solvers.norms import Norms, own_norms
-from firecaffe.training.updates.found import Found
+from firecaffe.solvers.layer_rates import Norms, own_norms
 from firecaffe.training.updates.loss_scale import LossScale
+from firecaffe.training.updates.update import Found
 
 UNUSED = -1.0
 """The norm of what has no gradient."""
@@ -183,7 +183,7 @@ class Among:
     def norms(
         self, weights: Sequence[Tensor], lists: Sequence[Sequence[Tensor]]
     ) -> Sequence[Sequence[Tensor]]:
-        """The norms of whole tensors; see `solvers.norms.Norms`. Raises: PeerLostError."""
+        """The norms of whole tensors; see `solvers.layer_rates.Norms`. Raises: PeerLostError."""
         own = own_norms(weights, lists)
         if self._num_parts == len(self._spans):
             return own  # of whole tensors

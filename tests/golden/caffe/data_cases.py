@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from firecaffe.data.caffe_datum import FIELDS, message_of
+from firecaffe.data.caffe_records import FIELDS, message_of
 
 RECORDED = Path(__file__).parent / "data.npz"
 COUNT = 3

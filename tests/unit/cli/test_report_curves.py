@@ -2,7 +2,7 @@
 
 import pytest
 
-from firecaffe.cli.report_curves import (
+from firecaffe.cli.report import (
     BYTE_UNITS,
     MOST_MARKED_POINTS,
     SAMPLE_UNITS,

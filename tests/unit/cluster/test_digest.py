@@ -2,7 +2,7 @@
 
 import torch
 
-from firecaffe.cluster.digest import digest, digest_each
+from firecaffe.cluster.agree import digest, digest_each
 
 
 def test_names_types_shapes_order_and_every_byte_enter() -> None:

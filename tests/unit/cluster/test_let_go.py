@@ -11,11 +11,10 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed import DistNetworkError
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from firecaffe.cluster import let_go
+from firecaffe.cluster import lost_ranks as let_go
 from firecaffe.cluster.aside import Aside
-from firecaffe.cluster.host_ends import HostEnds
-from firecaffe.cluster.let_go import TOGETHER, LetGo, Seen
-from firecaffe.cluster.losses import LossReader, LossTeller
+from firecaffe.cluster.hosts import HostEnds
+from firecaffe.cluster.lost_ranks import TOGETHER, LetGo, LossReader, LossTeller, Seen
 from firecaffe.faults import ANOTHER, Fault
 
 RUNS, STOPPED, ENDED = Seen(False, False), Seen(False, True), Seen(True, False)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from firecaffe.cluster.tree import links_of
+from firecaffe.cluster.links import links_of
 from firecaffe.cluster.watch import Watch
 from firecaffe.faults import Fault
 from tests.unit.cluster.watches import fault_of, until, watches

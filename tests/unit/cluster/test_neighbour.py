@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from firecaffe.cluster import pulse
+from firecaffe.cluster.links import MOST_UNSENT_BYTES, Neighbour
 from firecaffe.cluster.message import BEAT, FAULT, PULSE, Place, pack, take_messages
-from firecaffe.cluster.neighbour import MOST_UNSENT_BYTES, Neighbour
 from firecaffe.cluster.pulse import write
 
 TEXT = b"x" * 70_000

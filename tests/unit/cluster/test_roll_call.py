@@ -8,8 +8,8 @@ from datetime import timedelta
 import pytest
 from torch._C._distributed_c10d import HashStore
 
-from firecaffe.cluster import roll_call
-from firecaffe.cluster.roll_call import call_in
+from firecaffe.cluster import groups as roll_call
+from firecaffe.cluster.groups import call_in
 from firecaffe.errors import LaunchError
 
 SHORT, LONG = timedelta(seconds=0.1), timedelta(seconds=300)

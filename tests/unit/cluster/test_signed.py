@@ -5,8 +5,7 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 
-from firecaffe.cluster.secret import SECRET
-from firecaffe.cluster.signed import SignedStore, StrangerError, signed
+from firecaffe.cluster.secret import SECRET, SignedStore, StrangerError, signed
 from firecaffe.errors import LaunchError
 
 OURS, THEIRS = b"of this run alone", b"of some other run"

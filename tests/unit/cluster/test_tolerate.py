@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
+from firecaffe.cluster.links import Shape, links_of, star_of
 from firecaffe.cluster.message import FAULT, Place, pack, take_messages
-from firecaffe.cluster.tree import Shape, links_of, star_of
 from firecaffe.cluster.watch import Watch
 from firecaffe.errors import PeerLostError
 from firecaffe.faults import Fault

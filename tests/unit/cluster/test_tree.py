@@ -5,7 +5,7 @@ from collections.abc import Sequence, Set
 
 import pytest
 
-from firecaffe.cluster.tree import Links, links_of, most_links
+from firecaffe.cluster.links import Links, links_of, most_links
 
 PLACED = {
     "one host": lambda size: ["a"] * size,

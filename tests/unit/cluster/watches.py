@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 
+from firecaffe.cluster.links import Shape, links_of
 from firecaffe.cluster.message import Place
-from firecaffe.cluster.tree import Shape, links_of
 from firecaffe.cluster.watch import Watch
 from firecaffe.faults import Fault
 

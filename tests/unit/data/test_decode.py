@@ -10,8 +10,8 @@ from PIL import Image
 from torch import Tensor
 
 from firecaffe.data import decode as decode_module
+from firecaffe.data.augment import middle
 from firecaffe.data.decode import decode, scale, scale_shorter_side
-from firecaffe.data.random_resized_crop import middle
 from firecaffe.errors import DataError
 
 

@@ -9,8 +9,7 @@ from PIL import Image, ImageOps
 
 from firecaffe.cli import main
 from firecaffe.data import DataConfig, open_data
-from firecaffe.data.decode import decode
-from firecaffe.data.exif import APPLY, IGNORE, decoded, orientation, with_orientation
+from firecaffe.data.decode import APPLY, IGNORE, decode, decoded, orientation, with_orientation
 from firecaffe.errors import RecipeError
 from firecaffe.training.about import About
 from firecaffe.training.image_files import read_image

@@ -16,9 +16,8 @@ from firecaffe.data import source as source_module
 from firecaffe.data.decoded import DecodedSet
 from firecaffe.data.hash import hash64
 from firecaffe.data.packed import PackedPart, PackedSet, RawPart, read_list
-from firecaffe.data.packing.pack import Packing, PackOptions
+from firecaffe.data.packing.pack import Packing, PackOptions, verify
 from firecaffe.data.packing.source import open_source
-from firecaffe.data.packing.verify import verify
 from firecaffe.data.shard import ShardInfo
 from firecaffe.data.shard_files import LocalFiles
 from firecaffe.errors import DataError, RecipeError

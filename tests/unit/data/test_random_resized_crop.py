@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from firecaffe.data.random_resized_crop import ATTEMPTS, box, draws, middle
+from firecaffe.data.augment import ATTEMPTS, box, draws, middle
 
 
 @given(st.integers(1, 5000), st.integers(1, 5000), st.integers(0, 2**40))

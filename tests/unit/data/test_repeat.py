@@ -16,8 +16,8 @@ from firecaffe.data import train_batches
 from firecaffe.data.batches import Batches
 from firecaffe.data.config import DataConfig
 from firecaffe.data.layout import Batch
+from firecaffe.data.look import is_asked_again, is_repeatable, same_bits
 from firecaffe.data.order import SampleOrder
-from firecaffe.data.repeat import is_asked_again, is_repeatable, same_bits
 from firecaffe.data.train_batches import BatchesAhead
 from tests.world import Ranks
 

@@ -8,8 +8,7 @@ from math import ceil, log2
 import pytest
 
 from firecaffe.exchange import ALGORITHMS, EXCHANGES, NATIVE
-from firecaffe.exchange.check import check
-from firecaffe.exchange.proof import prove
+from firecaffe.exchange.proof import check, prove
 from firecaffe.exchange.schedule import Transfer, lower_bound_elements
 
 WORLD_SIZES = range(1, 18)

@@ -8,9 +8,8 @@ from functools import partial
 import pytest
 
 from firecaffe.exchange import ALGORITHMS, sharded_parameter_server
-from firecaffe.exchange.check import check
 from firecaffe.exchange.collectives import COLLECTIVES, average, find_collective, half
-from firecaffe.exchange.proof import prove
+from firecaffe.exchange.proof import check, prove
 from firecaffe.exchange.schedule import (
     ALL_GATHER,
     ALL_REDUCE,

@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from firecaffe.exchange import ALGORITHMS, fold
-from firecaffe.exchange.check import check
 from firecaffe.exchange.leaves import Node, equal_shares, leaves_of
-from firecaffe.exchange.proof import prove
+from firecaffe.exchange.proof import check, prove
 from firecaffe.exchange.schedule import Schedule
 
 

@@ -8,10 +8,9 @@ from math import ceil, log2
 import pytest
 
 from firecaffe.exchange import double_tree, pipelined_tree, tree
-from firecaffe.exchange.check import check
 from firecaffe.exchange.double_tree import two_trees
-from firecaffe.exchange.pipeline import num_segments, overlay
-from firecaffe.exchange.proof import prove
+from firecaffe.exchange.pieces import num_segments, overlay
+from firecaffe.exchange.proof import check, prove
 from firecaffe.exchange.schedule import OwnRound, Transfer
 
 WORLD_SIZES = range(1, 18)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from firecaffe.exchange.check import check
 from firecaffe.exchange.leaves import tree_sum
+from firecaffe.exchange.proof import check
 from firecaffe.exchange.schedule import (
     OwnRound,
     Round,

@@ -5,8 +5,7 @@ from itertools import product
 import pytest
 
 from firecaffe.exchange import ALGORITHMS
-from firecaffe.exchange.check import check
-from firecaffe.exchange.proof import prove
+from firecaffe.exchange.proof import check, prove
 from firecaffe.exchange.route import find_route
 from firecaffe.exchange.schedule import Schedule
 from firecaffe.exchange.shared_memory import LINE_ELEMENTS, memory_part, schedule

@@ -10,7 +10,7 @@ from firecaffe.inventory.loss_trial import MEAN
 from firecaffe.measure.inventory import inventory_of
 from firecaffe.models.config import ModelConfig
 from firecaffe.recipe.check import check_recipe
-from firecaffe.training.preflight import preflight
+from firecaffe.training.checks import preflight
 
 UNUSUAL = "benchmarks.unusual.cases:"
 

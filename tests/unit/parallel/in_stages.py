@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from firecaffe.models.table import build_model
-from firecaffe.parallel.boundary import Arrivals, root_of
+from firecaffe.parallel.channel import Arrivals, root_of
 from firecaffe.parallel.passed import check_apart, pack, room_for, tensors_in, unpack
 from firecaffe.parallel.stages import Stage, cut_stages
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from firecaffe.errors import RunError
+from firecaffe.plan.calibrate import learn
 from firecaffe.plan.cluster import Cluster, load_cluster
 from firecaffe.plan.forecast import forecast
-from firecaffe.plan.from_runs import learn
 from firecaffe.plan.of_recipe import workload_of
 from firecaffe.recipe.check import check_recipe
 from firecaffe.recipe.identity import to_toml

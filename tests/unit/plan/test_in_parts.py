@@ -16,10 +16,9 @@ from firecaffe.plan.chain import Unit
 from firecaffe.plan.cluster import load_cluster
 from firecaffe.plan.compute import layer_s
 from firecaffe.plan.held import memory_of, part_of, rank_work
-from firecaffe.plan.layouts import Layout, through
+from firecaffe.plan.layouts import Layout, layouts_of_words, through
 from firecaffe.plan.of_parallel import OwnLayout, own_cost
 from firecaffe.plan.of_recipe import workload_of_model
-from firecaffe.plan.of_words import layouts_of_words
 from firecaffe.plan.split_step import SplitCost
 from firecaffe.plan.workload import Workload
 

@@ -8,21 +8,23 @@ import pytest
 from firecaffe.errors import RecipeError
 from firecaffe.exchange import EXCHANGES, find_schedule
 from firecaffe.models.config import ModelConfig
-from firecaffe.plan.accuracy import LAWS
 from firecaffe.plan.advice import changes, paragraph
 from firecaffe.plan.calibrate import fit, line
 from firecaffe.plan.cluster import load_cluster
 from firecaffe.plan.codec import PRICED, sent_share
 from firecaffe.plan.forecast import (
+    LAWS,
+    best_interval_s,
     check_plan,
     exchanges_on,
     fastest,
     forecast,
     forecasts,
+    goodput,
     is_own,
     most_useful,
+    time_between_failures_s,
 )
-from firecaffe.plan.goodput import best_interval_s, goodput, time_between_failures_s
 from firecaffe.plan.network import Network
 from firecaffe.plan.of_recipe import workload_of_model
 from firecaffe.plan.price import Prices

@@ -4,7 +4,7 @@ import pytest
 
 from firecaffe.plan.cluster import Link
 from firecaffe.plan.network import Network
-from firecaffe.plan.ports import BLOCK_BYTES, LONG_BLOCKS, Clock, Ports, crowding
+from firecaffe.plan.simulate import BLOCK_BYTES, LONG_BLOCKS, Clock, Ports, crowding
 
 RATE = 1e8
 LENGTH = 9_000_000

@@ -12,14 +12,15 @@ from firecaffe.plan.chain import Unit, chain_of
 from firecaffe.plan.cluster import Cluster, Device, Link
 from firecaffe.plan.layouts import Layout, allows
 from firecaffe.plan.of_recipe import workload_of_model
-from firecaffe.plan.search_split import (
+from firecaffe.plan.split_plans import (
     best_layouts,
     between_costs,
     cheapest,
+    data_layouts,
+    dense_layouts,
     own_costs,
     possible,
 )
-from firecaffe.plan.split_plans import data_layouts, dense_layouts
 from firecaffe.plan.split_step import SplitCost
 from firecaffe.plan.workload import LayerWork, Workload, images_of
 

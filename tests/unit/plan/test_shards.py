@@ -17,7 +17,7 @@ from firecaffe.plan.forecast import forecast, forecasts
 from firecaffe.plan.memory import memory_bytes
 from firecaffe.plan.network import Network
 from firecaffe.plan.of_recipe import workload_of, workload_of_model
-from firecaffe.plan.shards import shards_of, shards_s
+from firecaffe.plan.update import shards_of, shards_s
 from firecaffe.recipe.check import check_recipe
 
 ALL = replace(workload_of_model(ModelConfig("alexnet"), None, 256, 16), optimizer_vectors=2)

@@ -11,7 +11,7 @@ from firecaffe.plan.forecast import forecast
 from firecaffe.plan.network import Network
 from firecaffe.plan.of_recipe import workload_of_model
 from firecaffe.plan.price import Prices
-from firecaffe.plan.timeline import Bucket, buckets_of
+from firecaffe.plan.step_cost import Bucket, buckets_of
 from firecaffe.plan.workload import Workload
 
 MEMORY = Link("within a host", 1e-5, 1e9, group=4, memory_bytes_per_s=8e9)

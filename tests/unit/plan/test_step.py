@@ -12,7 +12,7 @@ from firecaffe.plan.compute import MicroBatch, correction, micro_batch, update_s
 from firecaffe.plan.forecast import forecast
 from firecaffe.plan.memory import memory_bytes
 from firecaffe.plan.of_recipe import workload_of_model
-from firecaffe.plan.timeline import Bucket, buckets_of, overlap, slowest_of
+from firecaffe.plan.step_cost import Bucket, buckets_of, overlap, slowest_of
 from firecaffe.plan.workload import PROFILED_IMAGES, LayerWork, Workload, layers_of
 
 DEVICE = Device("d", 1e12, 1e15, {"float32": 1e12}, efficiency=1.0, overhead_s=0.0)

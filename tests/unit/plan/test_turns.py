@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from firecaffe.parallel.pipeline import ORDERS, simulate
-from firecaffe.plan.turns import turns
+from firecaffe.plan.stages import turns
 
 
 @pytest.mark.parametrize("order", ORDERS)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from firecaffe.errors import RunError
-from firecaffe.runs.differ import FirstDifference, first_difference
+from firecaffe.runs.recorded import FirstDifference, first_difference
 
 NAMES = ("parameter/conv1.weight", "parameter/a.bias", "losses")
 

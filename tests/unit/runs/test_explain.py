@@ -10,7 +10,7 @@ import pytest
 from scipy.stats import false_discovery_control
 
 from firecaffe.cli.explain import lines
-from firecaffe.cluster.tree import links_of
+from firecaffe.cluster.links import links_of
 from firecaffe.errors import RunError
 from firecaffe.runs.explain import ALPHA, explain, holm
 

@@ -9,8 +9,7 @@ import pytest
 from firecaffe.cli import main
 from firecaffe.errors import RunError
 from firecaffe.runs.explain import explain, read_timings
-from firecaffe.runs.score import score
-from firecaffe.runs.score_mode import ModeScore, score_mode
+from firecaffe.runs.score import ModeScore, score, score_mode
 
 FORECAST = {
     "mode": "asynchronous",

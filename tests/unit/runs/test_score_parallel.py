@@ -9,8 +9,7 @@ import pytest
 from firecaffe.cli import main
 from firecaffe.errors import RunError
 from firecaffe.runs.explain import explain, read_timings
-from firecaffe.runs.score import score
-from firecaffe.runs.score_parallel import ParallelScore, score_parallel
+from firecaffe.runs.score import ParallelScore, score, score_parallel
 
 FORECAST: dict[str, Any] = {
     "parallel": {"stages": []},

@@ -9,7 +9,7 @@ from torch import nn
 
 from firecaffe.compression.fcz import read
 from firecaffe.recipe.sections import Recipe
-from firecaffe.shrink.code import write_network
+from firecaffe.shrink.attempt import write_network
 from firecaffe.shrink.scheme import Scheme
 from firecaffe.training.about import NOTHING
 from firecaffe.training.load import Trained

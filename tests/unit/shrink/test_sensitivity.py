@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from firecaffe.shrink.layers import BITS, KEEPS
-from firecaffe.shrink.sensitivity import Layer, layers_of, measure_layers
+from firecaffe.shrink.layers import BITS, KEEPS, Layer, layers_of, measure_layers
 
 
 def network() -> nn.Sequential:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from firecaffe.errors import RecipeError
-from firecaffe.synchrony.fragments import cut_fragments
+from firecaffe.synchrony.rounds import cut_fragments
 
 
 @given(sizes=st.lists(st.integers(0, 50), min_size=1, max_size=30), fragments=st.integers(1, 30))

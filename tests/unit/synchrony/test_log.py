@@ -8,12 +8,10 @@ from random import Random
 import pytest
 
 from firecaffe.errors import RunError
-from firecaffe.synchrony.asynchronous import Asynchronous
-from firecaffe.synchrony.backup import BackupAgain
 from firecaffe.synchrony.events import Event, Push
 from firecaffe.synchrony.leaves import Leaves
-from firecaffe.synchrony.ledger import Ledger
-from firecaffe.synchrony.log import Lines, LogReader, head
+from firecaffe.synchrony.log import Ledger, Lines, LogReader, head
+from firecaffe.synchrony.policies import Asynchronous, BackupAgain
 from tests.unit.synchrony.drive import LEAVES, drive
 from tests.unit.synchrony.test_policies import POLICIES
 

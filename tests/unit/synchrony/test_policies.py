@@ -9,15 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from firecaffe.synchrony.asynchronous import Asynchronous
-from firecaffe.synchrony.backup import Backup, BackupAgain
 from firecaffe.synchrony.config import SERVED, SynchronyConfig
 from firecaffe.synchrony.events import Pull, Push
 from firecaffe.synchrony.leaves import Leaf, LeafQueue, Leaves
-from firecaffe.synchrony.ledger import Ledger
+from firecaffe.synchrony.log import Ledger
+from firecaffe.synchrony.policies import (
+    SYNCHRONY,
+    Asynchronous,
+    Backup,
+    BackupAgain,
+    Stale,
+    make_policy,
+)
 from firecaffe.synchrony.policy import Policy
-from firecaffe.synchrony.stale import Stale
-from firecaffe.synchrony.table import SYNCHRONY, make_policy
 from tests.unit.synchrony.drive import LEAVES, all_leaves, drive, updates
 
 POLICIES: dict[str, Callable[[LeafQueue], Policy]] = {

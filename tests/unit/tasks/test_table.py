@@ -12,7 +12,7 @@ from firecaffe.models.config import ModelConfig
 from firecaffe.tasks import TASKS, task_of
 from firecaffe.tasks.metrics import METRICS, names_for
 from firecaffe.tasks.table import check_task
-from firecaffe.training.check_task import (
+from firecaffe.training.checks import (
     check_learnable,
     check_metrics,
     check_prediction,

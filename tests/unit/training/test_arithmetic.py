@@ -11,7 +11,7 @@ import torch
 import firecaffe
 from firecaffe import Recipe, RunConfig
 from firecaffe.recipe.config import TrainConfig
-from firecaffe.training.arithmetic import _deterministic, arithmetic, seed_random
+from firecaffe.training.forward import _deterministic, arithmetic, seed_random
 from tests.ranks.networks import Everything, small_data
 
 

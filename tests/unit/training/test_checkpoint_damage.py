@@ -20,7 +20,7 @@ from firecaffe.training.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from firecaffe.training.stored import InMemory
+from firecaffe.training.tensor_file import InMemory
 
 FILES = (STATE, META, SUMS)
 

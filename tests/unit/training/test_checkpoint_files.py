@@ -25,7 +25,7 @@ from firecaffe.training.checkpoint import (
     remove_old,
     save_checkpoint,
 )
-from firecaffe.training.stored import InMemory
+from firecaffe.training.tensor_file import InMemory
 
 FILES = (STATE, META, SUMS)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from firecaffe.errors import RecipeError
-from firecaffe.training.compiled import check_compiler
+from firecaffe.training.forward import check_compiler
 
 
 def test_without_a_compiler_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,10 +14,8 @@ from firecaffe.errors import RecipeError
 from firecaffe.models.freeze import freeze
 from firecaffe.solvers.config import BY_ELEMENT
 from firecaffe.solvers.optimizer import SOLVERS, make_optimizer, set_rate
-from firecaffe.training.constraint import Constraint, make_constraints
-from firecaffe.training.ema import Ema
-from firecaffe.training.pruning import Pruning
-from firecaffe.training.sharing import Sharing
+from firecaffe.training.constraints import Constraint, Pruning, Sharing, make_constraints
+from firecaffe.training.evaluation_weights import Ema
 from firecaffe.training.wholes import AllHere
 
 SHARE = Recipe(share=ShareConfig({"*": 2}))

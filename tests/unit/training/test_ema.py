@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from firecaffe.training.ema import Ema
+from firecaffe.training.evaluation_weights import Ema
 
 
 def moved(model: nn.Module) -> None:

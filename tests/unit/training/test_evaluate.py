@@ -15,7 +15,7 @@ from firecaffe.errors import OwnCodeError
 from firecaffe.models import HeadedLogits, classification_loss
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.tasks import Loss, Task, TaskConfig, task_of
-from firecaffe.tasks.top_k import count_correct
+from firecaffe.tasks.metrics import count_correct
 from firecaffe.training import evaluate as module
 from firecaffe.training.evaluate import Evaluation, evaluate
 from tests.tracebacks import owners

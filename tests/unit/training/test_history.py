@@ -1,6 +1,6 @@
 """The digest of all losses."""
 
-from firecaffe.training.losses import extend_history
+from firecaffe.training.piece import extend_history
 
 
 def test_history_tells_losses_apart_to_the_last_bit() -> None:

@@ -14,7 +14,7 @@ from torch import nn
 
 import firecaffe
 from firecaffe import DataConfig, ModelConfig, Recipe, RunConfig, SolverConfig, TrainConfig
-from firecaffe.cluster.digest import digest
+from firecaffe.cluster.agree import digest
 from firecaffe.errors import CheckpointError, FirecaffeError, RecipeError, RunError
 from firecaffe.training.first_weights import find_weights
 from tests.ranks.networks import Everything, small_data

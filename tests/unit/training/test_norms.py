@@ -18,7 +18,7 @@ from firecaffe.errors import RecipeError
 from firecaffe.recipe.of_run import recipe_of
 from firecaffe.training.checkpoint import load_newest
 from firecaffe.training.parts import Parts
-from firecaffe.training.replay import replay
+from firecaffe.training.verify import replay
 from tests.unit.training.served.test_trainings import data, network, recipe
 
 SAMPLES, LEAF, PER_STEP = 50, 4, 8

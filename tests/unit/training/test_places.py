@@ -11,8 +11,15 @@ from torch._C._distributed_c10d import HashStore
 
 from firecaffe.cluster.world import FOLDER, World
 from firecaffe.errors import RunError
-from firecaffe.runs.apart import APART, MARK, apart_mark, elsewhere, mark_of
-from firecaffe.runs.folder import ENVIRONMENT, RunConfig
+from firecaffe.runs.folder import (
+    APART,
+    ENVIRONMENT,
+    MARK,
+    RunConfig,
+    apart_mark,
+    elsewhere,
+    mark_of,
+)
 from firecaffe.training import start
 from firecaffe.training.places import Places, find_places
 

@@ -8,7 +8,7 @@ import torch
 from firecaffe import DataConfig, ModelConfig, Recipe, SynchronyConfig, TaskConfig, TrainConfig
 from firecaffe.errors import OwnCodeError, RecipeError
 from firecaffe.recipe.check import check_recipe
-from firecaffe.training.preflight import preflight
+from firecaffe.training.checks import preflight
 from tests.unit.tasks.test_table import OWN
 
 SMALL: dict[str, Any] = {"model": ModelConfig("lenet"), "data": DataConfig("generated")}

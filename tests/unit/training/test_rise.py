@@ -23,9 +23,8 @@ from firecaffe import (
     TrainConfig,
 )
 from firecaffe.errors import DivergedError
-from firecaffe.training.advice import for_replicas, for_server
 from firecaffe.training.checkpoint import load_newest
-from firecaffe.training.rise import LAST, PATIENCE, Rise
+from firecaffe.training.divergence import LAST, PATIENCE, Rise, for_replicas, for_server
 from tests.unit.training.served.test_trainings import data
 
 
@@ -197,7 +196,7 @@ def test_what_was_done_already_is_not_advised() -> None:
 
 
 def test_the_steps_that_all_make_together_are_not_watched(tmp_path: Path) -> None:
-    with patch("firecaffe.training.rise.PATIENCE", 0):
+    with patch("firecaffe.training.divergence.PATIENCE", 0):
         train(tmp_path / "run", SynchronyConfig(), base_lr=0.05)
         with pytest.raises(DivergedError):
             train(tmp_path / "local", REPLICAS, base_lr=0.05)

@@ -11,10 +11,10 @@ from firecaffe.cluster.world import World
 from firecaffe.errors import CheckpointError, RunError
 from firecaffe.training import tensor_file
 from firecaffe.training.checkpoint import Checkpoint, load_newest, save_checkpoint
+from firecaffe.training.piece import Weights
 from firecaffe.training.saver import Saver
 from firecaffe.training.state import State
-from firecaffe.training.stored import Stored, Under
-from firecaffe.training.weights import Weights
+from firecaffe.training.tensor_file import Stored, Under
 from firecaffe.transport.collect import HeldPart
 
 CPU = World(0, 1, torch.device("cpu"))

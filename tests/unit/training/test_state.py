@@ -16,17 +16,17 @@ from firecaffe.errors import CheckpointError
 from firecaffe.runs.measure import Measure
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.solvers.optimizer import SOLVERS, make_optimizer
-from firecaffe.synchrony.asynchronous import Asynchronous
 from firecaffe.synchrony.leaves import LeafQueue, Leaves
+from firecaffe.synchrony.policies import Asynchronous
 from firecaffe.training.best import Best
 from firecaffe.training.checkpoint import (
     Checkpoint,
     load_newest,
     save_checkpoint,
 )
-from firecaffe.training.rise import Rise
+from firecaffe.training.divergence import Rise
 from firecaffe.training.state import State, state_of
-from firecaffe.training.stored import InMemory
+from firecaffe.training.tensor_file import InMemory
 from firecaffe.transport.collect import HeldPart
 
 CPU = World(0, 1, torch.device("cpu"))

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from firecaffe.errors import CheckpointError
 from firecaffe.training import tensor_file
-from firecaffe.training.stored import Under
-from firecaffe.training.tensor_file import DTYPES, TensorFile, write_tensors
+from firecaffe.training.tensor_file import DTYPES, TensorFile, Under, write_tensors
 from firecaffe.transport.collect import Whole
 
 TENSORS = {

@@ -8,8 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from firecaffe.transport import known_links
-from firecaffe.transport.known_links import MOST_LINKS, NAME, described, recall, remember
+from firecaffe.transport import link as known_links
+from firecaffe.transport.link import MOST_LINKS, NAME, described, recall, remember
 
 RANKS = ["a", "b"]
 

@@ -15,10 +15,9 @@ from torch import Tensor, nn
 
 from firecaffe.errors import PeerLostError
 from firecaffe.synchrony.policy import Work, row_of, work_of
-from firecaffe.training.served.coder import Coder
-from firecaffe.training.served.finite import are_finite
+from firecaffe.training.served.coder import Coder, are_finite
 from firecaffe.training.served.memory import Gradient
-from firecaffe.training.served.parcel import Parcel
+from firecaffe.training.served.messages import Parcel
 from firecaffe.training.served.shards.cut import Shard
 from firecaffe.training.served.shards.owner import Owner
 from firecaffe.transport.lane import Line

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from torch import Tensor
 
-from firecaffe.training.served.parcel import ALIGNMENT, Parcel
+from firecaffe.training.served.messages import ALIGNMENT, Parcel
 
 
 @dataclass(frozen=True)

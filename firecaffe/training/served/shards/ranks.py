@@ -1,33 +1,44 @@
-"""This rank among those that own the weights in parts, from the end of the warm steps on."""
+"""This rank among those that own the weights in parts, from the end of the warm steps on.
+
+Where a learner computes whose weights are at their owners.
+
+Norms of parameters, which owners tell each other before an update is clipped.
+"""
 
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from queue import Empty
 from typing import Self
 
-from torch import nn, optim
+import torch
+from torch import Tensor, nn, optim
 
 from firecaffe.cluster.agree import LOOK_S
 from firecaffe.cluster.world import World
 from firecaffe.gradients.buffers import BufferChanges
 from firecaffe.synchrony.leaves import Leaf
-from firecaffe.training.ema import Ema
+from firecaffe.synchrony.policy import Work
+from firecaffe.training.evaluation_weights import Ema
 from firecaffe.training.served.coder import Coder
-from firecaffe.training.served.compute import Bench, Workbench
-from firecaffe.training.served.holders import Holders
-from firecaffe.training.served.memory import ServerMemory
-from firecaffe.training.served.parcel import Parcel
+from firecaffe.training.served.compute import Bench, Contribution, Workbench
+from firecaffe.training.served.holders import Holders, Told
+from firecaffe.training.served.memory import Gradient, ServerMemory
+from firecaffe.training.served.messages import Parcel
 from firecaffe.training.served.server import Server
-from firecaffe.training.served.shards.bench import OwnersBench
 from firecaffe.training.served.shards.carrier import Carrier, Layout, attend
-from firecaffe.training.served.shards.cut import cut
-from firecaffe.training.served.shards.held import Held, RunMemory, Runs, parameter_of, put_together
-from firecaffe.training.served.shards.norms import NormsOfOwners
-from firecaffe.training.served.shards.owner import Owner
+from firecaffe.training.served.shards.cut import Shard, cut
+from firecaffe.training.served.shards.owner import (
+    Held,
+    Owner,
+    RunMemory,
+    Runs,
+    parameter_of,
+    put_together,
+)
 from firecaffe.training.served.shards.telling import (
     End,
     Give,
@@ -37,10 +48,75 @@ from firecaffe.training.served.shards.telling import (
     listen,
     send_order,
 )
-from firecaffe.training.served.told import Told
 from firecaffe.training.state import State
-from firecaffe.training.stored import InMemory
+from firecaffe.training.tensor_file import InMemory
 from firecaffe.transport.lane import Line, Mesh, store_of
+
+
+class OwnersBench:
+    """One learner's; see `compute.Bench`."""
+
+    def __init__(self, bench: Workbench, carrier: Carrier) -> None:
+        self._bench, self._carrier = bench, carrier
+
+    def compute(self, work: Work, weights: Mapping[str, Tensor]) -> Contribution:
+        """Computes a work between its pull and its push. weights: the buffers of its version."""
+        parameters = self._carrier.pull(work.version)
+        brought = self._bench.compute(work, {**parameters, **weights})
+        is_finite = self._carrier.push(work, brought.gradient)
+        tail = Gradient({}, brought.gradient.tail)
+        moved = self._carrier.moved
+        return replace(brought, gradient=tail, is_finite=is_finite, moved=moved)
+
+    def end(self) -> None:
+        self._carrier.end()
+
+
+UNUSED = -1.0
+"""The norm of what has no gradient."""
+
+
+class NormsOfOwners:
+    """An owner's end. All owners make the same updates in the same order."""
+
+    def __init__(
+        self,
+        named: Mapping[str, nn.Parameter],
+        own: Shard,
+        others: Mapping[int, Shard],
+        lines: Mapping[int, Line],
+    ) -> None:
+        """named: all parameters. own, others: those that owners have whole. lines: to the others,
+        by rank.
+        """
+        self._named, self._own, self._others, self._lines = named, own, others, lines
+
+    def __call__(self, norms: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The norms of all parameters that were used, in the network's order; norms: of the owner's
+        own ones. Raises: PeerLostError.
+        """
+        mine = torch.tensor(
+            [float(norms[name]) if name in norms else UNUSED for name in self._own.pieces],
+            dtype=torch.float64,
+        )
+        theirs = {
+            rank: torch.zeros(len(shard.pieces), dtype=torch.float64)
+            for rank, shard in self._others.items()
+        }
+        waits = [line.begin_send(mine.view(torch.uint8)) for line in self._lines.values()]
+        for rank, line in self._lines.items():
+            waits.append(line.begin_receive(theirs[rank].view(torch.uint8)))
+        for wait in waits:
+            wait()
+        told = dict(zip(self._own.pieces, mine, strict=True))
+        for rank, shard in self._others.items():
+            told |= zip(shard.pieces, theirs[rank], strict=True)
+        return {
+            name: told[name].to(each.dtype)
+            for name, each in self._named.items()
+            if name in told and told[name] != UNUSED
+        }
+
 
 TELL, ANSWER, NORMS, LEARNER = 2, 3, 4, 5
 """Tags: from rank 0 to an owner, and back; between owners; from the first learner of a rank to an

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from firecaffe.errors import PeerLostError
 from firecaffe.synchrony.events import from_row, to_row
-from firecaffe.training.served.parcel import Parcel
+from firecaffe.training.served.holders import Told
+from firecaffe.training.served.messages import Parcel
 from firecaffe.training.served.shards.owner import Owner
-from firecaffe.training.served.told import Told
 from firecaffe.transport.lane import Line
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from firecaffe.caffe.layers import activation
+from firecaffe.caffe.layers import elementwise as activation
 from firecaffe.caffe.message import CaffeError
 from tests.unit.caffe.layers.alone import layer_of, random
 

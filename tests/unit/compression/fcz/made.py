@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firecaffe.compression.fcz import read, write
-from firecaffe.compression.fcz.header import MAGIC
+from firecaffe.compression.fcz.header import MAGIC, read_varint
 from firecaffe.compression.fcz.sequence import How
-from firecaffe.compression.fcz.varint import read_varint
 
 Tensors = dict[str, NDArray[Any]]
 

@@ -11,10 +11,16 @@ import pytest
 
 from firecaffe.compression.fcz import CODES, mask, read, values, write
 from firecaffe.compression.fcz.blocks import BlockReader, BlockWriter
-from firecaffe.compression.fcz.damaged import DamagedError
-from firecaffe.compression.fcz.header import FEW_DECODED, MAGIC, Outline, header_bytes
+from firecaffe.compression.fcz.header import (
+    FEW_DECODED,
+    MAGIC,
+    DamagedError,
+    Outline,
+    header_bytes,
+    read_varint,
+    varint,
+)
 from firecaffe.compression.fcz.sequence import How
-from firecaffe.compression.fcz.varint import read_varint, varint
 from firecaffe.errors import CheckpointError, RecipeError
 from tests.unit.compression.fcz.made import (
     body_start,

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from firecaffe.exchange.leaves import Node, TreeSum, leaf_share
-from firecaffe.gradients.compressors.codec import ROW, RowCodec
-from firecaffe.gradients.compressors.wire import Layout
+from firecaffe.gradients.compressors.codec import ROW, Layout, RowCodec
 
 T = TypeVar("T")
 

@@ -11,9 +11,15 @@ from torch import Tensor
 
 from firecaffe.errors import CheckpointError, RecipeError
 from firecaffe.gradients.compressors import COMPRESSORS, make_compressor
-from firecaffe.gradients.compressors.codec import ROW, LowRank, RowCodec, TensorCodec
+from firecaffe.gradients.compressors.codec import (
+    ROW,
+    Compressor,
+    Layout,
+    LowRank,
+    RowCodec,
+    TensorCodec,
+)
 from firecaffe.gradients.compressors.feedback import NodeMemory, keep_rest
-from firecaffe.gradients.compressors.wire import Compressor, Layout
 from tests.unit.gradients.compressors.local_wire import (
     flatten,
     make_layouts,

@@ -21,7 +21,7 @@ from firecaffe.tasks import CLASSIFICATION
 from firecaffe.training.forward import Forward
 from firecaffe.training.modes.every_step import empty_counts, steps_of_whole
 from firecaffe.training.served.coder import Coder
-from firecaffe.training.served.computed import Computed
+from firecaffe.training.served.compute import Computed
 from firecaffe.training.served.make import leaves_of
 from firecaffe.training.served.memory import ServerMemory
 from firecaffe.training.served.server import Server

@@ -16,13 +16,11 @@ from firecaffe.gradients.compressors.int8 import INT8
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.tasks import CLASSIFICATION
 from firecaffe.training.forward import Forward
-from firecaffe.training.served.coder import Coder
+from firecaffe.training.served.coder import Coder, FeedbackEncoder, make_coder
 from firecaffe.training.served.compute import Contribution
 from firecaffe.training.served.memory import Gradient
-from firecaffe.training.served.messages import WORK, Head, Messages
-from firecaffe.training.served.parcel import ALIGNMENT
-from firecaffe.training.served.unsent import FeedbackEncoder, make_coder
-from firecaffe.training.stored import InMemory
+from firecaffe.training.served.messages import ALIGNMENT, WORK, Head, Messages
+from firecaffe.training.tensor_file import InMemory
 from firecaffe.transport.lane import Lane
 
 

@@ -19,7 +19,7 @@ from firecaffe.training.forward import Forward
 from firecaffe.training.served import door as own
 from firecaffe.training.served.coder import Coder
 from firecaffe.training.served.door import Doorkeeper
-from firecaffe.training.served.learners import Arrivals, Came, Gone
+from firecaffe.training.served.real_clock import Arrivals, Came, Gone
 
 ENDS_S = 30.0
 

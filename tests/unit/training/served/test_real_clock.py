@@ -8,13 +8,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from firecaffe.synchrony.asynchronous import Asynchronous
 from firecaffe.synchrony.events import Event, Join, Lose, Pull, Push
 from firecaffe.synchrony.leaves import LeafQueue
-from firecaffe.synchrony.ledger import Ledger
+from firecaffe.synchrony.log import Ledger
+from firecaffe.synchrony.policies import Asynchronous
 from firecaffe.synchrony.policy import Work
 from firecaffe.training.served.compute import Contribution
-from firecaffe.training.served.learners import (
+from firecaffe.training.served.memory import Gradient, ServerMemory
+from firecaffe.training.served.messages import Parcel
+from firecaffe.training.served.real_clock import (
     Arrival,
     Arrivals,
     Begin,
@@ -22,10 +24,8 @@ from firecaffe.training.served.learners import (
     Failed,
     Learner,
     LostRank,
+    RealClock,
 )
-from firecaffe.training.served.memory import Gradient, ServerMemory
-from firecaffe.training.served.parcel import Parcel
-from firecaffe.training.served.real_clock import RealClock
 from tests.unit.synchrony.drive import LEAVES, all_leaves
 
 BROUGHT = Contribution(Gradient({}, []), torch.zeros(0), 0.25, 0.5)

@@ -10,7 +10,7 @@ from firecaffe.cluster.world import World
 from firecaffe.errors import RunError
 from firecaffe.recipe.of_run import recipe_of
 from firecaffe.training.parts import Parts
-from firecaffe.training.replay import Replayed, replay
+from firecaffe.training.verify import Replayed, replay
 from tests.unit.training.served.test_trainings import MODES, data, network, train
 
 ALONE = World(0, 1, torch.device("cpu"))

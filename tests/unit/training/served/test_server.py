@@ -10,11 +10,10 @@ from torch import Tensor, nn, optim
 from firecaffe.data import TensorDataset
 from firecaffe.errors import NotFiniteError
 from firecaffe.recipe.config import TrainConfig
-from firecaffe.synchrony.backup import Backup, BackupAgain
 from firecaffe.synchrony.config import SynchronyConfig
 from firecaffe.synchrony.events import Event, Push
 from firecaffe.synchrony.leaves import Leaf, LeafQueue
-from firecaffe.synchrony.stale import Stale
+from firecaffe.synchrony.policies import Backup, BackupAgain, Stale
 from firecaffe.training.served.make import leaves_of
 from tests.unit.training.served.made import Made, Quadratic, Some, in_order, late, quadratic_loss
 

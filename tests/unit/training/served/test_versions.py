@@ -10,7 +10,7 @@ import torch
 
 from firecaffe.errors import RunError
 from firecaffe.training.served import memory
-from firecaffe.training.served.versions import copy_in_file
+from firecaffe.training.served.memory import copy_in_file
 from tests.unit.training.served.test_trainings import MODES, train
 
 

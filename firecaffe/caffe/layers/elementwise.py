@@ -1,0 +1,342 @@
+"""Functions of one element: ReLU and its kin, Sigmoid, Power, Exp, Log …
+
+Dropout, scaled while training, or with scale_train: false while not.
+
+Scale and Bias: times, or plus, a blob along some axes: a learned one, or a second bottom.
+
+Parameter: a blob that is learned, and has no bottom.
+
+Source: Caffe's API documentation (caffe.berkeleyvision.org/doxygen), ParameterLayer.
+
+Axpy: a · x + y, with one a for each channel, in one layer.
+
+Source: the fork of SENet (github.com/hujie-frank/SENet; arXiv 1709.01507).
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from firecaffe.caffe.fillers import filler
+from firecaffe.caffe.layers.shape import axis_of, check_bottoms, shown
+from firecaffe.caffe.layers.spec import Kind, Shape, Spec
+
+
+class Element(nn.Module):
+    """A function of one element."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor], shown: str) -> None:
+        super().__init__()
+        self.function, self.shown = function, shown
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+    def extra_repr(self) -> str:
+        return self.shown
+
+
+def relu(spec: Spec) -> nn.Module:
+    check_bottoms(spec, 1)
+    spec.param.ignore("engine")
+    slope = spec.param.number("negative_slope")
+    return nn.LeakyReLU(slope) if slope else nn.ReLU()
+
+
+def prelu(spec: Spec) -> nn.Module:
+    """A slope for each channel, or one for all."""
+    check_bottoms(spec, 1)
+    if len(spec.bottoms[0]) < 2:
+        raise spec.layer.error(f"PReLU {spec.name!r}: its bottom has no channels")
+    is_shared = spec.param.flag("channel_shared")
+    module = nn.PReLU(1 if is_shared else spec.bottoms[0][1])
+    filler(spec.param.message("filler"), 0.25)(module.weight)
+    return module
+
+
+def elu(spec: Spec) -> nn.Module:
+    check_bottoms(spec, 1)
+    return nn.ELU(spec.param.number("alpha", 1.0))
+
+
+def plain(spec: Spec, make: Callable[[], nn.Module]) -> nn.Module:
+    """Of no words but which library computes it."""
+    check_bottoms(spec, 1)
+    spec.param.ignore("engine")
+    return make()
+
+
+def _raised(x: Tensor, power: float, scale: float, shift: float) -> Tensor:
+    if power == 0:
+        return torch.ones_like(x)
+    y = x * scale if scale != 1 else x
+    y = y + shift if shift != 0 else y
+    if power == 1:
+        return y if y is not x else x.clone()
+    return y.square() if power == 2 else y**power
+
+
+def power(spec: Spec) -> nn.Module:
+    """(shift + scale x) ^ power."""
+    check_bottoms(spec, 1)
+    param = spec.param
+    words: dict[str, Any] = {
+        "power": param.number("power", 1.0),
+        "scale": param.number("scale", 1.0),
+        "shift": param.number("shift", 0.0),
+    }
+    return Element(partial(_raised, **words), _said(words))
+
+
+def _exponential(x: Tensor, factor: float, outer: float) -> Tensor:
+    return torch.exp(x * factor) * outer
+
+
+def exp(spec: Spec) -> nn.Module:
+    """base ^ (shift + scale x); a base of -1 stands for e."""
+    check_bottoms(spec, 1)
+    base, scale, shift = _base_scale_shift(spec)
+    log_base = 1.0 if base == -1 else math.log(base)
+    words: dict[str, Any] = {"factor": log_base * scale, "outer": math.exp(log_base * shift)}
+    return Element(partial(_exponential, **words), _said(words))
+
+
+def _logarithm(x: Tensor, scale: float, shift: float, factor: float) -> Tensor:
+    return torch.log(x * scale + shift) * factor
+
+
+def log(spec: Spec) -> nn.Module:
+    """The logarithm of shift + scale x; a base of -1 stands for e."""
+    check_bottoms(spec, 1)
+    base, scale, shift = _base_scale_shift(spec)
+    words: dict[str, Any] = {
+        "scale": scale,
+        "shift": shift,
+        "factor": 1.0 if base == -1 else 1 / math.log(base),
+    }
+    return Element(partial(_logarithm, **words), _said(words))
+
+
+def _base_scale_shift(spec: Spec) -> tuple[float, float, float]:
+    param = spec.param
+    base = param.number("base", -1.0)
+    if base != -1 and (base <= 0 or (base == 1 and spec.type == "Log")):
+        raise spec.layer.error(
+            f"{spec.type} {spec.name!r}: base is {base:g}; expected above 0, or -1 for e",
+            param.line_of("base"),
+        )
+    return base, param.number("scale", 1.0), param.number("shift", 0.0)
+
+
+def _is_above(x: Tensor, threshold: float) -> Tensor:
+    return (x > threshold).to(x.dtype)
+
+
+def threshold(spec: Spec) -> nn.Module:
+    """1 above the threshold, else 0."""
+    check_bottoms(spec, 1)
+    words: dict[str, Any] = {"threshold": spec.param.number("threshold", 0.0)}
+    return Element(partial(_is_above, **words), _said(words))
+
+
+def _swish(x: Tensor, beta: float) -> Tensor:
+    return F.silu(x) if beta == 1 else x * torch.sigmoid(x * beta)
+
+
+def swish(spec: Spec) -> nn.Module:
+    """x sigmoid(beta x)."""
+    check_bottoms(spec, 1)
+    spec.param.ignore("engine")
+    words: dict[str, Any] = {"beta": spec.param.number("beta", 1.0)}
+    return Element(partial(_swish, **words), _said(words))
+
+
+def clip(spec: Spec) -> nn.Module:
+    check_bottoms(spec, 1)
+    low, high = spec.param.number("min"), spec.param.number("max")
+    return Element(partial(torch.clamp, min=low, max=high), f"{low:g} to {high:g}")
+
+
+def _said(words: dict[str, float]) -> str:
+    return ", ".join(f"{word}={value:g}" for word, value in words.items())
+
+
+class DropoutScaledInTest(nn.Module):
+    """Drops a share p; what is left keeps its size, and without dropping all is times 1 - p."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.p, self.training) * (1 - self.p)
+
+
+def dropout(spec: Spec) -> nn.Module:
+    check_bottoms(spec, 1)
+    ratio = spec.param.number("dropout_ratio", 0.5)
+    if not 0 <= ratio < 1:
+        raise spec.layer.error(
+            f"Dropout {spec.name!r}: dropout_ratio is {ratio:g}; expected 0 to below 1",
+            spec.param.line_of("dropout_ratio"),
+        )
+    is_scaled = spec.param.flag("scale_train", True)
+    return nn.Dropout(ratio) if is_scaled else DropoutScaledInTest(ratio)
+
+
+def _over(factor: Tensor, ones: int) -> Tensor:
+    """With so many axes of 1 behind, so that it goes along the axes before them."""
+    return factor.reshape(*factor.shape, *[1] * ones)
+
+
+class Scale(nn.Module):
+    """Times `weight`, or times a second bottom, and plus `bias` if there is one.
+
+    Args:
+        shape: Of the factor.
+        ones: How many axes of the bottom lie behind those of the factor.
+    """
+
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
+
+    def __init__(self, shape: Shape, ones: int, has_weight: bool, has_bias: bool) -> None:
+        super().__init__()
+        self.ones = ones
+        for name, is_there in (("weight", has_weight), ("bias", has_bias)):
+            self.register_parameter(name, nn.Parameter(torch.ones(shape)) if is_there else None)
+
+    def forward(self, x: Tensor, *factor: Tensor) -> Tensor:
+        (by,) = factor if self.weight is None else (self.weight,)
+        if self.bias is None:
+            return x * _over(by, self.ones)
+        return torch.addcmul(_over(self.bias, self.ones), x, _over(by, self.ones))
+
+
+class Bias(nn.Module):
+    """Plus `bias`, or plus a second bottom; the words as Scale's."""
+
+    bias: nn.Parameter | None
+
+    def __init__(self, shape: Shape, ones: int, has_bias: bool) -> None:
+        super().__init__()
+        self.ones = ones
+        bias = nn.Parameter(torch.zeros(shape)) if has_bias else None
+        self.register_parameter("bias", bias)
+
+    def forward(self, x: Tensor, *summand: Tensor) -> Tensor:
+        (by,) = summand if self.bias is None else (self.bias,)
+        return x + _over(by, self.ones)
+
+
+def _shape(spec: Spec) -> tuple[Shape, int]:
+    """The shape of the factor or summand, and how many axes lie behind it."""
+    check_bottoms(spec, 1, 2)
+    bottom = spec.bottoms[0]
+    if len(spec.bottoms) == 2 and spec.bottoms[1] == ():
+        return (), len(bottom)
+    axis = axis_of(spec, "axis", 1, bottom)
+    count = spec.param.integer("num_axes", 1)
+    if len(spec.bottoms) == 2:
+        count = len(spec.bottoms[1])
+    stop = len(bottom) if count == -1 else axis + count
+    shape = tuple(bottom[axis:stop])
+    if count < -1 or stop > len(bottom):
+        raise spec.layer.error(
+            f"{spec.type} {spec.name!r}: {count} axes from {axis} on; its bottom has {len(bottom)}",
+            spec.param.line_of("num_axes"),
+        )
+    if len(spec.bottoms) == 2 and spec.bottoms[1] != shape:
+        raise spec.layer.error(
+            f"{spec.type} {spec.name!r}: its second bottom is {shown(spec.bottoms[1])}; expected "
+            f"{shown(shape)}, as the first from axis {axis} on"
+        )
+    return shape, len(bottom) - stop
+
+
+def scale(spec: Spec) -> nn.Module:
+    shape, ones = _shape(spec)
+    has_bias = spec.param.flag("bias_term")
+    module = Scale(shape, ones, has_weight=len(spec.bottoms) == 1, has_bias=has_bias)
+    fill_weight = filler(spec.param.message("filler"), 1.0)
+    fill_bias = filler(spec.param.message("bias_filler"))
+    if module.weight is not None:
+        fill_weight(module.weight)
+    if module.bias is not None:
+        fill_bias(module.bias)
+    return module
+
+
+def bias(spec: Spec) -> nn.Module:
+    shape, ones = _shape(spec)
+    module = Bias(shape, ones, has_bias=len(spec.bottoms) == 1)
+    fill = filler(spec.param.message("filler"))
+    if module.bias is not None:
+        fill(module.bias)
+    return module
+
+
+class Parameter(nn.Module):
+    """forward(): the parameter itself. It starts at 0, as Caffe gives it no filler."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(shape))
+
+    def forward(self) -> Tensor:
+        return self.weight
+
+
+def parameter(spec: Spec) -> Parameter:
+    check_bottoms(spec, 0)
+    shape = tuple(spec.param.message("shape").integers("dim"))
+    if not all(size > 0 for size in shape):
+        raise spec.param.error(f"shape is {shape}; expected sizes above 0")
+    return Parameter(shape)
+
+
+class Axpy(nn.Module):
+    """(B, C) or (B, C, 1, 1), and two of (B, C, …): the first times the second plus the third."""
+
+    def forward(self, scale: Tensor, values: Tensor, others: Tensor) -> Tensor:
+        shape = (*values.shape[:2], *[1] * (values.dim() - 2))
+        return scale.reshape(shape) * values + others
+
+
+def axpy(spec: Spec) -> Axpy:
+    check_bottoms(spec, 3)
+    scale, values, others = map(tuple, spec.bottoms)
+    if scale[:2] != values[:2] or any(size != 1 for size in scale[2:]) or values != others:
+        raise spec.layer.error(
+            f"Axpy {spec.name!r} has the bottoms {scale}, {values} and {others}; expected "
+            "(B, C, 1, 1) and two of (B, C, H, W)"
+        )
+    return Axpy()
+
+
+LAYERS = {
+    "AbsVal": Kind(partial(plain, make=partial(Element, torch.abs, "|x|"))),
+    "BNLL": Kind(partial(plain, make=nn.Softplus)),
+    "Clip": Kind(clip, "clip_param"),
+    "ELU": Kind(elu, "elu_param"),
+    "Exp": Kind(exp, "exp_param"),
+    "Log": Kind(log, "log_param"),
+    "PReLU": Kind(prelu, "prelu_param"),
+    "Power": Kind(power, "power_param"),
+    "ReLU": Kind(relu, "relu_param"),
+    "ReLU6": Kind(partial(plain, make=nn.ReLU6), "relu6_param"),
+    "Sigmoid": Kind(partial(plain, make=nn.Sigmoid), "sigmoid_param"),
+    "Swish": Kind(swish, "swish_param"),
+    "TanH": Kind(partial(plain, make=nn.Tanh), "tanh_param"),
+    "Threshold": Kind(threshold, "threshold_param"),
+    "Dropout": Kind(dropout, "dropout_param"),
+    "Bias": Kind(bias, "bias_param", ("bias",)),
+    "Scale": Kind(scale, "scale_param"),
+    "Parameter": Kind(parameter, "parameter_param", ("weight",)),
+    "Axpy": Kind(axpy, "", ()),
+}

@@ -1,0 +1,227 @@
+"""Asynchronous updates: each gradient as it arrives, or the mean of each c of them.
+
+With one gradient an update this is Downpour's server; with c = ⌊N / n⌋ of N learners it is
+n-softsync, whose mean staleness is about n.
+
+Source: Dean et al. 2012, "Large scale distributed deep networks"; Zhang et al. 2016,
+"Staleness-aware async-SGD for distributed deep learning".
+
+Backup workers: an update does not wait for its last b leaves.
+
+When all leaves of a step but b are there the update is made, over these. What is still computed
+then is late: it is dropped by its version whenever it comes. All gradients of an update are of its
+own version.
+
+What becomes of the late leaves is a word. `Backup` forgets them, and each step has an update. With
+`BackupAgain` they are the first that are handed out again. So each leaf counts, and there are more
+updates, each of as many leaves: a step's but b. Only the last one is of those that are left.
+
+As soon as the leaves that are there and those under way are enough, a further one is spare. It
+would keep its learner from the next step. So it goes to one that has none of this step yet, or to
+one that another is a whole turn behind: since that one's leaf was handed out, as many leaves were
+as there are learners. (Who is behind by less is no straggler, and about to be done.)
+
+Source: Chen et al. 2016, "Revisiting distributed synchronous SGD".
+
+Bounded staleness: asynchronous updates, but nobody gets more than s steps ahead.
+
+The clock is that of the leaves: a leaf of step c waits until all leaves of steps before c - s have
+been applied. So whoever computes at clock c sees all updates of clocks up to c - s - 1, which is
+what the source promises. There each worker has leaves of its own, and its clock counts them: one at
+half speed then holds all others at its pace. Here leaves come from one queue, and a slow learner
+takes fewer. With s = 0 a step begins once the one before is applied.
+
+Source: Ho et al. 2013, "More effective distributed ML via a stale synchronous parallel parameter
+server".
+
+The policies of the modes with a server.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from firecaffe.synchrony.config import ASYNCHRONOUS, BACKUP, STALE, SynchronyConfig
+from firecaffe.synchrony.leaves import Leaf, LeafQueue, Leaves
+from firecaffe.synchrony.policy import Desk, Policy, Update, Work, row_of, work_of
+
+
+class Asynchronous(Desk):
+    """Nobody waits, but for the last leaves of the training. See `policy.Policy`."""
+
+    def __init__(
+        self, queue: LeafQueue, learners: int, version: int = 0, gradients_per_update: int = 1
+    ) -> None:
+        super().__init__(queue, learners, version)
+        self._per_update = gradients_per_update
+        self._pending: list[Work] = []
+
+    def begin(self, learner: int) -> Work | None:
+        return None if self.queue.first is None else self.hand_out(learner)
+
+    def contribute(self, work: Work) -> bool:
+        if not self.take_back(work):
+            return False
+        self._pending.append(work)
+        return True
+
+    def commit(self) -> Update | None:
+        is_end = self.queue.first is None and not self.in_flight
+        if len(self._pending) < (1 if is_end else self._per_update):
+            return None
+        works = tuple(sorted(self._pending, key=lambda work: work.leaf))
+        self._pending = []
+        self.version += 1
+        return Update(self.version, works)
+
+    def lose(self, learner: int) -> None:
+        work = self.take_off(learner)
+        if work is not None:
+            self.queue.put_back(work.leaf)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"desk": super().state_dict(), "pending": [row_of(w) for w in self._pending]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state["desk"])
+        self._pending = [work_of(row) for row in state["pending"]]
+
+
+class Backup(Desk):
+    """One update a step; its late leaves are forgotten. See `policy.Policy`."""
+
+    def __init__(
+        self, queue: LeafQueue, learners: int, version: int = 0, backup_workers: int = 0
+    ) -> None:
+        super().__init__(queue, learners, version)
+        self._backups = backup_workers
+        self._arrived: list[Work] = []
+        self._turns: dict[int, int] = {}
+        """By learner, which leaf of the update it had last, as they were handed out."""
+
+    def begin(self, learner: int) -> Work | None:
+        if not self._has_leaf or not self._may_be_needed(learner):
+            return None
+        self._turns[learner] = 1 + max(self._turns.values(), default=0)
+        return self.hand_out(learner)
+
+    def _may_be_needed(self, learner: int) -> bool:
+        """Whether a further leaf is none too many, or this learner may have it."""
+        if self._taken < self._enough or learner not in self._turns:
+            return True
+        turns = (self._turns[work.learner] for work in self._under_way)
+        return any(turn + len(self.learners) <= self._turns[learner] for turn in turns)
+
+    @property
+    def _under_way(self) -> list[Work]:
+        """The works that are not late."""
+        return [work for work in self.in_flight.values() if work.version == self.version]
+
+    @property
+    def _taken(self) -> int:
+        """The number of leaves that are there or under way."""
+        return len(self._arrived) + len(self._under_way)
+
+    @property
+    def _has_leaf(self) -> bool:
+        """Whether the update may still take a leaf. The version is the number of its step."""
+        return self.queue.first is not None and self.queue.first.step == self.version
+
+    @property
+    def _enough(self) -> int:
+        """The number of leaves that make the update."""
+        return max(1, self.queue.leaves.of_step(self.version) - self._backups)
+
+    def contribute(self, work: Work) -> bool:
+        if not self.take_back(work) or work.version != self.version:
+            return False
+        self._arrived.append(work)
+        return True
+
+    def commit(self) -> Update | None:
+        if len(self._arrived) < self._enough:
+            return None
+        update = self._update(tuple(sorted(self._arrived, key=lambda work: work.leaf)))
+        self._arrived, self._turns = [], {}
+        self.version = update.version
+        return update
+
+    def _update(self, works: tuple[Work, ...]) -> Update:
+        """The update of some works. Does what becomes of the late leaves."""
+        while self._has_leaf:
+            self.queue.take()
+        counted = {work.leaf.place for work in works}
+        places = range(self.queue.leaves.of_step(self.version))
+        late = tuple(Leaf(self.version, place) for place in places if place not in counted)
+        return Update(self.version + 1, works, dropped=late)
+
+    def lose(self, learner: int) -> None:
+        work = self.take_off(learner)
+        if work is not None and work.version == self.version:
+            self.queue.put_back(work.leaf)
+
+    def state_dict(self) -> dict[str, Any]:
+        arrived = [row_of(work) for work in self._arrived]
+        turns = [list(each) for each in self._turns.items()]
+        desk = super().state_dict()
+        return {"desk": desk, "arrived": arrived, "turns": turns}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state["desk"])
+        self._arrived = [work_of(row) for row in state["arrived"]]
+        self._turns = dict(map(tuple, state["turns"]))
+
+
+class BackupAgain(Backup):
+    """Late leaves are handed out again. See `policy.Policy`."""
+
+    @property
+    def _has_leaf(self) -> bool:
+        return self.queue.first is not None and self._taken < self.queue.leaves.per_step
+
+    @property
+    def _enough(self) -> int:
+        left = self._taken + self.queue.left
+        return max(1, min(self.queue.leaves.per_step - self._backups, left))
+
+    def _update(self, works: tuple[Work, ...]) -> Update:
+        late = tuple(sorted(work.leaf for work in self._under_way))
+        for leaf in late:
+            self.queue.put_back(leaf)
+        return Update(self.version + 1, works, again=late)
+
+
+class Stale(Asynchronous):
+    """Each gradient is an update. See `policy.Policy`."""
+
+    def __init__(
+        self, queue: LeafQueue, learners: int, version: int = 0, max_staleness: int = 0
+    ) -> None:
+        super().__init__(queue, learners, version)
+        self._most = max_staleness
+
+    def begin(self, learner: int) -> Work | None:
+        first = self.queue.first
+        if first is None:
+            return None
+        # Leaves are handed out in order, so what is missing is under way.
+        oldest = min((work.leaf.step for work in self.in_flight.values()), default=first.step)
+        return None if first.step - oldest > self._most else super().begin(learner)
+
+
+SYNCHRONY: dict[str, Callable[[LeafQueue, SynchronyConfig, int], Policy]] = {
+    BACKUP: lambda queue, c, learners: (BackupAgain if c.dropped == "again" else Backup)(
+        queue, learners, queue.leaves.first_step, c.backup_workers
+    ),
+    STALE: lambda queue, c, learners: Stale(
+        queue, learners, queue.leaves.first_step, c.max_staleness
+    ),
+    ASYNCHRONOUS: lambda queue, c, learners: Asynchronous(
+        queue, learners, queue.leaves.first_step, c.gradients_per_update
+    ),
+}
+"""By `synchrony.mode`. The version counts all updates, those of the warm steps too."""
+
+
+def make_policy(config: SynchronyConfig, leaves: Leaves, learners: int) -> Policy:
+    """The policy of a mode with a server, at its start, for so many learners."""
+    return SYNCHRONY[config.mode](LeafQueue(leaves), config, learners)

@@ -1,0 +1,355 @@
+"""What a training's weights have to obey: masks, and values that weights share.
+
+A constraint changes the gradients of the weights that this rank updates before an update, and these
+weights after it, as a function of weights, sums of gradients and the step. It goes by whole layers,
+however they lie on ranks (`Wholes`). So the number of workers decides no bit of it, and nothing
+below the training knows of it.
+
+Weights that are pruned stay zero: a constraint of a training.
+
+Weights that share few values: a constraint of a training.
+
+The gradient of a value is the sum of its weights' gradients, or their mean. Each of these weights
+is given it, so a solver that works element by element updates all of them alike, as it would update
+the value itself: with one momentum, and weight decay once.
+
+Source: Han, Mao and Dally 2016, arXiv 1510.00149, section 3.
+"""
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from firecaffe.compression.config import (
+    ADAPTIVE,
+    GRADUAL,
+    LAYER,
+    MAGNITUDE,
+    SURGERY,
+    PruneConfig,
+    ShareConfig,
+)
+from firecaffe.compression.layers import BIAS, pruned_weights, shared_weights
+from firecaffe.compression.prune import (
+    above,
+    above_with_hold,
+    adaptive,
+    count_of,
+    kept_share,
+    largest,
+    largest_of_all,
+    threshold_of,
+    with_hold,
+)
+from firecaffe.compression.share import share
+from firecaffe.errors import RecipeError
+from firecaffe.recipe.sections import Recipe
+from firecaffe.training.forward import key_of
+from firecaffe.training.piece import Piece, Weights
+from firecaffe.training.wholes import AllHere, Wholes
+
+
+class Pruning:
+    """The masks of the weights that are pruned, and when they change; see `Constraint`.
+
+    With surgery the network computes with the masked weights, and the solver updates `dense`, the
+    weights without masks, by the gradients of the masked ones.
+    """
+
+    def __init__(
+        self,
+        weights: Mapping[str, nn.Parameter],
+        keep: Mapping[str, float],
+        threshold: Mapping[str, float],
+        words: PruneConfig,
+        wholes: Wholes,
+    ) -> None:
+        """weights: those that this rank updates, or parts of them. keep, threshold: by the names of
+        whole weights; each that is pruned is in one of them.
+        """
+        self._weights, self._keep, self._threshold = weights, keep, threshold
+        self._words, self._wholes = words, wholes
+        self.masks = {
+            name: torch.ones_like(each, dtype=torch.bool) for name, each in weights.items()
+        }
+        """True where a weight is kept."""
+        self.dense: dict[str, Tensor] = {}
+        """With surgery, the weights that masked ones are made of."""
+        if words.how == SURGERY:
+            self.dense = {name: each.detach().clone() for name, each in weights.items()}
+
+    @property
+    def pieces(self) -> dict[str, Piece]:
+        pieces: dict[str, Piece] = {"mask": Weights(self.masks.items)}
+        if self._words.how == SURGERY:  # also if this rank has none
+            pieces["dense"] = Weights(self.dense.items)
+        return pieces
+
+    @property
+    def line(self) -> str:
+        found = [(int(m.sum()), m.numel()) for _, m in self._wholes.one_by_one(self.masks)]
+        kept, of = sum(some for some, _ in found), sum(each for _, each in found)
+        return f"prune: {kept} of {of} weights of {len(found)} layers are kept"
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        for name, each in self._wholes.of_own(self._weights).items():
+            if not each.any() and not name.endswith(BIAS):
+                layer = name.rpartition(".")[0]
+                raise RecipeError(
+                    f"prune: the weights of {layer} are all zero at the start, of which none "
+                    "would be kept; leave it out of the pattern"
+                )
+        for name, dense in self.dense.items():
+            dense.copy_(self._weights[name])
+        self._choose(0)
+        self.restrict(self._weights)
+
+    @torch.no_grad()
+    def before_update(self, step: int) -> None:
+        for name, weight in self._weights.items():
+            if self._may_return(step):
+                weight.copy_(self.dense[name])
+            elif weight.grad is not None:
+                weight.grad.masked_fill_(~self.masks[name], 0)
+
+    @torch.no_grad()
+    def after_update(self, step: int) -> None:
+        done = step + 1
+        if self._may_return(step):
+            for name, weight in self._weights.items():
+                self.dense[name].copy_(weight)
+        is_due = done % self._words.every == 0 or done == self._words.steps
+        if self._words.how != MAGNITUDE and done <= self._words.steps and is_due:
+            self._choose(done)
+        self.restrict(self._weights)
+
+    @torch.no_grad()
+    def restrict(self, weights: Mapping[str, Tensor]) -> None:
+        for name, mask in self.masks.items():
+            weights[name].masked_fill_(~mask, 0)
+
+    def _may_return(self, step: int) -> bool:
+        return self._words.how == SURGERY and step < self._words.steps
+
+    def _choose(self, done: int) -> None:
+        """Chooses the weights that are kept after so many steps."""
+        found = {}
+        whole = self._wholes.of_own if self._words.scope == LAYER else self._wholes.of_all
+        may_return = self._words.how == SURGERY
+        weights = whole(self.dense if may_return else self._weights)
+        masks = whole(self.masks) if may_return else {}
+        scores = {name: weights[name].abs() for name in self._keep if name in weights}
+        if may_return:
+            scores = {name: with_hold(each, masks[name]) for name, each in scores.items()}
+        counts = {
+            name: count_of(self._share(name, done), each.numel()) for name, each in scores.items()
+        }
+        if self._words.scope == ADAPTIVE:
+            scores = {name: adaptive(each) for name, each in scores.items()}
+        if self._words.scope != LAYER:
+            found = largest_of_all(scores, sum(counts.values()))
+        else:
+            found = largest(scores, counts)
+        for name, deviations in self._threshold.items():
+            if name not in weights:
+                continue
+            weight, threshold = weights[name], threshold_of(weights[name], deviations)
+            if may_return:
+                found[name] = above_with_hold(weight, threshold, masks[name])
+            else:
+                found[name] = above(weight, threshold)
+        for name, mask in found.items():
+            if not mask.any() and not name.endswith(BIAS):
+                raise RecipeError(_none_left(name, self._threshold.get(name)))
+        self._wholes.put(found, self.masks)
+
+    def _share(self, name: str, done: int) -> float:
+        keep = self._keep[name]
+        return kept_share(keep, done, self._words.steps) if self._words.how == GRADUAL else keep
+
+
+def _none_left(name: str, deviations: float | None) -> str:
+    layer = name.rpartition(".")[0]
+    if deviations is None:
+        return (
+            f"prune.scope all keeps no weight of {layer}, for those of other layers are larger; "
+            "leave it out of the patterns, or say prune.scope adaptive"
+        )
+    return f"prune.threshold {deviations:g} keeps no weight of {layer}; take a smaller one"
+
+
+class Sharing:
+    """The codes of the weights that share values; see `Constraint`. Weights of code 0 are zero."""
+
+    def __init__(
+        self,
+        weights: Mapping[str, nn.Parameter],
+        bits: Mapping[str, int],
+        words: ShareConfig,
+        seed: int,
+        wholes: Wholes,
+    ) -> None:
+        """weights: those that this rank updates, or parts of them. bits: of each, by the whole
+        weight's name. seed: of a start by chance.
+        """
+        self._weights, self._bits, self._words, self._seed = weights, bits, words, seed
+        self._wholes = wholes
+        self._fixed: dict[str, Tensor] | None = None
+        """The values by code, if they are not trained; those before the first update."""
+        self.codes = {
+            name: torch.zeros_like(each, dtype=torch.int32) for name, each in weights.items()
+        }
+
+    @property
+    def pieces(self) -> dict[str, Piece]:
+        return {"code": Weights(self.codes.items)}
+
+    @property
+    def line(self) -> str:
+        codes = (each.flatten() for _, each in self._wholes.one_by_one(self.codes))
+        counts = [each.bincount()[1:] for each in codes]
+        weights = sum(int(each.sum()) for each in counts)
+        values = sum(int(each.count_nonzero()) for each in counts)
+        layers = len(counts)
+        return f"share: {weights} weights that are not zero of {layers} layers have {values} values"
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        codes, shared = dict[str, Tensor](), dict[str, Tensor]()
+        for name, weight in self._wholes.of_own(self._weights).items():
+            if not weight.any() and not name.endswith(BIAS):
+                raise RecipeError(
+                    f"share: the weights of {name.rpartition('.')[0]} are all zero at the start; "
+                    "leave it out of the pattern"
+                )
+            chance = torch.Generator().manual_seed(key_of(self._seed, "share", name))
+            codes[name], values = share(weight, self._bits[name], self._words.start, chance)
+            shared[name] = values[codes[name].long()].to(weight)
+        self._wholes.put(codes, self.codes)
+        self._wholes.put(shared, self._weights)
+
+    @torch.no_grad()
+    def before_update(self, step: int) -> None:
+        codes = self._codes  # put together by all ranks at once, also by one that has none
+        if not self._words.train:
+            if self._fixed is None:
+                own = {name: each.detach() for name, each in self._weights.items()}
+                self._fixed = self._values(own)
+            return
+        gradients = {n: each.grad for n, each in self._weights.items() if each.grad is not None}
+        whole = self._wholes.of_own(gradients)
+        shared = {n: self._shared(n, codes[n].reshape(-1), each) for n, each in whole.items()}
+        self._wholes.put(shared, gradients)
+
+    def _shared(self, name: str, codes: Tensor, gradient: Tensor) -> Tensor:
+        """For each weight the gradient of its value."""
+        sums = torch.zeros(len(self._firsts[name]) + 1, dtype=torch.float64, device=gradient.device)
+        # One after the other, in any number of threads; in 64 bits, for they may be millions.
+        sums.index_add_(0, codes, gradient.reshape(-1).double())
+        if self._words.gradient == "mean":
+            sums /= codes.bincount(minlength=len(sums)).clamp(min=1)
+        sums[0] = 0
+        return sums.to(gradient.dtype)[codes].view(gradient.shape)
+
+    @torch.no_grad()
+    def after_update(self, step: int) -> None:
+        self.restrict(self._weights)
+
+    @torch.no_grad()
+    def restrict(self, weights: Mapping[str, Tensor]) -> None:
+        """Gives all weights of a value that of the first: a solver rounds at the end of a tensor
+        not always as in its middle.
+        """
+        own = {name: weights[name] for name in self.codes}
+        whole = self._values(own) if self._fixed is None else self._fixed
+        shared = {n: whole[n][each.reshape(-1)].view(each.shape) for n, each in self._codes.items()}
+        self._wholes.put(shared, own)
+
+    def _values(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The values of weights by code."""
+        return {
+            name: torch.cat([weight.new_zeros(1), weight.reshape(-1)[self._firsts[name]]])
+            for name, weight in self._wholes.of_own(parts).items()
+        }
+
+    @cached_property
+    def _codes(self) -> dict[str, Tensor]:
+        """Of whole weights."""
+        return self._wholes.of_own(self.codes)
+
+    @cached_property
+    def _firsts(self) -> dict[str, Tensor]:
+        """The place of the first weight of each code but 0."""
+        firsts = {}
+        for name, codes in self._codes.items():
+            ordered, places = codes.reshape(-1).sort(stable=True)
+            is_first = torch.cat([ordered[:1] != 0, ordered.diff() != 0])
+            firsts[name] = places[is_first]
+        return firsts
+
+
+class Constraint(Protocol):
+    """Keeps weights to what they have to obey."""
+
+    @property
+    def pieces(self) -> dict[str, Piece]:
+        """Its state, by the names that the pieces have in a checkpoint."""
+
+    @property
+    def line(self) -> str:
+        """What it has come to so far, for people."""
+
+    def begin(self) -> None:
+        """Makes its state from a new training's first weights, and brings them to it. A resumed
+        training loads its pieces instead.
+
+        Raises: RecipeError, on all ranks that have a part of the layer, if the weights cannot be
+        brought to it.
+        """
+
+    def before_update(self, step: int) -> None:
+        """Changes the gradients of step `step`, counted from 0, and weights, before the solver has
+        them. Gradients are summed and clipped.
+        """
+
+    def after_update(self, step: int) -> None:
+        """Brings the updated weights back to what they have to obey."""
+
+    def restrict(self, weights: Mapping[str, Tensor]) -> None:
+        """Brings other tensors in the weights' place to it, as their moving average."""
+
+
+def check_constraints(recipe: Recipe, network: nn.Module) -> None:
+    """Raises: RecipeError, with the layer's name, if the network's weights cannot be had so."""
+    make_constraints(recipe, dict(network.named_parameters()), {}, AllHere())
+
+
+def make_constraints(
+    recipe: Recipe,
+    network: Mapping[str, nn.Parameter],
+    own: Mapping[str, nn.Parameter],
+    wholes: Wholes,
+) -> list[Constraint]:
+    """The constraints of a recipe, in the order in which they act.
+
+    Args:
+        network: The whole network's parameters, by their names.
+        own: Those that this rank updates, or parts of them.
+        wholes: How they come together.
+
+    Raises: RecipeError, with the layer's name, if the network's weights cannot be had so.
+    """
+    found: list[Constraint] = []
+    if recipe.prune.is_on:
+        keep, threshold = pruned_weights(network, recipe.prune)
+        pruned = {n: each for n, each in own.items() if wholes.name(n) in {**keep, **threshold}}
+        found.append(Pruning(pruned, keep, threshold, recipe.prune, wholes))
+    if recipe.share.is_on:
+        bits = shared_weights(network, recipe.share)
+        shared = {n: each for n, each in own.items() if wholes.name(n) in bits}
+        found.append(Sharing(shared, bits, recipe.share, recipe.train.seed, wholes))
+    return found

@@ -1,0 +1,242 @@
+"""The moving average of the weights that a training may keep beside them, and evaluate.
+
+    average = weights                                       after the first update
+    average = average + (1 - decay) (weights - average)     after each later one
+
+Of replicas that train by themselves there are common weights after an average alone: one that comes
+after k steps counts as much as k updates that all came to them, 1 - decay^k.
+
+It is a pure function of the weights after each step, so workers change no bit of it. Buffers
+(BatchNorm's statistics) are not averaged: with the average go those of the training, which are
+means over steps already.
+
+Source: Polyak and Juditsky 1992; as torch.optim.swa_utils has it (`get_ema_multi_avg_fn`, buffers
+kept in sync).
+
+BatchNorm statistics for evaluations: estimated again, with the weights of the moment.
+
+The running statistics of a training are means over weights of the past. Where workers do not make
+each step together (late gradients, replicas) they are further off, and a moving average of the
+weights has none of its own. So evaluations may take others: of the first whole micro-batches of the
+first epoch, augmented as they are in training, the mean of the micro-batches' means and of their
+variances. The training's own stay as they are, and no bit of it depends on when it is evaluated.
+
+A micro-batch is computed by one worker, alike whichever it is, and the means are over all of them
+in their order. So the number of workers changes no bit.
+
+Source: Izmailov et al. 2018, "Averaging weights leads to wider optima and better generalization",
+section 3.2; as torch.optim.swa_utils.update_bn has it (a cumulative mean over batches).
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from math import prod
+from typing import Any
+
+import torch
+from safetensors.torch import load, save
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from firecaffe.cluster.agree import gather_bytes
+from firecaffe.cluster.group import Group
+from firecaffe.data import Batches
+from firecaffe.errors import RecipeError
+from firecaffe.parallel.layers import NormOverRows
+from firecaffe.synchrony.leaves import Leaf
+from firecaffe.training.forward import laid_out, seed_random
+from firecaffe.training.holdings.holding import Holding
+from firecaffe.training.piece import Weights
+
+WARMUP = 10
+"""With a warm-up the decay of update t is at most (1 + t) / (WARMUP + t), t counted from 0, so that
+the first weights are soon forgotten. Source: TensorFlow's ExponentialMovingAverage (num_updates).
+"""
+
+
+class Ema:
+    """The average of a network's trained parameters."""
+
+    def __init__(
+        self, named: Mapping[str, nn.Parameter], decay: float, warmup: bool = False
+    ) -> None:
+        self._weights: dict[str, Tensor] = dict(named)
+        self._decay, self._warmup = decay, warmup
+        self.average = {name: each.detach().clone() for name, each in named.items()}
+
+    @property
+    def piece(self) -> Weights:
+        """The average as a piece of the training's state."""
+        return Weights(self.average.items)
+
+    def update(self, step: int) -> None:
+        """Takes in the weights after step `step`, counted from 0."""
+        self.update_after(range(step, step + 1), self._weights)
+
+    @torch.no_grad()
+    def update_after(self, steps: range, names: Iterable[str]) -> None:
+        """Takes in some of the weights after steps at whose ends nobody had them, but for the last
+        one.
+        """
+        average = [self.average[name] for name in names]
+        if not average:  # a stage without weights
+            return
+        weights = [self._weights[name] for name in names]
+        if steps.start == 0:
+            torch._foreach_copy_(average, weights)
+            return
+        torch._foreach_lerp_(average, weights, 1 - prod(map(self._decay_of, steps)))
+
+    def _decay_of(self, step: int) -> float:
+        return min(self._decay, (1 + step) / (WARMUP + step)) if self._warmup else self._decay
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Puts the average in the weights' place, for a `with` block: memory is exchanged, nothing
+        is copied.
+        """
+        self.exchange()
+        try:
+            yield
+        finally:
+            self.exchange()
+
+    def exchange(self) -> None:
+        """Puts the average in the weights' place, and the weights in its own."""
+        for weight, average in zip(self._weights.values(), self.average.values(), strict=True):
+            weight.data, average.data = _data(average), _data(weight)
+
+
+def _data(tensor: Tensor) -> Tensor:
+    return tensor.detach()
+
+
+NORMS = "batch_norm"
+"""The piece of a training's state. It holds the statistics that a checkpoint's weights have."""
+
+BUFFERS = ("running_mean", "running_var")
+
+
+def layers_of(network: nn.Module) -> dict[str, Any]:
+    """The BatchNorm layers whose statistics are estimated, by name; the parts of one that is split,
+    and none that another rank has.
+    """
+    return {
+        name: module
+        for name, module in network.named_modules()
+        if isinstance(module, _BatchNorm | NormOverRows)
+        and module.training
+        and module.running_mean is not None
+    }
+
+
+def check_layers(network: nn.Module, samples: int) -> None:
+    """Raises: RecipeError if a whole network has no layer whose statistics are estimated."""
+    if not layers_of(network):
+        raise RecipeError(
+            f"train.batch_norm_samples is {samples}, but the network has no BatchNorm that is "
+            "trained; leave it out"
+        )
+
+
+class Norms:
+    """The statistics of a network's BatchNorm layers that evaluations take."""
+
+    def __init__(
+        self,
+        holding: Holding,
+        batches: Batches,
+        samples: int,
+    ) -> None:
+        """samples: as many, or less by a part of a micro-batch, are estimated from.
+
+        Raises: RecipeError if there are not so many samples.
+        """
+        self._holding, self._forward, self._batches = holding, holding.forward, batches
+        self._layers = layers_of(holding.network)
+        order = batches.order
+        if samples > order.num_samples:
+            raise RecipeError(
+                f"train.batch_norm_samples is {samples}; there are {order.num_samples} training "
+                "samples, so it must be at most as many"
+            )
+        places = range(samples // order.micro_batch_size)
+        self._leaves = [Leaf(*divmod(place, order.num_micro_batches)) for place in places]
+        self._statistics = {name: each.clone() for name, each in self._running().items()}
+        self._step = -1
+
+    @property
+    def piece(self) -> Weights:
+        """The statistics as a piece of the training's state. They are no result of it: they follow
+        from its weights.
+        """
+        return Weights(self._statistics.items, is_result=False)
+
+    def is_of(self, step: int) -> bool:
+        """Whether they are those of the weights after a step."""
+        return self._step == step
+
+    @torch.no_grad()
+    def estimate(self, ranks: Group, step: int) -> None:
+        """Estimates them, with the weights that evaluations take after a step, which are in the
+        network. All ranks call it. ranks: those that share out the micro-batches; they have the
+        same layers.
+        """
+        places = range(ranks.rank, len(self._leaves), ranks.world_size)
+        own = {
+            f"{place}/{name}": each
+            for place, found in zip(places, self._of_leaves(places), strict=True)
+            for name, each in found.items()
+        }
+        told: dict[str, Tensor] = {}
+        for data in gather_bytes(ranks, save(own) if own else b""):
+            told |= load(data) if data else {}
+        for name, each in self._statistics.items():
+            of_leaves = [told[f"{place}/{name}"] for place in range(len(self._leaves))]
+            each.copy_(torch.stack(of_leaves).double().mean(0))
+        self._step = step
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Puts them in the place of the training's own, for a `with` block."""
+        own = {name: each.clone() for name, each in self._running().items()}
+        self.put()
+        try:
+            yield
+        finally:
+            for name, each in self._running().items():
+                each.copy_(own[name])
+
+    def put(self) -> None:
+        """Puts them in the place of the training's own."""
+        for name, each in self._running().items():
+            each.copy_(self._statistics[name])
+
+    def _running(self) -> dict[str, Tensor]:
+        return {
+            f"{name}.{buffer}": getattr(layer, buffer)
+            for name, layer in self._layers.items()
+            for buffer in BUFFERS
+        }
+
+    def _of_leaves(self, places: Sequence[int]) -> Iterator[dict[str, Tensor]]:
+        """The means and variances of micro-batches, on the host."""
+        forward = self._forward
+        momenta = {name: layer.momentum for name, layer in self._layers.items()}
+        forward.buffers.begin_step()
+        for layer in self._layers.values():
+            layer.momentum = 1.0  # so that what was before counts for nothing
+        try:
+            for _ in self._holding.training_outputs(places, self._inputs):
+                yield {name: each.cpu().clone() for name, each in self._running().items()}
+                forward.buffers.begin_micro_batch()  # all buffers as they were
+        finally:
+            for name, layer in self._layers.items():
+                layer.momentum = momenta[name]
+            forward.buffers.begin_micro_batch()
+
+    def _inputs(self, place: int) -> Any:
+        config, leaf = self._forward.config, self._leaves[place]
+        inputs, _ = self._batches.train_batch(*leaf)
+        seed_random(config.seed, "dropout", *leaf)
+        return laid_out(inputs, config)

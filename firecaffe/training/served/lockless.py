@@ -1,0 +1,194 @@
+"""Where a worker computes and makes its own updates, in weights that others write to, too.
+
+Weights that all workers of one host read and write in the same memory, without a lock.
+
+Each worker computes a gradient at the weights as they are, while others write to them, and then
+makes its update where they are. Of two that write to one weight at the same time one may be lost,
+and a worker may read some weights before an update and others after it. Where a gradient touches
+few weights this is rare; elsewhere it is noise.
+
+The momentum is one for all, in the same memory. Buffers (BatchNorm's statistics), losses and counts
+go to rank 0, as with a server.
+
+Source: Niu, Recht, Ré, Wright 2011, "Hogwild: a lock-free approach to parallelizing stochastic
+gradient descent".
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from torch import Tensor, nn, optim
+
+from firecaffe.cluster.world import World
+from firecaffe.errors import RecipeError
+from firecaffe.solvers.caffe_sgd import CaffeSGD
+from firecaffe.solvers.optimizer import set_rate
+from firecaffe.synchrony.leaves import Leaf
+from firecaffe.synchrony.policy import Work
+from firecaffe.training.served.coder import are_finite
+from firecaffe.training.served.compute import Bench, Contribution, Workbench
+from firecaffe.training.served.holders import Holders
+from firecaffe.training.served.memory import Gradient
+from firecaffe.training.served.messages import Parcel, parcel_bytes
+from firecaffe.transport.local import meet_local_ranks
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How a worker makes an update."""
+
+    optimizer_of: Callable[[Mapping[str, nn.Parameter]], optim.Optimizer]
+    rate: Callable[[int], float]
+    """Of a step, counted from 0."""
+    momentum: Callable[[int], float | None]
+    """Of a step; None if it does not change."""
+    weight_of: Callable[[Leaf], float]
+    """Of a leaf, 1 if it is full."""
+    clip_gradients: float = 0.0
+    """The largest norm of a worker's gradient; 0 does not clip."""
+
+
+class LocklessBench:
+    """A rank's; see `compute.Bench`."""
+
+    def __init__(self, bench: Workbench, optimizer: optim.Optimizer, rule: Rule) -> None:
+        """bench: its parameters are the shared weights. optimizer: of them."""
+        self._bench, self._optimizer, self._rule = bench, optimizer, rule
+
+    def compute(self, work: Work, weights: Mapping[str, Tensor]) -> Contribution:
+        """Computes a work at the present weights, and updates them. weights: the buffers."""
+        brought = self._bench.compute(work, weights)
+        start = time.perf_counter()
+        is_finite = are_finite(self._bench.named, brought.gradient.tensors.items())
+        if is_finite.all() and not self._update(work.leaf, brought.gradient.tensors):
+            is_finite = torch.zeros_like(is_finite)
+        return replace(
+            brought,
+            gradient=Gradient({}, brought.gradient.tail),
+            is_finite=is_finite,
+            compute_s=brought.compute_s + time.perf_counter() - start,
+        )
+
+    @torch.no_grad()
+    def _update(self, leaf: Leaf, gradients: Mapping[str, Tensor]) -> bool:
+        """Makes an update. Returns whether it has: not by a norm beyond float32."""
+        weight, rule = self._rule.weight_of(leaf), self._rule
+        for name, gradient in gradients.items():
+            self._bench.named[name].grad = gradient.div_(weight)
+        if rule.clip_gradients:
+            named = self._bench.named.values()
+            norm = nn.utils.clip_grad_norm_(named, rule.clip_gradients, foreach=True)
+            if not norm.isfinite():
+                self._optimizer.zero_grad()
+                return False
+        set_rate(self._optimizer, rule.rate(leaf.step), rule.momentum(leaf.step))
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        return True
+
+    def end(self) -> None:
+        """Nothing has to end."""
+
+
+WEIGHT, MOMENTUM = "weight", "momentum"
+"""What is shared of a parameter."""
+
+
+class SharedWeights(Holders):
+    """See `Holders`."""
+
+    are_others = True
+
+    @classmethod
+    def meet(
+        cls,
+        world: World,
+        named: Mapping[str, nn.Parameter],
+        optimizer: optim.Optimizer,
+        rule: Rule,
+        timeout_s: float,
+    ) -> Self:
+        """Shares the weights and the momentum of a training, as they are on rank 0, with all ranks
+        of its host, which are all that there are; every rank calls it.
+
+        Raises: RecipeError on all ranks if they have no memory in common; PeerLostError.
+        """
+        examples = {f"{WEIGHT}/{name}": each for name, each in named.items()}
+        if any(group["momentum"] for group in optimizer.param_groups):
+            examples |= {f"{MOMENTUM}/{name}": each for name, each in named.items()}
+        local = meet_local_ranks(world, timeout_s)
+        if local is None and world.world_size > 1:
+            raise RecipeError(
+                "synchrony.lock none: the ranks of this host do not reach each other's memory; use "
+                "lock = server"
+            )
+        if local is None:
+            found = cls(Parcel(examples), named, optimizer, rule)
+            found._begin()
+            return found
+        with closing(local):
+            memory = local.share(parcel_bytes(examples), torch.uint8)[0]  # rank 0's
+            found = cls(Parcel(examples, memory), named, optimizer, rule)
+            if world.is_first:
+                found._begin()
+            local.barrier()
+        return found
+
+    def __init__(
+        self,
+        shared: Parcel,
+        named: Mapping[str, nn.Parameter],
+        optimizer: optim.Optimizer,
+        rule: Rule,
+    ) -> None:
+        """named, optimizer: of the training's state."""
+        self._shared, self._named, self._optimizer, self._rule = shared, named, optimizer, rule
+        self._kept = "history" if isinstance(optimizer, CaffeSGD) else "momentum_buffer"
+        """What the optimizer calls a momentum."""
+        self._at_work: list[nn.Parameter] = []
+
+    def bench(self, bench: Workbench, place: int) -> Bench:
+        optimizer = self._rule.optimizer_of(bench.named)
+        for kind, name, view in self._views():
+            parameter = bench.named[name]
+            if kind == MOMENTUM:
+                optimizer.state[parameter][self._kept] = view
+            else:
+                parameter.data = view
+                self._at_work.append(parameter)
+        return LocklessBench(bench, optimizer, self._rule)
+
+    @torch.no_grad()
+    def gather(self, look: Callable[[], None]) -> None:
+        """Copies them, while others may write to them."""
+        for kind, name, view in self._views():
+            parameter = self._named[name]
+            if kind == MOMENTUM:
+                self._optimizer.state[parameter][self._kept] = view.clone()
+            else:
+                parameter.copy_(view)
+
+    def cut(self) -> None:
+        """Gives the networks that were at work here memory of their own."""
+        for parameter in self._at_work:
+            parameter.data = parameter.data.clone()
+
+    @torch.no_grad()
+    def _begin(self) -> None:
+        """Begins with the weights of the training's state, and its momentum, if it has some."""
+        for kind, name, view in self._views():
+            parameter = self._named[name]
+            if kind == MOMENTUM:
+                before = self._optimizer.state.get(parameter, {}).get(self._kept)
+                view.zero_() if before is None else view.copy_(before)
+            else:
+                view.copy_(parameter)
+
+    def _views(self) -> Iterator[tuple[str, str, Tensor]]:
+        for path, view in self._shared.views.items():
+            kind, _, name = path.partition("/")
+            yield kind, name, view

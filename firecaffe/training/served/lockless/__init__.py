@@ -1,1 +1,0 @@
-"""Training whose workers write to the same weights without waiting for each other (Hogwild)."""
