@@ -77,7 +77,7 @@ hold it to. The record is written by a program:
   [updates a shard](training.md#an-update-in-shards) (`plan/update.py`, cut as a training cuts it),
   buckets go to their owners beside backward, the update is that of the largest shard, and the
   weights are gathered behind it; a bucket takes as long as its largest shard.
-- **Memory, failures, accuracy, money** (`plan/memory.py`, `plan/forecast.py`, `plan/forecast.py`):
+- **Memory, failures, accuracy, money** (`plan/memory.py`, `plan/forecast.py`):
   by volume, of the worker that holds most; by Daly's formula; by published points, and only
   between them; by the cluster's prices.
 - **Bands**: compute times may be off by the device's `error`, exchange times by the link's, both

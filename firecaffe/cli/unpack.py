@@ -8,8 +8,8 @@ from firecaffe.cli.console import check_target
 from firecaffe.cli.options.unpack import make_parser
 from firecaffe.compression import fcz
 from firecaffe.errors import RecipeError
-from firecaffe.training.coded import unpack
 from firecaffe.training.records import say
+from firecaffe.training.unpack import unpack
 
 
 def main(argv: list[str]) -> int:

@@ -31,7 +31,7 @@ _PLACES = {
     "TensorDataset": "dataset",
     "check_data": "datasets",
     "check_words": "source",
-    "current_key": "seeded",
+    "current_key": "hash",
     "data_home": "source",
     "divide": "datasets",
     "drawing_of": "balance",

@@ -3,11 +3,9 @@
 A file names its network and what it was trained on; it holds no code, and code that it names is not
 trusted. A net of Caffe's is no code: the file has its name and its digest, and the prototxt lies
 beside the file.
-
-A .fcz file's tensors as safetensors, one after the other, without a network.
 """
 
-from collections.abc import Container, Iterator
+from collections.abc import Container
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from math import prod
@@ -18,9 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from firecaffe.compression import fcz
 from firecaffe.errors import CheckpointError, RecipeError
-from firecaffe.files import written_aside
 from firecaffe.models.config import ModelConfig
 from firecaffe.models.network import make_network, with_outline
 from firecaffe.models.weights import FCZ, Outline, outline_of
@@ -38,8 +34,6 @@ from firecaffe.reference import (
     without_folder,
 )
 from firecaffe.training.about import NOTHING, About
-from firecaffe.training.tensor_file import write_tensors
-from firecaffe.transport.collect import Whole
 
 if TYPE_CHECKING:
     from firecaffe.compression.fcz import Opened
@@ -251,30 +245,3 @@ def _about(facts: dict[str, Any]) -> About:
         if fact in LISTS:
             facts[fact] = tuple(value)
     return replace(NOTHING, **facts)
-
-
-METADATA = "__metadata__"
-"""What safetensors takes for words about the file, and not for a tensor."""
-
-
-def unpack(file: fcz.Opened, target: Path) -> None:
-    """Writes all tensors, so that under its final name the file is never seen in part.
-
-    Raises: CheckpointError if the .fcz file is damaged, or has a tensor that safetensors cannot
-    have; OSError.
-    """
-    if any(each.name == METADATA for each in file.outlines):
-        raise CheckpointError(f"{target}: safetensors cannot have a tensor called {METADATA}")
-    listed = [
-        Whole(each.name, each.shape, getattr(torch, each.dtype), ()) for each in file.outlines
-    ]
-    with written_aside(target) as aside:
-        problem = write_tensors(aside, listed, _decoded(file))
-        if problem is not None:
-            raise problem
-
-
-def _decoded(file: fcz.Opened) -> Iterator[tuple[str, Tensor]]:
-    for name, array in file.tensors():
-        yield name, torch.from_numpy(array)
-        del array  # before the next one is decoded

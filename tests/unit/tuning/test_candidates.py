@@ -51,9 +51,9 @@ def test_a_warm_up_of_its_own_stays() -> None:
 
 
 def test_a_solver_that_cannot_stand_beside_other_words_is_not_tried() -> None:
-    sharded = SynchronyConfig("stale", server="sharded")
-    with pytest.raises(RecipeError, match=r"solver\.type = lars with synchrony\.server = sharded"):
-        rules(replace(at_batch(128), synchrony=sharded), 16, ["sgd", "lars"])
+    lockless = SynchronyConfig("asynchronous", lock="none")
+    with pytest.raises(RecipeError, match=r"solver\.type = lars with synchrony\.lock = none"):
+        rules(replace(at_batch(128), synchrony=lockless), 16, ["sgd", "lars"])
 
 
 def test_one_cycle_gets_no_warm_up_beside_its_own() -> None:

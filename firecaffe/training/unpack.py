@@ -1,0 +1,39 @@
+"""A .fcz file's tensors as safetensors, one after the other, without a network."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from firecaffe.compression import fcz
+from firecaffe.errors import CheckpointError
+from firecaffe.files import written_aside
+from firecaffe.training.tensor_file import write_tensors
+from firecaffe.transport.collect import Whole
+
+METADATA = "__metadata__"
+"""What safetensors takes for words about the file, and not for a tensor."""
+
+
+def unpack(file: fcz.Opened, target: Path) -> None:
+    """Writes all tensors, so that under its final name the file is never seen in part.
+
+    Raises: CheckpointError if the .fcz file is damaged, or has a tensor that safetensors cannot
+    have; OSError.
+    """
+    if any(each.name == METADATA for each in file.outlines):
+        raise CheckpointError(f"{target}: safetensors cannot have a tensor called {METADATA}")
+    listed = [
+        Whole(each.name, each.shape, getattr(torch, each.dtype), ()) for each in file.outlines
+    ]
+    with written_aside(target) as aside:
+        problem = write_tensors(aside, listed, _decoded(file))
+        if problem is not None:
+            raise problem
+
+
+def _decoded(file: fcz.Opened) -> Iterator[tuple[str, Tensor]]:
+    for name, array in file.tensors():
+        yield name, torch.from_numpy(array)
+        del array  # before the next one is decoded
