@@ -21,7 +21,7 @@ from math import ceil
 from typing import Any
 
 from firecaffe.exchange.leaves import Shares, equal_shares, num_nodes
-from firecaffe.gradients.compressors import MEMORYLESS, ONE_BY_ONE
+from firecaffe.gradients.compressors import ONE_BY_ONE
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.plan.cluster import Cluster
 from firecaffe.plan.codec import half_coded_s, sent_share
@@ -37,7 +37,6 @@ from firecaffe.synchrony.config import (
     EVERY_STEP,
     LOCAL,
     MEASURED,
-    SHARDED,
     STALE,
     SynchronyConfig,
 )
@@ -180,8 +179,7 @@ class _Workers:
         self.steps = max(1, min(STEPS, most_works // self.leaves))
         network = Network(cluster.links, self.size)
         outermost = network.links[network.level(0, self.size - 1)]
-        codecs = MEMORYLESS if words.server == SHARDED else ONE_BY_ONE
-        self.codec = row.compressor if row.compressor in codecs else ""
+        self.codec = row.compressor if row.compressor in ONE_BY_ONE else ""
         self.pushed_bytes = float(workload.parameter_bytes)
         self.half_coded_s = 0.0
         if self.codec:

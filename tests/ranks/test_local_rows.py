@@ -4,6 +4,7 @@ import dataclasses
 import os
 from collections.abc import Callable
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -15,6 +16,7 @@ import firecaffe
 from firecaffe import (
     CheckpointConfig,
     DataConfig,
+    ExchangeConfig,
     ModelConfig,
     ParallelConfig,
     Recipe,
@@ -72,6 +74,14 @@ LAYOUTS = {
 ALONE = {"split": ParallelConfig(split=HEAD, parts=4), "stages": ParallelConfig()}
 CASES = [(kind, name) for kind, layouts in LAYOUTS.items() for name in layouts]
 
+WORDS: dict[str, dict[str, Any]] = {
+    "slowmo": {"outer": "slowmo", "inner_momentum": "zero"},
+    "synchronous first": {"warm_steps": 2, "inner_momentum": "average"},
+    "overlap": {"overlap_steps": 1, "replicas": 4},
+    "fragments": {"fragments": 3, "inner_momentum": "average"},
+    "fragments beside": {"fragments": 3, "local_steps": 7, "overlap_steps": 1},
+}
+
 
 def fit(
     kind: str,
@@ -81,10 +91,12 @@ def fit(
     every: int = 0,
     resume: str | None = None,
     every_s: float = 0.0,
+    codec: str = "none",
 ) -> firecaffe.Result:
     recipe = RECIPES[kind]
     recipe = dataclasses.replace(
         recipe,
+        exchange=ExchangeConfig(compressor=codec),
         parallel=parallel,
         synchrony=dataclasses.replace(recipe.synchrony, **words),
         checkpoint=CheckpointConfig(every, every_s, keep_last=0),
@@ -150,7 +162,87 @@ def test_any_layout(run: Run, kind: str, name: str) -> None:
     assert all(("activations" in each) == (kind == "split") for each in waits)
 
 
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("split", "slowmo"),
+        ("stages", "synchronous first"),
+        ("split", "overlap"),
+        ("stages", "fragments"),
+        ("stages", "fragments beside"),
+        pytest.param("stages", "slowmo", marks=SLOW),
+        pytest.param("split", "synchronous first", marks=SLOW),
+        pytest.param("stages", "overlap", marks=SLOW),
+        pytest.param("split", "fragments", marks=SLOW),
+        pytest.param("split", "fragments beside", marks=SLOW),
+    ],
+)
+def test_any_words(ranks: Ranks, kind: str, name: str, tmp_path: Path) -> None:
+    words = WORDS[name]
+    expected = trained(ranks, kind, ALONE[kind], words, tmp_path / "alone")
+    found = trained(ranks, kind, LAYOUTS[kind]["2 x 2"], words, tmp_path / "2 x 2")
+    assert found.state_sha256 == expected.state_sha256
+    assert found.loss == expected.loss
+
+
+@pytest.mark.parametrize("kind", ALONE)
+def test_a_layout_goes_on_from_any_other(ranks: Ranks, run: Run, kind: str, tmp_path: Path) -> None:
+    """After an average."""
+    layouts = layouts_of(kind)
+    for before, name in pairwise([*layouts, "alone"]):
+        saved = str(run(kind, before)[1] / "checkpoints/step-00000006")
+        found = trained(ranks, kind, layouts[name], {}, tmp_path / name, 0, saved)
+        assert found.state_sha256 == run(kind, "alone")[0].state_sha256, name
+
+
+CHAINS = {
+    "split": [("2 x 2", "model 2"), ("data 2", "alone")],
+    "stages": [("2 x 2", "2 stages"), ("4 stages", "data 2")],
+}
 """A layout that goes on from one worker's step 3, and one that goes on from its step 5."""
+
+
+@pytest.mark.parametrize("kind", ["split", pytest.param("stages", marks=SLOW)])
+def test_a_layout_goes_on_with_an_average_under_way(
+    ranks: Ranks, kind: str, tmp_path: Path
+) -> None:
+    """The checkpoint has the weights of each replica."""
+    words, layouts = WORDS["fragments beside"], layouts_of(kind)
+    alone = tmp_path / "whole"
+    expected = trained(ranks, kind, ALONE[kind], words, alone, 1).state_sha256
+    for names in CHAINS[kind]:
+        before = alone
+        for step, name in zip((3, 5), names, strict=True):
+            saved = str(before / f"checkpoints/step-{step:08}")
+            before = tmp_path / name
+            found = trained(ranks, kind, layouts[name], words, before, 1, saved)
+            assert found.state_sha256 == expected, name
+
+
+@pytest.mark.parametrize(
+    ("kind", "codec"),
+    [
+        ("split", "one_bit"),
+        ("stages", "int8"),
+        pytest.param("split", "int8", marks=SLOW),
+        pytest.param("stages", "one_bit", marks=SLOW),
+    ],
+)
+def test_encoded_averages(ranks: Ranks, kind: str, codec: str, tmp_path: Path) -> None:
+    """Of three fragments; what was kept back goes on in another layout."""
+    words = WORDS["fragments"]
+    alone = trained(ranks, kind, ALONE[kind], words, tmp_path / "alone", 0, None, 0.0, codec)
+    plain = trained(ranks, kind, ALONE[kind], words, tmp_path / "plain")
+    assert alone.state_sha256 != plain.state_sha256
+    layout, other = LAYOUTS[kind]["2 x 2"], LAYOUTS[kind]["data 2"]
+    found = trained(ranks, kind, layout, words, tmp_path / "run", 3, None, 0.0, codec)
+    assert found.state_sha256 == alone.state_sha256
+    before = str(min((tmp_path / "run/checkpoints").glob("step-*")))
+    on = trained(ranks, kind, other, words, tmp_path / "on", 0, before, 0.0, codec)
+    assert on.state_sha256 == alone.state_sha256
 
 
 @pytest.mark.parametrize("kind", ALONE)

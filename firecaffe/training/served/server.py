@@ -207,7 +207,8 @@ class Server:
     def _norm(self) -> Tensor:
         """Of the whole gradient, as `clip_grad_norm_` has it."""
         used = {name: p.grad for name, p in self.named.items() if p.grad is not None}
-        norms = torch._foreach_norm(list(used.values())) if used else ()
+        # One by one and added on the host, so that who has which of them changes no bit.
+        norms = [torch.linalg.vector_norm(each).cpu() for each in used.values()]
         of_all = self.norms_of_all(dict(zip(used, norms, strict=True)))
         return nn.utils.get_total_norm(list(of_all.values()), foreach=True)
 
