@@ -264,18 +264,10 @@ def _needs_all(compressor: str) -> bool:
     return compressor not in (NO_COMPRESSOR, *ONE_BY_ONE)
 
 
-def _keeps_back(compressor: str) -> bool:
-    from firecaffe.gradients.compressors import MEMORYLESS
-
-    return compressor not in (NO_COMPRESSOR, *MEMORYLESS)
-
-
 OF_MANY_LENGTHS = Kind("threshold or power_sgd", _needs_all)
-KEEPING_BACK = Kind("a codec that keeps something back", _keeps_back)
 
 CODEC = on("exchange.compressor")
 FLOAT16 = is_("train.autocast", "float16")
-CLIPPED = on("solver.clip_gradients")
 SHARES = is_("synchrony.shares", MEASURED)
 BY_SERVER = is_("synchrony.mode", *SERVED)
 LATE = is_("synchrony.mode", STALE, ASYNCHRONOUS)

@@ -64,8 +64,8 @@ class SynchronyConfig:
         shares_every: The number of steps between two decisions about measured shares.
         in_flight: Micro-batches that a worker of the real clock has at once: with 2 one is computed
             while another's weights or gradient travel, and gradients are later.
-        server: Who holds the weights under the real clock: first (rank 0) or sharded (each rank an
-            equal part, so that no rank's port carries all). A replay gives the bits of both.
+        server: Who holds the weights under the real clock: first (rank 0) or sharded (each rank a
+            part, so that no rank's port carries all). A replay gives the bits of both.
         lock: What keeps updates apart (asynchronous): server (it makes one after the other) or none
             (Hogwild: the workers of one host write to the same weights, and nothing is replayed).
         learners: Workers of the simulated clock. Each takes one micro-batch at a time from a queue.

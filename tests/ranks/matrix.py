@@ -253,6 +253,8 @@ def _passes(words: Values, cut: bool, composition: Values) -> bool:
 def why_not(case: Case, place: str) -> str:
     """What is said of the composition at a place, if it is refused."""
     recipe, ranks = recipe_of(case, place), case[place + "ranks"]
+    if recipe.synchrony.server == "sharded" and ranks == 1:
+        return "one rank has all weights, and nothing is in parts"
     try:
         check_ranks(check_recipe(recipe, model=True), ranks, ranks, False)
     except RecipeError as error:
@@ -269,8 +271,7 @@ Pair = tuple[tuple[str, Any], tuple[str, Any]]
 
 def pairs_of(case: Case) -> Iterator[Pair]:
     """In the order of `AXES`."""
-    values = [(name, case[name]) for name in AXES if name in case]
-    return combinations(values, 2)
+    return combinations([(name, case[name]) for name in AXES if name in case], 2)
 
 
 def all_pairs() -> list[Pair]:

@@ -10,7 +10,7 @@ from torch import nn
 from torch._C._distributed_c10d import TCPStore
 
 import firecaffe
-from firecaffe.cluster import links as connect
+from firecaffe.cluster import links
 from firecaffe.cluster.agree import gather_text
 from firecaffe.cluster.world import join
 from tests.loopback import has_ipv6
@@ -48,7 +48,7 @@ def hold_store(where: str) -> None:
     if where == IPV6:
         os.environ["MASTER_ADDR"] = "::1"
         os.environ["LOCAL_WORLD_SIZE"] = "1"  # two hosts, for all they know
-        vars(connect)["own_addresses"] = lambda _: ["::1"]
+        vars(links)["own_addresses"] = lambda _: ["::1"]
 
 
 def meet_once(said: str) -> list[str]:

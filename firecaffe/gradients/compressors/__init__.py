@@ -30,13 +30,6 @@ COMPRESSORS: dict[str, RowCodec | TensorCodec | LowRank] = {
 }
 """The codecs by name."""
 
-MEMORYLESS = tuple(
-    name
-    for name, codec in COMPRESSORS.items()
-    if isinstance(codec, RowCodec) and not codec.remembers
-)
-"""Those that keep nothing back."""
-
 ONE_BY_ONE = tuple(
     name
     for name, codec in COMPRESSORS.items()

@@ -166,11 +166,12 @@ def make_coder(compressor: str, named: Mapping[str, nn.Parameter]) -> Coder:
 
 
 def are_finite(names: Iterable[str], runs: Iterable[tuple[str, Tensor]]) -> Tensor:
-    """Whether that of each parameter is, bool, shape (parameters,); one that was not used is. runs:
-    of gradients, by their parameters.
+    """Whether the gradient of each parameter is, bool, shape (parameters + 1,); one that was not
+    used is. The last place is for the norm of all, which whoever clips finds. runs: of gradients,
+    by their parameters.
     """
     broken = {name for name, values in runs if not _is_finite(values)}
-    return torch.tensor([name not in broken for name in names], dtype=torch.bool)
+    return torch.tensor([*(name not in broken for name in names), True])
 
 
 def _is_finite(values: Tensor) -> bool:

@@ -42,7 +42,7 @@ class Contribution:
     rank: int = 0
     """The rank that computed."""
     is_finite: Tensor | None = None
-    """Whether each parameter's gradient is; if those went to their owners, and are not here."""
+    """If gradients went to their owners, and are not here; see `coder.are_finite`."""
     moved: tuple[int, int] = (0, 0)
     """Bytes that the learner has pulled from owners so far, and pushed to them."""
 

@@ -64,8 +64,8 @@ class LocklessBench:
         brought = self._bench.compute(work, weights)
         start = time.perf_counter()
         is_finite = are_finite(self._bench.named, brought.gradient.tensors.items())
-        if is_finite.all() and not self._update(work.leaf, brought.gradient.tensors):
-            is_finite = torch.zeros_like(is_finite)
+        if is_finite.all():
+            is_finite[-1] = self._update(work.leaf, brought.gradient.tensors)
         return replace(
             brought,
             gradient=Gradient({}, brought.gradient.tail),

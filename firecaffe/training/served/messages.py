@@ -112,7 +112,7 @@ class Messages:
         tails = {f"tail/{i}": each for i, each in enumerate(forward.empty_tail())}
         beside = {
             "is_used": torch.zeros(len(self._named), dtype=torch.uint8),
-            "is_finite": torch.zeros(len(named) * is_elsewhere, dtype=torch.uint8),
+            "is_finite": torch.zeros((len(named) + 1) * is_elsewhere, dtype=torch.uint8),
             "moved": torch.zeros(2 * is_elsewhere, dtype=torch.int64),
             "seconds": torch.zeros(2, dtype=torch.float64),
             "votes": torch.zeros(1, dtype=torch.uint8),

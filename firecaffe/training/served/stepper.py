@@ -292,7 +292,8 @@ class _Window:
         self.counts = self.counts + brought.counts
         if brought.is_finite is not None:
             found = brought.is_finite.to(self.counts.device)
-            self.gradients_are_finite = self.gradients_are_finite & found
+            self.gradients_are_finite = self.gradients_are_finite & found[:-1]
+            self.norm = torch.where(found[-1], self.norm, torch.inf)
         self.samples += samples
         count, seconds = self.by_rank.get(brought.rank, (0, 0.0))
         took_s = brought.data_s + brought.compute_s

@@ -11,7 +11,7 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed import DistNetworkError
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from firecaffe.cluster import lost_ranks as let_go
+from firecaffe.cluster import lost_ranks
 from firecaffe.cluster.aside import Aside
 from firecaffe.cluster.hosts import HostEnds
 from firecaffe.cluster.lost_ranks import TOGETHER, LetGo, LossReader, LossTeller, Seen
@@ -93,7 +93,7 @@ def test_who_is_given_up_and_runs_has_time_for_its_last_word(
     launcher.say(gone(1))
     launcher.let_go.look({1: RUNS})
     assert launcher.let_go.ranks == set()
-    monkeypatch.setattr(let_go, "LAST_WORD_S", 0.0)
+    monkeypatch.setattr(lost_ranks, "LAST_WORD_S", 0.0)
     launcher.let_go.look({1: RUNS})
     assert (launcher.killed, launcher.let_go.ranks) == ([1], {1})
 
@@ -178,10 +178,10 @@ def test_a_store_that_takes_its_time_decides_later(
     launcher.say(gone(1))
     with monkeypatch.context() as patched:
         patched.setattr(LossReader, "read", waits)
-        patched.setattr(let_go, "STORE_S", 0.01)
+        patched.setattr(lost_ranks, "STORE_S", 0.01)
         assert launcher.let_go.look({1: RUNS, 0: failed(0, -9)})
         assert not launcher.let_go.look({1: failed(1, -9)})
-        patched.setattr(let_go, "PATIENCE_S", 0.0)
+        patched.setattr(lost_ranks, "PATIENCE_S", 0.0)
         assert launcher.let_go.look({1: failed(1, -9)})
         answers.set()
     assert launcher.let_go.ranks == set()

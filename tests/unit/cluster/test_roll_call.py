@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 from torch._C._distributed_c10d import HashStore
 
-from firecaffe.cluster import groups as roll_call
+from firecaffe.cluster import groups
 from firecaffe.cluster.groups import call_in
 from firecaffe.errors import LaunchError
 
@@ -48,7 +48,7 @@ def test_the_missing_are_named_to_all_others() -> None:
 
 def test_who_is_there_twice_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     hosts = iter(["node-a", "node-b"])
-    monkeypatch.setattr(roll_call, "_myself", lambda: {"host": next(hosts), "pid": 1})
+    monkeypatch.setattr(groups, "_myself", lambda: {"host": next(hosts), "pid": 1})
     for said in said_by([0, 0], 2, LONG):
         assert "RANK=0" in said
         assert "node-a and node-b" in said or "node-b and node-a" in said
@@ -57,7 +57,7 @@ def test_who_is_there_twice_is_named_at_once(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_rank_that_was_started_again_is_not_there_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     store = HashStore()
     dead = {"host": socket.gethostname(), "pid": 1 << 30}
-    monkeypatch.setattr(roll_call, "_myself", lambda: dead)
+    monkeypatch.setattr(groups, "_myself", lambda: dead)
     died = threading.Thread(target=call_in, args=(store, 1, 2, LONG))
     died.start()
     store.wait(["here/1"], LONG)

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from firecaffe.transport import link as known_links
+from firecaffe.transport import link as link_module
 from firecaffe.transport.link import MOST_LINKS, NAME, described, recall, remember
 
 RANKS = ["a", "b"]
@@ -62,9 +62,9 @@ def test_a_link_is_known_for_a_day(
 
 def foreign(**words: object) -> str:
     """A file with one link of ours, some of whose words are others."""
-    link = {"ranks": known_links._digest(RANKS), "latency_s": 1e-5, "bandwidth_bytes_per_s": 1e8}
+    link = {"ranks": link_module._digest(RANKS), "latency_s": 1e-5, "bandwidth_bytes_per_s": 1e8}
     link |= {"measured_at_s": time.time(), **words}
-    return json.dumps({"version": known_links.VERSION, "links": [link]})
+    return json.dumps({"version": link_module.VERSION, "links": [link]})
 
 
 DAMAGED = {

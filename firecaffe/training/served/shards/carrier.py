@@ -37,7 +37,7 @@ class Layout:
     coder: Coder
     """Of gradients. Where parameters are cut it keeps nothing back, and encodes a part by itself to
     the same values."""
-    clips: bool = False
+    clips: bool
     """Whether gradients are clipped, so that the norm of all together has to be finite."""
 
     def letter(self, shard: Shard) -> Parcel:
@@ -130,7 +130,7 @@ class Carrier:
         return self._weights.views
 
     def push(self, work: Work, gradient: Gradient) -> Tensor:
-        """Brings a gradient to its owners. Returns whether that of each parameter is finite."""
+        """Brings a gradient to its owners. Returns what of it is finite; see `coder.are_finite`."""
         layout, used = self._layout, gradient.tensors
         runs = {
             f"{rank}/{name}": layout.shards[rank].run_of(name, used[name]).reshape(-1)
@@ -155,8 +155,8 @@ class Carrier:
             for path, each in sent.items()
         )
         is_finite = are_finite(layout.named, decoded)
-        if layout.clips and not nn.utils.get_total_norm(list(used.values())).isfinite():
-            is_finite = torch.zeros_like(is_finite)
+        if layout.clips:
+            is_finite[-1] = nn.utils.get_total_norm(list(used.values())).isfinite()
         for wait in waits:
             wait()
         return is_finite

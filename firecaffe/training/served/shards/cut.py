@@ -74,10 +74,12 @@ def _nearest(places: Sequence[int], wanted: int) -> int:
 
 def _pieces(parcel: Parcel, start: int, stop: int) -> dict[str, range]:
     found = {}
+    is_last = start < stop == parcel.data.nbytes
     for name, view in parcel.views.items():
         place, size = parcel.places[name], view.dtype.itemsize
         first = max(start - place, 0) // size
         last = min((stop - place) // size, view.numel())
-        if first < last:
-            found[name] = range(first, last)
+        is_empty = not view.numel() and (start <= place < stop or (place == stop and is_last))
+        if first < last or is_empty:
+            found[name] = range(first, last) if first < last else range(0)
     return found

@@ -210,11 +210,21 @@ class Owner:
             self._keep_gradient(event)
             if event.update is not None:
                 set_delay(self._server.optimizer, told.delay)
-                self._server.prepare(event.update, self._weight_of)
+                _, norm = self._server.prepare(event.update, self._weight_of)
+                if not norm.isfinite():
+                    self._spoil()
                 self._server.apply(event.update, self._weight_of, told.rate, told.momentum)
         with self._changed:
             self._server.take(event)
             self._changed.notify_all()
+
+    def _spoil(self) -> None:
+        """Each gradient was finite, and the norm of their mean is not: to clip by it would make an
+        update of zeros. All owners do this, and whoever computes with these weights tells it.
+        """
+        for parameter in self._server.named.values():
+            if parameter.grad is not None:
+                parameter.grad.fill_(torch.nan)
 
     def cut(self) -> None:
         """Ends all waiting, from any thread."""

@@ -50,6 +50,7 @@ from firecaffe.training.served.shards.telling import (
 )
 from firecaffe.training.state import State
 from firecaffe.training.tensor_file import InMemory
+from firecaffe.training.updates.spread import UNUSED
 from firecaffe.transport.lane import Line, Mesh, store_of
 
 
@@ -70,10 +71,6 @@ class OwnersBench:
 
     def end(self) -> None:
         self._carrier.end()
-
-
-UNUSED = -1.0
-"""The norm of what has no gradient."""
 
 
 class NormsOfOwners:

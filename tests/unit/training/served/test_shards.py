@@ -60,6 +60,7 @@ def test_a_cut_has_each_element_once(count: int) -> None:
     for name, each in tensors.items():
         found = [place for shard in shards for place in shard.pieces.get(name, ())]
         assert found == list(range(each.numel()))
+    assert sum("none" in shard.pieces for shard in shards) == 1
     sizes = [shard.nbytes for shard in shards]
     assert max(sizes) - min(sizes) <= 2 * ALIGNMENT
 
@@ -70,7 +71,7 @@ def test_a_cut_between_parameters_keeps_them_whole(count: int) -> None:
     parcel = Parcel(tensors)
     shards = cut(parcel, count, whole=True)
     names = [name for shard in shards for name in shard.pieces]
-    assert names == [name for name, each in tensors.items() if each.numel()]
+    assert names == list(tensors)
     for shard in shards:
         views = shard.views(shard.of(parcel), parcel)
         assert {name: views[name].shape for name in shard.pieces} == {
@@ -214,6 +215,32 @@ def test_owners_come_to_the_bits_of_one_server(
             assert found[name].keys() == expected.keys()
             assert all(torch.equal(found[name][path], expected[path]) for path in found[name])
         assert owners.numbers() == whole.numbers["scalars"].state_dict()
+
+
+def test_a_norm_that_is_not_finite_spoils_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An update by gradients that are clipped to zeros would go unnoticed."""
+    solver = SolverConfig(base_lr=RATE)
+    parts = made(solver, torch.contiguous_format)
+    queue = LeafQueue(leaves_of(parts.order, 0, STEPS))
+    words = SynchronyConfig("asynchronous")
+    stepper = parts.served(words, in_order(Asynchronous(queue, 3, 0, 1), (0, 1, 2)), STEPS)
+    heard, server = Heard(stepper), stepper.server
+    server.ema = Ema(parts.named, 0.9)
+    owners = Cut(parts, state(parts, server, server.ema), solver, server)
+    stepper.run(0, RATE)
+    prepare = Server.prepare
+
+    def beyond(*given: Any) -> tuple[Tensor, Tensor]:
+        return prepare(*given)[0], torch.tensor(torch.inf)
+
+    monkeypatch.setattr(Server, "prepare", beyond)
+    for event in heard.events:
+        for shard, owner in zip(owners.shards, owners.owners, strict=True):
+            if isinstance(event, Push):
+                owner.bring(event.work, runs_of(heard.gradients[event.work], shard))
+            owner.take(Told(event, RATE, None, 0))
+    found = owners.parts()["parameter"]
+    assert all(each.isnan().all() for each in found.values() if each.numel())
 
 
 class Heard:
