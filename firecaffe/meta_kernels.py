@@ -1,4 +1,4 @@
-"""torch without its compiler, for whoever computes shapes, or trains without it.
+"""Shapes on the meta device, without what torch would load for them: its compiler, and sympy.
 
 Kernels for the meta device and optimizers are marked as not to be traced, by a decorator that
 imports `torch._dynamo` at the first call: a second of each rank, and of every command that asks a
@@ -12,9 +12,21 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, TypeVar
 
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
 NAME = "torch._dynamo"
 REMEMBERED = "__dynamo_disable"
 """Name under which torch keeps the compiler's answer, with the function."""
+
+FILLS = frozenset(
+    (
+        *(nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_),
+        *(Tensor.normal_, Tensor.uniform_),
+    )
+)
+"""Functions that fill a tensor with random numbers by a kernel of Python's on the meta device."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -35,6 +47,31 @@ def without_compiler() -> Iterator[None]:
         yield
     finally:
         stand_in.leave()
+
+
+@contextmanager
+def on_meta() -> Iterator[None]:
+    """Makes networks on the meta device, where they take no memory, and fills none of their
+    tensors: they have no numbers, and torch's kernel for it loads sympy, a third of a second.
+    """
+    with torch.device("meta"), _NoFills():
+        yield
+
+
+class _NoFills(TorchFunctionMode):
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in FILLS:
+            tensor = args[0] if args else kwargs["tensor"]
+            if tensor.is_meta:
+                return tensor
+        return func(*args, **kwargs)
 
 
 class _StandIn(ModuleType):

@@ -19,7 +19,7 @@ from firecaffe.caffe.layers.shape import shown
 from firecaffe.caffe.layers.spec import Shape, Spec, ignore_other_types
 from firecaffe.caffe.message import CaffeError, Message
 from firecaffe.caffe.phase import phase_of
-from firecaffe.meta_kernels import without_compiler
+from firecaffe.meta_kernels import on_meta, without_compiler
 
 MOST_NUMBERS = 2**31 - 1
 """In a blob, as in Caffe."""
@@ -177,7 +177,7 @@ def _make(step: Step, bottoms: list[Tensor], phase: str) -> nn.Module:
     own_phase = phase_of(layer, phase)
     spec = Spec(step.name, step.type, layer, param, shapes, len(step.tops), own_phase)
     try:
-        with torch.device("meta"):  # its outline first: a file may ask for more than there is
+        with on_meta():  # its outline first: a file may ask for more than there is
             made = kind.make(spec)
     except (RuntimeError, TypeError, ValueError, OverflowError, MemoryError) as error:
         raise layer.error(

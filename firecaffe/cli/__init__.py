@@ -1,9 +1,11 @@
 """The command line: one thin file per command, found in COMMANDS."""
 
+import gc
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 
 from firecaffe.advice_words import command_typed
@@ -116,8 +118,22 @@ def _run(argv: list[str]) -> int:
         print(help_text([word for word in words if word not in HELP], is_asked))
         return 0
     module = MODULES.get(words[0], words[0])
-    command: Callable[[list[str]], int] = import_module(f"firecaffe.cli.{module}").main
+    with _no_collections():
+        command: Callable[[list[str]], int] = import_module(f"firecaffe.cli.{module}").main
     return command(words[1:])
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Lets Python look for no garbage while modules are loaded, and later not among what they hold:
+    it would find none in a sixth of the time that a command takes to start.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _fail(message: str, exit_code: int, fault: Fault | None = None, own_traceback: str = "") -> int:

@@ -22,9 +22,9 @@ from firecaffe.cli.network import network_of
 from firecaffe.cli.options.check import make_parser
 from firecaffe.cli.parse import parse_recipe
 from firecaffe.cluster.agree import agree, gather_text
+from firecaffe.cluster.handover import handed
 from firecaffe.cluster.hosts import Hosts, parse_nodes
 from firecaffe.cluster.launch import launch
-from firecaffe.cluster.rank_process import handed
 from firecaffe.cluster.world import TIMEOUT_S, World, is_launched, join
 from firecaffe.errors import RecipeError
 from firecaffe.measure.cluster import links_of, look_over

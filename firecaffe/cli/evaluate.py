@@ -8,9 +8,9 @@ import torch
 from firecaffe.cli.launched import check_launched
 from firecaffe.cli.of_run import OfRun, parse_run
 from firecaffe.cli.options.evaluate import make_parser
+from firecaffe.cluster.handover import handed
 from firecaffe.cluster.hosts import Hosts
 from firecaffe.cluster.launch import launch
-from firecaffe.cluster.rank_process import handed
 from firecaffe.cluster.world import is_launched, join
 from firecaffe.data import open_test
 from firecaffe.errors import RecipeError

@@ -1,109 +1,16 @@
 """`firecaffe train RECIPE.toml`: train, on N local ranks or in the world that torchrun made."""
 
-import os
-import socket
-import sys
-from collections.abc import Iterable
-from pathlib import Path
-
-from firecaffe.cli.launched import OF_OUR_LAUNCHER, check_alone, check_launched
-from firecaffe.cli.options.train import make_parser
-from firecaffe.cli.parse import parse_recipe
-from firecaffe.cluster.hosts import Hosts, parse_nodes
-from firecaffe.cluster.launch import RankFailedError, launch
-from firecaffe.cluster.rank_process import handed
-from firecaffe.cluster.secret import SECRET, read_secret
-from firecaffe.cluster.world import is_launched
-from firecaffe.errors import RecipeError
-from firecaffe.faults import Fault
-from firecaffe.recipe.identity import to_toml
-from firecaffe.runs.fault import settle_fault
-from firecaffe.solvers.policy import rate_notes
-from firecaffe.training.build import Prepared, train_prepared
-from firecaffe.training.checks import preflight
-from firecaffe.training.join import join_run
-from firecaffe.training.plugins import check, load_plugins
-from firecaffe.training.records import say
-
-STARTING = ("--nproc-per-node", "--resume")
+from firecaffe.cluster.handover import handed
+from firecaffe.recipe.check import Prepared
 
 
 def main(argv: list[str]) -> int:
+    # A rank loads nothing that its launcher alone uses, nor a launcher what its ranks do.
     if isinstance(prepared := handed(), Prepared):
+        from firecaffe.training.build import train_prepared
+
         train_prepared(prepared)
         return 0
-    parser = make_parser()
-    recipe, options = parse_recipe(parser, argv)
-    if options.print_config:
-        for note in rate_notes(recipe.solver, recipe.train.global_batch_size, recipe.train.steps):
-            print(f"# {note}")
-        print(to_toml(recipe), end="")
-        return 0
-    if options.join:
-        check_alone("train --join")
-        _check_joins_alone(parser.read(argv).options)
-        if options.secret_file:
-            os.environ[SECRET] = read_secret(options.secret_file).decode()
-        say(f"the run has ended after step {join_run(recipe, options.join).steps}")
-        return 0
-    resume = Path(options.resume) if options.resume else None
-    if is_launched(options.nnodes):
-        check_launched(parser, argv, options.nproc_per_node)
-        train_prepared(Prepared(recipe, resume), has_ranks_checked=False)
-        return 0
-    for name in ("nproc_per_node", "max_restarts"):
-        least = 0 if name == "max_restarts" else 1
-        if getattr(options, name) < least:
-            word = f"--{name.replace('_', '-')}"
-            raise RecipeError(f"{word} is {getattr(options, name)}; it must be at least {least}")
-    min_nodes, max_nodes = parse_nodes(options.nnodes)
-    hosts = Hosts(
-        options.nproc_per_node,
-        min_nodes,
-        max_nodes,
-        options.rdzv_endpoint,
-        options.rdzv_id,
-        options.master_port,
-        options.secret_file,
-    )
-    plugins = load_plugins()
-    for num_hosts in range(max_nodes, min_nodes - 1, -1):
-        check(plugins, options.nproc_per_node * num_hosts)
-    may_be = min_nodes, max_nodes
-    preflight(recipe, options.nproc_per_node, resume, is_new=hosts.is_one, hosts=may_be)
-    sys.stdout.flush()
-    folders = launch(
-        ["train", *argv],
-        hosts,
-        options.max_restarts,
-        advice="a checkpoint, where the run has one, can be resumed (--resume)",
-        settle=settle_fault,
-        for_ranks=Prepared(recipe, resume),
-    )
-    for folder in folders:
-        _check_is_over(folder)
-        say(f"run folder: {folder}")
-    return 0
+    from firecaffe.cli.start_training import start
 
-
-def _check_is_over(folder: Path) -> None:
-    """Raises: RankFailedError if ranks have ended with code 0 in the middle of a run, as by a
-    user's code that ends its process.
-    """
-    if (folder / "result.json").is_file():
-        return
-    what = "ended with code 0 before the run was over"
-    fault = Fault("exception", 0, socket.gethostname(), 0, "its launcher", what)
-    fault = settle_fault(folder, fault, "the run ended")
-    raise RankFailedError(fault.line, fault.exit_code)
-
-
-def _check_joins_alone(typed: Iterable[str]) -> None:
-    """Raises: RecipeError if --join comes with words of a run that is started."""
-    of_start = {*OF_OUR_LAUNCHER, *STARTING} - {"--secret-file"}
-    others = {option.partition("=")[0] for option in typed} & of_start
-    if others:
-        raise RecipeError(
-            f"{min(others)} with --join, which starts one worker for a run that is there; leave "
-            "one of them out"
-        )
+    return start(argv)

@@ -33,7 +33,7 @@ from torch.distributed import DistError, DistNetworkError, DistStoreError, Proce
 from torch.distributed.distributed_c10d import _get_process_group_store
 from torch.distributed.rendezvous import rendezvous
 
-from firecaffe.cluster.launched_by import (
+from firecaffe.cluster.addresses import (
     LOOPBACK,
     check_known,
     check_outward,
@@ -44,9 +44,9 @@ from firecaffe.cluster.launched_by import (
     listen_at,
     listen_to_all,
     own_addresses,
-    take_over,
 )
-from firecaffe.cluster.rendezvous import BACKLOG, hold_store
+from firecaffe.cluster.launched_by import take_over
+from firecaffe.cluster.store import BACKLOG, hold_store
 from firecaffe.errors import LaunchError
 
 ALL = "all"

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import psutil
 from torch._C._distributed_c10d import Store
 
-from firecaffe.cluster.launched_by import LOOPBACK, check_known, check_outward, is_here, split_place
+from firecaffe.cluster.addresses import LOOPBACK, check_known, check_outward, is_here, split_place
 from firecaffe.errors import LaunchError, RecipeError
 from firecaffe.output import kept_stderr
 

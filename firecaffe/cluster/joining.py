@@ -20,8 +20,8 @@ from typing import Any
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import DistError
 
+from firecaffe.cluster.addresses import split_place
 from firecaffe.cluster.handshake import accept
-from firecaffe.cluster.launched_by import split_place
 from firecaffe.cluster.links import Listener, call, listen
 from firecaffe.cluster.secret import SECRET, SignedStore, StrangerError, signed
 from firecaffe.errors import LaunchError, RecipeError

@@ -6,147 +6,16 @@ WORLD_SIZE count before them, so a torchrun, or a launcher of ours, that srun ha
 
 Sources: docs.open-mpi.org, "Environment variables set for MPI applications"; MPICH's and Intel
 MPI's process manager Hydra, as it sets them; srun(1), "Output environment variables".
-
-Addresses of hosts, IPv4 and IPv6 alike: HOST:PORT as text, and which of them are this host's.
 """
 
-import ipaddress
 import os
 import re
-import socket
 import zlib
 from collections.abc import Mapping, MutableMapping
-from contextlib import suppress
 from dataclasses import dataclass
 
-import psutil
-
+from firecaffe.cluster.addresses import LOOPBACK
 from firecaffe.errors import LaunchError
-
-LOOPBACK = "127.0.0.1"
-
-
-def split_place(text: str) -> tuple[str, int]:
-    """Splits HOST:PORT, or [IPv6]:PORT. Raises: ValueError if it is neither."""
-    found = re.fullmatch(r"(?:\[([^\[\]\s]+)\]|([^:\[\]\s]+)):(\d{1,5})", text)
-    port = int(found[3]) if found else 0
-    if found is None or not 0 < port < 1 << 16:
-        raise ValueError(f"{text!r} is not HOST:PORT, or [IPv6]:PORT")
-    return found[1] or found[2], port
-
-
-def join_place(host: str, port: int | str) -> str:
-    """Writes HOST:PORT, or [IPv6]:PORT; the inverse of `split_place`."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def check_known(host: str, word: str) -> None:
-    """Checks that a name stands for a host. word: the option or variable that gave the name.
-
-    Raises: LaunchError.
-    """
-    try:
-        socket.getaddrinfo(host, None)
-    except (OSError, UnicodeError) as error:
-        raise LaunchError(
-            f"{word} names {host!r}, and no such host is known here: {error}"
-        ) from error
-
-
-def listen_at(host: str, port: int, backlog: int) -> socket.socket:
-    """Opens a listener at one address of this host, by name or number; port 0 takes a free one."""
-    family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    return socket.create_server(place[:2], family=family, backlog=backlog)
-
-
-def listen_to_all(backlog: int, port: int = 0) -> socket.socket:
-    """Opens a listener at all of this host's addresses; port 0 takes a free one."""
-    if socket.has_dualstack_ipv6():
-        everywhere = "", port
-        family = socket.AF_INET6
-        return socket.create_server(everywhere, family=family, backlog=backlog, dualstack_ipv6=True)
-    return socket.create_server(("", port), backlog=backlog)
-
-
-def own_addresses(towards: str) -> list[str]:
-    """The addresses at which other hosts may reach this one. The first is the one on the way to the
-    host `towards`; if IPv4 and IPv6 both lead there, the one of IPv4.
-    """
-    found: list[str] = []
-    with suppress(OSError, UnicodeError):
-        ways = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)
-        for family, kind, _, _, there in sorted(ways, key=lambda way: way[0] != socket.AF_INET):
-            with suppress(OSError), socket.socket(family, kind) as probe:
-                probe.connect(there)  # sends nothing
-                found.append(probe.getsockname()[0])
-    for each in psutil.net_if_addrs().values():
-        known = (socket.AF_INET, socket.AF_INET6)
-        found += [address.address for address in each if address.family in known]
-    return [each for each in dict.fromkeys(found) if _is_outward(each)] or [LOOPBACK]
-
-
-def is_here(host: str) -> bool:
-    """Whether a name or address is this host's."""
-    own = {each.address for addresses in psutil.net_if_addrs().values() for each in addresses}
-    return any(found in own or _is_loopback(found) for found in _addresses_of(host))
-
-
-def is_inward(name: str) -> bool:
-    """Whether a host's name leads nowhere but to its loopback, as on Debian to 127.0.1.1, or to
-    nothing at all; other hosts do not reach it at such an address.
-    """
-    return all(_is_loopback(found) for found in _addresses_of(name))
-
-
-def is_one_host(name: str) -> bool:
-    """Whether who meets there can only be on one host: it says loopback in so many words."""
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return name == "localhost"
-
-
-def check_outward(name: str, instead: str) -> None:
-    """Checks that it is clear at which address others reach this host, if `name` is its own name
-    and leads inward. instead: what else tells it.
-
-    Raises: LaunchError if this host has several interfaces.
-    """
-    found = own_addresses(name)
-    if not is_inward(name) or is_one_host(name) or len({*map(interface_of, found)}) == 1:
-        return
-    here = ", ".join(_addresses_of(name)) or "not known"
-    raise LaunchError(
-        f"{name} is {here} on this host, where others do not reach it, and it has several "
-        f"addresses ({', '.join(found)}); {instead}"
-    )
-
-
-def interface_of(address: str) -> str:
-    """The name of the network interface that has the address."""
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(each.address == address for each in addresses):
-            return name
-    return "lo"
-
-
-def _is_outward(address: str) -> bool:
-    # An IPv6 address of one link alone means nothing without the name of an interface.
-    parsed = ipaddress.ip_address(address.partition("%")[0])
-    return not parsed.is_loopback and not (parsed.version == 6 and parsed.is_link_local)
-
-
-def _is_loopback(address: str) -> bool:
-    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
-
-
-def _addresses_of(host: str) -> list[str]:
-    """What a name stands for here; nothing if it is not known."""
-    try:
-        return list(dict.fromkeys(str(found[4][0]) for found in socket.getaddrinfo(host, None)))
-    except (OSError, UnicodeError):
-        return []
-
 
 FIRST_PORT, NUM_PORTS = 15_000, 15_000
 """Ports that jobs may get: below those that a system gives out by itself."""

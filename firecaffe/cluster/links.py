@@ -31,18 +31,18 @@ from typing import Self
 
 from torch._C._distributed_c10d import Store
 
-from firecaffe.cluster.handshake import accept, prove
-from firecaffe.cluster.launched_by import (
+from firecaffe.cluster.addresses import (
     LOOPBACK,
     join_place,
     listen_at,
     listen_to_all,
     own_addresses,
 )
+from firecaffe.cluster.handshake import accept, prove
 from firecaffe.cluster.message import MOST_BYTES, PULSE, Message, Place, Standing, take_messages
 from firecaffe.cluster.pulse import end_turn, take_turn
-from firecaffe.cluster.rendezvous import BACKLOG
 from firecaffe.cluster.secret import own_secret, signed
+from firecaffe.cluster.store import BACKLOG
 from firecaffe.errors import LaunchError
 
 FAN_OUT = 2

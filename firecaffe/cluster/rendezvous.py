@@ -2,12 +2,9 @@
 
 torch unpickles what it finds in that store. So every value of it is signed (`cluster.secret`), and
 the launcher of a single host listens at its loopback alone, where its ranks meet too.
-
-A store of torch's that answers at a listener of ours: torch itself listens at all addresses.
 """
 
 import errno
-import socket
 import uuid
 from datetime import timedelta
 from typing import cast
@@ -21,27 +18,10 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     RendezvousTimeout,
 )
 
+from firecaffe.cluster.addresses import LOOPBACK, is_one_host, listen_at, listen_to_all
 from firecaffe.cluster.hosts import PATIENCE_S, Hosts, wait_for_endpoint
-from firecaffe.cluster.launched_by import LOOPBACK, is_one_host, listen_at, listen_to_all
 from firecaffe.cluster.secret import SignedStore
-
-BACKLOG = 1024
-"""Calls that wait in the kernel."""
-
-
-def hold_store(listener: socket.socket, host: str, timeout_s: float) -> TCPStore:
-    """A store that answers at a listener, which it takes over. host: where it finds that itself."""
-    port = listener.getsockname()[1]
-    return TCPStore(
-        host,
-        port,
-        is_master=True,
-        timeout=timedelta(seconds=timeout_s),
-        wait_for_workers=False,
-        multi_tenant=True,  # a script that asks for a store at this port has this one
-        master_listen_fd=listener.detach(),
-    )
-
+from firecaffe.cluster.store import BACKLOG, hold_store
 
 MEETING_ERRORS = (DistError, RendezvousError, RuntimeError, OSError)
 """What torch raises if ranks, or hosts, do not find each other."""

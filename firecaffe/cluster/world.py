@@ -18,6 +18,7 @@ import torch
 from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed import DistError
 
+from firecaffe.cluster.addresses import join_place, split_place
 from firecaffe.cluster.beside import pulse_beside
 from firecaffe.cluster.group import Group
 from firecaffe.cluster.groups import (
@@ -31,7 +32,7 @@ from firecaffe.cluster.groups import (
 )
 from firecaffe.cluster.hosts import say
 from firecaffe.cluster.last_word import LAUNCHED
-from firecaffe.cluster.launched_by import check_both_said, join_place, split_place, take_over
+from firecaffe.cluster.launched_by import check_both_said, take_over
 from firecaffe.cluster.links import Shape, connect_ranks, links_of
 from firecaffe.cluster.memory import keep_freed_memory
 from firecaffe.cluster.message import Place

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from math import isqrt
 from typing import Any
 
-import torch
-
 from firecaffe.caffe.graph import read_graph
 from firecaffe.caffe.judge import Judge, no_means, read_judges
 from firecaffe.caffe.layers import LAYERS
@@ -20,6 +18,7 @@ from firecaffe.data.caffe_layers import REFUSED
 from firecaffe.from_caffe.patterns import as_patterns, grouped
 from firecaffe.from_caffe.report import Report
 from firecaffe.from_caffe.samples import Phases, Samples, sources_of
+from firecaffe.meta_kernels import on_meta
 
 MIXING = {
     "BatchNorm": "BatchNorm takes its statistics over a batch",
@@ -59,7 +58,7 @@ def describe(
     for layers in phases.values():
         if sources_of(layers):
             read_graph(layers, LAYERS)
-    with torch.device("meta"):
+    with on_meta():
         nets = nets_of(net, phases, samples, report)
         own = dict(Trained(net, samples.shapes[samples.input]).named_parameters())
     whole = next(iter(nets.values()))

@@ -6,10 +6,10 @@ from firecaffe.data import Batches, SampleOrder
 from firecaffe.inventory.findings import Inventory
 from firecaffe.measure.step import dataset_of
 from firecaffe.recipe.check import CheckedRecipe
+from firecaffe.training.first_look import FirstLook
 from firecaffe.training.forward import Forward, arithmetic
 from firecaffe.training.given_task import task_for
 from firecaffe.training.parts import Parts, build_network
-from firecaffe.training.trial import FirstLook
 
 
 def inventory_of(recipe: CheckedRecipe, device: torch.device) -> Inventory:

@@ -17,6 +17,7 @@ from torch.nn.parameter import is_lazy
 
 from firecaffe.errors import OwnCodeError, RecipeError
 from firecaffe.generators import generators_kept
+from firecaffe.meta_kernels import on_meta
 from firecaffe.models.config import ModelConfig
 from firecaffe.models.freeze import freeze
 from firecaffe.models.low_rank import make_low_rank
@@ -120,7 +121,7 @@ def with_outline(
     Raises: RecipeError; OwnCodeError, which `use` has to raise too of a user's code.
     """
     try:
-        with torch.device("meta"):
+        with on_meta():
             network = make_network(config, num_classes, in_channels)
         if all(each.is_meta for each in (*network.parameters(), *network.buffers())):
             return use(network)

@@ -21,6 +21,7 @@ from torch.autograd.function import once_differentiable
 
 from firecaffe.cluster.agree import gather_text
 from firecaffe.errors import RecipeError
+from firecaffe.meta_kernels import on_meta
 from firecaffe.parallel.cut import Cut, cut, scaled
 from firecaffe.parallel.find_paths import PATHS, NoPathsError, Paths, find_paths, share_paths
 from firecaffe.parallel.layers import (
@@ -322,7 +323,7 @@ def _part(
     """One part of a layer, with its pieces, or copies of its tensors. bias: whether it has the
     layer's, if there is one.
     """
-    with torch.device("meta"):  # no memory, and no random numbers
+    with on_meta():
         made = KINDS[type(layer)].make(
             layer, inputs, outputs, groups, bias and layer.bias is not None
         )

@@ -1,5 +1,7 @@
 """The one check of a recipe: what can be known from its words alone."""
 
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NewType
 
 from firecaffe.compression.config import check_prune, check_share
@@ -16,6 +18,15 @@ from firecaffe.words import check_kinds
 
 CheckedRecipe = NewType("CheckedRecipe", Recipe)
 """A recipe whose words are possible, each by itself and all together."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A training from the command line, as a launcher hands it to its ranks."""
+
+    recipe: CheckedRecipe
+    resume: Path | None = None
+    """A run folder or a checkpoint to go on from."""
 
 
 def check_recipe(recipe: Recipe, **given: Any) -> CheckedRecipe:

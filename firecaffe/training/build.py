@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from firecaffe.files import write_json
 from firecaffe.gradients.combine import Hook
 from firecaffe.meta_kernels import without_compiler
 from firecaffe.output import LOST
-from firecaffe.recipe.check import CheckedRecipe, check_recipe
+from firecaffe.recipe.check import CheckedRecipe, Prepared, check_recipe
 from firecaffe.recipe.identity import tuned_by
 from firecaffe.recipe.parallel import layout_of
 from firecaffe.recipe.ranks import check_ranks
@@ -145,15 +144,6 @@ def train(
     parts = Parts(model, loss, task, train_set, test_set, validation_set, comm_hook)
     check_arguments(recipe, parts, resume)
     return _train(check_recipe(recipe, **parts.beside_recipe), parts, resume)
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A training from the command line, as a launcher hands it to its ranks."""
-
-    recipe: CheckedRecipe
-    resume: Path | None = None
-    """A run folder or a checkpoint to go on from."""
 
 
 def train_prepared(prepared: Prepared, has_ranks_checked: bool = True) -> Result:

@@ -12,11 +12,11 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from firecaffe.errors import CheckpointError, RecipeError
+from firecaffe.meta_kernels import on_meta
 from firecaffe.models.config import ModelConfig
 from firecaffe.models.network import make_network, with_outline
 from firecaffe.models.weights import FCZ, Outline, outline_of
@@ -229,7 +229,7 @@ def _outline(config: ModelConfig, about: About) -> Outline:
     counts = about.num_classes, about.in_channels
     if is_reference(config.name):
         return with_outline(config, *counts, outline_of)
-    with torch.device("meta"):
+    with on_meta():
         return outline_of(make_network(config, *counts))
 
 

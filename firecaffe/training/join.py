@@ -11,10 +11,10 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import Any
 
+from firecaffe.cluster.addresses import interface_of, own_addresses, split_place
 from firecaffe.cluster.beside import pulse_beside
 from firecaffe.cluster.groups import GLOO_INTERFACE
 from firecaffe.cluster.joining import Comes
-from firecaffe.cluster.launched_by import interface_of, own_addresses, split_place
 from firecaffe.cluster.links import star_of
 from firecaffe.cluster.message import Place
 from firecaffe.cluster.watch import Watch

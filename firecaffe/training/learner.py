@@ -19,6 +19,7 @@ from firecaffe.training.checkpoint import Checkpoint, check_identity, check_whol
 from firecaffe.training.checks import check_coded, check_outputs
 from firecaffe.training.evaluation_weights import NORMS, Norms, check_layers
 from firecaffe.training.facts import doubt_of_data, doubt_of_weights, doubts_of, facts
+from firecaffe.training.first_look import FirstLook
 from firecaffe.training.first_weights import first_file
 from firecaffe.training.forward import Forward, cost_of_determinism
 from firecaffe.training.given_task import task_for
@@ -31,7 +32,6 @@ from firecaffe.training.parallel.mesh import Mesh
 from firecaffe.training.parts import Parts
 from firecaffe.training.piece import Numbers
 from firecaffe.training.state import State
-from firecaffe.training.trial import FirstLook
 from firecaffe.training.updates.build import make_update
 from firecaffe.training.updates.every_rank import EveryRank
 

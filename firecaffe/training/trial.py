@@ -1,9 +1,4 @@
-"""Trainings side by side: each an ordinary `firecaffe train` with a run folder of its own.
-
-The look at a network before the first step: at one micro-batch, another, and the first again.
-
-It costs three forwards of a micro-batch, and leaves parameters and buffers as they were.
-"""
+"""Trainings side by side: each an ordinary `firecaffe train` with a run folder of its own."""
 
 import fcntl
 import os
@@ -20,20 +15,11 @@ from types import FrameType
 from typing import Any, TypedDict
 
 import torch
-from torch import nn
 
-from firecaffe.cluster.agree import gather_text
-from firecaffe.cluster.group import Group
 from firecaffe.cluster.launch import RankFailedError
 from firecaffe.cluster.signals import handlers_kept
-from firecaffe.data import Batch, Batches, num_samples
-from firecaffe.errors import PreemptedError, RecipeError, RunError
+from firecaffe.errors import PreemptedError, RunError
 from firecaffe.files import read_small, write_atomically
-from firecaffe.inventory.attributes import Digests, attributes_of, tensor_digest
-from firecaffe.inventory.findings import Inventory
-from firecaffe.inventory.forward_watch import Changes, Watch
-from firecaffe.inventory.loss_trial import mean_of
-from firecaffe.inventory.network_state import kinds_of
 from firecaffe.recipe.identity import to_toml
 from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.fault import NAME as FAULT
@@ -41,7 +27,6 @@ from firecaffe.runs.folder import METRICS
 from firecaffe.runs.measure import TOP1, Measure
 from firecaffe.runs.schemas import FaultRow, LossRow
 from firecaffe.schema import Real, checked, read_file, read_rows
-from firecaffe.training.forward import Forward
 
 POLL_S = 0.3
 LOCK = ".lock"
@@ -262,110 +247,3 @@ def _check_end(trial: Trial, code: int) -> None:
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     said = lines[-1].removeprefix("firecaffe: ") if lines else f"exit code {code}"
     raise RankFailedError(f"{trial.name}: {said} (see {log})", code if 0 < code < 256 else 1)
-
-
-class FirstLook:
-    """What a network keeps, changes and draws, and what its loss is a mean of.
-
-    It is begun before the network's first forward, which may change what only the first one does.
-    """
-
-    def __init__(self, forward: Forward, keeps_frozen: bool = True) -> None:
-        """keeps_frozen: see `Run.keeps_frozen`."""
-        self.forward, self.keeps_frozen = forward, keeps_frozen
-        self._watch = Watch(forward.model)
-        self._frozen = {
-            each: each.detach().clone()
-            for each in forward.model.parameters()
-            if not each.requires_grad
-        }
-
-    def of_parts(self, world: Group) -> None:
-        """Looks at what the first forwards have changed of a network of which ranks have parts; all
-        ranks call it.
-
-        Raises: RecipeError, on all, if forward changes parameters of any.
-        """
-        try:
-            self._check_frozen(self._watch.changed_parameters())
-            line = ""
-        except RecipeError as error:
-            line = str(error)
-        if said := next(filter(None, gather_text(world, line)), ""):
-            raise RecipeError(said)
-
-    def around(self, batches: Batches, word: str = "loss") -> Inventory:
-        """Finds it out around micro-batches. Frozen parameters that forward changes are kept as
-        buffers are from now on. word: what errors call the loss.
-
-        Raises: RecipeError, on all ranks alike, if the promise cannot be kept; what the network
-        raises.
-        """
-        self._watch.changed_parameters()
-        first, other = batches.train_batch(0, 0), _another(batches)
-        self.forward.begin_step()
-        self._put_back()
-        begun = self._attributes()
-        changes, outputs, value = self._at(first)
-        after = self._attributes()
-        if other is not None:
-            self._at(other)
-        _, _, again = self._at(first)
-        carried = _carried_over(begun, after, self._attributes())
-        is_exact = self.forward.device.type == "cpu" or self.forward.config.deterministic
-        repeats = again == value or not is_exact
-        loss = mean_of(word, self.forward.task.loss, outputs, first[1])
-        self._check_frozen(changes.frozen)
-        if changes.frozen:
-            self.forward.keep(changes.frozen)
-        return Inventory(kinds_of(self.forward.model), changes, carried, repeats, loss)
-
-    def _check_frozen(self, changed: Sequence[str]) -> None:
-        if changed and not self.keeps_frozen:
-            raise RecipeError(
-                f"forward changes the parameter {changed[0]}, which is not trained; that is kept "
-                "in synchrony.mode every_step and without [parallel] alone: make it a buffer"
-            )
-
-    def _at(self, batch: Batch) -> tuple[Changes, Any, str]:
-        """What one forward changes, its outputs, and what tells its loss from others."""
-        forward = self.forward
-        mixed = forward.begin(*batch, 0, 0)
-        watch = Watch(forward.model)
-        loss, outputs = forward.loss_of(mixed)
-        changes = watch.changes()
-        self._put_back()
-        return changes, outputs, tensor_digest(loss)
-
-    def _attributes(self) -> Digests:
-        found = attributes_of(self.forward.model)
-        loss = self.forward.task.loss
-        if isinstance(loss, nn.Module):
-            found |= {f"loss.{path}": each for path, each in attributes_of(loss).items()}
-            found |= {f"loss.{name}": tensor_digest(each) for name, each in loss.named_buffers()}
-        return found
-
-    @torch.no_grad()
-    def _put_back(self) -> None:
-        self.forward.buffers.begin_micro_batch()
-        for parameter, value in self._frozen.items():
-            parameter.copy_(value)
-
-
-def _another(batches: Batches) -> Batch | None:
-    """Another micro-batch than the first, if there is one that has samples."""
-    for step, leaf in ((0, 1), (1, 0)):
-        if leaf < batches.order.num_micro_batches:
-            batch = batches.train_batch(step, leaf)
-            if num_samples(*batch):
-                return batch
-    return None
-
-
-def _carried_over(begun: Digests, after: Digests, again: Digests) -> list[str]:
-    """Attributes that forward changes, and that are others after the same micro-batch again."""
-    return [
-        path
-        for path, value in after.items()
-        if begun.get(path) != value and again.get(path) != value
-    ]

@@ -26,10 +26,10 @@ from msgspec import Meta
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from firecaffe.cluster.addresses import interface_of, own_addresses
 from firecaffe.cluster.agree import gather_text
 from firecaffe.cluster.group import Group
 from firecaffe.cluster.groups import GLOO_INTERFACE
-from firecaffe.cluster.launched_by import interface_of, own_addresses
 from firecaffe.cluster.world import peers_may_be_lost
 from firecaffe.files import cache_folder, read_bytes, write_json
 from firecaffe.schema import Count, decoded

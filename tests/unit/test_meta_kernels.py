@@ -11,10 +11,18 @@ from firecaffe.meta_kernels import NAME, without_compiler
 SHAPES = """
 import gc, sys, torch
 from firecaffe.models import build_model
+from firecaffe.meta_kernels import on_meta
 from firecaffe.models.profile import profile
 
-with torch.device("meta"):
+with on_meta():
     network = build_model("googlenet")
+    torch.nn.init.normal_(next(network.parameters()), generator=None)
+    torch.nn.init.uniform_(tensor=next(network.parameters()))
+assert "sympy" not in sys.modules
+in_memory = torch.empty(3)
+with on_meta():
+    torch.nn.init.uniform_(in_memory, 1, 2)
+assert in_memory.min() >= 1
 profile(network, (3, 224, 224), 2)
 assert "torch._dynamo" not in sys.modules
 words = (getattr(each, "__dict__", ()) for each in gc.get_objects())

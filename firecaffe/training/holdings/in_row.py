@@ -16,13 +16,13 @@ from firecaffe.cluster.group import Group
 from firecaffe.data import Batches
 from firecaffe.gradients.codec_memory import CodecMemory
 from firecaffe.inventory.findings import Inventory
+from firecaffe.training.first_look import FirstLook
 from firecaffe.training.forward import Forward
 from firecaffe.training.holdings.whole import Whole
 from firecaffe.training.local.replicas import NamesOfReplicas
 from firecaffe.training.parallel.network import RowNetwork
 from firecaffe.training.parallel.pieces import InParts, Names, NumbersInParts
 from firecaffe.training.piece import Numbers, Piece
-from firecaffe.training.trial import FirstLook
 from firecaffe.training.updates.part_sums import MemoryInParts
 from firecaffe.training.updates.spread import Among, Spread
 from firecaffe.training.wholes import OfRanks, Wholes

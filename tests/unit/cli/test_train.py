@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from firecaffe.cli import main, train
+from firecaffe.cli import main, start_training, train
 from firecaffe.recipe import check, refusals
-from firecaffe.training.build import Prepared
+from firecaffe.recipe.check import Prepared
 
 WORDS = """
 [model]
@@ -38,7 +38,7 @@ def test_a_recipe_is_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         once(*args, **words)
 
     monkeypatch.setattr(check, "check_together", check_together)
-    monkeypatch.setattr(train, "launch", launch)
+    monkeypatch.setattr(start_training, "launch", launch)
     assert main(["train", str(path), "--train.seed", "3"]) == 0
     assert isinstance(given["for_ranks"], Prepared)
     assert given["for_ranks"].recipe.train.seed == 3
@@ -50,8 +50,8 @@ def test_plugins_are_asked_for_every_number_of_hosts(
 ) -> None:
     path, asked = tmp_path / "recipe.toml", []
     path.write_text(WORDS)
-    monkeypatch.setattr(train, "check", lambda _, ranks: asked.append(ranks))
-    monkeypatch.setattr(train, "launch", lambda *_, **__: [])
+    monkeypatch.setattr(start_training, "check", lambda _, ranks: asked.append(ranks))
+    monkeypatch.setattr(start_training, "launch", lambda *_, **__: [])
     hosts = ["--nnodes", "1:2", "--rdzv-endpoint", "localhost:29400", "--nproc-per-node", "1"]
     assert main(["train", str(path), *hosts]) == 0
     assert asked == [2, 1]

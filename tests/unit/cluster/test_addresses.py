@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from firecaffe.cluster.launched_by import (
+from firecaffe.cluster.addresses import (
     LOOPBACK,
     check_outward,
     is_here,

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from firecaffe.cluster.handover import HANDED, hand, handed
 from firecaffe.cluster.last_word import LAUNCHED
-from firecaffe.cluster.rank_process import HANDED, hand, handed
 
 
 def test_ranks_find_what_was_handed_to_them(

@@ -10,8 +10,8 @@ from contextlib import ExitStack, suppress
 import pytest
 
 from firecaffe.cluster import handshake
+from firecaffe.cluster.addresses import LOOPBACK, listen_at
 from firecaffe.cluster.handshake import CALL_BYTES, CHALLENGE_BYTES, accept, prove
-from firecaffe.cluster.launched_by import LOOPBACK, listen_at
 from firecaffe.errors import LaunchError
 
 KEY = b"k" * 32

@@ -5,10 +5,10 @@ import os
 
 import pytest
 
+from firecaffe.cluster.addresses import LOOPBACK
 from firecaffe.cluster.groups import ATTEMPT
 from firecaffe.cluster.hosts import Hosts
 from firecaffe.cluster.launch import MEETING_LOGGER, _environment, _silent, _words_of_ranks
-from firecaffe.cluster.launched_by import LOOPBACK
 from firecaffe.cluster.secret import SECRET
 
 SET = "FIRECAFFE_TEST_SET"

@@ -7,8 +7,8 @@ import psutil
 import pytest
 from torch._C._distributed_c10d import TCPStore
 
+from firecaffe.cluster.addresses import LOOPBACK
 from firecaffe.cluster.groups import _own_store
-from firecaffe.cluster.launched_by import LOOPBACK
 
 TIMEOUT = timedelta(seconds=300)
 
