@@ -2,7 +2,7 @@
 
 A case is a value for each axis: words that decide bits, a composition that is killed on the way,
 and another that goes on. In the cases of matrix.json every pair of values stands that the check of
-recipes does not refuse; `cover` finds them:
+recipes does not refuse, as this finds them:
 
     python -m tests.ranks.matrix
 """
@@ -11,9 +11,9 @@ import dataclasses
 import json
 import os
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
-from itertools import combinations, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -41,6 +41,7 @@ from firecaffe.training.parts import Parts
 from firecaffe.training.plugins import VARIABLE as PLUGINS
 from tests.ranks import killed_at
 from tests.ranks.networks import small_data
+from tests.ranks.pairwise import Case, Pairwise
 from tests.ranks.test_measured_shares import AnySpeed
 
 HEAD = {"classifier.*": "neurons", "classifier.3": "inputs"}
@@ -56,7 +57,7 @@ HOLDINGS = {
 
 MODES: dict[str, dict[str, Any]] = {
     "every_step": {},
-    "local": {"mode": "local", "replicas": 2, "local_steps": 2, "outer": "nesterov"},
+    "local": {"mode": "local", "replicas": 2, "local_steps": 3, "outer": "nesterov"},
     "backup": {"mode": "backup"},
     "stale": {"mode": "stale", "max_staleness": 2},
     "asynchronous": {"mode": "asynchronous"},
@@ -131,8 +132,6 @@ AXES: dict[str, Sequence[Any]] = {
     **{FIRST + name: values for name, values in PLACES.items()},
     **{THEN + name: values for name, values in PLACES.items()},
 }
-
-Case = Mapping[str, Any]
 
 FILE = Path(__file__).parent / "matrix.json"
 """The cases, without what stands in where nothing is said."""
@@ -266,44 +265,6 @@ def saved_cases() -> list[Case]:
     return [full(each) for each in json.loads(FILE.read_text("utf-8"))]
 
 
-Pair = tuple[tuple[str, Any], tuple[str, Any]]
-
-
-def pairs_of(case: Case) -> Iterator[Pair]:
-    """In the order of `AXES`."""
-    return combinations([(name, case[name]) for name in AXES if name in case], 2)
-
-
-def all_pairs() -> list[Pair]:
-    """Of values of any two axes."""
-    return [
-        ((one, a), (other, b))
-        for one, other in combinations(AXES, 2)
-        for a, b in product(AXES[one], AXES[other])
-    ]
-
-
-def cover(seed: int = 1) -> list[Case]:
-    """Cases in which each pair stands that any case can have, greedily."""
-    chance = random.Random(seed)
-    left, cases = dict.fromkeys(all_pairs()), list[Case]()
-    while left:
-        pair = next(iter(left))
-        start = possible_with(dict(pair))
-        if start is None:
-            del left[pair]
-            continue
-        best = max((_grown(start, left, chance) for _ in range(8)), key=lambda c: _gain(c, left))
-        cases.append(best)
-        for found in pairs_of(best):
-            left.pop(found, None)
-    return cases
-
-
-def _gain(case: Case, left: Mapping[Pair, None]) -> int:
-    return sum(pair in left for pair in pairs_of(case))
-
-
 def possible_with(case: Case) -> Case | None:
     """The same with what else it takes to be possible: other numbers of ranks, and a split in the
     other composition.
@@ -317,18 +278,7 @@ def possible_with(case: Case) -> Case | None:
     return None
 
 
-def _grown(case: Case, left: Mapping[Pair, None], chance: random.Random) -> Case:
-    """A value for each axis, in any order: of those that are possible the one that pairs most."""
-    names = [name for name in AXES if name not in case]
-    chance.shuffle(names)
-    for name in names:
-        values = [value for value in AXES[name] if is_possible({**case, name: value})]
-        if not values:  # the one that stands in is not possible beside those that were chosen
-            continue
-        chance.shuffle(values)
-        now = case
-        case = {**case, name: max(values, key=lambda v: _gain({**now, name: v}, left))}
-    return full(case)
+PAIRWISE = Pairwise(AXES, is_possible, possible_with, full)
 
 
 def all_words() -> list[Case]:
@@ -396,5 +346,5 @@ def fit(
 
 if __name__ == "__main__":
     usual = full({})
-    rows = [{name: v for name, v in case.items() if v != usual[name]} for case in cover()]
+    rows = [{name: v for name, v in case.items() if v != usual[name]} for case in PAIRWISE.cover()]
     FILE.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n", "utf-8")

@@ -15,11 +15,10 @@ from firecaffe.recipe.of_run import recipe_of as recipe_in
 from firecaffe.training.verify import replay
 from tests.ranks.matrix import (
     FIRST,
+    PAIRWISE,
     REPEATED,
     THEN,
     UNREPEATED,
-    Case,
-    all_pairs,
     all_words,
     alone,
     chain,
@@ -27,11 +26,11 @@ from tests.ranks.matrix import (
     full,
     given,
     is_possible,
-    pairs_of,
     possible_with,
     recipe_of,
     saved_cases,
 )
+from tests.ranks.pairwise import Case
 from tests.ranks.served import ALONE
 from tests.world import Ranks
 
@@ -104,6 +103,6 @@ def test_each_pair_stands_in_a_case_or_is_refused() -> None:
     """By `python -m tests.ranks.matrix`, which makes the file of the cases."""
     cases = saved_cases()
     assert all(map(is_possible, cases))
-    left = set(all_pairs()).difference(*map(pairs_of, cases))
+    left = set(PAIRWISE.all_pairs()).difference(*map(PAIRWISE.pairs_of, cases))
     assert {pair for pair in left if possible_with(dict(pair)) is not None} == set()
-    assert len(left) < 0.05 * len(all_pairs())
+    assert len(left) < 0.05 * len(PAIRWISE.all_pairs())
