@@ -115,7 +115,7 @@ def run(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return of
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", ["data 2", "model 4", "2 x 2", "trick 2 x 2"])
 def test_any_layout(run: Run, alone: firecaffe.Result, name: str) -> None:
     found, folder = run(name)
     assert found.loss == alone.loss

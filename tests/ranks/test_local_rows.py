@@ -4,7 +4,6 @@ import dataclasses
 import os
 from collections.abc import Callable
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -72,7 +71,7 @@ LAYOUTS = {
     },
 }
 ALONE = {"split": ParallelConfig(split=HEAD, parts=4), "stages": ParallelConfig()}
-CASES = [(kind, name) for kind, layouts in LAYOUTS.items() for name in layouts]
+CASES = [("split", "2 x 2"), ("split", "model 2"), ("stages", "2 x 2"), ("stages", "4 stages")]
 
 WORDS: dict[str, dict[str, Any]] = {
     "slowmo": {"outer": "slowmo", "inner_momentum": "zero"},
@@ -169,10 +168,10 @@ SLOW = pytest.mark.slow
     ("kind", "name"),
     [
         ("split", "slowmo"),
-        ("stages", "synchronous first"),
-        ("split", "overlap"),
-        ("stages", "fragments"),
         ("stages", "fragments beside"),
+        pytest.param("stages", "synchronous first", marks=SLOW),
+        pytest.param("split", "overlap", marks=SLOW),
+        pytest.param("stages", "fragments", marks=SLOW),
         pytest.param("stages", "slowmo", marks=SLOW),
         pytest.param("split", "synchronous first", marks=SLOW),
         pytest.param("stages", "overlap", marks=SLOW),
@@ -186,16 +185,6 @@ def test_any_words(ranks: Ranks, kind: str, name: str, tmp_path: Path) -> None:
     found = trained(ranks, kind, LAYOUTS[kind]["2 x 2"], words, tmp_path / "2 x 2")
     assert found.state_sha256 == expected.state_sha256
     assert found.loss == expected.loss
-
-
-@pytest.mark.parametrize("kind", ALONE)
-def test_a_layout_goes_on_from_any_other(ranks: Ranks, run: Run, kind: str, tmp_path: Path) -> None:
-    """After an average."""
-    layouts = layouts_of(kind)
-    for before, name in pairwise([*layouts, "alone"]):
-        saved = str(run(kind, before)[1] / "checkpoints/step-00000006")
-        found = trained(ranks, kind, layouts[name], {}, tmp_path / name, 0, saved)
-        assert found.state_sha256 == run(kind, "alone")[0].state_sha256, name
 
 
 CHAINS = {
@@ -226,7 +215,7 @@ def test_a_layout_goes_on_with_an_average_under_way(
     ("kind", "codec"),
     [
         ("split", "one_bit"),
-        ("stages", "int8"),
+        pytest.param("stages", "int8", marks=SLOW),
         pytest.param("split", "int8", marks=SLOW),
         pytest.param("stages", "one_bit", marks=SLOW),
     ],

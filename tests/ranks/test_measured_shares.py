@@ -73,7 +73,7 @@ def alone(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(state)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", [1, 3])
 def test_speeds_that_change_change_no_bit(
     ranks: Ranks, alone: str, world_size: int, tmp_path: Path
 ) -> None:
@@ -93,9 +93,7 @@ def test_speeds_that_change_change_no_bit(
         assert each["balance"]["micro_batches_by_rank"] == counts[-1]
 
 
-@pytest.mark.parametrize(
-    ("codec", "level"), [("one_bit", 0), ("top_k", 1), ("power_sgd", 0), ("bfloat16", 1)]
-)
+@pytest.mark.parametrize(("codec", "level"), [("top_k", 1), ("power_sgd", 0)])
 def test_what_a_codec_keeps_back_goes_along(
     ranks: Ranks, codec: str, level: int, tmp_path: Path
 ) -> None:

@@ -1,4 +1,7 @@
-"""Rows of ranks, each with a model that is split, are given unequal shares: no bit changes."""
+"""Rows of ranks, each with a model that is split, are given unequal shares: no bit changes.
+
+Other compositions are in the matrix (`test_matrix.py`).
+"""
 
 import dataclasses
 from pathlib import Path
@@ -22,9 +25,7 @@ SPLIT = dataclasses.replace(test_layouts.RECIPE, synchrony=MEASURED)
 STAGES = dataclasses.replace(test_stage_layouts.RECIPE, synchrony=MEASURED)
 
 CASES = {
-    "split": (test_layouts.Net, SPLIT, test_layouts.LAYOUTS["2 x 2"]),
     "trick": (test_layouts.Net, SPLIT, test_layouts.LAYOUTS["trick 2 x 2"]),
-    "stages": (test_stage_layouts.Net, STAGES, test_stage_layouts.LAYOUTS["2 x 2"]),
     "stages, 1f1b": (
         test_stage_layouts.Net,
         STAGES,
@@ -46,7 +47,7 @@ def fit(name: str, parallel: ParallelConfig, folder: str, seed: int | None = Non
 
 @pytest.mark.parametrize(
     ("name", "seeds"),
-    [("split", (1, 2)), ("trick", (1,)), ("stages", (2,)), ("stages, 1f1b", (1,))],
+    [("trick", (1,)), ("stages, 1f1b", (1,))],
 )
 def test_speeds_of_rows_that_change_change_no_bit(
     ranks: Ranks, name: str, seeds: tuple[int, ...], tmp_path: Path
