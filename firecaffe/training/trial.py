@@ -1,8 +1,7 @@
-"""Trainings side by side: each an ordinary `firecaffe train` with a run folder of its own.
+"""Trainings next to each other: each a `firecaffe train` with its own run folder.
 
-The look at a network before the first step: at one micro-batch, another, and the first again.
-
-It costs three forwards of a micro-batch, and leaves parameters and buffers as they were.
+The file also has the look at a network before its first step: three forwards, of one micro-batch,
+another, and the first again. They leave parameters and buffers as they were.
 """
 
 import fcntl
@@ -49,26 +48,23 @@ LOCK = ".lock"
 
 @dataclass(frozen=True)
 class TrialScore:
-    """What an evaluation in the course of a training came to."""
-
     step: int
     value: float
-    """Of the task's metric."""
+    """The task's metric."""
     is_finite: bool
     """Whether the loss is still a number."""
 
 
 @dataclass
 class Trial:
-    """One training of several. If its folder holds a finished run, that is taken."""
+    """One training of several. If its folder holds a finished run, that is used."""
 
     name: str
     recipe: Recipe
     parent: Path
     measure: Measure = TOP1
-    """The metric that it is judged by."""
     end: Callable[[Sequence[TrialScore]], bool] = lambda _: False
-    """Asked after each evaluation but the last, with all so far: is it to be given up?"""
+    """Decides, after each evaluation but the last, from all so far, whether to give up."""
     is_of_verdict: bool = False
     """Whether its test samples count, and not its evaluations on the way."""
     ended_early: bool = field(default=False, init=False)
@@ -80,18 +76,16 @@ class Trial:
 
     @property
     def recipe_path(self) -> Path:
-        """The trial's recipe, beside the run's folder, as its log is."""
         return self.parent / f"{self.name}.toml"
 
     @property
     def text(self) -> str:
-        """The recipe as it is given to `firecaffe train`."""
         words = replace(self.recipe.run, folder=str(self.folder), tensorboard=False)
         return to_toml(replace(self.recipe, run=words))
 
     @property
     def is_there(self) -> bool:
-        """Whether the folder is this very training's, however far it has got."""
+        """Whether the folder is exactly this training's, however far it has got."""
         try:
             return read_small(self.recipe_path) == self.text and self.folder.is_dir()
         except (OSError, ValueError):
@@ -102,7 +96,7 @@ class Trial:
         return (self.folder / "result.json").exists()
 
     def look(self) -> bool:
-        """Takes in the evaluations that are new; whether the training is to be ended now."""
+        """Read the new evaluations. Returns whether the training is to be ended now."""
         found = scores(self.folder, self.measure)
         while not self.ended_early and len(self.told) < len(found):
             self.told.append(found[len(self.told)])
@@ -113,7 +107,7 @@ class Trial:
 
 
 def scores(folder: Path, measure: Measure = TOP1) -> list[TrialScore]:
-    """A run's evaluations on its validation samples so far, in order. Raises: RunError."""
+    """Return a run's evaluations on its validation samples so far, in order. Raises: RunError."""
     path = folder / METRICS
     lines = read_rows(path, LossRow, holding=b'"validation"')
     try:
@@ -124,13 +118,11 @@ def scores(folder: Path, measure: Measure = TOP1) -> list[TrialScore]:
 
 
 class Value(TypedDict):
-    """The metric of an evaluation."""
-
     value: Real | None
 
 
 def _score(row: dict[str, Any], measure: Measure) -> TrialScore:
-    """A value that is no number is the worst there is. Raises: ValueError if it is not there."""
+    # A value that is no number is the worst there is. Raises: ValueError if it is missing.
     value = checked({"value": row[measure.name]} if measure.name in row else {}, Value)["value"]
     worst = measure.gain(-inf)
     is_finite = row["loss"] is not None
@@ -138,7 +130,7 @@ def _score(row: dict[str, Any], measure: Measure) -> TrialScore:
 
 
 def _diverged(folder: Path, found: Sequence[TrialScore], measure: Measure) -> list[TrialScore]:
-    """What a run would have scored that has ended because it diverged."""
+    # The score of a run that has ended because it diverged.
     if not (folder / FAULT).exists():
         return []
     fault = read_file(folder / FAULT, FaultRow, RunError)
@@ -150,10 +142,10 @@ def _diverged(folder: Path, found: Sequence[TrialScore], measure: Measure) -> li
 
 @contextmanager
 def working_in(folder: Path) -> Iterator[int]:
-    """A folder of trainings, for this process and those that it starts: as long as one of them
-    lives, no other command works there. Gives the lock's descriptor, which they inherit.
+    """Lock a folder of trainings, for this process and those that it starts. Yields the descriptor.
 
-    Raises: RunError if another works there.
+    They inherit it: as long as one of them lives, no other command works there. Raises: RunError if
+    another does.
     """
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
@@ -173,12 +165,11 @@ def working_in(folder: Path) -> Iterator[int]:
 def run_trials(
     trials: Sequence[Trial], at_once: int, workers: int, lock: int, say: Callable[[Trial], None]
 ) -> None:
-    """Trains what is not finished, `at_once` side by side on `workers` ranks each.
+    """Train what is not finished, `at_once` side by side on `workers` ranks each.
 
-    A training that was left midway begins anew. say: told each trial as it ends.
-
-    Raises: RankFailedError, with the exit code of the first that failed; PreemptedError after a
-    SIGTERM or SIGHUP. No training is left running.
+    A training that was left midway begins anew. say: called with each trial as it ends. Raises:
+    RankFailedError, with the exit code of the first that failed; PreemptedError after a SIGTERM or
+    SIGHUP. No training is left running.
     """
     waiting = []
     for trial in trials:
@@ -237,7 +228,6 @@ def command_of(recipe: Path, workers: int) -> list[str]:
 
 
 def _put_aside(trial: Trial) -> None:
-    """A folder that a training was left in, or another one's, under a name that says so."""
     number = 1
     while (aside := trial.parent / f"{trial.name}.left-{number}").exists():
         number += 1
@@ -246,9 +236,7 @@ def _put_aside(trial: Trial) -> None:
 
 
 def environment_of(slot: int, workers: int) -> dict[str, str]:
-    """The environment of the trial in a slot, with GPUs of its own if there are enough for all
-    slots.
-    """
+    """Return a slot's environment, with its own GPUs if there are enough for all slots."""
     shown = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = shown.split(",") if shown else list(map(str, range(torch.cuda.device_count())))
     own = gpus[slot * workers : (slot + 1) * workers]
@@ -265,13 +253,12 @@ def _check_end(trial: Trial, code: int) -> None:
 
 
 class FirstLook:
-    """What a network keeps, changes and draws, and what its loss is a mean of.
+    """Examines what a network keeps, changes and draws, and what its loss is a mean of.
 
-    It is begun before the network's first forward, which may change what only the first one does.
+    It begins before the network's first forward, which may make changes that later ones do not.
     """
 
     def __init__(self, forward: Forward, keeps_frozen: bool = True) -> None:
-        """keeps_frozen: see `Run.keeps_frozen`."""
         self.forward, self.keeps_frozen = forward, keeps_frozen
         self._watch = Watch(forward.model)
         self._frozen = {
@@ -281,11 +268,7 @@ class FirstLook:
         }
 
     def of_parts(self, world: Group) -> None:
-        """Looks at what the first forwards have changed of a network of which ranks have parts; all
-        ranks call it.
-
-        Raises: RecipeError, on all, if forward changes parameters of any.
-        """
+        """Check the first forwards on all ranks, if they have parts. Raises: RecipeError on all."""
         try:
             self._check_frozen(self._watch.changed_parameters())
             line = ""
@@ -295,11 +278,11 @@ class FirstLook:
             raise RecipeError(said)
 
     def around(self, batches: Batches, word: str = "loss") -> Inventory:
-        """Finds it out around micro-batches. Frozen parameters that forward changes are kept as
-        buffers are from now on. word: what errors call the loss.
+        """Examine the network around micro-batches. word: what errors call the loss.
 
-        Raises: RecipeError, on all ranks alike, if the promise cannot be kept; what the network
-        raises.
+        Frozen parameters that forward changes are treated as buffers from now on. Raises:
+        RecipeError, on all ranks, if other numbers of workers could get other bits; what the
+        network raises.
         """
         self._watch.changed_parameters()
         first, other = batches.train_batch(0, 0), _another(batches)
@@ -328,7 +311,6 @@ class FirstLook:
             )
 
     def _at(self, batch: Batch) -> tuple[Changes, Any, str]:
-        """What one forward changes, its outputs, and what tells its loss from others."""
         forward = self.forward
         mixed = forward.begin(*batch, 0, 0)
         watch = Watch(forward.model)
@@ -353,7 +335,6 @@ class FirstLook:
 
 
 def _another(batches: Batches) -> Batch | None:
-    """Another micro-batch than the first, if there is one that has samples."""
     for step, leaf in ((0, 1), (1, 0)):
         if leaf < batches.order.num_micro_batches:
             batch = batches.train_batch(step, leaf)
@@ -363,7 +344,7 @@ def _another(batches: Batches) -> Batch | None:
 
 
 def _carried_over(begun: Digests, after: Digests, again: Digests) -> list[str]:
-    """Attributes that forward changes, and that are others after the same micro-batch again."""
+    # Attributes that forward changes, and that differ after the same micro-batch again.
     return [
         path
         for path, value in after.items()
