@@ -1,16 +1,16 @@
-"""firecaffe: train deep networks on N workers, faster, and to the same bits as on one.
+"""Data-parallel training of deep networks: faster on N workers, with the same bits as on one.
 
     import firecaffe
 
     recipe = firecaffe.Recipe(train=firecaffe.TrainConfig(global_batch_size=64, steps=100))
     result = firecaffe.train(recipe, model=MyNet, train_set=mine, test_set=mine_too)
 
-Run alone it trains on one worker; under torchrun on as many as there are ranks; and
+Without a launcher, `train` uses one worker; under torchrun, each rank is a worker.
 `firecaffe.launch(function, nproc_per_node=4)` runs a function on workers of this host. In a
-training script of your own, `firecaffe.parallelize(model)` stands in for DistributedDataParallel,
-`firecaffe.local(model, optimizer, every=8)` averages replicas that train by themselves,
+training script of your own, `firecaffe.parallelize(model)` replaces DistributedDataParallel,
+`firecaffe.local(model, optimizer, every=8)` averages replicas that train independently,
 `firecaffe.split(model, {"classifier.*": "neurons"})` cuts layers over ranks, and
-`firecaffe.attach(model, optimizer, folder)` records where its time goes.
+`firecaffe.attach(model, optimizer, folder)` records where the time goes.
 """
 
 from importlib import import_module
@@ -68,7 +68,7 @@ _PLACES = {
     "split": "script.split",
     "train": "training.build",
 }
-"""The place of each name, imported when it is asked for: a plan needs nothing that trains."""
+"""The module of each public name, imported on first use: a plan loads no training code."""
 
 __all__ = [
     "CheckpointConfig",

@@ -4,8 +4,8 @@ import os
 import sys
 
 if __name__ == "__main__":
-    # `python -m` puts the current folder first, so that a random.py in it would be imported for the
-    # library's. Code of one's own is found there all the same (`reference`).
+    # `python -m` puts the current folder first, so a random.py in it would hide the library's.
+    # User code in that folder is still found (`reference`).
     try:
         if sys.path[0] == os.getcwd():
             del sys.path[0]
@@ -21,22 +21,20 @@ UTF8 = "PYTHONUTF8"
 
 
 def _be_utf8() -> None:
-    """Starts the program anew in Python's UTF-8 mode if the locale has another encoding, as C: the
-    names of files, and what files hold, are UTF-8. What is printed keeps the locale's. Ranks are
-    started in that mode.
-    """
+    """Restart the program in UTF-8 mode, for names and contents of files, if the locale differs."""
     if sys.getfilesystemencoding() == "utf-8" or os.environ.get(UTF8) == "1":
         return
+    # Printed text keeps the locale's encoding. Ranks inherit the mode.
     environment = {"PYTHONIOENCODING": getattr(sys.stdout, "encoding", "ascii"), **os.environ}
     words = [sys.executable, *sys.orig_argv[1:]]
     os.execve(sys.executable, words, {**environment, UTF8: "1"})
 
 
 def run() -> NoReturn:
-    """Runs the command line; a rank then ends at once, which a script of one's own does not."""
+    """Run the command line and end the process: a rank at once, without waiting for its threads."""
     _be_utf8()
-    # Else torch warns, a line each time, of hosts that no name server knows by their address. It
-    # reads this as it is loaded, and errors are told by us.
+    # Without this, torch prints a warning for each host whose address has no name. torch reads the
+    # variable when it is loaded. firecaffe reports errors itself.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     exit_code = main()
     if "RANK" in os.environ:

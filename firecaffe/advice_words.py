@@ -1,4 +1,4 @@
-"""How what a user is advised to do is said: a command's options, or a script's arguments."""
+"""The wording of advice to the user: options of a command, or arguments in a script."""
 
 import os
 from collections.abc import Iterator
@@ -6,15 +6,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 OF_LAUNCHERS = ("FIRECAFFE_LAUNCHED", "TORCHELASTIC_RUN_ID")
-"""Environment variables of launchers that restart ranks, `firecaffe.launch` and torchrun."""
+"""Environment variables of launchers that restart ranks: `firecaffe.launch` and torchrun."""
 
 _typed = [False]
-"""Whether this process runs a command. Of all threads: a watch tells of faults, too."""
+"""Whether this process runs a command. All threads share it: the watch reports faults too."""
 
 
 @contextmanager
 def command_typed() -> Iterator[None]:
-    """Lets advice in the block be a command's; without it a script is taken to run."""
+    """Word advice in the block for a command; outside such a block, it is worded for a script."""
     before, _typed[0] = _typed[0], True
     try:
         yield
@@ -23,16 +23,14 @@ def command_typed() -> Iterator[None]:
 
 
 def resume_word(folder: str | Path = "") -> str:
-    """What goes on with the run of a folder, or, without one, of any."""
+    """Return the option or argument that resumes the run of `folder`, or of any run if empty."""
     if _typed[0]:
         return f"--resume {folder}" if str(folder) else "--resume"
     return f'resume="{folder}"' if str(folder) else "resume=…"
 
 
 def or_restarts() -> str:
-    """What lets a launcher start lost ranks again; nothing if no launcher does, as of srun's or a
-    shell's ranks.
-    """
+    """Return the advice of automatic restarts; empty for a script that no launcher restarts."""
     if _typed[0]:
         return ", or let --max-restarts do so"
     has_launcher = any(name in os.environ for name in OF_LAUNCHERS)

@@ -1,4 +1,4 @@
-"""Objects for another process, with what is of `__main__`, or of a function, by value."""
+"""Serialization of objects for another process, with code of scripts and functions by value."""
 
 import io
 from types import CodeType
@@ -8,10 +8,10 @@ import cloudpickle
 
 
 def packed(value: object) -> bytes:
-    """By value what is of `__main__`, as a script's or a notebook's classes; by name what a module
-    has. `pickle.loads` reads it.
+    """Serialize an object for `pickle.loads`.
 
-    Code keeps the name of its file, so that tracebacks of another process show its lines.
+    Code of `__main__` (a script's or notebook's classes) or of a function goes by value, code of a
+    module by name. Code keeps its file name, so tracebacks in the other process show its lines.
     """
     file = io.BytesIO()
     _Pickler(file).dump(value)
@@ -29,6 +29,6 @@ def _reduce_code(code: CodeType) -> tuple[Any, ...]:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """cloudpickle from 3.1.3 on calls every file "<dynamic-code>"."""
+    """A pickler that keeps file names; cloudpickle from 3.1.3 on writes "<dynamic-code>"."""
 
     dispatch_table = cloudpickle.Pickler.dispatch_table.new_child({CodeType: _reduce_code})

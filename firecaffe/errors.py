@@ -1,7 +1,6 @@
-"""What can go wrong, each kind with the exit code that the shell sees.
+"""The kinds of errors, each with the exit code that the shell sees. docs/usage.md lists the codes.
 
-A message is one line for the user: what is wrong, what was found, what would be right, with
-the dotted recipe name where there is one. docs/usage.md lists the codes.
+A message is one line: what is wrong, what was given, what is expected, and the recipe's field.
 """
 
 import errno
@@ -12,16 +11,13 @@ from firecaffe.whose_code import whose
 
 
 def own_traceback(error: BaseException) -> str:
-    """The traceback of an error that nobody foresaw, from where it leaves firecaffe for the last
-    time, if it then meets code that is not installed: a user's. Else empty.
-    """
+    """Return the traceback after firecaffe's last frame, if user code follows it; else empty."""
     frames = _outside(error)
     is_own = any(whose(frame.filename) == "user" for frame in frames)
     return _formatted(error, frames) if is_own else ""
 
 
 def _outside(error: BaseException) -> list[FrameSummary]:
-    """The frames after the last of firecaffe's."""
     frames = extract_tb(error.__traceback__)
     ours = [place for place, frame in enumerate(frames) if whose(frame.filename) == "firecaffe"]
     return frames[ours[-1] + 1 :] if ours else []
@@ -34,46 +30,42 @@ def _formatted(error: BaseException, frames: list[FrameSummary]) -> str:
 
 
 class FirecaffeError(Exception):
-    """A fault that is explained in one line instead of a traceback."""
+    """An error that is explained in one line instead of a traceback."""
 
     exit_code = 1
     fault: Fault | None = None
-    """What has happened to which rank, where that is known."""
     goes_along = False
-    """Whether it is another rank that tells of it."""
+    """Whether another rank reports the error."""
 
     @property
     def last_word(self) -> str:
-        """What to tell the user in the end: the fault, where that is not said better here."""
+        """The line for the user: that of the fault, unless the message itself is better."""
         return str(self) if self.fault is None or self.fault.kind in SAVED else self.fault.line
 
     @property
     def traceback(self) -> str:
-        """The traceback of a user's own code that has raised, to be read below the line."""
+        """The traceback of user code that raised, to print below the line; else empty."""
         return ""
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython and notebooks show of it: the line, as a script ends with."""
+        """Return the lines that IPython and notebooks show, equal to those of a script."""
         return [f"firecaffe: {self.last_word}", *self.traceback.splitlines()]
 
 
 class RecipeError(FirecaffeError):
-    """The recipe, the command line or an argument asks for something that cannot be."""
+    """The recipe, the command line or an argument asks for something invalid or impossible."""
 
     exit_code = 2
 
 
 class OwnCodeError(RecipeError):
-    """The code of a user, named by a recipe or given to a function, has raised; its own error is
-    the cause. The traceback is the user's to read.
-    """
+    """User code, named by a recipe or given to a function, raised. Its error is `__cause__`."""
 
     told = ""
-    """The traceback, if it was another process that the code has raised in."""
+    """The traceback as text, if the code raised in another process."""
 
     @property
     def traceback(self) -> str:
-        """That of the cause, from where it leaves firecaffe for the last time."""
         cause = self.__cause__
         if self.told or cause is None:
             return self.told
@@ -93,9 +85,7 @@ class CheckpointError(FirecaffeError):
 
 
 class UnfitCheckpointError(CheckpointError):
-    """There is no checkpoint where one was named, or it is whole and of another recipe, network or
-    length. No disk is to blame.
-    """
+    """A named checkpoint is absent, or of another recipe, network or length. The disk is intact."""
 
 
 class AgreementError(FirecaffeError):
@@ -111,29 +101,29 @@ class LaunchError(FirecaffeError):
 
 
 class NotIdenticalError(FirecaffeError):
-    """Runs that should end in the same bits do not."""
+    """Runs that should end with the same bits do not."""
 
     exit_code = 7
 
 
 class RunError(FirecaffeError):
-    """A run folder cannot be written, or is not one."""
+    """A run folder cannot be written, or a folder is not a run's."""
 
     exit_code = 8
 
 
 class OutputLostError(RunError):
-    """What a command prints, which is all that it is for, cannot be written."""
+    """The output of a command that only prints cannot be written."""
 
     has_left = False
-    """Whether its reader, as `head`, has left: it has seen enough, and nothing is to be said."""
+    """Whether the reader, for example `head`, closed the pipe. Then no message is needed."""
 
 
 class PeerLostError(FirecaffeError, RuntimeError):
-    """Another rank is gone, frozen, cut off or behind; or told that it has failed. A RuntimeError,
-    as `backward()` raises it of a process group.
+    """Another rank is gone, frozen, unreachable or behind, or reported its own failure.
 
-    `fault` says who and how, and the exit code is that of its kind; None if nobody knows.
+    It is a RuntimeError because `backward()` of a process group raises one. The exit code is that
+    of `fault`; 9 if nobody knows the fault.
     """
 
     exit_code = 9
@@ -146,32 +136,29 @@ class PeerLostError(FirecaffeError, RuntimeError):
 
     @classmethod
     def of(cls, fault: Fault) -> "PeerLostError":
-        """The error of a fault, with its line."""
         return cls(fault.line, fault)
 
     @property
     def rank(self) -> int | None:
-        """The rank that is lost; None if nobody knows."""
         return None if self.fault is None else self.fault.rank
 
     @property
     def host(self) -> str:
-        """Its host; empty if nobody knows."""
         return "" if self.fault is None else self.fault.host
 
     @property
     def step(self) -> int:
-        """The step under way, counted from 1; 0 before the first, or if nobody knows."""
+        """The step in progress, counted from 1; 0 before the first step or if unknown."""
         return 0 if self.fault is None else self.fault.step
 
     @property
     def kind(self) -> str:
-        """What has happened to it, a row of docs/faults.md; gone if nobody knows."""
+        """The kind of fault, a row of docs/faults.md; `gone` if unknown."""
         return "gone" if self.fault is None else self.fault.kind
 
 
 class MemoryFullError(FirecaffeError):
-    """This process's host, its device or its limit has no memory left."""
+    """The host, the device or the memory limit of this process has no memory left."""
 
     exit_code = 14
 
@@ -180,15 +167,11 @@ FULL = (
     *("can't allocate memory", "cannot allocate memory", "unable to allocate", "out of memory"),
     *("failed to map segment", "can't start new thread"),
 )
-"""What errors say that have no class of their own: of torch's allocator, of mmap, of a library that
-is loaded, of a thread that finds no room for its stack.
-"""
+"""Texts of memory errors without a class: of torch's allocator, mmap, libraries and threads."""
 
 
 def memory_full(error: BaseException) -> MemoryFullError | None:
-    """The error of ours for one that comes of memory that ran out, at first or at last; None for
-    any other. The line says no rank and no step.
-    """
+    """Return an error without rank or step if lack of memory caused `error`, else None."""
     found: BaseException | None = error
     while found is not None and not _is_memory_full(found):
         found = found.__cause__
@@ -213,33 +196,33 @@ def _is_memory_full(error: BaseException) -> bool:
 
 
 class LauncherLostError(FirecaffeError):
-    """The process that has started this rank is gone; the rank has saved where it stands."""
+    """The process that started this rank is gone. The rank has saved a checkpoint."""
 
     exit_code = 15
 
 
 class NotKeptError(FirecaffeError):
-    """A larger batch, or a smaller network, has lost more accuracy than was allowed."""
+    """A larger batch, or a smaller network, lost more accuracy than allowed."""
 
     exit_code = 16
 
 
 class NotEnoughError(FirecaffeError):
-    """Too few seeds to say whether a larger batch has kept the accuracy."""
+    """There are too few seeds to decide whether a larger batch kept the accuracy."""
 
     exit_code = 17
 
 
 class NotFiniteError(FirecaffeError):
-    """The loss, a gradient or a weight is infinite or not a number. All ranks find it together."""
+    """The loss, a gradient or a weight is infinite or NaN. All ranks detect it together."""
 
     exit_code = 18
     step = 0
-    """The step whose numbers they are, counted from 1; 0 if it is the one under way."""
+    """The step of these numbers, counted from 1; 0 for the step in progress."""
 
 
 class DivergedError(FirecaffeError):
-    """The loss has stayed far above its start. All ranks end together."""
+    """The loss stayed far above its start. All ranks end together."""
 
     exit_code = 19
     step = 0
@@ -247,12 +230,12 @@ class DivergedError(FirecaffeError):
 
 
 class LeftOutError(FirecaffeError):
-    """A file of Caffe's asks for something that was left out of its recipe, which is written."""
+    """A Caffe file asks for something that its recipe, which is written, does not contain."""
 
     exit_code = 20
 
 
 class PreemptedError(FirecaffeError):
-    """The run was asked to stop, and has saved where it stands."""
+    """The run was asked to stop, and has saved a checkpoint."""
 
     exit_code = 75

@@ -1,7 +1,7 @@
-"""What can happen to a rank of a run: each kind with its words, its exit code and what to do.
+"""The kinds of faults of a rank, each with its description, its exit code and advice.
 
-A fault is told in one line, kept in the run folder as fault.json, and sent to the other ranks, so
-that all end with the same words. docs/faults.md lists the kinds.
+A fault is one line, stored as fault.json and sent to the other ranks, so all end with the same
+message. docs/faults.md lists the kinds.
 """
 
 import json
@@ -13,23 +13,20 @@ from firecaffe.advice_words import or_restarts, resume_word
 
 @dataclass(frozen=True)
 class Kind:
-    """A row of `KINDS`."""
-
     exit_code: int
     what: str
-    """After "rank 1 on HOST", before "at step 40"."""
+    """The text between "rank 1 on HOST" and "at step 40"."""
     advice: str
 
 
 RESUME_WORD, RESTARTS = "{resume}", "{restarts}"
-"""What stands for words that are others in a script than on the command line (`advice`)."""
+"""Placeholders for words that differ between a script and the command line (`advice_words`)."""
 
 RESUME = f"resume from the newest checkpoint ({RESUME_WORD})"
 ANEW = "start it again"
-"""The advice instead of RESUME if there is no checkpoint yet."""
 
 AGAIN = f"{RESUME}{RESTARTS}"
-"""The advice if a restart can mend it: the launcher restarts nothing else."""
+"""The advice for faults that a restart can repair. The launcher restarts for no others."""
 
 KINDS = {
     "exception": Kind(1, "failed", "see its traceback"),
@@ -60,55 +57,46 @@ KINDS = {
 }
 
 SAVED = ("preempted", "launcher_killed")
-"""Told in their own words, which say where the checkpoint is."""
+"""Kinds that are reported by their own message, because it names the checkpoint."""
 
 TOGETHER = (*SAVED, "not_finite", "diverged")
-"""What ranks agree on at the end of a step: it happens to all, so none need be told."""
+"""Kinds that all ranks agree on at the end of a step, so no rank reports them to another."""
 
 ITSELF = "itself"
-"""Who has seen a fault that its own rank tells of."""
+"""`Fault.seen` of a fault that its own rank reports."""
 
 ANOTHER = "another rank"
-"""Who has seen a fault with which a rank only goes along."""
+"""`Fault.seen` if a rank only ends because of another rank's report."""
 
 GOES_ON = "the others go on"
-"""What follows the loss of a rank without which rank 0 goes on."""
+"""The text after the loss of a rank without which rank 0 continues."""
 
 MOST_TEXT = 2000
-"""Characters of a text that came from elsewhere."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What happened to one rank."""
-
     kind: str
-    """A row of `KINDS`."""
     rank: int
-    """The rank that it happened to."""
     host: str
-    """The rank's host."""
     step: int
-    """The step under way, counted from 1; 0 before the first."""
+    """The step in progress, counted from 1; 0 before the first."""
     seen: str
-    """How it was noticed."""
+    """How, or by whom, the fault was noticed."""
     detail: str = ""
-    """The rank's own words, or what ended it."""
     code: int = 0
-    """The exit code of an error that is explained elsewhere; 0 is the kind's."""
+    """The exit code of an error that has its own; 0 for that of the kind."""
     can_resume: bool = True
     """Whether the run has a checkpoint to resume from, as far as is known."""
     folder: str = ""
-    """The run's folder, if it is known to have one."""
 
     @property
     def exit_code(self) -> int:
-        """The exit code that it ends a command with."""
         return self.code or KINDS[self.kind].exit_code
 
     @property
     def line(self) -> str:
-        """The event, and what to do."""
+        """The event and the advice, in one line."""
         advice = KINDS[self.kind].advice
         if not self.can_resume:
             advice = advice.replace(RESUME, ANEW)
@@ -117,7 +105,7 @@ class Fault:
 
     @property
     def event(self) -> str:
-        """What happened, to whom, when, and seen how if not by itself."""
+        """The rank, what happened to it, at which step, and who noticed it if not itself."""
         what = f"rank {self.rank} on {self.host} {KINDS[self.kind].what}"
         when = f"at step {self.step}" if self.step else "before the first step"
         detail = f": {self.detail}" if self.detail else ""
@@ -125,11 +113,10 @@ class Fault:
         return f"{what} {when}{detail}{seen}"
 
     def as_json(self) -> dict[str, Any]:
-        """What fault.json has."""
         return {**asdict(self), "exit_code": self.exit_code, "line": self.line}
 
     def as_text(self) -> str:
-        """What `parse` reads, on one line."""
+        """Return one line of JSON for `parse`, with texts cut to MOST_TEXT."""
         short = {
             name: value[:MOST_TEXT] if isinstance(value, str) else value
             for name, value in asdict(self).items()
@@ -138,7 +125,7 @@ class Fault:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From another rank's or a file's JSON. Raises: ValueError where it is none."""
+        """Read the JSON of another rank or a file. Raises ValueError if it is not a fault."""
         try:
             found = json.loads(text)
             fault = cls(

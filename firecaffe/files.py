@@ -1,6 +1,4 @@
-"""Files that may be anyone's: read if they are regular and no longer than is said; and written
-whole or not at all: aside, synced, then renamed.
-"""
+"""Reading of regular files of limited size, and writing of files whole or not at all."""
 
 import errno
 import fcntl
@@ -17,22 +15,19 @@ from pathlib import Path
 from typing import Any
 
 MOST_BYTES = 16_000_000
-"""Size of a recipe, or of one of a run's JSON files, that is read at most."""
+"""Largest recipe, or JSON file of a run, that is read, in bytes."""
 
 
 def cache_folder() -> Path:
-    """The user's folder for what can be obtained again. Raises: RuntimeError without a home."""
+    """Return the user's folder for files to obtain again. Raises RuntimeError without a home."""
     return Path.home() / ".cache" / "firecaffe"
 
 
 class GrowingFile:
-    """Bytes at the end of a file, in it as soon as they are written, by any thread.
-
-    If the disk is full they wait until there is room, for what goes on does not end for that.
-    """
+    """A file that threads append to, unbuffered. If the disk is full, bytes wait in memory."""
 
     def __init__(self, path: Path, goes_on: bool = False) -> None:
-        """goes_on: whether the file is there, and what it holds stays."""
+        """Open an existing file and keep its content if `goes_on`, else create a new one."""
         self._file = FileIO(path, "a" if goes_on else "x")
         self._waiting = b""
         self._turn = threading.Lock()
@@ -45,6 +40,7 @@ class GrowingFile:
                     written = self._file.write(self._waiting)
                     self._waiting = self._waiting[written:]
             except OSError as error:
+                # A run does not end because the disk is full.
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
 
@@ -54,11 +50,10 @@ class GrowingFile:
 
 @contextmanager
 def written_aside(path: Path) -> Iterator[Path]:
-    """A path beside, for a file that gets its final name, on the disk, if the block comes to its
-    end, and is gone if it does not. It ends as the final one does.
+    """Yield a path next to `path`, with the same ending, and rename it to `path` after the block.
 
-    Raises: OSError; before the block if a device or a pipe has the final name, which a file would
-    replace.
+    The file is synced first. It is removed if the block fails. Raises OSError; before the block if
+    `path` is a device or a pipe, which the rename would replace.
     """
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise OSError(errno.EINVAL, "is no regular file, and would be replaced", str(path))
@@ -73,28 +68,21 @@ def written_aside(path: Path) -> Iterator[Path]:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Writes a text file so that under its final name it is never seen in part. Names of files
-    that are no UTF-8 are written as the bytes that they are.
-    """
+    """Write a text whole or not at all. File names that are not UTF-8 keep their bytes."""
     with written_aside(path) as aside:
         aside.write_text(text, encoding="utf-8", errors="surrogateescape")
 
 
 def new_aside(path: Path) -> Path:
-    """Makes an empty file to be written and renamed. What lies there under the name, left by a
-    process that was killed, or a link that somebody has put there, is removed and never followed.
-
-    Raises: OSError.
-    """
+    """Create an empty file, in place of what a killed process left there. Raises OSError."""
     remove_aside(path)
+    # A link that somebody puts there is not followed.
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666))
     return path
 
 
 def remove_aside(path: Path) -> None:
-    """Removes a file, a link or a whole folder, if there is one. Raises: OSError; also if it is a
-    device or a pipe, which nobody has left there by writing.
-    """
+    """Remove a file, a link or a folder, if any. Raises OSError, also for a device or a pipe."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
@@ -108,10 +96,7 @@ def remove_aside(path: Path) -> None:
 
 
 def open_regular(path: Path | str) -> BufferedReader:
-    """Opens a file to be read. A pipe or a device might never end, or never begin.
-
-    Raises: OSError if it is no regular file.
-    """
+    """Open a regular file. Raises OSError for others: a pipe or a device might block forever."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         mode = os.fstat(descriptor).st_mode
@@ -126,7 +111,7 @@ def open_regular(path: Path | str) -> BufferedReader:
 
 
 def read_bytes(path: Path | str, most_bytes: int) -> bytes:
-    """All of a file. Raises: OSError; ValueError if it is longer than that."""
+    """Read a whole file. Raises OSError; ValueError if it is longer than `most_bytes`."""
     with open_regular(path) as file:
         data = file.read(min(most_bytes, os.fstat(file.fileno()).st_size) + 1)
     if len(data) > most_bytes:
@@ -135,18 +120,12 @@ def read_bytes(path: Path | str, most_bytes: int) -> bytes:
 
 
 def read_small(path: Path) -> str:
-    """A text file of which nobody may want much memory: it may be a stranger's.
-
-    Raises: OSError; ValueError if it is too long or no UTF-8.
-    """
+    """Read UTF-8 of at most MOST_BYTES. Raises OSError; ValueError if too long or not UTF-8."""
     return read_bytes(path, MOST_BYTES).decode("utf-8")
 
 
 def read_lines(path: Path, most_bytes: int = MOST_BYTES) -> Iterator[bytes]:
-    """The lines of a file, one in memory at a time, with their ends; a last one may have none.
-
-    Raises: OSError; ValueError if a line is longer than that.
-    """
+    """Yield lines with their ends. Raises OSError; ValueError if one exceeds `most_bytes`."""
     with open_regular(path) as file:
         number = 0
         while line := file.readline(most_bytes + 1):
@@ -161,9 +140,7 @@ def write_json(path: Path, row: dict[str, Any]) -> None:
 
 
 def finite(value: Any) -> Any:
-    """The value with null for numbers that JSON does not have: a loss may be NaN, an interval of
-    one run is endless.
-    """
+    """Replace NaN (a loss) and infinities (an interval of one run), which JSON lacks, by null."""
     if isinstance(value, dict):
         return {name: finite(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
@@ -173,9 +150,7 @@ def finite(value: Any) -> Any:
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """A block that one process at a time is in, of those that ask for the folder. The lock goes
-    with its process. Raises: OSError.
-    """
+    """Let only one process into the block per folder. Its lock ends with it. Raises OSError."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         with suppress(OSError):  # a file system without locks
@@ -186,13 +161,13 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 
 def sync_file(path: Path) -> None:
-    """Waits until a file's content is on the disk."""
+    """Wait until a file's content is on the disk."""
     with open(path, "rb") as file:
         os.fsync(file.fileno())
 
 
 def sync_folder(path: Path) -> None:
-    """Waits until a folder's names are on the disk."""
+    """Wait until a folder's names are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,7 +1,6 @@
-"""The generators that all code of a process shares: python's `random`, numpy's global one, torch's.
+"""The random generators that all code of a process shares: Python's, numpy's and torch's.
 
-What a training draws from them is a function of keys, so each use seeds them; what anyone's code
-does to them beside it is put back.
+A training seeds them from keys at each use. Changes by other code are undone.
 """
 
 import random
@@ -17,7 +16,7 @@ PYTHON, NUMPY, TORCH = "python's random", "numpy's global generator", "torch's g
 
 @contextmanager
 def generators_kept() -> Iterator[None]:
-    """Puts the three generators back as they were, after a `with` block; torch's on the CPU."""
+    """Restore the three generators after the block; torch's on the CPU only."""
     of_python, of_numpy = random.getstate(), np.random.get_state()
     of_torch = torch.default_generator.get_state()
     try:
@@ -29,20 +28,16 @@ def generators_kept() -> Iterator[None]:
 
 
 def seed_generators(for_python: int, for_numpy: int, for_torch: int) -> None:
-    """Seeds each by a number of its own, below 2^64 (torch's: 2^63): python's and numpy's are the
-    same algorithm.
-    """
+    """Seed with different numbers below 2^64 (torch: 2^63): Python and numpy use one algorithm."""
     random.seed(for_python)
     np.random.seed([for_numpy % 2**32, for_numpy >> 32])
-    # torch.manual_seed would also record a call stack for GPUs that are not there: 0.7 ms.
+    # torch.manual_seed would also record a call stack for absent GPUs, which takes 0.7 ms.
     torch.default_generator.manual_seed(for_torch)
 
 
 @contextmanager
 def noticed() -> Iterator[list[str]]:
-    """A `with` block's list is given, at its end, the names of the generators that the block has
-    drawn from or seeded; those are then put back as they were.
-    """
+    """Yield a list that names, after the block, the generators it used. They are restored."""
     touched: list[str] = []
     with generators_kept():
         before = all_states()
@@ -51,12 +46,12 @@ def noticed() -> Iterator[list[str]]:
 
 
 def changed(before: Mapping[str, Any]) -> list[str]:
-    """The names of the generators whose states are others than before. before: of `all_states`."""
+    """Return the names of generators whose states differ from `before`, made by `all_states`."""
     return [name for name, state in all_states().items() if state != before[name]]
 
 
 def all_states() -> dict[str, Any]:
-    """The states by name, to compare; of torch's the GPU's, too."""
+    """Return comparable states by name. torch's include the GPU's, if CUDA is in use."""
     kind, words, *more = np.random.get_state(legacy=True)
     of_torch = [torch.default_generator.get_state()]
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]

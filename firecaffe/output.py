@@ -1,7 +1,7 @@
-"""stdout and stderr that may be lost: a reader that leaves, or a full disk, costs the output alone.
+"""stdout and stderr that may fail without ending the process.
 
-What a stream does not take is dropped, and so is all that follows: a training does not end because
-nobody looks on. A command whose output is all that it is for ends instead (`OutputLostError`).
+If the reader leaves or the disk is full, the text and all that follows is dropped: a training must
+not end for lost output. A command that only prints ends instead (`OutputLostError`).
 """
 
 import errno
@@ -16,26 +16,22 @@ from firecaffe.errors import OutputLostError
 STDOUT, STDERR = "stdout", "stderr"
 
 NUMBERS = {STDOUT: 1, STDERR: 2}
-"""Their file descriptors."""
 
 LOST: dict[str, str] = {}
-"""The streams of this process that take no more, and why."""
+"""The streams of this process that failed, each with the reason."""
 
 
 class Output:
-    """A text stream in whose place this stands, whose errors of the system end nothing."""
+    """A text stream that wraps another, and drops its text once a write has failed."""
 
     is_shared = False
-    """Whether ranks print to the same, who say if it is lost: that is said once."""
+    """Whether ranks print to the same stream and report its loss, so that it is said once."""
 
     def __init__(self, stream: TextIO | None, name: str, goes_on: bool = True) -> None:
-        """stream: None drops all. name: STDOUT or STDERR. goes_on: whether there is more to do than
-        to print.
-        """
+        """Wrap a stream; None drops all. Unless `goes_on`, failed writes raise OutputLostError."""
         self._stream, self._name, self._goes_on = stream, name, goes_on
 
     def write(self, text: str) -> int:
-        """Raises: OutputLostError if there is no more to do."""
         try:
             if self._stream is not None:
                 self._stream.write(text)
@@ -44,12 +40,10 @@ class Output:
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """Raises: as `write`."""
         for line in lines:
             self.write(line)
 
     def flush(self) -> None:
-        """Raises: OutputLostError if there is no more to do."""
         try:
             if self._stream is not None:
                 self._stream.flush()
@@ -79,33 +73,30 @@ class Output:
 
 
 def kept_stdout() -> TextIO:
-    """This process's stdout, for lines that may be lost."""
+    """Return this process's stdout, for lines that may be lost."""
     return _kept(sys.stdout, STDOUT)
 
 
 def kept_stderr() -> TextIO:
-    """This process's stderr, for lines that may be lost."""
+    """Return this process's stderr, for lines that may be lost."""
     return _kept(sys.stderr, STDERR)
 
 
 def share_with_ranks() -> None:
-    """Leaves it to the ranks of this process to say that stdout, theirs too, is lost."""
+    """Let the ranks of this process report the loss of stdout, which they share."""
     if isinstance(sys.stdout, Output):
         sys.stdout.is_shared = True
 
 
 @contextmanager
 def outputs_kept(goes_on: bool) -> Iterator[None]:
-    """Lets all that is printed in the block, by whom ever, go to an `Output`.
-
-    goes_on: whether the process has more to do than to print.
-    """
+    """Replace stdout and stderr by `Output` in the block. `goes_on` is that of stdout."""
     before = sys.stdout, sys.stderr
     LOST.clear()
     for name, stream in ((STDOUT, sys.stdout), (STDERR, sys.stderr)):
         if stream is None:
             LOST[name] = "closed"
-            if not _is_open(NUMBERS[name]):  # else what is opened next has that number
+            if not _is_open(NUMBERS[name]):  # otherwise the next opened file gets it
                 _to_nothing(NUMBERS[name])
     sys.stdout = cast(TextIO, Output(before[0], STDOUT, goes_on))
     sys.stderr = cast(TextIO, Output(before[1], STDERR))
@@ -130,7 +121,7 @@ def _is_open(number: int) -> bool:
 
 
 def _to_nothing(number: int) -> None:
-    """Lets a file descriptor write to nothing; what is buffered for it then fails nobody."""
+    """Redirect a file descriptor to the null device, so that buffered text causes no error."""
     nothing = os.open(os.devnull, os.O_WRONLY)
     if nothing != number:
         os.dup2(nothing, number)

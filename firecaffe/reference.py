@@ -1,11 +1,9 @@
-"""A user's own code, by the name that a recipe has for it.
+"""User code that a recipe names.
 
-`package.module:function` is imported, from the current folder too if it is installed nowhere;
-`path/file.py:function` is
-imported as Python runs a script, so that its neighbours can be imported by it. A class will do for
-a function, and `module:object.member` for what lies deeper.
-
-A name that a run's folder or a file brings with it is `Untrusted`: nothing is imported for it.
+`package.module:function` is imported, from the current folder too. `path/file.py:function` is
+imported like a script, so it can import its neighbours. A class may replace a function, and
+`module:object.member` names a member. A name that comes with a run folder or a file is `Untrusted`,
+and nothing is imported for it.
 """
 
 import hashlib
@@ -23,23 +21,19 @@ from typing import Any, Self
 from firecaffe.errors import OwnCodeError, RecipeError
 
 REFERENCES = ("model.name", "data.name", "task.name", "solver.type")
-"""The words of a recipe that may name a user's code."""
+"""Fields of a recipe that may name user code."""
 
 MOST_SHOWN = 80
-"""Signs of what was found, in a line about it."""
 
 
 CAFFE = "caffe:"
-"""What stands before the path of a prototxt. It says a network, its data or its losses."""
+"""The prefix of a prototxt's path, which gives a network, its data or its losses."""
 
 
 class Untrusted(str):
-    """A name that was found in a folder or a file. That is data, which whoever has made it may have
-    sent: it names no code that runs, unless the user names it again or trusts it by a word.
-    """
+    """A name from a stranger's file, perhaps: its code runs only if the user names or trusts it."""
 
     where: str
-    """The folder or the file."""
 
     def __new__(cls, name: str, where: str) -> Self:
         made = super().__new__(cls, name)
@@ -47,12 +41,11 @@ class Untrusted(str):
         return made
 
     def __getnewargs__(self) -> tuple[str, str]:  # type: ignore[override]
-        """For pickles and copies."""
         return str(self), self.where
 
 
 def check_trusted(word: str, name: str) -> None:
-    """Raises: RecipeError for a name of code that comes from a folder or a file alone."""
+    """Raise RecipeError if a name of code comes only from a folder or a file."""
     if isinstance(name, Untrusted):
         raise RecipeError(
             f"{name.where}: {word} is {str(name)!r}, code that is not firecaffe's, and no folder "
@@ -62,19 +55,15 @@ def check_trusted(word: str, name: str) -> None:
 
 
 def is_reference(name: str) -> bool:
-    """Whether a name is that of a user's own code."""
     return ":" in name and not is_caffe(name)
 
 
 def is_caffe(name: str) -> bool:
-    """Whether a name is that of a file of Caffe's, caffe:PATH."""
     return name.startswith(CAFFE)
 
 
 def caffe_file(word: str, name: str) -> Path:
-    """The prototxt of caffe:PATH, which a recipe's `word` names. Raises: RecipeError if there is
-    none.
-    """
+    """Return the path of `caffe:PATH`, the value of `word`. Raises RecipeError if it is no file."""
     path = Path(name.removeprefix(CAFFE)).expanduser()
     if not path.is_file():
         raise RecipeError(f"{word} is {name!r}, but there is no file {path.absolute()}")
@@ -82,9 +71,7 @@ def caffe_file(word: str, name: str) -> Path:
 
 
 def with_file(name: str, change: Callable[[str], str]) -> str:
-    """`path/file.py:function` or `caffe:path/file` with another path to the file; other names as
-    they are.
-    """
+    """Change the path in `path/file.py:function` or `caffe:path/file`; return other names as is."""
     if is_caffe(name):
         return CAFFE + change(name.removeprefix(CAFFE))
     place, colon, member = name.partition(":")
@@ -95,24 +82,21 @@ def with_file(name: str, change: Callable[[str], str]) -> str:
 
 
 def without_folder(name: str) -> str:
-    """`file.py:function` of `path/file.py:function`: the same wherever the file lies."""
+    """Return `path/file.py:function` as `file.py:function`, equal wherever the file lies."""
     return with_file(name, os.path.basename)
 
 
 def wherever(word: str, value: Any) -> Any:
-    """The value of a recipe's word, without the folder of the file that it names: a run's own
-    recipe has paths from the root, and may have been moved.
-    """
+    """Return a field's value without the folder of its file, as a run may have been moved."""
     if word == "model.weights" and isinstance(value, str):
         return os.path.basename(value)
     return without_folder(value) if word in REFERENCES and isinstance(value, str) else value
 
 
 def find(word: str, name: str) -> Callable[..., Any]:
-    """What a recipe's `word` names.
+    """Import the function or class `name`, the value of a recipe's field `word`.
 
-    Raises: RecipeError if it is not trusted, is not there or cannot be called; OwnCodeError if its
-    module fails.
+    Raises RecipeError if it is untrusted, absent or not callable; OwnCodeError if its module fails.
     """
     check_trusted(word, name)
     place, _, member = name.partition(":")
@@ -134,10 +118,7 @@ def find(word: str, name: str) -> Callable[..., Any]:
 
 
 def call(word: str, name: str, function: Callable[..., Any], words: Mapping[str, Any]) -> Any:
-    """What it returns for these arguments.
-
-    Raises: RecipeError if it does not take them; OwnCodeError for what it raises.
-    """
+    """Call user code. Raises RecipeError if `words` do not fit it; OwnCodeError for its errors."""
     try:
         signature = inspect.signature(function)
     except ValueError:  # a builtin without one
@@ -158,26 +139,23 @@ def call(word: str, name: str, function: Callable[..., Any], words: Mapping[str,
 
 
 def failed(what: str, error: Exception) -> OwnCodeError:
-    """The line about a user's code that has raised; to be raised from the error itself."""
+    """Return the error for user code that raised, to be raised from its error."""
     said = " ".join(str(error).split())
     return OwnCodeError(f"{what} raised {type(error).__name__}{said and ': '}{said:.300}")
 
 
 def file_digest(path: Path) -> str:
-    """The sha256 of a file that a recipe names."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def look_here() -> None:
-    """Lets modules that a user names be in the current folder. It comes last: a random.py there is
-    not taken for the library's.
-    """
+    """Append the current folder to `sys.path`: a random.py there must not hide the library's."""
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
 
 
 def source_digest(function: Callable[..., Any]) -> str:
-    """The sha256 of the file that a function is from; empty if it has none."""
+    """Return the SHA-256 of the file that defines a function; empty if it has none."""
     try:
         path = inspect.getsourcefile(inspect.unwrap(function))
         return file_digest(Path(path or ""))
@@ -186,7 +164,6 @@ def source_digest(function: Callable[..., Any]) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value in a line about it."""
     words = " ".join(repr(value).split())
     return words if len(words) <= MOST_SHOWN else f"{words[:MOST_SHOWN]}…"
 
@@ -196,7 +173,7 @@ def _named(word: str, name: str) -> ModuleType:
     look_here()
     try:
         is_there = module in sys.modules or find_spec(module) is not None
-    except (ImportError, ValueError):  # a parent that is not there, or is no package
+    except (ImportError, ValueError):  # a parent is absent, or not a package
         is_there = False
     except Exception as error:  # a parent that fails
         raise failed(f"{word} {name!r}: importing {module}", error) from error

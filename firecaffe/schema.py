@@ -1,8 +1,8 @@
-"""JSON and TOML that may be anyone's: one schema for each kind of file, checked as it is read.
+"""Schemas for JSON and TOML files that may come from anyone, checked as they are read.
 
-A schema is a type that msgspec knows. A `TypedDict` says which words have to be there, and of which
-type; the words beside them stay, and it is a dictionary that comes back. A dataclass is made. A
-`Struct` is made while JSON is read, so that the words beside it take no memory.
+A schema is a type that msgspec knows. A `TypedDict` gives the required keys; the result keeps all
+others. A dataclass is instantiated. A `Struct` is made while JSON is parsed, without memory for
+further keys.
 """
 
 import dataclasses
@@ -22,21 +22,20 @@ from firecaffe.files import MOST_BYTES, read_bytes, read_lines
 T = TypeVar("T")
 
 Count = Annotated[int, Meta(ge=0, le=2**53)]
-"""A whole number that JSON's readers agree on, from 0."""
+"""A whole number from 0 that all JSON readers represent exactly."""
 Positive = Annotated[int, Meta(ge=1, le=2**53)]
-"""The same from 1."""
 Amount = Annotated[float, Meta(ge=0, le=1e30)]
-"""Seconds, bytes, shares: finite, and not negative, and some may be added up."""
+"""Seconds, bytes or a share: finite, not negative, and small enough to be summed."""
 Real = Annotated[float, Meta(ge=-1e30, le=1e30)]
-"""A number of which some may be added up, and squared."""
+"""A finite number, small enough to be squared and summed."""
 
 
 OF_BYTE = b"\\udc"
-"""How JSON begins a byte of a file's name that is no UTF-8, as Python has it, and msgspec not."""
+"""The start of JSON's escape for a non-UTF-8 byte of a file name. msgspec does not read it."""
 
 
 def parse_json(data: bytes) -> Any:
-    """Raises: ValueError, RecursionError. Infinities and NaN are none of JSON's."""
+    """Parse JSON, without infinities and NaN. Raises ValueError, RecursionError."""
     try:
         return msgspec.json.decode(data)
     except msgspec.DecodeError:
@@ -50,16 +49,16 @@ def _no_number(word: str) -> NoReturn:
 
 
 def parse_toml(data: bytes) -> Any:
-    """Raises: ValueError, RecursionError."""
+    """Parse TOML. Raises ValueError, RecursionError."""
     try:
-        # A path in it may be no UTF-8.
+        # A path in it may not be UTF-8.
         return tomllib.loads(data.decode("utf-8", errors="surrogateescape"))
     except ValueError as error:
         raise ValueError(f"is no TOML ({error})") from error
 
 
 def checked(words: Any, kind: type[T]) -> T:
-    """Words as a schema has them. Raises: ValueError naming the word that is wrong."""
+    """Convert parsed data to a schema. Raises ValueError that names the wrong key."""
     try:
         made: T = msgspec.convert(words, kind)
     except msgspec.ValidationError as error:
@@ -68,9 +67,7 @@ def checked(words: Any, kind: type[T]) -> T:
 
 
 def check_known(words: Any, made: Any, place: str = "$") -> None:
-    """Raises: ValueError if words have one that there is not in the dataclass made of them, or in
-    one inside.
-    """
+    """Raise ValueError for a key that the dataclass made of `words`, or one inside, lacks."""
     if dataclasses.is_dataclass(made):
         known = [each.name for each in dataclasses.fields(made)]
         for word, value in words.items():
@@ -85,7 +82,7 @@ def check_known(words: Any, made: Any, place: str = "$") -> None:
 def decoded(
     data: bytes | bytearray | str, kind: type[T], parse: Callable[[bytes], Any] = parse_json
 ) -> T:
-    """A text as a schema has it. Raises: ValueError in one line."""
+    """Parse a text and convert it to a schema. Raises ValueError in one line."""
     data = data.encode() if isinstance(data, str) else data
     try:
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and OF_BYTE not in data:
@@ -109,16 +106,10 @@ def read_file(
     absent: str = "No such file or directory",
     where: str = "",
 ) -> T:
-    """What a file holds, as a schema has it.
+    """Read a file and convert it to a schema, with `parse_json` or `parse_toml`.
 
-    Args:
-        path: The file.
-        kind: The schema.
-        error: What is raised, in one line with the file and the word, if it cannot be read.
-        parse: `parse_json` or `parse_toml`.
-        most_bytes: Its length at most.
-        absent: What it means if the file is not there.
-        where: What the line calls it. Empty: its path.
+    Raises `error` in one line, which names the file (as `where`, if given) and the key, or says
+    `absent` if there is no file.
     """
     where = where or str(path)
     try:
@@ -132,12 +123,10 @@ def read_file(
 def read_rows(
     path: Path, kind: type[T], error: type[FirecaffeError] = RunError, holding: bytes = b""
 ) -> Iterator[T]:
-    """The rows of a file of JSON lines, one at a time; a last line cut short by a fault is left
-    out. A file that is not there has none.
+    """Yield the rows of a file of JSON lines; none if there is no file.
 
-    holding: of those alone that have this text in them, which is faster for a few among many.
-
-    Raises: the error, in one line with the file, the line and the word.
+    A last line that a crash cut short is left out. With `holding`, only lines that contain it are
+    parsed, which is faster. Raises `error` in one line, with the file, the line and the key.
     """
     number = 0
     try:
@@ -157,19 +146,16 @@ def _reason(problem: Exception) -> str:
 
 
 def _said(line: str, words: Any) -> str:
-    """msgspec's words, with the place first, and what is there: `$.step: expected int, got str,
-    found '3'`.
-    """
+    """Return msgspec's message as `$.step: expected int, got str, found '3'`."""
     said, _, place = line.partition(" - at ")
     said, place = re.sub("`", "", said[:1].lower() + said[1:]), place.strip("`") or "$"
     return f"{place}: {said}{_found(words, place)}"
 
 
 def _found(words: Any, place: str) -> str:
-    """What is at a place, if it is short; msgspec does not say all of some places."""
     for word, number in re.findall(r"\.([^.[]+)|\[([^]]+)\]", place):
         try:
             words = words[int(number) if number else word]
-        except (LookupError, TypeError, ValueError):
+        except (LookupError, TypeError, ValueError):  # msgspec does not name some places in full
             return ""
     return f", found {words!r:.60}" if isinstance(words, int | float | str) else ""

@@ -1,4 +1,4 @@
-"""Whose a file of code is: firecaffe's, Python's or a library's, or the user's."""
+"""The owner of a file of code: firecaffe, Python or a library, or the user."""
 
 import os
 import site
@@ -11,17 +11,15 @@ from typing import Literal
 Owner = Literal["firecaffe", "library", "user"]
 
 PACKAGE = Path(__file__).parent
-"""This package's folder. The clone around it, which may have its name too, holds users' code."""
+"""This package's folder. The clone around it, perhaps of the same name, holds user code."""
 
 LIBRARIES = ("site-packages", "dist-packages")
-"""What Python calls the folders that it installs into."""
 
 
 def whose(file: str) -> Owner:
-    """Whose code is in a file, as a frame of a traceback names it; code without a file is Python's.
+    """Return the owner of a file named by a traceback's frame; code without a file is Python's.
 
-    A library's file is one in a folder of libraries that Python looks into: a user's project may
-    lie under a folder of such a name as well. Links are followed, and not, for either may say it.
+    Only folders that Python searches are a library's. Links are compared both followed and not.
     """
     if file.startswith("<"):
         return "library"
@@ -35,6 +33,7 @@ def _folders_of_libraries() -> list[Path]:
     return [
         *(Path(paths[name]) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
         *map(Path, [*site.getsitepackages(), site.getusersitepackages()]),
+        # A user's project may lie in a folder of such a name, too: only those on the path count.
         *(path for path in map(Path, sys.path) if path.name in LIBRARIES),
     ]
 

@@ -1,8 +1,4 @@
-"""What kind of value each word of a recipe takes, looked at before anything is made of it.
-
-The command line reads values by the same kinds; a recipe that was made in Python has not been read
-by anyone yet.
-"""
+"""Checks of the types of a recipe's values, also of one made in Python, before their use."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -13,22 +9,20 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from firecaffe.errors import RecipeError
 
 INT64 = 2**63
-"""Samples, steps and bytes are counted in 64 bits."""
+"""Limit of samples, steps and bytes, which are counted in 64 bits."""
 
 LARGEST = 3.4028234663852886e38
-"""The largest float32, in which a network computes."""
+"""The largest float32, the type in which a network computes."""
 
 MOST_THREADS = 1024
-"""The most that one process may have."""
 
 MOST_STEPS = 10_000_000
-"""The most of a training: some plans go through them one by one."""
+"""Most steps of a training: some plans visit them one by one."""
 
 MOST_SAMPLES = 1 << 24
-"""The most of one step, and of one batch."""
 
 MOST_MICRO_BATCHES = 1 << 20
-"""The most of one step: the leaves of the tree are gone through, one by one."""
+"""Most micro-batches of one step: the leaves of the sum's tree are visited one by one."""
 
 KINDS = {
     "int": "a whole number",
@@ -38,11 +32,10 @@ KINDS = {
     "list": "a list",
     "dict": "a table: { NAME = VALUE, … }",
 }
-"""Kinds of values, for people."""
 
 
 def count_of(number: int, one: str, many: str) -> str:
-    """A number of things, for people: "1 rank", "2 ranks"."""
+    """Return a number with its noun: "1 rank", "2 ranks"."""
     return f"{number} {one if number == 1 else many}"
 
 
@@ -50,15 +43,11 @@ MOST_NAMED = 3
 
 
 def some_of(names: Sequence[str]) -> str:
-    """The first few names, for a line."""
     return ", ".join(names[:MOST_NAMED]) + (" …" if len(names) > MOST_NAMED else "")
 
 
 def check_limits(section: str, config: Any, limits: Mapping[str, tuple[float, float]]) -> None:
-    """Compares words of a section with the least and the most that each may be.
-
-    Raises: RecipeError.
-    """
+    """Raise RecipeError if a field of a section is outside its limits, (least, most)."""
     for word, (least, most) in limits.items():
         value = getattr(config, word)
         if not least <= value <= most:
@@ -68,10 +57,7 @@ def check_limits(section: str, config: Any, limits: Mapping[str, tuple[float, fl
 
 
 def check_kinds(recipe: Any) -> None:
-    """Compares every word of every section with its annotation.
-
-    Raises: RecipeError with the dotted word, what was found, and what would be right.
-    """
+    """Raise RecipeError, with field, value and expected type, if a value does not fit its type."""
     for section, kind in _hints(recipe.__class__).items():
         config = getattr(recipe, section)
         if not isinstance(config, kind):
@@ -83,7 +69,7 @@ def check_kinds(recipe: Any) -> None:
 
 
 def check_kinds_of(section: str, config: Any) -> None:
-    """Compares every word of a section with its annotation. Raises: RecipeError."""
+    """Raise RecipeError if a field of a section does not fit its type."""
     for word, annotation in _hints(config.__class__).items():
         value = getattr(config, word)
         wanted = _wanted(value, annotation)
@@ -99,7 +85,7 @@ def _hints(kind: type) -> dict[str, Any]:
 
 
 def _wanted(value: Any, annotation: Any) -> str:
-    """What the value is not; empty if it is as it should be."""
+    """Return what the value must be; empty if it fits."""
     if annotation is Any:
         return "" if _is_toml(value) else "text, a number, true or false, a list or a table"
     origin = get_origin(annotation) or annotation
@@ -129,7 +115,7 @@ def _wanted(value: Any, annotation: Any) -> str:
 
 
 def _is_toml(value: Any) -> bool:
-    """Whether a recipe's file can have it as the value of a name."""
+    """Whether a recipe file can contain the value."""
     if isinstance(value, dict):
         return all(isinstance(name, str) and _is_toml(each) for name, each in value.items())
     if isinstance(value, list):

@@ -1,1 +1,1 @@
-"""Trainers of others, whose gradients go through our exchange."""
+"""Adapters by which other libraries' trainers use firecaffe's exchange."""

@@ -1,4 +1,4 @@
-"""accelerate and the Trainer of transformers, whose gradients go through an exchange of ours.
+"""The exchange for accelerate and for the Trainer of transformers.
 
     accelerator = Accelerator()
     use_exchange(accelerator)
@@ -7,9 +7,7 @@
     trainer = Trainer(model, …)
     use_exchange(trainer)
 
-accelerate wraps the model in DistributedDataParallel, and asks its `ddp_handler` to register a hook
-there. Its own handler has an enumeration of torch's hooks alone; ours takes its place, with the
-same options of DDP's. It cannot be among `kwargs_handlers`, which are known by their exact class.
+accelerate's `ddp_handler` is replaced by one that registers the exchange in DDP.
 """
 
 from typing import Any
@@ -33,12 +31,12 @@ from firecaffe.script.arguments import check_model, check_sums_nothing, check_wo
 from firecaffe.script.hook import comm_hook
 
 WITH_DDP = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
-"""The ways in which accelerate takes DDP, or trains alone."""
 
 
+# accelerate wraps the model in DDP, and its `ddp_handler` registers a hook there. The original one
+# knows only torch's hooks, so this one replaces it with the same DDP options. It cannot be one of
+# `kwargs_handlers`, which are known by their exact class.
 class ExchangeHandler(DistributedDataParallelKwargs):
-    """What accelerate asks for the options of its DDP, and for the hook in it."""
-
     def __init__(self, options: dict[str, Any], exchange: str, compressor: str) -> None:
         super().__init__(**options)
         self._options = options
@@ -48,7 +46,6 @@ class ExchangeHandler(DistributedDataParallelKwargs):
         return self._options
 
     def register_comm_hook(self, model: DistributedDataParallel) -> None:
-        """Registers the exchange in a model that was just wrapped."""
         check_sums_nothing("use_exchange", "the model", model.module, "prepare the network itself")
         check_model(model.module, self._compressor, self._options)
         keep_freed_memory()
@@ -58,16 +55,16 @@ class ExchangeHandler(DistributedDataParallelKwargs):
 
 @from_script
 def use_exchange(of: Any, exchange: str = AUTO, compressor: str = NO_COMPRESSOR) -> None:
-    """Lets models that are prepared from here on sum their gradients by an exchange.
+    """Let models that are prepared from now on sum their gradients by an exchange.
 
     Args:
-        of: An `accelerate.Accelerator` that has prepared none yet, or a `transformers.Trainer` that
-            has not begun.
-        exchange: As for `parallelize`.
-        compressor: As for `parallelize`.
+        of: An `accelerate.Accelerator` that has prepared no model yet, or a `transformers.Trainer`
+            that has not begun.
+        exchange: See `parallelize`.
+        compressor: See `parallelize`.
 
-    Raises: RecipeError if the gradients would not go through the exchange, and then nothing is
-    changed. From `prepare` or `train`, what `parallelize` raises of a model.
+    Raises: RecipeError if the gradients would not go through the exchange; then nothing is changed.
+    `prepare` or `train` raise what `parallelize` raises for a model.
     """
     check_words(exchange, compressor, None)
     accelerator = of if isinstance(of, Accelerator) else getattr(of, "accelerator", None)
@@ -105,7 +102,7 @@ def use_exchange(of: Any, exchange: str = AUTO, compressor: str = NO_COMPRESSOR)
 
 
 def _check_trainer() -> None:
-    """Raises: RecipeError for a Trainer that makes a handler of its own when it begins."""
+    # Older Trainers make a handler of their own when they begin.
     import transformers
 
     if int(transformers.__version__.partition(".")[0]) < 5:

@@ -1,11 +1,10 @@
-"""Lightning's Trainer and Fabric, whose gradients go through an exchange of ours.
+"""The exchange for Lightning's Trainer and Fabric.
 
     trainer = Trainer(strategy=ExchangeStrategy(), accelerator="cpu", devices=2)
     fabric = Fabric(strategy=FabricExchangeStrategy(), accelerator="cpu", devices=2)
 
-Both are Lightning's DDP strategy, but for the wrapping of the model, which is `parallelize`'s.
-Lightning's own way, `DDPStrategy(ddp_comm_hook=…)`, registers a hook on GPUs alone: on CPUs it has
-no effect, and says nothing.
+Both are Lightning's DDP strategy with the model wrapped by `parallelize`. Lightning's own
+`DDPStrategy(ddp_comm_hook=…)` registers a hook only on GPUs; on CPUs it is silently ignored.
 """
 
 import inspect
@@ -25,16 +24,13 @@ from firecaffe.script.arguments import check_words
 from firecaffe.script.parallelize import SIGNATURE, parallelize
 
 REFUSED = ("ddp_comm_hook", "ddp_comm_state", "ddp_comm_wrapper", "model_averaging_period")
-"""Options of Lightning's that would put another sum in the place of the exchange."""
+"""Options of Lightning that would replace the exchange by another sum."""
 
 
 NO_WORDS = ("kwargs", "module")
-"""What the signatures have beside words that a strategy is given."""
 
 
 class _ByExchange:
-    """What the two strategies have in common: their words, and the wrapping of the model."""
-
     _ddp_kwargs: dict[str, Any]
 
     def __init__(self, exchange: str = AUTO, compressor: str = NO_COMPRESSOR, **words: Any) -> None:
@@ -55,27 +51,27 @@ class _ByExchange:
 
 
 class ExchangeStrategy(_ByExchange, DDPStrategy):
-    """A strategy for `lightning.Trainer`: its DDP, whose gradients go through an exchange of ours.
+    """A DDP strategy for `lightning.Trainer` whose gradients go through an exchange.
 
     Args:
-        exchange: As for `parallelize`.
-        compressor: As for `parallelize`.
-        words: Lightning's own words for its DDP strategy, and DDP's, by name.
+        exchange: See `parallelize`.
+        compressor: See `parallelize`.
+        words: Options of Lightning's DDP strategy, and of DDP, by name.
 
-    Raises: RecipeError if a word cannot be; from `fit`, what `parallelize` raises.
+    Raises: RecipeError if an option is not possible; `fit` raises what `parallelize` raises.
     """
 
     def _setup_model(self, model: nn.Module) -> DistributedDataParallel:
         return self._wrapped(model, self.determine_ddp_device_ids())
 
     def _register_ddp_hooks(self) -> None:
-        """Registers none: the model has its exchange."""
+        """Register none: the model has its exchange."""
 
 
 class FabricExchangeStrategy(_ByExchange, FabricDDPStrategy):
-    """A strategy for `lightning.Fabric`; otherwise as `ExchangeStrategy`.
+    """A strategy for `lightning.Fabric`; otherwise like `ExchangeStrategy`.
 
-    Raises: RecipeError if a word cannot be; from `setup`, what `parallelize` raises.
+    Raises: RecipeError if an option is not possible; `setup` raises what `parallelize` raises.
     """
 
     def setup_module(self, module: nn.Module) -> DistributedDataParallel:
@@ -85,7 +81,6 @@ class FabricExchangeStrategy(_ByExchange, FabricDDPStrategy):
 def _check(
     name: str, exchange: str, compressor: str, words: dict[str, Any], known: list[str]
 ) -> None:
-    """known: Lightning's words, and DDP's."""
     tell_uncaught()
     check_words(exchange, compressor, None)
     check_known(name, words, ["exchange", "compressor", *known])

@@ -1,4 +1,4 @@
-"""Caffe's files (prototxt, caffemodel, binaryproto), and the networks that they describe."""
+"""Readers and writers of Caffe's files (prototxt, caffemodel, binaryproto) and their networks."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from firecaffe.caffe.net import Net
 
 _PLACES = {"Net": "net"}
-"""The place of each name, imported when it is asked for: to read a file needs no torch."""
+"""The module of each name, imported on first use: reading a file needs no torch."""
 
 __all__ = ["Net"]
 

@@ -1,4 +1,4 @@
-"""A message as protobuf's text, which `text.parse` reads to the same message."""
+"""Write a message as protobuf text, which `text.parse` reads back as an equal message."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,6 @@ ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t
 
 
 def as_text(message: Message) -> str:
-    """Its fields in their order, a line each."""
     return "".join(f"{line}\n" for line in _lines(message, ""))
 
 

@@ -1,7 +1,7 @@
-"""The modules of a graph and the shapes of its blobs, and how they are run.
+"""Make the modules of a graph, find the shapes of its blobs, and run them.
 
-Each module is made from the shapes that come to it, and run once on the meta device for those that
-it gives, which takes no memory.
+Each module is made for the shapes of its bottoms. It runs once on the meta device, which uses no
+memory, to find the shapes of its tops.
 """
 
 import inspect
@@ -22,33 +22,28 @@ from firecaffe.caffe.phase import phase_of
 from firecaffe.meta_kernels import on_meta, without_compiler
 
 MOST_NUMBERS = 2**31 - 1
-"""In a blob, as in Caffe."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """A step with its module."""
+    """A step with its module's name. `last_uses` are the blobs that no later call needs."""
 
     step: Step
     module: str
-    """Its name among the modules."""
     flattens: bool
-    """Whether its bottom becomes (batch, all else) first: a plain nn.Linear takes no images."""
+    """Whether the bottom is flattened to (batch, rest) first: a plain nn.Linear takes no images."""
     detached: tuple[int, ...]
-    """The bottoms that no gradient goes to: propagate_down: false."""
+    """The places of the bottoms that receive no gradient (propagate_down: false)."""
     last_uses: tuple[str, ...] = ()
-    """Blobs that nobody needs afterwards."""
 
 
 @dataclass
 class Assembled:
-    """What a graph has become."""
+    """The modules and calls made from a graph, and the final shape of every blob."""
 
     calls: list[Call] = field(default_factory=list)
     modules: dict[str, nn.Module] = field(default_factory=dict)
-    """By the names under which they are registered, in the file's order."""
     shapes: dict[str, Shape] = field(default_factory=dict)
-    """Of every blob, in the end."""
 
 
 def assemble(
@@ -58,15 +53,13 @@ def assemble(
     reserved: type[nn.Module],
     others: Assembled | None = None,
 ) -> Assembled:
-    """Makes the modules of a graph's steps.
+    """Make the modules of a graph's steps. Raises CaffeError.
 
     Args:
-        given: Shapes of sources, instead of those that the file says.
-        phase: TRAIN or TEST, as the layers are told.
-        reserved: The class whose attributes no module is called as.
-        others: The same net in another phase: layers of both have one module.
-
-    Raises: CaffeError.
+        given: Shapes of sources. They replace those in the file.
+        phase: TRAIN or TEST, which is passed to the layers.
+        reserved: The class whose attribute names no module may have.
+        others: The same net in another phase. Layers that are in both share one module.
     """
     found = Assembled()
     before = others or Assembled()
@@ -85,7 +78,6 @@ def _add(
     reserved: type[nn.Module],
     before: Assembled,
 ) -> None:
-    """The modules and calls of the steps, and the outlines of their tops among the values."""
     made = {id(each.step.layer): each.module for each in before.calls}
     for step in graph.steps:
         bottoms = [values[blob] for blob in step.bottoms]
@@ -105,7 +97,7 @@ def _add(
 def run(
     modules: Mapping[str, nn.Module | None], calls: Iterable[Call], values: dict[str, Tensor]
 ) -> None:
-    """Runs calls in their order; `values` are the blobs by name, before and afterwards."""
+    """Run calls in order and update `values`, which holds the blobs by name."""
     for call in calls:
         bottoms = [values[blob] for blob in call.step.bottoms]
         module = modules[call.module]
@@ -126,9 +118,7 @@ def _tops(call: Call, module: nn.Module, bottoms: list[Tensor]) -> dict[str, Ten
 
 
 def forgetting(calls: Sequence[Call], kept: Iterable[str]) -> list[Call]:
-    """The calls, each of which lets go of the blobs that no later one takes and that are not
-    kept.
-    """
+    """Return the calls with `last_uses` set, so that each drops blobs that nobody needs later."""
     later = set(kept)
     backward = []
     for call in reversed(calls):
@@ -139,7 +129,7 @@ def forgetting(calls: Sequence[Call], kept: Iterable[str]) -> list[Call]:
 
 
 def write_over(calls: Iterable[Call], modules: Mapping[str, nn.Module]) -> None:
-    """Lets every ReLU that may do so write over what it takes: all its calls must allow it."""
+    """Let each ReLU overwrite its input if all its calls allow that."""
     may: dict[str, bool] = {}
     for call in calls:
         may[call.module] = may.get(call.module, True) and call.step.may_overwrite
@@ -163,7 +153,6 @@ def _sources(graph: Graph, given: Mapping[str, Shape]) -> dict[str, Tensor]:
 
 
 def unknown_shape(source: Source) -> CaffeError:
-    """An error about an input of which nothing says the shape; to be raised."""
     return source.layer.error(
         f"{source.layer.text('type')} does not say the shape of {source.blob!r}; give it, as "
         "inputs of the Net or as input_CHW in a recipe's model.args"
@@ -177,7 +166,7 @@ def _make(step: Step, bottoms: list[Tensor], phase: str) -> nn.Module:
     own_phase = phase_of(layer, phase)
     spec = Spec(step.name, step.type, layer, param, shapes, len(step.tops), own_phase)
     try:
-        with on_meta():  # its outline first: a file may ask for more than there is
+        with on_meta():  # a file may ask for more memory than there is
             made = kind.make(spec)
     except (RuntimeError, TypeError, ValueError, OverflowError, MemoryError) as error:
         raise layer.error(
@@ -192,7 +181,6 @@ def _make(step: Step, bottoms: list[Tensor], phase: str) -> nn.Module:
 
 
 def _check_size(layer: Message, name: str, shape: Shape) -> None:
-    """Raises: CaffeError if Caffe has no blob of that shape."""
     if min(shape, default=0) < 0 or math.prod(shape) > MOST_NUMBERS:
         raise layer.error(
             f"{layer.text('type')} {layer.text('name')!r} has {name!r} of {shown(shape)}; expected "
@@ -201,7 +189,6 @@ def _check_size(layer: Message, name: str, shape: Shape) -> None:
 
 
 def _outline(call: Call, module: nn.Module, bottoms: list[Tensor]) -> dict[str, Tensor]:
-    """The tops, on the meta device. Raises: CaffeError if the module cannot take its bottoms."""
     step = call.step
     shadows = {name: each.detach().to("meta") for name, each in module.named_parameters()}
     shadows |= {name: each.detach().to("meta") for name, each in module.named_buffers()}
@@ -209,8 +196,6 @@ def _outline(call: Call, module: nn.Module, bottoms: list[Tensor]) -> dict[str, 
     module.eval()
 
     class Outline(nn.Module):
-        """So that what a call does besides is done on the meta device too."""
-
         def __init__(self) -> None:
             super().__init__()
             self.inner = module
@@ -241,9 +226,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _module_name(name: str, reserved: type[nn.Module], taken: Mapping[str, nn.Module]) -> str:
-    """A layer's name, as torch lets a module be called: neither with a dot nor as an attribute; and
-    with no slash, at which the paths of a training's state are taken apart.
-    """
+    """Make a free module name: no dots, and no slashes, at which a training's state is split."""
     attributes = {*dir(reserved), *inspect.get_annotations(reserved)}
     found = re.sub(r"[./]", "_", name) or "_"
     while found in taken or found in attributes:

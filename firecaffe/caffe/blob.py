@@ -1,8 +1,4 @@
-"""A blob in a file: BlobProto, Caffe's array of numbers.
-
-Source: BVLC/caffe, src/caffe/blob.cpp (FromProto, ToProto); the fields' numbers are those of a real
-Caffe.
-"""
+"""Read and write BlobProto, Caffe's array of numbers (blob.cpp; field numbers of a real Caffe)."""
 
 from collections.abc import Sequence
 from math import prod
@@ -13,22 +9,19 @@ from numpy.typing import NDArray
 from firecaffe.caffe.wire import BYTES, VARINT, Buffer, Part, Wire, field, signed, varint
 
 LEGACY = (1, 2, 3, 4)
-"""num, channels, height and width: what there was before `shape`."""
+"""Field numbers of num, channels, height and width, which older files have instead of `shape`."""
 DATA, SHAPE, DOUBLE_DATA = 5, 7, 8
 DIM = 1
 MOST_AXES = 32
 MOST_DIM = 2**31 - 1
 MOST_PIECES = 10_000
-"""Fields that the numbers of one blob may be spread over."""
+"""The most fields that the numbers of one blob may be split into."""
 
 Array = NDArray[np.float32]
 
 
 def read(wire: Wire, start: int, stop: int) -> Array:
-    """The blob of a message, in the shape that the file says: four axes in an old file.
-
-    Raises: CaffeError if the message is damaged, or the shape is not that of the numbers.
-    """
+    """Read a blob in the file's shape. Raises CaffeError if it is damaged or its sizes disagree."""
     legacy: dict[int, int] = {}
     dims: list[int] = []
     pieces: dict[int, list[NDArray[np.floating]]] = {DATA: [], DOUBLE_DATA: []}
@@ -60,12 +53,7 @@ def read(wire: Wire, start: int, stop: int) -> Array:
 
 
 def fields(array: Array, legacy: bool = False) -> list[Buffer]:
-    """The message of a blob; its numbers stay where they are.
-
-    Args:
-        array: Of any shape.
-        legacy: Whether its four axes are said as num, channels, height and width.
-    """
+    """Encode a blob without copying its numbers. legacy: with the four sizes of older files."""
     numbers = np.ascontiguousarray(array, "<f4").reshape(-1).view(np.uint8)
     data = field(DATA, [numbers.data])
     if legacy:

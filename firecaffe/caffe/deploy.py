@@ -1,7 +1,7 @@
-"""A trained network as Caffe takes it back: a prototxt that answers, and its weights by layer.
+"""Write a trained network for Caffe: a prototxt for inference, and the weights by layer.
 
-What Caffe's users call a deploy prototxt: an Input layer instead of those that read samples, the
-layers of TEST that lead to the prediction, and a Softmax if the loss had one.
+It has an Input layer instead of the data layers, the layers of TEST that lead to the prediction,
+and a Softmax if the loss had one.
 """
 
 from typing import NamedTuple
@@ -15,24 +15,20 @@ from firecaffe.caffe.weights import Layer
 
 SOFTMAX_LOSS = "SoftmaxWithLoss"
 PROBABILITIES = "prob"
-"""What the Softmax and its top are called, as in Caffe's own examples."""
 
 OF_TRAINING = ("include", "exclude", "phase", "loss_weight", "propagate_down")
 
 
 class Deployed(NamedTuple):
-    """What the two files say."""
-
     net: Message
     layers: list[Layer]
     output: str
-    """The blob that is the answer."""
     softmax_axis: int | None
-    """The axis of the softmax that it is of the network's prediction; None if it is none."""
+    """The axis of the added softmax; None if there is none."""
 
 
 def deployed(network: Trained) -> Deployed:
-    """Raises: CaffeError if a layer is not the one that the prototxt has."""
+    """Build both files' contents. Raises CaffeError if a layer is not as in its prototxt."""
     answer = network.answering()
     fields = [Field("name", answer.name, 0)] if answer.name else []
     shape = Message([Field("dim", each, 0) for each in answer.shape])

@@ -1,12 +1,11 @@
-"""Caffe's weight fillers, so that a network starts where its authors' file starts it.
+"""Caffe's weight fillers, so that a network starts as its authors' file says.
 
 fan_in is the number of inputs that one output sums: in_channels / groups x kernel height x kernel
 width for a convolution, in_features for a fully connected layer. fan_out is what Caffe divides by
-for the other direction: the weights over their second size.
-
-Source: Caffe's include/caffe/filler.hpp. Xavier there means Glorot and Bengio 2010 with fan_in
-alone unless variance_norm says otherwise; MSRA is He et al. 2015 (arXiv 1502.01852); the bilinear
-one is the upsampling of Long et al. 2015 (arXiv 1411.4038).
+for the other direction: the number of weights over their second size. Source: Caffe's
+include/caffe/filler.hpp. Its xavier is Glorot and Bengio 2010, with fan_in alone unless
+variance_norm says otherwise; msra is He et al. 2015 (arXiv 1502.01852); bilinear is the upsampling
+of Long et al. 2015 (arXiv 1411.4038).
 """
 
 import math
@@ -21,7 +20,7 @@ from torch.nn.utils import skip_init
 from firecaffe.caffe.message import Message
 
 Fill = Callable[[Tensor], None]
-"""Fills a tensor in place. On the meta device it does nothing, as there is nothing to fill."""
+"""A function that fills a tensor in place. On the meta device it does nothing."""
 
 VARIANCE_NORMS = ("FAN_IN", "FAN_OUT", "AVERAGE")
 
@@ -48,7 +47,7 @@ def uniform(low: float, high: float) -> Fill:
 
 
 def gaussian(std: float, mean: float = 0.0, sparse: int = -1) -> Fill:
-    """Normal. sparse: how many inputs of an output are not 0, in the mean; -1 for all of them."""
+    """Fill with normal values. sparse: the mean number of nonzero inputs of an output; -1: all."""
 
     @torch.no_grad()
     def fill(weight: Tensor) -> None:
@@ -61,31 +60,31 @@ def gaussian(std: float, mean: float = 0.0, sparse: int = -1) -> Fill:
 
 
 def xavier(weight: Tensor, norm: str = "FAN_IN") -> None:
-    """Uniform on ±sqrt(3 / fan), so that the variance is 1 / fan."""
+    """Fill uniformly within ±sqrt(3 / fan), so that the variance is 1 / fan."""
     bound = math.sqrt(3 / _fan(weight, norm))
     nn.init.uniform_(weight, -bound, bound)
 
 
 def msra(weight: Tensor, norm: str = "FAN_IN") -> None:
-    """Normal, mean 0, variance 2 / fan."""
+    """Fill with normal values of mean 0 and variance 2 / fan."""
     nn.init.normal_(weight, 0.0, math.sqrt(2 / _fan(weight, norm)))
 
 
 def msra_fan_out(weight: Tensor) -> None:
-    """Normal, mean 0, variance 2 / fan_out: torchvision's choice for VGG and ResNet."""
+    """Fill with normal values of mean 0, variance 2 / fan_out: torchvision's VGG and ResNet."""
     nn.init.kaiming_normal_(weight, mode="fan_out", nonlinearity="relu")
 
 
 @torch.no_grad()
 def positive_unitball(weight: Tensor) -> None:
-    """Uniform on 0 to 1, then each output's weights divided by their sum."""
+    """Fill uniformly within 0 to 1, then divide each output's weights by their sum."""
     nn.init.uniform_(weight)
     weight.div_(weight.flatten(1).sum(1).view(-1, *[1] * (weight.dim() - 1)))
 
 
 @torch.no_grad()
 def bilinear(weight: Tensor) -> None:
-    """Every filter interpolates: (…, size, size)."""
+    """Make every filter (…, size, size) an interpolation."""
     size = weight.shape[-1]
     half = math.ceil(size / 2)
     center = (2 * half - 1 - half % 2) / (2 * half)
@@ -94,16 +93,13 @@ def bilinear(weight: Tensor) -> None:
 
 
 def filler(message: Message, default: float = 0.0) -> Fill:
-    """What a weight_filler { … } or bias_filler { … } says. default: the constant if it is empty.
-
-    Raises: CaffeError if there is no such filler.
-    """
+    """Return the filler that a message describes. `default` is the constant if it is empty."""
     kind = message.text("type", "constant")
     if kind not in FILLERS:
         raise message.error(
             f'there is no filler "{kind:.40}"; known: {", ".join(FILLERS)}', message.line_of("type")
         )
-    message.ignore(*WORDS)  # each reads some; Caffe leaves the others of them unread
+    message.ignore(*WORDS)  # Caffe also ignores those that a filler does not use
     if not message.fields:
         return constant(default)
     return FILLERS[kind](message)
@@ -136,7 +132,6 @@ def _bilinear_of(message: Message) -> Fill:
 
 
 WORDS = ("value", "min", "max", "mean", "std", "sparse", "variance_norm")
-"""What Caffe's fillers read."""
 
 FILLERS: dict[str, Callable[[Message], Fill]] = {
     "constant": lambda message: constant(message.number("value", 0.0)),
@@ -147,19 +142,15 @@ FILLERS: dict[str, Callable[[Message], Fill]] = {
     "positive_unitball": lambda message: positive_unitball,
     "bilinear": _bilinear_of,
 }
-"""By Caffe's names."""
 
 
 def unfilled(layer: type[nn.Module], *sizes: Any, **words: Any) -> Any:
-    """A layer of torch's whose parameters nobody has filled: torch's own filling takes a large one
-    seconds.
-    """
+    """Make a torch layer without filling its parameters, which takes seconds for a large one."""
     device = torch.get_default_device()
     return skip_init(layer, *sizes, **words, device=device)  # type: ignore[no-untyped-call]
 
 
 def fill(layer: nn.Module, weight: Fill, bias: float = 0.0) -> None:
-    """Fill one convolution or fully connected layer in place; a layer without bias has none set."""
     assert isinstance(layer, nn.Conv2d | nn.Linear)
     weight(layer.weight)
     if layer.bias is not None:
@@ -167,7 +158,6 @@ def fill(layer: nn.Module, weight: Fill, bias: float = 0.0) -> None:
 
 
 def fill_all(module: nn.Module, weight: Fill, bias: float = 0.0) -> None:
-    """`fill` every convolution and fully connected layer in `module`, in network order."""
     for layer in module.modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):
             fill(layer, weight, bias)

@@ -1,6 +1,6 @@
-"""Which layer of a net takes which blob from which: its steps in the file's order, without torch.
+"""The graph of a net: its layers as steps in the file's order. No torch is needed.
 
-A layer in place writes a blob that it takes; who takes that blob afterwards has what it wrote.
+A layer in place overwrites a blob that it takes. Later layers take the overwritten blob.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,12 +12,9 @@ from firecaffe.caffe.message import CaffeError, Message
 from firecaffe.caffe.phase import PHASES, layers_of
 
 MOST_NAMED = 12
-"""Lines named in an error about layers of one type."""
 
 FRESH = ("BatchNorm", "Bias", "Concat", "Convolution", "Eltwise", "InnerProduct", "Scale")
-"""Types whose top is a tensor of its own that its gradient does not need, so that a ReLU behind it
-may write over it.
-"""
+"""Types with a new top that their gradient does not need, so a ReLU behind may overwrite it."""
 
 
 @dataclass(frozen=True)
@@ -26,27 +23,25 @@ class Source:
 
     blob: str
     shape: Shape | None
-    """None if the file does not say it."""
+    """The shape; None if the file does not say it."""
     layer: Message
     is_first: bool
-    """Whether it is the first top of its layer: the samples, and not what they should give."""
+    """Whether it is its layer's first top: the samples, not their targets."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One layer."""
-
     name: str
-    """Of the layer; if another has it too, with a number."""
+    """The layer's name, with a number if an earlier layer has it too."""
     type: str
     layer: Message
     kind: Kind
     bottoms: tuple[str, ...]
     tops: tuple[str, ...]
     loss_weights: tuple[float, ...]
-    """Of each top; 0 where it is no loss."""
+    """The loss weight of each top; 0 if it is no loss."""
     may_overwrite: bool
-    """Whether it is in place, and nobody else needs what stood there."""
+    """Whether it works in place and nobody else needs the overwritten values."""
 
     @property
     def is_loss(self) -> bool:
@@ -55,16 +50,12 @@ class Step:
 
 @dataclass(frozen=True)
 class Graph:
-    """A net in one phase."""
-
     sources: tuple[Source, ...]
     steps: tuple[Step, ...]
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The blobs that no later layer takes, and those that are losses, in the order in which
-        they were first written.
-        """
+        """The losses and the blobs that no later layer takes, in the order of first writing."""
         written: dict[str, bool] = {each.blob: True for each in self.sources}
         losses = set()
         for step in self.steps:
@@ -75,7 +66,6 @@ class Graph:
 
     @property
     def losses(self) -> dict[str, float]:
-        """The weight of each blob that is a loss."""
         return {
             top: weight
             for step in self.steps
@@ -85,12 +75,7 @@ class Graph:
 
 
 def read_graph(layers: Sequence[Message], kinds: Mapping[str, Kind]) -> Graph:
-    """The graph of the layers of a phase, in today's form.
-
-    kinds: the layers that are known, by type.
-
-    Raises: CaffeError, also for all layers of types that are not known, with their lines.
-    """
+    """Read a phase's graph. Raises CaffeError, with all lines of layers of unknown types."""
     _check_types(layers, kinds)
     sources: list[Source] = []
     steps: list[Step] = []
@@ -132,15 +117,13 @@ def read_graph(layers: Sequence[Message], kinds: Mapping[str, Kind]) -> Graph:
 
 
 def read_phases(net: Message, kinds: Mapping[str, Kind]) -> dict[str, Graph]:
-    """The graphs of TRAIN and of TEST. Raises: CaffeError."""
     return {phase: read_graph(each, kinds) for phase, each in both_phases(net, kinds).items()}
 
 
 def both_phases(net: Message, kinds: Mapping[str, Kind]) -> dict[str, list[Message]]:
-    """The layers of TRAIN and of TEST. A phase in which no layer reads samples has the other's: the
-    file is for trainings alone, or for tests alone.
+    """Return the layers of TRAIN and of TEST. Raises CaffeError.
 
-    Raises: CaffeError.
+    If no layer reads samples in a phase, the file is for the other one, whose layers it gets.
     """
     layers = {phase: layers_of(net, phase) for phase in PHASES}
     there = {
@@ -183,7 +166,6 @@ def _lines(layers: Sequence[Message]) -> str:
 
 
 def _unique(name: str, taken: set[str]) -> str:
-    """The name, with a number if it is taken; it is then taken."""
     found, number = name, 1
     while found in taken:
         number += 1

@@ -1,7 +1,4 @@
-"""Trained weights in HDF5, as Caffe writes them with `snapshot_format: HDF5`.
-
-Source: BVLC/caffe, src/caffe/net.cpp (ToHDF5).
-"""
+"""Read trained weights in HDF5, as Caffe writes them (src/caffe/net.cpp, ToHDF5)."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +17,6 @@ MOST_ITEMS = 50_000
 
 
 def is_one(path: Path) -> bool:
-    """Whether the file begins as HDF5 does."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
@@ -28,10 +24,7 @@ def is_one(path: Path) -> bool:
 
 
 def weights(path: Path) -> dict[str, list[Array]]:
-    """The blobs of each layer that has some: the numbered arrays below /data, by their group.
-
-    Raises: CaffeError, one line, if the file is damaged, has no weights, or h5py is not installed.
-    """
+    """Read each layer's blobs: numbered arrays below /data. Raises CaffeError (one line)."""
     with _opened(path) as file:
         found = _layers(path, file)
         _check_blobs(path, [blob for blobs in found.values() for blob in blobs.values()])
@@ -72,7 +65,7 @@ def _layers(path: Path, file: Any) -> dict[str, dict[int, Any]]:
 
 
 def _check_blobs(path: Path, blobs: Sequence[Any]) -> None:
-    """Caffe writes numbers as they are, so that all together are no more than the file."""
+    """Check that the blobs need no more bytes than the file has, as Caffe does not compress."""
     for blob in blobs:
         if blob.dtype.kind not in "fiu" or blob.external or blob.is_virtual:
             raise CaffeError(f"{path}: {blob.name} holds no numbers of its own")

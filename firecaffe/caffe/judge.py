@@ -1,8 +1,4 @@
-"""The losses and accuracies of a net, run on what its network gives and on the targets.
-
-Which layers of a net judge what the network says: its losses and accuracies, and all that needs
-the targets.
-"""
+"""Run a net's judging layers: its losses, its accuracies and all that needs the targets."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,26 +21,24 @@ from firecaffe.caffe.upgrade import current
 
 @dataclass(frozen=True)
 class Judged:
-    """A net in one phase, in two parts."""
+    """A net in one phase: `network`, the layers that need only samples; `judges`, the others."""
 
     network: tuple[Step, ...]
-    """The layers that need the samples alone."""
     judges: tuple[Step, ...]
-    """The others: those that need a target, and the losses."""
     blobs: tuple[str, ...]
-    """What the judges take from the network, in the order in which they first do."""
+    """The blobs that the judges take from the network, in the order of first use."""
     targets: tuple[Source, ...]
-    """What the samples should give: all tops of the data layers but the first."""
+    """The targets: all tops of the data layers but the first."""
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The targets that are one number a sample, as far as the file says their shape."""
+        """The targets with one number per sample, as far as the file says their shape."""
         shaped = [(each.blob, each.shape) for each in self.targets]
         return tuple(blob for blob, shape in shaped if shape and prod(shape[1:]) == 1)
 
     @property
     def maps(self) -> tuple[str, ...]:
-        """The targets that have a data layer of their own, as images of labels have."""
+        """The targets that have their own data layer, as label images do."""
         return tuple(each.blob for each in self.targets if each.is_first)
 
     @property
@@ -53,7 +47,7 @@ class Judged:
 
     @property
     def main_loss(self) -> Step | None:
-        """That of the largest weight, the last of several; None if there is no loss."""
+        """The loss with the largest weight (the last of equals); None if there is no loss."""
         found = None
         for each in self.losses:
             if found is None or max(each.loss_weights) >= max(found.loss_weights):
@@ -62,7 +56,6 @@ class Judged:
 
 
 def judged(graph: Graph) -> Judged:
-    """The two parts of a graph."""
     targets = graph.sources[1:]
     theirs = {each.blob for each in targets}
     network: list[Step] = []
@@ -84,9 +77,7 @@ Values = dict[str, Tensor]
 
 
 class Judge:
-    """The layers of one phase that judge. Their modules are made when shapes are known: those of
-    the first outputs.
-    """
+    """The judging layers of one phase. A module is made when its bottoms' shapes are known."""
 
     def __init__(self, net: Message, phase: str, parts: Judged) -> None:
         self.net, self.phase, self.parts = net, phase, parts
@@ -95,13 +86,13 @@ class Judge:
 
     @property
     def accuracies(self) -> list[Step]:
-        """In the file's order, but those of the main loss's outputs first."""
+        """The accuracies in the file's order, those on the main loss's output first."""
         main = self.parts.main_loss
         found = [each for each in self.parts.judges if each.type == "Accuracy"]
         return sorted(found, key=lambda each: main is None or each.bottoms[0] != main.bottoms[0])
 
     def loss(self, blobs: Blobs, targets: Any) -> Tensor:
-        """The sum of the losses, each times its weight. blobs: what the network gives, by name."""
+        """Return the sum of the weighted losses. blobs: the network's outputs, by name."""
         values = self._run(blobs, targets, lambda step: step.type != "Accuracy")
         total: Tensor | None = None
         for step in self.parts.losses:
@@ -114,9 +105,7 @@ class Judge:
         return total
 
     def sums(self, step: Step, blobs: Blobs, targets: Any) -> Tensor:
-        """Of one of the accuracies: how many labels are among the highest values, and how many
-        count, int64 (2,).
-        """
+        """Count an accuracy's labels among the top values, and all that count: int64 (2,)."""
         values = self._run(
             blobs, targets, lambda each: each.type != "Accuracy" and not each.is_loss
         )
@@ -126,7 +115,6 @@ class Judge:
         return module.sums(*bottoms)
 
     def _run(self, blobs: Blobs, targets: Any, is_wanted: Callable[[Step], bool]) -> Values:
-        """All blobs, after those layers, and without what takes the tops of others."""
         values = self._given(blobs, targets)
         for step in self.parts.judges:
             if is_wanted(step) and values.keys() >= {*step.bottoms}:
@@ -138,10 +126,6 @@ class Judge:
         return values
 
     def _module(self, step: Step, bottoms: Sequence[Tensor]) -> nn.Module:
-        """The step's, which is made when its first bottoms come.
-
-        Raises: CaffeError if it has weights, or cannot take them.
-        """
         found = self._modules.get(id(step))
         if found is not None:
             return found
@@ -161,7 +145,6 @@ class Judge:
         return made
 
     def named(self, targets: Any) -> Values:
-        """The targets of a batch, by name."""
         if isinstance(targets, Mapping):
             return {**targets}
         each = targets if isinstance(targets, tuple | list) else (targets,)
@@ -181,7 +164,6 @@ class Judge:
 
 
 def _goes(step: Step) -> list[bool]:
-    """Whether a gradient goes to each bottom: propagate_down."""
     said = step.layer.flags("propagate_down")
     return [*said, *[True] * len(step.bottoms)][: len(step.bottoms)]
 
@@ -191,10 +173,10 @@ def _detached(value: Tensor, goes: bool) -> Tensor:
 
 
 def read_judges(where: Path | Message) -> tuple[Judge, Judge]:
-    """Those of TRAIN and of TEST. Where one phase has no loss or no accuracy, it is judged by those
-    of the other whose blobs it has; where none has an accuracy, by that of its main loss.
+    """Read the judges of TRAIN and of TEST. Raises CaffeError if the file is no net or has no loss.
 
-    Raises: CaffeError if the file is no net, or has no loss.
+    A phase without a loss or an accuracy uses those of the other whose blobs it has. If no phase
+    has an accuracy, one is made for a main loss of type SoftmaxWithLoss.
     """
     net, _ = current(where if isinstance(where, Message) else text.read(where))
     train, test = map(judged, read_phases(net, LAYERS).values())
@@ -214,7 +196,7 @@ def read_judges(where: Path | Message) -> tuple[Judge, Judge]:
 
 
 def no_means(judge: Judge) -> list[str]:
-    """A line about each loss of which that of a batch is not the mean of those of its parts."""
+    """List the losses where a batch's loss is not the mean of its parts' losses, one line each."""
     found = []
     for step in judge.parts.losses:
         if step.type in DEFAULTS:
@@ -230,9 +212,6 @@ def no_means(judge: Judge) -> list[str]:
 
 
 def _with(parts: Judged, others: Judged, is_wanted: Callable[[Step], bool]) -> Judged:
-    """The parts; if they have no judge of that kind, with those of the others that take what the
-    network gives here too: see `trained`.
-    """
     if any(is_wanted(each) for each in parts.judges):
         return parts
     made = {top for each in parts.network for top in each.tops}
@@ -248,7 +227,6 @@ def _with(parts: Judged, others: Judged, is_wanted: Callable[[Step], bool]) -> J
 
 
 def _with_accuracy(parts: Judged) -> Judged:
-    """The parts, with an Accuracy of the main loss, if that is a SoftmaxWithLoss."""
     loss = parts.main_loss
     if loss is None or loss.type != "SoftmaxWithLoss":
         return parts

@@ -1,8 +1,8 @@
-"""Local response normalization across channels, with a backward that is deterministic on CUDA.
+"""Local response normalization across channels, with a deterministic backward on CUDA.
 
     y_c = x_c / (k + alpha / size * sum over the `size` channels around c of x^2) ^ beta
 
-Source: Krizhevsky et al. 2012 (AlexNet), section 3.3; alpha / size, k = 1 and the default values
+Source: Krizhevsky et al. 2012 (AlexNet), section 3.3. alpha / size, k = 1 and the default values
 are those of Caffe's LRN layer, which the authors' files rely on.
 """
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 class LocalResponseNorm(nn.Module):
-    """(batch, channels, height, width) to the same shape."""
+    """Normalize (batch, channels, height, width) across channels. The shape stays."""
 
     def __init__(
         self, size: int = 5, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
@@ -20,8 +20,8 @@ class LocalResponseNorm(nn.Module):
         self.size, self.alpha, self.beta, self.k = size, alpha, beta, k
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        # On four dimensions torch takes avg_pool3d, whose backward on CUDA adds in no fixed order;
-        # on three it takes avg_pool2d, which does not. The sum over channels is the same.
+        # On four dimensions torch uses avg_pool3d, whose backward on CUDA adds in no fixed order.
+        # On three it uses avg_pool2d, whose order is fixed. The sum over channels is the same.
         x_BCN = x_BCHW.flatten(2)
         y_BCN: Tensor = F.local_response_norm(x_BCN, self.size, self.alpha, self.beta, k=self.k)
         return y_BCN.reshape(x_BCHW.shape)
@@ -31,9 +31,7 @@ class LocalResponseNorm(nn.Module):
 
 
 class LocalResponseNormWithinChannel(nn.Module):
-    """(batch, channels, height, width) to the same shape, over size x size places of a channel:
-
-        y = x / (1 + alpha * mean of x^2 around it) ^ beta
+    """Compute x / (1 + alpha * mean of x^2 around it) ^ beta, over size x size places of a channel.
 
     Places beyond the edge count as 0, as in Caffe's LRN with norm_region WITHIN_CHANNEL.
     """

@@ -1,7 +1,4 @@
-"""Mean images: .binaryproto files, as `compute_image_mean` writes them.
-
-Source: BVLC/caffe, tools/compute_image_mean.cpp and src/caffe/data_transformer.cpp.
-"""
+"""Read and write mean images: .binaryproto files, as Caffe's `compute_image_mean` writes them."""
 
 from pathlib import Path
 
@@ -12,10 +9,7 @@ from firecaffe.caffe.wire import opened
 
 
 def read(path: Path) -> Array:
-    """A mean image, in C, H, W, with the channels in the file's order: blue first.
-
-    Raises: CaffeError, one line, if the file is damaged or holds no single image.
-    """
+    """Read one image (C, H, W), blue first as in the file. Raises CaffeError on any other blob."""
     wire = opened(path)
     found = blob.read(wire, 0, len(wire))
     image = found[0] if found.ndim == 4 and len(found) == 1 else found
@@ -25,6 +19,6 @@ def read(path: Path) -> Array:
 
 
 def write(path: Path, image: Array) -> None:
-    """A .binaryproto that every Caffe reads. image: of shape (C, H, W)."""
+    """Write a .binaryproto that every Caffe reads. image: of shape (C, H, W)."""
     with path.open("wb") as file:
         file.writelines(blob.fields(image[None], legacy=True))

@@ -1,7 +1,7 @@
-"""What a file of Caffe's says: named values in their order, each with its line.
+"""The contents of a Caffe file: named values in their order, each with its line.
 
-There is no schema. Whoever asks for a value says of which kind it must be; what nobody has asked
-for in the end is what was not understood, so nothing is left out in silence.
+There is no schema. Whoever asks for a value says of which kind it must be. Fields that nobody asked
+for were not understood. They can be listed, so nothing is dropped silently.
 """
 
 from __future__ import annotations
@@ -13,27 +13,24 @@ from firecaffe.errors import RecipeError
 
 INT64 = 2**63
 FLAGS = {"true": True, "t": True, "True": True, "false": False, "f": False, "False": False}
-"""protobuf's words for a bool."""
 
 
 class CaffeError(RecipeError):
-    """A file of Caffe's is damaged, or says what cannot be; it names the file and the line."""
+    """A Caffe file is damaged or says something impossible. The text names file and line."""
 
 
 class Word(str):
-    """A value without quotes that is no number: a member of an enum, true or false."""
+    """An unquoted value that is no number: a member of an enum, true or false."""
 
     __slots__ = ()
 
 
 class Field(NamedTuple):
-    """One value of a message."""
-
     name: str
     value: int | float | str | Word | Message
-    """A number; a str, which was in quotes; a Word; or a message."""
+    """A number, a str (quoted in the file), a Word (unquoted) or a message."""
     line: int
-    """From 1; 0 in a binary file, and of what was made here."""
+    """The line, from 1; 0 in a binary file and for fields made in code."""
 
 
 class Message:
@@ -42,25 +39,21 @@ class Message:
     __slots__ = ("_asked", "fields", "line", "where")
 
     def __init__(self, fields: Sequence[Field] = (), line: int = 0, where: str = "") -> None:
-        """where: the file, for errors."""
         self.fields = list(fields)
         self.line, self.where = line, where
         self._asked: set[str] | None = None
 
     @property
     def asked(self) -> set[str]:
-        """The names; made when they are needed, for most messages are small and many."""
         if self._asked is None:
             self._asked = set()
         return self._asked
 
     def error(self, what: str, line: int | None = None) -> CaffeError:
-        """An error about this message, or about one line; to be raised."""
         place = self.line if line is None else line
         return CaffeError(f"{self.where}{f':{place}' if place else ''}: {printable(what)}")
 
     def all(self, name: str) -> list[Field]:
-        """Each field of that name."""
         self.asked.add(name)
         return [each for each in self.fields if each.name == name]
 
@@ -68,11 +61,10 @@ class Message:
         return bool(self.all(name))
 
     def line_of(self, name: str) -> int:
-        """The line of the last field of that name; the message's own if there is none."""
         return next((each.line for each in reversed(self.fields) if each.name == name), self.line)
 
     def messages(self, name: str) -> list[Message]:
-        """Raises: CaffeError if one is no message; and so the others below."""
+        """Return all messages of that name. All readers here raise CaffeError for a wrong kind."""
         found = []
         for each in self.all(name):
             if not isinstance(each.value, Message):
@@ -81,9 +73,7 @@ class Message:
         return found
 
     def message(self, name: str) -> Message:
-        """The one of that name; an empty one if there is none. Several are merged, as in
-        protobuf.
-        """
+        """Return the message of that name, or an empty one. Several are merged, as in protobuf."""
         found = self.messages(name)
         if len(found) == 1:
             return found[0]
@@ -103,7 +93,7 @@ class Message:
         return found
 
     def integer(self, name: str, default: int = 0) -> int:
-        """The last one: protobuf's rule for all that is given twice."""
+        """Return the last one: protobuf's rule for a value that is given twice."""
         return (self.integers(name) or [default])[-1]
 
     def numbers(self, name: str) -> list[float]:
@@ -144,9 +134,7 @@ class Message:
         return found
 
     def choice(self, name: str, members: Sequence[str], default: str) -> str:
-        """A member of an enum: by its name, or by its number, which is its place in `members`;
-        places that have no member are "".
-        """
+        """Return an enum member, given by name or by its place in `members` ("" is none)."""
         return (self.choices(name, members) or [default])[-1]
 
     def choices(self, name: str, members: Sequence[str]) -> list[str]:
@@ -161,16 +149,14 @@ class Message:
         return found
 
     def ignore(self, *names: str) -> None:
-        """Takes note that these change nothing here, as which library computes a layer; of a
-        message, all that it says.
-        """
+        """Mark names as read that have no effect here, with all the fields of their messages."""
         self.asked.update(names)
         for each in self.fields:
             if each.name in names and isinstance(each.value, Message):
                 each.value.ignore(*(inner.name for inner in each.value.fields))
 
     def unread(self, path: str = "") -> Iterator[tuple[str, int]]:
-        """Path and line of each field that nobody has asked for, here and in the messages below."""
+        """Yield path and line of each field nobody asked for, here and in the messages below."""
         for each in self.fields:
             name = f"{path}.{each.name}" if path else each.name
             if each.name not in self.asked:
@@ -183,12 +169,11 @@ class Message:
 
 
 def _is_whole(value: object) -> TypeGuard[int | float]:
-    """Of at most 64 bits; "1.0" too."""
+    """Whether it is a whole number of at most 64 bits; "1.0" is one too."""
     return isinstance(value, int | float) and value == value // 1 and -INT64 <= value < INT64
 
 
 def shown(value: object) -> str:
-    """A value in a line about it."""
     if isinstance(value, Message):
         return "{ … }"
     if isinstance(value, str) and not isinstance(value, Word):
@@ -197,5 +182,5 @@ def shown(value: object) -> str:
 
 
 def printable(text: str) -> str:
-    """A text as it can stand in a line."""
+    """Escape the characters that cannot be printed in a line."""
     return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text)

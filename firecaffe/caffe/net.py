@@ -1,4 +1,4 @@
-"""A net of Caffe's as a module of torch, with Caffe's names for its layers and blobs."""
+"""A Caffe net as a torch module, with Caffe's names for its layers and blobs."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,30 +19,28 @@ from firecaffe.caffe.upgrade import current
 
 
 class Net(nn.Module):
-    """One phase of a net.
+    """One phase of a Caffe net.
 
     Args:
-        where: A prototxt, or what one says.
-        weights: A caffemodel; without it the fillers' values.
-        phase: TRAIN or TEST. The module starts in the mode that goes with it.
-        stages: Those that hold, for rules that ask for them.
-        level: The level, for rules that ask for it.
-        inputs: Shapes of inputs, by blob, instead of those that the file says.
+        where: A prototxt file, or its parsed message.
+        weights: A caffemodel. Without it the fillers set the weights.
+        phase: TRAIN or TEST. The module starts in the matching mode.
+        stages: The stages that are set, for include and exclude rules.
+        level: The level, for include and exclude rules.
+        inputs: Shapes of inputs by blob. They replace those in the file.
         keep_blobs: Whether `blobs` has every blob after a forward. It keeps them in memory.
 
-    Raises: CaffeError, a line about what cannot be and where it stands.
+    Raises: CaffeError, one line with the fault and its place in the file.
     """
 
     inputs: list[str]
-    """The blobs that it is given, in the file's order: tops of the layers that read samples."""
+    """The blobs that the net is given, in the file's order: tops of layers that read samples."""
     outputs: list[str]
-    """The blobs that it returns: those that no later layer takes, and the losses."""
+    """The blobs that forward returns: the losses, and the blobs that no later layer takes."""
     losses: dict[str, float]
-    """The weight of each loss, by blob."""
     shapes: dict[str, Shape]
-    """The shape of every blob in the end, with the file's batch."""
+    """The final shape of every blob, with the file's batch size."""
     blobs: dict[str, Tensor]
-    """After a forward, every blob as it was written last."""
     multipliers: dict[str, parameters.Multipliers]
     """lr_mult and decay_mult of each parameter, by its name."""
     keep_blobs: bool
@@ -83,16 +81,14 @@ class Net(nn.Module):
 
     @property
     def layers(self) -> dict[str, nn.Module]:
-        """The module of each layer, by the layer's name. Among the modules of torch it is called so
-        too, with _ for dots and slashes, and behind what Net itself has a word for.
-        """
+        """The module of each layer, by its name in the file, which may differ from torch's name."""
         return {call.step.name: self.get_submodule(call.module) for call in self._calls}
 
     def forward(self, *values: Tensor | None) -> dict[str, Tensor]:
-        """The outputs, by blob.
+        """Return the outputs by blob; `values` are the inputs in order.
 
-        values: The inputs, in their order. Layers that need one that is not given, or is None, are
-        left out, and so are those behind them: a net for training runs without labels.
+        If an input is missing or None, all layers that depend on it are skipped, so a net for
+        training runs without labels.
         """
         if len(values) > len(self.inputs):
             raise ValueError(
@@ -112,10 +108,7 @@ class Net(nn.Module):
         return {blob: found[blob] for blob in self.outputs if blob in found}
 
     def loss(self, outputs: Mapping[str, Tensor]) -> Tensor:
-        """The sum of the losses among the outputs, each times its weight.
-
-        Raises: CaffeError if there is none.
-        """
+        """Return the weighted sum of the losses among the outputs. Raises CaffeError if none is."""
         parts = [
             outputs[blob].sum() * weight for blob, weight in self.losses.items() if blob in outputs
         ]
@@ -127,17 +120,12 @@ class Net(nn.Module):
         return torch.stack(parts).sum()
 
     def load(self, blobs: Mapping[str, Sequence[Tensor | Array]]) -> parameters.Loaded:
-        """Fills layers with the blobs under their names, and says which.
-
-        Raises: CaffeError if a layer has blobs of other shapes.
-        """
+        """Fill layers with the blobs of their names. Raises CaffeError if the shapes differ."""
         modules = {call.module: self.get_submodule(call.module) for call in self._calls}
         return parameters.load(self._calls, modules, blobs)
 
     def unread(self) -> list[tuple[str, int]]:
-        """Path and line of each word of its layers that was not understood. Those of the layers
-        that read samples are not looked at.
-        """
+        """Return path and line of each field that was not understood, except in data layers."""
         return [
             (f"{call.step.name}.{path}", line)
             for call in self._calls
@@ -150,7 +138,7 @@ class Net(nn.Module):
             if there.issuperset(call.step.bottoms):
                 there.update(call.step.tops)
                 calls.append(call)
-            else:  # what is written over is not there any more
+            else:  # an overwritten blob is no longer available
                 there.difference_update(call.step.tops)
         return calls if self.keep_blobs else forgetting(calls, self.outputs)
 

@@ -1,4 +1,4 @@
-"""Caffe's blobs of layers among a net's parameters: shared ones, multipliers, filling by name."""
+"""Map Caffe's blobs of layers to a net's parameters: sharing, multipliers, filling by name."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,16 +15,14 @@ from firecaffe.caffe.message import CaffeError, Message
 
 
 class Multipliers(NamedTuple):
-    """What a parameter's learning rate and its weight decay are multiplied with."""
+    """The factors of a parameter's learning rate and weight decay."""
 
     lr: float = 1.0
     decay: float = 1.0
 
 
 def blobs_of(kind: Kind, module: nn.Module) -> dict[str, Tensor]:
-    """The parameters and buffers of a layer in the order of Caffe's blobs, by their names in the
-    module.
-    """
+    """Return a layer's parameters and buffers in the order of Caffe's blobs, by module name."""
     own = {
         **dict(module.named_parameters(remove_duplicate=False)),
         **dict(module.named_buffers(remove_duplicate=False)),
@@ -33,10 +31,7 @@ def blobs_of(kind: Kind, module: nn.Module) -> dict[str, Tensor]:
 
 
 def share(calls: Iterable[Call], modules: Mapping[str, nn.Module]) -> None:
-    """Gives parameters of one name, `param { name: "w" }`, one tensor: that of the first.
-
-    Raises: CaffeError if their shapes differ.
-    """
+    """Let params of one name share the first's tensor. Raises CaffeError if their shapes differ."""
     owners: dict[str, tuple[Tensor, Call]] = {}
     for call in calls:
         blobs = blobs_of(call.step.kind, modules[call.module])
@@ -56,7 +51,7 @@ def share(calls: Iterable[Call], modules: Mapping[str, nn.Module]) -> None:
 
 
 def tie(kind: Kind, module: nn.Module, other: nn.Module) -> bool:
-    """Gives a module the tensors of another one of the same layer; whether they fit."""
+    """Give a module the tensors of another one of the same layer. Return whether they fit."""
     own, others = blobs_of(kind, module), blobs_of(kind, other)
     if [(n, t.shape) for n, t in own.items()] != [(n, t.shape) for n, t in others.items()]:
         return False
@@ -66,16 +61,15 @@ def tie(kind: Kind, module: nn.Module, other: nn.Module) -> bool:
 
 
 def put(module: nn.Module, name: str, tensor: Tensor) -> None:
-    """Puts a parameter or a buffer in the place of another."""
     path, _, last = name.rpartition(".")
     setattr(module.get_submodule(path), last, tensor)
 
 
 def multipliers(calls: Iterable[Call], modules: Mapping[str, nn.Module]) -> dict[str, Multipliers]:
-    """Of every parameter, by its name in the net; of shared ones the first's, or the first that
-    says something.
+    """Return every parameter's multipliers, by its name in the net.
 
-    Raises: CaffeError if layers that share one say different things, or one says too much.
+    A shared parameter has those of the first layer that says some. Raises CaffeError if layers
+    disagree, or if one has more `param` than blobs.
     """
     names: dict[Tensor, str] = {}
     found: dict[str, Multipliers] = {}
@@ -111,16 +105,11 @@ def _said(param: Message, word: str) -> float | None:
 
 @dataclass
 class Loaded:
-    """What came of filling a net from a file of weights."""
-
     filled: list[str] = field(default_factory=list)
-    """Layers whose blobs were in the file."""
     tensors: list[str] = field(default_factory=list)
-    """Their parameters and buffers, by the net's names of them."""
     fresh: list[str] = field(default_factory=list)
-    """Layers with blobs that start as their fillers say."""
+    """Layers with blobs that keep their fillers' values."""
     unused: list[str] = field(default_factory=list)
-    """Names in the file that no layer has."""
 
 
 def load(
@@ -128,10 +117,7 @@ def load(
     modules: Mapping[str, nn.Module],
     blobs: Mapping[str, Sequence[Tensor | Array]],
 ) -> Loaded:
-    """Fills layers from the blobs under their names.
-
-    Raises: CaffeError if a layer has others.
-    """
+    """Fill layers from the blobs of their names. Raises CaffeError if a layer has other shapes."""
     loaded = Loaded()
     seen: set[str] = set()
     for call in calls:
@@ -169,7 +155,7 @@ def _unfit(call: Call, what: str) -> CaffeError:
 
 
 def _without_ones(shape: Sequence[int]) -> tuple[int, ...]:
-    """Without leading ones, which blobs of older files have: always four sizes."""
+    """Drop leading ones. Blobs in older files have them, as they always have four sizes."""
     sizes = list(shape)
     while sizes and sizes[0] == 1:
         sizes.pop(0)

@@ -1,7 +1,4 @@
-"""Which layers a net has in a phase: Caffe's rules `include { … }` and `exclude { … }`.
-
-Source: BVLC/caffe, src/caffe/net.cpp (FilterNet, StateMeetsRule); tried against a real Caffe.
-"""
+"""Apply Caffe's rules `include` and `exclude` (src/caffe/net.cpp, FilterNet and StateMeetsRule)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,8 +10,6 @@ PHASES = ("TRAIN", "TEST")
 
 @dataclass(frozen=True)
 class State:
-    """What a rule is asked about."""
-
     phase: str
     level: int
     stages: frozenset[str]
@@ -23,15 +18,11 @@ class State:
 def layers_of(
     net: Message, phase: str, stages: Sequence[str] = (), level: int = 0
 ) -> list[Message]:
-    """The layers that take part, in the file's order; the same objects as in the net.
+    """Return a phase's layers in the file's order, as objects of `net`, which is in today's form.
 
-    Args:
-        net: In today's form, see `upgrade.current`.
-        phase: TRAIN or TEST.
-        stages: Beside those of the net's own `state`.
-        level: Instead of that in the net's own `state`, if it is not 0, as Caffe's solver does it.
-
-    Raises: CaffeError if a layer has both include and exclude.
+    `stages` are added to those of the net's `state`. `level` replaces its level if not 0, as in
+    Caffe's solver. Raises CaffeError if a layer has both include and exclude. Checked against
+    Caffe.
     """
     own = net.message("state")
     own.ignore("phase")
@@ -40,7 +31,7 @@ def layers_of(
 
 
 def phase_of(layer: Message, phase: str) -> str:
-    """The phase that a layer runs in: its own, or else the net's. It does not filter."""
+    """Return the phase that a layer runs in: its own, or else the net's. It does not filter."""
     return layer.choice("phase", PHASES, phase)
 
 
@@ -53,7 +44,7 @@ def _is_in(layer: Message, state: State) -> bool:
 
 
 def _meets(rule: Message, state: State) -> bool:
-    """All that a rule says must hold; all of it is read."""
+    """Whether all conditions hold. All are read, so that none counts as not understood."""
     no_bound = state.level
     return all(
         (

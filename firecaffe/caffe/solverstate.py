@@ -1,8 +1,4 @@
-"""Where a solver stood: .solverstate files.
-
-Source: BVLC/caffe, src/caffe/solvers/sgd_solver.cpp (SnapshotSolverState); the fields' numbers are
-those of a real Caffe.
-"""
+"""Read .solverstate files (SnapshotSolverState, sgd_solver.cpp; field numbers of a real Caffe)."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -19,22 +15,20 @@ MOST_PATH_BYTES = 10_000
 
 
 class SolverState(NamedTuple):
-    """What a solver continues from, beside the weights."""
-
     iteration: int
-    """Updates that were made."""
     learned_net: str
-    """The path of the weights, as it was where they were trained; empty if it is not said."""
+    """The path of the weights on the host that trained them; empty if the file does not say it."""
     current_step: int
-    """Of the policy multistep: how many of its steps were behind."""
+    """The number of steps passed of the policy multistep."""
     history: list[Array]
-    """SGD: the momentum of each parameter that is no copy of another, in the net's order. Solvers
-    with two of them for each have all the first, then all the second.
+    """The solver's arrays: SGD has one for each parameter that is no copy, its momentum.
+
+    They have the net's order. Solvers with two arrays have all the first, then all the second.
     """
 
 
 def read(path: Path) -> SolverState:
-    """Raises: CaffeError, one line, if the file is damaged or no such file."""
+    """Read a .solverstate. Raises CaffeError (one line) if the file is damaged or no such file."""
     wire = opened(path)
     numbers: dict[int, int] = {}
     learned_net, places = "", []

@@ -1,8 +1,8 @@
-"""protobuf's text format, without a schema: what a .prototxt file is written in.
+"""Parse protobuf's text format without a schema: the format of .prototxt files.
 
-Source: "Text Format Language Specification", protobuf.dev/reference/protobuf/textformat-spec, and
-where it is open, what protobuf's C++ parser does, which is Caffe's. Bounded: a file's bytes, the
-values in it and how deep they are nested.
+Source: "Text Format Language Specification", protobuf.dev/reference/protobuf/textformat-spec. Where
+it leaves a choice, the parser does what protobuf's C++ parser, which Caffe uses, does. The bytes of
+a file, its values and their nesting are bounded.
 """
 
 import math
@@ -19,7 +19,7 @@ MOST_DEPTH = 50
 MOST_DIGITS = 400
 MOST_STRING_BYTES = 20_000
 MOST_WIDE_BYTES = 250_000
-"""In strings that are not ASCII, which may take four times as much in memory."""
+"""The most bytes in strings that are not ASCII, which may need four times as much memory."""
 
 TOKEN = re.compile(
     rb"""(?P<string>"[^"\\\n]*+(?:\\[^\n][^"\\\n]*+)*+" | '[^'\\\n]*+(?:\\[^\n][^'\\\n]*+)*+')
@@ -43,7 +43,7 @@ ESCAPES = {
     **{sign: sign for sign in "\\'\"?"},
 }
 LATIN_1 = {0xDC00 + byte: byte for byte in range(128, 256)}
-"""By what "surrogateescape" makes of a byte."""
+"""A map to Latin-1 from the characters by which "surrogateescape" replaces single bytes."""
 
 
 class Token(NamedTuple):
@@ -56,14 +56,12 @@ class Token(NamedTuple):
 
 
 def decoded(content: bytes) -> str:
-    """UTF-8. A byte that is not, as in Chinese comments in GBK, is read as Latin-1: it stays what
-    it is, and the rest can be read.
-    """
+    """Decode UTF-8. Other bytes, as in Chinese comments in GBK, are read as Latin-1."""
     return content.decode(errors="surrogateescape").translate(LATIN_1)
 
 
 def read(path: Path) -> Message:
-    """Raises: CaffeError, one line, if the file cannot be read or is no text of this format."""
+    """Read a prototxt. Raises CaffeError (one line) if it cannot be read or parsed."""
     try:
         if not path.is_file():
             raise CaffeError(f"{path}: is no file; expected a prototxt")
@@ -84,10 +82,7 @@ def read(path: Path) -> Message:
 
 
 def parse(text: str | bytes, where: str = "prototxt") -> Message:
-    """The message that a text says. where: what errors call it.
-
-    Raises: CaffeError with the line of the fault.
-    """
+    """Parse a text; `where` names it in errors. Raises CaffeError with the line of the fault."""
     content = text.encode(errors="replace") if isinstance(text, str) else text
     return _Parser(content.removeprefix(BYTE_ORDER_MARK), where).message(1, b"", 0)
 
@@ -103,7 +98,6 @@ class _Parser:
         return CaffeError(f"{self.where}:{line}: {what}")
 
     def take(self) -> Token:
-        """The next token."""
         taken = self.next
         space = SPACE.match(self.content, self.place)
         place = space.end() if space else self.place
@@ -122,14 +116,12 @@ class _Parser:
         return taken
 
     def takes(self, signs: bytes) -> bool:
-        """Whether the next token is one of these signs, which is then taken."""
         if self.next.kind != "sign" or self.next.text not in signs:
             return False
         self.take()
         return True
 
     def message(self, line: int, closing: bytes, depth: int) -> Message:
-        """What stands before a closing sign, or the end of the file."""
         if depth > MOST_DEPTH:
             raise self.error(f"messages are nested more than {MOST_DEPTH} deep", line)
         fields: list[Field] = []
@@ -144,7 +136,6 @@ class _Parser:
             self.takes(b",;")
 
     def field(self, name: str, line: int, fields: list[Field], depth: int) -> None:
-        """What follows a name: one value, or a list of them."""
         has_colon = self.takes(b":")
         if not self.takes(b"["):
             fields.append(Field(name, self.value(name, depth, has_colon), line))
@@ -204,7 +195,6 @@ class _Parser:
         return found
 
     def string(self, token: Token) -> str:
-        """The string that a token begins: neighbors are one."""
         parts, size = [], 0
         while True:
             size += len(token.text)
@@ -223,8 +213,6 @@ class _Parser:
         return decoded(content)
 
     def unquoted(self, token: Token) -> bytes:
-        """What stands between the quotes, with its escapes."""
-
         def one(found: "re.Match[bytes]") -> bytes:
             octal, hexadecimal, short, long, sign = found.groups()
             try:

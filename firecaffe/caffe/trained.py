@@ -1,8 +1,8 @@
-"""The network that a recipe trains: what of a net of Caffe's needs the samples alone.
+"""The network that a recipe trains: the part of a Caffe net that needs only the samples.
 
-Losses, accuracies and all else that needs a label are the task's (`tasks/caffe.py`), which takes
-the blobs that these layers take from here. The net has two graphs, of TRAIN and of TEST, over the
-same weights; which one runs follows the mode of the module.
+Losses, accuracies and all else that needs a label belong to the task (`tasks/caffe.py`), which
+takes its blobs from these layers. The net has two graphs, TRAIN and TEST, over the same weights.
+The module's mode selects the graph that runs.
 """
 
 from collections.abc import Iterable, Sequence
@@ -34,17 +34,15 @@ from firecaffe.caffe.upgrade import current
 
 @dataclass(frozen=True)
 class Heads:
-    """What a network gives whose losses and accuracies take several blobs."""
+    """The output of a network whose losses and accuracies take several blobs, in TRAIN or TEST."""
 
     blobs: dict[str, Tensor]
     main: str
-    """The blob that the main loss takes."""
+    """The blob that the main loss takes, which is the prediction."""
     phase: str
-    """TRAIN or TEST."""
 
     @property
     def logits(self) -> Tensor:
-        """The prediction."""
         return self.blobs[self.main]
 
 
@@ -69,30 +67,23 @@ _pytree.register_pytree_node(
 
 @dataclass(frozen=True)
 class Answer:
-    """The part of a network that leads to its prediction, in TEST."""
+    """The part of a network, in TEST, that leads from `source` to `blob`, its prediction."""
 
     name: str
-    """Of the net."""
     source: str
-    """The blob of samples."""
     shape: tuple[int, ...]
-    """Theirs, with the file's batch."""
+    """The samples' shape, with the file's batch size."""
     calls: tuple[Call, ...]
     blob: str
-    """The prediction."""
     loss: Step | None
-    """The layer that is its main loss, if there is one."""
 
 
 class Trained(nn.Module):
-    """Images (batch, channels, rows, columns), or what else the file's first data layer reads, to
-    the blob that losses and accuracies take, or to Heads if they take several.
+    """A network from samples to the blob that losses and accuracies take, or Heads if several.
 
     Args:
-        where: A prototxt, or what one says.
-        input_CHW: The shape of one sample, if the file does not say it, or another one.
-
-    Raises: CaffeError.
+        where: A prototxt file, or its parsed message. CaffeError says what is wrong with it.
+        input_CHW: The shape of one sample, if the file does not say it, or to replace it.
     """
 
     def __init__(self, where: str | Path | Message, input_CHW: Sequence[int] | None = None) -> None:
@@ -134,7 +125,6 @@ class Trained(nn.Module):
         }
 
     def answering(self) -> Answer:
-        """What of the net a user of its predictions needs."""
         calls = self._calls["TEST"]
         steps = _leading_to([call.step for call in calls], (self._mains["TEST"],))
         needed = {id(step) for step in steps}
@@ -155,18 +145,16 @@ class Trained(nn.Module):
 def _wanted(
     net: Message, parts: dict[str, Judged]
 ) -> tuple[dict[str, tuple[str, ...]], dict[str, str]]:
-    """The blobs that the network gives in each phase, and the main one of each: what the main loss
-    takes, or the first where there is none.
-    """
+    """Return the blobs of each phase, and its main one: the main loss's, or else the first."""
     train, test = parts["TRAIN"], parts["TEST"]
     made = {
         phase: {top for step in each.network for top in step.tops} for phase, each in parts.items()
     }
     wanted = {"TRAIN": train.blobs, "TEST": test.blobs}
-    if not test.blobs:  # nothing judges there: the same as in training, as far as it has it
+    if not test.blobs:  # without judges: the blobs of TRAIN that exist here
         wanted["TEST"] = tuple(blob for blob in train.blobs if blob in made["TEST"])
     for phase, blobs in wanted.items():
-        if not blobs:  # a net without losses: what comes out of it
+        if not blobs:  # a net without losses: its outputs
             wanted[phase] = tuple(
                 blob for blob in Graph((), parts[phase].network).outputs if blob in made[phase]
             )
@@ -182,14 +170,12 @@ def _wanted(
 
 
 def _main(parts: Judged) -> str:
-    """The first blob of the network that the main loss takes; empty if there is none."""
     made = {top for step in parts.network for top in step.tops}
     taken = parts.main_loss.bottoms if parts.main_loss is not None else ()
     return next((blob for blob in taken if blob in made), "")
 
 
 def _leading_to(steps: Sequence[Step], blobs: Iterable[str]) -> tuple[Step, ...]:
-    """The steps that these blobs need."""
     needed, found = set(blobs), []
     for step in reversed(steps):
         if needed.intersection(step.tops):
@@ -199,7 +185,6 @@ def _leading_to(steps: Sequence[Step], blobs: Iterable[str]) -> tuple[Step, ...]
 
 
 def _check_not_overwritten(graph: Graph, parts: Judged) -> None:
-    """Raises: CaffeError if a layer writes over a blob that a judge has taken before."""
     judges = {id(step) for step in parts.judges}
     taken: dict[str, Step] = {}
     for step in graph.steps:
@@ -215,10 +200,7 @@ def _check_not_overwritten(graph: Graph, parts: Judged) -> None:
 
 
 def _tie(train: Assembled, test: Assembled) -> None:
-    """Gives a layer that stands in the file twice, once for each phase, one set of weights.
-
-    Raises: CaffeError if the shapes differ.
-    """
+    """Give a layer that is in the file once per phase one set of weights."""
     by_name = {call.step.layer.text("name"): call for call in train.calls}
     for call in test.calls:
         other = by_name.get(call.step.layer.text("name"))

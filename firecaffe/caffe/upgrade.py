@@ -1,4 +1,4 @@
-"""Nets of every age in today's form, as Caffe itself upgrades them when it loads them.
+"""Convert nets of every age to today's form, as Caffe does when it loads them.
 
 Source: BVLC/caffe, src/caffe/util/upgrade_proto.cpp, and what a real Caffe makes of such files.
 """
@@ -7,16 +7,13 @@ from firecaffe.caffe import v0, v1
 from firecaffe.caffe.message import Field, Message, printable
 
 NO_EFFECT = ("name", "force_backward", "debug_info")
-"""Words of a net that change no number."""
 BATCH_NORM_BLOBS = 3
 
 
 def current(net: Message) -> tuple[Message, list[str]]:
-    """The net with `layer { type: "Convolution" … }` only, and a line for each kind of change.
+    """Return the net in today's form, with the file's lines, and a line about each kind of change.
 
-    Lines stay those of the file. What is not understood stays where it is.
-
-    Raises: CaffeError if Caffe would refuse the net.
+    Fields that are not understood stay in place. Raises CaffeError if Caffe would refuse the net.
     """
     fields, notes = _layers(net)
     fields, told = _inputs(net, fields)
@@ -47,7 +44,7 @@ def _layers(net: Message) -> tuple[list[Field], list[str]]:
 
 
 def _inputs(net: Message, fields: list[Field]) -> tuple[list[Field], list[str]]:
-    """An Input layer in front instead of `input`. Sizes beyond those of the inputs stay behind."""
+    """Replace `input` by an Input layer at the front. Surplus sizes stay as they are."""
     names = net.all("input")
     if not names:
         return fields, []
@@ -72,14 +69,13 @@ def _inputs(net: Message, fields: list[Field]) -> tuple[list[Field], list[str]]:
 
 
 def _are_given(names: list[Field], fields: list[Field]) -> bool:
-    """Whether layers without bottoms give all these blobs, so that Caffe drops the inputs."""
     layers = [each.value for each in fields if isinstance(each.value, Message)]
     tops = {top for layer in layers if not layer.has("bottom") for top in layer.texts("top")}
     return tops.issuperset(str(each.value) for each in names)
 
 
 def _shapes(net: Message, num_inputs: int) -> tuple[list[Field], list[Field]]:
-    """`shape { dim … }` of each input, and the fields that say them; none if the net is silent."""
+    """Return each input's `shape { dim … }` and the fields used; none if the net says no shape."""
     shapes = net.all("input_shape")[:num_inputs]
     dims = net.all("input_dim")[: 4 * num_inputs]
     if shapes and len(shapes) < num_inputs:
@@ -98,7 +94,7 @@ def _shapes(net: Message, num_inputs: int) -> tuple[list[Field], list[Field]]:
 
 
 def _batch_norms(net: Message, fields: list[Field]) -> tuple[list[Field], list[str]]:
-    """BatchNorm once asked for its three blobs to be held still; now they always are."""
+    """Set the multipliers of BatchNorm's three blobs to 0. Today's Caffe always fixes them."""
     found, notes = [], []
     for each in fields:
         layer = each.value

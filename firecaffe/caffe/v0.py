@@ -1,7 +1,4 @@
-"""Layers of Caffe before February 2014: `layers { layer { name type: "conv" … } bottom top }`.
-
-Source: BVLC/caffe, src/caffe/util/upgrade_proto.cpp, and what a real Caffe makes of such files.
-"""
+"""Layers of Caffe before February 2014: `layers { layer { name type: "conv" … } bottom top }`."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -11,13 +8,11 @@ from firecaffe.caffe.message import Field, Message, Word
 
 
 class Old(NamedTuple):
-    """What a type of that time is called in the V1 form."""
+    """A layer type's name in the V1 form, the message of its fields, and their new names there."""
 
     type: str
     param: str = ""
-    """The message that its own words now stand in."""
     words: Mapping[str, str] = MappingProxyType({})
-    """Their names there."""
 
 
 def _same(*names: str) -> dict[str, str]:
@@ -71,12 +66,7 @@ TRANSFORM = {
 
 
 def in_v1(net: Message, layers: Sequence[Message]) -> list[Message]:
-    """The layers in the V1 form. What a type does not have is kept under its old name, where
-    nobody will ask for it.
-
-    Raises: CaffeError if a layer is of another form, or a padding layer is not before a
-        convolution or a pooling.
-    """
+    """Convert layers to the V1 form. Fields that a type lacks stay and count as not understood."""
     for each in layers:
         if not each.has("layer"):
             raise each.error("layers without layer { … } beside some that have it")
@@ -107,9 +97,7 @@ def _layer(layers: Message, bottoms: list[Field]) -> Message:
 
 
 def _padded(net: Message, layers: Sequence[Message]) -> list[tuple[Message, list[Field]]]:
-    """Each layer, without those that only padded, and the bottoms that it then has; a pad goes
-    into the layer that follows.
-    """
+    """Drop padding layers and move their pad to the next layer. Return layers with bottoms."""
     writers: dict[str, Message | None] = dict.fromkeys(net.texts("input"))
     found: list[tuple[Message, list[Field]]] = []
     for each in layers:

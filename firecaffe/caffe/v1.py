@@ -1,8 +1,4 @@
-"""Layers of Caffe before 2015: `layers { type: CONVOLUTION blobs_lr: 1 weight_decay: 1 … }`.
-
-Source: BVLC/caffe, src/caffe/util/upgrade_proto.cpp; the members' numbers are those of a real
-Caffe's own enum.
-"""
+"""Layers of Caffe before 2015: `layers { type: CONVOLUTION blobs_lr: 1 weight_decay: 1 … }`."""
 
 from collections.abc import Sequence
 
@@ -50,7 +46,7 @@ TYPES = {
     "EXP": (38, "Exp"),
     "DECONVOLUTION": (39, "Deconvolution"),
 }
-"""Number and today's name of each member."""
+"""The number, from a real Caffe's enum, and today's name of each member."""
 FORKS = {
     "CROP": "Crop",
     "INTERP": "Interp",
@@ -61,7 +57,7 @@ FORKS = {
     "ROI_POOLING": "ROIPooling",
     "SMOOTH_L1_LOSS": "SmoothL1Loss",
 }
-"""Members that others had added, by what they are called today; their numbers differed."""
+"""Members that forks added, with today's names. Their numbers differed between forks."""
 NAMES = {name: today for name, (_, today) in TYPES.items()} | FORKS
 BY_NUMBER = dict(TYPES.values())
 PER_BLOB = ("param", "blob_share_mode", "blobs_lr", "weight_decay")
@@ -75,10 +71,7 @@ TRANSFORM = ("scale", "mean_file", "crop_size", "mirror")
 
 
 def in_current(layers: Message) -> Message:
-    """The layer in today's form. A type that is not known is kept as it is written.
-
-    Raises: CaffeError if a value is of another kind than its name says.
-    """
+    """Convert a layer to today's form. An unknown type stays. Raises CaffeError on wrong values."""
     fields = [each for each in layers.fields if each.name not in (*PER_BLOB, "type")]
     kind = ""
     for each in layers.all("type"):
@@ -100,7 +93,6 @@ def _type(layers: Message, field: Field) -> str:
 
 
 def _params(layers: Message) -> list[Field]:
-    """`param { … }` of each blob, from the lists that they stood in."""
     lists: tuple[tuple[str, str, Sequence[float | str]], ...] = (
         ("name", "param", layers.texts("param")),
         (
@@ -122,7 +114,6 @@ def _params(layers: Message) -> list[Field]:
 
 
 def _transformed(layers: Message, fields: list[Field], param: str) -> list[Field]:
-    """With what a data layer did to its images in `transform_param`."""
     own = layers.message(param)
     moved = [each for each in own.fields if each.name in TRANSFORM]
     if not moved:

@@ -1,7 +1,7 @@
-"""Trained weights: .caffemodel files, of every age, and those in HDF5.
+"""Read and write .caffemodel files; those of every age, and HDF5, can be read.
 
 Source: BVLC/caffe, src/caffe/net.cpp (CopyTrainedLayersFrom) and src/caffe/util/upgrade_proto.cpp;
-the fields' numbers are those of a real Caffe.
+field numbers from a real Caffe.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,39 +19,33 @@ MOST_LAYERS = 10_000
 MOST_BLOBS = 20_000
 MOST_NAME_BYTES = 1_000
 MOST_MESSAGE_BYTES = 2**31 - 1
-"""What protobuf can read."""
 
 
 class Form(NamedTuple):
-    """Where a layer of an age has what is read."""
+    """The field numbers of a layer in one age; `inner` holds a layer of the age before."""
 
     name: int
     blobs: int
     inner: int = 0
-    """A layer within it, of the age before."""
 
 
 LAYER, LAYERS = 100, 2
 FORMS = {LAYER: Form(name=1, blobs=7), LAYERS: Form(name=4, blobs=6, inner=1)}
 V0 = Form(name=1, blobs=50)
 TYPE = 2
-"""Of a layer of today."""
 
 
 class Layer(NamedTuple):
-    """A layer to be written."""
-
     name: str
     type: str
     blobs: Sequence[Array]
 
 
 def read(path: Path) -> dict[str, list[Array]]:
-    """The blobs of each layer that has some, in Caffe's order and in the shapes that the file says.
+    """Read the blobs of each layer that has some, in Caffe's order and the file's shapes.
 
-    At most twice the file's size is held. If a name is there twice, the last counts, as in Caffe.
-
-    Raises: CaffeError, one line, if the file is damaged or no such file.
+    At most twice the file's size is held. If a name occurs twice, the last counts, as in Caffe.
+    Raises CaffeError (one line) if the file is damaged or no such file.
     """
     if hdf5.is_one(path):
         return hdf5.weights(path)
@@ -79,10 +73,7 @@ def read(path: Path) -> dict[str, list[Array]]:
 
 
 def write(path: Path, layers: Sequence[Layer], name: str = "") -> None:
-    """A .caffemodel of today's form, which Caffe loads by the layers' names.
-
-    Raises: CaffeError if it would be larger than protobuf can read; OSError.
-    """
+    """Write a .caffemodel. Raises CaffeError if it would be too large for protobuf; OSError."""
     parts = [*field(NET_NAME, name.encode()), *_written(layers)]
     size = sum(map(len, parts))
     if size > MOST_MESSAGE_BYTES:
@@ -102,7 +93,6 @@ def _written(layers: Sequence[Layer]) -> Iterator[Buffer]:
 
 
 def _layer(wire: Wire, layer: Part) -> tuple[str, list[Part]]:
-    """Name and blobs."""
     form = FORMS[layer.number]
     name, blobs, inner = _within(wire, layer, form)
     if inner:

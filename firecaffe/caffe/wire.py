@@ -1,7 +1,7 @@
-"""protobuf's binary format, without a schema: what .caffemodel and .binaryproto are written in.
+"""Parse and write protobuf's binary format without a schema, as in .caffemodel files.
 
-Source: "Encoding", protobuf.dev/programming-guides/encoding. Nothing is copied: a field is where it
-stands in the file. Bounded: how many fields are read, and how deep groups are nested.
+Source: "Encoding", protobuf.dev/programming-guides/encoding. Nothing is copied: a field is given by
+its place in the file. The number of fields read and the nesting of groups are bounded.
 """
 
 import mmap
@@ -23,26 +23,22 @@ NO_FIELD = "no field begins here; expected protobuf's binary format"
 INT64, UINT64 = 2**63, 2**64
 
 Buffer = bytes | memoryview
-"""A part of a file to be written."""
 
 
 class Part(NamedTuple):
-    """A field, or a run of fields of one number and of fixed width."""
+    """A field, or a run of fields with the same number and a fixed width."""
 
     number: int
     kind: int
     value: int
-    """What a VARINT says; how many fields are in a run of FIXED32 or FIXED64; else 0."""
+    """The value of a VARINT; the number of fields in a run of FIXED32 or FIXED64; else 0."""
     start: int
-    """Of what BYTES holds, or of a run with its tags."""
+    """The start of the content (BYTES), or of a run with its tags."""
     stop: int
 
 
 class Wire:
-    """A file in this format."""
-
     def __init__(self, content: bytes | mmap.mmap, where: str) -> None:
-        """where: the file, for errors."""
         self.content, self.where = content, where
         self.left = MOST_FIELDS
 
@@ -50,14 +46,10 @@ class Wire:
         return len(self.content)
 
     def error(self, at: int, what: str) -> CaffeError:
-        """An error about a byte; to be raised."""
         return CaffeError(f"{self.where}: byte {at:,}: {what}")
 
     def parts(self, start: int, stop: int) -> Iterator[Part]:
-        """The fields of the message that stands there; groups are passed over.
-
-        Raises: CaffeError where the bytes are no message.
-        """
+        """Yield the message's fields; groups are skipped. Raises CaffeError on invalid bytes."""
         groups: list[int] = []
         at = start
         while at < stop:
@@ -79,7 +71,7 @@ class Wire:
             raise self.error(at, "a group that does not end")
 
     def varint(self, at: int, stop: int) -> tuple[int, int]:
-        """A number below 2^64 and where the next byte stands."""
+        """Read a number below 2^64. Return it and the position of the next byte."""
         number = 0
         for place in range(10):
             if at + place >= stop:
@@ -91,7 +83,7 @@ class Wire:
         raise self.error(at, "a number of more than 10 bytes")
 
     def varints(self, part: Part) -> Iterator[int]:
-        """The signed numbers of a field, packed or not; none if it is of another kind."""
+        """Yield the signed numbers of a field, packed or not; none if it is of another kind."""
         if part.kind == VARINT:
             yield signed(part.value)
         at = part.start
@@ -100,9 +92,7 @@ class Wire:
             yield signed(number)
 
     def fixed(self, part: Part, width: int) -> NDArray[np.floating] | None:
-        """The float32 (4 bytes) or float64 (8) numbers of a field, packed or not, as a view; None
-        if it is of another kind.
-        """
+        """Return a view of the float32 (width 4) or float64 (8) numbers; None for another kind."""
         dtype = {4: "<f4", 8: "<f8"}[width]
         length = part.stop - part.start
         if part.kind == BYTES:
@@ -119,7 +109,6 @@ class Wire:
         return self.content[part.start : part.stop]
 
     def _part(self, at: int, stop: int) -> tuple[Part, int]:
-        """The field that begins there, and where the next one does."""
         tag, start = self.content[at], at + 1
         if tag > 127:
             tag, start = self.varint(at, stop)
@@ -145,7 +134,6 @@ class Wire:
         return Part(number, kind, 0, start, start), start
 
     def _run(self, at: int, stop: int, step: int) -> int:
-        """How many fields with the same tag of one byte follow each other."""
         most = (stop - at) // step
         count, chunk = 1, 16
         while count < most:
@@ -160,7 +148,7 @@ class Wire:
 
 
 def opened(path: Path) -> Wire:
-    """The file, as it lies on the disk. Raises: CaffeError if it cannot be read."""
+    """Map the file into memory. Raises CaffeError if it cannot be read."""
     try:
         if not path.is_file():
             raise CaffeError(f"{path}: is no file")
@@ -174,12 +162,10 @@ def opened(path: Path) -> Wire:
 
 
 def signed(number: int) -> int:
-    """An int32 or int64 as it was before it became a varint."""
     return number - UINT64 if number >= INT64 else number
 
 
 def varint(number: int) -> bytes:
-    """The bytes of a number, which may be negative."""
     number %= UINT64
     found = bytearray()
     while number > 127:
@@ -189,7 +175,7 @@ def varint(number: int) -> bytes:
 
 
 def field(number: int, value: int | bytes | Sequence[Buffer]) -> list[Buffer]:
-    """A field: a varint, bytes, or a message of such fields."""
+    """Encode a field: a varint, bytes, or a message given as its encoded fields."""
     if isinstance(value, int):
         return [varint(number << 3 | VARINT) + varint(value)]
     parts = [value] if isinstance(value, bytes) else value

@@ -1,4 +1,4 @@
-"""`firecaffe bench exchange`: exchanges side by side with the backend's own, and the link."""
+"""`firecaffe bench exchange`: times of the exchanges, the backend's all_reduce and the link."""
 
 import json
 import os
@@ -36,15 +36,13 @@ from firecaffe.transport.link import Link, measure_link
 from firecaffe.transport.local import meet_local_ranks
 
 RANKS = 2
-"""Started if neither --nproc-per-node nor a launcher says how many."""
+"""Number of ranks if neither --nproc-per-node nor a launcher gives it."""
 THREADS = 1
 """Threads of each rank, as in training by default."""
 VECTORS_HELD = 4
-"""Vectors of the largest size that each rank holds at least: its own, the sum, the summed, what
-arrives.
-"""
+"""Largest vectors in each rank, at least: its input, the result, the true sum, received data."""
 VECTORS_OF_COMPRESSOR = 4
-"""Further vectors for each compressor: the vector, its memory, what is decoded, the total."""
+"""Further vectors per compressor: the input, its memory, the decoded one, the total."""
 
 PROGRESS_WIDTH = 24
 
@@ -76,7 +74,6 @@ def main(argv: list[str]) -> int:
 
 
 def run_rank(plan: BenchPlan, as_json: bool) -> None:
-    """This rank's part of the measurement; the first rank prints."""
     torch.set_num_threads(THREADS)
     with join(plan.device) as world:
         _check_ranks(world.world_size, "WORLD_SIZE")
@@ -94,12 +91,12 @@ def run_rank(plan: BenchPlan, as_json: bool) -> None:
 
 
 def _measure(plan: BenchPlan, world: World, progress: Callable[[str], None]) -> dict[str, Any]:
-    # torchrun numbers its agents; hosts that another launcher uses are told apart by name.
+    # torchrun numbers its agents; hosts of other launchers differ by name.
     who = json.dumps([describe_environment(), os.environ.get("GROUP_RANK", "")])
     stated = [json.loads(text) for text in gather_text(world, who)]
     nodes = [(environment["host"], group_rank) for environment, group_rank in stated]
     progress("the link")
-    # To another node, for then it is the network; else to the next process.
+    # Measure the network to another node if there is one, else the way to the next process.
     link = measure_link(world, 0, rank_elsewhere(nodes))
     before = read_counters()
     is_shared = plan.shared_memory and world.device.type == "cpu"
@@ -132,7 +129,7 @@ def _measure(plan: BenchPlan, world: World, progress: Callable[[str], None]) -> 
 
 
 def _choices(plan: BenchPlan, world: World, link: Link, *, shares: bool) -> list[Choice]:
-    """What `auto` takes for each size, were the vectors of a step all of that size."""
+    """Return the choice of `auto` for each size, as if a step's vectors all had that size."""
     ranks, size = world.world_size, world.local_world_size
     senders = find_route("tree", None, ranks, size, shared_memory=shares).senders
     alpha_s, rate = link.latency_s, link.bandwidth_bytes_per_s
@@ -141,11 +138,10 @@ def _choices(plan: BenchPlan, world: World, link: Link, *, shares: bool) -> list
 
 @contextmanager
 def _progress(console: Console, shown: bool) -> Iterator[Callable[[str], None]]:
-    """Takes what is being measured; says it in a terminal."""
     if not (shown and console.is_terminal):
         yield lambda _: None
         return
-    # No spinner: its thread would take the processor from what is measured.
+    # No spinner: its thread would take processor time from the measurement.
     yield lambda what: console.print(f"measuring: {what:{PROGRESS_WIDTH}}", end="\r")
     console.print(" " * (PROGRESS_WIDTH + len("measuring: ")), end="\r")
 
@@ -169,7 +165,7 @@ def _check_hosts(plan: BenchPlan, world: World) -> None:
 
 def _check_memory(plan: BenchPlan, ranks: int) -> None:
     held = VECTORS_HELD + VECTORS_OF_COMPRESSOR * len(plan.compressors)
-    # In shared memory each exchange has a vector of its own.
+    # In shared memory each exchange needs a separate vector.
     held += len(plan.exchanges) if plan.shared_memory else 0
     needed_bytes = held * max(plan.sizes_bytes) * ranks
     found_bytes = psutil.virtual_memory().total

@@ -1,4 +1,4 @@
-"""`firecaffe bench data PATH`: images a second of each stage of the input, and which one limits."""
+"""`firecaffe bench data PATH`: images/s of each stage of the input, and the slowest stage."""
 
 import dataclasses
 import json
@@ -38,14 +38,12 @@ WHOLE_INPUT = ("together, warm", "together, cold")
 
 @dataclasses.dataclass(frozen=True)
 class InputRates:
-    """All that was found."""
-
     about: str
     threads: int
     image_bytes: float
     stages: list[Stage]
     formats: dict[str, float]
-    """Images a second from storage, cold, of the same images in each format."""
+    """Images/s read from storage, cold, for the same images in each format."""
 
     def rate(self, name: str) -> float | None:
         return next((each.images_per_s for each in self.stages if each.name == name), None)
@@ -79,7 +77,7 @@ def main(argv: list[str]) -> int:
 
 
 def measure(options: Any) -> InputRates:
-    """Raises: DataError if there is nothing to read."""
+    """Measure the input at `options.path`. Raises DataError if there is nothing to read."""
     threads = decode_threads(options.threads)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     config = DataConfig(
@@ -123,8 +121,6 @@ def measure(options: Any) -> InputRates:
 
 
 class _AsEncoded:
-    """The training part of a source that is not packed."""
-
     shard_counts: tuple[int, ...] = ()
 
     def __init__(self, source: Source) -> None:
@@ -146,7 +142,6 @@ class _AsEncoded:
 
 
 def _files_of(path: Path, part: Part) -> list[Path]:
-    """The files that hold the part's images."""
     if path.is_file():
         return [path]
     return (
@@ -157,7 +152,6 @@ def _files_of(path: Path, part: Part) -> list[Path]:
 
 
 def storage_of(found: InputRates) -> Storage:
-    """What a cluster file says of a node's storage and input."""
     cold = next((each for each in found.stages if each.name == "storage, cold"), found.stages[0])
     together = found.rate("together, warm") or 0.0
     return Storage(
@@ -169,7 +163,7 @@ def storage_of(found: InputRates) -> Storage:
 
 
 def advice(found: InputRates, model_rate: float) -> list[str]:
-    """What limits; what a training of such a rate needs; what the other format would give."""
+    """Return lines on the bottleneck, the needs of `model_rate` images/s and other formats."""
     alone = [each for each in found.stages if each.name not in WHOLE_INPUT]
     slowest = min(alone, key=lambda each: each.images_per_s)
     lines = [f"what limits: {slowest.name}, {slowest.images_per_s:,.4g} images/s"]

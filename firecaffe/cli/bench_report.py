@@ -1,4 +1,4 @@
-"""What `firecaffe bench exchange` found, as one JSON object, and that object as a table."""
+"""The results of `firecaffe bench exchange`, as a JSON object and as a table."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -16,7 +16,7 @@ from firecaffe.transport.auto import SHARED_MEMORY
 from firecaffe.transport.link import Link
 
 MIN_WIDTH = 140
-"""A narrower terminal breaks lines itself, which reads better than cells folded to shreds."""
+"""Least width. A narrower terminal breaks the lines, which reads better than folded cells."""
 
 HEADERS = (
     "size (B)",
@@ -59,10 +59,7 @@ def make_report(
     conditions: Sequence[dict[str, Any]],
     choices: Sequence[Choice],
 ) -> dict[str, Any]:
-    """The JSON object. Nodes, environments and conditions have an item for each rank.
-
-    choices: what `auto` would take, for each size.
-    """
+    """Make the JSON object. `choices` is by size; nodes, environments and conditions by rank."""
     used = link.bandwidth_bytes_per_s if link_bits_per_s is None else link_bits_per_s / 8
     return {
         "bench": "exchange",
@@ -102,7 +99,6 @@ def _by_node(
     environments: Sequence[dict[str, Any]],
     conditions: Sequence[dict[str, Any]],
 ) -> list[dict[str, Any]]:
-    """Facts of each node once, as its first rank states them."""
     found = []
     for node in dict.fromkeys(nodes):
         ranks = [rank for rank, other in enumerate(nodes) if other == node]
@@ -150,7 +146,6 @@ def _result(timing: Timing, control: Timing, link_bytes_per_s: float) -> dict[st
 
 
 def show(report: dict[str, Any], console: Console) -> None:
-    """Prints the report: plain lines if there is no terminal."""
     for line in _head(report):
         console.print(line, markup=False, soft_wrap=True)
     if console.is_terminal:
@@ -186,7 +181,6 @@ def show(report: dict[str, Any], console: Console) -> None:
 
 
 def _auto(report: dict[str, Any]) -> str:
-    """What `auto` would take, sizes with the same answer together."""
     choices = report["auto"]
     if all(value == 0 for choice in choices for value in choice["predicted_s"].values()):
         return f"auto: tree ({SHARED_MEMORY})"

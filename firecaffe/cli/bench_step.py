@@ -1,7 +1,6 @@
-"""`firecaffe bench step`: time and memory of a step on this device, against the micro-batch size.
+"""`firecaffe bench step`: time and memory of a step on this device, by micro-batch size.
 
-Three charts' worth, after Keuper and Pfreundt 2016: the rate against the batch (what a worker loses
-when its batch shrinks), where the time goes by type of layer, and memory.
+It shows the rate, the time by type of layer, and memory, after Keuper and Pfreundt 2016.
 """
 
 import dataclasses
@@ -82,10 +81,7 @@ def main(argv: list[str]) -> int:
 
 
 def recipe_for(config: ModelConfig, input_CHW: tuple[int, int, int] | None) -> CheckedRecipe:
-    """Makes a recipe of a network on images of a shape, or its authors', which need not be there.
-
-    Raises: RecipeError if no data set has such images.
-    """
+    """Make a recipe for images that need not exist. Raises RecipeError if no data set fits."""
     shape = input_CHW or input_of(config)
     channels, side, columns = shape
     is_imagenet = config.name not in MODELS or MODELS[config.name].num_classes == 1000
@@ -112,7 +108,6 @@ def _sizes(words: str) -> list[int]:
 
 
 def _check_memory(recipe: CheckedRecipe, sizes: Sequence[int]) -> None:
-    """Raises: RecipeError if the layers' outputs alone would fill this host."""
     needed_bytes = max(sizes) * workload_of(recipe).activation_bytes
     has_bytes = psutil.virtual_memory().total
     if recipe.train.device != "cuda" and needed_bytes > has_bytes:

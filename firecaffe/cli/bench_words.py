@@ -1,4 +1,4 @@
-"""The words of `firecaffe bench exchange`: what is to be measured, checked before a rank starts."""
+"""The options of `firecaffe bench exchange`, checked before a rank starts."""
 
 import re
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from firecaffe.gradients.compressors import COMPRESSORS
 
 DEVICES = ("auto", "cpu", "cuda")
 MOST_REPETITIONS = 1_000_000
-"""Each of whose times is kept."""
+"""Most repetitions of a measurement: each time is stored."""
 
 
 @dataclass(frozen=True)
 class BenchPlan:
-    """What is to be measured; the same on all ranks."""
+    """The measurements to make, equal on all ranks."""
 
     exchanges: tuple[str, ...]
     compressors: tuple[str, ...]
@@ -29,7 +29,7 @@ class BenchPlan:
 
 
 def make_plan(options: Namespace) -> BenchPlan:
-    """Raises: RecipeError, with the word that is wrong."""
+    """Parse the options. Raises RecipeError that names the wrong one."""
     if not 1 <= options.iters <= MOST_REPETITIONS:
         raise RecipeError(f"-n is {options.iters}; it must be 1 to {MOST_REPETITIONS:,}")
     if options.device not in DEVICES:
@@ -47,11 +47,8 @@ def make_plan(options: Namespace) -> BenchPlan:
 
 
 def parse_exchanges(text: str) -> tuple[str, ...]:
-    """The exchanges of `all` or `a,b,…`, each once; `native`, the control, is always the first.
-
-    Raises: RecipeError.
-    """
-    # Not the comma inside hierarchical(INNER,OUTER).
+    """Parse `all` or `a,b,…`, each once; the control `native` is first. Raises RecipeError."""
+    # Do not split at the comma of hierarchical(INNER,OUTER).
     names = list(EXCHANGES) if text == "all" else re.split(r",(?![^()]*\))", text)
     for name in names:
         if name in EXCHANGES:
@@ -69,10 +66,6 @@ def parse_exchanges(text: str) -> tuple[str, ...]:
 
 
 def parse_compressors(text: str) -> tuple[str, ...]:
-    """The compressors of `a,b,…`, each once.
-
-    Raises: RecipeError.
-    """
     names = text.split(",")
     for name in names:
         if name not in COMPRESSORS:
@@ -84,10 +77,7 @@ def parse_compressors(text: str) -> tuple[str, ...]:
 
 
 def parse_size(word: str, text: str) -> int:
-    """Bytes of whole float32 elements, with K, M or G of 1024 as in nccl-tests.
-
-    Raises: RecipeError.
-    """
+    """Parse a size in bytes; K, M and G are of 1024, as in nccl-tests. Raises RecipeError."""
     match = re.fullmatch(r"([0-9]+)([KMG]?)", text)
     size = int(match[1]) * 1024 ** " KMG".index(match[2] or " ") if match else 0
     if size < BYTES_PER_ELEMENT or size % BYTES_PER_ELEMENT:
@@ -99,10 +89,7 @@ def parse_size(word: str, text: str) -> int:
 
 
 def parse_link(text: str) -> float:
-    """Bits per second, with k, M or G of 1000.
-
-    Raises: RecipeError.
-    """
+    """Parse bits per second; k, M and G are of 1000. Raises RecipeError."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([kMG]?)", text)
     rate = float(match[1]) * 1000 ** " kMG".index(match[2] or " ") if match else 0.0
     if rate <= 0:
@@ -113,10 +100,7 @@ def parse_link(text: str) -> float:
 
 
 def sizes(least_bytes: int, most_bytes: int, factor: int) -> tuple[int, ...]:
-    """The sizes from the least to at most the most, each `factor` times the one before.
-
-    Raises: RecipeError.
-    """
+    """Return sizes from the least to at most the most, growing by `factor`. Raises RecipeError."""
     if most_bytes < least_bytes:
         raise RecipeError(f"-e is {most_bytes}; it must be at least -b, which is {least_bytes}")
     if factor < 2:

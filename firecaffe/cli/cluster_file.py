@@ -1,4 +1,4 @@
-"""Cluster files from what was measured: what `firecaffe plan` reads again."""
+"""Cluster files made from measurements, for `firecaffe plan`."""
 
 import dataclasses
 from pathlib import Path
@@ -15,20 +15,16 @@ from firecaffe.plan.cluster import Cluster, load_cluster
 
 
 def write_cluster(path: Path, cluster: Cluster) -> None:
-    """Writes a cluster file; never half of one."""
     write_atomically(path, tomli_w.dumps(as_words(cluster)))
 
 
 def check_cluster_file(options: Namespace) -> None:
-    """Raises: RecipeError or RunError if a cluster cannot be written to `--write`."""
+    """Raise RecipeError or RunError if a cluster file cannot be written to `--write`."""
     check_target("--write", options.write, options.overwrite, (".toml",))
 
 
 def cluster_to_write(options: Namespace) -> Cluster | None:
-    """What a measurement is put into, and written to `--write`; None if nothing is written.
-
-    Raises: RecipeError or RunError if that cannot be.
-    """
+    """Load the cluster to update; None without `--write`. Raises RecipeError or RunError."""
     check_cluster_file(options)
     if options.write:
         return load_cluster(options.cluster or DEFAULT_CLUSTER)
@@ -38,7 +34,7 @@ def cluster_to_write(options: Namespace) -> Cluster | None:
 
 
 def as_words(cluster: Cluster) -> dict[str, Any]:
-    """The words of its file, without what is at its default."""
+    """Return the content of a cluster file, without values at their defaults."""
     return {name: value for name, value in _words(cluster).items() if value not in (None, {}, [])}
 
 

@@ -1,4 +1,4 @@
-"""`firecaffe compare RUN [RUN…]`: the table of finished runs, and every word that differs."""
+"""`firecaffe compare RUN [RUN…]`: a table of finished runs and of the fields that differ."""
 
 import dataclasses
 import json
@@ -47,10 +47,10 @@ NUMBER_COLUMNS = (
 )
 
 MIN_WIDTH = 96
-"""A narrower terminal breaks lines itself, which reads better than cells folded to shreds."""
+"""Least width. A narrower terminal breaks the lines, which reads better than folded cells."""
 
 PIPE_WIDTH = 10_000
-"""Nothing is folded there; a table is only as wide as its cells."""
+"""Width without a terminal, where nothing is folded. A table is as wide as its cells."""
 
 
 def main(argv: list[str]) -> int:
@@ -93,7 +93,7 @@ def main(argv: list[str]) -> int:
 def _typed(
     target: float | None, band: float | None, measure: Measure
 ) -> tuple[float | None, float | None]:
-    """Both as records have them. Raises: RecipeError if they cannot be of the metric."""
+    """Convert --target and --band to the units of records. Raises RecipeError if out of range."""
     words, scale = measure.words, measure.scale
     if target is not None and not (
         isfinite(target) and (not measure.is_share or 1 <= target < 100)
@@ -116,7 +116,6 @@ def _typed(
 
 
 def show(runs: Sequence[Run], allow_unequal: bool = False) -> None:
-    """Prints the comparison."""
     _print(render(runs, allow_unequal))
 
 
@@ -128,7 +127,6 @@ def _print(parts: Sequence[RenderableType]) -> None:
 
 
 def as_json(runs: Sequence[Run], allow_unequal: bool = False) -> dict[str, Any]:
-    """The same facts as `render`, unrounded."""
     return {
         "rows": [dataclasses.asdict(row) for row in rows(runs, allow_unequal)],
         "differing": differing_words(runs),
@@ -138,7 +136,7 @@ def as_json(runs: Sequence[Run], allow_unequal: bool = False) -> dict[str, Any]:
 
 
 def render(runs: Sequence[Run], allow_unequal: bool = False) -> list[RenderableType]:
-    """The table; then, of two runs or more, the words that differ and what is to be said of it."""
+    """Return the table and, for two or more runs, the fields that differ and remarks."""
     table = rows(runs, allow_unequal)
     parts: list[RenderableType] = [_table(table), Text()]
     if len(runs) > 1:
@@ -156,7 +154,6 @@ def render(runs: Sequence[Run], allow_unequal: bool = False) -> list[RenderableT
 
 
 def _doubts(runs: Sequence[Run]) -> list[RenderableType]:
-    """Why the bits of a run may not be those of another number of workers, or of another day."""
     return [Text(f"{name}: {doubt}") for name, own in doubts(runs).items() for doubt in own]
 
 
@@ -186,7 +183,6 @@ def _table(table: Sequence[Row]) -> Table:
 
 
 def _words(runs: Sequence[Run], words: dict[str, list[Any]]) -> Table:
-    """One row per word; values that are not the first run's are bold."""
     shown = _empty_table()
     shown.add_column("differs", overflow="fold")
     for name in names(runs):

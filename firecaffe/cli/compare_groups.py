@@ -21,18 +21,16 @@ from firecaffe.runs.statistics import MOST_RUNS, UNDECIDED, Difference, Mean, Ra
 from firecaffe.synchrony.config import EVERY_STEP
 
 MOST_OTHERS = 2
-"""Metrics beside the one that runs are judged by, that a table has room for."""
+"""Most further metrics in a table, next to the one that runs are judged by."""
 
 
 def headers(rows: Sequence[GroupRow]) -> list[str]:
-    """Those of a table; the metrics are the first row's."""
     metrics = [rows[0].measure.words, *map(in_words, _others(rows[0]))]
     known = ["hardware", "net", "epochs", "batch", "initial\nlr", "time", "speedup"]
     return [*known, *metrics, "seeds", *_of_modes(rows)]
 
 
 def _of_modes(rows: Sequence[GroupRow]) -> dict[str, Callable[[GroupRow], str]]:
-    """The columns of modes of synchrony, and their cells; none if all are every_step."""
     if all(row.mode == EVERY_STEP for row in rows):
         return {}
     found: dict[str, Callable[[GroupRow], str]] = {
@@ -63,7 +61,7 @@ def _others(first: GroupRow) -> list[str]:
 
 
 def as_json(rows: Sequence[GroupRow], items: Sequence[Item]) -> str:
-    """JSON has no infinities: what one run does not bear is null."""
+    """Return JSON with null for infinities, which an interval of a single run has."""
     words = {
         "groups": [finite(dataclasses.asdict(row)) for row in rows],
         "checklist": [dataclasses.asdict(item) for item in items],
@@ -77,10 +75,7 @@ def render_groups(
     words: Mapping[str, Sequence[Any]],
     target: float | None,
 ) -> list[RenderableType]:
-    """The table, what is to be said of each difference, the checklist, whose figures they are.
-
-    words: those in which the groups differ, with each one's value.
-    """
+    """Return the table and lines below it. `words` are the differing fields' values by group."""
     table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     title = "time to target" if target is not None else "time"
     for header in ("", *headers(rows)):
@@ -100,7 +95,7 @@ DIGESTS = ("environment.source", OWN_CODE)
 
 
 def shown_words(words: Mapping[str, Sequence[Any]]) -> dict[str, list[str]]:
-    """Values as a table has them: a digest by its beginning, `-` for a word that a run lacks."""
+    """Return values as a table shows them: digests shortened, `-` for a missing one."""
     return {
         word: [_word(value)[:12] if word.startswith(DIGESTS) else _word(value) for value in each]
         for word, each in words.items()
@@ -112,7 +107,6 @@ def _word(value: Any) -> str:
 
 
 def cells(row: GroupRow, rows: Sequence[GroupRow]) -> list[str]:
-    """A row of the table, as `headers` of all rows name it."""
     first, has_failed = rows[0], bool(row.failure)
     own = of_mean(row.value, row.measure, has_failed) if row.measure == first.measure else "-"
     speedup = "-" if row.speedup is None else ratio(row.speedup)
@@ -137,7 +131,7 @@ def cells(row: GroupRow, rows: Sequence[GroupRow]) -> list[str]:
 
 
 def _time(mean: Mean) -> str:
-    """A time in s, min or h; the median and all values if its interval goes below nothing."""
+    """Format a time, with the median and all values if its interval includes negative times."""
     if not mean.n:
         return "-"
     scale, unit = (
@@ -156,7 +150,7 @@ def ratio(found: Ratio) -> str:
 
 
 def verdict(found: Difference) -> str:
-    """A verdict in words; if there is none yet, how many runs would do."""
+    """Return a verdict; if undecided, with the number of runs that would decide it."""
     if found.verdict != UNDECIDED:
         return found.verdict
     if found.more is None:
@@ -165,7 +159,6 @@ def verdict(found: Difference) -> str:
 
 
 def verdicts(rows: Sequence[GroupRow]) -> list[str]:
-    """What is to be said of each group against the first."""
     lines = []
     for letter, row in zip(letters(len(rows)), rows, strict=True):
         if row.failure:
@@ -198,7 +191,6 @@ def verdicts(rows: Sequence[GroupRow]) -> list[str]:
 
 
 def _of_speedup(letter: str, found: Ratio) -> list[str]:
-    """What a speed-up's interval takes back from it."""
     if found.high == inf:
         return [f"{letter}: its speedup is of too few runs for an interval"]
     if not found.is_shown:

@@ -1,9 +1,4 @@
-"""`firecaffe compress RUN`: a trained network made small, in one file.
-
-What `firecaffe compress` prints: what each layer bears, where the bytes went, what was lost.
-
-The files of a network as a picture: what is lost against the ratio.
-"""
+"""`firecaffe compress RUN`: make a trained network small, in one file, and report the loss."""
 
 import json
 import sys
@@ -38,13 +33,13 @@ from firecaffe.training.named import check_named
 
 BARS = " ▁▂▃▄▅▆▇█"
 LEAST_BAR, MOST_BAR = 0.1, 100.0
-"""Losses at which a bar begins, and is full, by their logarithm."""
+"""Losses at which a bar begins and is full, on a logarithmic scale."""
 
 Record = Mapping[str, Any]
 
 
 def sensitivity_charts(layers: Sequence[LayerSensitivity], measure: Measure) -> list[Table]:
-    """What is lost if a layer alone keeps a share of its weights, or has values of so many bits."""
+    """Return tables of the loss if one layer alone is pruned, or shares values of few bits."""
     return [
         _chart([each for each in layers if each.keeps], measure, "keeps", "{:.3g} %", 100),
         _chart([each for each in layers if each.bits], measure, "bits", "{} bits", 1),
@@ -58,7 +53,7 @@ def _chart(
     header: str,
     scale: int,
 ) -> Table:
-    """what: the field of the layers that is shown. header: of a level, times scale."""
+    """Return a table of the layers' field `what`; `header` formats a level times `scale`."""
     levels = sorted(getattr(layers[0], what), reverse=True)
     unit = "points of " if measure.is_share else ""
     said = "keeps" if what == "keeps" else "shares values of"
@@ -80,7 +75,6 @@ def _chart(
 
 
 def bar(lost: float) -> str:
-    """A loss as a character."""
     if lost < LEAST_BAR:
         return BARS[0]
     part = log(lost / LEAST_BAR) / log(MOST_BAR / LEAST_BAR)
@@ -88,7 +82,6 @@ def bar(lost: float) -> str:
 
 
 def report(record: Record) -> Iterator[RenderableType]:
-    """What came of it, for people."""
     measure = measure_of(record)
     yield _tensors(record)
     if record["tried"]:
@@ -153,12 +146,11 @@ def _tried(record: Record, measure: Measure) -> Table:
 
 
 def measure_of(record: Record) -> Measure:
-    """The metric; its direction is in the losses."""
+    """Return the metric. Its direction is already in the record's losses."""
     return Measure(record["metric"], is_share=record["is_share"])
 
 
 def worth_line(what: str, worth: Record, measure: Measure) -> str:
-    """A network's metric in a line."""
     found = f"{what}: test {measure.words} {measure.shown(worth['test'])}"
     if worth["held_out"] is None:
         return found
@@ -166,7 +158,6 @@ def worth_line(what: str, worth: Record, measure: Measure) -> str:
 
 
 def lost_words(record: Record) -> str:
-    """What a file has lost, in words."""
     unit = " points" if record["is_share"] else ""
     lost = record["lost"]
     found = f"lost {lost['test']:.2f}{unit} of test"
@@ -174,7 +165,6 @@ def lost_words(record: Record) -> str:
 
 
 def size_line(record: Record) -> str:
-    """The file's size and what it is measured by."""
     return (
         f"{record['file']}: {record['bytes']:,} bytes, {record['ratio']:.1f}x "
         f"(the whole file against 4 bytes for each of {record['weights']:,} weights)"
@@ -182,7 +172,6 @@ def size_line(record: Record) -> str:
 
 
 def not_reached(record: Record) -> str:
-    """What to say of a target that no file reaches: the nearest, and what it has lost."""
     return (
         f"--target {record['target']}: none of {len(record['tried'])} sizes reaches it; the "
         f"nearest is {size_line(record)}, {lost_words(record)}"
@@ -190,10 +179,7 @@ def not_reached(record: Record) -> str:
 
 
 def plot_sizes(path: Path, record: Mapping[str, Any]) -> None:
-    """Draws all sizes that were made of the network, for whatever target.
-
-    Raises: RecipeError if matplotlib is missing.
-    """
+    """Draw all sizes tried, for any target. Raises RecipeError if matplotlib is missing."""
     pyplot = load_pyplot()
     figure, axes = pyplot.subplots(figsize=(7, 4.2))
     ratios = [each["ratio"] for each in record["sizes"]]
@@ -224,7 +210,7 @@ def main(argv: list[str]) -> int:
         raise RecipeError(f"--nproc-per-node is {options.nproc_per_node}; it must be at least 1")
     check_target("--out", str(out), options.overwrite, (SUFFIX,))
     record_to = out.with_suffix(".json")
-    is_ours = options.overwrite and out.exists()  # else it is the record of something else
+    is_ours = options.overwrite and out.exists()  # otherwise the record belongs to another file
     check_target(f"--out {out} with the record", str(record_to), is_ours)
     check_picture("--plot", options.plot, options.overwrite, SUFFIXES)
     asked = CompressRequest(
@@ -262,10 +248,6 @@ def main(argv: list[str]) -> int:
 
 
 def _read(argv: list[str]) -> tuple[Recipe, Namespace, Path]:
-    """The recipe with its trained weights, the options, and where the file goes.
-
-    Raises: RecipeError, RunError.
-    """
     parser = make_parser()
     positionals = parser.read(argv).positionals
     if len(positionals) == 1 and positionals[0].endswith(".toml"):

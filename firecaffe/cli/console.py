@@ -1,9 +1,4 @@
-"""Where tables are printed: as wide as the terminal, and uncut if there is none.
-
-What is printed if the terminal, or a pipe, takes fewer characters than Unicode has.
-
-Files that a command writes where it is told to: checked before it begins.
-"""
+"""Output that fits the width and the characters of a terminal, and checks of output paths."""
 
 import codecs
 import io
@@ -25,7 +20,6 @@ def make_console(stderr: bool = False) -> Console:
 
 
 def time_words(seconds: float) -> str:
-    """Three digits, in seconds or milliseconds."""
     return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
 
 
@@ -42,15 +36,13 @@ PLAIN_SIGNS = {
     "µ": "u",
     "·": "*",
 }
-"""Signs of one column stay signs of one column, so that pictures stay pictures."""
+"""Plain replacements. Drawing characters stay one column wide, so drawings keep their shape."""
 
 ENCODING_ERRORS = "firecaffe-plain"
 
 
 def print_plainly() -> None:
-    """Makes the process's output show a plain sign for what its encoding does not have. Of a file's
-    name that is no UTF-8 it has the bytes.
-    """
+    """Replace characters that stdout or stderr cannot encode. File names keep their bytes."""
     codecs.register_error(ENCODING_ERRORS, _plain)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -61,15 +53,15 @@ def _plain(error: UnicodeError) -> tuple[str | bytes, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     sign = error.object[error.start]
-    is_byte = "\udc80" <= sign <= "\udcff"  # as Python has those of a file's name
+    is_byte = "\udc80" <= sign <= "\udcff"  # of a file name that is not UTF-8
     return bytes([ord(sign) - 0xDC00]) if is_byte else PLAIN_SIGNS.get(sign, "?"), error.start + 1
 
 
 def check_target(word: str, name: str, overwrite: bool, suffixes: tuple[str, ...] = ()) -> None:
-    """name: the file's, after the option `word`; empty if there is none.
+    """Check the output path `name`, typed after the option `word`, unless it is empty.
 
-    Raises: RecipeError if its name does not end in one of `suffixes`; RunError if there is no
-    folder for it, or it is there already and is not to be written over.
+    Raises RecipeError if its ending is not one of `suffixes`; RunError if its folder does not
+    exist, or if the file exists and `overwrite` is false.
     """
     if not name:
         return

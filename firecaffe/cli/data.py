@@ -1,4 +1,4 @@
-"""`firecaffe data get NAME`: put a data set where the recipes look for it."""
+"""`firecaffe data get NAME`: obtain a data set and store it where the recipes look for it."""
 
 from pathlib import Path
 
@@ -17,12 +17,7 @@ def main(argv: list[str]) -> int:
 
 
 def get(name: str, dest: str = "") -> Path:
-    """Obtains a data set, printing what is tried; returns the folder of its files.
-
-    dest: the folder for them, by default the one in the data home in which recipes look.
-
-    Raises: RecipeError if no way to obtain `name` is known; DataError if none worked.
-    """
+    """Obtain a data set. Raises RecipeError for an unknown name; DataError if no way works."""
     if name not in PUBLISHED:
         raise RecipeError(
             f"data get: there is no way to fetch {name!r}, expected one of {', '.join(PUBLISHED)}"

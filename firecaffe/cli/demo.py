@@ -1,4 +1,4 @@
-"""`firecaffe demo RECIPE.toml`: one worker, then several; the same bits, how much faster?"""
+"""`firecaffe demo RECIPE.toml`: train on one worker, then on several, and compare the runs."""
 
 import dataclasses
 import os
@@ -47,14 +47,12 @@ def main(argv: list[str]) -> int:
 
 
 def _cores() -> int:
-    """The cores that this process may use, if the system tells; else all."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def _with_data(recipe: CheckedRecipe) -> CheckedRecipe:
-    """The recipe with data that is there; a generated set, said aloud, if none can be had."""
     if recipe.data.name not in PUBLISHED or recipe.data.path:
         return recipe
     try:

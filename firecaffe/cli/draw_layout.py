@@ -1,4 +1,4 @@
-"""Which rank holds what of a network, and what goes between: `firecaffe plan RECIPE --draw`."""
+"""`firecaffe plan RECIPE --draw`: a drawing of which rank holds which part of a network."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby, pairwise
@@ -20,14 +20,14 @@ HEADERS = ("layers", "by", "samples", "gradients")
 
 
 INSIDE = {ROWS: "halos and sums of gradients", PATHS: "sums of gradients"}
-"""What is exchanged within a layer, by the word of its split."""
+"""Names of the data exchanged within a layer, by the word of its split."""
 
 
 def draw(plan: SplitPlan, cost: SplitCost) -> str:
-    """A line for each run of layers in one layout, with the parts that each rank holds, and one for
-    each exchange between them, with MB of activations that each worker sends in a step.
+    """Draw a line for each run of layers in one layout, and for each exchange between them.
 
-    Raises: RecipeError if there are too many ranks.
+    A layer's line shows the parts that each rank holds. An exchange's line shows the MB of
+    activations that each worker sends in a step. Raises RecipeError if there are too many ranks.
     """
     _check(plan.workers)
     rows: list[tuple[str, str, list[str], str, str] | str] = []
@@ -54,7 +54,7 @@ def draw(plan: SplitPlan, cost: SplitCost) -> str:
 
 
 def _called(name: str, words: tuple[str, str], layout: Layout) -> str:
-    """A layer with the word that it is split by."""
+    """Return the layer's name and the word of its split, separated by a tab."""
     shared = layout.in_parts
     if shared.rows > 1:
         return f"{name}\t{ROWS}"
@@ -63,7 +63,6 @@ def _called(name: str, words: tuple[str, str], layout: Layout) -> str:
 
 
 def _run(names: Sequence[str], layout: Layout) -> Iterator[tuple[str, str, list[str], str, str]]:
-    """Layers in one layout, one after the other."""
     for word, own in groupby(names, lambda each: each.partition("\t")[2]):
         first, *rest = (each.partition("\t")[0] for each in own)
         name = f"{first} … {rest[-1]}" if rest else first
@@ -74,7 +73,7 @@ def _run(names: Sequence[str], layout: Layout) -> Iterator[tuple[str, str, list[
 
 
 def held(layout: Layout, rank: int) -> str:
-    """The parts of a layer's weights, those of this rank filled."""
+    """Draw the parts of a layer's weights, with those of this rank filled."""
     place = 0
     for stride, size in (layout.output_digit, layout.input_digit, (1, layout.groups)):
         place = place * size + rank // stride % size
@@ -86,7 +85,6 @@ def held(layout: Layout, rank: int) -> str:
 
 
 def _lines(rows: Sequence[tuple[str, str, list[str], str, str] | str], workers: int) -> str:
-    """The rows under headers, in columns."""
     widest = max(len(row[2][0]) for row in rows if not isinstance(row, str))
     shown = [row if isinstance(row, str) else _whole(row, widest) for row in rows]
     ranks = [f"rank {rank}" for rank in range(workers)]
@@ -98,7 +96,6 @@ def _lines(rows: Sequence[tuple[str, str, list[str], str, str] | str], workers: 
 
 
 def _whole(row: tuple[str, str, list[str], str, str], widest: int) -> tuple[str, ...]:
-    """A whole layer is as wide as all parts."""
     name, word, cells, *rest = row
     return (name, word, *(each if len(each) > 1 else each * widest for each in cells), *rest)
 
@@ -108,10 +105,7 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def draw_stages(plan: SplitPlan, layers: Sequence[LayerWork]) -> str:
-    """A line for each stage, with the ranks that have it, and one for each cut.
-
-    Raises: RecipeError if there are too many ranks.
-    """
+    """Draw each stage with its ranks, and each cut. Raises RecipeError for too many ranks."""
     _check(plan.workers)
     assert plan.words is not None
     names = plan.words.stages

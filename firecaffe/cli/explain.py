@@ -1,4 +1,4 @@
-"""`firecaffe explain RUN`: where the time went, who is slow, and how good the forecast was."""
+"""`firecaffe explain RUN`: where the time went, which ranks are slow, the forecast's error."""
 
 import dataclasses
 import json
@@ -88,7 +88,7 @@ def main(argv: list[str]) -> int:
 
 
 MOST_IDLE = 0.2
-"""Share of the time that ranks idle with a server: if they do more, other modes are planned."""
+"""Share of the time that ranks idle with a server, above which other modes are planned."""
 
 
 def _advice(
@@ -97,9 +97,7 @@ def _advice(
     shares: RankShares | None,
     trust_code: bool,
 ) -> list[str]:
-    """What another mode would bring, where a rank is slow or many idle. shares: of a local run.
-    trust_code: whether code that the run names may run.
-    """
+    """Return lines on other modes, if a rank is slow or many idle. `shares` is for local steps."""
     is_worth_it = any(slow.cause == "computes" for slow in explained.slow)
     seconds = shares.seconds if shares is not None else []
     if isinstance(explained, ServedExplanation):
@@ -108,7 +106,7 @@ def _advice(
         seconds = [rank.seconds for rank in explained.ranks]
     if not is_worth_it or not seconds:
         return []
-    from firecaffe.cli.explain_advice import advice  # which loads torch
+    from firecaffe.cli.explain_advice import advice  # this import loads torch
 
     return advice(folder, seconds, trust_code)
 
@@ -119,7 +117,6 @@ def _say(console: Console, lines: Sequence[str]) -> None:
 
 
 def _fault(folder: Path) -> list[str]:
-    """The last fault, if there was one."""
     if not (folder / NAME).is_file():
         return []
     fault = read_run_file(folder, NAME)
@@ -127,7 +124,6 @@ def _fault(folder: Path) -> list[str]:
 
 
 def _explain_traces(paths: Sequence[Path], as_json: bool) -> int:
-    """Someone else's training, from the traces of one rank or of several."""
     timings: dict[int, list[dict[str, Any]]] = {}
     for path in paths:
         rank, rows = read_trace(path)
@@ -146,7 +142,6 @@ def _explain_traces(paths: Sequence[Path], as_json: bool) -> int:
 
 
 def lines(explanation: Explanation) -> list[str]:
-    """What is to be said of the table, one thing a line."""
     said = [sentence(slow) for slow in explanation.slow]
     if not said and not explanation.not_tested:
         said.append("no rank is shown to be slow: none beyond the noise")
@@ -159,7 +154,6 @@ def lines(explanation: Explanation) -> list[str]:
 
 
 def _waits(ranks: Sequence[RankTimes]) -> list[str]:
-    """What the ranks of a split network wait for; nothing is said of another one."""
     if not all(rank.waits_s for rank in ranks):
         return []
     step_s = median(rank.step_s for rank in ranks)
@@ -181,7 +175,7 @@ def _table(explanation: Explanation) -> Table:
 
 
 def _parts(scored: Score) -> Table:
-    """The forecast's parts beside the measured ones: of all ranks together."""
+    """Return a table of each part's forecast and its measurement, of all ranks together."""
     table = Table(box=SIMPLE_HEAD, title=f"forecast for {scored.cluster}")
     for header in ("part of a step", "forecast", "low - high", "measured", "difference"):
         table.add_column(header, justify="right", no_wrap=True)

@@ -1,4 +1,4 @@
-"""What `firecaffe explain` says of other modes of synchrony, planned with a run's own times."""
+"""Advice of `firecaffe explain` on other synchrony modes, planned with a run's step times."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,15 +19,14 @@ from firecaffe.runs.folder import FORECAST, read_run_file
 MOST_TOLD = 3
 
 LEAST_GAIN = 1.05
-"""Times the rate: a gain that is smaller is not told."""
+"""Least factor of the rate that is reported as a gain."""
 
 
 def advice(folder: Path, seconds: Sequence[float], trust_code: bool) -> list[str]:
-    """What of the rate another mode would make. seconds: what each rank takes for a micro-batch.
-    trust_code: whether code that the run names may run.
+    """Return a line on the rate in other modes. `seconds` are each rank's for a micro-batch.
 
-    Says nothing of a run without a forecast, whose cluster nobody knows, nor of a split network,
-    which has no other mode.
+    The result is empty for a run without a forecast, whose cluster is unknown, and for a split
+    network, which has no other mode. `trust_code` lets code that the run names run.
     """
     if not (folder / FORECAST).is_file() or "parallel" in read_run_file(folder, FORECAST):
         return []

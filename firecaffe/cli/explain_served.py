@@ -1,4 +1,4 @@
-"""What `firecaffe explain` shows of a run with a server."""
+"""The part of `firecaffe explain` for a run with a server."""
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -11,7 +11,7 @@ HEADERS = ("rank", "micro-batches", "one takes", "idle", "pulled", "pushed")
 
 
 def show_served(console: Console, found: ServedExplanation) -> list[str]:
-    """Shows the table of ranks; returns what is to be said of it, one thing a line."""
+    """Print the table of ranks, and return the remarks, one per line."""
     table = Table(box=SIMPLE_HEAD)
     for header in HEADERS:
         table.add_column(header, justify="right", no_wrap=True)

@@ -1,4 +1,4 @@
-"""What `firecaffe explain` says of a network in stages."""
+"""The part of `firecaffe explain` for a network in stages."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from firecaffe.runs.explain_stages import StageTimes
 
 
 def stage_lines(stages: Sequence[StageTimes]) -> list[str]:
-    """Which stage has the most work, and how long each idles; nothing of other networks."""
+    """Return which stage has the most work and how long each idles; empty without stages."""
     if not stages:
         return []
     most = max(stages, key=lambda each: each.own_s)

@@ -1,10 +1,10 @@
-"""A slow rank in words."""
+"""Description of a slow rank in words."""
 
 from firecaffe.runs.explain import Slow
 
 
 def sentence(slow: Slow, own_part: str = "its own part of a step takes") -> str:
-    """own_part: what is told of a rank that computes longer."""
+    """Describe a slow rank; `own_part` is the text for a rank that computes slowly."""
     what = (
         f"computes longer than the others: {own_part}"
         if slow.cause == "computes"

@@ -1,4 +1,4 @@
-"""`firecaffe export RUN --to FORMAT`: a run's network as a file for other programs."""
+"""`firecaffe export RUN --to FORMAT`: write a run's network as a file for other programs."""
 
 import sys
 from pathlib import Path
@@ -22,7 +22,7 @@ from firecaffe.training.predict import AS_PREDICTED, meaning
 from firecaffe.training.records import say
 
 SAMPLES = 8
-"""Samples that the file and the network are compared on."""
+"""Number of samples on which the file and the network are compared."""
 
 
 def main(argv: list[str]) -> int:
@@ -54,14 +54,13 @@ def main(argv: list[str]) -> int:
 
 
 def _beside(where: Path, suffix: str) -> Path:
-    """The file's path if none is typed: in the run's folder, or beside a .fcz file."""
     if is_coded(where):
         return where.with_suffix(suffix)
     return (run_of(where) or where) / f"model{suffix}"
 
 
 def _check_not_its_net(path: Path, name: str) -> None:
-    """name: the network's. Raises: RecipeError if the file would take the place of its prototxt."""
+    """Raise RecipeError if the file would overwrite the prototxt of the network called `name`."""
     if is_caffe(name) and path.exists() and path.samefile(caffe_file("model.name", name)):
         raise RecipeError(
             f"--to caffemodel writes {path} too, and that is the network's own prototxt; give the "
@@ -70,11 +69,7 @@ def _check_not_its_net(path: Path, name: str) -> None:
 
 
 def _inputs(typed: OfRun, about: About) -> Tensor:
-    """The first test samples as the network is given them; if the run's data were given in Python,
-    random numbers of their shape.
-
-    Raises: RecipeError if the network takes no one tensor; DataError.
-    """
+    """Return the first test samples, or random inputs if the run's data were given in Python."""
     config = typed.recipe.data
     if config.name == GIVEN:
         if not about.input_shape:

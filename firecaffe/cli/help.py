@@ -1,4 +1,4 @@
-"""What `--help` and `firecaffe help` print: a command's options, or one section of a recipe."""
+"""The text of `--help` and `firecaffe help`: a command's options, or a section of a recipe."""
 
 import dataclasses
 import inspect
@@ -16,14 +16,12 @@ from firecaffe.recipe.refusals import REFUSALS
 from firecaffe.recipe.sections import Recipe
 
 PARTS = {"bench": ("exchange", "step", "data")}
-"""Commands of commands."""
 
 
 def help_text(words: list[str], is_asked: bool) -> str:
-    """words: a command and what stands after it. is_asked: by `firecaffe help`, so that a section
-    may be meant; else the rest of a command line, which may be anything.
+    """Return the help of a command; `words` are its name and what follows.
 
-    Raises: RecipeError for a section that is not there.
+    If `is_asked`, by `firecaffe help`, a section may follow. Raises RecipeError for an unknown one.
     """
     command, *rest = words
     if command in PARTS:
@@ -55,7 +53,7 @@ SECTIONS: dict[str, type] = {
 
 
 def section_help(name: str) -> str:
-    """Raises: RecipeError if there is no such section."""
+    """Return the help of a recipe's section. Raises RecipeError if there is no such section."""
     if name not in SECTIONS:
         known = ", ".join(SECTIONS)
         raise RecipeError(
@@ -75,7 +73,6 @@ def section_help(name: str) -> str:
 
 
 def _refusals_of(word: str) -> list[str]:
-    """What a word cannot stand together with, in lines."""
     told = [row.told_of(word) for row in REFUSALS if word in row.subjects]
     own = " " * 8
     return [

@@ -1,4 +1,4 @@
-"""`firecaffe import SOLVER_OR_NET.prototxt`: files of Caffe's as a folder with a recipe."""
+"""`firecaffe import SOLVER_OR_NET.prototxt`: convert Caffe's files to a folder with a recipe."""
 
 from pathlib import Path
 
@@ -33,7 +33,6 @@ def main(argv: list[str]) -> int:
 
 
 def _end(imported: Imported, folder: Path) -> None:
-    """Raises: LeftOutError if anything is left out."""
     left = imported.report.left_out
     if left:
         first = f"{left[0].place}: {left[0].what}"

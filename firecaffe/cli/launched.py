@@ -1,4 +1,4 @@
-"""Ranks of another launcher, as torchrun: what is said to ours has no effect there."""
+"""Checks of command lines in processes that another launcher, such as torchrun, started."""
 
 import os
 
@@ -18,10 +18,10 @@ OF_OUR_LAUNCHER = (
 
 
 def check_launched(parser: Parser, argv: list[str], nproc_per_node: int | None) -> None:
-    """nproc_per_node: as it was parsed. A rank of our own launcher has its command line as it was
-    typed, and that is right.
+    """Raise RecipeError if an option would start ranks that another launcher has started.
 
-    Raises: RecipeError if an option would start ranks that another launcher has started.
+    `nproc_per_node` is the parsed value. Ranks of our own launcher have the typed command line and
+    are not checked.
     """
     if LAUNCHED in os.environ:
         return
@@ -38,7 +38,7 @@ def check_launched(parser: Parser, argv: list[str], nproc_per_node: int | None) 
 
 
 def check_alone(command: str) -> None:
-    """Raises: LaunchError if this process is one of several ranks, and the command one process."""
+    """Raise LaunchError if this is one of several ranks, but `command` runs in one process."""
     rank, world_size = who_am_i()
     if world_size > 1:
         raise LaunchError(

@@ -11,7 +11,7 @@ from firecaffe.recipe.check import check_recipe
 from firecaffe.recipe.sections import Recipe
 
 SCHEMES: dict[str, Any] = {"model": "none", "trick": ONE_WEIRD_TRICK}
-"""The schemes of the layouts whose workers hold a model together; see `ParallelConfig.scheme`."""
+"""`ParallelConfig.scheme` of the layouts in which several workers share a model."""
 
 NUMBER = r"([1-9]\d{0,3})"
 LAYOUT = re.compile(rf"(1)|(?:data|shards)={NUMBER}|(model|trick|stages)=(?:{NUMBER}x)?{NUMBER}")
@@ -19,10 +19,10 @@ STAGES, SHARDS = "stages", "shards"
 
 
 def layouts_of(text: str, recipe: Recipe) -> list[Twin]:
-    """The recipe in each of the layouts, which are to come to the same bits.
+    """Return the recipe in each of the layouts, which must give the same bits.
 
-    Raises: RecipeError if there is no such layout, or the recipe neither splits a layer, nor names
-        stages, nor updates in shards.
+    Raises RecipeError for an unknown layout, or if the recipe neither splits a layer nor names
+    stages nor updates in shards.
     """
     words, exchange = recipe.parallel, recipe.exchange
     in_shards, is_whole = exchange.in_shards, words.is_whole
@@ -61,7 +61,7 @@ def layouts_of(text: str, recipe: Recipe) -> list[Twin]:
 
 
 def _over(words: ParallelConfig, kind: str | None, data: int, size: int) -> ParallelConfig:
-    """The words of a layout. kind: None if each worker holds a whole model."""
+    """Return [parallel] for a layout; `kind` is None if each worker holds a whole model."""
     if kind == STAGES:
         if not words.stages:
             raise RecipeError("--layouts has stages, but the recipe has no parallel.stages")

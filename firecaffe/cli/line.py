@@ -1,8 +1,7 @@
 """A command line as it was typed, before its values are parsed.
 
-An option may stand before or after what the command is about, as torchrun has it, and be spelled
-with dashes or underscores. It is never cut short: `--nproc 2` would become another option as soon
-as a second one begins so.
+Options may stand before or after the arguments, as in torchrun, with dashes or underscores. They
+cannot be abbreviated: a later option with the same start would change what `--nproc 2` means.
 """
 
 import re
@@ -19,13 +18,10 @@ NUMBER = re.compile(r"-(\d|\.\d|inf|nan)")
 
 @dataclass(frozen=True)
 class TypedWords:
-    """What was typed, in two parts."""
-
     positionals: list[str]
     options: list[str]
-    """Options with their values, in the spelling of the program."""
     words: list[str]
-    """The words of a recipe among them, by dotted name."""
+    """Dotted names of the recipe fields among the options."""
 
     @property
     def arguments(self) -> list[str]:
@@ -35,10 +31,10 @@ class TypedWords:
 def read_line(
     command: str, argv: list[str], options: Mapping[str, Action], words: Collection[str]
 ) -> TypedWords:
-    """options: by each of their spellings. words: a recipe's, by dotted name; none if the
-    command takes no recipe.
+    """Split a command line into arguments and options.
 
-    Raises: RecipeError for an option that is not there, with the one that may be meant.
+    `options` maps every spelling to its option. `words` are a recipe's dotted fields, none if the
+    command takes no recipe. Raises RecipeError for an unknown option, with the likely one.
     """
     line = TypedWords([], [], [])
     left = deque(argv)
@@ -70,7 +66,6 @@ def _is_option(token: str) -> bool:
 
 
 def _split(token: str) -> tuple[str, bool, str]:
-    """Name, whether a value is joined to it, and the value."""
     if not token.startswith("--"):  # -b 8, or -b8
         return token[:2], len(token) > 2, token[2:]
     name, equals, value = token.partition("=")
@@ -78,7 +73,7 @@ def _split(token: str) -> tuple[str, bool, str]:
 
 
 def _spelled(name: str) -> str:
-    """Dashes in options, underscores in the words of a recipe."""
+    """Spell an option with dashes, and a recipe's field with underscores."""
     section, dot, word = name[2:].partition(".")
     if not dot:
         return f"--{section.replace('_', '-')}"
@@ -88,19 +83,18 @@ def _spelled(name: str) -> str:
 
 def _with_value(name: str, left: deque[str]) -> list[str]:
     if not left or _is_option(left[0]):
-        return [name]  # the parser says that its value is missing
+        return [name]  # the parser reports the missing value
     return [f"{name}={left.popleft()}" if name.startswith("--") else name + left.popleft()]
 
 
 def _most_values(action: Action, there: int) -> int:
-    """The most values of an option that takes another number of them than one."""
     if action.nargs in ("+", "*"):
         return there
     return min(there, 1 if action.nargs == "?" else int(action.nargs or 0))
 
 
 def _word_of(command: str, name: str, options: Mapping[str, Action], words: Collection[str]) -> str:
-    """The word of a recipe that an option sets; of a section's own name, the name."""
+    """Return the recipe's field, or the section, that an option sets."""
     section, dot, word = name[2:].partition(".")
     found = f"{section}.{word.split('.')[0].rstrip('+')}" if dot else section
     if found in words or found in {each.split(".")[0] for each in words}:

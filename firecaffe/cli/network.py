@@ -1,4 +1,4 @@
-"""A network as the command line names it, without a recipe."""
+"""A network that the command line names, without a recipe."""
 
 from dataclasses import replace
 
@@ -10,11 +10,10 @@ from firecaffe.reference import is_caffe
 from firecaffe.words import check_kinds_of
 
 MOST_PIXELS = 65_536
-"""What no side of an image exceeds."""
 
 
 def network_of(options: Namespace) -> tuple[ModelConfig, tuple[int, int, int] | None]:
-    """The network, and the shape of its images if one is given. Raises: RecipeError."""
+    """Return the network, and the shape of its images if one is typed. Raises RecipeError."""
     config = ModelConfig(options.model, options.args)
     check_kinds_of("model", config)
     shape = parse_input(options.input) if options.input else None
@@ -24,7 +23,7 @@ def network_of(options: Namespace) -> tuple[ModelConfig, tuple[int, int, int] | 
 
 
 def parse_input(text: str, word: str = "--input") -> tuple[int, int, int]:
-    """Channels, rows and columns of CxHxW, after an option. Raises: RecipeError."""
+    """Parse CxHxW (channels, rows, columns), typed after `word`. Raises RecipeError."""
     try:
         channels, rows, columns = (int(part) for part in text.split("x"))
     except ValueError:

@@ -1,4 +1,4 @@
-"""The recipe of a run that a command is given, with the words that stand on its command line."""
+"""The recipe of a run that a command is given, changed by the options on the line."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,31 +19,27 @@ from firecaffe.training.coded import described, is_coded, with_nets
 from firecaffe.training.load import run_of
 
 USED = ("data.", "task.", "model.name", "model.args", "train.device", "train.eval_batch_size")
-"""Beginnings of the words that say how a trained network is used."""
+"""Prefixes of the fields that say how a trained network is used."""
 
 TRAINED = "the run is trained already"
 
 
 @dataclass(frozen=True)
 class OfRun:
-    """A command line about a run."""
-
     where: Path
     """The run's folder, a checkpoint in it, or a .fcz file."""
     recipe: CheckedRecipe
     options: Namespace
     others: Sequence[str]
-    """What was typed beside the run: files."""
+    """Files that were typed after the run."""
     words: Sequence[str]
-    """The words of the recipe that were typed."""
 
 
 def parse_run(parser: Parser, argv: list[str], takes_files: bool = False) -> OfRun:
-    """Reads `RUN|NET.fcz [FILE…] [--trust-code] [--section.word value …]`. Code that the run or the
-    file names is not trusted, unless a word of the line says so.
+    """Read `RUN|NET.fcz [FILE…] [--trust-code] [--section.word value …]`.
 
-    Raises: RecipeError for what is typed wrongly; RunError if there is no such run;
-    CheckpointError if the .fcz file is damaged.
+    Code that the run or the file names is not trusted, unless the command line says so. Raises
+    RecipeError for a wrong line; RunError for a missing run; CheckpointError for a damaged .fcz.
     """
     parser.instead |= {word: TRAINED for word in flatten(Recipe()) if not word.startswith(USED)}
     line = parser.read(argv)
@@ -66,7 +62,6 @@ def parse_run(parser: Parser, argv: list[str], takes_files: bool = False) -> OfR
 def _of_file(
     parser: Parser, file: Path, options: list[str], others: list[str], words: Sequence[str]
 ) -> OfRun:
-    """A command line about a .fcz file, whose words stand in for a run's recipe."""
     own, _ = described(file, words)
     with TemporaryDirectory() as folder:
         path = Path(folder, RECIPE)

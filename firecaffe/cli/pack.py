@@ -1,4 +1,4 @@
-"""`firecaffe pack SOURCE DEST`: many small files, or another format, into shards."""
+"""`firecaffe pack SOURCE DEST`: pack many small files, or another format, into shards."""
 
 import re
 from collections import Counter
@@ -61,8 +61,7 @@ def _bytes(words: str) -> int:
 
 
 def _pack(source: Source, dest: Path, options: PackOptions, threads: int, said: str) -> int:
-    """said: of the source; empty for nothing."""
-    torch.set_num_threads(1)  # each thread has one of its own
+    torch.set_num_threads(1)  # the packing threads share the cores
     total = sum(len(part) for part in source.parts.values())
     with _progress("packing") as progress:
         task = progress.add_task("packing", total=total)
@@ -114,7 +113,6 @@ def _info(root: str) -> int:
 
 
 def describe(packed: PackedSet, root: str) -> list[str]:
-    """A packed data set in words, a line for each fact."""
     lines = [f"{root}: {packed.kind} images of {packed.source}, {len(packed.classes)} classes"]
     if packed.shape:
         lines[0] += f", {' x '.join(map(str, packed.shape))}"

@@ -1,4 +1,4 @@
-"""A recipe from its file and the command line."""
+"""Reading of a recipe from its file and the command line."""
 
 import os
 import sys
@@ -20,11 +20,7 @@ from firecaffe.schema import parse_toml, read_file
 
 
 def parse_recipe(parser: Parser, argv: list[str]) -> tuple[CheckedRecipe, Namespace]:
-    """The recipe and the other options of `RECIPE.toml [options]`, in any order. `options.recipe`
-    is the recipe's path.
-
-    Raises: RecipeError in one line, with the word that is wrong.
-    """
+    """Read `RECIPE.toml [options]`; set `options.recipe` to its path. Raises RecipeError."""
     line = parser.read(argv)
     if len(line.positionals) != 1:
         found = f"{' and '.join(line.positionals)}" or "none"
@@ -50,7 +46,6 @@ def parse_recipe(parser: Parser, argv: list[str]) -> tuple[CheckedRecipe, Namesp
 
 
 def _own_recipe(options: list[str]) -> str:
-    """What to say of the recipe of the run that is to be resumed, if one is."""
     words = [word for option in options for word in option.split("=", 1)]
     if "--resume" not in words[:-1]:
         return ""
@@ -61,19 +56,15 @@ def _own_recipe(options: list[str]) -> str:
 
 
 def read_recipe(path: Path) -> CheckedRecipe:
-    """The recipe of a file. Raises: RecipeError in one line, with the word that is wrong."""
+    """Read a recipe's file. Raises RecipeError in one line that names the wrong field."""
     return parse_recipe(Parser("train", "RECIPE.toml", "", takes_recipe=True), [str(path)])[0]
 
 
 LENGTH_WORDS = (("steps", "epochs"), ("epochs", "steps"))
-"""Both say how long a training is."""
 
 
 def _with_length(recipe: Recipe, typed: set[str], in_file: set[str]) -> tuple[Recipe, str]:
-    """The recipe with the length that was typed, if its file says another; and a line of it.
-
-    Raises: RecipeError if no length was typed, but none.
-    """
+    """Replace the file's length by a typed one, and return a note on it. Raises RecipeError."""
     for word, other in LENGTH_WORDS:
         value, before = getattr(recipe.train, word), getattr(recipe.train, other)
         if f"train.{word}" not in typed or f"train.{other}" in typed:
@@ -92,15 +83,13 @@ READ_OTHERWISE = {
     "solver.lr_policy": ("solver.gamma", "solver.power", "solver.stepsize"),
     "solver.type": ("solver.momentum", "solver.delta"),
 }
-"""Words that choose a formula, and those that mean another thing in each."""
+"""Fields that choose a formula, and the fields whose meaning depends on the choice."""
 
 
 def _read_otherwise(
     recipe: Recipe, typed: set[str], sections: Mapping[str, Mapping[str, Any]], path: Path
 ) -> list[str]:
-    """Lines about formulas that were typed, and the words that they take as the recipe's file has
-    them for another. sections: the file's.
-    """
+    """Return notes on values in the file whose meaning a typed formula has changed."""
     found, default, lines = flatten(recipe), flatten(Recipe()), []
     in_file = {f"{name}.{word}": each for name in sections for word, each in sections[name].items()}
     for word, others in READ_OTHERWISE.items():
@@ -119,13 +108,10 @@ def _read_otherwise(
 
 
 TRAINING_COMMANDS = ("train", "verify", "demo", "tune")
-"""Commands that train the recipe. To others its words are a description, of which each takes what
-it needs.
-"""
+"""Commands that train the recipe. For others, its fields are a description to pick from."""
 
 
 def _check_typed(parser: Parser, recipe: Recipe, typed: list[str]) -> None:
-    """Raises: RecipeError if a word that was typed has no effect."""
     idle = idle_words(recipe) if parser.command in TRAINING_COMMANDS else {}
     for word in typed:
         if word in parser.instead:
@@ -139,7 +125,6 @@ def _usage(parser: Parser) -> str:
 
 
 def _load(path: Path) -> dict[str, dict[str, Any]]:
-    """The words of a recipe's file, by section. Raises: RecipeError if it is none."""
     sections = read_file(path, dict[str, Any], RecipeError, parse_toml, where=f"recipe {path}")
     known = tuple(Recipe.__dataclass_fields__)
     for name, value in sections.items():

@@ -1,4 +1,4 @@
-"""Options by jsonargparse: errors in one line, help without what nobody asks for."""
+"""Parsing of options by jsonargparse, with errors in one line and short help."""
 
 import json
 import re
@@ -22,7 +22,6 @@ KINDS = {
     "list": "a list",
     "dict": "a table: { NAME = VALUE, … }",
 }
-"""Kinds of values in words for people."""
 
 
 class Parser(ArgumentParser):
@@ -36,11 +35,9 @@ class Parser(ArgumentParser):
         takes_recipe: bool = False,
         instead: Mapping[str, str] | None = None,
     ) -> None:
-        """takes_recipe: every word of a recipe is an option too, after a recipe's file. instead:
-        words of a recipe that have no effect on the command, each with the reason.
-        """
+        """Make a parser. `instead` has recipe fields without effect on the command, and why."""
         self.own: list[Action] = []
-        """The command's own options and arguments, without the words of a recipe."""
+        """The command's options and arguments, without the recipe's fields."""
         super().__init__(
             prog=f"firecaffe {command}",
             usage=f"firecaffe {command} {usage}",
@@ -59,20 +56,17 @@ class Parser(ArgumentParser):
         self.add("-h", "--help", action="help", help="show this help message and exit")
 
     def add(self, *names: Any, group: Any = None, **words: Any) -> None:
-        """Adds an option or an argument, as argparse's `add_argument` does; to a group if one is
-        given. A default that says something stands in its help.
-        """
+        """Add an option like argparse's `add_argument`; its help shows an informative default."""
         default = words.get("default")
         if not isinstance(default, bool) and default not in (None, "", []):
             words["help"] = f"{words.get('help', '')} (default: {default})"
         self.own.append((group or self).add_argument(*names, **words))
 
     def add_group(self, title: str) -> Callable[..., None]:
-        """What adds options that stand under a title in the help."""
         return partial(self.add, group=self.add_argument_group(title))
 
     def add_recipe(self) -> None:
-        """Adds --recipe, a recipe's file, and every word of it."""
+        """Add --recipe, for a recipe's file, and an option for each of its fields."""
         from firecaffe.recipe.sections import Recipe
 
         self.add("--recipe", action="config")
@@ -80,23 +74,20 @@ class Parser(ArgumentParser):
         self._has_recipe = True
 
     def read(self, argv: list[str]) -> TypedWords:
-        """Raises: RecipeError for an option that is not there."""
+        """Split a command line. Raises RecipeError for an unknown option."""
         options = {name: each for each in self.own for name in each.option_strings}
         words = _recipe_words() if self.takes_recipe else ()
         return read_line(f"firecaffe {self.command}", argv, options, words)
 
     def add_best(self) -> None:
-        """Adds --best, for a command about a run's network."""
         self.add("--best", action="store_true", help="the best checkpoint, not the newest")
 
     def add_trust(self) -> None:
-        """Adds --trust-code, for a command that reads a run's folder and may build its network."""
         self.add(
             "--trust-code", action="store_true", help="run the code that a run or .fcz file names"
         )
 
     def add_overwrite(self) -> None:
-        """Adds --overwrite, for a command that writes a file to a path that it is told."""
         self.add("--overwrite", action="store_true", help="a file that is there already")
 
     def parse_args(self, args: Sequence[str], **more: Any) -> Namespace:  # type: ignore[override]
@@ -108,7 +99,7 @@ class Parser(ArgumentParser):
         return super().parse_args([_with_json(each, lists) for each in line.arguments], **more)
 
     def parse_path(self, path: Any, **more: Any) -> Namespace:
-        """The words of a recipe's file, in which a path may be no UTF-8."""
+        """Parse a recipe's file, in which a path may not be UTF-8."""
         content = read_bytes(str(path), MOST_BYTES).decode(errors="surrogateescape")
         words: Namespace = self.parse_string(content, path=str(path), **more)
         return words
@@ -119,7 +110,6 @@ class Parser(ArgumentParser):
 
 
 def _recipe_words() -> dict[str, Any]:
-    """All words of a recipe, by dotted name, with their defaults."""
     from firecaffe.recipe.identity import flatten
     from firecaffe.recipe.sections import Recipe
 
@@ -127,30 +117,25 @@ def _recipe_words() -> dict[str, Any]:
 
 
 BARE = re.compile(r"\[\s*([^\s\[\]{}\"',=]+(?:\s*,\s*[^\s\[\]{}\"',=]+)*)\s*\]")
-"""A list of names without quotes, which a shell may have taken."""
+"""A list of names without quotes, which a shell may have removed."""
 
 
 def _with_json(argument: str, lists: Collection[str]) -> str:
-    """An option whose value is one of TOML's tables, or a list for one of `lists`, with the same in
-    JSON, which is what is read: `[features.6]` alone would be the head of a table. Others stay.
-    """
+    """Convert a TOML table or list to JSON: `[features.6]` alone would be the head of a table."""
     option, _, value = argument.partition("=")
     is_list = option in lists and value.startswith("[")
     if not value.startswith("{") and not is_list:
         return argument
     try:
         return f"{option}={json.dumps(tomllib.loads(f'value = {value}')['value'])}"
-    except (ValueError, TypeError):  # JSON already, or none of both
+    except (ValueError, TypeError):  # already JSON, or neither
         bare = BARE.fullmatch(value) if is_list else None
         names = re.split(r"\s*,\s*", bare[1]) if bare else []
         return f"{option}={json.dumps(names)}" if bare else argument
 
 
 def one_line(message: str, named: Mapping[str, Sequence[str]]) -> str:
-    """jsonargparse's words, shortened to: the word, what was found, what would be right.
-
-    named: how each option is given, by its name in the program.
-    """
+    """Shorten a message of jsonargparse; `named` maps option names to their spellings."""
     line = re.sub(r"<class '(\w+)'>", r"\1", " ".join(message.split()))
     wrong = re.match(r'Parser key "([\w.]+)": (.*)', line)
     if wrong:

@@ -1,4 +1,4 @@
-"""Pictures of `--plot`: a PNG, or a page that holds one."""
+"""Pictures of `--plot`: a PNG, or an HTML page that contains one."""
 
 import io
 from base64 import b64encode
@@ -16,21 +16,14 @@ style="max-width:100%" src="data:image/png;base64,{}">"""
 
 
 def check_picture(word: str, name: str, overwrite: bool, suffixes: tuple[str, ...]) -> None:
-    """Checks before the work that its picture can be drawn, and written; name: the file's, after
-    the option `word`, empty if none is asked for.
-
-    Raises: as `check_target`; RecipeError if matplotlib is missing.
-    """
+    """Check a picture's path like `check_target`. Raises RecipeError if matplotlib is missing."""
     check_target(word, name, overwrite, suffixes)
     if name:
         load_pyplot(word)
 
 
 def load_pyplot(word: str = "--plot") -> Any:
-    """matplotlib's pyplot, which needs no screen. word: the option that asks for it.
-
-    Raises: RecipeError if it is missing.
-    """
+    """Load pyplot without a screen, for option `word`. Raises RecipeError without matplotlib."""
     try:
         import matplotlib as mpl
     except ImportError:
@@ -42,7 +35,7 @@ def load_pyplot(word: str = "--plot") -> Any:
 
 
 def take_literally(figure: Any) -> None:
-    """Has titles and names shown as they are: a `$` in them begins no formula."""
+    """Show titles and names as they are: a `$` in them begins no formula."""
     for axes in figure.axes:
         legend = axes.get_legend()
         names = legend.get_texts() if legend is not None else ()
@@ -51,10 +44,7 @@ def take_literally(figure: Any) -> None:
 
 
 def write_picture(path: Path, figure: Any, title: str, alternative: str) -> None:
-    """Writes a figure aside first, so that there is no half of one under its name.
-
-    alternative: what it shows, for those who do not see it.
-    """
+    """Write a figure whole or not at all. `alternative` is its text for those who cannot see."""
     take_literally(figure)
     figure.tight_layout()
     picture = io.BytesIO()

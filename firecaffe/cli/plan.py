@@ -1,4 +1,4 @@
-"""`firecaffe plan RECIPE.toml --cluster NAME`: what a training would take, before it is started."""
+"""`firecaffe plan RECIPE.toml --cluster NAME`: a forecast of a training's time and cost."""
 
 import json
 import re
@@ -39,7 +39,7 @@ from firecaffe.synchrony.config import EVERY_STEP, SynchronyConfig
 MOST_WORKERS = 1_000_000
 MICRO_BATCH_SIZE = 8
 LEAST_BATCH_SIZE = 256
-"""The batch sizes of a network alone, if nothing says which."""
+"""Least global batch size of a network alone, if none is given."""
 
 
 def main(argv: list[str]) -> int:
@@ -59,7 +59,7 @@ def main(argv: list[str]) -> int:
     learned: list[str] = []
     if options.runs or options.write:
         clusters[0], learned = _learn(clusters, options)
-    # Not at the comma of hierarchical(INNER,OUTER).
+    # Do not split at the comma of hierarchical(INNER,OUTER).
     names = re.split(r",(?![^(]*\))", options.exchanges)
     exchanges = None if names == ["all"] else names
     shared = ways(options.ways) if options.ways else []
@@ -103,14 +103,14 @@ def main(argv: list[str]) -> int:
 
 
 def _links(clusters: Sequence[Cluster]) -> dict[str, float]:
-    """The links over which a file would go: those between the hosts, and a slow one, in bits/s."""
+    """Return bits/s of the links between hosts, and of a slow one, for the transfer of a file."""
     ours = {f"{each.links[-1].name} ({each.name})": each.links[-1] for each in clusters}
     bits = {name: 8 * link.bandwidth_bytes_per_s for name, link in ours.items()}
     return {**bits, SLOWEST: LINKS[SLOWEST]}
 
 
 Work = tuple[Workload, SynchronyConfig, ModelConfig, OwnLayout | None]
-"""A workload, with [synchrony], the network and the own layout of what it was made of."""
+"""A workload, with [synchrony], the network and the recipe's layout, if it has one."""
 
 
 def _work(recipe: CheckedRecipe) -> Work:
@@ -119,7 +119,6 @@ def _work(recipe: CheckedRecipe) -> Work:
 
 
 def _works(options: Namespace) -> dict[str, Work]:
-    """The workload of a network alone, or those of two recipes, by name."""
     model, compared = options.model, options.compare
     if bool(model) == bool(compared):
         raise RecipeError(f"give a recipe, --model or --compare; usage: firecaffe plan {USAGE}")
@@ -165,7 +164,6 @@ def _learn(clusters: Sequence[Cluster], options: Namespace) -> tuple[Cluster, li
 
 
 def _compressors(words: str | None, of_recipe: str = NO_COMPRESSOR) -> list[str]:
-    """What was asked for; else none, and the recipe's own beside it."""
     if words is None:
         if of_recipe not in (NO_COMPRESSOR, *PRICED):
             raise RecipeError(
@@ -192,7 +190,6 @@ def _workers(words: str, work: Workload, cluster: Cluster) -> list[int]:
 
 
 def _numbers(words: str) -> list[int]:
-    """The numbers of workers that were typed; none if nothing was."""
     try:
         workers = sorted({int(word) for word in words.split(",") if words})
     except ValueError:
@@ -293,7 +290,6 @@ def _show(
 def _assumptions(
     work: Workload, cluster: Cluster, rows: Sequence[Forecast], modes: Modes | None
 ) -> list[str]:
-    """What the plan takes for granted without being told."""
     said = [work.assumption] if work.assumption else []
     measured = cluster.measured_devices
     if 0 < measured < max(row.workers for row in rows):
@@ -334,14 +330,13 @@ def _cells(row: Forecast, device_bytes: float) -> list[str]:
 
 
 def _memory(row: Forecast, device_bytes: float) -> str:
-    """Its band; ! where it does not fit, ? where it may not."""
+    """Format the memory's band, with ! if it does not fit and ? if it may not."""
     low, high = row.memory_low_bytes, row.memory_high_bytes
     sign = "!" if not row.fits else "?" if high > device_bytes else ""
     return f"{low / 1e9:.2f} - {high / 1e9:.2f} GB{sign}"
 
 
 def _totals(row: Forecast) -> str:
-    """Hours, energy and money of a whole training."""
     said = []
     if row.hours is not None:
         said.append(f"the recipe's steps take {_hours_band(row, row.hours)}")
@@ -361,7 +356,7 @@ def _totals(row: Forecast) -> str:
 
 
 def _hours_band(row: Forecast, hours: float) -> str:
-    """Hours with a band as wide as the step's: steps are counted, not forecast."""
+    """Format hours with the relative band of a step: the number of steps is exact."""
     low, high = (hours * each / row.step_s for each in (row.step_low_s, row.step_high_s))
     return f"{_hours(hours)} ({_hours(low)} to {_hours(high)})"
 

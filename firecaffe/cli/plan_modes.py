@@ -1,4 +1,4 @@
-"""The table of `firecaffe plan --modes`: what each mode of synchrony makes of the rate."""
+"""The table of `firecaffe plan --modes`: the rate in each mode of synchrony."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -18,7 +18,7 @@ HEADERS = ("step", "samples/s", "gain", "staleness", "given up", "idle", "MB a s
 
 
 class Modes:
-    """The modes on the largest planned number of workers, by its fastest exchange."""
+    """The modes on the largest planned number of workers, with its fastest exchange."""
 
     def __init__(
         self, work: Workload, cluster: Cluster, rows: Sequence[Forecast], words: SynchronyConfig
@@ -30,7 +30,6 @@ class Modes:
 
     @property
     def notes(self) -> list[str]:
-        """What is to be said of the table beside it."""
         if self.words.mode == EVERY_STEP:
             return []
         return [
@@ -63,7 +62,6 @@ class Modes:
         console.print()
 
     def paragraph(self) -> str:
-        """What to make of it, in plain words."""
         said = ["All rows are rates; what late gradients cost in accuracy, no plan knows."]
         same = [each for each in self.rows[1:] if each.words.startswith("every_step")]
         if same and same[0].gain >= 1.02:

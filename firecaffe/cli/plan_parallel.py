@@ -1,4 +1,4 @@
-"""The tables of `firecaffe plan --ways`: the ways to share a network, and each layer's why."""
+"""The tables of `firecaffe plan --ways`: ways to share a network, with reasons per layer."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -27,7 +27,7 @@ from firecaffe.plan.workload import Workload
 from firecaffe.recipe.sections import Recipe
 
 MOST_WORKERS = 512
-"""Of each two of them the search asks what they have in common."""
+"""Most workers: the search compares every pair of them."""
 
 HEADERS = (
     "step",
@@ -43,7 +43,7 @@ HEADERS = (
 
 
 def ways(words: str) -> list[str]:
-    """The ways that were asked for. Raises: RecipeError."""
+    """Parse the names of ways. Raises RecipeError for an unknown one."""
     names = [*WAYS] if words == "all" else words.split(",")
     for name in names:
         if name not in WAYS:
@@ -52,7 +52,7 @@ def ways(words: str) -> list[str]:
 
 
 class Parallel:
-    """The ways on each planned number of workers, and the reasons of the fastest on the most."""
+    """The ways for each planned number of workers, and the reasons of the fastest on the most."""
 
     def __init__(
         self,
@@ -63,10 +63,7 @@ class Parallel:
         names: Sequence[str],
         own: OwnLayout | None = None,
     ) -> None:
-        """own: a recipe's layout, which is planned beside the ways.
-
-        Raises: RecipeError if there are not so many workers, or none of the ways can be.
-        """
+        """Plan the ways, and a recipe's layout `own`. Raises RecipeError if none is possible."""
         self.work, self.cluster = work, cluster
         workers = sorted({row.workers for row in rows if row.workers > 1})
         if not workers or workers[-1] > MOST_WORKERS:
@@ -93,7 +90,6 @@ class Parallel:
             self.reasons = reasons(self.best, self._cost(self.best))
 
     def _chain(self, plan: SplitPlan) -> Sequence[Unit]:
-        """The layers that a plan's layouts are of."""
         return self.price.chain if self.price and plan.name == RECIPE else self.chain
 
     def _cost(self, plan: SplitPlan) -> SplitCost:
@@ -101,7 +97,6 @@ class Parallel:
 
     @property
     def has_own(self) -> bool:
-        """Whether a recipe's own layout is among the plans."""
         return any(plan.name == RECIPE for plan in self.plans)
 
     def as_dict(self) -> dict[str, Any]:
@@ -126,7 +121,6 @@ class Parallel:
         }
 
     def _recipe(self, plan: SplitPlan) -> str:
-        """A way as a recipe has it."""
         pairs = zip(self.chain, plan.layouts, strict=True)
         split = {
             unit.name: unit.words[layout.inputs > 1] for unit, layout in pairs if layout.parts > 1
@@ -138,10 +132,7 @@ class Parallel:
         )
 
     def picture(self) -> str:
-        """Which rank holds what, on the most workers: of the recipe's layout, or of the best way.
-
-        Raises: RecipeError if there are too many ranks.
-        """
+        """Draw the recipe's layout, or the best way. Raises RecipeError for too many ranks."""
         own = [plan for plan in self.plans if plan.name == RECIPE]
         plan = own[-1] if own else self.best
         if plan is None:
@@ -187,7 +178,6 @@ class Parallel:
         return table
 
     def lines(self) -> list[str]:
-        """What the columns are, and what was taken for granted."""
         exchanges = {plan.workers: plan.exchange for plan in self.plans}
         ways = ", ".join(f"{name} on {workers}" for workers, name in exchanges.items())
         said = [
@@ -215,20 +205,17 @@ class Parallel:
 
 
 SCHEMES = {"same_samples": "none", "one_weird_trick": "one_weird_trick"}
-"""The ways that a recipe can have, by parallel.scheme."""
+"""`parallel.scheme` of the ways that a recipe can have."""
 
 
 def own_layout(recipe: Recipe, work: Workload) -> OwnLayout | None:
-    """A recipe's, if it splits layers or names stages.
-
-    Raises: RecipeError, with the layer's name, if one cannot be split so.
-    """
+    """Return a split recipe's layout, else None. Raises RecipeError that names a wrong layer."""
     words = recipe.parallel
     if words.is_whole:
         return None
     if not words.is_split:
         return OwnLayout.of(recipe, {})
-    # What splits a network loads what trains it.
+    # These modules load training code, so they are imported late.
     from firecaffe.parallel.split import check_parts
     from firecaffe.training.parallel.network import chosen_layers
 

@@ -1,4 +1,4 @@
-"""A plan as a picture: speedup and the parts of a step against the number of workers."""
+"""A picture of a plan: speedup and the parts of a step against the number of workers."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,7 +8,7 @@ from firecaffe.plan.forecast import Forecast, fastest
 
 
 def plot(path: Path, plans: Sequence[tuple[str, Sequence[Forecast]]]) -> None:
-    """Raises: RecipeError if matplotlib is missing."""
+    """Draw plans, given by name. Raises RecipeError if matplotlib is missing."""
     pyplot = load_pyplot()
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.2))
     most = 1

@@ -1,4 +1,4 @@
-"""`firecaffe predict RUN IMAGES…`: what a run's network says of images."""
+"""`firecaffe predict RUN IMAGES…`: the predictions of a run's network for images."""
 
 import csv
 import io
@@ -24,7 +24,7 @@ from firecaffe.training.named import check_named
 from firecaffe.training.predict import Prediction, meaning, of_files, of_samples, predictions
 
 MOST_CLASSES = 256
-"""Of a mask: a PNG's gray has eight bits."""
+"""Most classes of a mask: a gray PNG has eight bits."""
 
 
 def main(argv: list[str]) -> int:
@@ -76,7 +76,6 @@ Row = dict[str, str | float]
 
 
 def _row(found: Prediction, names: Sequence[str], top: int, masks: Path | None) -> Row:
-    """A sample's row of the table."""
     row: Row = {"sample": found.sample}
     if found.mask_HW is not None and masks is not None:
         row["mask"] = str(_write_mask(found.sample, found.mask_HW, masks))
@@ -94,7 +93,6 @@ def _row(found: Prediction, names: Sequence[str], top: int, masks: Path | None) 
 
 
 def _line(found: Prediction, row: Row, names: Sequence[str], top: int) -> str:
-    """A sample's line for people."""
     if found.classes:
         best = list(zip(found.classes, found.probabilities, strict=True))[:top]
         return f"{found.sample}  " + ", ".join(f"{_name(k, names)} {p:.2%}" for k, p in best)
@@ -123,8 +121,6 @@ def _write(rows: Iterable[Row], target: str) -> None:
 
 
 class _Teller:
-    """Says of each image that cannot be read why, and counts them."""
-
     def __init__(self, broken: list[DataError]) -> None:
         self._broken = broken
 
@@ -134,7 +130,6 @@ class _Teller:
 
 
 def _mask_folder(task: str, out: str) -> Path | None:
-    """Raises: RecipeError if masks have no folder, or a folder has none."""
     if task != "segmentation":
         if out:
             raise RecipeError(f"--out is for masks of a segmentation; this run's task is {task}")
@@ -147,7 +142,6 @@ def _mask_folder(task: str, out: str) -> Path | None:
 
 
 def _check_names(paths: Sequence[Path], masks: Path | None) -> None:
-    """Raises: RecipeError if two masks would have one name."""
     seen: dict[str, Path] = {}
     for path in paths if masks is not None else ():
         if path.stem in seen:
@@ -156,7 +150,7 @@ def _check_names(paths: Sequence[Path], masks: Path | None) -> None:
 
 
 def _write_mask(sample: str, mask_HW: torch.Tensor, folder: Path) -> Path:
-    """A gray PNG whose values are the labels. Raises: DataError if they are too many."""
+    """Write labels as a gray PNG. Raises DataError if a label is too large."""
     most = int(mask_HW.max())
     if most >= MOST_CLASSES:
         raise DataError(f"{sample}: has class {most}; a mask has classes below {MOST_CLASSES}")

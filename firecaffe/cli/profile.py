@@ -1,4 +1,4 @@
-"""`firecaffe profile MODEL`: parameters, activations, FLOPs and what is sent, layer by layer."""
+"""`firecaffe profile MODEL`: parameters, activations, FLOPs and traffic, layer by layer."""
 
 import json
 from collections.abc import Callable
@@ -28,12 +28,11 @@ Shape = tuple[int, int, int]
 """Channels, rows and columns."""
 
 WORKERS = 8
-"""What --parallel counts for, if nothing says how many."""
 
 MOST_WORKERS = 1_000_000
 
 MOST_IMAGES = 1_000_000_000
-"""What no batch exceeds. A tensor of more than 2^63 bytes cannot be."""
+"""Most images of a batch. A tensor of more than 2^63 bytes is impossible."""
 
 
 def main(argv: list[str]) -> int:
@@ -70,13 +69,7 @@ def main(argv: list[str]) -> int:
 def _in_file(
     path: Path, typed: Shape | None, trust_code: bool
 ) -> tuple[ModelConfig, Shape, int | None]:
-    """The network of a .fcz file, the shape of its images and the number of its classes.
-
-    typed: the shape, if the user says it. trust_code: whether code that the file names may
-    run.
-
-    Raises: CheckpointError; RecipeError if the file does not say what the network takes.
-    """
+    """Return a .fcz file's network, image shape (`typed`, if given) and number of classes."""
     recipe, about = described(path, (), trust_code=trust_code)
     recipe = with_nets(path, recipe, ())
     check_outline(path, recipe.model, about)
@@ -98,7 +91,6 @@ def _tell(
 
 
 def _workers(options: Namespace) -> int:
-    """Raises: RecipeError."""
     workers: int | None = options.workers
     if workers is None:
         return WORKERS
@@ -110,10 +102,11 @@ def _workers(options: Namespace) -> int:
 
 
 def render(profile: Profile) -> Table:
-    """One line per layer, totals in the last: MB are 10^6 bytes, M MACs 10^6 multiply-adds.
+    """Return a table with a line per layer and the totals in its last line.
 
-    Activations, MACs and FLOPs, forward and backward, are those of the whole batch. The caption
-    has what decides between exchanging gradients and activations: |W|, D and their ratio.
+    MB are 10^6 bytes, M MACs 10^6 multiply-adds. Activations, MACs and FLOPs, forward and backward,
+    are of the whole batch. The caption gives |W|, D and their ratio, which decide between
+    exchanging gradients and activations.
     """
     size = "x".join(str(n) for n in profile.input_CHW)
     ratio = profile.data_bytes / profile.weight_bytes if profile.weight_bytes else 0.0

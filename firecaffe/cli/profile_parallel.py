@@ -1,4 +1,4 @@
-"""`firecaffe profile MODEL --parallel`: what is sent by data, and in parts, as a table."""
+"""`firecaffe profile MODEL --parallel`: a table of what workers send, by data and in parts."""
 
 from rich import box
 from rich.console import Group
@@ -10,11 +10,10 @@ from firecaffe.plan.parallel import BY_DATA, LayerVolumes, Volumes
 BY_OUTPUTS, BY_INPUTS = ("neurons", "filters"), ("inputs", "channels")
 
 WAYS = ("neurons, filters", "inputs, channels", "rows")
-"""Columns of the splits."""
 
 
 def render_parallel(volumes: Volumes) -> Group:
-    """One line per layer with weights, in numbers; below, the totals of the network in bytes."""
+    """Return a line per layer with weights, in numbers, and the network's totals in bytes."""
     table = Table(
         title=f"batch {volumes.batch_size} over {volumes.workers} workers: "
         "millions of numbers that each sends in a step",
@@ -46,7 +45,6 @@ def render_parallel(volumes: Volumes) -> Group:
 
 
 def _paths(volumes: Volumes) -> Table:
-    """Modules of paths, in the same numbers."""
     table = Table(title="modules of paths, whose layers are above, too", box=box.SIMPLE)
     table.add_column("module", no_wrap=True)
     table.add_column("kind")

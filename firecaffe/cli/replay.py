@@ -1,4 +1,4 @@
-"""`firecaffe replay RUN`: the same bits again, from the run's log of events alone."""
+"""`firecaffe replay RUN`: compute the same bits again from the run's log of events alone."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from firecaffe.training.named import check_named
 from firecaffe.training.verify import replay
 
 NEEDED = ("model", "data", "task")
-"""The sections of a recipe that say what is computed."""
+"""Recipe sections that determine what is computed."""
 
 
 def main(argv: list[str]) -> int:

@@ -1,10 +1,7 @@
-"""`firecaffe compare --html`: one file that holds the table, the curves and the checklist.
+"""`firecaffe compare --html`: one file with the table, the curves and the checklist.
 
-The curves of `firecaffe compare --html`: smoothed, in units that suit them, and named.
-
-A line is called by what differs between the groups.
-What each step had stands behind its smoothed line, faintly: a training's loss scatters more from
-step to step than it falls.
+A curve is named by what differs between the groups. It is smoothed. The values of each step are
+drawn faintly behind it, because a loss scatters more from step to step than it falls.
 """
 
 import io
@@ -24,14 +21,13 @@ from firecaffe.runs.groups import Group, GroupRow, differing, letters
 from firecaffe.runs.measure import Measure
 
 ID_SALT = "firecaffe"
-"""Salt of matplotlib's ids, which are random otherwise: the same runs give the same bytes."""
+"""Salt of matplotlib's ids, which else are random: the same runs give the same bytes."""
 
 SMOOTHING_SHARE = 0.05
-"""Share of a curve's points that a smoothed one is the mean of."""
+"""Share of a curve's points that are averaged for a smoothed point."""
 MOST_MARKED_POINTS = 20
-"""Points up to which a curve is drawn as it is, with a mark at each."""
+"""Most points of a curve that is drawn unsmoothed, with a mark at each point."""
 MOST_NAME_WORDS = 3
-"""Words that differ and are part of a line's name, at most."""
 
 Of = Callable[[Point], float | None]
 Units = Mapping[str, float]
@@ -46,11 +42,10 @@ AXES: dict[str, tuple[str, Units, Of]] = {
     "bytes": ("gradients sent", BYTE_UNITS, lambda point: point.sent_bytes),
 }
 Line = tuple[str, Callable[[Curves], list[Point]], float]
-"""What a picture shows: its name, where its points are, and the factor of their values."""
+"""A curve's name, its points, and the factor of their values."""
 
 
 def lines_of(measure: Measure) -> dict[str, Line]:
-    """The pictures of runs that are judged by a metric."""
     name = f"{measure.words} of evaluations{', %' if measure.is_share else ''}"
     return {
         "loss": ("training loss", lambda curves: curves.loss, 1.0),
@@ -60,20 +55,20 @@ def lines_of(measure: Measure) -> dict[str, Line]:
 
 @dataclass(frozen=True)
 class Picture:
-    """An SVG in a data address, and in words what it shows."""
+    """An SVG in a data address, and a description of it."""
 
     words: str
     address: str
 
 
 def unit_for(largest: float, units: Units) -> tuple[str, float]:
-    """The largest unit of which there are two at least; the smallest if of none."""
+    """Return the largest unit that fits twice into `largest`, or else the smallest."""
     fitting = [(name, size) for name, size in units.items() if largest >= 2 * size]
     return fitting[-1] if fitting else next(iter(units.items()))
 
 
 def smoothed(values: Sequence[float]) -> list[float]:
-    """Each value's mean with those near it on both sides, fewer of them at the ends."""
+    """Average each value with its neighbours on both sides, with fewer at the ends."""
     reach = round(SMOOTHING_SHARE * len(values) / 2) if len(values) > MOST_MARKED_POINTS else 0
     found = []
     for place in range(len(values)):
@@ -84,7 +79,7 @@ def smoothed(values: Sequence[float]) -> list[float]:
 
 
 def line_names(called: Sequence[str], words: Mapping[str, Sequence[str]]) -> list[str]:
-    """Each group's letter, and in what it differs: "A: base_lr 0.1, global_batch_size 64"."""
+    """Return names like "A: base_lr 0.1, global_batch_size 64": a letter and what differs."""
     names = []
     for place, letter in enumerate(called):
         said = [f"{word.split('.')[-1]} {values[place]}" for word, values in words.items()]
@@ -96,10 +91,7 @@ def line_names(called: Sequence[str], words: Mapping[str, Sequence[str]]) -> lis
 
 
 def pictures(names: Sequence[str], groups: Sequence[Group]) -> list[Picture]:
-    """Pictures of loss and metric against time, samples and bytes, as far as these are known.
-
-    Raises: RecipeError if matplotlib is missing; RunError if a run's metrics cannot be read.
-    """
+    """Draw the curves. Raises RecipeError without matplotlib; RunError for unreadable metrics."""
     pyplot = load_pyplot("--html")
     measure = groups[0].first.measure
     of_groups = [[_curves(run, measure) for run in group.runs] for group in groups]
@@ -123,7 +115,6 @@ def pictures(names: Sequence[str], groups: Sequence[Group]) -> list[Picture]:
 
 
 def _curves(run: Run, measure: Measure) -> Curves:
-    """A run's curves; without evaluations if it is judged by another metric."""
     found = curves_of(run)
     return found if run.measure == measure else Curves(found.loss, [])
 
@@ -136,7 +127,6 @@ def _draw(
     xlabel: str,
     size: float,
 ) -> str:
-    """A line for each run, a color for each group."""
     pyplot = load_pyplot("--html")
     x_of = AXES[axis][2]
     ylabel, points_of, unit = line
@@ -166,10 +156,7 @@ def _draw(
 def page(
     groups: Sequence[Group], rows: Sequence[GroupRow], items: Sequence[Item], target: float | None
 ) -> str:
-    """The whole report, which needs no other file.
-
-    Raises: RecipeError if matplotlib is missing; RunError if metrics cannot be read.
-    """
+    """Return the report as HTML that needs no other file. Raises the errors of `pictures`."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     template = resources.files(__package__).joinpath("report.html.jinja").read_text("utf-8")
     names = ["", *(header.replace("\n", " ") for header in headers(rows))]
@@ -192,7 +179,6 @@ def page(
 def _sources(
     called: Sequence[str], groups: Sequence[Group]
 ) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Each row's runs: their folders, and the digests of their weights, which are a run's id."""
     where = iter(places([run for group in groups for run in group.runs]))
     return [
         (letter, [(next(where), run.result["weights_sha256"][:12]) for run in group.runs])

@@ -70,7 +70,7 @@ def main(argv: list[str]) -> int:
 
 
 def facts(schedule: Schedule, ranks_per_node: int) -> dict[str, Any]:
-    """What can be said about a schedule, in float32 bytes if it is about bytes."""
+    """Return the figures of a schedule. Bytes are of float32 elements."""
     busiest = schedule.elements_of_busiest_rank()
     least = 0.0
     if schedule.kind in (ALL_REDUCE, AVERAGE):
@@ -120,7 +120,6 @@ def _schedule(options: Any) -> Schedule:
 
 
 def _in_memory(options: Any, num_elements: int) -> Schedule:
-    """What is executed if ranks of a node add in memory. Raises: RecipeError if they would not."""
     per_node = options.ranks_per_node
     route = find_route(options.exchange, None, options.workers, per_node, shared_memory=True)
     if not route.shares_memory:

@@ -1,4 +1,4 @@
-"""Which known name an unknown one may have been meant for."""
+"""Suggestions of the known name that an unknown one may mean."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -9,13 +9,11 @@ ACCUMULATION = (
     "accumulation_steps",
     "iter_size",
 )
-"""What Lightning, Hugging Face, others and Caffe call micro-batches of one step."""
+"""Names for accumulation over micro-batches in Lightning, Hugging Face, Caffe and others."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`; did you mean …?`, or nothing if no known name is close. A name cut short comes first, and
-    what other trainers call something that is said otherwise here.
-    """
+    """Return `; did you mean …?`, longer forms of `name` first, or nothing if none is close."""
     known = list(known)
     if name.rpartition(".")[2].lstrip("-").replace("-", "_") in ACCUMULATION:
         return (

@@ -1,4 +1,4 @@
-"""`firecaffe tune RECIPE.toml --global-batch-size N`: the rate that keeps the accuracy."""
+"""`firecaffe tune RECIPE.toml --global-batch-size N`: find the rate that keeps the accuracy."""
 
 import json
 import sys
@@ -77,7 +77,7 @@ def main(argv: list[str]) -> int:
 
 
 def _band(band: float | None, recipe: Recipe) -> float | None:
-    """--band as records have it: of shares a fraction of 1."""
+    """Return --band in the units of records: for shares, a fraction of 1."""
     if band is None:
         return None
     _check_least("band", band, 0)
@@ -94,7 +94,6 @@ def _check_least(word: str, value: float, least: int) -> None:
 
 
 def _at_once(train: TrainConfig, workers: int) -> int:
-    """How many trainings have GPUs, or cores, of their own."""
     if train.device != "cpu" and torch.cuda.is_available():
         return max(1, torch.cuda.device_count() // workers)
     return max(1, cores() // (workers * train.threads))

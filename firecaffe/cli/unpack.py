@@ -1,4 +1,4 @@
-"""`firecaffe unpack NET.fcz`: the weights of a .fcz file as safetensors."""
+"""`firecaffe unpack NET.fcz`: write the weights of a .fcz file as safetensors."""
 
 import json
 import os

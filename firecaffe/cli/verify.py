@@ -1,7 +1,4 @@
-"""`firecaffe verify RECIPE.toml --nproc-per-node 1,2,4`: are the twins the same bits?
-
-`firecaffe verify RUN` is in `cli.verify_run`.
-"""
+"""`firecaffe verify RECIPE.toml`: compare the bits of trainings. For a RUN, see `verify_run`."""
 
 import dataclasses
 import tempfile

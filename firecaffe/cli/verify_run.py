@@ -1,4 +1,4 @@
-"""`firecaffe verify RUN`: do a run's first steps come to the same bits again, on one worker?"""
+"""`firecaffe verify RUN`: whether a run's first steps give the same bits on one worker."""
 
 from collections.abc import Sequence
 
@@ -12,10 +12,9 @@ from firecaffe.training.named import check_named
 from firecaffe.training.verify import Verified, verify_run
 
 NEEDED = ("model", "data", "task")
-"""The sections of a recipe that say what is computed."""
+"""Recipe sections that determine what is computed."""
 
 MOST_LISTED = 4
-"""Steps that are named one by one."""
 
 
 def main(argv: list[str]) -> int:
@@ -39,7 +38,6 @@ def main(argv: list[str]) -> int:
 
 
 def line(found: Verified) -> str:
-    """What was compared, in words."""
     steps = "step" if found.last == 1 else "steps"
     of = f"{found.steps:,} of {found.last:,} {steps} once more on one worker"
     if found.updates:

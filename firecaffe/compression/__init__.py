@@ -1,1 +1,1 @@
-"""Networks made small: weights pruned, shared, in fewer dimensions."""
+"""Compression of networks: weights pruned, shared, in fewer dimensions."""

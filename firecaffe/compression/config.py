@@ -14,7 +14,7 @@ ALL = "all"
 ADAPTIVE = "adaptive"
 
 MOST_BITS = 16
-"""The most bits of a shared weight; a layer of more values than that is not shared."""
+"""The most bits of a shared weight. A layer with more values than 2^16 is not shared."""
 
 
 @dataclass(frozen=True)
@@ -24,19 +24,19 @@ class PruneConfig:
     Args:
         keep: The share of its weights that each layer keeps, those of largest magnitude, by
             patterns of layers' names, as `keep = { "classifier.*" = 0.1 }`. The last pattern that
-            matches decides. Biases stay, but for those that are named, as `"*.bias"`. Weights
+            matches decides. Biases are not pruned unless they are named, as `"*.bias"`. Weights
             that are zero at the start stay zero; 1 prunes no others.
-        threshold: Instead, weights below so many standard deviations of the layer's are pruned, by
-            patterns likewise.
-        how: When. magnitude: at the start. gradual: more and more over `steps`, by a cubic
-            schedule, up to `keep`. surgery: at the start, but weights that are pruned go on
-            learning unseen until `steps`, and come back if they have become larger than others.
-        steps: The steps over which weights are pruned and come back; then the mask stays.
-        every: Choose the weights anew every so many of these steps.
-        scope: Whose largest weights are kept. layer: each layer's. all: those of all layers that
-            match, as many as their shares come to together. adaptive: the same, but a weight counts
-            by its square over those of its layer that are as large or larger (LAMP), so that no
-            layer loses all.
+        threshold: Instead, weights below this many standard deviations of the layer's weights are
+            pruned, by patterns in the same form.
+        how: When weights are pruned. magnitude: at the start. gradual: more and more over `steps`,
+            by a cubic schedule, up to `keep`. surgery: at the start, but pruned weights are still
+            trained, without use, until `steps`, and return if they become larger than others.
+        steps: The steps over which weights are pruned and return; afterwards the mask is fixed.
+        every: Choose the weights anew after each of this many of these steps.
+        scope: Among which weights the largest are kept. layer: each layer's. all: those of all
+            matching layers, as many as their shares amount to together. adaptive: as all, but a
+            weight counts by its square over the sum of squares of its layer's weights that are as
+            large or larger (LAMP), so that no layer loses all.
     """
 
     keep: dict[str, float] = field(default_factory=dict)
@@ -48,7 +48,6 @@ class PruneConfig:
 
     @property
     def is_on(self) -> bool:
-        """Whether any layer is pruned."""
         return bool(self.keep or self.threshold)
 
 
@@ -60,11 +59,12 @@ class ShareConfig:
         bits: Bits of a weight, by patterns of layers' names, as `bits = { "classifier.*" = 5 }`:
             the weights of a layer that are not zero have 2^bits values, found by k-means at the
             start. The last pattern that matches decides. Biases by their own names, as `"*.bias"`.
-        start: What k-means begins with. linear: values at equal distances. density: as many weights
-            between each two. random: weights by chance.
-        train: Train the values on. false: they stay, and what is not shared is trained.
-        gradient: Of a value, from its weights' gradients. sum: the derivative by the value. mean:
-            the same over their number, with which the network's own learning rate will do.
+        start: The first values of k-means. linear: at equal distances. density: with equally many
+            weights between each two. random: random weights.
+        train: Train the values further. false: they are fixed, and unshared weights are trained.
+        gradient: The gradient of a value, from those of its weights. sum: the derivative by the
+            value. mean: the sum over their number, for which the network's own learning rate is
+            suitable.
     """
 
     bits: dict[str, int] = field(default_factory=dict)
@@ -74,12 +74,10 @@ class ShareConfig:
 
     @property
     def is_on(self) -> bool:
-        """Whether any layer's weights are shared."""
         return bool(self.bits)
 
 
 def check_prune(words: PruneConfig) -> None:
-    """Raises: RecipeError if a number is not possible."""
     for pattern, share in words.keep.items():
         if not 0 < share <= 1:
             raise RecipeError(
@@ -93,14 +91,13 @@ def check_prune(words: PruneConfig) -> None:
 
 
 def check_share(words: ShareConfig) -> None:
-    """Raises: RecipeError if a number is not possible."""
     for pattern, bits in words.bits.items():
         if not 1 <= bits <= MOST_BITS:
             raise RecipeError(f"share.bits {pattern!r} is {bits}; it must be 1 to {MOST_BITS}")
 
 
 def prune_notes(words: PruneConfig, steps: int) -> list[str]:
-    """Notes for people on a training of so many steps that ends before its masks are final."""
+    """Warn if a training of so many steps ends before its masks are final."""
     if not words.is_on or words.how == MAGNITUDE or words.steps <= steps:
         return []
     return [

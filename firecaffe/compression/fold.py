@@ -1,8 +1,4 @@
-"""BatchNorm without statistics: what it does in evaluation is a scale and a shift of each channel.
-
-y = weight (x - mean) / sqrt(var + eps) + bias
-  = scale x + shift    scale = weight / sqrt(var + eps), shift = bias - mean scale
-"""
+"""BatchNorm in evaluation is y = weight (x - mean) / sqrt(var + eps) + bias = scale x + shift."""
 
 import torch
 from torch import nn
@@ -11,11 +7,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 @torch.no_grad()
 def fold_normalization(network: nn.Module) -> list[str]:
-    """Makes scale and shift the weight and the bias of each BatchNorm, its mean 0, and its variance
-    1 - eps, so that a file has no numbers for them. In evaluation its outputs are the same up to
-    rounding; it is not for training on. Returns the layers' names.
+    """Fold each BatchNorm's statistics into weight and bias; return the layers' names.
 
-    A BatchNorm without statistics, or without weight and bias, is left as it is.
+    The mean becomes 0 and the variance 1 - eps, so that a file needs no numbers for them. Outputs
+    in evaluation are equal up to rounding. Do not train the network further. A BatchNorm without
+    statistics, or without weight and bias, is not changed.
     """
     folded = []
     for name, layer in network.named_modules():

@@ -1,4 +1,4 @@
-"""Which weights are meant by patterns of layers' names."""
+"""The weights that patterns of layers' names select."""
 
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
@@ -12,17 +12,12 @@ from firecaffe.errors import RecipeError
 T = TypeVar("T")
 
 BIAS = ".bias"
-"""What a pattern ends in that means biases."""
 
 
 def pruned_weights(
     network: Mapping[str, nn.Parameter], words: PruneConfig
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """The weights that [prune] means, by the parameter's name: with the share that is kept of each,
-    and with a threshold. network: its parameters.
-
-    Raises: RecipeError, with the layer's name, if a layer cannot be pruned so.
-    """
+    """Return shares to keep, and thresholds, by weight. Raises RecipeError naming the layer."""
     keep = _matching(network, "prune.keep", words.keep)
     threshold = _matching(network, "prune.threshold", words.threshold)
     for name in keep.keys() & threshold.keys():
@@ -37,11 +32,7 @@ def pruned_weights(
 
 
 def shared_weights(network: Mapping[str, nn.Parameter], words: ShareConfig) -> dict[str, int]:
-    """The weights that [share] means, by the parameter's name, with the bits of each. network: its
-    parameters.
-
-    Raises: RecipeError, with the layer's name, if a layer cannot be shared so.
-    """
+    """Return the bits of each shared weight. Raises RecipeError naming the layer."""
     bits = _matching(network, "share.bits", words.bits)
     frozen = {name for name, each in network.items() if not each.requires_grad}
     _refuse("share.bits", frozen & bits.keys())
@@ -51,10 +42,7 @@ def shared_weights(network: Mapping[str, nn.Parameter], words: ShareConfig) -> d
 def _matching(
     network: Mapping[str, nn.Parameter], word: str, patterns: Mapping[str, T]
 ) -> dict[str, T]:
-    """The weights whose layers match, in the network's order, each with its last pattern's value;
-    and the biases whose own names match a pattern that ends in `.bias`. Other parameters of fewer
-    than two dimensions are normalization.
-    """
+    # Vectors that are no biases belong to normalization, and are never selected.
     biases = [name for name in network if name.endswith(BIAS)]
     weights = [
         name
@@ -74,7 +62,6 @@ def _matching(
 
 
 def _layer(name: str) -> str:
-    """The name of the layer that a parameter is of."""
     return name.rpartition(".")[0]
 
 

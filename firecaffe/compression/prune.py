@@ -1,7 +1,7 @@
-"""Which weights stay: masks, True where a weight is kept.
+"""Masks of weights, True for a weight that is kept.
 
 Sources: Han et al. 2015, arXiv 1506.02626 (small magnitudes); Zhu and Gupta 2017, arXiv 1710.01878
-(the schedule); Guo, Yao and Chen 2016, arXiv 1608.04493 (weights that come back).
+(the schedule); Guo, Yao and Chen 2016, arXiv 1608.04493 (weights that return).
 """
 
 from collections.abc import Mapping
@@ -9,34 +9,27 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+# Source: the code of Guo et al.
 HOLD, RETURN = 0.9, 1.1
-"""Where weights may come back, one that is kept stays down to the threshold times HOLD, and one
-that is pruned comes back above the threshold times RETURN. Source: the code of Guo et al.
-"""
+"""Kept weights stay down to HOLD times the threshold; pruned ones return above RETURN times it."""
 
 
 def kept_share(keep: float, done: int, steps: int) -> float:
-    """The share of weights that a gradual pruning keeps after `done` of its steps: from 1 to
-    `keep`, fast at first. Source: Zhu and Gupta 2017, equation 1.
-    """
+    """Return the share kept after `done` steps of gradual pruning (Zhu and Gupta, equation 1)."""
     left = max(0.0, 1 - done / steps)
     return float(keep + (1 - keep) * left**3)
 
 
 def count_of(share: float, num_weights: int) -> int:
-    """How many weights that share is; at least one."""
     return max(1, round(share * num_weights))
 
 
 def largest(scores: Mapping[str, Tensor], counts: Mapping[str, int]) -> dict[str, Tensor]:
-    """The masks of each tensor's largest scores, so many. Of equal ones the first are kept, and
-    zeros never are.
-    """
+    """Return masks of each tensor's largest scores: of equal ones the first, and no zeros."""
     return {name: _largest(each, counts[name]) for name, each in scores.items()}
 
 
 def largest_of_all(scores: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
-    """The masks of the largest scores among all tensors, so many together."""
     together = torch.cat([each.reshape(-1) for each in scores.values()])
     masks = torch.split(_largest(together, count), [each.numel() for each in scores.values()])
     found = zip(scores.items(), masks, strict=True)
@@ -44,8 +37,7 @@ def largest_of_all(scores: Mapping[str, Tensor], count: int) -> dict[str, Tensor
 
 
 def adaptive(scores: Tensor) -> Tensor:
-    """A layer's scores relative to it: of each weight its square over the sum of all squares there
-    that are as large or larger, float64 on the CPU. The largest has 1.
+    """Return each weight's square over the sum of all squares as large or larger, in float64.
 
     Source: Lee, Park, Mo, Ahn and Shin 2021, arXiv 2010.07611 (LAMP), equation 4.
     """
@@ -61,30 +53,26 @@ def _largest(scores: Tensor, count: int) -> Tensor:
     flat = scores.reshape(-1)
     least = flat.topk(min(count, flat.numel()), sorted=False).values.min()
     kept = flat > least
-    # topk does not say which of equal ones it takes.
+    # It is not defined which of equal elements topk returns.
     equal = (flat == least).nonzero()[:, 0][: count - int(kept.sum())]
     kept[equal] = True
     return (kept & (flat > 0)).view(scores.shape)
 
 
 def with_hold(scores: Tensor, mask: Tensor) -> Tensor:
-    """Scores by which a weight that was pruned takes a kept one's place only if it is larger by
-    RETURN / HOLD, so that weights of nearly equal size do not change places at each look.
-    """
+    """Raise kept weights' scores by RETURN / HOLD, so that nearly equal ones do not alternate."""
     return torch.where(mask, scores * (RETURN / HOLD), scores)
 
 
 def threshold_of(weights: Tensor, deviations: float) -> float:
-    """So many standard deviations of the weights that are not zero."""
     return float(deviations * weights[weights != 0].double().std(correction=0))
 
 
 def above(weights: Tensor, threshold: float) -> Tensor:
-    """The mask of the weights whose magnitude is above a threshold."""
     return weights.abs() > threshold
 
 
 def above_with_hold(weights: Tensor, threshold: float, mask: Tensor) -> Tensor:
-    """The same where weights may come back. Source: Guo et al. 2016, equation 3."""
+    """Return the mask above a threshold if weights may return (Guo et al., equation 3)."""
     size = weights.abs()
     return (size > RETURN * threshold) | (mask & (size > HOLD * threshold))

@@ -1,6 +1,4 @@
-"""Few values for many weights: k-means in one dimension.
-
-Zero stays a value of its own: a weight that is zero is pruned.
+"""Few values for many weights, by k-means in one dimension. Zero is a separate value.
 
 Source: Han, Mao and Dally 2016, arXiv 1510.00149, section 3.
 """
@@ -11,9 +9,7 @@ import torch
 from torch import Tensor
 
 MOST_ROUNDS = 10_000
-"""The most rounds of k-means. It ends when no weight changes its cluster, which mostly takes some
-hundreds.
-"""
+"""The most rounds of k-means, which mostly ends after some hundreds without a change."""
 
 
 def _linear(ordered: Tensor, count: int, _: torch.Generator) -> Tensor:
@@ -35,21 +31,15 @@ STARTS: dict[str, Callable[[Tensor, int, torch.Generator], Tensor]] = {
     "density": _density,
     "random": _random,
 }
-"""The first values, ascending, from weights in order: at equal distances, with as many weights
-between each two, or weights by chance.
-"""
 
 
 def share(
     weights: Tensor, bits: int, start: str, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Finds 2^bits values, or fewer if some would have no weight, for the weights that are not
-    zero.
+    """Find 2^bits values, or fewer if some would have no weight, for the weights that are not zero.
 
-    Returns the weights' codes, int32 of their shape, and the values by code, float64 on the CPU.
-    Code 0 is zero; all others have weights, and ascend.
-
-    generator: for the start by chance.
+    Return the weights' codes, int32 of their shape, and the values by code, float64 on the CPU.
+    Code 0 is zero; all others have weights, and ascend. `generator` is for the random start.
     """
     flat = weights.detach().cpu().double().reshape(-1)
     ordered = flat[flat != 0].sort().values
@@ -66,12 +56,8 @@ def share(
 
 
 def lloyd(ordered: Tensor, values: Tensor) -> Tensor:
-    """Moves values to the means of the numbers that are nearest to them until none changes its
-    cluster. A value without numbers stays where it is.
-
-    ordered: numbers, ascending, float64. values: ascending. Source: Lloyd 1982; in one dimension
-    clusters are intervals, whose sums are differences of running sums.
-    """
+    """Move values to the means of their nearest numbers, both ascending. Source: Lloyd 1982."""
+    # In one dimension clusters are intervals, whose sums are differences of running sums.
     sums = torch.cat([ordered.new_zeros(1), ordered.cumsum(0)])
     ends = torch.tensor([0, len(ordered)])
     before = ends
@@ -81,5 +67,6 @@ def lloyd(ordered: Tensor, values: Tensor) -> Tensor:
         if torch.equal(edges, before):
             break
         before, counts = edges, edges.diff()
+        # A value without numbers does not move.
         values = torch.where(counts > 0, sums[edges].diff() / counts.clamp(min=1), values)
     return values

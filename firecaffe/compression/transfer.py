@@ -1,4 +1,4 @@
-"""How long a network's weights take over a link: as a .fcz file, and as float32."""
+"""The time that a network's weights take over a link, as a .fcz file and as float32."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,19 +6,16 @@ from pathlib import Path
 from typing import Any
 
 LINKS: Mapping[str, float] = {"10 Mbit/s": 10e6, "100 Mbit/s": 100e6, "1 Gbit/s": 1e9}
-"""Links that people have in mind, in bits per second."""
 
 SLOWEST = "10 Mbit/s"
-"""The one that is told where there is room for one."""
+"""The link that is reported if there is space for only one."""
 
 BYTES_PER_WEIGHT = 4
-"""As float32: a ratio is the bytes of all weights so over those of the whole file."""
+"""The size of a float32. A ratio is that of all weights over the whole file."""
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """A file, and its tensors as float32."""
-
     path: str
     file_bytes: int
     float_bytes: int
@@ -30,7 +27,6 @@ class Transfer:
         }
 
     def words(self, links: Mapping[str, float]) -> list[str]:
-        """Lines for people, the first of them on the size."""
         ratio = self.float_bytes / self.file_bytes
         said = [
             f"{self.path}: {self.file_bytes:,} bytes, {ratio:.1f} times fewer than "
@@ -42,7 +38,6 @@ class Transfer:
         return said
 
     def as_dict(self, links: Mapping[str, float]) -> dict[str, Any]:
-        """Ready for `json.dumps`."""
         return {
             "path": self.path,
             "file_bytes": self.file_bytes,
@@ -52,8 +47,8 @@ class Transfer:
 
 
 def transfer_of(path: Path) -> Transfer:
-    """By the header alone; nothing is decoded. Raises: CheckpointError if it is no .fcz file."""
-    from firecaffe.compression import fcz  # whose coder is for those who have such a file
+    """Read only the header and decode nothing. Raises CheckpointError if it is no .fcz file."""
+    from firecaffe.compression import fcz  # its coder is needed only for such a file
 
     with fcz.read(path) as opened:
         weights = sum(each.size for each in opened.outlines)
@@ -61,5 +56,4 @@ def transfer_of(path: Path) -> Transfer:
 
 
 def seconds(num_bytes: float, bits_per_s: float = LINKS[SLOWEST]) -> float:
-    """The time of a transfer over a link."""
     return num_bytes * 8 / bits_per_s

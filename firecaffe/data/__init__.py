@@ -1,4 +1,4 @@
-"""Data: samples by number, their order; of images, their augmentation."""
+"""The data of a run: data sets, the order of their samples, and the augmentation of images."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -48,7 +48,7 @@ _PLACES = {
     "output_shape": "image_batches",
     "shard_counts": "source",
 }
-"""The place of each name, imported when it is asked for: the words of a recipe need no torch."""
+"""The module of each name, imported on first use: reading a recipe needs no torch."""
 
 __all__ = [
     "DATASETS",

@@ -1,7 +1,6 @@
-"""Weights by which the samples of an epoch are drawn (`data.balance`), from what a data set says.
+"""Weights by which an epoch's samples are drawn (`data.balance`); see `order.Drawing`.
 
-They are made whole numbers, of 2^52 together at most, so that their sums are the same on every
-machine; see `order.Drawing`.
+They become whole numbers of sum 2^52 at most, so that sums are the same on every machine.
 """
 
 from typing import Any
@@ -18,16 +17,14 @@ from firecaffe.errors import DataError, RecipeError
 
 NONE, CLASSES, OWN = "none", "classes", "own"
 BALANCES = (NONE, CLASSES, OWN)
-"""Every sample once; every class as often; by the data set's own weights."""
 
 SUM_BITS = 52
 
 
 def drawing_of(dataset: Dataset, balance: str) -> Drawing | None:
-    """How the samples of an epoch are drawn; None if each comes once.
+    """Return how the samples of an epoch are drawn, or None if each is used once.
 
-    Raises: RecipeError if the data set says neither classes nor weights; DataError if they are
-    none.
+    Raises RecipeError if the data set states no classes or weights, DataError for invalid ones.
     """
     if balance == NONE:
         return None
@@ -38,7 +35,7 @@ def drawing_of(dataset: Dataset, balance: str) -> Drawing | None:
 
 
 def whole(weights_N: Tensor) -> Tensor:
-    """Weights as whole numbers; what is above 0 stays so."""
+    """Scale weights to whole numbers. Positive weights stay positive."""
     count = len(weights_N)
     scale = float(2 ** (SUM_BITS - count.bit_length()))
     scaled_N = (weights_N / weights_N.max() * scale).floor().to(torch.int64)
@@ -65,7 +62,6 @@ def _own_weights(dataset: Dataset) -> Tensor:
 
 
 def _class_weights(dataset: Dataset) -> Tensor:
-    """The inverse of how many samples are of the same class."""
     classes_N = labels_of(dataset)
     if classes_N is None:
         raise RecipeError(
@@ -79,10 +75,7 @@ def _class_weights(dataset: Dataset) -> Tensor:
 
 
 def labels_of(dataset: Dataset) -> Tensor | None:
-    """The class of each sample, int64 of (N,); None where the data set does not say it.
-
-    Raises: DataError if it says something else.
-    """
+    """Return each sample's class, int64 of (N,), or None. Raises DataError if they are invalid."""
     if isinstance(dataset, SomeOfDataset):
         of_all = labels_of(dataset.dataset)
         return None if of_all is None else of_all[dataset.samples_N]

@@ -1,4 +1,4 @@
-"""What a step trains on and what an evaluation counts: batches, ready on the device."""
+"""The batches of training steps and evaluations, ready on the device."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,11 +19,7 @@ from firecaffe.errors import DataError
 
 
 def given_layout(dataset: Dataset, config: DataConfig) -> Layout:
-    """What a sample is as the network is given it: images are cut and normalized, all else is as
-    the data set has it.
-
-    Raises: RecipeError if the recipe's image words do not fit the images.
-    """
+    """Return the layout that the network receives. Raises RecipeError if settings do not fit."""
     if is_images(dataset):
         shape = output_shape(dataset, config)
         return Layout(Leaf(shape, torch.float32), Leaf((), torch.int64))
@@ -32,11 +28,7 @@ def given_layout(dataset: Dataset, config: DataConfig) -> Layout:
 
 @dataclass(frozen=True)
 class Batches:
-    """The training batches of a run, by step and leaf.
-
-    A batch depends on the order's seed, the step and the leaf alone: ask for any of them, on any
-    worker, any number of times.
-    """
+    """A run's training batches: functions of the order's seed, the step and the leaf alone."""
 
     dataset: Dataset
     order: SampleOrder
@@ -45,23 +37,20 @@ class Batches:
 
     @cached_property
     def layout(self) -> Layout:
-        """What the network is given."""
         return given_layout(self.dataset, self.config)
 
     def train_batch(self, step: int, leaf: int) -> Batch:
-        """Inputs and targets on the device. Images are float32, augmented and normalized (BChw),
-        their labels int64 (B).
+        """Return inputs and targets on the device; fewer at an epoch's end, down to 0.
 
-        B is the micro-batch size, less in the last step of an epoch, down to 0.
-
-        Raises: DataError if the data end before the samples that they have said to hold.
+        Images are float32, augmented and normalized (BChw), labels int64 (B). Raises DataError if
+        the data set ends before the number of samples that it states.
         """
         return self.on_device(*self.host_batch(step, leaf))
 
     def host_batch(self, step: int, leaf: int) -> Batch:
-        """The same before it is moved and normalized: images as they are stored, augmented."""
+        """Return a batch on the host: images as they are stored, augmented but not normalized."""
         samples_B = self.order.micro_batch(step, leaf)
-        if len(samples_B) == 0:  # at an epoch's end; no data set is asked for nothing
+        if len(samples_B) == 0:  # at an epoch's end; data sets need not support empty requests
             return self.layout.zeros(0)
         dataset, seed, epoch = self.dataset, self.order.seed, self.order.epoch(step)
         if is_images(dataset):
@@ -71,7 +60,7 @@ class Batches:
         return _fetch(fetch, self.dataset, samples_B)
 
     def on_device(self, inputs: Any, targets: Any) -> Batch:
-        """Moves a host batch, and normalizes images there."""
+        """Move a host batch to the device, and normalize images there."""
         if is_images(self.dataset):
             config = self.config
             return (
@@ -82,7 +71,6 @@ class Batches:
 
 
 def to_device(batch: Batch, device: torch.device | str) -> Batch:
-    """All tensors of a batch, moved."""
     return map_batch(lambda tensor: tensor.to(device, non_blocking=True), batch)
 
 
@@ -90,7 +78,6 @@ Fetch = Callable[[Tensor], Batch]
 
 
 def _fetch(fetch: Fetch, dataset: Dataset, samples_B: Tensor) -> Batch:
-    """Raises: DataError if the data set gives fewer samples than were asked for."""
     try:
         batch = fetch(samples_B)
     except (IndexError, EOFError, StopIteration) as error:
@@ -118,11 +105,10 @@ def eval_batches(
     config: DataConfig,
     device: torch.device | str = "cpu",
 ) -> Iterator[tuple[int, Any, Any]]:
-    """One rank's part of an evaluation: (batch number, inputs, targets); images center-cropped.
+    """Yield (batch number, inputs, targets) of one rank's part of an evaluation, center-cropped.
 
-    Batch b is samples [b batch_size, (b + 1) batch_size) of the data set, cut off at its end, and
-    belongs to rank b mod world_size. So every sample is counted by exactly one rank, a batch is the
-    same however many ranks there are, and what is computed per batch can be summed by batch number.
+    Batch b is samples [b batch_size, (b + 1) batch_size) of the data set, for rank b mod
+    world_size. So each sample counts once, and sums by batch number do not depend on the ranks.
     """
     fetch: Fetch = to_test(dataset, config) if is_images(dataset) else dataset.batch
     numbers = range(rank, -(-len(dataset) // batch_size), world_size)

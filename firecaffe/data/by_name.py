@@ -1,4 +1,4 @@
-"""Data by the name of a user's function: `data.name = "package.module:function"`."""
+"""Data sets that a user's function returns: `data.name = "package.module:function"`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,16 +11,14 @@ from firecaffe.reference import call, find, shown
 
 PARTS = ("train", "test", "validation")
 BY_PLACE = {2: ("train", "test"), 3: ("train", "validation", "test")}
-"""What the parts of a tuple are, by its length."""
 
 
 def open_by_name(config: DataConfig) -> DataParts:
-    """What the function of a recipe returns for `data.args`: train, test and, if it has it,
-    validation, in a dict; or (train, test), or (train, validation, test). Each is a data set as
-    `check_own` takes it.
+    """Call the user's function that `data.name` names, and check the data sets that it returns.
 
-    Raises: RecipeError if there is no such function; OwnCodeError for what it raises; DataError if
-    it returns something else.
+    It returns a dict with train, test and optionally validation, or a tuple of them (see BY_PLACE).
+    Raises RecipeError if there is no such function, OwnCodeError if it raises, and DataError if it
+    returns anything else.
     """
     function = find("data.name", config.name)
     given = call("data.name", config.name, function, config.args)

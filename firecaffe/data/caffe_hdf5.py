@@ -1,4 +1,4 @@
-"""HDF5Data: tensors by the names of the tops, in the files that a list names.
+"""HDF5Data: tensors by the names of the tops, in the files of a list.
 
 Source: BVLC/caffe, src/caffe/layers/hdf5_data_layer.cpp and src/caffe/util/hdf5.cpp.
 """
@@ -23,19 +23,14 @@ from firecaffe.errors import DataError
 from firecaffe.files import open_regular
 
 DAMAGED = (OSError, RuntimeError, ValueError, KeyError, TypeError, OverflowError, MemoryError)
-"""What h5py raises of a file that is damaged, wherever it is touched."""
+"""The errors that h5py raises for a damaged file, at any access."""
 
 FEW_BYTES, MOST_RATIO = 1 << 24, 1 << 10
-"""The tensors of a file may take so few bytes, or so many for each of its own: deflate packs no
-more, and what was never written takes none.
-"""
+"""Limits of a tensor in bytes, and per byte of its file: deflate packs no more than that."""
 
 
 class Hdf5Tops:
-    """Float32 tensors, one row a sample, read when they are asked for.
-
-    Raises: DataError if a file cannot be read, lacks a top or has other shapes than the first.
-    """
+    """Float32 tensors, a row per sample. Raises DataError if a file is damaged or shapes differ."""
 
     is_held = False
     is_random = False
@@ -65,7 +60,7 @@ class Hdf5Tops:
         return HeldTensors(self.fetch(list(range(len(self))), None))
 
     def fetch(self, samples: list[int], draws: Draws) -> list[Tensor]:
-        """Of each file the rows that are asked for, in order, as HDF5 wants it."""
+        """Read the rows of each file in increasing order, which HDF5 requires."""
         samples_B = np.array(samples)
         of_file_B = np.array([bisect_right(self._ends, sample) for sample in samples])
         found = [np.empty((len(samples), *shape), np.float32) for shape in self._row_shapes]
@@ -93,7 +88,6 @@ class Hdf5Tops:
         return shapes
 
     def _file(self, path: Path) -> Any:
-        """Opened once in each process."""
         key = (os.getpid(), path)
         if key not in self._opened:
             try:
@@ -103,13 +97,12 @@ class Hdf5Tops:
                     f"{path}: HDF5 files need h5py; pip install 'firecaffe[hdf5]'"
                 ) from None
             with _readable(path):
-                open_regular(path).close()  # HDF5's library would wait for a pipe
+                open_regular(path).close()  # refuses pipes, on which HDF5's library would wait
                 self._opened[key] = h5py.File(path, "r")
         return self._opened[key]
 
 
 def _shape(path: Path, file: Any, top: str) -> tuple[int, ...]:
-    """Raises: DataError if the file holds no such numbers, or says that they are in other files."""
     import h5py
 
     if not isinstance(file.get(top, getlink=True), h5py.HardLink | NoneType):
@@ -136,7 +129,6 @@ def _shape(path: Path, file: Any, top: str) -> tuple[int, ...]:
 
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """Raises: DataError for what h5py raises."""
     try:
         yield
     except DAMAGED as error:
@@ -147,8 +139,6 @@ def _readable(path: Path) -> Iterator[None]:
 
 
 class HeldTensors:
-    """The same in memory."""
-
     is_held = True
     class_names: tuple[str, ...] = ()
     is_random = False

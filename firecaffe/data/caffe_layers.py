@@ -1,6 +1,4 @@
-"""What a net's data layers say: where the samples lie, and what is done to them.
-
-Nothing is opened here.
+"""Settings of a Caffe network's data layers: where samples lie, and how they are transformed.
 
 Source: BVLC/caffe, src/caffe/proto/caffe.proto and src/caffe/layers/*_data_layer.cpp.
 """
@@ -13,10 +11,9 @@ from firecaffe.data.caffe_records import COLOR, GRAY, NATIVE
 from firecaffe.data.caffe_transform import Transform
 
 BACKENDS = ("LEVELDB", "LMDB")
-"""By their numbers; a Data layer that names none has the first."""
+"""Backends by their numbers. A Data layer that names none has the first."""
 
 PARAMS = ("transform_param", "data_param", "image_data_param", "hdf5_data_param")
-"""What a data layer says of its data."""
 
 REFUSED = {
     "MemoryData": "is filled by a program",
@@ -25,10 +22,10 @@ REFUSED = {
     "Python": "is a program of its own",
     "Input": "takes what a program gives it",
 }
-"""Layers that give data which no file holds, and why."""
+"""Data layers whose data are in no file, and why they are refused."""
 
 OF_A_PROGRAM = ("DummyData", "Input", "MemoryData")
-"""Those among them that stand for whatever comes: the net loses nothing without them."""
+"""Refused layers that stand for any input: the network loses nothing without them."""
 
 CONVERT = (
     "backend is LEVELDB, which is not read; convert it to an LMDB: make it anew by "
@@ -44,32 +41,25 @@ INSTEAD = (
 
 @dataclass(frozen=True)
 class DataLayer:
-    """A data layer, in one phase."""
-
     layer: Message
-    """The whole layer, for errors."""
     type: str
-    """Data, ImageData or HDF5Data."""
     tops: tuple[str, ...]
     source: str
-    """As it is written."""
     batch_size: int
-    """Of one of Caffe's GPUs."""
+    """The batch size of one of Caffe's GPUs."""
     transform: Transform = field(default_factory=Transform)
     color: str = NATIVE
-    """Of encoded images: a word of `caffe_decode`."""
+    """NATIVE, COLOR or GRAY of `caffe_records`, for encoded images."""
     root_folder: str = ""
-    """ImageData: stands before each path of the list."""
+    """ImageData: a prefix of each path in the list."""
     new_HW: tuple[int, int] | None = None
-    """ImageData: the size that images are resized to, before they are cut."""
+    """ImageData: the size to which images are resized before they are cropped."""
     is_in_order: bool = True
-    """Whether Caffe takes the samples in the order in which they lie."""
     backend: str = "LMDB"
-    """Data: a word of BACKENDS. The other one cannot be opened."""
 
     @property
     def words(self) -> str:
-        """What is done to the samples, for people, and to know them by."""
+        """Describe the transform of the samples, for people and as its identity."""
         words = {
             str(self.transform): True,
             f"{self.color}": self.color != NATIVE,
@@ -79,15 +69,11 @@ class DataLayer:
 
 
 def data_layers(layers: Sequence[Message]) -> list[DataLayer]:
-    """Those among the layers of one phase, in their order.
-
-    Raises: CaffeError if one is of a kind that is not read, or says what cannot be.
-    """
+    """Return the data layers of one phase. Raises CaffeError if one is unsupported or invalid."""
     return [_READ[kind](each) for each in layers if (kind := _kind(each)) in _READ]
 
 
 def _kind(layer: Message) -> str:
-    """The type, if it is a data layer's; else empty. Raises: CaffeError if it is not read."""
     kind = layer.text("type")
     if layer.has("bottom") or kind not in {*_READ, *REFUSED}:
         return ""
@@ -98,7 +84,7 @@ def _kind(layer: Message) -> str:
 
 def _data(layer: Message) -> DataLayer:
     param, of_pixels = layer.message("data_param"), layer.message("transform_param")
-    param.ignore("prefetch", "rand_skip", "cache")  # cache is of a fork, as shuffle
+    param.ignore("prefetch", "rand_skip", "cache")  # cache and shuffle exist only in a fork
     is_color = of_pixels.flag("force_color") or param.flag("force_encoded_color")
     is_gray = of_pixels.flag("force_gray")
     if is_color and is_gray:
@@ -162,7 +148,6 @@ def _tops(layer: Message, most: int | None = None) -> tuple[str, ...]:
 
 
 def _where(layer: Message, param: Message) -> tuple[str, int]:
-    """The source and the batch size."""
     source, batch_size = param.text("source"), param.integer("batch_size", 1)
     if not source:
         found = ", ".join(dict.fromkeys(each.name for each in param.fields)) or "nothing"
@@ -188,9 +173,7 @@ def _transform(param: Message) -> Transform:
 
 
 def check_understood(layer: DataLayer) -> None:
-    """Raises: CaffeError if the layer says something of its data that is not read here, as a word
-    of a fork of Caffe: the samples would be others.
-    """
+    """Raise CaffeError for data settings that are not read here, since samples would differ."""
     for name, line in layer.layer.unread():
         if name.partition(".")[0] in PARAMS:
             raise layer.layer.error(f"{name} is not understood; the data would be others", line)

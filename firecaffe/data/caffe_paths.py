@@ -1,6 +1,4 @@
-"""Where the files lie that a net names: in `data.path`, if that is said; as Caffe takes them, from
-the current folder; else from the prototxt's, or one above it.
-"""
+"""Search for a network's files in data.path, the current folder, the prototxt's or one above it."""
 
 import os
 from collections.abc import Iterable
@@ -12,24 +10,23 @@ from firecaffe.errors import DataError
 
 @dataclass(frozen=True)
 class Places:
-    """net: the prototxt. home: `data.path`; may be empty."""
+    """Places of files. `net` is the prototxt, `home` is `data.path` or empty."""
 
     net: str
     home: str
 
     def of(self, name: str) -> list[str]:
-        """Where a name may lead to, the first choice first."""
+        """Return the paths that a name may stand for, the first choice first."""
         name = os.path.expanduser(name)
         return list(dict.fromkeys([*self._at_home(name), *_joined(self._folders(), name)]))
 
     def _at_home(self, name: str) -> list[str]:
-        """As it is written, and its last part alone."""
         last = os.path.basename(name.rstrip("/"))
         names = [last] if os.path.isabs(name) else [name, last]
         return _joined([self.home], *names) if self.home else []
 
     def find(self, what: str, name: str) -> Path:
-        """Raises: DataError that says where was looked, if it is in none of the places."""
+        """Return the first path that exists. Raises DataError, which lists where it looked."""
         places = self.of(name)
         for place in places:
             if os.path.exists(place):
@@ -37,9 +34,7 @@ class Places:
         raise self._missing(what, name, places)
 
     def find_root(self, what: str, root_folder: str, file: str) -> str:
-        """What has to stand before the paths of a list, of which one is `file`. Caffe puts the
-        root_folder there as text, whether it ends in a slash or not.
-        """
+        """Return the prefix of a list's paths. Caffe adds root_folder as text, slash or not."""
         roots = self._roots(os.path.expanduser(root_folder))
         for root in roots:
             if os.path.isfile(root + file):
@@ -47,14 +42,14 @@ class Places:
         raise self._missing(what, root_folder + file, [root + file for root in roots])
 
     def _roots(self, root_folder: str) -> list[str]:
-        whole = [] if root_folder else [""]  # the paths may be whole
+        whole = [] if root_folder else [""]  # the list may have complete paths
         names = [""] if os.path.isabs(root_folder) else [root_folder, ""]
         at_home = _joined([self.home], *names) if self.home else []
         return [*at_home, *whole, *_joined(self._folders(), root_folder)]
 
     def _folders(self) -> list[str]:
         folder = Path(os.path.abspath(self.net)).parent
-        above = folder.parents[:-1]  # without the root of all
+        above = folder.parents[:-1]  # without the root folder
         return [os.getcwd(), *map(str, (folder, *above))]
 
     def _missing(self, what: str, name: str, places: list[str]) -> DataError:
@@ -67,5 +62,4 @@ class Places:
 
 
 def _joined(folders: Iterable[str], *names: str) -> list[str]:
-    """Each name in each folder; a whole path stays as it is, and none is there twice."""
     return list(dict.fromkeys(os.path.join(each, name) for each in folders for name in names))

@@ -1,15 +1,8 @@
-"""Images with labels, one by one: the records of an LMDB, and the lines of a list of files.
+"""Labeled images as Caffe stores them: the Datums of an LMDB, and the lines of a list of files.
 
-A Datum: what Caffe's databases hold under each key.
-
-Source: BVLC/caffe, src/caffe/proto/caffe.proto (message Datum).
-
-Encoded images as Caffe has them: blue first, of the channels that are asked for.
-
-Which library decodes a JPEG changes some pixels by a few units; all else is OpenCV's arithmetic,
-which Caffe reads and resizes by.
-
-Source: OpenCV, modules/imgproc/src/resize.cpp and color_rgb.cpp (fixed point of 11 and 14 bits).
+Encoded images are decoded blue first. The library that decodes a JPEG changes some pixels by a few
+units; all else is OpenCV's arithmetic, as in Caffe. Sources: BVLC/caffe, caffe.proto (Datum);
+OpenCV, modules/imgproc/src/resize.cpp and color_rgb.cpp (fixed point of 11 and 14 bits).
 """
 
 from collections.abc import Sequence
@@ -40,11 +33,10 @@ FIELDS = (
     ("encoded", 7, "BOOL"),
 )
 REPEATED = ("FLOAT",)
-"""Types of the fields that may be there more than once."""
 
 
 def check_protobuf(path: Path) -> None:
-    """path: of what needs it. Raises: DataError if it is not installed."""
+    """Raise DataError if protobuf is not installed, which `path` needs."""
     try:
         import google.protobuf  # noqa: F401
     except ImportError:
@@ -54,7 +46,7 @@ def check_protobuf(path: Path) -> None:
 
 
 def parse_datum(value: bytes) -> Any:
-    """The message that bytes hold. Raises: google.protobuf's DecodeError."""
+    """Parse a Datum. Raises google.protobuf's DecodeError."""
     found = message_of("Datum", FIELDS)()
     found.ParseFromString(value)
     return found
@@ -62,7 +54,6 @@ def parse_datum(value: bytes) -> Any:
 
 @cache
 def message_of(name: str, fields: tuple[tuple[str, int, str], ...]) -> Any:
-    """The class of a message of such fields: name, number and type."""
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
     file = descriptor_pb2.FileDescriptorProto(name=f"{name}.proto", package="firecaffe")
@@ -81,27 +72,22 @@ def message_of(name: str, fields: tuple[tuple[str, int, str], ...]) -> Any:
 
 
 NATIVE, COLOR, GRAY = "native", "color", "gray"
-"""The channels that an image has; three; one."""
 
 GRAY_MODES = ("1", "L", "I", "I;16", "I;16B", "F")
 ALPHA_MODES = ("LA", "PA", "RGBA", "La", "RGBa")
-"""Pillow's names of pixels."""
 
 Bytes = NDArray[np.uint8]
 
 
 def decode_bgr(content: bytes, color: str) -> Bytes:
-    """1 or 3 x H x W.
-
-    Raises: BrokenSampleError, without a name, if this is no whole image.
-    """
+    """Decode to 1 or 3 x H x W, blue first. Raises BrokenSampleError, without a name."""
     is_jpeg = content[:2] == JPEG
     is_gray = color == GRAY or (color == NATIVE and _is_gray(content, is_jpeg))
     if is_gray and is_jpeg:
         try:
             rows, columns, *_ = simplejpeg.decode_jpeg_header(content)
             check_size(rows, columns, len(content))
-            # The Y of the file: not what one gets from its red, green and blue.
+            # The Y of the file differs from a gray computed from its red, green and blue.
             luma_HW1: Bytes = simplejpeg.decode_jpeg(content, "GRAY")
             return luma_HW1.transpose(2, 0, 1)
         except ValueError:
@@ -118,7 +104,6 @@ def decode_bgr(content: bytes, color: str) -> Bytes:
 
 
 def _is_gray(content: bytes, is_jpeg: bool) -> bool:
-    """Raises: BrokenSampleError if it has an alpha channel, which would be a fourth one."""
     try:
         if is_jpeg:
             return bool(simplejpeg.decode_jpeg_header(content)[2] == "Gray")
@@ -134,7 +119,7 @@ def _is_gray(content: bytes, is_jpeg: bool) -> bool:
 
 
 def resize(image_CHW: Bytes, rows: int, columns: int) -> Bytes:
-    """OpenCV's bilinear resize of bytes: without antialias, in fixed point."""
+    """Resize bytes as OpenCV does: bilinear, without antialiasing, in fixed point."""
     if image_CHW.shape[1:] == (rows, columns):
         return image_CHW
     top, bottom, of_top, of_bottom = _weights(image_CHW.shape[1], rows)
@@ -152,12 +137,12 @@ def resize(image_CHW: Bytes, rows: int, columns: int) -> Bytes:
 def _weights(
     size: int, new_size: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32], NDArray[np.int32]]:
-    """For each new pixel its two old ones, and how much of each, in 2048ths."""
+    # Each new pixel is the sum of two old ones, weighted in 2048ths.
     place = ((np.arange(new_size) + 0.5) * (1 / (new_size / size)) - 0.5).astype(np.float32)
     first = np.floor(place).astype(np.int64)
     share = place - first.astype(np.float32)
     weights = [np.rint(each * np.float32(2048)).astype(np.int32) for each in (1 - share, share)]
-    # Beyond an edge is the edge.
+    # Places beyond an edge get the pixel of the edge.
     return first.clip(0, size - 1), (first + 1).clip(0, size - 1), weights[0], weights[1]
 
 
@@ -170,35 +155,26 @@ class Record(NamedTuple):
 
 
 class Records(Protocol):
-    """What is asked by several threads at once."""
+    """Labeled images, which several threads read at once."""
 
     is_decoded: bool
-    """Whether its images have to be decoded."""
 
     class_names: tuple[str, ...]
-    """By label; empty if nothing says them."""
 
     def __len__(self) -> int: ...
 
     def read(self, sample: int) -> Record:
-        """Raises: DataError if it cannot be read, BrokenSampleError if it is damaged; both name
-        it.
-        """
+        """Read a record. Raises DataError, or BrokenSampleError if it is damaged; both name it."""
 
-    def name(self, sample: int) -> str:
-        """For people."""
+    def name(self, sample: int) -> str: ...
 
 
 class LmdbRecords:
-    """The Datums of an LMDB, in the order of their keys.
-
-    Raises: DataError if this is no LMDB, or an empty one.
-    """
+    """The Datums of an LMDB in key order. Raises DataError if this is no LMDB, or an empty one."""
 
     class_names: tuple[str, ...] = ()
 
     def __init__(self, path: Path, color: str) -> None:
-        """color: a row of `caffe_decode`, for encoded images."""
         check_protobuf(path)
         self.path, self.color = path, color
         self._database = LmdbFile(path)
@@ -230,7 +206,6 @@ class LmdbRecords:
 
 
 def _raw(datum: Any) -> Pixels:
-    """The pixels of a Datum that is not encoded: bytes, or numbers."""
     shape = (datum.channels, datum.height, datum.width)
     found: Pixels
     if datum.data or not len(datum.float_data):
@@ -245,11 +220,7 @@ def _raw(datum: Any) -> Pixels:
 
 
 class ListedImages:
-    """The images that a list names, each line a path and a label.
-
-    Raises: DataError if the list cannot be read, a line is no path and label, or the first image is
-    not there.
-    """
+    """Images of a list of paths and labels. Raises DataError if it is damaged or names no image."""
 
     is_decoded = True
 
@@ -300,7 +271,7 @@ class ListedImages:
 
 
 def _by_folder(files: Sequence[str], labels: Sequence[int]) -> tuple[str, ...]:
-    """The names of the folders, by label, if each class from 0 on has one of its own; else none."""
+    # Folders name the classes only if each class from 0 has a folder of its own.
     pairs = {
         (label, PurePosixPath(file).parent.name) for file, label in zip(files, labels, strict=True)
     }
@@ -310,7 +281,6 @@ def _by_folder(files: Sequence[str], labels: Sequence[int]) -> tuple[str, ...]:
 
 
 def _of_several_labels(path: Path, file: str) -> DataError | None:
-    """What is wrong with a path that ends in numbers, as "photos/1.jpg 3 5"; None of others."""
     numbers = file.split(" ")[1:]
     if not numbers or not all(each.lstrip("-").isdigit() for each in numbers):
         return None
@@ -321,7 +291,7 @@ def _of_several_labels(path: Path, file: str) -> DataError | None:
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a list that are not empty; one at least. Raises: DataError."""
+    """Read the lines of a list that are not empty. Raises DataError if there are none."""
     try:
         text = read_bytes(path, MOST_LIST_BYTES).decode()
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""The samples of a net's data layers in one phase, as a data set."""
+"""The samples of a Caffe network's data layers in one phase, as a data set."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -14,14 +14,11 @@ from firecaffe.data.prefetch import FETCHERS
 
 
 class CaffeSet:
-    """Inputs are the first top of the first layer. Targets are the next one; a tuple of them if
-    there are several, and empty if there is none.
+    """Samples of layers: those of the same number in all layers belong together.
 
-    Args:
-        layers: Of as many samples each: those of the same number belong together.
-        transform_words: What is done to them, for `training.facts`.
-        is_training: Whether cuts and mirrors are drawn for a training alone. Those of a test are
-            drawn once and for all, and are the mirrors only.
+    Inputs are the first top. Targets are the other top, a tuple if there are several, or empty. If
+    `is_training`, crops and mirrors are drawn, but only in training. Otherwise only mirrors are,
+    once and for all. `transform_words` describes this for `training.facts`.
     """
 
     def __init__(self, layers: Sequence[Tops], transform_words: str, is_training: bool) -> None:

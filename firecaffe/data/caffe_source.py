@@ -1,4 +1,4 @@
-"""`data.name = "caffe:PATH/net.prototxt"`: the data sets that a net's data layers name."""
+"""Data sets that a Caffe network's data layers name: `data.name = "caffe:PATH/net.prototxt"`."""
 
 from collections.abc import Callable, Sequence
 from os.path import exists
@@ -50,10 +50,9 @@ SHUFFLED = (
 
 
 def open_caffe(config: DataConfig) -> DataParts:
-    """The samples of the TRAIN phase to train on, and those of TEST to choose and to test by.
+    """Open the TRAIN samples to train on, and the TEST samples for validation and test.
 
-    Raises: RecipeError if the net's data layers cannot be, or a word of the recipe beside them;
-    DataError if what they name is not there, or damaged.
+    Raises RecipeError for invalid data layers or settings, DataError for missing or damaged files.
     """
     net, layers, test_layers = _opened(config)
     if not layers:
@@ -72,9 +71,7 @@ def open_caffe(config: DataConfig) -> DataParts:
 
 
 def open_caffe_test(config: DataConfig) -> TestPart | None:
-    """The test part of a net whose training samples are not there; None if they are, or if it has
-    none.
-    """
+    """Return the test part if it exists and the training samples are missing, else None."""
     _, layers, test_layers = _opened(config)
     if not test_layers or all(is_there(each, config.path) for each in layers):
         return None
@@ -82,7 +79,6 @@ def open_caffe_test(config: DataConfig) -> TestPart | None:
 
 
 def _opened(config: DataConfig) -> tuple[Message, list[DataLayer], list[DataLayer]]:
-    """The net, and its data layers of both phases. Raises: RecipeError."""
     net, _ = current(text.read(caffe_file("data.name", config.name)))
     layers = [data_layers(layers_of(net, phase)) for phase in (TRAIN, TEST)]
     for each in (*layers[0], *layers[1]):
@@ -91,7 +87,7 @@ def _opened(config: DataConfig) -> tuple[Message, list[DataLayer], list[DataLaye
 
 
 def is_there(layer: DataLayer, home: str = "") -> bool:
-    """Whether its source is in one of the places. home: `data.path`."""
+    """Whether the layer's source exists in one of its places; `home` is `data.path`."""
     return any(map(exists, Places(layer.layer.where, home).of(layer.source)))
 
 
@@ -107,12 +103,11 @@ def _set(layers: Sequence[DataLayer], phase: str, config: DataConfig) -> CaffeSe
         )
     transform = "; ".join(each.words for each in layers)
     found = CaffeSet(tops, transform, is_training=phase == TRAIN)
-    _ = found.layout  # the first sample of each is read now, before any rank is started
+    _ = found.layout  # reads the first sample now, before any rank starts
     return found
 
 
 def open_tops(layer: DataLayer, phase: str, config: DataConfig) -> Tops:
-    """Opens what a layer names. Raises: DataError if that is not there, or damaged."""
     places, at = Places(layer.layer.where, config.path), f"{layer.layer.where}:{layer.layer.line}"
     if layer.backend != "LMDB":
         raise DataError(f"{at}: {CONVERT}")
@@ -126,7 +121,6 @@ def open_tops(layer: DataLayer, phase: str, config: DataConfig) -> Tops:
 
 
 def _transformer(layer: DataLayer, phase: str, config: DataConfig) -> Transformer:
-    """Raises: DataError if its mean is not there, or damaged."""
     mean_CHW = None
     if layer.transform.mean_file:
         places = Places(layer.layer.where, config.path)
@@ -136,11 +130,11 @@ def _transformer(layer: DataLayer, phase: str, config: DataConfig) -> Transforme
 
 
 def reader_of_files(config: DataConfig, channels: int) -> Callable[[bytes], Tensor]:
-    """What makes of an image file's bytes what the net is given of it in a test, float32 of C x H x
-    W. channels: of the net's input, where its data layer does not say them.
+    """Return a function from the bytes of an image file to the test input, float32 of C x H x W.
 
-    Raises: RecipeError if the net's data are no images; DataError if its mean is not there. What is
-    returned raises a DataError, without a name, for a file that is broken or that does not fit.
+    `channels` is of the network's input, and decides if the data layer does not. Raises RecipeError
+    if the data are no images, DataError if the mean is missing. The function raises DataError,
+    without a name, for a file that is damaged or does not fit.
     """
     net, layers, test_layers = _opened(config)
     layer = next(iter(test_layers or layers), None)

@@ -1,4 +1,4 @@
-"""What a data layer gives for some samples: a tensor for each of its tops."""
+"""The tensors that an open data layer gives for some samples: one for each of its tops."""
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
@@ -14,37 +14,28 @@ from firecaffe.data.packed import HELD_BYTES
 from firecaffe.errors import DataError
 
 Draws = list[list[int]] | None
-"""Of `caffe_transform.draws`, for each sample; None: nothing is drawn."""
+"""Random numbers of `caffe_transform.draws` for each sample. None: nothing is drawn."""
 
 
 class Tops(Protocol):
-    """A data layer that is open."""
-
     is_held: bool
-    """Whether its samples are in memory."""
 
     is_random: bool
-    """Whether what is drawn changes anything."""
+    """Whether draws change the samples."""
 
     class_names: tuple[str, ...]
-    """By label; empty if nothing says them."""
 
     def __len__(self) -> int: ...
 
     def fetch(self, samples: list[int], draws: Draws) -> list[Tensor]:
-        """A row for each sample, one at least. Raises: DataError, which names what is wrong."""
+        """Return a row for each sample, at least one. Raises DataError, which names the damage."""
 
     def in_memory(self) -> "Tops":
-        """The same in memory, if it is of one shape and 512 MB in all; else itself."""
+        """Return a copy in memory if shapes are equal and at most 512 MB in all, else itself."""
 
 
 class ImageTops:
-    """Images, float32 of B x C x H x W, and their labels, int64 of B, if they are asked for. They
-    are read when they are asked for.
-
-    threads: of those that decode; 0 for this rank's share of the cores. Raises: DataError if the
-    words do not fit the first image.
-    """
+    """Images, float32 of BCHW, and labels, int64 of B. Raises DataError if image 0 does not fit."""
 
     is_held = False
 
@@ -61,7 +52,6 @@ class ImageTops:
         return len(self.records)
 
     def fetch(self, samples: list[int], draws: Draws) -> list[Tensor]:
-        """Raises: DataError if the images are not of one shape once they are cut."""
         first = self.records.read(samples[0])
         images_BCHW = torch.empty(len(samples), *self._shape(first, samples[0]))
         labels_B = torch.empty(len(samples), dtype=torch.int64)
@@ -112,8 +102,6 @@ class ImageTops:
 
 
 class HeldTops:
-    """The same of images in memory."""
-
     is_held = True
     class_names: tuple[str, ...] = ()
 

@@ -1,8 +1,7 @@
-"""What Caffe does to an image before a net is given it: cut, mirror, (pixel - mean) * scale.
+"""Caffe's transform of an image: crop, mirror, (pixel - mean) * scale, in float32.
 
-In float32 and in this order, so that the numbers are Caffe's own bits. What Caffe draws from a
-generator is drawn here by (seed, epoch, sample), with the formulas of `augment`: it is the same on
-any number of workers, and the same for each top of a sample.
+This order gives Caffe's bits. Random numbers are drawn by (seed, epoch, sample), with the formulas
+of `augment`, so they are the same on any number of workers and for each top of a sample.
 
 Source: BVLC/caffe, src/caffe/data_transformer.cpp.
 """
@@ -23,12 +22,10 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Transform:
-    """The words of a layer's transform_param."""
-
     scale: float = 1.0
     mirror: bool = False
     crop: int = 0
-    """Side of the part that is cut out: at random in TRAIN, from the middle in TEST. 0: none is."""
+    """Side of the crop: at random in TRAIN, in the center in TEST. 0: none."""
     mean_file: str = ""
     mean_values: tuple[float, ...] = ()
     """One for all channels, or one for each."""
@@ -45,16 +42,12 @@ class Transform:
 
 
 def draws(samples_B: Tensor, seed: int, epoch: int) -> list[list[int]]:
-    """Three random numbers of 63 bits for each sample: for the top, the left and the mirror, each
-    of them modulo how many there are.
-    """
+    """Draw three numbers of 63 bits per sample: its top, left and mirror, modulo the choices."""
     drawn: list[list[int]] = upper_bits(hash64(seed, STREAMS, epoch, samples_B), 63).T.tolist()
     return drawn
 
 
 class Transformer:
-    """Makes what the network is given. mean_CHW: of the mean file, if there is one."""
-
     def __init__(
         self, transform: Transform, is_cut_at_random: bool, mean_CHW: Floats | None
     ) -> None:
@@ -65,13 +58,10 @@ class Transformer:
 
     @property
     def is_random(self) -> bool:
-        """Whether a draw changes anything."""
         return self.transform.mirror or (self.is_cut_at_random and self.transform.crop > 0)
 
     def shape(self, image_CHW: Pixels) -> tuple[int, int, int]:
-        """Of what is made of an image. Raises: DataError, without a name, if the words do not fit
-        it.
-        """
+        """Return the new shape. Raises DataError, without a name, if the settings do not fit."""
         channels, rows, columns = image_CHW.shape
         crop, mean = self.transform.crop, self.mean_CHW
         if crop > min(rows, columns):
@@ -92,9 +82,7 @@ class Transformer:
         return (channels, crop, crop) if crop else (channels, rows, columns)
 
     def write(self, to_CHW: Floats, image_CHW: Pixels, draw: list[int] | None) -> None:
-        """Writes what is made of an image, which has to fit (`shape`). draw: of `draws`; None: the
-        middle, not mirrored; so it may be a batch of images.
-        """
+        """Write transformed images. `draw` None: the center, not mirrored, of one or a batch."""
         rows, columns = image_CHW.shape[-2:]
         height, width = to_CHW.shape[-2:]
         top, left = (rows - height) // 2, (columns - width) // 2

@@ -1,10 +1,7 @@
-"""CIFAR-10 in its binary version: a folder, or the archive as it is published.
+"""CIFAR-10 in its binary version (https://www.cs.toronto.edu/~kriz/cifar.html).
 
 A file is a row of 3073-byte records: the label, then 32 x 32 red, green and blue values. Five files
-of 10,000 records make the training set, one the test set. The archive is read as a stream, member
-by member; nothing of it is written to disk.
-
-Source: https://www.cs.toronto.edu/~kriz/cifar.html, "Binary version".
+of 10,000 records make the training set, one the test set. An archive is read as a stream.
 """
 
 import gzip
@@ -26,7 +23,7 @@ TEST_FILES = ("test_batch.bin",)
 ARCHIVE = "cifar-10-binary.tar.gz"
 RECORDS_PER_FILE = 10_000
 BESIDE_BYTES = 1 << 20
-"""What an archive may have beside the files that are read: the others have a few kB."""
+"""Bytes allowed in an archive in addition to the six files. Its other files have a few kB."""
 _RECORD_BYTES = 1 + 3 * 32 * 32
 _NUM_CLASSES = 10
 
@@ -34,14 +31,9 @@ _NUM_CLASSES = 10
 def open_cifar10(
     path: Path, records_per_file: int = RECORDS_PER_FILE
 ) -> tuple[TensorDataset, TensorDataset]:
-    """Open the training and the test set.
+    """Open the training and the test set in an archive or a folder. Raises DataError if damaged.
 
-    `path` is the archive, or a folder that holds the archive, the six files, or the folder
-    `cifar-10-batches-bin` with them.
-
-    Raises:
-        DataError: a file is missing or damaged, is not `records_per_file` records long, or holds
-            a label that is not 0 to 9.
+    The folder holds the archive, the six files, or `cifar-10-batches-bin` with them.
     """
     file_bytes = records_per_file * _RECORD_BYTES
     if path.is_file():
@@ -96,9 +88,9 @@ def _read_archive(path: Path, file_bytes: int) -> dict[str, bytes]:
                     continue
                 _check_size(f"{path}: {member.name}", member.size, file_bytes)
                 file = archive.extractfile(member)
-                assert file is not None  # only of members that are not files
+                assert file is not None  # it is None only for members that are not files
                 contents[name] = file.read()
-            # gzip compares its checksum only when it is read to the end; tar ends before.
+            # gzip checks its checksum only at its end, and tar stops reading before that.
             while unzipped.read(1 << 20):
                 pass
     except (EOFError, zlib.error, *DAMAGED) as error:

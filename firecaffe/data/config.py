@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 IMAGE_WORDS = ("augment", "crop", "pad", "mirror", "mean", "std")
-"""Words of images of classes alone: what is done to a sample."""
+"""The settings of [data] that apply only to images of classes."""
 
 
 @dataclass(frozen=True)
@@ -13,39 +13,39 @@ class DataConfig:
 
     Args:
         name: Data set: fashion-mnist, mnist, cifar10, folder, packed or generated; a function of
-            yours that returns one, package.module:function or path/file.py:function; or what the
-            data layers of a net of Caffe's name, caffe:PATH.prototxt.
-        path: Folder that holds its files; of packed data an address too, as s3://bucket/folder.
-            Empty: the folder of that name in $FIRECAFFE_DATA or ~/.cache/firecaffe; for a net of
-            Caffe's, the current folder, the net's or one above it.
-        args: Arguments of that function, as `args = { root = "photos" }`.
+            yours that returns one, package.module:function or path/file.py:function; or
+            caffe:PATH.prototxt for the data that the data layers of a Caffe network name.
+        path: Folder of its files; for packed data also an address, such as s3://bucket/folder.
+            Empty: the folder of that name in $FIRECAFFE_DATA or ~/.cache/firecaffe; for a Caffe
+            network, the current folder, the folder of the prototxt file or one above it.
+        args: Arguments of your function, such as `args = { root = "photos" }`.
         resize: Side in pixels to which encoded images are resized (folder and packed photos).
-        decode_threads: Threads of each rank that read and decode images. 0: the host's cores,
-            shared among its ranks.
-        cache: Folder on a fast disk for copies of packed shards. Empty: they are read where they
-            are.
-        cache_bytes: Limit of that folder. 0: all but a tenth of its disk.
+        decode_threads: Threads of each rank that read and decode images. 0: the cores of the host,
+            divided among its ranks.
+        cache: Folder on a fast disk for copies of packed shards. Empty: the shards are read in
+            place.
+        cache_bytes: Largest size of that folder in bytes. 0: all of its disk but a tenth.
         order: samples (all in random order), or shards: the shards of packed data in random order,
-            and samples in random order within each, for storage that dislikes random reads.
-        balance: How often a training sample comes. none: once in each epoch. classes: every class
-            as often as every other. own: by the weights that the data set has, its
-            `sample_weights`. An epoch then is as many samples, drawn with replacement.
-        on_error: What a broken image does. stop: it ends the run. skip: the next whole one stands
-            in for it, and the run counts it.
-        exif: What is done about photos that say (EXIF) how they are to be turned. ignore: they are
-            read as they are stored, and counted. apply: they are turned.
-        hold_out: Share of the training samples that is kept from training, to choose by: the
-            validation samples that `train.eval_every` evaluates on, instead of the data set's own.
-            0: none.
-        augment: caffe (random crop, mirror), inception (a box of random area and proportions
-            scaled to `crop`, mirror), or none.
-        crop: Side in pixels of the crop: at random in training, from the center in a test. 0 keeps
-            the size.
+            and samples in random order within each, for storage that is slow at random reads.
+        balance: How often a training sample is used. none: once in each epoch. classes: every class
+            as often as every other. own: in proportion to `sample_weights` of the data set. With
+            classes or own, an epoch has as many samples, drawn with replacement.
+        on_error: What happens at a damaged image. stop: the run ends. skip: the next undamaged
+            image replaces it, and the run counts it.
+        exif: What happens to photos whose EXIF data say that they must be rotated. ignore: they are
+            read as they are stored, and counted. apply: they are rotated.
+        hold_out: Share of the training samples that is not trained on. They become the validation
+            samples that `train.eval_every` evaluates on, instead of the data set's own. 0: none.
+        augment: caffe (random crop, mirror), inception (a box of random area and proportions scaled
+            to `crop`, mirror), or none.
+        crop: Side in pixels of the crop: at a random place in training, in the center in a test. 0
+            keeps the size.
         pad: Rows and columns of zeros to add on each side before cropping.
         mirror: Mirror half of the training images left to right.
         mixup: Mix each training image with another of its micro-batch; the weights are drawn from
-            Beta(mixup, mixup). 0: no mixing. With `cutmix` too, one of the two is drawn.
-        cutmix: Put a box of another image into each, whose share is drawn likewise. 0: none.
+            Beta(mixup, mixup). 0: no mixing. If `cutmix` is set too, one of the two is drawn.
+        cutmix: Replace a box of each training image by that of another one; the share of the box is
+            drawn from Beta(cutmix, cutmix). 0: none.
         erasing: Probability that a box of a training image is set to 0, after normalization.
         mean: Mean to subtract, one value or one per channel, in units of full scale (0 to 1).
             Empty: none.

@@ -1,7 +1,4 @@
-"""What a data set is, and one that is held in memory.
-
-Shapes: N samples, B samples of a batch, C channels, H rows, W columns.
-"""
+"""Data sets. Shapes: N samples, B samples of a batch, C channels, H rows, W columns."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeGuard
@@ -15,61 +12,53 @@ from firecaffe.errors import DataError
 
 
 class BrokenSampleError(DataError):
-    """A sample that is there and is damaged: the one error that `data.on_error = "skip"` skips."""
+    """A sample that exists but is damaged. `data.on_error = "skip"` skips this error alone."""
 
 
 class Dataset(Protocol):
-    """Samples, any of them by number.
+    """Samples, each of which can be read by its number.
 
-    A data set may say more of itself: `num_classes` and `class_names`; `targets`, the class of each
-    sample, and `sample_weights`, for `data.balance`; and have
-    `keyed_batch(indices_B, seed, epoch)`, which is asked instead of `batch` in training, by who
-    draws random numbers: they are to be a function of (seed, epoch, sample).
+    Optional members: `num_classes` and `class_names`; for `data.balance`, `targets` (the class of
+    each sample) and `sample_weights`; and `keyed_batch(indices_B, seed, epoch)`, which training
+    calls instead of `batch`. Random numbers it draws must be a function of (seed, epoch, sample).
     """
 
-    def __len__(self) -> int:
-        """Number of samples."""
+    def __len__(self) -> int: ...
 
     def batch(self, indices_B: Tensor) -> Batch:
-        """Inputs and targets of these samples, on the CPU: each a tensor, or a tree of tensors
-        (dict, tuple, list, namedtuple), of any types, with a row for each sample.
+        """Return inputs and targets of samples (int64) on the CPU, as trees with a row per sample.
 
-        Any sample may be asked for at any time, one or more at once; the answer depends on
-        `indices_B` (int64) alone.
+        Leaves of the trees (dict, tuple, list, namedtuple) are tensors of any type. Any samples may
+        be requested at any time, one or more at once. The answer depends on `indices_B` alone.
         """
 
 
 class Images(Dataset, Protocol):
-    """Images of classes, all of one shape: uint8 or float32 of BCHW, and labels, int64 of B.
+    """Images of classes, of one shape: uint8 or float32 of BCHW, with labels from 0, int64 of B.
 
-    A data set that has these two members is one, and the image words of a recipe are for it.
+    The image settings of a recipe apply to each data set with `sample_CHW` and `num_classes`.
     """
 
     sample_CHW: tuple[int, int, int]
-    """Channels, rows and columns of each image."""
 
     num_classes: int
-    """Labels are 0 ... num_classes-1."""
 
 
 def is_images(dataset: Dataset) -> TypeGuard[Images]:
-    """Whether they are images of classes."""
     return hasattr(dataset, "sample_CHW") and hasattr(dataset, "num_classes")
 
 
 def num_classes(dataset: Dataset) -> int | None:
-    """How many classes the data set says that it has."""
     found: int | None = getattr(dataset, "num_classes", None)
     return found
 
 
 OF_ITSELF = ("sample_CHW", "num_classes", "class_names", "transform_words")
 OF_SAMPLES = ("targets", "sample_weights")
-"""What a data set may say of itself, and of each sample."""
+"""Optional members that describe a data set, and those that describe each sample."""
 
 
 def take_facts(to: Any, dataset: Dataset, names: Sequence[str]) -> None:
-    """Gives a data set the words of another one that it is made of."""
     for name in names:
         found = getattr(dataset, name, None)
         if found is not None:
@@ -77,14 +66,13 @@ def take_facts(to: Any, dataset: Dataset, names: Sequence[str]) -> None:
 
 
 def ask(dataset: Dataset, indices_B: Tensor, seed: int, epoch: int) -> Batch:
-    """The samples as a training is given them in an epoch."""
+    """Read a batch as training does: by `keyed_batch` if there is one."""
     keyed = getattr(dataset, "keyed_batch", None)
     batch: Batch = dataset.batch(indices_B) if keyed is None else keyed(indices_B, seed, epoch)
     return batch
 
 
 def layout_of(dataset: Dataset) -> Layout:
-    """What a sample is as the data set gives it; one that does not say is asked for sample 0."""
     found: Layout | None = getattr(dataset, "layout", None)
     if found is not None:
         return found
@@ -92,19 +80,19 @@ def layout_of(dataset: Dataset) -> Layout:
 
 
 class TensorDataset:
-    """A data set in memory; a batch is one indexing of the whole of each tensor.
+    """A data set in memory. A batch is one indexing of each whole tensor.
 
-    If inputs are uint8 (0 to 255) or float32 of (N, C, H, W), and targets integers of (N,), they
-    are images of classes.
+    If inputs are uint8 (0 to 255) or float32 of (N, C, H, W), and targets are integers of (N,), the
+    samples are images of classes.
 
     Args:
         inputs: A tensor, or a tree of tensors (dict, tuple, list), with a row for each sample.
-        targets: Likewise, with as many rows.
-        num_classes: The number of classes; of images, by default the largest label plus one.
+        targets: A tensor or a tree of tensors, with as many rows.
+        num_classes: The number of classes. For images the default is the largest label plus one.
         class_names: A name for each class, by label.
-        sample_weights: For `data.balance = "own"`, a number for each sample.
+        sample_weights: A number for each sample, for `data.balance = "own"`.
 
-    Raises: DataError if there are no samples, not as many of each, or a label is out of range.
+    Raises DataError if there are no samples, rows differ in number, or a label is out of range.
     """
 
     sample_CHW: tuple[int, int, int]

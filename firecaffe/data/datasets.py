@@ -1,6 +1,6 @@
-"""The data sets that a recipe may name, and opening one of them.
+"""The data sets that a recipe may name, and the functions that open one of them.
 
-A new source is a function from `DataConfig` to the parts of a data set, and a row in `DATASETS`.
+A new source is a function from `DataConfig` to `DataParts`, and a row in `DATASETS`.
 """
 
 from collections.abc import Callable
@@ -42,20 +42,17 @@ DATASETS: dict[str, Callable[[DataConfig], DataParts]] = {
     "packed": open_packed,
     "generated": open_generated,
 }
-"""The sources of data by name: the recipe's words to the parts of a data set."""
 
 
 GIVEN = "own data"
-"""The name, in a run's recipe, of data sets that were given to `train`."""
+"""The name that a run's recipe records for data sets that a script passed to `train`."""
 
 
 def open_data(config: DataConfig) -> Data:
     """Open the data set that a recipe names.
 
-    Raises:
-        RecipeError: there is no data set of that name, or the recipe's crop, mean or std do not fit
-            its images.
-        DataError: its files are missing, damaged or not what they should be.
+    Raises RecipeError if there is none of that name or the image settings do not fit its images,
+    and DataError if its files are missing, damaged or of another kind.
     """
     if is_caffe(config.name):
         check_words(config)
@@ -87,11 +84,7 @@ TEST_ALONE: dict[str, Callable[[DataConfig], TestPart | None]] = {
 
 
 def open_test(config: DataConfig) -> Data:
-    """Opens a data set whose test part alone is to be used: it may have no training samples, and
-    then the test samples stand for them. None are held out.
-
-    Raises: RecipeError, DataError: as `open_data`.
-    """
+    """Open a data set without hold-out; the test samples stand in for missing training samples."""
     check_words(config)
     kind = CAFFE if is_caffe(config.name) else config.name
     part = TEST_ALONE[kind](config) if kind in TEST_ALONE else None
@@ -108,12 +101,9 @@ def open_test(config: DataConfig) -> Data:
 
 
 def divide(parts: DataParts, config: DataConfig) -> Data:
-    """What a run takes of a data set: validation samples are those that the recipe holds out from
-    training, else the data set's own, if it has some.
+    """Split a data set into the parts of a run. Held-out samples replace its validation samples.
 
-    Raises:
-        RecipeError: the recipe's image words or hold_out do not fit the data.
-        DataError: the parts have samples of several shapes.
+    Raises RecipeError if the image settings or hold_out do not fit, and DataError if parts differ.
     """
     train, test, validation, notes = parts
     for name, part in (("test", test), ("validation", validation)):
@@ -141,7 +131,6 @@ def divide(parts: DataParts, config: DataConfig) -> Data:
 
 
 def _check_alike(source: str, train: Dataset, name: str, part: Dataset) -> None:
-    """Raises: DataError where a part's samples are others than the training's."""
     if is_images(train) and is_images(part):
         if part.sample_CHW != train.sample_CHW:
             raise DataError(
@@ -167,14 +156,13 @@ def _check_alike(source: str, train: Dataset, name: str, part: Dataset) -> None:
 
 
 def _kinds(dataset: Dataset) -> Any:
-    """The types of a sample's tensors; lengths may differ, as those of sentences do."""
+    """Return the types of a sample's tensors. Lengths may differ, as those of sentences do."""
     layout = layout_of(dataset)
     leaves, spec = tree_flatten((layout.inputs, layout.targets))
     return spec, [(leaf.dtype, len(leaf.shape)) for leaf in leaves]
 
 
 def _check_no_image_words(config: DataConfig, train: Dataset) -> None:
-    """Raises: RecipeError where a word for images of classes is set, and the data are none."""
     default = DataConfig()
     for word in IMAGE_WORDS:
         value = getattr(config, word)
@@ -191,15 +179,7 @@ def _by(shape: tuple[int, ...]) -> str:
 
 
 def check_data(config: DataConfig) -> Data:
-    """Find out before any rank is started whether the ranks will be able to open the data.
-
-    The data set is opened exactly as a rank does it (a second or less for the sets that are held
-    in memory; a folder is listed, not decoded) and the first image of each part is read. Returns
-    what was opened.
-
-    Raises:
-        RecipeError, DataError: as `open_data`.
-    """
+    """Open the data as a rank does, before any rank starts, and read a sample of each part."""
     data = open_data(config)
     for dataset in data.parts.values():
         dataset.batch(torch.tensor([0]))

@@ -1,10 +1,8 @@
-"""Decodes images: libjpeg-turbo those that it can, Pillow the others.
+"""Decoding of images by libjpeg-turbo, or else by Pillow; rotation by EXIF data.
 
-Both let go of the interpreter's lock, so threads decode side by side. Pillow takes PNG, WebP and
-BMP, JPEGs in CMYK, and what libjpeg-turbo calls damaged but can be read. Nothing is scaled while it
-is decoded: that is faster and costs 8 dB.
-
-How a photo is to be turned, by what its camera has written into it (EXIF's orientation).
+Both release the interpreter's lock, so threads decode in parallel. Pillow decodes PNG, WebP, BMP,
+JPEGs in CMYK, and those that only libjpeg-turbo calls damaged. Scaling while decoding would be
+faster, but costs 8 dB.
 """
 
 import io
@@ -27,28 +25,26 @@ from torch.nn.functional import interpolate
 from firecaffe.data.dataset import BrokenSampleError
 
 MOST_PIXELS = 1 << 28
-"""Pixels of one image, 0.8 GB decoded; cameras have up to 200 million."""
+"""Most pixels of an image, 0.8 GB decoded. Cameras have up to 200 million."""
 
+# Photos have 2 to 30 pixels per byte. Scanned pages and masks have the most per byte, but hardly
+# more than 16 million pixels.
 FEW_PIXELS, PIXELS_OF_BYTE = 1 << 24, 256
-"""An image may have so few pixels whatever its file's size, and more if that has a byte for each
-256: others are taken for decompression bombs. Photographs have 2 to 30 pixels for a byte, and
-scanned pages and masks, which take the least, hardly more than 16 million.
-"""
+"""Most pixels in any file, and per byte of a larger one: more is a decompression bomb."""
 
 STRIP_PIXELS = 1 << 20
-"""What is turned into RGB at a time, so that an image is not there twice."""
+"""Pixels converted to RGB at a time, so that memory does not hold an image twice."""
 
 MOST_PROPORTION = 8
-"""Ratio of an image's sides: more of it is never looked at, and would fill the memory."""
+"""Largest ratio of sides that is scaled: more is never seen, and would fill the memory."""
 
 JPEG = b"\xff\xd8"
 PNG = b"\x89PNG\r\n\x1a\n"
 
 DEEP_BITS = 16
-"""Bits of a value, of those PNGs that do not have bytes."""
+"""Bits per value of PNGs that have more than 8."""
 
 CONVERTED_MODES = ("CMYK", "YCCK")
-"""Color spaces that Pillow turns into RGB."""
 
 FORMATS = {
     "JPEG": JpegImagePlugin,
@@ -56,26 +52,21 @@ FORMATS = {
     "WEBP": WebPImagePlugin,
     "BMP": BmpImagePlugin,
 }
-"""Formats that Pillow may take a file for, and who enters them into `Image.OPEN`; others would
-start programs.
-"""
+"""Formats that Pillow may decode, and the modules that register them. Others start programs."""
 
 PILLOW_ERRORS = (
     OSError,
-    SyntaxError,  # a broken PNG
+    SyntaxError,  # from a damaged PNG
     ValueError,
     IndexError,
     TypeError,
     struct.error,
-    Image.DecompressionBombError,  # of its WebP alone
+    Image.DecompressionBombError,  # only from WebP
 )
 
 
 def decode(content: bytes) -> Tensor:
-    """RGB pixels, uint8 of 3 x H x W, in rows of whole pixels (channels last) in memory.
-
-    Raises: BrokenSampleError, without a name, if this is no whole image.
-    """
+    """Decode to uint8 RGB of 3 x H x W, channels last. Raises BrokenSampleError, without a name."""
     if not content:
         raise BrokenSampleError("not a whole image: it is empty")
     if content[:2] == JPEG:
@@ -85,7 +76,7 @@ def decode(content: bytes) -> Tensor:
             if space not in CONVERTED_MODES:
                 return torch.from_numpy(simplejpeg.decode_jpeg(content)).permute(2, 0, 1)
         except ValueError:
-            pass  # Pillow has the last word
+            pass  # Pillow decides
     try:
         with open_image(content) as image:
             columns, rows = image.size
@@ -98,14 +89,12 @@ def decode(content: bytes) -> Tensor:
 
 
 def bits_of(content: bytes) -> int:
-    """Bits of one value of a pixel. content: an encoded image, or its beginning."""
+    """Return the bits per value of an encoded image, of which the beginning is enough."""
     return content[24] if content[:8] == PNG and len(content) > 24 else 8
 
 
 def open_image(content: bytes) -> Image.Image:
-    """Reads the header, as `Image.open` does without its limit of 179 million pixels: that one is
-    the whole process's, and stays as it is for whoever else uses Pillow. MOST_PIXELS is ours.
-    """
+    """Read the header as `Image.open`, without its process-wide limit of 179 million pixels."""
     for name in FORMATS:
         factory, accept = Image.OPEN[name]
         if accept is None or accept(content[:16]):
@@ -114,7 +103,6 @@ def open_image(content: bytes) -> Image.Image:
 
 
 def _pixels(image: Image.Image) -> Tensor:
-    """Rows x columns x 3."""
     columns, rows = image.size
     height = max(1, STRIP_PIXELS // columns)
     if height >= rows:
@@ -128,9 +116,7 @@ def _pixels(image: Image.Image) -> Tensor:
 
 
 def _rgb(image: Image.Image) -> Image.Image:
-    """Pillow cuts the 16 bits of a gray PNG off at 255; of 65,535 they are meant. Those of a color
-    it reads as they are meant.
-    """
+    # Pillow clips the 16 bits of a gray PNG, but not of a color one, at 255.
     if image.mode in ("I", "I;16", "I;16B"):
         values = np.asarray(image, dtype=np.int64).clip(0, 65535) // 257
         return Image.fromarray(values.astype(np.uint8)).convert("RGB")
@@ -138,7 +124,7 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 
 def check_size(rows: int, columns: int, file_bytes: int) -> None:
-    """Raises: BrokenSampleError if a file of so many bytes is not decoded to so many pixels."""
+    """Raise BrokenSampleError if a file of that size may not have that many pixels."""
     most = min(MOST_PIXELS, max(FEW_PIXELS, PIXELS_OF_BYTE * file_bytes))
     if not 0 < rows * columns <= most:
         raise BrokenSampleError(
@@ -148,20 +134,18 @@ def check_size(rows: int, columns: int, file_bytes: int) -> None:
 
 
 def scale(image_CHW: Tensor, rows: int, columns: int) -> Tensor:
-    """Scales bilinearly with antialiasing, as Pillow does (63 dB and more between the two)."""
+    """Scale bilinearly with antialiasing, as Pillow does (63 dB and more between the two)."""
     if image_CHW.shape[1:] == (rows, columns):
         return image_CHW
-    # torch's fast path is for channels last, which one image shows by its strides alone; a copy of
-    # a part of an image costs less than what it saves.
+    # torch's fast path needs channels last, which one image shows only by its strides. Copying a
+    # part of an image costs less than the fast path saves.
     image_1CHW = image_CHW.permute(1, 2, 0).contiguous().unsqueeze(0).permute(0, 3, 1, 2)
     scaled = interpolate(image_1CHW, size=(rows, columns), mode="bilinear", antialias=True)
     return scaled.squeeze(0)
 
 
 def scale_shorter_side(image_CHW: Tensor, side: int) -> Tensor:
-    """Scales the shorter side to `side` and keeps the proportions. Of an image whose sides have a
-    ratio of more than MOST_PROPORTION, the middle.
-    """
+    """Scale the shorter side to `side`, after cutting a long side to MOST_PROPORTION times it."""
     _, rows, columns = image_CHW.shape
     most = MOST_PROPORTION * min(rows, columns)
     if max(rows, columns) > most:
@@ -175,28 +159,24 @@ def scale_shorter_side(image_CHW: Tensor, side: int) -> Tensor:
 
 IGNORE, APPLY = "ignore", "apply"
 EXIF = (IGNORE, APPLY)
-"""What is done about it: images are read as they are stored, or turned as they are to be seen."""
 
 UPRIGHT = 1
-"""The orientation of an image that is stored as it is to be seen; also of one that says none."""
+"""The orientation of an image that needs no rotation, or states none."""
 
 ORIENTATION = 0x0112
 
 MARKS = (b"Exif\0\0", b"eXIf", b"EXIF", b"Raw profile type")
-"""One of them is in a JPEG, PNG or WebP that has EXIF."""
+"""Bytes of which a JPEG, PNG or WebP with EXIF data contains at least one."""
 
 
 def decoded(content: bytes, exif: str) -> Tensor:
-    """An image as `decode` gives it, turned if `exif`, a row of EXIF, says so.
-
-    Raises: BrokenSampleError, without a name, if this is no whole image.
-    """
+    """Decode, and rotate if `exif` is APPLY. Raises BrokenSampleError, without a name."""
     image_CHW = decode(content)
     return upright(image_CHW, orientation(content)) if exif == APPLY else image_CHW
 
 
 def orientation(content: bytes) -> int:
-    """1 to 8. content: an encoded image, or its beginning. 1 if it says none that there is."""
+    """Return the EXIF orientation, 1 to 8, of an image or its beginning; 1 if it has none."""
     if not any(mark in content for mark in MARKS):
         return UPRIGHT
     try:
@@ -208,7 +188,6 @@ def orientation(content: bytes) -> int:
 
 
 def upright(image_CHW: Tensor, orientation: int) -> Tensor:
-    """The image as it is to be seen."""
     is_transposed, flipped = TURNS[orientation]
     if is_transposed:
         image_CHW = image_CHW.transpose(1, 2)
@@ -225,14 +204,11 @@ TURNS: dict[int, tuple[bool, tuple[int, ...]]] = {
     7: (True, (1, 2)),
     8: (True, (1,)),
 }
-"""By orientation: whether rows and columns change places, and which are then reversed.
-
-Source: CIPA DC-008 (EXIF), tag 0x0112.
-"""
+"""Per orientation: whether to transpose, then the axes to flip. Source: CIPA DC-008, tag 0x0112."""
 
 
 def with_orientation(jpeg: bytes, orientation: int) -> bytes:
-    """A JPEG without EXIF that says an orientation."""
+    """Add an EXIF orientation to a JPEG without EXIF data."""
     exif = Image.Exif()
     exif[ORIENTATION] = orientation
     segment = exif.tobytes()

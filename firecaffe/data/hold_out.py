@@ -1,8 +1,7 @@
-"""A part of the training samples that is kept from training, to choose by what no test has seen.
+"""Validation samples that are held out from the training samples.
 
-Which ones is a pure function of how many there are: those with the smallest
-`hash64(Stream.HOLD_OUT, sample)`. Neither a seed nor the number of workers changes it, so that
-trainings that are compared have learned from the same ones.
+They are those with the smallest `hash64(Stream.HOLD_OUT, sample)`. Neither seeds nor workers change
+this, so trainings that are compared use the same samples.
 """
 
 import torch
@@ -26,10 +25,7 @@ from firecaffe.errors import RecipeError
 
 
 def num_held_out(num_samples: int, share: float) -> int:
-    """How many of a training set are kept from training.
-
-    Raises: RecipeError if one of the two parts would be empty.
-    """
+    """Return the number of held-out samples. Raises RecipeError if one of the parts is empty."""
     count = round(num_samples * share)
     if share and not 0 < count < num_samples:
         raise RecipeError(
@@ -40,7 +36,7 @@ def num_held_out(num_samples: int, share: float) -> int:
 
 
 def hold_out(train: Dataset, share: float) -> tuple[Dataset, Dataset]:
-    """The rest of a training set, and the part that is held out; each in its old order."""
+    """Return the remaining training samples and the held-out ones, each in the original order."""
     by_hash = hash64(int(Stream.HOLD_OUT), torch.arange(len(train))).argsort()
     count = num_held_out(len(train), share)
     return _some(train, by_hash[count:].sort().values), _some(train, by_hash[:count].sort().values)
@@ -65,7 +61,7 @@ def _some(dataset: Dataset, samples_N: Tensor) -> Dataset:
 
 
 class SomeOfDataset:
-    """Some of the samples of anyone's data set, by new numbers. Their keys have the old ones."""
+    """Some samples of a user's data set, renumbered. Their keys have the original numbers."""
 
     def __init__(self, dataset: Dataset, samples_N: Tensor) -> None:
         self.dataset = dataset
@@ -91,8 +87,6 @@ class SomeOfDataset:
 
 
 class SomeEncoded:
-    """Some of the samples of a source, by new numbers."""
-
     shard_counts: tuple[int, ...] = ()
 
     def __init__(self, source: Encoded, samples_N: Tensor) -> None:

@@ -1,10 +1,8 @@
 """The idx format of MNIST and Fashion-MNIST, plain or gzipped.
 
 A file is a header of big-endian 32-bit integers, then unsigned bytes, the last dimension fastest:
-
-    magic (0x00000800 + number of dimensions), one size per dimension, data
-
-Source: the format's description on the MNIST page (LeCun, Cortes, Burges).
+magic (0x00000800 + number of dimensions), one size per dimension, data. Source: the format's
+description on the MNIST page (LeCun, Cortes, Burges).
 """
 
 import gzip
@@ -23,9 +21,7 @@ from firecaffe.errors import DataError
 from firecaffe.files import open_regular
 
 FEW_BYTES, MOST_RATIO = 1 << 25, 64
-"""A file may hold so many bytes, or so many for each of its own: a few bytes of gzip stand for any
-number of zeros. MNIST's are packed to a fifth.
-"""
+"""Limits of a file's content against gzip bombs: in bytes, and per byte of the file."""
 
 _UNSIGNED_BYTES = 0x800
 _CHUNK_BYTES = 1 << 20
@@ -40,7 +36,7 @@ def _open(path: Path) -> Iterator[BinaryIO]:
 
 
 def _read(file: BinaryIO, num_bytes: int) -> bytearray:
-    """Read at most `num_bytes`; memory grows with what is there, not with what a header claims."""
+    # Memory grows with the file's content, not with the header's claim.
     content = bytearray()
     while len(content) < num_bytes:
         chunk = file.read(min(_CHUNK_BYTES, num_bytes - len(content)))
@@ -51,11 +47,9 @@ def _read(file: BinaryIO, num_bytes: int) -> bytearray:
 
 
 def read_idx_bytes(path: Path, num_dims: int) -> tuple[bytearray, tuple[int, ...]]:
-    """Read a whole file, unzipped, header included; returns it with its sizes.
+    """Read a whole file, unzipped and with its header, and return it with its sizes.
 
-    Raises:
-        DataError: the file is missing, damaged, has another number of dimensions, or is not
-            exactly as long as its header says.
+    Raises DataError if it is missing, damaged, or differs from `num_dims` or its header's sizes.
     """
     header_bytes = 4 + 4 * num_dims
     try:
@@ -80,8 +74,8 @@ def read_idx_bytes(path: Path, num_dims: int) -> tuple[bytearray, tuple[int, ...
                     f"{path}: says that it holds {data_bytes:,} bytes; of a file of "
                     f"{path.stat().st_size:,} at most {most:,} are read"
                 )
-            # One byte more than is expected: a longer file shows, and gzip compares its checksum
-            # only when it is read to the end.
+            # Read one byte more than expected: this detects a longer file, and gzip checks its
+            # checksum only at the end.
             content += _read(file, data_bytes + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: cannot be read, {_reason(error)}") from error
@@ -102,11 +96,6 @@ def _reason(error: Exception) -> str:
 
 
 def read_idx(path: Path, num_dims: int) -> Tensor:
-    """Read a file into a uint8 tensor of its own shape.
-
-    Raises:
-        DataError: as `read_idx_bytes`.
-    """
     content, sizes = read_idx_bytes(path, num_dims)
     if 0 in sizes:
         return torch.empty(sizes, dtype=torch.uint8)
@@ -114,12 +103,7 @@ def read_idx(path: Path, num_dims: int) -> Tensor:
 
 
 def read_idx_pair(images_path: Path, labels_path: Path, num_classes: int) -> TensorDataset:
-    """Read gray images and their labels, as N x 1 x H x W.
-
-    Raises:
-        DataError: a file cannot be read, the two do not belong together, or a label is out of
-            range.
-    """
+    """Read gray images as N x 1 x H x W, and labels. Raises DataError if they do not match."""
     images_NHW = read_idx(images_path, 3)
     labels_N = read_idx(labels_path, 1)
     if len(images_NHW) != len(labels_N):
@@ -136,11 +120,7 @@ def read_idx_pair(images_path: Path, labels_path: Path, num_classes: int) -> Ten
 
 
 def open_idx(folder: Path, num_classes: int) -> tuple[TensorDataset, TensorDataset]:
-    """Open the four files of an MNIST-like set, each plain or `.gz`: training and test set.
-
-    Raises:
-        DataError: as `read_idx_pair`.
-    """
+    """Open the training and test set of an MNIST-like set: four files, each plain or `.gz`."""
 
     def path(name: str) -> Path:
         return folder / name if (folder / name).exists() else folder / f"{name}.gz"

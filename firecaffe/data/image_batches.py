@@ -1,4 +1,4 @@
-"""Images of classes: how they are cut and normalized, in training and in a test."""
+"""Crops and normalization of images of classes, in training and in a test."""
 
 from collections.abc import Callable
 from functools import partial
@@ -24,15 +24,11 @@ from firecaffe.data.decoded import DecodedSet
 from firecaffe.errors import RecipeError
 
 SMALLEST = torch.finfo(torch.float32).tiny
-"""Least number that a division in float32 does not take for 0."""
+"""The least number that a division in float32 does not treat as 0."""
 
 
 def output_shape(dataset: Images, config: DataConfig) -> tuple[int, int, int]:
-    """Shape of the images that a network is given: the data set's, cropped.
-
-    Raises:
-        RecipeError: crop, pad, mean or std do not fit the data set's images.
-    """
+    """Return the shape of the network's images. Raises RecipeError if settings do not fit them."""
     channels, rows, columns = dataset.sample_CHW
     side = min(rows, columns)
     try:
@@ -59,7 +55,6 @@ def output_shape(dataset: Images, config: DataConfig) -> tuple[int, int, int]:
 def _caffe(
     dataset: Images, config: DataConfig, seed: int, epoch: int, samples_B: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Random crops, every other one mirrored."""
     crop, pad, mirror = config.crop, config.pad, config.mirror
     if not isinstance(dataset, DecodedSet):
         images_BCHW, labels_B = ask(dataset, samples_B, seed, epoch)
@@ -85,7 +80,6 @@ def _caffe(
 def _inception(
     dataset: Images, config: DataConfig, seed: int, epoch: int, samples_B: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Random boxes scaled to crop x crop, every other one mirrored."""
     side = config.crop
     draws_BA4 = draws(seed, epoch, samples_B).tolist()
     _, _, flags_B = crops_and_mirrors(samples_B, seed, epoch, (1, 1), config.mirror)
@@ -106,17 +100,15 @@ def _inception(
 def _plain(
     dataset: Images, config: DataConfig, seed: int, epoch: int, samples_B: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The middle of the images, in training as in a test."""
     images_BCHW, labels_B = ask(dataset, samples_B, seed, epoch)
     return center_crop(images_BCHW, config.crop, config.pad).contiguous(), labels_B
 
 
 FETCH = {"caffe": _caffe, "inception": _inception, "none": _plain}
-"""Ways to fetch images, by `data.augment`."""
 
 
 def to_test(dataset: Images, config: DataConfig) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """What fetches images for a test: the middle of each, as the training's scale has it."""
+    """Return the function that fetches test images: the center of each, at the training's scale."""
     if config.augment == "inception" and isinstance(dataset, DecodedSet):
         side, shorter = config.crop, config.resize
         return partial(
@@ -126,6 +118,5 @@ def to_test(dataset: Images, config: DataConfig) -> Callable[[Tensor], tuple[Ten
 
 
 def cut_for_test(images_BCHW: Tensor, dataset: Images, config: DataConfig) -> Tensor:
-    """The crop of fetched images."""
     is_cut = config.augment == "inception" and isinstance(dataset, DecodedSet)
     return images_BCHW if is_cut else center_crop(images_BCHW, config.crop, config.pad)

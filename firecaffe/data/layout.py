@@ -1,7 +1,7 @@
-"""What a sample is: a tree of shapes and types, for its inputs and for its targets.
+"""The layout of a sample: trees of shapes and types, for its inputs and for its targets.
 
-A tree is a tensor, or a dict, tuple, list or namedtuple of trees. In a batch each of its tensors
-has one dimension more, the first: one row for each sample.
+A tree is a tensor, or a dict, tuple, list or namedtuple of trees. The tensors of a batch have one
+more dimension, the first: a row for each sample.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ Batch = tuple[Any, Any]
 
 @dataclass(frozen=True)
 class Leaf:
-    """One tensor of a sample, without its rows."""
+    """One tensor of a sample, without the batch dimension."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -30,17 +30,14 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Layout:
-    """A sample: trees of `Leaf`."""
-
     inputs: Any
     targets: Any
 
-    def __hash__(self) -> int:  # dicts and lists have none; the order of a dict's keys is no matter
+    def __hash__(self) -> int:  # dicts and lists have no hash, and the order of keys is irrelevant
         return hash(frozenset(tree_leaves((self.inputs, self.targets))))
 
     @classmethod
     def of(cls, batch: Batch) -> "Layout":
-        """That of a batch's samples."""
         inputs, targets = (tree_map(leaf_of, tree) for tree in batch)
         return cls(inputs, targets)
 
@@ -49,27 +46,23 @@ class Layout:
 
     @property
     def channels(self) -> int | None:
-        """Those of an image, if the inputs are one; else None."""
+        """The channels of an image, if the inputs are one; else None."""
         is_image = isinstance(self.inputs, Leaf) and len(self.inputs.shape) == 3
         return self.inputs.shape[0] if is_image else None
 
     @property
     def num_bytes(self) -> int:
-        """Memory of a sample."""
         leaves = tree_leaves((self.inputs, self.targets))
         return sum(prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
 
     def made_up(self, count: int, device: torch.device | str = "cpu") -> Batch:
-        """A batch to time things with: random numbers, and zeros where only some are known to be
-        right, as of classes.
-        """
+        """Make a batch for timing: random floats; integers are 0, which is valid as a class."""
         return map_batch(
             lambda each: each.normal_() if each.is_floating_point() else each,
             self.zeros(count, device),
         )
 
     def zeros(self, count: int, device: torch.device | str = "cpu") -> Batch:
-        """A batch of so many samples; on the meta device it takes no memory."""
         inputs, targets = (
             tree_map(
                 lambda leaf: torch.zeros(count, *leaf.shape, dtype=leaf.dtype, device=device), tree
@@ -80,22 +73,18 @@ class Layout:
 
 
 def leaf_of(tensor: Tensor) -> Leaf:
-    """What a batch's tensor says of a sample."""
     return Leaf(tuple(tensor.shape[1:]), tensor.dtype)
 
 
 def map_batch(function: Callable[[Tensor], Tensor], batch: Batch) -> Batch:
-    """The batch with each of its tensors put through a function."""
     inputs, targets = batch
-    if isinstance(inputs, Tensor) and isinstance(targets, Tensor):  # most are, and it costs less
+    if isinstance(inputs, Tensor) and isinstance(targets, Tensor):  # the common case, made fast
         return function(inputs), function(targets)
     return tree_map(function, inputs), tree_map(function, targets)
 
 
 def num_samples(inputs: Any, targets: Any) -> int:
-    """Samples of a batch: the rows of the first tensor of its targets, or, if they have none, of
-    its inputs.
-    """
+    """Return the rows of the first tensor of the targets, or of the inputs if targets have none."""
     for tree in (targets, inputs):
         if isinstance(tree, Tensor):
             return len(tree)
@@ -105,7 +94,7 @@ def num_samples(inputs: Any, targets: Any) -> int:
 
 
 def named_leaves(batch: Batch) -> list[tuple[str, Any]]:
-    """The tensors of a batch, by name: `inputs['ids']`, `targets`."""
+    """Return the tensors of a batch with their names: `inputs['ids']`, `targets`."""
     return [
         (f"{what}{keystr(path)}", leaf)
         for what, tree in zip(("inputs", "targets"), batch, strict=True)
@@ -114,7 +103,6 @@ def named_leaves(batch: Batch) -> list[tuple[str, Any]]:
 
 
 def tree_words(tree: Any) -> str:
-    """A tree of leaves in one line."""
     if isinstance(tree, Mapping):
         return f"{{{', '.join(f'{key}: {tree_words(each)}' for key, each in tree.items())}}}"
     if isinstance(tree, tuple | list):
@@ -123,5 +111,4 @@ def tree_words(tree: Any) -> str:
 
 
 def kind_of(dtype: torch.dtype) -> str:
-    """A type as `float32`."""
     return str(dtype).removeprefix("torch.")

@@ -1,23 +1,19 @@
-"""A file, as a tar file, of which no more is read than is allowed, whatever it says of itself."""
+"""A file, such as a tar file, that is not read beyond a limit, whatever its headers claim."""
 
 import tarfile
 from gzip import GzipFile
 from typing import BinaryIO, cast
 
 DAMAGED = (OSError, tarfile.TarError, ValueError, OverflowError, LookupError, RecursionError)
-"""What `tarfile` raises of a file that is damaged."""
+"""The errors that `tarfile` raises for a damaged file."""
 
 
 def limited(file: BinaryIO | GzipFile, most_bytes: int) -> BinaryIO:
-    """An open file for one who asks for as much as a header claims. Once more than that has been
-    read, OSError is raised.
-    """
+    """Wrap an open file so that reading more than `most_bytes` in total raises OSError."""
     return cast(BinaryIO, _Limited(file, most_bytes))
 
 
 class _Limited:
-    """What `tarfile` needs of a file."""
-
     def __init__(self, file: BinaryIO | GzipFile, most_bytes: int) -> None:
         self._file, self._most, self._left = file, most_bytes, most_bytes
 

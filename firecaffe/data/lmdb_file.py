@@ -1,9 +1,7 @@
-"""Reads an LMDB: keys and values in the order of the keys, each by its number.
+"""Reader of an LMDB: keys and values in the order of the keys, each by its number.
 
-LMDB's own library maps the file and follows what it says, so that a truncated or damaged one ends
-the process by a signal. Here pages are read, and each number in them is held to what is there.
-
-The file is pages of one size; numbers are little-endian.
+LMDB's own library maps the file and trusts it, so a damaged one ends the process by a signal. Here
+pages are read, and each number in them is checked. Pages have one size; numbers are little-endian.
 
     page           its number (8 bytes), 2 unused, flags (2), where its free room begins and ends
                    (2, 2); then for each node its place in the page (2)
@@ -36,19 +34,19 @@ FILE = "data.mdb"
 MAGIC, VERSION = 0xBEEFC0DE, 1
 
 PAGE_BYTES, NODE_BYTES = 16, 8
-"""Of what begins each."""
+"""Sizes of the headers of a page and a node."""
 
 META = struct.Struct("<II16xIHH24xQQ IHH24xQQ QQ")
 
 BRANCH, LEAF = 1, 2
 KINDS = 0x6F
-"""The flags that say what a page is."""
+"""The flags that state the kind of a page."""
 
 OVERFLOW, TREE, SEVERAL = 1, 2, 4
 """Flags of a leaf's node: the value is elsewhere; it is a database; the key has several values."""
 
 SORTED_DUPLICATES = 4
-"""A flag of a tree whose keys may have several values."""
+"""The flag of a tree whose keys may have several values."""
 
 EMPTY = 2**64 - 1
 """The root of a tree without values."""
@@ -57,21 +55,16 @@ PAGE_SIZES = tuple(1 << bits for bits in range(9, 17))
 MOST_DEPTH = 32
 MOST_KEY = (1 << 16) - 1
 LEAST_NODE = NODE_BYTES + 2
-"""Bytes of a page that a node takes at least, with its place."""
+"""Fewest bytes of a page that a node uses, with its place."""
 
 LOOKED_AT = 1 << 20
-"""Bytes of pages that are looked at together."""
 
 Ints = NDArray[np.int64]
 Numbers = NDArray[np.uint64]
 
 
 class LmdbFile:
-    """The values of an LMDB, read when they are asked for, by any thread. Where each one is, 24
-    bytes, is held.
-
-    Raises: DataError if there is none, or it is damaged or truncated.
-    """
+    """Values of an LMDB, read on request by any thread. Raises DataError if missing or damaged."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -85,6 +78,7 @@ class LmdbFile:
         found = [np.empty((3, 0), np.int64)]
         if count:
             found += map(np.stack, self._nodes(self._leaves(root, depth)))
+        # Places in the file, and sizes: 24 bytes for each value.
         self._nodes_N, self._starts_N, self._sizes_N = np.concatenate(found, axis=1)
         if len(self) != count:
             raise self._damaged(f"it holds {len(self):,} values and says {count:,}")
@@ -93,12 +87,10 @@ class LmdbFile:
         return len(self._nodes_N)
 
     def key(self, number: int) -> bytes:
-        """Raises: DataError."""
         node = self._read(int(self._nodes_N[number]), NODE_BYTES + MOST_KEY, or_less=True)
         return node[NODE_BYTES:][: int.from_bytes(node[NODE_BYTES - 2 : NODE_BYTES], "little")]
 
     def value(self, number: int) -> bytes:
-        """Raises: DataError."""
         return self._read(int(self._starts_N[number]), int(self._sizes_N[number]))
 
     def __del__(self) -> None:
@@ -106,11 +98,9 @@ class LmdbFile:
             self._file.close()
 
     def _newest(self) -> tuple[int, int, int, int]:
-        """The page size, and the data's root, depth and count, of the later meta page that is one.
-        Where the second is, the first says.
-        """
         found = [self._meta(0)]
         page_size = found[0][0] if found[0] else 0
+        # The first meta page states the page size, and so the place of the second.
         found += [self._meta(size) for size in ((page_size,) if page_size else PAGE_SIZES)]
         whole = [each for each in found if each is not None]
         if not whole:
@@ -131,7 +121,6 @@ class LmdbFile:
         return page_size, root, depth, 0 if root == EMPTY else count, transaction
 
     def _leaves(self, root: int, depth: int) -> Numbers:
-        """The pages of the leaves in the order of their keys, level by level from the root."""
         if not 0 < depth <= MOST_DEPTH:
             raise self._damaged(f"its tree is {depth} pages deep; at most {MOST_DEPTH}")
         pages, pages_left = np.array([root], np.uint64), self._last
@@ -147,7 +136,6 @@ class LmdbFile:
         return pages
 
     def _nodes(self, leaves: Numbers) -> Iterator[tuple[Ints, Ints, Ints]]:
-        """Where the nodes of some leaves are, where their values are, and how long these are."""
         for places, words, nodes in self._pages(leaves, LEAF):
             sizes = words[nodes].astype(np.int64) | words[nodes + 1].astype(np.int64) << 16
             flags, key_bytes = words[nodes + 2], words[nodes + 3].astype(np.int64)
@@ -168,12 +156,11 @@ class LmdbFile:
                 raise self._damaged("a value lies beyond the end; it is truncated")
             yield places, starts, sizes
 
+    # Yields, for some pages at a time, the places of nodes in the file, the pages as words of 2
+    # bytes, and the places of nodes among these words.
     def _pages(
         self, numbers: Numbers, kind: int
     ) -> Iterator[tuple[Ints, NDArray[np.uint16], Ints]]:
-        """Some pages at a time, as words of 2 bytes; where in the file their nodes begin, and at
-        which of these words.
-        """
         if (numbers >= self._last).any():
             raise self._damaged(f"it has no page {numbers.max()}; it is truncated")
         size = self._page_size

@@ -1,9 +1,4 @@
-"""A first look at some encoded images of a data set: what is read of them otherwise than meant.
-
-Whether a data set gives the same samples when it is asked again.
-
-A run on another number of workers, or on another day, ends in the same bits only if it does.
-"""
+"""A first look at a data set: whether images are as intended, and samples repeatable."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -18,11 +13,11 @@ from firecaffe.data.layout import Batch, Layout
 from firecaffe.errors import DataError
 
 LOOKED_AT = 64
-"""Images of a part, at most."""
+"""Most images of a part that are looked at."""
 
 
 def evenly(count: int) -> Sequence[int]:
-    """The numbers of LOOKED_AT samples from all over `count`, or of all."""
+    """Return the numbers of at most LOOKED_AT samples, evenly spread over `count`."""
     return range(0, count, max(1, -(-count // LOOKED_AT)))
 
 
@@ -33,17 +28,14 @@ def look(
     read: Callable[[int], bytes],
     exif: str,
 ) -> list[str]:
-    """What is to be said of a part's images, in lines.
+    """Look at some images of a part, and return lines to report; `exif` is a row of EXIF.
 
-    head: a sample's beginning, which is enough for what an image says of itself. read: all of it.
-    exif: a row of `exif.EXIF`.
-
-    Raises: DataError if all images that are looked at are of one color, the same: nothing can be
-    learned of them.
+    `head` reads the start of a sample, enough for its metadata; `read` reads all of it. Raises
+    DataError if all pixels of all images have one color: nothing can be learned.
     """
     heads: dict[int, bytes] = {}
     for sample in samples:
-        with suppress(BrokenSampleError):  # whoever trains on it says what is wrong
+        with suppress(BrokenSampleError):  # training reports it when it reads the sample
             heads[sample] = head(sample)
     deep = [sample for sample, content in heads.items() if bits_of(content) == DEEP_BITS]
     _check_not_blank(part, list(heads), read, deep)
@@ -65,7 +57,6 @@ def look(
 def _check_not_blank(
     part: str, samples: Sequence[int], read: Callable[[int], bytes], deep: Sequence[int]
 ) -> None:
-    """Reads images until two pixels differ: mostly one."""
     color = None
     for sample in samples:
         try:
@@ -94,22 +85,18 @@ def _check_not_blank(
 
 
 NUM_ASKED_TWICE = 8
-"""Samples that are asked for twice before the first step: of those that are mirrored by the toss of
-a coin, all eight look alike once in 256.
-"""
+"""Samples requested twice before the first step. Random mirroring is missed once in 256."""
 
 
 def is_repeatable(dataset: Dataset) -> bool:
-    """Asks for samples from all over the data set, twice."""
+    """Whether samples are the same if requested again, without which runs differ in their bits."""
     last = len(dataset) - 1
     samples = torch.unique(torch.linspace(0, last, NUM_ASKED_TWICE, dtype=torch.float64).long())
     return same_bits(dataset.batch(samples), dataset.batch(samples.clone()))
 
 
 def is_asked_again(step: int) -> bool:
-    """Whether a batch of this step, counted from 0, is asked for twice: those of steps 1, 2, 4, 8,
-    … are, so that in a training of n steps it costs log2(n) batches.
-    """
+    """Whether a batch of this step (from 0) is requested twice: step 1, 2, 4, 8, … of the run."""
     return step & (step + 1) == 0
 
 
@@ -120,6 +107,6 @@ def same_bits(first: Batch, second: Batch) -> bool:
     )
 
 
+# Bytes are compared because NaN does not equal itself.
 def _bytes(tensor: Tensor) -> Tensor:
-    """Bits: what is not a number does not equal itself."""
     return tensor.contiguous().flatten().view(torch.uint8)

@@ -1,7 +1,4 @@
-"""A user's own data set: looked at before a training, and at every batch.
-
-What is wrong with it is told in one line, as a file's faults are.
-"""
+"""Checks of a user's data set, before training and at every batch. Each fault is one line."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -38,15 +35,14 @@ EXPECTED = (
 )
 DTYPES = (torch.uint8, torch.float32)
 ENDS = (IndexError, EOFError, StopIteration)
-"""What a data set raises that holds less than it says."""
+"""Errors that a data set raises if it holds fewer samples than its length says."""
 
 
 def check_own(name: str, dataset: Any) -> Dataset:
-    """The data set that a user has given as `name`, with its batches looked at.
+    """Return the data set that a user gave as `name`, wrapped so that each batch is checked.
 
-    A map-style torch Dataset is taken as by `from_torch`, a pair of tensors as by `TensorDataset`.
-
-    Raises: DataError if it is none; OwnCodeError for what it raises.
+    A torch Dataset is converted by `from_torch`, a pair of tensors by `TensorDataset`. Raises
+    DataError if it is no data set, and OwnCodeError for what it raises.
     """
     if isinstance(dataset, TensorDataset | DecodedSet | RawPart):
         return dataset
@@ -62,7 +58,7 @@ def check_own(name: str, dataset: Any) -> Dataset:
             given.items.pickled()
     try:
         length = len(given)
-    except (TypeError, ValueError) as error:  # what len() itself refuses
+    except (TypeError, ValueError) as error:  # raised by len() itself
         raise DataError(f"{name} has no length: {error}") from error
     if length == 0:
         raise DataError(f"{name} holds no sample")
@@ -74,7 +70,6 @@ def _are_tensors(pair: Sequence[Any]) -> bool:
 
 
 def _kind(dataset: Any) -> str:
-    """What was given by mistake; empty if that cannot be said."""
     if isinstance(dataset, type):
         return f"the class {dataset.__qualname__}, not one that is made of it"
     if isinstance(dataset, DataLoader):
@@ -101,13 +96,12 @@ def _name_of(value: Any) -> str:
 
 
 class CheckedSet:
-    """A user's data set, each batch of which is as the protocol says, or a DataError tells why.
+    """A user's data set that raises DataError for each batch that breaks the protocol.
 
-    Of images of classes that is what they say of themselves; of other samples, what sample 0 is.
-
-    It is asked in the training's own thread, and may draw from the process's generators there: they
-    are seeded by the batch's key, and put back. One that has `fetchers` is asked by so many threads
-    beside the training, from which nothing could keep these generators apart.
+    Images must match the members of the data set, other samples must match sample 0. Without
+    `fetchers` the training's thread calls it; then it may draw from the process's generators, which
+    are seeded by the batch's key, and restored. With `fetchers`, that many threads call it during
+    training, and it must not use these generators, since both would draw from them.
     """
 
     sample_CHW: tuple[int, int, int]
@@ -160,14 +154,10 @@ class CheckedSet:
 
     @property
     def fetchers(self) -> int:
-        """Threads that ask it; 0: the training's own does."""
         fetchers: int = getattr(self.dataset, "fetchers", 0)
         return fetchers
 
     def _first_batch(self) -> Batch:
-        """That of sample 0. Raises: DataError if threads are to ask for batches, and one draws from
-        what the training draws from, too.
-        """
         first_1 = torch.tensor([0])
         if not self.fetchers:
             return self.batch(first_1)
@@ -194,7 +184,6 @@ class CheckedSet:
         return self._checked(fetch, indices_B, seed, epoch)
 
     def _made(self, fetch: Callable[[Tensor], Any], indices_B: Tensor, key: Key) -> Any:
-        """What the data set gives, under the key of the batch's first sample."""
         if self._is_torchs:  # each of its items has a key
             return fetch(indices_B)
         if self.fetchers:
@@ -257,12 +246,10 @@ class CheckedSet:
             self._check_like_first(batch, self._found, int(indices_B[0]))
 
     def _check_like_first(self, batch: Batch, first: Layout, sample: int) -> None:
-        """Looks at how a batch's samples differ from sample 0: in their shapes they may, if
-        somebody has put them together who knows how.
-        """
         expected, spec = tree_flatten((first.inputs, first.targets))
         if tree_flatten(batch)[1] != spec:
             raise self._wrong(f"{Layout.of(batch)} for sample {sample}", f"as sample 0: {first}")
+        # Shapes may differ from sample 0 only if the user's own code builds the batches.
         is_uniform = isinstance(self.dataset, TorchSet) and self.dataset.is_uniform
         for (what, leaf), wanted in zip(named_leaves(batch), expected, strict=True):
             found = leaf_of(leaf)

@@ -1,8 +1,4 @@
-"""A packed data set: a list of shards, and their samples by number.
-
-The list (`dataset.json`) says how many samples each shard holds, so that opening reads no shard;
-a shard's index is read when the first of its samples is asked for.
-"""
+"""A packed data set: opening reads only its list; a shard's index is read on first use."""
 
 import json
 from bisect import bisect_right
@@ -34,22 +30,20 @@ HELD_BYTES = 512_000_000
 """Raw sets up to this size are read into memory when they are opened."""
 
 KEPT_INDEXES = 4096
-"""Shards whose indexes are kept: 256 GB of shards of 64 MB."""
+"""The number of shard indexes held in memory: enough for 256 GB in shards of 64 MB."""
 
 
 @dataclass(frozen=True)
 class PackedSet:
-    """What `dataset.json` says."""
+    """The content of `dataset.json`."""
 
     kind: str
     shape: tuple[int, ...]
     classes: tuple[str, ...]
     parts: dict[str, tuple[ShardInfo, ...]]
-    """Shards of each part: train, test, validation."""
     source: str
-    """What was packed, and how, for people."""
     skipped: tuple[str, ...] = ()
-    """What was no whole image, and why."""
+    """The images that were damaged, and why."""
 
     def to_json(self) -> str:
         parts = {name: [asdict(info) for info in infos] for name, infos in self.parts.items()}
@@ -62,8 +56,6 @@ class PackedSet:
 
 @dataclass(frozen=True)
 class _Listed:
-    """The words of `dataset.json`."""
-
     format: str
     version: int
     kind: str
@@ -75,7 +67,7 @@ class _Listed:
 
 
 def read_list(root: str) -> PackedSet:
-    """Raises: DataError if there is no packed data set, or its list is damaged."""
+    """Read `dataset.json`. Raises DataError if it is missing or damaged."""
     text = read_text(root, LIST, MOST_LIST_BYTES)
     try:
         found = decoded(text, _Listed)
@@ -103,10 +95,7 @@ def read_list(root: str) -> PackedSet:
 
 
 class PackedPart:
-    """One part's samples, by number, as they are stored.
-
-    Raises: DataError if a shard is missing or has another length than it was packed with.
-    """
+    """Stored samples of one part. Raises DataError if a shard is missing or has another length."""
 
     def __init__(self, packed: PackedSet, part: str, files: ShardFiles) -> None:
         self.infos = packed.parts[part]
@@ -126,7 +115,7 @@ class PackedPart:
                 )
         if not len(self):
             raise DataError(f"{part}: the packed data set has no image in it")
-        # Not a method that is wrapped: each part keeps its own.
+        # Wrapped here, not as a decorated method, so that each part has its own cache.
         self._index = lru_cache(KEPT_INDEXES)(self._read_index)
 
     def __len__(self) -> int:
@@ -151,7 +140,6 @@ class PackedPart:
         return index
 
     def place(self, sample: int) -> tuple[int, int]:
-        """(shard, number within it)."""
         if not 0 <= sample < len(self):
             raise IndexError(f"sample {sample}, expected 0 to {len(self) - 1}")
         shard = bisect_right(self._ends, sample)
@@ -171,7 +159,7 @@ class PackedPart:
         )
 
     def read(self, sample: int) -> bytes:
-        """Raises: DataError if the bytes are not those that were packed."""
+        """Read one sample. Raises DataError if its bytes are not those that were packed."""
         shard, number = self.place(sample)
         index = self._index(shard)
         start, end = int(index.offsets[number]), int(index.offsets[number + 1])
@@ -181,12 +169,11 @@ class PackedPart:
         return content
 
     def image_bytes(self) -> float:
-        """The average size of an image."""
         return sum(info.num_bytes for info in self.infos) / len(self)
 
 
 class RawPart:
-    """Raw samples of a part that is too large for memory: read when they are asked for."""
+    """Raw samples of a part too large for memory. They are read when they are requested."""
 
     fetchers = 1
 
@@ -201,7 +188,6 @@ class RawPart:
         return len(self.part)
 
     def batch(self, indices_B: Tensor) -> tuple[Tensor, Tensor]:
-        """Raises: DataError if a sample is damaged or of another size."""
         read = b"".join(self.part.read(sample) for sample in indices_B.tolist())
         images = torch.frombuffer(bytearray(read), dtype=torch.uint8) if read else torch.empty(0)
         try:

@@ -1,9 +1,7 @@
-"""Batches made before they are asked for, by threads, in bounded memory.
+"""Batches made ahead by threads, in order and in bounded memory, across the ends of epochs.
 
-A call that makes a batch is begun as soon as one of the batches ahead has been taken, in order, so
-nothing is made twice and the next epoch's first batches are ready at its turn. Data in memory are
-not fetched ahead: taking them is cheaper than handing them from thread to thread. Nor is what a
-user's code makes: it may draw from generators that the training's own thread draws from, too.
+Data in memory are not fetched ahead: taking them is cheaper than passing them between threads. Nor
+are batches of users' code, which may draw from generators that the training's thread uses.
 """
 
 from collections import deque
@@ -20,17 +18,17 @@ from firecaffe.data.packed import RawPart
 T = TypeVar("T")
 
 AHEAD_BYTES = 256_000_000
-"""Memory of batches that wait to be taken."""
+"""Memory of batches that wait."""
 
 FEWEST, MOST = 2, 32
-"""Batches ahead, however large or small they are."""
+"""Limits of the number of batches ahead, whatever their size."""
 
 FETCHERS = 2
-"""Batches in the making at once, so that decoding threads never wait for the last of a batch."""
+"""Batches made at once, so that decoding threads never wait for the end of a batch."""
 
 
 def fetchers_of(dataset: Dataset) -> int:
-    """Threads that may ask a data set at once; 0: who needs a batch asks for it."""
+    """Return how many threads may call a data set at once. 0: none but the caller."""
     if isinstance(dataset, TensorDataset):
         return 0
     if isinstance(dataset, DecodedSet):
@@ -40,9 +38,7 @@ def fetchers_of(dataset: Dataset) -> int:
 
 
 def sample_bytes(dataset: Dataset) -> int:
-    """Memory of one sample while it waits, about: bytes of what is decoded, float32 of images that
-    are not ours.
-    """
+    """Return the approximate memory of a waiting sample: float32 for images not decoded here."""
     if is_images(dataset):
         is_bytes = isinstance(dataset, DecodedSet | RawPart)
         return prod(dataset.sample_CHW) * (1 if is_bytes else 4)
@@ -52,10 +48,9 @@ def sample_bytes(dataset: Dataset) -> int:
 def ahead(
     calls: Iterable[Callable[[], T]], dataset: Dataset, batch_bytes: int
 ) -> Generator[T, None, None]:
-    """The calls' results, in order. batch_bytes: of each, about.
+    """Yield the calls' results in order. `batch_bytes` is the approximate size of each.
 
-    A data set whose items other processes make is asked by a thread for each of them.
-    Whoever stops early closes the iterator: what has not begun is dropped, what has is waited for.
+    Closing the iterator drops calls that have not begun, and waits for the others.
     """
     fetchers = fetchers_of(dataset)
     if not fetchers:

@@ -1,8 +1,7 @@
-"""The published sets in idx files: their digests, and the mirrors that have them.
+"""The published data sets in idx files: their digests, and the mirrors that have them.
 
-Sources: https://github.com/zalandoresearch/fashion-mnist and torchvision's datasets/mnist.py
-(addresses); the digests are those of what is in the files there, and in Debian's package
-dataset-fashion-mnist 0.0~git20200523.55506a9-1.
+Addresses: https://github.com/zalandoresearch/fashion-mnist and torchvision's datasets/mnist.py.
+Digests: of these files' content, and of Debian's dataset-fashion-mnist 0.0~git20200523.55506a9-1.
 """
 
 from collections.abc import Sequence
@@ -21,14 +20,11 @@ FILES = {
 
 @dataclass(frozen=True)
 class Published:
-    """A data set of four files, training and test images and labels."""
-
     sha256: Sequence[str]
-    """Of what is in each of `FILES`, uncompressed: the gzip files of mirrors differ."""
+    """Digests of the uncompressed `FILES`: the gzip files of mirrors differ."""
     mirrors: Sequence[Mirror]
-    """In the order in which they are tried."""
     remedy: str
-    """What to do if none of them has it. {destination}: the folder that it was wanted in."""
+    """Advice if no mirror has the files. {destination} is the folder they were to go to."""
 
 
 FASHION_MNIST_FOLDER = "/usr/share/datasets/fashion-mnist"

@@ -1,12 +1,12 @@
-"""A shard: many samples in one file, any of them by one read. The layout is in docs/shards.md.
+"""A shard: many samples in one file, each readable by one read. The layout is in docs/shards.md.
 
     0    prologue: magic, version, where and how long the header is, the file's length, a checksum
     40   the samples' bytes, one after the other
     ...  offsets (count + 1), labels and CRC-32s (count each), little-endian, at multiples of 8
     ...  header: JSON
 
-The index stands behind the samples, so that a shard is written in one pass; the prologue is written
-last, so that an unfinished file is none.
+The index follows the samples, so that a shard is written in one pass. The prologue is written last,
+so that an unfinished file is no shard.
 """
 
 import hashlib
@@ -36,20 +36,17 @@ PROLOGUE = struct.Struct("<8sIIQQII")
 """Magic, version, bytes of the header, its place, bytes of the file, the header's CRC-32, 0."""
 
 KINDS = ("jpeg", "raw")
-"""Encoded images (as they came: JPEG, PNG, WebP), or pixels of one shape: bytes of C x H x W."""
+"""Encoded images as they came (JPEG, PNG, WebP), or pixels of one shape: bytes of C x H x W."""
 
 MOST_HEADER_BYTES = 16_000_000
 
 Read = Callable[[int, int], bytes]
-"""(start, length) -> the bytes that are there, fewer at the end of the file."""
+"""A function (start, length) -> the bytes that are there, fewer at the end of the file."""
 
 
 @dataclass(frozen=True)
 class ShardInfo:
-    """What a data set's list says of one of its shards."""
-
     file: Annotated[str, Meta(pattern=r"^[^/\0]*[^/\0.][^/\0]*$")]
-    """A name in the list's folder."""
     count: Count
     num_bytes: Count
     sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
@@ -57,8 +54,6 @@ class ShardInfo:
 
 @dataclass(frozen=True)
 class Header:
-    """What a shard's header says."""
-
     kind: str
     shape: tuple[Positive, ...]
     count: Count
@@ -69,26 +64,20 @@ class Header:
 
 @dataclass(frozen=True)
 class ShardIndex:
-    """The samples of a shard: their places in it, and what they are."""
-
     kind: str
     shape: tuple[int, ...]
-    """Shape of raw samples: channels, rows, columns; else empty."""
+    """Channels, rows and columns of raw samples; empty for encoded ones."""
     offsets: NDArray[np.uint64]
     labels: NDArray[np.uint32]
     checksums: NDArray[np.uint32]
     skipped: tuple[str, ...]
-    """Sources of this shard that were no whole images, and why."""
 
     def __len__(self) -> int:
         return len(self.labels)
 
 
 def read_index(read: Read, name: str, num_bytes: int) -> ShardIndex:
-    """The index of a shard of so many bytes.
-
-    Raises: DataError if the file is cut, damaged, or no shard.
-    """
+    """Read a shard's index. Raises DataError if the file is cut, damaged, or no shard."""
     prologue = read(0, PROLOGUE.size)
     if len(prologue) < PROLOGUE.size:
         raise DataError(f"{name}: {num_bytes} bytes long; a shard has at least {PROLOGUE.size}")
@@ -135,12 +124,12 @@ def _index_bytes(count: int) -> int:
 
 
 def least_bytes(count: int, shape: tuple[int, ...]) -> int:
-    """Of a shard with so many samples. shape: of raw ones, else empty."""
+    """Return the least size of a shard of `count` samples. `shape` is empty unless they are raw."""
     return PROLOGUE.size + _index_bytes(count) + (count * prod(shape) if shape else 0)
 
 
 def check_sample(content: bytes, checksum: int, length: int, name: str) -> None:
-    """Raises: DataError if it is cut; BrokenSampleError if its bytes are other ones."""
+    """Raise DataError if a sample is cut, and BrokenSampleError if its bytes have changed."""
     if len(content) != length:
         raise DataError(f"{name}: {len(content)} of {length} bytes could be read; it is truncated")
     if zlib.crc32(content) != checksum:
@@ -148,7 +137,7 @@ def check_sample(content: bytes, checksum: int, length: int, name: str) -> None:
 
 
 class ShardWriter:
-    """Writes one shard beside its place; `finish` gives it its name. Left early, nothing stays."""
+    """Write one shard under a temporary name until `finish`. Without that it is deleted."""
 
     def __init__(self, path: Path, kind: str, shape: tuple[int, ...] = ()) -> None:
         self.path, self.kind, self.shape = path, kind, shape
@@ -170,7 +159,7 @@ class ShardWriter:
         trace: TracebackType | None,
     ) -> None:
         try:
-            self._file.close()  # a full disk refuses what is left to write
+            self._file.close()  # on a full disk, flushing the rest raises
         finally:
             self._aside.unlink(missing_ok=True)
 
@@ -181,7 +170,7 @@ class ShardWriter:
         self._checksums.append(zlib.crc32(content))
 
     def finish(self) -> ShardInfo:
-        """Writes the index and the prologue, syncs, and renames."""
+        """Write the index and the prologue, sync, and rename the file."""
         file, count = self._file, len(self._labels)
         at = _padded(self._offsets[-1])
         file.write(bytes(at - self._offsets[-1]))

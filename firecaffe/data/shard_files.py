@@ -1,9 +1,8 @@
-"""Sources of shards: a folder, a remote address, or a copy that is kept nearby.
+"""Shard files in a folder, at a remote address, or copied to a local cache.
 
-A folder's files are read in place, by `pread`. Of a remote address (`s3://…`, anything that fsspec
-knows) each sample's range is fetched alone, so that a node moves only what its ranks need. With a
-cache a shard is fetched whole when the first of its samples is asked for, checked against its
-digest, and read in place from then on; those that were fetched first make room for new ones.
+Files in a folder are read in place, by `pread`. From a remote address (`s3://…`, anything that
+fsspec knows) only the range of each sample is fetched, so a node moves only what its ranks need. A
+cache fetches a shard whole at its first sample, checks its digest, and deletes its oldest ones.
 """
 
 import fcntl
@@ -19,23 +18,20 @@ from firecaffe.errors import DataError
 from firecaffe.files import new_aside, open_regular
 
 OPEN_FILES = 256
-"""Files that are kept open; more shards are opened as they are read."""
 
 FREE_SHARE = 0.1
 """Share of a disk that a cache without a limit leaves free."""
 
 
 class ShardFiles(Protocol):
-    """The files of a data set."""
+    """The shard files of a data set. Its methods raise DataError if a file cannot be read."""
 
     def read(self, info: ShardInfo, start: int, length: int) -> bytes:
-        """Fewer bytes than asked for at the end of the file. Raises: DataError."""
+        """Read a range, shorter at the end of the file."""
 
-    def size(self, info: ShardInfo) -> int:
-        """Bytes of the file that is there. Raises: DataError."""
+    def size(self, info: ShardInfo) -> int: ...
 
-    def name(self, info: ShardInfo) -> str:
-        """The shard's name for people."""
+    def name(self, info: ShardInfo) -> str: ...
 
 
 def is_remote(root: str) -> bool:
@@ -43,16 +39,13 @@ def is_remote(root: str) -> bool:
 
 
 def open_files(root: str, cache: str = "", cache_bytes: int = 0) -> ShardFiles:
-    """cache: a folder to keep copies in; cache_bytes: their limit, 0 for all but FREE_SHARE of it.
-
-    Raises: DataError if an address needs what is not installed.
-    """
+    """Open shards, with copies in `cache` if given. Raises DataError if a package is missing."""
     files: RemoteFiles | LocalFiles = RemoteFiles(root) if is_remote(root) else LocalFiles(root)
     return CachedFiles(files, Path(cache).expanduser(), cache_bytes) if cache else files
 
 
 def read_text(root: str, file: str, most_bytes: int) -> str:
-    """A small file of the data set. Raises: DataError."""
+    """Read a small text file of the data set. Raises DataError if it is too long or no text."""
     if is_remote(root):
         remote = RemoteFiles(root)
         content = remote.fetch(file, 0, most_bytes)
@@ -71,12 +64,10 @@ def read_text(root: str, file: str, most_bytes: int) -> str:
 
 
 class _Opened:
-    """A descriptor that is closed when nobody reads from it any more."""
-
     def __init__(self, path: str) -> None:
         self._file = open_regular(path)
         self.descriptor = self._file.fileno()
-        # Samples come in random order: what the system would read ahead is mostly thrown away.
+        # Samples are read in random order, so most of what the system reads ahead is wasted.
         os.posix_fadvise(self.descriptor, 0, 0, os.POSIX_FADV_RANDOM)
 
     def __del__(self) -> None:
@@ -85,8 +76,6 @@ class _Opened:
 
 
 class LocalFiles:
-    """Shards in a folder."""
-
     def __init__(self, root: str | Path) -> None:
         self.root = str(root)
         self._opened = lru_cache(OPEN_FILES)(_Opened)
@@ -96,7 +85,7 @@ class LocalFiles:
 
     def read(self, info: ShardInfo, start: int, length: int) -> bytes:
         try:
-            opened = self._opened(self.name(info))  # held while it is read
+            opened = self._opened(self.name(info))  # this reference prevents closing while reading
             return os.pread(opened.descriptor, length, start)
         except OSError as error:
             raise DataError(
@@ -121,8 +110,6 @@ class LocalFiles:
 
 
 class RemoteFiles:
-    """Shards at an address that fsspec knows."""
-
     def __init__(self, root: str) -> None:
         try:
             import fsspec
@@ -156,16 +143,12 @@ class RemoteFiles:
     def _tried(self, call: Callable[[], Any]) -> Any:
         try:
             return call()
-        except Exception as error:  # each protocol has errors of its own
+        except Exception as error:  # each protocol raises different errors
             raise DataError(f"{self.root}: {type(error).__name__}: {error}") from error
 
 
 class CachedFiles:
-    """Copies of shards in a folder that several processes may share.
-
-    Nothing is kept open, so that a copy that makes room for another one is gone at once. What is
-    fetched or deleted is so under one lock for the folder.
-    """
+    """Copies of shards in a folder that processes share. One lock guards fetching and deleting."""
 
     def __init__(self, source: LocalFiles | RemoteFiles, folder: Path, limit_bytes: int) -> None:
         self.source, self.folder, self.limit_bytes = source, folder, limit_bytes
@@ -189,13 +172,13 @@ class CachedFiles:
             return self.source.size(info)
 
     def _fetch_and_read(self, info: ShardInfo, copy: Path, start: int, length: int) -> bytes:
-        """While the lock is held, so that nobody makes room of the copy before it was read."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with open(self.folder / "lock", "w", encoding="utf-8") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                if not copy.exists():  # nobody has fetched it while this one waited
+                if not copy.exists():  # no other process fetched it while this one waited
                     self._fetch(info, copy)
+                # Under the lock still, so that no process deletes the copy before it is read.
                 return _pread(copy, start, length)
         except OSError as error:
             raise DataError(f"data.cache {self.folder}: {error.strerror or error}") from error
@@ -214,9 +197,9 @@ class CachedFiles:
         finally:
             aside.unlink(missing_ok=True)
 
+    # No file stays open, so a copy that is deleted frees its space at once.
     def _make_room(self, num_bytes: int) -> None:
-        """Deletes copies, the first fetched first, until this many bytes fit."""
-        for left in self.folder.glob("*.partial"):  # by a process that was killed
+        for left in self.folder.glob("*.partial"):  # left by a process that was killed
             left.unlink(missing_ok=True)
         copies = sorted(
             ((path.stat().st_mtime, path) for path in self.folder.glob("*.shard")),
@@ -244,5 +227,5 @@ def _pread(path: Path, start: int, length: int) -> bytes:
 
 
 def _copy_of(info: ShardInfo) -> str:
-    """Named by its content: data sets may share a cache, and a new packing never meets an old."""
+    # Named by content: data sets may share a cache, and a new packing gets new names.
     return f"{info.sha256[:24]}.shard"

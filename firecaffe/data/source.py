@@ -1,7 +1,4 @@
-"""Sources of a run's data: one function for each.
-
-Each `open_*` takes the Config and returns the data set's parts.
-"""
+"""The sources of a run's data: each `open_*` returns the parts of one data set."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -33,16 +30,12 @@ from firecaffe.words import INT64, MOST_THREADS, check_limits
 
 
 class DataParts(NamedTuple):
-    """The parts of a data set as they are stored."""
-
     train: Dataset
-    """The training samples."""
     test: Dataset
-    """The test samples, which are seen once, at the end."""
+    """The test samples, used once, at the end."""
     validation: Dataset | None = None
-    """What evaluations during a training see, and what chooses goes by; None if there are none."""
+    """Samples for evaluations during training, on which choices are based, if there are any."""
     notes: tuple[str, ...] = ()
-    """What is to be said of them, in lines."""
 
 
 class TestPart(NamedTuple):
@@ -54,32 +47,26 @@ class TestPart(NamedTuple):
 
 @dataclass(frozen=True)
 class Data:
-    """A run's parts of a data set, and one line that says what they are."""
-
     train: Dataset
     test: Dataset
     description: str
     validation: Dataset | None = None
-    """What to choose by: held out from training, or the data set's own."""
     notes: tuple[str, ...] = ()
-    """What else is to be said of them, in lines."""
     layout: Layout | None = None
-    """What a sample is as the network is given it."""
+    """The layout of a sample as the network receives it."""
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Names of the classes, by label; empty where the data set does not say them."""
         return tuple(map(str, getattr(self.train, "class_names", ())))
 
     @property
     def parts(self) -> dict[str, Dataset]:
-        """Those that are there."""
         named = {"training": self.train, "validation": self.validation, "test": self.test}
         return {name: part for name, part in named.items() if part is not None}
 
 
 def check_words(config: DataConfig) -> None:
-    """Raises: RecipeError if a word of the data cannot be, whatever the data are."""
+    """Raise RecipeError if a data setting is invalid, whatever the data set is."""
     choices = {
         "augment": AUGMENTS,
         "order": ORDERS,
@@ -105,13 +92,12 @@ def check_words(config: DataConfig) -> None:
 
 
 def data_home() -> Path:
-    """The folder of data sets: $FIRECAFFE_DATA, or ~/.cache/firecaffe."""
+    """Return the folder of data sets: $FIRECAFFE_DATA, or ~/.cache/firecaffe."""
     home = os.environ.get("FIRECAFFE_DATA")
     return Path(home).expanduser() if home else cache_folder()
 
 
 def data_path(config: DataConfig) -> Path:
-    """The folder or file of the data: `data.path`, or the folder of that name in the data home."""
     return Path(config.path).expanduser() if config.path else data_home() / config.name
 
 
@@ -123,32 +109,24 @@ def _existing_path(config: DataConfig, remedy: str) -> Path:
 
 
 def open_fashion_mnist(config: DataConfig) -> DataParts:
-    """60,000 + 10,000 gray images of clothes, 28 x 28, 10 classes.
-
-    Source: Xiao, Rasul and Vollgraf 2017, arXiv 1708.07747.
-    """
+    """Open 60,000 + 10,000 gray images of clothes, 28 x 28, 10 classes (arXiv 1708.07747)."""
     path = _existing_path(config, "`firecaffe data get fashion-mnist` fetches it")
     return DataParts(*open_idx(path, 10))
 
 
 def open_mnist(config: DataConfig) -> DataParts:
-    """60,000 + 10,000 gray images of digits, 28 x 28, 10 classes.
-
-    Source: LeCun, Bottou, Bengio and Haffner 1998.
-    """
+    """Open 60,000 + 10,000 gray digits, 28 x 28, 10 classes (LeCun et al. 1998)."""
     path = _existing_path(config, "`firecaffe data get mnist` fetches it")
     return DataParts(*open_idx(path, 10))
 
 
 def open_cifar(config: DataConfig) -> DataParts:
-    """50,000 + 10,000 color images, 32 x 32, 10 classes. Source: Krizhevsky 2009."""
+    """Open 50,000 + 10,000 color images, 32 x 32, 10 classes. Source: Krizhevsky 2009."""
     return DataParts(*open_cifar10(_existing_path(config, f"put {ARCHIVE} there or set data.path")))
 
 
 def open_image_folder(config: DataConfig) -> DataParts:
-    """Images in train/class/, test/class/ and val/class/, resized when they are read; one of test
-    and val will do.
-    """
+    """Open images in train/class/, test/class/ and val/class/; one of test and val is enough."""
     parts = open_folder(_existing_path(config, "set data.path to your folder"))
     train, test, *validation = [_decoded(part, config) for part in parts]
     notes = _notes_of_folders(parts, config)
@@ -156,7 +134,7 @@ def open_image_folder(config: DataConfig) -> DataParts:
 
 
 def open_test_images(config: DataConfig) -> TestPart | None:
-    """The test part of a folder that has no other; None if it has."""
+    """Open the test part of a folder that has no other part. Return None if it has others."""
     part = open_test_folder(data_path(config))
     if part is None:
         return None
@@ -164,7 +142,7 @@ def open_test_images(config: DataConfig) -> TestPart | None:
 
 
 def open_packed(config: DataConfig) -> DataParts:
-    """What `firecaffe pack` has written. Raises: DataError if a part or a shard is missing."""
+    """Open what `firecaffe pack` wrote. Raises DataError if a part or a shard is missing."""
     packed, root = _list_of(config)
     files = open_files(root, config.cache, config.cache_bytes)
     tests = [name for name in TESTS if name in packed.parts]
@@ -178,7 +156,7 @@ def open_packed(config: DataConfig) -> DataParts:
 
 
 def open_test_shards(config: DataConfig) -> TestPart | None:
-    """The test part of packed data that have no training part; None if they have."""
+    """Open the test part of packed data without a training part. Return None if there is one."""
     packed, root = _list_of(config)
     tests = [name for name in TESTS if name in packed.parts]
     if "train" in packed.parts or not tests:
@@ -189,7 +167,6 @@ def open_test_shards(config: DataConfig) -> TestPart | None:
 
 
 def _list_of(config: DataConfig) -> tuple[PackedSet, str]:
-    """What lies in packed data, and where they lie."""
     root = config.path
     if not is_remote(root):
         root = str(_existing_path(config, "make it by `firecaffe pack SOURCE DEST`"))
@@ -228,12 +205,10 @@ def _notes_of_folders(parts: Sequence[ImageFolder], config: DataConfig) -> tuple
 def _notes_of_shards(
     parts: Mapping[str, Dataset], root: str, config: DataConfig
 ) -> tuple[str, ...]:
-    """A shard has images in random order, and the others are not touched: they may have to be
-    copied. Those of an address are not looked at.
-    """
     notes: list[str] = []
     for name, part in parts.items():
         if isinstance(part, DecodedSet) and not is_remote(root):
+            # Only the first shard, which has images in random order: others may need copying.
             source = part.source
             samples = range(min(LOOKED_AT, source.shard_counts[0]))
             notes += look(name, samples, source.read, source.read, config.exif)
@@ -241,10 +216,7 @@ def _notes_of_shards(
 
 
 def shard_counts(dataset: Dataset, config: DataConfig) -> tuple[int, ...]:
-    """Samples that are visited together: the shards', if `data.order` says so; else none.
-
-    Raises: RecipeError if there are no shards.
-    """
+    """Return shards' sample counts if `data.order` is shards. Raises RecipeError if it has none."""
     if config.order != SHARDS:
         return ()
     counts: tuple[int, ...] = getattr(dataset, "shard_counts", ())
@@ -257,5 +229,5 @@ def shard_counts(dataset: Dataset, config: DataConfig) -> tuple[int, ...]:
 
 
 def open_generated(config: DataConfig) -> DataParts:
-    """10,000 + 2,000 generated gray images, 28 x 28, 10 classes, always the same ones."""
+    """Make 10,000 + 2,000 gray images, 28 x 28, 10 classes, always the same."""
     return DataParts(*generate())

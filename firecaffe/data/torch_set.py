@@ -1,4 +1,4 @@
-"""Torch's map-style data sets as data sets of ours: item by item, each under its own key."""
+"""Torch's map-style data sets as data sets of firecaffe: item by item, each under its key."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,33 +16,31 @@ from firecaffe.reference import failed, shown
 from firecaffe.words import MOST_THREADS
 
 Collate = Callable[[list[Any]], Any]
-"""Items to a batch, as a DataLoader's `collate_fn`."""
 
 Make = Callable[[Sequence[int], int, int], Batch]
-"""(samples, seed, epoch) to their batch."""
+"""A function from (samples, seed, epoch) to their batch."""
 
 NUMBERS = range(MOST_THREADS + 1)
-"""How many workers there may be."""
 
 
 def from_torch(dataset: Any, workers: int = 0, collate: Collate = default_collate) -> "TorchSet":
-    """A map-style torch Dataset (`__getitem__` and `__len__`), as firecaffe takes data sets.
+    """Convert a map-style torch Dataset (`__getitem__` and `__len__`) to a data set of firecaffe.
 
-    Its items are pairs (inputs, targets); `collate` makes a batch of a list of them, torch's own by
-    default. Around each item python's `random`, numpy's global generator and torch's are seeded by
-    (seed, epoch, sample), so that random transforms give the same bits on any number of ranks and
-    workers; `firecaffe.data.current_key()` is that key. What has a generator of its own must draw
-    by the key, or it changes from run to run, which the run says.
+    Its items are pairs (inputs, targets). Around each item python's `random`, numpy's global
+    generator and torch's are seeded by (seed, epoch, sample), so that random transforms give the
+    same bits on any number of ranks and workers. `firecaffe.data.current_key()` is that key. Code
+    with another generator must draw by the key, or it changes from run to run, and the run reports
+    it.
 
     Args:
         dataset: The data set.
-        workers: Processes of each rank that make items, each with a copy of the data set. With 0
-            they are made in the training's own thread.
-        collate: A function of a list of items, as a DataLoader's `collate_fn`: gives (inputs,
-            targets), each a tensor or a tree of tensors with a row for each item.
+        workers: Processes of each rank that make items, each with a copy of the data set. 0: the
+            training's own thread makes them.
+        collate: A function of a list of items, as a DataLoader's `collate_fn`. It returns (inputs,
+            targets), each a tensor or a tree of tensors with a row for each item. The default is
+            torch's.
 
-    Raises: DataError if it is no such data set; RecipeError if workers is no number, or collate no
-    function.
+    Raises DataError for another kind of data set, RecipeError for invalid workers or collate.
     """
     if not is_map_style(dataset):
         raise DataError(f"from_torch was given {_what(dataset)}; expected a map-style Dataset")
@@ -54,7 +52,6 @@ def from_torch(dataset: Any, workers: int = 0, collate: Collate = default_collat
 
 
 def is_map_style(dataset: Any) -> bool:
-    """Whether items can be asked for by number, as those of a torch Dataset."""
     if isinstance(
         dataset, IterableDataset | DataLoader | type | tuple | list | dict | str | Tensor
     ):
@@ -72,26 +69,19 @@ def _what(dataset: Any) -> str:
 
 @dataclass(frozen=True)
 class Items:
-    """Makes batches of a torch data set: all that a process needs that does it."""
-
     dataset: Any
     collate: Collate
     name: str = "from_torch"
-    """What errors call it."""
 
     def make(self, samples: Sequence[int], seed: int, epoch: int) -> Batch:
-        """The batch of these samples. The generators are as before afterwards.
-
-        Raises: OwnCodeError for what the data set or `collate` raises; DataError if items cannot be
-        put together.
-        """
+        """Make a batch, and restore the generators. Raises OwnCodeError or DataError."""
         with generators_kept():
             items = [self._item(Key(seed, epoch, sample)) for sample in samples]
             seed_by(Stream.COLLATE, Key(seed, epoch, samples[0]))
             return self._collated(items, samples)
 
     def pickled(self) -> bytes:
-        """For another process. Raises: DataError if that cannot be."""
+        """Pickle this for another process. Raises DataError if that fails."""
         try:
             return packed(self)
         except Exception as error:
@@ -119,7 +109,6 @@ class Items:
         return batch
 
     def _why_not(self, items: list[Any], samples: Sequence[int], error: Exception) -> str:
-        """Why torch's collate does not take the items."""
         first, *others = zip(samples, map(_item_layout, items), strict=True)
         for sample, layout in others:
             if layout != first[1]:
@@ -136,7 +125,6 @@ class Items:
 
 
 def _item_layout(item: Any) -> str:
-    """What an item is, in words."""
     if isinstance(item, dict):
         return f"{{{', '.join(f'{key}: {_item_layout(each)}' for key, each in item.items())}}}"
     if isinstance(item, tuple | list):
@@ -149,8 +137,6 @@ def _item_layout(item: Any) -> str:
 
 @dataclass
 class TorchSet:
-    """A torch data set as a data set of ours; made by `from_torch`."""
-
     items: Items
     workers: int = 0
     _elsewhere: Make | None = field(default=None, init=False, compare=False)
@@ -164,18 +150,16 @@ class TorchSet:
 
     @property
     def fetchers(self) -> int:
-        """Threads that may ask it at once. None if it makes items itself: the generators that they
-        may draw from are the training's too.
-        """
+        """Threads that may call it at once; 0 if items use this process's generators."""
         return self.workers if self._elsewhere else 0
 
     @property
     def is_uniform(self) -> bool:
-        """Whether all samples have the same shapes, as torch's own collate wants them."""
+        """Whether all samples have the same shapes, as torch's own collate requires."""
         return self.items.collate is default_collate
 
     def make_elsewhere(self, make: Make) -> None:
-        """From now on, has batches made by a training's workers instead of this process."""
+        """Let a training's data workers make the batches from now on."""
         self._elsewhere = make
 
     def batch(self, indices_B: Tensor) -> Batch:
@@ -187,9 +171,7 @@ class TorchSet:
 
 
 def said_by(dataset: Any) -> dict[str, Any]:
-    """What a torch data set says of itself, in our words; torchvision's have `classes` (names) and
-    `targets` (the class of each sample). A Subset says what the set that it is of does.
-    """
+    """Return the optional members that a torch data set has; torchvision's `classes` are names."""
     if isinstance(dataset, Subset):
         of_all = said_by(dataset.dataset)
         of_samples: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""A rank's batches of a training, fetched ahead in the order in which it will ask for them."""
+"""A rank's training batches, fetched ahead in the order in which it requests them."""
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,8 +15,6 @@ from firecaffe.data.prefetch import ahead, sample_bytes
 
 
 class TrainBatches(Protocol):
-    """A source of micro-batches: `Batches`, or one that fetches them ahead."""
-
     @property
     def order(self) -> SampleOrder: ...
 
@@ -25,18 +23,17 @@ class TrainBatches(Protocol):
 
 @dataclass
 class BatchesAhead:
-    """`batches`, for who asks for `leaves`, in this order, of each step from `first_step` on."""
+    """Batches for requests of `leaves`, in this order, in each step from `first_step` on."""
 
     batches: Batches
     leaves: Sequence[int]
     first_step: int
     last_step: int
-    """One after the last one."""
+    """One more than the last step."""
     doubts: list[str] | None = None
-    """Takes what is found by asking for a batch now and then once more; None: that is not done."""
+    """Receives a warning if a batch differs when it is requested twice. None: no such checks."""
     _next: Iterator[tuple[int, int]] = field(init=False, repr=False)
     _made: Generator[tuple[Batch, bool], None, None] = field(init=False, repr=False)
-    """Each batch, and whether it was another when it was asked for once more."""
 
     def __post_init__(self) -> None:
         self._begin()
@@ -48,9 +45,8 @@ class BatchesAhead:
         self._made = ahead(self._calls(), batches.dataset, batch_bytes)
 
     def go_on(self, leaves: Sequence[int], step: int) -> None:
-        """Goes on with other leaves, from `step` on. Batches of the old ones that wait are dropped;
-        what is being made is waited for, since a data set need not bear two that ask.
-        """
+        """Continue with other leaves from `step` on. Waiting batches are dropped."""
+        # This waits for the batch being made: a data set need not allow two callers at once.
         self.close()
         self.leaves, self.first_step = leaves, step
         self._begin()
@@ -67,8 +63,9 @@ class BatchesAhead:
     def _calls(self) -> Iterator[Callable[[], tuple[Batch, bool]]]:
         return (partial(self._host_batch, *place) for place in self._places())
 
+    # Returns the batch, and whether it differed when it was requested again. It runs in one of
+    # several threads, so `train_batch` reports this.
     def _host_batch(self, step: int, leaf: int) -> tuple[Batch, bool]:
-        """In a thread, of which there may be several: what it finds is told by who takes it."""
         batch, differs = self.batches.host_batch(step, leaf), False
         if self.doubts is not None and leaf == self.leaves[0] and is_asked_again(step):
             differs = not same_bits(batch, self.batches.host_batch(step, leaf))
@@ -77,9 +74,7 @@ class BatchesAhead:
         return batch, differs
 
     def train_batch(self, step: int, leaf: int) -> Batch:
-        """The same as `Batches.train_batch`; its errors, and doubts about it, come when the batch
-        is asked for, not before.
-        """
+        """Return `Batches.train_batch`. Errors and doubts appear at this call, not ahead of it."""
         expected = next(self._next)
         if expected != (step, leaf):
             raise RuntimeError(f"asked for {(step, leaf)}, expected {expected}")
@@ -89,9 +84,8 @@ class BatchesAhead:
                 f"the training set draws random numbers: asked once more for samples of step "
                 f"{step + 1}, it gave others; batch(indices) must depend on the indices alone"
             )
-            self.doubts = None  # said once
+            self.doubts = None  # warn once
         return self.batches.on_device(*batch)
 
     def close(self) -> None:
-        """Ends the threads."""
         self._made.close()

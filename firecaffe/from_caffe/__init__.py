@@ -1,1 +1,1 @@
-"""A solver or a net of Caffe's becomes a folder with a recipe, and a report of what it came to."""
+"""Import a Caffe solver or net: write a folder with a recipe and a report of what was converted."""

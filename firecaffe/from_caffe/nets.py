@@ -1,7 +1,4 @@
-"""The net that a solver trains: the file that it names, or what it holds itself.
-
-Source: BVLC/caffe, src/caffe/solver.cpp (InitTrainNet, InitTestNets).
-"""
+"""Find the net that a solver trains, as InitTrainNet and InitTestNets of Caffe's solver.cpp do."""
 
 import os
 from collections.abc import Sequence
@@ -17,36 +14,31 @@ from firecaffe.from_caffe.report import Note, Report
 from firecaffe.from_caffe.training import State
 
 OF_A_NET = ("layer", "layers", "input")
-"""Fields that a net has, and no solver."""
 
 OF_A_SOLVER = ("base_lr", "lr_policy", "max_iter", "solver_type", "type", "solver_mode")
-"""Fields that a solver has, beside those that name its nets; hardly any is without."""
+"""Fields of a solver, besides those that name its nets. Hardly any solver lacks them all."""
 
 TO_TRAIN = ("net", "net_param", "train_net", "train_net_param")
-"""What may say the net to train: exactly one of them."""
+"""The fields that may name the net to train. A solver has exactly one of them."""
 
 TO_TEST = ("test_net", "test_net_param")
-"""What may say nets to test, beside `net`."""
 
 MOST_NAMED = 4
-"""Fields named of a file that is neither."""
 
 
 @dataclass(frozen=True)
 class NetFile:
-    """A net, and the bytes that are to stand in the folder for it."""
+    """A net in today's form, and the content of its file in the imported folder."""
 
     net: Message
-    """In today's form."""
     content: bytes
     path: Path
-    """Where it was found; the solver's, if that holds it."""
+    """The file with the net: its own, or the solver's."""
     upgrades: list[str]
-    """What was changed to read it, in lines."""
 
 
 def is_net(message: Message) -> bool:
-    """Whether a file is a net, and not a solver. Raises: CaffeError if it is neither."""
+    """Whether a file is a net rather than a solver. Raises CaffeError if it is neither."""
     if any(message.has(name) for name in OF_A_NET):
         return True
     if not any(message.has(name) for name in (*OF_A_SOLVER, *TO_TRAIN, *TO_TEST)):
@@ -61,7 +53,6 @@ def is_net(message: Message) -> bool:
 
 
 def read_net(path: Path) -> NetFile:
-    """Raises: CaffeError."""
     return _of(text.read(path), path, path.read_bytes())
 
 
@@ -73,10 +64,7 @@ def _of(message: Message, path: Path, content: bytes) -> NetFile:
 def find_net(
     solver: Message, path: Path, root: str, states: dict[str, State], report: Report
 ) -> NetFile:
-    """The net of a solver. root: the folder that paths are from; else it is looked for.
-
-    Raises: CaffeError.
-    """
+    """Return a solver's net. Paths are relative to `root`; if it is empty, they are searched."""
     said = [name for name in TO_TRAIN if solver.has(name)]
     if len(said) != 1:
         found = " and ".join(said) or "none"
@@ -105,7 +93,6 @@ def find_net(
 
 
 def _named(solver: Message, name: str, path: Path, root: str, report: Report) -> list[NetFile]:
-    """The nets that a field says, which is a path or the net itself."""
     if name.endswith("_param"):
         inside = solver.messages(name)
         if inside:
@@ -125,20 +112,19 @@ def _named(solver: Message, name: str, path: Path, root: str, report: Report) ->
 
 
 def find_file(name: str, beside: str | Path, root: str) -> tuple[Path | None, str]:
-    """A file that a prototxt names, and the folder that its path is from. None if it is in none.
+    """Return a file that a prototxt names, and the folder of its path; None if it is missing.
 
-    Caffe's paths are from the folder that it is started in, which mostly is its own root: so that
-    folder is looked for above the prototxt, too.
+    Caffe's paths are relative to the folder that it is started in, usually Caffe's own root. So the
+    folders above the prototxt are searched too.
     """
     for folder in folders(beside, root):
         path = os.path.expanduser(os.path.join(folder, name))
-        if os.path.exists(path):  # also asked of what can be no path
+        if os.path.exists(path):  # it also accepts invalid paths
             return Path(path), folder
     return None, ""
 
 
 def folders(beside: str | Path, root: str) -> list[str]:
-    """Where paths may be from, the first choice first. beside: the prototxt that has them."""
     if root:
         return [root]
     own = Path(os.path.abspath(beside)).parent
@@ -148,7 +134,6 @@ def folders(beside: str | Path, root: str) -> list[str]:
 
 
 def looked_for(name: str, beside: str | Path, root: str) -> str:
-    """Where a file was looked for, for a line that says that it is in none of these places."""
     own = Path(os.path.abspath(beside)).parent
     if os.path.isabs(name):
         return "expected a file there"
@@ -159,7 +144,6 @@ def looked_for(name: str, beside: str | Path, root: str) -> str:
 
 
 def _joined(train: NetFile, test: NetFile, states: dict[str, State]) -> NetFile:
-    """A net that is one in training, and another in a test."""
     layers = [
         _only_in(phase, each)
         for phase, of in (("TRAIN", train), ("TEST", test))
@@ -169,7 +153,7 @@ def _joined(train: NetFile, test: NetFile, states: dict[str, State]) -> NetFile:
 
 
 def _resolved(file: NetFile, states: dict[str, State], report: Report) -> NetFile:
-    """The net without stages and levels, if the solver names any: what they choose is chosen."""
+    """Return the net reduced to the layers that the solver's stages and levels choose, if any."""
     if all(each == State() for each in states.values()):
         return file
     report.changed.append(

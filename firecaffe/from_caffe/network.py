@@ -1,4 +1,4 @@
-"""What a net says of its parameters and its batch: multipliers, what is held still, what mixes."""
+"""Convert a net's properties: multipliers, frozen parameters, and what ties samples of a batch."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,23 +24,19 @@ MIXING = {
     "BatchNorm": "BatchNorm takes its statistics over a batch",
     "BatchReindex": "BatchReindex takes samples of a batch in another order",
 }
-"""Layers that make one sample's numbers depend on others'."""
+"""Layers through which a sample's result depends on other samples, and why."""
 
 OF_LAYERS = ("name", "type", "top", "phase", "include", "exclude")
-"""Words of a layer that gives samples, which are its place in the net."""
 
 
 @dataclass(frozen=True)
 class Described:
-    """A net as far as a recipe needs it."""
-
     solver: dict[str, Any]
-    """lr_mult and decay_mult."""
+    """lr_mult and decay_mult, for the section [solver]."""
     freeze: list[str]
     mixing: str
-    """Why the whole batch goes through the network at once; empty if it need not."""
+    """The reason why a batch must not be split into micro-batches; empty if it may be."""
     losses: dict[str, float]
-    """Weights of the losses of TRAIN, by blob."""
     num_parameters: int
 
 
@@ -51,10 +47,7 @@ def describe(
     has_decay: bool,
     report: Report,
 ) -> Described:
-    """Builds the net in both phases, on the meta device.
-
-    Raises: CaffeError if a layer is not known, or cannot be.
-    """
+    """Build the net in both phases on the meta device. Raises CaffeError if a layer is invalid."""
     for layers in phases.values():
         if sources_of(layers):
             read_graph(layers, LAYERS)
@@ -82,7 +75,7 @@ def describe(
 
 
 def nets_of(net: Message, phases: Phases, samples: Samples, report: Report) -> dict[str, Net]:
-    """The net of each phase that has layers of its own, TRAIN first. Raises: CaffeError."""
+    """Build the net of each phase that has its own layers, TRAIN first. Raises CaffeError."""
     return {
         phase: _built(net, phase, layers, samples, report)
         for phase, layers in phases.items()
@@ -97,14 +90,13 @@ def _built(
     samples: Samples,
     report: Report,
 ) -> Net:
-    """The net of one phase; without layers that take what nobody knows the shape of."""
     batch = samples.batch_size if phase == "TRAIN" else samples.test_batch_size
     inputs: dict[str, Shape] = {}
     unknown: set[str] = set()
     for layer in sources_of(layers):
         for top, said in zip(layer.texts("top"), shapes_of(layer), strict=True):
             if said is not None and said[1:] == samples.shapes.get(top):
-                continue  # the net says the batch, too: inputs may have several
+                continue  # the net's own batch sizes stay: inputs may differ
             if top in samples.shapes:
                 inputs[top] = (batch or 1, *samples.shapes[top])
             else:
@@ -123,7 +115,6 @@ def _built(
 
 
 def _without(layers: Iterable[Message], unknown: set[str]) -> tuple[list[Message], list[Message]]:
-    """The layers that can be made, and those that take what is unknown."""
     there, left = [], []
     for layer in layers:
         tops = layer.texts("top")
@@ -138,7 +129,6 @@ def _without(layers: Iterable[Message], unknown: set[str]) -> tuple[list[Message
 
 
 def _say_unread(net: Message, phases: Phases, report: Report) -> None:
-    """What nobody has understood: of the net itself, and of the layers of both phases."""
     for name, line in net.unread():
         if not name.startswith("layer."):
             report.did_not_read(net, line, name)
@@ -146,7 +136,7 @@ def _say_unread(net: Message, phases: Phases, report: Report) -> None:
     for layer in layers.values():
         if not layer.has("bottom"):
             layer.ignore(*OF_LAYERS)
-            if layer.text("type") in REFUSED:  # which is said of the layer as a whole
+            if layer.text("type") in REFUSED:  # reported for the layer as a whole
                 continue
             ignore_other_types(layer)
         for name, line in layer.unread():
@@ -154,7 +144,6 @@ def _say_unread(net: Message, phases: Phases, report: Report) -> None:
 
 
 def _mixing(layers: Sequence[Message], judge: Judge | None) -> str:
-    """Why a batch may not go through the network in parts. judge: of TRAIN, if it has a loss."""
     for layer in layers:
         kind = layer.text("type")
         if kind in MIXING and not layer.message("batch_norm_param").flag("use_global_stats"):
@@ -165,9 +154,7 @@ def _mixing(layers: Sequence[Message], judge: Judge | None) -> str:
 
 
 def micro_batch_of(batch: int, mixing: str) -> int:
-    """The samples that go through the network at once: about a quarter of a batch of Caffe's, so
-    that there are several workers' work, if it makes no difference.
-    """
+    """Return about a quarter of Caffe's batch, for several workers, if samples do not mix."""
     if mixing:
         return batch
     most = max(1, batch // 4)

@@ -1,4 +1,4 @@
-"""Short patterns of parameters' names that say what each parameter's own word would say."""
+"""Short patterns of parameter names that stand for one value per parameter."""
 
 import re
 from collections import Counter
@@ -6,8 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 
 
 def as_patterns(values: Mapping[str, float]) -> dict[str, float]:
-    """Patterns for a multiplier of each parameter, as `{"*.bias": 2.0}`: the last that matches
-    counts, and 1 where none does.
+    """Return patterns for a multiplier of each parameter, as `{"*.bias": 2.0}`.
+
+    The last pattern that matches counts. A parameter without a match has 1.
     """
     found = {}
     for kind in dict.fromkeys(map(_kind, values)):  # weight, bias
@@ -27,10 +28,7 @@ def as_patterns(values: Mapping[str, float]) -> dict[str, float]:
 
 
 def grouped(names: Sequence[str], among: Sequence[str], may: Collection[str] = ()) -> list[str]:
-    """Patterns that match these names of all: a layer's, if it is all of a layer, or else a name.
-
-    may: names that may be matched, too.
-    """
+    """Return patterns for names: a layer's if `names` and `may` have all of it, else each name."""
     found: list[str] = []
     wanted = {*names, *may}
     for name in names:
@@ -42,10 +40,8 @@ def grouped(names: Sequence[str], among: Sequence[str], may: Collection[str] = (
 
 
 def plain(name: str) -> str:
-    """The pattern of a name alone."""
     return re.sub(r"[*?[]", r"[\g<0>]", name)
 
 
 def _kind(name: str) -> str:
-    """What a parameter is in its layer, as weight."""
     return name.rpartition(".")[2]

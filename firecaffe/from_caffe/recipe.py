@@ -1,4 +1,4 @@
-"""A solver and its net as a recipe."""
+"""Convert a solver and its net to a recipe."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,34 +32,27 @@ from firecaffe.reference import CAFFE
 NET, WEIGHTS = "net.prototxt", "weights.safetensors"
 
 Sections = dict[str, dict[str, Any]]
-"""Words of a recipe, by section."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What the user says beside the file."""
-
     folder: str
-    """Where the recipe and the net are to be."""
     root: str = ""
-    """The folder that paths in the files are from; empty: it is looked for."""
+    """The folder of relative paths in the files; if empty, they are searched."""
     input_shape: tuple[int, ...] = ()
-    """Of one sample; empty: as the data or the net say."""
+    """The shape of one sample; if empty, the data or the net say it."""
     weights: str = ""
-    """A caffemodel."""
 
 
 @dataclass(frozen=True)
 class Imported:
-    """What the files have come to."""
+    """The result of an import: file contents, empty for a file that is not needed."""
 
     sections: Sections
-    """The words that are written down."""
+    """The fields that are written to the recipe."""
     net: bytes
     solver: bytes
-    """The solver's file; empty if there is none."""
     weights: bytes
-    """As safetensors; empty if there are none."""
     report: Report
 
     @property
@@ -68,10 +61,7 @@ class Imported:
 
 
 def read(path: Path, asked: Asked) -> Imported:
-    """What a solver's file comes to, or a net's.
-
-    Raises: CaffeError, one line with the place, if it cannot be; DataError.
-    """
+    """Convert a solver's file, or a net's. Raises CaffeError (one line with place) or DataError."""
     message, report = text.read(path), Report()
     if is_net(message):
         return _net_alone(read_net(path), asked, report)
@@ -92,7 +82,6 @@ def read(path: Path, asked: Asked) -> Imported:
 
 
 def _net_alone(file: NetFile, asked: Asked, report: Report) -> Imported:
-    """A net without a solver: a recipe whose other words are the defaults."""
     net = _net(file, asked, False, report)
     sections = _sections(file, asked, net, report)
     if net.samples.batch_size and net.described.losses:
@@ -108,8 +97,6 @@ def _net_alone(file: NetFile, asked: Asked, report: Report) -> Imported:
 
 @dataclass(frozen=True)
 class _Net:
-    """A net, and what it says."""
-
     file: NetFile
     phases: Phases
     samples: Samples
@@ -149,7 +136,6 @@ def _say_multipliers(file: NetFile, described: Described, report: Report) -> Non
 
 
 def _sections(file: NetFile, asked: Asked, net: _Net, report: Report) -> Sections:
-    """[model], [data] and [task]."""
     name, samples, described = f"{CAFFE}{asked.folder}/{NET}", net.samples, net.described
     shape = samples.shapes[samples.input]
     model: dict[str, Any] = {"name": name, "args": {"input_CHW": list(shape)}}
@@ -173,7 +159,6 @@ def _sections(file: NetFile, asked: Asked, net: _Net, report: Report) -> Section
 
 
 def _batch(net: _Net, iter_size: int, file: NetFile, report: Report) -> dict[str, int]:
-    """The batch's words."""
     if not net.samples.batch_size:
         what = "no data layer says a batch_size; say --train.global_batch_size when you train"
         report.needed.append(Note(str(file.path), what))
@@ -210,7 +195,6 @@ def _say_tests(solver: Message, around: Around, samples: Samples, report: Report
 
 
 def _named_weights(solver: Message, path: Path, root: str) -> str:
-    """The caffemodel that the solver names. Raises: CaffeError if it is not there."""
     names = solver.texts("weights")
     if not names:
         return ""
@@ -238,7 +222,6 @@ def _say_unread(solver: Message, report: Report) -> None:
 
 
 def _finish(sections: Sections, asked: Asked, has_weights: bool, file: Message) -> None:
-    """Adds the weights' word. Raises: CaffeError, with the place, if the words cannot be."""
     if has_weights:
         sections["model"]["weights"] = f"{asked.folder}/{WEIGHTS}"
     try:

@@ -1,4 +1,4 @@
-"""What became of each thing that files of Caffe's ask for: understood, changed, or left out."""
+"""The report of an import: what was understood, changed, needed or left out."""
 
 import re
 from dataclasses import dataclass, field
@@ -8,28 +8,24 @@ from firecaffe.caffe.message import CaffeError, Message
 
 
 class Note(NamedTuple):
-    """A line of a report."""
+    """A line of a report. `place` is FILE:LINE or FILE."""
 
     place: str
-    """FILE:LINE, or FILE."""
     what: str
 
 
 @dataclass
 class Report:
-    """Gathered while the files are read."""
-
     understood: list[Note] = field(default_factory=list)
-    """What it has become, to Caffe's own numbers."""
+    """Settings that were converted with Caffe's results."""
     changed: list[Note] = field(default_factory=list)
-    """What is otherwise here, and how."""
+    """Settings that work in another way here, and how."""
     needed: list[Note] = field(default_factory=list)
-    """What has to be there, or to be said, before a training can begin."""
+    """Things that the user must add before training."""
     left_out: list[Note] = field(default_factory=list)
-    """What is asked for and does not happen."""
+    """Settings that have no effect here."""
 
     def became(self, message: Message, name: str, what: str) -> None:
-        """A field was understood. name: the field's, whose line is taken."""
         self.understood.append(_note(message, name, what))
 
     def differs(self, message: Message, name: str, what: str) -> None:
@@ -42,20 +38,16 @@ class Report:
         self.left_out.append(_note(message, name, what))
 
     def lacks_as(self, error: CaffeError) -> None:
-        """Takes what an error says as left out."""
         self.left_out.append(_note_of(error))
 
     def needs_as(self, error: CaffeError) -> None:
-        """Takes what an error says as needed."""
         self.needed.append(_note_of(error))
 
     def did_not_read(self, message: Message, line: int, name: str) -> None:
-        """A field that nobody has asked for."""
         place = f"{message.where}:{line}" if line else message.where
         self.left_out.append(Note(place, f"{name} is not understood"))
 
     def lines(self) -> list[str]:
-        """For people: a heading for each kind, and a line for each note."""
         found = []
         for heading, notes in (
             ("understood", self.understood),
@@ -69,7 +61,6 @@ class Report:
         return found
 
     def markdown(self, title: str) -> str:
-        """The page that lies beside the recipe."""
         parts = [f"# {title}"]
         for heading, notes, none in (
             ("Understood", self.understood, "Nothing."),

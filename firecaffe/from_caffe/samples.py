@@ -1,4 +1,4 @@
-"""What a net says of its samples: how many go together, where they lie, and their shapes."""
+"""Find a net's samples: the batch size, the files, and the shapes."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +20,6 @@ from firecaffe.from_caffe.report import Report
 from firecaffe.reference import CAFFE
 
 FILES = ("source", "mean_file")
-"""Words of data layers that name files."""
 
 Phases = Mapping[str, Sequence[Message]]
 """The layers of each phase, TRAIN and TEST."""
@@ -28,32 +27,25 @@ Phases = Mapping[str, Sequence[Message]]
 
 @dataclass(frozen=True)
 class Samples:
-    """Of both phases."""
-
     batch_size: int
-    """Of TRAIN, on one of Caffe's GPUs; 0 if nothing says it."""
+    """The batch size of TRAIN on one of Caffe's GPUs; 0 if the file says none."""
     test_batch_size: int
     input: str
-    """The blob that the network takes: the first one of the first layer that gives any."""
+    """The network's input: the first top of the first data layer."""
     shapes: dict[str, Shape]
-    """Of the blobs that are samples, as far as they are known; without the batch."""
+    """The known shapes of the sample blobs, without the batch."""
     root: str
-    """The folder that the data's paths are from; empty where that has not to be said."""
+    """The folder of the data's relative paths; empty if it is not needed."""
     are_named: bool
-    """Whether data layers say what to train on."""
+    """Whether data layers name the data to train on."""
 
 
 def sources_of(layers: Iterable[Message]) -> list[Message]:
-    """The layers that take no blob, and give some."""
     return [each for each in layers if not each.has("bottom") and each.has("top")]
 
 
 def read_samples(path: str, phases: Phases, root: str, given: Shape, report: Report) -> Samples:
-    """path: the net's file. root: the folder that paths are from; else it is looked for. given: the
-    shape of an input, if the user says it.
-
-    Raises: CaffeError if a data layer cannot be, or the shape of an input is not known.
-    """
+    """Read both phases' samples. Raises CaffeError on an invalid data layer or unknown shape."""
     sources = {phase: sources_of(layers) for phase, layers in phases.items()}
     first = (sources["TRAIN"] or sources["TEST"])[:1]
     if not first:
@@ -97,7 +89,6 @@ def _batch_size(sources: Sequence[Message]) -> int:
 
 
 def _can_read(sources: Sequence[Message], report: Report, unread: list[str]) -> bool:
-    """Whether there are data layers, of kinds that are read. unread: takes why one is not."""
     try:
         layers = data_layers(sources)
     except CaffeError as error:
@@ -115,7 +106,6 @@ def _can_read(sources: Sequence[Message], report: Report, unread: list[str]) -> 
 
 
 def _find_files(path: str, sources: Phases, root: str, report: Report) -> tuple[str, list[str]]:
-    """The folder that the files of the data are from, and a line about each that is not there."""
     folders: dict[str, None] = {}
     missing = []
     for phase, layers in sources.items():
@@ -135,7 +125,6 @@ def _find_files(path: str, sources: Phases, root: str, report: Report) -> tuple[
 
 
 def _naming(layers: Sequence[Message]) -> list[tuple[Message, str]]:
-    """Messages with words that name files, and these words."""
     return [
         (each.value, name)
         for layer in layers
@@ -147,7 +136,6 @@ def _naming(layers: Sequence[Message]) -> list[tuple[Message, str]]:
 
 
 def _guessed(sources: Phases) -> dict[str, Shape]:
-    """The shapes of samples as the layers say them."""
     return {
         top: tuple(shape[1:])
         for layers in (sources["TEST"], sources["TRAIN"])
@@ -158,7 +146,6 @@ def _guessed(sources: Phases) -> dict[str, Shape]:
 
 
 def _of_data(path: str, root: str, sources: Sequence[Message]) -> dict[str, Shape]:
-    """The shapes of the samples that are there. Raises: DataError, RecipeError."""
     data = open_data(DataConfig(name=f"{CAFFE}{path}", path=root))
     layout = data.layout or Layout.of(data.train.batch(torch.tensor([0])))
     tops = [top for layer in sources for top in layer.texts("top")]

@@ -1,7 +1,7 @@
-"""What a solver says of the update: its type, its policy, clip and decay, as words of [solver].
+"""Convert a solver's update rule, rate policy, clipping and decay to the section [solver].
 
-Source: BVLC/caffe, src/caffe/proto/caffe.proto (SolverParameter, its defaults), and
-src/caffe/solvers; tried against a real Caffe.
+Source: BVLC/caffe, src/caffe/proto/caffe.proto (SolverParameter, its defaults) and
+src/caffe/solvers. Checked against a real Caffe.
 """
 
 from typing import Any
@@ -22,7 +22,7 @@ TYPES = {
 ENUM = tuple(each.upper() for each in TYPES)
 
 ITS_FORM = ("SGD", "Nesterov", "Adam")
-"""Those whose form is another than torch's."""
+"""The solvers whose formula differs from torch's."""
 
 NUMBERS: dict[str, tuple[str, ...]] = {
     "SGD": ("momentum",),
@@ -32,10 +32,9 @@ NUMBERS: dict[str, tuple[str, ...]] = {
     "AdaDelta": ("momentum", "delta"),
     "Adam": ("momentum", "momentum2", "delta"),
 }
-"""What each takes; the recipe has the same words."""
 
 NO_MOMENTUM = ("AdaGrad", "RMSProp")
-"""Those that Caffe refuses a momentum to."""
+"""The solvers for which Caffe refuses a momentum."""
 
 DEFAULTS = {
     "momentum": 0.0,
@@ -45,7 +44,7 @@ DEFAULTS = {
     "gamma": 0.0,
     "power": 0.0,
 }
-"""Caffe's. Those of a recipe are others, so all are written down."""
+"""Caffe's defaults. A recipe's differ, so all are written to it."""
 
 POLICIES: dict[str, tuple[str, ...]] = {
     "fixed": (),
@@ -56,16 +55,12 @@ POLICIES: dict[str, tuple[str, ...]] = {
     "poly": ("power",),
     "sigmoid": ("gamma", "stepsize"),
 }
-"""What each policy takes."""
 
 REGULARIZATIONS = ("L2", "L1")
 
 
 def read_update(solver: Message, iter_size: int, report: Report) -> dict[str, Any]:
-    """The words of [solver], without multipliers, which the net has.
-
-    Raises: CaffeError if Caffe would refuse the solver, or it asks for what there is not.
-    """
+    """Return the section [solver] without multipliers. Raises CaffeError if it is unsupported."""
     return {
         **_type(solver, report),
         **_rate(solver, report),
@@ -98,7 +93,6 @@ def _type(solver: Message, report: Report) -> dict[str, Any]:
 
 
 def _kind(solver: Message) -> tuple[str, str]:
-    """The solver's type, and the field that says it."""
     if not solver.has("solver_type"):
         kind = solver.text("type", "SGD")
         if kind not in TYPES:

@@ -1,7 +1,4 @@
-"""What a solver says of the training around the update: its length, tests, snapshots, seed, device.
-
-Source: BVLC/caffe, src/caffe/proto/caffe.proto (SolverParameter) and src/caffe/solver.cpp.
-"""
+"""Convert a solver's training length, tests, snapshots, seed and device (src/caffe/solver.cpp)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,7 +15,7 @@ SEEDS = 2**63
 
 @dataclass(frozen=True)
 class State:
-    """Which of a net's layers take part, beside what their phase says."""
+    """The stages and level that select layers of a net, besides the phase."""
 
     stages: tuple[str, ...] = ()
     level: int = 0
@@ -26,18 +23,13 @@ class State:
 
 @dataclass(frozen=True)
 class Around:
-    """All but the update and the nets."""
-
     words: dict[str, dict[str, Any]]
-    """By section of a recipe."""
     iter_size: int = 1
     test_iter: tuple[int, ...] = ()
     states: dict[str, State] = field(default_factory=dict)
-    """By phase."""
 
 
 def read_training(solver: Message, report: Report) -> Around:
-    """Raises: CaffeError."""
     iter_size = solver.integer("iter_size", 1)
     if not 1 <= iter_size <= MOST_ITER_SIZE:
         raise solver.error(
@@ -55,7 +47,7 @@ def read_training(solver: Message, report: Report) -> Around:
 
 def _steps(solver: Message, report: Report) -> dict[str, Any]:
     steps = solver.integer("max_iter")
-    if not steps:  # whoever calls the solver from Python counts for himself
+    if not steps:  # a caller from Python may count the steps itself
         report.needs(solver, "max_iter", "there is no max_iter; say --train.steps when you train")
         return {}
     if steps < 1:
@@ -102,7 +94,6 @@ def _device(solver: Message, report: Report) -> dict[str, Any]:
 
 
 def _tests(solver: Message, report: Report) -> tuple[tuple[int, ...], int]:
-    """test_iter, and after how many steps."""
     counts, every = solver.integers("test_iter"), solver.integer("test_interval")
     if counts and every < 1:
         raise solver.error(
@@ -156,7 +147,6 @@ def _snapshots(solver: Message, report: Report) -> dict[str, Any]:
 
 
 def _shown(solver: Message, report: Report) -> None:
-    """What Caffe prints on the way."""
     for name in ("display", "average_loss"):
         if solver.has(name):
             solver.integer(name)
@@ -172,10 +162,10 @@ def _shown(solver: Message, report: Report) -> None:
 
 
 def _state(solver: Message, name: str) -> State:
-    """Of the first net of a phase."""
+    """Return the state for the first net of a phase."""
     found: Sequence[Message] = solver.messages(name)
     if not found:
         return State()
-    for each in found:  # those of other nets are not looked at: one is tested
+    for each in found:  # only the first net is tested
         each.ignore("phase", "stage", "level")
     return State(tuple(found[0].texts("stage")), found[0].integer("level"))

@@ -1,4 +1,4 @@
-"""A caffemodel's blobs as first weights: those of the layers of that name, and no others."""
+"""Convert a caffemodel to first weights, for the layers whose names it has."""
 
 from pathlib import Path
 
@@ -12,10 +12,9 @@ from firecaffe.from_caffe.report import Note, Report
 
 
 def first_weights(net: Net, path: Path, report: Report) -> bytes:
-    """The tensors that a file has for a net, as safetensors. Layers whose names it does not have
-    start afresh.
+    """Return a file's tensors for a net, as safetensors; other layers start from their fillers.
 
-    Raises: CaffeError if it is no such file, a layer has blobs of another shape, or none has any.
+    Raises: CaffeError if the file is invalid, a layer has another shape, or no layer is in it.
     """
     blobs = weights.read(path)
     loaded = net.load({name: list(map(torch.from_numpy, each)) for name, each in blobs.items()})

@@ -1,4 +1,4 @@
-"""The folder of an import: recipe, net, solver, weights and report. With a recipe it is whole."""
+"""Write the folder of an import: net, solver, weights, report, and last the recipe."""
 
 import json
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ RECIPE, SOLVER, REPORT = "recipe.toml", "solver.prototxt", "report.md"
 
 
 def check_folder(folder: Path, overwrite: bool) -> None:
-    """Raises: RunError if the folder is no folder, or holds files that are not to be lost."""
+    """Raise RunError if the folder is a file, or has files that must not be overwritten."""
     if folder.exists() and not folder.is_dir():
         raise RunError(f"--out {folder}: is a file; expected a folder, or a new name")
     if not overwrite and folder.is_dir() and any(folder.iterdir()):
@@ -23,7 +23,7 @@ def check_folder(folder: Path, overwrite: bool) -> None:
 
 
 def files_of(imported: Imported, source: Path) -> dict[str, bytes]:
-    """The files of the folder by name, the recipe last. source: the file that was imported."""
+    """Return the folder's files by name, the recipe last. source: The imported file."""
     comment = f"From {source.name} by firecaffe import; {REPORT} says what became of each word."
     report = imported.report.markdown(source.name)
     files = {
@@ -38,13 +38,12 @@ def files_of(imported: Imported, source: Path) -> dict[str, bytes]:
 
 
 def _about(imported: Imported) -> About:
-    """What commands about a network are told of it, as by a run's folder."""
     shape = tuple(imported.sections["model"]["args"]["input_CHW"])
     return replace(NOTHING, input_shape=shape, input_dtype="float32")
 
 
 def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Writes files by name: all of them, or none. Raises: OSError."""
+    """Write files by name: all of them, or none. Raises OSError."""
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -58,7 +57,6 @@ def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def as_toml(sections: Mapping[str, Mapping[str, Any]], comment: str) -> str:
-    """A recipe with the words that are said, a line each."""
     parts = [f"# {line}" for line in comment.splitlines()]
     for section, words in sections.items():
         if words:

@@ -1,4 +1,4 @@
-"""Buckets: flat vectors in which gradients travel, in the order backward makes them ready."""
+"""Flat vectors, called buckets, in which gradients travel in the order backward finishes them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,30 +10,28 @@ from torch import Tensor
 from firecaffe.gradients.compressors.codec import Layout
 
 ALIGNMENT = 16
-"""Elements at whose multiples tensors begin in a bucket."""
+"""Every tensor begins in its bucket at a multiple of this number of elements."""
 
+# The network is idle until the first bucket is full. The others are larger because messages take
+# processor time from backward.
 FIRST_SHARE = 1 / 4
-"""The first bucket's share of a bucket's bytes: until it is full the network is idle. The others
-are larger, for messages take the processor from backward.
-"""
+"""The first bucket is full at this share of `bucket_bytes`."""
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """One flat vector and its views in the shapes and memory layouts of its tensors."""
+    """One flat vector and views of it with the shapes and memory layouts of its tensors."""
 
     members: tuple[int, ...]
-    """The indices of the reducer's tensors that lie here, in order."""
+    """The indices of the reducer's tensors in this bucket, in order."""
     flat: Tensor
     views: tuple[Tensor, ...]
 
     def start(self, member: int) -> int:
-        """The place at which one of the members begins in `flat`."""
         return int(self.views[self.members.index(member)].storage_offset())
 
 
 Allocate = Callable[[int, torch.dtype, torch.device], Tensor]
-"""(elements, dtype, device) -> a vector of zeros."""
 
 
 def make_buckets(
@@ -44,7 +42,6 @@ def make_buckets(
     allocate: Allocate,
     alignment: int = ALIGNMENT,
 ) -> list[Bucket]:
-    """Makes buckets of groups of tensors; see `members_of`."""
     return [
         make_bucket(tensors, members, multiple, allocate, alignment)
         for members in members_of(tensors, groups, bucket_bytes)
@@ -54,10 +51,7 @@ def make_buckets(
 def members_of(
     tensors: Sequence[Tensor], groups: Sequence[Sequence[int]], bucket_bytes: int
 ) -> list[tuple[int, ...]]:
-    """Cuts groups of tensors, each in the order given, into buckets, as `cut` does.
-
-    A bucket ends with its group too, and before a tensor of another dtype or device.
-    """
+    """Cut each group into buckets by `cut`. A bucket ends where the group, dtype or device ends."""
     alike = [
         list(run)
         for group in groups
@@ -73,10 +67,7 @@ def members_of(
 
 
 def cut(tensors_bytes: Sequence[int], bucket_bytes: int) -> list[tuple[int, int]]:
-    """Cuts tensors into buckets of consecutive ones: (the first, the one after the last) of each.
-
-    A bucket is full once it holds `bucket_bytes`; the first, at FIRST_SHARE of that.
-    """
+    """Cut consecutive tensors into full buckets; return (first, one after the last) for each."""
     spans, start, held = [], 0, 0
     full = bucket_bytes * FIRST_SHARE
     for index, tensor_bytes in enumerate(tensors_bytes):
@@ -94,9 +85,7 @@ def make_bucket(
     allocate: Allocate,
     alignment: int,
 ) -> Bucket:
-    """Makes one bucket, padded to a multiple of `multiple` elements, so that it can be cut into
-    equal shards.
-    """
+    """Make one bucket, padded to a multiple of `multiple` elements so that equal shards fit."""
     own = [tensors[index] for index in members]
     padded = -(-offsets(own, alignment)[-1] // multiple) * multiple
     flat = allocate(padded, own[0].dtype, own[0].device)
@@ -106,7 +95,7 @@ def make_bucket(
 def views_like(
     flat: Tensor, tensors: Sequence[Tensor], alignment: int = ALIGNMENT
 ) -> tuple[Tensor, ...]:
-    """Parts of a flat vector, each with the shape and the strides of its tensor, as `offsets`."""
+    """Return views of a flat vector with the tensors' shapes and strides, placed by `offsets`."""
     views = []
     for tensor, offset in zip(tensors, offsets(tensors, alignment), strict=False):
         if torch.ops.aten.is_non_overlapping_and_dense(tensor):
@@ -118,16 +107,13 @@ def views_like(
 
 
 def offsets(tensors: Sequence[Tensor], alignment: int = ALIGNMENT) -> list[int]:
-    """The places at which tensors begin in a flat vector, and last the vector's end.
-
-    Beginnings are aligned as an allocation is: on a GPU some kernels choose by alignment how they
-    add, and a bucket's size must not change bits.
-    """
+    """Return where each tensor begins in a flat vector, followed by the end of the vector."""
+    # Some GPU kernels choose by alignment in which order they add. So tensors are aligned as in an
+    # allocation of their own, and the bucket size does not change bits.
     return places([tensor.numel() for tensor in tensors], alignment)
 
 
 def places(sizes: Sequence[int], alignment: int = ALIGNMENT) -> list[int]:
-    """The same of tensors of so many elements."""
     result, end = [], 0
     for size in sizes:
         begin = -(-end // alignment) * alignment
@@ -137,7 +123,7 @@ def places(sizes: Sequence[int], alignment: int = ALIGNMENT) -> list[int]:
 
 
 def layout_of(bucket: Bucket, names: Sequence[str]) -> Layout:
-    """The layout of a bucket for a compressor; empty if the bucket holds no parameter."""
+    """Return a bucket's layout for a compressor; it is empty if the bucket holds no parameter."""
     members = [(m, v) for m, v in zip(bucket.members, bucket.views, strict=True) if m < len(names)]
     return Layout(
         names=tuple(names[member] for member, _ in members),
@@ -147,7 +133,6 @@ def layout_of(bucket: Bucket, names: Sequence[str]) -> Layout:
 
 
 def _shape_in_memory(view: Tensor) -> tuple[int, ...]:
-    """The sizes of the dimensions, from the slowest in memory to the fastest."""
     strides = view.stride()
     order = sorted(range(view.ndim), key=lambda dimension: (-strides[dimension], dimension))
     return tuple(view.shape[dimension] for dimension in order)

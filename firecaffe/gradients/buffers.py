@@ -1,14 +1,9 @@
-"""Buffers such as BatchNorm's running statistics, the same for every number of workers.
+"""Buffers such as BatchNorm's running statistics, made equal for every number of workers.
 
-Every micro-batch starts from the buffers of the step's start. How it changes them is weighted by
-its samples and goes through the same tree as the gradients; the step ends with start + mean change.
+Every micro-batch starts from the buffers of the step's start. Its changes are weighted by its
+samples and summed by the same tree as the gradients; the step ends with start + mean change.
 Integer buffers (BatchNorm's count of batches) change once a step, as micro-batch 0 changes them.
-
-Parameters that are not trained and that forward changes, as a teacher's that follows, are kept the
-same way.
-
-All buffers of one dtype are made views of one vector, so that a network with a hundred of them
-costs a few operations for each micro-batch and not hundreds.
+Untrained parameters that forward changes (an averaged teacher's) are handled the same way.
 """
 
 from collections.abc import MutableMapping, Sequence
@@ -21,22 +16,19 @@ from torch import Tensor, nn
 from firecaffe.errors import RecipeError
 
 BufferEntry = tuple[MutableMapping[str, Any], str]
-"""A module's buffers, or parameters, and a name among them: where a tensor lives."""
+"""The place of a tensor: a module's dictionary of buffers or parameters, and a name in it."""
 
 
 @dataclass
 class _FlatBuffers:
-    """The buffers of one dtype, as views of `flat`. A module may put other tensors in places, or
-    other memory behind a tensor (`.data`).
-    """
-
+    # The views of one vector cost a few operations for each micro-batch. A hundred buffers would
+    # cost hundreds. A module may replace a tensor in its dictionary, or its memory (`.data`).
     flat: Tensor
     start: Tensor
     views: list[tuple[Tensor, Tensor, list[BufferEntry]]]
     """The tensor of each buffer, its part of `flat`, and its places."""
 
     def put_back(self) -> None:
-        """Puts the step's start into the views, and the views into their places."""
         self.flat.copy_(self.start)
         for view, memory, places in self.views:
             if not _is_same(view, memory):
@@ -45,9 +37,7 @@ class _FlatBuffers:
                 buffers[name] = view
 
     def now(self) -> Tensor:
-        """The values in the places, as one vector. Nothing is written: backward may still need
-        them.
-        """
+        """Return the current values. Write nothing, because backward may still need them."""
         found = [(buffers[name], memory) for _, memory, ((buffers, name), *_) in self.views]
         if all(now is not None and _is_same(now, own) for now, own in found):
             return self.flat
@@ -55,13 +45,8 @@ class _FlatBuffers:
 
 
 class BufferChanges:
-    """The changes that one micro-batch makes to a model's buffers, as one flat vector."""
-
     def __init__(self, model: nn.Module, parameters: Sequence[str] = ()) -> None:
-        """parameters: the names of those, not trained, that forward changes.
-
-        Raises: RecipeError if a buffer is complex.
-        """
+        """Raise RecipeError for a complex buffer. `parameters`: untrained, changed by forward."""
         places: dict[Tensor, list[BufferEntry]] = {}
         kept = {id(model.get_parameter(name)) for name in parameters}
         for module in model.modules():
@@ -81,23 +66,21 @@ class BufferChanges:
         ]
 
     def begin_step(self) -> None:
-        """Remembers the buffers that every micro-batch of this step starts from."""
+        """Remember the buffers from which every micro-batch of this step starts."""
         for buffers in self._by_dtype:
             buffers.start.copy_(buffers.now())
             buffers.put_back()
 
     def begin_micro_batch(self) -> None:
-        """Puts the step's start back."""
         for buffers in self._by_dtype:
             buffers.put_back()
 
     def no_changes(self) -> list[Tensor]:
-        """The changes that `take` returns if nothing has changed."""
         return [torch.zeros_like(buffers.start, dtype=self.dtype) for buffers in self._by_dtype]
 
     @torch.no_grad()
     def take(self, micro_batch: int, weight: float) -> list[Tensor]:
-        """The changes of the micro-batch that just ran, times its weight, in flat parts."""
+        """Return the last micro-batch's changes times its weight, a flat vector for each dtype."""
         parts = []
         for buffers in self._by_dtype:
             now, start = buffers.now(), buffers.start
@@ -113,7 +96,7 @@ class BufferChanges:
         return parts
 
     def finish_step(self, totals: Sequence[Tensor], total_weight: float) -> None:
-        """Sets the buffers from the sums of all micro-batches' changes, as `take` gives them."""
+        """Set the buffers from the sums over all micro-batches of what `take` returned."""
         for buffers, change in zip(self._by_dtype, totals, strict=True):
             buffers.put_back()
             start = buffers.start
@@ -128,9 +111,7 @@ class BufferChanges:
 
 
 class KeptBuffers:
-    """A network's buffers as they are now, for an evaluation that may change them, as an observer's
-    does: it begins every batch with the same, whichever rank has it.
-    """
+    """A copy of buffers, restored before each batch of an evaluation that may change them."""
 
     def __init__(self, model: nn.Module) -> None:
         self._kept = [
@@ -142,7 +123,6 @@ class KeptBuffers:
 
     @torch.no_grad()
     def put_back(self) -> None:
-        """Puts values, memory and tensors back, whatever way they were changed in."""
         for buffers, name, buffer, memory, value in self._kept:
             if not _is_same(buffer, memory):
                 buffer.data = memory
@@ -151,13 +131,11 @@ class KeptBuffers:
 
 
 def _is_same(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are the same view of the same memory."""
     same = one.data_ptr() == other.data_ptr() and one.shape == other.shape
     return same and one.stride() == other.stride()
 
 
 def _make_flat(places_of: dict[Tensor, list[BufferEntry]]) -> _FlatBuffers:
-    """Moves buffers of one dtype into one vector and puts views of it in their places."""
     flat = torch.cat([buffer.detach().reshape(-1) for buffer in places_of])
     views: list[tuple[Tensor, Tensor, list[BufferEntry]]] = []
     offset = 0

@@ -1,4 +1,4 @@
-"""A compressor's memory as a piece of a training's state: a rank holds that of its nodes."""
+"""A compressor's memory as a part of the training state."""
 
 from collections.abc import Collection, Mapping, Sequence
 from itertools import product
@@ -15,10 +15,9 @@ from firecaffe.transport.collect import HeldPart
 
 
 class CodecMemory:
-    """A compressor's memory by NODE.PARAMETER; see `training.piece.Piece`.
+    """A compressor's memory, by NODE.PARAMETER; see `training.piece.Piece`.
 
-    A node is on one rank, and on another one if the number of ranks changes. What all ranks hold
-    alike (`q.PARAMETER` of power_sgd) is saved once.
+    Memory that is equal on all ranks (`q.PARAMETER` of power_sgd) is saved once.
     """
 
     held_by_all = False
@@ -31,15 +30,10 @@ class CodecMemory:
         return {name: HeldPart(tensor) for name, tensor in self._compressor.state().items()}
 
     def load(self, stored: Mapping[str, Tensor]) -> None:
-        """Loads the memory of this rank's nodes. Raises: CheckpointError."""
         self._compressor.load_state(stored, self._own_nodes)
 
     def move(self, group: Group, before: Sequence[range], after: Sequence[range]) -> None:
-        """Brings the memory of nodes to the ranks that have them from now on. before, after: the
-        nodes of each rank. All ranks of the group call it between the same two steps.
-
-        Raises: PeerLostError.
-        """
+        """Send memory to the new owners of nodes. All ranks call it. Raises PeerLostError."""
         own = self._compressor.state()
         self._own_nodes = after[group.rank]
         here = {name: each for name, each in own.items() if self._is_here(name)}
@@ -55,7 +49,6 @@ class CodecMemory:
         self._compressor.load_state(here, self._own_nodes)
 
     def _is_here(self, name: str) -> bool:
-        """Whether a memory stays on this rank: that of its nodes, and what all have alike."""
         return not name.partition(".")[0].isdecimal() or _of(name, self._own_nodes)
 
 
@@ -65,7 +58,7 @@ def _of(name: str, nodes: Collection[int]) -> bool:
 
 
 def _send(group: Group, target: int, data: bytes) -> None:
-    """Waits without a look at the watch: Gloo closes a pair whose message is not there in time."""
+    """Send without checking the watch: Gloo closes a pair whose message is late."""
     with waiting(group), peers_may_be_lost(group):
         dist.send(torch.tensor([len(data)]), group=group.group, group_dst=target)
         whole = torch.frombuffer(bytearray(data), dtype=torch.uint8)

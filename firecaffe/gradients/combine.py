@@ -1,12 +1,4 @@
-"""The ways from this worker's nodes of one bucket to the total over all workers.
-
-Each way is an object with `top_level` (where local sums stop; None: they go on as far as they can),
-`takes_nodes` (whether it is given this worker's nodes one by one, or their sum), `lanes` (how many
-buckets may be under way at once; bucket i goes by lane i mod lanes, and each lane has a thread),
-`takes_means` (whether the gradients that it is given are divided by the step's weight already, or
-the total is afterwards) and a call. The call finds this worker's last node in the bucket itself and
-the others beside it, and leaves the total there.
-"""
+"""The ways to sum one bucket over all workers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -27,7 +19,14 @@ from firecaffe.transport.fold import NodeSum, NodeWire
 
 
 class Combine(Protocol):
-    """A way from nodes to their total; see the top of this file."""
+    """A way to sum the workers' nodes of a bucket.
+
+    `top_level`: the tree level at which local sums stop; None: they continue as far as possible.
+    `takes_nodes`: the call receives this worker's nodes one by one; otherwise their sum. `lanes`:
+    how many buckets may be under way at once; bucket i uses lane i mod lanes, and each lane has a
+    thread. `takes_means`: gradients are divided by the step's weight before the call, not
+    afterwards.
+    """
 
     @property
     def top_level(self) -> int | None: ...
@@ -38,12 +37,10 @@ class Combine(Protocol):
     @property
     def takes_means(self) -> bool: ...
     def __call__(self, index: int, nodes: list[tuple[Node, Tensor]], bucket: Bucket) -> None:
-        """nodes: this worker's, in order; the last one is the bucket's. Empty if it takes a sum."""
+        """Replace the bucket's vector, which is the last of this worker's nodes, by the total."""
 
 
 class AllReduce:
-    """The way by the exchange's algorithm; each worker has one sum."""
-
     top_level = None
     takes_nodes = False
     takes_means = False
@@ -57,13 +54,12 @@ class AllReduce:
 
 
 Cuts = Mapping[tuple[int, ...], Sequence[int]]
-"""Where a bucket's shards begin and, last, end, by its members."""
 
 
 class Fold:
-    """The way for shares that are no subtrees: the tree goes on from all workers' largest nodes.
+    """The way for shares that are no subtrees, from all workers' largest nodes.
 
-    A bucket with cuts is brought to the owners of its shards alone.
+    A bucket with cuts is sent only to the owners of its shards.
     """
 
     top_level = None
@@ -75,14 +71,12 @@ class Fold:
         self._cuts = cuts
         self._sum = NodeSum(world, inputs_of(num_leaves, shares), num_leaves, early=True)
         self.num_early = self._sum.num_early
-        """The number of early rounds: of calls of `begin` for each bucket before its own call."""
+        """The number of calls of `begin` for each bucket before its call."""
         self.early = self._sum.own_early
-        """This worker's nodes that leave in the first of them, in this order."""
         self._begun: dict[int, Begun] = {}
 
     def begin(self, number: int, index: int, nodes: dict[Node, Tensor], bucket: Bucket) -> None:
-        """Does an early round of a bucket. nodes: this worker's node, if it has one for the round;
-        not the bucket's vector."""
+        """Run an early round of a bucket with this worker's node for the round, if it has one."""
         begun = self._begun.pop(index, None) if number else None
         cuts = self._cuts.get(bucket.members, ())
         self._begun[index] = self._sum.begin(number, nodes, bucket.flat, index, begun, cuts)
@@ -100,13 +94,11 @@ class Fold:
 
 
 class Compressed:
-    """The way of a compressor: nodes of one level of the tree, each encoded on its own, on one
-    worker as on many. A codec keeps back part of a mean, for the next step may have another weight.
-    """
+    """The way of a compressor, which encodes each node by itself on any number of workers."""
 
     takes_nodes = True
     lanes = 1
-    takes_means = True
+    takes_means = True  # the memory is of means, because the next step's weight may differ
 
     def __init__(
         self,
@@ -123,29 +115,23 @@ class Compressed:
         self.memory = CodecMemory(compressor, self.wire.own_nodes)
         self._scale: Tensor | None = None
         self._before: dict[str, Tensor] = {}
+        # Kept for one step more, because a device may still read these tensors.
         self._before_that: dict[str, Tensor] = {}
-        """Kept for a step: a device may still read what was given back."""
 
     def share_out(self, shares: Shares) -> None:
-        """Gives ranks other micro-batches, each those of whole nodes. All call it between steps.
-
-        Raises: PeerLostError.
-        """
+        """Move whole nodes between ranks. All ranks call it between steps. Raises PeerLostError."""
         level = self.top_level
         nodes = tuple(range(each.start >> level, -(-each.stop >> level)) for each in shares)
         self.memory.move(self.wire.world, self.wire.shares, nodes)
         self.wire.share_out(nodes)
 
     def begin_step(self, scale: Tensor | None) -> None:
-        """scale: what the step's gradients are multiplied by, shape (), if they are. The next
-        step's may be another, and what is kept back goes on to it.
-        """
+        """Begin a step. The factor of its gradients, `scale`, (), is kept out of the memory."""
         self._scale, self._before_that = scale, self._before
         if scale is not None:
             self._before = {name: each.clone() for name, each in self.compressor.state().items()}
 
     def undo_step(self) -> None:
-        """Keeps back what was kept back before a step that has updated nothing."""
         self.compressor.load_state(self._before, self.wire.own_nodes)
 
     def __call__(self, index: int, nodes: list[tuple[Node, Tensor]], bucket: Bucket) -> None:
@@ -162,12 +148,10 @@ class Compressed:
 
 
 Hook = Callable[[Any, Any], torch.futures.Future[Tensor]]
-"""A DDP communication hook: (state, bucket) -> the mean over ranks, to come."""
+"""A DDP communication hook: (state, bucket) -> future of the mean over ranks."""
 
 
 class Hooked:
-    """The way by a DDP communication hook, torch's or a user's, in place of our exchange."""
-
     top_level = None
     takes_nodes = False
     lanes = 1
@@ -193,7 +177,7 @@ class Hooked:
         if bucket.members[0] >= len(self.parameters):
             self.exchange.all_reduce(bucket.flat)
             return
-        # A hook takes the mean over ranks of what each of them brings.
+        # A hook returns the mean over ranks, but the total is their sum.
         bucket.flat.mul_(self.exchange.world.world_size)
         is_last = index == self._places[-1]
         view = HookBucket(bucket, self._places.index(index), is_last, self.parameters)
@@ -204,8 +188,6 @@ class Hooked:
 
 
 class HookBucket:
-    """A bucket as a hook sees it, with the methods of `torch.distributed.GradBucket`."""
-
     def __init__(
         self, bucket: Bucket, index: int, is_last: bool, parameters: Sequence[Tensor]
     ) -> None:
@@ -228,9 +210,7 @@ class HookBucket:
         self._buffer = buffer
 
     def gradients(self) -> list[Tensor]:
-        """The gradients, each contiguous whatever its memory format, as DDP cuts them: hooks take
-        `view`s of them.
-        """
+        """Return contiguous gradients in any memory format, as DDP does: hooks `view` them."""
         starts = [self._bucket.start(member) for member in self._bucket.members]
         return [
             self._buffer[start : start + view.numel()].view(view.shape)
@@ -242,6 +222,6 @@ class HookBucket:
 
 
 def gradients_of(bucket: Bucket, num_parameters: int) -> Tensor:
-    """The part of a bucket's vector before the tail, whose members stand last."""
+    """Return the part of a bucket's vector before the tail, whose members are last."""
     tails = [member for member in bucket.members if member >= num_parameters]
     return bucket.flat[: bucket.start(tails[0])] if tails else bucket.flat

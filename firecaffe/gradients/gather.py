@@ -1,4 +1,4 @@
-"""The way back, if ranks update shards of the weights: each gives the others its rows."""
+"""The gather of updated weights, if each rank updates only a shard of them."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -16,10 +16,6 @@ from firecaffe.transport.collectives import Collectives
 
 
 class WeightGather:
-    """Gathers the weights of one bucket after the other. They travel in the bucket's memory, whose
-    gradients are gone then.
-    """
-
     def __init__(
         self, world: Group, shards: Shards, parameters: Mapping[str, nn.Parameter]
     ) -> None:
@@ -28,7 +24,7 @@ class WeightGather:
         self._collectives = Collectives(world)
 
     def __call__(self, bucket: Bucket) -> None:
-        """All ranks call it. Raises: PeerLostError."""
+        """Gather one bucket's weights. All ranks call it. Raises PeerLostError."""
         named = [self._parameters[member] for member in bucket.members]
         weights = [weight.detach() for _, weight in named]
         for (name, _), weight, view in zip(named, weights, bucket.views, strict=True):

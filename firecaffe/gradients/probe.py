@@ -1,9 +1,8 @@
-"""The guard: one micro-batch that every rank computes, to see whether all compute the same bits.
+"""A guard: all ranks compute one and the same micro-batch and compare the bits of the results.
 
-Another kind of processor or GPU, or another library, changes bits without any error. So before
-the first step, and whenever the ranks are others than before, all ranks compute the gradients of
-one and the same micro-batch and compare digests. On the way the probe learns the order in which
-backward makes gradients ready, which is the order of the buckets.
+Another kind of processor or GPU, or another library, changes bits without any error. The probe runs
+before the first step and whenever the ranks change. It also learns the order in which backward
+finishes gradients, which is the order of the buckets.
 """
 
 import hashlib
@@ -23,19 +22,15 @@ from firecaffe.gradients.buffers import BufferChanges
 
 @dataclass(frozen=True)
 class Probe:
-    """The result of the probe micro-batch."""
-
     digest: str
-    """SHA-256 of its loss and of the gradients of the whole model."""
+    """SHA-256 of the loss and of the gradients of the whole model."""
     ready_order: list[int]
-    """Indices of this rank's parameters in rank 0's order; those not used come last."""
+    """Indices of this rank's parameters in rank 0's order; unused parameters are last."""
     deviating_ranks: list[int]
-    """Ranks of which a loss, or a gradient, is not that of most ranks that have it."""
+    """The ranks with a loss or gradient unlike that of most ranks that have it."""
 
     def order_of(self, named: Iterable[str], some: Iterable[str]) -> list[int]:
-        """The places of some parameters among these alone, in the order in which backward finishes
-        gradients. named: all that the probe was given.
-        """
+        """Order the indices of `some` as backward finishes them. `named`: the probe's names."""
         names, place_of = list(named), {name: at for at, name in enumerate(some)}
         in_order = (names[index] for index in self.ready_order)
         return [place_of[name] for name in in_order if name in place_of]
@@ -49,14 +44,12 @@ def run_probe(
     column: Group | None = None,
     beside: Mapping[str, Tensor] | None = None,
 ) -> Probe:
-    """Computes the loss and gradients of one micro-batch and leaves the model as it was.
+    """Compute the loss and gradients of one micro-batch, and restore the model.
 
     Args:
-        buffers: Those of the network, which backward's forward begins anew.
-        named: This rank's parameters. Those of one name are the same on all ranks that have it.
-        backward: Runs backward for the micro-batch. Returns its loss; None if another rank has it.
-        column: The ranks that have the same parameters as this one; None: all have.
-        beside: What all ranks have computed beside, which is compared and enters no digest.
+        backward: Returns the micro-batch's loss; None if another rank has it.
+        column: The ranks that have the same parameters as this one; None: all ranks.
+        beside: Other tensors of all ranks, which are compared but are not in the digest.
 
     Raises: RecipeError if a gradient is sparse.
     """
@@ -101,7 +94,6 @@ def _of(name: str) -> str:
 
 
 def _deviating(told: Sequence[Mapping[str, str]]) -> list[int]:
-    """The ranks that tell another digest of something than most of those that tell one."""
     found: set[int] = set()
     for name in {name for of_rank in told for name in of_rank}:
         holders = [rank for rank, of_rank in enumerate(told) if name in of_rank]

@@ -1,21 +1,17 @@
-"""The reducer: micro-batch gradients in, the step's mean gradient out, exchange beside backward.
+"""The reducer, which turns gradients of micro-batches into the step's mean gradient.
 
-The gradients of each micro-batch are the leaves of the fixed binary tree of `exchange.leaves`. All
-but a worker's last micro-batch are added after their backward, by the binary counter. In the last
-one a hook on the last parameter of each bucket looks whether all its gradients are there; then its
-sums are finished and a communication thread takes it to the other workers while backward goes on.
-Buckets leave in a fixed order, the same on all ranks. `p.grad` ends as a view into its bucket.
+The gradients of each micro-batch are leaves of the fixed binary tree in `exchange.leaves`. During a
+worker's last backward, a hook on the last parameter of each bucket checks whether the bucket is
+complete. Then a communication thread exchanges it while backward continues. Buckets leave in one
+order on all ranks. In the end `p.grad` is a view into its bucket. If nodes of the tree stay apart
+(`Fold`), a worker's smaller nodes leave as soon as they are complete, before its last backward.
+With shards (`gradients.shards`) each worker has the mean of its shard only (with a codec, of all),
+updates its rows, and gathers the weights by the same buckets.
 
-Where nodes of the tree stay apart (`Fold`), a worker's smaller ones are whole before its last one
-is begun. Each leaves for all buckets as soon as it is whole, and travels while others are computed.
-
-With shards (`gradients.shards`) each worker has the mean of its own shard alone (a codec brings
-all), for its rows of the parameters; the updated weights are gathered by the same buckets.
-
-Beside the gradients every micro-batch brings its tail (its loss, its changes to buffers), summed by
-the same tree. Whole numbers have the same sum in any order, so each worker brings its counts once,
-with its last micro-batch; among them which parameters were used, so that one that nobody used keeps
-`p.grad = None` and the optimizer leaves it alone. (A codec may still bring what it kept back.)
+Each micro-batch also has a tail (its loss and its changes to buffers), summed by the same tree.
+Integers have the same sum in any order, so each worker adds its counts once. The counts say which
+parameters any worker used; the others keep `p.grad = None`, and the optimizer skips them, unless a
+codec delivers a rest of earlier steps.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -49,12 +45,14 @@ from firecaffe.transport.exchange import Exchange
 from firecaffe.transport.queue import queue_of
 
 Leaf = list[Tensor]
-"""The tensors of one micro-batch: one for each parameter, then the tail's."""
+"""The tensors of one micro-batch: one for each parameter, then the tail."""
 
 
 class GradientReducer:
-    """Sums gradients over micro-batches and workers: `begin_step`, `add` for each own micro-batch
-    in the route's order, `finish_step`. Workers begin with equal shares.
+    """Sums gradients over micro-batches and workers, which begin with equal shares.
+
+    In each step, call `begin_step`, `add` for each of this worker's micro-batches in the route's
+    order, and `finish_step`.
     """
 
     def __init__(
@@ -69,15 +67,16 @@ class GradientReducer:
         hook: tuple[object, Hook] | None = None,
         shards: Shards | None = None,
     ) -> None:
-        """parameters: those that need gradients, by name. ready_order: their indices in the order
-        in which backward finishes them. tail, counts: examples. hook: (state, hook) of DDP's kind,
-        for a route by one. shards: of the update, if it is shared out, which goes by a route of way
-        FOLD. The exchange's route says how all go.
+        """Make the buckets and threads for the exchange's route.
+
+        `ready_order` has the parameters' indices in the order in which backward finishes them.
+        `tail` and `counts` are examples. `hook` is (state, hook) of DDP's kind, for a route of way
+        HOOK. `shards` is given if the update is shared out, on a route of way FOLD.
         """
         self.parameters, self.names = list(parameters.values()), list(parameters)
         self.num_leaves, self.exchange = num_leaves, exchange
         self.used: list[bool] = []
-        """Whether any worker has used each parameter in the step that is finished."""
+        """Whether any worker used each parameter in the finished step."""
         self.shards = shards or all_of(parameters)
         self._gather = WeightGather(exchange.world, self.shards, parameters)
         route, world = exchange.route, exchange.world
@@ -97,8 +96,8 @@ class GradientReducer:
         words = bucket_bytes, multiple, exchange.empty, self._alignment
         self.buckets = make_buckets(tensors, groups, *words)
         if tail_has_own_buckets:
-            # They are ready with the last gradients, behind which these few bytes would wait in the
-            # queues of the network.
+            # Tails are ready with the last gradients. Behind these, their few bytes would wait in
+            # the network's queues.
             tails = [bucket for bucket in self.buckets if bucket.members[0] >= num_parameters]
             others = [bucket for bucket in self.buckets if bucket.members[0] < num_parameters]
             self.buckets = [*others[:-1], *tails, *others[-1:]]  # a stage may have no gradient
@@ -124,8 +123,8 @@ class GradientReducer:
         self.queue = queue_of(counts.device)
         self._threads: ExchangeThreads | None = None
         self._hooks = []
-        # One worker encodes in a thread too: torch lets the main thread have several for one sum,
-        # and adds in another order then.
+        # A single worker also encodes in a thread: in the main thread torch may use several threads
+        # for one sum, which changes the order of addition.
         if world.world_size > 1 or route.way == CODEC:
             lanes = self._combine.lanes
             self._threads = ExchangeThreads(world, lanes, counts.device, self.queue)
@@ -145,18 +144,16 @@ class GradientReducer:
         self.close(wait=kind is None)
 
     def close(self, wait: bool = True) -> None:
-        """Ends. wait: for communication threads, one of which may wait for a rank that is gone."""
+        """Close. `wait` for communication threads, one of which may wait for a lost rank."""
         for hook in self._hooks:
             hook.remove()
-        self._counts = None  # leads back to this reducer, and to groups whose end others wait for
+        self._counts = None  # refers to this reducer, and to groups for whose end others wait
         if self._threads is not None:
             self._threads.close(wait)
         self.exchange.close()
 
     def share_out(self, shares: Shares) -> None:
-        """Gives workers other shares from the next step on, if the route is by nodes that stay
-        apart. All ranks call it between the same two steps.
-        """
+        """Give workers other shares. All ranks call it between the same two steps."""
         if self.coded is not None:
             self.coded.share_out(shares)
             return
@@ -171,9 +168,11 @@ class GradientReducer:
         counts: Callable[[], Tensor],
         scale: Tensor | None = None,
     ) -> None:
-        """Begins a step. total_weight: the divisor of the sums, used once, at the root. leaves:
-        this worker's micro-batches, in the order in which they are added. counts: what it counts of
-        all of them; asked before the last one's backward. scale: of losses, shape (), if any.
+        """Begin a step.
+
+        `total_weight` divides the sums. `leaves` are this worker's micro-batches in the order of
+        their addition. `counts`, called before the last backward, returns this worker's counts for
+        all of them. `scale` is the factor of the losses, shape (), if there is one.
         """
         self._total_weight, self._leaves, self._counts = total_weight, leaves, counts
         if self.coded is not None:
@@ -191,9 +190,7 @@ class GradientReducer:
             parameter.grad = None
 
     def add(self, leaf: int, loss: Tensor | None, tail: Sequence[Tensor]) -> None:
-        """Runs backward for one micro-batch and adds its gradients. In that of the last one each
-        bucket leaves as soon as it is complete. loss: None without samples, which adds zeros.
-        """
+        """Run backward for one micro-batch and add its gradients; without `loss`, add zeros."""
         if leaf == self._leaves[-1]:
             self._add_last(leaf, loss, tail)
             return
@@ -205,9 +202,7 @@ class GradientReducer:
         self._begin_buckets()
 
     def _begin_buckets(self) -> None:
-        """Begins the early rounds of all buckets, as far as this worker's nodes are whole; who has
-        none for a round takes the others'.
-        """
+        # A worker that has no node for an early round still receives the others' nodes.
         fold, pending = self._fold, self._counter.pending
         while fold is not None and self._early_rounds < fold.num_early:
             number, whole = self._early_rounds, list[tuple[Node, Leaf]]()
@@ -241,7 +236,7 @@ class GradientReducer:
         # A copy from the host would wait for the device.
         used = self._all_used if all(self._used) else self._unused.new_tensor(self._used)
         self._send_ready_buckets([*tail, torch.cat([used, counts])])
-        # As long as the weights, and in the buckets now.
+        # They are as large as the weights, and their values are in the buckets now.
         self._merged, self._sent, self._counter.pending = [], [], []
 
     def _backward(self, loss: Tensor | None) -> None:
@@ -254,20 +249,19 @@ class GradientReducer:
             self._used = [a or b for a, b in zip(self._used, now, strict=True)]
 
     def finish_step(self) -> Totals:
-        """Waits for the exchange and leaves the mean gradient in every `p.grad`; with shards, in
-        those of this rank's rows.
+        """Wait for the exchange and set every `p.grad` (with shards, of this rank's rows).
 
-        Raises: PeerLostError; what a communication thread has met.
+        Raises: PeerLostError, or the error of a communication thread.
         """
         computed = self.queue.mark()
         spans = () if self._threads is None else self._threads.finish()
         summed = self.queue.mark()
         used, counts = self._view_of[self._counts_member].tensor_split([len(self.parameters)])
-        # What this rank has used, somebody has; of the rest all have to be asked.
+        # If this rank used all parameters, the others' flags do not matter.
         by_any = self._used if all(self._used) else used.tolist()
         self.used = [bool(each) for each in by_any]
         for index, is_used in enumerate(self.used):
-            # What a compressor kept back may arrive in a step that does not use the parameter.
+            # A compressor's memory may arrive in a step that does not use the parameter.
             has_any = is_used or (self.coded is not None and bool(self._view_of[index].any()))
             self._set_gradient(index, self._view_of[index] if has_any else None)
         tail = tuple(self._view_of[member] for member in self._tail_members)
@@ -278,13 +272,13 @@ class GradientReducer:
             own.grad = None if mean is None else self.shards.own_part(self.names[index], mean)
 
     def undo_step(self) -> None:
-        """Lets a step that has updated nothing leave no trace in a codec."""
         if self.coded is not None:
             self.coded.undo_step()
 
     def gather_weights(self) -> None:
-        """Gives every rank the others' rows of the weights; p.grad are gone then. With shards
-        alone. All ranks call it. Raises: PeerLostError.
+        """Gather the other ranks' rows of the weights, in place of gradients; only with shards.
+
+        All ranks call it. Raises PeerLostError.
         """
         assert self._threads is not None
         for index, bucket in enumerate(self.buckets):
@@ -293,9 +287,7 @@ class GradientReducer:
         self._threads.finish()
 
     def finite(self) -> Tensor:
-        """Whether each parameter's mean gradient is finite, in network order: bool, shape
-        (parameters,). With shards, of what this rank has of it.
-        """
+        """Tell whether each mean gradient (with shards, this rank's part) is finite: bool."""
         if not self.parameters:
             return torch.ones(0, dtype=torch.bool)
         # A bucket at a time costs less than a parameter at a time.
@@ -309,11 +301,7 @@ class GradientReducer:
             self._send_ready_buckets(None)
 
     def _send_ready_buckets(self, tail: Sequence[Tensor] | None) -> None:
-        """Sends the next buckets, in order, that are complete; all, once backward has brought the
-        tail.
-
-        tail: the tail's tensors and the counts. Without them no bucket that holds one is complete.
-        """
+        """Send the next complete buckets; all, if the last backward has returned (`tail`)."""
         while self._next_bucket < len(self.buckets):
             index = self._next_bucket
             if tail is None and not self._is_complete(index):
@@ -337,7 +325,6 @@ class GradientReducer:
         )
 
     def _close_bucket(self, bucket: Bucket, tail: Sequence[Tensor]) -> list[tuple[Node, Tensor]]:
-        """Finishes this worker's sums of one bucket; returns its nodes of the tree."""
         num_parameters = len(self.parameters)
         values = [
             _gradient(self.parameters[m]) if m < num_parameters else tail[m - num_parameters]
@@ -356,7 +343,6 @@ class GradientReducer:
         return [*nodes, (self._node, bucket.flat)]
 
     def _vector(self, bucket: Bucket, leaf: Leaf) -> Tensor:
-        """A node's part of a bucket, in memory of its own."""
         flat = torch.zeros_like(bucket.flat)
         views = views_like(flat, bucket.views, self._alignment)
         for member, view in zip(bucket.members, views, strict=True):
@@ -365,9 +351,7 @@ class GradientReducer:
         return flat
 
     def _to_mean(self, index: int, nodes: list[tuple[Node, Tensor]]) -> None:
-        """Turns the bucket's gradients into the mean of all workers', its tail into the sum. This
-        is the one place that divides a step by its weight.
-        """
+        # This is the only place that divides a step by its weight.
         bucket = self.buckets[index]
         own = self._means_in(bucket)
         if self._combine.takes_means:
@@ -378,7 +362,6 @@ class GradientReducer:
             own.div_(self._total_weight)
 
     def _means_in(self, bucket: Bucket) -> Tensor:
-        """The part of a bucket in which this rank has mean gradients."""
         if self._brings_shards and bucket.members in self.shards.cuts:
             return bucket.flat[self.shards.in_bucket(bucket.members)]
         return gradients_of(bucket, len(self.parameters))

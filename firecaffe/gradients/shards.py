@@ -1,11 +1,9 @@
 """Shards: the rows of each parameter that a rank updates, if the update is shared out.
 
-Each bucket of gradients is cut into a shard for each rank, one after the other, so that all ranks
-take part in each reduce-scatter. What a rank has got too little of in a large bucket it gets more
-of in smaller ones. A bucket is cut between two rows of a parameter; or between two parameters,
-if the update goes by whole ones (norms, pruning, shared values), so that the owner does as it is
-done with the whole, to the same bits, or if parameters are parts, which need not be rows. A large
-parameter has one owner then.
+Each bucket of gradients is cut into consecutive shards, one for each rank, so that all ranks take
+part in each reduce-scatter. Cuts lie between rows of a parameter. They lie between whole parameters
+if the update needs these (norms, pruning, shared values), so that bits are the same, and if
+parameters are parts, which need not be rows. A large parameter then has one owner.
 
 Source: Rajbhandari et al. 2020, arXiv 1910.02054 (ZeRO stage 1).
 """
@@ -22,31 +20,25 @@ from firecaffe.gradients.buckets import ALIGNMENT, members_of, places
 
 
 class Span(NamedTuple):
-    """A parameter's place in a bucket, in elements."""
-
     start: int
     rows: int
-    """The number of parts between which it may be cut, 1 at least."""
+    """The number of rows between which it may be cut, at least 1."""
     row: int
-    """The elements of each; 0 if the parameter has none."""
+    """The elements of each row; 0 if the parameter has none."""
 
 
 @dataclass(frozen=True)
 class Shards:
-    """Who updates what, and what this rank does."""
-
     cuts: Mapping[tuple[int, ...], tuple[int, ...]]
-    """Where shards of a bucket begin and, last, end, by the bucket's members."""
+    """The begins of a bucket's shards and the end of the last one, by the bucket's members."""
     rows: Mapping[str, tuple[int, ...]]
-    """Where ranks' rows of a parameter begin and, last, end, by its name, in network order."""
+    """The begins of the ranks' rows and the end of the last, by parameter, in network order."""
     rank: int
     own: dict[str, nn.Parameter] = field(default_factory=dict)
-    """This rank's rows of the parameters of which it has some: views of these."""
+    """This rank's rows of parameters, as views; only parameters of which it has rows."""
 
     def own_part(self, name: str, tensor: Tensor) -> Tensor:
-        """This rank's part of a parameter, or of what has its shape: some rows, all, or none. All
-        of what nobody shares out.
-        """
+        """Return this rank's rows of a tensor with a parameter's shape; all if not shared out."""
         if name not in self.rows:
             return tensor
         start, stop = self.rows[name][self.rank : self.rank + 2]
@@ -55,13 +47,12 @@ class Shards:
         return tensor[start:stop] if start < stop else tensor.new_empty(0)
 
     def in_bucket(self, members: tuple[int, ...]) -> slice:
-        """This rank's shard of a bucket."""
         start, stop = self.cuts[members][self.rank : self.rank + 2]
         return slice(start, stop)
 
 
 def all_of(named: Mapping[str, nn.Parameter]) -> Shards:
-    """Nothing is shared out: each rank updates all."""
+    """Make the Shards of an update that is not shared out: each rank updates all."""
     return Shards({}, {}, 0, dict(named))
 
 
@@ -74,9 +65,7 @@ def make_shards(
     whole: bool,
     alignment: int = ALIGNMENT,
 ) -> Shards:
-    """named, ready_order, bucket_bytes: as the reducer is given them. whole: whether each parameter
-    has one owner. alignment: of parameters in buckets.
-    """
+    """Assign rows to ranks, with the reducer's arguments. `whole`: a parameter has one owner."""
     names, parameters = list(named), list(named.values())
     if not names:  # a stage may have no weights
         return Shards({}, {}, rank)
@@ -102,9 +91,7 @@ def make_shards(
 def cut_buckets(
     buckets: Sequence[Sequence[Span]], ends: Sequence[int], parts: int
 ) -> list[tuple[int, ...]]:
-    """Cuts buckets into as many parts each, the largest first, so that in all parts are as equal as
-    they can be. ends: the elements of each.
-    """
+    """Cut buckets of `ends` elements into `parts`, the largest first, with totals nearly equal."""
     held, found = [0] * parts, dict[int, tuple[int, ...]]()
     for index in sorted(range(len(buckets)), key=lambda index: -ends[index]):
         total = sum(held) + ends[index]
@@ -121,7 +108,6 @@ def cut_buckets(
 
 
 def _nearest(spans: Sequence[Span], end: int, place: int) -> int:
-    """The beginning of a row, or the bucket's end, that is nearest to a place."""
     starts = [span.start for span in spans]
     number = max(index for index, start in enumerate(starts) if start <= place)
     span, after = spans[number], [*starts, end][number + 1]
@@ -130,13 +116,11 @@ def _nearest(spans: Sequence[Span], end: int, place: int) -> int:
 
 
 def spans_of(rows: Sequence[tuple[int, int]], alignment: int = ALIGNMENT) -> tuple[list[Span], int]:
-    """The spans of a bucket's parameters, and its elements. rows: of each, as a span has them."""
     *starts, end = places([number * row for number, row in rows], alignment)
     return [Span(start, *own) for start, own in zip(starts, rows, strict=True)], end
 
 
 def held_elements(spans: Sequence[Span], cuts: Sequence[int]) -> tuple[int, ...]:
-    """The elements of a bucket's parameters that each rank has."""
     held = [0] * (len(cuts) - 1)
     for span in spans:
         for rank, (start, stop) in enumerate(pairwise(_rows(span, cuts))):
@@ -145,9 +129,7 @@ def held_elements(spans: Sequence[Span], cuts: Sequence[int]) -> tuple[int, ...]
 
 
 def _rows_in_memory(tensor: Tensor) -> tuple[int, int]:
-    """The number of rows that lie one after the other, and the elements of each; the whole is one
-    if they do not.
-    """
+    """Return the number of rows and their elements; (1, all) if rows are not consecutive."""
     is_dense = torch.ops.aten.is_non_overlapping_and_dense(tensor)
     if tensor.ndim and tensor.numel() and is_dense:
         row = tensor.stride(0)
@@ -157,7 +139,6 @@ def _rows_in_memory(tensor: Tensor) -> tuple[int, int]:
 
 
 def _rows(span: Span, cuts: Sequence[int]) -> tuple[int, ...]:
-    """The rows at which a parameter is cut, by where its bucket is."""
-    if not span.row:  # it is nowhere, and rank 0's
+    if not span.row:  # an empty parameter belongs to rank 0
         return (0, *[span.rows] * (len(cuts) - 1))
     return tuple(max(0, min((cut - span.start) // span.row, span.rows)) for cut in cuts)

@@ -1,9 +1,7 @@
-"""Exchange beside backward: communication threads, and the device's queue that they fill.
+"""Threads that exchange buckets during backward, in the same order on all ranks.
 
-Bucket i goes by lane i mod lanes, and each lane by a thread of its own. Buckets are submitted in
-one order on all ranks. Where the backend wants one order also with what backward itself sends, as a
-split network's layers do, backward's thread starts each exchange: its place among the others is
-then that of the program, the same on all ranks.
+Some backends need one order for exchanges and for the messages of backward itself, which the layers
+of a split network send. Then backward's thread starts each exchange, in the program's order.
 """
 
 from collections.abc import Callable, Iterable
@@ -19,11 +17,10 @@ from firecaffe.transport.queue import Mark, Queue
 from firecaffe.transport.worker import Worker, raise_failure, wait_for
 
 Span = tuple[Mark, Mark]
-"""The marks at which an exchange begins and ends."""
 
 
 class ExchangeThreads:
-    """The threads of one reducer. Tensors are on `on`, whose work is in `queue`."""
+    """The threads of one reducer. Tensors are on the device `on`, whose work is in `queue`."""
 
     def __init__(self, world: Group, lanes: int, on: torch.device, queue: Queue) -> None:
         self._world, self._queue = world, queue
@@ -40,9 +37,10 @@ class ExchangeThreads:
         *,
         early: bool = False,
     ) -> None:
-        """Lets the bucket's lane, or this thread, do `work`, once the device has done what is
-        queued now. tensors: made here and used there. early: whether it waits for ranks that still
-        compute, which is no time of an exchange.
+        """Run `work` in the lane of bucket `index` after what the device has queued by now.
+
+        `tensors` were made in this thread and are used by `work`. `early`: it also waits for ranks
+        that still compute, so its time does not count as exchange.
         """
         run = partial(self._run, work, list(tensors), self._queue.mark())
         futures = self._early if early else self._futures
@@ -50,10 +48,9 @@ class ExchangeThreads:
         futures.append(lane.run_here(run) if self._starts_here else lane.submit(run))
 
     def finish(self) -> tuple[Span, ...]:
-        """Waits until all that was submitted is done, or queued on a device that works behind; what
-        this thread queues from here on comes after it.
+        """Wait until all work is done, or queued on a device before what this thread queues next.
 
-        Raises: PeerLostError; what a thread has met.
+        Raises: PeerLostError, or the error of a thread.
         """
         with waiting(self._world):
             wait_for(self._world, [*self._early, *self._futures], self._lanes)
@@ -64,16 +61,14 @@ class ExchangeThreads:
         return spans
 
     def raise_failure(self) -> None:
-        """Raises the error that a thread has met, if any."""
         raise_failure(self._lanes)
 
     def close(self, wait: bool) -> None:
-        """Ends the threads. wait: for them; one that waits for a lost rank may do so for long."""
+        """End the threads. `wait` for their end, which may take long if a rank is lost."""
         for lane in self._lanes:
             lane.close(wait)
 
     def _run(self, work: Callable[[], None], tensors: list[Tensor], ready: Mark) -> Span:
-        """Does a bucket's work, in a thread."""
         with self._queue.beside(tensors):
             self._queue.wait(ready)
             begin = self._queue.mark()
@@ -82,8 +77,7 @@ class ExchangeThreads:
 
 
 def begin_thread(device: torch.device) -> None:
-    """Prepares a thread that exchanges."""
-    # Threads of its own would take cores from backward, which runs at the same time.
+    # More threads would take cores from backward, which runs at the same time.
     torch.set_num_threads(1)
     if device.type == "cuda":
         torch.cuda.set_device(device)

@@ -1,4 +1,4 @@
-"""The totals of a step's tree, and their times."""
+"""The totals of a step over all workers, and the times of their exchange."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,18 +11,14 @@ from firecaffe.transport.queue import Mark
 
 @dataclass(frozen=True)
 class Totals:
-    """The sums of a step over all workers. Times can be told once `summed` is over."""
+    """The sums of a step over all workers. Read the times only after `summed` is over."""
 
     tail: tuple[Tensor, ...]
-    """The sums of all tails."""
     counts: Tensor
-    """The sum of all workers' counts."""
     computed: Mark
-    """The end of backward."""
     summed: Mark
     """The end of backward and of the last exchange."""
     spans: tuple[Span, ...]
-    """The marks at the beginning and end of each exchange."""
 
     @property
     def exposed_s(self) -> float:
@@ -31,7 +27,7 @@ class Totals:
 
     @property
     def exchange_s(self) -> float:
-        """Seconds that communication took in all, hidden or not."""
+        """Seconds of communication in all, hidden or not."""
         from_first = [
             (begin.seconds_after(self.spans[0][0]), end.seconds_after(self.spans[0][0]))
             for begin, end in self.spans
@@ -40,7 +36,6 @@ class Totals:
 
 
 def covered_s(spans: Sequence[tuple[float, float]]) -> float:
-    """Seconds in which at least one of the spans ran."""
     total = 0.0
     until = float("-inf")
     for start, end in sorted(spans):

@@ -1,9 +1,8 @@
-"""What modules keep beside parameters and buffers: numbers, tensors and generators in attributes.
+"""Digests of numbers, tensors and generators that modules keep in plain attributes.
 
-No checkpoint has them, no other worker gets them, and nothing puts them back after a micro-batch.
-One that a forward writes before it reads it (a cache, the last attention) does no harm. One that is
-carried over (a count of calls, a hidden state, a generator) does: it has another value after the
-same micro-batch if another came between.
+No checkpoint and no other worker has these. A value that forward carries over from micro-batch to
+micro-batch (a count of calls, a hidden state, a generator) thus breaks the promise; one that it
+writes before it reads it (a cache) does not.
 """
 
 import hashlib
@@ -19,18 +18,17 @@ from torch import Tensor, nn
 from firecaffe.cluster.agree import digest
 
 OF_TORCH = frozenset(vars(nn.Module()))
-"""The attributes that every module has."""
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 DEEPEST = 6
-"""Containers within containers that are looked into."""
+"""The number of nested containers that are searched."""
 
 Digests = dict[str, str]
-"""The digest of each attribute by its path, as in `encoder.layers[0].seen`."""
+"""The digest of each attribute by its path, for example `encoder.layers[0].seen`."""
 
 
 def attributes_of(network: nn.Module) -> Digests:
-    """The digests of all attributes whose values can be told apart."""
+    """Digest every attribute whose values can be compared."""
     known = {id(each) for each in network.modules()}
     return {
         path: _digest(value)
@@ -48,7 +46,7 @@ def _of_module(prefix: str, module: nn.Module, known: set[int]) -> Iterator[tupl
 
 def _leaves(path: str, value: Any, known: set[int], depth: int) -> Iterator[tuple[str, Any]]:
     if isinstance(value, nn.Module):
-        if id(value) not in known:  # a network in a list is none of torch's children
+        if id(value) not in known:  # torch does not know networks in lists
             known.add(id(value))
             for name, tensor in (*value.named_parameters(), *value.named_buffers()):
                 yield f"{path}.{name}", tensor
@@ -73,7 +71,6 @@ def _is_known(value: Any) -> bool:
 
 
 def _digest(value: Any) -> str:
-    """What tells two values apart."""
     if isinstance(value, Tensor):
         return tensor_digest(value)
     if isinstance(value, np.ndarray):
@@ -94,7 +91,7 @@ def _digest(value: Any) -> str:
 
 
 def tensor_digest(tensor: Tensor) -> str:
-    """The digest of a tensor of any kind; of one without values, its shape and type."""
+    """Digest a tensor; one that is sparse, quantized or meta gives only its type and shape."""
     is_plain = tensor.layout == torch.strided and not tensor.is_quantized and not tensor.is_meta
     if not is_plain:
         return f"{tensor.dtype} {tuple(tensor.shape)}"

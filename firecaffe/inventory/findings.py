@@ -1,4 +1,4 @@
-"""What was found out about a network and its loss, in lines and in a record."""
+"""The findings about a network and its loss, as lines for people and as a record."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,19 +11,17 @@ from firecaffe.words import some_of
 
 @dataclass(frozen=True)
 class Inventory:
-    """The state of a network, by what becomes of it, and what its loss is a mean of."""
-
     kinds: Kinds
     changes: Changes
     carried: list[str]
     """Attributes of modules that forward carries over to the next micro-batch."""
     repeats: bool
-    """Whether the same micro-batch came to the same loss again."""
+    """Whether the same micro-batch gave the same loss a second time."""
     loss: str
 
     @property
     def doubts(self) -> list[str]:
-        """Reasons why other numbers of workers may not end in the same bits."""
+        """Reasons why another number of workers may not give the same bits."""
         found = []
         if self.carried:
             found.append(
@@ -40,7 +38,7 @@ class Inventory:
 
     @property
     def notes(self) -> list[str]:
-        """Lines about what is kept in a way that people may not expect."""
+        """Lines about state that is handled in a way people may not expect."""
         kinds, changes, notes = self.kinds, self.changes, list[str]()
         if kinds.extra:
             notes.append(
@@ -74,7 +72,6 @@ class Inventory:
 
     @property
     def lines(self) -> list[str]:
-        """All of it, for people."""
         kinds = self.kinds
         lines = [
             f"parameters: {len(kinds.trained)} trained, {len(kinds.frozen)} not"
@@ -89,7 +86,6 @@ class Inventory:
 
     @property
     def row(self) -> dict[str, Any]:
-        """The record of it."""
         kinds = self.kinds
         return {
             "trained": len(kinds.trained),

@@ -1,4 +1,4 @@
-"""What a forward of a network changes, and what it draws from: seen around one micro-batch."""
+"""Observes what one forward of a network changes and which generators it draws from."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,21 +14,18 @@ from firecaffe.inventory.network_state import EXTRA_STATE_BYTES
 
 @dataclass(frozen=True)
 class Changes:
-    """What one forward has changed."""
-
     frozen: list[str]
-    """Parameters that are not trained, which forward changes, as a teacher's that follows."""
+    """Parameters without gradient that forward changes, such as a teacher's moving average."""
     in_places: dict[str, str]
-    """Buffers of which forward writes some rows alone, and how many, in words."""
+    """Buffers of which forward writes only some rows, with a text that says how many."""
     steps: dict[str, int]
-    """Whole numbers that move by more than 1, as the pointer of a queue, and by how much."""
+    """Whole-number buffers that move by more than 1, such as a queue pointer, and by how much."""
     draws: list[str]
-    """The generators of the process that it draws from."""
 
 
 @dataclass
 class Watch:
-    """A network's state before a forward. `changes` tells what it was after."""
+    """A network's state before a forward; `changes` compares it with the state after."""
 
     network: nn.Module
     _parameters: dict[str, tuple[nn.Parameter, int, int]] = field(init=False)
@@ -44,11 +41,7 @@ class Watch:
         self._random = all_states()
 
     def changes(self) -> Changes:
-        """Call it right after the forward: backward and an update change more.
-
-        Raises: RecipeError if forward changes what cannot be kept the same on any number of
-        workers.
-        """
+        """Compare right after forward. Raises: RecipeError for changes no training can handle."""
         self._check_buffers()
         draws = changed(self._random)
         frozen = self.changed_parameters()
@@ -75,7 +68,6 @@ class Watch:
         return Changes(frozen, in_places, steps, draws)
 
     def changed(self) -> list[str]:
-        """The parameters that forwards have changed."""
         return [
             name
             for name, (parameter, version, total) in self._parameters.items()
@@ -86,10 +78,7 @@ class Watch:
         return self._parameters[name][0].requires_grad
 
     def changed_parameters(self) -> list[str]:
-        """The parameters, not trained, that forwards have changed.
-
-        Raises: RecipeError if one that is trained has changed, or is another.
-        """
+        """Frozen parameters that changed. Raises: RecipeError if a trained one did or is new."""
         now = dict(self.network.named_parameters())
         for name, (parameter, _, _) in self._parameters.items():
             if now.get(name) is not parameter:
@@ -141,12 +130,12 @@ class Watch:
 
 @torch.no_grad()
 def checksum(tensor: Tensor) -> int:
-    """A sum of a tensor's bits, by which a few changes are seen; quick, as weights are large."""
+    """Sum a tensor's bits: quick for large weights, and enough to notice a few changes."""
     if not tensor.numel():
         return 0
     bits = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     if bits.storage_offset() % 4:
-        bits = bits.clone()  # for numbers of four bytes
+        bits = bits.clone()  # int32 needs an aligned offset
     whole = len(bits) // 4 * 4
     total = bits[:whole].view(torch.int32).sum(dtype=torch.int64) + bits[whole:].sum()
     return int(total)

@@ -1,9 +1,7 @@
-"""What a loss is a mean of, found by trying it on outputs and targets of a few samples.
+"""Finds out what a loss is a mean of, by trying it on a few samples.
 
-A step adds the losses of micro-batches, each weighted by its samples. So the loss of a micro-batch
-must be the mean over its samples; else the size of micro-batches decides the gradient. A sum, a
-mean that is weighted, or one over fewer than the samples is found out by its values: for one
-sample, the same sample twice, pairs, and all of them.
+A step adds its micro-batches' losses, each weighted by its samples. So each loss must be the mean
+over its samples; otherwise the micro-batch size changes the gradient.
 """
 
 import math
@@ -27,22 +25,19 @@ UNKNOWN = "not known what it is a mean of, for outputs or targets have no row fo
 RAISED = "not known what it is a mean of, for of some samples it raises"
 
 TOLERANCE = 1e-3
-"""How far apart two losses may be, as a share, that are the same but for rounding."""
+"""The largest relative difference between two losses that counts as rounding."""
 COARSE = 3e-2
-"""The same of a loss in 16 bits."""
 
 MOST_SAMPLES = 16
 
 EXACT, LEAST_APART = 2e-5, 0.1
-"""Of a weighted mean: how exact its values are, and how far apart the losses of two samples have to
-be, as shares, for that to tell it from others.
-"""
+"""Relative error of a weighted mean, and least relative difference of two losses to tell it."""
 
 REMEDY = "expected the mean over the micro-batch's samples, each with the same weight"
 
 
 def check_reduction(word: str, loss: Any) -> None:
-    """Looks at a loss of torch's that says how it adds. Raises: RecipeError if it is no mean."""
+    """Check the reduction of a torch loss. Raises: RecipeError if it is not a plain mean."""
     if not isinstance(loss, nn.modules.loss._Loss):
         return
     if loss.reduction not in ("mean", "batchmean"):
@@ -60,11 +55,10 @@ def check_reduction(word: str, loss: Any) -> None:
 
 
 def mean_of(word: str, loss: Loss, outputs: Any, targets: Any) -> str:
-    """Says what a loss is a mean of: MEAN, WHOLE, UNKNOWN, or RAISED and what.
+    """Say what a loss is a mean of: MEAN, WHOLE, UNKNOWN, or RAISED with the error's type.
 
-    outputs, targets: tensors or trees of them, with a row for each sample.
-
-    Raises: RecipeError if it is a sum, a weighted mean, or a mean over fewer than the samples.
+    outputs, targets: tensors or trees of them, with a row for each sample. Raises: RecipeError if
+    it is a sum, a weighted mean, or a mean over fewer than the samples.
     """
     leaves = [leaf for leaf in tree_leaves((outputs, targets)) if isinstance(leaf, Tensor)]
     count = next((len(leaf) for leaf in leaves if leaf.ndim), 0)
@@ -74,19 +68,19 @@ def mean_of(word: str, loss: Loss, outputs: Any, targets: Any) -> str:
 
     def of(*places: int) -> float:
         index = torch.tensor(places, device=leaves[0].device)
-        seed_generators(0, 0, 0)  # a loss may draw
+        seed_generators(0, 0, 0)  # a loss may draw random numbers
         with torch.no_grad():
             return float(loss(_taken(outputs, index), _taken(targets, index)))
 
     try:
         with generators_kept(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of losses that one sample is not enough for
+            warnings.simplefilter("ignore")  # some losses warn about a single sample
             each = [of(place) for place in range(count)]
             pairs = [of(place, place + 1) for place in range(count - 1)]
             twice, whole = of(0, 0), of(*range(count))
     except RecipeError:
         raise
-    except Exception as error:  # of a loss that needs several samples, or all of them
+    except Exception as error:  # some losses need several samples
         return f"{RAISED} {type(error).__name__}"
     is_coarse = any(leaf.is_floating_point() and leaf.dtype.itemsize == 2 for leaf in leaves)
     close = partial(math.isclose, rel_tol=COARSE if is_coarse else TOLERANCE, abs_tol=1e-6)
@@ -108,7 +102,7 @@ def mean_of(word: str, loss: Loss, outputs: Any, targets: Any) -> str:
             )
         if not close(pair, (one + other) / 2):
             apart.append(place)
-    # Where two samples differ most, a weighted mean is best told from a root of a mean.
+    # The pair that differs most best tells a weighted mean from a root of a mean.
     place = max(apart, key=lambda at: abs(each[at] - each[at + 1]), default=0)
     if apart and not is_coarse and _is_weighted(each, pairs[place], of, place):
         raise RecipeError(
@@ -120,18 +114,16 @@ def mean_of(word: str, loss: Loss, outputs: Any, targets: Any) -> str:
 
 
 def _is_none(value: float) -> bool:
-    """Whether a loss may be that of a sample which does not count."""
     return math.isnan(value) or value == 0
 
 
 def _is_weighted(each: Sequence[float], pair: float, of: Callable[..., float], place: int) -> bool:
-    """Whether samples that are there several times come to what their weights say, as the loss of
-    both tells these: pair = (one + weight * other) / (1 + weight).
-    """
+    """Whether repeated samples give the loss that follows from the pair's weight."""
     one, other = each[place], each[place + 1]
     apart = abs(one - other) > LEAST_APART * max(abs(one), abs(other))
     if not apart or not min(one, other) < pair < max(one, other):
         return False
+    # From pair = (one + weight * other) / (1 + weight).
     weight = (one - pair) / (pair - other)
     with generators_kept():
         return all(

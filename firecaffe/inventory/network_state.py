@@ -1,4 +1,4 @@
-"""The state that a network says it has: parameters, buffers and extra state, by kind."""
+"""The state that a network declares, sorted by kind: parameters, buffers and extra state."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,30 +9,25 @@ from torch import Tensor, nn
 from firecaffe.errors import RecipeError
 
 EXTRA_STATE = "_extra_state"
-"""torch's name, in a state_dict, of what a module's `get_extra_state` returns."""
 
 EXTRA_STATE_BYTES = "extra_state_bytes"
-"""The buffer in which such state lies while a network is trained; see `models.extra_state`."""
+"""The buffer that holds extra state while a network is trained; see `models.extra_state`."""
 
 
 @dataclass(frozen=True)
 class Kinds:
-    """The names of a network's state, by what becomes of it in a step."""
-
     trained: list[str]
     frozen: list[str]
     shared: list[list[str]]
     """All names of each parameter or buffer that has several."""
     averaged: list[str]
-    """Floating-point buffers: their changes are averaged over the micro-batches."""
+    """Floating-point buffers; a step averages their changes over its micro-batches."""
     counted: list[str]
-    """Buffers of whole numbers: they change once a step, as the first micro-batch changes them."""
+    """Whole-number buffers; they change once a step, as the first micro-batch changes them."""
     extra: list[str]
-    """Modules with extra state: as buffers of whole numbers."""
 
 
 def kinds_of(network: nn.Module) -> Kinds:
-    """Sorts a network's state; on any device."""
     parameters, buffers = dict(network.named_parameters()), dict(network.named_buffers())
     return Kinds(
         trained=[name for name, each in parameters.items() if each.requires_grad],
@@ -49,17 +44,13 @@ def kinds_of(network: nn.Module) -> Kinds:
 
 
 def modules_with_extra_state(network: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The modules that have state of their own beside their tensors."""
     for name, module in network.named_modules():
         if type(module).get_extra_state is not nn.Module.get_extra_state:
             yield name, module
 
 
 def check_state(network: nn.Module) -> None:
-    """Looks for state that no step of firecaffe's keeps the same on any number of workers.
-
-    Raises: RecipeError, with the name of the parameter, buffer or module, and what to do.
-    """
+    """Raise RecipeError, with a remedy, for state that depends on the number of workers."""
     for name, parameter in network.named_parameters():
         _check_tensor("parameter", name, parameter)
     for name, buffer in network.named_buffers():
@@ -90,7 +81,7 @@ def _check_tensor(what: str, name: str, tensor: Tensor) -> None:
 
 
 def _check_memory(network: nn.Module) -> None:
-    """Looks for parameters that share memory, which an update would change twice."""
+    """Refuse parameters that share memory, because an update would change it twice."""
     spans: dict[int, list[tuple[int, int, str]]] = {}
     for name, each in network.named_parameters():
         if each.is_meta or not each.numel():
@@ -121,10 +112,9 @@ def _kind(tensor: Tensor) -> str:
 
 
 def _check_state_dict(network: nn.Module) -> None:
-    """Looks for state that a module puts into its state_dict in a way of its own."""
     known = {name for name, _ in network.named_parameters(remove_duplicate=False)}
     known |= {name for name, _ in network.named_buffers(remove_duplicate=False)}
-    # A whole state_dict may be a user's own method; torch's asks each module.
+    # A user may override state_dict of the whole network, so each module is asked.
     for name, module in network.named_modules():
         state: dict[str, object] = {}
         prefix = f"{name}." if name else ""

@@ -1,7 +1,7 @@
-"""Measures a cluster: what each rank has, and the link between every two hosts.
+"""Measures a cluster: each rank's device and files, and the link between every two hosts.
 
-Pairs are measured in turns like a round-robin tournament: in each turn every host plays one other,
-so that a cluster of n hosts takes n - 1 turns, and no two measurements share a port.
+Hosts are paired as in a round-robin tournament, so n hosts need n - 1 turns and no two measurements
+share a port.
 """
 
 import json
@@ -31,7 +31,7 @@ LEAST_STREAM_S = 0.1
 PINGS = 10
 BURSTS = 5
 PAUSE_S = 0.1
-"""Seconds between two bursts of pings: other work does not stand in the way of all of them."""
+"""Seconds between bursts of pings, so that passing other work cannot disturb all of them."""
 FILE_BYTES = 64_000_000
 MATRIX_SIZE = 1024
 COPIED_BYTES = 64_000_000
@@ -40,41 +40,37 @@ REPETITIONS = 7
 
 @dataclass(frozen=True)
 class RankFacts:
-    """The facts that one rank has found about its place."""
-
     rank: int
     host: str
     group: str
-    """The launcher's name for its host."""
+    """The launcher's name for the rank's host (GROUP_RANK)."""
     versions: str
     device: str
     memory_bytes: int
     free_memory_bytes: int
     free_disk_bytes: int
     clock_s: float
-    """Its clock less the first rank's, at one moment."""
+    """This rank's clock minus the first rank's at one moment."""
     clock_error_s: float
     matrix_flops: tuple[float, ...]
-    """FLOP/s of each repetition of a float32 matrix product, all ranks at once."""
+    """FLOP/s of each repetition of a float32 matrix product, with all ranks computing at once."""
     copy_bytes_per_s: tuple[float, ...]
-    """Bytes read and written in a second."""
+    """Bytes read and written per second, for each repetition."""
     file_write_bytes_per_s: float
     file_read_bytes_per_s: float
 
 
 @dataclass(frozen=True)
 class PairLink(Link):
-    """A link, and whether both of its ranks are on one host."""
-
     in_host: bool
 
 
 def look_over(
     world: World, folder: Path, device_name: str, say: Callable[[str], None]
 ) -> list[RankFacts]:
-    """Measures every rank and the links; all ranks get all. folder: where files are written to.
+    """Measure every rank; all ranks receive all results. folder: where test files are written.
 
-    Raises: OSError if a file cannot be written there, on the rank that cannot; PeerLostError.
+    Raises: OSError, only on a rank that cannot write a file there; PeerLostError.
     """
     say("clocks")
     clock_s, clock_error_s = _clock(world)
@@ -109,14 +105,14 @@ def look_over(
 
 
 def _facts(words: dict[str, Any]) -> RankFacts:
-    """The facts from JSON, which knows no tuples."""
     rates = {name: tuple(words[name]) for name in ("matrix_flops", "copy_bytes_per_s")}
     return RankFacts(**{**words, **rates})
 
 
 def links_of(world: World, places: Sequence[object], say: Callable[[str], None]) -> list[PairLink]:
-    """Measures the links between hosts, by one rank of each, and one link within the first host
-    that has two ranks. places: those of the ranks. All ranks get all.
+    """Measure links between hosts, and one inside a host; all ranks receive all results.
+
+    places: the place (host) of each rank. One rank of each host measures.
     """
     firsts = [rank for rank, place in enumerate(places) if place not in places[:rank]]
     turns = tournament(firsts)
@@ -130,7 +126,7 @@ def links_of(world: World, places: Sequence[object], say: Callable[[str], None])
             if world.rank in (first, other):
                 link = _measure(world, first, other, places[first] == places[other])
                 own += [link] if world.rank == first else []
-        gather_text(world, "")  # the next turn begins when all have ended this one
+        gather_text(world, "")  # all end this turn before the next begins
     stated = gather_text(world, json.dumps([asdict(link) for link in own]))
     return [
         PairLink(
@@ -146,7 +142,7 @@ def links_of(world: World, places: Sequence[object], say: Callable[[str], None])
 
 
 def tournament(players: Sequence[int]) -> list[list[tuple[int, int]]]:
-    """Turns in which every two meet once, and nobody meets two at a time (the circle method)."""
+    """Plan turns in which every two meet once and nobody is in two pairs (circle method)."""
     circle: list[int | None] = [*players, *([None] if len(players) % 2 else [])]
     turns = []
     for _ in range(len(circle) - 1):
@@ -172,7 +168,7 @@ def _measure(world: World, first: int, second: int, in_host: bool) -> PairLink:
 
 
 def _clock(world: World) -> tuple[float, float]:
-    """Measures this clock less the first rank's, and half the time in which both were asked."""
+    """Measure this clock minus the first rank's, and half the time that the question took."""
     best = float("inf"), 0.0
     for _ in range(5):
         gather_text(world, "")
@@ -210,7 +206,7 @@ def _copy_rates(device: torch.device) -> list[float]:
 
 
 def _file_rates(folder: Path, rank: int) -> tuple[float, float]:
-    """Measures bytes/s to write and sync a file, and to read it again past the page cache."""
+    """Measure bytes/s to write and sync a file, and to read it again without the page cache."""
     path = folder / f".firecaffe-check-{socket.gethostname()}-{os.getpid()}-{rank}"
     data = os.urandom(1 << 20) * (FILE_BYTES >> 20)
     try:

@@ -11,18 +11,15 @@ PROC = Path("/proc")
 
 @dataclass(frozen=True)
 class Counters:
-    """Counters of this host and this process, at one moment."""
-
     total_cpu_s: float
     busy_cpu_s: float
     process_cpu_s: float
     retransmitted_segments: int | None
-    """Segments of all connections of this network namespace; None if /proc does not tell."""
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """The conditions of a host between two moments; shares are of all its processors."""
+    """A host's conditions between two moments; shares are of all its processors."""
 
     congestion_control: str | None
     cpu_busy_share: float
@@ -32,7 +29,7 @@ class Conditions:
 
 def read_counters(proc: Path = PROC) -> Counters:
     cpu = psutil.cpu_times()
-    # A guest's time is counted in user time already.
+    # User time already includes a guest's time.
     total_s = sum(cpu) - getattr(cpu, "guest", 0.0) - getattr(cpu, "guest_nice", 0.0)
     idle_s = cpu.idle + getattr(cpu, "iowait", 0.0)
     return Counters(total_s, total_s - idle_s, time.process_time(), _retransmitted(proc))
@@ -40,7 +37,7 @@ def read_counters(proc: Path = PROC) -> Counters:
 
 def conditions_since(before: Counters, proc: Path = PROC) -> Conditions:
     after = read_counters(proc)
-    # The system counts in ticks of 10 ms; nothing may have passed.
+    # The system counts in ticks of 10 ms, so the difference may be 0.
     total_s = max(after.total_cpu_s - before.total_cpu_s, 0.01)
     sent = (before.retransmitted_segments, after.retransmitted_segments)
     return Conditions(

@@ -1,4 +1,4 @@
-"""A device as its measured steps show it: rows of a cluster file, and what is fitted to them."""
+"""Turns measured steps into a cluster file's device: its rows, and values fitted to them."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -16,9 +16,7 @@ SIZES_TO_FIT = 3
 
 
 def calibrated(cluster: Cluster, recipe: CheckedRecipe, rows: Sequence[StepTimes]) -> Cluster:
-    """The cluster with these steps measured, and its device's efficiency and overhead fitted to
-    them if there are enough sizes.
-    """
+    """Add measured steps to the cluster, and fit its device to them if there are enough sizes."""
     own = recipe.model.label, recipe.train.autocast
     kept = tuple(row for row in cluster.device.measured if (row.model, row.autocast) != own)
     device = dataclasses.replace(cluster.device, measured=())
@@ -46,14 +44,12 @@ def _fitted(device: Device, recipe: CheckedRecipe, rows: Sequence[StepTimes]) ->
         {"efficiency": device.efficiency, "overhead_s": max(1e-7, device.overhead_s)},
         [(row.micro_batch_size, median(row.compute_s)) for row in rows],
     )
-    # What one network says of the device is not as sure of another: `error` stays what it was.
+    # `error` stays, because a fit to one network is less certain for another.
     return within_peak(with_values(found.values))
 
 
 def within_peak(device: Device) -> Device:
-    """The same rates with an efficiency of 1 at most: steps that are faster than what the peak was
-    measured by have shown a higher one.
-    """
+    """Cap efficiency at 1 and raise the peak, if steps were faster than the measured peak."""
     more = max(1.0, device.efficiency)
     return dataclasses.replace(
         device,

@@ -1,4 +1,4 @@
-"""Compressed sums for `firecaffe bench exchange`: what they send, how far off they may be."""
+"""Compressed sums for `firecaffe bench exchange`: the bytes they send and their error bounds."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,29 +18,26 @@ from firecaffe.transport.fold import NodeWire
 ROUNDING = {
     "float16": 2.0**-11,
     "bfloat16": 2.0**-8,
-    # Half a step of 1/127 of the row's largest, which its norm is not below, in each element.
+    # Each element is off by at most half a step, and a step is 1/127 of the row's largest
+    # element, which is at most the row's norm.
     "int8": sqrt(ROW) / 254,
 }
-"""The errors of codecs by rows: the L2 norm of what one encoding loses over the vector's norm, at
-most.
-"""
+"""Bound of the error of one encoding by rows, as a share of the vector's L2 norm."""
 
 
 def error_bound(name: str, num_elements: int) -> float:
-    """The L2 norm of a first sum's error is at most this times the sum of the summands' norms.
+    """Bound a first sum's L2 error, as a multiple of the sum of the summands' norms.
 
-    Rows are encoded twice, on the way out and as totals. All others are encoded once, and what they
-    decode to is never farther from the vector than zero is: a mean for each sign, a part of the
-    elements, tau or times tau towards zero, a projection.
+    Row codecs encode twice: on the way out and as totals. Other codecs encode once, and what they
+    decode is never farther from the vector than zero is.
     """
     if name in ROUNDING:
         return ROUNDING[name] * (2 + ROUNDING[name])
+    # A part of the elements; or a mean for each sign, tau or times tau towards zero, a projection.
     return sqrt(1 - num_sent(num_elements) / num_elements) if name == "top_k" else 1.0
 
 
 def make_encoders(names: Sequence[str]) -> dict[str, Encoder]:
-    """Makes the sums through these compressors, by name."""
-
     def encoder(name: str) -> Encoder:
         return lambda world, num_elements: OneNodeEach(world, name, num_elements)
 
@@ -48,10 +45,7 @@ def make_encoders(names: Sequence[str]) -> dict[str, Encoder]:
 
 
 class OneNodeEach:
-    """Sums one vector of each rank through a compressor, whose memory goes on from sum to sum.
-
-    See `measure.known_sum.EncodedSum`.
-    """
+    """An `EncodedSum` through a compressor, whose memory lasts from sum to sum."""
 
     def __init__(self, world: World, name: str, num_elements: int) -> None:
         self.name = name
@@ -64,12 +58,11 @@ class OneNodeEach:
         self.wire_bytes = 0
 
     def empty(self, num_elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """A vector of zeros, of the length given before."""
         self._flat = torch.zeros(padded(num_elements), dtype=dtype, device=device)
         return self._flat[:num_elements]
 
     def all_reduce(self, vector: Tensor, lane: int = 0) -> None:
-        """Sums in place. vector: the one that `empty` returned last."""
+        """Sum in place. vector: the one that `empty` returned last."""
         before = self._wire.world.traffic.sent_bytes or 0
         total = self._compressor.reduce(0, [(self._rank, self._flat)], self._wire)
         vector.copy_(total[: self._num_elements])
@@ -77,7 +70,6 @@ class OneNodeEach:
         self.wire_bytes = (self._wire.world.traffic.sent_bytes or 0) - before
 
     def alone(self, vectors: Sequence[Tensor]) -> Tensor:
-        """The sum without memory, as the first of all ranks is."""
         missing = padded(self._num_elements) - self._num_elements
         nodes = [torch.nn.functional.pad(vector, (0, missing)) for vector in vectors]
         wire = NodeWire(World(0, 1, vectors[0].device), len(vectors))
@@ -86,11 +78,10 @@ class OneNodeEach:
 
 
 def padded(num_elements: int) -> int:
-    """The number of elements, rounded up to whole rows."""
     return -(-num_elements // ROW) * ROW
 
 
 def layout(num_elements: int) -> Layout:
-    """The layout of one parameter, a matrix as nearly square as possible: low rank sends least."""
+    """Lay out one parameter as a matrix that is nearly square, for which low rank sends least."""
     rows = next(rows for rows in range(isqrt(num_elements), 0, -1) if num_elements % rows == 0)
     return Layout(("vector",), ((0, num_elements),), ((rows, num_elements // rows),))

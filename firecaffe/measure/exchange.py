@@ -1,7 +1,6 @@
-"""Times exchanges side by side: checked first, then in turns, every result checked again.
+"""Times exchanges in turns, so that other work on the machine affects all of them equally.
 
-In each repetition all exchanges have their turn, so that whatever else the machine does meets all
-of them alike. The words algbw and busbw are those of nccl-tests.
+Sums are checked before, and every result again. The names algbw and busbw are those of nccl-tests.
 """
 
 import json
@@ -35,13 +34,10 @@ from firecaffe.transport.link import finish
 from firecaffe.transport.local import LocalRanks
 
 WARM_UP = 1
-"""Repetitions of each size before those that count; the calls of the check come first."""
 
 
 GROUP, MEMORY, BOTH = "group", "memory", "both"
-"""The ways of a sum: the backend's process group; the memory that ranks of one host share; that
-within hosts and the group between them.
-"""
+"""Ways of a sum: the backend's group, memory that a host's ranks share, or both."""
 
 Encoder = Callable[[World, int], EncodedSum]
 """(world, elements) -> a sum of vectors of so many elements; called by all ranks."""
@@ -49,7 +45,7 @@ Encoder = Callable[[World, int], EncodedSum]
 
 @dataclass(frozen=True)
 class Timing:
-    """The times of one exchange at one size. A sample is the slowest rank's in a repetition."""
+    """The times of one exchange at one size; each sample is the slowest rank's in a repetition."""
 
     algorithm: str
     world_size: int
@@ -60,7 +56,6 @@ class Timing:
     """Bytes one way through the busiest rank in one sum; None if only the backend knows."""
     is_encoded: bool = False
     bits_checked: bool = False
-    """Whether it gave the tree's own bits; see `check_exchange.checks_bits`."""
 
     @property
     def time_s(self) -> float:
@@ -82,20 +77,14 @@ class Timing:
         return statistics.median(own / other for own, other in pairs)
 
     def share_of_bound(self, link_bytes_per_s: float) -> float:
-        """The least time that any all-reduce needs on such links / the median time.
-
-        Source: Patarasuk and Yuan 2009, theorem 1: 2 (p - 1) / p · size / link.
-        """
+        """Least time of any all-reduce / the median time (Patarasuk, Yuan 2009, theorem 1)."""
         return self.busbw_bytes_per_s / link_bytes_per_s
 
 
 @dataclass
 class _OwnTimes:
-    """The times of one rank for one way to a sum at one size."""
-
     samples_s: list[float]
     digests: list[str]
-    """The digests of an encoded sum's results, by repetition."""
     wire_bytes: int
 
 
@@ -108,19 +97,17 @@ def time_exchanges(
     local: LocalRanks | None = None,
     encoders: Mapping[str, Encoder] | None = None,
 ) -> list[Timing]:
-    """Times each algorithm at each size (a multiple of 4), over all ranks, which all call this.
+    """Time each algorithm, then each encoder, at each size; all ranks must call this.
 
-    Timings come size by size, in the order of the algorithms, then of the encoders. Making a
-    schedule is not in them. local: the ranks of this host, if they are to share memory.
-
-    Raises: NotIdenticalError, on every rank and before any time is known, if a sum is wrong;
-    PeerLostError.
+    Sizes are multiples of 4 bytes. Making a schedule is not timed. local: the ranks of this host,
+    if they are to share memory. Raises: PeerLostError; NotIdenticalError, on every rank and before
+    any time is shown, if a sum is wrong.
     """
     coded = {} if encoders is None else encoders
     routes: dict[str, Route] = {}
 
     def make(num_elements: int) -> SumsByName:
-        # Anew for each size, so that shared memory of one size is gone before that of the next.
+        # Made anew for each size, so that shared memory of one size is freed before the next.
         ways = {name: Exchange.of_vectors(world, name, local) for name in algorithms}
         routes.update((name, exchange.route) for name, exchange in ways.items())
         return {**ways} | {name: encoder(world, num_elements) for name, encoder in coded.items()}
@@ -157,9 +144,7 @@ def time_exchanges(
 def _timing(
     name: str, route: Route | None, size_bytes: int, by_rank: Sequence[_OwnTimes]
 ) -> Timing:
-    """Puts the ranks' times together. route: None for an encoded sum. Raises: NotIdenticalError if
-    ranks ended in different bits.
-    """
+    """Merge the ranks' times. Raises: NotIdenticalError if ranks ended with different bits."""
     samples_s = _slowest([times.samples_s for times in by_rank])
     ranks, size = len(by_rank), size_bytes // BYTES_PER_ELEMENT
     if route is None:
@@ -190,7 +175,6 @@ def way_of(route: Route, num_elements: int) -> tuple[str, int | None]:
 def _time_size(
     world: World, make: Callable[[int], SumsByName], size_bytes: int, repetitions: int
 ) -> tuple[dict[str, _OwnTimes], str]:
-    """This rank's times by name, and the first wrong sum, if any."""
     num_elements = size_bytes // BYTES_PER_ELEMENT
     own = summand(world.rank, world.world_size, num_elements).to(world.device)
     expected = true_sum(world.world_size, num_elements).to(world.device)
@@ -198,7 +182,7 @@ def _time_size(
     found = {name: _OwnTimes([], [], 0) for name in sums}
     is_coded = not all(isinstance(way, Exchange) for way in sums.values())
     noisy = noise(world.rank, num_elements).to(world.device) if is_coded else own
-    plain = torch.empty_like(own)  # for all that need no memory of their own
+    plain = torch.empty_like(own)  # shared by all exchanges that do not need their own memory
     vectors = {
         name: plain
         if isinstance(way, Exchange) and not way.route.shares_memory
@@ -208,7 +192,7 @@ def _time_size(
     wrong = ""
     for repetition in range(-WARM_UP, repetitions):
         turns = list(sums.items())
-        # Back and forth, so that nobody follows the same one every time.
+        # Alternate the order, so that no exchange always follows the same one.
         for name, way in turns if repetition % 2 == 0 else reversed(turns):
             vector, times = vectors[name], found[name]
             is_exact = isinstance(way, Exchange)
@@ -228,8 +212,7 @@ def _time_size(
 def _time_once(world: World, way: Exchange | EncodedSum, vector: Tensor) -> float:
     finish(world.device)
     with peers_may_be_lost(world):
-        # A sum on the CPU: no rank has it before all are here. On a GPU's group dist.barrier
-        # would go by NCCL.
+        # A sum on the CPU is a barrier. dist.barrier would use NCCL on a GPU's group.
         dist.all_reduce(torch.zeros(1), group=world.group)
     start_s = time.perf_counter()
     way.all_reduce(vector)

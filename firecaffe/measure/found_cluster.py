@@ -1,4 +1,4 @@
-"""The results of a check: what stands out in them, and the cluster file made of them."""
+"""The results of `firecaffe check`: its findings, and the cluster file made from them."""
 
 import dataclasses
 from collections import defaultdict
@@ -22,37 +22,32 @@ from firecaffe.transport.exchange import LANES
 
 ALPHA = 0.01
 LEAST_RATIO = 0.9
-"""The ratio of a rate to the others' median above which the rate is not named."""
+"""A slow rank or link is only named if its rate is below this share of the others' median."""
 
 MOST_CLOCK_DIFFERENCE_S = 1.0
 LEAST_FREE_SHARE = 0.1
-"""The share of a host's memory that should be free; a host with less is named."""
 
 MOST_LATENCY_RATIO = 2.0
-"""The median round trip over a quick one, above which it is said that they varied."""
 
 USUAL_OVERHEAD_S = 2e-5
 
 
 @dataclass(frozen=True)
 class MeasuredCluster:
-    """All measurements of a cluster."""
-
     ranks: list[RankFacts]
     links: list[PairLink]
     local_world_size: int
     steps: list[list[StepTimes]]
-    """Timed steps of the recipe by rank, if there was one."""
+    """Timed steps of the recipe by rank; empty lists without a recipe."""
     exchanges: dict[str, dict[int, float]]
     """Seconds by exchange and bytes."""
     slowdown: float
-    """The slowdown of computing beside an exchange; see `plan.cluster.Device`."""
+    """The slowdown of computing during an exchange; see `plan.cluster.Device`."""
     shares_memory: bool = False
-    """Whether the exchanges that were measured added in memory within hosts."""
+    """Whether the measured exchanges added in shared memory within hosts."""
 
 
 def findings(found: MeasuredCluster) -> list[str]:
-    """Lines for the user, one finding each; none if all is well."""
     lines = []
     versions = defaultdict(list)
     for rank in found.ranks:
@@ -91,7 +86,6 @@ def findings(found: MeasuredCluster) -> list[str]:
 def _slow_links(
     between: Mapping[tuple[int, int], Sequence[float]], hosts: Mapping[int, str]
 ) -> list[str]:
-    """Names a rank whose links are slower than those between all others; else single links."""
     ends = sorted({rank for pair in between for rank in pair})
     of_ranks = {
         rank: (
@@ -131,12 +125,10 @@ def slower(samples: Mapping[int, Sequence[float]]) -> dict[int, tuple[float, flo
 
 
 def _slower(groups: Mapping[int, tuple[Samples, Samples]]) -> dict[int, tuple[float, float]]:
-    """One-sided rank-sum tests of (own, others), at ALPHA over all together (Holm), and
-    LEAST_RATIO.
-    """
+    """Run one-sided rank-sum tests of (own, others), at ALPHA over all together (Holm)."""
     from scipy.stats import (
         mannwhitneyu,
-    )  # takes a second, and most who import this file do not test
+    )  # the import takes a second, and most importers of this file do not test
 
     p_values, middles = {}, {}
     for name, (own, others) in groups.items():
@@ -152,7 +144,6 @@ def _slower(groups: Mapping[int, tuple[Samples, Samples]]) -> dict[int, tuple[fl
 
 
 def cluster_of(found: MeasuredCluster, recipe: CheckedRecipe | None, name: str) -> Cluster:
-    """The cluster file's content: medians over ranks and links, and their spreads as errors."""
     ranks, size = found.ranks, found.local_world_size
     flops = [median(rank.matrix_flops) for rank in ranks]
     copies = [median(rank.copy_bytes_per_s) for rank in ranks]
@@ -177,7 +168,7 @@ def cluster_of(found: MeasuredCluster, recipe: CheckedRecipe | None, name: str) 
         device=device,
         devices_per_node=size,
         links=_links(found, size),
-        # One host's links say nothing of another's.
+        # Links within one host say nothing about links between hosts.
         most_devices=len(ranks) if hosts == 1 else 0,
         measured_devices=len(ranks),
         lanes=LANES if hosts > 1 and not is_gpu else 1,
@@ -185,28 +176,26 @@ def cluster_of(found: MeasuredCluster, recipe: CheckedRecipe | None, name: str) 
         sources=("firecaffe check",),
     )
     if recipe is not None and found.steps[0]:
-        # The median over ranks of each size: all of them computed at once, as in training.
+        # All ranks computed at once, as in training; take the median rank for each size.
         rows = [_middle(each) for each in zip(*found.steps, strict=True)]
         cluster = calibrated(cluster, recipe, rows)
     return _with_exchanges(cluster, found)
 
 
 def _middle(rows: Sequence[StepTimes]) -> StepTimes:
-    """The rank whose micro-batches take the median."""
     in_order = sorted(rows, key=lambda row: median(row.compute_s))
     return in_order[len(rows) // 2]
 
 
 def _jitter(steps: Sequence[Sequence[StepTimes]]) -> float:
-    """The median rank's standard deviation of a micro-batch's time over its mean. The middle four
-    fifths of normal samples are 2.56 of it wide. A step's is less, for its micro-batches vary
-    independently.
-    """
+    """The standard deviation of a micro-batch's time over its mean, for the median rank."""
     spreads = [
         relative_spread(row.compute_s) * sqrt(row.micro_batches)
         for of_rank in steps
         for row in of_rank
     ]
+    # The middle four fifths of normal samples are 2.56 standard deviations wide. A step varies
+    # less than a micro-batch, because its micro-batches vary independently.
     return median(spreads) / 1.28 if spreads else 0.0
 
 
@@ -237,7 +226,7 @@ def _link(name: str, pairs: Sequence[PairLink], group: int) -> Link:
 
 
 def _with_exchanges(cluster: Cluster, found: MeasuredCluster) -> Cluster:
-    """Adds each exchange's efficiency: the time by the links alone, over the measured time."""
+    """Add each exchange's efficiency: its time by the links alone over its measured time."""
     if not found.exchanges:
         return cluster
     ranks = len(found.ranks)

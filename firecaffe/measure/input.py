@@ -1,8 +1,7 @@
 """Times the stages of the input, each by itself and all together.
 
-Each stage has all threads and nothing else to do: what it is given lies in memory. Storage is read
-cold (the system is asked to forget the files first) and warm, one sample at a time in random order,
-as a training does.
+Each stage has all threads, and its input lies in memory. Storage is read cold (the system is asked
+to forget the files) and warm, one sample at a time in random order, as in training.
 """
 
 import os
@@ -40,18 +39,15 @@ B = TypeVar("B")
 
 REPETITIONS = 3
 DECODED_IMAGES = 200
-"""The number of images in memory at a time: half a megabyte each, or more."""
+"""The number of images in memory at a time, each of half a megabyte or more."""
 BATCH = 32
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage and its images per second."""
-
     name: str
     images_per_s: float
     bytes_per_s: float = 0.0
-    """Rate of encoded images."""
 
 
 @dataclass(frozen=True)
@@ -61,18 +57,17 @@ class StoredImages:
     read: Callable[[int], bytes]
     samples: list[int]
     files: list[Path]
-    """The files that hold them; none if the address is remote."""
+    """The files that hold the images; none if the address is remote."""
 
 
 def sample(count: int, most: int) -> list[int]:
-    """Draws the numbers of so many images at most, at random."""
     return hash64(0, Stream.ORDER, torch.arange(count)).argsort()[:most].tolist()
 
 
 def encoded_stages(
     source: Encoded, found: StoredImages, threads: int, config: DataConfig, device: torch.device
 ) -> list[Stage]:
-    """Times the stages of photos: storage, decode, crop and resize, batch, device, all together."""
+    """Time the stages of photos: storage, decode, crop and resize, batch, device, all together."""
     with ThreadPoolExecutor(threads) as pool:
         stages, contents = _storage(found, pool)
         contents = list(filter(_is_whole, contents))
@@ -103,7 +98,6 @@ def encoded_stages(
 def raw_stages(
     part: PackedPart, found: StoredImages, threads: int, config: DataConfig, device: torch.device
 ) -> list[Stage]:
-    """Times the stages of pixels: storage, batch, device."""
     with ThreadPoolExecutor(threads) as pool:
         stages, contents = _storage(found, pool)
     shape = part.shape
@@ -114,11 +108,10 @@ def raw_stages(
 def formats(
     found: StoredImages, shape: tuple[int, ...], threads: int, beside: Path
 ) -> dict[str, float]:
-    """Times storage, cold, for the same images as files and as shards: images per second of each.
+    """Images per second from cold storage, for the same images as files and as shards.
 
-    Both are written anew, one after the other: what lies below the system (a disk's own cache, a
-    virtual machine's host) keeps what was written last, and would favor one of them. shape: of raw
-    images; else empty.
+    Both are written anew, as caches below the system would favor what was written last. shape: of
+    raw images, else empty.
     """
     rates = {}
     for name, write in (("a folder of files", _as_folder), ("packed", _as_shards)):
@@ -129,7 +122,6 @@ def formats(
 
 
 def _as_folder(found: StoredImages, shape: tuple[int, ...], folder: Path) -> StoredImages:
-    """Writes images as one file each."""
     for number, each in enumerate(found.samples):
         (folder / f"{number:06d}").write_bytes(found.read(each))
     os.sync()
@@ -138,7 +130,6 @@ def _as_folder(found: StoredImages, shape: tuple[int, ...], folder: Path) -> Sto
 
 
 def _as_shards(found: StoredImages, shape: tuple[int, ...], folder: Path) -> StoredImages:
-    """Writes images packed into shards."""
     sizes = [len(found.read(each)) for each in found.samples]
     names = [str(each) for each in found.samples]
     part = Part(names, [0] * len(names), sizes, lambda place: found.read(found.samples[place]))
@@ -154,7 +145,6 @@ def _as_shards(found: StoredImages, shape: tuple[int, ...], folder: Path) -> Sto
 
 @contextmanager
 def _scratch(beside: Path) -> Iterator[Path]:
-    """Makes a folder on the same disk, if that can be written to."""
     is_ours = os.access(beside, os.W_OK)
     with tempfile.TemporaryDirectory(dir=beside if is_ours else None) as folder:
         yield Path(folder)
@@ -176,7 +166,7 @@ def _storage(found: StoredImages, pool: ThreadPoolExecutor) -> tuple[list[Stage]
 
 @contextmanager
 def _cold(files: Iterable[Path]) -> Iterator[bool]:
-    """Asks the system to forget these files, so that they are read anew. Returns whether it can."""
+    """Ask the system to drop these files from its cache; yields whether it could."""
     is_cold = hasattr(os, "posix_fadvise")
     count = 0
     for path in files if is_cold else ():
@@ -187,7 +177,6 @@ def _cold(files: Iterable[Path]) -> Iterator[bool]:
 
 
 def _rate(pool: ThreadPoolExecutor, work: Callable[[A], B], given: Sequence[A]) -> float:
-    """Times a stage by all threads: images per second, the median over repetitions."""
     rates = []
     for _ in range(REPETITIONS):
         start = time.perf_counter()
@@ -212,7 +201,6 @@ def _mean(contents: Sequence[bytes]) -> float:
 def _batch_and_device(
     images: Sequence[Tensor], config: DataConfig, device: torch.device
 ) -> list[Stage]:
-    """Times the stages that one thread does by itself, as in a training."""
     parts = [images[at : at + BATCH] for at in range(0, len(images) - BATCH + 1, BATCH)] or [images]
     count = sum(map(len, parts))
 
@@ -241,7 +229,6 @@ def _together(
     device: torch.device,
     repetitions: int = REPETITIONS,
 ) -> Stage:
-    """Times all stages together, as a training takes its batches."""
     order = SampleOrder(0, len(dataset), BATCH, BATCH)
     rates = []
     for repetition in range(repetitions):

@@ -1,4 +1,4 @@
-"""The look at a recipe's network and loss, on this device alone, without a training."""
+"""Inspects a recipe's network and loss on this device, without training."""
 
 import torch
 
@@ -13,10 +13,9 @@ from firecaffe.training.parts import Parts, build_network
 
 
 def inventory_of(recipe: CheckedRecipe, device: torch.device) -> Inventory:
-    """What the recipe's network keeps, changes and draws, and what its loss is a mean of, as a
-    training finds it before its first step; of the whole network, whatever [parallel] says.
+    """Inspect the whole network (whatever [parallel] says) and the loss, as before a first step.
 
-    Raises: RecipeError if no training would keep it the same on any number of workers.
+    Raises: RecipeError if training cannot keep its state the same on any number of workers.
     """
     train = recipe.train
     with arithmetic(train, device):

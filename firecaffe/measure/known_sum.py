@@ -1,4 +1,4 @@
-"""Checks exchanges against vectors whose sum over ranks is known."""
+"""Checks exchanges with vectors whose sum over ranks is known."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -16,83 +16,73 @@ from firecaffe.transport.exchange import Exchange
 from firecaffe.transport.interpret import interpret
 
 MOST_INTERPRETED_BYTES = 2**22
-"""Bytes over all ranks up to which the tree's bits are computed in one process beside the exchange.
-"""
+"""The most bytes over all ranks for which one process also computes the tree's bits."""
 
-# A prime number of elements, which no shard's length is a multiple of.
+# A prime, so that no shard's length is a multiple of it.
 _PERIOD = 65521
 _MOST_PATTERN = 15
 _MOST_WEIGHT = 255
 
 _ROUNDING = 2.0**-20
-"""Relative error of additions in float32, beside a codec's own error."""
 
 
 class EncodedSum(Protocol):
-    """A sum of one vector of each rank that travels encoded, with what was kept back before."""
+    """A sum of one vector of each rank, sent encoded, plus the remainders of earlier sums."""
 
     @property
     def bound(self) -> float:
-        """The L2 norm of a first sum's error is at most this times the summands' norms' sum."""
+        """Bound of a first sum's L2 error, as a multiple of the sum of the summands' norms."""
 
     @property
-    def wire_bytes(self) -> int:
-        """The bytes that this rank sent in the last sum."""
+    def wire_bytes(self) -> int: ...
 
-    def empty(self, num_elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """The vector to be summed."""
+    def empty(self, num_elements: int, dtype: torch.dtype, device: torch.device) -> Tensor: ...
 
     def all_reduce(self, vector: Tensor, lane: int = 0) -> None:
-        """Turns `vector`, which `empty` has made, into the sum over ranks."""
+        """Replace `vector`, which `empty` has made, by the sum over ranks."""
 
     def alone(self, vectors: Sequence[Tensor]) -> Tensor:
-        """The first sum, of all ranks' vectors, in this process."""
+        """Compute the first sum of all ranks' vectors in this process."""
 
 
 SumsByName = Mapping[str, Exchange | EncodedSum]
-"""Ways to a sum by name."""
 
 
 def summand(rank: int, world_size: int, num_elements: int) -> Tensor:
-    """Rank's float32 vector of whole numbers, shape (num_elements,).
+    """The rank's float32 vector of whole numbers, shape (num_elements,).
 
-    It is a pattern times a weight of the rank, plus another pattern times another weight: the sum
-    has a closed form, and a rank that is missing or counted twice shows. No sum of a part of the
-    ranks exceeds 2^24 up to 2193 ranks, so every order of addition gives the same bits.
+    It is a pattern times a weight of the rank, plus a second such product, so a rank that is
+    missing or counted twice shows. No partial sum exceeds 2^24 up to 2193 ranks, so every order of
+    addition gives the same bits.
     """
     return _combine(_weights(world_size)[:, rank], num_elements)
 
 
 def true_sum(world_size: int, num_elements: int) -> Tensor:
-    """The sum of all ranks' summands, in closed form."""
     return _combine(_weights(world_size).sum(1), num_elements)
 
 
 def noise(rank: int, num_elements: int) -> Tensor:
-    """Rank's normal random numbers, as gradients nearly are: what codecs are timed with."""
+    """The rank's normal random numbers, which resemble gradients; codecs are timed with them."""
     block = _random(rank, min(num_elements, _PERIOD))
     return block.repeat(-(-num_elements // _PERIOD))[:num_elements]
 
 
 def is_small(world_size: int, num_elements: int) -> bool:
-    """Whether one process may compute the sum of all ranks' vectors beside them."""
     return num_elements * BYTES_PER_ELEMENT * world_size <= MOST_INTERPRETED_BYTES
 
 
 def checks_bits(route: Route, num_elements: int) -> bool:
-    """Whether vectors are to end in the tree's own bits, and are small enough to look."""
+    """Whether the sum should have the tree's bits, and is small enough to check that."""
     return is_small(route.world_size, num_elements) and route.is_invariant
 
 
 def check_exchanges(world: World, make: Callable[[int], SumsByName], sizes: Sequence[int]) -> None:
-    """Holds every way to a sum, at every number of float32 elements, against the true sum.
+    """Compare every sum with the true sum, for every number of float32 elements in `sizes`.
 
-    make: the ways for vectors of so many elements. Exchanges that add in tree order at this world
-    size must also give the bits of the tree over random numbers, if the vectors are small.
-    Encoded sums must be as near as their codec says, the same bits on all ranks and, if the
-    vectors are small, those that one process comes to.
-
-    Raises: NotIdenticalError, on every rank, if one differs; PeerLostError.
+    make: makes the sums for vectors of so many elements. Exchanges in tree order must also give the
+    tree's bits, if vectors are small. Encoded sums must be within their bound, equal on all ranks
+    and, if small, equal to one process's. Raises: PeerLostError; NotIdenticalError on every rank.
     """
     fault = ""
     for num_elements in sizes:
@@ -102,14 +92,12 @@ def check_exchanges(world: World, make: Callable[[int], SumsByName], sizes: Sequ
 
 
 def stop_at_fault(world: World, fault: str) -> None:
-    """Raises NotIdenticalError on every rank if one of them has found a fault."""
     for rank, stated in enumerate(gather_text(world, fault)):
         if stated:
             raise NotIdenticalError(f"{stated} on rank {rank}; no time of a wrong sum is shown")
 
 
 def difference(found: Tensor, expected: Tensor) -> str:
-    """The first element whose bits differ and both values; empty if there is none."""
     differs = found.view(torch.int32) != expected.view(torch.int32)
     if not bool(differs.any()):
         return ""
@@ -121,7 +109,7 @@ def difference(found: Tensor, expected: Tensor) -> str:
 
 
 def _fault_at(world: World, sums: SumsByName, num_elements: int) -> str:
-    """The fault of the first exchange that is wrong on this rank; all have had their turn."""
+    """Run every exchange, and return the fault of the first that is wrong on this rank, or ""."""
     ranks = range(world.world_size)
     exchanges = {name: way for name, way in sums.items() if isinstance(way, Exchange)}
     names = [name for name, way in exchanges.items() if checks_bits(way.route, num_elements)]
@@ -174,7 +162,6 @@ def _fault_of_encoded(world: World, way: EncodedSum, vector: Tensor) -> str:
 
 
 def _weights(world_size: int) -> Tensor:
-    """Two weights for each rank, shape (2, world_size)."""
     generator = torch.Generator().manual_seed(world_size)
     return torch.randint(1, _MOST_WEIGHT + 1, (2, world_size), generator=generator)
 

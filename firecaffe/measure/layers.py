@@ -1,8 +1,4 @@
-"""Measures a micro-batch's time, and the memory of its outputs, by type of layer.
-
-Time is that of the operations that torch's profiler saw, forward and backward; memory is that of
-the layers' outputs, which backward needs.
-"""
+"""Measures a micro-batch's time, by torch's profiler, and its outputs' memory by type of layer."""
 
 import re
 from dataclasses import dataclass
@@ -25,7 +21,7 @@ OPERATIONS = {
     "activation": r"relu|threshold|softmax|sigmoid|tanh|clamp",
     "dropout": r"dropout|bernoulli",
 }
-"""Types by what an operation's name contains; the first that fits counts. Others are `other`."""
+"""Types by a pattern in an operation's name; the first match counts, and no match is `other`."""
 
 MODULES = {
     "convolution": r"Conv",
@@ -41,8 +37,6 @@ PASSES = 3
 
 @dataclass(frozen=True)
 class LayerTypes:
-    """Seconds of one micro-batch, and bytes of its outputs, by type."""
-
     time_s: dict[str, float]
     memory_bytes: dict[str, float]
 
@@ -51,7 +45,7 @@ class LayerTypes:
 
 
 def by_layer_type(recipe: CheckedRecipe, device: torch.device, micro_batch_size: int) -> LayerTypes:
-    """Runs PASSES forwards and backwards under torch's profiler, after one without."""
+    """Profile PASSES forwards and backwards of a micro-batch, after one that is not profiled."""
     work = workload_of(recipe)
     counts = work.num_classes or None, work.layout.channels
     model = make_network(recipe.model, *counts).to(device)
@@ -79,7 +73,6 @@ def by_layer_type(recipe: CheckedRecipe, device: torch.device, micro_batch_size:
 
 
 def type_of(name: str, types: dict[str, str]) -> str:
-    """The first type whose pattern is in a name."""
     for kind, pattern in types.items():
         if re.search(pattern, name):
             return kind

@@ -1,8 +1,7 @@
-"""Times the steps of a recipe on this device alone: the same parts as a training, no other worker,
-or an exchange beside them whose result nobody needs.
+"""Times steps of a recipe on this device, with the same parts as a training.
 
-What it gives is what the planner takes for computing: forward and backward of a micro-batch with
-all that belongs to them (sums, buckets, dropout's keys), fetching it, and the update.
+No other worker takes part, or only an exchange whose result nobody needs. The planner uses the
+times of a micro-batch's forward and backward, of fetching it, and of the update.
 """
 
 import dataclasses
@@ -39,34 +38,31 @@ from firecaffe.transport.local import LocalRanks
 from firecaffe.transport.worker import Worker
 
 MOST_MICRO_BATCHES = 4
-"""The most micro-batches of a timed step: then the rest of a step is a small part of each."""
+"""The most micro-batches of a timed step; with these the rest of a step is a small part of each."""
 
 FEWEST_STEPS, WARM_UP = 7, 2
 
 RATE = 1e-6
-"""Of the recipe's learning rate: timed steps are as many as fit, of batches that the recipe's rate
-is not for, so that at that rate some networks diverge."""
+"""Factor on the recipe's learning rate, at which some networks would diverge in timed steps."""
 
 
 @dataclass(frozen=True)
 class StepTimes:
-    """The times of steps of one micro-batch size. Samples are seconds of one micro-batch."""
+    """The times of steps of one micro-batch size, as samples in seconds of one micro-batch."""
 
     micro_batch_size: int
     micro_batches: int
-    """Micro-batches of each step."""
     compute_s: tuple[float, ...]
     data_s: tuple[float, ...]
     update_s: tuple[float, ...]
     memory_bytes: int
-    """The most memory in use: the GPU's, or this process's."""
+    """The most memory in use on a GPU; on a CPU this process's resident memory."""
 
     @property
     def images_per_s(self) -> float:
         return self.micro_batch_size / (median(self.compute_s) + median(self.data_s))
 
     def measured(self, recipe: CheckedRecipe) -> MeasuredStep:
-        """The times as a row of a cluster file."""
         return MeasuredStep(
             model=recipe.model.label,
             micro_batch_size=self.micro_batch_size,
@@ -85,7 +81,7 @@ def time_steps(
     least_s: float,
     micro_batches: int = MOST_MICRO_BATCHES,
 ) -> StepTimes:
-    """Times steps of so many micro-batches for `least_s` seconds, and FEWEST_STEPS at least."""
+    """Time steps of so many micro-batches for `least_s` seconds, and FEWEST_STEPS at least."""
     train = dataclasses.replace(
         recipe.train,
         micro_batch_size=micro_batch_size,
@@ -158,21 +154,16 @@ def time_steps_beside_exchange(
     least_s: float,
     micro_batches: int,
 ) -> StepTimes:
-    """Times steps while vectors of a bucket's length are summed over all ranks, one after the
-    other.
-
-    They are summed in shared memory if local ranks have it; else by ring, which keeps all ports
-    busy both ways, so that a tree's ranks lose less. Raises: PeerLostError.
-    """
+    """Time steps while vectors of a bucket's length are summed. Raises: PeerLostError."""
+    # A ring keeps all ports busy both ways; a tree's ranks would lose less.
     exchange = Exchange.of_vectors(world, "ring" if local is None else "tree", local)
     vector = exchange.empty(max(1, recipe.exchange.bucket_bytes // 4), torch.float32, world.device)
     is_over = threading.Event()
-    # On a GPU a stream of its own, as in training: backward does not wait for it.
+    # A separate stream on a GPU, as in training, so that backward does not wait for it.
     stream = torch.cuda.Stream(world.device) if world.device.type == "cuda" else None  # type: ignore[no-untyped-call]
     finish(world.device)
 
     def sum_until_over() -> None:
-        """Sums until all ranks have computed: one that still does adds one to the first element."""
         with torch.cuda.stream(stream):
             while True:
                 vector[0] = 0.0 if is_over.is_set() else 1.0
@@ -192,7 +183,7 @@ def time_steps_beside_exchange(
 
 
 def dataset_of(recipe: CheckedRecipe, least: int) -> Dataset:
-    """The recipe's training data; if they are not here, noise of the same shape."""
+    """Open the recipe's training data, or make noise of its shape if it is missing or small."""
     try:
         train = open_data(recipe.data).train
         if len(train) >= least:

@@ -1,4 +1,4 @@
-"""Networks: one family per file, by name in MODELS, each with its page under docs/models/."""
+"""Networks: one family per file, by name in MODELS, each with its page in docs/models/."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ _PLACES = {
     "classification_loss": "model",
     "logits_of": "model",
 }
-"""The place of each name, imported when it is asked for: the words of a recipe need no torch."""
+"""The module of each name, imported on first use: reading a recipe needs no torch."""
 
 __all__ = [
     "AUX_WEIGHT",

@@ -14,10 +14,8 @@ from firecaffe.caffe.local_response_norm import LocalResponseNorm
 class AlexNet(nn.Module):
     """Images (batch, in_channels, 224 or 227, the same) to logits (batch, num_classes).
 
-    groups: 2 splits conv2, conv4 and conv5 in two halves that do not see each other, as on the two
-        GPUs of the paper.
-    norm_first: normalization before pooling, as in the paper; CaffeNet pools first.
-    bias: what the biases that are not zero start from.
+    `groups` 2 separates halves of conv2, conv4 and conv5, as on the two GPUs of the paper.
+    `norm_first` normalizes before pooling, unlike CaffeNet. `bias` starts the nonzero biases.
     """
 
     def __init__(
@@ -70,10 +68,10 @@ class AlexNet(nn.Module):
 
 
 class AlexNetOwt(nn.Module):
-    """Images (batch, in_channels, 224, 224) to logits (batch, num_classes).
+    """Images (batch, in_channels, 224, 224) to logits; what torchvision calls alexnet.
 
-    One tower with fewer filters, and no normalization: what torchvision calls alexnet. Its average
-    pool to 6x6 is left out, for at 224 it changes nothing.
+    It has one tower with fewer filters, and no normalization. The average pool to 6x6 is left out,
+    since at 224 it changes nothing.
     """
 
     def __init__(self, num_classes: int, in_channels: int) -> None:
@@ -109,20 +107,18 @@ class AlexNetOwt(nn.Module):
 
 
 def alexnet(*, num_classes: int = 1000, in_channels: int = 3) -> AlexNet:
-    """BVLC's AlexNet, with the paper's groups."""
     return AlexNet(num_classes, in_channels, groups=2, norm_first=True, bias=0.1)
 
 
 def alexnet_ungrouped(*, num_classes: int = 1000, in_channels: int = 3) -> AlexNet:
-    """Every filter sees every channel, as FireCaffe seems to count AlexNet: 249.5 MB of weights."""
+    """AlexNet without groups, as FireCaffe seems to count it: 249.5 MB of weights."""
     return AlexNet(num_classes, in_channels, groups=1, norm_first=True, bias=0.1)
 
 
 def caffenet(*, num_classes: int = 1000, in_channels: int = 3) -> AlexNet:
-    """Caffe's reference network: AlexNet with pooling before normalization, biases from 1."""
+    """Caffe's reference network: AlexNet with pooling before normalization, and biases from 1."""
     return AlexNet(num_classes, in_channels, groups=2, norm_first=False, bias=1.0)
 
 
 def alexnet_owt(*, num_classes: int = 1000, in_channels: int = 3) -> AlexNetOwt:
-    """The AlexNet of "One weird trick", whose public weights are torchvision's."""
     return AlexNetOwt(num_classes, in_channels)

@@ -11,16 +11,16 @@ class ModelConfig:
     """The network.
 
     Args:
-        name: A network of docs/models, or a function that returns one:
-            package.module:function, path/file.py:function, timm:NAME, torchvision:NAME; or a net
-            of Caffe's, caffe:PATH.prototxt.
-        args: Arguments of that function, as `args = { width = 32 }`.
-        weights: What the first weights are taken from: a file, safetensors, .fcz or a state_dict
-            of torch.save; a run's folder; or a checkpoint, as RUN/checkpoints/best. A resumed run
-            does not read it. Empty: fresh ones, by the seed.
-        freeze: Patterns of the names of parameters that are not trained, as
+        name: A network of docs/models; or a function that returns one: package.module:function,
+            path/file.py:function, timm:NAME, torchvision:NAME; or a Caffe network,
+            caffe:PATH.prototxt.
+        args: Arguments of that function, such as `args = { width = 32 }`.
+        weights: Source of the first weights: a file, safetensors, .fcz or a state_dict of
+            torch.save; the folder of a run; or a checkpoint, such as RUN/checkpoints/best. A
+            resumed run does not read it. Empty: fresh weights, drawn by the seed.
+        freeze: Patterns of names of parameters that are not trained, such as
             `freeze = ["layer1.*"]`.
-        low_rank: Layers that are two of lower rank, by patterns of layers' names, as
+        low_rank: Layers to replace by two of lower rank: patterns of layer names and ranks, such as
             `low_rank = { "classifier.0" = 128 }`. The last pattern that matches decides.
     """
 
@@ -32,7 +32,7 @@ class ModelConfig:
 
     @property
     def label(self) -> str:
-        """What tells its steps from another network's: the name, with what changes it."""
+        """The name with all settings that change the network, which identifies its steps."""
         name = without_folder(self.name)
         words = [f"{word}={value!r}" for word, value in sorted(self.args.items())]
         words += [f"freeze={self.freeze!r}"] if self.freeze else []

@@ -1,12 +1,9 @@
-"""A network's first weights, drawn without room for all of them.
+"""First weights of a network, drawn without memory for all of them.
 
-Numbers are drawn in the order of the constructor's calls, whoever keeps them. So the constructor
-runs as it always does, and the memory of a tensor that is not kept goes back as soon as nothing
-reads it any more. When that is, the same constructor has told before: on the meta device, where
-tensors take no memory, its calls are written down.
-
-Where calls depend on numbers (a truncated normal draws again what is too large) the two cannot be
-the same, and the network has to be made whole.
+Random numbers are drawn in the order of the constructor's calls. So the constructor runs as usual,
+and the memory of a tensor that is not kept is freed after its last read. An earlier run on the meta
+device, where tensors use no memory, records the calls to know when that is. If calls depend on
+numbers (a truncated normal redraws large ones), the network has to be made whole.
 """
 
 import ctypes
@@ -25,26 +22,25 @@ from firecaffe.cluster.memory import give_back_freed_memory
 from firecaffe.generators import generators_kept
 
 LEAST_BYTES = 1024
-"""Tensors that are smaller are left alone: they are made in other ways on the meta device."""
+"""Smaller tensors are ignored, since they are made in other ways on the meta device."""
 
 MUCH_BYTES = 2**20
-"""Memory of so much is given back at once."""
+"""Freed memory of at least this size is returned to the system at once."""
 
 SETS_ALL = {f"aten::{name}_" for name in ("copy", "fill", "normal", "uniform", "zero")}
-"""Functions that set a tensor and do not read it."""
+"""Functions that set a tensor without reading it."""
 
 
 class Call(NamedTuple):
-    """A call of the constructor's that has to do with large tensors."""
+    """One call of the constructor that involves large tensors."""
 
     function: str
     takes: tuple[int, ...]
-    """The storages of what it is given, by their numbers."""
+    """Numbers of the storages of its arguments."""
     makes: tuple[int, ...]
     sets: int | None
-    """The storage all of whose elements it sets, and of which it reads none."""
+    """The storage whose elements it sets all, and reads none of."""
     is_view: bool
-    """Whether it neither reads nor writes an element."""
 
     @property
     def storages(self) -> set[int]:
@@ -52,19 +48,16 @@ class Call(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """A named tensor of the network, as it is when the constructor has ended."""
+    """A named tensor of the network after construction. `storage` is None for a small one."""
 
     storage: int | None
-    """None for a small one."""
     offset: int
     shape: torch.Size
     strides: tuple[int, ...]
     dtype: torch.dtype
 
     def of(self, storage: UntypedStorage) -> Tensor:
-        """The tensor, if that is its storage. It has a storage object of its own: one of which
-        numpy has been told cannot be resized any more.
-        """
+        """Build the tensor in an alias of its storage, since numpy makes a storage unresizable."""
         memory = (ctypes.c_byte * storage.nbytes()).from_address(storage.data_ptr())
         alias = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
         whole = torch.empty(0, dtype=self.dtype)
@@ -73,22 +66,18 @@ class Kept(NamedTuple):
 
 @dataclass(frozen=True)
 class Drawing:
-    """How the first weights of a network come about."""
-
     make: Callable[[], nn.Module]
     outline: nn.Module
-    """The network on the meta device."""
     calls: Sequence[Call]
     kept: dict[str, Kept]
-    """What it holds at the end, by name; parameters first."""
+    """The network's tensors by name, parameters first."""
 
     def draw(self, whole: Collection[str], take: Callable[[str, Tensor], None]) -> nn.Module | None:
-        """Makes the network on the CPU. Those tensors that are not named in `whole` take no memory
-        in it: zeros of the same shape stand for them, all in one place.
+        """Make the network on the CPU. Tensors not in `whole` become zeros that share one place.
 
-        take: given each tensor once, by its name, when its numbers are there. It is not to keep the
-        tensor. Returns None if the calls are other ones, so that the network has to be made whole.
-        Raises: what `take` raises; what `make` raises.
+        `take` receives each tensor once, by name, when its numbers are there, and must not keep it.
+        Returns None if the calls differ from the recorded ones, so that the network has to be made
+        whole. Raises what `take` or `make` raises.
         """
         drawer = _Drawer(self, whole, take)
         try:
@@ -115,13 +104,13 @@ class Drawing:
 
     @property
     def order(self) -> list[str]:
-        """The names in the order in which `take` is given the tensors."""
+        """Names in the order in which `take` receives the tensors."""
         large = [name for number in sorted(self.last) for name in self.last[number]]
         return large + [name for name, kept in self.kept.items() if kept.storage is None]
 
     @cached_property
     def last(self) -> dict[int, list[str]]:
-        """The tensors that have their numbers after a call, by the call's number."""
+        """The tensors that are complete after a call, by the call's number."""
         found: dict[int, list[str]] = {}
         for name, kept in self.kept.items():
             if kept.storage is not None:
@@ -148,11 +137,9 @@ class Drawing:
 
 
 def follow(make: Callable[[], nn.Module]) -> Drawing | None:
-    """Follows how a network is made, on the meta device. make: repeatable; seeds the random numbers
-    that it draws.
+    """Record on the meta device how a network is made. `make` is repeatable and seeds its draws.
 
-    Returns None if that is no use: what it does depends on numbers, or it asks for another device.
-    Errors of `make` are left for when it is called in earnest.
+    Returns None if `make` fails here (it will fail again), needs numbers or another device.
     """
     recorder = _Recorder()
     try:
@@ -171,10 +158,9 @@ def follow(make: Callable[[], nn.Module]) -> Drawing | None:
 
 
 class _Numbered(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Numbers the storages of large tensors in the order in which calls have to do with them."""
-
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        # The numbers of large storages, in the order in which calls use them.
         self._numbers: dict[StorageWeakRef, int] = {}
 
     def __torch_dispatch__(
@@ -193,8 +179,7 @@ class _Numbered(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.after(func, given, takes, results, self._numbers_of(results))
         return made
 
-    def before(self, func: Any, given: list[Tensor], takes: tuple[int, ...]) -> None:
-        """Called before each call that is given tensors, or makes some."""
+    def before(self, func: Any, given: list[Tensor], takes: tuple[int, ...]) -> None: ...
 
     def after(
         self,
@@ -203,8 +188,7 @@ class _Numbered(TorchDispatchMode):  # type: ignore[no-untyped-call]
         takes: tuple[int, ...],
         results: list[Tensor],
         makes: tuple[int, ...],
-    ) -> None:
-        """Called after it."""
+    ) -> None: ...
 
     def kept_in(self, named: dict[str, Tensor]) -> dict[str, Kept]:
         return {
@@ -229,8 +213,6 @@ class _Numbered(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _Recorder(_Numbered):  # type: ignore[no-untyped-call]
-    """Writes calls down."""
-
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[Call] = []
@@ -249,22 +231,16 @@ class _Recorder(_Numbered):  # type: ignore[no-untyped-call]
 
 
 class _Drawer(_Numbered):  # type: ignore[no-untyped-call]
-    """Lets a tensor's memory go whenever its elements are not read any more."""
-
     def __init__(
         self, drawing: Drawing, whole: Collection[str], take: Callable[[str, Tensor], None]
     ) -> None:
         super().__init__()
         self._drawing, self._take = drawing, take
         self._staying = {drawing.kept[name].storage for name in whole} - {None}
-        self._gone: dict[int, int] = {}
-        """The bytes of the storages that are let go."""
-        self.number = 0
-        """Of the next call."""
-        self.is_other = False
-        """Whether a call was not the one that was written down."""
-        self.error: Exception | None = None
-        """What `take` has raised."""
+        self._gone: dict[int, int] = {}  # the bytes of freed storages, by number
+        self.number = 0  # of the next call
+        self.is_other = False  # whether a call differed from the recorded one
+        self.error: Exception | None = None  # raised by `take`
 
     def before(self, func: Any, given: list[Tensor], takes: tuple[int, ...]) -> None:
         for number, storage in self._storages(given):
@@ -304,7 +280,6 @@ class _Drawer(_Numbered):  # type: ignore[no-untyped-call]
                     give_back_freed_memory()
 
     def _storages(self, tensors: Iterable[Tensor]) -> Iterator[tuple[int, UntypedStorage]]:
-        """Those that have a number."""
         for each in tensors:
             storage = each.untyped_storage()
             number = self._numbers.get(_known(storage))
@@ -313,12 +288,11 @@ class _Drawer(_Numbered):  # type: ignore[no-untyped-call]
 
 
 def _known(storage: UntypedStorage) -> StorageWeakRef:
-    """What tells a storage from all others, also from those that are gone: it keeps their place."""
+    # A weak reference keeps the address, so no later storage equals one that is freed.
     return StorageWeakRef(storage)  # type: ignore[no-untyped-call]
 
 
 def _sets_all(func: Any, given: Sequence[Tensor], takes: Sequence[int]) -> bool:
-    """Whether a call sets all of a storage, that of its first tensor, and reads none of it."""
     if func._schema.name not in SETS_ALL or not takes or takes.count(takes[0]) > 1:
         return False
     first = given[0]
@@ -330,6 +304,5 @@ def _tensors(values: Any) -> Iterator[Tensor]:
 
 
 def named_tensors(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Its parameters and buffers, each by its first name."""
     yield from network.named_parameters()
     yield from network.named_buffers()

@@ -1,10 +1,8 @@
-"""The extra state of modules (`get_extra_state`) as buffers of bytes.
+"""The extra state of modules (`get_extra_state`) in buffers of bytes during training.
 
-torch keeps what a module's `get_extra_state` returns in a state_dict. In a training it must be the
-same on any number of workers, too. So each such module has a buffer that holds it, as bytes, for as
-long as the network is trained: before a forward it goes into the modules, and after one it is taken
-from them. As other buffers of whole numbers it then changes once a step, as the first micro-batch
-changes it; checkpoints, digests, other ranks and exported weights have it.
+It must be the same on any number of workers. It is set in the modules before a forward, and read
+from them after it. Like other integer buffers it changes once a step, as the first micro-batch
+changes it. So checkpoints, digests, other ranks and exported weights contain it.
 """
 
 from typing import Any
@@ -19,16 +17,14 @@ from firecaffe.inventory.network_state import EXTRA_STATE_BYTES, modules_with_ex
 
 LENGTH_BYTES = 4
 GROWTH = 4
-"""How many times longer the state may become than it was at the start."""
+"""How many times longer the state may become than at the start."""
 LEAST_BYTES = 1024
 
 TUPLE, TENSOR, ARRAY = range(1, 4)
-"""Kinds of values that MessagePack has no word for."""
+"""Kinds of values that MessagePack lacks."""
 
 
 class ExtraState:
-    """The extra state of a network's modules, while it lies in buffers."""
-
     def __init__(self, network: nn.Module, named: dict[str, nn.Module]) -> None:
         self._network, self._named = network, named
         self._lies_in: dict[str, bytes] = {}
@@ -49,7 +45,7 @@ class ExtraState:
             network.register_forward_hook(self._after_forward),
         )
 
-    # Methods, so that a copy of the network has those of its own copy.
+    # Methods, so that a copy of the network has hooks bound to a copy of this object.
     def _before_forward(self, *_: Any) -> None:
         self.to_modules()
 
@@ -57,7 +53,6 @@ class ExtraState:
         self.from_modules()
 
     def to_modules(self) -> None:
-        """Gives the modules what lies in the buffers, where that has changed."""
         for name, module in self._named.items():
             content = _content_of(getattr(module, EXTRA_STATE_BYTES), name)
             if content != self._lies_in[name]:
@@ -65,14 +60,13 @@ class ExtraState:
                 self._lies_in[name] = content
 
     def from_modules(self) -> None:
-        """Takes what the modules have into the buffers."""
         for name in self._named:
             content = self._content(name)
             if content != self._lies_in[name]:
                 self._store(name, content)
 
     def take_away(self) -> None:
-        """Leaves the network as it was made, with the state that lies in the buffers."""
+        """Remove the buffers and hooks; the modules receive the state of the buffers."""
         self.to_modules()
         for hook in self._hooks:
             hook.remove()
@@ -106,21 +100,17 @@ class ExtraState:
 
 
 HELD = "_firecaffe_extra_state"
-"""The attribute of a network that has its `ExtraState`."""
 
 
 def hold_extra_state(network: nn.Module) -> None:
-    """Puts the extra state of a network's modules into buffers, if it has any.
-
-    Raises: RecipeError if it cannot be kept.
-    """
+    """Put the extra state of modules into buffers. Raises RecipeError if it cannot be stored."""
     named = dict(modules_with_extra_state(network))
     if named and not hasattr(network, HELD):
         object.__setattr__(network, HELD, ExtraState(network, named))
 
 
 def let_go_of_extra_state(network: nn.Module) -> None:
-    """Leaves a network as it was made, and its modules with the state that they came to."""
+    """Undo `hold_extra_state`; the modules have their latest state."""
     held: ExtraState | None = getattr(network, HELD, None)
     if held is not None:
         held.take_away()
@@ -135,7 +125,6 @@ def _content_of(buffer: Tensor, name: str) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    """The value in what MessagePack has. Raises: TypeError if it is of another kind."""
     if value is None or type(value) in (bool, int, float, str, bytes):
         return value
     if isinstance(value, Tensor):
@@ -158,7 +147,6 @@ def _extension(kind: int, content: Any) -> msgspec.msgpack.Ext:
 
 
 def _decoded(content: bytes, name: str) -> Any:
-    """Raises: CheckpointError if the bytes are none that were encoded here."""
     try:
         return _DECODER.decode(content)
     except (msgspec.MsgspecError, ValueError, TypeError, AttributeError) as error:

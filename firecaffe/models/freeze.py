@@ -10,11 +10,10 @@ from firecaffe.errors import RecipeError
 
 
 def freeze(network: nn.Module, patterns: Sequence[str]) -> None:
-    """Takes the parameters with such names out of training. A normalization layer with statistics
-    (BatchNorm, InstanceNorm) all of whose parameters are frozen is left in evaluation mode: in
-    training it uses the statistics that it has, and does not change them.
+    """Exclude the parameters with such names from training.
 
-    Raises: RecipeError if a pattern matches no parameter, or no parameter is left.
+    A normalization layer whose parameters are all frozen stays in evaluation mode: its statistics
+    do not change. Raises RecipeError if a pattern matches nothing, or nothing is left to train.
     """
     named = dict(network.named_parameters())
     for pattern in patterns:

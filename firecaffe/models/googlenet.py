@@ -1,15 +1,8 @@
 """GoogLeNet, 22 layers deep: nine Inception blocks and two auxiliary heads.
 
 Source: Szegedy et al. 2014 (arXiv 1409.4842), table 1. `googlenet`: layers and fillers of BVLC's
-models/bvlc_googlenet/train_val.prototxt. `googlenet_bn`: the layers of torchvision's googlenet,
-whose public weights it loads.
-
-A small Inception network with batch normalization, for images of 28x28 and 32x32.
-
-Three of GoogLeNet's blocks, so that a test or a demonstration meets concatenation, batch
-normalization and dropout in seconds. It is nobody's published network.
-
-Source of the parts: firecaffe/models/inception.py.
+models/bvlc_googlenet/train_val.prototxt. `googlenet_bn`: torchvision's googlenet, whose public
+weights it loads. `googlenet_small_bn` is not published: three blocks for tests in seconds.
 """
 
 from collections import OrderedDict
@@ -23,10 +16,9 @@ from firecaffe.models.model import HeadedLogits
 
 
 class GoogLeNet(nn.Module):
-    """Images (batch, in_channels, 224, 224) to logits (batch, num_classes).
+    """Images (batch, in_channels, 224, 224) to logits, or HeadedLogits in training with heads.
 
-    With auxiliary heads, training mode returns HeadedLogits; evaluation returns the logits alone.
-    batch_norm: torchvision's variant, else BVLC's.
+    `batch_norm` selects torchvision's variant, else BVLC's.
     """
 
     def __init__(
@@ -42,7 +34,7 @@ class GoogLeNet(nn.Module):
 
         def inception(i: int, *widths: int) -> Inception:
             a, b, c, d, e, f = widths
-            # torchvision's weights were made with 3x3 in the branch that the paper has as 5x5.
+            # torchvision's weights have 3x3 in the branch that has 5x5 in the paper.
             size = 3 if batch_norm else 5
             return Inception(i, (a, b, c, d, e, f), batch_norm=batch_norm, large_kernel_size=size)
 
@@ -105,7 +97,7 @@ def googlenet(
 def googlenet_bn(
     *, num_classes: int = 1000, in_channels: int = 3, aux_logits: bool = True
 ) -> GoogLeNet:
-    """GoogLeNet with batch normalization: a Gaussian of 0.01, as torchvision's."""
+    """GoogLeNet with batch normalization, filled by a Gaussian of 0.01 as torchvision's."""
     network = GoogLeNet(num_classes, in_channels, batch_norm=True, aux_logits=aux_logits)
     fillers.fill_all(network, fillers.gaussian(0.01))
     return network

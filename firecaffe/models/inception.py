@@ -19,7 +19,7 @@ def conv_block(
     stride: int = 1,
     padding: int = 0,
 ) -> nn.Sequential:
-    """`conv`, `bn` if asked for (it takes the place of the bias), `relu`."""
+    """Build `conv`, `bn` if requested (it replaces the bias), and `relu`."""
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     layers["conv"] = nn.Conv2d(
         in_channels, out_channels, kernel_size, stride, padding, bias=not batch_norm
@@ -31,11 +31,9 @@ def conv_block(
 
 
 class Inception(nn.Module):
-    """Four branches over one input, concatenated by channel; height and width are kept.
+    """Four branches over one input, concatenated by channel. Height and width stay the same.
 
-    widths: channels of the 1x1 branch; of the 3x3 branch's reduction and the 3x3; of the large
-        branch's reduction and its convolution; of the projection behind the max pool.
-    large_kernel_size: 5 in the paper.
+    `widths`: 1x1; reduction, 3x3; reduction, large convolution; projection after the max pool.
     """
 
     def __init__(
@@ -75,12 +73,12 @@ class Inception(nn.Module):
 
 
 class AuxiliaryHead(nn.Module):
-    """(batch, in_channels, 14, 14) to logits (batch, num_classes); exists for training only."""
+    """(batch, in_channels, 14, 14) to logits (batch, num_classes); used only in training."""
 
     def __init__(self, in_channels: int, num_classes: int, *, batch_norm: bool) -> None:
         super().__init__()
-        # 14 to 4, as in the paper. An adaptive pool to 4x4 would do, but not with a backward that
-        # is deterministic on CUDA.
+        # 14 to 4, as in the paper. The backward of an adaptive pool to 4x4 would not be
+        # deterministic on CUDA.
         self.avgpool = nn.AvgPool2d(5, stride=3, ceil_mode=True)
         self.conv = conv_block(in_channels, 128, 1, batch_norm=batch_norm)
         self.fc1 = nn.Linear(128 * 4 * 4, 1024)

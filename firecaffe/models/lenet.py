@@ -1,12 +1,8 @@
-"""LeNet as Caffe trains it on MNIST: two convolutions, two fully connected layers, 431,080 weights.
+"""LeNet as Caffe trains it on MNIST (431,080 weights), and LeNet-300-100 (266,610 weights).
 
-Source: LeCun et al. 1998; layer sizes and fillers of BVLC's
-examples/mnist/lenet_train_test.prototxt.
-
-LeNet-300-100: two hidden layers, fully connected, 266,610 weights.
-
-Source: LeCun et al. 1998, the 28x28-300-100-10 network; that with ReLU and Caffe's fillers is what
-Han et al. 2015 (arXiv 1506.02626) prune.
+Source: LeCun et al. 1998; sizes and fillers of BVLC's examples/mnist/lenet_train_test.prototxt.
+LeNet-300-100: the paper's 28x28-300-100-10 with ReLU and Caffe's fillers, which Han et al. 2015
+(arXiv 1506.02626) prune.
 """
 
 from collections import OrderedDict

@@ -1,9 +1,8 @@
-"""Layers as two of lower rank: a matrix of weights as the product of two thinner ones.
+"""Layers replaced by two of lower rank: a weight matrix as the product of two thinner ones.
 
-A fully connected layer becomes one to `rank` outputs and one from these. A convolution becomes one
-of the same size, stride and padding to `rank` channels, and one of 1 x 1 from these. The first has
-no bias. Of all such pairs the singular value decomposition gives the one whose product is nearest
-(Eckart and Young 1936).
+A fully connected layer becomes one to `rank` outputs, and one from these. A convolution becomes one
+of equal size, stride and padding to `rank` channels, and a 1 x 1 one. The first has no bias. The
+singular value decomposition gives the nearest product (Eckart and Young 1936).
 
 Sources: Denton et al. 2014, arXiv 1404.0736 (fully connected layers); Zhang, Zou, He and Sun 2015,
 arXiv 1505.06798, section 3.1 (convolutions).
@@ -19,27 +18,19 @@ from torch import Tensor, nn
 from firecaffe.errors import RecipeError
 
 REDUCE, EXPAND = "reduce", "expand"
-"""The names of the two layers, within the layer that they stand for."""
+"""Names of the two layers within the one that they replace."""
 
 
 def make_low_rank(network: nn.Module, ranks: Mapping[str, int]) -> None:
-    """Puts two layers in the place of each one whose name matches; their weights are fresh, as
-    torch makes them.
-
-    ranks: by patterns of layers' names; the last one that matches decides.
-
-    Raises: RecipeError, with the layer's name, if there is none, or it cannot be had so.
-    """
+    """Replace each layer whose name matches by two with fresh weights; see `chosen_ranks`."""
     for name, rank in chosen_ranks(network, ranks).items():
         network.set_submodule(name, _in_two(network.get_submodule(name), rank))
 
 
 def low_rank_weights(state: Mapping[str, Tensor], ranks: Mapping[str, int]) -> dict[str, Tensor]:
-    """A whole network's weights as those of the network that `make_low_rank` has changed.
+    """Convert the `state_dict` of a whole network for the one that `make_low_rank` changed.
 
-    state: its `state_dict`. ranks: by layers' names, without patterns.
-
-    Raises: RecipeError if there is no such layer, or its rank is lower than that.
+    `ranks` has names without patterns. Raises RecipeError if a layer is missing or of lower rank.
     """
     found: dict[str, Tensor] = {}
     for name, tensor in state.items():
@@ -59,25 +50,21 @@ def low_rank_weights(state: Mapping[str, Tensor], ranks: Mapping[str, int]) -> d
 
 
 def rank_of(weight: Tensor, energy: float) -> int:
-    """The least rank that keeps so large a share, up to 1, of the sum of squared singular values of
-    a layer's weights.
-    """
+    """Return the least rank that keeps this share of the sum of squared singular values."""
     squares = torch.linalg.svdvals(_matrix(weight).double()).square()
     kept = squares.cumsum(0) / squares.sum()
     return min(int((kept < energy).sum()) + 1, len(kept))
 
 
 def _matrix(weight: Tensor) -> Tensor:
-    """Outputs by what each is a sum over."""
     return weight.detach().flatten(1)
 
 
 def _factors(layer: str, weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """The weights of the two layers, each with the square roots of the singular values."""
     matrix = _matrix(weight)
     _check_rank(layer, rank, min(matrix.shape))
     left, values, right = torch.linalg.svd(matrix.double(), full_matrices=False)
-    roots = values[:rank].sqrt()
+    roots = values[:rank].sqrt()  # shared equally between the two layers
     reduce = (roots[:, None] * right[:rank]).view(rank, *weight.shape[1:])
     expand = (left[:, :rank] * roots).view(len(matrix), rank, *[1] * (weight.ndim - 2))
     dtype = weight.dtype
@@ -109,9 +96,9 @@ def _in_two(layer: nn.Module, rank: int) -> nn.Sequential:
 
 
 def chosen_ranks(network: nn.Module, ranks: Mapping[str, int]) -> dict[str, int]:
-    """The rank of each layer that patterns mean, by its name; the last one that matches decides.
+    """Return the rank of each layer that a pattern matches, by name; the last match decides.
 
-    Raises: RecipeError if a pattern matches none, or a layer cannot be had so.
+    Raises RecipeError if a pattern matches no layer, or a layer cannot have this rank.
     """
     layers = {
         name: layer

@@ -1,4 +1,4 @@
-"""The network that a recipe names: a row of MODELS, or what someone else's function returns."""
+"""The network that a recipe names: a row of MODELS, or one that a user's function returns."""
 
 import difflib
 import inspect
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 WORD = "model.name"
 GIVEN_IN_PYTHON = "own "
-"""What the name of a network begins with that was given to `firecaffe.train`."""
+"""Prefix of the name of a network that was passed to `firecaffe.train`."""
 
 
 _given: ContextVar[Callable[[], Any] | None] = ContextVar("given", default=None)
@@ -46,9 +46,7 @@ _given: ContextVar[Callable[[], Any] | None] = ContextVar("given", default=None)
 
 @contextmanager
 def given_network(make: Callable[[], Any] | None) -> Iterator[None]:
-    """Lets a recipe's name stand for a network that was given in Python, for a `with` block that
-    looks at it: each time a copy, for what `make` returns may be the very one that is trained.
-    """
+    """Let a recipe's name stand for a network passed in Python, within a `with` block."""
     token = _given.set(make)
     try:
         yield
@@ -57,32 +55,29 @@ def given_network(make: Callable[[], Any] | None) -> Iterator[None]:
 
 
 def _copy_of(make: Callable[[], Any]) -> Any:
-    # Never on the meta device: it may keep what it makes.
+    # A copy, since `make` may return the network that is trained. Never on the meta device, since
+    # `make` may keep what it makes.
     with generators_kept(), torch.device("cpu"):
         return deepcopy(make())
 
 
 @dataclass(frozen=True)
 class Maker:
-    """A function that makes a network, and what it is told of the data."""
-
     function: Callable[..., Any]
     num_classes: str
-    """Its parameter for the number of classes; empty if it takes none."""
+    """Name of its parameter for the number of classes, or empty."""
     in_channels: str
     code: str
-    """What tells its code from other code; empty if it is firecaffe's own."""
+    """Identity of its code. Empty for firecaffe's networks."""
 
 
 def make_network(
     config: ModelConfig, num_classes: int | None = None, in_channels: int | None = None
 ) -> nn.Module:
-    """The network with fresh weights, of lower rank as `model.low_rank` says; parameters that
-    `model.freeze` names are frozen.
+    """Make the network with fresh weights, `model.low_rank` and `model.freeze` applied.
 
-    num_classes, in_channels: what the data say; they are handed over unless `model.args` has them.
-
-    Raises: RecipeError; OwnCodeError for what a user's code raises.
+    Counts of the data are passed unless `model.args` has them. Raises RecipeError, or OwnCodeError
+    for what a user's code raises.
     """
     maker = maker_of(config.name)
     handed = {maker.num_classes: num_classes, maker.in_channels: in_channels}
@@ -97,7 +92,7 @@ def make_network(
 
 
 def check_made(what: str, made: Any) -> nn.Module:
-    """What a function returned. Raises: RecipeError if it is no network."""
+    """Return what a function made. Raises RecipeError if it is no network, or has lazy layers."""
     if not isinstance(made, nn.Module):
         raise RecipeError(f"{what} returned {shown(made)}; expected a network, a torch.nn.Module")
     for name, parameter in made.named_parameters():
@@ -115,10 +110,9 @@ def with_outline(
     in_channels: int | None,
     use: Callable[[nn.Module], T],
 ) -> T:
-    """What `use` finds out of the network on the meta device, where it takes no memory. If someone
-    else's code needs numbers, of a network in memory; networks of ours never do.
+    """Call `use` with the network on the meta device, or in memory if a user's code needs numbers.
 
-    Raises: RecipeError; OwnCodeError, which `use` has to raise too of a user's code.
+    Raises RecipeError, or OwnCodeError, which `use` must also raise for a user's code.
     """
     try:
         with on_meta():
@@ -128,14 +122,14 @@ def with_outline(
     except OwnCodeError:
         if config.name in MODELS:
             raise
-        # it may be for the numbers alone, and is raised again if it is not
+        # The cause may only be missing numbers. If not, the error is raised again below.
     with generators_kept():
         return use(make_network(config, num_classes, in_channels))
 
 
 def maker_of(name: str) -> Maker:
-    """Raises: RecipeError if there is none; OwnCodeError if its module fails."""
-    check_trusted(WORD, name)  # a library's networks, too, may be told to load a pickle
+    """Return a name's maker. Raises RecipeError if there is none, OwnCodeError if code fails."""
+    check_trusted(WORD, name)  # networks of libraries may load a pickle too
     library, _, member = name.partition(":")
     if library in LIBRARIES and member:
         return LIBRARIES[library](member)
@@ -161,7 +155,7 @@ def maker_of(name: str) -> Maker:
 def _parameters(function: Callable[..., Any]) -> Iterable[str]:
     try:
         return inspect.signature(function).parameters
-    except ValueError:  # a builtin without one
+    except ValueError:  # a builtin without a signature
         return ()
 
 
@@ -183,7 +177,7 @@ def _torchvision(name: str) -> Maker:
 
 
 def _caffe(name: str) -> Maker:
-    from firecaffe.caffe.trained import Trained  # for those who have such a network
+    from firecaffe.caffe.trained import Trained  # imported only if it is used
 
     path = caffe_file(WORD, CAFFE + name)
     return Maker(partial(Trained, str(path)), "", "", file_digest(path))
@@ -194,14 +188,13 @@ LIBRARIES: dict[str, Callable[[str], Maker]] = {
     "timm": _timm,
     "torchvision": _torchvision,
 }
-"""What a recipe may name networks by: caffe:PATH, a prototxt; timm:NAME, torchvision:NAME, where
-these are installed."""
+"""Prefixes of networks: caffe:PATH, a prototxt; timm:NAME and torchvision:NAME, if installed."""
 
 
 def _installed(library: str) -> Any:
     try:
         return import_module(library)
-    except (ImportError, OSError, RuntimeError) as error:  # what one of another torch's raises
+    except (ImportError, OSError, RuntimeError) as error:  # raised if built for another torch
         said = " ".join(str(error).split())
         raise RecipeError(
             f"{WORD} is one of {library}'s networks, and {library} cannot be imported ({said}); "

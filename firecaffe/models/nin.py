@@ -1,11 +1,9 @@
-"""Network in Network: each convolution is followed by two of 1x1, and no layer is fully connected.
+"""Network in Network: two 1x1 convolutions follow each convolution; no layer is fully connected.
 
-The classes are the channels of the last 1x1 convolution, averaged over the image, so a network of
-this family takes any image that its pooling leaves something of.
-
-Source: Lin, Chen, Yan 2013 (arXiv 1312.4400). `nin`: the file that FireCaffe's first author trained
-(forresti/dnn_dsx, NiN_for_dissertation/trainval_gold.prototxt). `nin_cifar`: the CIFAR-10 model
-that Lin published for Caffe (gist mavenlin/e56253735ef32c3c296d).
+The classes are the channels of the last one, averaged over the image, so images may have any size
+that survives the pooling. Source: Lin, Chen, Yan 2013 (arXiv 1312.4400). `nin`: the file that
+FireCaffe's first author trained (forresti/dnn_dsx, NiN_for_dissertation/trainval_gold.prototxt).
+`nin_cifar`: Lin's CIFAR-10 model for Caffe (gist mavenlin/e56253735ef32c3c296d).
 """
 
 from collections import OrderedDict
@@ -19,16 +17,11 @@ from firecaffe.caffe import fillers
 
 @dataclass(frozen=True)
 class _Block:
-    """One convolution of `channels[0]`, then 1x1 convolutions of `channels[1]` and `channels[2]`.
-
-    after: the layers behind the block, by name.
-    """
-
     kernel_size: int
     stride: int
     padding: int
     channels: tuple[int, int, int]
-    after: dict[str, nn.Module]
+    after: dict[str, nn.Module]  # layers after the block, by name
 
 
 def _pool(name: str, *, average: bool = False) -> dict[str, nn.Module]:
@@ -37,7 +30,7 @@ def _pool(name: str, *, average: bool = False) -> dict[str, nn.Module]:
 
 
 def _network(in_channels: int, blocks: Sequence[_Block], *, relu_last: bool) -> nn.Sequential:
-    """The layers under the names that they have in the authors' files: conv1, cccp1, cccp2, …"""
+    # Names are those in the authors' files: conv1, cccp1, cccp2, …
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     for number, block in enumerate(blocks, start=1):
         names = (f"conv{number}", f"cccp{2 * number - 1}", f"cccp{2 * number}")
@@ -91,11 +84,10 @@ def nin_cifar(*, num_classes: int = 10, in_channels: int = 3) -> nn.Sequential:
 
 
 def nin_small(*, num_classes: int = 10, in_channels: int = 1) -> nn.Sequential:
-    """Images (batch, in_channels, 28 or 32, the same) to logits (batch, num_classes).
+    """Images (batch, in_channels, 28 or 32, the same) to logits; narrow, for trials on a CPU.
 
-    The layout with widths for a demonstration on a CPU. Three things differ from nin_cifar so that
-    it learns within one epoch: He's filler, since after a Gaussian of 0.05 layers this narrow pass
-    next to nothing on; one dropout, if `nin` has it, instead of two; no ReLU on the logits.
+    To learn within one epoch it differs from nin_cifar: He's filler, since narrow layers filled by
+    a Gaussian of 0.05 pass on next to nothing; one dropout; no ReLU on the logits.
     """
     network = _network(
         in_channels,

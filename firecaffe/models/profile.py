@@ -1,10 +1,10 @@
-"""What one step of a network moves and computes, layer by layer, found on the meta device.
+"""Volumes and arithmetic of one step of a network, by layer, from a run on the meta device.
 
-The volumes are FireCaffe's: |W| is what every exchange of gradients carries, D is what would be
-carried if activations were exchanged instead, and their ratio tells which to exchange.
+|W| is what each exchange of gradients carries, D what an exchange of activations would carry. Their
+ratio tells which to exchange. D is the bytes of the *inputs* of all convolutions and fully
+connected layers, the definition that gives the figures of the paper.
 
-Source: Iandola et al. 2016 (FireCaffe, arXiv 1511.00175). D is the bytes of the *inputs* of every
-convolution and fully connected layer, the definition under which the paper's figures come out.
+Source: Iandola et al. 2016 (FireCaffe, arXiv 1511.00175).
 """
 
 from collections.abc import Iterator
@@ -26,9 +26,9 @@ _COUNTED = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 class LayerProfile:
     """One call of one layer, for the whole batch.
 
-    A parameter counts in the first row that uses it, so that a layer called twice (`relu#2`) and
-    tied weights are counted once. macs and forward_backward_flops are those of convolutions and
-    fully connected layers without the bias; every other layer has 0, by definition.
+    A parameter counts in the first row that uses it, so layers called twice (`relu#2`) and tied
+    weights count once. macs and forward_backward_flops are those of convolutions and fully
+    connected layers without the bias; other layers have 0 by definition.
     """
 
     name: str
@@ -44,11 +44,10 @@ class LayerProfile:
 
 @dataclass(frozen=True)
 class Profile:
-    """A network at one batch size. Byte, MAC and FLOP totals are for one step of the whole batch.
+    """A network at one batch size, with totals for one step of the whole batch.
 
-    weight_bytes: |W|, every parameter once.
-    data_bytes: D.
-    forward_backward_flops: 6 x MAC: a multiply and an add, forward, to the inputs, to the weights.
+    weight_bytes is |W|, each parameter once; data_bytes is D; forward_backward_flops is 6 x MAC: a
+    multiply and an add, for the forward, for the inputs and for the weights.
     """
 
     batch_size: int
@@ -61,24 +60,22 @@ class Profile:
     forward_backward_flops: int
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain dicts, tuples and numbers, ready for `json.dumps`."""
         return asdict(self)
 
 
 def profile(module: nn.Module, input_CHW: tuple[int, int, int], batch_size: int) -> Profile:
-    """Runs `module` on images of its own type, without taking memory; see `profile_on`."""
+    """Run `module` on images of its dtype, without using memory; see `profile_on`."""
     floats = (p.dtype for p in module.parameters() if p.is_floating_point())
     dtype = next(floats, torch.get_default_dtype())
     return profile_on(module, torch.zeros(batch_size, *input_CHW, dtype=dtype, device="meta"))
 
 
 def profile_on(module: nn.Module, inputs: Any) -> Profile:
-    """Run `module` once in training mode, so that auxiliary heads count.
+    """Run `module` once in training mode, so that auxiliary heads count, and leave it unchanged.
 
-    The module may live on any device; it is left as it was found. A layer that the forward does
-    not call has no row, but its parameters are in the totals, for they are exchanged all the same.
-    inputs: a tensor or a tree of them, with a row for each sample, on the device where it is run:
-    "meta" takes no memory; code that reads numbers needs another one.
+    Layers that the forward does not call have no row, but are in the totals, since they are
+    exchanged. `inputs` is a tensor or a tree of them with a row per sample, whose device decides
+    where it runs: "meta" uses no memory; code that reads numbers needs another device.
     """
     first = tree_leaves(inputs)[0]
     batch_size, device = len(first), first.device
@@ -114,9 +111,9 @@ def _training_mode(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _recording(module: nn.Module, rows: list[LayerProfile]) -> Iterator[None]:
-    """Hook every layer that has no parts, or parameters of its own, and append a row per call."""
+    # Hooks go on every layer that has no children, or has parameters.
     names = {part: name for name, part in module.named_modules()}
-    # Taken now, for during the call other tensors stand in for the parameters.
+    # Listed now, since other tensors replace the parameters during the call.
     own: dict[nn.Module, list[nn.Parameter]] = {}
     for part in names:
         parameters = list(part.parameters(recurse=False))

@@ -1,7 +1,7 @@
-"""ResNet: blocks that add what they compute to what they were given.
+"""ResNet: blocks that add their input to what they compute from it.
 
 Source: He et al. 2015 (arXiv 1512.03385), table 1. Names and layers as torchvision's, whose public
-weights load; the stride of a Bottleneck is on its 3x3 convolution, as there.
+weights load; there, too, the stride of a Bottleneck is on its 3x3 convolution.
 """
 
 from collections.abc import Sequence
@@ -16,15 +16,12 @@ def _conv(i: int, o: int, kernel_size: int, stride: int = 1) -> nn.Conv2d:
 
 
 def _shortcut(in_channels: int, out_channels: int, stride: int) -> nn.Sequential | None:
-    """A projection if the block changes the shape; None if the input itself is added."""
     if stride == 1 and in_channels == out_channels:
         return None
     return nn.Sequential(_conv(in_channels, out_channels, 1, stride), nn.BatchNorm2d(out_channels))
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions."""
-
     expansion = 1
 
     def __init__(self, in_channels: int, width: int, stride: int) -> None:
@@ -45,8 +42,6 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1x1 down to `width`, 3x3, 1x1 up to four times `width`."""
-
     expansion = 4
 
     def __init__(self, in_channels: int, width: int, stride: int) -> None:
@@ -70,10 +65,7 @@ class Bottleneck(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Images (batch, in_channels, 224, 224) to logits (batch, num_classes).
-
-    depths: how many blocks each of the four stages has.
-    """
+    """Images (batch, in_channels, 224, 224) to logits; `depths`: blocks of the four stages."""
 
     def __init__(
         self,
@@ -111,15 +103,12 @@ class ResNet(nn.Module):
 
 
 def resnet18(*, num_classes: int = 1000, in_channels: int = 3) -> ResNet:
-    """Eight blocks of two convolutions."""
     return ResNet(num_classes, in_channels, BasicBlock, (2, 2, 2, 2))
 
 
 def resnet50(*, num_classes: int = 1000, in_channels: int = 3) -> ResNet:
-    """Sixteen blocks of three convolutions."""
     return ResNet(num_classes, in_channels, Bottleneck, (3, 4, 6, 3))
 
 
 def resnet152(*, num_classes: int = 1000, in_channels: int = 3) -> ResNet:
-    """Fifty blocks of three convolutions."""
     return ResNet(num_classes, in_channels, Bottleneck, (3, 8, 36, 3))

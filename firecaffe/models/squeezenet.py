@@ -1,4 +1,4 @@
-"""SqueezeNet: AlexNet's accuracy with a fiftieth of its weights, by Fire blocks.
+"""SqueezeNet: the accuracy of AlexNet with a fiftieth of its weights, by Fire blocks.
 
 Source: Iandola et al. 2016 (arXiv 1602.07360), table 1; fillers of forresti/SqueezeNet,
 SqueezeNet_v1.0 and SqueezeNet_v1.1, train_val.prototxt; names and layers as torchvision's, whose
@@ -31,10 +31,7 @@ class Fire(nn.Module):
 
 
 class SqueezeNet(nn.Module):
-    """Images (batch, in_channels, 224 or 227, the same) to logits (batch, num_classes).
-
-    features: everything up to the last Fire block, which gives 512 channels.
-    """
+    """Images (batch, in_channels, 224 or 227, the same) to logits. `features` give 512 channels."""
 
     def __init__(self, num_classes: int, features: nn.Sequential) -> None:
         super().__init__()
@@ -58,7 +55,6 @@ def _pool() -> nn.MaxPool2d:
 
 
 def squeezenet1_0(*, num_classes: int = 1000, in_channels: int = 3) -> SqueezeNet:
-    """The network of the paper."""
     features = nn.Sequential(
         nn.Conv2d(in_channels, 96, 7, stride=2),
         nn.ReLU(inplace=True),

@@ -1,8 +1,6 @@
-"""The networks that a recipe may name.
+"""The networks that a recipe may name. Dropout is always `nn.Dropout`.
 
-A network returns logits. One with auxiliary heads returns HeadedLogits in training mode;
-`classification_loss` and `logits_of` take either. Dropout is always `nn.Dropout`, and no layer is
-among those whose backward torch lists as nondeterministic on CUDA.
+No layer is among those whose backward torch lists as nondeterministic on CUDA.
 """
 
 import difflib
@@ -44,24 +42,21 @@ MODELS: dict[str, Model] = {
     "resnet50": Model(resnet50, (3, 224, 224), 1000, "docs/models/resnet.md"),
     "resnet152": Model(resnet152, (3, 224, 224), 1000, "docs/models/resnet.md"),
 }
-"""The networks by name."""
 
 
 def build_model(
     name: str, num_classes: int | None = None, in_channels: int | None = None
 ) -> nn.Module:
-    """The network of that name, initialized as its authors do; None takes the row's own value.
+    """Build a network, initialized as its authors do. None stands for the row's number.
 
-    Build it under `torch.device("meta")` to have its shapes without its memory.
-
-    Raises: RecipeError if no network has that name, or a number is below 1.
+    `torch.device("meta")` gives its shapes without its memory. Raises RecipeError if no network has
+    that name, or a number is below 1.
     """
     check_name(name)
     return MODELS[name].build(**counts_of(name, num_classes, in_channels))
 
 
 def check_name(name: str) -> None:
-    """Raises: RecipeError if no network has that name."""
     if name not in MODELS:
         close = difflib.get_close_matches(name, MODELS, n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""
@@ -72,10 +67,7 @@ def check_name(name: str) -> None:
 
 
 def counts_of(name: str, num_classes: int | None, in_channels: int | None) -> dict[str, int]:
-    """What a row's function is called with; None takes the row's own value.
-
-    Raises: RecipeError if a number is below 1.
-    """
+    """Return the arguments of a row's function. Raises RecipeError if a number is below 1."""
     model = MODELS[name]
     counts = {
         "num_classes": model.num_classes if num_classes is None else num_classes,

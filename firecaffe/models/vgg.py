@@ -1,18 +1,8 @@
 """VGG: 3x3 convolutions throughout, three fully connected layers.
 
-Source: Simonyan and Zisserman 2014 (arXiv 1409.1556), configurations D and E of table 1. Names and
+Source: Simonyan and Zisserman 2014 (arXiv 1409.1556), table 1, configurations A, D and E. Names and
 fillers as torchvision's: He et al. 2015 with fan_out for convolutions, a Gaussian of 0.01 for fully
 connected layers, biases from 0.
-
-A small VGG with batch normalization, for images of 32x32.
-
-The eight convolutions and five pools of VGG's configuration A, with 16 channels that double after
-each pool, and one fully connected layer: two cores train it on CIFAR-10 in minutes. It is nobody's
-published network.
-
-Source of the layout: Simonyan and Zisserman 2014 (arXiv 1409.1556), table 1, configuration A.
-Batch normalization between convolution and ReLU: Ioffe and Szegedy 2015 (arXiv 1502.03167). Names
-as torchvision's vgg11_bn, and fillers.
 """
 
 from collections import OrderedDict
@@ -24,10 +14,7 @@ from firecaffe.caffe import fillers
 
 
 class VGG(nn.Module):
-    """Images (batch, in_channels, 224, 224) to logits (batch, num_classes).
-
-    depths: how many convolutions stand before each of the five pools.
-    """
+    """Images (batch, in_channels, 224, 224) to logits; `depths`: convolutions before each pool."""
 
     def __init__(self, num_classes: int, in_channels: int, depths: Sequence[int]) -> None:
         super().__init__()
@@ -56,26 +43,27 @@ class VGG(nn.Module):
 
 
 def vgg16(*, num_classes: int = 1000, in_channels: int = 3) -> VGG:
-    """Configuration D: 13 convolutions."""
     return VGG(num_classes, in_channels, (2, 2, 3, 3, 3))
 
 
 def vgg19(*, num_classes: int = 1000, in_channels: int = 3) -> VGG:
-    """Configuration E: 16 convolutions."""
     return VGG(num_classes, in_channels, (2, 2, 4, 4, 4))
 
 
 STAGES = ((16,), (32,), (64, 64), (128, 128), (256, 256))
-"""The channels of the convolutions before each pool."""
 
 
 def vgg_small_bn(*, num_classes: int = 10, in_channels: int = 3) -> nn.Sequential:
-    """Images (batch, in_channels, 32, 32) to logits (batch, num_classes)."""
+    """Images (batch, in_channels, 32, 32) to logits; two cores train it on CIFAR-10 in minutes.
+
+    Not published: configuration A with 16 channels, doubled after each pool, batch normalization
+    and one fully connected layer. Names and fillers as torchvision's vgg11_bn.
+    """
     layers: list[nn.Module] = []
     i = in_channels
     for stage in STAGES:
         for o in stage:
-            # BatchNorm takes the place of the bias.
+            # BatchNorm replaces the bias (Ioffe and Szegedy 2015, arXiv 1502.03167).
             layers += [nn.Conv2d(i, o, 3, padding=1, bias=False), nn.BatchNorm2d(o)]
             layers.append(nn.ReLU(inplace=True))
             i = o

@@ -1,4 +1,4 @@
-"""First weights from a file: read without running any code, and put where name and shape fit."""
+"""First weights from a file, read without running code, and copied where name and shape fit."""
 
 import hashlib
 import re
@@ -17,51 +17,43 @@ from firecaffe.errors import CheckpointError, RecipeError
 from firecaffe.words import some_of
 
 HELD_UNDER = ("state_dict", "model_state_dict", "model")
-"""The words under which programs keep a state_dict beside what else they save."""
+"""Keys under which programs store a state_dict."""
 
 PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "network.")
-"""What wrappers put before the names of a network: DataParallel, torch.compile, trainers."""
+"""Prefixes that wrappers add to names: DataParallel, torch.compile, trainers."""
 
+# Estimated statistics replace the buffers, a moving average the parameters: they were evaluated.
 NETWORK_PIECES = ("parameter/", "buffer/", "batch_norm/", "ema/")
-"""What the names of a network's tensors begin with in a checkpoint of ours. Statistics that were
-estimated take the place of the buffers, and a moving average that of the parameters, for they are
-what was evaluated.
-"""
+"""Prefixes of the network's tensors in a checkpoint; later ones replace earlier ones."""
 
 FCZ = ".fcz"
-"""What the name of a network in one small file ends in."""
 
 STATE = "state.safetensors"
-"""The file of a checkpoint of ours."""
 
 MOST_SHOWN = 16
-"""Bytes of a file of another kind that its line shows."""
 
 
 @dataclass(frozen=True)
 class FirstWeights:
-    """What was taken from a file, and what was not."""
+    """The names that were loaded from a file, and those that were not."""
 
     file: str
     sha256: str
     held_under: list[str]
-    """The words under which the file holds them."""
     prefix: str
-    """What was left out before the file's names."""
+    """Prefix that was removed from the file's names."""
     taken: int
     missing: list[str]
-    """Names of the network that the file does not have: these tensors are fresh."""
+    """Names of the network that the file lacks: these tensors are fresh."""
     unexpected: list[str]
-    """Names of the file that the network does not have."""
     reshaped: dict[str, str]
-    """Names of both with other shapes, which are fresh; and the two shapes."""
+    """Names in both with different shapes, which are fresh; and the two shapes."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     @property
     def line(self) -> str:
-        """For people: counts, and the first few names."""
         of_network = self.taken + len(self.missing) + len(self.reshaped)
         said = [f"model.weights {self.file}: {self.taken} of the network's {of_network} tensors"]
         reshaped = [f"{name} {shapes}" for name, shapes in self.reshaped.items()]
@@ -80,17 +72,11 @@ class FirstWeights:
 
 
 Outline = dict[str, tuple[list[str], torch.Size]]
-"""The tensors of a network's state_dict, each by the network's own name of it: all its names in a
-file, for tied ones have several, and its shape.
-"""
+"""A network's tensors by name: their names in a file, several if tied, and their shape."""
 
 
 def load_weights(network: nn.Module, file: str, sha256: str = "") -> FirstWeights:
-    """Puts a file's tensors into a network, converted to its types. sha256: the file's, if it is
-    known.
-
-    Raises: RecipeError if it is no file of weights, or nothing of it fits.
-    """
+    """Copy a file's tensors into a network, converted. Raises RecipeError if nothing fits."""
     taken, fitting = read_weights(outline_of(network), file, sha256)
     named = _named(network)
     with torch.no_grad():
@@ -100,17 +86,15 @@ def load_weights(network: nn.Module, file: str, sha256: str = "") -> FirstWeight
 
 
 def outline_of(network: nn.Module) -> Outline:
-    """What `read_weights` needs to know of a network."""
     return {name: (names, each.shape) for name, (names, each) in _named(network).items()}
 
 
 def read_weights(
     outline: Outline, file: str, sha256: str = ""
 ) -> tuple[FirstWeights, dict[str, Tensor]]:
-    """Finds what of a file fits a network. Returns what people are told, and these tensors by the
-    network's own names, as the file has them.
+    """Find what fits a network: a report, and the file's tensors by the network's names.
 
-    Raises: RecipeError if it is no file of weights, or nothing of it fits.
+    Raises RecipeError if it is no file of weights, or nothing in it fits.
     """
     found, held_under = _read(file)
     known = {name for names, _ in outline.values() for name in names}
@@ -139,7 +123,7 @@ def read_weights(
 
 
 def file_digest(file: str) -> str:
-    """The sha256 of a file of weights. Raises: RecipeError if it is not there."""
+    """Return the sha256 of a file of weights. Raises RecipeError if it is missing."""
     _check_file(file)
     with open(file, "rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
@@ -156,9 +140,6 @@ def _check_file(file: str) -> None:
 
 
 def _read(file: str) -> tuple[dict[str, Tensor], list[str]]:
-    """The tensors of a file, by name, mapped from it where that is possible; and the words that it
-    holds them under.
-    """
     _check_file(file)
     path = Path(file)
     try:
@@ -176,23 +157,20 @@ def _read(file: str) -> tuple[dict[str, Tensor], list[str]]:
         raise RecipeError(
             f"model.weights {file} is no safetensors file, or is cut short: {error}"
         ) from error
-    except Exception as error:  # of many kinds, as the bytes may be anything
+    except Exception as error:  # of any kind, since the bytes may be anything
         raise RecipeError(_why_not(file, error)) from error
     return _tensors(file, held)
 
 
 def _decoded(path: Path) -> dict[str, Tensor]:
-    """Raises: CheckpointError if it is no .fcz file, or is damaged."""
-    from firecaffe.compression import fcz  # whose coder is for those who have such a file
+    from firecaffe.compression import fcz  # imported only if it is used: it needs a coder
 
     with fcz.read(path) as file:
         return {name: torch.from_numpy(array) for name, array in file.tensors()}
 
 
 def _beside(path: Path) -> dict[str, Tensor]:
-    """The network's pieces that a checkpoint of ours has in files of their own, for ranks have held
-    them in parts.
-    """
+    # Pieces that ranks held in parts are in separate files of the checkpoint.
     if path.name != STATE:
         return {}
     files = {
@@ -216,7 +194,7 @@ def _why_not(file: str, error: Exception) -> str:
     with open(file, "rb") as opened:
         start = opened.read(MOST_SHOWN)
     reason = f"it begins with {start!r}" if start else "it is empty"
-    if isinstance(error, RuntimeError) and str(error):  # torch's words; others are of its insides
+    if isinstance(error, RuntimeError) and str(error):  # torch's messages; others are internal
         reason = str(error).splitlines()[0]
     return (
         f"model.weights {file} is neither a safetensors file nor a .fcz file (whose names end so) "
@@ -253,8 +231,7 @@ def _tensors(file: str, held: Any) -> tuple[dict[str, Tensor], list[str]]:
 
 
 def _without_pieces(found: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A checkpoint of ours without what is not the network's, and without the pieces' names."""
-    if not all("/" in name for name in found):  # which no name of a module's tensor has
+    if not all("/" in name for name in found):  # names of a module's tensors have no slash
         return found
     return {
         name.removeprefix(piece): each
@@ -265,9 +242,7 @@ def _without_pieces(found: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _named(network: nn.Module) -> dict[str, tuple[list[str], Tensor]]:
-    """The tensors of a network's state_dict by its own name of each, with all their names there:
-    tied ones have several.
-    """
+    # Tied tensors have several names in the state_dict.
     own = {id(each): n for n, each in (*network.named_parameters(), *network.named_buffers())}
     named: dict[str, tuple[list[str], Tensor]] = {}
     for name, tensor in network.state_dict(keep_vars=True).items():
@@ -277,10 +252,6 @@ def _named(network: nn.Module) -> dict[str, tuple[list[str], Tensor]]:
 
 
 def _prefix(file: str, found: Mapping[str, Tensor], names: Container[str]) -> str:
-    """What has to be left out before the file's names so that the most fit; empty if nothing.
-
-    Raises: RecipeError if as many fit after another prefix.
-    """
     tried, longest = [""], [""]
     while longest:
         longer = [before + each for before in longest for each in PREFIXES]
@@ -298,7 +269,7 @@ def _prefix(file: str, found: Mapping[str, Tensor], names: Container[str]) -> st
             f"model.weights {file} has {most} names of the network after {best[0]!r}, and as many "
             f"after {best[1]!r}; expected one of them: save that network's state_dict alone"
         )
-    return best[0]  # nothing, if nothing fits
+    return best[0]  # empty if nothing fits
 
 
 def _by(shape: torch.Size) -> str:

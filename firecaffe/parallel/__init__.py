@@ -1,1 +1,1 @@
-"""Which worker holds what: layers cut into parts, each rank with some of them."""
+"""Model parallelism: layers cut into parts, of which each rank holds some."""

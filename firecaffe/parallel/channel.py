@@ -1,13 +1,9 @@
-"""One way between two stages: values go from one rank to another, in order.
+"""The way between two stages: sends values from one rank to another, in order.
 
-Threads send and receive, so a stage computes meanwhile, and no two stages wait for each other to
-send. A value's outline is told if it is another than that of the value before; its memory follows.
-
-Where a stage's part of autograd's graph begins and ends.
-
-It begins at tensors that have arrived, of which the gradient goes back to the stage before. It ends
-at tensors that were passed on, of which the gradient has come from the stage after; they have one
-root in common, so that whoever differentiates a loss differentiates that.
+Threads send and receive while the stage computes, and no two stages wait for each other to send. A
+value's outline is sent if it differs from the last one, then its memory. A stage's autograd graph
+begins at arrived tensors, whose gradient goes back to the stage before. It ends at passed tensors,
+whose gradient comes from the stage after. These have one root, to be differentiated as a loss.
 """
 
 from collections import deque
@@ -28,19 +24,13 @@ from firecaffe.transport.worker import Worker, raise_failure, wait_for
 
 
 class Sender:
-    """Sends values to a rank of the group."""
-
     def __init__(self, group: Group, other: int) -> None:
         self._group, self._line = group, Line(group.exchange_group, other)
         self._worker = Worker(f"to stage {other}")
         self._told = ""
 
     def send(self, value: Any) -> Future[None]:
-        """Begins to send a value, whose tensors must stay as they are until they are there, which
-        is when the result is done.
-
-        Raises: RecipeError if it has something in it that cannot be sent; what the thread has met.
-        """
+        """Begin to send; tensors must not change until the result is done. Raises: RecipeError."""
         raise_failure([self._worker])
         packed = pack(value)
         runs = [run.cpu() for run in packed.runs]
@@ -48,12 +38,11 @@ class Sender:
         return self._worker.submit(lambda: self._send(Packed(packed.outline, runs)))
 
     def wait(self, sent: Future[None]) -> None:
-        """Waits until a value is there. Raises: PeerLostError; what the thread has met."""
+        """Wait until a value has arrived. Raises: PeerLostError, or what the thread has raised."""
         with waiting(self._group):
             wait_for(self._group, [sent], [self._worker])
 
     def close(self, wait: bool) -> None:
-        """Ends the thread. wait: for what is on its way; to a lost rank it may be so for long."""
         self._worker.close(wait)
 
     def _send(self, packed: Packed) -> None:
@@ -70,8 +59,6 @@ class Sender:
 
 
 class Receiver:
-    """Receives values from a rank of the group, each after it was asked for."""
-
     def __init__(self, group: Group, other: int) -> None:
         self._group, self._line = group, Line(group.exchange_group, other)
         self._worker = Worker(f"from stage {other}")
@@ -79,15 +66,10 @@ class Receiver:
         self._told = ""
 
     def ask(self) -> None:
-        """Lets the next value come in while this rank computes."""
         self._asked.append(self._worker.submit(self._receive))
 
     def take(self) -> tuple[Any, list[Tensor]]:
-        """Waits for the value that was asked for first. Returns it, and those of its tensors whose
-        gradients are wanted back.
-
-        Raises: PeerLostError; what the thread has met.
-        """
+        """Return the oldest value, and its tensors that need gradients. Raises: PeerLostError."""
         future = self._asked.popleft()
         with waiting(self._group):
             wait_for(self._group, [future], [self._worker])
@@ -95,7 +77,6 @@ class Receiver:
         return unpack(packed.outline, packed.runs, self._group.device)
 
     def close(self, wait: bool) -> None:
-        """Ends the thread, as `Sender.close`."""
         self._worker.close(wait)
 
     def _receive(self) -> Packed:
@@ -117,23 +98,18 @@ def _as_bytes(run: Tensor) -> Tensor:
 
 
 class Arrivals:
-    """Tensors that have arrived, and their gradients after backward."""
+    """Arrived tensors, and their gradients after backward (None if nothing depends on one)."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        """tensors: of which the gradient is wanted. They become results of autograd's, in place, so
-        that the stage may change them as it could if they were made here.
-        """
+        """Make the tensors results of autograd, in place, so that the stage may change them."""
         self.gradients: list[Tensor | None] = [None] * len(tensors)
-        """Of each tensor; None if nothing depends on it."""
         handle = torch.empty(0, requires_grad=True)
         for place, tensor in enumerate(tensors):
             _Arrive.apply(self.gradients, place, handle, tensor)  # type: ignore[no-untyped-call]
 
 
 def root_of(tensors: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> Tensor | None:
-    """A scalar whose backward gives each tensor its gradient; None if none has one. It is to be
-    differentiated as it is.
-    """
+    """Return a scalar whose unscaled backward gives the tensors their gradients, or None."""
     if all(gradient is None for gradient in gradients):
         return None
     root: Tensor = _Root.apply(gradients, *tensors)  # type: ignore[no-untyped-call]

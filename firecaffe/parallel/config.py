@@ -1,6 +1,4 @@
-"""The recipe's [parallel] section: which ranks hold one model together, and by what it is split, or
-in which stages it is.
-"""
+"""The recipe's [parallel] section: which ranks hold one model together, split or in stages."""
 
 from dataclasses import dataclass, field, replace
 from typing import Literal, Self
@@ -11,7 +9,6 @@ ONE_WEIRD_TRICK: Literal["one_weird_trick"] = "one_weird_trick"
 AUTO = "auto"
 
 MOST = 4096
-"""The most ranks, and parts."""
 
 
 @dataclass(frozen=True)
@@ -22,18 +19,17 @@ class ParallelConfig:
         data: Models, each with samples of its own; 0: as many as there are workers for.
         model: Workers that hold one model together; with stages whose layers are split, those that
             hold one stage. All workers are data · model, times the number of stages.
-        split: By what each layer is split, by patterns of layers' names: a row of docs/parallel.md.
-            The last pattern that matches decides.
-        parts: The parts that a layer is cut into; model must divide it. Part of the result; 0: as
+        split: How each layer is split, by patterns of layers' names: a row of docs/parallel.md. The
+            last pattern that matches decides.
+        parts: Parts that a layer is cut into; model must divide it. They decide the result. 0: as
             many as model.
-        scheme: What is done with layers that are not split. none: the workers of a model all
-            compute the same samples. one_weird_trick: each computes samples of its own, and the
-            fully connected layers, which alone are split, exchange them. auto: the planner chooses
-            model and one of these for the workers that there are. The result is the same.
-        stages: The modules with which stages begin, as "features.6", in the order of the network's
-            calls: a worker for each stage, or `model` of them, hold one model. The result is the
-            same.
-        pipeline: In which order a stage computes. 1f1b: one forward and one backward in turn.
+        scheme: How layers that are not split are computed. none: the workers of a model all compute
+            the same samples. one_weird_trick: each computes samples of its own, and the fully
+            connected layers, which alone are split, exchange them. auto: the planner chooses model
+            and one of these for the present workers. The result is the same.
+        stages: Modules with which stages begin, as "features.6", in the order of the network's
+            calls; a worker for each, or `model` of them, hold one model. The result is the same.
+        pipeline: The order in which a stage computes. 1f1b: one forward and one backward in turn.
             gpipe: forward of all micro-batches, then backward of all. The result is the same.
     """
 
@@ -47,17 +43,15 @@ class ParallelConfig:
 
     @property
     def is_split(self) -> bool:
-        """Whether layers are cut, if only on one worker."""
+        """Whether layers are cut, even if on one worker only."""
         return bool(self.split) or self.scheme in (ONE_WEIRD_TRICK, AUTO)
 
     @property
     def is_whole(self) -> bool:
-        """Whether each worker holds the whole network."""
         return not self.is_split and not self.stages
 
     @property
     def word(self) -> str:
-        """What the recipe says of layers that are split, as errors name it."""
         return "parallel.split" if self.split else f"parallel.scheme {self.scheme}"
 
     @property
@@ -66,7 +60,6 @@ class ParallelConfig:
 
     @property
     def row_size(self) -> int:
-        """Workers that hold one model together."""
         return self.num_stages * (self.model if self.is_split or not self.stages else 1)
 
     @property
@@ -75,21 +68,17 @@ class ParallelConfig:
 
     @property
     def shares_samples(self) -> bool:
-        """Whether the workers of a model compute the same samples."""
         return self.scheme != ONE_WEIRD_TRICK
 
     def over(self, data: int, model: int) -> Self:
-        """The same split over other workers, without stages, which comes to the same bits."""
+        """Return the same split over other workers, without stages. It gives equal bits."""
         parts, scheme = self.num_parts if self.is_split else 0, self.scheme
         if scheme == AUTO:  # which would choose other workers
             scheme = "none" if self.split else "one_weird_trick"
         return replace(self, data=data, model=model, parts=parts, scheme=scheme, stages=[])
 
     def in_stages(self, data: int, stages: int) -> Self:
-        """So many models in so many stages, each of several that follow each other; the same bits.
-
-        Raises: RecipeError if these stages do not come to so many.
-        """
+        """Join the stages to so many of equal length, with equal bits. Raises: RecipeError."""
         own = len(self.stages) + 1
         if own % stages:
             raise RecipeError(
@@ -102,7 +91,7 @@ class ParallelConfig:
 
 
 def check_parallel(words: ParallelConfig) -> None:
-    """Checks the section. Raises: RecipeError if a word is not possible."""
+    """Check the section. Raises: RecipeError if a setting is not possible."""
     for word, least in (("data", 0), ("model", 1), ("parts", 0)):
         value = getattr(words, word)
         if not least <= value <= MOST:

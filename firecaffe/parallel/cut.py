@@ -1,4 +1,4 @@
-"""How a dimension is cut into parts."""
+"""Cuts of a dimension into parts."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -10,24 +10,19 @@ Cut = tuple[int, ...]
 
 
 def cut(size: int, num_parts: int, grain: int = 1) -> Cut:
-    """Cuts a dimension into parts that differ by at most one grain. size: in elements. grain: the
-    elements that stay together, as the filters of one group.
-
-    Raises: ValueError if a part would be empty.
-    """
+    """Cut a dimension into parts equal to within a grain. Raises: ValueError if one is empty."""
+    # A grain stays together, as the filters of one group.
     if num_parts > size // grain:
         raise ValueError(f"{size // grain} cannot be cut into {num_parts} parts")
     return (0, *(stop * grain for _, stop in shards(size // grain, num_parts)))
 
 
 def balanced(costs: Sequence[int], num_parts: int) -> Cut:
-    """Consecutive elements for each part, one at least, so that the costliest part is as cheap as
-    can be. costs: of each element, as many as parts at least.
-    """
+    """Cut elements into consecutive parts, none empty, so that the costliest one is cheapest."""
 
     @cache
     def best(stop: int, parts: int) -> tuple[int, Cut]:
-        """The cost, and the cut, of the elements before `stop` in so many parts."""
+        # The cost, and the cut, of the elements before `stop` in so many parts.
         if parts == 1:
             return sum(costs[:stop]), (0, stop)
         found = []
@@ -40,5 +35,4 @@ def balanced(costs: Sequence[int], num_parts: int) -> Cut:
 
 
 def scaled(cut: Cut, by: int) -> Cut:
-    """The cut of a dimension in which each element has become so many."""
     return tuple(end * by for end in cut)

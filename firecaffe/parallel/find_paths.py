@@ -12,37 +12,33 @@ from torch import Tensor, fx, nn
 from firecaffe.parallel.cut import Cut, balanced
 
 PATHS = "paths"
-"""The word for modules of any kind whose forward is made of paths."""
 
 CONCATENATE = (torch.cat, torch.concat, torch.concatenate)
 
 DRAWS = ("dropout", "rand", "bernoulli", "rrelu")
-"""What is in the names of functions and layers that draw random numbers."""
+"""Parts of the names of functions and layers that draw random numbers."""
 
 
 class NoPathsError(Exception):
-    """A module is not made of paths; its text says why."""
+    """A module does not consist of paths; the text says why."""
 
 
 @dataclass(frozen=True)
 class Paths:
-    """What a module's forward does."""
-
     graph: fx.Graph
     ends: tuple[fx.Node, ...]
-    """What is concatenated: the last node of each path, or a value that it takes as it is."""
+    """The concatenated values: each path's last node, or a value that it passes on unchanged."""
     common: tuple[fx.Node, ...]
     """Nodes, in order, that several paths need."""
     taken: tuple[fx.Node, ...]
-    """Those of them that a path takes."""
+    """The nodes of `common` that a path uses directly."""
     own: tuple[tuple[fx.Node, ...], ...]
     """The nodes of each path alone, in order."""
     dim: int
-    """The dimension of the concatenation."""
 
 
 def find_paths(layer: nn.Module) -> Paths:
-    """Raises: NoPathsError if the module's forward is something else."""
+    """Trace a module. Raises: NoPathsError if its forward is not a concatenation of paths."""
     graph = _trace(layer)
     [output] = [each for each in graph.nodes if each.op == "output"]
     cat = output.args[0]
@@ -75,12 +71,11 @@ class _Tracer(fx.Tracer):
 
 
 def _trace(layer: nn.Module) -> fx.Graph:
-    """The module's forward, which must be the same in training and in evaluation."""
     training, graphs = layer.training, []
     try:
         for layer.training in (False, True):
             graphs.append(_Tracer().trace(layer))
-    except Exception as error:  # whatever its own code raises when it is given no numbers
+    except Exception as error:  # the user's code may raise anything without numbers
         said = " ".join(str(error).split())
         raise NoPathsError(f"its forward cannot be traced ({said:.200})") from error
     finally:
@@ -91,7 +86,6 @@ def _trace(layer: nn.Module) -> fx.Graph:
 
 
 def _needed(end: fx.Node) -> set[fx.Node]:
-    """A node, and all that it is computed from."""
     found, waiting = set(), [end]
     while waiting:
         node = waiting.pop()
@@ -102,7 +96,6 @@ def _needed(end: fx.Node) -> set[fx.Node]:
 
 
 def tensors_of(layer: nn.Module, nodes: Sequence[fx.Node]) -> list[Tensor]:
-    """The parameters and buffers of the layers that these nodes call."""
     found: list[Tensor] = []
     for each in nodes:
         if each.op == "call_module":
@@ -115,7 +108,6 @@ def tensors_of(layer: nn.Module, nodes: Sequence[fx.Node]) -> list[Tensor]:
 
 
 def _check(layer: nn.Module, groups: Sequence[Sequence[fx.Node]]) -> None:
-    """groups: the nodes that are computed together: what is common, and each path."""
     seen: set[int] = set()
     for nodes in groups:
         tensors = {id(each) for each in tensors_of(layer, nodes)}
@@ -130,7 +122,6 @@ def _check(layer: nn.Module, groups: Sequence[Sequence[fx.Node]]) -> None:
 
 
 def _called(layer: nn.Module, node: fx.Node) -> list[str]:
-    """The names of functions, or of kinds of layers, that a node calls."""
     if node.op == "call_module":
         inner = layer.get_submodule(str(node.target)).modules()
         return [type(each).__name__ for each in inner]
@@ -140,11 +131,10 @@ def _called(layer: nn.Module, node: fx.Node) -> list[str]:
 
 
 def share_paths(layer: nn.Module, found: Paths, num_parts: int) -> Cut:
-    """Runs of paths for so many parts; the one with the most weights has as few as can be."""
+    """Assign runs of paths to parts so that the heaviest part has the fewest weights possible."""
     return balanced(path_sizes(layer, found), num_parts)
 
 
 def path_sizes(layer: nn.Module, found: Paths) -> list[int]:
-    """The numbers that each path holds."""
     of_paths = (tensors_of(layer, nodes) for nodes in found.own)
     return [sum(each.numel() for each in own) for own in of_paths]

@@ -8,10 +8,8 @@
 | `copy_gathered`: parts that were put together go to all parts | the sum, each rank's parts of it |
 | `slice_own`: each rank takes its parts | the parts of the gradient are put together |
 
-A tensor that is whole is the same on all ranks, and so is its gradient. With one weird trick it is
-that of each rank's own samples, and each rank has its parts of the samples of all
-(`parallel.own_samples`).
-
+A whole tensor is equal on all ranks, and so is its gradient. With one weird trick it is that of
+each rank's own samples, and each rank has its parts of all samples (`parallel.own_samples`).
 Source: Shoeybi et al. 2019 (Megatron-LM), section 3, for the conjugate pairs.
 """
 
@@ -27,19 +25,17 @@ from firecaffe.parallel.parts import PartGroup
 
 
 def copy(group: PartGroup, whole: Tensor) -> tuple[Tensor, ...]:
-    """The tensor for each of this rank's parts; not to be changed in place."""
+    """Return the tensor for each of this rank's parts; it must not be changed in place."""
     made: tuple[Tensor, ...] = _Copy.apply(group, whole)  # type: ignore[no-untyped-call]
     return made
 
 
 def add(group: PartGroup, own: Sequence[Tensor]) -> Tensor:
-    """The sum over all parts, of one addend for each of this rank's."""
     made: Tensor = _Add.apply(group, *own)  # type: ignore[no-untyped-call]
     return made
 
 
 def gather(group: PartGroup, own: Sequence[Tensor], cut: Cut, dim: int) -> Tensor:
-    """The whole tensor, from this rank's parts of a dimension."""
     made: Tensor = _Gather.apply(group, cut, dim, *own)  # type: ignore[no-untyped-call]
     return made
 
@@ -47,7 +43,7 @@ def gather(group: PartGroup, own: Sequence[Tensor], cut: Cut, dim: int) -> Tenso
 def copy_gathered(
     group: PartGroup, gathered: Tensor, own: Sequence[Tensor], cut: Cut, dim: int
 ) -> tuple[Tensor, ...]:
-    """As `gather` and then `copy`, whose sum no rank needs whole. gathered: the whole of `own`."""
+    """Do `gather`, then `copy`, if no rank needs the whole sum. `gathered` is `own` as a whole."""
     made: tuple[Tensor, ...] = _CopyGathered.apply(  # type: ignore[no-untyped-call]
         group, cut, dim, gathered.detach(), *own
     )
@@ -55,7 +51,6 @@ def copy_gathered(
 
 
 def slice_own(group: PartGroup, whole: Tensor, cut: Cut, dim: int) -> tuple[Tensor, ...]:
-    """This rank's parts of a dimension."""
     made: tuple[Tensor, ...] = _Slice.apply(group, cut, dim, whole)  # type: ignore[no-untyped-call]
     return made
 

@@ -1,13 +1,9 @@
-"""Parts with their halos: each rank's parts, and the neighbours' elements that are computed from.
+"""Parts with their halos: a rank's parts, and the neighbours' elements that they are computed from.
 
-| forward | backward |
-|---|---|
-| each part gets what it sees of the others | the sum of an element's gradients goes back |
-
-A window is what one part sees of the dimension that is cut. Gradients are added in the order of
-parts, whoever holds them, so the number of ranks changes no bit.
-
-Source: Dryden et al. 2019 (IPDPS, arXiv 1903.06681), spatial parallelism.
+Forward gives each part what its window covers of the others. A window is the range of the cut
+dimension that one part sees. Backward returns the sum of each element's gradients. It adds
+gradients in the order of parts, whoever holds them, so the number of ranks changes no bit. Source:
+Dryden et al. 2019 (IPDPS, arXiv 1903.06681), spatial parallelism.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,16 +21,13 @@ from firecaffe.parallel.cut import Cut
 from firecaffe.parallel.parts import PartGroup
 
 Windows = tuple[range, ...]
-"""What each part sees: consecutive elements of the whole dimension, one at least."""
+"""The range that each part sees: consecutive elements of the whole dimension, at least one."""
 
 
 def with_halos(
     group: PartGroup, own: Sequence[Tensor], cut: Cut, windows: Windows, dim: int
 ) -> tuple[Tensor, ...]:
-    """What this rank's parts see of dimension `dim`; of several micro-batches, one by one.
-
-    Raises: PeerLostError.
-    """
+    """Return what this rank's parts see of `dim`, for each micro-batch. Raises: PeerLostError."""
     made: list[Tensor] = []
     for start in range(0, len(own), len(group.own)):
         parts = own[start : start + len(group.own)]
@@ -43,12 +36,11 @@ def with_halos(
 
 
 class _Piece(NamedTuple):
-    """Elements of one part that are in the window of one: of itself, or of another."""
-
+    # Elements of one part that are in the window of a part: of itself or of another.
     source: int
     window: int
+    # Counted in the whole dimension.
     start: int
-    """Among the elements of the whole dimension."""
     stop: int
 
     @property
@@ -56,7 +48,7 @@ class _Piece(NamedTuple):
         return self.stop - self.start
 
     def of(self, tensor: Tensor, first: int, dim: int) -> Tensor:
-        """These elements of a tensor that begins with element `first`."""
+        # Returns these elements of a tensor that begins with element `first`.
         return tensor.narrow(dim, self.start - first, self.length)
 
 
@@ -104,7 +96,6 @@ class _WithHalos(Function):
 
 
 def _pieces(cut: Cut, windows: Windows) -> list[_Piece]:
-    """Of each window in turn, the elements of each part."""
     found = []
     for window, seen in enumerate(windows):
         for source in range(len(cut) - 1):
@@ -123,11 +114,8 @@ def _exchange(
     *,
     back: bool = False,
 ) -> dict[_Piece, Tensor]:
-    """The pieces that other ranks have and this one needs.
-
-    known: this rank's. like: any of them, but for the length of `dim`. back: from where the window
-    is to where the part is.
-    """
+    # Returns the pieces that other ranks have and this one needs. `known` are this rank's. `like`
+    # is any piece except for the length of `dim`. `back` goes from the window's rank to the part's.
     rank_of = {part: rank for rank, share in enumerate(group.shares) for part in share}
 
     def way(piece: _Piece) -> tuple[int, int]:
@@ -137,7 +125,7 @@ def _exchange(
     crossing = sorted((each for each in pieces if len({*way(each)}) == 2), key=way)
     if not crossing:
         return {}
-    # One vector that holds what crosses and no more, each rank's pieces for another side by side.
+    # One vector with only what crosses; the pieces of one rank for another are contiguous.
     row = like.numel() // like.shape[dim]
     lengths = [each.length * row for each in crossing]
     vector = like.new_empty(sum(lengths))
@@ -160,10 +148,8 @@ def _exchange(
 def _schedule(
     world_size: int, crossing: Sequence[tuple[tuple[int, int], int]]
 ) -> Callable[[int], Schedule]:
-    """One round, with one message for each rank that has something for another. crossing: the two
-    ranks, and how many elements, one after the other.
-    """
-
+    # One round, with one message for each rank that has something for another. `crossing` holds
+    # both ranks and the number of elements, one after the other.
     def make(num_elements: int) -> Schedule:
         transfers, start = [], 0
         for (source, destination), same in groupby(crossing, key=lambda each: each[0]):

@@ -1,16 +1,13 @@
-"""Layers that are split: this rank's parts, each a smaller layer of the same kind.
-
-Three shapes of work there are:
+"""Layers that are split: a rank holds some parts, each a smaller layer of the same kind.
 
 - `ByOutputs`: each part needs the whole input and makes some of the outputs (rows of a weight).
-- `ByInputs`: each part takes some of the input; the outputs are the sum over parts (columns).
-- `ByBoth`: each part takes some of the input and makes the same part of the output (the groups of
+- `ByInputs`: each part needs some of the input; the outputs are the sum over parts (columns).
+- `ByBoth`: each part needs some of the input and makes the same part of the output (the groups of
   a grouped convolution, the channels of a batch normalization); nothing is exchanged.
+- `OverRows`: images are in parts of rows, and all ranks hold the weights, whose gradients are
+  summed over parts, in the order of the tree.
 
-Outputs in parts go on as a `TensorInParts`; a layer that takes parts takes these as they are.
-
-Layers over images in parts of rows. All ranks hold their weights, whose gradients are summed
-over parts, in the order of the tree.
+Outputs in parts are passed on as a `TensorInParts`. A layer over parts uses it directly.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,50 +29,42 @@ from firecaffe.parallel.slide import Slide, check_enough, padding_of
 from firecaffe.parallel.tensor import TensorInParts, copies_of, parts_of
 
 Piece = tuple[int, range]
-"""Some consecutive elements of a dimension of a tensor: the dimension, and their numbers."""
+"""Consecutive elements of a dimension of a tensor: the dimension, and their range."""
 
 
 @dataclass(frozen=True)
 class Held:
-    """What this rank holds of a tensor of the whole layer."""
+    """This rank's share of a tensor of the whole layer."""
 
     own: Sequence[Tensor]
-    """Its parts; or the tensor itself, if all ranks have it."""
+    """The rank's parts, or the tensor itself if all ranks have it."""
     dim: int = 0
     cut: Cut = ()
-    """How dimension `dim` of the tensor is cut; empty if it is not."""
+    """The cut of dimension `dim`; empty if it is not cut."""
     is_elsewhere: bool = False
     """Whether other ranks have it; `own` is then its outline on the meta device."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """A layer to be split: what it is called, and by whom it is held."""
+    """A layer to be split: its name, its kind of split, and the ranks that hold it."""
 
     name: str
     word: str
     group: PartGroup
     pieces: Mapping[str, Sequence[Tensor]] = field(default_factory=dict)
-    """This rank's parts of the network's tensors, by names, where the layer has stand-ins for them:
-    the right shapes and no numbers. The layer is given them for its own.
-    """
+    """This rank's parts of tensors, by name, if the layer has stand-ins (shapes without data)."""
 
 
 @dataclass(frozen=True)
 class Made:
-    """What was made of a layer."""
-
     text: str
-    """The whole layer, as people read it."""
     parts: Sequence[nn.Module]
-    """This rank's."""
     cuts: Mapping[str, tuple[int, Cut]]
-    """Of each tensor of the layer that is cut, the dimension and its parts."""
+    """For each tensor of the layer that is cut, the dimension and the cut."""
 
 
 class SplitLayer(nn.Module):
-    """A layer of which this rank holds some parts."""
-
     def __init__(self, place: Place, made: Made) -> None:
         super().__init__()
         self.place, self._text, self._cuts = place, made.text, made.cuts
@@ -84,7 +73,6 @@ class SplitLayer(nn.Module):
         )
 
     def held(self) -> dict[str, Held]:
-        """What this rank holds of the whole layer's tensors, by their names."""
         parts = [part.state_dict(keep_vars=True) for part in self.parts.values()]
         found = {}
         for name in parts[0]:
@@ -101,7 +89,6 @@ class SplitLayer(nn.Module):
         )
 
     def _each(self, *inputs: Sequence[Any]) -> list[Tensor]:
-        """What each part makes of its inputs, for each micro-batch that there is."""
         group, parts = self.place.group, list(self.parts.values())
         return [
             group.call(parts[number % len(parts)], number, *taken)
@@ -121,10 +108,9 @@ class SplitLayer(nn.Module):
 
 
 class ByOutputs(SplitLayer):
-    """Each part needs the whole input."""
+    """A layer whose parts need the whole input. `cut` and `dim`, from the last, are of outputs."""
 
     def __init__(self, place: Place, made: Made, cut: Cut, dim: int) -> None:
-        """cut: of the outputs. dim: their dimension, from the last."""
         super().__init__(place, made)
         self.cut, self.dim = cut, dim
 
@@ -134,17 +120,14 @@ class ByOutputs(SplitLayer):
 
 
 class ByInputs(SplitLayer):
-    """The outputs are the sum over parts, and the bias."""
+    """A layer that sums over parts. `cut` and `dim`, from the last, are of the inputs."""
 
     def __init__(
         self, place: Place, made: Made, cut: Cut, dim: int, bias: nn.Parameter | None
     ) -> None:
-        """cut: of the inputs. dim: their dimension, and that of the outputs, from the last. bias:
-        which all ranks hold.
-        """
         super().__init__(place, made)
         self.cut, self.dim = cut, dim
-        self.bias = bias
+        self.bias = bias  # all ranks hold it
 
     def held(self) -> dict[str, Held]:
         return super().held() | ({} if self.bias is None else {"bias": Held([self.bias])})
@@ -155,15 +138,14 @@ class ByInputs(SplitLayer):
         y = flow.add(self.place.group, own)
         if self.bias is None:
             return y
-        # Under autocast the sum is of a shorter type than the bias, and so is a whole layer's.
+        # Under autocast, the sum has a shorter type than the bias, as in a whole layer.
         return y + self.bias.to(y.dtype).view(-1, *[1] * (-self.dim - 1))
 
 
 class ByBoth(SplitLayer):
-    """Each part takes its input and makes its output."""
+    """A layer whose parts use their own input. `dim` is cut, from the last, or 1 for the second."""
 
     def __init__(self, place: Place, made: Made, inputs: Cut, outputs: Cut, dim: int) -> None:
-        """dim: the dimension that is cut, from the last, or 1 for the second."""
         super().__init__(place, made)
         self.inputs, self.outputs, self.dim = inputs, outputs, dim
 
@@ -175,8 +157,6 @@ class ByBoth(SplitLayer):
 
 
 class OverRows(nn.Module):
-    """A layer that has its tensors as they were, and takes images in parts of rows."""
-
     def __init__(self, layer: Any, place: Place) -> None:
         super().__init__()
         self.place, self._text = place, str(layer)
@@ -186,7 +166,6 @@ class OverRows(nn.Module):
         return f"{self._text} by rows, in {self.place.group.num_parts} parts"
 
     def _in_rows(self, x: Tensor, outputs: int) -> TensorInParts:
-        """Raises: RecipeError if there are fewer rows than parts, of the input or of the output."""
         group, dim = self.place.group, x.ndim - 2
         rows = x.shape[dim]
         check_enough(self.place.name, rows, outputs, group.num_parts)
@@ -194,14 +173,11 @@ class OverRows(nn.Module):
         return TensorInParts(group, parts_of(x, group, ends, dim), ends, dim, self.place.name)
 
     def _copies(self, tensor: Tensor | None) -> Sequence[Any]:
-        """A tensor of all ranks for each part; None if there is none."""
         group = self.place.group
         return [None] * len(group.own) if tensor is None else flow.copy(group, tensor)
 
 
 class ConvOverRows(OverRows):
-    """A Conv2d."""
-
     def __init__(self, layer: nn.Conv2d, place: Place) -> None:
         super().__init__(layer, place)
         self._rest = layer.stride, 0, layer.dilation, layer.groups
@@ -225,7 +201,7 @@ class ConvOverRows(OverRows):
 
 
 class NormOverRows(OverRows):
-    """A BatchNorm2d, whose statistics are over all parts."""
+    """A BatchNorm2d whose statistics are over all parts."""
 
     running_mean: Tensor | None
     running_var: Tensor | None
@@ -255,7 +231,6 @@ class NormOverRows(OverRows):
         return in_rows.with_parts(made)
 
     def _statistics(self, x: TensorInParts) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-        """The mean and the variance of each channel over all parts, for each of this rank's."""
         group, count = self.place.group, x.numel() // x.shape[1]
         mean = flow.add(group, [_sum(each) for each in x.own]) / count
         means = flow.copy(group, mean)
@@ -277,7 +252,6 @@ class NormOverRows(OverRows):
 
 
 def over_rows(layer: nn.Module, place: Place) -> OverRows:
-    """The layer over rows; one that `check_rows` lets pass."""
     made: type[Any] = ConvOverRows if isinstance(layer, nn.Conv2d) else NormOverRows
     if isinstance(place.group, OwnSamples):
         raise RecipeError(
@@ -290,10 +264,7 @@ def over_rows(layer: nn.Module, place: Place) -> OverRows:
 def check_called(
     network: nn.Module, names: Iterable[str], num_parts: int, call: Callable[[], object]
 ) -> None:
-    """Checks the layers that are to be split by rows, in a call of the whole network.
-
-    Raises: RecipeError if one sees fewer rows than parts.
-    """
+    """Call the whole network. Raises: RecipeError if a layer by rows sees fewer rows than parts."""
     seen: dict[str, tuple[int, int]] = {}
 
     def note(name: str, _: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -312,7 +283,7 @@ def check_called(
 
 
 def check_rows(name: str, layer: nn.Module) -> None:
-    """Raises: RecipeError if the padding is not of zeros."""
+    """Check the padding. Raises: RecipeError if it is not of zeros."""
     mode = getattr(layer, "padding_mode", "zeros")
     if mode != "zeros":
         raise RecipeError(
@@ -322,10 +293,9 @@ def check_rows(name: str, layer: nn.Module) -> None:
 
 
 def _sum(x_BCHW: Tensor) -> Tensor:
-    """Of each channel, in float32 at least."""
+    # For each channel, in float32 at least.
     return x_BCHW.to(torch.promote_types(x_BCHW.dtype, torch.float32)).sum((0, 2, 3))
 
 
 def _of(x_C: Tensor) -> Tensor:
-    """Of channels, for images."""
     return x_C.view(-1, 1, 1)

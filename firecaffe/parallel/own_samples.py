@@ -1,7 +1,7 @@
-"""One weird trick: ranks that hold a layer in parts, and each bring samples of their own.
+"""One weird trick: ranks that hold a layer in parts, each with samples of its own.
 
-What is not split is computed by each rank for its own micro-batch, as by data parallelism. At a
-split layer each rank has its parts of the tensors of all ranks' micro-batches:
+Each rank computes layers that are not split for its own micro-batch. At a split layer, it has its
+parts of the tensors of all ranks' micro-batches:
 
 | exchange | with the same samples | with samples of their own |
 |---|---|---|
@@ -10,15 +10,9 @@ split layer each rank has its parts of the tensors of all ranks' micro-batches:
 | parts are put together | all gather all parts | each gets all parts of its samples |
 | a whole tensor is cut | each takes its parts | each gets its parts of all samples |
 
-Micro-batches are never mixed: each is computed apart, in the same parts, and so are its gradients
-of the weights. So the bits are those of ranks that all train the same samples.
-
-Source: Krizhevsky 2014 (arXiv 1404.5997), scheme (a): all samples at once.
-
-What the ranks of a row give each other between layers: each has something else for each.
-
-Ranks of several hosts send messages. Ranks of one host write into memory that they share, where the
-others read it.
+Each micro-batch is computed apart, in the same parts, and so are its gradients of the weights. So
+the bits are those of ranks that train the same samples. Ranks of several hosts send messages; ranks
+of one host share memory. Source: Krizhevsky 2014 (arXiv 1404.5997), scheme (a).
 """
 
 import time
@@ -45,29 +39,24 @@ from firecaffe.transport.collectives import Collectives
 from firecaffe.transport.local import LocalRanks
 
 ALIGNMENT_BYTES = 64
-"""At whose multiples tensors begin in shared memory."""
 
 
 class Swap(Protocol):
-    """A way to swap; all ranks call it, in the same order."""
+    """An exchange with a tensor from each rank to each other. All call it, in the same order."""
 
     @property
-    def seconds(self) -> float:
-        """What swaps have taken so far."""
+    def seconds(self) -> float: ...
 
     def __call__(
         self, given: Sequence[Tensor], shapes: Sequence[torch.Size], most: int
     ) -> list[Tensor]:
-        """What each rank has for this one, as it is until the next swap but one.
+        """Return every rank's tensor for this one. Raises: PeerLostError.
 
-        given: what this rank has for each. shapes: of what it gets from each. most: the numbers of
-        the largest that any rank has for any. Raises: PeerLostError.
+        They are valid until the next swap but one. No tensor has more than `most` numbers.
         """
 
 
 class Alone:
-    """A row of one rank."""
-
     seconds = 0.0
 
     def __call__(
@@ -77,7 +66,7 @@ class Alone:
 
 
 class Messages:
-    """By the schedule of an all-to-all; ranks send as much as the one with the most."""
+    """A swap by messages of an all-to-all. Ranks all send as much as the largest message."""
 
     def __init__(self, group: Group) -> None:
         self._group, self._collectives = group, Collectives(group)
@@ -104,9 +93,7 @@ class Messages:
 
 
 class Memory:
-    """Each rank has two boxes, which take turns: who writes into one knows by the barrier between
-    that everybody has read what was in it.
-    """
+    """A swap through shared memory, with two boxes per rank that take turns, and a barrier."""
 
     def __init__(self, local: LocalRanks) -> None:
         self._local = local
@@ -123,6 +110,7 @@ class Memory:
         for other, tensor in enumerate(given):
             if other != own:
                 _head(boxes[own][other].view(dtype), tensor.shape).copy_(tensor)
+        # The barrier shows that everybody has read the box that is written next.
         with waiting(self._local.world):
             self._local.barrier()
         self.seconds += time.perf_counter() - begun_s
@@ -132,7 +120,6 @@ class Memory:
         ]
 
     def _next(self, room: int) -> list[Tensor]:
-        """The box of each rank whose turn it is, with so many bytes for each rank."""
         needed = room * self._local.size
         if not self._boxes or len(self._boxes[0][0]) < needed:
             self._boxes = [self._local.share(needed, torch.uint8) for _ in range(2)]
@@ -141,7 +128,6 @@ class Memory:
 
 
 def _head(vector: Tensor, shape: torch.Size) -> Tensor:
-    """The first numbers of a vector, in a shape."""
     return vector[: shape.numel()].view(shape)
 
 
@@ -149,12 +135,9 @@ Gradients = dict[nn.Parameter, Tensor]
 
 
 class OwnSamples(PartGroup):
-    """Ranks that hold one model in parts; its tensors in parts are rank 0's micro-batch's parts,
-    then rank 1's, and so on.
-    """
+    """Ranks that hold one model in parts; a tensor's parts are in order of micro-batch and part."""
 
     def __init__(self, group: Group, num_parts: int, local: LocalRanks | None = None) -> None:
-        """local: the ranks, if all are on one host and may share memory."""
         super().__init__(group, num_parts)
         self._swap: Swap = Alone()
         if group.exchange_group is not None:
@@ -166,11 +149,9 @@ class OwnSamples(PartGroup):
 
     @contextmanager
     def apart(self, samples: Sequence[int]) -> Iterator[list[Gradients]]:
-        """A block in which each rank has a micro-batch of its own, forward and backward. Around it
-        all ranks have the same samples, as in an evaluation.
+        """Give each rank a micro-batch of its own in a block; outside it, all have equal ones.
 
-        samples: of each rank's. Yields what backward fills with the gradients of this rank's parts,
-        by the micro-batch of each rank.
+        `samples` are their sizes. Backward fills the yielded gradients, a set for each of them.
         """
         self._samples, self._is_shared = samples, False
         self._kept = [{} for _ in samples]
@@ -194,7 +175,7 @@ class OwnSamples(PartGroup):
         shapes = [torch.Size((samples, *sample)) for samples in self._samples]
         most = max(self._samples) * sample.numel()
         every = self._swap([own] * len(shapes), shapes, most)
-        # Memory of its own: how it is aligned may show in the bits.
+        # Copies, because alignment may change bits.
         every = [each if each is own else each.clone() for each in every]
         return [each.view_as(each) for each in every for _ in self.own]
 
@@ -253,25 +234,23 @@ class OwnSamples(PartGroup):
         return made
 
     def _by_rank(self, own: Sequence[Tensor]) -> list[Sequence[Tensor]]:
-        """The parts of each rank's micro-batch."""
         count = len(self.own)
         return [own[start : start + count] for start in range(0, len(own), count)]
 
     def _most(self, example: Tensor, cut: Cut, dim: int) -> int:
-        """The most numbers that one rank has for another of a tensor that is cut."""
+        # The most numbers that one rank has for another, of a tensor that is cut.
         longest = max(cut[share.stop] - cut[share.start] for share in self.shares)
         sample = example.numel() // (example.shape[0] * example.shape[dim])
         return max(self._samples) * sample * longest
 
 
 def _add(left: Tensor, right: Tensor) -> Tensor:
-    """In memory of its own: where they are others will write."""
+    # Not in place: others write into the memory of the addends.
     return left + right
 
 
 class _Apart(Function):
-    """A parameter whose gradient by one micro-batch is kept by itself."""
-
+    # A parameter whose gradient of one micro-batch is stored separately.
     @staticmethod
     def forward(ctx: Any, kept: Gradients, parameter: nn.Parameter) -> Tensor:
         ctx.kept, ctx.parameter = kept, parameter

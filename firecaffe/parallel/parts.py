@@ -1,9 +1,8 @@
-"""The parts that a rank holds, and what goes between ranks: sums over all parts, and all parts.
+"""The parts that a rank holds, and what ranks exchange: sums over all parts, and all parts.
 
-The bits of a matrix product depend on its shape. So everything that is split is cut into one fixed
-number of parts, each is computed apart, on however many ranks, and sums over parts are made by the
-tree over parts, which goes on across ranks as the tree over micro-batches does. Then the number of
-ranks changes no bit.
+The bits of a matrix product depend on its shape. So what is split has a fixed number of parts, each
+computed separately, on any number of ranks. A tree over parts, which continues across ranks like
+that over micro-batches, makes the sums. So the number of ranks changes no bit.
 """
 
 from collections.abc import Sequence
@@ -27,61 +26,52 @@ class PartGroup:
     """Ranks that hold one model in parts. All must call the same exchanges, in the same order."""
 
     def __init__(self, group: Group, num_parts: int) -> None:
-        """Raises: ValueError if the ranks cannot hold equally many parts each."""
+        """Make the group. Raises: ValueError if the ranks cannot hold equal numbers of parts."""
         if num_parts % group.world_size:
             raise ValueError(f"{group.world_size} ranks cannot hold {num_parts} parts equally")
         self.group = group
         self.num_parts = num_parts
         self.shares = equal_shares(num_parts, group.world_size)
-        """The parts of each rank."""
         self._sum = NodeSum(group, inputs_of(num_parts, self.shares), num_parts)
         self.collectives = Collectives(group)
 
     @property
     def own(self) -> range:
-        """The parts of this rank."""
         return self.shares[self.group.rank]
 
     @property
     def first_own(self) -> int:
-        """The place of a part of this rank's own samples, among its parts of a tensor."""
+        """The place of the first part of this rank's own samples, among its parts of a tensor."""
         return 0
 
     @property
     def seconds(self) -> float:
-        """What exchanges on the host have taken so far."""
         return self.collectives.seconds + self._sum.seconds
 
     def __deepcopy__(self, memo: dict[int, object]) -> Self:
-        """Itself: a copy of a network is held by the same ranks."""
+        # The same ranks hold a copy of a network.
         return self
 
     def copies(self, whole: Tensor) -> list[Tensor]:
-        """A tensor that all ranks have, for each of this rank's parts; consecutive in memory, as it
-        is where it was sent: strides may show in the bits.
-        """
+        """Return a tensor per part of this rank, contiguous because strides may change bits."""
         whole = whole.contiguous()
         return [whole.view_as(whole) for _ in self.own]
 
     def sum(self, own: Sequence[Tensor]) -> Tensor:
-        """The sum over all parts, in the order of the tree, on all ranks.
+        """Return the sum over all parts, by the tree, on all ranks. Raises: PeerLostError.
 
-        own: this rank's addends, one for each of its parts, all of one shape; they are not changed.
-        Raises: PeerLostError.
+        `own` has an addend for each of this rank's parts, of one shape. They are not changed.
         """
         nodes = [node.reshape(-1) for node in self._nodes(own)]
         return self._sum(nodes).view(own[0].shape)
 
     def sum_own(self, own: Sequence[Tensor], cut: Cut, dim: int) -> list[Tensor]:
-        """This rank's parts of that sum, for half of what the whole of it takes.
-
-        Ranks send as much as the largest of them has. Raises: PeerLostError.
-        """
+        """Return this rank's parts of `sum`, at half of its cost. Raises: PeerLostError."""
         nodes = self._nodes(own)
         if self.group.exchange_group is None:
             return self.slice(nodes[0], cut, dim)
         shapes = self._shapes(own[0], cut, dim)
-        most = max(each.numel() for each in shapes)
+        most = max(each.numel() for each in shapes)  # all send as much as the largest
         vectors = []
         for node in nodes:
             rows = node.new_zeros(len(shapes), most)
@@ -99,17 +89,13 @@ class PartGroup:
         ]
 
     def gather(self, own: Sequence[Tensor], cut: Cut, dim: int) -> Tensor:
-        """The whole tensor, on all ranks, from this rank's parts of dimension `dim`.
-
-        Ranks send as much as the largest of them has. Raises: PeerLostError.
-        """
+        """Return the whole tensor on all ranks, from parts of `dim`. Raises: PeerLostError."""
         if self.group.exchange_group is None:
             return torch.cat(list(own), dim)
         shapes = self._shapes(own[0], cut, dim)
         return torch.cat(self._all_gather(own, shapes, dim), dim)
 
     def _shapes(self, own: Tensor, cut: Cut, dim: int) -> list[torch.Size]:
-        """The shape of what each rank has of a tensor, all of its parts together."""
         shape, shapes = list(own.shape), []
         for share in self.shares:
             shape[dim] = cut[share.stop] - cut[share.start]
@@ -119,9 +105,7 @@ class PartGroup:
     def _all_gather(
         self, own: Sequence[Tensor], shapes: Sequence[torch.Size], dim: int
     ) -> list[Tensor]:
-        """The tensors of all ranks, as views of one vector. own: this rank's, one behind the other.
-        shapes: of each rank's.
-        """
+        # Returns the tensors of all ranks as views of one vector. All send as much as the largest.
         most = max(each.numel() for each in shapes)
         size = self.group.world_size
         vector = own[0].new_empty(size * most)
@@ -135,26 +119,21 @@ class PartGroup:
         return places
 
     def call(self, part: nn.Module, number: int, *inputs: Any) -> Tensor:
-        """What a part of a layer makes of its inputs. number: of these, among all of this rank's
-        parts of a tensor.
-        """
         made: Tensor = part(*inputs)
         return made
 
     def _nodes(self, own: Sequence[Tensor]) -> list[Tensor]:
-        """This rank's nodes of the tree over parts, as tensors that may be added to in place."""
+        # This rank's nodes of the tree over parts, as tensors that may be added to in place.
         counter: TreeSum[Tensor] = TreeSum(self.num_parts, torch.add)
         for part, addend in zip(self.own, own, strict=True):
             counter.push(Node(0, part), addend)
-        # An addend is somebody else's.
+        # The addends must not change, so copy them.
         return [
             value.clone() if any(value is a for a in own) else value for _, value in counter.pending
         ]
 
     def slice(self, whole: Tensor, cut: Cut, dim: int) -> list[Tensor]:
-        """This rank's parts of a tensor that it has whole, as tensors of their own: how memory is
-        aligned may show in the bits of what is computed from it.
-        """
+        """Return this rank's parts of a whole tensor, copied because alignment may change bits."""
         return [
             whole.narrow(dim, cut[part], cut[part + 1] - cut[part]).clone(
                 memory_format=torch.contiguous_format

@@ -1,8 +1,8 @@
-"""What a stage passes to another one, as a text and runs of memory, and back.
+"""Packs the values that stages pass on into a text and runs of memory, and unpacks them.
 
 A value is a tensor, a number, a text, None, or tuples, lists and dicts of these. The text is the
-outline: where the tensors are in it, and the shape, strides and alignment of each. They arrive with
-all three, for each may show in the bits of what is computed from them.
+outline: the places of tensors, and the shape, strides and alignment of each. Tensors arrive with
+all three, because each may change the bits of what is computed from them.
 """
 
 import json
@@ -14,42 +14,31 @@ from torch import Tensor, nn
 
 from firecaffe.errors import RecipeError
 
-ALIGNMENT = 64
-"""Bytes at whose multiples torch allocates on a CPU."""
+ALIGNMENT = 64  # bytes; torch's on a CPU
 
 
 class Packed(NamedTuple):
-    """A value, ready to be sent."""
-
     outline: str
     runs: list[Tensor]
-    """Of each tensor, the memory from its first element to its last, in one dimension."""
+    """The memory of each tensor from its first element to its last, in one dimension."""
 
 
 def pack(value: Any) -> Packed:
-    """Packs a value. Its tensors' memory is not copied.
-
-    Raises: RecipeError if it has something else in it.
-    """
+    """Pack a value without copying its tensors. Raises: RecipeError if it has other contents."""
     tensors: list[Tensor] = []
     tree = _outline(value, tensors)
     return Packed(json.dumps([tree, [_form(tensor) for tensor in tensors]]), _runs(tensors))
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """The different tensors in a value, in the order in which they are packed.
-
-    Raises: RecipeError if it has something else in it.
-    """
+    """Return the distinct tensors of a value in packing order. Raises: RecipeError as `pack`."""
     tensors: list[Tensor] = []
     _outline(value, tensors)
     return tensors
 
 
 def check_apart(tensors: Sequence[Tensor]) -> None:
-    """Raises: RecipeError if two tensors share memory: they would not after they were sent, and a
-    change of one in place would be lost for the other.
-    """
+    """Check that tensors share no memory, which sending would separate. Raises: RecipeError."""
     filled = [tensor for tensor in tensors if tensor.numel()]
     if len({tensor.untyped_storage().data_ptr() for tensor in filled}) < len(filled):
         raise RecipeError(
@@ -59,7 +48,6 @@ def check_apart(tensors: Sequence[Tensor]) -> None:
 
 
 def room_for(outline: str) -> list[Tensor]:
-    """Memory for the runs of an outline."""
     _, forms = json.loads(outline)
     made = []
     for dtype, shape, strides, lead, _ in forms:
@@ -69,14 +57,12 @@ def room_for(outline: str) -> list[Tensor]:
 
 
 def unpack(outline: str, runs: Sequence[Tensor], device: torch.device) -> tuple[Any, list[Tensor]]:
-    """The value, and those of its tensors whose gradients are wanted back, in the order of
-    `tensors_in`.
-    """
+    """Return the value, and its tensors that want gradients, in the order of `tensors_in`."""
     tree, forms = json.loads(outline)
     tensors, wanted = [], []
     for (_, shape, strides, _, wants), arrived in zip(forms, runs, strict=True):
         run = arrived.to(device)
-        # .data: autograd is to see a tensor of its own, which may be changed in place.
+        # With .data, autograd sees a separate tensor, which may be changed in place.
         tensor = torch.as_strided(run, shape, strides, run.storage_offset()).data
         tensors.append(tensor)
         if wants:
@@ -129,7 +115,6 @@ def _runs(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _span(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """The elements of memory from a tensor's first to its last."""
     if 0 in shape:
         return 0
     return 1 + sum((size - 1) * step for size, step in zip(shape, strides, strict=True))

@@ -1,15 +1,9 @@
-"""In which order each stage of a pipeline computes, as values; nothing here computes.
+"""The order in which each stage of a pipeline computes, as values; nothing here computes.
 
-A stage has a run of the network's layers. A micro-batch goes forward through the stages and then
-backward through them; while it is in one, others may be in the rest.
-
-    gpipe   forward of all micro-batches, then backward of all
-    1f1b    as few forwards as keep the later stages busy, then one backward and one forward in turn
-
-Both leave a stage idle for the same time. 1f1b holds fewer activations.
-
-Source: Huang et al. 2019 (GPipe, arXiv 1811.06965); Narayanan et al. 2019 (PipeDream, SOSP '19) and
-2021 (arXiv 2104.04473), where 1f1b with a flush after each step is PipeDream-Flush.
+A micro-batch goes forward through all stages, which are runs of layers, and then backward. Others
+may be in other stages at the same time. Both orders leave a stage idle for the same time; 1f1b
+holds fewer activations. Source: Huang et al. 2019 (GPipe, arXiv 1811.06965); Narayanan et al. 2019
+(PipeDream, SOSP '19) and 2021 (arXiv 2104.04473): 1f1b with a flush is PipeDream-Flush.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,15 +13,12 @@ from typing import NamedTuple
 
 
 class Action(NamedTuple):
-    """What a stage does next."""
-
     is_forward: bool
     micro_batch: int
-    """Counted from 0 in the step."""
 
 
 def gpipe(num_stages: int, num_micro_batches: int, stage: int) -> tuple[Action, ...]:
-    """Forward of all, then backward of all: m micro-batches are held at once."""
+    """Return forward of all m micro-batches, then backward of all; m are held at once."""
     numbers = range(num_micro_batches)
     return (*(Action(True, n) for n in numbers), *(Action(False, n) for n in numbers))
 
@@ -35,7 +26,7 @@ def gpipe(num_stages: int, num_micro_batches: int, stage: int) -> tuple[Action, 
 def one_forward_one_backward(
     num_stages: int, num_micro_batches: int, stage: int
 ) -> tuple[Action, ...]:
-    """One forward for each later stage, then in turn: stage k of K holds K - k at once, at most."""
+    """Return a forward per later stage, then both in turn; stage k of K holds at most K - k."""
     ahead = min(num_stages - stage - 1, num_micro_batches)
     actions = [Action(True, n) for n in range(ahead)]
     for backward in range(num_micro_batches):
@@ -46,31 +37,23 @@ def one_forward_one_backward(
 
 
 Order = Callable[[int, int, int], tuple[Action, ...]]
-"""(stages, micro-batches, stage) -> what that stage does. Backward goes in the order of forward."""
+"""(stages, micro-batches, stage) -> that stage's actions. Backward has the order of forward."""
 
 ORDERS: dict[str, Order] = {"gpipe": gpipe, "1f1b": one_forward_one_backward}
-"""The orders by name."""
 
 
 def idle_share(num_stages: int, num_micro_batches: int) -> Fraction:
-    """The share of a step for which a stage has nothing to do, in either order, if all stages take
-    equally long and messages take no time: (K - 1) / (m + K - 1).
-    """
+    """Return a stage's idle share of a step, (K - 1) / (m + K - 1), for equal stages."""
     return Fraction(num_stages - 1, num_micro_batches + num_stages - 1)
 
 
 @dataclass(frozen=True)
 class Simulated:
-    """A step of a pipeline, simulated."""
-
     length_s: Fraction
-    """From the first forward to the last backward."""
     busy_s: tuple[Fraction, ...]
-    """For how long each stage computed."""
 
     @property
     def idle_share(self) -> Fraction:
-        """The share of all stages' time in which they had nothing to do."""
         return 1 - sum(self.busy_s, Fraction()) / (self.length_s * len(self.busy_s))
 
 
@@ -79,11 +62,7 @@ def simulate(
     forward_s: Sequence[Fraction | int],
     backward_s: Sequence[Fraction | int],
 ) -> Simulated:
-    """Simulates a step, by each stage's actions and its seconds for a micro-batch. Messages take no
-    time.
-
-    Raises: ValueError if stages wait for each other forever.
-    """
+    """Simulate a step without message times. Raises: ValueError if stages wait forever."""
     ends: dict[tuple[int, Action], Fraction] = {}
     now = [Fraction()] * len(stages)
     left = [list(reversed(actions)) for actions in stages]
@@ -112,7 +91,6 @@ def simulate(
 def _ready(
     stage: int, action: Action, num_stages: int, ends: dict[tuple[int, Action], Fraction]
 ) -> Fraction | None:
-    """When all that the action needs is there; None if that is not known yet."""
     if action.is_forward:
         return ends.get((stage - 1, action)) if stage else Fraction()
     if stage == num_stages - 1:
@@ -121,9 +99,7 @@ def _ready(
 
 
 def most_held(actions: Sequence[Action]) -> int:
-    """The most micro-batches whose activations a stage holds at once, between their forward and
-    their backward.
-    """
+    """Return the most micro-batches whose activations a stage holds at once."""
     held = most = 0
     for action in actions:
         held += 1 if action.is_forward else -1

@@ -1,9 +1,7 @@
-"""Images in parts of rows: what a kernel sees of them, and the pools that go on over them.
+"""Images in parts of rows: what a kernel sees of them, and pools over them.
 
-The rows that a kernel makes are cut anew, equally. Each part is given the rows that its own ones
-are made of, and the padding beyond the edges of the image; columns stay whole.
-
-Source: Dryden et al. 2019 (IPDPS, arXiv 1903.06681), spatial parallelism.
+Output rows are cut anew, equally. Each part receives the rows that its own are made from, and the
+padding beyond the image's edges. Columns stay whole. Source: Dryden et al. 2019, arXiv 1903.06681.
 """
 
 from itertools import cycle, pairwise
@@ -27,9 +25,7 @@ def is_in_rows(x: "TensorInParts") -> bool:
 
 
 def seen_of(x: "TensorInParts", slide: Slide, fill: float) -> tuple[Cut, list[Tensor]]:
-    """How the rows that are made are cut, and what each of this rank's parts of them is made of,
-    with rows of `fill` beyond the edges.
-    """
+    """Return the cut of the output rows and what own parts are made from, padded with `fill`."""
     rows = x.shape[x.cut_dim]
     ends = cut(slide.outputs(rows), x.group.num_parts)
     seen = [slide.seen(range(start, stop)) for start, stop in pairwise(ends)]
@@ -54,7 +50,7 @@ def max_pool(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Any:
-    """`F.max_pool2d`; NotImplemented if it is to be of the whole."""
+    """Apply `F.max_pool2d` in parts; NotImplemented if it needs the whole."""
     slide = pool_slide(kernel_size, stride, padding, dilation, ceil_mode)
     if return_indices or not _can_go_on(x, slide):
         return NotImplemented
@@ -72,7 +68,6 @@ def average_pool(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Any:
-    """`F.avg_pool2d`; NotImplemented if it is to be of the whole."""
     slide = pool_slide(kernel_size, stride, padding, 1, ceil_mode)
     if not _can_go_on(x, slide):
         return NotImplemented
@@ -91,7 +86,7 @@ def average_pool(
 
 
 def _divided_anew(means: Tensor, slide: Slide, outputs: range, low: int, high: int) -> Tensor:
-    """Means by the number of rows that count, which are those of [low, high), not by all."""
+    # Divides by the number of rows that count, which are those of [low, high), instead of all.
     counts = []
     for output in outputs:
         seen = slide.seen(range(output, output + 1))
@@ -103,5 +98,4 @@ def _divided_anew(means: Tensor, slide: Slide, outputs: range, low: int, high: i
 
 
 def _can_go_on(x: "TensorInParts", slide: Slide) -> bool:
-    """Whether rows are cut, and enough of them are made."""
     return is_in_rows(x) and slide.outputs(x.shape[x.cut_dim]) >= x.group.num_parts

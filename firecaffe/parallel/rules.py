@@ -1,6 +1,6 @@
-"""How torch's functions go on with a tensor in parts, each part by itself.
+"""The functions of torch that can be applied to a tensor in parts, part by part.
 
-What is not here is not wrong: the parts are gathered before it.
+Other functions are correct too, because the parts are gathered before them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,6 @@ METADATA: set[Function] = {
     *(Tensor.size, Tensor.dim, Tensor.numel, Tensor.nelement, Tensor.__len__, Tensor.__hash__),
     *(Tensor.is_floating_point, Tensor.is_complex, Tensor.element_size),
 }
-"""Functions that ask for no values."""
 
 EACH_ELEMENT: set[Function] = {
     *(F.relu, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_, F.relu6, F.hardtanh),
@@ -39,22 +38,20 @@ EACH_ELEMENT: set[Function] = {
     *(torch.pow, Tensor.pow, Tensor.contiguous, torch.clone, Tensor.clone, Tensor.detach),
     *(Tensor.to, Tensor.float, Tensor.double, Tensor.half, Tensor.bfloat16),
 }
-"""Functions of each element by itself, of one tensor or of several alike."""
+"""Functions of each element by itself, of one tensor or of several with equal shapes."""
 
 EACH_CHANNEL: set[Function] = {
     *(F.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d, F.adaptive_max_pool2d),
     *(F.lp_pool2d, F.upsample, F.interpolate),
 }
-"""Functions of each channel of images by itself, by its rows and columns."""
+"""Functions of each channel of images by itself, over its rows and columns."""
 
 
 OF_THE_TENSOR_ITSELF = ("__setitem__", "__set__", "register_hook", "retain_grad")
 
 
 def is_of_tensor_itself(func: Function) -> bool:
-    """Whether a function does something to its first argument, instead of with its values: changes
-    it in place, by torch's rule for names, or hangs something on it.
-    """
+    """Whether a function changes its first argument, by torch's rule for names, or hooks it."""
     name = getattr(func, "__name__", "")
     return name in OF_THE_TENSOR_ITSELF or (name.endswith("_") and not name.endswith("__"))
 
@@ -65,10 +62,7 @@ def go_on(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> Any:
-    """The result of the function, in parts; NotImplemented if it needs whole tensors.
-
-    found: the tensors in parts among its arguments, at least one.
-    """
+    """Apply a function to tensors in parts (`found`); NotImplemented if it needs whole tensors."""
     x = found[0]
     if func in EACH_ELEMENT:
         return _part_by_part(func, found, args, kwargs)
@@ -91,12 +85,12 @@ def _part_by_part(
     own_of: dict[int, Sequence[Tensor]] = {}
     for each in (*args, *kwargs.values()):
         if any(each is other for other in found):
-            # Of another shape, it would be spread over the parts in some way.
+            # A tensor of another shape would be broadcast over the parts.
             if each.shape != x.shape or not each.is_cut_as(x.group, x.cut, x.cut_dim):
                 return NotImplemented
             own_of[id(each)] = each.own
         elif isinstance(each, Tensor):
-            # The gradient of a whole tensor is of all parts, on all ranks.
+            # The gradient of a whole tensor would need all parts, on all ranks.
             if not in_place or each.shape != x.shape:
                 return NotImplemented
             own_of[id(each)] = flow.slice_own(x.group, each, x.cut, x.cut_dim)
@@ -112,7 +106,7 @@ def _part_by_part(
         for number in range(len(x.own))
     ]
     if not all(isinstance(each, Tensor) for each in own):
-        return NotImplemented  # such as the places of the largest, too
+        return NotImplemented  # as a max pool that also returns indices
     is_same = all(after is before for after, before in zip(own, x.own, strict=True))
     return x.changed() if is_same else x.with_parts(own)
 
@@ -129,9 +123,8 @@ def _flatten(x: "TensorInParts", start_dim: int = 0, end_dim: int = -1) -> Any:
 
 
 def _view(x: "TensorInParts", *shape: Any, **named: Any) -> Any:
-    """The usual `x.view(x.size(0), -1)` is a flatten, and may be undone; or what is cut, and all
-    before it, stays.
-    """
+    # The usual `x.view(x.size(0), -1)` is a flatten, and may be undone. Other views must keep what
+    # is cut, and all dimensions before it.
     wanted = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], Sequence) else shape
     if named or not all(isinstance(each, int) for each in wanted):
         return NotImplemented
@@ -156,14 +149,13 @@ def _view(x: "TensorInParts", *shape: Any, **named: Any) -> Any:
 def _dropout(
     x: "TensorInParts", p: float = 0.5, training: bool = True, inplace: bool = False
 ) -> Any:
-    """Dropout by the numbers of the whole tensor's elements: each rank draws all of the mask, as it
-    would without the cut, and takes its parts of it. So ranks must draw alike.
-    """
+    # Each rank draws the mask of the whole tensor, as without the cut, and uses its parts of it. So
+    # all ranks must draw the same numbers.
     if not training or p == 0:
         return x
     one = torch.ones((), dtype=x.dtype, device=x.device)
     kept = F.dropout(one.expand(x.shape), p) != 0
-    # Ranks with samples of their own send each other these, so bytes.
+    # With one weird trick, ranks send these to each other, so bytes.
     own_kept = x.group.slice(kept.to(torch.uint8), x.cut, x.cut_dim)
     masks = [torch.where(each != 0, one / (1 - p), 0) for each in own_kept]
     if inplace:
@@ -174,7 +166,7 @@ def _dropout(
 
 
 def _local_response_norm(x: "TensorInParts", size: int, *words: Any, **named: Any) -> Any:
-    """Each part with so many channels of its neighbours as its own ones are normalized by."""
+    # Each part needs as many channels of its neighbours as its own ones are normalized by.
     if x.cut_dim == 0 or x.ndim < 3:
         return NotImplemented
     if x.cut_dim > 1:
@@ -204,4 +196,4 @@ RULES: dict[Function, Callable[..., Any]] = {
     F.max_pool2d: rows.max_pool,
     F.avg_pool2d: rows.average_pool,
 }
-"""Functions that need to know how the tensor is cut; called with its tensor in parts first."""
+"""Functions that need to know how the tensor is cut. It is their first argument."""

@@ -1,4 +1,4 @@
-"""What a kernel that goes over the rows of images sees of them, and what crosses borders for it."""
+"""The rows of an image that a kernel sees, and the rows that cross borders between parts for it."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -10,16 +10,13 @@ from firecaffe.errors import RecipeError
 from firecaffe.parallel.cut import cut
 
 ROWS = "rows"
-"""The word for layers of images, which are cut: how many rows there are is known when they come."""
+"""The split of layers by rows of images. The number of rows is known when images arrive."""
 
 
 class Slide(NamedTuple):
-    """How a kernel goes over rows."""
-
     kernel: int
     stride: int
     before: int
-    """Rows of padding before the first one."""
     after: int
     dilation: int = 1
     is_ceil: bool = False
@@ -27,24 +24,24 @@ class Slide(NamedTuple):
 
     @property
     def reach(self) -> int:
-        """Rows from the first to the last that the kernel sees, with those it leaves out."""
+        """Rows from the first to the last that the kernel sees, with those that dilation skips."""
         return (self.kernel - 1) * self.dilation + 1
 
     def outputs(self, rows: int) -> int:
-        """The rows that it makes of so many; less than one if there are too few."""
+        """Return the number of output rows; less than one if there are too few rows."""
         left = rows + self.before + self.after - self.reach
         count = (-(-left // self.stride) if self.is_ceil else left // self.stride) + 1
         begins_behind = (count - 1) * self.stride >= rows + self.before
         return count - 1 if self.is_ceil and begins_behind else count
 
     def seen(self, outputs: range) -> range:
-        """The rows that these are made of; some are beyond the edges."""
+        """Return the rows that these outputs are made from; some are beyond the edges."""
         first, last = outputs[0] * self.stride, outputs[-1] * self.stride
         return range(first - self.before, last - self.before + self.reach)
 
 
 def padding_of(layer: nn.Conv2d) -> list[tuple[int, int]]:
-    """Before and after the rows, and the columns."""
+    """Return the padding before and after: of the rows, and of the columns."""
     if isinstance(layer.padding, str):
         if layer.padding == "valid":
             return [(0, 0), (0, 0)]
@@ -54,14 +51,12 @@ def padding_of(layer: nn.Conv2d) -> list[tuple[int, int]]:
 
 
 def slide_of(layer: nn.Conv2d) -> Slide:
-    """A convolution's, over rows."""
     return Slide(layer.kernel_size[0], layer.stride[0], *padding_of(layer)[0], layer.dilation[0])
 
 
 def pool_slide(
     kernel_size: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool
 ) -> Slide:
-    """A pool's, over rows, by its words."""
     kernel = pair(kernel_size)[0]
     step = kernel if stride is None or stride == [] else pair(stride)[0]
     before = pair(padding)[0]
@@ -69,14 +64,13 @@ def pool_slide(
 
 
 def pair(value: Any) -> tuple[int, int]:
-    """Of rows, and of columns."""
     if isinstance(value, Sequence):
         return value[0], value[-1]
     return value, value
 
 
 def check_enough(name: str, rows: int, outputs: int, num_parts: int) -> None:
-    """Raises: RecipeError if there are fewer rows than parts, of the input or of the output."""
+    """Check rows. Raises: RecipeError if there are fewer input or output rows than parts."""
     if min(rows, outputs) < num_parts:
         raise RecipeError(
             f"split: {name} makes {max(outputs, 0)} rows of {rows}, fewer than {num_parts} parts; "
@@ -85,36 +79,25 @@ def check_enough(name: str, rows: int, outputs: int, num_parts: int) -> None:
 
 
 def windows_of(seen: Sequence[range], rows: int) -> tuple[range, ...]:
-    """What parts see of so many rows. One at least: a part may see nothing but padding, and that
-    row is then cropped.
-    """
+    """Return the existing rows that parts see; at least one, which is cropped if all is padding."""
     return tuple(
         range(min(max(each.start, 0), rows - 1), max(min(each.stop, rows), 1)) for each in seen
     )
 
 
 def part_windows(slide: Slide, rows: int, num_parts: int) -> tuple[range, ...]:
-    """What each part sees of so many rows.
-
-    Raises: ValueError if there are fewer rows than parts, of the output.
-    """
+    """Return the rows that each part sees. Raises: ValueError for fewer output rows than parts."""
     made = cut(slide.outputs(rows), num_parts)
     return windows_of([slide.seen(range(*ends)) for ends in pairwise(made)], rows)
 
 
 def crossing_rows(slide: Slide, rows: int, num_parts: int) -> int:
-    """The rows that parts see of others, all parts together.
-
-    Raises: ValueError if there are fewer rows than parts, of the input or of the output.
-    """
+    """Count the rows that parts see of others. Raises: ValueError for fewer rows than parts."""
     return sum(map(sum, crossing_between(slide, rows, num_parts, num_parts)))
 
 
 def crossing_between(slide: Slide, rows: int, num_parts: int, workers: int) -> list[list[int]]:
-    """The rows of each worker that parts of each other one see, each as often as a part sees it.
-
-    Raises: as `crossing_rows`.
-    """
+    """Count the rows of each worker that parts of each other see. Raises: as `crossing_rows`."""
     own = [range(*ends) for ends in pairwise(cut(rows, num_parts))]
     found, each = [[0] * workers for _ in range(workers)], num_parts // workers
     for part, window in enumerate(part_windows(slide, rows, num_parts)):

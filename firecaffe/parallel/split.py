@@ -1,4 +1,4 @@
-"""A network some of whose layers are split over the ranks of a group."""
+"""Networks of which some layers are split over the ranks of a group."""
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,16 +19,16 @@ from firecaffe.parallel.tensor import whole
 from firecaffe.transport.collect import HeldPart, collect, list_wholes
 
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-"""Where a layer keeps what others call around it; weight_norm's old form does."""
+"""Attributes in which a layer keeps hooks; the old form of weight_norm has one."""
 
 
 class Split(nn.Module):
     """A network of which each rank of a group holds some parts; `firecaffe.split` makes it.
 
-    It is called as the network is, on all ranks with the same samples, and returns what it would,
-    whole, on all. Parameters, their gradients, `state_dict` and an optimizer's state are this
-    rank's: of a layer that is split its parts, as `module.classifier.0.parts.2.weight`; of others
-    the whole, which is the same on all ranks.
+    Call it like the network, on all ranks with the same samples. It returns the network's whole
+    result on all. Parameters, gradients, `state_dict` and an optimizer's state are this rank's: its
+    parts of split layers, as `module.classifier.0.parts.2.weight`, and all of others, equal
+    everywhere.
     """
 
     def __init__(self, module: nn.Module, group: PartGroup) -> None:
@@ -36,12 +36,14 @@ class Split(nn.Module):
         self.module, self.group = module, group
         self._compared: set[bool] = set()
 
-    # The compiler cannot trace a tensor in parts. torch.compiler.disable would load it right here,
-    # a second for each process that imports this; so it is loaded by the first call.
+    # The compiler cannot trace a tensor in parts. torch.compiler.disable would load the compiler at
+    # import, which takes a second per process. This way, the first call loads it.
     @_disable_dynamo
     def forward(self, *inputs: Any, **options: Any) -> Any:
-        """What the network returns. Raises: AgreementError if ranks were first called with
-        different inputs, or draw different random numbers; PeerLostError.
+        """Return what the network returns.
+
+        Raises: AgreementError if ranks were first called with different inputs, or draw different
+        random numbers; PeerLostError.
         """
         if self.group.group.world_size == 1 or self.training in self._compared:
             return whole(self.module(*inputs, **options))
@@ -58,8 +60,9 @@ class Split(nn.Module):
         return outputs
 
     def whole_state_dict(self) -> dict[str, Tensor]:
-        """The network's `state_dict` as it was before the split, on the CPU, on the group's first
-        rank; the others send theirs, tensor by tensor, and get an empty one. All must call it.
+        """Return the state of the network before the split, on the CPU of the group's first rank.
+
+        All ranks must call it. Others send theirs, tensor by tensor, and get an empty one.
 
         Raises: PeerLostError.
         """
@@ -81,10 +84,11 @@ class Split(nn.Module):
 
     @torch.no_grad()
     def load_whole_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Takes what `whole_state_dict` gave, with any number of parts and ranks, or the network's
-        own `state_dict`; each rank is given all of it and takes its parts.
+        """Load a state of `whole_state_dict`, from any number of parts, or of the network.
 
-        Raises: RecipeError if a tensor is missing, or of another shape, or belongs nowhere.
+        Each rank needs all of it and uses its parts.
+
+        Raises: RecipeError if a tensor is missing, belongs nowhere or has another shape.
         """
         held = dict(self._held())
         if apart := held.keys() ^ state.keys():
@@ -110,7 +114,7 @@ class Split(nn.Module):
                 part.copy_(state[name].narrow(each.dim, each.cut[number], part.shape[each.dim]))
 
     def _held(self) -> Iterator[tuple[str, Held]]:
-        """What this rank holds of each tensor of the whole network, in the same order on all."""
+        # The order must be equal on all ranks.
         layers = {
             f"{name}.": layer
             for name, layer in self.module.named_modules()
@@ -125,11 +129,8 @@ class Split(nn.Module):
 
 
 def choose_layers(model: nn.Module, words: Mapping[str, str]) -> dict[str, str]:
-    """The layers that are to be split, each with its word. words: by patterns of layers' names; if
-    several match, the last decides.
-
-    Raises: RecipeError, with the layer's name, if it cannot be split so.
-    """
+    """Return the split of each chosen layer. Raises: RecipeError if one cannot be split so."""
+    # If several patterns match a layer, the last one decides.
     named = {name: each for name, each in model.named_modules(remove_duplicate=False) if name}
     chosen: dict[str, str] = {}
     for pattern, word in words.items():
@@ -159,7 +160,7 @@ def choose_layers(model: nn.Module, words: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_parts(model: nn.Module, chosen: Mapping[str, str], num_parts: int) -> None:
-    """Raises: RecipeError if a layer that was chosen has too few of what it is cut by."""
+    """Check chosen layers. Raises: RecipeError if one has too few elements to cut."""
     for name, word in chosen.items():
         check_elements(name, model.get_submodule(name), word, num_parts)
 
@@ -167,10 +168,9 @@ def check_parts(model: nn.Module, chosen: Mapping[str, str], num_parts: int) -> 
 def own_pieces(
     model: nn.Module, chosen: Mapping[str, str], group: PartGroup
 ) -> dict[str, list[Piece]]:
-    """What this rank will have of those tensors of which it will not have all, by their names, one
-    piece for each of its parts; nothing of those that others have alone.
+    """Return this rank's pieces, one per part, of tensors that it will not have whole.
 
-    model: a network that is not used any more, on the meta device. Raises: as `split_layers`.
+    A tensor that only others hold has none. `model` is on the meta device. Raises: RecipeError.
     """
     check_parts(model, chosen, group.num_parts)
     found: dict[str, list[Piece]] = {}
@@ -191,10 +191,9 @@ def split_layers(
     group: PartGroup,
     pieces: Mapping[str, Sequence[Tensor]] | None = None,
 ) -> Split:
-    """Puts split layers in the place of those that were chosen; the network is changed. pieces:
-    what `own_pieces` tells of, where the network has stand-ins.
+    """Replace the chosen layers of a network by split ones; `own_pieces` fill its stand-ins.
 
-    Raises: RecipeError if one has too few of what it is cut by, before anything is changed.
+    Raises: RecipeError if a layer has too few elements to cut, before anything is changed.
     """
     check_parts(model, chosen, group.num_parts)
     made = {}
@@ -202,7 +201,7 @@ def split_layers(
         place = Place(name, word, group, pieces or {})
         made[name] = make_split(model.get_submodule(name), place)
     for name, layer in made.items():
-        # Whoever still calls the whole layer, from a list of his own, is to notice.
+        # Code that still calls the whole layer, from a list of its own, must fail.
         whole_layer = model.get_submodule(name)
         whole_layer._parameters.clear()
         whole_layer._modules.clear()
@@ -211,7 +210,6 @@ def split_layers(
 
 
 def _outer(name: str, names: Iterable[str]) -> str | None:
-    """One of the names that the layer is inside of."""
     return next((each for each in names if name.startswith(f"{each}.")), None)
 
 

@@ -1,12 +1,8 @@
-"""The words for a split, and how each cuts the layers that it is for.
+"""The kinds of split, and how each cuts its layers.
 
-A module of several paths, whose outputs are concatenated: each part has whole paths.
-
-    inputs -> what the paths have in common -> path, path, … -> torch.cat
-
-This is found in `parallel.find_paths`. What paths have in common (the squeeze of a Fire block) is
-computed by all ranks. Each part is given a consecutive run of paths, so what the parts make is the
-output in parts.
+`ByPaths` splits a module of several paths, whose outputs are concatenated (`find_paths`). All ranks
+compute what paths have in common (the squeeze of a Fire block). Each part is a consecutive run of
+paths, so the outputs of the parts are the output in parts.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -41,10 +37,9 @@ from firecaffe.parallel.tensor import whole
 
 
 class ByPaths(SplitLayer):
-    """Each part has whole paths; all need the inputs."""
+    """A module in runs of paths. `common` makes their inputs; `dim` is that of the outputs' cat."""
 
     def __init__(self, place: Place, made: Made, common: nn.Module, dim: int) -> None:
-        """common: makes what is taken of the inputs. dim: that is concatenated."""
         super().__init__(place, made)
         self.common, self.dim = common, dim
         self._outline: dict[str, Tensor] = {}
@@ -52,7 +47,6 @@ class ByPaths(SplitLayer):
         self._cuts_known: dict[object, Cut] = {}
 
     def outline(self, layer: nn.Module) -> None:
-        """Notes what the whole module has, of which this rank holds some."""
         self._outline = {
             name: torch.empty_like(each, device="meta") for name, each in layer.state_dict().items()
         }
@@ -73,13 +67,13 @@ class ByPaths(SplitLayer):
         taken = self.common(*whole(inputs), **whole(options))
         own = self._each(*_copies(self.place.group, taken))
         if torch.is_grad_enabled() and (self._is_trained or any(y.requires_grad for y in own)):
-            # A path without weights, too: all ranks must go backward alike.
+            # Even without weights, because all ranks must run the same backward.
             own = [y if y.requires_grad else y.detach().requires_grad_() for y in own]
         dim = self.dim % own[0].ndim
         return self._in_parts(own, self._cut(own, dim, taken), dim)
 
     def _cut(self, own: Sequence[Tensor], dim: int, taken: Sequence[Any]) -> Cut:
-        """How the output is cut: ranks tell each other, once for each shape of what is taken."""
+        # Ranks exchange the lengths once for each shape of the inputs.
         shapes = tuple(each.shape for each in taken if isinstance(each, Tensor))
         if shapes not in self._cuts_known:
             lengths = " ".join(str(each.shape[dim]) for each in own[: len(self.parts)])
@@ -90,7 +84,6 @@ class ByPaths(SplitLayer):
 
 
 def by_paths(layer: nn.Module, place: Place) -> ByPaths:
-    """Each part is a run of paths; the largest is as small as can be."""
     found = find_paths(layer)
     ends = share_paths(layer, found, place.group.num_parts)
     parts = [
@@ -103,7 +96,6 @@ def by_paths(layer: nn.Module, place: Place) -> ByPaths:
 
 
 def _common(layer: nn.Module, found: Paths) -> fx.GraphModule:
-    """Makes what is taken, in a tuple, of the module's inputs."""
     graph = fx.Graph()
     made: dict[fx.Node, fx.Node] = {}
     for node in found.common:
@@ -113,7 +105,6 @@ def _common(layer: nn.Module, found: Paths) -> fx.GraphModule:
 
 
 def _part_of_path(layer: nn.Module, found: Paths, first: int, last: int) -> fx.GraphModule:
-    """Makes the output of paths [first, last) of what is taken."""
     graph = fx.Graph()
     made = {each: graph.placeholder(f"taken_{i}") for i, each in enumerate(found.taken)}
     for node in found.graph.nodes:
@@ -125,9 +116,7 @@ def _part_of_path(layer: nn.Module, found: Paths, first: int, last: int) -> fx.G
 
 
 def _copies(group: PartGroup, taken: Sequence[Any]) -> list[Sequence[Any]]:
-    """Of each thing that is taken, one for each of this rank's parts. Tensors are copied together:
-    a rank whose paths need one of them goes backward through all.
-    """
+    # Tensors are copied together: a rank whose paths need one of them goes backward through all.
     tensors = [each for each in taken if isinstance(each, Tensor)]
     copies = _CopyAll.apply(group, *tensors)  # type: ignore[no-untyped-call]
     count = len(copies) // len(tensors)
@@ -136,8 +125,6 @@ def _copies(group: PartGroup, taken: Sequence[Any]) -> list[Sequence[Any]]:
 
 
 class _CopyAll(Function):
-    """`flow.copy` of several tensors."""
-
     @staticmethod
     def forward(ctx: Any, group: PartGroup, *wholes: Tensor) -> tuple[Tensor, ...]:
         ctx.group = group
@@ -174,15 +161,15 @@ def _norm(whole: Any, inputs: int, outputs: int, groups: int, bias: bool) -> nn.
 
 
 class Kind(NamedTuple):
-    """A kind of layer: how a smaller one is made, and where it says its size."""
+    """A kind of layer: how to make a smaller one, and the attributes with its size."""
 
     make: Callable[[nn.Module, int, int, int, bool], nn.Module]
-    """From the whole layer, the inputs, the outputs, the groups, and whether it has a bias."""
+    """(whole layer, inputs, outputs, groups, whether it has a bias) -> a smaller layer."""
     inputs: str
     outputs: str
     groups: str
     dim: int
-    """The dimension of its inputs and outputs: from the last, or 1 for the second."""
+    """The dimension of inputs and outputs: from the last, or 1 for the second."""
 
 
 KINDS: dict[type[nn.Module], Kind] = {
@@ -191,15 +178,15 @@ KINDS: dict[type[nn.Module], Kind] = {
     nn.BatchNorm1d: Kind(_norm, "num_features", "num_features", "num_features", 1),
     nn.BatchNorm2d: Kind(_norm, "num_features", "num_features", "num_features", 1),
 }
-"""The layers that can be split. Others that inherit from them may do something else."""
+"""The layers that can be split. Their subclasses may do something else."""
 
 
 BY_OUTPUTS = ("neurons", "filters")
-"""The words by which a layer without groups is cut between its outputs."""
+"""The splits that cut a layer without groups between its outputs."""
 
 
 def elements_of(layer: nn.Module, word: str) -> tuple[int, str]:
-    """What a layer is cut between by a word: how many there are, and what they are called."""
+    """Return the number and the name of the elements that a split cuts a layer between."""
     if word == PATHS:
         return len(find_paths(layer).own), PATHS
     kind = KINDS[type(layer)]
@@ -212,7 +199,7 @@ def elements_of(layer: nn.Module, word: str) -> tuple[int, str]:
 
 
 def check_elements(name: str, layer: nn.Module, word: str, num_parts: int) -> None:
-    """Raises: RecipeError if a layer cannot be cut into so many parts."""
+    """Check a layer. Raises: RecipeError if it cannot be cut into so many parts."""
     if word == ROWS:
         check_rows(name, layer)
         return
@@ -226,7 +213,6 @@ def check_elements(name: str, layer: nn.Module, word: str, num_parts: int) -> No
 
 
 def by_outputs(layer: nn.Module, place: Place) -> SplitLayer:
-    """Each part is some rows of the weight."""
     kind = KINDS[type(layer)]
     inputs = getattr(layer, kind.inputs)
     outputs = cut(getattr(layer, kind.outputs), place.group.num_parts)
@@ -239,7 +225,6 @@ def by_outputs(layer: nn.Module, place: Place) -> SplitLayer:
 
 
 def by_inputs(layer: nn.Module, place: Place) -> SplitLayer:
-    """Each part is some columns of the weight."""
     kind, bias = KINDS[type(layer)], layer.bias
     outputs = getattr(layer, kind.outputs)
     inputs = cut(getattr(layer, kind.inputs), place.group.num_parts)
@@ -253,7 +238,6 @@ def by_inputs(layer: nn.Module, place: Place) -> SplitLayer:
 
 
 def by_both(layer: nn.Module, place: Place) -> SplitLayer:
-    """Each part is some groups, which see their own inputs alone."""
     kind = KINDS[type(layer)]
     num_groups = getattr(layer, kind.groups)
     groups = cut(num_groups, place.group.num_parts)
@@ -268,7 +252,6 @@ def by_both(layer: nn.Module, place: Place) -> SplitLayer:
 
 
 def conv(layer: nn.Module, place: Place, ungrouped: Callable[..., SplitLayer]) -> SplitLayer:
-    """A convolution: one with groups is cut by these, whatever the word."""
     return by_both(layer, place) if layer.groups != 1 else ungrouped(layer, place)
 
 
@@ -280,17 +263,15 @@ SPLITS: dict[str, dict[type[nn.Module], Callable[[nn.Module, Place], nn.Module]]
     ROWS: {nn.Conv2d: over_rows, nn.BatchNorm2d: over_rows},
     PATHS: {},
 }
-"""The words, and the layers that each is for. Batch normalization goes with the outputs of the
-layer before it. Of what kind a module of paths is does not matter."""
+"""The kinds of split with their layers. A batch norm follows the outputs of the layer before it."""
 
 
 def can_split(layer: nn.Module, word: str) -> bool:
-    """Whether the word is for such a layer."""
     return type(layer) in SPLITS[word] or (word == PATHS and not why_not(layer, word))
 
 
 def why_not(layer: nn.Module, word: str) -> str:
-    """Why a module is not made of paths; empty if it is, and for other words."""
+    """Return why a module does not consist of paths; empty if it does, and for other splits."""
     if word != PATHS:
         return ""
     try:
@@ -301,7 +282,6 @@ def why_not(layer: nn.Module, word: str) -> str:
 
 
 def make_split(layer: nn.Module, place: Place) -> nn.Module:
-    """The layer in parts; one of those that `can_split` tells of."""
     return SPLITS[place.word].get(type(layer), by_paths)(layer, place)
 
 
@@ -320,9 +300,6 @@ def _part(
     *,
     bias: bool = True,
 ) -> nn.Module:
-    """One part of a layer, with its pieces, or copies of its tensors. bias: whether it has the
-    layer's, if there is one.
-    """
     with on_meta():
         made = KINDS[type(layer)].make(
             layer, inputs, outputs, groups, bias and layer.bias is not None
@@ -336,7 +313,7 @@ def _part(
             if name in cuts:
                 dim, of = cuts[name]
                 tensor = tensor.narrow(dim, of[number], _length(of, number))
-            # Memory of its own: how it is aligned may show in the bits.
+            # A copy, because alignment may change bits.
             tensor = tensor.clone(memory_format=torch.contiguous_format)
         if name in made._parameters:
             tensor = nn.Parameter(tensor, requires_grad=whole[name].requires_grad)

@@ -1,12 +1,9 @@
 """Runs the stage of a network that this rank has, one step after the other.
 
-Micro-batches go forward through the ranks of a group and backward again, in an order of
-`parallel.pipeline`. What each of them does to gradients, buffers and random numbers is what it does
-in the whole network:
-
-- Backward is for one micro-batch at a time, and whoever runs it has that one's gradients.
-- Each micro-batch has buffers of its own, which begin as those at the start of the step.
-- The state of torch's generators goes along from stage to stage.
+Micro-batches go forward and backward through the ranks in an order of `parallel.pipeline`, as in
+the whole network. Backward is for one micro-batch at a time, so the caller has its gradients. Each
+micro-batch has its own buffers, which begin as at the step's start. The state of torch's generators
+is sent from stage to stage.
 """
 
 import time
@@ -29,7 +26,7 @@ from firecaffe.parallel.pipeline import ORDERS
 from firecaffe.parallel.stages import Stage
 
 AHEAD = 2
-"""Batches that a stage has sent and the next one has not taken, in evaluation."""
+"""Batches that a stage may have sent before the next one receives them, in evaluation."""
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -39,37 +36,28 @@ class MicroBatches(Protocol[T_co]):
     """The micro-batches of a step, as the trainer has them."""
 
     def inputs(self, leaf: int) -> Any:
-        """What goes into the network; asked on the first stage. It leaves torch's generators as
-        forward is to find them.
-        """
+        """Return the first stage's input, and set torch's generators for its forward."""
 
     def loss(self, leaf: int, outputs: Any) -> Tensor:
-        """The scalar to differentiate, of what the network returns; asked on the last stage."""
+        """Return the scalar to differentiate, on the last stage."""
 
     def end(self, leaf: int) -> T_co:
-        """Called on each stage after its forward, when its buffers are as this micro-batch has left
-        them.
-        """
+        """Finish a forward on each stage; buffers are as this micro-batch has left them."""
 
 
 @dataclass(frozen=True)
 class Ready(Generic[T]):
-    """A micro-batch of which this stage can run backward."""
-
     leaf: int
     root: Tensor | None
-    """To be differentiated, as a loss; None if nothing here has a gradient."""
+    """The tensor to differentiate, as a loss; None if nothing here has a gradient."""
     kept: T
-    """What `MicroBatches.end` returned."""
 
 
 @dataclass(frozen=True)
 class _Held:
-    """A micro-batch between its forward and its backward."""
-
     arrivals: Arrivals
+    # The loss, or what was passed on and has a gradient.
     ends: Sequence[Tensor]
-    """The loss, or what was passed on and has a gradient."""
     kept: Any
 
 
@@ -83,7 +71,7 @@ class StageRunner:
         order: str = "1f1b",
         arithmetic: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        """order: a row of ORDERS. arithmetic: around each forward, as torch.autocast."""
+        """Make a runner; `order` is a row of ORDERS, and `arithmetic` surrounds each forward."""
         if (stage.number, stage.num_stages) != (group.rank, group.world_size):
             raise ValueError(f"rank {group.rank} of {group.world_size} has stage {stage.number}")
         self.stage, self.device, self.arithmetic = stage, group.device, arithmetic
@@ -104,22 +92,20 @@ class StageRunner:
         self.close(wait=kind is None)
 
     def close(self, wait: bool = True) -> None:
-        """Ends the threads. wait: for what they still send."""
         for each in (self._to_before, self._to_after, self._from_before, self._from_after):
             if each is not None:
                 each.close(wait)
 
     def run(self, leaves: Sequence[int], micro_batches: MicroBatches[T]) -> Iterator[Ready[T]]:
-        """Yields each micro-batch of a step, in the order of `leaves`, when its forward is done and
-        the gradients of what was passed on are there. Whoever asks for the next has run backward
-        from its root. All ranks of the group take the same leaves, to the end.
+        """Yield each micro-batch of `leaves` when its backward can start at its root.
 
-        Raises: RecipeError if something goes from stage to stage that cannot; PeerLostError.
+        The caller runs it before asking for the next. All ranks must pass the same leaves and
+        finish. Raises: RecipeError if a value cannot be passed between stages; PeerLostError.
         """
         self.waited_s = 0.0
         held: dict[int, _Held] = {}
         actions = self._order(self.stage.num_stages, len(leaves), self.stage.number)
-        # One comes in while another is computed.
+        # One value is received while another is computed.
         left = {True: len(leaves), False: len(leaves)}
         for receiver in (self._from_before, self._from_after):
             if receiver is not None and leaves:
@@ -143,13 +129,11 @@ class StageRunner:
         inputs: Callable[[int], Any],
         draws: bool = False,
     ) -> Iterator[tuple[int, Any]]:
-        """Yields each batch's number and, on the last stage, what the network returns for it; None
-        on the others. All ranks of the group take the same numbers, to the end.
+        """Yield each batch's number and the network's output, None except on the last stage.
 
-        stage: this rank's, of the network in evaluation. inputs: asked on the first stage. draws:
-        whether the network draws random numbers, each stage where the one before has ended.
-
-        Raises: as `run`.
+        `stage` is of the network in evaluation. `inputs` is called on the first stage. With
+        `draws`, each stage draws where the one before ended. All ranks pass the same numbers and
+        finish. Raises: as `run`.
         """
         on_way: deque[Future[None]] = deque()
         if self._from_before is not None and numbers:
@@ -196,9 +180,7 @@ class StageRunner:
         return _Held(arrivals, [each for each in ends if each.requires_grad], kept)
 
     def _check_drawn(self, generators: Sequence[str]) -> None:
-        """Raises: RecipeError if a stage after the first has drawn from one of python's or numpy's,
-        whose states do not go along.
-        """
+        # The states of python's and numpy's generators do not go from stage to stage.
         self._has_looked = True
         others = [each for each in generators if each != TORCH]
         if others and self._from_before is not None:
@@ -236,15 +218,14 @@ class StageRunner:
 
 @contextmanager
 def own_buffers(module: torch.nn.Module) -> Iterator[None]:
-    """Gives a module copies of its buffers for a block. Backward may need what they are then, when
-    the next micro-batch has begun from the step's start again.
-    """
+    """Give a module copies of its buffers for a block."""
     places = [
         (each._buffers, name, buffer)
         for each in module.modules()
         for name, buffer in each._buffers.items()
         if buffer is not None
     ]
+    # Backward may need their values after the next micro-batch has begun from the step's start.
     copies = {buffer: buffer.clone() for _, _, buffer in places}
     for buffers, name, buffer in places:
         buffers[name] = copies[buffer]

@@ -1,12 +1,10 @@
 """A network cut into stages: runs of its calls, one after the other.
 
-A stage begins with a module that is named, and has all that the network calls from there until the
-next one begins. Order is that of the calls: so what a later stage adds to a gradient, and what
-dropout draws, comes in the order of the whole network, and a stage's bits are the network's.
-
-torch.fx follows the network's own forward, and that of each module inside which a stage begins;
-their conditions on data cannot be followed. All other modules are called as they are, whatever they
-do. A value that a later stage needs goes along through those between.
+A stage begins with a named module and has all calls of the network until the next stage begins. The
+order is that of the calls. So a later stage adds to a gradient, and dropout draws, in the order of
+the whole network, and the bits are the network's. torch.fx traces the network's forward, and that
+of each module inside which a stage begins; their conditions on data cannot be traced. All other
+modules are called as they are. A value for a later stage passes through those between.
 """
 
 import difflib
@@ -20,20 +18,14 @@ from torch import fx, nn
 from firecaffe.errors import RecipeError
 
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-"""Where a module keeps what others call around it."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A run of a network's calls."""
-
     number: int
     num_stages: int
     module: fx.GraphModule
-    """Called with the values that it takes, or the network's inputs; returns a tuple of those that
-    it gives, or the network's outputs. It has this stage's modules: the network's own, by their
-    names.
-    """
+    """The stage's modules, under the network's names; called with `takes`, returns a tuple."""
     takes: tuple[str, ...]
     """The values from the stage before, as torch.fx names them; none in the first stage."""
     gives: tuple[str, ...]
@@ -49,13 +41,11 @@ class Stage:
 
 
 def cut_stages(network: nn.Module, names: Sequence[str]) -> list[Stage]:
-    """Cuts a network before each of the named modules, as "features.6", in the order of its calls.
+    """Cut a network before each named module, as "features.6", in the order of its calls.
 
-    What it calls in training and in evaluation may differ; the stages are those of the mode that it
-    is in. Cut it again for the other: parameters are the same tensors in both.
-
-    Raises: RecipeError if a name is no module, or is not called once, in order; if a forward cannot
-    be followed; if two stages would hold one parameter or buffer.
+    Stages are for the present mode, training or evaluation; cut again for the other, with the same
+    parameters. Raises: RecipeError if a name is no module or not called once, in order; a forward
+    cannot be traced; or two stages would hold one parameter or buffer.
     """
     _check_names(network, names)
     before = set(vars(network))
@@ -84,7 +74,7 @@ def cut_stages(network: nn.Module, names: Sequence[str]) -> list[Stage]:
         named = (tuple(node.name for node in each or ()) for each in (takes, gives))
         stages.append(Stage(number, last + 1, module, *named))
     for name in set(vars(network)) - before:
-        delattr(network, name)  # a tensor that a forward has made, which the stages have now
+        delattr(network, name)  # a tensor made by a forward; the stages hold it now
     _check_held_once(network, stages, [node for each in crossing for node in each])
     return stages
 
@@ -93,21 +83,20 @@ CALLS = ("call_module", "call_function", "call_method")
 
 
 class _Tracer(fx.Tracer):
-    """Follows what contains the beginning of a stage, and notes in which stage each node is."""
-
+    # Traces modules that contain the beginning of a stage, and notes the stage of each node.
     proxy_buffer_attributes = True
 
     def __init__(self, names: Sequence[str]) -> None:
         super().__init__()
         self.names, self.stage = names, 0
         self.stage_of: dict[fx.Node, int] = {}
+        # The modules that are being traced.
         self.inside = [""]
-        """The modules that are being followed."""
 
     def create_args_for_root(
         self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
     ) -> tuple[Callable[..., Any], list[Any]]:
-        """The network is called with its inputs alone; other arguments have their defaults."""
+        # The network is called with its inputs alone; other arguments have their defaults.
         inputs = self.create_proxy("placeholder", "inputs", (), {})
         return lambda network, given: network.forward(given), [self.root, inputs]
 
@@ -136,7 +125,7 @@ class _Tracer(fx.Tracer):
 
     def create_arg(self, a: Any) -> Any:
         if isinstance(a, dict) and is_dataclass(a):
-            # As those of Hugging Face return; torch.fx makes a plain dict of it.
+            # Networks of Hugging Face return these; torch.fx would make a plain dict.
             return self.create_node("call_function", type(a), (), super().create_arg(dict(a)))
         return super().create_arg(a)
 
@@ -184,7 +173,7 @@ def _trace(network: nn.Module, names: Sequence[str]) -> _Tracer:
 def _graph_of(
     nodes: Sequence[fx.Node], takes: Sequence[fx.Node], gives: Sequence[fx.Node] | None
 ) -> fx.Graph:
-    """gives: None for the network's outputs, which are among the nodes."""
+    # `gives` is None for the network's outputs, which are among the nodes.
     graph = fx.Graph()
     made = {node: graph.placeholder(node.name) for node in takes}
     for node in nodes:
@@ -195,9 +184,7 @@ def _graph_of(
 
 
 def _keep_names(module: fx.GraphModule, network: nn.Module) -> None:
-    """Makes plain attributes of tensors that are no buffers of the network; torch.fx has registered
-    them.
-    """
+    # torch.fx registers tensors that are no buffers of the network; make them plain attributes.
     own = dict(network.named_buffers(remove_duplicate=False))
     for prefix, each in module.named_modules():
         for name in list(each._buffers):
@@ -228,7 +215,6 @@ def _check_names(network: nn.Module, names: Sequence[str]) -> None:
 def _check_held_once(
     network: nn.Module, stages: Sequence[Stage], crossing: Sequence[fx.Node]
 ) -> None:
-    """Raises: RecipeError if a tensor of the network's is used in several stages."""
     own = {
         name: tensor
         for kind in (network.named_parameters, network.named_buffers)

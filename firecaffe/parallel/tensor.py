@@ -1,9 +1,9 @@
 """A tensor of which each rank holds some parts, as it goes from one layer to the next.
 
-It looks like the whole tensor to a network's own code, with its shape and type. A function that
-works on each element or each channel by itself goes on part by part (`parallel.rules`). Before any
-other function the parts are gathered, so that whatever a network does is done to right values, and
-no network has to be traced: branches, heads that exist in training alone, loops go on as they are.
+To a network's own code it looks like the whole tensor, with its shape and type. A function of each
+element or each channel is applied part by part (`parallel.rules`). Before any other function the
+parts are gathered. So a network always computes with right values and need not be traced: branches,
+loops and heads for training alone need no change.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,12 +26,9 @@ class TensorInParts(Tensor):
 
     group: PartGroup
     own: list[Tensor]
-    """This rank's parts."""
     cut: Cut
     cut_dim: int
-    """The dimension that is cut, from 0."""
     maker: str
-    """The name of the layer that it comes from."""
     _gathered: Tensor | None
 
     @staticmethod
@@ -52,19 +49,17 @@ class TensorInParts(Tensor):
         return made
 
     def with_parts(self, own: Sequence[Tensor], cut: Cut | None = None) -> "TensorInParts":
-        """The same place in the network with other values."""
         return TensorInParts(self.group, own, cut or self.cut, self.cut_dim, self.maker)
 
     def is_cut_as(self, group: PartGroup, cut: Cut, dim: int) -> bool:
         return self.group is group and self.cut == cut and self.cut_dim == dim
 
     def changed(self) -> Self:
-        """This tensor, after its parts were changed in place."""
         self._gathered = None
         return self
 
     def gathered(self) -> Tensor:
-        """The whole tensor; parts that several functions want whole are gathered once."""
+        """Return the whole tensor; parts that several functions need whole are gathered once."""
         self.check_followed()
         known = self._gathered
         wants_gradient = torch.is_grad_enabled() and self.own[0].requires_grad
@@ -74,9 +69,7 @@ class TensorInParts(Tensor):
         return known
 
     def check_followed(self) -> None:
-        """Raises: RecipeError if it was made by what autograd knows and its parts do not, which a
-        torch.autograd.Function does: gradients would be lost.
-        """
+        """Check that no autograd.Function made it, which loses gradients. Raises: RecipeError."""
         if self.requires_grad and not self.own[0].requires_grad:
             _refuse_gradient(self.maker)
 
@@ -127,19 +120,18 @@ def _refuse_gradient(maker: str, gradient: Tensor | None = None) -> NoReturn:
 
 
 def whole(value: Any) -> Any:
-    """The value, or a tree of values, with each tensor in parts gathered."""
+    """Return a value, or a tree of values, with each tensor in parts gathered."""
     return tree_map_only(TensorInParts, TensorInParts.gathered, value)
 
 
 def copies_of(x: Tensor, group: PartGroup) -> Sequence[Tensor]:
-    """The whole of a tensor for each of this rank's parts."""
     if isinstance(x, TensorInParts) and x.group is group:
         return flow.copy_gathered(group, x.gathered(), x.own, x.cut, x.cut_dim)
     return flow.copy(group, whole(x))
 
 
 def parts_of(x: Tensor, group: PartGroup, cut: Cut, dim: int) -> Sequence[Tensor]:
-    """This rank's parts of a tensor, if it is cut so: they are there, or are cut out of it."""
+    """Return this rank's parts of a tensor, which are cut out of it if it is not cut so already."""
     if isinstance(x, TensorInParts) and x.is_cut_as(group, cut, dim):
         return x.own
     return flow.slice_own(group, whole(x), cut, dim)

@@ -1,1 +1,1 @@
-"""The planner: what a training would take on a cluster, from descriptions; starts no process."""
+"""Forecasts what a training takes on a cluster, from descriptions; starts no process."""

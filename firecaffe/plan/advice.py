@@ -1,7 +1,4 @@
-"""A plan in plain words: what limits it, what to change first, and what that would bring.
-
-Each change is forecast like the plan itself, so that what is said of it is no rule of thumb.
-"""
+"""Explains what limits a plan and what to change first; each change is forecast like the plan."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +20,7 @@ from firecaffe.plan.update import ALL
 from firecaffe.plan.workload import Workload
 
 LEAST_GAIN = 0.02
-"""Share of a step: what brings less is not worth a word."""
+"""A change that gains a smaller share of images per second is not mentioned."""
 
 LIMITS = {
     "compute_s": "computing",
@@ -35,19 +32,14 @@ LIMITS = {
 
 @dataclass(frozen=True)
 class Change:
-    """One thing to do otherwise."""
-
     what: str
     step_s: float
     gain: float
-    """Images per second over what they are now, less 1."""
+    """Images per second over the present rate, minus 1."""
 
 
 def changes(workload: Workload, cluster: Cluster, row: Forecast) -> list[Change]:
-    """What could be changed at this row, and brings something; the best first.
-
-    Of other exchanges, and of compressors, the best one.
-    """
+    """List changes that help this row, best first, with only the best exchange and compressor."""
     outer, storage = cluster.links[-1], cluster.storage
     faster = replace(outer, bandwidth_bytes_per_s=10 * outer.bandwidth_bytes_per_s)
     worlds = [
@@ -93,7 +85,7 @@ def changes(workload: Workload, cluster: Cluster, row: Forecast) -> list[Change]
 def _change(
     what: str, row: Forecast, workload: Workload, cluster: Cluster, exchange: str, compressor: str
 ) -> Change | None:
-    """None if it cannot be, or would not fit."""
+    """Forecast a change; None if it is impossible, or would no longer fit in memory."""
     if workload.global_batch_size % workload.micro_batch_size:
         return None
     try:
@@ -106,7 +98,7 @@ def _change(
 
 
 def paragraph(workload: Workload, cluster: Cluster, rows: Sequence[Forecast]) -> str:
-    """What limits the largest planned number of workers, and what to change first."""
+    """Say what limits the largest planned number of workers, and what to change first."""
     best = fastest(rows)
     last = best[-1]
     parts = {words: getattr(last, name) / last.step_s for name, words in LIMITS.items()}
@@ -151,7 +143,6 @@ def paragraph(workload: Workload, cluster: Cluster, rows: Sequence[Forecast]) ->
 def _beside(
     workload: Workload, cluster: Cluster, best: Forecast, rows: Sequence[Forecast]
 ) -> list[str]:
-    """What is to be said of `native` if it is left out, and of the recipe's own exchange."""
     same = [row for row in rows if row.workers == best.workers > 1 and row is not best]
     said = [
         f"{row.exchange}, the backend's own, would be faster ({row.speedup:.3g} times), but "

@@ -1,14 +1,10 @@
-"""What workers send each other between two layers: sums of parts, and the boxes that they lack.
+"""Prices what workers send each other between two layers of a network.
 
-Forward, the parts of an output are first summed where inputs are shared, each worker's share of
-the sum to itself (reduce-scatter); then each worker is sent what it lacks of what it needs.
-Backward, the same of the gradients. Every message goes straight from who has it to who needs it,
-as those of `exchange.collectives` do that a split layer runs: a gathering among the workers of a
-row is such an exchange, and so is the way from samples of each worker to all samples. What several
-have, the nearest of them send in equal shares.
-
-The worker that lacks most stands for all, which share ports by their number: if the boxes of two
-layouts lie alike, all workers lack as much as it does.
+Forward, outputs that several workers made from parts of the inputs are summed, and each of these
+workers gets its share of the sum (reduce-scatter). Then each worker receives what it lacks of its
+next input. Backward does the same with gradients. Messages go straight to their receivers, as in
+`exchange.collectives`. If several workers have a part, the nearest send equal shares of it. The
+worker that lacks most stands for all.
 
 Source: the model of rounds of Thakur, Rabenseifner and Gropp 2005, as in `plan.rounds`.
 """
@@ -29,23 +25,21 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Traffic:
-    """What a worker sends in one exchange, by the link that it goes over."""
+    """One worker's messages by link, shape (links,), and shares of the batch's tensor by link."""
 
     messages: Array
-    """Shape (links,)."""
     share: Array
-    """Shape (links,); of the whole batch's tensor."""
     added: float = 0.0
-    """What it adds up, as a share of the same."""
+    """The share of the tensor that the worker adds up."""
 
     @cached_property
     def far(self) -> tuple[float, float]:
-        """What is sent over the outermost link, and over all."""
+        """The share sent over the outermost link, and over all links."""
         return float(self.share[-1]), float(self.share.sum())
 
 
 class Exchanges:
-    """The exchanges between layouts of all workers of a network, kept by form."""
+    """Exchanges between layouts of all workers of a network; results are cached by form."""
 
     def __init__(self, network: Network) -> None:
         self.network = network
@@ -57,7 +51,7 @@ class Exchanges:
 
     @cached_property
     def _sharing(self) -> Array:
-        """Workers that go through one port of each link."""
+        """The number of workers that share a port of each link, shape (links,)."""
         pairs = zip(self.network.links, self.network.inner, strict=True)
         world_size = self.network.world_size
         return np.array([-(-min(inner, world_size) // link.ports) for link, inner in pairs], float)
@@ -73,7 +67,7 @@ class Exchanges:
         return level
 
     def sums(self, digit: Digit, form: Form) -> Traffic:
-        """Of the workers that differ in a digit: each gets its share of the sum of their boxes."""
+        """Sum boxes of the workers that differ in a digit; each gets its share of the sum."""
         key = digit, form
         if key not in self._summed:
             self._summed[key] = self._sums(digit, form)
@@ -88,9 +82,7 @@ class Exchanges:
         return Traffic(of_links, of_links * box, (size - 1) * box)
 
     def halos(self, digit: Digit, share: float) -> Traffic:
-        """Of the workers that differ in a digit: each sends the one before it and the one after it
-        half of a share of the tensor.
-        """
+        """Exchange halves of a share of the tensor with both neighbors in a digit."""
         stride, size = digit
         ends = [self.network.level(r * stride, (r + 1) * stride) for r in range(size - 1)]
         messages = np.zeros(len(self.network.links))
@@ -102,7 +94,7 @@ class Exchanges:
         return Traffic(messages, messages * share / 2)
 
     def fetch(self, have: Form, need: Form) -> Traffic:
-        """Each worker has one box of a tensor, and is sent what it lacks of another."""
+        """Send each worker, which has one box of a tensor, what it lacks of another box."""
         key = have, need
         if key not in self._fetched:
             self._fetched[key] = self._fetch(have, need)
@@ -124,7 +116,7 @@ class Exchanges:
         cell, level = rows * c + columns, self._level[rank]
         nearest = np.full(r * c, links)
         np.minimum.at(nearest, cell, level)
-        nearest[cell[rank]] = -1  # what it has itself nobody sends
+        nearest[cell[rank]] = -1  # nobody sends what the rank already has
         sends = np.flatnonzero((level == nearest[cell]) & (shared > 0))
         at, over = cell[sends], level[sends]
         amount = shared[sends] / np.bincount(at, minlength=r * c)[at]
@@ -132,7 +124,7 @@ class Exchanges:
         return Traffic(np.bincount(over, minlength=links).astype(float), sent)
 
     def _index(self, digits: tuple[Digit, ...]) -> tuple[NDArray[np.int64], int]:
-        """Which piece of a dimension each rank has, and how many pieces there are."""
+        """Each rank's piece of a dimension, shape (ranks,), and the number of pieces."""
         if digits not in self._indices:
             ranks = np.arange(self.network.world_size)
             index = np.zeros_like(ranks)
@@ -142,14 +134,13 @@ class Exchanges:
         return self._indices[digits]
 
     def _own(self, have: tuple[Digit, ...], need: tuple[Digit, ...]) -> Array:
-        """The share of a dimension that each rank needs and has itself, shape (ranks,)."""
         key = have, need
         if key not in self._owned:
             self._owned[key] = _overlap(*self._index(have), *self._index(need))
         return self._owned[key]
 
     def _overlap(self, have: tuple[Digit, ...], need: tuple[Digit, ...], rank: int) -> Array:
-        """The share of a dimension that one rank needs and each rank has, shape (ranks,)."""
+        """The share of a dimension that `rank` needs and each rank has, shape (ranks,)."""
         key = have, need, rank
         if key not in self._overlaps:
             needed, parts = self._index(need)
@@ -157,9 +148,7 @@ class Exchanges:
         return self._overlaps[key]
 
     def seconds(self, traffics: Sequence[Traffic], num_bytes: float, rounds: float) -> float:
-        """Of exchanges one after the other. num_bytes: of the whole batch's tensor. rounds: in so
-        many exchanges each.
-        """
+        """Seconds of exchanges in sequence, each in `rounds` parts; num_bytes: of the batch."""
         messages, share, added = stacked(traffics, len(self.network.links))
         return float(self.seconds_of(messages, share, added, num_bytes, rounds).sum())
 
@@ -171,9 +160,7 @@ class Exchanges:
         num_bytes: Array | float,
         rounds: Array | float,
     ) -> Array:
-        """The same of each, by what `Traffic` has. Shapes (..., links), (..., links), (...), and
-        two that go with (...).
-        """
+        """Seconds of each exchange; shapes (..., links) twice, (...), and two that broadcast."""
         latency_s, byte_s, addition_s = self._rates
         num_bytes, rounds = np.asarray(num_bytes), np.asarray(rounds)
         busy_s = messages * rounds[..., None] * latency_s + share * num_bytes[..., None] * byte_s
@@ -183,7 +170,6 @@ class Exchanges:
 
     @cached_property
     def _rates(self) -> tuple[Array, Array, float]:
-        """Of each link what a message and what a byte takes; and what adding a byte does."""
         links = self.network.links
         latency_s = np.array([link.latency_s for link in links])
         byte_s = np.array([1 / link.bandwidth_bytes_per_s for link in links])
@@ -191,7 +177,7 @@ class Exchanges:
 
 
 def stacked(traffics: Sequence[Traffic], links: int) -> tuple[Array, Array, Array]:
-    """Their parts as arrays: shapes (traffics, links), (traffics, links), (traffics,)."""
+    """Stack traffics into shapes (traffics, links), (traffics, links), (traffics,)."""
     shape = len(traffics), links
     messages = np.array([each.messages for each in traffics], dtype=float).reshape(shape)
     share = np.array([each.share for each in traffics], dtype=float).reshape(shape)
@@ -200,8 +186,6 @@ def stacked(traffics: Sequence[Traffic], links: int) -> tuple[Array, Array, Arra
 
 @dataclass(frozen=True)
 class Boundary:
-    """All that goes between two layers in a step: sums of one size, and the fetches after them."""
-
     sums: tuple[Traffic, ...]
     fetches: tuple[Traffic, ...]
 
@@ -209,9 +193,7 @@ class Boundary:
 def boundary(
     exchanges: Exchanges, before: Layout, after: Layout, has_gradient: bool = True
 ) -> Boundary:
-    """Forward and backward between a layer and the next one. has_gradient: whether the gradient of
-    what is between them is wanted.
-    """
+    """Plan exchanges of two layers. has_gradient: whether the tensor between needs a gradient."""
     sums, found = [], []
     forward = before.inputs > 1
     backward = after.outputs > 1 and has_gradient
@@ -228,9 +210,7 @@ def boundary(
 
 
 def _cuts(before: Layout, after: Layout, forward: bool, backward: bool) -> list[tuple[Form, Form]]:
-    """What workers have after the sums: of the output, and of the input's gradient. A share of a
-    sum is some of the samples, or some of the channels.
-    """
+    """Forms of the output and of the input's gradient after sums, cut by samples or by channels."""
     made = [before.makes]
     if forward:
         made = [before.makes.finer(before.input_digit, each) for each in (True, False)]
@@ -241,7 +221,7 @@ def _cuts(before: Layout, after: Layout, forward: bool, backward: bool) -> list[
 
 
 def _sent(fetches: Sequence[Traffic]) -> tuple[float, float]:
-    """The outermost link counts first, for it is the slowest."""
+    # The outermost link counts first, because it is the slowest.
     return sum(each.far[0] for each in fetches), sum(each.far[1] for each in fetches)
 
 
@@ -255,7 +235,6 @@ def _count(digits: Sequence[Digit]) -> int:
 def _overlap(
     had: NDArray[np.int64], pieces: int, needed: NDArray[np.int64] | np.int64, parts: int
 ) -> Array:
-    """What piece `had` of `pieces` and piece `needed` of `parts` have in common of a dimension."""
     start = np.maximum(needed / parts, had / pieces)
     stop = np.minimum((needed + 1) / parts, (had + 1) / pieces)
     return np.where(stop - start > 1e-9, stop - start, 0.0)

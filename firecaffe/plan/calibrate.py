@@ -1,16 +1,11 @@
-"""Parameters from measurements: never more of them than the data bear, and with their errors.
+"""Fits a cluster's parameters to measurements and to finished runs.
 
-Fits are of relative errors (a tenth off counts the same for a millisecond and a minute), of
-parameters that are above 0. A fit says how far off it is where it has not looked: each row is
-predicted from the others (leave one out).
+Fits are of relative errors, so a millisecond and a minute count equally, with parameters above 0.
 
-A cluster corrected by finished runs: what they computed in, and what their links carried.
-
-A run's own steps replace what the figures say of its network (rows of `device.measured`, and the
-scatter of ranks as `device.jitter`). A link's bandwidth is fitted to the steps of the runs for
-which it is the outermost one, with its latency if there are LATENCY_RUNS of them; a run whose
-step would hardly change with a link of half the bandwidth says nothing of it and is left out.
-Nor does a fit to which the link's rate makes no difference: then the link stays as it was.
+A run's steps replace the figures for its network (`device.measured`) and the scatter of ranks
+(`device.jitter`). A link's bandwidth is fitted to the runs whose outermost link it is, its latency
+only if there are LATENCY_RUNS of them. Runs whose step hardly depends on the bandwidth are left
+out, and a link stays unchanged if its fitted rate does not matter either.
 """
 
 from collections import defaultdict
@@ -38,19 +33,16 @@ from firecaffe.runs.schemas import TaughtForecast
 from firecaffe.runs.score import measured_parts
 
 Model = Callable[[Mapping[str, float], Any], float]
-"""(parameters, a row's conditions) -> what would be measured."""
+"""(parameters, a row's conditions) -> the predicted measurement."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Parameters with their relative standard errors, and how good they are."""
-
     values: dict[str, float]
     errors: dict[str, float]
     rows: int
     held_out_error: float
-    """Median over rows of the relative error when predicted from the other rows; NaN if there
-    are no more rows than parameters."""
+    """Median relative error of rows predicted from the others; NaN if no row can be spared."""
 
 
 def fit(
@@ -59,11 +51,11 @@ def fit(
     rows: Sequence[tuple[Any, float]],
     hold_out: bool = True,
 ) -> Fit:
-    """rows: (conditions, measured). start: rough values, all above 0.
+    """Fit parameters to rows of (conditions, measured), from rough values in `start`.
 
     Raises: ValueError if there are fewer rows than parameters, or a value is not above 0.
     """
-    # Takes half a second, and most who import this file fit nothing.
+    # The import takes half a second, and most importers of this file do not fit.
     from scipy.optimize import least_squares
 
     names = list(start)
@@ -96,10 +88,7 @@ def fit(
 
 
 def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """α and 1/β of times against bytes: seconds of an empty message, bytes per second.
-
-    Raises: ValueError as `fit`.
-    """
+    """Fit (bytes, seconds): seconds of an empty message (α), bytes/s (1/β). Raises: as `fit`."""
     least, most = min(points), max(points)
     start = {"latency_s": max(1e-9, least[1]), "rate": most[0] / most[1]}
     found = fit(lambda v, size: v["latency_s"] + size / v["rate"], start, points, hold_out=False)
@@ -114,39 +103,34 @@ def relative_spread(samples: Sequence[float]) -> float:
 
 LATENCY_RUNS = 3
 LEAST_CHANGE = 0.03
-"""Share of a step that halving a link's bandwidth must add: less says nothing of the link."""
+"""Share of a step that halving a link's bandwidth must add, so that a run tells of the link."""
 LEAST_ERROR = 0.02
-"""Error of a time that was measured once, if its steps scatter less."""
+"""Least error of a time that was measured in one run."""
 
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """One run, as far as a cluster learns from it."""
-
     folder: Path
     workload: Workload
     world_size: int
     exchange: str
     compressor: str
     parts: dict[str, float]
-    """Seconds of a step, as `runs.score.measured_parts`."""
+    """Seconds of a step, as in `runs.score.measured_parts`."""
     error: float
-    """Half the spread of its computing, over its median."""
+    """Half the spread of its compute times, over their median."""
 
     @property
     def micro_batches(self) -> float:
-        """Micro-batches of the average rank."""
         return self.workload.num_micro_batches / self.world_size
 
 
 def learn(
     cluster: Cluster, folders: Sequence[Path], *, trust_code: bool = False
 ) -> tuple[Cluster, list[str]]:
-    """The corrected cluster, and what was learned, one thing a line.
+    """Correct the cluster by the runs in these folders; also returns a line for each thing learned.
 
-    folders: of runs. trust_code: whether code that they name may run.
-
-    Raises: RunError if a folder holds no run with steps and a forecast.
+    trust_code: whether the runs' code may be executed. Raises: RunError if a run has no forecast.
     """
     runs = [_read(folder, trust_code) for folder in folders]
     rows = _rows(runs, cluster)
@@ -217,7 +201,7 @@ def _read(folder: Path, trust_code: bool) -> FinishedRun:
 
 
 def _alone_s(run: FinishedRun, cluster: Cluster) -> float:
-    """What the run computed in a step, less what its exchange slowed it down by, as forecast."""
+    """Compute seconds of a step, less the slowdown by its exchange as forecast."""
     if run.world_size == 1 or not cluster.device.exchange_slowdown:
         return run.parts["compute_s"]
     unslowed = replace(cluster, device=replace(cluster.device, exchange_slowdown=0.0))
@@ -229,7 +213,7 @@ def _alone_s(run: FinishedRun, cluster: Cluster) -> float:
 
 
 def _rows(runs: Sequence[FinishedRun], cluster: Cluster) -> list[MeasuredStep]:
-    """One for each network and size: of several runs the median, as far off as they differ."""
+    """Merge runs of the same network and size: medians, with their differences as error."""
     by_case: dict[tuple[str, str, int], list[FinishedRun]] = defaultdict(list)
     for run in runs:
         work = run.workload
@@ -254,7 +238,6 @@ def _rows(runs: Sequence[FinishedRun], cluster: Cluster) -> list[MeasuredStep]:
 
 
 def _with_link(cluster: Cluster, level: int, runs: Sequence[FinishedRun]) -> tuple[Cluster, str]:
-    """The cluster with this link fitted, and what is to be said of it."""
     link = cluster.links[level]
 
     def with_link(**words: Any) -> Cluster:
@@ -263,17 +246,15 @@ def _with_link(cluster: Cluster, level: int, runs: Sequence[FinishedRun]) -> tup
         return replace(cluster, links=tuple(links))
 
     def step_s(found: Cluster, run: FinishedRun) -> float:
-        """Forward, backward and waiting for the exchange; computing as this run measured it."""
         row = forecast(run.workload, found, run.world_size, run.exchange, run.compressor)
         return run.parts["compute_s"] + row.exposed_communication_s
 
-    # Ranks of one host that add in memory send nothing.
+    # Ranks of one host that add in shared memory send nothing.
     in_memory = level == 0 and link.memory_bytes_per_s > 0
     word = "memory_bytes_per_s" if in_memory else "bandwidth_bytes_per_s"
     before = getattr(link, word)
 
     def bears(run: FinishedRun, **values: float) -> bool:
-        """Whether the run's step is one that half of this rate would change."""
         whole_s = step_s(with_link(**values), run)
         half_s = step_s(with_link(**{**values, word: values[word] / 2}), run)
         return half_s - whole_s > LEAST_CHANGE * whole_s
@@ -303,7 +284,6 @@ def _with_link(cluster: Cluster, level: int, runs: Sequence[FinishedRun]) -> tup
 
 
 def _error(found: Fit, link: Link, word: str) -> float:
-    """What a fit says of itself; if it has no row to spare, what was said of the link before."""
     if isnan(found.held_out_error):
         return link.error
     return max(found.errors[word], found.held_out_error)

@@ -1,11 +1,8 @@
-"""A network as a chain: each layer that may be cut, with those behind it that go on part by part.
+"""Describes a network as a chain of units, which are layers that may be split.
 
-Layers stand in the order in which they are called. Branches (an inception module's, a head's, what
-a residual block adds) are taken one after the other, as if each were given what the one before it
-made, as large as its own input: what layers of one layout cost is right, and what a change of
-layout within a module costs is not.
-
-The images that a network's modules go over, as far as rows of them can be cut.
+Layers stand in the order in which they are called. Branches (an inception module's, a residual
+block's) are treated as one sequence, in which each keeps the size of its input. So costs of layers
+in one layout are right, but the cost of a change of layout within a branched module is not.
 """
 
 from collections import Counter
@@ -33,51 +30,43 @@ BY_ELEMENT = (
     *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Softplus),
     *(nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.Sigmoid, nn.Tanh, nn.Identity, nn.Dropout),
 )
-"""Modules that work on each element by itself, as of `parallel.rules`."""
+"""Modules that work on each element by itself, as in `parallel.rules`."""
 
 NORMS = (nn.LocalResponseNorm, LocalResponseNorm)
-"""Modules that see their neighbours' channels too."""
+"""Modules that also see neighboring channels."""
 
 
 @dataclass(frozen=True)
 class Images:
-    """What one module is given."""
-
     slide: Slide | None
-    """How a convolution or a pool goes over rows; None if it works on each row by itself."""
+    """The way a convolution or a pool moves over rows; None if it works on each row by itself."""
     rows: int
     row: int
-    """Numbers of a row, of one sample."""
+    """Numbers in one row of one sample."""
     summed: int = 0
-    """Channels whose statistics are summed over all rows, of a batch normalization."""
+    """Channels of a batch normalization, whose statistics are summed over all rows."""
     is_layer: bool = False
-    """Whether it is a layer that `rows` is a word for."""
+    """Whether a recipe can split it by rows."""
 
     @property
     def outputs(self) -> int:
-        """The rows that it makes."""
         return self.rows if self.slide is None else self.slide.outputs(self.rows)
 
     def can_go_on(self, parts: int) -> bool:
-        """Whether a module behind a layer by rows makes enough of them."""
         return self.outputs >= parts
 
     def check(self, name: str, parts: int) -> None:
-        """Raises: RecipeError if there are fewer rows than parts."""
         check_enough(name, self.rows, self.outputs, parts)
 
     def given(self, parts: int, workers: int) -> float:
-        """The share of the rows of the input that the worker with most has."""
+        """The largest worker's share of the input's rows."""
         return _largest(self.rows, parts, workers)
 
     def made(self, parts: int, workers: int) -> float:
-        """The same of the output."""
         return _largest(self.outputs, parts, workers)
 
     def seen(self, parts: int, workers: int) -> float:
-        """The rows that a worker's parts see, each as often as a part does, over all of the input:
-        of the worker that has most. 0 of what is given its rows as they are.
-        """
+        """Rows that the busiest worker's parts see, with repeats, over all; 0 without slide."""
         if self.slide is None:
             return 0.0
         windows, each = part_windows(self.slide, self.rows, parts), parts // workers
@@ -85,7 +74,6 @@ class Images:
         return max(sum(map(len, own)) for own in of_workers) / self.rows
 
     def crossing(self, parts: int, workers: int) -> list[list[int]]:
-        """As of `parallel.slide.crossing_between`."""
         if self.slide is None:
             return [[0] * workers for _ in range(workers)]
         return crossing_between(self.slide, self.rows, parts, workers)
@@ -97,7 +85,6 @@ def _largest(rows: int, parts: int, workers: int) -> float:
 
 
 def _slide_of_pool(part: Any) -> Slide | None:
-    """None if it is none that goes on over rows."""
     if type(part) is nn.MaxPool2d and not part.return_indices:
         words = part.kernel_size, part.stride, part.padding, part.dilation, part.ceil_mode
         return pool_slide(*words)
@@ -107,9 +94,7 @@ def _slide_of_pool(part: Any) -> Slide | None:
 
 
 def images_in(network: nn.Module, run: Callable[[], object]) -> Mapping[str, Images]:
-    """What modules are given in a run of the network, by their names; without those that need
-    whole images.
-    """
+    """Find the images that modules take in a run, by name; modules of whole images are left out."""
     found: dict[str, Images] = {}
 
     def note(name: str, part: nn.Module, taken: tuple[Any, ...]) -> None:
@@ -139,71 +124,59 @@ PART_BY_PART = (
     *BY_ELEMENT,
     *(nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveMaxPool2d, nn.AdaptiveAvgPool2d, nn.Flatten),
 )
-"""Modules that work on each element or each channel by itself, as of `parallel.rules`."""
+"""Modules that work on each element or each channel by itself, as in `parallel.rules`."""
 
 WHOLE = "whole"
-"""What stands for the loss: the end of a chain, which takes whole samples."""
+"""The name of the chain's end, the loss, which needs whole samples."""
 
 
 @dataclass(frozen=True)
 class Paths:
-    """What a module of paths is made of."""
-
     common: tuple[LayerWork, ...]
-    """What is computed for several paths, by every worker."""
+    """Layers that several paths need, which every worker computes."""
     works: tuple[tuple[LayerWork, ...], ...]
-    """Of each path."""
     sizes: tuple[int, ...]
-    """Numbers that each path holds, by which they are shared out."""
+    """Numbers that each path holds; paths are shared out by them."""
     outputs: tuple[int, ...]
-    """Numbers that each path makes, of one sample."""
     taken: int
-    """Numbers that the paths take, of one sample."""
 
 
 @dataclass(frozen=True)
 class Unit:
-    """A layer, and those behind it that go on with its parts."""
+    """A layer and the modules behind it that work on its parts; numbers are of one sample."""
 
     name: str
     works: tuple[LayerWork, ...]
-    """The layer first, but for what stands before all layers."""
+    """The layer is first, unless modules stand before the network's first layer."""
     inputs: float
-    """Numbers of its input, of one sample."""
     outputs: float
-    """Numbers that the layer itself makes, of one sample."""
+    """Numbers that the layer itself makes."""
     output_elements: int = 1
-    """Parts that its outputs can be cut into: neurons, filters; 1 if it is not split so."""
+    """Neurons or filters between which outputs can be cut; 1 if they cannot be cut."""
     input_elements: int = 1
-    """The same of its inputs: features, channels."""
     group_elements: int = 1
-    """The same of a layer whose parts see their own inputs alone: groups, a BatchNorm's channels.
-    """
+    """Groups, or a BatchNorm's channels, whose outputs depend only on their own inputs."""
     words: tuple[str, str] = ("", "")
-    """What a recipe's split calls it: by outputs, or by groups; and by inputs."""
+    """A recipe's words for a split: by outputs or groups, and by inputs."""
     is_dense: bool = False
-    """Whether it is fully connected."""
     has_input_gradient: bool = True
     halo: int = 0
-    """Of a local response normalization: the channels that each one sees beside its own."""
+    """Neighboring channels that each channel of a local response normalization sees."""
     draws: bool = False
-    """Whether there is dropout among those that go on with its parts."""
+    """Whether the unit contains dropout."""
     images: tuple[Images | None, ...] = ()
-    """Of each work what it is given, None if that cannot be rows; empty of what is called twice."""
+    """The images of each work; None if they cannot be cut into rows."""
     paths: Paths | None = None
-    """Of a module of paths, which is one layer here."""
 
     @property
     def weights(self) -> int:
-        """Numbers that are trained."""
         return sum(sum(each.parameters_bytes) for each in self.works) // BYTES_PER_ELEMENT
 
 
 def chain_of(config: ModelConfig, work: Workload, paths: Collection[str] = ()) -> tuple[Unit, ...]:
-    """The units of a workload's network, and the loss; found on the meta device. paths: modules
-    that are split by paths.
+    """Build the chain of a workload's network, and the loss, on the meta device.
 
-    Raises: as `plan.workload.layers_of`.
+    paths: modules that are split by paths. Raises: as `plan.workload.layers_of`.
     """
 
     def find(network: nn.Module, inputs: Any) -> Modules:
@@ -220,15 +193,11 @@ def chain_of(config: ModelConfig, work: Workload, paths: Collection[str] = ()) -
 
 @dataclass(frozen=True)
 class Modules:
-    """What is known of a network's modules, by their names."""
-
     layers: Mapping[str, Layer] = field(default_factory=dict)
-    """Those with trained weights."""
     passing: Set[str] = frozenset()
-    """Those that go on part by part."""
     dropout: Set[str] = frozenset()
     halos: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """The channels of local response normalizations, and how many each sees beside its own."""
+    """Channels of local response normalizations, and the other channels that each one sees."""
     images: Mapping[str, Images] = field(default_factory=dict)
     paths: Mapping[str, PathModule] = field(default_factory=dict)
 
@@ -261,14 +230,12 @@ def _modules(network: nn.Module, inputs: Any, paths: Collection[str]) -> Modules
 
 
 def units_of(works: tuple[LayerWork, ...], modules: Modules) -> tuple[Unit, ...]:
-    """The chain of layers; a module of paths is one."""
     calls = Counter(each.name.partition("#")[0] for each in works)
     units: list[Unit] = []
     first: list[LayerWork] = []
-    """What stands before the first layer with weights, and belongs to it."""
     for work in works:
         name = work.name.partition("#")[0]
-        # A layer that is called twice is left whole: its calls are at two places of the chain.
+        # A layer that is called twice stays whole, as its calls are at two places of the chain.
         is_once = calls[name] == 1
         images = modules.images.get(name) if is_once else None
         if (module := _module_of(name, modules.paths)) is not None:
@@ -300,13 +267,10 @@ def units_of(works: tuple[LayerWork, ...], modules: Modules) -> tuple[Unit, ...]
 
 
 def _module_of(name: str, paths: Mapping[str, PathModule]) -> PathModule | None:
-    """The module of paths that a layer is in."""
     return next((each for each in paths.values() if name.startswith(f"{each.name}.")), None)
 
 
 def _paths_unit(module: PathModule, works: tuple[LayerWork, ...]) -> Unit:
-    """works: of all layers of the network."""
-
     def called(nodes: Collection[fx.Node]) -> tuple[LayerWork, ...]:
         names = {f"{module.name}.{node.target}" for node in nodes if node.op == "call_module"}
         own = ((each, each.name.partition("#")[0]) for each in works)

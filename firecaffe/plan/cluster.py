@@ -1,10 +1,10 @@
 """A cluster as data: its devices, links, storage and prices, read from a TOML file.
 
-Links are listed from the inside out. Each joins the groups of the link before it (the first one:
-single devices) into groups of `group` devices; the last one joins whatever there is. A group has
-`ports` ports into the link, which its devices share, and each port sends and receives at once.
-`error` is how far a figure may be off, as a share of it: a measured file says what was measured,
-a shipped one what is usual between a data sheet and a training.
+Links are listed from the inside out. Each joins the groups of the link before it (the first link:
+single devices) into groups of `group` devices; the last one joins all. A group has `ports` ports
+into the link, which its devices share; a port sends and receives at once. `error` is how far a
+figure may be off, as a share of it: in a measured file the measured error, in a shipped one what is
+usual between a data sheet and a training.
 """
 
 from dataclasses import dataclass, field
@@ -17,28 +17,23 @@ from firecaffe.errors import RecipeError
 from firecaffe.schema import Amount, check_known, checked, parse_toml, read_file
 
 FOLDER = Path(__file__).parent / "clusters"
-"""The clusters that come with the planner."""
 
 MOST_BYTES = 1_000_000
-"""Size of a cluster file that is read at most."""
 
 Rate = Annotated[float, Meta(ge=1e-12, le=1e30)]
-"""What others are divided by."""
 Number = Annotated[int, Meta(ge=0, le=10**9)]
 Some = Annotated[int, Meta(ge=1, le=10**9)]
-"""A number of things of which there is one at least."""
 
 
 @dataclass(frozen=True)
 class MeasuredStep:
-    """A training step of one network, measured on one device without any exchange."""
+    """A training step of one network, measured on one device without an exchange."""
 
     model: str
     micro_batch_size: Some
     compute_s: Rate
     """Forward and backward of one micro-batch: the median."""
     data_s: Amount = 0.0
-    """Fetching one micro-batch."""
     update_s: Amount = 0.0
     """The optimizer's update, once a step."""
     autocast: str = "none"
@@ -55,42 +50,38 @@ class Device:
     memory_bytes_per_s: Rate
     peak_flops: dict[str, Rate] = field(hash=False)
     efficiency: Rate
-    """The share of the peak that a long convolution reaches, of the memory rate too."""
+    """The share of the peak, and of the memory rate, that a long convolution reaches."""
     overhead_s: Amount
-    """Time of every call of a layer, and of each of its two gradients, however small: the start of
-    a kernel, and the time in which it does not yet fill the device. It makes small batches slow.
-    """
+    """Time of every call of a layer, and of each of its two gradients, however small."""
     power_w: Amount = 0.0
     jitter: Amount = 0.0
-    """The standard deviation of a worker's own time of a micro-batch, over its mean."""
+    """The standard deviation of a worker's time of a micro-batch, over its mean."""
     exchange_slowdown: Amount = 0.0
-    """How much longer computing takes while an exchange is under way, as a share of its time."""
+    """The share by which computing takes longer during an exchange."""
     error: Amount = 0.3
     measured: tuple[MeasuredStep, ...] = ()
 
 
 @dataclass(frozen=True)
 class Link:
-    """How groups of devices are joined. A transfer of n bytes takes latency_s + n / bandwidth."""
+    """A link between groups of devices. n bytes take latency_s + n / bandwidth."""
 
     name: str
     latency_s: Amount
     bandwidth_bytes_per_s: Rate
-    """Rate of one port, each way."""
+    """The rate of one port, each way."""
     group: Number = 0
-    """Devices that it joins; 0 for the outermost, which joins all."""
+    """Devices that it joins; 0 for the outermost link, which joins all."""
     ports: Some = 1
-    """Ports of each group that it joins."""
     congestion: Amount = 0.0
-    """What a port loses that more senders than one want to fill: see `plan.simulate`."""
+    """Loss of a port that several senders want to fill; see `plan.simulate`."""
     addition_s_per_byte: Amount = 0.0
-    """γ: what adding a byte that has arrived costs, if the exchange waits for it."""
+    """γ: seconds to add a byte that has arrived, if the exchange waits for it."""
     memory_bytes_per_s: Amount = 0.0
-    """What each rank of a group reads and writes, all at once, in memory that they share; 0: they
-    share none, or nobody measured it. Only the innermost link's is asked for."""
+    """Rate of each rank, all at once, in shared memory; 0: none or unknown. Innermost link only."""
     error: Amount = 0.15
     efficiency: dict[str, Rate] = field(default_factory=dict, hash=False)
-    """Predicted over measured time, by exchange, of those that have been measured."""
+    """Predicted over measured time of exchanges that were measured."""
 
 
 @dataclass(frozen=True)
@@ -101,12 +92,12 @@ class Storage:
     read_bytes_per_s: Rate
     error: Amount = 0.3
     decoded_images_per_s: Amount = 0.0
-    """Rate of all threads of a node, if decoding was measured; 0: nobody waits for it."""
+    """Decoding rate of all threads of a node; 0 if not measured, then nobody waits for it."""
 
 
 @dataclass(frozen=True)
 class CostRates:
-    """What an hour costs. power_w: of a whole node under load, devices included."""
+    """Costs of an hour. power_w: of a whole node under load, devices included."""
 
     node_usd_per_hour: Amount = 0.0
     electricity_usd_per_kwh: Amount = 0.0
@@ -115,8 +106,6 @@ class CostRates:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Devices in nodes, and what joins them."""
-
     name: str
     about: str
     device: Device
@@ -125,16 +114,13 @@ class Cluster:
     storage: Storage | None = None
     prices: CostRates = CostRates()
     most_devices: Number = 0
-    """Devices that there are; 0: as many as one likes."""
+    """Devices that exist; 0: any number."""
     measured_devices: Number = 0
-    """Devices on which all of it was measured; a plan of more takes further nodes to be like them.
-    0: nobody says.
-    """
+    """Devices on which all was measured; further nodes are assumed to be equal. 0: unknown."""
     lanes: Some = 1
-    """Vectors under way at once: 2 if ranks exchange through Gloo between hosts."""
+    """Vectors in flight at once: 2 if ranks exchange through Gloo between hosts."""
     failures_per_node_hour: Amount = 0.0
     restart_s: Amount = 60.0
-    """Time from a failure to the next step."""
     sources: tuple[str, ...] = ()
 
     @property
@@ -144,15 +130,11 @@ class Cluster:
 
 
 def shipped() -> list[str]:
-    """The names of the clusters that come with the planner."""
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 
 def load_cluster(name_or_path: str) -> Cluster:
-    """A shipped cluster by name, or any by its file.
-
-    Raises: RecipeError in one line, with the word that is wrong.
-    """
+    """Load a shipped cluster by name, or any by its file. Raises: RecipeError in one line."""
     path = Path(name_or_path)
     if name_or_path in shipped():
         path = FOLDER / f"{name_or_path}.toml"
@@ -166,7 +148,6 @@ def load_cluster(name_or_path: str) -> Cluster:
 
 
 def parse_cluster(words: dict[str, Any], name: str) -> Cluster:
-    """A cluster from a file's words. Raises: RecipeError."""
     words = {"name": name, **words}
     try:
         cluster = checked(words, Cluster)
@@ -178,7 +159,6 @@ def parse_cluster(words: dict[str, Any], name: str) -> Cluster:
 
 
 def _check(cluster: Cluster) -> None:
-    """Raises: ValueError if words do not go together."""
     if "float32" not in cluster.device.peak_flops:
         raise ValueError("device.peak_flops.float32 is missing")
     inner = 1

@@ -1,8 +1,7 @@
-"""What a compressor takes on a network: its bytes on the wire, and its passes over memory.
+"""Prices compressors on a network: their bytes on the wire, and their passes over memory.
 
-Compressors encode nodes of the micro-batch tree one by one, so a worker with k of them sends k
-payloads: an all-to-all of every node's shards and an all-gather of the totals where rows stand
-alone, an all-gather of everything where they do not.
+A worker with k nodes of the micro-batch tree encodes and sends k payloads. Codecs of rows send an
+all-to-all of every node's shards and an all-gather of the totals; other codecs an all-gather.
 """
 
 from collections.abc import Sequence
@@ -18,10 +17,10 @@ from firecaffe.plan.price import Prices
 from firecaffe.plan.workload import Workload
 
 OF_TENSORS = {"one_bit": 1 / 32, "top_k": ENTRY_BYTES / SHARE / BYTES_PER_ELEMENT}
-"""What codecs of whole tensors send, over float32; a few values a tensor left out."""
+"""Bytes sent by codecs of whole tensors over float32's, without a few values per tensor."""
 
 PRICED = tuple(name for name in COMPRESSORS if name != "threshold")
-"""What `threshold` sends depends on the gradients."""
+"""Compressors with a price; what `threshold` sends depends on the gradients."""
 
 PASSES = 16
 """Passes over a node's float32 to encode it, to keep what was not sent, and to decode."""
@@ -47,12 +46,12 @@ def coded_s(
 
 
 def half_coded_s(size_bytes: float, memory_rate: float) -> float:
-    """Seconds to encode a gradient of so many bytes for a server; to decode it takes as long."""
+    """Seconds to encode a gradient for a server; decoding takes as long."""
     return PASSES / 2 * size_bytes / memory_rate
 
 
 def sent_share(name: str, workload: Workload) -> float:
-    """Bytes of an encoded node, over those of its float32."""
+    """Bytes of an encoded node over those of its float32."""
     codec = COMPRESSORS[name]
     if isinstance(codec, RowCodec):
         return codec.row_bytes / (codec.row_elements * BYTES_PER_ELEMENT)
@@ -64,7 +63,6 @@ def sent_share(name: str, workload: Workload) -> float:
 
 
 def _thin(shape: tuple[int, ...], rank: int) -> int:
-    """Elements of the two thin matrices that stand for a tensor; all of one that has no matrix."""
     if len(shape) < 2:
         return prod(shape)
     rows, columns = shape[0], prod(shape[1:])

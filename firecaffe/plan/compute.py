@@ -1,11 +1,10 @@
-"""How long a device computes: layer by layer, and corrected by what was measured on it.
+"""Forecasts compute times layer by layer, corrected by measurements on the device.
 
-A layer's forward takes its arithmetic or its traffic with memory, whichever is longer, and the
-device's overhead. Backward does as much arithmetic for the inputs and again for the weights, and
-moves the activations and their gradients. The overhead does not shrink with the batch: the fewer
-images a worker has at a time, the smaller the share of the device that it uses (the "skinny"
-effect of Keuper and Pfreundt 2016). t = work / rate + overhead is Hockney's form of an efficiency
-that grows with the work: rate · w / (w + w_half), with w_half = overhead · rate.
+A layer's forward takes its arithmetic or its memory traffic, whichever is longer, plus the device's
+overhead. Backward does as much again for the inputs and for the weights. The overhead does not
+shrink with the batch, so small batches use less of the device (the "skinny" effect of Keuper and
+Pfreundt 2016). t = work / rate + overhead is Hockney's efficiency rate · w / (w + w_half), with
+w_half = overhead · rate.
 
 Source: Williams, Waterman, Patterson 2009 (roofline); Hockney 1991 (half-performance length).
 """
@@ -23,23 +22,18 @@ BACKWARD_CALLS = 2
 """Calls in backward of a layer with weights: the gradients of its inputs and of its weights."""
 
 UPDATE_PASSES = 3
-"""Passes over the weights for each vector: the update reads and writes weights, gradients and
-state.
-"""
+"""Passes over the weights for each vector of an update: weights, gradients and state."""
 
 COPY_PASSES = 2
-"""Passes over memory of a copy: it is read and written."""
 
 HALF_PRECISION = ("bfloat16", "float16")
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Seconds of one micro-batch."""
-
     forward_s: float
     backward_s: tuple[float, ...]
-    """Time by layer, from the last to the first: the order in which gradients become ready."""
+    """Seconds by layer, from the last to the first, as gradients become ready."""
 
     @property
     def compute_s(self) -> float:
@@ -48,7 +42,7 @@ class MicroBatch:
 
 @lru_cache(maxsize=256)
 def micro_batch(workload: Workload, device: Device, images: int) -> MicroBatch:
-    """One micro-batch, by the device's figures and, if it has them, its measurements."""
+    """Time one micro-batch by the device's figures, and its measurements if there are any."""
     scale = correction(workload, device, images)
     times = [layer_s(layer, workload, device, images) for layer in workload.layers]
     forward_s = scale * sum(forward for forward, _ in times)
@@ -69,7 +63,7 @@ def layer_s(
 
 
 def update_s(workload: Workload, device: Device, share: float = 1.0) -> float:
-    """The optimizer's update of a step. share: of the weights, that the worker updates."""
+    """Seconds of an update. share: of the weights, if the worker updates only some of them."""
     measured = [row.update_s for row in _rows(workload, device) if row.update_s]
     if measured:
         return share * float(np.median(measured))
@@ -79,7 +73,7 @@ def update_s(workload: Workload, device: Device, share: float = 1.0) -> float:
 
 
 def data_s(workload: Workload, device: Device) -> float:
-    """Fetching one micro-batch that is held in memory; 0 if that was not measured."""
+    """Seconds to fetch a micro-batch that is held in memory; 0 if that was not measured."""
     by_size = {row.micro_batch_size: row.data_s for row in _rows(workload, device)}
     if not by_size:
         return 0.0
@@ -88,10 +82,7 @@ def data_s(workload: Workload, device: Device) -> float:
 
 
 def correction(workload: Workload, device: Device, images: int) -> float:
-    """What was measured over what the figures say, at this size; 1 if nothing was.
-
-    Between two sizes it is straight in the logarithm, and beyond them it stays.
-    """
+    """Measured over calculated time, interpolated in log size, constant beyond; 1 if unmeasured."""
     rows = sorted(_rows(workload, device), key=lambda row: row.micro_batch_size)
     if not rows:
         return 1.0
@@ -104,18 +95,16 @@ def correction(workload: Workload, device: Device, images: int) -> float:
 
 
 def copies_s(workload: Workload, device: Device) -> float:
-    """What a measured micro-batch has beside its layers: its gradients are copied into buckets."""
+    """Seconds to copy gradients into buckets, which a measured micro-batch includes."""
     rate = device.memory_bytes_per_s * device.efficiency
     return COPY_PASSES * workload.parameter_bytes / rate
 
 
 def is_measured(workload: Workload, device: Device) -> bool:
-    """Whether the device's file has steps of this network."""
     return bool(_rows(workload, device))
 
 
 def error_of(workload: Workload, device: Device) -> float:
-    """How far off a compute time may be, as a share of it."""
     rows = _rows(workload, device)
     return max((row.error for row in rows), default=device.error)
 
@@ -129,7 +118,6 @@ def _rows(workload: Workload, device: Device) -> list[MeasuredStep]:
 
 
 def _rates(workload: Workload, device: Device) -> tuple[float, float]:
-    """FLOP/s and bytes/s that the device reaches."""
     dtype = workload.autocast if workload.autocast in HALF_PRECISION else "float32"
     other = "float16" if dtype == "bfloat16" else "bfloat16"
     peaks = device.peak_flops

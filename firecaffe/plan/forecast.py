@@ -1,19 +1,10 @@
-"""The forecast: a workload on so many workers of a cluster, by one exchange.
+"""Forecasts a workload on a number of workers of a cluster, with one exchange.
 
-Every figure has a band: compute times may be off by the device's error and exchange times by the
-link's, both to the same side; memory by what libraries may hold. A band says what is known of the
-cluster, not what a run scatters.
-
-What failures and checkpoints leave of a cluster's time.
-
-Source: Daly 2006, "A higher order estimate of the optimum checkpoint interval for restart dumps",
-first order: the best interval is sqrt(2 · cost · time between failures).
-
-How many epochs a network needs at a batch size: published points, used only between them.
-
-A larger batch makes fewer and better steps; beyond what the noise of the gradients allows, more
-epochs are needed. Between two published batch sizes the epochs are straight in the batch size's
-logarithm, and outside their range nothing is said.
+Times have a band: computing by the device's error and exchanges by the link's, both to the same
+side. Memory has the band of what libraries may hold. A band covers what is unknown of the cluster,
+not how a run scatters. Failures and checkpoints cost time by Daly 2006 ("A higher order estimate of
+the optimum checkpoint interval for restart dumps"), first order. The epochs that a network needs
+are interpolated between published batch sizes, in the batch size's logarithm.
 """
 
 from collections.abc import Iterator, Sequence
@@ -47,16 +38,12 @@ def time_between_failures_s(failures_per_node_hour: float, nodes: int) -> float:
 
 
 def best_interval_s(checkpoint_s: float, between_s: float) -> float:
-    """Training time between two checkpoints that loses least."""
+    """The training time between two checkpoints that loses least: sqrt(2 · cost · between)."""
     return inf if between_s == inf else sqrt(2 * checkpoint_s * between_s)
 
 
 def goodput(checkpoint_s: float, restart_s: float, interval_s: float, between_s: float) -> float:
-    """The share of time that is training which stays.
-
-    Failures come at random (exponential); each loses what was done since the last checkpoint, and
-    a restart. Source: Daly 2006, equation 13.
-    """
+    """The share of time left for training if failures are random (Daly 2006, equation 13)."""
     if between_s == inf:
         return 1.0 if interval_s == inf else interval_s / (interval_s + checkpoint_s)
     span = (interval_s + checkpoint_s) / between_s
@@ -70,14 +57,12 @@ IMAGENET_IMAGES = 1_281_167
 
 @dataclass(frozen=True)
 class Law:
-    """Epochs against global batch size, for one network on ImageNet-1k."""
-
     target: str
     epochs: dict[int, float]
     source: str
 
     def epochs_at(self, global_batch_size: int) -> float | None:
-        """None outside the published range."""
+        """Interpolate the epochs; None outside the published range."""
         sizes = sorted(self.epochs)
         if not sizes[0] <= global_batch_size <= sizes[-1]:
             return None
@@ -118,12 +103,12 @@ LAWS = {
 
 MOST_ERROR = 0.9
 LEAST_GAIN_OF_A_WORKER = 0.5
-"""Share of what one worker does alone that a further one must bring to be worth having."""
+"""The share of one worker's rate that a further worker must add to be useful."""
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """One row of a plan. Times are seconds of one step unless they say otherwise."""
+    """One row of a plan; times are seconds of one step unless their name says otherwise."""
 
     workers: int
     exchange: str
@@ -146,12 +131,10 @@ class Forecast:
     memory_low_bytes: float
     memory_high_bytes: float
     fits: bool
-    """Whether memory as it is counted suffices; memory_high_bytes may not fit."""
+    """Whether the counted memory suffices; memory_high_bytes may not fit."""
     goodput: float
-    """The share of time that failures, restarts and checkpoints leave."""
     epochs_to_accuracy: float | None
     hours: float | None
-    """Time of the whole training: the recipe's steps."""
     hours_to_accuracy: float | None
     usd: float | None
     kwh: float | None
@@ -170,17 +153,14 @@ class Forecast:
 
 
 def exchanges_on(cluster: Cluster, world_size: int) -> list[str]:
-    """Those that can be on so many workers: the table, and a nested one if there are nodes."""
+    """List the exchanges for so many workers; a nested one is added if they fill several nodes."""
     inner = cluster.links[0].group
     nests = inner and world_size > inner and world_size % inner == 0
     return [*EXCHANGES, *(["hierarchical(tree,halving_doubling)"] if nests else [])]
 
 
 def check_plan(workload: Workload, cluster: Cluster, world_size: int, row_size: int = 1) -> None:
-    """row_size: the workers that hold one model, and share its micro-batches.
-
-    Raises: RecipeError if so many workers cannot do this.
-    """
+    """Raise RecipeError if so many workers cannot do this. row_size: workers of one model."""
     if world_size < 1:
         raise RecipeError(f"--workers is {world_size}; it must be at least 1")
     leaves = workload.num_micro_batches
@@ -205,9 +185,7 @@ def forecast(
     exchange: str,
     compressor: str = NO_COMPRESSOR,
 ) -> Forecast:
-    """One row. Raises: RecipeError if it cannot be; ValueError if there is no such exchange
-    among so many workers.
-    """
+    """Forecast one row. Raises: RecipeError; ValueError if such workers cannot use the exchange."""
     check_plan(workload, cluster, world_size)
     if compressor != NO_COMPRESSOR:
         _check_nodes(workload, world_size)
@@ -260,7 +238,6 @@ def forecast(
 
 
 def _check_nodes(workload: Workload, world_size: int) -> None:
-    """Raises: RecipeError if a codec has fewer sums to encode than there are workers."""
     nodes = num_nodes(workload.num_micro_batches, workload.compressor_level)
     if world_size > nodes:
         raise RecipeError(
@@ -272,7 +249,6 @@ def _check_nodes(workload: Workload, world_size: int) -> None:
 
 
 def _epochs_to_accuracy(workload: Workload) -> float | None:
-    """By the law of the network on ImageNet, if there is one."""
     is_imagenet = (workload.samples, workload.num_classes) == (IMAGENET_IMAGES, 1000)
     law = LAWS.get(workload.model) if is_imagenet else None
     return None if law is None else law.epochs_at(workload.global_batch_size)
@@ -281,7 +257,6 @@ def _epochs_to_accuracy(workload: Workload) -> float | None:
 def errors_of(
     workload: Workload, cluster: Cluster, world_size: int, compressor: str = NO_COMPRESSOR
 ) -> tuple[float, float]:
-    """How far off the times of computing, and of exchanges, may be, as a share of them."""
     network = Network(cluster.links, world_size)
     link_error = network.links[network.level(0, world_size - 1)].error
     exchange_error = link_error * (1 if compressor == NO_COMPRESSOR else 2)
@@ -298,21 +273,19 @@ def forecasts(
     exchanges: Sequence[str] | None = None,
     compressors: Sequence[str] = (NO_COMPRESSOR,),
 ) -> list[Forecast]:
-    """All workers with all exchanges, the workload's own among them; a compressor has a way of its
-    own, and is a row of it.
-    """
+    """Forecast all workers with all exchanges, the workload's included, and each compressor."""
     rows = []
     for world_size in workers:
         check_plan(workload, cluster, world_size)
         chosen = exchanges_on(cluster, world_size) if exchanges is None else exchanges
         if exchanges is None and update_of(workload, world_size).to_owners:
             chosen = [own_exchange(workload, cluster, world_size) or "tree"]
-        chosen = chosen if world_size > 1 else ["tree"]  # which one alone has no say in
+        chosen = chosen if world_size > 1 else ["tree"]  # a single worker has no exchange
         is_plain = NO_COMPRESSOR in compressors or world_size == 1
         rows += [forecast(workload, cluster, world_size, name) for name in chosen if is_plain]
         is_missing = exchanges is None and workload.exchange not in ("", AUTO, *chosen)
         if is_missing and is_plain and world_size > 1:
-            with suppress(ValueError):  # not every hierarchical one is among any number of workers
+            with suppress(ValueError):  # hierarchical ones do not fit all numbers of workers
                 rows.append(forecast(workload, cluster, world_size, workload.exchange))
         rows += [
             forecast(workload, cluster, world_size, "tree", compressor)
@@ -323,7 +296,7 @@ def forecasts(
 
 
 def is_own(row: Forecast, workload: Workload, cluster: Cluster) -> bool:
-    """Whether the row sends what the training will send, in its way."""
+    """Whether the row sends what the training will send, in the same way."""
     if row.workers == 1 or row.compressor != workload.compressor:
         return False
     is_encoded = row.compressor != NO_COMPRESSOR
@@ -342,9 +315,7 @@ def fastest(rows: Sequence[Forecast]) -> list[Forecast]:
 
 
 def most_useful(rows: Sequence[Forecast]) -> int:
-    """The largest number of workers that is still worth having: each one more than the next smaller
-    such number brings LEAST_GAIN_OF_A_WORKER.
-    """
+    """The largest number of workers at which further ones bring LEAST_GAIN_OF_A_WORKER each."""
     useful, speedup = 1, 1.0
     for row in fastest(rows):
         more = row.workers - useful
@@ -367,7 +338,6 @@ def _goodput(cluster: Cluster, memory: dict[str, float], nodes: int) -> float:
 
 
 def _usd(cluster: Cluster, nodes: int, hours: float | None, kwh: float | None) -> float | None:
-    """Nodes by the hour, and electricity if it is paid for apart."""
     prices = cluster.prices
     if hours is None or not (prices.node_usd_per_hour or prices.electricity_usd_per_kwh):
         return None
@@ -380,7 +350,6 @@ def _kwh(cluster: Cluster, nodes: int, workers: int, hours: float | None) -> flo
 
 
 def by_workers(rows: Sequence[Forecast]) -> Iterator[tuple[int, list[Forecast]]]:
-    """Rows by number of workers, the fastest first."""
     for workers in sorted({row.workers for row in rows}):
         own = [row for row in rows if row.workers == workers]
         yield workers, sorted(own, key=lambda row: row.step_s)

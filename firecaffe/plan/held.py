@@ -1,4 +1,4 @@
-"""What one worker computes and holds of a network whose layers are shared in some layouts."""
+"""A worker's part of a network whose units have layouts: its work and its memory."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,18 +14,16 @@ from firecaffe.plan.update import update_of
 from firecaffe.plan.workload import LayerWork, Workload
 
 Layouts = Sequence[Layout]
-"""One for each unit of a chain."""
+"""One layout for each unit of a chain."""
 
 
 def micro_batches_of(work: Workload, layout: Layout) -> int:
-    """Micro-batches of a step that a worker has a part in."""
+    """The number of micro-batches of a step that a worker takes part in."""
     return ceil(work.num_micro_batches / layout.batch)
 
 
 def part_of(unit: Unit, layout: Layout) -> tuple[LayerWork, ...]:
-    """A worker's part of a unit, for one of the images that it has a part in: the largest, if the
-    parts are not equal.
-    """
+    """A worker's part of a unit, for one image; the largest part if they are not equal."""
     if layout.rows > 1:
         return by_rows(unit, layout)
     if layout.paths > 1:
@@ -43,10 +41,8 @@ def _share(elements: int, workers: int) -> float:
 
 
 def _part(work: LayerWork, layout: Layout, out: float, into: float, taken: float) -> LayerWork:
-    """out: the share of the outputs. into: of the inputs that a weight matrix has. taken: of those
-    that the layer is given.
-    """
-    if not work.shapes:  # what goes on with the layer's parts
+    """Cut a work. Shares: out of the outputs, into of the weights' inputs, taken of the layer's."""
+    if not work.shapes:  # modules that work on the layer's parts
         return replace(
             work, moved_bytes=work.moved_bytes * out, output_bytes=work.output_bytes * out
         )
@@ -62,17 +58,16 @@ def _part(work: LayerWork, layout: Layout, out: float, into: float, taken: float
 
 
 def _cut(shape: tuple[int, ...], out: float, into: float) -> tuple[int, ...]:
-    """Outputs are the first dimension and inputs the second; a bias has no inputs."""
     first = round(shape[0] * out)
     return (first,) if len(shape) == 1 else (first, round(shape[1] * into), *shape[2:])
 
 
 def rank_work(work: Workload, chain: Sequence[Unit], layouts: Layouts) -> Workload:
-    """The workload as one worker has it: its parts of the layers.
+    """The workload of one worker: its parts of the layers.
 
-    Activations are those of a round, in which each worker computes one micro-batch of the units
-    that most workers share by batch, and as many of the others as there are then. What was gathered
-    for a unit whose outputs are shared is kept for its backward, and so is what parts of rows see.
+    Activations are those of a round: one micro-batch of the units that most workers share by batch,
+    and as many of the others as there are then. Inputs gathered for backward, by shared outputs,
+    rows or paths, count as activations.
     """
     most = max(each.batch for each in layouts)
     parts = [part_of(unit, layout) for unit, layout in zip(chain, layouts, strict=True)]
@@ -90,15 +85,14 @@ def rank_work(work: Workload, chain: Sequence[Unit], layouts: Layouts) -> Worklo
 
 
 def updated_bytes(work: Workload, chain: Sequence[Unit], layouts: Layouts) -> float:
-    """The weights that a worker updates, at most. What is apart each updates that holds it; the
-    rest may be shared out by those that share its batch: parts whole, for they need not be rows.
-    """
+    """The most weight bytes that a worker updates: its apart parts, and shards of the rest."""
     most = max(each.batch for each in layouts)
     parts = [part_of(*each) for each in zip(chain, layouts, strict=True)]
     apart, shared = list[LayerWork](), list[LayerWork]()
     for layout, part in zip(layouts, parts, strict=True):
         (apart if is_apart(layout, most) else shared).extend(part)
     is_cut = any(each.parts * each.rows * each.paths > 1 for each in layouts)
+    # Parts need not be rows, so each part has one owner.
     whole = work.has_whole_shards or is_cut
     rest = replace(work, layers=tuple(shared), has_whole_shards=whole)
     own = sum((sum(each.parameters_bytes) for each in apart), 0.0)
@@ -108,9 +102,7 @@ def updated_bytes(work: Workload, chain: Sequence[Unit], layouts: Layouts) -> fl
 def memory_of(
     work: Workload, chain: Sequence[Unit], layouts: Layouts, in_memory: int = 1
 ) -> dict[str, float]:
-    """Bytes of one worker by what they are for, as `plan.memory` counts them. in_memory: as there,
-    for the layers that all workers share by batch.
-    """
+    """Bytes of one worker by purpose. in_memory: as in `memory_bytes`, if shared by batch."""
     own = rank_work(work, chain, layouts)
     is_whole = not any(each.parts * each.rows > 1 or each.computed for each in layouts)
     parts = memory_bytes(own, 1)
@@ -120,8 +112,8 @@ def memory_of(
         share = micro_batches_of(work, layout)
         weights = sum(sum(each.parameters_bytes) for each in part_of(unit, layout))
         if is_apart(layout, most):
-            # A tree for each of those whose micro-batches it is given (`updates.part_sums`),
-            # with what the running ones have made.
+            # One tree for each worker whose micro-batches it gets (`updates.part_sums`), with the
+            # gradients of the running micro-batches.
             leaves = ceil(work.num_micro_batches / most)
             sums += weights * most / layout.batch * leaves.bit_length()
             continue
@@ -140,25 +132,23 @@ def memory_of(
 
 
 def is_apart(layout: Layout, most: int) -> bool:
-    """Whether a worker has parts of a layer that is given the micro-batches of several workers:
-    their gradients are kept apart, and summed after backward. most: workers that share the batch of
-    the layers that most do.
+    """Whether a worker's part of a layer gets the micro-batches of several workers.
+
+    Its gradients are then summed after backward. most: the largest `batch` of all layouts.
     """
     return layout.parts > 1 and layout.batch < most
 
 
 def nodes_of(layout: Layout, most: int) -> int:
-    """The nodes of the tree that a worker has of a step's gradients: one for each worker whose
-    micro-batches it is given. most: as of `is_apart`.
-    """
+    """The worker's nodes of a gradient tree: one for each worker whose micro-batches it gets."""
     return most // layout.batch if is_apart(layout, most) else 1
 
 
 def widest(memory: dict[str, float], device_bytes: float) -> float:
-    """How many times as wide all layers may be, so that a worker's memory just suffices.
+    """The factor by which all layers may be widened until memory is full; 0 if nothing fits.
 
-    The weights of layers that are w times as wide are w² as many, but for the first one's inputs
-    and the last one's outputs; their activations are w times as many. 0 if nothing fits.
+    Layers that are w times as wide have w² times the weights and w times the activations, apart
+    from the first one's inputs and the last one's outputs.
     """
     of_weights = sum(memory[word] for word in WEIGHTS)
     room = device_bytes - memory["library"]

@@ -1,4 +1,4 @@
-"""Layers by rows and by paths: what a worker has of them, and what goes between its parts."""
+"""Layers split by rows or paths: a worker's part, and the exchanges between parts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,10 +18,10 @@ from firecaffe.plan.workload import LayerWork
 def cut_where_gathered(
     chain: Sequence[Unit], chosen: Mapping[str, str], parts: int
 ) -> tuple[Unit, ...]:
-    """The chain, in which what needs whole images behind a layer by rows is a unit of its own.
+    """Split units behind layers by rows, where modules need whole images again.
 
-    chosen: the layers that are split, each with its word. Raises: RecipeError if a layer has fewer
-    rows than parts.
+    chosen: the split layers and their words. Raises: RecipeError if a layer has fewer rows than
+    parts.
     """
     found: list[Unit] = []
     in_rows = False
@@ -49,13 +49,11 @@ def cut_where_gathered(
 
 
 def by_rows(unit: Unit, layout: Layout) -> tuple[LayerWork, ...]:
-    """The works of the worker that has most rows: outputs by their rows, inputs by those that are
-    seen, and whole weights.
-    """
+    """The works of the worker that has most rows; each worker has whole weights."""
     parts, workers = layout.in_parts.rows, layout.rows
     found = []
     for work, images in zip(unit.works, unit.images, strict=True):
-        if images is None:  # what stands before the layer, on whole images
+        if images is None:  # modules before the layer work on whole images
             found.append(work)
             continue
         made, inputs_bytes = images.made(parts, workers), work.moved_bytes - work.output_bytes
@@ -72,7 +70,7 @@ def by_rows(unit: Unit, layout: Layout) -> tuple[LayerWork, ...]:
 
 
 def seen_bytes(unit: Unit, layout: Layout) -> float:
-    """The copies of rows that a worker's parts are given by one image, which backward needs."""
+    """Bytes of the copied rows that backward needs of a worker's parts, for one image."""
     parts = layout.in_parts.rows
     return sum(
         (work.moved_bytes - work.output_bytes) * images.seen(parts, layout.rows)
@@ -82,9 +80,7 @@ def seen_bytes(unit: Unit, layout: Layout) -> float:
 
 
 def by_paths(unit: Unit, layout: Layout) -> tuple[LayerWork, ...]:
-    """The works of the worker that computes most: its paths, what several paths need, and what goes
-    on with its part of the output.
-    """
+    """The works of the busiest worker: its paths, common layers, and what follows on its output."""
     paths = unit.paths
     assert paths is not None
     tail = unit.works[len(paths.common) + sum(map(len, paths.works)) :]
@@ -103,16 +99,14 @@ def by_paths(unit: Unit, layout: Layout) -> tuple[LayerWork, ...]:
 
 
 def runs_of(paths: Paths, layout: Layout) -> list[tuple[int, int]]:
-    """The paths of each worker, from the first to behind the last."""
+    """The range of paths of each worker, as (start, stop)."""
     parts, workers = layout.in_parts.paths, layout.paths
     ends = balanced(paths.sizes, parts)
     return [*pairwise(ends[:: parts // workers])]
 
 
 def unevenness(unit: Unit, layout: Layout) -> float:
-    """The largest worker's rows, or paths, of the output over an equal part: as much is sent by
-    each. 1 of other layers.
-    """
+    """The largest part of the output over an equal part, by rows or paths; 1 for other layers."""
     if layout.rows > 1:
         last = unit.images[-1]
         return layout.rows * last.made(layout.in_parts.rows, layout.rows) if last else 1.0
@@ -124,7 +118,7 @@ def unevenness(unit: Unit, layout: Layout) -> float:
 
 
 def unevenness_of_input(unit: Unit, layout: Layout) -> float:
-    """The same of the rows that a layer is given."""
+    """The largest worker's rows of the input over an equal part; 1 if not by rows."""
     first = next((each for each in unit.images if each is not None), None)
     if layout.rows == 1 or first is None:
         return 1.0
@@ -133,26 +127,22 @@ def unevenness_of_input(unit: Unit, layout: Layout) -> float:
 
 @dataclass(frozen=True)
 class PartExchanges:
-    """What goes between the parts of one layer, and of what goes on with them. Each answer is
-    seconds of a step, and bytes that each worker sends on average.
-    """
+    """Exchanges between a layer's parts, as seconds of a step and mean bytes sent by a worker."""
 
     exchanges: Exchanges
     rounds: int
-    """Micro-batches of a step."""
     samples: float
-    """Those of a step that a worker has a part in."""
+    """Samples of a step that a worker takes part in."""
     itemsize: int
-    """Bytes of a number of activations."""
 
     def paths(self, unit: Unit, layout: Layout) -> tuple[float, float]:
-        """The sum of the gradients of what paths take."""
+        """Price the sum of the gradients of the paths' inputs."""
         if unit.paths is None or layout.paths == 1 or not unit.has_input_gradient:
             return 0.0, 0.0
         return self._sum(self.itemsize * self.samples * unit.paths.taken, layout.paths)
 
     def rows(self, unit: Unit, layout: Layout) -> tuple[float, float]:
-        """Halos, and sums over all rows."""
+        """Price halos, and sums over all rows."""
         if layout.rows == 1:
             return 0.0, 0.0
         found = [*self._halos(unit, layout), *self._sums(unit, layout)]
@@ -171,7 +161,6 @@ class PartExchanges:
         return found
 
     def _halo(self, images: Images, crossing: Sequence[Sequence[int]]) -> tuple[float, float]:
-        """crossing: the rows that each worker sends to each other one."""
         network = self.exchanges.network
         row_bytes = self.itemsize * images.row * self.samples
         messages = np.zeros(len(network.links))
@@ -186,7 +175,6 @@ class PartExchanges:
         return seconds, row_bytes * sum(map(sum, crossing)) / len(crossing)
 
     def _sums(self, unit: Unit, layout: Layout) -> list[tuple[float, float]]:
-        """Of the gradients of weights, of each micro-batch; and of statistics."""
         sizes = [size for work in unit.works for size in work.parameters_bytes]
         layer = next((each for each in unit.images if each is not None and each.is_layer), None)
         if layer is not None and layer.summed:
@@ -195,7 +183,7 @@ class PartExchanges:
         return [self._sum(self.rounds * size, layout.rows) for size in sizes]
 
     def _sum(self, num_bytes: float, workers: int) -> tuple[float, float]:
-        """A sum that all have: each its share of it, then all shares. num_bytes: of a step."""
+        """Price a sum for all workers: reduce-scatter, then all-gather. num_bytes: of a step."""
         digit = 1, workers
         shares = Form(channels=(digit,))
         traffics = [self.exchanges.sums(digit, Form()), self.exchanges.fetch(shares, Form())]

@@ -1,12 +1,10 @@
-"""How the workers share a layer: its samples, its outputs and its inputs, each among some of them.
+"""Layouts, which say how workers share a layer: its samples, outputs and inputs.
 
-Worker r has a place in a mixed radix number: the batch is its first digit, so that workers next to
-each other hold one model; then outputs and inputs, in either order. A layout says which digit cuts
-what, and a `Form` which box of a tensor (samples by channels) each worker then has.
+A worker's rank is a mixed radix number. The batch is its first digit, so workers next to each other
+hold one model; outputs and inputs follow in either order. A layout says which digit cuts what, and
+a `Form` says which box of a tensor (samples by channels) each worker then has.
 
 Source: configurations of Jia et al. 2019 (FlexFlow) and Elango 2021 (PaSE), without space.
-
-The layouts that a recipe's [parallel] says, one for each unit of a chain.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,15 +24,15 @@ Digit = tuple[int, int]
 
 @dataclass(frozen=True)
 class Form:
-    """Which box of a batch's tensor each worker has: the digits that cut its samples, and its
-    channels, the first one into the largest pieces. Workers that differ in others have the same.
+    """Each worker's box of a batch's tensor, by the digits that cut its samples and its channels.
+
+    The first digit cuts into the largest pieces. Workers that differ in other digits share a box.
     """
 
     samples: tuple[Digit, ...] = ()
     channels: tuple[Digit, ...] = ()
 
     def finer(self, digit: Digit, of_samples: bool) -> "Form":
-        """Each box cut once more."""
         if of_samples:
             return Form(_digits(*self.samples, digit), self.channels)
         return Form(self.samples, _digits(*self.channels, digit))
@@ -42,30 +40,26 @@ class Form:
 
 @dataclass(frozen=True)
 class Layout:
-    """Numbers of workers, whose product is all of them."""
+    """Numbers of workers that share each dimension of a layer; the product is all workers."""
 
     batch: int = 1
-    """Of those that share the samples."""
     outputs: int = 1
-    """Of those that share the outputs (neurons, filters) of a layer for the same samples."""
+    """Workers that share the outputs (neurons, filters) of a layer for the same samples."""
     inputs: int = 1
-    """Of those whose sums of some inputs (channels) are added up."""
+    """Workers that each use some of the inputs (channels); their sums are added up."""
     groups: int = 1
-    """Of those that share the groups of a layer, with both their inputs and their outputs."""
+    """Workers that share the groups of a layer, with both their inputs and their outputs."""
     copies: int = 1
-    """Of those that all compute the same."""
     rows: int = 1
-    """Of those that share the rows of images, each with the whole weights."""
+    """Workers that share the rows of images, each with the whole weights."""
     paths: int = 1
-    """Of those that have whole paths of a module each."""
     inputs_inside: bool = False
     """Whether workers next to each other share the inputs, and not the outputs."""
     computed: "Layout | None" = None
-    """The layout whose parts are computed one by one, if a worker has several of them."""
+    """The layout of the parts that are computed one by one, if a worker has several parts."""
 
     @property
     def workers(self) -> int:
-        """All of them."""
         return self.model * self.batch
 
     @cached_property
@@ -80,21 +74,18 @@ class Layout:
 
     @property
     def products(self) -> int:
-        """The parts that a worker computes one by one; of paths one, for these are computed one by
-        one in any case.
-        """
+        """Parts that a worker computes one by one; 1 for paths, which always are."""
         if self.computed is None or self.computed.paths > 1:
             return 1
         return self.computed.parts * self.computed.rows // (self.parts * self.rows)
 
     @property
     def held(self) -> int:
-        """The parts of the layer's weights that a worker holds."""
         return 1 if self.computed is None else self.computed.parts // self.parts
 
     @property
     def in_parts(self) -> "Layout":
-        """The layout in which each part is a worker's."""
+        """The layout in which each part has a worker."""
         return self.computed or self
 
     @cached_property
@@ -107,12 +98,12 @@ class Layout:
 
     @cached_property
     def takes(self) -> Form:
-        """What each worker needs of the input. Rows stand where channels do; see `through`."""
+        """The input that each worker needs; rows stand in place of channels, see `through`."""
         return Form(self._samples, _digits(self.input_digit, (1, self.groups * self.rows)))
 
     @cached_property
     def makes(self) -> Form:
-        """What each worker makes of the output; one of `inputs` addends of it."""
+        """The output that each worker makes: one of `inputs` addends."""
         return Form(self._samples, _digits(self.output_digit, (1, self.groups * self.rows)))
 
     @cached_property
@@ -121,7 +112,6 @@ class Layout:
 
 
 def _digits(*digits: Digit) -> tuple[Digit, ...]:
-    """The same with those put together that follow each other, and without those of one value."""
     found: list[Digit] = []
     for stride, size in digits:
         if size > 1 and found and found[-1][0] == stride * size:
@@ -132,9 +122,7 @@ def _digits(*digits: Digit) -> tuple[Digit, ...]:
 
 
 def through(before: Layout, after: Layout) -> list[Layout]:
-    """The layouts that a tensor goes through from one layer to the next: between rows, or paths,
-    and what is cut in another way all workers have the whole.
-    """
+    """The layouts of a tensor between two layers; it is whole where rows, paths or cuts change."""
     is_alike = before.rows == after.rows > 1
     is_cut_anew = before.rows * before.paths > 1 and after.inputs * after.groups > 1
     if is_cut_anew or (after.rows > 1 and not is_alike):
@@ -143,7 +131,7 @@ def through(before: Layout, after: Layout) -> list[Layout]:
 
 
 def layouts_of(workers: int, micro_batches: int) -> list[Layout]:
-    """All layouts of so many workers, of whom no more than `micro_batches` share the batch."""
+    """List all layouts of so many workers; at most `micro_batches` of them share the batch."""
     found = []
     for batch in _divisors(workers):
         model = workers // batch
@@ -160,7 +148,6 @@ def layouts_of(workers: int, micro_batches: int) -> list[Layout]:
 
 
 def allows(unit: Unit, layout: Layout) -> bool:
-    """Whether the unit has enough to share."""
     return (
         layout.outputs <= unit.output_elements
         and layout.inputs <= unit.input_elements
@@ -169,7 +156,6 @@ def allows(unit: Unit, layout: Layout) -> bool:
 
 
 def words_of(unit: Unit, layout: Layout) -> str:
-    """A layout as people read it."""
     by_outputs, by_inputs = unit.words
     shares = (
         ("batch", layout.batch),
@@ -189,10 +175,10 @@ def _divisors(number: int) -> Iterator[int]:
 def layouts_of_words(
     chain: Sequence[Unit], words: ParallelConfig, chosen: Mapping[str, str], workers: int
 ) -> list[Layout]:
-    """chain: cut where rows are gathered. chosen: the layers that are split, each with its word.
+    """The layout of each unit, by a recipe's [parallel].
 
-    Raises: RecipeError if a layer is split in a way that the planner does not price, or so many
-    workers cannot have the layout.
+    chain: cut where rows are gathered. chosen: the split layers, each with its word. Raises:
+    RecipeError if a split is not priced, or so many workers cannot have the layout.
     """
     model, parts = words.model, words.num_parts
     batch = workers // model
@@ -212,7 +198,7 @@ def layouts_of_words(
         elif unit.halo and layouts[-1].in_parts.rows > 1:
             shared = ROWS
         elif unit.halo and _is_by_channels(layouts[-1]):
-            shared = "groups"  # goes on with the parts of the layer before it
+            shared = "groups"  # it works on the parts of the layer before it
         layouts.append(_layout(shared, batch, model, parts) if shared else whole)
     return layouts[1:]
 
@@ -224,11 +210,9 @@ SHARED: dict[str, Callable[[int, int], Layout]] = {
     ROWS: lambda batch, size: Layout(batch, rows=size),
     PATHS: lambda batch, size: Layout(batch, paths=size),
 }
-"""What of a layer workers share."""
 
 
 def _shared(unit: Unit, word: str) -> str:
-    """A row of `SHARED`, for a word of a split. Raises: RecipeError."""
     if (word == ROWS and _is_of_images(unit)) or (word == PATHS and unit.paths is not None):
         return word
     if unit.group_elements > 1 and word != ROWS:
@@ -247,11 +231,9 @@ def _layout(shared: str, batch: int, model: int, parts: int) -> Layout:
 
 
 def _is_by_channels(layout: Layout) -> bool:
-    """Whether a layer's output is left in parts, which may all be one worker's."""
     shared = layout.in_parts
     return shared.outputs * shared.groups > 1
 
 
 def _is_of_images(unit: Unit) -> bool:
-    """Whether it is a layer that can be split by rows."""
     return any(each is not None and each.is_layer for each in unit.images)

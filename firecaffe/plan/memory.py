@@ -1,4 +1,4 @@
-"""What one worker holds in memory during a step, in bytes."""
+"""Bytes that one worker holds in memory during a step."""
 
 from firecaffe.plan.compute import HALF_PRECISION
 from firecaffe.plan.update import update_of
@@ -9,18 +9,18 @@ LIBRARY_BYTES = 600_000_000
 
 
 ACTIVATIONS_HIGH = 1.2
-"""Share of the activations that a step may hold on top of them: gradients under way, libraries'
-copies in layouts of their own, and freed memory that an allocator keeps. Measured on a CPU by
-`firecaffe bench step`, from micro-batches of 4 to 32: 0.27 (nin_cifar), 0.67 (resnet18), 1.1
-(googlenet); 2.9 of the few that AlexNet has, which is outside.
+"""Most extra memory of a step (gradients in flight, libraries' copies) over its activations.
+
+Measured on a CPU by `firecaffe bench step`, with micro-batches of 4 to 32: 0.27 (nin_cifar), 0.67
+(resnet18), 1.1 (googlenet). AlexNet, with few activations, is outside at 2.9.
 """
 
 LIBRARY_LOW = 0.5
-"""Share of LIBRARY_BYTES that a process may do with."""
+"""The share of LIBRARY_BYTES that a process may do with."""
 
 
 def memory_band(parts: dict[str, float]) -> tuple[float, float]:
-    """The least and the most that a worker may hold, of `memory_bytes`' parts."""
+    """The least and the most bytes that a worker may hold."""
     whole = sum(parts.values())
     low = whole - (1 - LIBRARY_LOW) * parts["library"]
     return low, whole + ACTIVATIONS_HIGH * parts["activations"]
@@ -29,20 +29,14 @@ def memory_band(parts: dict[str, float]) -> tuple[float, float]:
 def memory_bytes(
     workload: Workload, world_size: int, in_memory: int = 1, is_whole: bool = True
 ) -> dict[str, float]:
-    """Memory by what it is for. in_memory: the workers of a host that add gradients in memory which
-    they share. is_whole: whether each worker has the whole model.
+    """Bytes of one worker by purpose. in_memory: workers of a host that add in shared memory.
 
-    Gradients: the buckets, in which their sums end.
-    Running: what backward of the running micro-batch has made, which is kept until all of it has
-    been put into the buckets.
-    Sums: of the micro-batch tree's nodes that wait for their neighbors, one at each level at most.
-    Buckets: what arrives, beside the gradients, of the largest one; in shared memory the others'
-    parts of the sums that this worker makes. Optimizer: of the worker that has most, if each has a
-    shard.
-    Saving: what the first worker has more while it copies its state for a checkpoint, when no
-    micro-batch is under way. A model in parts is written tensor by tensor.
-    Updating: what an update makes for itself, as far as it is more than what was there before it,
-    and after it for a checkpoint: no micro-batch is under way then either.
+    is_whole: whether each worker has the whole model. "gradients" are the buckets, which end up
+    with the sums; "running" are gradients of the running micro-batch, until all are put into
+    buckets. "sums" are nodes of the micro-batch tree that wait for neighbors, at most one on each
+    level. "buckets" is what arrives of the largest one; in shared memory, the parts that this
+    worker sums. "optimizer" is the largest shard, if workers update shards. For saving and updating
+    see `beside_micro_batch`.
     """
     weights = float(workload.parameter_bytes)
     share = -(-workload.num_micro_batches // world_size)
@@ -68,8 +62,10 @@ def memory_bytes(
 
 
 def beside_micro_batch(parts: dict[str, float]) -> dict[str, float]:
-    """The parts of a memory, of which "saving" and "updating" are given as all that they take. No
-    micro-batch is under way then, nor is the other one; what is more than those is left of them.
+    """Reduce "saving" and "updating" to what they need beyond the memory that is free by then.
+
+    "saving" is the first worker's copy of its state for a checkpoint (models in parts are written
+    tensor by tensor). "updating" is what an update makes for itself. No micro-batch runs at either.
     """
     under_way = parts["running"] + parts["sums"] + parts["activations"]
     saving = max(0.0, parts["saving"] - under_way)

@@ -1,17 +1,11 @@
-"""What each mode of synchrony makes of a training's rate, if workers are not equally fast.
+"""Forecasts the rate of each mode of synchrony, if workers are not equally fast.
 
-All modes are given the same workers: worker w takes the same time for its n-th micro-batch in each
-of them, drawn from the recipe's speeds. The modes with a server are run by their own policies under
-the simulated clock, with the cluster's prices: weights and gradients go through the server's port,
-one after the other, or by parts through all workers' ports, and each update takes the server's
-time. Gradients are encoded if the forecast's compressor can be had with a server. The synchronous
-modes wait for the slowest worker of each step, or of each round of local steps.
-
-A forecast of rates alone: what late gradients cost in accuracy is in no formula here.
-
-A run's forecast in another mode of synchrony than every_step: by the functions of `plan.modes`.
-
-The ends of its band are those of computing and of links together, as in a synchronous forecast.
+Worker w takes the same time for its n-th micro-batch in all modes, drawn from the recipe's speeds.
+Synchronous modes wait for the slowest worker of each step, or round of local steps. Modes with a
+server run their own policies under the simulated clock: weights and gradients share the server's
+port (or by parts all workers' ports), and each update takes the server's time. Gradients are
+encoded if the forecast's compressor works with a server. What late gradients cost in accuracy is
+not forecast. The band of a run's mode is that of computing and links together.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -48,47 +42,39 @@ from firecaffe.synchrony.shares import balanced_shares
 from firecaffe.synchrony.tally import Tally
 
 STEPS = 200
-"""Steps that are simulated, at most."""
 
 MOST_WORKS = 50_000
-"""Micro-batches that are simulated, at most."""
 
 MOST_OWN_WORKS = 5_000
-"""The same for a run that is to begin, whose ranks wait for it."""
+"""The most micro-batches simulated before a run, whose ranks wait for the result."""
 
 SEED = 0
 
 
 @dataclass(frozen=True)
 class Mode:
-    """One mode's row."""
-
     words: str
-    """The mode, and its number."""
     step_s: float
-    """Seconds in which as many samples are done as a step has."""
+    """Seconds for as many samples as a step has."""
     images_per_s: float
     gain: float
-    """Times the rate of every_step with equal shares."""
+    """The rate over that of every_step with equal shares."""
     staleness: float = 0.0
-    """Updates that a gradient is late by, the mean."""
+    """The mean number of updates by which a gradient is late."""
     dropped: float = 0.0
     """The share of samples that are given up."""
     idle: float = 0.0
-    """The share of a worker's time in which it does not compute, the mean over workers."""
+    """The mean share of a worker's time in which it does not compute."""
     bytes_per_step: float = 0.0
-    """What goes to the server, or its parts, and from there; of the other modes the gradients of
-    one worker. As they are encoded."""
+    """Encoded bytes to and from the server or its parts; without one, a worker's gradients."""
     synchrony: Mapping[str, Any] = field(default_factory=dict)
-    """The words of [synchrony] by which a recipe has it."""
+    """The settings of [synchrony] by which a recipe gets the mode."""
 
 
 def modes_of(
     workload: Workload, cluster: Cluster, row: Forecast, words: SynchronyConfig
 ) -> list[Mode]:
-    """The modes on as many workers as a forecast of the synchronous step has, at the numbers that
-    the recipe gives them. Raises: RecipeError if the file of its measured speeds cannot be read.
-    """
+    """Price all modes on a forecast's workers. Raises: RecipeError if speeds cannot be read."""
     return list(_Workers(workload, cluster, row, words).modes())
 
 
@@ -100,10 +86,7 @@ def own_mode(
     compute: float = 1.0,
     exchange: float = 1.0,
 ) -> Mode:
-    """The mode of the recipe alone, which is not every_step. Its gain is not told.
-
-    compute, exchange: factors on what is taken for them.
-    """
+    """Price the recipe's mode (not every_step) except its gain. compute, exchange: time factors."""
     works = MOST_OWN_WORKS
     return _Workers(workload, cluster, row, words, compute, exchange, most_works=works).own()
 
@@ -115,10 +98,10 @@ def alternatives(
     words: SynchronyConfig,
     seconds: Sequence[float],
 ) -> list[Mode]:
-    """The mode of the recipe, which is not every_step; then it with two micro-batches in flight, if
-    it has one, and all other modes. Gains are over the recipe's.
+    """Price the recipe's mode, which is not every_step, and then all others.
 
-    seconds: what each worker takes for a micro-batch.
+    With one micro-batch in flight, two in flight come second. Gains are over the recipe's mode.
+    seconds: of each worker for a micro-batch.
     """
     workers = _Workers(workload, cluster, row, words, seconds=seconds)
     own = workers.own()
@@ -132,23 +115,18 @@ def alternatives(
 
 
 def fragment_shares(workload: Workload, words: SynchronyConfig) -> list[float]:
-    """The share of the parameters' bytes that is averaged with each fragment.
-
-    Raises: RecipeError if there are fewer parameters than fragments.
-    """
+    """The share of parameter bytes by fragment. Raises: RecipeError if fragments are too many."""
     sizes = workload.tensors_bytes
     cut = cut_fragments(sizes, words.fragments)
     return [sum(sizes[place] for place in places) / sum(sizes) for places in cut]
 
 
 def hidden_s(workload: Workload, cluster: Cluster) -> float:
-    """Seconds of the last micro-batch's backward, beside which gradients travel."""
+    """Seconds of the last micro-batch's backward, during which gradients travel."""
     return sum(micro_batch(workload, cluster.device, workload.micro_batch_size).backward_s)
 
 
 class _Workers:
-    """The workers of a forecast, and what all modes take from it."""
-
     def __init__(
         self,
         workload: Workload,
@@ -160,9 +138,6 @@ class _Workers:
         seconds: Sequence[float] | None = None,
         most_works: int = MOST_WORKS,
     ) -> None:
-        """seconds: what each takes for a micro-batch, if that was measured. most_works: that are
-        simulated.
-        """
         self.workload, self.row, self.size = workload, row, row.workers
         self.leaves = workload.num_micro_batches
         device = cluster.device
@@ -194,7 +169,6 @@ class _Workers:
         self.pull_s, self.push_s = sent_s(workload.parameter_bytes), sent_s(self.pushed_bytes)
 
     def _scaled(self, seconds: Seconds) -> Seconds:
-        """Times in seconds. A learner's are those of its worker."""
         unit = 1.0 if self.words.speeds == "measured" else self.leaf_s
         return lambda learner, count: unit * seconds(learner % self.size, count)
 
@@ -217,7 +191,6 @@ class _Workers:
         return self._served(self.words.mode) if self.words.is_served else self._local()
 
     def _words(self, name: str, keeper: PlannedKeeper) -> str:
-        """A mode with a server, its number, who keeps the weights, and the codec."""
         words, found = self.words, name
         if name == BACKUP:
             backups = words.backup_workers
@@ -232,7 +205,6 @@ class _Workers:
         return sum(self.took(rank, each) for each in range(count)) / count
 
     def _synchronous(self, words: str, shares: Shares, base: Mode | None = None) -> Mode:
-        """Each step waits for its slowest worker."""
         slowest_s, computed_s = self._rounds(shares, 1)
         step_s = slowest_s + self.row.exposed_communication_s + self.row.update_s
         return self._mode(
@@ -240,9 +212,7 @@ class _Workers:
         )
 
     def _local(self, base: Mode | None = None) -> Mode:
-        """Each average waits for its slowest worker, and for what of its exchange, a part of that
-        of all parameters, is not over when it is to be applied.
-        """
+        """Each average waits for its slowest worker, and for what overlap_steps do not hide."""
         steps, beside = self.words.local_steps, self.words.overlap_steps
         fragments = self.words.fragments
         slowest_s, computed_s = self._rounds(self._hosted(), max(1, steps // fragments))
@@ -255,9 +225,7 @@ class _Workers:
         return self._mode(LOCAL, words, base, own_s + waits_s / steps, computed_s, sent)
 
     def _gradient_bytes(self, leaves: int) -> float:
-        """What a worker's gradients are on the wire, of a tree over so many leaves. Without a codec
-        they are one sum; a codec encodes each node of its level.
-        """
+        """Bytes on the wire of a worker's gradients, of a tree over so many leaves."""
         workload = self.workload
         if self.row.compressor == NO_COMPRESSOR:
             return workload.parameter_bytes
@@ -266,9 +234,7 @@ class _Workers:
         return ceil(nodes / self.size) * share * workload.parameter_bytes
 
     def _hosted(self) -> Shares:
-        """The micro-batches of each worker's replicas; equal ones if these do not fit, as in a
-        recipe of another mode.
-        """
+        """The micro-batches of each worker's replicas; equal shares if replicas do not fit."""
         replicas = self.words.replicas
         if replicas < self.size or self.leaves % replicas:
             return equal_shares(self.leaves, self.size)
@@ -277,9 +243,6 @@ class _Workers:
         return tuple(range(share.start * each, share.stop * each) for share in hosted)
 
     def _rounds(self, shares: Shares, steps: int) -> tuple[float, float]:
-        """Rounds of so many steps, at whose ends all wait for the slowest: seconds of a step, and
-        what of them a worker computes, the mean.
-        """
         counts = [0] * self.size
         slowest_s, computed_s = 0.0, 0.0
         rounds = max(1, self.steps // steps)
@@ -294,7 +257,6 @@ class _Workers:
         return slowest_s, computed_s
 
     def _served(self, name: str, base: Mode | None = None) -> Mode:
-        """A policy, by its events."""
         config = replace(self.words, mode=name)
         plan = Leaves(0, self.steps, self.steps, self.leaves, self.leaves * self.steps)
         policy = make_policy(config, plan, config.num_learners(self.size))
@@ -335,7 +297,6 @@ class _Workers:
         staleness: float = 0.0,
         dropped: float = 0.0,
     ) -> Mode:
-        """computed_s: of a worker in the time of a step, the mean."""
         rate = (1 - dropped) * self.workload.global_batch_size / step_s
         gain = 1.0 if base is None else rate / base.images_per_s
         idle = max(0.0, 1 - computed_s / step_s)
@@ -351,10 +312,7 @@ def _events(clock: SimulatedClock) -> Iterator[Event]:
 def forecast_mode(
     workload: Workload, cluster: Cluster, row: Forecast, words: SynchronyConfig, rounds: Rounds
 ) -> dict[str, Any]:
-    """What is kept of it, with the steps before the mode's first one.
-
-    row: of the synchronous step. rounds: when replicas are averaged, in mode local.
-    """
+    """Forecast a run's mode. row: of the synchronous step. rounds: when replicas are averaged."""
     is_local = words.mode == LOCAL
     compute, link = errors_of(workload, cluster, row.workers, row.compressor)
     if is_local:
@@ -374,18 +332,16 @@ def forecast_mode(
         "step_low_s": low.step_s,
         "step_high_s": high.step_s,
         **{name: each for name, each in asdict(found).items() if name in KEPT},
-        # Of a fragment, the mean; and of the largest one.
+        # The time is a fragment's mean; the bytes are the largest fragment's.
         "average_s": row.exchange_s / words.fragments if is_local else None,
         "average_bytes": most_bytes if is_local else None,
     }
 
 
 KEPT = ("images_per_s", "staleness", "dropped", "idle", "bytes_per_step")
-"""Of a mode's row."""
 
 
 def line_of(found: dict[str, Any]) -> str:
-    """The forecast in words."""
     low, high = found["step_low_s"] * 1e3, found["step_high_s"] * 1e3
     said = (
         f"forecast: {found['step_s'] * 1e3:.3g} ms a step ({low:.3g} to {high:.3g}), "

@@ -1,8 +1,7 @@
-"""Which ports a message between two ranks goes through, and what link is between them.
+"""The ports that a message between two ranks uses, and the link between them.
 
-Rank r is on device r; devices fill the innermost groups first, as launchers number ranks. Two
-ranks meet at the innermost link that joins them. There each side's group has ports, which its
-devices share: device i of a group goes through port i mod ports.
+Rank r is on device r, and devices fill the innermost groups first, as launchers number ranks. Two
+ranks meet at the innermost link that joins them; device i of a group uses port i mod ports there.
 """
 
 from dataclasses import dataclass, replace
@@ -16,19 +15,17 @@ Port = tuple[int, str, int, int]
 
 @dataclass(frozen=True)
 class Network:
-    """So many ranks on a cluster."""
-
     links: tuple[Link, ...]
     world_size: int
 
     @cached_property
     def inner(self) -> tuple[int, ...]:
-        """The number of devices of the groups that each link joins."""
+        """The number of devices in the groups that each link joins."""
         return (1, *(link.group for link in self.links[:-1]))
 
     @cached_property
     def fills_groups(self) -> bool:
-        """Whether every group that there is has all its ranks."""
+        """Whether every group that is used has all its ranks."""
         return all(self.world_size % devices == 0 for devices in self.inner)
 
     def level(self, first: int, second: int) -> int:
@@ -42,7 +39,6 @@ class Network:
         return self.links[self.level(first, second)]
 
     def ports(self, source: int, destination: int) -> tuple[Port, Port]:
-        """The port that a message leaves by and the one that it arrives at."""
         level = self.level(source, destination)
         inner, count = self.inner[level], self.links[level].ports
         out = level, "out", source // inner, source % inner % count
@@ -50,10 +46,10 @@ class Network:
         return out, into
 
     def strided(self, stride: int) -> "Network":
-        """What each of `stride` sets of ranks, of every stride-th one, has of the network while all
-        of them exchange alike at once: a rank in it stands for `stride` ranks, which share ports.
+        """The network as one of `stride` sets of every stride-th rank sees it, if all exchange.
 
-        Raises: ValueError if so many ranks in a row neither fill groups nor divide them.
+        Each rank stands for `stride` ranks. Raises: ValueError if they neither fill nor divide
+        groups.
         """
         if stride == 1:
             return self
@@ -62,7 +58,7 @@ class Network:
             if link.group and max(link.group, stride) % min(link.group, stride):
                 raise ValueError(f"{stride} ranks in a row, and {link.name} joins {link.group}")
             if link.group and link.group <= stride:
-                continue  # it joins none of one set
+                continue  # it joins no two ranks of one set
             sharing = min(inner, stride)
             times = max(1, sharing // link.ports)
             links.append(

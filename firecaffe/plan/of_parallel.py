@@ -1,4 +1,4 @@
-"""A recipe's own layout, priced: its split layers, or its stages; and its forecast."""
+"""Prices and forecasts a recipe's layout: its split layers, or its stages."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -32,26 +32,22 @@ from firecaffe.recipe.ranks import auto_of
 from firecaffe.recipe.sections import Recipe
 
 RECIPE = "recipe"
-"""The name of a recipe's own way."""
 
 
 @dataclass(frozen=True)
 class OwnLayout:
-    """A recipe's [parallel], for the planner."""
-
     words: ParallelConfig
     chosen: Mapping[str, str]
-    """The layers that are split, each with its word; empty with stages."""
+    """The split layers, each with its word; empty with stages."""
     auto: Auto | None = None
-    """What `auto` has to choose from; None: all that there is."""
+    """The choices of `auto`; None: all."""
 
     @classmethod
     def of(cls, recipe: Recipe, chosen: Mapping[str, str]) -> Self:
-        """A recipe's."""
         return cls(recipe.parallel, chosen, auto_of(recipe))
 
     def fits(self, workers: int) -> bool:
-        """Whether so many workers can have it."""
+        """Whether so many workers can have the layout."""
         size = self.words.row_size
         data = self.words.data or workers // size
         return data * size == workers
@@ -61,18 +57,17 @@ class OwnCost(Protocol):
     """Prices a recipe's layout, on any number of workers that can have it."""
 
     @property
-    def chain(self) -> tuple[Unit, ...]:
-        """The units that the plans' layouts are of; none of stages."""
+    def chain(self) -> tuple[Unit, ...]: ...
 
     def plans(self, cluster: Cluster, workers: int, exchange: str) -> list[SplitPlan]:
-        """The layout; of `auto` all that it may be, the best first: those that fit, by their steps.
+        """Price the layout; for `auto` all choices, those that fit first, then by their steps.
 
         Raises: RecipeError if there is none, it is not priced, or rows of workers lie across nodes.
         """
 
 
 def own_cost(config: ModelConfig, work: Workload, layout: OwnLayout) -> OwnCost:
-    """Raises: RecipeError if it cannot be; as `chain_of`."""
+    """Choose how to price a layout. Raises: RecipeError if it is not possible; as `chain_of`."""
     words = layout.words
     crossings = tuple(crossings_of(config, work, words.stages)) if words.stages else ()
     if not layout.chosen:
@@ -81,15 +76,13 @@ def own_cost(config: ModelConfig, work: Workload, layout: OwnLayout) -> OwnCost:
     chain = chain_of(config, work, paths)
     chain = cut_where_gathered(chain, layout.chosen, words.num_parts)
     if crossings:
-        # Parts need not be rows, so each has one owner.
+        # Parts need not be rows, so each part has one owner.
         return _SplitStages(replace(work, has_whole_shards=True), layout, chain, crossings)
     return (_Auto if words.scheme == AUTO else _Split)(work, layout, chain)
 
 
 @dataclass(frozen=True)
 class _Stages:
-    """See `OwnCost`."""
-
     work: Workload
     layout: OwnLayout
     chain: tuple[Unit, ...]
@@ -105,13 +98,12 @@ class _Stages:
         return [replace(plan, idle=found.idle, words=words, crossings=self.crossings)]
 
     def stages(self, cost: SplitCost) -> list[StageWork]:
-        """What a worker of each stage computes. cost: of all workers."""
         return whole_stages(self.work, cost.cluster.device, self.layout.words.stages)
 
 
 @dataclass(frozen=True)
 class _SplitStages(_Stages):
-    """See `OwnCost`. The workers of a stage are next to each other."""
+    """The workers of a stage are next to each other."""
 
     def stages(self, cost: SplitCost) -> list[StageWork]:
         names, words = self.layout.words.stages, replace(self.layout.words, stages=[])
@@ -123,8 +115,6 @@ class _SplitStages(_Stages):
 
 @dataclass(frozen=True)
 class _Split:
-    """See `OwnCost`."""
-
     work: Workload
     layout: OwnLayout
     chain: tuple[Unit, ...]
@@ -135,7 +125,6 @@ class _Split:
     def plan(
         self, words: ParallelConfig, cluster: Cluster, workers: int, exchange: str
     ) -> SplitPlan:
-        """One layout."""
         cost = SplitCost(self.work, cluster, self.chain, workers, exchange)
         with _named(workers):
             layouts = layouts_of_words(self.chain, words, self.layout.chosen, workers)
@@ -147,8 +136,6 @@ class _Split:
 
 @dataclass(frozen=True)
 class _Auto(_Split):
-    """See `OwnCost`."""
-
     def plans(self, cluster: Cluster, workers: int, exchange: str) -> list[SplitPlan]:
         split = [unit for unit in self.chain if unit.name in self.layout.chosen]
         is_dense = all(unit.is_dense for unit in split)
@@ -160,7 +147,7 @@ class _Auto(_Split):
 
 @contextmanager
 def _named(workers: int) -> Iterator[None]:
-    """Names what was priced in the block. Raises: RecipeError for a ValueError."""
+    """Turn a ValueError of the block into a RecipeError that names the workers."""
     try:
         yield
     except ValueError as error:
@@ -175,10 +162,7 @@ def forecast_parallel(
     workers: int,
     exchange: str,
 ) -> dict[str, Any]:
-    """What is kept of a run's forecast, with its band.
-
-    Raises: RecipeError if it cannot be, or is not priced.
-    """
+    """Forecast a run with its band, for its folder. Raises: RecipeError if it cannot be priced."""
     check_plan(work, cluster, workers, layout.words.row_size)
     cost = own_cost(config, work, layout)
     (plan,) = cost.plans(cluster, workers, exchange)
@@ -213,7 +197,7 @@ def _parts(step: SplitStep) -> dict[str, float]:
 
 
 def slower(cluster: Cluster, compute: float, link: float) -> Cluster:
-    """The cluster with devices, and links, that take so many times as long."""
+    """Return the cluster with devices and links that take so many times as long."""
     device = cluster.device
     measured = tuple(
         replace(

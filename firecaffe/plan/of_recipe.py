@@ -1,4 +1,4 @@
-"""What the planner prices, made of a recipe or a network's name; and a run's forecast."""
+"""Makes workloads from a recipe or a network's name, and forecasts a run."""
 
 import re
 from collections.abc import Mapping
@@ -46,15 +46,13 @@ from firecaffe.synchrony.rounds import Rounds
 from firecaffe.words import MOST_MICRO_BATCHES
 
 JPEG_BYTES = 110_000.0
-"""Size of a photo of ImageNet's training set, on average: 138 GB for 1.28 million."""
+"""Mean size of a photo of ImageNet's training set: 138 GB for 1.28 million."""
 
 
 @dataclass(frozen=True)
 class Samples:
-    """What is known of a data set without its files."""
-
     sample_CHW: tuple[int, ...]
-    """Of images of classes; else empty."""
+    """The shape of images of classes; else empty."""
     num_classes: int | None
     count: int
     stored_bytes: float = 0.0
@@ -77,9 +75,9 @@ UNCOUNTED = (
 
 
 def workload_of(recipe: CheckedRecipe, data: Data | None = None) -> Workload:
-    """A recipe's. A folder of images that is not here is taken for ImageNet. data: if it is open.
+    """Make a recipe's workload; a folder of images that is missing is taken for ImageNet.
 
-    Raises: RecipeError, in one line; OwnCodeError for what a user's code raises.
+    data: given if it is open. Raises: RecipeError, in one line; OwnCodeError from a user's code.
     """
     train = recipe.train
     samples, layout = _samples(recipe) if data is None else _samples_of(data)
@@ -100,7 +98,7 @@ def workload_of(recipe: CheckedRecipe, data: Data | None = None) -> Workload:
             micro_batch_size=train.micro_batch_size,
             samples=samples.count,
             steps=train.num_steps(steps_per_epoch),
-            # A moving average of the weights is one more.
+            # A moving average of the weights is one more vector.
             optimizer_vectors=vectors.kept + (train.ema_decay > 0),
             update_vectors=vectors.made,
             autocast=train.autocast,
@@ -124,9 +122,7 @@ def workload_of_model(
     global_batch_size: int,
     micro_batch_size: int,
 ) -> Workload:
-    """A network's alone, on such images or else its authors'; those of ImageNet's size are read
-    from storage.
-    """
+    """Make a network's workload on such images or its authors'; ImageNet's come from storage."""
     shape = input_CHW or input_of(config)
     row = MODELS.get(config.name)
     layout = images_of(shape)
@@ -174,7 +170,6 @@ def _workload(
 
 
 def _samples(recipe: Recipe) -> tuple[Samples, Layout]:
-    """The data set's, and what the network is given."""
     config = recipe.data
     if config.name in KNOWN_SAMPLES:
         samples = KNOWN_SAMPLES[config.name]
@@ -194,7 +189,6 @@ def _samples(recipe: Recipe) -> tuple[Samples, Layout]:
 
 
 def _samples_of(data: Data) -> tuple[Samples, Layout]:
-    """The same of a data set that is open."""
     train = data.train
     stored_bytes = 0.0
     if isinstance(train, DecodedSet) and isinstance(train.source, PackedPart | ImageFolder):
@@ -207,7 +201,6 @@ def _samples_of(data: Data) -> tuple[Samples, Layout]:
 
 
 def _cropped(samples: Samples, config: DataConfig) -> Layout:
-    """Raises: RecipeError."""
     channels, rows, columns = samples.sample_CHW
     try:
         rows, columns = cropped_shape((rows, columns), config.crop, config.pad)
@@ -226,14 +219,10 @@ BY_DEVICE = {
     "K80": "ec2-p2",
     "K20X": "titan",
 }
-"""A shipped cluster with a GPU that has this word in its name."""
 
 
 def cluster_for(recipe: Recipe, gpu: str = "") -> Cluster | None:
-    """The one that the recipe names, or a shipped one with this device; None if there is none.
-
-    gpu: its name; empty for a CPU. Raises: RecipeError.
-    """
+    """Find the recipe's cluster, a shipped one (no gpu: a CPU's), or None. Raises: RecipeError."""
     if recipe.run.cluster:
         return load_cluster(recipe.run.cluster)
     words = re.split(r"[^A-Za-z0-9]+", gpu)
@@ -251,13 +240,13 @@ def forecast_run(
     rounds: Rounds | None = None,
     chosen: Mapping[str, str] | None = None,
 ) -> dict[str, Any] | None:
-    """What the planner expects of a run, for its folder; None if it cannot price it.
+    """Forecast a run, for its folder; None if it cannot be priced.
 
-    data: if it is open. algorithm: the exchange; what `auto` has chosen. rounds: when replicas are
-    averaged, in mode local. chosen: the layers that are split, each with its word; empty with
+    data: given if it is open. algorithm: the exchange, as `auto` has chosen it. rounds: when
+    replicas are averaged, in mode local. chosen: the split layers, each with its word; empty with
     stages, None if each worker holds the whole network.
 
-    Raises: RecipeError if the cluster is none, or a layout is not priced.
+    Raises: RecipeError if the cluster does not exist, or a layout is not priced.
     """
     cluster = cluster_for(recipe, gpu)
     compressor = recipe.exchange.compressor
@@ -274,7 +263,7 @@ def forecast_run(
             words = recipe.synchrony
             own = forecast_mode(workload, cluster, row, words, rounds or Rounds(0))
             return own | _of_cluster(cluster, recipe, workload, row.data_s)
-    except (FirecaffeError, ValueError):  # a run goes on without what cannot be foreseen of it
+    except (FirecaffeError, ValueError):  # the run starts without a forecast
         return None
     alone_s = row.compute_s / slowest_of(world_size, cluster.device.jitter, row.micro_batches)
     return {
@@ -287,7 +276,6 @@ def forecast_run(
 def _of_cluster(
     cluster: Cluster, recipe: Recipe, workload: Workload, data_s: float
 ) -> dict[str, Any]:
-    """What a forecast was made with."""
     return {
         "cluster": cluster.name,
         "cluster_file": recipe.run.cluster,
@@ -297,7 +285,7 @@ def _of_cluster(
 
 
 def _no_forecast(recipe: Recipe, gpu: str, world_size: int, is_several: bool) -> str:
-    """Why the run's cluster says nothing of so many workers; empty if it does."""
+    """Say why the run's cluster cannot price so many workers; "" if it can."""
     if recipe.synchrony.is_simulated:
         return "under the simulated clock one process does what learners would"
     if is_several and not gpu and not recipe.run.cluster:
@@ -325,12 +313,10 @@ def write_forecast(
     rounds: Rounds | None = None,
     chosen: Mapping[str, str] | None = None,
 ) -> list[str]:
-    """Keeps the forecast with the run; what is to be said of it, in lines. rounds, chosen: as of
-    `forecast_run`.
+    """Write the forecast to the run's folder; returns lines about it. See `forecast_run`.
 
-    The shipped cluster without GPUs is one host; of what links several, nothing is known.
-
-    Raises: RecipeError if the recipe's cluster is none.
+    Several hosts without GPUs or a cluster file have none, as their link is unknown. Raises:
+    RecipeError if the recipe's cluster does not exist.
     """
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     is_several = local_world_size < world_size

@@ -1,8 +1,7 @@
-"""Vectors as long as the weights that an optimizer keeps, and that it makes while it updates.
+"""Counts the vectors as long as the weights that an optimizer keeps, and makes during an update.
 
-Both are found by updates of one small matrix. torch's `foreach` forms, and ours, make whole lists
-of tensors between two passes over the weights: what these are depends on the optimizer, on its
-weight decay and on torch.
+Both are measured by updates of one small matrix, because torch's `foreach` forms, and ours, make
+lists of tensors that depend on the optimizer, its weight decay and torch.
 """
 
 import weakref
@@ -19,23 +18,21 @@ from firecaffe.solvers.config import SolverConfig
 from firecaffe.solvers.optimizer import make_optimizer
 
 SHAPE = (8, 8)
-"""A matrix: some optimizers take no vector."""
+"""A matrix, because some optimizers take no vector."""
 
 
 class Vectors(NamedTuple):
-    """How many there are."""
-
     kept: int
     made: int
-    """At once, at most, in an update; gone after it."""
+    """The most that exist at once in an update; they are gone after it."""
 
 
 def vectors_of(solver: SolverConfig) -> Vectors:
-    """Those of a solver. Raises: as `make_optimizer`."""
+    """Count a solver's vectors. Raises: as `make_optimizer`."""
     parameter = nn.Parameter(torch.ones(SHAPE))
     optimizer = make_optimizer({"weight": parameter}, replace(solver, lr_mult={}, decay_mult={}))
     parameter.grad = torch.ones(SHAPE)
-    optimizer.step()  # which makes what is kept
+    optimizer.step()  # the first step makes the vectors that are kept
     with torch.no_grad(), _Made() as made:
         optimizer.step()
     state = optimizer.state[parameter].values()
@@ -44,8 +41,6 @@ def vectors_of(solver: SolverConfig) -> Vectors:
 
 
 class _Made(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the matrices that are made, as long as they are there."""
-
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.most = self._now = 0
@@ -60,7 +55,7 @@ class _Made(TorchDispatchMode):  # type: ignore[no-untyped-call]
         given = {each.untyped_storage().data_ptr() for each in _matrices((args, kwargs))}
         made = func(*args, **(kwargs or {}))
         for each in _matrices(made):
-            if each.untyped_storage().data_ptr() not in given:  # neither in place nor a view
+            if each.untyped_storage().data_ptr() not in given:  # not in place, not a view
                 self._now += 1
                 weakref.finalize(each, self._gone)
         self.most = max(self.most, self._now)

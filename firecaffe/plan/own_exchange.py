@@ -1,6 +1,4 @@
-"""The exchange that a training will take: its recipe's, or what `auto` would take on the cluster
-as it is described.
-"""
+"""Finds the exchange that a training will use on a described cluster."""
 
 from firecaffe.exchange.choose import AUTO, choose
 from firecaffe.exchange.route import SCHEDULE
@@ -12,12 +10,12 @@ from firecaffe.plan.workload import Workload
 
 
 def own_exchange(workload: Workload, cluster: Cluster, world_size: int) -> str:
-    """The exchange of a training on so many workers; empty if nobody has said it."""
+    """Return the recipe's exchange, what `auto` would choose, or "" if there is no recipe."""
     if workload.exchange != AUTO:
         return workload.exchange
     network = Network(cluster.links, world_size)
     tree = route_of(workload, "tree", network)
-    if tree.way != SCHEDULE or tree.senders == 1:  # there is nothing to choose
+    if tree.way != SCHEDULE or tree.senders == 1:  # there is no choice
         return "tree"
     sizes = workload.tensors_bytes
     buckets = [sum(sizes[start:stop]) for start, stop in cut(sizes, workload.bucket_bytes)]

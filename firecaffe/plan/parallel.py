@@ -1,4 +1,4 @@
-"""Gradients or activations: what each layer of a network would send by data, and by each split."""
+"""Compares what each layer would send by data parallelism and by each split."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -45,77 +45,66 @@ WORDS: dict[type[nn.Module], dict[str, Volume]] = {
     nn.BatchNorm1d: {"neurons": by_both},
     nn.BatchNorm2d: {"filters": by_both},
 }
-"""The words for a split, and what each makes a layer send. A test compares them with those of
-`parallel.splits`.
-"""
+"""The words for a split and their volumes; a test compares them with `parallel.splits`."""
 
 
 @dataclass(frozen=True)
 class LayerVolumes:
-    """One layer with weights. Numbers are those that each worker sends in a step."""
+    """One layer with weights, in numbers that each worker sends in a step."""
 
     name: str
     kind: str
     weights: int
-    """Numbers that are trained."""
     weight_bytes: int
     inputs: int
-    """Numbers of its input, of one sample, in all of its calls."""
+    """Input numbers of one sample, in all calls of the layer."""
     outputs: int
     by_data: float
     by_model: dict[str, float]
-    """By the word of the split; empty if the layer cannot be split over so many workers."""
+    """Volumes by the word of the split; empty if so many workers cannot split the layer."""
     by_rows: float | None
-    """By rows of images, which share out no weights; None if it cannot be."""
+    """Volume by rows of images, which share out no weights; None if that is not possible."""
     most_samples: int | None
-    """The batch up to which the better split sends fewer numbers than data parallelism."""
+    """The batch size up to which the better split sends less than data parallelism."""
     cheapest: str
-    """A word of a split, or data."""
 
     @property
     def least_by_model(self) -> float:
-        """By its better split; by data if there is none."""
         return min(self.by_model.values(), default=self.by_data)
 
 
 @dataclass(frozen=True)
 class Volumes:
-    """A network, at one batch size and number of workers."""
+    """A network's volumes; totals are float32 bytes that each worker sends in a step."""
 
     workers: int
     batch_size: int
-    """Of all workers together."""
     layers: tuple[LayerVolumes, ...]
     paths: tuple[PathsVolumes, ...] = ()
-    """Modules of paths, whose layers are among `layers`, too."""
+    """Modules of paths, whose layers are also in `layers`."""
 
     @property
     def bytes_by_data(self) -> float:
-        """Sent by each worker in a step, as float32."""
         return BYTES_PER_ELEMENT * sum(each.by_data for each in self.layers)
 
     @property
     def bytes_by_model(self) -> float:
-        """With every layer by its better split, and by data if it has none."""
         return BYTES_PER_ELEMENT * sum(each.least_by_model for each in self.layers)
 
     @property
     def bytes_by_layer(self) -> float:
-        """With the cheapest way of each layer."""
         ways = (min(each.by_data, each.least_by_model) for each in self.layers)
         return BYTES_PER_ELEMENT * sum(ways)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain dicts, tuples and numbers, ready for `json.dumps`."""
         totals = ("bytes_by_data", "bytes_by_model", "bytes_by_layer")
         return asdict(self) | {name: getattr(self, name) for name in totals}
 
 
 def volumes_of(config: ModelConfig, layout: Layout, batch_size: int, workers: int) -> Volumes:
-    """What a network's layers would send; found on the meta device.
+    """Find what a network's layers would send, on the meta device.
 
-    Raises: RecipeError if it has no layers with weights that are trained, or does not take such
-    samples; OwnCodeError for what a user's code raises.
+    Raises: RecipeError if nothing is trained, or it does not take such samples; OwnCodeError.
     """
 
     def find(network: nn.Module, inputs: Any) -> tuple[list[Layer], list[PathsVolumes]]:
@@ -138,21 +127,16 @@ def volumes_of(config: ModelConfig, layout: Layout, batch_size: int, workers: in
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer with weights, as it was found."""
-
     name: str
     kind: str
     sizes: Sizes
     words: dict[str, Volume]
-    """Those it can be split by, if it has elements enough."""
+    """The words by which it can be split, if it has enough elements."""
     images: Rows | None = None
-    """If it can be split by rows of images."""
 
 
 def layers_on(network: nn.Module, inputs: Any) -> list[Layer]:
-    """The layers that have trained weights, in the order of their names. Runs the network once in
-    training mode. inputs: as of `profile_on`.
-    """
+    """List layers with trained weights, by one run in training mode. inputs: see `profile_on`."""
     samples = len(tree_leaves(inputs)[0])
     calls = _calls(network, inputs)
     times = Counter(id(each) for _, each in network.named_parameters(remove_duplicate=False))
@@ -167,7 +151,7 @@ def layers_on(network: nn.Module, inputs: Any) -> list[Layer]:
         call = calls[part]
         words = WORDS.get(type(part), {})
         if not call.outputs or any(times[id(each)] > 1 for each in own):
-            words = {}  # it has no part in the step, or `split` refuses it
+            words = {}  # it is not in the step, or `split` refuses it
         elements = _elements(part) if words else (1, 1)
         if isinstance(part, nn.Conv2d) and part.groups > 1:
             words, elements = dict.fromkeys(words, by_both), (part.groups, part.groups)
@@ -186,23 +170,20 @@ def layers_on(network: nn.Module, inputs: Any) -> list[Layer]:
 
 @dataclass
 class _Calls:
-    """All calls of a module, in numbers."""
-
     inputs: int = 0
     outputs: int = 0
     input_has_gradient: bool = False
     times: int = 0
     shape: tuple[int, ...] = ()
-    """Of the input of the last one."""
 
 
 def paths_on(network: nn.Module, inputs: Any) -> list[PathModule]:
-    """The modules of paths that are called, as they are in training. Runs the network once."""
+    """Find the modules of paths that are called; runs the network once in training mode."""
     return _called_paths(network, inputs, path_modules(network))
 
 
 def paths_of(network: nn.Module, inputs: Any, names: Collection[str]) -> list[PathModule]:
-    """The same of the modules with these names."""
+    """Find the modules of paths with these names; runs the network once in training mode."""
     return _called_paths(network, inputs, named_paths(network, names)) if names else []
 
 
@@ -276,7 +257,6 @@ def _volumes(layer: Layer, batch_size: int, workers: int) -> LayerVolumes:
 
 
 def _elements(part: Any) -> tuple[int, int]:
-    """Elements that its input, and its output, can be cut between, if it has no groups."""
     if isinstance(part, nn.Linear):
         return part.in_features, part.out_features
     if isinstance(part, nn.Conv2d):

@@ -1,4 +1,4 @@
-"""What an exchange takes on a network: simulated if ranks are few, by like rounds beyond."""
+"""Prices an exchange on a network: simulated for few ranks, by classes of equal rounds for many."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -23,25 +23,22 @@ from firecaffe.plan.rounds import like_rounds, rounds_s, sharded_s
 from firecaffe.plan.simulate import simulate_s
 
 SIMULATED_RANKS = 16
-"""Among more, rounds follow each other, and what overlaps saves the share that it saves here."""
+"""With more ranks, rounds are summed and scaled by the overlap that is simulated at this number."""
 
 MOST_PAIRS = 512
-"""Ranks whose messages to each other are listed if they fill no whole groups; else, and of more,
-the sharded server's formula."""
+"""The most ranks without whole groups whose pairs are listed; else the sharded server's formula."""
 
 NATIVE_CANDIDATES = ("ring", "halving_doubling")
-"""What a library's all_reduce is taken for: whichever is faster at a size, its additions hidden."""
+"""A library's all_reduce is priced as the faster of these, with its additions hidden."""
 
 OVERLAP_SIZE = 2**20
-"""Elements of the vector at which that share is taken."""
 
 SIZES = (2**16, 2**20)
-"""Elements at which an exchange is priced, and at the largest that is asked for; between, times
-are taken for straight."""
+"""Elements at which exchanges are priced, besides the largest wanted; linear in between."""
 
 
 def rounds_only_s(algorithm: str, network: Network, num_elements: int, itemsize: int = 4) -> float:
-    """Rounds one after the other, each as long as its busiest port."""
+    """Seconds of rounds one after the other, each as long as its busiest port."""
     is_formula = network.fills_groups or network.world_size > MOST_PAIRS
     if algorithm == "sharded_parameter_server" and is_formula:
         return sharded_s(network, num_elements, itemsize)
@@ -51,47 +48,41 @@ def rounds_only_s(algorithm: str, network: Network, num_elements: int, itemsize:
 
 
 def ranks_per_node(network: Network) -> int:
-    """Ranks that the innermost link joins; what `hierarchical` takes for a node."""
+    """Ranks that the innermost link joins, which are a node for `hierarchical`."""
     return min(network.links[0].group or network.world_size, network.world_size)
 
 
 @dataclass
 class Prices:
-    """The times of one exchange on one network, kept by size."""
+    """The times of one exchange on one network, cached by size."""
 
     algorithm: str
     network: Network
     in_pieces: bool = True
-    """Whether vectors go in pieces, as ours do; else whole."""
+    """Whether vectors travel in pieces, as ours do, or whole."""
     num_leaves: int = 0
-    """Micro-batches of a step; `fold` alone asks for it."""
+    """Micro-batches of a step; only for `fold`."""
     across: str = ""
-    """What goes on between nodes, if ranks of a node add in memory; as in a `Route`."""
+    """The exchange between nodes, if ranks of a node add in memory; as in a `Route`."""
     kind: str = ALL_REDUCE
-    """Of `fold`: the way to the owners of shards alone, REDUCE_SCATTER, or that back, ALL_GATHER.
-    """
+    """Only for `fold`: both ways, only to the shards' owners (REDUCE_SCATTER), or only back."""
     _at: dict[int, float] = field(default_factory=dict)
 
     def seconds(self, sizes: Sequence[int]) -> list[float]:
-        """The time of vectors of so many elements, one at a time; float32.
-
-        Raises: ValueError if the exchange cannot be among so many ranks.
-        """
+        """Seconds of float32 vectors, one at a time. Raises: ValueError if ranks do not fit."""
         if self.network.world_size == 1:
             return [0.0] * len(sizes)
         largest = max(2, *sizes)
         fewer = [each for each in SIZES if 4 * each < largest] or [max(1, largest // 16)]
         points = [0, *fewer, largest]
         times = [self._exact_s(each) for each in points[1:]]
-        # What a vector takes besides its bytes does not vanish with them.
+        # The latency remains when the bytes shrink to zero.
         slope = (times[1] - times[0]) / (points[2] - points[1])
         times = [max(0.0, times[0] - slope * points[1]), *times]
         return [float(each) for each in np.interp(sizes, points, times)]
 
     def share_beside_another(self, num_elements: int, lanes: int) -> float:
-        """What vectors of this size take that are under way together, one in each lane, over what
-        they take one after the other; 1 if it is not simulated.
-        """
+        """Time of vectors in all lanes at once over that in sequence; 1 if not simulated."""
         is_simulated = 1 < self.network.world_size <= SIMULATED_RANKS and self.in_pieces
         if lanes == 1 or not is_simulated or self.across or self.algorithm in (NATIVE, FOLD):
             return 1.0
@@ -104,7 +95,6 @@ class Prices:
         return self._at[num_elements]
 
     def _efficiency(self) -> float:
-        """The efficiency of this exchange on the outermost link that it uses; 1 if not measured."""
         outermost = self.network.links[self.network.level(0, self.network.world_size - 1)]
         return outermost.efficiency.get(self.algorithm, 1.0)
 
@@ -125,9 +115,7 @@ class Prices:
 
 
 def _shared_s(across: str, network: Network, num_elements: int, itemsize: int = 4) -> float:
-    """Seconds of `exchange.shared_memory`: its rounds in memory by what the busiest rank reads and
-    writes there, and between nodes the price of what the first ranks run.
-    """
+    """Seconds of `exchange.shared_memory`: the busiest rank's in memory, then between nodes."""
     m, inner = ranks_per_node(network), network.links[0]
     whole = shared_memory.schedule(
         network.world_size, num_elements, outer=find_schedule(across), ranks_per_host=m
@@ -141,7 +129,7 @@ def _shared_s(across: str, network: Network, num_elements: int, itemsize: int = 
     in_memory_s = most * itemsize / inner.memory_bytes_per_s
     if m == network.world_size:
         return in_memory_s
-    # One rank a node: the same links, without the innermost.
+    # One rank of each node takes part: all links but the innermost.
     outer = tuple(replace(link, group=link.group // m) for link in network.links[1:])
     return in_memory_s + Prices(across, Network(outer, network.world_size // m))._price_s(
         num_elements
@@ -149,9 +137,7 @@ def _shared_s(across: str, network: Network, num_elements: int, itemsize: int = 
 
 
 def _fold_s(network: Network, num_elements: int, num_leaves: int, kind: str = ALL_REDUCE) -> float:
-    """Seconds of the schedule that is executed, after its early round, which nobody waits for: one
-    node of each rank is left.
-    """
+    """Seconds of `fold` without its early round, for which nobody waits."""
     inputs = fold.inputs_of(num_leaves, equal_shares(num_leaves, network.world_size))
     if network.world_size > SIMULATED_RANKS:
         return sharded_s(network, num_elements) / (1 if kind == ALL_REDUCE else 2)
@@ -167,7 +153,7 @@ def _fold_s(network: Network, num_elements: int, num_leaves: int, kind: str = AL
 
 @lru_cache
 def overlap_share(algorithm: str, links: tuple[Link, ...], per_node: int) -> float:
-    """What is left of the rounds' time if pieces overlap them, among SIMULATED_RANKS or so."""
+    """The share of the rounds' time that remains if pieces overlap, at about SIMULATED_RANKS."""
     ranks = max(2, SIMULATED_RANKS // per_node) * per_node
     if ranks > 2 * SIMULATED_RANKS:
         return 1.0

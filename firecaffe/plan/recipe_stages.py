@@ -1,4 +1,4 @@
-"""The stages that a recipe names: what each computes, what goes between them, what a step takes."""
+"""The stages that a recipe names: their work, the messages between them, and their step."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ from firecaffe.plan.step_cost import buckets_of, overlap, slowest_of
 from firecaffe.plan.workload import PROFILED_IMAGES, LayerWork, Workload, on_zeros
 
 STATE_BYTES = 5056
-"""The state of torch's generator on a CPU, which goes along with each micro-batch."""
+"""The state of torch's CPU generator, which is sent with each micro-batch."""
 
 
 @dataclass(frozen=True)
@@ -37,37 +37,28 @@ class Crossing:
 
     forward: float
     backward: float
-    """Of those, the ones whose gradients come back."""
+    """The part of `forward` whose gradients come back."""
 
     def shared(self, share: float) -> Self:
-        """What each of several workers sends of it."""
         return replace(self, forward=share * self.forward, backward=share * self.backward)
 
 
 @dataclass(frozen=True)
 class RecipeStages:
-    """A step in these stages."""
-
     step: SplitStep
-    """Compute is the stage's that computes longest; activations, what a step takes besides until
-    all stages are through: for the stages before and behind, and for messages."""
+    """Compute is the slowest stage's; activations are the rest until all stages are done."""
     computes_s: tuple[float, ...]
-    """Of each stage, in a step."""
     memory: dict[str, float]
-    """Of the stage that holds most, in bytes."""
     memory_by_stage: tuple[float, ...]
 
     @property
     def idle(self) -> float:
-        """The share of a step in which a worker does not compute, on average."""
+        """The mean share of a step in which a worker does not compute."""
         return 1 - sum(self.computes_s) / len(self.computes_s) / self.step.step_s
 
 
 def crossings_of(config: ModelConfig, work: Workload, names: Sequence[str]) -> list[Crossing]:
-    """What goes over each cut; found on the meta device.
-
-    Raises: RecipeError if the network cannot be cut so; as `plan.workload.layers_of`.
-    """
+    """Find what crosses each cut. Raises: RecipeError if it cannot be cut; as `layers_of`."""
 
     def find(network: nn.Module, inputs: Any) -> list[Crossing]:
         stages = cut_stages(network.train(), names)
@@ -90,10 +81,7 @@ def crossings_of(config: ModelConfig, work: Workload, names: Sequence[str]) -> l
 
 
 def works_of(works: Sequence[LayerWork], names: Sequence[str]) -> list[tuple[LayerWork, ...]]:
-    """The calls of each stage. A stage begins with the first call in the module that it names.
-
-    Raises: ValueError if a module is not called.
-    """
+    """Split calls into stages, from each module's first call. Raises: ValueError if not called."""
     begins = [0]
     for name in names:
         own = (each.name.partition("#")[0] for each in works)
@@ -106,23 +94,21 @@ def works_of(works: Sequence[LayerWork], names: Sequence[str]) -> list[tuple[Lay
 
 @dataclass(frozen=True)
 class StageWork:
-    """What a worker computes of a stage."""
+    """The work of one worker of a stage."""
 
     layers: tuple[LayerWork, ...]
     forward_s: float
-    """Of a micro-batch."""
     backward_s: tuple[float, ...]
-    """Of each layer, from the first to the last."""
+    """Seconds of each layer, from the first to the last."""
     between_s: float = 0.0
-    """Of a micro-batch's exchanges between the workers of the stage, in forward and backward."""
+    """Seconds of a micro-batch's exchanges among the stage's workers, forward and backward."""
     between_bytes: float = 0.0
-    """What each of them sends for that in a step."""
     share_sent: float = 1.0
-    """The share of what goes to the next stage that each of them sends."""
+    """The share that each of them sends of what goes to the next stage."""
 
 
 def whole_stages(work: Workload, device: Device, names: Sequence[str]) -> list[StageWork]:
-    """Stages of a worker each. Raises: ValueError as `works_of`."""
+    """Stages of one worker each. Raises: ValueError, as `works_of`."""
     scale = correction(work, device, work.micro_batch_size)
     found = []
     for own in works_of(work.layers, names):
@@ -135,22 +121,22 @@ def whole_stages(work: Workload, device: Device, names: Sequence[str]) -> list[S
 def split_stages(
     cost: SplitCost, layouts: Sequence[Layout], names: Sequence[str]
 ) -> list[StageWork]:
-    """Stages of as many workers as a layout has, of which some layers are split. cost: of the
-    workers that hold one stage, of all models. layouts: of the units of its chain.
+    """Stages of several workers, among which some layers are split.
 
-    Raises: ValueError as `works_of`.
+    cost: of the workers that hold one stage, of all models. layouts: of the units of its chain.
+    Raises: ValueError, as `works_of`.
     """
     parts = [part_of(*each) for each in zip(cost.chain, layouts, strict=True)]
     ends = [*accumulate(map(len, works_of([*joined.from_iterable(parts)], names)))]
     begins = accumulate(map(len, parts), initial=0)
-    # The last unit has no layer: it makes the network's outputs whole.
+    # The last unit has no layer; it makes the network's outputs whole.
     numbers = [min(bisect_right(ends, each), len(ends) - 1) for each in begins]
     most = max(each.batch for each in layouts)
     found = [StageWork((), 0.0, ()) for _ in ends]
     for at, (unit, layout, part) in enumerate(zip(cost.chain, layouts, parts, strict=True)):
         forward_s, backward_s = cost.computes_s(unit, layout)
         between = [cost.inside(unit, layout, most)]
-        if at:  # what comes from the stage before is as it was left there
+        if at:  # activations arrive as the stage before left them
             between.append(cost.between(at - 1, layouts[at - 1], layout))
         step_s, sent_bytes = map(sum, zip(*between, strict=True))
         stage = found[numbers[at]]
@@ -172,10 +158,10 @@ def stages_step(
     pipeline: str,
     model: int = 1,
 ) -> RecipeStages:
-    """cost: of all workers; its chain is not asked for. pipeline: a row of `ORDERS`. model: workers
-    of each stage.
+    """Price a step in stages. Raises: ValueError if rows of workers do not fit the links.
 
-    Raises: ValueError if rows of workers do not fit the links.
+    cost: of all workers; its chain is not used. pipeline: a row of `ORDERS`. model: workers of each
+    stage.
     """
     work, device = cost.work, cost.cluster.device
     size, row = len(stages), len(stages) * model
@@ -227,17 +213,13 @@ def stages_step(
 
 
 def _held(stage: Workload, actions: Sequence[Action]) -> Workload:
-    """A stage as its worker holds it: with the activations of all micro-batches between their
-    forward and their backward.
-    """
+    """The stage with activations of all micro-batches between their forward and backward."""
     activations = sum(each.output_bytes for each in stage.layers if each.backward_share > 0)
     return replace(stage, activation_bytes=most_held(actions) * activations)
 
 
 def _sums_s(cost: SplitCost, row: int, stage: Workload, backward: tuple[float, ...]) -> float:
-    """Seconds by which the sums of a stage's gradients make its last backward longer. row: the
-    workers that hold one model. backward: of its layers, from the last to the first.
-    """
+    """Seconds that gradients' sums add to a last backward. backward: from the last layer on."""
     slowdown = cost.cluster.device.exchange_slowdown
     buckets = buckets_of(stage, MicroBatch(0.0, backward))
     whole_s = cost.prices(row).seconds([each.num_elements for each in buckets])
@@ -254,7 +236,6 @@ def _message_s(cost: SplitCost, cut: int, model: int, numbers: float, has_state:
 
 
 def _sent(cost: SplitCost, crossings: Sequence[Crossing], layout: Layout) -> list[float]:
-    """Bytes of activations and their gradients that each stage sends in a step."""
     images = cost.itemsize * cost.work.global_batch_size / layout.batch
     forward = [*(images * each.forward for each in crossings), 0.0]
     backward = [0.0, *(images * each.backward for each in crossings)]

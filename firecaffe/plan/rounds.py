@@ -1,11 +1,10 @@
-"""The rounds of an exchange among very many ranks, like ones together.
+"""Exchanges among very many ranks as classes of equal rounds, each an array over all ranks.
 
-A ring of a thousand ranks has two million transfers; but all its rounds are alike. Here each
-algorithm says its classes of like rounds as arrays, for all ranks at once; a test holds their times
-to those of the whole schedule at small numbers of ranks.
+A ring of a thousand ranks has two million transfers, but all its rounds are equal. A test compares
+the times with those of whole schedules at small numbers of ranks.
 
-`rounds_s` lets rounds follow each other, each as long as its busiest port: the model of Thakur,
-Rabenseifner and Gropp 2005. It leaves out that pieces overlap rounds, which `plan.simulate` has.
+`rounds_s` runs rounds in sequence, each as long as its busiest port: the model of Thakur,
+Rabenseifner and Gropp 2005. It has no overlap of pieces, which `plan.simulate` has.
 """
 
 from collections import Counter
@@ -27,18 +26,17 @@ Ranks = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class EqualRounds:
-    """`count` rounds that are alike: who sends to whom how many elements."""
+    """`count` equal rounds: which rank sends how many elements to which rank."""
 
     count: int
     source: Ranks
     destination: Ranks
     elements: Ranks
     reduce: NDArray[np.bool_]
-    """Which of them are added to what is there."""
+    """Whether each message is added to the receiver's elements."""
 
 
 def rounds_of(schedule: Schedule) -> Iterator[EqualRounds]:
-    """The rounds of a schedule, one by one."""
     for round_ in schedule.rounds:
         rows = [(t.source, t.destination, t.num_elements, t.reduce) for t in round_]
         source, destination, elements, reduce = np.array(rows, dtype=np.int64).T
@@ -48,7 +46,7 @@ def rounds_of(schedule: Schedule) -> Iterator[EqualRounds]:
 def like_rounds(
     algorithm: str, world_size: int, num_elements: int, ranks_per_node: int = 1
 ) -> Iterator[EqualRounds]:
-    """Those of a row of `exchange.ALGORITHMS`, or of hierarchical(INNER,OUTER)."""
+    """Rounds of an algorithm of `exchange.ALGORITHMS`, or of hierarchical(INNER,OUTER)."""
     if world_size == 1 or num_elements == 0:
         return
     nested = parse_hierarchical(algorithm)
@@ -67,15 +65,11 @@ def like_rounds(
 
 
 def rounds_s(rounds: Iterator[EqualRounds], network: Network, bytes_per_element: int = 4) -> float:
-    """Seconds of the rounds one after the other."""
     return sum(each.count * _round_s(each, network, bytes_per_element) for each in rounds)
 
 
 def sharded_s(network: Network, num_elements: int, bytes_per_element: int = 4) -> float:
-    """The sharded server's two rounds by their closed formula, for p² transfers are too many.
-
-    Exact if the ranks fill whole groups: then all ports of a link are as busy.
-    """
+    """Seconds of the sharded server's rounds by a formula; exact if the ranks fill whole groups."""
     world_size = network.world_size
     shard_bytes = -(-num_elements // world_size) * bytes_per_element
     longest_s = adds_s = 0.0
@@ -121,7 +115,6 @@ def _round_s(round_: EqualRounds, network: Network, itemsize: int) -> float:
 
 
 def _shifted(round_: EqualRounds, starts: Ranks) -> EqualRounds:
-    """The same round in several groups at once."""
     return EqualRounds(
         round_.count,
         (starts[:, None] + round_.source).ravel(),
@@ -156,7 +149,6 @@ def _sharded_parameter_server(p: int, n: int) -> Iterator[EqualRounds]:
 
 
 def _tree_pairs(p: int) -> list[tuple[Ranks, Ranks]]:
-    """(children, parents) of each round up."""
     distances = [1 << k for k in range((p - 1).bit_length())]
     parents = [np.arange(0, p - d, 2 * d) for d in distances]
     return [(j + d, j) for j, d in zip(parents, distances, strict=True)]
@@ -184,7 +176,7 @@ def _double_tree(p: int, n: int) -> Iterator[EqualRounds]:
         back = [(each[1], each[0]) for each in pairs]
         none = np.zeros(0, dtype=np.int64)
         spaced = [part for each in (*up, *back) for part in (each, (none, none))][:-1]
-        # The way up is in every second round from the first, the way down in those between.
+        # The way up uses every second round from the first, and the way down the rounds between.
         half = 2 * len(up) - 1
         trees.append([*spaced[:half], *spaced[half + 1 :]])
     yield from _overlaid(trees, -(-n // (2 * per_tree)), per_tree, stride=2)
@@ -193,7 +185,7 @@ def _double_tree(p: int, n: int) -> Iterator[EqualRounds]:
 def _overlaid(
     trees: Sequence[Sequence[tuple[Ranks, Ranks]]], length: int, segments: int, stride: int
 ) -> Iterator[EqualRounds]:
-    """Segment c does its round r in round r + c · stride; rounds with the same parts together."""
+    """Run round r of segment c in round r + c · stride, and merge rounds with the same parts."""
     rounds = len(trees[0])
     like: Counter[tuple[int, ...]] = Counter()
     for number in range(rounds + (segments - 1) * stride):
@@ -223,9 +215,7 @@ def _ring(p: int, n: int) -> Iterator[EqualRounds]:
 
 
 def _paired(p: int, n: int, rounds: Sequence[tuple[int, int, bool]]) -> Iterator[EqualRounds]:
-    """Rounds (distance, elements, reduce) among a power of two of ranks, the others before and
-    after.
-    """
+    """Rounds (distance, elements, reduce) among 2^k ranks; other ranks before and after."""
     extra = p - largest_power_of_two(p)
     even, odd = 2 * np.arange(extra), 2 * np.arange(extra) + 1
     active = np.array(active_ranks(p))
@@ -260,4 +250,3 @@ ROUNDS: dict[str, Callable[[int, int], Iterator[EqualRounds]]] = {
     "recursive_doubling": _recursive_doubling,
     "halving_doubling": _halving_doubling,
 }
-"""One row for each of `exchange.ALGORITHMS`."""

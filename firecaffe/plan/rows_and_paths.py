@@ -1,4 +1,4 @@
-"""What splits send that cut no layer's weights: rows of images, and whole paths of a module."""
+"""Volumes of splits that cut no layer's weights: by rows of images, and by paths of a module."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -21,19 +21,14 @@ from firecaffe.parallel.volumes import (
 
 @dataclass(frozen=True)
 class Rows:
-    """A layer of images."""
-
     slide: Slide | None
-    """How a convolution goes over rows; None of a batch normalization."""
+    """The way a convolution moves over rows; None for a batch normalization."""
     rows: int
-    """Of its input."""
     channels: int
     columns: int
 
     def numbers(self, sizes: Sizes, samples: int, workers: int) -> float | None:
-        """What each worker sends in a step of one micro-batch, if the input is whole and the output
-        is to be; None if there are fewer rows than workers.
-        """
+        """Numbers that each worker sends, with whole input and output; None if rows are too few."""
         made = self.rows if self.slide is None else self.slide.outputs(self.rows)
         if min(self.rows, made) < workers:
             return None
@@ -50,7 +45,7 @@ class Rows:
 
 
 def rows_of(layer: nn.Module, shape: tuple[int, ...]) -> Rows | None:
-    """shape: of its input. None if it cannot be split by rows."""
+    """The rows of a layer with this input shape; None if it cannot be split by rows."""
     if type(layer) not in (nn.Conv2d, nn.BatchNorm2d) or len(shape) != 4:
         return None
     slide = None
@@ -63,19 +58,18 @@ def rows_of(layer: nn.Module, shape: tuple[int, ...]) -> Rows | None:
 
 @dataclass(frozen=True)
 class PathsVolumes:
-    """A module of paths. Numbers are those that each worker sends in a step."""
+    """A module of paths, in numbers that each worker sends in a step."""
 
     name: str
     kind: str
     paths: int
     weights: int
-    """Numbers that are trained, with those of what paths have in common."""
+    """Trained numbers, including those of layers that paths have in common."""
     inputs: int
-    """Numbers that the paths take, of one sample."""
     outputs: int
     by_data: float
     by_paths: float | None
-    """None if there are fewer paths than workers."""
+    """Numbers sent if it is split by paths; None if there are fewer paths than workers."""
 
     @property
     def cheapest(self) -> str:
@@ -85,15 +79,13 @@ class PathsVolumes:
 
 @dataclass(frozen=True)
 class PathModule:
-    """A module of paths, as it was found."""
-
     name: str
     layer: nn.Module
     found: Paths
     sizes: Mapping[fx.Node, int]
     """Numbers that each node makes, of one sample."""
     has_gradient: bool
-    """Whether that of what the paths take is wanted."""
+    """Whether the inputs of the paths need a gradient."""
 
     def volumes(self, samples: int, workers: int) -> PathsVolumes:
         """samples: of a micro-batch, which all workers compute."""
@@ -119,13 +111,12 @@ class PathModule:
 
 
 def named_paths(network: nn.Module, names: Collection[str]) -> dict[str, tuple[nn.Module, Paths]]:
-    """The modules of paths with these names."""
     named = dict(network.named_modules())
     return {name: (named[name], find_paths(named[name])) for name in names}
 
 
 def path_modules(network: nn.Module) -> dict[str, tuple[nn.Module, Paths]]:
-    """The modules of paths that have layers inside, the outermost of those in each other."""
+    """Find modules of paths that contain layers; of nested ones only the outermost."""
     found: dict[str, tuple[nn.Module, Paths]] = {}
     for name, layer in network.named_modules():
         if not name or not any(True for _ in layer.children()):
@@ -140,8 +131,6 @@ def path_modules(network: nn.Module) -> dict[str, tuple[nn.Module, Paths]]:
 
 
 class _Sizes(fx.Interpreter):
-    """Runs a graph, and notes what each node makes."""
-
     def __init__(self, layer: nn.Module, graph: fx.Graph) -> None:
         super().__init__(layer, graph=graph)
         self.numbers: dict[fx.Node, int] = {}
@@ -157,7 +146,6 @@ class _Sizes(fx.Interpreter):
 
 
 def sized(name: str, layer: nn.Module, found: Paths, inputs: tuple[Any, ...]) -> PathModule:
-    """inputs: what the module was called with."""
     run = _Sizes(layer, found.graph)
     run.run(*inputs)
     samples = len(inputs[0])

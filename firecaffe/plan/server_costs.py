@@ -1,4 +1,4 @@
-"""Who keeps a server's weights, as it is priced; see `training.served.keeper`."""
+"""Prices where a server's weights are kept; see `training.served.keeper`."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -8,29 +8,24 @@ from firecaffe.synchrony.config import SHARDED, SynchronyConfig
 
 
 class PlannedKeeper(Protocol):
-    """What a gradient costs that goes to a server."""
-
     @property
     def part(self) -> float:
-        """The share of what a worker sends and gets that leaves it."""
+        """The share of what a worker sends and receives that leaves it."""
 
     def said(self, codec: str) -> str:
-        """For people, behind the mode. codec: of gradients; empty without one."""
+        """Words after the mode's name. codec: of gradients; empty without one."""
 
     def costs(self, pull_s: float, push_s: float, take_s: float) -> Costs:
-        """take_s: the server's time for a gradient."""
+        """Costs for the simulated clock. take_s: the server's time for a gradient."""
 
     def beside_s(self, coded_s: float, update_s: float) -> float:
-        """What a worker does for its own gradient. coded_s: to encode it."""
+        """Seconds that a worker spends on its gradient. coded_s: to encode it."""
 
-    def is_sent(self, learner: int) -> bool:
-        """Whether a learner's gradients leave its worker."""
+    def is_sent(self, learner: int) -> bool: ...
 
 
 @dataclass(frozen=True)
 class AtFirst:
-    """Rank 0 keeps all of them."""
-
     size: int
 
     @property
@@ -52,8 +47,6 @@ class AtFirst:
 
 @dataclass(frozen=True)
 class InShards(AtFirst):
-    """Each rank keeps a part."""
-
     @property
     def part(self) -> float:
         return (self.size - 1) / self.size
@@ -70,7 +63,7 @@ class InShards(AtFirst):
 
 @dataclass(frozen=True)
 class Lockless(AtFirst):
-    """They lie in memory to which each worker writes: nothing travels."""
+    """All workers write to weights in shared memory, so nothing travels."""
 
     @property
     def part(self) -> float:
@@ -87,7 +80,6 @@ class Lockless(AtFirst):
 
 
 def planned_keeper(words: SynchronyConfig, size: int) -> PlannedKeeper:
-    """That of a mode with a server, on so many workers."""
     if words.is_lockless:
         return Lockless(size)
     return InShards(size) if words.server == SHARDED and size > 1 else AtFirst(size)

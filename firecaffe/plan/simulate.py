@@ -1,23 +1,19 @@
-"""The time of an exchange: its schedule run on ports that connections share.
+"""Simulates an exchange: runs its schedule on ports that connections share.
 
-A rank does what `transport.execute` does: it works through its rounds, piece by piece, sends a
-round's messages as soon as those of its round before have arrived, and adds what it was to add. A
-message arrives latency_s after its last byte. A rank starts one message in latency_s, and takes
-one in: if they are short, latencies follow each other, and if they are long, they are hidden.
+A rank works through its rounds piece by piece, as `transport.execute` does. It sends a round's
+messages when those of the round before have arrived and been added. A message arrives latency_s
+after its last byte, and a rank starts, and receives, at most one message in each latency_s.
+
+Messages between two ranks form a connection and travel in sequence. Connections that leave by one
+port take turns block by block, as TCP's do, each with a window of blocks in flight. Blocks pass an
+arriving port in order of arrival, and may enter it while they leave.
+
+If a switch drops what its queue cannot hold, a port that k senders want to fill takes 1 +
+congestion · (lg(k + 1) - 1) times as long. A sender counts by the share of its port that it gives
+to that destination. The form is an observation: a server's port behind a queue of 1 MB took 1.14,
+1.28 and 1.43 times as long with k = 3, 7 and 15.
 
 Source: the model of latency and bandwidth of Thakur, Rabenseifner and Gropp 2005, on ports.
-
-Ports that connections share: how long messages take that are under way at once.
-
-What is between two ranks is a connection, whose messages go one after the other. Connections that
-leave by one port take turns, block by block, as TCP's do: who has two messages to send has both
-there at the end, and neither sooner. Each has a window of so many blocks under way. What arrives
-at a port goes through it in the order in which it came; a block may come in as it goes out.
-
-If a switch drops what its queue cannot hold, and TCP makes up for the loss, a port that k
-senders want to fill takes 1 + congestion · (lg(k + 1) - 1) times as long. (A sender counts by the
-share of its own port that it gives to that destination.) The form is an observation: a server's
-port behind a queue of 1 MB with k = 3, 7 and 15 took 1.14, 1.28 and 1.43 times as long.
 """
 
 import heapq
@@ -36,21 +32,19 @@ from firecaffe.plan.network import Network, Port
 T = TypeVar("T")
 
 BLOCK_BYTES = 15_928
-"""Size of the blocks in which connections take turns: 11 segments of Ethernet. TCP hands 16 to 64
-kB to a network card at a time.
-"""
+"""Block size of connections, 11 Ethernet segments; TCP passes 16 to 64 kB to a card at a time."""
 
 MOST_BLOCKS = 9
-"""Blocks of a message of such blocks: 128 kB, as segments are."""
+"""The most blocks of this size in a message: 128 kB, as segments have."""
 LONG_BLOCKS = 4
-"""Blocks of a longer message: they are longer, or there would be millions."""
+"""Blocks of a larger message, which are longer so that their number stays small."""
 
 WINDOW = 2
-"""Blocks of one connection under way at once."""
+"""Blocks of one connection in flight at once."""
 
 
 class Clock:
-    """What happens at which time, in seconds; of what happens at one time, the first said first."""
+    """Runs events by their time in seconds; events of equal time run in the order of `at`."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -61,7 +55,6 @@ class Clock:
         heapq.heappush(self._events, (time_s, next(self._numbers), happens, what))
 
     def run(self) -> None:
-        """Until nothing is to happen any more."""
         while self._events:
             self.now_s, _, happens, what = heapq.heappop(self._events)
             happens(what)
@@ -71,21 +64,18 @@ class Clock:
 class _OnItsWay:
     blocks: int
     block_s: float
-    """Time that a block takes to leave; `last_s`: the last one, which may be shorter."""
+    """Seconds in which a block leaves; the last one may be shorter."""
     last_s: float
     crowding: float
-    """How many times as long it takes to arrive."""
     arrived: Callable[[], None]
 
 
 @dataclass(slots=True)
 class _Port:
-    """One way of it."""
-
     line: deque["_Block"] = field(default_factory=deque)
     is_busy: bool = False
     free_s: float = 0.0
-    """When what has arrived is through."""
+    """The time at which all that arrived is through."""
 
 
 @dataclass(slots=True)
@@ -95,18 +85,16 @@ class _Connection:
     rate: float
     waiting: deque[_OnItsWay] = field(default_factory=deque)
     sent: int = 0
-    """Blocks of the first message that waits."""
+    """Blocks sent of the first message that waits."""
     under_way: int = 0
     """Blocks that are in line, or have left and not arrived."""
 
 
 _Block = tuple[_Connection, _OnItsWay, float, bool]
-"""(its connection, its message, seconds that it takes to leave, whether it is the last)."""
+"""(connection, message, seconds in which it leaves, whether it is the last)."""
 
 
 class Ports:
-    """The ports of a network, and what waits for them."""
-
     def __init__(self, network: Network, clock: Clock) -> None:
         self._network = network
         self._clock = clock
@@ -121,7 +109,7 @@ class Ports:
         crowding: float,
         arrived: Callable[[], None],
     ) -> None:
-        """Puts a message on the connection of two ranks. arrived: called with its last byte."""
+        """Put a message on the connection of two ranks. arrived: called with its last byte."""
         ends = source, destination
         if ends not in self._connections:
             out, into = (self._ports[port] for port in self._network.ports(*ends))
@@ -137,7 +125,6 @@ class Ports:
         self._ask(connection)
 
     def _ask(self, connection: _Connection) -> None:
-        """Gets as many blocks in line as may be under way."""
         while connection.waiting and connection.under_way < WINDOW:
             message = connection.waiting[0]
             connection.sent += 1
@@ -151,7 +138,6 @@ class Ports:
         self._serve(connection.out)
 
     def _serve(self, port: _Port) -> None:
-        """The next block in line begins to leave."""
         if port.line and not port.is_busy:
             block = port.line.popleft()
             port.is_busy = True
@@ -160,7 +146,7 @@ class Ports:
     def _leave(self, block: _Block) -> None:
         connection, message, taken_s, _ = block
         connection.out.is_busy = False
-        # It came in as it went out, if the port was free.
+        # If the port was free, the block arrived while it left.
         begun_s = max(connection.into.free_s, self._clock.now_s - taken_s)
         connection.into.free_s = begun_s + taken_s * message.crowding
         self._clock.at(connection.into.free_s, self._arrive, block)
@@ -175,17 +161,16 @@ class Ports:
 
 
 def crowding(congestion: float, senders: float) -> float:
-    """How many times longer a transfer takes into a port that so many senders want to fill."""
+    """The factor by which a transfer slows down at a port that so many senders want to fill."""
     return 1 + congestion * (log2(max(1.0, senders) + 1) - 1)
 
 
 _Step = tuple[int, int]
-"""(round, piece)."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Message:
-    """One transfer of one piece, from one actor (a rank in a lane) to another."""
+    """One piece of a transfer, from one actor (a rank in a lane) to another."""
 
     step: _Step
     source: int
@@ -205,8 +190,8 @@ def simulate_s(
 ) -> float:
     """Seconds from all ranks' start to the last one's end.
 
-    in_pieces: as our own executor cuts the vector; else whole, as FireCaffe's tree. vectors: so
-    many at once, each in a lane of its own: a rank works through its rounds for itself.
+    in_pieces: cut the vector as our executor does; else whole, as FireCaffe's tree. vectors: in
+    flight at once, each in a lane in which ranks work through their rounds independently.
     """
     world_size = network.world_size
     whole = schedule(world_size, num_elements)
@@ -217,7 +202,7 @@ def simulate_s(
 
 
 class _Run:
-    """The state of one simulation. A rank's part in a lane is an actor of its own."""
+    """One simulation; an actor is a rank's part in a lane."""
 
     def __init__(
         self, schedules: Sequence[Schedule], network: Network, itemsize: int, lanes: int
@@ -245,14 +230,12 @@ class _Run:
                     self.own_next[actor, step] = following
         self.place = dict.fromkeys(self.program, 0)
         self.done_s = dict.fromkeys(self.program, 0.0)
-        """When each actor was through with its last step."""
         self.arrived_s: dict[tuple[int, _Step], float] = defaultdict(float)
         self.starts_s: dict[int, float] = defaultdict(float)
-        """When each rank may start its next message; `takes_s`: when it may take in the next."""
+        """When each rank may start its next message; `takes_s`: when it may receive the next."""
         self.takes_s: dict[int, float] = defaultdict(float)
 
     def _plan(self, round_: Round, step: _Step, first: int, steps: dict[int, set[_Step]]) -> None:
-        """One round of one piece. first: the actor of rank 0 in its lane."""
         degree = Counter(t.source for t in round_)
         wanted: dict[int, float] = defaultdict(float)
         for t in round_:
@@ -280,7 +263,6 @@ class _Run:
         return max(self.clock.now_s, *self.done_s.values(), 0.0)
 
     def _begin(self, actor: int, step: _Step) -> None:
-        """Starts the messages of a step, one in each latency."""
         rank = actor % self.network.world_size
         for message in self.sends.get((actor, step), ()):
             start_s = max(self.done_s[actor], self.starts_s[rank])
@@ -306,7 +288,6 @@ class _Run:
             self._go_on(message.destination)
 
     def _go_on(self, actor: int) -> None:
-        """Works through the actor's steps as far as messages have arrived."""
         program = self.program[actor]
         while self.place[actor] < len(program):
             key = actor, program[self.place[actor]]

@@ -1,11 +1,9 @@
-"""The ways to share a network among workers, each with its step, its memory and what it sends.
+"""Plans the ways to share a network among workers, with their step, memory and volumes.
 
-The cheapest layout of each layer of a chain, by a dynamic program.
-
-What a unit costs depends on its layout, and what lies between two units on both of theirs; so the
-cheapest way to a layout of a unit goes through the cheapest ways to those of the unit before it.
-That sums of gradients hide behind backward is no such cost: so they are counted at a share of
-their time, at several shares, and the layouts are taken whose step is the shortest.
+The cheapest layouts of a chain are found by a dynamic program. A unit's cost depends on its layout,
+and an exchange's cost on the layouts of both neighbors, so the cheapest way to a layout extends
+cheapest ways to layouts of the unit before. How well sums of gradients hide behind backward is no
+such cost. So they count with several shares of their time, and the shortest step wins.
 
 Source: Jia et al. 2018 (Exploring Hidden Dimensions in Parallelizing CNNs), the case of a chain.
 """
@@ -35,17 +33,16 @@ from firecaffe.plan.workload import Workload
 Array = NDArray[np.float64]
 
 EXPOSED = (1.0, 0.75, 0.5, 0.25)
-"""Shares of the time of gradients that are counted."""
+"""Shares of the time of gradients' sums that are counted."""
 
 SHARDED = "sharded_parameter_server"
-"""What `fold` is taken for: it sends its nodes in the same way."""
+"""The price of `fold`, which sends its nodes in the same way."""
 
 MOST_TRAFFICS = 4
-"""Of a boundary: a sum and a fetch, there and back."""
 
 
 def best_layouts(cost: SplitCost, first: Sequence[Sequence[Layout]] = ()) -> list[Layout]:
-    """Those of the shortest step that is found. first: some to begin with."""
+    """Find the layouts of the shortest step. first: layouts to compare with."""
     layouts = possible(cost)
     computes, gradients = own_costs(cost, layouts)
     between = between_costs(cost, layouts)
@@ -61,7 +58,7 @@ def best_layouts(cost: SplitCost, first: Sequence[Sequence[Layout]] = ()) -> lis
 def cheapest(own: Sequence[Array], between: Sequence[Array]) -> tuple[float, list[int]]:
     """The least sum of costs, and the choice for each unit.
 
-    own: for each unit the cost of each choice, shape (choices,); infinite if it cannot be.
+    own: for each unit the cost of each choice, shape (choices,); infinite if it is impossible.
     between: for each unit but the last, shape (choices, choices of the next one).
     """
     total, ways = own[0], []
@@ -76,7 +73,7 @@ def cheapest(own: Sequence[Array], between: Sequence[Array]) -> tuple[float, lis
 
 
 def possible(cost: SplitCost) -> list[Layout]:
-    """Layouts that a unit of the chain may have, if rows fill groups of links or divide them."""
+    """Layouts for at least one unit, if rows of workers fill groups of links or divide them."""
     found = []
     for each in layouts_of(cost.workers, cost.work.num_micro_batches):
         try:
@@ -89,9 +86,9 @@ def possible(cost: SplitCost) -> list[Layout]:
 
 
 def own_costs(cost: SplitCost, layouts: Sequence[Layout]) -> tuple[list[Array], list[Array]]:
-    """Seconds of each unit in each layout: of computing and of halos, infinite if it cannot be, and
-    of the sum of its gradients by itself, by its rounds. What is kept apart for each micro-batch
-    is so where some layer's batch is shared by all workers, as convolutions mostly are.
+    """Seconds of each unit in each layout, to compute it and to sum its gradients; or infinity.
+
+    Gradients count as apart (`is_apart`) as if some layer's batch were shared by all workers.
     """
     shape, most = (len(cost.chain), len(layouts)), cost.workers
     computes, numbers = np.full(shape, np.inf), np.zeros(shape)
@@ -113,7 +110,6 @@ def own_costs(cost: SplitCost, layouts: Sequence[Layout]) -> tuple[list[Array], 
 
 
 def _line(cost: SplitCost, model: int) -> tuple[float, float]:
-    """Seconds of a sum of no numbers, and of each number, by rounds one after the other."""
     prices = cost.prices(model)
     if prices.network.world_size == 1:
         return 0.0, 0.0
@@ -124,7 +120,7 @@ def _line(cost: SplitCost, model: int) -> tuple[float, float]:
 
 
 def between_costs(cost: SplitCost, layouts: Sequence[Layout]) -> list[Array]:
-    """Seconds between each unit and the next one, shape (layouts of it, layouts of the next)."""
+    """Seconds between each unit and the next one, shape (layouts, layouts of the next)."""
     tables: dict[bool, tuple[Array, Array, Array]] = {}
     shares = np.array([micro_batches_of(cost.work, each) for each in layouts])
     rounds = np.minimum(shares[:, None], shares)[..., None]
@@ -141,9 +137,7 @@ def between_costs(cost: SplitCost, layouts: Sequence[Layout]) -> list[Array]:
 def _table(
     cost: SplitCost, layouts: Sequence[Layout], has_gradient: bool
 ) -> tuple[Array, Array, Array]:
-    """The traffics between all layouts: shapes (before, after, traffics, links), but the last
-    (before, after, traffics).
-    """
+    """Traffics of layouts: shapes (before, after, traffics, links) twice, then without links."""
     n, links = len(layouts), len(cost.network.links)
     table = [np.zeros((n, n, MOST_TRAFFICS, *rest)) for rest in ((links,), (links,), ())]
     for i, before in enumerate(layouts):
@@ -161,43 +155,34 @@ Layouts = list[Layout]
 
 @dataclass(frozen=True)
 class SplitPlan:
-    """One way, on so many workers."""
-
     name: str
-    """A row of `WAYS`, or of a recipe's own."""
+    """A key of `WAYS`, or `recipe`."""
     workers: int
     exchange: str
-    """Of the gradients."""
     model: int
     """Workers that hold one model; 1 if layers differ."""
     step: SplitStep
     images_per_s: float
     speedup: float
-    """Over one worker."""
     memory: dict[str, float]
-    """Bytes of the worker that holds most, by what they are for."""
     fits: bool
     widest: float
-    """How many times as wide all layers may be, as of `plan.held.widest`."""
     layouts: tuple[Layout, ...] = ()
-    """One for each unit; none of a pipeline."""
+    """One for each unit; none for stages."""
     cuts: tuple[int, ...] = ()
-    """The units that stages begin with, and their number; of a pipeline."""
+    """Units at which a pipeline's stages begin, and the number of units."""
     idle: float = 0.0
     """The share of turns in which a stage waits."""
     words: ParallelConfig | None = None
-    """Of a recipe's own way."""
     crossings: tuple[Crossing, ...] = ()
-    """What goes from stage to stage, of a recipe's."""
 
     @property
     def memory_bytes(self) -> float:
-        """All of it."""
         return sum(self.memory.values())
 
 
 def exchange_for(rows: Sequence[Forecast], workers: int) -> str:
-    """The fastest exchange that was planned, of those among any ranks; a tree if none was."""
+    """The fastest planned exchange that works among any ranks; tree if none was planned."""
     own = [row for row in rows if row.workers == workers and row.exchange in ALGORITHMS]
     return min(own, key=lambda row: row.step_s).exchange if own else "tree"
 
@@ -210,9 +195,7 @@ def split_plans(
     exchange: str,
     ways: Sequence[str],
 ) -> list[SplitPlan]:
-    """Each way's fastest that fits, or else its fastest, in the order of `WAYS`; a way that cannot
-    be is left out.
-    """
+    """Plan each way's fastest variant, preferring those that fit; omit impossible ways."""
     cost = SplitCost(work, cluster, chain, workers, exchange)
     found = []
     for name in (each for each in WAYS if each in ways):
@@ -257,20 +240,17 @@ WAYS: dict[str, Callable[[SplitCost], Iterator[SplitPlan]]] = {
     "layers": _layers,
     "pipeline": _pipeline,
 }
-"""Names for `--ways`."""
 
 
 def data_layouts(cost: SplitCost) -> Layouts:
-    """Every layer by its samples."""
     return [Layout(cost.workers)] * len(cost.chain)
 
 
 def dense_layouts(cost: SplitCost, is_trick: bool) -> Iterator[tuple[int, Layouts]]:
-    """Fully connected layers shared by rows of workers, by neurons and by inputs in turn; with the
-    number of workers of a row.
+    """Yield (workers of a row, layouts): dense layers split by neurons and by inputs in turn.
 
-    is_trick: all other layers are shared by samples among all workers (Krizhevsky 2014), who must
-    divide the micro-batches; else each row computes them as if it were one worker.
+    is_trick: all workers share the samples of other layers (Krizhevsky 2014); else a row is one
+    worker.
     """
     if is_trick and cost.work.num_micro_batches % cost.workers:
         return
@@ -290,12 +270,11 @@ def dense_layouts(cost: SplitCost, is_trick: bool) -> Iterator[tuple[int, Layout
 
 
 def _models(cost: SplitCost) -> Iterator[int]:
-    """Numbers of workers that may hold one model."""
     for model in range(2, cost.workers + 1):
         if cost.workers % model == 0:
             try:
                 cost.prices(model)
-            except ValueError:  # such rows neither fill nodes nor divide them
+            except ValueError:  # such rows neither fill nor divide nodes
                 continue
             yield model
 
@@ -309,7 +288,6 @@ def _plan(name: str, cost: SplitCost, layouts: Layouts, model: int) -> SplitPlan
 def plan_of_step(
     name: str, cost: SplitCost, step: SplitStep, memory: dict[str, float], model: int
 ) -> SplitPlan:
-    """A way with what it comes to. model: workers that hold one model."""
     device_bytes = cost.cluster.device.memory_bytes
     return SplitPlan(
         name,

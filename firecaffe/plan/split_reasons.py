@@ -1,4 +1,4 @@
-"""Why a plan shares each layer as it does, in numbers: its weights against its activations."""
+"""Explains a plan's layout of each layer by numbers: its weights against its activations."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,26 +12,23 @@ from firecaffe.plan.split_step import SplitCost, weights_bytes
 
 @dataclass(frozen=True)
 class Reason:
-    """A layer with weights: what it would send by data, and what it sends in the plan."""
+    """A layer's cost if all workers shared its batch, and its cost in the plan."""
 
     name: str
     words: str
-    """Its layout."""
     weights_bytes: int
-    """|W|: of its gradients."""
+    """Bytes of its gradients, |W|."""
     data_bytes: float
-    """|D|: of its input and output, of the whole batch."""
+    """Bytes of its input and output for the whole batch, |D|."""
     by_data_bytes: float
-    """What each worker would send in a step, if all shared the batch."""
+    """Bytes that each worker would send in a step, if all shared the batch."""
     by_data_s: float
-    """What that takes by itself."""
     sent_bytes: float
-    """What each worker sends of its gradients, and of what goes between it and the layer before."""
+    """Bytes that each worker sends of its gradients, and between it and the layer before."""
     sent_s: float
 
 
 def reasons(plan: SplitPlan, cost: SplitCost) -> list[Reason]:
-    """One for each layer that has weights, in their order. plan: one of layouts."""
     by_data = Layout(cost.workers)
     pairs = [*enumerate(pairwise(plan.layouts))]
     between = [(0.0, 0.0), *(cost.between(at, *pair) for at, pair in pairs)]
@@ -40,7 +37,7 @@ def reasons(plan: SplitPlan, cost: SplitCost) -> list[Reason]:
     for unit, layout, (seconds, sent) in rows:
         if not unit.weights:
             continue
-        if layout.rows * layout.paths > 1:  # its gradients, and its input's, are summed within it
+        if layout.rows * layout.paths > 1:  # sums of its gradients and its input's are inside it
             own_s, own_sent = cost.inside(unit, layout, layout.batch)
             seconds, sent = seconds + own_s, sent + own_sent
         whole = BYTES_PER_ELEMENT * unit.weights

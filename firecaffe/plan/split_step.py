@@ -1,8 +1,7 @@
-"""The step of a network whose layers workers share in some layouts: computing, and what is sent.
+"""Prices the step of a network whose layers have layouts: computing, and what is sent.
 
-A layer's gradients are summed by the workers that share its batch, in the exchange that the
-training takes, beside backward; activations go between two layers while nobody computes, for the
-next layer waits for them. What is sent beside backward is hidden by computing alone.
+The workers that share a layer's batch sum its gradients during backward, by the training's
+exchange. Activations move between layers while nobody computes, because the next layer waits.
 """
 
 from collections.abc import Sequence
@@ -44,19 +43,19 @@ from firecaffe.plan.update import UPDATES
 from firecaffe.plan.workload import Workload
 
 ADDITION_PASSES = 3
-"""Passes over memory of an addition in place: two are read, and one is written."""
+"""Passes over memory of an addition in place: two reads and a write."""
 
 
 @dataclass(frozen=True)
 class SplitStep:
-    """The parts of a step's time, in seconds; and what each worker sends, in bytes."""
+    """The parts of a step in seconds, and each worker's sent bytes."""
 
     compute_s: float
     data_s: float
     activations_s: float
     """Exchanges between layers, forward and backward."""
     exposed_communication_s: float
-    """What backward does not hide of the sums of gradients."""
+    """Sums of gradients that backward does not hide."""
     update_s: float
     gradients_bytes: float
     activations_bytes: float
@@ -69,22 +68,16 @@ class SplitStep:
 
 @dataclass(frozen=True)
 class _Tensor:
-    """A gradient of the last round's backward."""
-
     model: int
-    """Workers that hold one model of its layer: others with its part are so far apart."""
+    """Workers that hold one model; it is also the distance of workers with the same part."""
     nodes: int
-    """Of the tree, that each worker sends."""
     ready_s: float
     num_bytes: int
     is_shared_out: bool
-    """Whether its update may be."""
 
 
 class SplitCost:
-    """What layouts cost a workload on so many workers of a cluster; times are kept, so that many
-    layouts can be compared.
-    """
+    """The cost of layouts for a workload on so many workers; times are cached."""
 
     def __init__(
         self,
@@ -94,7 +87,6 @@ class SplitCost:
         workers: int,
         exchange: str,
     ) -> None:
-        """exchange: of gradients."""
         self.work, self.cluster, self.chain = work, cluster, chain
         self.workers, self.exchange = workers, exchange
         self.network = Network(cluster.links, workers)
@@ -107,10 +99,7 @@ class SplitCost:
         self.boundary = cache(self._boundary)
 
     def step(self, layouts: Layouts) -> SplitStep:
-        """The step in which each unit has a layout.
-
-        Raises: ValueError if the exchange cannot be among the workers that share a batch.
-        """
+        """Price the step of these layouts. Raises: ValueError if they cannot use the exchange."""
         work, device = self.work, self.cluster.device
         own = [*zip(self.chain, layouts, strict=True)]
         most = max(each.batch for each in layouts)
@@ -141,23 +130,21 @@ class SplitCost:
 
     @cached_property
     def in_memory(self) -> int:
-        """The workers of a host that add in memory what all share by batch."""
+        """Workers of a host that add in memory the gradients that all share by batch."""
         return ranks_per_node(self.network) if self.prices(1).across else 1
 
     @cached_property
     def alone_s(self) -> float:
-        """The step of one worker, which has the whole network."""
         return forecast(self.work, self.cluster, 1, "tree").step_s
 
     def unit_s(self, unit: Unit, layout: Layout) -> float:
-        """Computing of a step."""
         forward_s, backward_s = self.computes_s(unit, layout)
         return micro_batches_of(self.work, layout) * (forward_s + sum(backward_s))
 
     def _computes_s(self, unit: Unit, layout: Layout) -> tuple[float, tuple[float, ...]]:
         """Forward of one micro-batch, and backward by layer, from the first to the last."""
         work, device = self.work, self.cluster.device
-        # All paths of a worker are its part, however many parts they are.
+        # All paths of a worker count as one part.
         parts = part_of(unit, layout if unit.paths else layout.in_parts)
         times = [layer_s(each, work, device, work.micro_batch_size) for each in parts]
         scale = self._scale * layout.products
@@ -165,23 +152,18 @@ class SplitCost:
         return scale * sum(forward for forward, _ in times), backward_s
 
     def apart_s(self, unit: Unit, layout: Layout, most: int) -> float:
-        """What is done to gradients of a step that are kept apart for each micro-batch, by the
-        memory that it reads and writes: they are added up where they are, divided and looked
-        through; see `training.updates.part_sums`. most: as of `is_apart`.
-        """
+        """Seconds to add, divide and check gradients that are kept apart. most: see `is_apart`."""
         if not is_apart(layout, most):
             return 0.0
         leaves, device = micro_batches_of(self.work, layout), self.cluster.device
         passes = ADDITION_PASSES * leaves
-        if is_measured(self.work, device):  # of which each micro-batch has them copied into buckets
+        if is_measured(self.work, device):  # measured micro-batches include copies into buckets
             passes -= COPY_PASSES * leaves
         rate = device.memory_bytes_per_s * device.efficiency
         return passes * weights_bytes(unit, layout) / rate
 
     def inside(self, unit: Unit, layout: Layout, most: int) -> tuple[float, float]:
-        """Seconds, and bytes that each worker sends, of what is exchanged within a unit. most: as
-        of `is_apart`.
-        """
+        """Seconds, and bytes sent by each worker, within a unit. most: as in `is_apart`."""
         rounds = micro_batches_of(self.work, layout)
         samples = self.work.global_batch_size / layout.batch
         parts = PartExchanges(self.exchanges, rounds, samples, self.itemsize)
@@ -194,9 +176,7 @@ class SplitCost:
         return sum(seconds for seconds, _ in found), sum(sent for _, sent in found)
 
     def halos(self, unit: Unit, layout: Layout) -> tuple[float, float]:
-        """Seconds, and bytes that each worker sends, until the parts of a unit have what they see
-        of their neighbours, forward and backward.
-        """
+        """Seconds, and bytes sent by each worker, to exchange neighboring channels."""
         if not unit.halo or layout.groups == 1:
             return 0.0, 0.0
         share = unit.halo / unit.group_elements / layout.batch
@@ -206,9 +186,7 @@ class SplitCost:
         return seconds, num_bytes * sum(float(each.share.sum()) for each in traffics)
 
     def masks(self, unit: Unit, layout: Layout, most: int) -> tuple[float, float]:
-        """The same of dropout's masks where workers that have samples of their own go on in parts:
-        each draws those of its samples, and sends the others their parts, a byte for a number.
-        """
+        """Seconds, and bytes sent by each worker, for others' parts of its dropout masks."""
         if not unit.draws or layout.outputs == 1 or not is_apart(layout, most):
             return 0.0, 0.0
         have = Layout(layout.workers).makes
@@ -219,19 +197,18 @@ class SplitCost:
         return seconds, num_bytes * float(traffic.share.sum())
 
     def gradients_s(self, unit: Unit, layout: Layout) -> float:
-        """The sum of a unit's gradients by itself."""
         numbers = weights_bytes(unit, layout) // BYTES_PER_ELEMENT
         return self.prices(layout.model).seconds([numbers])[0] if numbers else 0.0
 
     def prices(self, model: int) -> Prices:
-        """Those among the workers that hold the same parts, all sets of them at once."""
+        """Prices among workers with the same parts, while all sets of them exchange at once."""
         if model not in self._prices:
             network = self.network.strided(model)
             self._prices[model] = prices_of(self.work, self.exchange, network)
         return self._prices[model]
 
     def between(self, at: int, before: Layout, after: Layout) -> tuple[float, float]:
-        """Seconds, and bytes that each worker sends, between unit `at` and the next one."""
+        """Seconds, and bytes sent by each worker, between unit `at` and the next one."""
         found = [self._passed(at, *pair) for pair in pairwise(through(before, after))]
         return sum(seconds for seconds, _ in found), sum(sent for _, sent in found)
 
@@ -245,23 +222,20 @@ class SplitCost:
         return seconds, num_bytes * sum(float(each.share.sum()) for each in traffics)
 
     def size(self, at: int, before: Layout) -> float:
-        """Bytes of what goes between two units, of the whole batch. Addends are summed before a
-        pool that stands between makes them fewer.
-        """
+        """Bytes of the batch between two units; addends are summed before a pool shrinks them."""
         numbers = self.chain[at + 1].inputs
         if before.inputs > 1:
             numbers = max(numbers, self.chain[at].outputs)
         return self.itemsize * numbers * self.work.global_batch_size
 
     def rounds(self, before: Layout, after: Layout) -> int:
-        """Exchanges in a step: workers that share a batch each have a micro-batch in one."""
+        """Exchanges in a step; in one, each worker that shares a batch has a micro-batch."""
         return min(micro_batches_of(self.work, each) for each in (before, after))
 
     def _boundary(self, before: Layout, after: Layout, has_gradient: bool) -> Boundary:
         return boundary(self.exchanges, before, after, has_gradient)
 
     def _last_backward(self, layouts: Layouts) -> tuple[list[_Tensor], float]:
-        """The gradients in the order in which they become ready, and how long it takes."""
         most = max(each.batch for each in layouts)
         tensors, late, passed_s = [], [], 0.0
         for unit, layout in [*zip(self.chain, layouts, strict=True)][::-1]:
@@ -283,7 +257,7 @@ class SplitCost:
     def _beside_backward(
         self, tensors: Sequence[_Tensor], backward_s: float
     ) -> tuple[float, float]:
-        """What the last round's backward takes, and what is left of the exchange after it."""
+        """Seconds of the last backward, and of the exchange that remains after it."""
         sent: list[tuple[int, Bucket]] = []
         of_nodes: list[float] = []
         before: list[float] = []
@@ -316,12 +290,10 @@ class SplitCost:
 
 
 def sent_nodes(nodes: int) -> float:
-    """What a worker sends of a sum with so many nodes of its own, over one with one: its nodes to
-    the owners of their shards, and its shard of the total to all (`exchange.fold`).
-    """
+    """A worker's sent bytes of a sum with so many nodes, over one with one (`exchange.fold`)."""
     return (nodes + 1) / 2
 
 
 def weights_bytes(unit: Unit, layout: Layout) -> int:
-    """Of the gradients that each worker sums up with those that hold the same part."""
+    """Bytes of the gradients that each worker sums with others that hold the same part."""
     return sum(sum(each.parameters_bytes) for each in part_of(unit, layout))

@@ -1,16 +1,12 @@
-"""Layers in stages, a worker each: how they are cut, how long a step takes, what a worker holds.
+"""Layers in stages of one worker each: how to cut them, the length of a step, and the memory.
 
-Micro-batches follow each other through the stages. A step has as many turns as there are
-micro-batches and stages, less one, each as long as the slowest stage; a worker is idle in all but
-those of its micro-batches: (K - 1) / (m + K - 1) of them. Branches are cut as a sequence, too.
+Micro-batches follow each other through the stages. A step has m + K - 1 turns for m micro-batches
+and K stages, each as long as the slowest stage, and a worker is idle in K - 1 of them (Huang et al.
+2019, GPipe). A stage keeps activations of as many micro-batches as follow it, by one forward, one
+backward (Narayanan et al. 2019, PipeDream). Branches are cut as a sequence, too.
 
-Source: Huang et al. 2019 (GPipe) for the idle share; Narayanan et al. 2019 (PipeDream) for one
-forward, one backward, by which a stage keeps activations of as many micro-batches as follow it.
-
-A step of a pipeline in time: its stages compute, and messages go between them.
-
-A stage does its actions in their order, each when what it needs has come in. Its port sends one
-message after the other, while it computes.
+`turns` follows a pipeline in time: a stage does its actions in order, each when its input has
+arrived, and its port sends one message after the other while it computes.
 """
 
 from collections.abc import Sequence
@@ -37,20 +33,16 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Stages:
-    """A network in stages, on rows of as many workers."""
-
     cuts: tuple[int, ...]
     """Stage k has the units from cuts[k] to cuts[k + 1]."""
     step: SplitStep
-    """Of the slowest stage, idle turns in its parts."""
+    """The slowest stage's step, with idle turns in its parts."""
     idle: float
-    """The share of turns in which a worker has nothing to do."""
     memory: dict[str, float]
-    """Of the stage that holds most, in bytes."""
 
 
 def best_stages(cost: SplitCost, stages: int) -> Stages:
-    """The cut whose slowest stage is the fastest; a stage is handed its input, too.
+    """Find the cut whose slowest stage is the fastest, including handing over its input.
 
     Raises: ValueError if there are fewer layers than stages, or the rows do not fit the links.
     """
@@ -82,7 +74,6 @@ def _step(
     computes_s: Array,
     passes_s: Array,
 ) -> SplitStep:
-    """computes_s, passes_s: as of `balanced`."""
     work, device = cost.work, cost.cluster.device
     parts = [*enumerate(pairwise(cuts))]
     own_s, passed_s = max(
@@ -91,7 +82,7 @@ def _step(
     micro_batches = micro_batches_of(work, layout)
     turns = micro_batches + layout.model - 1
     weights = [sum(weights_bytes(each, layout) for each in units[a:b]) for _, (a, b) in parts]
-    # Stages end one after the other, the first one last; the sums of the others are under way then.
+    # Stages end in turn, the first one last; meanwhile the sums of the others are in flight.
     sums_s = cost.prices(layout.model).seconds([each // BYTES_PER_ELEMENT for each in weights])
     exposed_s = max(each - k * own_s / 2 for k, each in enumerate(sums_s))
     images = work.global_batch_size / layout.batch
@@ -110,7 +101,6 @@ def _step(
 
 
 def _memory(cost: SplitCost, units: Sequence[Unit], layout: Layout, kept: int) -> dict[str, float]:
-    """Bytes of a worker that has these units and keeps the activations of so many micro-batches."""
     works = tuple(joined.from_iterable(unit.works for unit in units))
     activations = sum(each.output_bytes for each in works if each.backward_share > 0)
     own = replace(cost.work, layers=works, activation_bytes=kept * activations)
@@ -118,10 +108,9 @@ def _memory(cost: SplitCost, units: Sequence[Unit], layout: Layout, kept: int) -
 
 
 def balanced(computes_s: Array, passes_s: Array) -> tuple[int, ...]:
-    """The ends of consecutive parts, none empty, of which the slowest is the fastest.
+    """Find the ends of consecutive parts, none empty, of which the slowest is the fastest.
 
-    computes_s: of each unit. passes_s: what stage k takes to be given the input of unit u, shape
-    (stages, units).
+    computes_s: of each unit. passes_s: to hand unit u's input to stage k, shape (stages, units).
     """
     stages, units = passes_s.shape
     before = np.concatenate([[0.0], computes_s.cumsum()])
@@ -141,9 +130,6 @@ def balanced(computes_s: Array, passes_s: Array) -> tuple[int, ...]:
 
 
 def _passes_s(cost: SplitCost, stages: int, at: int) -> list[float]:
-    """What handing the input of a unit to each stage takes, and its gradient back, a micro-batch at
-    a time.
-    """
     num_bytes = cost.itemsize * cost.chain[at].inputs * cost.work.micro_batch_size
     found = [0.0]
     for k in range(1, stages):
@@ -154,12 +140,9 @@ def _passes_s(cost: SplitCost, stages: int, at: int) -> list[float]:
 
 @dataclass(frozen=True)
 class Turns:
-    """What each stage came to, in seconds."""
-
     ends_s: tuple[float, ...]
-    """When its last backward is over."""
+    """When each stage's last backward ends."""
     waits_s: tuple[float, ...]
-    """For how long it waited for what it needed."""
 
 
 def turns(
@@ -169,14 +152,14 @@ def turns(
     passes_s: Sequence[float],
     returns_s: Sequence[float],
 ) -> Turns:
-    """orders: of each stage, what it does; one of `parallel.pipeline`. forward_s, backward_s: of
-    each stage, of a micro-batch. passes_s, returns_s: of each cut, what a message with activations
-    takes, and one with gradients.
+    """Run a pipeline in time. orders: the actions of each stage, by `parallel.pipeline`.
+
+    forward_s, backward_s: of each stage, for a micro-batch. passes_s, returns_s: of each cut, for a
+    message with activations, and one with gradients.
     """
     last = len(orders) - 1
     now_s, port_s, waits_s = ([0.0] * len(orders) for _ in range(3))
     came_s: dict[tuple[int, Action], float] = {}
-    """When a stage has what it needs for an action."""
     left = [[*reversed(actions)] for actions in orders]
 
     def has(stage: int, action: Action) -> float | None:

@@ -1,15 +1,10 @@
-"""What a step takes: a workload by one exchange, on any number of workers of a cluster.
+"""Prices a step: a workload with one exchange, on any number of workers of a cluster.
 
-One step of one worker in time: micro-batches, buckets on their way while backward goes on.
-
-Gradients become ready during the last micro-batch's backward, from the last layer to the first,
-and travel in buckets, in this order. What is still on its way when backward has finished is
-exposed: the worker waits for it. What goes on beside backward may slow it down: messages take the
-processor. A step ends with the slowest worker: if micro-batches vary by
-`jitter` (a standard deviation, over the mean), each for itself, P workers wait for the largest of P
-sums.
-
-Source: the order statistic of a normal distribution by Blom 1958.
+Gradients become ready during the last micro-batch's backward, from the last layer to the first, and
+travel in buckets in this order. What still travels when backward ends is exposed: the worker waits.
+An exchange during backward may slow it down, because messages take the processor. A step ends with
+the slowest worker. If micro-batches vary by `jitter` (a standard deviation over the mean), P
+workers wait for the largest of P sums, by Blom's normal order statistic (1958).
 """
 
 from collections import deque
@@ -34,7 +29,7 @@ from firecaffe.plan.workload import Workload
 
 @dataclass(frozen=True)
 class Bucket:
-    """When its gradients are ready, from the start of the last backward, and its float32."""
+    """Seconds from the start of the last backward until it is ready, and its float32 elements."""
 
     ready_s: float
     num_elements: int
@@ -42,15 +37,13 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Step:
-    """The parts of a step's time, in seconds."""
-
     compute_s: float
     """Forward and backward of this worker's micro-batches, and waiting for slower workers."""
     data_s: float
     exposed_communication_s: float
     update_s: float
     exchange_s: float
-    """All buckets', hidden or not."""
+    """The exchange of all buckets, hidden or not."""
 
     @property
     def step_s(self) -> float:
@@ -58,7 +51,6 @@ class Step:
 
 
 def buckets_of(workload: Workload, last: MicroBatch) -> list[Bucket]:
-    """The buckets of a step, in the order in which they are sent."""
     ready = list(accumulate(last.backward_s))
     ready_of_tensor = [
         ready[index]
@@ -80,15 +72,14 @@ def overlap(
     share: float = 1.0,
     slowdown: float = 0.0,
 ) -> tuple[float, float]:
-    """What backward takes beside the exchange, and what is left of the exchange then, in seconds.
+    """Seconds of backward during the exchange, and of the exchange that remains after it.
 
-    lanes: so many buckets may be under way at once, if they are ready. share: what these take,
-    over what they would take one after the other. slowdown: how much longer backward takes, as a
-    share of its time, while anything is under way.
+    lanes: buckets that may be in flight at once. share: their time then, over that in sequence.
+    slowdown: the share by which backward takes longer while anything is in flight.
     """
-    now_s = done_s = 0.0  # the clock; how far backward is, of its own time
+    now_s = done_s = 0.0  # the clock; backward's progress, in undisturbed time
     waiting = deque(zip(buckets, exchange_s, strict=True))
-    left_s: list[float] = []  # of those under way, as if each were alone
+    left_s: list[float] = []  # of buckets in flight, as if each were alone
     ended_s = 0.0
     while waiting or left_s or done_s < backward_s:
         goal_s = backward_s
@@ -104,7 +95,7 @@ def overlap(
         passed_s = min(computes_s, sends_s)
         now_s += passed_s
         if left_s:
-            # Whoever comes to its end is taken out as such: rounding would leave a little of it.
+            # Buckets that end are removed by comparison; rounding would leave a rest of them.
             sent_s = min(left_s) if passed_s == sends_s else passed_s / len(left_s) / together
             left_s = [s - sent_s for s in left_s if s > sent_s]
         if done_s < backward_s:
@@ -114,10 +105,7 @@ def overlap(
 
 
 def slowest_of(world_size: int, jitter: float, micro_batches: float) -> float:
-    """How many times a worker's mean the slowest of so many is expected to take.
-
-    micro_batches: of each worker in a step.
-    """
+    """The expected time of the slowest worker over the mean. micro_batches: of each in a step."""
     if world_size == 1:
         return 1.0
     largest = NormalDist().inv_cdf((world_size - 0.375) / (world_size + 0.25))
@@ -125,12 +113,10 @@ def slowest_of(world_size: int, jitter: float, micro_batches: float) -> float:
 
 
 class StepCost:
-    """The step of one workload by one exchange, for any number of workers."""
-
     def __init__(
         self, workload: Workload, cluster: Cluster, exchange: str, compressor: str
     ) -> None:
-        if compressor != NO_COMPRESSOR:  # with which all update all
+        if compressor != NO_COMPRESSOR:  # then every worker updates all weights
             workload = replace(workload, update_at=ALL)
         self.workload, self.cluster = workload, cluster
         self.exchange, self.compressor = exchange, compressor
@@ -142,7 +128,7 @@ class StepCost:
     def step(
         self, world_size: int, compute: float = 1.0, exchange: float = 1.0, read: float = 1.0
     ) -> Step:
-        """compute, exchange, read: factors on what is taken for them."""
+        """Price a step. compute, exchange, read: factors on their times."""
         device, work = self.cluster.device, self.workload
         share = ceil(work.num_micro_batches / world_size)
         taken_s = [exchange * each for each in self._exchanges(world_size)]
@@ -183,7 +169,6 @@ class StepCost:
         return self._exchange_s[world_size]
 
     def in_memory(self, world_size: int) -> int:
-        """The workers of a host that add gradients in memory which they share."""
         network = Network(self.cluster.links, world_size)
         has_route = world_size > 1 and self.compressor == NO_COMPRESSOR
         shares = has_route and self._prices(network).across
@@ -193,13 +178,11 @@ class StepCost:
         return prices_of(self.workload, self.exchange, network)
 
     def _lanes(self, world_size: int) -> int:
-        """How many buckets are under way at once; one if they are summed in memory."""
         has_route = world_size > 1 and self.compressor == NO_COMPRESSOR
         shares = has_route and self._prices(Network(self.cluster.links, world_size)).across
         return 1 if shares else self.cluster.lanes
 
     def _share_beside(self, world_size: int) -> float:
-        """See `Prices.share_beside_another`; of the largest bucket, if there are several."""
         if self.cluster.lanes == 1 or self.compressor != NO_COMPRESSOR or len(self.buckets) < 2:
             return 1.0
         if world_size not in self._shares:
@@ -211,10 +194,7 @@ class StepCost:
 
 
 def route_of(workload: Workload, exchange: str, network: Network) -> Route:
-    """The route that a training would take: at some numbers of workers another exchange stands in.
-
-    Raises: ValueError if there is no such exchange among so many workers.
-    """
+    """The route that a training uses, perhaps of another exchange. Raises: ValueError if none."""
     return find_route(
         exchange,
         workload.num_micro_batches,
@@ -227,7 +207,6 @@ def route_of(workload: Workload, exchange: str, network: Network) -> Route:
 
 
 def prices_of(workload: Workload, exchange: str, network: Network) -> Prices:
-    """Those of what a training would take. Raises: ValueError, as `route_of`."""
     route = route_of(workload, exchange, network)
     leaves = workload.num_micro_batches
     return Prices(route.summed_by, network, num_leaves=leaves, across=route.across)
@@ -236,7 +215,7 @@ def prices_of(workload: Workload, exchange: str, network: Network) -> Prices:
 def storage_s(
     work: Workload, cluster: Cluster, world_size: int, step_s: float, factor: float = 1.0
 ) -> float:
-    """What reading and decoding take longer than the step that they are prefetched for."""
+    """Seconds by which reading and decoding exceed the step during which they are prefetched."""
     storage = cluster.storage
     if storage is None or not work.stored_bytes:
         return 0.0

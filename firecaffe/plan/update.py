@@ -1,7 +1,4 @@
-"""Who updates the weights, as it is priced: the rows of `exchange.update_at`.
-
-What a worker holds and sends if each updates a shard of the weights (`exchange.update_at`).
-"""
+"""Prices who updates the weights: the rows of `exchange.update_at`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,9 +21,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class PlannedShards:
-    """The shards of all workers, cut as a training cuts them. A parameter of any memory layout is
-    taken for one whose rows lie one after the other.
-    """
+    """All workers' shards, cut as in training; parameters are assumed to lie row by row."""
 
     elements: tuple[tuple[int, ...], ...]
     """The elements of parameters that each worker has in a bucket, by bucket."""
@@ -38,7 +33,7 @@ class PlannedShards:
 
     @cached_property
     def arriving_bytes(self) -> int:
-        """What arrives at once, at most, for a shard of a bucket: that of all other workers."""
+        """The most that arrives at once for a shard of a bucket, from all other workers."""
         others = len(self.elements[0]) - 1 if self.elements else 0
         return BYTES_PER_ELEMENT * others * max(map(max, self.elements), default=0)
 
@@ -49,15 +44,12 @@ class PlannedShards:
 
 
 def shards_of(workload: Workload, world_size: int) -> PlannedShards:
-    """Cuts the buckets of a workload."""
     shapes = chain.from_iterable(layer.shapes[::-1] for layer in reversed(workload.layers))
     return _cut(tuple(shapes), workload.bucket_bytes, world_size, workload.has_whole_shards)
 
 
 def shards_s(workload: Workload, network: Network, kind: str) -> list[float]:
-    """Seconds of each bucket on its way to the owners of its shards, if `kind` is REDUCE_SCATTER,
-    or from them, if it is ALL_GATHER. What is uneven takes as long as its largest shard.
-    """
+    """Seconds of each bucket to shards' owners or back, each as long as its largest shard."""
     shards = shards_of(workload, network.world_size)
     prices = Prices(FOLD, network, num_leaves=workload.num_micro_batches, kind=kind)
     taken_s = prices.seconds([sum(own) for own in shards.elements])
@@ -80,35 +72,27 @@ def _rows(shape: Shape, whole: bool) -> tuple[int, int]:
 
 
 class PlannedUpdate(Protocol):
-    """What an update costs on several workers."""
-
     to_owners: bool
-    """Whether a worker needs the total of its own shard alone."""
+    """Whether a worker only needs the total of its shard."""
     said: str
-    """For people, behind the size of the gradients."""
+    """Words for people after the size of the gradients."""
     share_before: float
-    """The share of a sum's time that comes before the update. A sum to all is one to owners and the
-    way back from them, which take equally long.
-    """
+    """The share of a sum's time before the update: half if the way back to all comes after it."""
 
     def sums_s(self, work: Workload, prices: Prices, sizes: Sequence[int]) -> list[float]:
-        """Seconds until each bucket's total, of so many elements, is where it is needed. prices: of
-        the exchange among all workers.
-        """
+        """Seconds until each bucket's total is where it is needed. prices: among all workers."""
 
     def back_s(self, work: Workload, network: Network) -> float:
-        """Seconds until all workers have all weights again, once they are updated."""
+        """Seconds from the update until all workers have all weights again."""
 
     def updated_bytes(self, work: Workload, world_size: int) -> int:
-        """The weights that a worker updates, at most."""
+        """The most weights that a worker updates."""
 
     def arriving_bytes(self, work: Workload, world_size: int, of_buckets: float) -> float:
-        """What arrives at once, at most. of_buckets: if whole buckets do."""
+        """The most that arrives at once. of_buckets: the value if whole buckets arrive."""
 
 
 class ByAll:
-    """Every worker updates all weights."""
-
     to_owners, said, share_before = False, "", 1.0
 
     def sums_s(self, work: Workload, prices: Prices, sizes: Sequence[int]) -> list[float]:
@@ -147,5 +131,4 @@ UPDATES: dict[str, PlannedUpdate] = {ALL: ByAll(), "shards": ByOwners()}
 
 
 def update_of(work: Workload, world_size: int) -> PlannedUpdate:
-    """The update of so many workers: one alone updates all weights."""
     return UPDATES[work.update_at if world_size > 1 else ALL]

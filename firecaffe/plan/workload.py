@@ -1,4 +1,4 @@
-"""What a step computes: a network's layers, each with its work and its bytes, for one image."""
+"""The work of a step: a network's layers, each with its operations and bytes for one image."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,29 +23,23 @@ from firecaffe.reference import failed, is_caffe
 T = TypeVar("T")
 
 PROFILED_IMAGES = 2
-"""Images that the volumes are found with: batch normalization has no statistics of one."""
+"""Images of the profiling run; batch normalization has no statistics of a single one."""
 
 
 @dataclass(frozen=True)
 class LayerWork:
-    """One call of one layer."""
-
     name: str
     flops: float
-    """Operations of the forward of one image, multiply and add counted as two; 0 but for
-    convolutions and fully connected layers.
-    """
+    """Forward operations of one image (a multiply-add is two); 0 except convolution and linear."""
     moved_bytes: float
-    """What it reads and writes of activations for one image, as float32."""
+    """Activations read and written for one image, as float32."""
     weight_bytes: float
     shapes: tuple[tuple[int, ...], ...] = ()
-    """Shapes of its parameters that are trained."""
+    """Shapes of its trained parameters."""
     backward_share: float = 1.0
-    """What of its backward is done: 0.5 if its weights are frozen (only the gradients of its inputs
-    are needed), 0 if all before it are frozen too.
-    """
+    """0.5 if its weights are frozen (only inputs' gradients); 0 if all before it are, too."""
     output_bytes: float = 0.0
-    """What its output takes for one image, as float32; a part of `moved_bytes`."""
+    """The output for one image, as float32; a part of `moved_bytes`."""
 
     @cached_property
     def parameters_bytes(self) -> tuple[int, ...]:
@@ -54,46 +48,39 @@ class LayerWork:
 
 @dataclass(frozen=True)
 class Workload:
-    """A training step, before it is said how many workers share it."""
-
     model: str
     layers: tuple[LayerWork, ...]
     activation_bytes: float
-    """What backward needs kept of one image, as float32."""
+    """Activations of one image that backward needs, as float32."""
     layout: Layout
-    """A sample, as the network is given it."""
     num_classes: int
-    """0 if nobody says it."""
+    """0 if unknown."""
     global_batch_size: int
     micro_batch_size: int
     samples: int = 0
-    """Samples of an epoch; 0 if that is not known."""
+    """Samples of an epoch; 0 if unknown."""
     steps: int = 0
-    """Steps of the whole training; 0 if that is not known."""
+    """Steps of the whole training; 0 if unknown."""
     optimizer_vectors: int = 1
     """Vectors as long as the weights that the optimizer keeps."""
     update_vectors: int = 0
-    """Those that an update makes of the weights that it is of, at once."""
+    """Vectors that exist at once in an update, as long as the weights that it updates."""
     autocast: str = "none"
     bucket_bytes: int = 4_000_000
     stored_bytes: float = 0.0
     """Size of one image in storage; 0 if the data are held in memory."""
     shared_memory: bool = True
-    """Whether ranks of one host may add in memory."""
     exchange: str = ""
-    """The recipe's; empty if there is no recipe."""
+    """The recipe's exchange; empty without a recipe."""
     compressor: str = NO_COMPRESSOR
     any_shares: bool = False
-    """Whether workers may come to have any shares of a step's micro-batches."""
+    """Whether workers may get any shares of a step's micro-batches."""
     compressor_level: int = 0
     update_at: str = "all"
-    """Who updates the weights: a row of `plan.update`."""
     has_whole_shards: bool = False
-    """Whether each parameter has one owner, if each worker updates a shard of the weights."""
+    """Whether each parameter has one owner, if workers update shards."""
     frozen_bytes: int = 0
-    """Size of the parameters that are not trained."""
     assumption: str = ""
-    """What was taken for granted, for people; empty if nothing was."""
 
     @property
     def num_micro_batches(self) -> int:
@@ -105,27 +92,23 @@ class Workload:
 
     @cached_property
     def tensors_bytes(self) -> tuple[int, ...]:
-        """Sizes of the parameters, in the order in which backward makes their gradients ready."""
+        """Sizes of parameters, in the order in which backward makes their gradients ready."""
         backwards = (layer.parameters_bytes[::-1] for layer in reversed(self.layers))
         return tuple(chain.from_iterable(backwards))
 
 
 @dataclass(frozen=True)
 class Layers:
-    """What is found of a network on its samples."""
-
     works: tuple[LayerWork, ...]
     profile: Profile
     activation_bytes: float
-    """What backward needs kept of one image."""
     frozen_bytes: int
 
 
 def layers_of(config: ModelConfig, layout: Layout | None, num_classes: int | None) -> Layers:
-    """A network's layers, found on the meta device. Without a layout, on its authors' images.
+    """Find a network's layers on the meta device; without a layout, with its authors' images.
 
-    Raises: RecipeError if there is no such network, or it does not take such images; OwnCodeError
-    for what a user's code raises.
+    Raises: RecipeError if it does not exist or does not take such images; OwnCodeError.
     """
     samples = layout or images_of(input_of(config))
     in_channels = None if layout is None else layout.channels
@@ -133,14 +116,13 @@ def layers_of(config: ModelConfig, layout: Layout | None, num_classes: int | Non
 
 
 def images_of(shape_CHW: tuple[int, int, int]) -> Layout:
-    """Images of classes."""
     return Layout(Leaf(shape_CHW, torch.float32), Leaf((), torch.int64))
 
 
 def input_of(config: ModelConfig) -> tuple[int, int, int]:
-    """The shape of the images that a network was made for. Raises: RecipeError if nobody says."""
+    """The shape of the images that a network was made for. Raises: RecipeError if it is unknown."""
     name = config.name
-    maker_of(name)  # says what there is
+    maker_of(name)  # raises an error that lists the networks
     if name in MODELS:
         return MODELS[name].input_CHW
     if is_caffe(name):
@@ -165,10 +147,7 @@ IMAGENET_CHW = (3, 224, 224)
 
 
 def profile_of(config: ModelConfig, network: nn.Module, layout: Layout, samples: int) -> Profile:
-    """What a network moves and computes, on the device where it is.
-
-    Raises: RecipeError if it does not take such samples; OwnCodeError if it is a user's.
-    """
+    """Profile a network. Raises: RecipeError or OwnCodeError if it does not take such samples."""
     return on_zeros(config, network, layout, samples, profile_on)
 
 
@@ -179,10 +158,7 @@ def on_zeros(
     samples: int,
     use: Callable[[nn.Module, Any], T],
 ) -> T:
-    """What `use` finds out of the network and a batch of zeros, on the device where it is.
-
-    Raises: as `profile_of`.
-    """
+    """Call `use` with the network and a batch of zeros, on its device. Raises: as `profile_of`."""
     device = next((each.device for each in network.parameters()), torch.device("cpu"))
     inputs, _ = layout.zeros(samples, device)
     try:
@@ -225,6 +201,6 @@ def _layers(config: ModelConfig, network: nn.Module, layout: Layout) -> Layers:
                 output_bytes=row.output_activation_bytes / PROFILED_IMAGES,
             )
         )
-    # What the forward does not call is exchanged all the same.
+    # Parameters that forward does not use are exchanged, too.
     works += [LayerWork(name, 0.0, 0.0, 0.0, tuple(rest)) for name, rest in trained.items()]
     return Layers(tuple(works), found, kept_bytes / PROFILED_IMAGES, sum(frozen.values()))

@@ -1,1 +1,1 @@
-"""The recipe of a run: its sections, the words in them, and which of them decide bits."""
+"""The recipe of a run: its sections and settings, and which settings decide bits."""

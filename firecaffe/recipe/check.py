@@ -1,4 +1,4 @@
-"""The one check of a recipe: what can be known from its words alone."""
+"""The one check of a recipe, of all that its settings alone can show."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from firecaffe.synchrony.config import check_synchrony
 from firecaffe.words import check_kinds
 
 CheckedRecipe = NewType("CheckedRecipe", Recipe)
-"""A recipe whose words are possible, each by itself and all together."""
+"""A recipe whose settings are possible, each by itself and all together."""
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,11 @@ class Prepared:
 
 
 def check_recipe(recipe: Recipe, **given: Any) -> CheckedRecipe:
-    """Checks what can be known from the words alone: each word, words together, numbers.
+    """Check each setting, settings together, and whether numbers fit; `given` is of `terms.GIVEN`.
 
-    given: what is given beside it in Python, of `terms.GIVEN`.
-
-    Raises: RecipeError with the dotted name of the word, what was found, and what would be right.
+    Raises: RecipeError with the setting's dotted name, what was found and what would be right.
     """
-    # Optimizers and losses load torch, which the meaning of a recipe's words does not need.
+    # These load torch, which reading a recipe does not need.
     from firecaffe.solvers.optimizer import check_solver
     from firecaffe.tasks.table import check_task
 

@@ -1,4 +1,4 @@
-"""The recipe's [train] and [checkpoint] sections."""
+"""The recipe's [train] and [checkpoint] sections. Their checks raise RecipeError."""
 
 from dataclasses import dataclass
 from math import inf
@@ -24,7 +24,6 @@ LIMITS = {
     "eval_every": (0, MOST_STEPS),
     "stop_after": (0, MOST_STEPS),
 }
-"""The least and the most of each number of [train]."""
 
 
 @dataclass(frozen=True)
@@ -33,27 +32,27 @@ class TrainConfig:
 
     Args:
         global_batch_size: Samples of one step, over all workers.
-        micro_batch_size: Samples that go through the network at once: the leaves of the summation
-            tree, and what BatchNorm takes its statistics over. The number of workers never
-            changes it.
-        steps: Optimizer updates; or say `epochs`.
-        epochs: Passes over the training data; or say `steps`. One, if neither is said.
+        micro_batch_size: Samples that go through the network at once. Micro-batches are the leaves
+            of the summation tree, and BatchNorm computes its statistics over each. The number of
+            workers never changes it.
+        steps: Optimizer updates; or set `epochs`.
+        epochs: Passes over the training data; or set `steps`. One, if neither is set.
         seed: Decides initial weights, the order of samples, augmentation and dropout.
         device: auto, cpu or cuda.
         threads: Intra-op threads of each worker on a CPU. They change bits; use 1 and more workers.
-        autocast: Compute in bfloat16 or float16 where torch's autocast holds it safe.
+        autocast: Compute in bfloat16 or float16 where torch's autocast considers it safe.
         channels_last: Keep images and weights with the channels innermost in memory.
-        compile: Train with code that torch.compile makes for the network. Other bits than without,
-            the same on any number of workers. Needs a C++ compiler on a CPU.
+        compile: Train with code that torch.compile makes for the network. Its bits differ from
+            those without, and are the same on any number of workers. Needs a C++ compiler on a CPU.
         deterministic: On a GPU, use only kernels that give the same bits every time.
-        eval_every: Evaluate on the validation samples (`data.hold_out`, or the data set's own)
-            every so many steps. The test samples are seen once, at the end.
-        stop_after: Stop once so many evaluations have come without a better one. 0: never.
+        eval_every: Evaluate on the validation samples (`data.hold_out`, or those of the data set)
+            every so many steps. The test samples are used once, at the end.
+        stop_after: Stop after so many evaluations in a row without a better one. 0: never.
         ema_decay: Keep a moving average of the weights with this decay, as 0.999, and evaluate it
             instead of them. 0: none.
         ema_warmup: Begin with a smaller decay, so that the average soon forgets the first weights.
         batch_norm_samples: Before evaluations, estimate BatchNorm's statistics from so many
-            training samples, with the weights of the moment. 0: take the running ones.
+            training samples with the present weights. 0: use the running statistics.
         eval_batch_size: Samples of one evaluation batch on one worker.
     """
 
@@ -80,21 +79,20 @@ class TrainConfig:
         return self.global_batch_size // self.micro_batch_size
 
     def num_steps(self, steps_per_epoch: int) -> int:
-        """Steps of the whole training."""
         return self.steps or (self.epochs or 1) * steps_per_epoch
 
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """When the state of a run is saved. It is written beside the training.
+    """When the state of a run is saved. Training continues while it is written.
 
     Args:
-        every: Save every so many steps; 0 does not count steps. The end is always saved.
-        every_s: Save when so many seconds have passed since the last time; 0 does not count them.
-        keep_last: How many checkpoints stay, the newest; 0 keeps all. With one alone, there is none
-            to go back to where the disk has damaged it.
+        every: Save every so many steps; 0: never by steps. The end is always saved.
+        every_s: Save when so many seconds have passed since the last save; 0: never by time.
+        keep_last: Number of newest checkpoints to keep; 0 keeps all. With one alone, there is none
+            to go back to if the disk damages it.
         best: Save after every evaluation on validation samples that is better than all before, and
-            keep the best checkpoint beside the newest; `checkpoints/best` names it.
+            keep the best checkpoint in addition to the newest; `checkpoints/best` names it.
     """
 
     every: int = 0
@@ -104,14 +102,12 @@ class CheckpointConfig:
 
 
 def check_checkpoint(config: CheckpointConfig) -> None:
-    """Raises: RecipeError if a number cannot be."""
     check_limits("checkpoint", config, {"every": (0, inf), "keep_last": (0, inf)})
     if not 0 <= config.every_s < float("inf"):
         raise RecipeError(f"checkpoint.every_s is {config.every_s:g}; it must be 0 or more seconds")
 
 
 def check_train(config: TrainConfig) -> None:
-    """Raises: RecipeError if a number cannot be."""
     check_limits("train", config, LIMITS)
     if not 0 <= config.ema_decay < 1:
         raise RecipeError(
@@ -120,7 +116,6 @@ def check_train(config: TrainConfig) -> None:
 
 
 def check_mixing(data: DataConfig) -> None:
-    """Raises: RecipeError if samples cannot be mixed as the words say."""
     for name in ("mixup", "cutmix"):
         alpha = getattr(data, name)
         if not 0 <= alpha < float("inf"):
@@ -130,7 +125,7 @@ def check_mixing(data: DataConfig) -> None:
 
 
 def check_batch(config: TrainConfig, num_samples: int) -> None:
-    """Raises: RecipeError if a micro-batch of every step would be empty."""
+    """Check the batch. Raises: RecipeError if a micro-batch of every step would be empty."""
     micro_batch = config.micro_batch_size
     most = -(-num_samples // micro_batch) * micro_batch
     if config.global_batch_size > most:

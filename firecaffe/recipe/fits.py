@@ -21,27 +21,23 @@ from firecaffe.words import LARGEST, MOST_MICRO_BATCHES
 
 @dataclass(frozen=True)
 class Fit:
-    """Numbers that have to fit, as the docstring of `problem` says, which returns what is said if
-    they do not, else nothing.
-    """
+    """Numbers that have to fit, as the docstring of `problem` says; it returns the error, or ""."""
 
     words: tuple[str, ...]
     problem: Callable[[Recipe], str]
 
 
 def check_fits(recipe: Recipe) -> None:
-    """Raises: RecipeError if numbers do not fit each other."""
     raise_first(each.problem(recipe) for each in FITS)
 
 
 def raise_first(problems: Iterable[str]) -> None:
-    """Raises: RecipeError for the first of these lines that is not empty."""
     if line := next(filter(None, problems), ""):
         raise RecipeError(line)
 
 
 def _whole_micro_batches(recipe: Recipe) -> str:
-    """A step is of whole micro-batches, up to a number of them."""
+    """A step has whole micro-batches, up to a limited number."""
     words = recipe.train
     if words.global_batch_size % words.micro_batch_size:
         return (
@@ -58,7 +54,7 @@ def _whole_micro_batches(recipe: Recipe) -> str:
 
 
 def _statistics(recipe: Recipe) -> str:
-    """BatchNorm's statistics are taken over whole micro-batches."""
+    """BatchNorm's statistics are computed over whole micro-batches."""
     samples, size = recipe.train.batch_norm_samples, recipe.train.micro_batch_size
     if not samples or samples >= size:
         return ""
@@ -92,7 +88,7 @@ def _boxes(recipe: Recipe) -> str:
 
 
 def _falling_momentum(recipe: Recipe) -> str:
-    """The momentum falls as the rate rises."""
+    """The momentum falls while the rate rises."""
     words = recipe.solver
     if words.lr_policy != "one_cycle" or words.base_momentum <= words.momentum:
         return ""
@@ -103,7 +99,7 @@ def _falling_momentum(recipe: Recipe) -> str:
 
 
 def _reference_batch(recipe: Recipe) -> str:
-    """A scaled rate is that of a batch."""
+    """A scaled rate needs the batch that it is meant for."""
     words = recipe.solver
     if words.scale == "none" or words.reference_batch_size >= 1:
         return ""
@@ -114,7 +110,7 @@ def _reference_batch(recipe: Recipe) -> str:
 
 
 def _level(recipe: Recipe) -> str:
-    """Nodes that are encoded lie below the root of the tree."""
+    """Encoded nodes lie below the root of the tree."""
     level, leaves, what = recipe.exchange.level, recipe.train.num_micro_batches, "micro-batches"
     if recipe.synchrony.mode == LOCAL:
         leaves, what = recipe.synchrony.replicas, "replicas"
@@ -127,7 +123,7 @@ def _level(recipe: Recipe) -> str:
 
 
 def _whole_nodes(recipe: Recipe) -> str:
-    """Shares that are measured are of whole nodes of the level that is encoded."""
+    """Measured shares consist of whole nodes of the encoded level."""
     level, leaves = recipe.exchange.level, recipe.train.num_micro_batches
     if recipe.synchrony.shares != MEASURED or not leaves % (1 << level):
         return ""
@@ -138,7 +134,7 @@ def _whole_nodes(recipe: Recipe) -> str:
 
 
 def _stages(recipe: Recipe) -> str:
-    """Each stage has a worker, or as many as hold its split layers."""
+    """Each stage has one worker, or as many as hold its split layers."""
     words = recipe.parallel
     if not words.stages or words.is_split or words.model in (1, words.num_stages):
         return ""
@@ -149,7 +145,7 @@ def _stages(recipe: Recipe) -> str:
 
 
 def _parts(recipe: Recipe) -> str:
-    """The workers of a model hold equally many parts."""
+    """The workers of a model hold equal numbers of parts."""
     words = recipe.parallel
     if not words.is_split or not words.num_parts % words.model:
         return ""
@@ -162,7 +158,7 @@ def _parts(recipe: Recipe) -> str:
 
 
 def _gradients_of_a_step(recipe: Recipe) -> str:
-    """A step has more micro-batches than are dropped, or than make an update."""
+    """A step has more micro-batches than are dropped, and enough for an update."""
     words, leaves = recipe.synchrony, recipe.train.num_micro_batches
     if words.mode == BACKUP and words.backup_workers >= leaves:
         return (
@@ -178,7 +174,7 @@ def _gradients_of_a_step(recipe: Recipe) -> str:
 
 
 def _warm_steps(recipe: Recipe) -> str:
-    """A training goes on after its warm steps."""
+    """A training continues after its warm steps."""
     words, steps = recipe.synchrony, recipe.train.steps
     if not words.is_served or not steps or words.warm_steps < steps:
         return ""
@@ -186,7 +182,7 @@ def _warm_steps(recipe: Recipe) -> str:
 
 
 def _simulated_learners(recipe: Recipe) -> str:
-    """Learners are more than are dropped, or than make an update."""
+    """There are more learners than are dropped, and enough for an update."""
     words = recipe.synchrony
     if not words.is_served or words.clock != "simulated":
         return ""
@@ -194,7 +190,7 @@ def _simulated_learners(recipe: Recipe) -> str:
 
 
 def _replicas(recipe: Recipe) -> str:
-    """Replicas have equally many micro-batches."""
+    """Replicas have equal numbers of micro-batches."""
     words, leaves = recipe.synchrony, recipe.train.num_micro_batches
     if words.mode != LOCAL or not leaves % words.replicas:
         return ""
@@ -205,7 +201,7 @@ def _replicas(recipe: Recipe) -> str:
 
 
 def _rounds(recipe: Recipe) -> str:
-    """A round has a step for each fragment, and an average comes before the next."""
+    """A round has a step for each fragment, and an average arrives before the next."""
     words, steps = recipe.synchrony, recipe.train.steps
     if words.mode != LOCAL:
         return ""
@@ -226,9 +222,7 @@ def _rounds(recipe: Recipe) -> str:
 
 
 def too_short(words: SynchronyConfig, synchronous: int, steps: int) -> str:
-    """What is said of a training of so many steps that has not even one round, else nothing.
-    synchronous: the number of steps before the first.
-    """
+    """Return why a training has not even one round after `synchronous` steps, or an empty text."""
     if synchronous + words.local_steps <= steps:
         return ""
     before = f" after {synchronous} synchronous steps" if synchronous else ""
@@ -242,6 +236,7 @@ def too_short(words: SynchronyConfig, synchronous: int, steps: int) -> str:
 
 SIZES = ("train.global_batch_size", "train.micro_batch_size")
 
+# The first says whether there are micro-batches to count, so the order matters.
 FITS = (
     Fit(SIZES, _whole_micro_batches),
     Fit(("train.batch_norm_samples", "train.micro_batch_size"), _statistics),
@@ -271,16 +266,14 @@ FITS = (
         _rounds,
     ),
 )
-"""In this order: the first says whether there are micro-batches to count."""
 
 
 def check_data_fit(recipe: Recipe, data: Data, steps: int) -> None:
-    """Raises: RecipeError if numbers do not fit the data, or the steps that these come to."""
+    """Check numbers against the data and the steps that follow from it. Raises: RecipeError."""
     raise_first((_validation(recipe, data), _rates(recipe, steps)))
 
 
 def _validation(recipe: Recipe, data: Data) -> str:
-    """Evaluations on the way need samples of their own."""
     every = recipe.train.eval_every
     if not every or data.validation is not None:
         return ""
@@ -291,7 +284,7 @@ def _validation(recipe: Recipe, data: Data) -> str:
 
 
 def _rates(recipe: Recipe, steps: int) -> str:
-    """The first and the highest rate, a layer's share of it, and of the decay, are float32."""
+    # The first and the highest rate, a layer's share of it, and of the decay, must be float32.
     solver = recipe.solver
     scale = batch_scale(solver, recipe.train.global_batch_size)
     highest = max(0, min(round(solver.pct_start * steps), steps) - 1)  # of one_cycle

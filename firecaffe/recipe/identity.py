@@ -1,4 +1,4 @@
-"""The words of a recipe that decide bits, the digest that a search ends in, and a recipe's file."""
+"""The settings that decide bits, the digest of a search's result, and a recipe as a file."""
 
 import dataclasses
 import hashlib
@@ -34,11 +34,11 @@ _FREE_WORDS = (
 
 
 def identity(recipe: Recipe, steps: int) -> dict[str, Any]:
-    """The words that decide bits, by dotted name: a run may only be resumed with the same.
+    """Return the settings that decide bits, by dotted name. A run is only resumed with equal ones.
 
-    Workers, buckets, exchange, checkpoints and paths are not among them. A compressor is, and the
-    planned number of steps, if the learning rate depends on it, or, with a server, who waits at the
-    end, or, with replicas, when they are averaged.
+    They leave out workers, buckets, exchange, checkpoints and paths. They include a compressor, and
+    the planned steps if the rate depends on them, or, with a server, who waits at the end, or, with
+    replicas, when they are averaged.
     """
     sections = ("model", "data", "train", "solver", "task")
     words = {
@@ -52,7 +52,7 @@ def identity(recipe: Recipe, steps: int) -> dict[str, Any]:
     if recipe.parallel.is_split:
         words["parallel.split"] = recipe.parallel.split
         words["parallel.parts"] = recipe.parallel.num_parts
-        if not recipe.parallel.split:  # it says which layers are
+        if not recipe.parallel.split:  # parallel.split names the layers, if set
             words["parallel.scheme"] = recipe.parallel.scheme
     for section, is_on in (("prune", recipe.prune.is_on), ("share", recipe.share.is_on)):
         if is_on:
@@ -70,7 +70,6 @@ def identity(recipe: Recipe, steps: int) -> dict[str, Any]:
 
 
 def _words_of(recipe: Recipe, section: str) -> dict[str, Any]:
-    """A section's words that decide bits."""
     return {
         name: value
         for name, value in flatten(recipe).items()
@@ -79,14 +78,14 @@ def _words_of(recipe: Recipe, section: str) -> dict[str, Any]:
 
 
 def search_id(recipe: Recipe) -> str:
-    """The digest of a recipe that a search has ended in: 12 hexadecimal digits for all words that
-    decide bits but the seed, and for the training's length. Words that have their default do not
-    count, so that a later version's new ones make no other recipe of it.
+    """Return the digest of a search's result, without the seed: 12 hexadecimal digits.
+
+    It covers what decides bits and the length. Defaults do not count: new settings change nothing.
     """
     deciding = {*identity(recipe, recipe.train.steps), "train.steps", "train.epochs"}
     defaults, found = flatten(Recipe()), flatten(recipe)
     if found["train.steps"] or found["train.epochs"] == 1:
-        found["train.epochs"] = 0  # one epoch is what is meant where nothing is said
+        found["train.epochs"] = 0  # one epoch is the default if neither is set
     words = {
         word: found[word] for word in deciding - {"train.seed"} if found[word] != defaults[word]
     }
@@ -99,7 +98,7 @@ def tuned_by(recipe: Recipe) -> str:
 
 
 def flatten(recipe: Recipe) -> dict[str, Any]:
-    """All words of a recipe by dotted name."""
+    """Return all settings of a recipe by dotted name."""
     return {
         f"{section}.{word}": value
         for section, words in dataclasses.asdict(recipe).items()
@@ -108,5 +107,4 @@ def flatten(recipe: Recipe) -> dict[str, Any]:
 
 
 def to_toml(recipe: Recipe) -> str:
-    """The recipe as a file that `firecaffe train` reads."""
     return tomli_w.dumps(dataclasses.asdict(recipe))

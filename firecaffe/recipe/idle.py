@@ -1,7 +1,7 @@
-"""Words of a recipe that have no effect beside others, as a codec's level if there is no codec.
+"""Settings that have no effect with others, as a codec's level without a codec.
 
-A table, so that nothing which was asked for is left out in silence: of a word that was typed it is
-an error, of one in a recipe's file it is said (an override may have made it idle).
+None is ignored in silence. A typed one is an error. One in a recipe's file is reported, because an
+override may have made it idle.
 """
 
 from firecaffe.recipe.sections import Recipe
@@ -81,13 +81,11 @@ COUNTS_WITH: dict[str, Term] = {
     "share.train": on("share.bits"),
     "share.gradient": on("share.bits"),
 }
-"""A word, and the condition on another one with which it has an effect."""
+"""Settings, each with the condition on another one under which it has an effect."""
 
 
 def idle_words(recipe: Recipe) -> dict[str, str]:
-    """The words that are not at their default and yet have no effect, each with a line that says
-    why.
-    """
+    """Return the settings that differ from their default without effect, each with the reason."""
     facts = facts_of(recipe, {})
     return {
         word: _line(word, counts_with, facts)

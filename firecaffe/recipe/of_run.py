@@ -1,4 +1,4 @@
-"""The recipe of a run that is there, from the recipe.toml in its folder."""
+"""The recipe of an earlier run, from the recipe.toml in its folder."""
 
 import dataclasses
 from collections.abc import Container
@@ -14,16 +14,15 @@ from firecaffe.runs.folder import read_run_recipe
 from firecaffe.schema import checked
 
 GONE: dict[str, Any] = {"parallel.head_updates": 1, "parallel.exchange": "at_once"}
-"""Words of earlier versions, each with the value by which a run is what it is without."""
+"""Settings of earlier versions, each with the value that is equal to today's behaviour."""
 
 Some = TypeVar("Some", bound=Recipe)
 
 
 def recipe_of(folder: Path, *, trust_code: bool = False) -> CheckedRecipe:
-    """Reads the recipe of a run's folder; words that are younger than the run have their defaults,
-    and those of `GONE` are left out. trust_code: whether code that it names may run.
+    """Read the recipe of a run's folder. `trust_code` lets its code run. Raises: RunError.
 
-    Raises: RunError if it is no run's folder, or the recipe is damaged or a later program's.
+    Settings newer than the run have their defaults. Those of `GONE` are left out.
     """
     sections = read_run_recipe(folder)
     try:
@@ -34,9 +33,7 @@ def recipe_of(folder: Path, *, trust_code: bool = False) -> CheckedRecipe:
 
 
 def untrusted(recipe: Some, where: Path, named: Container[str] = ()) -> Some:
-    """The recipe of a folder or a file, whose names of code are not trusted. named: words that the
-    user has given.
-    """
+    """Mark a recipe's code references as not trusted, except settings `named` by the user."""
     for word in REFERENCES:
         section, _, field = word.partition(".")
         config = getattr(recipe, section)
@@ -48,10 +45,7 @@ def untrusted(recipe: Some, where: Path, named: Container[str] = ()) -> Some:
 
 
 def recipe_from(sections: dict[str, Any]) -> Recipe:
-    """The recipe of some words, by section; others have their defaults. Not checked.
-
-    Raises: RecipeError for a section or a word that there is not, and for a value of another type.
-    """
+    """Make an unchecked recipe of sections and defaults. Raises: RecipeError if one is unknown."""
     default = Recipe()
     sections_known = {field.name for field in dataclasses.fields(default)}
     configs = {}

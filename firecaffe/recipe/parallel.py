@@ -1,4 +1,4 @@
-"""What [parallel] asks of the other sections and of the workers."""
+"""The requirements of [parallel] on the other sections and on the workers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,15 +13,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Layout:
-    """Workers in rows and columns: rank d · model + k holds part k of model d, or its stage k. If
-    stages are split, k counts the parts of one stage after the other.
-    """
+    """Workers in rows and columns: rank d · model + k holds part or stage k of model d."""
 
     data: int
     model: int
     shares_samples: bool
-    """Whether the workers of a row compute the same samples."""
-    stages: int = 1
+    stages: int = 1  # if they are split, k counts the parts of one stage after the other
 
     @property
     def rows(self) -> list[range]:
@@ -41,26 +38,24 @@ class Layout:
 
     @property
     def lines(self) -> list[range]:
-        """The ranks through which a micro-batch goes: one of each stage of a model."""
+        """The ranks that a micro-batch goes through: one of each stage of a model."""
         size = self.model // self.stages
         return [range(row.start + k, row.stop, size) for row in self.rows for k in range(size)]
 
     @property
     def planes(self) -> list[range]:
-        """The lines of all models that have the same part of each stage: each plane sees all
-        samples.
-        """
+        """The lines of all models with the same part of each stage. Each plane sees all samples."""
         size = self.model // self.stages
         return [range(k, self.data * self.model, size) for k in range(size)]
 
     @property
     def at_a_time(self) -> int:
-        """Micro-batches that a row computes at a time: one together, or each of its ranks one."""
+        """Micro-batches that a row computes at a time: one together, or one on each rank."""
         return 1 if self.shares_samples else self.model
 
     @property
     def sharers(self) -> int:
-        """How many share out the micro-batches of a step: rows, or ranks."""
+        """The number of rows, or ranks, that divide the micro-batches of a step."""
         return self.data * self.at_a_time
 
     @property
@@ -69,12 +64,11 @@ class Layout:
 
 
 def rows_of(of_ranks: Sequence[T], row_size: int) -> list[Sequence[T]]:
-    """What belongs to ranks, by rows of so many."""
     return [of_ranks[start : start + row_size] for start in range(0, len(of_ranks), row_size)]
 
 
 def layout_of(words: ParallelConfig, world_size: int) -> Layout:
-    """The layout of so many workers. Raises: RecipeError if there is none."""
+    """Return the layout of so many workers. Raises: RecipeError if there is none."""
     size = words.row_size
     data = words.data or world_size // size
     if data * size != world_size:
@@ -88,23 +82,16 @@ def layout_of(words: ParallelConfig, world_size: int) -> Layout:
 
 @dataclass(frozen=True)
 class Auto:
-    """What `auto` has to choose from."""
-
     num_leaves: int
-    """What workers share out: the micro-batches of a step, or replicas."""
+    """The micro-batches of a step, or the replicas, which workers divide."""
     level: int = 0
-    """Of the nodes that a codec encodes, which are shared out whole."""
+    """The level of nodes that a codec encodes. Workers divide whole nodes."""
     schemes: Sequence[str] = ("none", ONE_WEIRD_TRICK)
-    """Those that the recipe's other words leave."""
 
     def layouts(
         self, words: ParallelConfig, world_size: int, is_dense: bool = True
     ) -> list[ParallelConfig]:
-        """What it may be on so many workers. is_dense: whether fully connected layers alone are
-        split, so that one weird trick is possible.
-
-        Raises: RecipeError if there is nothing.
-        """
+        """Return all layouts of so many workers. Raises: RecipeError if there is none."""
         found = []
         for model in (each for each in range(1, world_size + 1) if world_size % each == 0):
             if words.parts % model:
@@ -113,6 +100,7 @@ class Auto:
             same = replace(words, data=data, model=model, scheme="none")
             if data <= num_nodes(self.num_leaves, self.level):
                 found.append(same)
+            # One weird trick needs that only fully connected layers are split (`is_dense`).
             is_possible = model > 1 and is_dense and ONE_WEIRD_TRICK in self.schemes
             if is_possible and self.num_leaves % (world_size << self.level) == 0:
                 found.append(replace(same, scheme=ONE_WEIRD_TRICK))

@@ -1,4 +1,4 @@
-"""The paths in a recipe: as typed, from the current folder; in a run's own, from the root."""
+"""The paths in a recipe: as typed, from the current folder; in a run's recipe, from the root."""
 
 import os
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from firecaffe.reference import REFERENCES, with_file
 
 
 def with_absolute_paths(recipe: Recipe) -> Recipe:
-    """The recipe as it may be read from any folder. What `args` hold is the user's, and stays."""
+    """Return the recipe with absolute paths, except those in `args`, which are the user's."""
     changes: dict[str, Callable[[str], str]] = {
         "model.weights": _absolute,
         "data.path": _absolute,
@@ -27,5 +27,4 @@ def with_absolute_paths(recipe: Recipe) -> Recipe:
 
 
 def _absolute(path: str) -> str:
-    """A path from the root; an address, and what is empty, as it is."""
     return path if not path or "://" in path else os.path.abspath(os.path.expanduser(path))

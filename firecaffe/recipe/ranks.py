@@ -1,4 +1,4 @@
-"""What a recipe asks of the number of ranks, and of hosts that may leave and come."""
+"""The requirements of a recipe on the number of ranks, and on hosts that may leave and join."""
 
 import sys
 from collections.abc import Callable
@@ -19,8 +19,6 @@ from firecaffe.words import count_of
 
 @dataclass(frozen=True)
 class Workers:
-    """The ranks of a run, for a recipe that has a layout of them."""
-
     world_size: int
     per_host: int
     layout: Layout
@@ -28,14 +26,12 @@ class Workers:
 
 @dataclass(frozen=True)
 class WorkersFit:
-    """Numbers that have to fit the workers that there are, as a `Fit`."""
-
     words: tuple[str, ...]
     problem: Callable[[Recipe, Workers], str]
 
 
 def _equal_samples(recipe: Recipe, workers: Workers) -> str:
-    """By one weird trick workers have equally many micro-batches, or encoded sums."""
+    """With one weird trick, workers have equal numbers of micro-batches, or of encoded sums."""
     layout, level = workers.layout, recipe.exchange.level
     leaves, sharers = recipe.train.num_micro_batches, layout.sharers
     if layout.shares_samples:
@@ -55,7 +51,7 @@ def _equal_samples(recipe: Recipe, workers: Workers) -> str:
 
 
 def _enough_micro_batches(recipe: Recipe, workers: Workers) -> str:
-    """Each worker, or row of them, has a micro-batch, or an encoded sum."""
+    """Each worker, or row of workers, has a micro-batch, or an encoded sum."""
     words, level, sharers = recipe.train, recipe.exchange.level, workers.layout.sharers
     leaves = words.num_micro_batches
     if level and sharers > num_nodes(leaves, level):
@@ -79,7 +75,7 @@ def _too_few_sums(ranks: int, nodes: int, of_what: str, level: int) -> str:
 
 
 def check_takes_workers(words: SynchronyConfig) -> None:
-    """Raises: RecipeError if workers cannot come to a run that has begun."""
+    """Check a run for --join. Raises: RecipeError if workers cannot join after its start."""
     if not words.has_real_server:
         raise RecipeError(
             f"--join with synchrony.mode {words.mode}, synchrony.clock {words.clock}: workers come "
@@ -93,7 +89,7 @@ def check_takes_workers(words: SynchronyConfig) -> None:
 
 
 def _enough_learners(recipe: Recipe, workers: Workers) -> str:
-    """Under the real clock learners are the workers times their micro-batches in flight."""
+    """Under the real clock, the learners are the workers times their micro-batches in flight."""
     words = recipe.synchrony
     if not words.has_real_server:
         return ""
@@ -104,7 +100,7 @@ def _enough_learners(recipe: Recipe, workers: Workers) -> str:
 
 
 def _enough_replicas(recipe: Recipe, workers: Workers) -> str:
-    """Each worker, or row of them, hosts a replica, or an encoded sum of some."""
+    """Each worker, or row of workers, hosts a replica, or an encoded sum of some."""
     words, level, sharers = recipe.synchrony, recipe.exchange.level, workers.layout.sharers
     if words.mode != LOCAL:
         return ""
@@ -142,10 +138,9 @@ WORKERS_FIT = (
 
 
 def check_hosts(recipe: Recipe, per_host: int, least: int, most: int, on_gpus: bool) -> Layout:
-    """Checks a run of so many ranks of each host for each number of hosts, from least to most, that
-    it may come to: if one leaves, it has to go on. Returns the layout of most hosts.
+    """Check a run for each number of hosts from `least` to `most`; return the layout of the most.
 
-    Raises: RecipeError.
+    If a host leaves, the run has to continue. Raises: RecipeError.
     """
     layout = check_ranks(recipe, most * per_host, per_host, on_gpus)
     for hosts in range(most - 1, least - 1, -1):
@@ -168,12 +163,9 @@ def _instead(words: ParallelConfig, per_host: int) -> str:
 
 
 def check_ranks(recipe: Recipe, world_size: int, per_host: int, on_gpus: bool) -> Layout:
-    """Checks all that depends on the number of ranks. per_host: of these. Returns their layout.
-
-    Raises: RecipeError.
-    """
+    """Check all that depends on the number of ranks; return their layout. Raises: RecipeError."""
     words = recipe.parallel
-    if words.scheme == AUTO:  # any of them will do
+    if words.scheme == AUTO:  # any layout will do
         words = auto_of(recipe).layouts(words, world_size)[-1]
     layout = layout_of(words, world_size)
     hosts = -(-world_size // per_host)
@@ -186,7 +178,6 @@ def check_ranks(recipe: Recipe, world_size: int, per_host: int, on_gpus: bool) -
 
 
 def auto_of(recipe: Recipe) -> Auto:
-    """What `parallel.scheme = auto` has to choose from, of which the table refuses nothing."""
     words, synchrony = recipe.parallel, recipe.synchrony
     trick = replace(recipe, parallel=replace(words, scheme=ONE_WEIRD_TRICK))
     schemes = ("none",) if is_refused(trick) else ("none", ONE_WEIRD_TRICK)

@@ -1,8 +1,8 @@
-"""The table of refusals: which words of a recipe cannot stand together, and why.
+"""The table of refusals: which settings of a recipe cannot be combined, and why; a row per reason.
 
-One row for each reason. The check asks it, `firecaffe help`, the reference, the layouts of `auto`
-and the search of `tune`; a test makes an example of each row. A word by itself is checked by its
-Config; numbers that do not fit each other are `fits`.
+The check, `firecaffe help`, the reference, the layouts of `auto` and the search of `tune` use it,
+and a test makes an example of each row. Single settings are checked by their Config, numbers that
+have to fit by `fits`.
 """
 
 from collections.abc import Iterable, Iterator
@@ -219,35 +219,27 @@ REFUSALS = (
     *_SHARDS,
     *_CONSTRAINED,
 )
-"""The rows. Of several that hold the first is said."""
+"""The rows. If several apply, the first is reported."""
 
 
 OF_RANKS = tuple(row for row in REFUSALS if row.needs != "words")
-"""Those that ask for the ranks that there are."""
 
 
 def refusals(facts: Facts, rows: Iterable[Refusal] = REFUSALS) -> Iterator[Refusal]:
-    """The rows that hold."""
     return (row for row in rows if row.holds(facts))
 
 
 def check_together(recipe: Recipe, rows: Iterable[Refusal] = REFUSALS, **given: Any) -> None:
-    """given: what a recipe does not say, of `terms.GIVEN`.
-
-    Raises: RecipeError if words cannot stand together.
-    """
+    """Check settings together, with what is `given` of `terms.GIVEN`. Raises: RecipeError."""
     facts = facts_of(recipe, given)
     if row := next(refusals(facts, rows), None):
         raise RecipeError(row.line(facts))
 
 
 def is_refused(recipe: Recipe) -> bool:
-    """Whether words of a recipe cannot stand together."""
     return any(refusals(facts_of(recipe, {})))
 
 
 def num_combinations() -> int:
-    """How many combinations of words are refused: a row that names several in one place counts
-    once for each.
-    """
+    """Count the refused combinations: alternatives within a row count once each."""
     return len({each for row in REFUSALS for each in combinations(row.when)})

@@ -1,6 +1,6 @@
-"""A run, resolved: all that follows from its recipe, its data and its ranks, decided in one place.
+"""A resolved run: all that follows from its recipe, its data and its ranks, decided in one place.
 
-Whoever builds, trains, saves or records takes what it needs from here and decides nothing again.
+Code that builds, trains, saves or records reads it here and decides nothing again.
 """
 
 import re
@@ -29,58 +29,44 @@ from firecaffe.words import MOST_STEPS
 
 @dataclass(frozen=True)
 class Ranks:
-    """The ranks that train, as far as a run depends on them."""
-
     world_size: int = 1
     per_host: int = 1
     """The number of ranks of each host; 1 if hosts differ."""
     share_memory: bool = False
-    """Whether ranks of one host may add in memory."""
     in_all: int = 0
     """The number of ranks with those that compute the same samples as others; 0: there are none."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run of so many ranks."""
-
     recipe: CheckedRecipe
-    """The recipe as it was written."""
     ranks: Ranks
     order: SampleOrder
-    """The order of samples: those of each micro-batch of each step."""
     deciding: Mapping[str, Any]
-    """The words that decide bits, by name: a run is only resumed with the same."""
+    """The settings that decide bits, by name. A run is only resumed with equal ones."""
     algorithm: str
-    """The exchange: that of the recipe, or what `auto` has chosen."""
+    """The exchange: that of the recipe, or the choice of `auto`."""
     hook: str = ""
-    """The name of a communication hook that takes its place."""
+    """The name of a communication hook that replaces the exchange."""
 
     @property
     def steps(self) -> int:
-        """The steps of the whole training."""
         return self.recipe.train.num_steps(self.order.steps_per_epoch)
 
     @property
     def num_leaves(self) -> int:
-        """Leaves of the tree over all workers: the micro-batches of a step, or, if replicas train
-        by themselves, these.
-        """
+        """Leaves of the tree over all workers: a step's micro-batches, or the replicas."""
         words = self.recipe.synchrony
         return words.replicas if words.mode == LOCAL else self.recipe.train.num_micro_batches
 
     @property
     def leaves_in_words(self) -> str:
-        """The leaves of the tree, for people."""
         what = "replicas" if self.recipe.synchrony.mode == LOCAL else "micro-batches"
         return f"{self.num_leaves} {what}"
 
     @cached_property
     def rounds(self) -> Rounds:
-        """When replicas are averaged. In other modes all steps are synchronous.
-
-        Raises: RecipeError if the training is shorter than a round.
-        """
+        """When replicas are averaged. Raises: RecipeError if training is shorter than a round."""
         words = self.recipe.synchrony
         if words.mode != LOCAL:
             return Rounds(self.steps)
@@ -99,32 +85,29 @@ class Run:
 
     @property
     def keeps_frozen(self) -> bool:
-        """Whether parameters that forward changes, and that are not trained, are kept as buffers
-        are.
-        """
+        """Whether untrained parameters that forward changes are kept as buffers are."""
         words = self.recipe
         return words.parallel.is_whole and words.synchrony.mode == EVERY_STEP
 
     @property
     def has_exchange(self) -> bool:
-        """Whether there is a sum over workers: with a server, in warm steps alone."""
+        """Whether there is a sum over workers. With a server, there is one only in warm steps."""
         words = self.recipe.synchrony
         return not words.is_served or words.warm_steps > 0
 
     @property
     def synchronous(self) -> "Run":
-        """The run as its steps before the first round are. Gradients are not encoded in these: what
-        a codec keeps back of differences is not for them.
-        """
+        """The run before its first round, in mode local. Gradients are not encoded then."""
         recipe = self.recipe
         if recipe.synchrony.mode != LOCAL:
             return self
+        # A codec's residual of replicas' differences is not for gradients.
         exchange = replace(recipe.exchange, compressor=NO_COMPRESSOR, compressor_level=0)
         every_step = replace(recipe.synchrony, mode=EVERY_STEP)
         return replace(self, recipe=replace(recipe, exchange=exchange, synchrony=every_step))
 
     def micro_batches(self, rank: int) -> list[int]:
-        """A rank's micro-batches of each step, in the order in which it computes them."""
+        """Return a rank's micro-batches of each step, in the order in which it computes them."""
         words, share = self.recipe.synchrony, self.shares[rank]
         if words.mode != LOCAL:
             return self.route.order(self.num_leaves, share)
@@ -133,9 +116,7 @@ class Run:
 
     @cached_property
     def route(self) -> Route:
-        """The route of the gradients; that of tree as long as `auto` has not chosen. With a server
-        it is that of warm steps, in which none are encoded.
-        """
+        """The gradients' route: tree before `auto` chooses; with a server, that of warm steps."""
         words = self.recipe.exchange
         return find_route(
             "tree" if self.algorithm == AUTO else self.algorithm,
@@ -152,45 +133,38 @@ class Run:
 
     @cached_property
     def rate_scale(self) -> float:
-        """The factor by which the recipe's learning rate grows with its batch."""
         return batch_scale(self.recipe.solver, self.recipe.train.global_batch_size)
 
     @property
     def title(self) -> str:
-        """The network and the workers, for people."""
         name = re.sub(r"[^\w.]+", "-", without_folder(self.recipe.model.name))
         return f"{name}-{self.ranks.in_all or self.ranks.world_size}w"
 
     @property
     def shares(self) -> Shares:
-        """The micro-batches of each rank; of the first steps, if they are balanced later."""
+        """The micro-batches of each rank, in the first steps if they are balanced later."""
         level = self.recipe.exchange.level
         return equal_shares(self.num_leaves, self.ranks.world_size, level)
 
     def learning_rate(self, step: int) -> float:
-        """The rate of step `step`, counted from 0."""
         return learning_rate(self.recipe.solver, step, self.steps, self.rate_scale)
 
     def momentum(self, step: int) -> float | None:
-        """The momentum of step `step`, if the policy moves it."""
         return momentum(self.recipe.solver, step, self.steps)
 
     def by(self, algorithm: str) -> "Run":
-        """The run with what `auto` has chosen."""
         return replace(self, algorithm=algorithm)
 
     def without_shared_memory(self) -> "Run":
-        """The run of ranks that could not reach each other's memory."""
         return replace(self, ranks=replace(self.ranks, share_memory=False))
 
 
 def resolve(
     recipe: CheckedRecipe, data: Data, ranks: Ranks, *, described: str, hook: str = ""
 ) -> Run:
-    """The run of a checked recipe. described: the training data, in words that tell others apart.
+    """Resolve a checked recipe. `described` is a text that tells training data apart.
 
-    Raises: RecipeError if a step has more samples than there are, a training has too many steps, or
-    numbers do not fit the data.
+    Raises: RecipeError if a step has too many samples, or numbers do not fit the data.
     """
     steps = total_steps(recipe, data)
     if steps > MOST_STEPS:
@@ -204,12 +178,11 @@ def resolve(
 
 
 def total_steps(recipe: Recipe, data: Data) -> int:
-    """The steps of the whole training."""
     return recipe.train.num_steps(sample_order(recipe, data).steps_per_epoch)
 
 
 def sample_order(recipe: Recipe, data: Data) -> SampleOrder:
-    """The order of the training's samples. Raises: RecipeError if it cannot be."""
+    """Return the order of the training's samples. Raises: RecipeError if the batch is too large."""
     config = recipe.train
     check_batch(config, len(data.train))
     return SampleOrder(

@@ -1,4 +1,4 @@
-"""A whole run as data: the Configs of all parts, composed."""
+"""A whole run as data: the Configs of all parts, in one recipe."""
 
 from dataclasses import dataclass, field
 
@@ -24,9 +24,9 @@ class Recipe:
     model: ModelConfig = field(default_factory=ModelConfig)
     """The network."""
     data: DataConfig = field(default_factory=DataConfig)
-    """The samples, and what is done to them."""
+    """The samples, and how they are prepared."""
     train: TrainConfig = field(default_factory=TrainConfig)
-    """How long, in which batches and in which arithmetic."""
+    """How long, in which batches and in which arithmetic to train."""
     solver: SolverConfig = field(default_factory=SolverConfig)
     """The optimizer and its learning rate."""
     exchange: ExchangeConfig = field(default_factory=ExchangeConfig)
@@ -34,13 +34,13 @@ class Recipe:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     """When the state is saved."""
     run: RunConfig = field(default_factory=RunConfig)
-    """Where the run is recorded."""
+    """The place where the run is recorded."""
     task: TaskConfig = field(default_factory=TaskConfig)
     """The loss, and what evaluations measure."""
     synchrony: SynchronyConfig = field(default_factory=SynchronyConfig)
     """When workers exchange, and who computes what."""
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
-    """Which workers hold one model together, and by what it is split."""
+    """Which workers hold one model together, and how it is split."""
     prune: PruneConfig = field(default_factory=PruneConfig)
     """Which weights are zero, and stay zero."""
     share: ShareConfig = field(default_factory=ShareConfig)
@@ -48,7 +48,5 @@ class Recipe:
 
     @property
     def updates_whole_layers(self) -> bool:
-        """Whether who updates some of a parameter needs all of it: for its norm, its pruning or the
-        values that its weights share.
-        """
+        """Whether an update needs whole parameters: their norm, pruning or shared values."""
         return needs_norms(self.solver) or self.prune.is_on or self.share.is_on

@@ -1,7 +1,4 @@
-"""Conditions on words, as data, and a refusal that is made of them.
-
-What rows of the table of refusals ask of words, where several ask the same.
-"""
+"""Conditions on a recipe's settings, as data, and the refusals that are made of them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -28,7 +25,7 @@ from firecaffe.synchrony.config import (
 )
 
 Facts = Mapping[str, Any]
-"""The value of each word, by its dotted name."""
+"""The value of each setting, by its dotted name."""
 
 GIVEN: dict[str, Any] = {
     "comm_hook": False,
@@ -38,13 +35,10 @@ GIVEN: dict[str, Any] = {
     "gpus": False,
     "system": "linux",
 }
-"""What a recipe does not say, and what is taken if nobody says it: what is given to
-`firecaffe.train` in Python, and the ranks that there are.
-"""
+"""Facts outside a recipe, with defaults: arguments of `firecaffe.train`, and the ranks."""
 
 
 def words_in(recipe: Recipe) -> dict[str, Any]:
-    """The value of each word of a recipe."""
     return {
         f"{section}.{word}": value
         for section, config in vars(recipe).items()
@@ -62,39 +56,32 @@ SAID = {
     "model": "a model that is given in Python",
     "system": "ranks on {}",
 }
-"""How what a recipe does not say is called, with its value."""
+"""Names of the facts outside a recipe, with their values."""
 
 TOLD = {**SAID, "workers": "several workers", "hosts": "several hosts", "system": "a system"}
-"""The same without one."""
+"""Names of the facts outside a recipe, without values."""
 
 
 def facts_of(recipe: Recipe, given: Facts) -> Facts:
-    """All words of a recipe, and what is given beside it."""
     return {**GIVEN, **words_in(recipe), **given}
 
 
 class Default(Enum):
-    """Stands for the value that a word has if nobody says it."""
-
     DEFAULT = "default"
 
 
 @dataclass(frozen=True)
 class Kind:
-    """Values of which there is no list."""
-
     told: str
-    """For people, as "code of your own"."""
     holds: Callable[[Any], bool]
 
 
 @dataclass(frozen=True)
 class Term:
-    """A word that has one of some values; or, negated, none of them."""
+    """The condition that a setting has one of some values; or, negated, none of them."""
 
     word: str
     values: tuple[Any, ...] | Default
-    """Some values, of which one may be a `Kind`."""
     is_negated: bool = False
 
     def holds(self, facts: Facts) -> bool:
@@ -107,14 +94,13 @@ class Term:
         return found != self.is_negated
 
     def said(self, facts: Facts) -> str:
-        """The word as it stands in a recipe."""
+        """The setting as it stands in a recipe; `told` is the condition for people."""
         if isinstance(self.values, Default) and not self.is_negated:
             return f"no {self.word}"
         return said(self.word, facts[self.word])
 
     @property
     def told(self) -> str:
-        """The condition, for people."""
         word = TOLD.get(self.word, self.word)
         if isinstance(self.values, Default):
             return word if self.is_negated else f"no {word}"
@@ -125,20 +111,16 @@ class Term:
 
 @dataclass(frozen=True)
 class AnyOf:
-    """One of several conditions."""
-
     terms: tuple[Term, ...]
 
     def holds(self, facts: Facts) -> bool:
         return any(term.holds(facts) for term in self.terms)
 
     def said(self, facts: Facts) -> str:
-        """The first word for which it holds, as it stands in a recipe."""
         return next(term for term in self.terms if term.holds(facts)).said(facts)
 
     @property
     def told(self) -> str:
-        """The conditions, for people."""
         return ", or ".join(term.told for term in self.terms)
 
 
@@ -146,12 +128,10 @@ Condition = Term | AnyOf
 
 
 def combinations(when: tuple[Condition, ...]) -> list[tuple[Term, ...]]:
-    """Each way in which conditions can hold together."""
     return list(product(*(each.terms if isinstance(each, AnyOf) else (each,) for each in when)))
 
 
 def terms_of(when: tuple[Condition, ...]) -> list[Term]:
-    """All that is asked of words."""
     return list(dict.fromkeys(term for each in combinations(when) for term in each))
 
 
@@ -168,7 +148,7 @@ def is_not(word: str, *values: Any) -> Term:
 
 
 def on(word: str) -> Term:
-    """The word has another value than by default."""
+    """Return the condition that a setting differs from its default."""
     return Term(word, Default.DEFAULT, is_negated=True)
 
 
@@ -181,7 +161,7 @@ def any_of(*terms: Term) -> AnyOf:
 
 
 def said(word: str, value: Any) -> str:
-    """A word with its value, as a recipe has them; a table or a list by its name alone."""
+    """Return a setting with its value as in a recipe; a table or a list by its name alone."""
     if word in SAID:
         return SAID[word].format(value)
     if isinstance(value, dict | list):
@@ -190,7 +170,6 @@ def said(word: str, value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as a recipe has it, without quotation marks."""
     if isinstance(value, Kind):
         return value.told
     if isinstance(value, bool):
@@ -205,17 +184,14 @@ ONE_OF_THEM = "leave one of them out"
 
 @dataclass(frozen=True)
 class Refusal:
-    """Words that cannot stand together."""
-
     when: tuple[Condition, ...]
     because: str
     instead: str = ONE_OF_THEM
+    # unwritten: nothing forbids the combination, but nobody has written it yet.
     kind: Literal["nature", "unwritten"] = "nature"
-    """unwritten: nothing forbids it but that nobody has written it."""
 
     @property
     def needs(self) -> Literal["words", "workers", "host"]:
-        """What has to be known to ask."""
         if {"hosts", "gpus", "system"} & set(self.words):
             return "host"
         return "workers" if "workers" in self.words else "words"
@@ -224,22 +200,20 @@ class Refusal:
         return all(each.holds(facts) for each in self.when)
 
     def line(self, facts: Facts) -> str:
-        """What is said of a recipe in which it holds."""
         first, *others = [each.said(facts) for each in self.when]
         return f"{first} with {' and '.join(others)}: {self.because}; {self.instead}"
 
     @property
     def words(self) -> list[str]:
-        """The words that it is about."""
         return words_of(self.when)
 
     @property
     def subjects(self) -> list[str]:
-        """The words that it explains; further conditions say where these count."""
+        """The settings that the row explains. Further conditions say when these count."""
         return words_of(self.when[:2])
 
     def told_of(self, word: str) -> str:
-        """The row where one of its words is explained, in a line."""
+        """Return the row in one line, from the view of one of its settings."""
         told = (term.told.removeprefix(word) for term in terms_of(self.when) if term.word == word)
         own = " and ".join(filter(None, told)).strip()
         others = [each.told for each in self.when if word not in words_of((each,))]
@@ -258,7 +232,7 @@ OUT_OF_ORDER = Kind("one that leaves the tree's order", _leaves_the_tree)
 
 
 def _needs_all(compressor: str) -> bool:
-    # Codecs load torch, which the meaning of a recipe's words does not need.
+    # Codecs load torch, which reading a recipe does not need.
     from firecaffe.gradients.compressors import ONE_BY_ONE
 
     return compressor not in (NO_COMPRESSOR, *ONE_BY_ONE)

@@ -1,1 +1,1 @@
-"""What a run leaves behind: its folder, its records, and comparisons between runs."""
+"""The record of a run: its folder, its files, and comparisons between runs."""

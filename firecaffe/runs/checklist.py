@@ -1,8 +1,7 @@
-"""What a comparison must have to be believed: FireCaffe's own list, and what it lacked itself.
+"""The checklist of a comparison.
 
-Source: Iandola et al. 2016, section 5 (best practices: the same data, the same accuracy, all
-hyperparameters, a baseline of the same work); the code, repeats, equal epochs and a tuned baseline
-are what its table 2 does not have.
+Source: Iandola et al. 2016, section 5 (the same data, the same accuracy, all hyperparameters, a
+baseline of the same work). Its table 2 lacks the code, repeats, equal epochs and a tuned baseline.
 """
 
 from collections.abc import Sequence
@@ -18,18 +17,16 @@ from firecaffe.runs.statistics import EQUIVALENT, FEWEST, ROUNDING
 
 @dataclass(frozen=True)
 class Item:
-    """One thing that is asked for."""
-
     what: str
     is_met: bool
     why: str
-    """What was found, or what would do in place of what is missing."""
+    """The values seen, or the reason why the item is not met."""
 
 
 def checklist(
     groups: Sequence[Group], rows: Sequence[GroupRow], band: float | None = None
 ) -> list[Item]:
-    """Each item, met or named as missing. band: of the metric, what counts as no difference."""
+    """Return each item, met or missing. A difference up to `band` of the metric counts as none."""
     data = {str(group.first.result["data"]) for group in groups}
     seeds = min(row.seeds for row in rows)
     unequal = [
@@ -67,7 +64,7 @@ def checklist(
 
 
 def _learned(groups: Sequence[Group], rows: Sequence[GroupRow]) -> Item:
-    """A network that has learned nothing is as fast, and as good, as any other such one."""
+    # A network that learned nothing is as fast, and as good, as any other such network.
     lost = [
         f"{name}: {row.failure}"
         for name, row in zip(letters(len(rows)), rows, strict=True)
@@ -84,7 +81,7 @@ def _learned(groups: Sequence[Group], rows: Sequence[GroupRow]) -> Item:
 
 
 def _accuracy(rows: Sequence[GroupRow], alone: str, band: float) -> Item:
-    """A speedup to a lower accuracy is none. A higher one is as good as the same."""
+    # A speedup at a lower accuracy is none. A higher accuracy is as good as an equal one.
     measure = rows[0].measure
     side = "above" if measure.higher_is_better else "below"
     points = f"within {of_band(band, measure)} of the first group, or {side}"
@@ -103,7 +100,6 @@ def _accuracy(rows: Sequence[GroupRow], alone: str, band: float) -> Item:
 
 
 def _hyperparameters(groups: Sequence[Group]) -> Item:
-    """Every run has all words; its code is told by a commit, or by the digest of its source."""
     runs = [run for group in groups for run in group.runs]
     codes = [_named_code(run) for run in runs]
     if "" in codes:
@@ -117,7 +113,6 @@ def _hyperparameters(groups: Sequence[Group]) -> Item:
 
 
 def _named_code(run: Run) -> str:
-    """The name of a run's code: its commit, or an installed package's version and source."""
     source = run.words.get("environment.source")
     version = run.words.get("environment.firecaffe")
     installed = f"firecaffe {version}, source {source[:12]}" if source and version else ""
@@ -125,7 +120,6 @@ def _named_code(run: Run) -> str:
 
 
 def _code(groups: Sequence[Group]) -> Item:
-    """Other code is another experiment, as other hardware is."""
     runs = [run for group in groups for run in group.runs]
     codes = sorted({code_of(run) for run in runs})
     versions = sorted({str(run.words.get("environment.torch")) for run in runs})
@@ -135,7 +129,6 @@ def _code(groups: Sequence[Group]) -> Item:
 
 
 def _short(code: str) -> str:
-    """With digests by their beginning."""
     return " ".join(word.rstrip(",")[:12] + "," * word.endswith(",") for word in code.split())
 
 

@@ -1,8 +1,4 @@
-"""Finished runs side by side: what each came to, what differs between them, whether it was fair.
-
-The rows are those of FireCaffe's table 2 (Iandola et al. 2016, arXiv 1511.00175), which asks of
-whoever reports a speedup the same work, the accuracy beside the rate, and all hyperparameters.
-"""
+"""Finished runs side by side, as in FireCaffe's table 2 (Iandola et al. 2016, arXiv 1511.00175)."""
 
 import os
 from collections.abc import Sequence
@@ -20,7 +16,7 @@ from firecaffe.schema import checked
 
 
 class Finished(TypedDict):
-    """What a comparison cannot do without in result.json."""
+    """The entries of result.json without which a run cannot be compared."""
 
     world_size: int
     exchange: str
@@ -33,26 +29,18 @@ class Finished(TypedDict):
 
 
 class ComparedModel(TypedDict):
-    """The same in a recipe's model."""
-
     name: str
 
 
 class ComparedTrain(TypedDict):
-    """The same in a recipe's train."""
-
     global_batch_size: int
 
 
 class ComparedSolver(TypedDict):
-    """The same in a recipe's solver."""
-
     base_lr: float
 
 
 class Compared(TypedDict):
-    """The same in recipe.toml."""
-
     model: ComparedModel
     train: ComparedTrain
     solver: ComparedSolver
@@ -62,16 +50,15 @@ ENVIRONMENT = (
     *("host", "cpu", "cores", "cpu_capability", "gpus"),
     *("torch", "cuda", "firecaffe", "commit", "source"),
 )
-"""What a comparison takes from environment.json, as environment.FACT."""
 
 OWN_CODE = "environment.own_code."
-"""What the words begin with that tell a user's code from other code, by the recipe's section."""
+"""The prefix of the names that identify a user's own code, by the recipe's section."""
 
 HOW_READ = (
     *("data.name", "data.decode_threads", "data.cache", "data.cache_bytes", "data.order"),
     "data.hold_out",
 )
-"""Words of the data that change none of its images; or which, as the data's own line says."""
+"""Entries of [data] that change no image, or whose effect the data's description states."""
 
 TASK_WORDS = {
     "task.name": "classification",
@@ -79,66 +66,53 @@ TASK_WORDS = {
     "task.label_smoothing": 0.0,
     "task.class_weights": [],
 }
-"""Words of the task that decide what is learned, with what runs did before there were tasks."""
+"""Entries of [task] that decide what is learned, with the defaults for runs older than tasks."""
 
 
 MODEL_WORDS = ("name", "args", "weights", "freeze", "low_rank")
-"""Words of which a network and its start are made; what is empty may not be there in older runs."""
+"""Entries that define a network and its start. Older runs may lack those that are empty."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run."""
-
     folder: Path
     result: dict[str, Any]
     words: dict[str, Any]
-    """The recipe by dotted name, without what says only where things lie, and the environment."""
+    """The recipe by dotted name, without the places of files, and the facts of the environment."""
 
     @property
     def measure(self) -> Measure:
-        """The metric that it is judged by."""
         return measure_of(self.result)
 
     @property
     def value(self) -> float:
-        """That of the metric, on the test samples."""
         return self.measure.value_in(self.result)
 
 
 @dataclass(frozen=True)
 class Row:
-    """A run's row of the table. Fractions are of 1."""
-
     run: str
     workers: int
     exchange: str
-    """The algorithm, and the route in brackets if another stood in for it."""
+    """The algorithm, with the route in brackets if another one was used in its place."""
     global_batch_size: int
     base_lr: float
     steps: int
     images_per_s: float
     speedup: float | None
-    """Images/s over the first run's; None if one of them measured no rate, learned nothing, or
-    did other work.
-    """
+    """Rate over the first run's; None if a rate is missing, a run failed, or the work differs."""
     other_work: list[str]
-    """What the run did otherwise than the first one, if its work was not the same."""
+    """The parts in which the run's work differs from the first run's."""
     exposed_communication: float
     measure: Measure
-    """The metric that the run is judged by."""
     value: float
-    """That of the metric, on the test samples."""
     failure: str
-    """Empty unless the run is known to have learned nothing."""
+    """The failure; empty unless the run is known to have learned nothing."""
     weights_sha256: str
 
 
 def read_run(folder: Path) -> Run:
-    """Reads a run's result, recipe and environment.
-
-    Raises: RunError if the folder is no finished run or a file is damaged.
-    """
+    """Read a finished run. Raises RunError if the folder is not one or a file is damaged."""
     result = read_run_file(folder, "result.json")
     environment = read_run_file(folder, "environment.json")
     sections = read_run_recipe(folder)
@@ -155,9 +129,7 @@ def read_run(folder: Path) -> Run:
 
 
 def rows(runs: Sequence[Run], allow_unequal: bool = False) -> list[Row]:
-    """The table's rows, in the order given; speedups are against the first run, and only of the
-    same work unless others are allowed.
-    """
+    """Return a row for each run. Speedups over the first run need equal work or `allow_unequal`."""
     return [
         Row(
             run=name,
@@ -180,30 +152,27 @@ def rows(runs: Sequence[Run], allow_unequal: bool = False) -> list[Row]:
 
 
 def names(runs: Sequence[Run]) -> list[str]:
-    """What to call each run: its folder's name, or where it lies, if two have the same."""
+    """Return the name of each run's folder, or `places` if two are equal."""
     short = [run.folder.resolve().name for run in runs]
     return short if len(set(short)) == len(short) else places(runs)
 
 
 def places(runs: Sequence[Run]) -> list[str]:
-    """Where each run lies below the innermost folder that holds them all."""
+    """Return each run's path below the innermost folder that holds all of them."""
     folders = [run.folder.resolve() for run in runs]
     common = os.path.commonpath([folder.parent for folder in folders])
     return [folder.relative_to(common).as_posix() for folder in folders]
 
 
 def differing_words(runs: Sequence[Run]) -> dict[str, list[Any]]:
-    """Every word that is not the same in all runs, with each run's value; None: it has none."""
+    """Return every entry that differs between runs, with each run's value; None: it has none."""
     every = dict.fromkeys(word for run in runs for word in run.words)
     values = {word: [run.words.get(word) for run in runs] for word in every}
     return {word: each for word, each in values.items() if any(v != each[0] for v in each)}
 
 
 def other_work(first: Run, run: Run) -> list[str]:
-    """What makes the work of two runs unequal: data, augmentation, model, samples seen.
-
-    The batch and the rate are how the work is done; as many samples of the same data is what.
-    """
+    """List how two runs' work differs. Batch and rate may differ: they are how the work is done."""
     work, other = _work(first), _work(run)
     unlike = [what for what in work if work[what] != other[what]]
     if other_epochs(first, run):
@@ -212,19 +181,18 @@ def other_work(first: Run, run: Run) -> list[str]:
 
 
 def other_epochs(first: Run, run: Run) -> bool:
-    """Whether one run saw a step of samples more, or more steps: trainings are whole steps."""
+    """Whether the samples seen differ by a step or more. Trainings consist of whole steps."""
     step = max(each.words["train.global_batch_size"] for each in (first, run))
     return bool(abs(samples_seen(first) - samples_seen(run)) >= step)
 
 
 def samples_seen(run: Run) -> int:
-    """Training samples that a run saw, each counted as often as it was seen."""
     in_whole_steps = run.result["steps"] * run.words["train.global_batch_size"]
     return int(run.result.get("samples_seen", in_whole_steps))
 
 
 def doubts(runs: Sequence[Run]) -> dict[str, list[str]]:
-    """What the runs themselves doubt of their bits, by their names."""
+    """Return, by run, why runs themselves doubt that their bits are reproducible."""
     stated = {
         name: run.result.get("identity_doubts") for name, run in zip(names(runs), runs, strict=True)
     }
@@ -232,13 +200,11 @@ def doubts(runs: Sequence[Run]) -> dict[str, list[str]]:
 
 
 def other_measures(runs: Sequence[Run]) -> list[str]:
-    """A line for each run that is judged by another metric than the first."""
     named = zip(names(runs), runs, strict=True)
     return unlike_measures({name: run.result for name, run in named})
 
 
 def weights_identical(runs: Sequence[Run]) -> bool:
-    """Whether all runs ended with the same parameters and buffers, bit for bit."""
     return len({run.result["weights_sha256"] for run in runs}) <= 1
 
 
@@ -276,14 +242,13 @@ def _words(sections: dict[str, Any]) -> dict[str, Any]:
         for word, value in words.items()
         if word != "path"
     }
-    # Older runs say one epoch beside their steps, which meant nothing.
+    # Older runs record one epoch next to their steps, which had no effect.
     if "train.epochs" in found:
         found["train.epochs"] = 0 if found.get("train.steps") else found["train.epochs"] or 1
     return found
 
 
 def _check_measure(path: Path, result: dict[str, Any]) -> None:
-    """Raises: RunError if the value of the metric that the run is judged by is not there."""
     measure = measure_of(result)
     name = "test_loss" if measure == LOSS else measure.name
     if name not in result:

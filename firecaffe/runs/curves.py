@@ -1,8 +1,4 @@
-"""A run's course: loss and accuracy against the time trained, the samples seen, the bytes sent.
-
-The accuracy is that on the validation samples. A run without them has been tested at its end alone;
-runs of earlier versions have tests on their way.
-"""
+"""A run's curves: loss and metric against the time trained, the samples seen and the bytes sent."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,38 +11,29 @@ from firecaffe.runs.schemas import MetricsRow, TimedRow
 from firecaffe.schema import Real, checked, read_rows
 
 MOST_POINTS = 150
-"""Points of a loss curve: a picture's width has no use for more."""
+"""The most points of a loss curve; a picture is not wide enough for more."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """A moment of a training."""
-
     time_s: float | None
-    """Time of steps alone, without evaluations and checkpoints. None if the run goes on with
-    another one, whose time it does not know.
-    """
+    """Time of steps, without evaluations and checkpoints; None if the run continues another one."""
     samples: int
     sent_bytes: float | None
-    """Bytes of gradients that all ranks together have sent, of a server weights too; None if nobody
-    knows.
-    """
+    """Bytes of gradients (with a server, also weights) from all ranks; None if unknown."""
     value: float | None
-    """The loss or the accuracy; None if it was no number."""
+    """The loss or the metric; None if it was not finite."""
 
 
 @dataclass(frozen=True)
 class Curves:
-    """loss: of the training, means over as many steps as it takes to have MOST_POINTS at most.
-    metric: what the run is judged by, of each evaluation.
-    """
+    """The training loss, as means over MOST_POINTS groups of steps or fewer, and the metric."""
 
     loss: list[Point]
     metric: list[Point]
 
 
 def curves_of(run: Run) -> Curves:
-    """Raises: RunError if the run's metrics cannot be read."""
     path = run.folder / METRICS
     sent = sent_per_step(run)
     stride = -(-int(run.result["steps"]) // MOST_POINTS) or 1
@@ -82,6 +69,7 @@ def curves_of(run: Run) -> Curves:
             loss.append(Point(time_s, samples, sent_bytes, _mean(some)))
     except ValueError as error:
         raise RunError(f"{path}: cannot be read ({error})") from error
+    # Runs without validation samples, and older runs, have evaluations of test samples.
     return Curves(loss, metric["validation"] or metric["test"])
 
 
@@ -91,11 +79,7 @@ def _mean(values: list[float | None]) -> float | None:
 
 
 def time_to(run: Run, target: float) -> float | None:
-    """Seconds of training until an evaluation first was as good as this; None if none was, or the
-    run goes on with another.
-
-    Raises: RunError if the run's metrics cannot be read.
-    """
+    """Return seconds to the target; None if not reached, or if the run continues another one."""
     gain = run.measure.gain
     for point in curves_of(run).metric:
         if point.value is not None and gain(point.value) >= gain(target):

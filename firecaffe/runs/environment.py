@@ -1,4 +1,4 @@
-"""What a run ran on: hardware, versions, the code."""
+"""The environment of a run: hardware, versions and code."""
 
 import hashlib
 import platform
@@ -13,11 +13,10 @@ import psutil
 import torch
 
 SOURCES = ("*.py", "*.toml", "*.jinja")
-"""What an installed package has of a checkout."""
 
 
 def describe_environment() -> dict[str, Any]:
-    """Facts of this host that may change bits or speed."""
+    """Return the facts of this host that may change bits or speed."""
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
         "host": platform.node(),
@@ -37,7 +36,6 @@ def describe_environment() -> dict[str, Any]:
 
 
 def cpu_name() -> str:
-    """The processor's own name, if the system tells."""
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
@@ -49,7 +47,7 @@ def cpu_name() -> str:
 
 @lru_cache
 def source_digest() -> str:
-    """SHA-256 of this package's files: tells versions apart, with or without git."""
+    """Return the SHA-256 of this package's files, which identifies the version without git."""
     sha = hashlib.sha256()
     root = Path(__file__).resolve().parent.parent
     for path in sorted(path for kind in SOURCES for path in root.rglob(kind)):
@@ -60,7 +58,7 @@ def source_digest() -> str:
 
 @lru_cache
 def commit() -> str:
-    """The commit of this code, with '+' if files were changed since; empty outside of git."""
+    """Return the commit of this code, with '+' if files have changed; empty outside of git."""
     folder = Path(__file__).resolve().parent
 
     def git(*arguments: str) -> str:
@@ -71,7 +69,7 @@ def commit() -> str:
             return ""
         return done.stdout.strip()
 
-    # A repository that merely holds an installed copy of this package says nothing about it.
+    # A repository may contain an installed copy of this package without tracking it.
     if not git("ls-files", "environment.py"):
         return ""
     changed = git("status", "--porcelain", "--", "..")

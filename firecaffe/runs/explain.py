@@ -1,13 +1,12 @@
-"""Where the time of each rank of a run went, and whether one is slow beyond the noise.
+"""The parts of each rank's time in a run, and tests for ranks that are slow beyond the noise.
 
-A rank *computes* longer than others if the time before it waits (data, forward, backward) is
-longer than the median of the others', by a signed-rank test over blocks of steps; of a network in
-stages, of the others with the same stage. A rank's *link* is slow if round trips to and from it,
-between hosts, take longer than those between all others, by a rank-sum test over blocks of them.
-Both are one-sided, at ALPHA over all ranks together (Holm).
-A rank has round trips to few others (`cluster.links`); so once one is named, its own are left out
-of what is said of the others.
-Neighboring steps are alike, so blocks and not steps are counted.
+A rank *computes* longer than others if its time before it waits (data, forward, backward) is longer
+than the median of the others' (of the same stage, if there are stages), by a signed-rank test over
+blocks of steps. A rank's *link* is slow if its round trips to other hosts take longer than those
+between all other ranks, by a rank-sum test over blocks. Both tests are one-sided, at ALPHA over all
+ranks together (Holm). They count blocks because neighboring steps are correlated. A rank measures
+round trips to few others (`cluster.links`), so those of a rank found slow are left out of the tests
+of the others.
 
 Source: Wilcoxon 1945; Mann and Whitney 1947; Holm 1979.
 """
@@ -29,44 +28,39 @@ from firecaffe.runs.shares import ALONE, RankShares, Row, row_of, shares_of
 from firecaffe.schema import read_rows
 
 PARTS = ("data_s", "compute_s", "exposed_communication_s", "update_s")
-"""Parts of a step, as one rank sees it; what is left over is the loop's own."""
 
 ALPHA = 0.01
 
 BLOCKS = 10
-"""Blocks of steps, and one more for each doubling of the ranks: fewer could say nothing at ALPHA.
-"""
+"""The number of blocks of steps. To reach ALPHA, each doubling of the ranks adds one."""
 
 FEWEST_STEPS = 5
-"""Steps of a block. What slows a rank down for some steps should not count as several events."""
+"""Steps of a block, so that one slow event of a few steps does not count as several."""
 
 BLOCKS_OF_PAIR = 4
-"""Blocks of the round trips of one rank with another one: as many samples."""
+"""Blocks, and so samples, of the round trips between two ranks."""
 FEWEST_TRIPS = 3
-"""Round trips of such a block."""
 
 
 Step = TypeVar("Step")
 
 Rows = Mapping[int, Sequence[Mapping[str, Any]]]
-"""A file's rows, by rank."""
+"""The rows of a file, by rank."""
 
 Pairs = list[tuple[tuple[int, int], float]]
-"""The two ends, and the time of a block of round trips between them."""
+"""The two ranks, and the median time of a block of round trips between them."""
 
 
 @dataclass(frozen=True)
 class RankTimes:
-    """Medians over a rank's steps, in seconds. The first step, which warms up, is left out. Of
-    replicas, which wait in the last step of a round alone, means.
-    """
+    """Medians over a rank's steps after the first, in seconds; means if ranks wait once a round."""
 
     rank: int
     steps: int
     step_s: float
     parts_s: dict[str, float]
     waits_s: dict[str, float]
-    """Of a split network, how long it waits for activations and for gradients; else empty."""
+    """The waits for activations and for gradients in a split network; otherwise empty."""
 
     @property
     def rest_s(self) -> float:
@@ -75,16 +69,13 @@ class RankTimes:
 
 @dataclass(frozen=True)
 class Slow:
-    """A rank that is slow beyond the noise."""
-
     rank: int
     cause: str
-    """computes: before it waits for others; link: in what it sends or receives."""
+    """`computes`: before it waits for others; `link`: in sending or receiving."""
     own_s: float
-    """Median: of a step's own part, or of a round trip."""
+    """The median of a step's time before waiting, or of a round trip."""
     others_s: float
     p_value: float
-    """After Holm's correction."""
     samples: int
 
     @property
@@ -94,24 +85,19 @@ class Slow:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What `explain` tells."""
-
     ranks: list[RankTimes]
     slow: list[Slow]
-    """The slowest first."""
+    """The slow ranks, the slowest first."""
     not_tested: list[str]
-    """Why there was not enough to test."""
+    """The reasons why tests were not possible."""
     shares: RankShares | None = None
-    """Who computed how many micro-batches, if the timings tell."""
     stages: list[StageTimes] = field(default_factory=list)
-    """Of a network in stages, what each took."""
 
 
 def explain(folder: Path, in_rounds: bool = False) -> Explanation:
-    """Reads the timings of a run, finished or not. in_rounds: whether ranks wait for each other at
-    the end of rounds alone, and have shares that nobody may change.
+    """Explain the timings of a run, finished or not. Raises RunError if there are none.
 
-    Raises: RunError if there are none.
+    `in_rounds`: ranks wait for each other only at the end of rounds, and have fixed shares.
     """
     timings = read_timings(folder)
     if not timings or not any(timings.values()):
@@ -124,9 +110,7 @@ def explain(folder: Path, in_rounds: bool = False) -> Explanation:
 def explain_rows(
     timings: Rows, trips: Rows, where: object, in_rounds: bool = False, row: Row = ALONE
 ) -> Explanation:
-    """The same of timings that were read elsewhere; where: for errors. row: of the ranks that hold
-    one model together. Raises: RunError.
-    """
+    """Explain timings that were read elsewhere. `row`: the ranks that hold one model."""
     middle = statistics.fmean if in_rounds else statistics.median
     ranks = [_times(rank, rows, middle) for rank, rows in timings.items() if rows]
     found, not_tested = _slow_computers(timings)
@@ -139,12 +123,10 @@ def explain_rows(
 
 
 def read_timings(folder: Path) -> dict[int, list[dict[str, Any]]]:
-    """The rows of a run's timings, by rank. Raises: RunError."""
     return _by_rank(folder, "rank-*.jsonl", TimingRow)
 
 
 def _by_rank(folder: Path, pattern: str, kind: Any) -> dict[int, list[dict[str, Any]]]:
-    """The rows of the files that fit a pattern, whose names end with their ranks."""
     found = {}
     for path in (folder / "timings").glob(pattern):
         rank = path.stem.rpartition("-")[2]
@@ -169,7 +151,6 @@ def _times(
 
 
 def _waits(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """The seconds of each step, by what was exchanged; of a network that is not split, nothing."""
     if any(row.get("activations_s") is None for row in rows):
         return {}
     activations = [row["activations_s"] for row in rows]
@@ -183,7 +164,7 @@ def _slow_computers(timings: Rows) -> tuple[list[Slow], list[str]]:
     own = {
         rank: {row["step"]: row["data_s"] + row["compute_s"] for row in rows[1:]}
         for rank, rows in timings.items()
-        # Others belong to hosts that have left.
+        # Ranks that ended earlier belong to hosts that have left.
         if rows and rows[-1]["step"] >= last - 1
     }
     stage = {rank: stage_of(timings[rank]) for rank in own}
@@ -201,7 +182,7 @@ def _slow_computers(timings: Rows) -> tuple[list[Slow], list[str]]:
 
 
 def in_blocks(steps: Sequence[Step], ranks: int) -> tuple[list[Sequence[Step]], list[str]]:
-    """The parts of a run by which so many ranks are compared; and why they cannot be, in words."""
+    """Return blocks of a run's steps by which ranks are compared, or the reasons why not."""
     if ranks < 2:
         return [], ["one rank: there is no other to compare it with"]
     count = num_blocks(ranks)
@@ -215,16 +196,13 @@ def in_blocks(steps: Sequence[Step], ranks: int) -> tuple[list[Sequence[Step]], 
 
 
 def num_blocks(ranks: int) -> int:
-    """The number of blocks of steps by which so many ranks are compared."""
     return BLOCKS + ceil(log2(ranks))
 
 
 def slow_by_blocks(
     seconds: Mapping[int, Sequence[float]], work: Mapping[int, object] | None = None
 ) -> list[Slow]:
-    """The ranks that compute longer than the others. seconds: of each rank, its own in each of the
-    same blocks of steps. work: which ranks have the same; None: all.
-    """
+    """Return the ranks slower in their blocks of steps than others of the same `work`."""
     from scipy.stats import wilcoxon  # takes a second: ranks, which import this file, do not test
 
     p_values, values = {}, {}
@@ -261,7 +239,7 @@ def _slow_links(trips: Mapping[int, Sequence[Mapping[str, Any]]]) -> tuple[list[
         if worst is None or corrected[worst.rank] >= ALPHA:
             break
         slow.append(dataclasses.replace(worst, p_value=corrected[worst.rank]))
-        # What is slow on the way to this one does not speak against those at the other ends.
+        # A slow way to this rank does not speak against the ranks at the other ends.
         pairs = [each for each in pairs if worst.rank not in each[0]]
         ranks.remove(worst.rank)
     if not tested:
@@ -270,7 +248,6 @@ def _slow_links(trips: Mapping[int, Sequence[Mapping[str, Any]]]) -> tuple[list[
 
 
 def _slow_link(rank: int, pairs: Pairs) -> Slow | None:
-    """The test of one rank's round trips; None if there are too few."""
     own = [taken_s for ends, taken_s in pairs if rank in ends]
     others = [taken_s for ends, taken_s in pairs if rank not in ends]
     if min(len(own), len(others)) < BLOCKS_OF_PAIR:
@@ -283,7 +260,6 @@ def _slow_link(rank: int, pairs: Pairs) -> Slow | None:
 
 
 def _between_hosts(trips: Rows) -> Pairs:
-    """The two ends, and the median of a block of round trips, from the second step on."""
     blocks = []
     for rank, rows in trips.items():
         by_peer: dict[int, list[float]] = defaultdict(list)
@@ -299,7 +275,6 @@ def _between_hosts(trips: Rows) -> Pairs:
 
 
 def holm(p_values: Mapping[int, float]) -> dict[int, float]:
-    """Corrected for so many tests. Source: Holm 1979."""
     corrected: dict[int, float] = {}
     largest = 0.0
     for place, (name, p_value) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):

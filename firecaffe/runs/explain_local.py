@@ -1,4 +1,4 @@
-"""What the averages of a run in mode local took."""
+"""The explanation of a run in mode local: the cost of its averages."""
 
 from pathlib import Path
 from statistics import fmean
@@ -9,19 +9,14 @@ from firecaffe.synchrony.config import LOCAL
 
 
 def is_local(folder: Path) -> bool:
-    """Whether a run's recipe says so; timings of someone else's training have none.
-
-    Raises: RunError if the recipe is damaged.
-    """
+    """Whether a run's recipe has mode local; False without a recipe. Raises RunError."""
     if not (folder / RECIPE).exists():
         return False
     return read_run_recipe(folder).get("synchrony", {}).get("mode") == LOCAL  # type: ignore[no-any-return]
 
 
 def local_lines(folder: Path, timings: Rows) -> list[str]:
-    """What is to be said of the averages: of times, the longest of the ranks' means. Raises:
-    RunError if the result is damaged.
-    """
+    """Describe the averages. Times are the longest of the ranks' means. Raises RunError."""
     said, sent = list[str](), list[float]()
     if (folder / "result.json").is_file():
         result = read_run_file(folder, "result.json")

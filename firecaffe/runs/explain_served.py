@@ -1,9 +1,8 @@
-"""What the learners of a run with a server did: who computed how much, how late, who idled.
+"""The explanation of a run with a server: the learners' work, staleness and idle time.
 
-The server alone knows steps. So rank 0's timings have, of each step after the warm ones, the
-micro-batches of each rank and what it took to compute them; the rest is told at the run's end.
-A rank is slow if its micro-batches take longer than the median of the others', by a signed-rank
-test over blocks of steps, as in `runs.explain`.
+For each step after the warm ones, the timings of rank 0 have the micro-batches of each rank and
+their seconds. A rank is slow if its micro-batches take longer than the median of the others', by a
+signed-rank test over blocks of steps, as in `runs.explain`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,50 +17,41 @@ from firecaffe.runs.folder import read_run_file
 from firecaffe.runs.schemas import ServerResult
 
 MOST_BARS = 8
-"""Values of the staleness that are told one by one."""
 
 Taken = Mapping[int, tuple[int, float]]
-"""By rank: micro-batches, and the seconds that they took."""
 
 
 @dataclass(frozen=True)
 class ServedRank:
-    """A rank's learners."""
+    """The learners of one rank. `idle` and bytes are None if the run did not finish."""
 
     rank: int
     micro_batches: int
     seconds: float
-    """What one took to fetch and compute, the mean."""
+    """Mean seconds to fetch and compute a micro-batch."""
     idle: float | None
-    """The share of the time in which it did neither. None if the run did not finish."""
+    """The share of the time in which the rank neither fetched nor computed."""
     pulled_bytes: int | None
-    """Weights, of all learners. None if the run did not finish."""
+    """The weights that all its learners received; `pushed_bytes`: the gradients that they sent."""
     pushed_bytes: int | None
-    """Gradients, likewise."""
 
 
 @dataclass(frozen=True)
 class ServedExplanation:
-    """What `explain` tells of a run with a server."""
-
     steps: int
-    """Those after the warm ones."""
+    """The number of steps after the warm ones."""
     step_s: float
-    """Seconds of a step, the mean: steps follow each other as gradients arrive. The first is left
-    out."""
+    """Mean seconds between updates, without the first step."""
     update_s: float
-    """What of it the server's updates take, the mean."""
     ranks: list[ServedRank]
     slow: list[Slow]
     not_tested: list[str]
     came_to: dict[str, Any] | None
-    """What the events came to, as result.json has it. None if the run did not finish."""
     lines: list[str]
-    """The same in words, one thing a line."""
 
 
 def explain_served(folder: Path, timings: Rows) -> ServedExplanation | None:
-    """None if the run has no server, or only warm steps so far. Raises: RunError."""
+    """Return None if the run has no server, or only warm steps so far. Raises RunError."""
     rows = [row for row in timings.get(0, ()) if row.get("by_rank")]
     if not rows:
         return None
@@ -84,7 +74,6 @@ def explain_served(folder: Path, timings: Rows) -> ServedExplanation | None:
 
 
 def _check_bytes(folder: Path, came_to: Mapping[str, Any]) -> None:
-    """Raises: RunError if a learner has a rank and no bytes."""
     for word in ("pulled_bytes_by_learner", "pushed_bytes_by_learner"):
         lacks = came_to.get("rank_by_learner", {}).keys() - came_to.get(word, {}).keys()
         if lacks:
@@ -112,7 +101,6 @@ def _lines(row: Mapping[str, Any] | None) -> list[str]:
 
 
 def _bars(counts: Mapping[int, int]) -> str:
-    """The histogram in words: the share of each value, and of those beyond MOST_BARS together."""
     total = max(1, sum(counts.values()))
     shown = sorted(counts.items())[:MOST_BARS]
     said = [f"{late}: {count / total:.1%}" for late, count in shown]
@@ -153,7 +141,7 @@ def _slow(taken: Sequence[Taken]) -> tuple[list[Slow], list[str]]:
         rank: [_mean([step[rank] for step in block if rank in step]) for block in blocks]
         for rank in numbers
     }
-    # Others were lost, or came later.
+    # The other ranks were lost, or joined later.
     whole = {
         rank: [each for each in of_rank if each is not None]
         for rank, of_rank in means.items()

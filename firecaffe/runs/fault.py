@@ -1,4 +1,4 @@
-"""fault.json: what has happened to a run's ranks, the last of it first."""
+"""The file fault.json: the faults of a run's ranks, the latest first."""
 
 import dataclasses
 import time
@@ -30,12 +30,12 @@ from firecaffe.schema import read_file, read_rows
 NAME = "fault.json"
 
 UNKNOWN_NEXT = "this attempt ended"
-"""What follows a fault as ranks know it; a launcher knows better."""
+"""The consequence of a fault as far as ranks know; a launcher knows more."""
 
 TIME = "%Y-%m-%dT%H:%M:%S%z"
 
 ONE_EVENT_S = 60.0
-"""Seconds in which rank 0 and a launcher both tell of a lost rank."""
+"""Seconds within which reports of a lost rank, by rank 0 and a launcher, are one event."""
 
 KIND_OF = {
     UnfitCheckpointError: "exception",  # of the user's words, and not of a disk
@@ -49,7 +49,6 @@ KIND_OF = {
 
 
 def kind_of(error: BaseException) -> str:
-    """The kind of fault that an exception of this rank is."""
     if memory_full(error) is not None:
         return "out_of_memory"
     for kind, word in KIND_OF.items():
@@ -59,14 +58,14 @@ def kind_of(error: BaseException) -> str:
 
 
 def fault_of(error: BaseException, rank: int, host: str, step: int) -> Fault | None:
-    """What is to be told of an exception that ends this rank; None if nobody knows of whom."""
+    """Describe the exception that ends this rank; None if the rank at fault is unknown."""
     if isinstance(error, PeerLostError):
         return error.fault
     kind = kind_of(error)
     if kind == "exception" and isinstance(error, FirecaffeError):
         return Fault("other", rank, host, step, ITSELF, str(error), error.exit_code)
     if isinstance(error, NotFiniteError | DivergedError) and error.step:
-        step = error.step  # on a GPU the one under way is a later one
+        step = error.step  # on a GPU, a later step is under way by now
     name = f"{type(error).__name__}: " if kind == "exception" else ""
     goes_along = isinstance(error, FirecaffeError) and error.goes_along
     seen = ANOTHER if goes_along else ITSELF
@@ -74,9 +73,7 @@ def fault_of(error: BaseException, rank: int, host: str, step: int) -> Fault | N
 
 
 def known_in(folder: Path | None, fault: Fault) -> Fault:
-    """The fault, with what the run folder says: whether there is a checkpoint to resume from. A run
-    that itself was resumed from another is so again by the same command.
-    """
+    """Add whether the run folder has a checkpoint, from which the same command resumes."""
     checkpoints = None if folder is None else folder / "checkpoints"
     if checkpoints is not None and not checkpoints.is_dir():
         return fault  # they are on another host
@@ -85,20 +82,16 @@ def known_in(folder: Path | None, fault: Fault) -> Fault:
 
 
 def write_fault(folder: Path, fault: Fault, then: str = UNKNOWN_NEXT) -> str:
-    """Puts a fault before those that the run has met already. Returns why it could not be, as on a
-    full disk; empty if it is there.
-
-    The same fault again, as several ranks and the launcher may write it, stays one.
-    """
+    """Record a fault once, before earlier ones. Return why that failed; empty if written."""
     try:
         with alone_in(folder):
             earlier = _read(folder / NAME)
             known = next((row for row in _newest(earlier) if is_same(row, fault)), None)
             if known is not None:
                 if fault.kind in TOGETHER:
-                    return ""  # the first to say it said it
+                    return ""  # the first report counts
                 if fault.kind == "gone" and known["kind"] != "gone":
-                    return ""  # who saw a connection close knows no more
+                    return ""  # a closed connection adds nothing
                 if known["then"] == GOES_ON:
                     fault = dataclasses.replace(fault, step=max(fault.step, known["step"]))
                 earlier.remove(known)
@@ -110,9 +103,7 @@ def write_fault(folder: Path, fault: Fault, then: str = UNKNOWN_NEXT) -> str:
 
 
 def settle_fault(folder: Path | None, fault: Fault, then: str) -> Fault:
-    """The fault as a launcher tells it: with the step that the rank's own record shows, and in the
-    run folder, if there is one.
-    """
+    """Complete a fault for a launcher with the rank's last step, and record it in the folder."""
     if folder is None:
         return fault
     fault = known_in(folder, fault)
@@ -125,7 +116,6 @@ def settle_fault(folder: Path | None, fault: Fault, then: str) -> Fault:
 
 
 def _step_under_way(folder: Path, rank: int) -> int:
-    """The one after the last that the rank has recorded; 0 if it has recorded none."""
     path = folder / f"timings/rank-{rank}.jsonl"
     with suppress(RunError):
         for last in deque(read_rows(path, StepRow), maxlen=1):
@@ -134,18 +124,17 @@ def _step_under_way(folder: Path, rank: int) -> int:
 
 
 def is_same(row: dict[str, Any], fault: Fault) -> bool:
-    """Whether both tell of one event: a rank's end may be known better later, its step too."""
+    """Whether both describe one event. Later reports may know the cause and the step better."""
     step, is_of_rank = row.get("step"), row.get("rank") == fault.rank
     if not isinstance(step, int) or row.get("then") not in (UNKNOWN_NEXT, GOES_ON):
-        return False  # a launcher has told it; what comes now is new
+        return False  # a launcher has reported that fault, so this one is new
     if row["then"] == GOES_ON:
-        return is_of_rank and _age_s(row) < ONE_EVENT_S  # steps go on meanwhile
+        return is_of_rank and _age_s(row) < ONE_EVENT_S  # steps continue, so they may differ
     is_of_all = fault.kind in TOGETHER and row.get("kind") == fault.kind
     return (is_of_all or is_of_rank) and abs(step - fault.step) <= 1
 
 
 def _age_s(row: dict[str, Any]) -> float:
-    """Seconds since a row was written."""
     try:
         written = datetime.strptime(row["time"], TIME)
         return abs((datetime.now(UTC) - written).total_seconds())
@@ -154,7 +143,7 @@ def _age_s(row: dict[str, Any]) -> float:
 
 
 def _newest(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The newest row. If the others go on, more ranks may have been lost since an earlier one."""
+    # If the others continue, more ranks may have been lost after an earlier one.
     for row in rows:
         yield row
         if row.get("then") != GOES_ON:
@@ -162,7 +151,6 @@ def _newest(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
-    """The faults of a file; none if it is not there or damaged."""
     try:
         row: dict[str, Any] = {**read_file(path, FaultRow, RunError)}
     except RunError:

@@ -1,23 +1,21 @@
-"""The run folder: one run writes into it; where a launcher restarts it, the next attempt goes on.
+"""The folder of a run. One run writes into it, and continues in it if a launcher restarts it.
 
-recipe.toml        the recipe, every word resolved
-environment.json   hardware, versions, commit, digest of the source
-metrics.jsonl      a line for each step and each evaluation
-timings/rank-R.jsonl   where the time of each step went, on each rank
-timings/round-trips-R.jsonl   of the beats by which ranks watch over each other
-tensorboard/       the same curves as TensorBoard events
-checkpoints/       see train.checkpoint
-events.jsonl       of a mode with a server: see synchrony.log
-weights.jsonl      the digest of the weights at each evaluation and checkpoint
-digests.jsonl      digests of all tensors after each step, where asked for
-forecast.json      what the planner expected of this run, where it could
-fault.json         what has happened to a rank, where something has; see runs.fault
-result.json        written last: a run without it did not finish
+    recipe.toml        the recipe with every default filled in
+    environment.json   hardware, versions, commit, digest of the source
+    metrics.jsonl      a line for each step and each evaluation
+    timings/rank-R.jsonl   the parts of each step's time on each rank
+    timings/round-trips-R.jsonl   of the beats by which ranks watch each other
+    tensorboard/       the same curves as TensorBoard events
+    checkpoints/       see train.checkpoint
+    events.jsonl       of a mode with a server: see synchrony.log
+    weights.jsonl      the digest of the weights at each evaluation and checkpoint
+    digests.jsonl      digests of all tensors after each step, if run.digests
+    forecast.json      the planner's forecast of this run, if there is one
+    fault.json         the faults of ranks, if any; see runs.fault
+    result.json        written last: a run without it did not finish
 
-A host that does not see rank 0's folder has one of its own, with its environment, the timings of
-its ranks and the faults that it hears of; see training.places.
-
-Folders of a run on hosts that do not see rank 0's: whose they are, and what is there alone.
+A host that does not see rank 0's folder has its own, with its environment, the timings of its ranks
+and the faults that it learns of; see training.places.
 """
 
 import json
@@ -35,24 +33,23 @@ from firecaffe.schema import parse_toml, read_file, read_rows
 
 RECIPE, FORECAST = "recipe.toml", "forecast.json"
 ENVIRONMENT = "environment.json"
-"""What a run writes into its folder as it begins."""
 METRICS, WEIGHTS, DIGESTS = "metrics.jsonl", "weights.jsonl", "digests.jsonl"
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Where the run is recorded.
+    """The folder of the run, and its records.
 
     Args:
         folder: Folder of this run, which must not exist. Empty: a new one below `runs`.
         tensorboard: Write TensorBoard events.
-        loggers: Services that the numbers are sent to as well: wandb, mlflow.
+        loggers: Services to which the numbers are sent as well: wandb, mlflow.
         digests: Write digests of all tensors after each step (`firecaffe verify` does).
-        cluster: The cluster that the run is forecast on: a file that `firecaffe check` has written,
-            or a name that `firecaffe plan` knows. Empty: a shipped one with this device; for
-            several hosts without GPUs there is none.
-        tuned: The search that has found the learning rate, as `firecaffe tune` writes it into its
-            recipe; without effect in a recipe that is changed since. Empty: none.
+        cluster: The cluster for which the run is forecast: a file written by `firecaffe check`, or
+            a name that `firecaffe plan` knows. Empty: a shipped one with this device; for several
+            hosts without GPUs there is none.
+        tuned: The search for the learning rate, as `firecaffe tune` writes it into its recipe; it
+            has no effect if the recipe was changed afterwards. Empty: none.
     """
 
     folder: str = ""
@@ -64,11 +61,7 @@ class RunConfig:
 
 
 def create_run_folder(config: RunConfig, name: str, is_own: bool = False) -> Path:
-    """Makes the folder of a new run; whoever makes it owns it. is_own: whether this run has begun
-    to make the one that is named.
-
-    Raises: RunError if it exists already or cannot be made.
-    """
+    """Create a new run's folder. `is_own`: this run may have begun to. Raises RunError."""
     if os.fsencode(config.folder) != config.folder.encode(errors="replace"):
         raise RunError(
             f"run.folder {config.folder} is no UTF-8, and safetensors opens no such files; choose "
@@ -104,10 +97,7 @@ def _first_free(parent: Path, name: str) -> Path:
 
 
 def continue_run_folder(folder: Path, step: int) -> None:
-    """Takes the records of an earlier attempt back to a step: what came later is done again.
-
-    Raises: RunError if they cannot be read or written.
-    """
+    """Cut the records after a step, because later steps are computed again. Raises RunError."""
     records = [folder / name for name in (METRICS, WEIGHTS, DIGESTS)]
     try:
         for path in [*records, *(folder / "timings").glob("*.jsonl")]:
@@ -121,10 +111,7 @@ def continue_run_folder(folder: Path, step: int) -> None:
 
 
 def read_run_file(folder: Path, name: str, kind: Any = None) -> dict[str, Any]:
-    """One of a run's JSON files. kind: a schema that asks for more than `SCHEMAS` does of all.
-
-    Raises: RunError if the folder is no finished run or the file is damaged.
-    """
+    """Read a JSON file of a run by `kind`, or `SCHEMAS`. Raises RunError if missing or damaged."""
     _check_is_there(folder)
     absent = f"no {name}; the run did not finish, or this is no run"
     kind = kind or SCHEMAS.get(name, dict[str, Any])
@@ -133,10 +120,7 @@ def read_run_file(folder: Path, name: str, kind: Any = None) -> dict[str, Any]:
 
 
 def read_run_recipe(folder: Path, absent: str = "this is no run folder") -> dict[str, Any]:
-    """The words of a run's recipe, by section. absent: what it means if there is none.
-
-    Raises: RunError if it is not there, or damaged.
-    """
+    """Read a recipe's sections. Raises RunError, with the meaning of a missing file (`absent`)."""
     _check_is_there(folder)
     kind: Any = RecipeWords
     found: dict[str, Any] = read_file(
@@ -151,14 +135,14 @@ def _check_is_there(folder: Path) -> None:
 
 
 MARK = "run"
-"""The fact of environment.json that tells runs apart."""
+"""The key of environment.json whose value identifies a run."""
 
 APART = "apart"
-"""That of rank 0's which says, by rank, on which host and where its timings are, if not there."""
+"""The key of rank 0's environment.json: host and folder of timings elsewhere, by rank."""
 
 
 def mark_of(folder: Path) -> str:
-    """The mark of the run whose folder it is; empty if it is none, or not to be seen from here."""
+    """Return the mark of a folder's run; empty if there is none, or it is not visible here."""
     try:
         return str(read_run_file(folder, ENVIRONMENT).get(MARK, ""))
     except RunError:
@@ -166,15 +150,12 @@ def mark_of(folder: Path) -> str:
 
 
 def apart_mark(mark: str) -> str:
-    """The mark of a folder that stands for that of rank 0 on a host which does not see it."""
+    """Return the mark of a folder on a host that does not see rank 0's folder."""
     return f"{mark} apart"
 
 
 def elsewhere(folder: Path, here: Iterable[int]) -> list[str]:
-    """Where the timings of the other ranks are. here: the ranks whose timings are in the folder.
-
-    Raises: RunError if its environment.json is damaged.
-    """
+    """Describe where timings of ranks other than `here` are. Raises RunError."""
     if not (folder / ENVIRONMENT).is_file():
         return []
     known, places = set(here), dict[tuple[str, str], list[str]]()

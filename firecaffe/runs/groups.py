@@ -1,7 +1,7 @@
 """Runs of one recipe over seeds, as rows of FireCaffe's table 2, each against a baseline.
 
-Two runs are of one group if they are the same in every word but the seed, in the number and kind of
-workers, in the code and in torch's version. Runs of one seed that ended in the same weights are one
+Two runs are of one group if they are equal except for the seed: in the recipe, the number and kind
+of workers, the code and torch's version. Runs of one seed with the same final weights are one
 result: their accuracies count once (a repetition on other workers is no new seed), their times
 each.
 """
@@ -41,8 +41,6 @@ NOT_OF_A_GROUP = ("train.seed", "environment.host", "environment.commit", "envir
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in their seed alone."""
-
     runs: list[Run]
     names: list[str]
 
@@ -52,9 +50,7 @@ class Group:
 
     @property
     def results(self) -> list[Run]:
-        """One run for each result: the first of those that ended in the same weights. (Those of
-        another seed are another result all the same: trainings that fail may end alike.)
-        """
+        # Runs of different seeds stay different results: failed trainings may end in equal weights.
         found: dict[tuple[str, str], Run] = {}
         for run in self.runs:
             seed = repr(run.words.get("train.seed"))  # of a file, which may say anything
@@ -64,69 +60,55 @@ class Group:
 
 @dataclass(frozen=True)
 class GroupRow:
-    """A line of the table. Fractions are of 1."""
+    """A row of the table. Shares are fractions of 1."""
 
     runs: list[str]
-    """The folders that the figures are from."""
     seeds: int
     hardware: str
     net: str
     epochs: float | None
-    """None if the run does not say how many samples an epoch has."""
+    """The epochs; None if the run does not record the number of samples of one."""
     global_batch_size: int
     initial_lr: float
     time_s: Mean
-    """Time of training, without evaluations and checkpoints; to the target, if there is one."""
+    """Seconds of training, without evaluations and checkpoints; to the target, if there is one."""
     speedup: Ratio | None
     unequal: list[str]
-    """What makes the work another one than the first group's."""
     why_no_speedup: str
-    """Why there is no speed-up; empty if there is one."""
     measure: Measure
-    """The metric that its runs are judged by."""
     value: Mean
-    """That of the metric."""
     others: dict[str, Mean]
-    """The other metrics of all its runs, by name."""
     shares: list[str]
-    """Those of `others` that are shares of 1."""
     mode: str
-    """Its mode of synchrony, with its number."""
     test_loss: Mean | None
-    """None if it was no number in one of its runs."""
+    """The mean test loss; None if it was not finite in a run."""
     staleness: Mean | None
-    """The mean staleness of its runs' gradients; None without a server."""
+    """The mean staleness of the gradients; None without a server."""
     given_up: float
-    """The share of the samples that were dropped, the mean."""
+    """The mean share of samples that were dropped."""
     sent_bytes: float | None
-    """What all ranks together have sent in the training, the mean; None if nobody knows."""
+    """The mean bytes that all ranks together sent in the training; None if unknown."""
     idle_by_stage: list[float]
-    """The share of a step for which each stage of a network idles, means; empty without stages."""
+    """The mean share of a step for which each stage idles; empty without stages."""
     idle_if_equal: float | None
-    """What stages of equal work would; None without stages."""
+    """The share for which stages of equal work would idle; None without stages."""
     failure: str
-    """Which of its runs learned nothing; empty if all did, or if their records do not say."""
+    """Which runs learned nothing; empty if all did or their records do not show it."""
     against: Difference | None
-    """The metric less the baseline's; None for the baseline, if one of the two has failed, and if
-    they are judged by unlike metrics.
-    """
+    """The difference from the baseline; None for it, after a failure, or for unlike metrics."""
 
     @property
     def is_worse(self) -> bool:
-        """Whether its metric is shown to be worse than the baseline's."""
         gain = self.gain
         return gain is not None and gain.verdict == DIFFERENT and gain.value < 0
 
     @property
     def gain(self) -> Difference | None:
-        """The difference from the baseline, counted so that more is better."""
         return self.against and as_gain(self.against, self.measure.higher_is_better)
 
 
 def band_of(groups: Sequence[Group], band: float | None) -> float:
-    """The difference that counts as none: as it is given; else BAND of a share, and of another
-    metric RELATIVE_BAND of the first group's mean.
-    """
+    """Return `band`; by default BAND of a share, RELATIVE_BAND of another metric's first mean."""
     if band is not None:
         return band
     first = groups[0]
@@ -136,12 +118,11 @@ def band_of(groups: Sequence[Group], band: float | None) -> float:
 
 
 def letters(count: int) -> list[str]:
-    """What groups are called."""
     return [chr(ord("A") + number) if number < 26 else str(number) for number in range(count)]
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
-    """The runs by groups, in the order in which each group's first run was given."""
+    """Group runs, in the order in which each group's first run was given."""
     found: dict[str, list[int]] = {}
     for place, run in enumerate(runs):
         found.setdefault(_key(run), []).append(place)
@@ -153,9 +134,7 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
 
 
 def code_of(run: Run) -> str:
-    """The digest of its source; of older records, which have none, the commit. And that of a
-    user's own code, if there is any.
-    """
+    """Return the digest of a run's source (of older runs, the commit) and of a user's own code."""
     ours = run.words.get("environment.source") or run.words.get("environment.commit") or ""
     own = sorted(word for word in run.words if word.startswith(OWN_CODE))
     return ", ".join([str(ours), *(f"{word[len(OWN_CODE) :]} {run.words[word]}" for word in own)])
@@ -172,7 +151,6 @@ def _key(run: Run) -> str:
 
 
 def differing_conditions(runs: Sequence[Run]) -> list[str]:
-    """The code, hardware and versions in which runs differ."""
     found = [
         word
         for word in differing_words(runs)
@@ -182,7 +160,7 @@ def differing_conditions(runs: Sequence[Run]) -> list[str]:
 
 
 def differing(groups: Sequence[Group]) -> dict[str, list[Any]]:
-    """Every word in which groups differ, with each one's value, and the number of workers."""
+    """Return every entry in which groups differ, with each one's value."""
     firsts = [group.first for group in groups]
     found = differing_words(firsts)
     workers = [run.result["world_size"] for run in firsts]
@@ -194,7 +172,6 @@ def differing(groups: Sequence[Group]) -> dict[str, list[Any]]:
 
 
 WORDS_OF_ONE_RUN = ("train.seed", "environment.host")
-"""Words of single runs, not of groups."""
 
 
 def group_rows(
@@ -203,13 +180,11 @@ def group_rows(
     allow_unequal: bool = False,
     band: float | None = None,
 ) -> list[GroupRow]:
-    """The rows of a table of groups, compared with the first one.
+    """Return the rows of a table of groups, compared with the first one.
 
-    target: a value of the metric; times are then those until an evaluation has reached it.
-    allow_unequal: give speedups between runs of other work too. band: top-1 that counts as no
-    difference.
-
-    Raises: RunError if a target is asked for and a run's metrics cannot be read.
+    With a `target` for the metric, times are those until an evaluation has reached it.
+    `allow_unequal` permits speedups between different work. Raises RunError if a run's metrics
+    cannot be read.
     """
     times = [_times(group, target) for group in groups]
     against = _against(groups, band_of(groups, band))
@@ -268,7 +243,7 @@ def _row(
 
 
 def _mean(values: Sequence[float | None]) -> Mean | None:
-    """None if one is not known: a mean of the others would flatter."""
+    # If one value is unknown, a mean of the others would look too good.
     known = [float(each) for each in values if each is not None]
     return mean_of(known) if len(known) == len(values) else None
 
@@ -280,7 +255,6 @@ def _sent(runs: Sequence[Run]) -> float | None:
 
 
 def _idle_by_stage(runs: Sequence[Run]) -> list[float]:
-    """Of all runs, if all have the same stages."""
     found = [run.result.get("idle_by_stage") or [] for run in runs]
     same = len({len(each) for each in found}) == 1
     return [fmean(of_runs) for of_runs in zip(*found, strict=True)] if same else []
@@ -291,9 +265,6 @@ def _failure(group: Group) -> str:
 
 
 def _against(groups: Sequence[Group], band: float) -> list[Difference | None]:
-    """Each group's difference of the metric from the first's; None for a group that has failed, or
-    is judged by another metric.
-    """
     found: list[Difference | None] = [None] * len(groups)
     measure = groups[0].first.measure
     whole = [
@@ -327,7 +298,6 @@ def _why_no_speedup(
 
 
 def _speedups(times: Sequence[Sequence[float]], has_one: Sequence[bool]) -> list[Ratio | None]:
-    """Each group's speed-up over the first; None if one of the two has no time."""
     found: list[Ratio | None] = [None] * len(times)
     if has_one[0]:
         found[0] = Ratio(1.0, 1.0, 1.0)
@@ -338,10 +308,10 @@ def _speedups(times: Sequence[Sequence[float]], has_one: Sequence[bool]) -> list
 
 
 def _times(group: Group, target: float | None) -> list[float]:
-    """The time of each run; none if one has none, for a mean of the others would flatter."""
+    # If one run has no time, a mean of the others would look too good.
     if target is not None:
         found = [time_to(run, target) for run in group.runs]
-        times = [each for each in found if each]  # at its very start it had trained for no time
+        times = [each for each in found if each]  # 0 if the target was reached before any step
         return times if len(times) == len(found) else []
     rates = [run.result["images_per_s"] for run in group.runs]
     if not all(rates):
@@ -351,7 +321,7 @@ def _times(group: Group, target: float | None) -> list[float]:
 
 
 def _unequal(baseline: Group, group: Group, target: float | None) -> list[str]:
-    """What makes the work unequal. Towards a target, how long each took is the question itself."""
+    # With a target, the samples that each needs are the question.
     unequal = other_work(baseline.first, group.first)
     return [each for each in unequal if target is None or each != "samples seen"]
 
@@ -364,7 +334,6 @@ def _hardware(run: Run) -> str:
 
 
 def _epochs(run: Run) -> float | None:
-    """The epochs of a run, by the data's own line, "NAME: N training and …"."""
     words = str(run.result["data"]).split()
     numbers = [int(word) for word in words if word.isdigit()]
     return samples_seen(run) / numbers[0] if numbers else None

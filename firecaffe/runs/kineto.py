@@ -1,10 +1,10 @@
-"""A trace of torch's profiler (Kineto), of any training, as timings that `explain` reads.
+"""Reads a trace of torch's profiler (Kineto), of any training, as timings for `explain`.
 
-A step is a `ProfilerStep#N`, which `profiler.step()` marks under a schedule; without them, what is
-between the ends of two optimizer steps. In it, communication is what NCCL's
-kernels or a backend's own annotations (`nccl:…`, `gloo:…`, `mpi:…`) cover; compute is what other
-kernels cover, or on a CPU other operators; communication that no compute covers is exposed. Data is
-what the DataLoader's annotation covers, the update what the optimizer's does.
+A step is a `ProfilerStep#N`, which `profiler.step()` marks under a schedule, or else the time
+between the ends of two optimizer steps. Communication is the time covered by NCCL's kernels or a
+backend's annotations (`nccl:…`, `gloo:…`, `mpi:…`); compute is the time covered by other kernels,
+on a CPU by other operators. Communication without compute is exposed. Data and update are the times
+covered by the annotations of DataLoader and optimizer.
 
 Source: the Chrome trace event format, as `torch.profiler` exports it.
 """
@@ -35,11 +35,11 @@ DATA = re.compile(r"DataLoader.*__next__|^enumerate\(DataLoader\)")
 UPDATE = re.compile(r"^Optimizer\.step#")
 KERNEL, OPERATOR, ON_GPU = "kernel", "cpu_op", "gpu_user_annotation"
 MOST_BYTES = 1_000_000_000
-"""Size of a trace that is read at most, unpacked: some 3 million events."""
+"""The largest trace that is read, after decompression: some 3 million events."""
 
 
 class Event(Struct):
-    """What is read of an event, of whatever phase. Times in microseconds."""
+    """The fields that are read of an event of any phase. Times are in microseconds."""
 
     ph: str = ""
     name: str = ""
@@ -54,14 +54,10 @@ class Event(Struct):
 
 
 class Distributed(Struct):
-    """Who wrote it."""
-
     rank: Rank = 0
 
 
 class Trace(Struct):
-    """A file."""
-
     traceEvents: list[Event]
     distributedInfo: Distributed = field(default_factory=Distributed)
 
@@ -71,10 +67,7 @@ def is_trace(path: Path) -> bool:
 
 
 def read_trace(path: Path) -> tuple[int, list[dict[str, Any]]]:
-    """The rank, and a row of timings for each step.
-
-    Raises: RunError if it is no trace, or has no step.
-    """
+    """Return the rank, and a row of timings for each step. Raises RunError."""
     events, rank = _load(path)
     steps = _steps(events)
     if not steps:
@@ -100,7 +93,7 @@ def read_trace(path: Path) -> tuple[int, list[dict[str, Any]]]:
         talk = _within(talks, inside)
         hidden = _length(_common(talk, work))
         fetch = _within(fetches, inside)
-        # A GPU works on while the CPU fetches; on a CPU fetching is work of operators too.
+        # A GPU continues while the CPU fetches; on a CPU fetching runs operators too.
         data = _length(fetch) - (_length(_common(fetch, work)) if has_gpu else 0.0)
         others = _length(_common(work, _within(updates, inside)))
         others += 0.0 if has_gpu else _length(_common(work, fetch))
@@ -119,7 +112,6 @@ def read_trace(path: Path) -> tuple[int, list[dict[str, Any]]]:
 
 
 def _steps(events: Sequence[Event]) -> list[tuple[int, Interval]]:
-    """Numbered, in order."""
     marked = sorted(
         (int(match[1]), event.span)
         for event in events
@@ -137,7 +129,7 @@ def _steps(events: Sequence[Event]) -> list[tuple[int, Interval]]:
 def _load(path: Path) -> tuple[list[Event], int]:
     try:
         trace = decoded(_unpacked(path), Trace)
-        # What the profiler has not seen end may have a time below 0.
+        # An event whose end the profiler has not seen may have a time below 0.
         events = [each for each in trace.traceEvents if each.ph == "X" and each.dur >= 0]
         if any(each.ts is None for each in events):
             raise ValueError("an event has no ts")
@@ -149,7 +141,6 @@ def _load(path: Path) -> tuple[list[Event], int]:
 
 
 def _unpacked(path: Path) -> bytes | bytearray:
-    """Raises: OSError, EOFError, zlib.error; ValueError if it is too long."""
     if not path.name.endswith(".gz"):
         return read_bytes(path, MOST_BYTES)
     data = bytearray()
@@ -162,7 +153,7 @@ def _unpacked(path: Path) -> bytes | bytearray:
 
 
 def _covered(events: Iterable[Event]) -> list[Interval]:
-    """The time that events cover, without overlaps, in order."""
+    # All lists of intervals in this file are sorted and without overlaps.
     merged: list[Interval] = []
     for start, stop in sorted(each.span for each in events):
         if merged and start <= merged[-1][1]:
@@ -173,14 +164,12 @@ def _covered(events: Iterable[Event]) -> list[Interval]:
 
 
 def _within(intervals: Sequence[Interval], limit: Interval) -> list[Interval]:
-    """What of some a limit covers; they are in order, without overlaps."""
     first = bisect_right(intervals, limit[0], key=itemgetter(1))
     last = bisect_left(intervals, limit[1], key=itemgetter(0))
     return _common(intervals[first:last], [limit])
 
 
 def _common(first: Sequence[Interval], second: Sequence[Interval]) -> list[Interval]:
-    """What both cover; each is in order, without overlaps."""
     found, left, right = [], 0, 0
     while left < len(first) and right < len(second):
         (start, stop), (other_start, other_stop) = first[left], second[right]

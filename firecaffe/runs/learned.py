@@ -1,24 +1,20 @@
-"""Whether a run has learned anything: more than to name the most frequent class, or the mean.
-
-A network that diverges, or dies, ends as one that always gives the same answer. Its top-1 is then
-the share of the largest class, and no accuracy to compare with.
-"""
+"""Tests whether a run has learned more than to give one answer always, as failed networks do."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 SIGNIFICANCE = 0.001
-"""Probability with which a network that learned nothing may be taken for one that did."""
+"""The probability of mistaking a network that learned nothing for one that did."""
 
 
 def has_learned(result: Mapping[str, Any]) -> bool | None:
-    """Whether a run's top-1 is above the share of the test set's largest class by more than chance
-    (binomial); whether the R² of a regression is above 0, that of the targets' mean. None if its
-    record, result.json, does not have them.
+    """Whether top-1 is above the largest class's share (binomial test), or R² above 0.
+
+    An R² of 0 is that of the targets' mean. None if the result has neither.
     """
     share, samples = (result.get(name) for name in ("largest_class_share", "test_samples"))
     if share and samples and "top1" in result:
-        # Takes a second, and most who import this file do not test.
+        # This import takes a second, and most modules that import this file do not test.
         from scipy.stats import binomtest
 
         correct = round(result["top1"] * samples)
@@ -29,7 +25,6 @@ def has_learned(result: Mapping[str, Any]) -> bool | None:
 
 
 def failure(results: Sequence[Mapping[str, Any]]) -> str:
-    """What is to be said of runs of which some are known to have failed; empty if none is."""
     failed = [result for result in results if has_learned(result) is False]
     if not failed:
         return ""

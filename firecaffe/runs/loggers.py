@@ -1,8 +1,7 @@
-"""Services that a run's numbers can be sent to, beside its own records: a name and a class each.
+"""Services to which rank 0 sends a run's numbers, besides the run's records.
 
-Rank 0 sends. Their libraries come with an extra (`pip install firecaffe[loggers]`) and are told
-where to send by their own variables: WANDB_MODE, WANDB_PROJECT, WANDB_API_KEY;
-MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME.
+Their libraries are an extra (`pip install firecaffe[loggers]`). Their own variables say where to
+send: WANDB_MODE, WANDB_PROJECT, WANDB_API_KEY; MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME.
 """
 
 import hashlib
@@ -17,20 +16,19 @@ from firecaffe.errors import RecipeError
 
 
 class Logger(Protocol):
-    """One run at a service. What its methods raise never ends a training."""
+    """One run at a service. An error in its methods never ends a training."""
 
-    def begin(self, folder: Path, title: str, words: Mapping[str, Any]) -> None:
-        """Begins the run of a folder. words: the recipe's, by dotted name."""
+    def begin(self, folder: Path, title: str, words: Mapping[str, Any]) -> None: ...
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Sends numbers at a step, counted from 1, by the curve's name."""
+        """Send numbers by curve name at a step, counted from 1."""
 
     def end(self, result: Mapping[str, Any] | None) -> None:
-        """Ends the run. result: the numbers of result.json; None if it did not finish."""
+        """End the run. `result` has the numbers of result.json; None if it did not finish."""
 
 
 class WeightsAndBiases:
-    """A run at Weights & Biases; an attempt that goes on in a folder goes on in its run."""
+    """A run at Weights & Biases. An attempt that continues in a folder continues its run."""
 
     def begin(self, folder: Path, title: str, words: Mapping[str, Any]) -> None:
         wandb: Any = import_module("wandb")
@@ -41,7 +39,7 @@ class WeightsAndBiases:
             config=dict(words),
             id=hashlib.sha256(str(folder).encode()).hexdigest()[:12],
             resume="allow",
-            settings=wandb.Settings(console="off"),  # else it takes what is printed
+            settings=wandb.Settings(console="off"),  # else it captures the output
         )
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
@@ -53,8 +51,6 @@ class WeightsAndBiases:
 
 
 class MLflow:
-    """A run at an MLflow server, or in its folder."""
-
     def begin(self, folder: Path, title: str, words: Mapping[str, Any]) -> None:
         self._mlflow: Any = import_module("mlflow")
         self._mlflow.start_run(run_name=title, tags={"folder": str(folder)})
@@ -69,11 +65,9 @@ class MLflow:
 
 
 LOGGERS: dict[str, Callable[[], Logger]] = {"wandb": WeightsAndBiases, "mlflow": MLflow}
-"""By the name of their library."""
 
 
 def check_loggers(names: Sequence[str]) -> None:
-    """Raises: RecipeError if a name is unknown."""
     for name in names:
         if name not in LOGGERS:
             raise RecipeError(
@@ -83,7 +77,6 @@ def check_loggers(names: Sequence[str]) -> None:
 
 
 def check_libraries(names: Sequence[str]) -> None:
-    """Raises: RecipeError if a library is not installed."""
     for name in names:
         if find_spec(name) is None:
             raise RecipeError(
@@ -93,7 +86,7 @@ def check_libraries(names: Sequence[str]) -> None:
 
 
 class Loggers:
-    """A run's loggers. One that fails is told of once and left out; the training goes on."""
+    """A run's loggers. One that fails is reported once and removed; the training continues."""
 
     def __init__(self, names: Sequence[str], warn: Callable[[str], None]) -> None:
         check_loggers(names)
@@ -102,15 +95,12 @@ class Loggers:
         self._loggers = {name: LOGGERS[name]() for name in names}
 
     def begin(self, folder: Path, title: str, words: Mapping[str, Any]) -> None:
-        """Begins the run at each of them."""
         self._each(lambda logger: logger.begin(folder, title, words))
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Sends numbers to each of them."""
         self._each(lambda logger: logger.log(step, numbers))
 
     def end(self, result: Mapping[str, Any] | None) -> None:
-        """Ends the run at each of them, once. result: what result.json has."""
         numbers = None
         if result is not None:
             numbers = {

@@ -1,8 +1,4 @@
-"""What a run is judged by: a metric of its task, which way it is better, and how it is said.
-
-Metrics and their differences as people read them: shares in per cent and points, others as they
-are, with intervals.
-"""
+"""The metric by which a run is judged, and the text of metrics, differences and intervals."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,11 +21,9 @@ WORDS = {
     "mape": "MAPE",
     "r2": "R²",
 }
-"""Metrics that people call otherwise than a record does."""
 
 
 def in_words(name: str) -> str:
-    """What people call a metric."""
     return WORDS.get(name, name.replace("_", " "))
 
 
@@ -38,37 +32,31 @@ class Measure:
     """A metric: its name in records, its direction, and whether it is a share of 1."""
 
     name: str = "top1"
-    """What records call it."""
     higher_is_better: bool = True
-    """Which way it is better."""
     is_share: bool = True
-    """Shares are said in per cent, and their differences in points."""
 
     @property
     def words(self) -> str:
-        """What people call it."""
         return in_words(self.name)
 
     def shown(self, value: float) -> str:
-        """A value for people."""
         return f"{value:.2%}" if self.is_share else f"{value:.4g}"
 
     @property
     def scale(self) -> float:
-        """The factor from a record to what people read and type: shares are in per cent there."""
+        """The factor from a record to the printed value: shares are printed in per cent."""
         return 100.0 if self.is_share else 1.0
 
     @property
     def unit(self) -> str:
-        """What stands behind a value that was scaled."""
         return " %" if self.is_share else ""
 
     def gain(self, value: float) -> float:
-        """The value, or its negative if lower is better: more of it is better."""
+        """Return the value, or its negative if lower is better."""
         return value if self.higher_is_better else -value
 
     def value_in(self, result: Mapping[str, Any]) -> float:
-        """Its value on the test samples, by a run's result.json; NaN if it was no number."""
+        """Return the value on the test samples; NaN if it was not finite."""
         value = result.get("test_loss" if self.name == LOSS.name else self.name)
         return float("nan") if value is None else float(value)
 
@@ -78,7 +66,7 @@ LOSS = Measure("loss", higher_is_better=False, is_share=False)
 
 
 def measure_of(result: Mapping[str, Any]) -> Measure:
-    """That of a run, by its result.json; top-1 of runs that were made before there were others."""
+    """Return the metric of a result.json; top-1 for runs older than the choice."""
     if "metric" not in result:
         return TOP1
     name = result["metric"]
@@ -87,7 +75,7 @@ def measure_of(result: Mapping[str, Any]) -> Measure:
 
 
 def other_metrics(result: Mapping[str, Any]) -> list[Measure]:
-    """The metrics of a run beside the one that it is judged by; of older runs top-5."""
+    """Return a run's other metrics; for older runs top-5."""
     names = result.get("metrics", [each for each in ("top5",) if each in result])
     shares = result.get("shares", names)
     own = measure_of(result).name
@@ -95,9 +83,6 @@ def other_metrics(result: Mapping[str, Any]) -> list[Measure]:
 
 
 def unlike_measures(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """A line for each run that is judged by another metric than the first. results: by the runs'
-    names.
-    """
     measures = {name: measure_of(result) for name, result in results.items()}
     first, own = next(iter(measures.items()))
     return [
@@ -108,14 +93,12 @@ def unlike_measures(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def percent(mean: Mean, has_failed: bool = False) -> str:
-    """An accuracy."""
     return of_mean(mean, TOP1, has_failed)
 
 
 def of_mean(mean: Mean, measure: Measure, has_failed: bool = False) -> str:
-    """A metric's mean. If seeds failed, or if the interval of a share leaves 0 to 100 %, the median
-    and all values stand in the mean's place: a mean of 10 and 88 is nobody's.
-    """
+    """Print a metric's mean with its interval, or the median and all values if seeds failed."""
+    # If seeds failed or the interval of a share leaves 0 to 100 %, a mean describes no run.
     low, high = mean.value - mean.half, mean.value + mean.half
     unit = measure.unit
     is_beyond = measure.is_share and (low < 0 or high > 1)
@@ -127,12 +110,10 @@ def of_mean(mean: Mean, measure: Measure, has_failed: bool = False) -> str:
 
 
 def points(found: Difference) -> str:
-    """A difference between accuracies, with its interval."""
     return _difference(found, TOP1)
 
 
 def of_difference(found: Difference, measure: Measure) -> str:
-    """A difference between values of a metric, with its interval and its unit."""
     return _difference(found, measure) + (" points" if measure.is_share else "")
 
 
@@ -145,7 +126,6 @@ def _difference(found: Difference, measure: Measure) -> str:
 
 
 def of_band(band: float, measure: Measure) -> str:
-    """What counts as no difference."""
     return f"{measure.scale * band:g}{' points' if measure.is_share else ''}"
 
 

@@ -1,6 +1,4 @@
-"""What a comparison takes of a run's mode of synchrony: its name, how late its gradients were, what
-was given up, and what was sent.
-"""
+"""Facts of a run's mode of synchrony for a comparison: staleness, dropped samples, bytes sent."""
 
 from typing import Any
 
@@ -13,11 +11,10 @@ NUMBERS = {
     ASYNCHRONOUS: ("gradients_per_update", "c"),
     LOCAL: ("local_steps", "H"),
 }
-"""The word of each mode that tells most, and what it is called."""
+"""The entry of each mode that matters most, and its letter."""
 
 
 def mode_of(run: Run) -> str:
-    """The mode in words, with its number; every_step of a run that is older than modes."""
     mode = str(run.words.get("synchrony.mode", EVERY_STEP))
     if mode not in NUMBERS:
         return mode
@@ -26,48 +23,40 @@ def mode_of(run: Run) -> str:
 
 
 def is_simulated(run: Run) -> bool:
-    """Whether one process did what several learners would, so that its time is nobody's."""
+    """Whether one process simulated several learners, so that its time cannot be compared."""
     is_served = run.words.get("synchrony.mode") in SERVED
     return is_served and run.words.get("synchrony.clock") == "simulated"
 
 
 def staleness_of(run: Run) -> float | None:
-    """The mean staleness of its gradients; None without a server."""
     row = _of_server(run)
     return None if row is None else float(row["mean_staleness"])
 
 
 def given_up(run: Run) -> int:
-    """Samples that were computed by nobody, or in vain: those of the micro-batches that a mode with
-    a server has dropped, each counted as a whole one.
-    """
+    """Count the samples of micro-batches that a server dropped, each as a whole micro-batch."""
     row = _of_server(run)
     size = int(run.words.get("train.micro_batch_size", 1))
     return 0 if row is None else int(row["dropped"]) * size
 
 
 def sent_per_step(run: Run) -> float | None:
-    """Bytes that all ranks together send in a step, the mean; None if nobody knows.
-
-    Of a server: weights and gradients that went over its lanes, in the steps after the warm ones.
-    """
+    """Return the mean bytes that all ranks send in a step; with a server, after the warm steps."""
     row = _of_server(run)
     if row is None:
         by_rank = run.result.get("sent_bytes_per_step_by_rank", [None])
         return None if None in by_rank else float(sum(by_rank))
     if "pulled_bytes_by_learner" not in row or run.result.get("resumed_from"):
-        return None  # of a simulated clock; since the run was resumed
+        return None  # a simulated clock; or the bytes are those since the run was resumed
     moved = sum(sum(row[f"{way}_bytes_by_learner"].values()) for way in ("pulled", "pushed"))
     return float(moved / max(1, run.result["steps"] - run.words.get("synchrony.warm_steps", 0)))
 
 
 def trained_samples(run: Run) -> int:
-    """Samples that the weights have seen."""
     return samples_seen(run) - given_up(run)
 
 
 def _of_server(run: Run) -> dict[str, Any] | None:
-    """What the events of a mode with a server have come to; None if its record does not tell."""
     row = run.result.get("synchrony")
     if run.words.get("synchrony.mode") not in SERVED or not isinstance(row, dict):
         return None

@@ -1,4 +1,4 @@
-"""The most memory that this process has had."""
+"""The peak memory of this process."""
 
 import resource
 import sys
@@ -7,7 +7,7 @@ import torch
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """On a CPU that of the whole process, with its libraries; on a GPU that of the tensors."""
+    """Return the peak of the whole process with its libraries on a CPU, of the tensors on a GPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024  # Linux counts in KiB

@@ -1,4 +1,4 @@
-"""The records that a run writes while it goes on."""
+"""The records that a run writes as it proceeds."""
 
 import json
 from pathlib import Path
@@ -9,13 +9,9 @@ from firecaffe.runs.loggers import Loggers
 
 
 class JsonLines:
-    """A file of one JSON object a line, each in the file as soon as it is written.
-
-    If the disk is full the run goes on, and its rows wait until there is room.
-    """
+    """A file of JSON lines, each written at once. On a full disk, rows wait until there is room."""
 
     def __init__(self, path: Path, goes_on: bool = False) -> None:
-        """goes_on: whether rows follow those of an earlier attempt at this run."""
         self._file = GrowingFile(path, goes_on)
 
     def write(self, row: dict[str, Any]) -> None:
@@ -28,12 +24,11 @@ class JsonLines:
         self.close()
 
     def close(self) -> None:
-        """Writes what has waited, if there is room, and closes the file."""
         self._file.close()
 
 
 class Metrics:
-    """metrics.jsonl, and the same numbers as TensorBoard curves and at loggers."""
+    """The file metrics.jsonl, and the same numbers as TensorBoard curves and at loggers."""
 
     def __init__(
         self,
@@ -42,20 +37,17 @@ class Metrics:
         after_step: int | None = None,
         loggers: Loggers | None = None,
     ) -> None:
-        """after_step: where an earlier attempt at this run is gone on from. loggers: that have
-        begun.
-        """
+        """`after_step`: the step from which this run continues. `loggers` have begun."""
         self._loggers = loggers
         self._lines = JsonLines(folder / "metrics.jsonl", goes_on=after_step is not None)
         self._curves = None
         if tensorboard:
-            # Here, for it takes time from every command that writes no curves.
+            # Imported here because it would delay every command that writes no curves.
             from firecaffe.runs.tensorboard import EventFile
 
             self._curves = EventFile(folder / "tensorboard", after_step)
 
     def write(self, kind: str, step: int, values: dict[str, float]) -> None:
-        """One row of a kind ("train", "validation" or "test") at a step, counted from 1."""
         self._lines.write({"kind": kind, "step": step, **values})
         named = {f"{kind}/{name}": each for name, each in values.items()}
         if self._curves is not None:

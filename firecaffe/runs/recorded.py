@@ -1,7 +1,4 @@
-"""What a run has written of its bits on its way: each step's loss, exactly, and some digests.
-
-Where two runs first differ: the step and the tensor, from their digests.jsonl.
-"""
+"""The bits that a run has recorded: each step's exact loss, and digests of tensors."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,24 +11,19 @@ from firecaffe.schema import read_rows
 
 @dataclass(frozen=True)
 class Recorded:
-    """All by step, counted from 1."""
-
     losses: dict[int, float | None]
-    """The mean loss of each step; None if it was no number."""
+    """The mean loss of each step, counted from 1; None if it was not finite."""
     weights: dict[int, str]
     """The SHA-256 of all parameters and buffers, after evaluations and checkpoints."""
     tensors: dict[int, dict[str, str]]
-    """The digest of each tensor of the state, by name, and of the losses; if they were asked for
-    (run.digests)."""
+    """The digests of the state's tensors and of the losses, by step and name, if run.digests."""
 
     @property
     def last(self) -> int:
-        """The last step that the run has recorded; 0 if it has none."""
         return max(self.losses, default=0)
 
 
 def recorded_of(folder: Path) -> Recorded:
-    """Reads what a run has recorded, finished or not. Raises: RunError."""
     losses = read_rows(folder / METRICS, LossRow, holding=b'"train"')
     weights = read_rows(folder / WEIGHTS, WeightsRow)
     tensors = read_rows(folder / DIGESTS, DigestsRow)
@@ -44,18 +36,14 @@ def recorded_of(folder: Path) -> Recorded:
 
 @dataclass(frozen=True)
 class FirstDifference:
-    """The first step, counted from 1, and in it the first tensor in network order."""
+    """The first step, counted from 1, and its first tensor in network order."""
 
     step: int
     tensor: str
 
 
 def first_difference(run: Path, other: Path) -> FirstDifference | None:
-    """None if all tensors are the same after every step.
-
-    Raises: RunError if a run has no digests, or if they did not take the same steps with
-    the same tensors.
-    """
+    """Compare the digests of two runs, which need equal steps and tensors. Raises RunError."""
     for folder in (run, other):
         if not (folder / DIGESTS).exists():
             raise RunError(f"{run}, {other}: no digests of both (no {folder / DIGESTS})")

@@ -1,8 +1,4 @@
-"""What each JSON file of a run holds, as it is checked when it is read.
-
-Runs of earlier versions lack words, and a command asks for those that it needs; words beside these
-are nobody's concern here, and stay.
-"""
+"""The schemas of a run's JSON files. They ask for little, because older runs lack some entries."""
 
 from typing import Annotated, Any, NotRequired, TypedDict
 
@@ -13,58 +9,43 @@ from firecaffe.words import MOST_MICRO_BATCHES
 
 Share = Annotated[float, Meta(ge=0, le=1)]
 Seconds = Annotated[float, Meta(ge=-1e9, le=1e9)]
-"""Of a part of a step: as the difference of two clocks it may be below 0."""
+"""Seconds of a part of a step; they may be below 0 as the difference of two clocks."""
 StepSeconds = Annotated[float, Meta(ge=1e-9, le=1e9)]
-"""Of what others are divided by."""
+"""Seconds by which others are divided."""
 MicroBatches = Annotated[int, Meta(ge=0, le=MOST_MICRO_BATCHES)]
-"""Of a rank, in a step."""
 Samples = Annotated[int, Meta(ge=0, le=10**12)]
 Rank = Annotated[int, Meta(ge=0, le=1_000_000)]
 Number = Annotated[str, Meta(pattern="^[0-9]{1,9}$")]
-"""A whole number that is a name in JSON: of a rank, a learner, a version."""
+"""An integer that is a name in JSON: of a rank, a learner, a version."""
 Values = dict[str, Real | None]
-"""Metrics by name; null where one was no number."""
+"""Metrics by name; null if not finite."""
 
 
 class StepRow(TypedDict):
-    """A line of any record by steps."""
-
     step: Count
 
 
 class MetricsRow(StepRow):
-    """A line of metrics.jsonl, beside which it has metrics."""
-
     kind: str
 
 
 class LossRow(MetricsRow):
-    """One that has a loss."""
-
     loss: Real | None
 
 
 class TrainRow(LossRow):
-    """One of kind "train"."""
-
     samples: Samples
 
 
 class TimedRow(TrainRow):
-    """One whose time is asked for."""
-
     images_per_s: Annotated[float, Meta(ge=1e-9, le=1e30)]
 
 
 class WeightsRow(StepRow):
-    """A line of weights.jsonl."""
-
     sha256: str
 
 
 class DigestsRow(StepRow):
-    """A line of digests.jsonl."""
-
     tensors: dict[str, str]
 
 
@@ -85,7 +66,7 @@ class TimingRow(StepRow):
 
 
 class ActivationsRow(TypedDict):
-    """What one of a split network has beside."""
+    """An additional entry of TimingRow in a split network."""
 
     activations_s: Seconds
 
@@ -99,8 +80,6 @@ class TripRow(StepRow):
 
 
 class SynchronyRow(TypedDict, total=False):
-    """What a mode of synchrony came to, in result.json."""
-
     replicas: Count
     averages: Count
     updates: Count
@@ -118,21 +97,15 @@ class SynchronyRow(TypedDict, total=False):
 
 
 class ParallelRow(TypedDict, total=False):
-    """How a network was split, in result.json and forecast.json."""
-
     idle_if_equal: Real | None
     stages: Any
 
 
 class FirstWeightsRow(TypedDict, total=False):
-    """The file that a network began with."""
-
     sha256: str
 
 
 class ResultRow(TypedDict, total=False):
-    """result.json."""
-
     world_size: Positive
     exchange: str
     route: str
@@ -165,16 +138,12 @@ class ResultRow(TypedDict, total=False):
 
 
 class DigestsResult(TypedDict):
-    """result.json of a run that is computed again."""
-
     steps: Samples
     weights_sha256: str
     state_sha256: str
 
 
 class ServerRow(TypedDict):
-    """What a mode with a server came to."""
-
     updates: Count
     gradients: Count
     dropped: Count
@@ -190,14 +159,10 @@ class ServerRow(TypedDict):
 
 
 class ServerResult(TypedDict):
-    """result.json of a mode with a server."""
-
     synchrony: ServerRow
 
 
 class ScoredRow(TypedDict):
-    """What its forecast is compared with."""
-
     gradients: Count
     dropped: Count
     mean_staleness: Amount
@@ -207,16 +172,12 @@ class ScoredRow(TypedDict):
 
 
 class ScoredResult(TypedDict):
-    """result.json where that is done."""
-
     steps: Samples
     resumed_from: str | None
     synchrony: ScoredRow
 
 
 class EnvironmentRow(TypedDict, total=False):
-    """environment.json."""
-
     cpu: str
     gpus: list[str]
     own_code: dict[str, str] | None
@@ -225,8 +186,6 @@ class EnvironmentRow(TypedDict, total=False):
 
 
 class ForecastRow(TypedDict, total=False):
-    """forecast.json."""
-
     cluster: str
     cluster_file: str | None
     workers: Count
@@ -255,8 +214,6 @@ class ForecastRow(TypedDict, total=False):
 
 
 class StepForecast(TypedDict):
-    """forecast.json where it is compared with what was measured: the time of a step."""
-
     cluster: str
     step_s: StepSeconds
     step_low_s: Seconds
@@ -264,8 +221,6 @@ class StepForecast(TypedDict):
 
 
 class ForecastParts(TypedDict):
-    """What a step is made of."""
-
     compute_s: Seconds
     data_s: Seconds
     update_s: Seconds
@@ -273,15 +228,13 @@ class ForecastParts(TypedDict):
 
 
 class EveryStepForecast(StepForecast, ForecastParts):
-    """One of mode every_step."""
-
     stragglers_s: Seconds
     low: ForecastParts
     high: ForecastParts
 
 
 class ModeForecast(StepForecast):
-    """One of another mode."""
+    """The forecast of a mode other than every_step."""
 
     mode_in_words: str
     after_step: Count
@@ -289,8 +242,6 @@ class ModeForecast(StepForecast):
 
 
 class ServerForecast(ModeForecast):
-    """One with a server."""
-
     staleness: Amount
     dropped: Amount
     idle: Real
@@ -298,8 +249,6 @@ class ServerForecast(ModeForecast):
 
 
 class SplitForecast(StepForecast):
-    """One of a split network."""
-
     compute_s: Seconds
     stragglers_s: Seconds
     activations_s: Seconds
@@ -308,22 +257,20 @@ class SplitForecast(StepForecast):
 
 
 class StagesForecast(StepForecast):
-    """One of a network in stages."""
-
     compute_s: Seconds
     stragglers_s: Seconds
     idle: Real
 
 
 class TaughtForecast(TypedDict):
-    """One that a plan learns from."""
+    """The entries of a forecast from which a plan learns."""
 
     exchange: str
     compressor: str
 
 
 class FaultRow(TypedDict, total=False):
-    """fault.json, the last fault; and those before it."""
+    """The last fault in fault.json, with those before it."""
 
     kind: str
     rank: int
@@ -335,42 +282,32 @@ class FaultRow(TypedDict, total=False):
 
 
 class ModelWords(TypedDict, total=False):
-    """The network of a recipe."""
-
     name: str
 
 
 class TrainWords(TypedDict, total=False):
-    """The training of a recipe."""
-
     global_batch_size: Annotated[int, Meta(ge=1, le=10**9)]
     micro_batch_size: Annotated[int, Meta(ge=1, le=10**9)]
 
 
 class SolverWords(TypedDict, total=False):
-    """The solver of a recipe."""
-
     base_lr: Amount
 
 
 class SynchronyWords(TypedDict, total=False):
-    """The mode of synchrony of a recipe."""
-
     mode: str
     clock: str
     warm_steps: Samples
 
 
 class ParallelWords(TypedDict, total=False):
-    """How a recipe splits its network."""
-
     scheme: str
     model: Rank
     stages: list[Any]
 
 
 class RecipeWords(TypedDict, total=False):
-    """recipe.toml, for those that do not make a recipe of it."""
+    """The entries of recipe.toml for readers that do not build a Recipe."""
 
     model: ModelWords
     data: dict[str, Any]
@@ -387,4 +324,4 @@ SCHEMAS: dict[str, Any] = {
     "forecast.json": ForecastRow,
     "fault.json": FaultRow,
 }
-"""By the names of files that a run writes once; of others, any object."""
+"""The schemas of files that a run writes once; other files may hold any object."""

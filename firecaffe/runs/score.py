@@ -1,21 +1,11 @@
-"""A run's forecast against what was measured: by part, whose fault, and what mending would bring.
+"""Compares a run's forecast with measurements, and says what each improvement would bring.
 
-A rank's exposed communication holds two things: what the exchange takes, which all ranks wait for
-alike, and waiting for a rank that is late, which that one does not. So per step the least exposed
-time over ranks is the exchange's, and the gap between the latest rank's own part (data and
-compute) and the median rank's is the stragglers'.
-
-A run's forecast in another mode than every_step, against what was measured.
-
-A step of a server ends as gradients arrive, and replicas wait for each other once a round. So means
-of rank 0's steps are compared, of which the first after the warm ones is left out.
-
-The forecast of a split network, or of one in stages, against what was measured.
-
-What a rank waits for is told by what was exchanged: activations between layers, and gradients. All
-ranks wait for these alike, and beside it for who is late, so the least of a step's ranks is the
-exchange's. Stages wait for each other by design: of them the share of a step is compared in which
-they do not compute.
+All ranks wait equally for the exchange, and also for a late rank, which does not wait itself. So
+the least exposed time over the ranks of a step is the exchange's, and the gap between the latest
+and the median rank's data and compute is the stragglers'. In a split network, waits for activations
+and for gradients are the least over ranks too. Stages wait for each other by design, so the share
+of a step in which they do not compute is compared. Steps of a server end as gradients arrive, and
+replicas wait once a round, so means of rank 0's steps are compared.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,10 +29,10 @@ from firecaffe.runs.schemas import (
 from firecaffe.schema import checked
 
 LEAST_GAIN = 0.01
-"""Share of a step: a gain that is smaller is not told."""
+"""The least gain, as a share of a step, that is reported."""
 
 LEAST_MISS = 0.05
-"""Share of a step: a part that is outside its band by less is no wrong forecast."""
+"""A part less than this share of a step outside its band is no wrong forecast."""
 
 ADVICE = {
     "compute_s": "a faster device, larger micro-batches, bfloat16 (train.autocast)",
@@ -71,23 +61,18 @@ class StepPart:
 
 @dataclass(frozen=True)
 class Score:
-    """How good the forecast was, and what the difference is made of."""
-
     cluster: str
     step: StepPart
     parts: list[StepPart]
     lines: list[str]
-    """The score in words: first the forecast, then causes, the most worth mending first."""
 
 
 def measured_parts(timings: Rows) -> dict[str, float]:
-    """Medians over steps of the parts of a step, the first step left out.
+    """Return medians over the steps after the first of each part of a step.
 
-    The step is that of the slowest rank's median. The slowest of each step would take longer than
-    they do on average: who is late in one is early in the next, as all keep one pace. Stragglers
-    are those of each step; where they are others in each, the parts add up to more than the step.
-
-    Raises: RunError if no step is there on all ranks.
+    `step_s` is the slowest rank's median. A maximum of each step would be too long: a rank that is
+    late in one step is early in the next. Stragglers are those of each step; if they change, the
+    parts add up to more than the step. Raises RunError if no step is there on all ranks.
     """
     by_rank = {rank: {row["step"]: row for row in rows[1:]} for rank, rows in timings.items()}
     present = [set(rows) for rows in by_rank.values() if rows]
@@ -113,11 +98,7 @@ def measured_parts(timings: Rows) -> dict[str, float]:
 
 
 def score(folder: Path, timings: Rows, explanation: Explanation) -> Score | None:
-    """None if the run has no forecast; one of another mode than every_step is scored in
-    `runs.score`, and one of a split network in `runs.score`.
-
-    Raises: RunError if it is damaged.
-    """
+    """Score a forecast of mode every_step, unsplit; None if there is none. Raises RunError."""
     if not (folder / FORECAST).is_file():
         return None
     forecast = read_run_file(folder, FORECAST)
@@ -145,13 +126,11 @@ def _part(name: str, forecast: Mapping[str, Any], measured_s: float) -> StepPart
 
 
 def step_part(forecast: Mapping[str, Any], measured_s: float) -> StepPart:
-    """The step's time."""
     low, high = forecast["step_low_s"], forecast["step_high_s"]
     return StepPart("step_s", forecast["step_s"], low, high, measured_s)
 
 
 def step_line(cluster: str, step: StepPart) -> str:
-    """The score of the step's time, in words."""
     error = step.forecast_s / step.measured_s - 1
     inside = "outside" if step.is_outside else "inside"
     return (
@@ -177,7 +156,7 @@ def _lines(
 
 
 def causes(measured: Mapping[str, float]) -> list[str]:
-    """What mending each part but computing would bring, the most first; of measured parts."""
+    """Describe, largest first, what the removal of each part except computing would bring."""
     step_s = measured["step_s"]
     lines = []
     for name in sorted(ADVICE, key=measured.__getitem__, reverse=True):
@@ -191,9 +170,8 @@ def causes(measured: Mapping[str, float]) -> list[str]:
 
 
 def _whose(part: StepPart, explanation: Explanation) -> str:
-    """Computing and data are the median rank's, which one slow rank does not move; only a slow link
-    makes everybody's exchange long.
-    """
+    # Compute and data are the median rank's, which one slow rank does not change. Only a slow link
+    # makes every rank's exchange long.
     slow = [each for each in explanation.slow if each.cause == "link"]
     if part.name == "exchange_s" and part.measured_s > part.high_s:
         if slow:
@@ -213,11 +191,8 @@ def _ms(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class Figure:
-    """A number beside the step's time: forecast, and measured."""
-
     name: str
     unit: str
-    """What stands behind it for people."""
     forecast: float
     measured: float
 
@@ -230,11 +205,8 @@ class Figure:
 
 @dataclass(frozen=True)
 class ModeScore:
-    """How good the forecast was."""
-
     cluster: str
     mode: str
-    """In words, with its number."""
     step: StepPart
     figures: list[Figure]
 
@@ -245,10 +217,7 @@ class ModeScore:
 
 
 def score_mode(folder: Path, timings: Rows) -> ModeScore | None:
-    """None if the run has no forecast, or one of every_step, or no step that it is of.
-
-    timings: of rank 0 at least. Raises: RunError if a file is damaged.
-    """
+    """Score a forecast of another mode; None without one or its steps. Raises RunError."""
     if not (folder / FORECAST).is_file():
         return None
     forecast = read_run_file(folder, FORECAST)
@@ -285,7 +254,7 @@ def _figures(
         yield Figure("given up", " %", forecast["dropped"] * 100, dropped * 100)
     idle = fmean(came_to["idle_by_rank"].values())
     yield Figure("idle time of a worker", " %", forecast["idle"] * 100, idle * 100)
-    if not result["resumed_from"]:  # bytes are those since then
+    if not result["resumed_from"]:  # otherwise the bytes are those since then
         moved = sum(
             sum(came_to[f"{way}_bytes_by_learner"].values()) for way in ("pulled", "pushed")
         )
@@ -298,8 +267,6 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class ParallelScore:
-    """How good the forecast was."""
-
     cluster: str
     step: StepPart
     figures: list[Figure]
@@ -310,10 +277,7 @@ class ParallelScore:
 
 
 def score_parallel(folder: Path, timings: Rows) -> ParallelScore | None:
-    """None if the run has no forecast of a split network or of stages, or no step after its first.
-
-    Raises: RunError if a file is damaged.
-    """
+    """Score a forecast of a split network or of stages; None without one. Raises RunError."""
     if not (folder / FORECAST).is_file():
         return None
     forecast = read_run_file(folder, FORECAST)

@@ -1,4 +1,4 @@
-"""Who computed how many micro-batches of a step, and what balanced shares would bring."""
+"""The number of micro-batches that each rank computed in a step, and balanced shares."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,11 +16,11 @@ from firecaffe.words import MOST_MICRO_BATCHES
 
 @dataclass(frozen=True)
 class Row:
-    """How many ranks hold one model together, in a run that has rows of ranks."""
+    """The ranks that hold one model together."""
 
     size: int = 1
     at_a_time: int = 1
-    """Micro-batches that a row computes at a time: one, or each of its ranks one."""
+    """Micro-batches that a row computes at the same time: one, or one on each rank."""
 
 
 ALONE = Row()
@@ -31,26 +31,21 @@ class RankShares:
     """The micro-batches of each rank, or of each row of ranks, in rank order."""
 
     micro_batches: list[int]
-    """In the last step."""
     seconds: list[float]
-    """What each rank takes for one: the median over steps, the first left out."""
+    """The median time of a micro-batch, without the first step."""
     balanced: list[int]
-    """Those of the shortest step, by these seconds."""
+    """The counts of the shortest step, by these seconds."""
     saved: float
-    """The part of a step's time that they would save."""
+    """The share of a step's time that they would save."""
     who: str = "ranks"
 
     @property
     def are_equal(self) -> bool:
-        """Whether no rank had more than one more than another."""
         return max(self.micro_batches) - min(self.micro_batches) <= 1
 
 
 def row_of(folder: Path) -> Row:
-    """The rows of a run, by its recipe; timings of someone else's training have none.
-
-    Raises: RunError if the recipe is damaged.
-    """
+    """Return the rows of a run by its recipe; ALONE without a recipe. Raises RunError."""
     if not (folder / RECIPE).exists():
         return ALONE
     words = read_run_recipe(folder).get("parallel", {})  # it may be older than the section
@@ -63,10 +58,9 @@ def row_of(folder: Path) -> Row:
 def shares_of(
     timings: Mapping[int, Sequence[Mapping[str, Any]]], row: Row = ALONE
 ) -> RankShares | None:
-    """The shares of a run, by its timings; None if they do not tell, or of one rank or row. A row
-    takes as long as its slowest rank, with what that waits for the others of it.
+    """Return the shares of a run; None for one rank or row, or if its timings lack them.
 
-    Raises: RunError if they tell of more micro-batches than there may be.
+    A row takes as long as its slowest rank, including waits for others of the row. Raises RunError.
     """
     of_ranks = [rows for rows in timings.values() if rows]
     is_told = all(each.get("micro_batches") for rows in of_ranks for each in rows)
@@ -97,7 +91,7 @@ def shares_of(
 
 
 def shares_line(found: RankShares, slow: Sequence[int]) -> str:
-    """What is to be said of shares. slow: the ranks that are shown to compute longer."""
+    """Describe the shares. `slow` are the ranks that are shown to compute longer."""
     if not found.are_equal:
         taken = ", ".join(f"{each * 1e3:.3g}" for each in found.seconds)
         counts = _words(found.micro_batches)
@@ -112,7 +106,6 @@ def shares_line(found: RankShares, slow: Sequence[int]) -> str:
 
 
 def _seconds(row: Mapping[str, Any]) -> float:
-    """What a rank took for a micro-batch of one step, with waits for its row."""
     in_row_s = (row.get("idle_s") or 0.0) + (row.get("activations_s") or 0.0)
     own_s: float = row["data_s"] + row["compute_s"] + in_row_s
     return own_s / int(row["micro_batches"])

@@ -1,8 +1,8 @@
-"""What a few repeated runs allow to be said: means with their intervals, differences, speed-ups.
+"""Statistics of a few repeated runs: means with intervals, differences and speedups.
 
-One interval decides: that of Welch, which holds at CONFIDENCE for all comparisons of a table
-together (Bonferroni, in the p-value as in the interval). It excludes zero: the two differ. It lies
-inside the band: they are equivalent (two one-sided tests). Neither: there are not enough runs.
+One interval decides: Welch's, which holds at CONFIDENCE for all comparisons of a table together
+(Bonferroni, in the p-value as in the interval). If it excludes zero, the two differ. If it lies
+inside the band, they are equivalent. Otherwise there are not enough runs.
 
 Source: Student 1908; Welch 1947; Schuirmann 1987 (two one-sided tests); Dunn 1961 (intervals by
 Bonferroni); Hedges 1981 (the effect's correction for few samples).
@@ -19,24 +19,22 @@ from numpy.typing import NDArray
 
 CONFIDENCE = 0.95
 BAND = 0.003
-"""What counts as no difference of a share, as a fraction of 1, if nobody says another."""
+"""The default difference of a share, as a fraction of 1, that counts as none."""
 
 RELATIVE_BAND = 0.01
-"""The same of a metric that is no share, as a part of the first group's mean."""
+"""The default band of other metrics, as a fraction of the first group's mean."""
 
 EQUIVALENT, DIFFERENT, UNDECIDED = "equivalent", "different", "not enough runs to say"
-"""What a comparison may come to."""
 
 FEWEST = 3
-"""Runs on each side, with fewer of which no difference is tested."""
+"""The fewest runs on each side with which a difference is tested."""
 
 POWER = 0.8
-"""Chance of a verdict, with as many runs as are said to be enough."""
+"""The chance of a verdict with the number of runs that is called enough."""
 MOST_RUNS = 1000
-"""Runs of a group; more are not asked for."""
 
 ROUNDING = 1e-9
-"""Accuracies are counts of images, so a loss of exactly the band is ordinary."""
+"""A tolerance: accuracies are counts of images, so a loss of exactly the band is common."""
 
 
 @dataclass(frozen=True)
@@ -52,27 +50,23 @@ class Mean:
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference of two means (second less first), with its interval at CONFIDENCE for all
-    rows.
-    """
+    """The second mean minus the first, with an interval at CONFIDENCE for all rows together."""
 
     value: float
     low: float
     high: float
     p_value: float
-    """The p-value of Welch's test, two-sided, times the number of comparisons."""
+    """The p-value of Welch's two-sided test, times the number of comparisons."""
     effect: float
-    """Hedges' g: in standard deviations."""
+    """Hedges' g, in standard deviations."""
     verdict: str
     more: int | None
-    """Runs that each side needs besides to come to a verdict, if means and spread stay as they
-    are. None: no number up to MOST_RUNS would do, or nothing is known of the spread.
-    """
+    """Further runs of each side for a verdict, by this mean and spread; None if not known."""
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """A speed-up, of geometric means, with its interval; 0 to infinity for a single run."""
+    """A speedup of geometric means, with its interval; 0 to infinity for a single run."""
 
     value: float
     low: float
@@ -80,20 +74,16 @@ class Ratio:
 
     @property
     def is_shown(self) -> bool:
-        """Whether the two take different times."""
         return not self.low <= 1 <= self.high
 
 
 def mean_of(values: Sequence[float], tests: int = 1) -> Mean:
-    """tests: as one of so many means, for which the intervals hold together (Bonferroni).
-
-    Raises: ValueError if there is no value.
-    """
+    """Compute a mean, one of `tests` whose intervals hold together. Raises ValueError if empty."""
     if not values:
         raise ValueError("no value has no mean")
     half = inf
     if len(values) > 1:
-        from scipy.stats import t  # takes a second, and most who import this file compare nothing
+        from scipy.stats import t  # takes a second, and most importers compare nothing
 
         quantile = float(t.ppf(1 - (1 - CONFIDENCE) / 2 / tests, len(values) - 1))
         half = quantile * stdev(values) / sqrt(len(values))
@@ -101,7 +91,7 @@ def mean_of(values: Sequence[float], tests: int = 1) -> Mean:
 
 
 def as_gain(found: Difference, higher_is_better: bool) -> Difference:
-    """The difference counted so that more is better."""
+    """Return the difference with its sign chosen so that more is better."""
     if higher_is_better:
         return found
     return replace(
@@ -112,7 +102,6 @@ def as_gain(found: Difference, higher_is_better: bool) -> Difference:
 def differences(
     first: Sequence[float], others: Sequence[Sequence[float]], band: float = BAND
 ) -> list[Difference]:
-    """Each of the others less the first, as so many comparisons together."""
     return [_difference(first, other, band, len(others)) for other in others]
 
 
@@ -137,14 +126,13 @@ def _difference(
 def _welch(
     first: Sequence[float], second: Sequence[float], tests: int
 ) -> tuple[float, float, float]:
-    """The interval of second less first, and the p-value, as one of so many tests."""
     if stdev(first) == stdev(second) == 0:
         value = fmean(second) - fmean(first)
         return value, value, 0.0 if value else 1.0
     from scipy.stats import ttest_ind  # as above
 
     with warnings.catch_warnings():
-        # One side may have next to no spread, while the other has some.
+        # One side may have almost no spread.
         warnings.simplefilter("ignore", RuntimeWarning)
         found = ttest_ind(second, first, equal_var=False)
     low, high = found.confidence_interval(1 - (1 - CONFIDENCE) / tests)
@@ -152,9 +140,7 @@ def _welch(
 
 
 def ratios(first: Sequence[float], others: Sequence[Sequence[float]]) -> list[Ratio]:
-    """The first's times over each of the others': Welch's interval of their logarithms, as so
-    many comparisons together. Times scatter by shares of themselves, so their logarithms do alike.
-    """
+    """Return the first times over the others', by logarithms, because these scatter equally."""
     logs = [log(each) for each in first]
     found = []
     for other in others:
@@ -168,11 +154,10 @@ def ratios(first: Sequence[float], others: Sequence[Sequence[float]]) -> list[Ra
 
 
 def runs_enough(spread: float, ways: Sequence[Sequence[float]], tests: int = 1) -> int | None:
-    """Runs of each side with a chance of POWER that a verdict comes out. None: no number up to
-    MOST_RUNS.
+    """Return the runs of each side for a verdict with a chance of POWER; None above MOST_RUNS.
 
-    spread: the standard deviation of a run. ways: of each verdict, the distances of the true
-    difference from the bounds that its interval must keep clear of, all of them.
+    `spread` is the standard deviation of a run. `ways` has for each verdict the distances of the
+    true difference from all bounds that its interval must exclude.
     """
     runs = np.arange(FEWEST, MOST_RUNS + 1)
     chances = [
@@ -187,12 +172,9 @@ def runs_enough(spread: float, ways: Sequence[Sequence[float]], tests: int = 1) 
 def _power(
     runs: NDArray[np.int64], margin: float, spread: float, tests: int
 ) -> NDArray[np.float64]:
-    """The chance that a mean's true distance from a bound is shown, by so many runs a side.
-
-    By the shifted central t, which is near the noncentral one and has no numeric limits.
-    """
     from scipy.stats import t  # as above
 
+    # The shifted central t is near the noncentral t, and has no numeric limits.
     freedom = 2 * (runs - 1)
     error = spread * np.sqrt(2 / runs)
     limit = t.ppf(1 - (1 - CONFIDENCE) / 2 / tests, freedom)
@@ -200,7 +182,7 @@ def _power(
 
 
 def pooled_spread(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """The standard deviation of a run about its side's mean; None if no side has two runs."""
+    """Return the standard deviation of a run about its side's mean; None without two runs."""
     freedom = len(first) + len(second) - 2
     if not freedom:
         return None
@@ -211,7 +193,6 @@ def pooled_spread(first: Sequence[float], second: Sequence[float]) -> float | No
 def _runs_for(
     band: float, value: float, first: Sequence[float], second: Sequence[float], tests: int
 ) -> int | None:
-    """Runs of each side that show the two equivalent, or different, if all stays as it is."""
     spread = pooled_spread(first, second)
     if spread is None:
         return FEWEST

@@ -1,8 +1,4 @@
-"""TensorBoard's curves, written as `JsonLines` are: at once, and by no thread of their own.
-
-The library's writer has a thread that prints a traceback if the disk is full, and loses what it
-holds then.
-"""
+"""TensorBoard's curves without the thread of its library, which loses data on a full disk."""
 
 import io
 import os
@@ -21,10 +17,8 @@ VERSION = "brain.Event:2"
 
 
 class EventFile:
-    """A folder's event file."""
-
     def __init__(self, folder: Path, after_step: int | None = None) -> None:
-        """after_step: what an earlier attempt at this run has drawn behind this step goes."""
+        """`after_step`: curves of an earlier attempt are removed after this step."""
         folder.mkdir(parents=True, exist_ok=True)
         name = f"events.out.tfevents.{time.time():010.0f}.{socket.gethostname()}.{os.getpid()}"
         self._file = GrowingFile(folder / name)
@@ -34,7 +28,6 @@ class EventFile:
             self._write(Event(step=after_step + 1, session_log=start))
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """values: by the curve's name."""
         rows = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
         self._write(Event(step=step, summary=Summary(value=rows)))
 

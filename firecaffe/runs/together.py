@@ -1,4 +1,4 @@
-"""Files that belong together: all get their final names, or none does."""
+"""Files that belong together: all receive their final names, or none does."""
 
 import os
 import shutil
@@ -11,9 +11,7 @@ from firecaffe.files import written_aside
 
 @contextmanager
 def written_together(paths: Sequence[Path]) -> Iterator[list[Path]]:
-    """A path beside each, as `written_aside` gives it. The files get their names in this order; if
-    one cannot, what stood under the names of those before it is there again.
-    """
+    """Give temporary paths, and rename all files in this order, or restore the previous ones."""
     with ExitStack() as stack:
         for path in paths:
             stack.enter_context(_as_before(path))
@@ -23,7 +21,6 @@ def written_together(paths: Sequence[Path]) -> Iterator[list[Path]]:
 
 @contextmanager
 def _as_before(path: Path) -> Iterator[None]:
-    """Puts back the file that was there, or that there was none, if the block fails."""
     was_there = path.exists()
     before = path.with_name(f".before.{path.name}")
     if path.is_file():

@@ -1,1 +1,1 @@
-"""Parts for a user's own training script: DDP with our exchange, and timings of its steps."""
+"""Functions for a user's own training script: DDP with an exchange, and timings of steps."""

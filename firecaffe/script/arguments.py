@@ -1,8 +1,6 @@
-"""What a script gives to the functions for its own loop: is each of the kind that it must be?
+"""Checks of the arguments of functions for a user's own training loop; each error is one line.
 
-Looked at before any world is joined, for that would stay; each mistake is one line.
-
-Checks of the words for an exchange in a script, and of its model and options of DDP.
+They run before a world is joined, because a failed call must not leave one.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,26 +26,24 @@ REFUSED = {
     "delay_all_reduce_named_params": "DDP sums the gradients of these parameters itself",
     "param_to_hook_all_reduce": "DDP sums the gradients of delayed parameters itself",
 }
-"""The options of DDP with which gradients go past any communication hook, in silence."""
+"""The options of DDP with which gradients silently bypass any communication hook."""
 
 
+# Not every RecipeError is a ValueError: readers of files take a ValueError for a damaged file.
 class ArgumentError(RecipeError, ValueError):
-    """An argument that is not possible. A ValueError, as DDP raises it. (Not every RecipeError is
-    one: whoever reads a file takes a ValueError for a damaged one.)
-    """
+    """An impossible argument. It is a ValueError, as DDP raises one."""
 
 
 class NothingToTrainError(RecipeError, RuntimeError):
-    """The error of a model without a parameter to train; DDP raises a RuntimeError for it."""
+    """The model has no parameter to train. DDP raises a RuntimeError for it."""
 
 
 class SecondHookError(RecipeError, RuntimeError):
-    """The error of a model with a communication hook already; DDP raises a RuntimeError for it."""
+    """The model already has a communication hook. DDP raises a RuntimeError for it."""
 
 
 @contextmanager
 def _of_arguments() -> Iterator[None]:
-    """Raises: ArgumentError for a RecipeError that is none of DDP's kinds yet."""
     try:
         yield
     except RecipeError as error:
@@ -58,7 +54,7 @@ def _of_arguments() -> Iterator[None]:
 
 @_of_arguments()
 def check_words(exchange: str, compressor: str, timeout_s: float | None) -> None:
-    """Raises: RecipeError if a word cannot be, or two cannot be together."""
+    """Raise RecipeError if an argument is impossible, or two do not go together."""
     if not isinstance(exchange, str):
         raise RecipeError(f"exchange is {shown(exchange)}; it must be a name, as 'tree'")
     if exchange not in (NATIVE, AUTO):
@@ -80,7 +76,6 @@ def check_words(exchange: str, compressor: str, timeout_s: float | None) -> None
 
 @_of_arguments()
 def check_patience(timeout_s: float | None) -> None:
-    """Raises: RecipeError if nobody can wait for so long."""
     if timeout_s is None:
         return
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float):
@@ -90,9 +85,7 @@ def check_patience(timeout_s: float | None) -> None:
 
 @_of_arguments()
 def check_model(module: nn.Module, compressor: str, options: Mapping[str, Any]) -> None:
-    """Raises: RecipeError if gradients of a model, or of an option of DDP's, would not go through
-    the exchange.
-    """
+    """Raise RecipeError if gradients of a model would not go through the exchange."""
     if isinstance(options.get("device_ids"), str):
         word = options["device_ids"]
         raise RecipeError(f"device_ids is {word!r}; name an exchange as one: exchange={word!r}")
@@ -129,11 +122,10 @@ def check_model(module: nn.Module, compressor: str, options: Mapping[str, Any]) 
 
 
 SUMMING = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine")
-"""Classes of networks that sum their gradients themselves. Their modules are mostly not loaded."""
+"""Names of classes that sum their gradients themselves. Their modules are mostly not imported."""
 
 
 def check_network(function: str, word: str, value: Any) -> None:
-    """Raises: ArgumentError if a value is no network."""
     if isinstance(value, nn.Module):
         return
     if isinstance(value, type) and issubclass(value, nn.Module):
@@ -149,8 +141,9 @@ def check_network(function: str, word: str, value: Any) -> None:
 
 
 def check_sums_nothing(function: str, word: str, network: nn.Module, instead: str) -> None:
-    """Raises: ArgumentError if a network, or one within it, sums its gradients over ranks itself,
-    so that all would go over the wire twice. instead: what to do.
+    """Raise ArgumentError if a part of the network sums its gradients itself.
+
+    All gradients would then be sent twice. `instead` says what to do.
     """
     for name, part in network.named_modules():
         found = [each.__name__ for each in type(part).__mro__ if each.__name__ in SUMMING]
@@ -163,7 +156,6 @@ def check_sums_nothing(function: str, word: str, network: nn.Module, instead: st
 
 
 def check_optimizer(function: str, value: Any, network: nn.Module) -> None:
-    """Raises: ArgumentError if a value is no optimizer, or is one of other networks."""
     if isinstance(value, type) and issubclass(value, optim.Optimizer):
         name = value.__name__
         raise ArgumentError(
@@ -188,7 +180,6 @@ def check_optimizer(function: str, value: Any, network: nn.Module) -> None:
 
 
 def check_group(function: str, value: Any) -> None:
-    """Raises: ArgumentError if a value is no process group of this rank."""
     if value is None or isinstance(value, ProcessGroup):
         return
     if value == dist.GroupMember.NON_GROUP_MEMBER:
@@ -202,7 +193,6 @@ def check_group(function: str, value: Any) -> None:
 
 
 def check_whole_number(function: str, word: str, value: Any, least: int) -> None:
-    """Raises: ArgumentError."""
     if type(value) is not int or value < least:
         raise ArgumentError(
             f"{function}: {word} is {shown(value)}; it must be a whole number, at least {least}"
@@ -210,6 +200,5 @@ def check_whole_number(function: str, word: str, value: Any, least: int) -> None
 
 
 def check_number(function: str, word: str, value: Any) -> None:
-    """Raises: ArgumentError."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ArgumentError(f"{function}: {word} is {shown(value)}; it must be a number")

@@ -1,14 +1,10 @@
-"""Two lines in a user's training script, and `firecaffe explain` reads where its time goes:
+"""Timings of a user's own training script, with or without DistributedDataParallel.
 
-    import firecaffe
-    firecaffe.attach(model, optimizer, "runs/mine")
-
-Works with DistributedDataParallel, with `firecaffe.parallelize`, and alone. From the end of an
-optimizer's step to the model's forward is data; from there until the last gradient is there is
-compute; from then until the optimizer's step is waiting for the exchange, which DDP does before
-`backward` returns; then comes the update. On a GPU each of these points waits for the device, which
-takes from the overlap of steps; detach for a run that is to be timed. Of a network that
-`firecaffe.split` has split, what its layers wait for activations is waiting, too.
+Data lasts from the end of an optimizer's step to the model's forward; compute until the last
+gradient; the wait for the exchange, which DDP does before `backward` returns, until the optimizer's
+step; then the update. On a GPU each of these points waits for the device, which reduces the overlap
+of steps, so detach for a run that is to be timed. With `firecaffe.split`, the layers' waits for
+activations count as waits.
 """
 
 import time
@@ -34,16 +30,13 @@ from firecaffe.schema import read_rows
 from firecaffe.script.arguments import ArgumentError, check_network, check_optimizer
 
 _timed: "weakref.WeakKeyDictionary[optim.Optimizer, Path]" = weakref.WeakKeyDictionary()
-"""The optimizers whose steps are timed, each with its folder: a second pair of hooks would time the
-first.
-"""
+"""The optimizers that are timed: a second pair of hooks would time the first one."""
 
 
 class Attached:
-    """Writes FOLDER/timings/rank-R.jsonl, a row a step, until `detach`."""
+    """Writes FOLDER/timings/rank-R.jsonl, a row for each step, until `detach`."""
 
     def __init__(self, model: nn.Module, optimizer: optim.Optimizer, folder: str | Path) -> None:
-        """Raises: RunError if the folder has this rank's timings of another run."""
         rank, _ = who_am_i()
         path = Path(folder).absolute() / "timings" / f"rank-{rank}.jsonl"
         store, key = lasting_store(), f"firecaffe/attached/{path}"
@@ -61,7 +54,7 @@ class Attached:
         parameters = [p for p in model.parameters() if p.requires_grad]
         is_gpu = bool(parameters) and parameters[0].is_cuda
         self._finish: Callable[[], None] = torch.cuda.synchronize if is_gpu else lambda: None
-        # Backward runs ahead of a GPU; what that has done is timed by its own events.
+        # Backward runs ahead of a GPU, whose work is timed by its own events.
         make: Any = torch.cuda.Event
         self._events = [make(enable_timing=True) for _ in range(2)] if is_gpu else []
         self._groups = [each.group for each in model.modules() if isinstance(each, Split)]
@@ -81,11 +74,9 @@ class Attached:
 
     @property
     def _exchanges_s(self) -> float:
-        """What exchanges between split layers have taken so far."""
         return sum(each.seconds for each in self._groups)
 
     def detach(self) -> None:
-        """Removes all hooks, and closes the file."""
         self._handles.close()
         self._lines.close()
 
@@ -130,16 +121,16 @@ class Attached:
 
 @from_script
 def attach(model: nn.Module, optimizer: optim.Optimizer, folder: str | Path) -> Attached:
-    """Records where the time of each step goes, for `firecaffe explain FOLDER`.
+    """Record the parts of each step's time, for `firecaffe explain FOLDER`.
 
-    Every rank calls it, with the same folder, after `torch.distributed` was initialized; without
-    that, RANK in the environment says which it is. Started again by its launcher, a script goes on
-    in the files of its last attempt.
+    Every rank calls this, with the same folder, after `torch.distributed` was initialized; without
+    it, RANK in the environment is the rank. A script that its launcher restarts continues the files
+    of its last attempt.
 
     Args:
         model: The network whose steps are timed, in DDP or not.
-        optimizer: The one whose `step()` ends a step.
-        folder: The folder that gets `timings/rank-R.jsonl`.
+        optimizer: The optimizer whose `step()` ends a step.
+        folder: The folder in which `timings/rank-R.jsonl` is written.
 
     Raises: RecipeError if an argument is of another kind, or the optimizer is timed already;
     RunError if the folder has this rank's timings of another run, or cannot be written.
@@ -157,12 +148,11 @@ def attach(model: nn.Module, optimizer: optim.Optimizer, folder: str | Path) -> 
 
 
 def _is_of_earlier_attempt(store: Store, key: str) -> bool:
-    """Whether this script wrote to the folder before its launcher started it again."""
     return store.check([key]) and int(store.get(key)) < attempt()
 
 
 def _last_step(folder: Path) -> int:
-    """The last step that any rank has written, so that all go on with the same number."""
+    # The last step of any rank, so that all continue with the same number.
     files = folder.glob("rank-*.jsonl")
     rows = (row for path in files for row in read_rows(path, StepRow))
     return max((row["step"] for row in rows), default=0)

@@ -1,4 +1,4 @@
-"""What goes between `firecaffe.launch` and its workers: files in a folder of the call's own."""
+"""The files by which `firecaffe.launch` and its workers communicate, in a folder for each call."""
 
 from typing import NamedTuple
 
@@ -7,9 +7,8 @@ CALLER, CALL, RETURNED = "caller", "call", "returned"
 
 
 class Caller(NamedTuple):
-    """What a worker must have of the process that called, before it can load the function."""
+    """The facts of the caller that a worker needs before it can load the function."""
 
     function: str
-    """Its name."""
     path: list[str]
     argv: list[str]

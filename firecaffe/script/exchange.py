@@ -1,7 +1,4 @@
-"""The exchange of a script's ranks, by the words that it was given.
-
-The ranks of a script's process group, met once more over a group of the exchange's own.
-"""
+"""The exchange of a script's ranks, over a separate group for each process group."""
 
 import os
 import platform
@@ -33,10 +30,7 @@ from firecaffe.transport.local import meet_local_ranks
 
 
 def join_launched_world(device: torch.device, timeout_s: float | None) -> None:
-    """Initializes `torch.distributed` as the launcher's environment says, until the program ends.
-
-    Raises: LaunchError if the ranks do not find each other.
-    """
+    """Initialize `torch.distributed` from the launcher's environment. Raises LaunchError."""
     make_world(device, TIMEOUT_S if timeout_s is None else timeout_s)
     # At the end of the program, after the exchange threads, whose finalizers are younger.
     weakref.finalize(_leave, _leave)
@@ -50,12 +44,10 @@ def _leave() -> None:
 def meet(
     group: ProcessGroup | None, device: torch.device, timeout_s: float | None
 ) -> tuple[Group, list[int]]:
-    """Meets the ranks of a group: returns this rank among them, and the ranks of each host.
+    """Meet the ranks of a group; return this rank's new group, and the ranks of each host.
 
-    All ranks of the group must call it, and only they. group: None is the group of all ranks.
-    timeout_s: None is the group's own.
-
-    Raises: LaunchError if the ranks do not find each other.
+    All ranks of the group, and only these, must call it. None stands for all ranks and for the
+    group's time-out. Raises LaunchError if the ranks do not find each other.
     """
     group = group or dist.group.WORLD
     if group is None:
@@ -72,12 +64,12 @@ def meet(
             ranks,
             timeout=timeout,
             backend=backend,
-            # Ranks that are not of the group know nothing of this.
+            # Ranks outside of the group do not take part.
             use_local_synchronization=len(ranks) < dist.get_world_size(),
             sort_ranks=False,
         )
         if device.type == "cuda":
-            # NCCL wants all ranks in a group's first operation; a schedule may start with some.
+            # NCCL needs all ranks in a group's first operation; a schedule may start with some.
             dist.all_reduce(torch.zeros(1, device=device), group=exchange_group)
     world = Group(group.rank(), group.size(), device, exchange_group, exchange_group)
     keys = gather_text(world, host_key())
@@ -95,29 +87,25 @@ def meet(
 
 
 def leave(world: Group) -> None:
-    """Lets go of the group that `meet` has made, unless its name would be missed."""
-    # The names of subgroups go by how many groups a process has: one less on a rank that is early,
-    # and the next would not find each other.
+    # torch names a subgroup by the number of groups of the process. If a rank destroys one before
+    # the others do, the ranks of the next subgroup would not find each other.
     if dist.is_initialized() and world.world_size == dist.get_world_size():
         with suppress(ValueError):  # destroyed already
             dist.destroy_process_group(world.exchange_group)
 
 
 def timeout_of(group: ProcessGroup, device: torch.device) -> timedelta:
-    """Seconds for which a group's ranks wait for each other."""
     timeout: timedelta = group._get_backend(device).options._timeout
     return timeout
 
 
 def ranks_per_host(keys: Sequence[str]) -> list[int]:
-    """The lengths of the runs of ranks on one host, in rank order. keys: each rank's host."""
+    """Return the lengths of runs of ranks on one host, in rank order, from the ranks' host keys."""
     return [len(list(run)) for _, run in groupby(keys)]
 
 
 def host_key() -> str:
-    """A key that ranks have in common if they can share memory: a kernel, its network, and one
-    place in the launcher's count of hosts.
-    """
+    """Return a key of kernel, network and launcher's host, equal for ranks that share memory."""
     place = ""
     if "LOCAL_RANK" in os.environ:
         place = str(number_of("RANK", 0) - number_of("LOCAL_RANK", 0))
@@ -135,22 +123,15 @@ def open_exchange(
     sizes_bytes: Sequence[int],
     num_leaves: int | None,
 ) -> tuple[Exchange, AutoChoice | None]:
-    """Opens the exchange of several ranks; all must call it. Returns it with the choice, and its
-    reason, if it was to be chosen.
+    """Open the exchange of several ranks; all must call it. Return it with the choice of "auto".
 
-    Args:
-        per_host: The ranks of each host.
-        exchange: A row of docs/exchange.md, or auto.
-        compressor: A codec, or none.
-        sizes_bytes: Of the buckets, for exchange "auto".
-        num_leaves: As for `find_route`.
-
-    Raises: RecipeError if the exchange does not fit the hosts; PeerLostError.
+    `sizes_bytes` are those of the buckets, for "auto"; for `num_leaves` see `find_route`. Raises
+    RecipeError if the exchange does not fit the hosts; PeerLostError.
     """
     _check_hosts(exchange, world, per_host)
     local = None
     if world.device.type == "cpu":
-        # The processes' own sockets, which keep to the time of the group's.
+        # The processes' sockets have the time-out of the group.
         assert world.exchange_group is not None
         patience = timeout_of(world.exchange_group, world.device)
         local = meet_local_ranks(world, patience.total_seconds())
@@ -170,7 +151,6 @@ def open_exchange(
 
 
 def _check_hosts(exchange: str, world: Group, per_host: Sequence[int]) -> None:
-    """Raises: RecipeError if an exchange does not fit the ranks of the hosts."""
     if exchange in (NATIVE, AUTO):
         return
     if parse_hierarchical(exchange) is not None and len(set(per_host)) > 1:

@@ -1,4 +1,4 @@
-"""What a script's network keeps that ranks do not exchange: told once, at its first forward."""
+"""A warning, at a network's first forward, about state that ranks do not exchange."""
 
 import warnings
 from typing import Any
@@ -13,12 +13,9 @@ from firecaffe.words import some_of
 
 
 def tell_of_own_state(module: nn.Module, call: str, averages: bool) -> None:
-    """Warns, on the first rank, of state that each rank has of its own.
+    """Warn, on the first rank, about state that the function `call` does not exchange.
 
-    Args:
-        module: The network itself.
-        call: The function that exchanges it, for the warning.
-        averages: Whether that averages what is trained, so that forward may change it.
+    `averages`: it averages trained parameters, so that forward may change these.
     """
     if dist.is_initialized() and (dist.get_rank() or dist.get_world_size() == 1):
         return
@@ -28,8 +25,6 @@ def tell_of_own_state(module: nn.Module, call: str, averages: bool) -> None:
 
 
 class _FirstForward:
-    """Looks at parameters before and after the first forward in training."""
-
     def __init__(self, module: nn.Module, call: str, averages: bool) -> None:
         self._call, self._averages = call, averages
         self._watch: Watch | None = None
@@ -40,7 +35,7 @@ class _FirstForward:
 
     def _before(self, module: nn.Module, _: Any) -> None:
         if torch.compiler.is_compiling():
-            return  # it would be compiled, too
+            return  # otherwise the check would be compiled, too
         if module.training and self._watch is None:
             self._watch = Watch(module)
 

@@ -1,11 +1,10 @@
-"""Our exchange as a communication hook of DistributedDataParallel, in a thread beside backward.
+"""The exchange as a communication hook of DistributedDataParallel, in a thread during backward.
 
-DDP calls the hook in the thread that runs backward; the hook queues the bucket and returns. One
-thread takes buckets in the order in which DDP hands them out, which is the same on all ranks; where
-the backend wants one order with what a split network's layers send, it is backward's thread. The
-last bucket of a step has no backward to hide behind: the thread that brings it does it itself. What
-goes wrong comes out of `backward()` as it is: a callback at the end of backward, before DDP's own,
-looks at every bucket, for DDP would make any error of a future an unreadable one.
+One thread takes buckets in DDP's order, which is the same on all ranks. Backward's thread does the
+work itself if the backend needs one order with the messages of a split network's layers, and for
+the last bucket of a step, during which no backward runs. `backward()` raises errors unchanged: a
+callback at its end, before DDP's, checks every bucket, because DDP would make an error of a future
+unreadable.
 """
 
 import threading
@@ -36,20 +35,18 @@ BUCKET_BYTES = 25 * 1024 * 1024
 """The size of DDP's buckets, unless bucket_cap_mb sets another."""
 
 PATIENCE_S = 1.0
-"""Seconds for which the end of a program waits for a bucket that is still under way."""
+"""Seconds for which the end of a program waits for a bucket under way."""
 
 GradHook = Callable[["HookState", GradBucket], Future[Tensor]]
 
 
 class HookState:
-    """The state of `exchange_bucket`: the exchange, and the thread that it runs in.
+    """The state of `exchange_bucket`: the exchange and its thread.
 
-    It meets the other ranks with the first bucket, for a launcher may start them, and initialize
-    `torch.distributed`, long after the hook was made. A copy, by `copy.deepcopy` or `pickle`, has
-    met nobody: it does so with its own first bucket, and begins with no memory of a compressor's.
-
-    The thread ends with the program or with the last reference, and lets go of its process group
-    then: one that outlives the interpreter would abort the program.
+    It meets the other ranks with the first bucket, because `torch.distributed` may be initialized
+    long after the hook was made. A copy meets them with its own first bucket, and begins without a
+    compressor's memory. The thread ends with the program or the last reference, and releases its
+    process group: one that outlives the interpreter would abort the program.
     """
 
     def __init__(
@@ -65,7 +62,6 @@ class HookState:
         self.counts_ranks = False
         """Whether the mean is over the ranks that still have inputs (`torch…algorithms.Join`)."""
         self.choice: AutoChoice | None = None
-        """The choice of exchange "auto", and the reason."""
         self._process_group = process_group
         self._world: Group | None = None
         self._mean: RankMean | None = None
@@ -84,9 +80,7 @@ class HookState:
         HookState.__init__(self, **words)
 
     def meet(self, device: torch.device, sizes_bytes: Sequence[int]) -> Group:
-        """Meets the other ranks of the group; all must call it.
-
-        sizes_bytes: of a step's buckets, for exchange "auto".
+        """Meet the other ranks of the group; all must call it. `sizes_bytes` is for "auto".
 
         Raises: LaunchError, AgreementError, RecipeError if the exchange does not fit the hosts.
         """
@@ -99,7 +93,7 @@ class HookState:
             exchange, self.choice = open_exchange(
                 world, per_host, self.exchange, self.compressor, sizes_bytes, None
             )
-            torch.get_num_threads()  # fixes this thread's number, before the other sets its own
+            torch.get_num_threads()  # fixes this thread's number before the other thread sets one
             self._mean = RankMean(exchange, self.compressor)
             self._worker = Worker("exchange", partial(begin_thread, device))
             if device.type == "cuda":
@@ -110,7 +104,7 @@ class HookState:
         return world
 
     def send(self, grad_bucket: GradBucket) -> Future[Tensor]:
-        """Takes a bucket, inside backward or, from a rank without inputs, outside."""
+        """Exchange a bucket, inside backward or, on a rank without inputs, outside."""
         buffer = grad_bucket.buffer()
         self.meet(buffer.device, bucket_sizes(buffer.numel() * buffer.itemsize))
         result: Future[Tensor] = Future(devices=[buffer.device] if buffer.is_cuda else None)
@@ -152,7 +146,7 @@ class HookState:
 
 
 def exchange_bucket(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """The hook itself. DDP asks for a plain function with a parameter of this name."""
+    """Exchange a bucket. DDP requires a plain function with a parameter of this name."""
     return state.send(bucket)
 
 
@@ -164,18 +158,18 @@ def comm_hook(
     timeout_s: float | None = None,
     process_group: ProcessGroup | None = None,
 ) -> tuple[HookState, GradHook]:
-    """(state, hook) for `DistributedDataParallel.register_comm_hook`; each DDP needs its own pair.
+    """Return (state, hook) for `DistributedDataParallel.register_comm_hook`; one pair for each DDP.
 
-    Joins nothing: the ranks meet with the first bucket.
+    This joins no world: the ranks meet with the first bucket.
 
     Args:
-        exchange: As for `parallelize`.
-        compressor: As for `parallelize`.
-        timeout_s: As for `parallelize`.
-        process_group: The one that DDP was given, if it was given one.
+        exchange: See `parallelize`.
+        compressor: See `parallelize`.
+        timeout_s: See `parallelize`.
+        process_group: The group that was given to DDP, if any.
 
-    Raises: RecipeError if the words cannot be, or not together. From `backward()`, what
-    `parallelize` raises while ranks meet, and PeerLostError if another rank went away.
+    Raises: RecipeError if an argument is impossible, or two do not go together. `backward()` raises
+    what `parallelize` raises while ranks meet, and PeerLostError if another rank is lost.
     """
     check_words(exchange, compressor, timeout_s)
     check_group("comm_hook", process_group)
@@ -183,13 +177,12 @@ def comm_hook(
 
 
 def bucket_sizes(num_bytes: int, largest: int = BUCKET_BYTES) -> list[int]:
-    """The bytes of each bucket into which DDP will cut so many bytes."""
     whole, rest = divmod(num_bytes, largest)
     return [largest] * whole + [rest] * (rest > 0)
 
 
 def _close(worker: Worker, mean: RankMean, world: Group) -> None:
-    """Ends the thread and its process group; leaves both if a bucket waits for a lost rank."""
+    # If a bucket waits for a lost rank, the thread and its group are left alone.
     worker.close(wait=False)
     if worker.thread is not threading.current_thread():
         worker.thread.join(PATIENCE_S)

@@ -1,11 +1,8 @@
 """A function on N workers of this host, from a script or a notebook, without torchrun.
 
-    result = firecaffe.launch(train, nproc_per_node=4)
-
-The workers are processes of their own, as torchrun's are, not forks of this one: whatever it has
-begun (OpenMP's threads, CUDA, a notebook's loop) a fork would take along, and hang or fail on. The
-function goes to them by value if it is of `__main__`, as a notebook's is, with all that it names
-there; what a module has is imported. So a script needs no `if __name__ == "__main__"` around it.
+The workers are new processes and not forks: a fork would copy what this process has begun (OpenMP's
+threads, CUDA, a notebook's loop), and hang or fail. A function of `__main__` is sent by value with
+everything it uses there; modules are imported.
 """
 
 import inspect
@@ -41,25 +38,23 @@ def launch(
     *,
     max_restarts: int = 0,
 ) -> Value:
-    """Runs `function(*args, **kwargs)` on so many workers of this host; returns what it returns on
-    rank 0.
+    """Run `function(*args, **kwargs)` on workers of this host; return what rank 0 returns.
 
     In the function, `firecaffe.train`, `firecaffe.parallelize` and `torch.distributed` find the
     world as they do under torchrun. No `if __name__ == "__main__"` is needed around the call.
 
     Args:
-        function: What each worker calls: a function of a module, a script or a notebook.
+        function: A function of a module, a script or a notebook, which each worker calls.
         nproc_per_node: The number of workers, each a process.
         args: The function's arguments by position, which are copied to the workers.
-        kwargs: Those by name.
-        max_restarts: How often all workers are started anew if one is lost; `firecaffe.train` then
-            goes on from its newest checkpoint.
+        kwargs: The function's arguments by name.
+        max_restarts: How often all workers are restarted if one is lost; `firecaffe.train` then
+            continues from its newest checkpoint.
 
-    Raises: RecipeError if the function does not take the arguments, or it, they or what it returns
-    cannot be handed over;
-    RankFailedError, one line with the rank and its exit code, for the worker that failed first,
-    with the traceback of the function as its note; PreemptedError if the training was asked to stop
-    and has saved. A script that lets it through ends with that line and exit code.
+    Raises: RecipeError if the function does not accept the arguments, or if it, they or its result
+    cannot be sent; RankFailedError, one line with the rank and its exit code, for the worker that
+    failed first, with the traceback of the function as its note; PreemptedError if the training was
+    asked to stop and has saved. A script that does not catch it ends with that line and exit code.
     """
     name = _check(function, nproc_per_node, args, kwargs, max_restarts)
     with tempfile.TemporaryDirectory(prefix="firecaffe-launch-") as place:
@@ -96,7 +91,6 @@ def launch(
 
 
 def _check(function: Any, nproc_per_node: int, args: Any, kwargs: Any, max_restarts: int) -> str:
-    """The name of the function. Raises: RecipeError for an argument that cannot be."""
     if not callable(function):
         raise RecipeError(
             f"launch: function is {shown(function)}; expected a function, which the workers call: "

@@ -19,7 +19,6 @@ INTERRUPTED = 130
 
 
 def main(folder: Path) -> int:
-    """Calls the function as this rank. Returns the exit code."""
     caller: Caller = pickle.loads((folder / CALLER).read_bytes())
     sys.path[:], sys.argv[:] = caller.path, caller.argv
     with outputs_kept(goes_on=True):
@@ -27,7 +26,6 @@ def main(folder: Path) -> int:
 
 
 def _ended(folder: Path, caller: Caller) -> int:
-    """The exit code of the call, after what is to be said of its end."""
     try:
         value = _call(folder, caller.function)
         if os.environ["RANK"] == "0":
@@ -42,7 +40,6 @@ def _ended(folder: Path, caller: Caller) -> int:
 
 
 def _told(error: Exception, caller: Caller) -> int:
-    """Leaves the launcher word of an error. Returns its exit code."""
     if isinstance(error, FirecaffeError):
         leave_report(error.last_word, error.fault, error.traceback)
         if isinstance(error, PeerLostError):
@@ -59,7 +56,6 @@ def _told(error: Exception, caller: Caller) -> int:
 
 
 def _call(folder: Path, name: str) -> Any:
-    """What the function returns; None if it ends the process, with success."""
     try:
         function, arguments, words = pickle.loads((folder / CALL).read_bytes())
     except Exception as error:

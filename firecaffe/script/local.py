@@ -1,14 +1,8 @@
-"""Local SGD in a training loop of one's own: the network is averaged every so many steps.
+"""Local SGD in a user's own training loop: the network is averaged after every few steps.
 
-    import firecaffe
-    firecaffe.local(model, optimizer, every=8, outer="nesterov")
-
-Each rank is one replica. It trains by itself, on its own batches; after each `every`-th call of the
-optimizer's `step` the differences to the weights that all began with go through an exchange of
-ours, as gradients do, and the outer optimizer moves all ranks' weights by their mean.
-
-A GradScaler does not call the optimizer on a rank whose gradients are not finite. So where there is
-one, calls of its `update` are counted, of which all ranks have equally many.
+The differences to the common first weights go through an exchange, as gradients do, and the outer
+optimizer moves all ranks' weights by their mean. A GradScaler does not call the optimizer on a rank
+whose gradients are not finite, so calls of its `update` are counted, if there is one.
 """
 
 import json
@@ -63,7 +57,7 @@ _averaged: "weakref.WeakSet[optim.Optimizer]" = weakref.WeakSet()
 
 
 class LocalTraining:
-    """Averages the ranks' networks after every so many steps, until `detach`."""
+    """Averages the ranks' networks after every few steps, until `detach`."""
 
     def __init__(
         self,
@@ -77,10 +71,7 @@ class LocalTraining:
         forgets: bool,
         scaler: GradScaler | None,
     ) -> None:
-        """named: the parameters of the outer optimizer and of the reducer, equal to the network's
-        trained ones. buffers: the network's. forgets: whether the optimizer begins anew after an
-        average. scaler: the one whose updates are steps, also those without the optimizer's.
-        """
+        """`named`: the outer optimizer's copies. `forgets`: averages clear the inner state."""
         self.every = every
         self.steps = 0
         """Steps since the last average."""
@@ -97,10 +88,10 @@ class LocalTraining:
 
     @torch.no_grad()
     def average(self) -> None:
-        """Averages now, if there were steps since the last time: at the end of the training, before
-        an evaluation, or before the weights are saved. All ranks have to call it.
+        """Average now, if there were steps since the last average. All ranks have to call it.
 
-        Raises: AgreementError if ranks have taken different numbers of steps; PeerLostError.
+        Call it at the end of the training, before an evaluation, or before the weights are saved.
+        Raises AgreementError if ranks have taken different numbers of steps; PeerLostError.
         """
         reducer, rank = self._reducer, self._reducer.exchange.world.rank
         agree(reducer.exchange.world, {STEPS: str(self.steps)})
@@ -122,15 +113,15 @@ class LocalTraining:
         self.steps = 0
 
     def detach(self) -> None:
-        """Averages no more."""
         self._detach()
         _averaged.discard(self._optimizer)
 
     def state_dict(self) -> dict[str, Any]:
-        """What each rank saves beside its network, its optimizer and its random numbers, to go on
-        from there to the same bits: the steps since the last average, the weights and buffers that
-        these began with, the outer optimizer's state, and, by RANK.PARAMETER, what the compressor
-        has kept back of this rank's differences.
+        """Return the state that each rank must save to resume to the same bits.
+
+        It has the steps since the last average, the weights and buffers of that average, the outer
+        optimizer's state, and the compressor's memory by RANK.PARAMETER. Save also the network, the
+        optimizer and the random numbers.
         """
         start = {name: each.detach().clone() for name, each in self._named.items()}
         outer = self._outer.optimizer.state_dict()
@@ -146,10 +137,7 @@ class LocalTraining:
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes what `state_dict` has given on this rank.
-
-        Raises: CheckpointError if it is none, or that of another rank, compressor or model.
-        """
+        """Load this rank's state. Raises CheckpointError for another rank, compressor or model."""
         self._check_state(state)
         memory, rank = state["memory"], self._reducer.exchange.world.rank
         if memory and not any(name.startswith(f"{rank}.") for name in memory):
@@ -163,7 +151,7 @@ class LocalTraining:
         for name, each in self._named.items():
             each.copy_(state["start"][name])
         self._outer.optimizer.load_state_dict(state["outer"])
-        # A round's changes of buffers are counted from its start; they are as they are loaded.
+        # Changes of buffers are measured from the round's start. The current values are kept.
         buffers = dict(self._model.named_buffers())
         now = {name: each.clone() for name, each in buffers.items()}
         for name, buffer in buffers.items():
@@ -173,7 +161,6 @@ class LocalTraining:
             buffer.copy_(now[name])
 
     def _check_state(self, state: Any) -> None:
-        """Raises: CheckpointError if this is no state of such a network."""
         words = ("steps", "start", "buffers", "outer", "memory")
         if not isinstance(state, Mapping) or not all(word in state for word in words):
             raise CheckpointError(
@@ -192,7 +179,6 @@ class LocalTraining:
                     )
 
     def _begin_round(self) -> None:
-        """Remembers the buffers from which the ranks part."""
         self._buffers.begin_step()
         self._first_buffers = {name: each.clone() for name, each in self._model.named_buffers()}
 
@@ -223,36 +209,35 @@ def local(
     timeout_s: float | None = None,
     process_group: ProcessGroup | None = None,
 ) -> LocalTraining:
-    """Lets the ranks of a script train by themselves, and averages their networks every so many
-    steps of the optimizer.
+    """Let the ranks of a script train separately, and average their networks after every few steps.
 
-    Joins the launcher's world if `torch.distributed` is not initialized yet, as `parallelize` does,
-    and gives all ranks the weights and buffers of the first. The rest of the loop stays as it is;
-    ranks have to take equally many steps. Called after some steps with DistributedDataParallel, on
-    the network inside it, it is post-local SGD.
+    This joins the launcher's world if `torch.distributed` is not initialized yet, as `parallelize`
+    does, and gives all ranks the weights and buffers of the first. The rest of the loop does not
+    change; ranks have to take equally many steps. Called after some steps with
+    DistributedDataParallel, on the network inside it, it is post-local SGD.
 
     Args:
         model: The network itself, on its device, not in DDP.
-        optimizer: The one of its parameters.
+        optimizer: The optimizer of its parameters.
         every: Steps between two averages.
-        outer: What an average does to the weights: average (they become it), slowmo or nesterov.
+        outer: The outer optimizer: average (the weights become the average), slowmo or nesterov.
         outer_lr: The outer rate; by default 1 with slowmo, 0.7 with nesterov.
         outer_momentum: The outer momentum; by default 0.5 with slowmo, 0.9 with nesterov.
-        inner_momentum: What becomes of the optimizer's state at an average: keep or zero.
-        scaler: The loop's GradScaler, if it has one: each of its updates counts as a step, for it
-            leaves out the optimizer's on a rank whose gradients are not finite.
-        exchange: As for `parallelize`.
-        compressor: As for `parallelize`, applied to the differences.
-        timeout_s: As for `parallelize`.
-        process_group: The ranks that are averaged; by default all. Of networks that are split,
-            those that hold the same parts.
+        inner_momentum: Whether an average keeps the optimizer's state: keep or zero.
+        scaler: The loop's GradScaler, if it has one: each of its updates counts as a step, because
+            it skips the optimizer's step on a rank whose gradients are not finite.
+        exchange: See `parallelize`.
+        compressor: See `parallelize`; applied to the differences.
+        timeout_s: See `parallelize`.
+        process_group: The ranks that are averaged; by default all. For split networks, the ranks
+            that hold the same parts.
 
-    Raises: RecipeError if the words cannot be, or there is nothing to train; LaunchError if the
-    ranks do not find each other; AgreementError if they were given different words or networks.
-    From `optimizer.step()`, or `scaler.update()`: PeerLostError if another rank went away;
+    Raises: RecipeError if an argument is impossible, or there is nothing to train; LaunchError if
+    the ranks do not find each other; AgreementError if they have different arguments or networks.
+    `optimizer.step()` or `scaler.update()` raise PeerLostError if another rank is lost, and
     AgreementError if ranks have taken different numbers of steps.
 
-    Source: as docs/synchrony_local.md has them.
+    Sources are in docs/synchrony_local.md.
     """
     check_network("local", "model", model)
     check_sums_nothing("local", "model", model, "give the network itself, model.module")
@@ -336,7 +321,6 @@ def _check(
 
 
 def _trained(model: nn.Module, compressor: str) -> dict[str, nn.Parameter]:
-    """The parameters that are trained, by name. Raises: RecipeError if they cannot be averaged."""
     check_state(model)
     trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
     if not trained:
@@ -352,7 +336,7 @@ def _trained(model: nn.Module, compressor: str) -> dict[str, nn.Parameter]:
 
 
 def _check_rows(model: nn.Module, process_group: ProcessGroup | None) -> None:
-    """Raises: ArgumentError if ranks that hold one network in parts would be averaged."""
+    # Ranks that hold different parts of one network must not be averaged.
     averaged = dist.get_process_group_ranks(process_group or dist.group.WORLD)
     for each in model.modules():
         row = each.group.group.exchange_group if isinstance(each, Split) else None
@@ -370,7 +354,6 @@ def _no_counts(reducer: GradientReducer) -> Tensor:
 
 
 def _close(reducer: GradientReducer, world: Group) -> None:
-    """Ends the threads and their process group."""
     reducer.close(wait=False)
     if world.exchange_group is not None:
         leave(world)

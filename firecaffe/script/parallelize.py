@@ -1,10 +1,7 @@
-"""DistributedDataParallel with our exchange: the way in for a training script of one's own.
+"""DistributedDataParallel with firecaffe's exchange, for a user's own training script.
 
-    model = firecaffe.parallelize(model)
-
-The rest of the script stays as it is for DDP. Each rank brings one gradient, so the bits that come
-out depend on the number of ranks, as they do with DDP; for one result on any number of workers
-there is `firecaffe.train`.
+Each rank contributes one gradient, so bits depend on the number of ranks, as with DDP;
+`firecaffe.train` gives the same bits for any number.
 """
 
 import inspect
@@ -14,7 +11,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-# Its own module's: a script may have put `parallelize` in the place of any other name of it.
+# From its own module, because a script may have replaced any other name of it by `parallelize`.
 from torch.nn.parallel.distributed import DistributedDataParallel
 
 from firecaffe.cluster.from_script import bind, from_script
@@ -37,11 +34,10 @@ from firecaffe.script.hook import BUCKET_BYTES, HookState, bucket_sizes, exchang
 SIGNATURE = inspect.signature(DistributedDataParallel)
 
 WORDS = ("exchange", "compressor", "timeout_s")
-"""Those that are not DDP's."""
 
 
 class Parallelized(DistributedDataParallel):
-    """DDP as `parallelize` makes it. Its copies exchange as it does, once they are trained."""
+    """The DDP that `parallelize` makes. Its copies exchange as it does, once they are trained."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
@@ -51,9 +47,7 @@ class Parallelized(DistributedDataParallel):
             self.register_comm_hook(hook_state, hook)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """DDP's. Raises: ArgumentError if another DDP is around this one, of which accelerate, say,
-        tells nobody: it would sum the gradients, too.
-        """
+        # Wrappers such as accelerate may put another DDP, which would sum too, around this one.
         outer = DistributedDataParallel._active_ddp_module
         if outer not in (None, self) and any(each is self for each in outer.modules()):
             raise ArgumentError(
@@ -65,10 +59,7 @@ class Parallelized(DistributedDataParallel):
         return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
-        """Registers `hook` in DDP if there is none yet: one rank alone has none.
-
-        Raises: SecondHookError.
-        """
+        """Register the hook; a model on one rank has none yet. Raises SecondHookError."""
         if self._comm_hooks:
             raise SecondHookError(
                 "parallelize has registered its exchange as the model's communication hook, and "
@@ -77,7 +68,6 @@ class Parallelized(DistributedDataParallel):
         super().register_comm_hook(state, hook)
 
     def join_hook(self, **kwargs: Any) -> Any:
-        """The hook of `torch.distributed.algorithms.Join`, for uneven inputs."""
         for _, hook_state in self._comm_hooks:
             if isinstance(hook_state, HookState):
                 every_rank = kwargs.get("divide_by_initial_world_size", True)
@@ -94,34 +84,33 @@ def parallelize(
     timeout_s: float | None = None,
     **ddp_options: Any,
 ) -> DistributedDataParallel:
-    """DDP of a model, whose gradients go through an exchange of ours beside backward.
+    """Wrap a model in DDP whose gradients go through an exchange during backward.
 
-    Joins the launcher's world if `torch.distributed` is not initialized yet (NCCL for a model on a
-    GPU, else Gloo), and leaves it when the program ends; a world that is there is used and left
+    This joins the launcher's world if `torch.distributed` is not initialized yet (NCCL for a model
+    on a GPU, else Gloo), and leaves it when the program ends; an existing world is used and left
     alone. All ranks of the group must call it, after the model was moved to its device. One rank
-    alone has nothing to exchange: it is DDP as it comes, and no gradient is encoded. Ranks of one
-    host add in the memory that they share; sparse gradients go through torch's own all_reduce.
-
-    The process keeps the memory that it frees (`cluster.memory`): training on CPUs is faster so.
+    alone has nothing to exchange: it gets plain DDP, and no gradient is encoded. Ranks of one host
+    add in shared memory; sparse gradients go through torch's own all_reduce. The process keeps the
+    memory that it frees (`cluster.memory`), which makes training on CPUs faster.
 
     Args:
         module: The model, on its device.
-        ddp_arguments: DistributedDataParallel's own by position, as device_ids.
-        exchange: auto takes the fastest by a link that is measured here, of those that give tree's
-            bits, so that every start on so many ranks ends in the same. Or a row of
-            docs/exchange.md. The ranks of a host are those that can share memory.
+        ddp_arguments: DistributedDataParallel's own arguments by position, as device_ids.
+        exchange: auto measures a link and chooses the fastest of the algorithms that give tree's
+            bits, so that every start on the same number of ranks gives the same result. Or a row
+            of docs/exchange.md. The ranks of a host are those that can share memory.
         compressor: A codec of gradients/compressors, applied to each rank's gradient from the
-            second step on, for DDP cuts its buckets anew after the first. With a memory of what was
-            not sent, which belongs to this rank and is in no checkpoint of the script.
-        timeout_s: How long a rank waits for the others before it gives up; by default as long as
-            the script's process group does.
-        ddp_options: DistributedDataParallel's own by name, as find_unused_parameters or
+            second step on, because DDP cuts its buckets anew after the first. Its memory of what
+            was not sent belongs to this rank and is in no checkpoint of the script.
+        timeout_s: Seconds that a rank waits for the others before it gives up; by default the
+            time-out of the script's process group.
+        ddp_options: DistributedDataParallel's own arguments by name, as find_unused_parameters or
             process_group.
 
-    Raises: RecipeError if the words cannot be, or not together, or gradients would not go through
-    the exchange; LaunchError if the ranks do not find each other; AgreementError if they were given
-    different words. From `backward()`: PeerLostError if another rank went away. What DDP refuses,
-    it refuses in its own words.
+    Raises: RecipeError if an argument is impossible, two do not go together, or gradients would not
+    go through the exchange; LaunchError if the ranks do not find each other; AgreementError if they
+    have different arguments. `backward()` raises PeerLostError if another rank is lost. DDP's own
+    errors are not changed.
     """
     bound = bind("parallelize", SIGNATURE, (module, *ddp_arguments), ddp_options, WORDS)
     check_network("parallelize", "module", module)

@@ -1,8 +1,7 @@
 """Turns the buckets of DistributedDataParallel into their mean over all ranks.
 
-Ranks of one host add in the memory that they share: DDP's buckets move there after the first step,
-with all their views, and are summed where they lie. Otherwise they go through the exchange's
-schedule.
+Ranks of one host add in shared memory: DDP's buckets move there after the first step, with all
+their views, and are summed in place.
 """
 
 from collections.abc import Sequence
@@ -24,12 +23,10 @@ from firecaffe.transport.fold import NodeWire
 
 @dataclass(frozen=True)
 class Bucket:
-    """A bucket of DDP's, as far as DDP tells of it."""
-
     index: int
     is_last: bool
     buffer: Tensor
-    """The gradients of `parameters`, one after the other as they lie in memory."""
+    """The gradients of `parameters` in sequence, as they lie in memory."""
     parameters: Sequence[Tensor]
     is_active: bool = True
     """Whether this rank still has inputs (`torch.distributed.algorithms.Join`)."""
@@ -38,8 +35,6 @@ class Bucket:
 
 
 class RankMean:
-    """Takes means of buckets, one after the other; all ranks bring the same ones in one order."""
-
     def __init__(self, exchange: Exchange, compressor: str) -> None:
         self._world = exchange.world
         self._exchange = exchange
@@ -53,13 +48,11 @@ class RankMean:
 
     @torch.no_grad()
     def __call__(self, bucket: Bucket) -> Tensor:
-        """The mean, in the bucket's own buffer or in shared memory, where it lasts until the
-        bucket comes again. Before the sum vectors are divided, as DDP does it: nothing overflows
-        that would not in the mean.
-        """
+        """Return the mean, in the buffer or in shared memory, until the bucket comes again."""
+        # Vectors are divided before the sum, as in DDP, so that nothing overflows except the mean.
         count = self._count(bucket)
         buffer = bucket.buffer
-        # DDP cuts its buckets anew after the first step: what is made for one now would not last.
+        # DDP cuts its buckets anew after the first step, so buffers for them would not last.
         is_first_step = self._is_first_step
         if bucket.is_last:
             self._is_first_step = False
@@ -85,7 +78,6 @@ class RankMean:
         return self._compressor != NO_COMPRESSOR
 
     def close(self) -> None:
-        """Lets go of the memory that local ranks share, and of what connects them."""
         self._places.clear()
         self._exchange.close()
 
@@ -97,12 +89,9 @@ class RankMean:
         return max(1, round(active.item()))
 
     def _place_of(self, bucket: Bucket) -> Tensor:
-        """The vector in shared memory in which a bucket is summed: its own buffer, which moves
-        there, as a rule.
-
-        What decides is the same on all ranks. A rank without inputs brings another buffer each
-        time (`Join`), and DDP may cut buckets of the same sizes anew: these are copied.
-        """
+        """Return the shared memory of a bucket: usually its own buffer, which moves there."""
+        # The decision is the same on all ranks. A rank without inputs brings another buffer each
+        # time (`Join`), and DDP may cut buckets of the same sizes anew: these are copied.
         buffer = bucket.buffer
         place = self._places.get(bucket.index)
         if place is None or place.numel() != buffer.numel() or place.dtype != buffer.dtype:
@@ -122,13 +111,13 @@ class RankMean:
         torch._foreach_copy_(parts, coded.parts_of(coded.compressor.reduce(0, nodes, self._wire)))
 
     def _lay_out(self, bucket: Bucket, is_stale: bool) -> "CodedBucket":
-        """Makes the aligned vector of a bucket; memory follows the parameters."""
+        """Make the aligned vector of a bucket. A compressor's memory follows the parameters."""
         if is_stale:
             for coded in self._coded.values():
                 self._memory |= coded.compressor.state()
             self._coded.clear()
         for parameter in bucket.parameters:
-            # By the order in which DDP shows them, which is the same on all ranks.
+            # Named in the order of DDP, which is the same on all ranks.
             self._names.setdefault(parameter, f"parameter{len(self._names)}")
         names = [self._names[parameter] for parameter in bucket.parameters]
         aligned = make_bucket(
@@ -150,7 +139,7 @@ class RankMean:
 
 @dataclass(frozen=True)
 class CodedBucket:
-    """A bucket of DDP's as a compressor wants it, every parameter at a multiple of `ROW`."""
+    """A DDP bucket for a compressor, with every parameter at a multiple of `ROW`."""
 
     parameters: Sequence[Tensor]
     vector: Tensor
@@ -167,6 +156,5 @@ class CodedBucket:
 
 
 def check_encodable(compressor: str, dtype: torch.dtype) -> None:
-    """Checks a compressor. Raises: RecipeError if gradients of a type cannot be encoded."""
     if compressor != NO_COMPRESSOR and dtype != torch.float32:
         raise RecipeError(f"compressor {compressor} encodes float32 gradients; some are {dtype}")

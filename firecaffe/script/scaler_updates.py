@@ -1,4 +1,4 @@
-"""What is called after each update of a GradScaler, which has no hooks."""
+"""Callbacks after each update of a GradScaler, which has no hooks."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,8 +7,6 @@ from torch.amp.grad_scaler import GradScaler
 
 
 class CountedUpdate:
-    """A scaler's `update`, in its place, and what is called after each: a scaler has no hooks."""
-
     def __init__(self, update: Callable[..., None]) -> None:
         self._update = update
         self.calls: list[Callable[[], None]] = []
@@ -20,9 +18,7 @@ class CountedUpdate:
 
 
 def after_each_update(scaler: GradScaler, call: Callable[[], None]) -> Callable[[], None]:
-    """Lets `call` be called after each `update` of a scaler, behind what others have asked for.
-    Returns what ends that.
-    """
+    """Run `call` after each `update` of a scaler, and return a function that ends this."""
     if not isinstance(scaler.update, CountedUpdate):
         scaler.update = CountedUpdate(scaler.update)  # type: ignore[method-assign]
     calls = scaler.update.calls

@@ -1,10 +1,4 @@
-"""A network split over the ranks of a group, for a training loop of one's own.
-
-    model = firecaffe.split(model, {"classifier.*": "neurons"}, parts=4)
-
-All ranks of the group train the same samples together, each with its parts of the layers that are
-named. docs/parallel.md says what it costs and when it pays.
-"""
+"""A network split over the ranks of a group, for a user's own training loop."""
 
 import json
 import weakref
@@ -41,28 +35,28 @@ def split(
     parts: int | None = None,
     timeout_s: float | None = None,
 ) -> Split:
-    """Splits layers of a network over the ranks of a group: each holds some parts of their weights,
-    and so of gradients and of the optimizer's state.
+    """Split layers of a network over the ranks of a group.
 
-    All ranks of the group must call it, and then train with the same samples, in the same steps;
-    make the optimizer afterwards. Joins the launcher's world if `torch.distributed` is not
+    Each rank holds some parts of the weights, and so of gradients and of the optimizer's state. All
+    ranks of the group must call this, and then train with the same samples, in the same steps; make
+    the optimizer afterwards. This joins the launcher's world if `torch.distributed` is not
     initialized yet, as `parallelize` does, and gives all ranks the first one's weights and buffers.
-    The result is the same, bit for bit, on any number of ranks with the same `parts`.
+    The result has the same bits on any number of ranks with the same `parts`.
 
     Args:
         model: The network, on its device, not in DDP. It is changed: its layers are replaced.
-        layers: By what each layer is split, by patterns of layers' names: `neurons` or `inputs` for
-            a Linear, `filters` or `channels` (of its input) for a Conv2d. BatchNorm goes with the
-            `neurons` or `filters` of the layer before it. `rows` cuts the images of a Conv2d or a
-            BatchNorm2d. `paths` is for a module that returns `torch.cat` of several, as Inception.
-            The last pattern that matches decides.
+        layers: How each layer is split, by patterns of layers' names: `neurons` or `inputs` for a
+            Linear, `filters` or `channels` (of its input) for a Conv2d. A BatchNorm is split with
+            the `neurons` or `filters` of the layer before it. `rows` cuts the images of a Conv2d
+            or a BatchNorm2d. `paths` is for a module that returns `torch.cat` of several, as
+            Inception. The last pattern that matches decides.
         process_group: The ranks that hold one model together; by default all.
-        parts: How many parts a layer is cut into; each rank holds equally many. By default one for
-            each rank, and then the number of ranks decides bits.
-        timeout_s: As for `parallelize`.
+        parts: The number of parts of a layer; each rank holds equally many. By default one for
+            each rank, and then the number of ranks changes bits.
+        timeout_s: See `parallelize`.
 
-    Raises: RecipeError, with the layer's name, if it cannot be split so; LaunchError if the ranks
-    do not find each other; AgreementError if they were given different words or networks.
+    Raises: RecipeError, with the layer's name, if it cannot be split; LaunchError if the ranks do
+    not find each other; AgreementError if they have different arguments or networks.
 
     Source: Krizhevsky 2014 (arXiv 1404.5997); Shoeybi et al. 2019 (Megatron-LM).
     """
@@ -109,7 +103,6 @@ def split(
 
 
 def _check_layers(layers: object) -> None:
-    """Raises: ArgumentError if this is no table of names."""
     example = "{'classifier.*': 'neurons'}"
     if not isinstance(layers, Mapping):
         raise ArgumentError(f"split: layers is {shown(layers)}; expected a table, as {example}")

@@ -1,1 +1,1 @@
-"""A trained network made small: rounds of trainings, what each layer bears, one file."""
+"""Compression of a trained network: rounds of training, and the choice of layers' sizes."""

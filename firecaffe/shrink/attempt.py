@@ -1,9 +1,4 @@
-"""One pass through a scheme's rounds, to a file and what that is worth.
-
-What a network is worth: the task's metric on held-out training samples, and on test samples.
-
-A trained network into a file: its numbers in as many bits as a scheme says.
-"""
+"""One pass through a scheme's rounds to a file, and the evaluation of the decoded network."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -40,21 +35,19 @@ from firecaffe.training.load import Trained, load_run
 from firecaffe.training.trial import Trial, run_trials
 
 MOST_TRIED = 2000
-"""Held-out samples that layers are tried on, one by one and at many levels."""
+"""The most held-out samples on which layers are tried, one by one and at many levels."""
 
 
 @dataclass(frozen=True)
 class Worth:
-    """A network's metric, as records have it: shares are fractions of 1."""
+    """A network's metric as in records: shares are fractions of 1."""
 
     test: float
     held_out: float | None
-    """None if no training samples are held out."""
+    """The metric on held-out training samples; None if there are none."""
 
     def less(self, after: "Worth", measure: Measure) -> "Worth":
-        """What is lost from this to another, in the unit that people read: points of a share. Below
-        0 it has gained.
-        """
+        """Return the loss from this to `after` in printed units (points); gains are below 0."""
 
         def lost(one: float, other: float) -> float:
             return measure.scale * (measure.gain(one) - measure.gain(other))
@@ -67,8 +60,6 @@ class Worth:
 
 @dataclass(frozen=True)
 class Judge:
-    """Evaluates networks of one recipe, in this process."""
-
     recipe: Recipe
     world: World
     data: Data
@@ -76,11 +67,9 @@ class Judge:
 
     @property
     def measure(self) -> Measure:
-        """The metric that networks are judged by."""
         return self.task.measure
 
     def worth(self, network: nn.Module) -> Worth:
-        """What it is worth. Raises: DataError."""
         held_out = self.data.validation
         return Worth(
             self._value(network, self.data.test),
@@ -88,9 +77,7 @@ class Judge:
         )
 
     def tried(self, network: nn.Module) -> float:
-        """The same on some of the held-out samples, which must be there, in the unit that people
-        read; more is better.
-        """
+        """Evaluate on some held-out samples, in printed units; more is better."""
         held_out = self.data.validation
         assert held_out is not None
         if len(held_out) > MOST_TRIED:
@@ -108,21 +95,17 @@ class Judge:
 
 @contextmanager
 def judging(recipe: Recipe, world: World) -> Iterator[Judge]:
-    """The recipe's data, opened for evaluations. Raises: DataError, RecipeError."""
+    """Open the recipe's data for evaluations. Raises DataError, RecipeError."""
     data = open_data(recipe.data)
     with arithmetic(recipe.train, world.device), data_workers(data):
         yield Judge(recipe, world, data, task_for(recipe, None, None, data.train))
 
 
 MOST_SHARED = 1 << 16
-"""Distinct values that a tensor of shared values has at most."""
 
 
 def write_network(trained: Trained, scheme: Scheme, path: Path) -> FileReport:
-    """Writes a run's network, and folds its normalization there if the scheme says so.
-
-    Raises: RecipeError if a file cannot hold it.
-    """
+    """Fold the normalization if the scheme says so, and write the network. Raises RecipeError."""
     if scheme.normalization == "fold":
         fold_normalization(trained.model)
     tensors = {
@@ -134,9 +117,7 @@ def write_network(trained: Trained, scheme: Scheme, path: Path) -> FileReport:
 
 
 def _in_bits(values: NDArray[Any], bits: int) -> NDArray[Any]:
-    """Rounds float32 numbers that a file holds one by one to float16: those of one dimension, and
-    values that many weights share.
-    """
+    """Round float32 vectors, and values that many weights share, to float16."""
     if bits == 32 or values.dtype != np.float32:
         return values
     if values.ndim > 1 and len(np.unique(values)) > MOST_SHARED:
@@ -145,41 +126,35 @@ def _in_bits(values: NDArray[Any], bits: int) -> NDArray[Any]:
         rounded: NDArray[np.float32] = values.astype(np.float16).astype(np.float32)
     if not np.array_equal(np.isfinite(rounded), np.isfinite(values)):
         return values
-    return rounded + np.float32(0)  # -0 is no zero of a file
+    return rounded + np.float32(0)  # turns -0 into 0: a file only compresses 0
 
 
 FILE = "net.fcz"
-"""The file's name in the folder of its rounds."""
 
 
 @dataclass(frozen=True)
 class RoundDone:
-    """A round that has been trained."""
-
     name: str
     folder: Path
     steps: int
     test: float
-    """The metric on the test samples, of the network before it is written."""
+    """The metric on the test samples before the network is written."""
 
 
 @dataclass(frozen=True)
 class Made:
-    """A file, and how it was made."""
-
     path: Path
     report: FileReport
     rounds: Sequence[RoundDone]
     worth: Worth
-    """Of the network that was decoded from the file."""
+    """The worth of the network that was decoded from the file."""
     lost: Worth
-    """What it has lost against the float network, in the unit that people read."""
+    """The loss against the float network, in printed units."""
     ratio: float
     """4 bytes for each weight over the bytes of the whole file."""
 
     @property
     def as_row(self) -> dict[str, Any]:
-        """The file in numbers, for JSON."""
         return {
             "file": str(self.path),
             "bytes": self.report.num_bytes,
@@ -191,29 +166,22 @@ class Made:
 
 @dataclass(frozen=True)
 class Maker:
-    """What all passes have in common."""
-
     recipe: Recipe
-    """With `model.weights`, the trained weights."""
+    """`model.weights` has the trained weights."""
     scheme: Scheme
     steps: int
-    """Steps of the run."""
     weights: int
-    """Of the network."""
     before: Worth
-    """Of the float network."""
     judge: Judge
     workers: int
     lock: int
     say: Callable[[str], None]
 
     def make(self, folder: Path, choice: Choice | None = None) -> Made:
-        """Trains the rounds that the folder does not have yet, writes the file, reads it back and
-        evaluates what was read.
+        """Train the missing rounds, write the file, read it back and evaluate that network.
 
-        choice: of layers, in place of the scheme's words.
-
-        Raises: what `run_trials` and `load` raise.
+        `choice` replaces the scheme's settings of layers. Raises what `run_trials` and `load`
+        raise.
         """
         folder.mkdir(parents=True, exist_ok=True)
         measure = self.judge.measure
@@ -223,7 +191,7 @@ class Maker:
         for trial in trials:
             train([trial], say=lambda _: None)
             rounds.append(self._done(trial))
-        # By the recipe that was checked, not by the folder's: it may have come with the run.
+        # The recipe that was checked, because the folder's may have been copied with a run.
         trained = load_run(trials[-1].folder, recipe=trials[-1].recipe)
         path = folder / FILE
         report = write_network(trained, self.scheme, path)

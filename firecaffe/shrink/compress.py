@@ -1,13 +1,13 @@
-"""A trained network made small: rounds of a scheme, or a search for a target, to one file.
+"""The compression of a trained network: rounds of a scheme, or a search for a target, to one file.
 
-What it leaves in the folder beside the file, OUT-rounds:
+It leaves in the folder next to the file, OUT-rounds:
 
-compress.json        what was asked; the same is gone on with, another is refused
-0-low_rank.safetensors    with low_rank: the weights in lower rank
-1-prune/, 2-share/   the rounds, a run folder each, with 1-prune.toml and 1-prune.log beside it
-net.fcz, net.json    what they ended in
-sensitivity.json     with a target: what each layer bears alone
-40x/                 with a target: the rounds and the file of a size that was tried
+    compress.json        the request; the same one continues here, another is refused
+    0-low_rank.safetensors    with low_rank: the weights in lower rank
+    1-prune/, 2-share/   the rounds' run folders, with 1-prune.toml and 1-prune.log next to them
+    net.fcz, net.json    the result
+    sensitivity.json     with a target: the sensitivity of each layer
+    40x/                 with a target: the rounds and the file of a size that was tried
 """
 
 import json
@@ -42,15 +42,13 @@ from firecaffe.training.first_weights import find_weights
 from firecaffe.training.trial import LOCK, working_in
 
 HEADER_BYTES = 200
-"""About what a file holds beside its tensors."""
+"""The approximate size of a file besides its tensors."""
 
 
 @dataclass(frozen=True)
 class CompressRequest:
-    """What a user wants of a compression."""
-
     recipe: Recipe
-    """That of the trained network; `model.weights` says where its weights are."""
+    """The trained network's recipe; `model.weights` says where its weights are."""
     scheme: Scheme
     target: Target | None
     out: Path
@@ -58,36 +56,26 @@ class CompressRequest:
 
     @property
     def folder(self) -> Path:
-        """Of the rounds."""
         return self.out.with_name(f"{self.out.stem}-rounds")
 
 
 @dataclass(frozen=True)
 class Compressed:
-    """What has come of it."""
-
     asked: CompressRequest
     weights: int
     """Parameters of the network; a ratio counts 4 bytes for each."""
     float_worth: Worth
-    """Of the network before."""
+    """The worth of the network before compression."""
     made: Made
     tried: Sequence[Made]
-    """With a target: all sizes that were tried, in order."""
     layers: Sequence[LayerSensitivity]
-    """With a target: what each layer bears alone."""
     reached: bool
-    """Whether the target is reached; true without one."""
+    """Whether the target is reached; true without a target."""
     measure: Measure
-    """The metric."""
 
 
 def plan_compression(asked: CompressRequest) -> Data:
-    """Checks all that can be known before anything is trained.
-
-    Raises: RecipeError if a word of the scheme or of the run stands against it; what `preflight`
-    raises.
-    """
+    """Check everything before training. Raises RecipeError, and the errors of `preflight`."""
     data = check_data(asked.recipe.data)
     if asked.target is not None and data.validation is None:
         raise RecipeError(
@@ -102,7 +90,7 @@ def plan_compression(asked: CompressRequest) -> Data:
     with _said_of(asked.scheme, ""):
         recipe = with_ranks(asked.recipe, ranks_of(asked.scheme, network), "")
     for trial in rounds_of(recipe, asked.scheme, total_steps(recipe, data), Path()):
-        # The weights fit, which was seen above, and those of later rounds are not there yet.
+        # The weights were checked above, and those of later rounds do not exist yet.
         model = replace(trial.recipe.model, weights="")
         with _said_of(asked.scheme, f", round {trial.name}"):
             preflight(check_recipe(replace(trial.recipe, model=model)), asked.workers)
@@ -110,7 +98,6 @@ def plan_compression(asked: CompressRequest) -> Data:
 
 
 def _check_target(target: Target, scheme: Scheme, weights: int) -> None:
-    """Raises: RecipeError if there is nothing to search for, or nothing to search with."""
     whole = weights * BYTES_PER_WEIGHT
     if target.is_of_size and target.most_bytes(weights) >= whole:
         raise RecipeError(
@@ -126,7 +113,6 @@ def _check_target(target: Target, scheme: Scheme, weights: int) -> None:
 
 @contextmanager
 def _said_of(scheme: Scheme, place: str) -> Iterator[None]:
-    """Lines about a recipe's words begin with the scheme that has them."""
     try:
         yield
     except OwnCodeError:
@@ -141,12 +127,11 @@ def compress(
     say: Callable[[str], None],
     say_layers: Callable[[Sequence[LayerSensitivity], Measure], None],
 ) -> Compressed:
-    """Trains the rounds, writes the file and evaluates it; goes on with what its folder holds.
+    """Train the rounds, write the file and evaluate it; continue with what its folder holds.
 
-    world: of this process alone, in which networks are evaluated. say: told each round as it ends.
-    say_layers: told what each layer bears, before anything is trained for a target.
-
-    Raises: RunError if the folder holds another compression; what `run_trials` raises.
+    `world` has only this process. `say` reports the end of each round, and `say_layers` the
+    sensitivities. Raises RunError if the folder holds another compression, and what `run_trials`
+    raises.
     """
     data = plan_compression(asked)
     with working_in(asked.folder) as lock, judging(asked.recipe, world) as judge:
@@ -170,7 +155,7 @@ def compress(
                 folder = asked.folder / f"{weights * BYTES_PER_WEIGHT / aim:.4g}x"
                 tried.append(maker.make(folder, choose(layers, aim, rest)))
                 lost = tried[-1].lost.held_out
-                assert lost is not None  # plan_compression has looked
+                assert lost is not None  # checked by plan_compression
                 attempts.append(Attempt(aim, tried[-1].report.num_bytes, lost))
             place, reached = best_of(asked.target, attempts, weights)
             made = tried[place]
@@ -180,7 +165,6 @@ def compress(
 
 
 def _start(asked: CompressRequest, network: nn.Module, data: Data) -> tuple[Recipe, nn.Module]:
-    """The recipe and the network that the first round begins with."""
     ranks = ranks_of(asked.scheme, network)
     if not ranks:
         return asked.recipe, network
@@ -189,8 +173,6 @@ def _start(asked: CompressRequest, network: nn.Module, data: Data) -> tuple[Reci
 
 
 class SensitivityRow(TypedDict):
-    """A layer of sensitivity.json."""
-
     name: str
     weights: Count
     keeps: dict[str, Real]
@@ -198,15 +180,13 @@ class SensitivityRow(TypedDict):
 
 
 class Sensitivities(TypedDict):
-    """sensitivity.json."""
-
     layers: list[SensitivityRow]
 
 
 def _sensitivities(
     asked: CompressRequest, network: nn.Module, judge: Judge
 ) -> list[LayerSensitivity]:
-    """Those that the folder has, else measured: the same weights are tried once."""
+    """Read the folder's sensitivities, or measure them: the same weights are tried once."""
     path = asked.folder / "sensitivity.json"
     if path.exists():
         kept: Any = read_file(path, Sensitivities, RunError)
@@ -222,13 +202,12 @@ def _sensitivities(
 
 
 def _rest_bytes(network: nn.Module, layers: Sequence[LayerSensitivity], scheme: Scheme) -> float:
-    """About what the file holds beside what is pruned and shared."""
     every: int = sum(each.numel() for each in network.state_dict().values())
     return HEADER_BYTES + (every - sum(each.weights for each in layers)) * scheme.biases / 8
 
 
 def _claim(asked: CompressRequest) -> None:
-    """Raises: RunError if the folder holds another compression, or other files."""
+    """Raise RunError if the folder holds another compression, or other files."""
     path = asked.folder / "compress.json"
     weights = find_weights(asked.recipe.model.weights)[0]
     run = replace(asked.recipe.run, folder="")
@@ -252,6 +231,5 @@ def _claim(asked: CompressRequest) -> None:
 
 
 def _put(file: Path, out: Path) -> None:
-    """Copies a file so that under its final name it is never seen in part."""
     with written_aside(out) as aside:
         shutil.copyfile(file, aside)

@@ -1,4 +1,4 @@
-"""What a compression came to, as JSON: bytes, shares as fractions, ratios of whole files."""
+"""The record of a compression as JSON: bytes, shares as fractions, ratios of whole files."""
 
 from dataclasses import asdict
 from math import ceil, log2
@@ -12,7 +12,7 @@ from firecaffe.shrink.compress import Compressed
 
 
 def as_record(found: Compressed) -> dict[str, Any]:
-    """One JSON object. Losses are in the unit that people read: points of a share."""
+    """Return one JSON object. Losses are in printed units: points of a share."""
     asked, whole = found.asked, found.weights * BYTES_PER_WEIGHT
     target = asked.target
     return {
@@ -41,10 +41,7 @@ def as_record(found: Compressed) -> dict[str, Any]:
 
 
 def sizes_in(folder: Path) -> list[dict[str, Any]]:
-    """All files that were made of this network by this scheme, for whatever target, by their ratio.
-
-    Raises: RunError if a row cannot be read.
-    """
+    """Return all files of this network and scheme, for any target, by ratio. Raises RunError."""
     places = [each.parent for each in (*folder.glob("net.json"), *folder.glob("*/net.json"))]
     return sorted(
         (read_run_file(each, "net.json") for each in places), key=lambda row: row["ratio"]
@@ -52,7 +49,6 @@ def sizes_in(folder: Path) -> list[dict[str, Any]]:
 
 
 def tensor_row(each: TensorReport) -> dict[str, Any]:
-    """Where a tensor's bytes went. Shares are of its elements."""
     return {
         "name": each.name,
         "shape": list(each.shape),

@@ -1,9 +1,8 @@
-"""The trainings of a scheme: each an ordinary run, from the weights of the one before.
+"""The trainings of a scheme, and the choice of the next size to try.
 
-What size to try next: a pure function of what finished attempts came to.
-
-So it needs no state of its own: begun again, it asks for the same sizes, and finds their trainings.
-An attempt is judged on held-out training samples alone.
+Each training is an ordinary run from the weights of the one before. The next size is a function of
+finished attempts only, so a restarted search asks for the same sizes and finds their trainings.
+Attempts are judged only on held-out training samples.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,10 +23,9 @@ from firecaffe.shrink.start import Target
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.training.trial import Trial
 
+# A run's own policy changes the rate at steps of a training of another length.
 POLICY = "cosine"
-"""How the rate of a round falls unless it says otherwise: the places at which a run's own policy
-changes it are of another length.
-"""
+"""The default policy of a round's rate."""
 
 
 def rounds_of(
@@ -38,12 +36,10 @@ def rounds_of(
     choice: Choice | None = None,
     measure: Measure = TOP1,
 ) -> list[Trial]:
-    """The trainings in their order, as they lie in a folder.
+    """Return the trainings in order, for runs in a folder. Raises RecipeError.
 
-    recipe: the run's; `model.weights` is where the trained weights are. steps: those of the run.
-    choice: of layers, in place of the scheme's own `prune.keep` and `share.bits`.
-
-    Raises: RecipeError if the words of a round do not go together.
+    `recipe` is the run's, with the trained weights in `model.weights`; `steps` is the run's length.
+    `choice` replaces the scheme's `prune.keep` and `share.bits`.
     """
     trials: list[Trial] = []
     weights = recipe.model.weights
@@ -58,9 +54,7 @@ def rounds_of(
 
 
 def _chosen(rounds: Sequence[Round], choice: Choice | None) -> list[tuple[Round, dict[str, Words]]]:
-    """Each round with the words that it changes. Of several that prune, each keeps the same part of
-    what the one before has kept.
-    """
+    # Each of several rounds that prune keeps the same part of what the one before has kept.
     prunes = [
         each for each in rounds if each.has("prune", "keep") or each.has("prune", "threshold")
     ]
@@ -80,9 +74,7 @@ def _chosen(rounds: Sequence[Round], choice: Choice | None) -> list[tuple[Round,
 
 
 def _kept_on(sections: Mapping[str, Words]) -> dict[str, Words]:
-    """What a later round keeps of an earlier one, unless it says otherwise: weights that are zero
-    stay zero, and values stay shared.
-    """
+    # By default a later round keeps zeros at zero and values shared.
     kept: dict[str, Words] = {}
     prune = sections.get("prune", {})
     patterns = [*prune.get("keep", {}), *prune.get("threshold", {})]
@@ -139,7 +131,7 @@ def _with_policy(run: SolverConfig, words: Mapping[str, Any], rate: float) -> So
 
 
 def _meant(choice: Choice, each: Round, section: str, word: str) -> list[tuple[str, LayerChoice]]:
-    """The choice without biases, if the round's own patterns mean none."""
+    """Return the choice, without biases if the round's own patterns name none."""
     own = each.sections[section].get(word, {})
     has_biases = any(pattern.endswith(BIAS) for pattern in own)
     return [(name, one) for name, one in choice.items() if has_biases or not name.endswith(BIAS)]
@@ -153,36 +145,31 @@ MOST_ATTEMPTS_OF_SIZE = 3
 MOST_ATTEMPTS_OF_LOSS = 6
 
 CLOSE = 0.95
-"""A file of so much of the size that it may have is large enough."""
+"""A file is large enough at this share of the allowed size."""
 
 MARGIN = 0.99
-"""What is aimed at of a size that was missed, so that the next is not missed by a byte."""
+"""The next aim after a missed size, as a share, so that it is not missed by a byte."""
 
 FIRST_RATIO, STEP = 20.0, 2.0
-"""The ratio that is tried first for a loss, and by what it grows as long as that is kept."""
+"""The first ratio tried for a loss, and its growth while the loss is allowed."""
 
 FINE = 1.12
-"""Ratios that are nearer to each other than this are not told apart further."""
+"""Ratios nearer to each other than this factor are not refined."""
 
 ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """What one compression came to."""
-
     aim_bytes: float
-    """The size that its layers were chosen for."""
+    """The size for which its layers were chosen."""
     bytes: int
-    """The file's size."""
     lost: float
-    """What it lost on the held-out samples against the float network, in the unit of the target:
-    points of a share. Below 0 it has gained.
-    """
+    """The loss on held-out samples in the target's unit, points of a share; gains are below 0."""
 
 
 def next_aim(target: Target, attempts: Sequence[Attempt], weights: int) -> float | None:
-    """The size in bytes to aim at next; None if there is nothing more to try."""
+    """Return the next size in bytes to aim at; None if there is nothing more to try."""
     by_kind = _aim_of_size if target.is_of_size else _aim_of_loss
     return by_kind(target, attempts, weights)
 
@@ -217,15 +204,15 @@ def _aim_of_loss(target: Target, attempts: Sequence[Attempt], weights: int) -> f
 
 
 def is_kept(target: Target, attempt: Attempt, weights: int) -> bool:
-    """Whether an attempt reaches the target."""
     if target.is_of_size:
         return attempt.bytes <= target.most_bytes(weights)
     return attempt.lost <= target.value + ROUNDING
 
 
 def best_of(target: Target, attempts: Sequence[Attempt], weights: int) -> tuple[int, bool]:
-    """The place of the attempt that is taken, and whether it reaches the target. Of a size: the one
-    that lost least; of a loss: the smallest. If none reaches it, the nearest.
+    """Return the index of the best attempt, and whether it reaches the target (else the nearest).
+
+    For a size the best has the least loss, for a loss the least size.
     """
     places = range(len(attempts))
     reaching = [place for place in places if is_kept(target, attempts[place], weights)]

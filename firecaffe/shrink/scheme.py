@@ -1,7 +1,4 @@
-"""How a network is made small: a scheme, in a TOML file of a recipe's words.
-
-docs/compression.md shows one.
-"""
+"""A scheme of compression: rounds of training, in a TOML file; see docs/compression.md."""
 
 import difflib
 from collections.abc import Collection, Mapping, Sequence
@@ -16,10 +13,10 @@ from firecaffe.recipe.sections import Recipe
 from firecaffe.schema import parse_toml, read_file
 
 FOLDER = Path(__file__).parent / "schemes"
-"""The schemes that come along."""
+"""The schemes of this package."""
 
 SECTIONS = ("prune", "share", "solver", "train")
-"""Sections of a recipe that a round may change: the rest is the run's."""
+"""Sections of a recipe that a round may change; the others are the run's."""
 
 CHOICES: dict[str, tuple[object, ...]] = {
     "code": CODES,
@@ -32,27 +29,22 @@ Words = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Round:
-    """One training of a scheme."""
-
     name: str
     length: float = 1.0
     """Steps, as a share of the run's."""
     rate: float = 1.0
     """base_lr, as a share of the run's."""
     prune_over: float = 0.0
-    """The share of its steps over which weights are pruned: `prune.steps`. 0: as the words say."""
+    """Sets `prune.steps` as a share of the round's steps; 0: as the section says."""
     sections: Mapping[str, Words] = field(default_factory=dict)
-    """The words that it changes, by section."""
+    """The settings that it changes, by section."""
 
     def has(self, section: str, word: str) -> bool:
-        """Whether it says a word."""
         return word in self.sections.get(section, {})
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """What is done to a network, and how it is written."""
-
     name: str
     rounds: Sequence[Round]
     about: str = ""
@@ -63,16 +55,12 @@ class Scheme:
     """`rank` or `energy`, each by patterns of layers' names."""
 
     def means_biases(self, section: str, word: str) -> bool:
-        """Whether a round's patterns of that word name biases."""
         tables = [each.sections.get(section, {}).get(word, {}) for each in self.rounds]
         return any(pattern.endswith(BIAS) for table in tables for pattern in table)
 
 
 def find_scheme(word: str) -> Scheme:
-    """The scheme of a name that comes along, or of a file.
-
-    Raises: RecipeError if there is none, or a word of it is unknown or impossible.
-    """
+    """Return the scheme of a known name or a file. Raises RecipeError if it is not valid."""
     known = sorted(path.stem for path in FOLDER.glob("*.toml"))
     path = Path(word)
     if word in known:
@@ -87,7 +75,7 @@ def find_scheme(word: str) -> Scheme:
 
 
 def scheme_of(name: str, words: Words, where: str) -> Scheme:
-    """where: what lines about it begin with. Raises: RecipeError."""
+    """Make a scheme. Errors begin with `where`. Raises RecipeError."""
     known = [each.name for each in fields(Scheme) if each.name != "name"]
     _check_known(where, "", words, known)
     for word, choices in CHOICES.items():

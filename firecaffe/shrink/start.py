@@ -1,9 +1,4 @@
-"""What the first round begins with: the trained network, or that in lower rank.
-
-The trained network that is made small: a finished run's, or a recipe's with its weights.
-
-What a file is to reach: a ratio, a size, or the accuracy that it may lose.
-"""
+"""The start of a compression: its target, and the trained network, possibly in lower rank."""
 
 import re
 from collections.abc import Mapping
@@ -31,11 +26,10 @@ from firecaffe.training.load import run_of
 from firecaffe.training.parts import counts_of
 
 FILE = "0-low_rank.safetensors"
-"""The weights in lower rank, in the folder of the rounds."""
 
 
 def trained_network(recipe: Recipe, data: Data) -> nn.Module:
-    """The network as it was trained. Raises: RecipeError if not all of it is there."""
+    """Load the trained network. Raises RecipeError if a weight is missing or does not fit."""
     network = make_network(recipe.model, *counts_of(data.train)).eval()
     found = load_weights(network, find_weights(recipe.model.weights)[0])
     if found.missing or found.reshaped:
@@ -44,11 +38,7 @@ def trained_network(recipe: Recipe, data: Data) -> nn.Module:
 
 
 def ranks_of(scheme: Scheme, network: nn.Module) -> Mapping[str, int]:
-    """The rank of each layer that the scheme has in two, by its name. A layer whose two would have
-    no fewer weights stays whole.
-
-    Raises: RecipeError if a pattern matches no layer, or a layer cannot be had so.
-    """
+    """Return the rank of each layer that shrinks if split in two. Raises RecipeError."""
     if "rank" in scheme.low_rank:
         return chosen_ranks(network, scheme.low_rank["rank"])
     ranks: dict[str, int] = {}
@@ -64,10 +54,7 @@ def ranks_of(scheme: Scheme, network: nn.Module) -> Mapping[str, int]:
 
 
 def with_ranks(recipe: Recipe, ranks: Mapping[str, int], weights: str) -> Recipe:
-    """The recipe of the network in lower rank. weights: where its own are.
-
-    Raises: RecipeError if the run has layers in lower rank already.
-    """
+    """Return the recipe of the network in lower rank. Raises RecipeError if it has some already."""
     if not ranks:
         return recipe
     if recipe.model.low_rank:
@@ -78,7 +65,7 @@ def with_ranks(recipe: Recipe, ranks: Mapping[str, int], weights: str) -> Recipe
 
 
 def write_start(network: nn.Module, ranks: Mapping[str, int], folder: Path) -> str:
-    """Decomposes a network's layers. Returns the file of the weights."""
+    """Decompose a network's layers, write the weights, and return their file."""
     weights = low_rank_weights(network.state_dict(), ranks)
     path = folder / FILE
     with written_aside(path) as aside:
@@ -87,10 +74,9 @@ def write_start(network: nn.Module, ranks: Mapping[str, int], folder: Path) -> s
 
 
 def recipe_of_run(where: Path, recipe: Recipe, best: bool) -> Recipe:
-    """The run's recipe with the weights that it has found. where: the run's folder, a checkpoint in
-    it, or a file of weights there.
+    """Return a finished run's recipe with its weights. Raises RunError, RecipeError.
 
-    Raises: RunError if the run has not finished; RecipeError if best is asked of a checkpoint.
+    `where` is the run's folder, a checkpoint in it, or a file of weights there.
     """
     folder = run_of(where)
     if folder is None:
@@ -106,7 +92,6 @@ def recipe_of_run(where: Path, recipe: Recipe, best: bool) -> Recipe:
 
 
 def check_weights(recipe: Recipe, file: Path) -> None:
-    """Raises: RecipeError if a recipe's file does not say where the trained weights are."""
     if not recipe.model.weights:
         raise RecipeError(
             f"{file}: model.weights is empty; compress takes a finished run, or a recipe whose "
@@ -115,32 +100,28 @@ def check_weights(recipe: Recipe, file: Path) -> None:
 
 
 UNITS = {"B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-"""Bytes of each unit of a size, in capitals."""
 
 EXPECTED = "expected a ratio (40x), a size (27KB) or the accuracy that may be lost (0.1points)"
 
 
 @dataclass(frozen=True)
 class Target:
-    """What is asked for, in one of three units."""
+    """The target of a compression: a ratio, a size, or the points that may be lost."""
 
     word: str
-    """As it was typed."""
     kind: Literal["ratio", "bytes", "points"]
     value: float
 
     @property
     def is_of_size(self) -> bool:
-        """Whether the file's size is asked for, and its accuracy follows."""
         return self.kind != "points"
 
     def most_bytes(self, weights: int) -> float:
-        """The size asked for, of a network of so many weights."""
+        """Return the requested size for a network of so many weights."""
         return self.value if self.kind == "bytes" else weights * BYTES_PER_WEIGHT / self.value
 
 
 def parse_target(word: str) -> Target:
-    """Raises: RecipeError if it is no target."""
     found = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([a-zA-Z]+)\s*", word)
     if found is None:
         raise RecipeError(f"--target is {word!r}; {EXPECTED}")

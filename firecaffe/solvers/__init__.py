@@ -1,1 +1,1 @@
-"""Learning rates and optimizers, which make an update of a gradient, with Caffe's words."""
+"""Learning rates and optimizers, which turn a gradient into an update, with Caffe's names."""

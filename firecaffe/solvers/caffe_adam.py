@@ -1,12 +1,11 @@
-"""Caffe's Adam: delta is added to the plain root, and the start is corrected in the rate.
+"""Caffe's Adam, which adds delta to the uncorrected root and corrects the start in the rate.
 
     m = b1 m + (1 - b1) g          w = w - rate sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + delta)
     v = b2 v + (1 - b2) g^2
 
-The paper's form, which torch has, corrects v before its root: there delta counts in full from the
-first update, here by sqrt(1 - b2^t) more, which is 32 times at b2 = 0.999.
-
-Source: `AdamSolver` in BVLC Caffe; Kingma and Ba 2015, the end of section 2.
+The paper's form, which torch has, corrects v before it takes the root. Compared with it, delta is
+divided by sqrt(1 - b2^t) here, so that it starts 32 times as large at b2 = 0.999. Source:
+`AdamSolver` in BVLC Caffe; Kingma and Ba 2015, the end of section 2.
 """
 
 import math
@@ -19,7 +18,7 @@ from firecaffe.solvers.grouped import GroupedOptimizer, Groups, counted, moments
 
 
 class CaffeAdam(GroupedOptimizer):
-    """Adam with Caffe's words. The decay is part of the gradient."""
+    """Adam in Caffe's form. The weight decay is part of the gradient."""
 
     def __init__(
         self,

@@ -1,14 +1,12 @@
-"""Caffe's SGD: the learning rate sits inside the momentum buffer.
+"""Caffe's SGD, which keeps the learning rate inside the momentum buffer h.
 
     h = momentum h + rate (gradient + decay w)        w = w - h
     nesterov:  w = w - ((1 + momentum) h - momentum h_before)
 
-torch's SGD keeps the rate outside, so that a rate that falls shortens at once what has been
-gathered at the higher one. With momentum correction h is first scaled by the new rate over the
-one before, and the two forms are the same but for rounding.
-
-Source: `SGDSolver` and `NesterovSolver` in BVLC Caffe; the correction: Goyal et al. 2017,
-section 3.
+torch's SGD keeps the rate outside, so a lower rate at once also shortens what was collected at a
+higher one. Momentum correction first multiplies h by the new rate over the previous one. Then the
+two forms are equal except for rounding. Source: `SGDSolver` and `NesterovSolver` in BVLC Caffe; the
+correction: Goyal et al. 2017, section 3.
 """
 
 from typing import Any
@@ -20,7 +18,7 @@ from firecaffe.solvers.grouped import GroupedOptimizer, Groups
 
 
 class CaffeSGD(GroupedOptimizer):
-    """SGD with Caffe's words. `nesterov` and `correction` hold for all groups."""
+    """SGD in Caffe's form. `nesterov` and `correction` hold for all groups."""
 
     def __init__(
         self,
@@ -52,7 +50,6 @@ class CaffeSGD(GroupedOptimizer):
             torch._foreach_sub_(weights, histories)
 
     def _history(self, weight: Tensor, rate: float) -> Tensor:
-        """The history of a weight, corrected for a change of the rate if that is asked for."""
         state = self.state[weight]
         if "history" not in state:
             state["history"] = torch.zeros_like(weight)

@@ -1,32 +1,31 @@
-"""The recipe's [solver] section."""
+"""The recipe's [solver] section, and which solvers can do what."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 BY_ELEMENT = ("sgd", "nesterov", "adagrad", "adadelta", "rmsprop", "adam", "adamw")
-"""Solvers that treat each weight by itself, so that a part is updated as the whole would be."""
+"""Solvers that update each weight by itself, so that a part is updated as in the whole."""
 
 BY_LAYER = (*BY_ELEMENT, "lars", "lamb")
-"""Solvers that treat each parameter by itself, so that it does not matter who has the others."""
+"""Solvers that update each parameter by itself. It does not matter who holds the others."""
 
 OF_PLAIN_MOMENTUM = ("sgd", "nesterov")
-"""Solvers whose update is the rate times the gradient, or its momentum."""
+"""Solvers whose update is the rate times the gradient or times its momentum."""
 
 OF_CAFFE = (*OF_PLAIN_MOMENTUM, "adam")
-"""The solvers that Caffe has in a form of its own. Its others are torch's."""
+"""Solvers of which Caffe has a form of its own. Caffe's other solvers are equal to torch's."""
 
 MAY_L1 = ("sgd", "nesterov", "adagrad", "adadelta", "rmsprop", "adam")
-"""The solvers whose decay may pull each weight by the same, toward 0: those of Caffe."""
+"""Caffe's solvers, whose decay may pull each weight by the same amount toward 0."""
 
+# adam has adamw for this, lamb always does it, and lars takes the decay's length into account.
 MAY_DECOUPLE = ("sgd", "nesterov", "adagrad", "adadelta", "rmsprop")
-"""The solvers whose decay may stand beside the update. Adam's form of it is adamw, lamb has no
-other, and lars takes the length of the decay into account."""
+"""Solvers whose decay may be applied separately from the update."""
 
 MAY_CYCLE = ("sgd", "nesterov", "adam", "adamw", "lars", "lamb")
-"""The solvers with a momentum that a policy may move."""
+"""Solvers with a momentum that a policy may change."""
 
 DROPPING = ("step", "multistep")
-"""The policies whose rate drops."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +33,13 @@ class SolverConfig:
     """The optimizer and its learning rate.
 
     Args:
-        type: sgd, nesterov, adagrad, adadelta, rmsprop, adam, adamw, lars or lamb; or a
-            torch.optim.Optimizer of your own: package.module:Class, path/file.py:Class.
-        args: What an optimizer of your own is made with beside the rate, as `args = { rho = 0.9 }`.
-        base_lr: Learning rate before the policy; at `reference_batch_size`, where there is a scale.
-        scale: How the rate grows with the batch: linear, sqrt or none. With it, warm-up begins at
-            the rate of the reference.
-        reference_batch_size: Global batch that base_lr is for (scale).
+        type: sgd, nesterov, adagrad, adadelta, rmsprop, adam, adamw, lars or lamb; or your own
+            torch.optim.Optimizer: package.module:Class, path/file.py:Class.
+        args: Arguments of your own optimizer besides the rate, as `args = { rho = 0.9 }`.
+        base_lr: Learning rate before the policy; with `scale`, the rate at `reference_batch_size`.
+        scale: How the rate grows with the batch: linear, sqrt or none. With linear or sqrt, warm-up
+            begins at the rate of the reference batch.
+        reference_batch_size: Global batch that base_lr is meant for (scale).
         lr_policy: fixed, step, exp, inv, multistep, poly or sigmoid, by Caffe's formulas; cosine;
             one_cycle.
         gamma: Factor or slope of the policy.
@@ -48,29 +47,29 @@ class SolverConfig:
         stepsize: Steps between two drops (step), or the middle (sigmoid).
         stepvalue: Steps at which the rate drops (multistep).
         pct_start: Share of the training over which the rate rises to base_lr (one_cycle).
-        div_factor: What base_lr is divided by for the first rate (one_cycle).
-        final_div_factor: What the first rate is divided by for the last (one_cycle).
-        base_momentum: Momentum, or beta 1, at the highest rate: it falls from `momentum` as the
-            rate rises, and comes back as it falls (one_cycle). 0: it stays.
-        warmup_steps: Steps over which the rate rises linearly to the policy's.
+        div_factor: The first rate is base_lr divided by this (one_cycle).
+        final_div_factor: The last rate is the first rate divided by this (one_cycle).
+        base_momentum: Momentum, or beta 1, at the highest rate: it falls from `momentum` while the
+            rate rises, and rises again while the rate falls (one_cycle). 0: it does not change.
+        warmup_steps: Steps over which the rate rises linearly to that of the policy.
         momentum: Momentum (sgd, nesterov, lars); decay of means (adadelta); beta 1 (adam, adamw,
             lamb).
         momentum2: Beta 2 (adam, adamw, lamb).
-        momentum_form: torch (the rate outside the momentum; Adam's delta after its correction) or
-            caffe (the rate inside; delta before the correction; sgd, nesterov, adam).
-        momentum_correction: Scale Caffe's momentum with the rate where that changes.
+        momentum_form: torch (the rate is outside the momentum; Adam's delta after its correction)
+            or caffe (the rate is inside; delta before the correction; sgd, nesterov, adam).
+        momentum_correction: Scale Caffe's momentum with the rate when the rate changes.
         trust: Share of its weights that a layer may move by, before the rate (lars).
         rms_decay: Decay of the mean square (rmsprop).
-        delta: Added to a denominator against division by zero (adagrad, adadelta, rmsprop,
-            adam, adamw, lamb).
-        weight_decay: Weight of the penalty, or of the decay beside it.
+        delta: Added to a denominator against division by zero (adagrad, adadelta, rmsprop, adam,
+            adamw, lamb).
+        weight_decay: Weight of the penalty, or of the decoupled decay.
         decay_form: l2 or l1 (the decay is part of the gradient: it adds the weights, or their
             signs; l1: sgd, nesterov, adagrad, adadelta, rmsprop, adam); or decoupled (weights
-            shrink by the rate times the decay, beside the update; the same solvers without adam).
-            Adam's decoupled form is adamw; lamb has it always.
+            shrink by the rate times the decay, apart from the update; the same solvers without
+            adam). Adam's decoupled form is adamw; lamb is always decoupled.
         lr_mult: Multipliers of the rate by pattern of a parameter's name, as `"*.bias" = 2`; the
-            last match counts. `"@vector"` is all of one dimension: biases and normalization.
-        decay_mult: Multipliers of the weight decay, likewise.
+            last match counts. `"@vector"` matches all of one dimension: biases and normalization.
+        decay_mult: Multipliers of the weight decay, in the same form.
         clip_gradients: Largest L2 norm of the gradient; 0 does not clip.
     """
 

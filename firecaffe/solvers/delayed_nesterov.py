@@ -1,14 +1,12 @@
-"""Momentum at a server that gradients reach late: once in N updates, on the mean of all N.
+"""Nesterov momentum for late gradients: applied once in N updates, to the mean of all N.
 
     each update     d = d + g;  w = w - rate g
     the N-th        m = β m + d;  w = w - rate (g + β m);  d = 0
 
-Momentum in each update goes on in the direction of gradients that are N updates old, which is the
-usual cause of divergence. Here the updates between are plain, and N of them together are one of
-Nesterov's, at N times the rate, on the mean of N gradients. With N = 1 it is torch's own.
-
-Source: Liu et al. 2024, "Asynchronous local-SGD training for language modeling" (algorithm 3, c =
-0).
+At a server that receives gradients late, momentum in each update follows gradients that are N
+updates old, which is the usual cause of divergence. Here the updates between are plain. N of them
+together are one Nesterov update on the mean of N gradients, at N times the rate. With N = 1 this is
+torch's own. Source: Liu et al. 2024 (docs/synchrony_modes.md), algorithm 3 with c = 0.
 """
 
 from typing import Any
@@ -20,10 +18,9 @@ from firecaffe.solvers.grouped import GroupedOptimizer, Groups
 
 
 class DelayedNesterov(GroupedOptimizer):
-    """The rate is that of one gradient."""
+    """SGD with delayed Nesterov momentum. `every` is N; the rate is that of one gradient."""
 
     def __init__(self, params: Groups, lr: float, momentum: float, every: int) -> None:
-        """every: N."""
         super().__init__(params, {"lr": lr, "momentum": momentum, "every": every})
 
     def update(self, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]) -> None:
@@ -48,7 +45,6 @@ class DelayedNesterov(GroupedOptimizer):
 
 
 def set_delay(optimizer: optim.Optimizer, every: int) -> None:
-    """Sets N, if the optimizer delays its momentum."""
     for group in optimizer.param_groups:
         if "every" in group:
             group["every"] = every

@@ -1,4 +1,4 @@
-"""An optimizer whose update is that of a list of weights, in operations over all of them."""
+"""The base of optimizers that update a list of weights in operations over the whole list."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ Groups = Iterable[dict[str, Any]] | Iterable[Tensor]
 
 
 class GroupedOptimizer(optim.Optimizer):
-    """Steps group by group, with those weights of a group that have a gradient."""
+    """An optimizer that steps group by group, with the weights of a group that have a gradient."""
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
@@ -20,16 +20,14 @@ class GroupedOptimizer(optim.Optimizer):
                 self.update(group, weights, [each.grad for each in weights])
 
     def update(self, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]) -> None:
-        """Updates the weights in place. group: what the group was given, as "lr"."""
+        """Update the weights in place. `group` holds the group's settings, as "lr"."""
         raise NotImplementedError
 
 
 State = dict[str, Any]
-"""What an optimizer keeps of one weight."""
 
 
 def kept(state: State, name: str, like: Tensor) -> Tensor:
-    """What is kept under a name: zeros before the first update."""
     if name not in state:
         state[name] = torch.zeros_like(like)
     value: Tensor = state[name]
@@ -37,7 +35,6 @@ def kept(state: State, name: str, like: Tensor) -> Tensor:
 
 
 def counted(state: State) -> int:
-    """The number of this update, from 1."""
     state["step"] = state.get("step", 0) + 1
     return int(state["step"])
 
@@ -45,9 +42,7 @@ def counted(state: State) -> int:
 def moments(
     states: Sequence[State], gradients: list[Tensor], betas: tuple[float, float]
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """The moving means of the gradients and of their squares, with these. Source: Kingma and Ba
-    2015, algorithm 1.
-    """
+    """Update the means of gradients and of their squares (Kingma and Ba 2015, algorithm 1)."""
     beta1, beta2 = betas
     pairs = list(zip(states, gradients, strict=True))
     means = [kept(state, "mean", each) for state, each in pairs]

@@ -1,19 +1,14 @@
-"""Optimizers that give each layer a rate of its own: LARS and LAMB, for large batches.
+"""LARS and LAMB: optimizers with a learning rate for each layer, for large batches.
 
 The rate of a tensor is scaled by the length of its weights over that of its update, so that no
-layer moves by more than a share of itself. Tensors of one dimension (biases, normalization) take
-the plain rate, as all published large-batch recipes have it.
+layer moves by more than a share of itself. Tensors of one dimension (biases, normalization) use the
+plain rate, as in all published large-batch recipes. Libraries differ in this, or in the scale.
 
     LARS:  t = trust |w| / (|g| + decay |w|)     v = momentum v + rate t (g + decay w)     w = w - v
     LAMB:  r = m' / (sqrt(v') + delta) + decay w                   w = w - rate |w| / |r| r
 
-with m' and v' Adam's means, corrected for their start. If a length is 0 the scale is 1.
-
-Source: You, Gitman and Ginsburg 2017, arXiv 1708.03888, algorithm 1; You et al. 2020, arXiv
-1904.00962, algorithm 2. Written out here, for the libraries that have them fix which tensors
-are left out, or scale a layer otherwise.
-
-The lengths of tensors, for solvers that need those of whole layers.
+m' and v' are Adam's corrected means. If a length is 0, the scale is 1. Source: You, Gitman and
+Ginsburg 2017, arXiv 1708.03888, algorithm 1; You et al. 2020, arXiv 1904.00962, algorithm 2.
 """
 
 from abc import ABC, abstractmethod
@@ -26,24 +21,19 @@ from torch import Tensor, optim
 from firecaffe.solvers.grouped import Groups, counted, kept, moments
 
 Norms = Callable[[Sequence[Tensor], Sequence[Sequence[Tensor]]], Sequence[Sequence[Tensor]]]
-"""(weights, lists of tensors shaped as these) -> of each list the L2 norms, each of shape (). If a
-weight is a part of one that several ranks hold, they are those of the whole tensors."""
+"""(weights, lists like them) -> the scalar L2 norms of each list, always of whole tensors."""
 
 
 def own_norms(_: Sequence[Tensor], lists: Sequence[Sequence[Tensor]]) -> Sequence[Sequence[Tensor]]:
-    """The norms of tensors that this rank has whole; see `Norms`."""
     return [torch._foreach_norm(list(each)) if each else [] for each in lists]
 
 
 class LayerRates(optim.Optimizer, ABC):
-    """Takes the lengths of all weights and of all their directions at once, for ranks that have
-    parts of them tell each other.
-    """
+    """An optimizer that asks for all norms at once, so that ranks with parts can exchange them."""
 
     _norms: Norms = staticmethod(own_norms)
 
     def take_norms(self, norms: Norms) -> None:
-        """Takes lengths so from now on."""
         self._norms = norms
 
     @torch.no_grad()
@@ -65,7 +55,7 @@ class LayerRates(optim.Optimizer, ABC):
     def directions(
         self, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]
     ) -> list[Tensor]:
-        """Where weights would go, whose lengths decide their rates."""
+        """Return the directions in which the weights would move. Their lengths decide the rates."""
 
     @abstractmethod
     def update(
@@ -75,12 +65,10 @@ class LayerRates(optim.Optimizer, ABC):
         directions: list[Tensor],
         lengths: list[tuple[Tensor, Tensor]],
     ) -> None:
-        """Updates the weights in place. lengths: of each weight, and of its direction."""
+        """Update the weights in place. `lengths` are those of each weight and of its direction."""
 
 
 class Lars(LayerRates):
-    """The rate is inside the momentum, as the paper has it."""
-
     def __init__(
         self, params: Groups, lr: float, momentum: float, weight_decay: float, trust: float
     ) -> None:
@@ -113,8 +101,6 @@ class Lars(LayerRates):
 
 
 class Lamb(LayerRates):
-    """Adam's update with decoupled decay, each layer's scaled to its weights."""
-
     def __init__(
         self,
         params: Groups,

@@ -1,4 +1,4 @@
-"""The optimizers behind the recipe's [solver] section, in Caffe's words."""
+"""Makes the optimizer of the recipe's [solver] section, and sets its rate."""
 
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -17,7 +17,7 @@ from firecaffe.solvers.layer_rates import Lamb, Lars, LayerRates, Norms, own_nor
 from firecaffe.solvers.own import make_own
 
 Groups = Sequence[dict[str, Any]]
-"""Parameters with their weight decay and `rate_factor`, the multiplier of the learning rate."""
+"""Groups of parameters, with their weight decay and `rate_factor`, which multiplies the rate."""
 
 
 def _sgd(groups: Groups, c: SolverConfig) -> optim.Optimizer:
@@ -93,13 +93,11 @@ def make_optimizer(
     called: Callable[[str], str] = str,
     norms: Norms = own_norms,
 ) -> optim.Optimizer:
-    """The solver's optimizer. All of ours use torch's `foreach` form: the form changes bits.
-    delayed: the updates over which Nesterov's momentum is delayed; 0: it is in each one. runs: runs
-    of the elements of some parameters, by name, which are updated instead of these. called: the
-    name by which patterns know a parameter. norms: the lengths of whole tensors, for solvers that
-    take them.
+    """Make the solver's optimizer. Ours use torch's `foreach` form, because the form changes bits.
 
-    Raises: RecipeError, OwnCodeError for an optimizer of the user's own.
+    `delayed` is the number of updates over which Nesterov's momentum is delayed; 0: none. `runs`
+    are runs of elements of some parameters, which are updated instead of these. `called` returns
+    the name that patterns match. `norms` are of whole tensors. Raises: RecipeError, OwnCodeError.
     """
     groups = groups_of(named, config, called)
     if runs is not None:
@@ -122,7 +120,7 @@ def _with_runs(
     groups: Groups, named: Mapping[str, nn.Parameter], runs: Mapping[str, nn.Parameter]
 ) -> list[dict[str, Any]]:
     run_of = {named[name]: run for name, run in runs.items()}
-    return [  # with none in it too: an optimizer needs a group
+    return [  # keeps empty groups, because an optimizer needs one
         {**group, "params": [run_of[each] for each in group["params"] if each in run_of]}
         for group in groups
     ]
@@ -130,11 +128,9 @@ def _with_runs(
 
 @torch.no_grad()
 def _decay(optimizer: optim.Optimizer, *_: object) -> None:
-    """Shrinks the weights that are about to be updated: w = w - rate decay w.
-
-    Source: Loshchilov and Hutter 2019, algorithm 1, with the rate as the multiplier of the
-    schedule, as torch's AdamW has it.
-    """
+    # w = w - rate decay w, for the weights that are about to be updated. Source: Loshchilov and
+    # Hutter 2019, algorithm 1, with the rate as the multiplier of the schedule, as in torch's
+    # AdamW.
     for group in optimizer.param_groups:
         weights = [each for each in group["params"] if each.grad is not None]
         if weights and group["decay"]:
@@ -143,10 +139,8 @@ def _decay(optimizer: optim.Optimizer, *_: object) -> None:
 
 @torch.no_grad()
 def _add_signs(optimizer: optim.Optimizer, *_: object) -> None:
-    """Adds the slope of an L1 penalty to the gradients: g = g + decay sign(w).
-
-    Source: `SGDSolver::Regularize` in BVLC Caffe.
-    """
+    # The slope of an L1 penalty: g = g + decay sign(w). Source: `SGDSolver::Regularize` in BVLC
+    # Caffe.
     for group in optimizer.param_groups:
         weights = [each for each in group["params"] if each.grad is not None]
         if weights and group["decay"]:
@@ -155,17 +149,12 @@ def _add_signs(optimizer: optim.Optimizer, *_: object) -> None:
 
 
 BEFORE_THE_UPDATE = {"decoupled": _decay, "l1": _add_signs}
-"""The forms of the decay that an optimizer knows nothing of."""
 
 
 def groups_of(
     named: Mapping[str, nn.Parameter], config: SolverConfig, called: Callable[[str], str] = str
 ) -> list[dict[str, Any]]:
-    """Groups parameters with the same multipliers, in the network's order. called: the name by
-    which patterns know a parameter.
-
-    Raises: RecipeError if a pattern matches no parameter.
-    """
+    """Group parameters with equal multipliers. Raises: RecipeError if a pattern matches none."""
     for word in ("lr_mult", "decay_mult"):
         for pattern in getattr(config, word):
             if not any(_matches(pattern, called(name), each) for name, each in named.items()):
@@ -191,9 +180,7 @@ def groups_of(
 
 
 def set_rate(optimizer: optim.Optimizer, rate: float, momentum: float | None = None) -> None:
-    """Sets the learning rate of the next update, before each group's multiplier, and the momentum
-    or beta 1, if a policy moves it.
-    """
+    """Set the next update's rate, before each group's multiplier, and its momentum or beta 1."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group.get("rate_factor", 1.0)
         if momentum is None:
@@ -205,7 +192,7 @@ def set_rate(optimizer: optim.Optimizer, rate: float, momentum: float | None = N
 
 
 VECTOR_PATTERN = "@vector"
-"""The pattern of parameters of one dimension, which are biases and normalization."""
+"""The pattern for parameters of one dimension, which are biases and normalization."""
 
 
 def _matches(pattern: str, name: str, parameter: nn.Parameter) -> bool:
@@ -213,13 +200,13 @@ def _matches(pattern: str, name: str, parameter: nn.Parameter) -> bool:
 
 
 def _multiplier(patterns: Mapping[str, float], name: str, parameter: nn.Parameter) -> float:
-    """The multiplier of a parameter: the last pattern that matches counts."""
+    # The last pattern that matches counts.
     found = [value for each, value in patterns.items() if _matches(each, name, parameter)]
     return found[-1] if found else 1.0
 
 
 def check_solver(config: SolverConfig) -> None:
-    """Raises: RecipeError if the solver is unknown or a number cannot be."""
+    """Check the section. Raises: RecipeError if the solver is unknown or a number impossible."""
     if config.type not in SOLVERS and not is_reference(config.type):
         raise RecipeError(
             f"solver.type is {config.type!r}; it must be one of {', '.join(SOLVERS)}, or an "

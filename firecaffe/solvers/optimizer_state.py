@@ -1,4 +1,4 @@
-"""An optimizer's state as pieces of a training's: tensors and numbers, by parameter and key."""
+"""An optimizer's state as pieces of a training: tensors and numbers, by parameter and key."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from firecaffe.errors import CheckpointError
 from firecaffe.transport.collect import HeldPart
 
 GROUPS = "groups"
-"""No parameter's name has a slash, so that it cannot be taken for one."""
+"""The prefix of numbers in groups: groups/PLACE/KEY. Names of parameters have no slash."""
 
 
 class OptimizerTensors:
@@ -23,7 +23,6 @@ class OptimizerTensors:
         self._model, self._optimizer = model, optimizer
 
     def parts(self) -> dict[str, HeldPart]:
-        """Tensors in network order. What the optimizer has not made yet is not there."""
         return {
             f"{name}/{key}": HeldPart(value)
             for name, parameter in self._model.named_parameters()
@@ -32,18 +31,17 @@ class OptimizerTensors:
         }
 
     def load(self, stored: Mapping[str, Tensor]) -> None:
-        """Raises: CheckpointError if a tensor is of no parameter of this network."""
+        """Load tensors. Raises: CheckpointError if one belongs to no parameter of the network."""
         for path in stored:
             parameter, key = _find(self._model, path, f"optimizer/{path}")
-            # No name for what is read, which would stay until the next one was read too.
+            # No variable for the tensor: it would keep its memory until the next one is read.
             self._optimizer.state[parameter][key] = _as_made(parameter, key, stored[path])
 
 
 class OptimizerNumbers:
-    """The rest of that state, numbers and None, by PARAMETER/KEY; see `training.piece.Numbers`.
+    """The numbers and Nones of an optimizer's state, by PARAMETER/KEY; see `piece.Numbers`.
 
-    An optimizer of a user's own may keep numbers in its groups, too: those that it has changed are
-    there by groups/PLACE/KEY. In the groups of torch's and ours the policy alone changes any.
+    A user's optimizer may change numbers in groups, stored under groups/PLACE/KEY; ours do not.
     """
 
     def __init__(self, model: nn.Module, optimizer: optim.Optimizer) -> None:
@@ -66,7 +64,7 @@ class OptimizerNumbers:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Raises: CheckpointError if a number is of no parameter of this network."""
+        """Load numbers. Raises: CheckpointError if one belongs to no parameter of the network."""
         for path, value in state.items():
             if path.startswith(f"{GROUPS}/"):
                 _, place, key = path.split("/", 2)
@@ -87,7 +85,6 @@ def _find(model: nn.Module, path: str, full_name: str) -> tuple[nn.Parameter, st
 
 
 def _as_made(parameter: Tensor, key: str, value: Tensor) -> Tensor:
-    """The tensor as the optimizer would have made it: on the device, in the same layout."""
     if key == "step":  # torch keeps an optimizer's count of steps on the CPU
         return value
     if value.shape != parameter.shape:

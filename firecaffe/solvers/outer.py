@@ -1,16 +1,15 @@
-"""Outer optimizers: what an average does to the weights x that the replicas began with.
+"""Outer optimizers, which apply an average of replicas to the weights x that they began with.
 
-D is x minus the mean of the replicas' weights: the *outer gradient*. With a, the learning rate:
+The *outer gradient* D is x minus the mean of the replicas' weights. The learning rate is a, the
+outer rate r > 0, the outer momentum b. With r = 1 and b = 0, slowmo and nesterov become `average`.
+All are torch's SGD on D.
 
     average     x = x - D                                      the replicas' mean
-    slowmo      u = b u + D / a;  x = x - r a u                0 < r, the outer rate, and b, its
-    nesterov    u = b u + D;      x = x - r (D + b u)          momentum
+    slowmo      u = b u + D / a;  x = x - r a u
+    nesterov    u = b u + D;      x = x - r (D + b u)
 
-Both become `average` with r = 1 and b = 0. All are torch's SGD on D.
-
-Source: Wang et al. 2020, "SlowMo: improving communication-efficient distributed SGD with slow
-momentum", algorithm 1; Douillard et al. 2023, "DiLoCo: distributed low-communication training of
-language models" (r = 0.7, b = 0.9).
+Source: Wang et al. 2020 (SlowMo), algorithm 1; Douillard et al. 2023 (DiLoCo; r = 0.7, b = 0.9).
+Their titles are in docs/synchrony_local.md.
 """
 
 from collections.abc import Sequence
@@ -19,11 +18,11 @@ import torch
 from torch import Tensor, nn, optim
 
 USUAL = {"average": (1.0, 0.0), "slowmo": (1.0, 0.5), "nesterov": (0.7, 0.9)}
-"""The outer optimizers, with the rate and the momentum that each has if none is said."""
+"""The outer optimizers, each with its default rate and momentum."""
 
 
 class Outer:
-    """Updates weights whose `grad` is the outer gradient. Its momentum is `optimizer`'s state."""
+    """Updates weights whose `grad` is the outer gradient. `optimizer` holds the momentum."""
 
     def __init__(
         self,
@@ -32,7 +31,6 @@ class Outer:
         rate: float | None = None,
         momentum: float | None = None,
     ) -> None:
-        """kind: one of USUAL. rate, momentum: None for its usual one. `average` has no other."""
         usual_rate, usual_momentum = USUAL[kind]
         if kind == "average":
             rate = momentum = None
@@ -47,11 +45,11 @@ class Outer:
 
     @torch.no_grad()
     def step(self, learning_rate: float) -> None:
-        """Updates the weights. learning_rate: the present one of the replicas."""
+        """Update the weights. `learning_rate` is the present one of the replicas."""
         trained: list[Tensor] = [each for each in self._parameters if each.grad is not None]
         if self._is_slowmo and trained:
             gradients = [each.grad for each in trained if each.grad is not None]
-            if learning_rate == 0:  # a momentum per rate has no value
+            if learning_rate == 0:  # D / a has no value
                 torch._foreach_sub_(trained, gradients)
                 return
             torch._foreach_div_(gradients, learning_rate)

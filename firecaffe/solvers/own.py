@@ -1,8 +1,8 @@
-"""An optimizer of a user's own, which `solver.type` names as package.module:Class.
+"""Optimizers of the user's own, which `solver.type` names as package.module:Class.
 
-It is made as torch's are, Class(groups, lr=…, **solver.args), and each step finds its rate in its
-groups, where the policy puts it. What it keeps from step to step has to be where torch's keep it,
-or a checkpoint would not hold it: tensors and numbers by parameter, numbers in the groups.
+They are made as torch's are, by Class(groups, lr=…, **solver.args). The policy writes the rate into
+the groups before each step. A checkpoint holds only state that is stored where torch's optimizers
+store it: tensors and numbers by parameter, numbers in the groups.
 """
 
 import inspect
@@ -17,18 +17,13 @@ from firecaffe.reference import call, find, shown
 from firecaffe.solvers.config import SolverConfig
 
 OF_THE_RECIPE = {"lr": "solver.base_lr", "weight_decay": "solver.weight_decay"}
-"""Arguments that are words of the recipe, each with its word."""
 
 NUMBERS = (int, float, str, type(None))
-"""What a checkpoint holds beside tensors; True and False are int."""
+"""The types that a checkpoint holds besides tensors; True and False are int."""
 
 
 def make_own(groups: Sequence[dict[str, Any]], config: SolverConfig) -> optim.Optimizer:
-    """The optimizer of `solver.type`, over these groups.
-
-    Raises: RecipeError if it is no optimizer that a step and a checkpoint can do with; OwnCodeError
-    for what it raises itself.
-    """
+    """Make a user's optimizer. Raises: RecipeError if it cannot step or be saved; OwnCodeError."""
     made = find("solver.type", config.type)
     for name, word in OF_THE_RECIPE.items():
         if name in config.args:
@@ -58,7 +53,7 @@ def make_own(groups: Sequence[dict[str, Any]], config: SolverConfig) -> optim.Op
         )
 
     def check_once(*_: object) -> None:
-        if optimizer.state:  # not after the first step: a subclass may go on after its parent's
+        if optimizer.state:  # not right after the first step, which a subclass may extend
             handle.remove()
             check_kept(optimizer, config.type)
 
@@ -67,10 +62,7 @@ def make_own(groups: Sequence[dict[str, Any]], config: SolverConfig) -> optim.Op
 
 
 def check_kept(optimizer: optim.Optimizer, name: str) -> None:
-    """Looks, before its second step, at what an optimizer keeps.
-
-    Raises: RecipeError if a checkpoint would not hold all of it.
-    """
+    """Check an optimizer's state. Raises: RecipeError if a checkpoint would not hold all of it."""
     known = {each for group in optimizer.param_groups for each in group["params"]}
     wrong = [
         f"state_dict()[{key!r}]"

@@ -1,7 +1,4 @@
-"""Learning-rate policies: the rate of update i, counted from 0, by Caffe's formulas.
-
-Source: `SGDSolver::GetLearningRate` and the comments of `SolverParameter` in BVLC Caffe.
-"""
+"""Learning-rate policies by Caffe's formulas (`SGDSolver::GetLearningRate`, `SolverParameter`)."""
 
 import math
 from collections.abc import Callable
@@ -10,7 +7,7 @@ from firecaffe.errors import RecipeError
 from firecaffe.solvers.config import SolverConfig
 
 Policy = Callable[[SolverConfig, int, int], float]
-"""(solver, i, max_iter) -> the factor on base_lr."""
+"""(solver, i, max_iter) -> the factor on base_lr in update i, counted from 0."""
 
 
 def _fixed(solver: SolverConfig, i: int, max_iter: int) -> float:
@@ -42,12 +39,11 @@ def _sigmoid(solver: SolverConfig, i: int, max_iter: int) -> float:
 
 
 def _cosine(solver: SolverConfig, i: int, max_iter: int) -> float:
-    """Source: Loshchilov and Hutter 2017, without restarts."""
+    # Source: Loshchilov and Hutter 2017, without restarts.
     return (1 + math.cos(math.pi * i / max_iter)) / 2
 
 
 def _one_cycle(solver: SolverConfig, i: int, max_iter: int) -> float:
-    """From 1 / div_factor up to 1 and down to the first over final_div_factor, by half cosines."""
     first = 1 / solver.div_factor
     return _one_cycle_between(solver, i, max_iter, first, 1.0, first / solver.final_div_factor)
 
@@ -55,9 +51,8 @@ def _one_cycle(solver: SolverConfig, i: int, max_iter: int) -> float:
 def _one_cycle_between(
     solver: SolverConfig, i: int, max_iter: int, first: float, peak: float, last: float
 ) -> float:
-    """Source: Smith and Topin 2018, arXiv 1708.07120, in two phases of half a cosine each, as
-    torch's OneCycleLR has it.
-    """
+    # Source: Smith and Topin 2018, arXiv 1708.07120, in two phases of half a cosine each, as in
+    # torch's OneCycleLR.
     top = solver.pct_start * max_iter - 1
     if i < top:
         start, stop, share = first, peak, i / top
@@ -80,29 +75,24 @@ POLICIES: dict[str, Policy] = {
 }
 
 OVER_THE_TRAINING = ("poly", "cosine", "one_cycle")
-"""The policies that depend on how long the training is."""
+"""The policies that depend on the length of the training."""
 
 SCALES: dict[str, Callable[[float], float]] = {
     "none": lambda ratio: 1.0,
     "linear": lambda ratio: ratio,
     "sqrt": math.sqrt,
 }
-"""How the rate grows with the batch, of the batch over the reference's. Source: Goyal et al. 2017
-(linear), Krizhevsky 2014 (square root)."""
+"""The rate's growth by batch / reference: Goyal et al. 2017 (linear), Krizhevsky 2014 (sqrt)."""
 
 
 def batch_scale(solver: SolverConfig, global_batch_size: int) -> float:
-    """The factor on base_lr for this batch."""
     if solver.scale == "none":
         return 1.0
     return SCALES[solver.scale](global_batch_size / solver.reference_batch_size)
 
 
 def rate_notes(solver: SolverConfig, global_batch_size: int, steps: int) -> list[str]:
-    """Notes for people on what the words have resolved to, if it is not the words themselves.
-
-    steps: of the training; 0 if they are not known yet.
-    """
+    """Return notes for people on a scaled or too short rate; `steps` is 0 if not known yet."""
     notes = []
     if solver.scale != "none":
         factor = batch_scale(solver, global_batch_size)
@@ -119,13 +109,11 @@ def rate_notes(solver: SolverConfig, global_batch_size: int, steps: int) -> list
 
 
 def learning_rate(solver: SolverConfig, i: int, max_iter: int, scale: float = 1.0) -> float:
-    """The rate of update i of max_iter: the policy's, scaled for the batch.
+    """Return the rate of update i of max_iter: that of the policy, scaled for the batch.
 
-    It rises linearly over the first `warmup_steps` updates: from 0, or from the unscaled rate if
-    there is a scale. Source of the warm-up: Goyal et al. 2017, section 2.2.
-
-    Raises: RecipeError if the policy's formula has no value.
+    Warm-up raises it from 0, or from the unscaled rate. Raises: RecipeError if it has no value.
     """
+    # Source of the warm-up, from the unscaled rate if there is a scale: Goyal et al. 2017, 2.2.
     try:
         rate = solver.base_lr * scale * POLICIES[solver.lr_policy](solver, i, max_iter)
     except (OverflowError, ValueError) as error:
@@ -140,27 +128,23 @@ def learning_rate(solver: SolverConfig, i: int, max_iter: int, scale: float = 1.
 
 
 def first_drop(solver: SolverConfig, max_iter: int) -> int | None:
-    """The first update, after the warm-up, whose rate is lower than the one before; None if there
-    is none.
-    """
+    """Return the first update after warm-up with a lower rate than the one before, or None."""
     rates = [learning_rate(solver, i, max_iter) for i in range(max_iter)]
     after = range(max(1, solver.warmup_steps), max_iter)
     return next((i for i in after if rates[i] < rates[i - 1]), None)
 
 
 def momentum(solver: SolverConfig, i: int, max_iter: int) -> float | None:
-    """The momentum of update i of max_iter, against the rate; None if the policy does not move it.
-
-    Source: Smith 2018, arXiv 1803.09820, section 4.3.
-    """
+    """Return the momentum of update i, against the rate; None if the policy does not change it."""
     if solver.lr_policy != "one_cycle" or not solver.base_momentum:
         return None
+    # Source: Smith 2018, arXiv 1803.09820, section 4.3.
     ends = solver.momentum
     return _one_cycle_between(solver, i, max_iter, ends, solver.base_momentum, ends)
 
 
 def check_policy(solver: SolverConfig) -> None:
-    """Raises: RecipeError if the policy is unknown or lacks what its formula needs."""
+    """Check the policy. Raises: RecipeError if it is unknown or lacks what its formula needs."""
     if solver.scale not in SCALES:
         raise RecipeError(
             f"solver.scale is {solver.scale!r}; it must be one of {', '.join(SCALES)}"

@@ -1,14 +1,10 @@
-"""The simulated clock: learners that take as long as `speeds` says, in one process.
+"""The simulated clock: learners in one process, with the speeds of the recipe's `speeds`.
 
-A work goes through stages, one after the other: its weights are pulled, it is computed, its
-gradient is pushed, the server takes it. Each stage has something that serves one work at a time,
-who comes first first: the server's port out, the worker's processor, the server's port in, the
-server. Whoever has to wait for the policy asks again after each event, those that wait longest
-first. Equal recipes have equal events.
-
-How long a simulated learner takes for a micro-batch: a function of (seed, learner, count).
-
-Nothing is drawn from a generator with a state, so a resumed run needs none.
+A work goes through four stages: pull of the weights, computation, push of the gradient, update. In
+each, something serves one work at a time, in order of arrival: the server's port out, the worker's
+processor, the server's port in, the server. A learner that has to wait for the policy asks again
+after each event, the longest waiting first. Equal recipes have equal events. Times are a function
+of (seed, learner, count), so a resumed run needs no state of a generator.
 """
 
 import heapq
@@ -28,33 +24,24 @@ from firecaffe.synchrony.events import Event, Pull, Push
 from firecaffe.synchrony.policy import Policy, Work, row_of, work_of
 
 Seconds = Callable[[int, int], float]
-"""(learner, the number of leaves that it had before) to the time of its next one."""
+"""(learner, the number of leaves that it had before) -> the time that its next one takes."""
 
 SLOW = 0
-"""The slow learner of one_slow."""
 
 MOST_MEASURED = 1_000_000
-"""Times of a file that are read at most."""
 
 LONGEST_S = 1e6
-"""What a micro-batch may have taken at most; a clock adds these up."""
 
 
 class _Row(TypedDict):
-    """A line of that file."""
-
     compute_s: Annotated[float, Meta(gt=0, le=LONGEST_S)]
 
 
 def seconds_of(config: SynchronyConfig, seed: int) -> Seconds:
-    """The speeds of a recipe. Their mean is 1, but for measured ones, which are seconds.
-
-    gamma: a shape of 1 / spread². Source: Ali et al. 2000, "Representing task and machine
-    heterogeneities for heterogeneous computing systems" (the coefficient of variation method).
-
-    Raises: RecipeError if the file of measured steps cannot be read.
-    """
+    """Return the speeds of a recipe: seconds if measured, else with mean 1. Raises: RecipeError."""
     if config.speeds == "gamma":
+        # The coefficient of variation method, with a shape of 1 / spread². Source: Ali et al. 2000,
+        # "Representing task and machine heterogeneities for heterogeneous computing systems".
         scale = config.spread**2
         return lambda *key: _drawn(seed, *key).gammavariate(1 / scale, scale)
     if config.speeds == "one_slow":
@@ -70,7 +57,7 @@ def _drawn(seed: int, learner: int, count: int) -> random.Random:
 
 
 def measured(path: Path) -> list[float]:
-    """The times of a run's timings, `compute_s` of each line. Raises: RecipeError."""
+    """Read `compute_s` from each line of a run's timings. Raises: RecipeError."""
     rows = read_rows(path, _Row, RecipeError)
     try:
         times = [row["compute_s"] for row in islice(rows, MOST_MEASURED)]
@@ -86,32 +73,28 @@ def measured(path: Path) -> list[float]:
 
 
 COMPUTE, LAST_STAGE = 1, 3
-"""Of the stages 0 (pull), 1 (compute), 2 (push) and 3 (the server takes it)."""
+"""Two of the stages 0 (pull), 1 (compute), 2 (push) and 3 (the server applies the gradient)."""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What a work costs beside computing, in the unit of the speeds, and who computes."""
+    """The costs of a work besides computing, in the unit of the speeds, and who computes."""
 
     pull: float = 0.0
-    """Time of a pull over the server's port."""
     push: float = 0.0
-    """Time of a push over it."""
     take: float = 0.0
-    """The server's time for a gradient."""
+    # Learner n belongs to worker n mod this, which computes one work at a time. Worker 0 contains
+    # the server and sends nothing. 0: each learner is a worker by itself.
     workers: int = 0
-    """Learner n is of worker n mod this, which computes one work at a time; worker 0 has the server
-    in it, and sends nothing. 0: each learner is a worker by itself."""
+    # Whether each worker serves an equal part of the weights. Then a pull and a push go in parts to
+    # and from all others at once, through the ports of both.
     is_sharded: bool = False
-    """Whether each worker serves an equal part of the weights. Then a pull and a push go by parts
-    to and from all others at once, through the ports of both."""
 
 
 class SimulatedClock:
-    """Brings events about. The state is JSON; the policy's goes with it."""
+    """Produces the events of a simulated run. Its state is JSON and contains that of the policy."""
 
     def __init__(self, policy: Policy, seconds: Seconds, costs: Costs | None = None) -> None:
-        """costs: of a work beside computing; None: it has none."""
         self.policy, self._seconds, self._costs = policy, seconds, costs or Costs()
         self.time_s = 0.0
         self._asking = sorted(policy.learners)
@@ -119,11 +102,10 @@ class SimulatedClock:
         self._ends: list[tuple[float, int, int]] = []
         """A heap of (when a stage ends, learner, stage)."""
         self._free_at: dict[str, float] = {}
-        """When what serves one work at a time is free again."""
         self._works: dict[int, Work] = {}
 
     def next(self) -> Event:
-        """The next event. Raises: IndexError if all leaves are done."""
+        """Return the next event. Raises: IndexError if all leaves are done."""
         for learner in self._asking:
             work = self.policy.begin(learner)
             if work is not None:
@@ -143,7 +125,6 @@ class SimulatedClock:
         return Push(self.time_s, work, counts, self.policy.commit())
 
     def _enter(self, stage: int, learner: int, time_s: float) -> None:
-        """A learner's work comes to a stage."""
         costs = self._costs
         worker = learner % costs.workers if costs.workers else learner
         if stage == COMPUTE:
@@ -157,7 +138,6 @@ class SimulatedClock:
         heapq.heappush(self._ends, (self._use(uses, time_s), learner, stage))
 
     def _ports(self, worker: int, stage: int) -> dict[str, float]:
-        """The ports that a worker's pull or push goes through, and for how long."""
         costs = self._costs
         took, theirs, mine = costs.pull, "out", "in"
         if stage != 0:
@@ -172,7 +152,6 @@ class SimulatedClock:
         }
 
     def _use(self, uses: Mapping[str, float], time_s: float) -> float:
-        """Uses what serves one work at a time, each for a while. Returns when all have done so."""
         ends = [time_s]
         for name, took in uses.items():
             if took:

@@ -26,10 +26,9 @@ MODES = {
     ASYNCHRONOUS: "a server updates as gradients arrive",
     LOCAL: "replicas train by themselves, and are averaged every so many steps",
 }
-"""The modes of docs/synchrony.md, for people."""
 
 SERVED = (BACKUP, STALE, ASYNCHRONOUS)
-"""The modes with a server, which decide as gradients arrive: who was early decides bits."""
+"""The modes with a server, in which the order of arrival decides bits."""
 
 LIMITS: dict[str, tuple[float, float]] = {
     "shares_every": (1, MOST_STEPS),
@@ -39,7 +38,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "max_staleness": (0, MOST_STEPS),
     "gradients_per_update": (1, 4096),
     "warm_steps": (0, MOST_STEPS),
-    "spread": (0.01, 10),  # below, take constant; above, nearly all times are 0
+    "spread": (0.01, 10),  # below this, use constant; above, nearly all times are 0
     "replicas": (1, 4096),
     "local_steps": (1, MOST_STEPS),
     "growth_coefficient": (0, inf),
@@ -48,9 +47,8 @@ LIMITS: dict[str, tuple[float, float]] = {
     "outer_lr": (-1, inf),
     "outer_momentum": (-1, 1),
     "warm_epochs": (0, MOST_STEPS),
-    "slow_factor": (1, 1000),  # a learner that is slower brings nothing in most trainings
+    "slow_factor": (1, 1000),  # a slower learner delivers nothing in most trainings
 }
-"""The least and the most of each number."""
 
 
 @dataclass(frozen=True)
@@ -61,49 +59,46 @@ class SynchronyConfig:
         mode: A row of docs/synchrony.md: every_step, backup, stale, asynchronous or local.
         shares: How many micro-batches of a step each worker computes: equal, or measured, as many
             as it computes in the same time as the others. The result is the same.
-        shares_every: The number of steps between two decisions about measured shares.
-        in_flight: Micro-batches that a worker of the real clock has at once: with 2 one is computed
-            while another's weights or gradient travel, and gradients are later.
+        shares_every: Steps between two decisions about measured shares.
+        in_flight: Micro-batches that a worker of the real clock has at once: with 2, one is
+            computed while another's weights or gradient travel, and gradients are later.
         server: Who holds the weights under the real clock: first (rank 0) or sharded (each rank a
             part, so that no rank's port carries all). A replay gives the bits of both.
         lock: What keeps updates apart (asynchronous): server (it makes one after the other) or none
             (Hogwild: the workers of one host write to the same weights, and nothing is replayed).
         learners: Workers of the simulated clock. Each takes one micro-batch at a time from a queue.
         backup_workers: Micro-batches of a step that are dropped: the last ones (backup).
-        dropped: What becomes of these: forget, or again (others compute them for a later update).
-        max_staleness: Steps by which a micro-batch may be ahead of the oldest one that is still
-            computed (stale).
+        dropped: What happens to dropped micro-batches: forget, or again (others compute them for a
+            later update).
+        max_staleness: Steps by which a micro-batch may be ahead of the oldest unfinished (stale).
         gradients_per_update: Gradients of micro-batches whose mean makes an update (asynchronous).
-        staleness_rate: What a gradient of staleness τ is multiplied by: none (1) or inverse (1 / τ,
-            and 1 for τ = 0).
-        compensate: What is done to a gradient that is late: none, delay (DC-ASGD-a) or gap
-            (gap-aware).
+        staleness_rate: Factor for gradients of staleness τ: none (1) or inverse (1 / τ, 1 for τ =
+            0).
+        compensate: Correction of a late gradient: none, delay (DC-ASGD-a) or gap (gap-aware).
         server_momentum: each (momentum in each update) or delayed_nesterov (once in as many updates
-            as take a gradient of each learner).
+            as use a gradient of each learner).
         warm_steps: Steps at the beginning in which all micro-batches are added, as in every_step.
         clock: real, or simulated: one process, in which learners take the time that `speeds` says
             (in modes with a server).
-        speeds: The time of a learner's micro-batch: constant, gamma (random), one_slow (learner 0
-            is slower) or measured (drawn from those of a run).
-        speeds_from: The file of a run's timings, RUN/timings/rank-R.jsonl (measured).
+        speeds: Time of a learner's micro-batch: constant, gamma (random), one_slow (learner 0 is
+            slower) or measured (drawn from the times of a run).
+        speeds_from: File of a run's timings, RUN/timings/rank-R.jsonl (measured).
         spread: Standard deviation of the time, as a share of its mean (gamma).
         slow_factor: How many times as long the slow learner takes (one_slow).
         replicas: Copies of the network that train by themselves (local), each on its share of the
-            micro-batches of every step. Workers share them out.
+            micro-batches of every step. Workers divide the replicas among themselves.
         local_steps: Steps of a replica between two averages (local).
-        growth_coefficient: By the quadratic synchronization rule there are max(local_steps,
+        growth_coefficient: By the quadratic synchronization rule, max(local_steps,
             floor((growth_coefficient / rate)^2)) steps between two averages; 0: local_steps.
-        warm_epochs: Epochs at the beginning in which all micro-batches are added, as in every_step
-            (local).
-        warm_until_drop: The same until the first drop of the rate (local).
+        warm_epochs: Epochs at the beginning that are computed as in every_step (local).
+        warm_until_drop: Compute as in every_step until the first drop of the rate (local).
         outer: What an average does to the weights (local): average (they become it), slowmo or
             nesterov (a step towards it, with momentum).
-        outer_lr: The outer rate (-1: the usual one, which is 1 with slowmo, 0.7 with nesterov).
-        outer_momentum: The outer momentum (-1: the usual one, which is 0.5 with slowmo, 0.9 with
-            nesterov).
-        inner_momentum: What becomes of the replicas' optimizer state at an average: keep (each goes
-            on with its own), zero (it is forgotten) or average (local).
-        overlap_steps: Steps that replicas take while their average is under way; 0: they wait.
+        outer_lr: The outer rate (-1: the default, 1 with slowmo, 0.7 with nesterov).
+        outer_momentum: The outer momentum (-1: the default, 0.5 with slowmo, 0.9 with nesterov).
+        inner_momentum: What happens to the replicas' optimizer state at an average: keep (each
+            keeps its own), zero (it is reset) or average (local).
+        overlap_steps: Steps that replicas compute while their average is under way; 0: they wait.
         fragments: Parts of the parameters that are averaged one after the other, each every
             local_steps steps, so that an average has as many times fewer bytes (local).
     """
@@ -152,35 +147,30 @@ class SynchronyConfig:
 
     @property
     def has_real_server(self) -> bool:
-        """Whether a server takes gradients as they arrive from other processes."""
+        """Whether a server receives gradients from other processes as they arrive."""
         return self.is_served and self.clock == "real"
 
     @property
     def is_simulated(self) -> bool:
-        """Whether one process does what learners would."""
         return self.is_served and self.clock == "simulated"
 
     @property
     def goes_on_without_workers(self) -> bool:
-        """Whether a worker that is lost does not end the run."""
         return self.has_real_server and self.server == FIRST
 
     def delayed_updates(self, learners: int) -> int:
-        """The updates that take a gradient of each of so many learners, over which momentum is
-        delayed; 0 if it is not.
-        """
+        """Return the number of updates over which momentum is delayed; 0 if it is not."""
         is_late = self.mode in (STALE, ASYNCHRONOUS)
         if not is_late or self.server_momentum == "each":
             return 0
         return max(1, learners // self.gradients_per_update)
 
     def num_learners(self, world_size: int) -> int:
-        """The number of learners at the beginning of a training by so many workers."""
         return self.learners if self.clock == "simulated" else world_size * self.in_flight
 
 
 def check_synchrony(config: SynchronyConfig) -> None:
-    """Checks the section. Raises: RecipeError if a word is not possible."""
+    """Check the section. Raises: RecipeError if a setting is not possible."""
     if config.mode not in MODES:
         known = ", ".join(MODES)
         raise RecipeError(f"synchrony.mode is {config.mode!r}; it must be one of {known}")
@@ -200,9 +190,7 @@ def _check_outer(config: SynchronyConfig) -> None:
 
 
 def learners_that_do_not_fit(config: SynchronyConfig, learners: int, told: str) -> str:
-    """What is said of a mode with a server that cannot be had with so many learners, else nothing.
-    told: that number, for people.
-    """
+    """Return why a server mode cannot have so many learners (`told`, for people), or ""."""
     if config.mode == BACKUP and config.backup_workers >= learners:
         return (
             f"synchrony.backup_workers is {config.backup_workers}; it must be less than {told}, so "

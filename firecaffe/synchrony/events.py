@@ -1,7 +1,6 @@
-"""The events of a run with a server: all that its result depends on beside its recipe.
+"""The events of a run with a server, which determine its result together with the recipe.
 
-Whatever brings them about (a simulated clock, real workers, the log of a run that is over), whoever
-computes takes these. As rows they are the lines of events.jsonl.
+They come from a simulated clock, real workers or a log. As rows, they are lines of events.jsonl.
 """
 
 from dataclasses import dataclass
@@ -14,37 +13,32 @@ from firecaffe.synchrony.policy import Update, Work, row_of, work_of
 
 @dataclass(frozen=True)
 class Pull:
-    """A learner takes a leaf, and the weights as they are."""
+    """A learner receives a leaf and the present weights."""
 
     time_s: float
-    """Seconds since the start; of a simulated clock in the unit of its speeds."""
+    """Seconds since the start; with a simulated clock, in the unit of its speeds."""
     work: Work
 
 
 @dataclass(frozen=True)
 class Push:
-    """A learner brings the gradient of its work."""
+    """A learner delivers the gradient of its work."""
 
     time_s: float
     work: Work
     counts: bool
-    """If not, it is dropped."""
+    """False if the gradient is dropped."""
     update: Update | None = None
-    """The update that follows at once."""
 
 
 @dataclass(frozen=True)
 class Lose:
-    """A learner is gone."""
-
     time_s: float
     learner: int
 
 
 @dataclass(frozen=True)
 class Join:
-    """A learner comes."""
-
     time_s: float
     learner: int
 
@@ -53,7 +47,6 @@ Event = Pull | Push | Lose | Join
 
 
 def to_row(event: Event) -> dict[str, Any]:
-    """An event as JSON."""
     kind, row = type(event).__name__.lower(), {"time_s": event.time_s}
     match event:
         case Pull():
@@ -101,7 +94,7 @@ class _LearnerRow(TypedDict):
 
 
 def from_row(row: dict[str, Any]) -> Event:
-    """The event of a row. Raises: ValueError if it is none."""
+    """Return the event of a JSON row. Raises: ValueError if it is none."""
     match kind := row.get("event"):
         case "pull":
             pull = checked(row, _PullRow)

@@ -1,9 +1,8 @@
-"""The leaves of a training in one queue, from which learners take them.
+"""The leaves of a training, in one queue from which learners take them.
 
-A leaf is a micro-batch: (step, its place in the step). Which samples it has, and how they are
-augmented, is a function of that alone (`data.order`), so it does not matter who computes it. Each
-leaf is handed out until one has computed it, so each sample of an epoch comes once, whoever is slow
-or lost.
+A leaf is a micro-batch: (step, place in the step). This alone determines its samples and their
+augmentation (`data.order`), whoever computes it. Each leaf is handed out until a learner has
+computed it, so each sample of an epoch is used once, even if learners are slow or lost.
 """
 
 from dataclasses import dataclass
@@ -11,8 +10,6 @@ from typing import Any, NamedTuple
 
 
 class Leaf(NamedTuple):
-    """A micro-batch of a training."""
-
     step: int
     place: int
 
@@ -25,12 +22,10 @@ class Leaves:
     last_step: int
     steps_per_epoch: int
     per_step: int
-    """Leaves of a step."""
     per_epoch: int
-    """Leaves of an epoch: its last step may have fewer."""
+    """Leaves of an epoch, whose last step may have fewer than the others."""
 
     def of_step(self, step: int) -> int:
-        """The number of leaves of a step."""
         within = step % self.steps_per_epoch
         return min(self.per_step, self.per_epoch - within * self.per_step)
 
@@ -40,7 +35,7 @@ class Leaves:
         return 0 <= leaf.place < self.of_step(leaf.step)
 
     def before(self, step: int) -> int:
-        """The number of leaves of the steps before one, from `first_step` on."""
+        """Return the number of leaves from `first_step` up to the given step."""
         return self._from_0(step) - self._from_0(self.first_step)
 
     def _from_0(self, step: int) -> int:
@@ -49,8 +44,6 @@ class Leaves:
 
 
 class LeafQueue:
-    """Hands leaves out. The state is JSON."""
-
     def __init__(self, leaves: Leaves) -> None:
         self.leaves = leaves
         self._next = Leaf(leaves.first_step, 0)
@@ -58,19 +51,17 @@ class LeafQueue:
 
     @property
     def first(self) -> Leaf | None:
-        """The leaf that comes next; None if all are handed out."""
+        """The leaf that is next; None if all are handed out."""
         if self._returned:
             return self._returned[0]
         return self._next if self._next.step < self.leaves.last_step else None
 
     @property
     def left(self) -> int:
-        """The number of leaves that are not handed out."""
         fresh = self.leaves.before(self.leaves.last_step) - self.leaves.before(self._next.step)
         return len(self._returned) + fresh - self._next.place
 
     def take(self) -> Leaf:
-        """Hands out the next leaf; there has to be one."""
         if self._returned:
             return self._returned.pop(0)
         leaf = self._next
@@ -81,7 +72,7 @@ class LeafQueue:
         return leaf
 
     def put_back(self, leaf: Leaf) -> None:
-        """Takes back a leaf that nobody will bring: it comes before all later ones."""
+        """Return a leaf that no learner will deliver. It is handed out before all later ones."""
         self._returned = sorted([*self._returned, leaf])
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,14 +1,9 @@
-"""events.jsonl: the events of a run, a line each, and each line checked when it is read.
+"""events.jsonl: the events of a run, one per line, and the checks of a log.
 
-A line is JSON, and ends with the CRC-32 of itself and all lines before it. So a line that was
-changed, lost or put elsewhere is found at its place.
-
-Checks events against each other: that they could have happened, in this order.
-
-What holds of any policy: a version is made once, in order; a learner has one work at a time, at
-the version of the moment, and brings that one; a gradient is applied once, and never if it was
-dropped, or its leaf was to be handed out again; a leaf counts once, and is under way once, but for
-who is too late. A log that breaks one of these was damaged, or was never that of a run.
+A line is JSON and ends with the CRC-32 of itself and all lines before it, so damage is detected at
+its place. Under any policy, versions are made once, in order. A learner has one work at a time, at
+the version of that moment, and delivers that one. A gradient is applied once, and never if it was
+dropped or its leaf is handed out again. Only late learners have a leaf that is also elsewhere.
 """
 
 import json
@@ -28,25 +23,23 @@ from firecaffe.synchrony.policy import Update, Work
 
 
 class Ledger:
-    """Keeps book of one run's events."""
+    """Checks that the events of a run are consistent."""
 
     def __init__(self, version: int = 0) -> None:
-        """version: that of the weights before the first event."""
         self.version = version
         self._leaves: Leaves | None = None
         self._time_s = 0.0
         self._in_flight: dict[int, Work] = {}
         self._late: set[Work] = set()
-        """Those under way whose leaves are handed out again."""
+        """Works under way whose leaves are to be handed out again."""
         self._pending: set[Work] = set()
         self._done: set[Leaf] = set()
 
     def expect(self, leaves: Leaves) -> None:
-        """Takes no leaf but these from here on."""
         self._leaves = leaves
 
     def take(self, event: Event) -> None:
-        """Takes the next event. Raises: ValueError if it cannot follow the ones before."""
+        """Check the next event. Raises: ValueError if it cannot follow the events before it."""
         _demand(event.time_s >= self._time_s, f"at {event.time_s} s after {self._time_s} s")
         self._time_s = event.time_s
         match event:
@@ -140,14 +133,13 @@ class _Begin(TypedDict):
 
 
 class Lines:
-    """Makes the lines of a log. The state is JSON: how far the log has got."""
+    """Makes the lines of a log. Its state is JSON: the number of lines and their check."""
 
     def __init__(self) -> None:
         self.count = 0
         self.check = 0
 
     def line(self, row: dict[str, Any]) -> bytes:
-        """The next line."""
         body = json.dumps(row, allow_nan=False)
         self.check = zlib.crc32(body.encode(), self.check)
         self.count += 1
@@ -164,17 +156,13 @@ class Lines:
 
 
 def head(first_version: int, learners: int) -> dict[str, Any]:
-    """The row of the first line. first_version: of the weights before the first event. learners: as
-    many are there then, numbered from 0.
-    """
+    """Return the first line's row: version and number of learners before the first event."""
     return {"event": "begin", "format": 2, "version": first_version, "learners": learners}
 
 
 class LogReader:
-    """Reads a log, event by event."""
-
     def __init__(self, path: Path) -> None:
-        """Raises: RunError if there is none, or its first line is not that of a log."""
+        """Open a log. Raises: RunError if there is none, or its first line is not that of a log."""
         self.path = path
         self._rows = _rows(path)
         try:
@@ -186,20 +174,17 @@ class LogReader:
         except ValueError as error:
             raise RunError(f"{path} line 1: is not the beginning of a log ({error})") from error
         self.learners = begin["learners"]
-        """The number of learners that are there at the beginning."""
         self._ledger = Ledger(begin["version"])
 
     def expect(self, leaves: Leaves) -> None:
-        """Lets it have the leaves of a training alone: another one is damage from here on."""
         self._ledger.expect(leaves)
 
     @property
     def version(self) -> int:
-        """The version of the weights after the events that were read."""
         return self._ledger.version
 
     def next(self) -> Event:
-        """The next event. Raises: RunError with the line if it is damaged or missing."""
+        """Return the next event. Raises: RunError with the line if it is damaged or missing."""
         try:
             self.number, row = next(self._rows)
         except StopIteration:
@@ -215,10 +200,9 @@ class LogReader:
 
 
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The rows of a log with their line numbers. Raises: RunError."""
     lines = Lines()
     try:
-        for data in read_lines(path):  # an update names all its gradients
+        for data in read_lines(path):  # lines may be long: an update names all its gradients
             yield lines.count + 1, _checked(lines, data)
     except OSError as error:
         raise RunError(f"{path}: {error.strerror}") from error
@@ -227,7 +211,6 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _checked(lines: Lines, data: bytes) -> dict[str, Any]:
-    """Raises: ValueError."""
     place = f"line {lines.count + 1}"
     if not data.endswith(b"\n"):
         raise ValueError(f"{place}: ends in its middle")

@@ -1,40 +1,21 @@
-"""Asynchronous updates: each gradient as it arrives, or the mean of each c of them.
+"""The policies of the modes with a server. docs/synchrony_modes.md has the titles of the sources.
 
-With one gradient an update this is Downpour's server; with c = ⌊N / n⌋ of N learners it is
-n-softsync, whose mean staleness is about n.
+`Asynchronous` applies each gradient as it arrives (Downpour: Dean et al. 2012), or the mean of each
+c. With c = ⌊N / n⌋ of N learners, it is n-softsync: mean staleness about n (Zhang et al. 2016).
 
-Source: Dean et al. 2012, "Large scale distributed deep networks"; Zhang et al. 2016,
-"Staleness-aware async-SGD for distributed deep learning".
+`Backup` (Chen et al. 2016) makes a step's update when all but b of its leaves have arrived, and
+drops later gradients by their old version. So all gradients of an update have its version. `Backup`
+forgets late leaves; `BackupAgain` hands them out first, so each leaf counts and there are more
+updates, each of a step's leaves but b, except the last. If the arrived leaves and those under way
+suffice, a further one would keep its learner from the next step. It goes only to a learner without
+a leaf of this step, or a whole turn (as many leaves as learners) ahead of another. (A learner
+behind by less is about to be done.)
 
-Backup workers: an update does not wait for its last b leaves.
-
-When all leaves of a step but b are there the update is made, over these. What is still computed
-then is late: it is dropped by its version whenever it comes. All gradients of an update are of its
-own version.
-
-What becomes of the late leaves is a word. `Backup` forgets them, and each step has an update. With
-`BackupAgain` they are the first that are handed out again. So each leaf counts, and there are more
-updates, each of as many leaves: a step's but b. Only the last one is of those that are left.
-
-As soon as the leaves that are there and those under way are enough, a further one is spare. It
-would keep its learner from the next step. So it goes to one that has none of this step yet, or to
-one that another is a whole turn behind: since that one's leaf was handed out, as many leaves were
-as there are learners. (Who is behind by less is no straggler, and about to be done.)
-
-Source: Chen et al. 2016, "Revisiting distributed synchronous SGD".
-
-Bounded staleness: asynchronous updates, but nobody gets more than s steps ahead.
-
-The clock is that of the leaves: a leaf of step c waits until all leaves of steps before c - s have
-been applied. So whoever computes at clock c sees all updates of clocks up to c - s - 1, which is
-what the source promises. There each worker has leaves of its own, and its clock counts them: one at
-half speed then holds all others at its pace. Here leaves come from one queue, and a slow learner
-takes fewer. With s = 0 a step begins once the one before is applied.
-
-Source: Ho et al. 2013, "More effective distributed ML via a stale synchronous parallel parameter
-server".
-
-The policies of the modes with a server.
+`Stale` (Ho et al. 2013) lets nobody get more than s steps ahead: a leaf of step c waits until all
+leaves of steps before c - s are applied, so its weights have all updates of steps up to c - s - 1.
+The source gives each worker leaves and a clock of its own, so one at half speed slows all others.
+Here leaves come from one queue, and a slow learner takes fewer. With s = 0, a step begins once the
+one before is applied.
 """
 
 from collections.abc import Callable
@@ -46,7 +27,7 @@ from firecaffe.synchrony.policy import Desk, Policy, Update, Work, row_of, work_
 
 
 class Asynchronous(Desk):
-    """Nobody waits, but for the last leaves of the training. See `policy.Policy`."""
+    """A policy in which no learner waits, except for the last leaves; see `policy.Policy`."""
 
     def __init__(
         self, queue: LeafQueue, learners: int, version: int = 0, gradients_per_update: int = 1
@@ -87,7 +68,7 @@ class Asynchronous(Desk):
 
 
 class Backup(Desk):
-    """One update a step; its late leaves are forgotten. See `policy.Policy`."""
+    """A policy with one update per step, which forgets late leaves; see `policy.Policy`."""
 
     def __init__(
         self, queue: LeafQueue, learners: int, version: int = 0, backup_workers: int = 0
@@ -96,7 +77,7 @@ class Backup(Desk):
         self._backups = backup_workers
         self._arrived: list[Work] = []
         self._turns: dict[int, int] = {}
-        """By learner, which leaf of the update it had last, as they were handed out."""
+        """The turn in which each learner got its last leaf of this update."""
 
     def begin(self, learner: int) -> Work | None:
         if not self._has_leaf or not self._may_be_needed(learner):
@@ -105,7 +86,6 @@ class Backup(Desk):
         return self.hand_out(learner)
 
     def _may_be_needed(self, learner: int) -> bool:
-        """Whether a further leaf is none too many, or this learner may have it."""
         if self._taken < self._enough or learner not in self._turns:
             return True
         turns = (self._turns[work.learner] for work in self._under_way)
@@ -113,22 +93,19 @@ class Backup(Desk):
 
     @property
     def _under_way(self) -> list[Work]:
-        """The works that are not late."""
         return [work for work in self.in_flight.values() if work.version == self.version]
 
     @property
     def _taken(self) -> int:
-        """The number of leaves that are there or under way."""
         return len(self._arrived) + len(self._under_way)
 
     @property
     def _has_leaf(self) -> bool:
-        """Whether the update may still take a leaf. The version is the number of its step."""
+        # Whether the update may still use a leaf. The version is the number of its step.
         return self.queue.first is not None and self.queue.first.step == self.version
 
     @property
     def _enough(self) -> int:
-        """The number of leaves that make the update."""
         return max(1, self.queue.leaves.of_step(self.version) - self._backups)
 
     def contribute(self, work: Work) -> bool:
@@ -146,7 +123,6 @@ class Backup(Desk):
         return update
 
     def _update(self, works: tuple[Work, ...]) -> Update:
-        """The update of some works. Does what becomes of the late leaves."""
         while self._has_leaf:
             self.queue.take()
         counted = {work.leaf.place for work in works}
@@ -172,7 +148,7 @@ class Backup(Desk):
 
 
 class BackupAgain(Backup):
-    """Late leaves are handed out again. See `policy.Policy`."""
+    """A `Backup` that hands late leaves out again; see `policy.Policy`."""
 
     @property
     def _has_leaf(self) -> bool:
@@ -191,7 +167,7 @@ class BackupAgain(Backup):
 
 
 class Stale(Asynchronous):
-    """Each gradient is an update. See `policy.Policy`."""
+    """A policy with an update per gradient and bounded staleness; see `policy.Policy`."""
 
     def __init__(
         self, queue: LeafQueue, learners: int, version: int = 0, max_staleness: int = 0
@@ -203,7 +179,7 @@ class Stale(Asynchronous):
         first = self.queue.first
         if first is None:
             return None
-        # Leaves are handed out in order, so what is missing is under way.
+        # Leaves are handed out in order, so all missing leaves are under way.
         oldest = min((work.leaf.step for work in self.in_flight.values()), default=first.step)
         return None if first.step - oldest > self._most else super().begin(learner)
 
@@ -219,9 +195,8 @@ SYNCHRONY: dict[str, Callable[[LeafQueue, SynchronyConfig, int], Policy]] = {
         queue, learners, queue.leaves.first_step, c.gradients_per_update
     ),
 }
-"""By `synchrony.mode`. The version counts all updates, those of the warm steps too."""
+"""The policies by `synchrony.mode`. Versions count all updates, including those of warm steps."""
 
 
 def make_policy(config: SynchronyConfig, leaves: Leaves, learners: int) -> Policy:
-    """The policy of a mode with a server, at its start, for so many learners."""
     return SYNCHRONY[config.mode](LeafQueue(leaves), config, learners)

@@ -1,15 +1,14 @@
-"""The protocol of a policy: who computes which leaf at which version, and what becomes of it.
+"""The protocol of a policy, which decides who computes which leaf at which version.
 
-A policy decides on events and knows nothing else: no time, no thread, no tensor. The same object
-serves a simulated clock and real workers:
+A policy knows events, but no time, thread or tensor. So it serves both clocks:
 
     begin        a learner asks for work: a leaf at the present version, or it has to wait
     contribute   a gradient arrived: it counts, or it is dropped
     commit       whether an update is due, and of which gradients
-    lose, join   a learner is gone: its leaf goes to others; a learner comes
+    lose, join   a learner is lost, and others get its leaf; a learner joins
 
-A *version* is the number of updates that a copy of the weights has seen; a gradient's *staleness*
-is the version that it is applied to minus the version that it was computed at.
+A *version* is the number of updates that a copy of the weights has received. A gradient's
+*staleness* is the version that it is applied to minus the version that it was computed at.
 """
 
 from collections.abc import Sequence
@@ -21,8 +20,6 @@ from firecaffe.synchrony.leaves import Leaf, LeafQueue
 
 @dataclass(frozen=True)
 class Work:
-    """A leaf that a learner computes at a version of the weights."""
-
     learner: int
     leaf: Leaf
     version: int
@@ -30,50 +27,40 @@ class Work:
 
 @dataclass(frozen=True)
 class Update:
-    """One update of the weights: by the mean of the gradients of `works`, added by the tree in the
-    order of their leaves, with zeros for those of `dropped`.
-    """
+    """An update by the mean of gradients: a tree sum in leaf order, with zeros for dropped ones."""
 
     version: int
-    """The version that it makes."""
     works: tuple[Work, ...]
-    """In the order of their leaves."""
     dropped: tuple[Leaf, ...] = ()
-    """Leaves that will not be waited for. Their samples are lost."""
+    """Leaves that are no longer waited for. Their samples are lost."""
     again: tuple[Leaf, ...] = ()
-    """Leaves that will not be waited for either, but are handed out again."""
+    """Leaves that are no longer waited for, but are handed out again."""
 
     def staleness(self, work: Work) -> int:
         return self.version - 1 - work.version
 
 
 class Policy(Protocol):
-    """A row of `SYNCHRONY`. All its state is JSON."""
+    """The protocol of a policy. All its state is JSON."""
 
     @property
-    def version(self) -> int:
-        """The number of updates so far."""
+    def version(self) -> int: ...
 
     @property
-    def learners(self) -> set[int]:
-        """Those that are there."""
+    def learners(self) -> set[int]: ...
 
     def begin(self, learner: int) -> Work | None:
-        """The next work of a learner that has none; None if it has to wait."""
+        """Return the next work of a learner that has none, or None if it has to wait."""
 
     def contribute(self, work: Work) -> bool:
-        """Takes the gradient of a work. Returns whether it counts; if not, it is dropped. So is
-        that of a learner which was lost meanwhile.
-        """
+        """Receive a gradient; return False if it is dropped, as those of lost learners are."""
 
     def commit(self) -> Update | None:
-        """The update that is due, which makes a new version; None if none is."""
+        """Return the update that is due, which makes a new version, or None."""
 
-    def lose(self, learner: int) -> None:
-        """A learner is gone; others get its leaf."""
+    def lose(self, learner: int) -> None: ...
 
-    def join(self, learner: int) -> None:
-        """A learner comes, for the first time or again."""
+    def join(self, learner: int) -> None: ...
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -81,9 +68,7 @@ class Policy(Protocol):
 
 
 class Desk:
-    """What every policy has: the queue, the version, who is there, and who computes what. A policy
-    subclasses it, and decides who has to wait and which gradients count.
-    """
+    """The base of policies. A subclass decides who has to wait and which gradients count."""
 
     def __init__(self, queue: LeafQueue, learners: int, version: int) -> None:
         self.queue, self.version = queue, version
@@ -91,7 +76,7 @@ class Desk:
         self.in_flight: dict[int, Work] = {}
 
     def hand_out(self, learner: int) -> Work:
-        """Gives a learner the next leaf. Raises: ValueError if it has one, or is not there."""
+        """Give a learner the next leaf. Raises: ValueError if it has one or is not there."""
         if learner in self.in_flight or learner not in self.learners:
             raise ValueError(f"learner {learner} asks for work, and has some or is not there")
         work = Work(learner, self.queue.take(), self.version)
@@ -99,14 +84,12 @@ class Desk:
         return work
 
     def take_back(self, work: Work) -> bool:
-        """A learner brings its work. Returns whether it is the one that it was given."""
         if self.in_flight.get(work.learner) != work:
             return False
         del self.in_flight[work.learner]
         return True
 
     def take_off(self, learner: int) -> Work | None:
-        """Takes a learner off. Returns the work that it had."""
         self.learners.discard(learner)
         return self.in_flight.pop(learner, None)
 
@@ -130,7 +113,6 @@ class Desk:
 
 
 def row_of(work: Work) -> list[int]:
-    """A work as JSON."""
     return [work.learner, *work.leaf, work.version]
 
 

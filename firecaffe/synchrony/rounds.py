@@ -1,30 +1,17 @@
-"""When replicas are averaged, in mode local: a function of the recipe's words and its rates alone.
+"""When replicas are averaged in mode local: a function of the recipe and its rates alone.
 
-A *round* is the steps between two averages of the same parameters. After its last step the
-replicas' differences leave for the other workers; `overlap_steps` later, or at once, their average
-is applied. In between it is *under way*, one at a time. When an average was applied the state is
-*whole*: it is saved and evaluated then.
+A *round* is the steps between two averages of the same parameters. After its last step, workers
+send the replicas' differences, and the average is applied `overlap_steps` later. In between it is
+*under way*, one at a time. Right after, the state is *whole*: it is saved and evaluated then.
 
-Parameters are averaged in F *fragments*, one after the other. In a *cycle* of H steps fragment f,
-from 0, is averaged after step (f + 1) H / F, rounded down, and so every H steps. The last step of
-the training averages all.
+Parameters are averaged in F *fragments*. In a *cycle* of H steps, fragment f, from 0, is averaged
+after step (f + 1) H / F, rounded down. The last step of the training averages all. By the quadratic
+synchronization rule, a low rate makes cycles longer: H = max(local_steps, floor((c / rate)^2)),
+with the growth coefficient c. While the rate rises, the highest rate still to come counts.
 
-By the quadratic synchronization rule cycles are longer if the rate is low: H = max(local_steps,
-floor((c / rate)^2)), c being the growth coefficient. As long as the rate rises, that of its highest
-point counts, which is still to come.
-
-Source: Stich 2019 (local SGD); Lin et al. 2020 (synchronous steps first); Gu et al. 2024, "A
-quadratic synchronization rule for distributed deep learning", with section 2 on the warm-up;
-Douillard et al. 2025, "Streaming DiLoCo with overlapping communication".
-
-Fragments, in mode local: which parameters are averaged together.
-
-The largest parameter goes first, each to the fragment that has the fewest elements so far. So all
-are about as large as can be with whole parameters, the largest one is as large as the largest
-parameter at least, and each has parameters of all depths.
-
-Source: Douillard et al. 2025, "Streaming DiLoCo with overlapping communication"; Graham 1969,
-"Bounds on multiprocessing timing anomalies" (the largest first: 4/3 of the best at most).
+Source: Stich 2019 (local SGD); Lin et al. 2020 (synchronous steps first); Gu et al. 2024 (the
+quadratic rule; section 2 on the warm-up); Douillard et al. 2025 (Streaming DiLoCo: fragments,
+overlap). Titles: docs/synchrony_local.md.
 """
 
 from bisect import bisect_left, bisect_right
@@ -53,12 +40,8 @@ class Round:
 
 
 class Rounds:
-    """The rounds of a training, which follow its synchronous steps."""
-
     def __init__(self, synchronous: int, rounds: Sequence[Round] = (), fragments: int = 1) -> None:
-        """synchronous: the number of steps before the first round. rounds: in the order in which
-        their averages are taken.
-        """
+        """Begin after `synchronous` steps, with rounds in the order in which they are averaged."""
         self.synchronous = synchronous
         self.fragments = fragments
         self._rounds = list(rounds)
@@ -67,42 +50,35 @@ class Rounds:
 
     @property
     def longest_wait(self) -> int:
-        """The most steps before an average is taken, of any fragment; 0 if none is."""
+        """The most steps between two averages of any fragments; 0 if there is no average."""
         taken_after = [self.synchronous, *self._stops]
         return max((after - before for before, after in pairwise(taken_after)), default=0)
 
     @property
     def mean_cycle(self) -> int:
-        """The number of steps of a cycle, the mean; 1 if there is none."""
         # The last fragment's rounds are the cycles.
         steps = [each.steps for each in self._rounds if each.fragment == self.fragments - 1]
         return round(sum(steps) / len(steps)) if steps else 1
 
     def averages(self, done: int) -> int:
-        """The number of averages that are applied after so many steps."""
         return bisect_right(self._applied, done)
 
     def taken(self, done: int) -> Sequence[Round]:
-        """The rounds whose averages are taken after so many steps: none, one, or all fragments' at
-        the training's end.
-        """
+        """Return the rounds averaged after so many steps; at the end, those of all fragments."""
         return self._rounds[bisect_left(self._stops, done) : bisect_right(self._stops, done)]
 
     def are_together(self, done: int) -> bool:
-        """Whether replicas have the average's weights after so many steps: all fragments were
-        averaged then, and nobody has gone on.
-        """
+        """Whether replicas have the weights of one average of all fragments after so many steps."""
         taken = self.taken(done)
         is_joined = len(taken) == self.fragments and all(each.applied == done for each in taken)
         return done <= self.synchronous or is_joined
 
     def is_whole(self, done: int) -> bool:
-        """Whether the state is whole after so many steps."""
         place = bisect_left(self._applied, done)
         return done <= self.synchronous or self._applied[place : place + 1] == [done]
 
     def last_whole(self, done: int) -> int:
-        """The largest number of steps below `done` after which the state is whole."""
+        """Return the largest number of steps below `done` after which the state is whole."""
         if done <= self.synchronous + 1:
             return done - 1
         place = bisect_left(self._applied, done)
@@ -112,19 +88,18 @@ class Rounds:
 def plan_rounds(
     words: SynchronyConfig, synchronous: int, steps: int, rate: Callable[[int], float]
 ) -> Rounds:
-    """The rounds of a training of so many steps. The last one of each fragment ends with it, and is
-    applied at once.
+    """Plan all rounds. Each fragment's last one ends with the training and is applied at once.
 
-    synchronous: the number of steps before the first round. rate: of a step, counted from 0.
+    `synchronous` is the number of steps before the first round; `rate` is that of a step, from 0.
     """
     highest = _highest_to_come(rate, steps) if words.growth_coefficient else []
     fragments = range(words.fragments)
-    stops, cycle = list[tuple[int, int]](), synchronous  # of which fragment, after which step
+    stops, cycle = list[tuple[int, int]](), synchronous  # (fragment, last step)
     while cycle < steps:
         length = float(words.local_steps)
         if highest:
             length = max(length, _grown(words.growth_coefficient, highest[cycle]))
-        # With so many, no fragment's average comes before the training's end.
+        # A cycle of this length averages no fragment before the training's end.
         length = int(min(length, steps * words.fragments))
         parts = [(each, cycle + length * (each + 1) // words.fragments) for each in fragments]
         stops += [(each, stop) for each, stop in parts if stop < steps]
@@ -144,25 +119,24 @@ def _grown(coefficient: float, rate: float) -> float:
 
 
 def _highest_to_come(rate: Callable[[int], float], steps: int) -> list[float]:
-    """The highest rate of each step and all after it."""
     from_last = accumulate(map(rate, reversed(range(steps))), max)
     return list(from_last)[::-1]
 
 
 def cut_fragments(sizes: Sequence[int], fragments: int) -> list[list[int]]:
-    """The places of each fragment's parameters, in ascending order. sizes: of all parameters.
-
-    Raises: RecipeError if there are fewer parameters than fragments.
-    """
+    """Return the places of each fragment's parameters. Raises: RecipeError if there are too few."""
     if fragments > len(sizes):
         raise RecipeError(
             f"synchrony.fragments is {fragments}, but the network has {len(sizes)} parameters that "
             "are trained; each fragment has one at least"
         )
+    # The largest parameter goes first, to the fragment with the fewest elements: about equal
+    # fragments with parameters of all depths. Source: Douillard et al. 2025; Graham 1969, "Bounds
+    # on multiprocessing timing anomalies" (the largest first: 4/3 of the best at most).
     found = [list[int]() for _ in range(fragments)]
     held = [0] * fragments
     for place in sorted(range(len(sizes)), key=lambda place: -sizes[place]):
-        # Of several the one with the fewest parameters, so that none is left without.
+        # If several are equal, the one with the fewest parameters, so that none stays empty.
         lightest = min(range(fragments), key=lambda each: (held[each], len(found[each])))
         found[lightest].append(place)
         held[lightest] += sizes[place]

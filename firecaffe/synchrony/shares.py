@@ -1,15 +1,10 @@
 """Balanced shares: each worker gets as many micro-batches as it computes in the same time.
 
-The micro-batches of a step are the leaves of one fixed tree, and who computes a leaf changes no
-bit of the sum. So a worker that takes twice as long gets half as many, and all are done at the same
-time. A step then takes as long as the worker whose share takes longest; the best shares make that
-time the shortest that whole micro-batches allow.
-
-Among shares that take about as long, those are taken whose busiest worker holds the fewest nodes of
-the tree, then those of the fewest nodes in all: a worker sends each of its nodes (`exchange.fold`).
-
-The smallest longest time is found directly (a worker can compute `floor(limit / seconds)` leaves
-within a limit); the fewest nodes by dynamic programming over the boundaries between workers.
+Micro-batches are the leaves of one fixed tree, so shares change no bit of the sum. The best shares
+make the slowest as fast as whole micro-batches allow: a worker computes `floor(limit / seconds)`
+leaves within a limit. Of shares about as fast, those win whose busiest worker holds and sends
+(`exchange.fold`) the fewest nodes of the tree, then those with the fewest nodes in all, by dynamic
+programming over the boundaries between workers.
 """
 
 from collections.abc import Sequence
@@ -21,19 +16,15 @@ from firecaffe.exchange.leaves import Shares, largest_nodes
 TOLERANCE = 0.02
 """How much longer than the best a step may take for the sake of fewer nodes."""
 
+# Measured times vary by a few per cent, and a change discards what was read ahead.
 GAIN = 0.04
-"""How much shorter a step must become for shares to change: measured times differ by a few per cent
-from one time to the next, and a change costs what was read ahead."""
+"""How much shorter a step must become for shares to change."""
 
 
 def next_shares(num_leaves: int, seconds: Sequence[float], current: Shares) -> Shares:
-    """The shares of the next steps: those that fit the workers, or the current ones if the others
-    would not be faster by GAIN.
+    """Return the next steps' shares: `current`, unless balanced ones are faster by GAIN.
 
-    Args:
-        num_leaves: Micro-batches of a step, at least one for each worker.
-        seconds: What each worker takes for one; what is not positive says nothing.
-        current: The shares now.
+    There is a leaf for each worker. `seconds` are times for one; those not positive are ignored.
     """
     seconds = _positive(seconds)
     best = balanced_shares(num_leaves, seconds)
@@ -42,15 +33,13 @@ def next_shares(num_leaves: int, seconds: Sequence[float], current: Shares) -> S
 
 
 def longest_s(shares: Shares, seconds: Sequence[float]) -> float:
-    """How long the worker computes whose share takes longest."""
     return max(len(share) * each for share, each in zip(shares, seconds, strict=True))
 
 
 def balanced_shares(num_leaves: int, seconds: Sequence[float]) -> Shares:
-    """Consecutive shares of at least one leaf each. Their longest time is the shortest that there
-    is, or longer by TOLERANCE at most if that needs fewer nodes of one worker, or of all.
+    """Return consecutive shares of at least one leaf with the shortest longest time.
 
-    Raises: ValueError if there are more workers than leaves.
+    It may be longer by TOLERANCE for fewer nodes. Raises: ValueError for more workers than leaves.
     """
     if len(seconds) > num_leaves:
         raise ValueError(f"{len(seconds)} workers for {num_leaves} micro-batches")
@@ -63,11 +52,7 @@ def balanced_shares(num_leaves: int, seconds: Sequence[float]) -> Shares:
 def _fewest_nodes(
     num_leaves: int, seconds: Sequence[float], most: Sequence[int], most_nodes: int
 ) -> Shares:
-    """The shares with the fewest nodes, at most so many leaves and `most_nodes` nodes each; empty
-    if there are none.
-    """
-    # By where the next worker's share begins: the fewest nodes before it, then the longest time,
-    # then the earlier boundaries; and those boundaries.
+    # By the start of the next worker's share: (fewest nodes before it, longest time, boundaries).
     reached: dict[int, tuple[int, float, tuple[int, ...]]] = {0: (0, 0.0, (0,))}
     for rank, each in enumerate(seconds):
         fewest_left = len(seconds) - rank - 1
@@ -95,7 +80,7 @@ def _fewest_nodes(
 
 
 def _shortest(num_leaves: int, seconds: Sequence[float]) -> float:
-    """The smallest longest time: some worker's for a whole number of leaves."""
+    # The smallest longest time is some worker's time for a whole number of leaves.
     times = sorted({count * each for each in seconds for count in range(1, num_leaves + 1)})
     low, high = 0, len(times) - 1
     while low < high:
@@ -113,7 +98,6 @@ def _is_enough(limit: float, seconds: Sequence[float], num_leaves: int) -> bool:
 
 
 def _within(limit: float, seconds: Sequence[float], num_leaves: int) -> list[int]:
-    """How many leaves each worker computes within a time."""
     found = []
     for each in seconds:
         count = min(int(limit / each), num_leaves)
@@ -127,7 +111,6 @@ def _within(limit: float, seconds: Sequence[float], num_leaves: int) -> list[int
 
 
 def _positive(seconds: Sequence[float]) -> list[float]:
-    """The seconds; for what is not positive the smallest that is, or 1."""
     least = min((each for each in seconds if 0 < each < float("inf")), default=1.0)
     return [each if 0 < each < float("inf") else least for each in seconds]
 

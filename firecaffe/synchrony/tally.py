@@ -1,4 +1,4 @@
-"""What the events of a run come to: updates, staleness, what was dropped, who waited how long."""
+"""Statistics of a run's events: updates, staleness, dropped leaves and waiting times."""
 
 from collections import Counter, defaultdict
 from typing import Any
@@ -7,24 +7,18 @@ from firecaffe.synchrony.events import Event, Join, Lose, Pull, Push
 
 
 class Tally:
-    """Counts events. The state is JSON."""
-
     def __init__(self) -> None:
         self.time_s = 0.0
         self.updates = 0
         self.staleness: Counter[int] = Counter()
-        """The number of gradients that were applied, by their staleness."""
         self.dropped = 0
-        """Leaves that were given up."""
         self.again = 0
-        """How often a leaf was to be handed out again, as it came too late."""
+        """How often a late leaf was to be handed out again."""
         self.lost = 0
-        """Learners that were lost."""
         self._waits_since: dict[int, float] = {}
         self._idle_s: defaultdict[int, float] = defaultdict(float)
 
     def take(self, event: Event) -> None:
-        """Counts an event in."""
         self.time_s = event.time_s
         match event:
             case Pull():
@@ -52,7 +46,6 @@ class Tally:
 
     @property
     def row(self) -> dict[str, Any]:
-        """It as result.json has it."""
         time_s = self.time_s or 1.0
         idle = {str(name): s / time_s for name, s in sorted(self._idle_s.items())}
         return {
@@ -69,7 +62,6 @@ class Tally:
 
     @property
     def line(self) -> str:
-        """It in a line, for people."""
         row = self.row
         idle = list(row["idle_by_learner"].values()) or [0.0]
         most = max(self.staleness, default=0)
@@ -95,7 +87,7 @@ class Tally:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.time_s, self.updates = state["time_s"], state["updates"]
         self.dropped, self.lost = state["dropped"], state["lost"]
-        self.again = state.get("again", 0)  # younger than the others
+        self.again = state.get("again", 0)  # older checkpoints do not have it
         self.staleness = Counter(dict(map(tuple, state["staleness"])))
         self._waits_since = dict(map(tuple, state["waits_since"]))
         self._idle_s = defaultdict(float, dict(map(tuple, state["idle_s"])))

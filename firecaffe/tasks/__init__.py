@@ -1,4 +1,4 @@
-"""The tasks that networks are trained for: a loss to lower, and metrics to measure."""
+"""The tasks that networks are trained for: a loss to minimize, and metrics to measure."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ _PLACES = {
     "TaskConfig": "config",
     "task_of": "table",
 }
-"""The place of each name, imported when it is asked for: the words of a recipe need no torch."""
+"""The module of each name. It is imported on first use, as reading a recipe needs no torch."""
 
 __all__ = ["CLASSIFICATION", "TASKS", "Loss", "Sums", "Task", "TaskConfig", "task_of"]
 

@@ -1,7 +1,4 @@
-"""A net of Caffe's as a task: its loss layers are the loss, its Accuracy layers the metrics.
-
-The network gives the blobs that these layers take; see `firecaffe.caffe.trained`.
-"""
+"""A Caffe net as a task: its loss layers are the loss, its Accuracy layers the metrics."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -24,16 +21,15 @@ MEANINGS = {
     "SigmoidCrossEntropyLoss": "multilabel",
     "SoftmaxWithLoss": "classification",
 }
-"""What outputs are like that are trained on a loss, by the name of a task of ours."""
+"""The built-in task, by type of Caffe loss, whose outputs have the same meaning."""
 
 
 def caffe_task(config: TaskConfig, reserved: tuple[str, ...] = ()) -> Task:
-    """The task of caffe:PATH. reserved: names that no metric may have.
+    """Return the task of caffe:PATH. Raises RecipeError if the file is no net with a loss.
 
-    Targets: the tops of the net's data layers after the first: a tensor, or a tuple of several.
-    Outputs: the blobs that the losses and accuracies take, by name (`Heads`), or the one of them.
-
-    Raises: RecipeError if the file is no net with a loss.
+    Targets are the tops of the net's data layers after the first: a tensor, or a tuple of several.
+    Outputs are the blobs that losses and accuracies take: a tensor, or `Heads` for several. No
+    metric has a name of `reserved`.
     """
     train, test = read_judges(caffe_file("task.name", config.name))
 
@@ -72,10 +68,7 @@ def caffe_task(config: TaskConfig, reserved: tuple[str, ...] = ()) -> Task:
 
 
 def meaning_of(name: str) -> str:
-    """The task of ours whose outputs mean what those of caffe:PATH do; empty if there is none.
-
-    Raises: RecipeError if the file is no net with a loss.
-    """
+    """Return the built-in task with the same kind of outputs, or "". Raises RecipeError."""
     train, _ = read_judges(caffe_file("task.name", name))
     main = train.parts.main_loss
     found = MEANINGS.get(main.type, "") if main is not None else ""
@@ -84,7 +77,6 @@ def meaning_of(name: str) -> str:
 
 
 def _blobs(judge: Judge, outputs: Any) -> Blobs:
-    """Raises: RecipeError if the network has not given what the judge takes."""
     wrong = _lacks(judge, outputs)
     if wrong:
         raise RecipeError(f"the network gives {wrong}")
@@ -93,7 +85,6 @@ def _blobs(judge: Judge, outputs: Any) -> Blobs:
 
 
 def _lacks(judge: Judge, outputs: Any) -> str:
-    """What is wrong with a network's outputs; empty if nothing is."""
     names, found = judge.parts.blobs, part_of(outputs, "blobs")
     expected = f"expected {', '.join(names)}, which losses and accuracies take in {judge.phase}"
     if isinstance(found, Mapping):
@@ -107,7 +98,7 @@ def _lacks(judge: Judge, outputs: Any) -> str:
 
 
 def _counts(steps: Mapping[str, Step], train: Judge, test: Judge) -> Counts | None:
-    """The first metric, if it is the share of samples whose label is first."""
+    """Count the first metric in training if it is the share of samples whose label is first."""
     if not steps or not {*test.parts.blobs} <= {*train.parts.blobs}:
         return None
     name, step = next(iter(steps.items()))
@@ -124,7 +115,6 @@ def _counts(steps: Mapping[str, Step], train: Judge, test: Judge) -> Counts | No
 
 
 def _classes(judge: Judge) -> Callable[[Any], list[int]] | None:
-    """The label of the main loss, if it is a class."""
     main = judge.parts.main_loss
     if main is None or MEANINGS.get(main.type) != "classification":
         return None
@@ -135,7 +125,6 @@ def _classes(judge: Judge) -> Callable[[Any], list[int]] | None:
 
 
 def _names(tops: Sequence[str], reserved: Sequence[str]) -> list[str]:
-    """Names for metrics, one for each top: letters, digits and _."""
     found: list[str] = []
     for top in tops:
         name = re.sub(r"\W", "_", top, flags=re.ASCII)

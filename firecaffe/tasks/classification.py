@@ -1,4 +1,4 @@
-"""Samples of one class each: cross entropy; how often the label is first, among the first five."""
+"""Classification: cross entropy; how often the label is first, and among the first five."""
 
 from typing import Any
 
@@ -13,12 +13,13 @@ from firecaffe.tasks.outputs import own_loss, part_of, prediction_of
 from firecaffe.tasks.task import Counts, Known, Task, class_weights
 
 AUX_HEADS = ("aux2", "aux1", "aux_logits2", "aux_logits1", "aux_logits")
-"""What networks call their auxiliary heads: ours, and torchvision's GoogLeNet and Inception."""
+"""Names of auxiliary heads in our networks and in torchvision's GoogLeNet and Inception."""
 
 
 def classification(config: TaskConfig, num_classes: int | None) -> Task:
-    """Targets: the class of each sample, int64 (B,). Outputs: logits (B, classes), or more of them;
-    those of auxiliary heads add AUX_WEIGHT times their own loss.
+    """Make the task. Targets are int64 (B,); outputs are logits (B, classes), or several outputs.
+
+    The loss of each auxiliary head is added with the factor AUX_WEIGHT.
     """
     known = Known(num_classes)
     weights = class_weights(config, known)
@@ -35,7 +36,7 @@ def classification(config: TaskConfig, num_classes: int | None) -> Task:
             if "out of bounds" not in str(error):
                 raise
             raise _no_output(logits, labels) from error
-        return each.mean()  # over samples, not over weights: a micro-batch's draw does not matter
+        return each.mean()  # over samples, not weights, so micro-batches count equally
 
     def loss(outputs: Any, labels: Tensor) -> Tensor:
         given = own_loss(outputs)
@@ -56,7 +57,7 @@ def classification(config: TaskConfig, num_classes: int | None) -> Task:
     def wrong(outputs: Any) -> str:
         return wrong_logits(prediction_of(outputs), known.num_classes, "(samples, {})", ndim=2)
 
-    # Among the first five of five classes is every label; of data that do not say, nobody knows.
+    # With five classes every label is among the first five. The number may also be unknown.
     counted = EXACT if num_classes is not None and num_classes > PLACES else EXACT[:1]
     return Task(
         loss,
@@ -69,7 +70,6 @@ def classification(config: TaskConfig, num_classes: int | None) -> Task:
 
 
 def _no_output(logits: Tensor, labels: Tensor) -> RecipeError:
-    """Says which label the logits have no place for."""
     num_classes = logits.shape[1]
     sample = int(((labels < 0) | (labels >= num_classes)).nonzero()[0])
     return RecipeError(
@@ -79,7 +79,7 @@ def _no_output(logits: Tensor, labels: Tensor) -> RecipeError:
 
 
 def wrong_logits(logits: Tensor, num_classes: int | None, shape: str, ndim: int) -> str:
-    """What is wrong with logits whose classes are their second dimension; empty if nothing is."""
+    """Say what is wrong with logits, whose classes are the second dimension; "" if nothing is."""
     if logits.ndim == ndim and logits.shape[1] >= (num_classes or 1):
         return ""
     expected = shape.format(num_classes or "classes")

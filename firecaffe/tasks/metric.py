@@ -1,7 +1,7 @@
-"""A metric of an evaluation: what each batch comes to, and the value of what they come to together.
+"""Metrics of an evaluation: a state for each batch, and the value of all states combined.
 
-A batch's state depends on the batch alone, and states are put together in the order of the batches,
-so that the value is the same bits on any number of workers.
+A batch's state depends only on the batch, and states are combined in the order of the batches. So
+the value has the same bits on any number of workers.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,25 +19,25 @@ State = Mapping[str, Tensor]
 
 
 class Metric(Protocol):
-    """What an evaluation asks of a metric."""
+    """The interface of a metric for an evaluation."""
 
     @property
     def higher_is_better(self) -> bool | None:
-        """None if nobody has said."""
+        """Whether higher is better; None if nobody has said."""
 
     @property
     def is_share(self) -> bool:
-        """Whether it is a share of 1, which is said in per cent."""
+        """Whether it is a share of 1, which is shown in per cent."""
 
     @property
     def reductions(self) -> Mapping[str, Reduction]:
-        """How the states of batches become one, by the name of the tensor."""
+        """How the states of batches are combined, by tensor name."""
 
     def of_batch(self, outputs: Any, targets: Any) -> State:
-        """The state of one batch, on the CPU."""
+        """Return the state of one batch, on the CPU."""
 
     def value(self, state: State, samples: int) -> float:
-        """The value of the state of all batches, which have so many samples."""
+        """Return the value of the combined state of all batches, which have `samples` samples."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,12 @@ class Sums:
     """A metric that is computed from sums over the samples.
 
     Args:
-        sums: (outputs, targets) to a tensor of sums over the samples of a batch. Those of batches
-            are added in float64.
-        value_of: The sums of all samples to the value; without it, the one sum divided by the
-            number of samples.
-        higher_is_better: Which way it is better; None if the task says so.
-        is_share: Whether it is a share of 1, which is said in per cent.
+        sums: A function of (outputs, targets) that returns a tensor of sums over a batch's samples.
+            The sums of batches are added in float64.
+        value_of: A function from the sums of all samples to the value. Without it, the value is the
+            single sum divided by the number of samples.
+        higher_is_better: Whether higher is better; None if the task says so.
+        is_share: Whether it is a share of 1, which is shown in per cent.
     """
 
     sums: Callable[[Any, Any], Tensor]
@@ -80,7 +80,6 @@ class Sums:
 
 
 def one_number(found: Any) -> float:
-    """Raises: RecipeError if it is none."""
     if isinstance(found, Tensor) and found.numel() == 1:
         return float(found)
     if isinstance(found, int | float):

@@ -1,8 +1,6 @@
-"""The metrics that a recipe may name, for each task of ours: from torchmetrics, and exact counts.
+"""The metrics that a recipe may name: from torchmetrics, and exact counts of correct labels.
 
-torchmetrics is loaded when a metric of it is measured; naming one, and top-1, do not need it.
-
-How many samples have their label first, or among the first few: exact counts.
+torchmetrics is loaded when one of its metrics is measured. Naming one, and top1, do not need it.
 """
 
 import warnings
@@ -25,11 +23,10 @@ from firecaffe.tasks.task import Known
 from firecaffe.tasks.torch_metric import Prepare, TorchMetric
 
 PLACES = 5
-"""The first few."""
 
 
 def count_correct(outputs: Any, labels: Tensor) -> Tensor:
-    """How many samples have their label first, and among the first five: float32, shape (2,)."""
+    """Count samples whose label is first, and among the first five: float32, shape (2,)."""
     logits = prediction_of(outputs)
     places = min(PLACES, logits.shape[1])
     best = logits.topk(places).indices == labels[:, None]
@@ -38,7 +35,6 @@ def count_correct(outputs: Any, labels: Tensor) -> Tensor:
 
 
 def counted(place: int) -> Callable[[Any, Tensor], Tensor]:
-    """One of the two counts."""
     return lambda outputs, labels: count_correct(outputs, labels)[place]
 
 
@@ -47,18 +43,15 @@ Make = Callable[["Row", Known], Metric]
 
 @dataclass(frozen=True)
 class Row:
-    """A metric: how it is made for each task, its direction, and whether it is a share of 1."""
+    """A metric: how each task makes it, its direction, and whether it is a share of 1."""
 
     of: Mapping[str, Make]
-    """By the name of a task: (this row, what is known of the data) to the metric."""
+    """By task name: a function from this row and the properties of the data to the metric."""
     higher_is_better: bool = True
-    """Which way it is better."""
     is_share: bool = True
-    """Whether it is a share of 1, which is said in per cent."""
 
 
 def _logits(outputs: Any, known: Known) -> Tensor:
-    """Raises: RecipeError if the network has not one output for each class."""
     logits = prediction_of(outputs).float()
     if logits.shape[1] != known.classes():
         raise RecipeError(
@@ -69,22 +62,19 @@ def _logits(outputs: Any, known: Known) -> Tensor:
 
 
 def _labels(known: Known) -> Prepare:
-    """The class that the network names."""
     return lambda outputs, targets: (_logits(outputs, known).argmax(1), targets)
 
 
 def _chances(known: Known) -> Prepare:
-    """The probability of each class."""
     return lambda outputs, targets: (_logits(outputs, known).softmax(1), targets)
 
 
 def _chances_of_each(known: Known) -> Prepare:
-    """The probability of each label by itself."""
     return lambda outputs, targets: (_logits(outputs, known).sigmoid(), targets.int())
 
 
 def _built(name: str, **words: Any) -> Any:
-    """A metric of torchmetrics. It warns of those that keep all predictions."""
+    """Make a torchmetrics metric, without its warning that some keep all predictions."""
     import torchmetrics.classification as of_classes
     import torchmetrics.regression as of_numbers
 
@@ -118,7 +108,6 @@ def _regression(name: str, see: Prepare = flat, **words: Any) -> Mapping[str, Ma
 
 
 def _macro(name: str) -> Mapping[str, Make]:
-    """The mean over classes, or over labels."""
     of_classes = _multiclass(f"Multiclass{name}", average="macro")
     of_labels = _multilabel(f"Multilabel{name}", average="macro")
     return {
@@ -183,17 +172,16 @@ METRICS: dict[str, Row] = {
     "r2": Row(_regression("R2Score", in_float64), is_share=False),
     "spearman": Row(_regression("SpearmanCorrCoef"), is_share=False),
 }
-"""By name. Over classes and labels they are macro means, but for the accuracy of classes."""
+"""The metrics by name. They are macro means over classes or labels, except accuracy of classes."""
 
 
 class Named:
-    """A row of METRICS for a task, made when it is first measured."""
+    """A row of METRICS for a task. The metric is made when it is first measured."""
 
     def __init__(self, task: str, name: str, known: Known) -> None:
-        """Raises: RecipeError if it takes classes and the data do not say how many."""
         row = METRICS[name]
         if task in WITH_CLASSES and name not in EXACT:
-            known.classes()  # raises here, and not when the first evaluation makes the metric
+            known.classes()  # raises now, not in the first evaluation
         self.higher_is_better, self.is_share = row.higher_is_better, row.is_share
         self._make = partial(row.of[task], row, known)
 
@@ -213,29 +201,24 @@ class Named:
 
 
 EXACT = ("top1", "top5")
-"""Metrics that are counted here, and take more outputs than classes."""
+"""Metrics that are counted here, and allow more outputs than classes."""
 
 WITH_CLASSES = ("classification", "multilabel", "segmentation")
 
 
 def names_for(task: str) -> list[str]:
-    """The metrics of a task of ours."""
     return [name for name, row in METRICS.items() if task in row.of]
 
 
 def chosen(
     config: TaskConfig, task: str, known: Known, default: Sequence[str]
 ) -> Mapping[str, Metric]:
-    """The metrics of a recipe. The one that chooses is among them, named or not.
-
-    Raises: RecipeError if one takes classes and the data do not say how many.
-    """
+    """Return a recipe's metrics by name, with the one that chooses, even if `metrics` omits it."""
     own = [config.metric] if config.metric not in ("", LOSS.name) else []
     return {name: Named(task, name, known) for name in [*(config.metrics or default), *own]}
 
 
 def check_named(config: TaskConfig, known: Sequence[str]) -> None:
-    """Raises: RecipeError if a metric is not there."""
     for word, names in (("task.metrics has", config.metrics), ("task.metric is", [config.metric])):
         for name in filter(None, names):
             if name not in (*known, LOSS.name) or (word.endswith("has") and name == LOSS.name):

@@ -1,4 +1,4 @@
-"""Samples that have each of several labels or not: binary cross entropy of each."""
+"""Multilabel: samples that have each of several labels or not; binary cross entropy of each."""
 
 from typing import Any
 
@@ -14,8 +14,9 @@ from firecaffe.tasks.task import Known, Task, class_weights
 
 
 def multilabel(config: TaskConfig, num_classes: int | None) -> Task:
-    """Targets: 0 or 1 for each label, (B, labels). Outputs: logits (B, labels). The loss is the
-    mean over samples and labels; `class_weights` weigh the samples that have the label.
+    """Make the task. Targets are 0 or 1, (B, labels); outputs are logits (B, labels).
+
+    The loss is the mean over samples and labels. `class_weights` weight samples with the label.
     """
     known = Known(num_classes)
     weights = class_weights(config, known)

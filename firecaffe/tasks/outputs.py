@@ -1,4 +1,4 @@
-"""Where the prediction is in what a network returns."""
+"""Find the prediction and the loss in a network's outputs."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,16 +9,11 @@ from firecaffe.errors import RecipeError
 from firecaffe.reference import shown
 
 NAMES = ("logits", "out")
-"""What the prediction is called among several outputs: by Hugging Face (`ModelOutput`), and by
-torchvision's networks for segmentation.
-"""
+"""Names of the prediction: Hugging Face's (`ModelOutput`) and torchvision's for segmentation."""
 
 
 def prediction_of(outputs: Any) -> Tensor:
-    """The outputs, or the one of several that is the prediction: by its name, or the first.
-
-    Raises: RecipeError if there is none.
-    """
+    """Return the output, a named one, or the first of several. Raises RecipeError if none fits."""
     if isinstance(outputs, Tensor):
         return outputs
     for name in NAMES:
@@ -34,15 +29,12 @@ def prediction_of(outputs: Any) -> Tensor:
 
 
 def part_of(outputs: Any, name: str) -> Any:
-    """An output by its name; None if there is none."""
     if isinstance(outputs, Tensor):
         return None
     return outputs.get(name) if isinstance(outputs, Mapping) else getattr(outputs, name, None)
 
 
 def own_loss(outputs: Any) -> Tensor | None:
-    """The loss, if the network computes it itself, as those of Hugging Face do that are given
-    labels.
-    """
+    """Return the loss if the network computes it, as Hugging Face's do if they receive labels."""
     found = part_of(outputs, "loss")
     return found if isinstance(found, Tensor) else None

@@ -1,4 +1,4 @@
-"""torch's losses of classes as means over the samples, also of those that have no label."""
+"""Make torch's losses of classes means over the samples, even if some have no label."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,10 +10,11 @@ Loss = Callable[[Any, Any], Tensor]
 
 
 def over_samples(loss: Loss) -> Loss:
-    """The loss itself; but where torch's own takes the mean over the labels that a micro-batch
-    happens to have, without those of `ignore_index`, the mean over all: one without a label adds 0.
-    So the size of a micro-batch does not decide what a label weighs, and one without labels has the
-    loss 0, not NaN.
+    """Return the loss, with torch's mean over labels replaced by the mean over all samples.
+
+    torch divides by the labels that are not `ignore_index` in a micro-batch. Here a sample without
+    a label adds 0. So the micro-batch's size does not change the weight of a label, and a
+    micro-batch without labels has the loss 0, not NaN. Other losses are returned as they are.
     """
     is_torchs = type(loss) in (nn.CrossEntropyLoss, nn.NLLLoss)
     if not is_torchs or loss.reduction != "mean" or loss.weight is not None:  # type: ignore[attr-defined]
@@ -28,7 +29,7 @@ class _OverSamples:
     def __call__(self, outputs: Any, targets: Any) -> Tensor:
         loss = self.loss
         if not isinstance(targets, Tensor) or targets.is_floating_point():
-            value: Tensor = loss(outputs, targets)  # targets that are shares of each class
+            value: Tensor = loss(outputs, targets)  # shares of classes
             return value
         if isinstance(loss, nn.CrossEntropyLoss):
             smoothing = loss.label_smoothing

@@ -1,4 +1,4 @@
-"""A metric as a user gives it: one of torchmetrics, sums, or a plain function."""
+"""Convert a user's metric: a torchmetrics.Metric, a Sums, or a plain function."""
 
 import sys
 from typing import Any
@@ -13,11 +13,11 @@ from firecaffe.tasks.torch_metric import TorchMetric
 
 
 def as_metric(name: str, given: Any) -> Metric:
-    """Raises: RecipeError if it is no metric, or one whose batches cannot be put together."""
+    """Return the metric. Raises RecipeError if it is none, or its batches cannot be combined."""
     if hasattr(type(given), "of_batch"):
         metric: Metric = given
         return metric
-    # Whoever has one of torchmetrics has loaded it; others do not pay for it.
+    # A user with a torchmetrics metric has loaded torchmetrics; others need not load it.
     torchmetrics = sys.modules.get("torchmetrics")
     if torchmetrics is not None and isinstance(given, torchmetrics.Metric):
         try:

@@ -1,4 +1,4 @@
-"""A prediction and its target brought to one shape, for losses and metrics of regression."""
+"""Convert a prediction and its target to one shape, for losses and metrics of regression."""
 
 from typing import Any
 
@@ -10,10 +10,9 @@ from firecaffe.tasks.outputs import prediction_of
 
 
 def aligned(outputs: Any, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """The prediction and the target, of one shape and type. (B, 1) and (B,) go together; torch
-    would make (B, B) of them.
+    """Return prediction and target in one shape and type, or raise RecipeError.
 
-    Raises: RecipeError if they are not of one shape.
+    (B, 1) and (B,) are made equal, as torch would broadcast them to (B, B).
     """
     prediction = prediction_of(outputs)
     if prediction.shape == (*targets.shape, 1):
@@ -29,13 +28,13 @@ def aligned(outputs: Any, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def in_float64(outputs: Any, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Both in float64, in columns: (B,), or (B, columns) of samples with several numbers."""
+    """Return both in float64 as (B,), or as (B, columns) if samples have several numbers."""
     prediction, target = aligned(outputs, targets)
     rows = (len(prediction), -1) if prediction.ndim == 2 and prediction.shape[1] > 1 else (-1,)
     return prediction.to(torch.float64).reshape(rows), target.to(torch.float64).reshape(rows)
 
 
 def flat(outputs: Any, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Both in float64, all numbers alike."""
+    """Return all numbers of both in float64, in one dimension."""
     prediction, target = in_float64(outputs, targets)
     return prediction.flatten(), target.flatten()

@@ -1,4 +1,4 @@
-"""Samples with numbers of any shape: squared, absolute or Huber's error."""
+"""Regression: samples with numbers of any shape; squared, absolute or Huber's error."""
 
 from collections.abc import Callable
 from functools import partial
@@ -24,9 +24,9 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
 def regression(
     config: TaskConfig, num_classes: int | None, *, loss: str = "mse", delta: float = 1.0
 ) -> Task:
-    """Targets and outputs: floating point, of one shape (B, …); (B, 1) and (B,) go together.
+    """Make the task. Targets and outputs are floating point of one shape, or (B, 1) and (B,).
 
-    loss: a row of LOSSES. delta: the error from which on Huber's grows linearly.
+    loss: A row of LOSSES. delta: The error from which on Huber's grows linearly.
     """
     if loss not in LOSSES:
         raise RecipeError(f"task.args.loss is {loss!r}; expected one of {', '.join(LOSSES)}")

@@ -1,4 +1,4 @@
-"""Images of which each pixel has a class: cross entropy of each pixel."""
+"""Segmentation: images with a class for each pixel; cross entropy of each pixel."""
 
 from typing import Any
 
@@ -13,19 +13,18 @@ from firecaffe.tasks.outputs import own_loss, part_of, prediction_of
 from firecaffe.tasks.task import Known, Task, class_weights
 
 IGNORED = -100
-"""torch's own, which is no class."""
 
 AUX_WEIGHT = 0.5
-"""Of the auxiliary head of torchvision's networks, in its own trainings."""
+"""The factor of the auxiliary head's loss in torchvision's own training."""
 
 
 def segmentation(
     config: TaskConfig, num_classes: int | None, *, ignore_index: int = IGNORED
 ) -> Task:
-    """Targets: the class of each pixel, int64 (B, H, W). Outputs: logits (B, classes, H, W).
+    """Make the task. Targets are int64 (B, H, W); outputs are logits (B, classes, H, W).
 
-    A sample's loss is the mean over its pixels that are not `ignore_index`, 0 if it has none; that
-    of a micro-batch the mean over its samples.
+    A sample's loss is the mean over its pixels that are not `ignore_index`, 0 if it has none. The
+    loss of a micro-batch is the mean over its samples.
     """
     known = Known(num_classes, ignore_index)
     weights = class_weights(config, known)
@@ -65,10 +64,7 @@ def segmentation(
 
 
 def check_classes(targets: Tensor, num_classes: int, ignore_index: int) -> None:
-    """Looks at the targets' type, and on a CPU at their values; on a GPU the loss does.
-
-    Raises: RecipeError if they are no classes of pixels.
-    """
+    """Raise RecipeError if targets are no classes. On a GPU the loss checks their values."""
     if targets.is_floating_point():
         raise RecipeError(
             f"task.name segmentation takes classes of pixels, whole numbers; found {targets.dtype} "

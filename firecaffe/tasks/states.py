@@ -1,8 +1,8 @@
-"""The states of an evaluation's metrics: kept by batch, told to other ranks, put together.
+"""The states of an evaluation's metrics: stored by batch, sent to other ranks, combined.
 
-What has the same result in any order (sums of whole numbers, the least, the largest) is put
-together at once. The rest is kept by batch, and put together in the order of the batches: sums of
-floating point in float64, and what is to be in one row.
+States with the same result in any order (sums of whole numbers, minima, maxima) are combined at
+once. The others are stored by batch and combined in the order of the batches: sums of floating
+point, in float64, and concatenations.
 """
 
 from collections import defaultdict
@@ -18,7 +18,6 @@ from firecaffe.reference import failed
 from firecaffe.tasks.metric import Metric, Reduction, State
 
 ANY_ORDER = ""
-"""In the place of a batch's number."""
 
 Parts = dict[str, Tensor]
 """States by `metric/state/batch`, or `metric/state/` if the order does not matter."""
@@ -27,10 +26,7 @@ Parts = dict[str, Tensor]
 def add_batch(
     parts: Parts, metrics: Mapping[str, Metric], number: int, outputs: Any, targets: Any
 ) -> None:
-    """Adds what batch `number` comes to.
-
-    Raises: RecipeError if a metric does not take it; OwnCodeError for what a user's raises.
-    """
+    """Add the states of batch `number`. Raises RecipeError, or OwnCodeError for a user's metric."""
     for name, metric in metrics.items():
         for state, tensor in _of_batch(name, metric, outputs, targets).items():
             reduction = metric.reductions[state]
@@ -52,12 +48,11 @@ def _of_batch(name: str, metric: Metric, outputs: Any, targets: Any) -> State:
 
 
 def pack(parts: Parts) -> bytes:
-    """The states for another rank."""
     return save({key: tensor.contiguous() for key, tensor in parts.items()})
 
 
 def unpack(metrics: Mapping[str, Metric], of_ranks: Sequence[bytes]) -> dict[str, State]:
-    """The states of all batches, by metric; the same on any number of ranks."""
+    """Combine all ranks' states, by metric. The result is equal for any number of ranks."""
     found: dict[tuple[str, str], list[tuple[int, Tensor]]] = defaultdict(list)
     for packed in of_ranks:
         for key, tensor in load(packed).items():
@@ -71,7 +66,6 @@ def unpack(metrics: Mapping[str, Metric], of_ranks: Sequence[bytes]) -> dict[str
 
 
 def _exact(tensor: Tensor) -> Tensor:
-    """A sum in a type in which more can be added to it."""
     return tensor.to(torch.float64 if tensor.is_floating_point() else torch.int64)
 
 

@@ -23,17 +23,17 @@ TASKS: dict[str, Callable[..., Task]] = {
     "regression": regression,
     "segmentation": segmentation,
 }
-"""By name: (the recipe's [task], the classes of the data if they have any, words of its own)."""
+"""The tasks by name: functions of [task], the number of classes or None, and own settings."""
 
 RESERVED = (
     *("kind", "step", "samples", "loss", "learning_rate", "images_per_s", "largest_class_share"),
     *("steps", "metrics", "metric", "shares", "test_loss", "test_samples", "validation"),
 )
-"""Names that the rows of a record have already."""
+"""Names that are fields of a record already."""
 
 
 def check_task(config: TaskConfig) -> None:
-    """Looks at the words alone. Raises: RecipeError."""
+    """Check the section without loading anything. Raises RecipeError."""
     if not 0 <= config.label_smoothing < 1:
         raise RecipeError(
             f"task.label_smoothing is {config.label_smoothing:g}; it must be at least 0 and below 1"
@@ -58,12 +58,9 @@ def check_task(config: TaskConfig) -> None:
 
 
 def task_of(config: TaskConfig, num_classes: int | None) -> Task:
-    """The task of a checked recipe. num_classes: of the data; None if they have none.
-
-    Raises: RecipeError; OwnCodeError for what an own task's function raises.
-    """
+    """Return a checked recipe's task. Raises RecipeError, or OwnCodeError for an own function."""
     if is_caffe(config.name):
-        from firecaffe.tasks.caffe import caffe_task  # for those who have such a net
+        from firecaffe.tasks.caffe import caffe_task  # loaded for such nets only
 
         return _as_asked(caffe_task(config, RESERVED), config)
     if not is_reference(config.name):
@@ -82,7 +79,6 @@ def task_of(config: TaskConfig, num_classes: int | None) -> Task:
 
 
 def _ours(config: TaskConfig, num_classes: int | None) -> Task:
-    """A task of ours. Raises: RecipeError if it does not take the words of `task.args`."""
     words = {"num_classes": num_classes, **config.args}
     count = words.pop("num_classes")
     if count is not None and (not isinstance(count, int) or count < 1):
@@ -104,7 +100,6 @@ def _ours(config: TaskConfig, num_classes: int | None) -> Task:
 
 
 def check_own(task: Task) -> None:
-    """Looks at a user's own task, before it is asked for anything. Raises: RecipeError."""
     if isinstance(task.loss, type) or not callable(task.loss):
         raise RecipeError(
             f"task.loss is {shown(task.loss)}; expected a function of (outputs, targets), as "
@@ -120,9 +115,7 @@ def check_own(task: Task) -> None:
 
 
 def _check_direction(task: Task) -> None:
-    """Raises: RecipeError if nobody says which way the metric that chooses is better, or if two
-    say otherwise.
-    """
+    """Raise RecipeError if the direction of the metric that chooses is missing or disputed."""
     name, said = task.metric or next(iter(task.metrics), LOSS.name), task.higher_is_better
     if name != LOSS.name and name not in task.metrics:
         raise RecipeError(
@@ -142,7 +135,6 @@ def _check_direction(task: Task) -> None:
 
 
 def _as_asked(task: Task, config: TaskConfig) -> Task:
-    """An own task with those of its metrics that the recipe names."""
     check_named(config, list(task.metrics))
     names: Sequence[str] = config.metrics or list(task.metrics)
     if config.metric and config.metric != LOSS.name and config.metric not in names:

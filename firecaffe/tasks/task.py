@@ -1,8 +1,4 @@
-"""A task as the step and the evaluation see it. It alone knows what a sample, an output or a metric
-is.
-
-What a task knows of its data and words, and how class weights are taken.
-"""
+"""The interface of a task. Only the task knows what a sample, an output or a metric is."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,68 +15,65 @@ from firecaffe.tasks.metric import Metric
 from firecaffe.tasks.own_metric import as_metric
 
 Loss = Callable[[Any, Any], Tensor]
-"""(the network's outputs, targets) -> the mean loss of the samples, a scalar."""
+"""A function of (outputs, targets) that returns the mean loss of the samples, a scalar."""
 
 
 @dataclass(frozen=True)
 class Counts:
-    """What is counted beside the loss of each step, of the samples it has seen."""
+    """The numbers counted in each training step, next to the loss, over the samples of the step."""
 
     names: tuple[str, ...]
     count: Callable[[Any, Any], Tensor]
-    """(outputs, targets) to a number of samples for each name: float32, shape (names,). Whole
-    numbers have the same sum in any order, so workers change no bit of it.
+    """A function of (outputs, targets) that returns float32 (names,).
+
+    The numbers are whole, so their sum has the same bits in any order, on any number of workers.
     """
 
 
 @dataclass(frozen=True)
 class Task:
-    """A loss to lower, and metrics that evaluations measure.
+    """A loss to minimize, and metrics that evaluations measure.
 
-    A task of one's own:
+    A task of your own:
 
         firecaffe.Task(loss, metrics={"mae": torchmetrics.MeanAbsoluteError()})
     """
 
     loss: Loss
-    """(outputs, targets) to the mean loss of the samples, a scalar."""
+    """A function of (outputs, targets) that returns the mean loss of the samples, a scalar."""
     metrics: Mapping[str, Any] = field(default_factory=dict)
-    """By name: a `torchmetrics.Metric`, a `firecaffe.Sums`, or a function (outputs, targets) to the
-    sum over the samples, whose mean is the value.
+    """The metrics by name: a `torchmetrics.Metric`, a `firecaffe.Sums`, or a function.
+
+    A function of (outputs, targets) returns the sum over the samples. Its mean is the value.
     """
     metric: str = ""
-    """The one that chooses: a name of `metrics`, or loss. Empty: the first; the loss if there is
-    none.
-    """
+    """The metric that chooses: a name of `metrics`, or loss. Empty: the first, or else the loss."""
     higher_is_better: bool | None = None
-    """Whether more of `metric` is better; None if the metric itself says so."""
+    """Whether higher is better for `metric`; None if the metric itself says so."""
     counts: Counts | None = None
-    """What is counted beside the loss of each step; None for nothing."""
+    """The numbers counted in each step, next to the loss; None for nothing."""
     classes: Callable[[Any], list[int]] | None = None
-    """The class of each sample of some targets, if samples have one: the share of the largest class
-    is what a network gets that has learned nothing.
+    """A function that returns the class of each sample of some targets, if samples have one.
+
+    The share of the largest class is what a network reaches that has learned nothing.
     """
     wrong: Callable[[Any], str] | None = None
-    """(outputs) to what is wrong with them and what is expected; empty if they will do. Asked with
-    shapes alone, on the meta device, before any rank is started.
+    """A function that says what is wrong with outputs and what is expected; "" if nothing is.
+
+    It is called on the meta device, with shapes alone, before any rank starts.
     """
 
     @property
     def counted(self) -> tuple[str, ...]:
-        """What is counted in the steps of a training, by name."""
         return () if self.counts is None else self.counts.names
 
     @cached_property
     def measured(self) -> Mapping[str, Metric]:
-        """The metrics, each as an evaluation takes it.
-
-        Raises: RecipeError if one cannot be.
-        """
+        """The metrics in the form that evaluations need. Raises RecipeError if one is invalid."""
         return {name: as_metric(name, each) for name, each in self.metrics.items()}
 
     @property
     def measure(self) -> Measure:
-        """What a run of it is judged by."""
         name = self.metric or next(iter(self.metrics), LOSS.name)
         if name == LOSS.name:
             return LOSS
@@ -90,21 +83,17 @@ class Task:
 
     @property
     def shares(self) -> list[str]:
-        """The metrics that are shares of 1."""
         return [name for name, metric in self.measured.items() if metric.is_share]
 
 
 @dataclass(frozen=True)
 class Known:
-    """num_classes: classes or labels of the data; None if the data do not say. ignore_index: the
-    target that is left out; None if there is none.
-    """
+    """The data's properties: the number of classes or labels, and the ignored target, or None."""
 
     num_classes: int | None = None
     ignore_index: int | None = None
 
     def classes(self) -> int:
-        """Their number. Raises: RecipeError if nobody knows it."""
         if self.num_classes is None:
             raise RecipeError(
                 "the data do not say how many classes there are; set "
@@ -114,7 +103,7 @@ class Known:
 
 
 def class_weights(config: TaskConfig, known: Known) -> Tensor | None:
-    """float32 (classes,); None if there are none. Raises: RecipeError if not one for each class."""
+    """Return float32 (classes,) or None. Raises RecipeError if there is not one for each class."""
     found = config.class_weights
     if not found:
         return None

@@ -1,7 +1,7 @@
-"""A metric of torchmetrics, batch by batch: its states are taken out, and put back at the end.
+"""A metric of torchmetrics, batch by batch: its states are read out, and set at the end.
 
-Sums of floating point are in float64, whatever torchmetrics adds them in: a float32 that has come
-to 2^24 gains nothing from a 1 that is added.
+Sums of floating point are in float64, whatever torchmetrics uses: a float32 of 2^24 does not change
+if 1 is added.
 """
 
 import copy
@@ -15,7 +15,7 @@ from firecaffe.errors import RecipeError
 from firecaffe.tasks.metric import Reduction, State, one_number
 
 Prepare = Callable[[Any, Any], tuple[Any, Any]]
-"""(outputs, targets) to what the metric takes."""
+"""A function from (outputs, targets) to the arguments of the metric."""
 
 
 class TorchMetric:
@@ -24,12 +24,9 @@ class TorchMetric:
     def __init__(
         self, metric: Any, prepare: Prepare, higher: bool | None = None, share: bool | None = None
     ) -> None:
-        """metric: a copy is used. higher, share: what it says itself if None.
-
-        Raises: RecipeError if its states cannot be put together batch by batch.
-        """
+        """Copy `metric`. Raises RecipeError if its states cannot be combined batch by batch."""
         self._metric, self._prepare = copy.deepcopy(metric), prepare
-        # All ranks compute from the same states; it would add them up over the ranks.
+        # All ranks have the same states. torchmetrics would add them up over the ranks.
         self._metric.sync_on_compute = self._metric._to_sync = False
         self.reductions = reductions_of(metric)
         self.higher_is_better = metric.higher_is_better if higher is None else higher
@@ -48,7 +45,7 @@ class TorchMetric:
                 setattr(metric, name, start.double())
         metric.update(prediction, targets)
         found = {name: _joined(getattr(metric, name)) for name in self.reductions}
-        metric.reset()  # which empties its lists
+        metric.reset()  # empties its lists
         return {name: each.detach().cpu() for name, each in found.items() if each is not None}
 
     def value(self, state: State, samples: int) -> float:
@@ -58,14 +55,13 @@ class TorchMetric:
             if name in state:
                 is_list = isinstance(getattr(metric, name), list)
                 setattr(metric, name, [state[name]] if is_list else state[name])
-        metric._update_count = 1  # else it warns that it has seen nothing
+        metric._update_count = 1  # else it warns that it has no data
         found = metric.compute()
         metric.reset()
         return one_number(found)
 
 
 def _joined(value: Tensor | list[Tensor]) -> Tensor | None:
-    """A state as one tensor; None of a list that is empty."""
     if isinstance(value, Tensor):
         return value
     if not value:
@@ -74,10 +70,7 @@ def _joined(value: Tensor | list[Tensor]) -> Tensor | None:
 
 
 def reductions_of(metric: Any) -> Mapping[str, Reduction]:
-    """How each state of a `torchmetrics.Metric` becomes one over batches.
-
-    Raises: RecipeError if there is none, or if one has another way than the four.
-    """
+    """Return how each state is combined over batches. Raises RecipeError for unsupported ways."""
     from torchmetrics.utilities import data
 
     known: dict[Any, Reduction] = {

@@ -1,1 +1,1 @@
-"""A training: built, run step by step, saved and resumed."""
+"""The training: how it is built, run step by step, saved and resumed."""

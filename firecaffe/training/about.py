@@ -1,4 +1,4 @@
-"""What a run's folder says beside its recipe, so that its network can be built and used again."""
+"""The file about.json of a run: what its recipe lacks and rebuilding its network needs."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,27 +22,23 @@ Size = Annotated[int, Meta(ge=0, le=10**9)]
 
 @dataclass(frozen=True)
 class About:
-    """What the network was built for, and what no recipe can say."""
+    """Facts that the network was built for and that no recipe states."""
 
     num_classes: Size | None
     in_channels: Size | None
     class_names: tuple[str, ...]
-    """By label; empty if the data do not say them."""
     sample_CHW: tuple[Size, ...]
-    """The shape of the images before they are cut; empty if the samples are no images of classes
-    in bytes."""
+    """The images' shape before cropping. Empty unless samples are images of bytes with classes."""
     is_decoded: bool
-    """Whether these are encoded images, which are decoded and scaled when they are read."""
+    """Whether the samples are encoded images, which are decoded and scaled when they are read."""
     input_shape: tuple[Size, ...]
-    """The shape of one sample as the network is given it; empty if that is no one tensor."""
+    """The shape of one sample as the network receives it. Empty if inputs are not one tensor."""
     input_dtype: str
-    """Its type, as torch calls it."""
     given: tuple[str, ...]
-    """The arguments of `firecaffe.train` that stood in for what a recipe names."""
+    """The arguments of `firecaffe.train` that replaced what the recipe names."""
 
 
 def about_of(parts: Parts, data: Data) -> About:
-    """What is to be said of a training that begins."""
     test = data.test
     CHW: tuple[int, ...] = ()
     is_decoded = isinstance(test, DecodedSet)
@@ -61,23 +57,21 @@ def about_of(parts: Parts, data: Data) -> About:
     )
 
 
+# The facts of a network without a run folder.
 NOTHING = About(None, None, (), (), False, (), "", ())
-"""What is known of a network that no run's folder tells of."""
 
 
 def _inputs(layout: Layout | None) -> tuple[tuple[int, ...], str]:
-    """The shape and the type of a sample's inputs, if they are one tensor."""
     if layout is None or not isinstance(layout.inputs, Leaf):
         return (), ""
     return layout.inputs.shape, str(layout.inputs.dtype).removeprefix("torch.")
 
 
 def write_about(folder: Path, about: About) -> None:
-    """Writes it into the run's folder. Raises: OSError."""
     write_json(folder / ABOUT, asdict(about))
 
 
 def read_about(folder: Path) -> About | None:
-    """Reads it; None if the run is older than it. Raises: RunError if it is damaged."""
+    """Read the file; None if the run is older than it. Raises: RunError if it is damaged."""
     path = folder / ABOUT
     return read_file(path, About, RunError) if path.exists() else None

@@ -1,11 +1,9 @@
-"""Balanced shares while a training goes on: measured by each rank, decided by all together.
+"""Measure how fast ranks are during a training, and rebalance their shares of micro-batches.
 
-A rank's own time of a step is that until its last gradient is there: reading its samples, forward
-and backward. Waiting for its data is part of it, for who has less to compute has less to read. What
-comes after is waiting for others and the update, which a smaller share would not make shorter.
-
-Ranks that hold one model together are a row, and rows are given shares. What a rank waits for the
-others of its row until then counts too: a row is as fast as it is together.
+A rank's time of a step ends when its last gradient is ready. It includes waits for its data,
+because a rank with less to compute has less to read. Later waits for other ranks and the update do
+not count, because a smaller share would not shorten them. Ranks that hold one model together are a
+row. Rows receive shares, and waits within a row count: it is only as fast as its ranks together.
 """
 
 import json
@@ -30,18 +28,13 @@ from firecaffe.training.times import Timings
 
 @dataclass(frozen=True)
 class Change:
-    """A change of shares, for a run's record."""
+    """A change after `step` steps. Seconds are each rank's median for a micro-batch before it."""
 
     step: int
-    """The number of steps that were done."""
     micro_batches_by_rank: list[int]
-    """The numbers from then on."""
     seconds_by_rank: list[float]
-    """What each rank took for a micro-batch before; the median over the steps since the decision
-    before."""
 
     def line(self, before: Sequence[int], row_size: int) -> str:
-        """The change for people, of each row. before: the numbers by rank."""
         now = ", ".join(map(str, self.micro_batches_by_rank[::row_size]))
         then = ", ".join(map(str, before[::row_size]))
         seconds = rows_of(self.seconds_by_rank, row_size)
@@ -54,39 +47,34 @@ class Change:
 
 @dataclass
 class Balance:
-    """Decides how many micro-batches each rank computes, the same on all ranks."""
+    """Decides how many micro-batches each rank computes; all ranks decide the same."""
 
     world: Group
     layout: Layout
     num_leaves: int
     full_step: int
-    """The samples of a full step; shorter ones, at the end of an epoch, are not measured."""
+    """Samples of a full step. Shorter steps, at the end of an epoch, are not measured."""
     every: int
-    """The number of steps between two decisions."""
     shares: Shares
-    """Of those that share out the micro-batches of a step: rows, or ranks with samples of their
-    own."""
+    """The micro-batches of each sharer: a row, or a rank with samples of its own."""
     level: int = 0
-    """Of the nodes of the micro-batch tree that stay whole: a codec's."""
+    """The level of the micro-batch tree whose nodes stay whole, because a codec encodes them."""
     changes: list[Change] = field(default_factory=list)
     _measured: list[float] = field(default_factory=list)
 
     def add(self, result: StepResult) -> None:
-        """Takes the measurement of a step that has the current shares."""
         if result.samples == self.full_step:
             self._measured.append(own_seconds(result.timings))
 
     def is_due(self, done: int) -> bool:
-        """Whether ranks are to decide after so many steps."""
         return done % self.every == 0
 
     def decide(self, done: int) -> str:
-        """Decides about the next steps; all ranks call it after the same step. Returns what is to
-        be said if shares change, else nothing.
+        """Decide the next steps' shares. All ranks call it after the same step.
 
-        Raises: PeerLostError.
+        Returns the line about a change, or an empty string. Raises: PeerLostError.
         """
-        if not self._measured:  # of all ranks alike
+        if not self._measured:  # so on all ranks
             return ""
         own = statistics.median(self._measured)
         self._measured = []
@@ -104,25 +92,22 @@ class Balance:
 
     @property
     def own_share(self) -> range:
-        """The micro-batches of this rank."""
         return self.shares[self.world.rank // self.layout.ranks_of_a_sharer]
 
     @property
     def micro_batches_by_rank(self) -> list[int]:
-        """How many micro-batches each rank computes now."""
         each = self.layout.ranks_of_a_sharer
         return [len(share) for share in self.shares for _ in range(each)]
 
     @property
     def _rounds(self) -> Shares:
-        """The shares of rows, in as many micro-batches as each computes at a time, or nodes."""
+        # In units of what a row computes at a time, or of whole nodes.
         each = self.layout.at_a_time
         unit = each << self.level
         rows = rows_of(self.shares, each)
         return tuple(range(row[0].start // unit, row[-1].stop // unit) for row in rows)
 
     def as_dict(self) -> dict[str, object]:
-        """What a run's record says of it."""
         return {
             "micro_batches_by_rank": self.micro_batches_by_rank,
             "changes": [asdict(change) for change in self.changes],
@@ -131,17 +116,15 @@ class Balance:
 
 @dataclass(frozen=True)
 class MeasuredShares:
-    """Shares that change between steps of all ranks together."""
+    """Shares that change between steps, if all ranks make each step together."""
 
     balance: Balance
     step: EveryStep
     ahead: BatchesAhead
-    """Where its batches come from."""
     order: Callable[[range], list[int]]
-    """That in which a rank computes a share."""
 
     def decide(self, done: int) -> str:
-        """As `Balance.decide`; ranks have the shares of the steps after `done` then."""
+        """Call `Balance.decide`, and use the new shares in the steps after `done`."""
         said = self.balance.decide(done)
         if said:
             self.step.share_out(self.balance.shares, self.order, self.balance.own_share)
@@ -152,7 +135,7 @@ class MeasuredShares:
 def measured_shares(
     run: Run, mesh: Mesh, step: EveryStep, ahead: BatchesAhead
 ) -> MeasuredShares | None:
-    """What decides about shares, if they are measured and there are several."""
+    """Return None unless the recipe measures shares and there are several rows."""
     words = run.recipe.synchrony
     layout = layout_of(run.recipe.parallel, mesh.world.world_size)
     if words.shares != MEASURED or layout.data == 1:
@@ -164,9 +147,7 @@ def measured_shares(
 
 
 def shares_in_rows(rounds: Shares, size: int) -> Shares:
-    """The shares of the ranks of rows that each compute `size` micro-batches at a time, a rank one.
-    rounds: how often each row does so.
-    """
+    """Share out each row's `rounds`, of `size` micro-batches, to its ranks: one each at a time."""
     return tuple(
         range(start, start + len(row))
         for row in rounds
@@ -175,6 +156,6 @@ def shares_in_rows(rounds: Shares, size: int) -> Shares:
 
 
 def own_seconds(timings: Timings) -> float:
-    """What a rank took for each of its micro-batches in a step, with waits for its row."""
+    """Return a rank's seconds for each of its micro-batches in a step, with waits for its row."""
     in_row_s = (timings.idle_s or 0.0) + (timings.activations_s or 0.0)
     return (timings.data_s + timings.compute_s + in_row_s) / timings.micro_batches

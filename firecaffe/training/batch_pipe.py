@@ -1,7 +1,6 @@
-"""A batch over a pipe between two processes: what it is, pickled, then the bytes of each tensor.
+"""A batch sent over a pipe to another process: a pickled outline, then the bytes of each tensor.
 
-The bytes go from one tensor's memory into the other's, without a copy in between that Python would
-hold: pickled tensors cost the rank several times as much.
+Bytes are not copied in Python. Pickled tensors would cost the rank several times as much.
 """
 
 import os
@@ -18,9 +17,8 @@ from firecaffe.data.layout import Batch, Leaf
 
 
 def send_batch(pipe: Connection, batch: Batch) -> None:
-    """Sends a batch; what is no tensor in it goes as it is."""
     outline = tree_map(_outline, batch)
-    content = pickle.dumps((True, outline))  # before anything is sent, for it may fail
+    content = pickle.dumps((True, outline))  # before anything is sent, because it may fail
     pipe.send_bytes(content)
     for leaf in tree_leaves(batch):
         if isinstance(leaf, Tensor):
@@ -28,7 +26,7 @@ def send_batch(pipe: Connection, batch: Batch) -> None:
 
 
 def receive_batch(pipe: Connection, outline: Any) -> Batch:
-    """Receives what `send_batch` sends after its outline. Raises: EOFError if the other is gone."""
+    """Receive what `send_batch` sends after its outline. Raises: EOFError if the sender is gone."""
 
     def received(leaf: Any) -> Any:
         if not isinstance(leaf, Leaf):
@@ -46,7 +44,7 @@ def _outline(leaf: Any) -> Any:
 
 
 def _all(move: Any, descriptor: int, tensor: Tensor) -> None:
-    """Moves all bytes of a tensor that lies in one piece."""
+    # The tensor is contiguous.
     if not tensor.numel():
         return
     left = memoryview(cast(Buffer, tensor.reshape(-1).view(torch.uint8).numpy()))

@@ -1,4 +1,4 @@
-"""What a training begins with: its folder, and what people are told of it."""
+"""The beginning of a training: its folder, and the first lines for people."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -45,8 +45,9 @@ from firecaffe.transport.auto import AutoChoice
 def make_folder(
     world: World, run: Run, start: Start, about: About, own_code: Mapping[str, str]
 ) -> Places:
-    """Makes the run's folder on rank 0, or takes an earlier attempt's back to the start; tells all
-    ranks, which make their own where they do not see it, and the launchers for a next attempt.
+    """Make the run's folder on rank 0, or reset an earlier attempt's folder to the start step.
+
+    All ranks learn it, and launchers for a next attempt. Ranks that do not see it make their own.
     """
     folder, mark = Path(), ""
     environment: dict[str, object] = {}
@@ -88,7 +89,6 @@ def notes_of(
     start: Start,
     plugins: Sequence[Plugin],
 ) -> list[str]:
-    """Lines for people. choice: the exchange's, if `auto` has chosen it."""
     model = run.recipe.model
     said = [data.description, *data.notes, *_notes(run), *start.notes]
     if choice is not None and run.ranks.world_size > 1:
@@ -103,7 +103,6 @@ def notes_of(
 
 
 def _notes(run: Run) -> list[str]:
-    """Notes for the user about the recipe's words."""
     recipe = run.recipe
     notes = rate_notes(recipe.solver, recipe.train.global_batch_size, run.steps)
     notes += prune_notes(recipe.prune, run.steps)
@@ -118,7 +117,6 @@ def _notes(run: Run) -> list[str]:
 
 
 def _weights_notes(recipe: Recipe, learner: Learner) -> list[str]:
-    """What became of the file of the first weights."""
     if learner.first_weights is not None:
         warned = [f"warning: {why}; an older checkpoint is taken" for why in learner.damaged]
         return [*warned, learner.first_weights.line]
@@ -127,9 +125,7 @@ def _weights_notes(recipe: Recipe, learner: Learner) -> list[str]:
 
 
 def say_where(world: World, run: Run, places: Places) -> None:
-    """On each other host, where the run is told of and recorded: with its first rank, on the first.
-    The run.folder of that host counts, whatever is said on this one, but where it is not seen.
-    """
+    """On each other host's first rank, print which host reports the run, and its folder."""
     hosts = [world.host] if world.watch is None else world.watch.hosts
     if hosts[0] != world.host and hosts.index(world.host) == world.rank:
         own = f"; this host does not see it, and records in {places.own}" if places.is_apart else ""

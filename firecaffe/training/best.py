@@ -1,9 +1,6 @@
-"""The best evaluation on validation samples so far, and how many came since without a better one.
+"""The best evaluation on validation samples so far, and a test of its weights at the end.
 
-It goes with the checkpoint, so that a resumed training counts on. All ranks get the same
-evaluation, so they decide alike.
-
-The best weights in the place of the last, to be tested at the end of a training.
+The state is saved in the checkpoint. All ranks receive the same evaluation and decide the same.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,16 +24,13 @@ from firecaffe.training.start import load_together
 from firecaffe.training.state import WEIGHTS, State, stored_piece
 
 STATE = ("value", "loss", "step", "checkpoint", "evaluated", "without")
-"""What goes with a checkpoint."""
 
 
 class _Row(TypedDict):
-    """That, as it is read. A value may be no number."""
-
     metric: str
     value: float | None
+    # Missing in older checkpoints.
     loss: NotRequired[float | None]
-    """Younger than the others."""
     step: Count
     checkpoint: str
     evaluated: Count
@@ -45,28 +39,23 @@ class _Row(TypedDict):
 
 @dataclass
 class Best:
-    """Which evaluation was the best. Its state is JSON; see `training.piece.Numbers`."""
+    """Tracks which evaluation was the best. Its state is JSON; see `training.piece.Numbers`."""
 
     measure: Measure
-    """What chooses."""
     value: float | None = None
     """None if there was no evaluation, or none that gave a number."""
     loss: float | None = None
-    """Its loss: of two that have the same value, the one with the lower loss is the best, and of
-    those the earlier.
-    """
+    """The loss of the best. At equal values the lower loss is better, and then the earlier one."""
     step: int = 0
     checkpoint: str = ""
     """The path of the checkpoint of that step, if it is kept."""
     evaluated: int = 0
     """The step of the last evaluation."""
     without: int = 0
-    """Evaluations since one had a better value than all before: a lower loss alone is no reason to
-    train on.
-    """
+    """Evaluations since the last better value. A lower loss alone does not reset the number."""
 
     def add(self, step: int, evaluation: Evaluation) -> bool:
-        """Takes in the evaluation after step `step`. Returns whether it is the best so far."""
+        """Record the evaluation after step `step`. Returns whether it is the best so far."""
         value = float(evaluation.row[self.measure.name])
         is_better = self._is_better(value)
         has_lower_loss = (
@@ -80,15 +69,13 @@ class Best:
         return is_better or has_lower_loss
 
     def keep(self, checkpoint: str) -> None:
-        """Takes the path of the checkpoint of the best evaluation."""
         self.checkpoint = checkpoint
 
     def is_enough(self, stop_after: int) -> bool:
-        """Whether so many evaluations have come without a better one; 0 is never enough."""
+        """Whether `stop_after` evaluations have passed without a better one; 0 is never enough."""
         return 0 < stop_after <= self.without
 
     def no_better(self, last: int) -> str:
-        """The line about an early stop, after step `last`."""
         shown = "none" if self.value is None else self.measure.shown(self.value)
         return (
             f"stopped early, after step {last}: {self.without} evaluations came to no better "
@@ -97,7 +84,6 @@ class Best:
 
     @property
     def row(self) -> dict[str, Any] | None:
-        """It as result.json has it; None if there was no evaluation."""
         if self.value is None:
             return None
         names = ("value", "step", "checkpoint")
@@ -114,10 +100,7 @@ class Best:
         return {"metric": self.measure.name, **{name: getattr(self, name) for name in STATE}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes what was found so far. By another metric there was nothing yet.
-
-        Raises: ValueError if it is none.
-        """
+        """Restore a state, unless it has another metric. Raises: ValueError if it is none."""
         row = checked(state, _Row)
         if row["metric"] == self.measure.name:
             for name in STATE:
@@ -125,7 +108,7 @@ class Best:
 
 
 EVALUATED = (*WEIGHTS, "ema", NORMS)
-"""The pieces of a state that an evaluation may take."""
+"""The pieces of a state that an evaluation may use."""
 
 
 def test_best(
@@ -135,8 +118,9 @@ def test_best(
     test: Callable[[], Evaluation],
     say: Callable[[str], None],
 ) -> Evaluation | None:
-    """What the best weights come to on the test samples; None if their checkpoint is not kept, or,
-    with a warning, damaged. All ranks call it. test: of the network as it is.
+    """Test the best weights on the test samples. All ranks call it. test: evaluates the network.
+
+    Returns None if their checkpoint is not kept, or, with a warning, if it is damaged.
     """
     if not best.checkpoint:
         return None
@@ -144,7 +128,7 @@ def test_best(
         checkpoint, _ = load_together(world, Path(best.checkpoint))
         with in_place(state, checkpoint):
             found = test()
-    except CheckpointError as error:  # the run's own result does not hang on it
+    except CheckpointError as error:  # the run's own result does not depend on it
         say(f"warning: the best weights, of step {best.step}, are not tested: {error}")
         return None
     say(
@@ -156,8 +140,9 @@ def test_best(
 
 @contextmanager
 def in_place(state: State, checkpoint: Checkpoint) -> Iterator[None]:
-    """Puts a checkpoint's weights into the network, for a `with` block; then the own are back, the
-    same bits. All ranks enter it. Raises: CheckpointError if they do not fit.
+    """Put a checkpoint's weights into the network for a `with` block, then restore the same bits.
+
+    All ranks enter it. Raises: CheckpointError if the weights do not fit.
     """
     pieces = {name: state.pieces[name] for name in EVALUATED if name in state.pieces}
     live = [t for each in pieces.values() for part in each.parts().values() for t in part.tensors]

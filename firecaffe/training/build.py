@@ -1,7 +1,4 @@
-"""Builds a training from a recipe and a world, and runs it.
-
-What a finished training leaves in result.json.
-"""
+"""Build a training from a recipe and a world, run it, and write its result.json."""
 
 import dataclasses
 import os
@@ -74,7 +71,6 @@ def record_of(
     shares: MeasuredShares | None,
     start: Start,
 ) -> dict[str, Any]:
-    """The record, but for the plug-ins' names. choice: the exchange's, if `auto` has chosen it."""
     recipe = run.recipe
     return {
         **result.as_row(),
@@ -112,33 +108,32 @@ def train(
     validation_set: Any = None,
     task: Task | None = None,
 ) -> Result:
-    """Trains in the world of torchrun's environment, or alone without one.
+    """Train in the world of torchrun's environment, or alone without one.
 
-    Every rank calls it, and returns the same result.
+    Every rank calls it, and every rank returns the same result.
 
     Args:
-        recipe: The training. What the other arguments give stands in for what it names.
-        model: A function that makes the network (a class will do); it is called under the recipe's
-            seed.
+        recipe: The training. The other arguments replace what it names.
+        model: A function that makes the network (a class will do), called under the recipe's seed.
         train_set: The training samples: a map-style torch Dataset (`from_torch` gives it workers),
             tensors or trees of them (`TensorDataset`, or the pair of inputs and targets), or an
             object with the two members of `firecaffe.data.Dataset`.
-        test_set: The test samples, likewise. They are seen once, at the end.
-        loss: (outputs, targets) to the mean loss of the samples, a scalar.
-        resume: A run folder or a checkpoint to go on from, with any number of workers.
+        test_set: The test samples, in the same forms. They are seen once, at the end.
+        loss: A function of (outputs, targets) that returns the mean loss of the samples, a scalar.
+        resume: A run folder or a checkpoint to resume, with any number of workers.
         comm_hook: (state, hook), a communication hook as
-            `DistributedDataParallel.register_comm_hook` takes it, which then sums the gradients
-            instead of the recipe's exchange.
+            `DistributedDataParallel.register_comm_hook` takes it. It sums the gradients instead of
+            the recipe's exchange.
         validation_set: The samples that `train.eval_every` evaluates on. Without it `data.hold_out`
             holds out a share of train_set.
-        task: A loss and metrics of one's own.
+        task: A loss and metrics of your own.
 
-    What it sets in the process is as before when it returns: threads, kernels, torch's generators,
-    signals. The C library's malloc keeps what was freed from then on (`mallopt`), which nothing
-    can take back.
+    When it returns, the settings that it changed in the process are restored: threads, kernels,
+    torch's generators, signals. One change cannot be undone: the C library's malloc then keeps
+    freed memory (`mallopt`).
 
-    Raises: FirecaffeError, one line for the user, of the kind that says what it is about; a script
-    that lets it through ends with that line and the error's exit code.
+    Raises: FirecaffeError, one line for the user; its class says what it is about. A script that
+    does not catch it ends with that line and the error's exit code.
     """
     check_not_in_worker()
     parts = Parts(model, loss, task, train_set, test_set, validation_set, comm_hook)
@@ -147,9 +142,7 @@ def train(
 
 
 def train_prepared(prepared: Prepared, has_ranks_checked: bool = True) -> Result:
-    """As `train`. has_ranks_checked: whether the launcher has checked the recipe for as many ranks
-    as there may be, as ours does.
-    """
+    """Train as `train`. has_ranks_checked: whether a launcher checked every possible world size."""
     return _train(prepared.recipe, Parts(), prepared.resume, has_ranks_checked)
 
 
@@ -172,16 +165,14 @@ def _train(
     with (
         join(recipe.train.device, exchange.timeout_s, exchange.silent_s, shape) as world,
         ExitStack() as resources,
-        tell_faults(
-            world
-        ) as found,  # inside, so that others hear of it before anything is waited for
+        tell_faults(world) as found,  # innermost: others hear of faults before anything waits
     ):
         recipe, chosen_layout = choose_layout(recipe, parts, world)
         if not has_ranks_checked:
             on_gpus = world.device.type != "cpu"
             check_ranks(recipe, world.world_size, world.local_world_size, on_gpus)
         layout = layout_of(recipe.parallel, world.world_size)
-        if world.attempt == 0:  # later there may be fewer
+        if world.attempt == 0:  # a later attempt may have fewer ranks
             check(plugins, world.world_size)
         start = find_start(world, resume)
         mesh = make_mesh(world, layout, resources)
@@ -198,13 +189,10 @@ def _train_in(
     chosen_layout: LayoutChoice | None,
     resources: ExitStack,
 ) -> Result:
-    """Builds the training's parts and runs it. chosen_layout: if the recipe has asked for one.
-    resources: takes all that has to be closed, as soon as it is there.
-    """
     world = mesh.world
     resources.enter_context(arithmetic(recipe.train, world.device))
     if not recipe.train.compile:
-        resources.enter_context(without_compiler())  # an optimizer would load it
+        resources.enter_context(without_compiler())  # an optimizer would load the compiler
     data = open_parts(recipe, parts)
     unlike = unrepeatable(world, data)
     is_repeatable = "training" not in unlike
@@ -212,7 +200,7 @@ def _train_in(
     run = resolve(recipe, data, _ranks(mesh), described=described, hook=parts.hook_name)
     learners = recipe.synchrony.num_learners(world.world_size)
     learner = build_learner(run, parts, data, mesh, start.checkpoint, unlike, resources, learners)
-    # From here on faults have a place to be written to.
+    # From here on faults can be written to a folder.
     places = make_folder(world, run, start, about_of(parts, data), learner.own_code)
     folder = places.first
     found.write_into(places.own)
@@ -258,7 +246,6 @@ def _open_records(
     plugins: Sequence[Plugin],
     resources: ExitStack,
 ) -> tuple[Records, Saver]:
-    """What a run leaves behind while it goes on. resources: takes both."""
     records = Records(places.own, run, world, start.step, goes_on=start.folder is not None)
     resources.enter_context(closing(records))
     write, keep_last = (
@@ -280,7 +267,6 @@ def _training_of(
     folder: Path,
     start: Start,
 ) -> Training:
-    """What the loop takes."""
     return Training(
         run=run,
         world=mesh.world,
@@ -305,28 +291,25 @@ def _training_of(
 
 
 def _keep_record(folder: Path, run: Run, record: dict[str, Any], records: Records) -> None:
-    """Writes what a run has come to, and tells it."""
     write_json(folder / "result.json", record)
     for line in _score(folder):
         records.say(line)
     records.end(record)
-    if LAUNCHED not in os.environ:  # our launcher says it, of a folder that stays
+    if LAUNCHED not in os.environ:  # our launcher prints it, if the folder stays
         say(f"{run.title}  run folder: {folder}")
 
 
 def _ranks(mesh: Mesh) -> Ranks:
-    """The ranks that share out micro-batches, for the run. All ranks call it."""
+    # All ranks call it.
     ranks = mesh.sharers
     share_memory = ranks.device.type == "cpu" and sys.platform.startswith("linux")
     return Ranks(ranks.world_size, ranks_per_host(ranks), share_memory, mesh.world.world_size)
 
 
 def _score(folder: Path) -> list[str]:
-    """What is to be said of the forecast, of another mode than every_step, at the run's end: one of
-    every_step is of all ranks, whose timings are not here alone.
-    """
+    # The forecast of every_step needs the timings of all ranks, which are not all here.
     try:
         scored = score_mode(folder, read_timings(folder))
-    except RunError as error:  # a full disk has kept no rows
+    except RunError as error:  # a full disk stored no rows
         return [f"warning: the forecast is not scored: {error}"]
     return [] if scored is None else scored.lines

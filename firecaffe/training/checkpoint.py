@@ -1,8 +1,8 @@
 """Checkpoints: the whole state of a training, for any number of workers.
 
     checkpoints/step-00000100/state.safetensors       parameters, buffers, optimizer state
-    checkpoints/step-00000100/compressor.safetensors  what a compressor has kept back, by node
-                                                      or learner; one for each fragment
+    checkpoints/step-00000100/compressor.safetensors  a compressor's memory, by node or learner;
+                                                      one for each fragment
     checkpoints/step-00000100/meta.json               step, recipe identity, numbers
     checkpoints/step-00000100/SHA256SUMS              `sha256sum -c` checks it
     checkpoints/latest                                the name of the newest whole one
@@ -10,10 +10,10 @@
     checkpoints/good                                  the name of the one with the lowest loss, in
                                                       modes of synchrony that may diverge slowly
 
-A checkpoint is written under another name, synced, digested, renamed, and only then named by
-`latest`. Nothing in it belongs to a worker: no generator state (random numbers are keyed), no
-sampler state (the order is a function of the step). Nothing is ever unpickled. Which tensors are
-in which file, and who holds them, is told in `training.state`.
+A checkpoint is written under another name, synced, digested and renamed. Only then does `latest`
+name it. It holds nothing that belongs to a worker: no generator state (random numbers are keyed),
+no sampler state (the order is a function of the step). Nothing is ever unpickled. `training.state`
+explains which tensors are in which file, and who holds them.
 """
 
 import hashlib
@@ -47,20 +47,14 @@ from firecaffe.synchrony.rounds import Rounds
 from firecaffe.training.tensor_file import InMemory, Stored, TensorFile
 
 FILE_NAME = r"[\w.-]{1,200}"
-"""What the name of a checkpoint's file looks like."""
 
 STATE, META, SUMS = "state.safetensors", "meta.json", "SHA256SUMS"
 LATEST, BEST, GOOD = "latest", "best", "good"
 POINTERS = LATEST, BEST, GOOD
-"""The files that name a checkpoint."""
 SUFFIX = ".safetensors"
-"""The end of the name of files that hold tensors: STATE, and one for each piece that ranks hold in
-parts."""
 
 
 class Meta(TypedDict):
-    """meta.json, beside which it has the numbers."""
-
     step: Count
     identity: dict[str, Any]
     probe: str
@@ -73,41 +67,37 @@ WORDS: tuple[Any, ...] = tuple(Meta.__annotations__)
 
 @dataclass
 class Checkpoint:
-    """A training after `step` updates, as it is saved; `history` digests all losses so far."""
+    """A training after `step` updates, as it is saved. `history` digests all losses so far."""
 
     step: int
     identity: dict[str, Any]
-    """The words of the recipe that decide bits."""
+    """The settings of the recipe that decide bits."""
     probe: str
     history: str = ""
     tensors: Stored = field(default_factory=lambda: InMemory({}))
     """The tensors that all ranks hold, by PIECE/NAME."""
     numbers: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """State that is no tensor, by its word in meta.json: optimizer scalars, the loss scale."""
+    """State that is no tensor, by its key in meta.json: optimizer scalars, the loss scale."""
     doubts: list[str] = field(default_factory=list)
-    """Reasons why other numbers of workers may have come to other bits so far."""
+    """Reasons why other numbers of workers may have computed other bits so far."""
     piece_files: dict[str, Path] = field(default_factory=dict)
     """The file of each piece that ranks hold in parts, by the piece's name. Saving moves them."""
+    # of SHA256SUMS, once it was read
     digest: str = ""
-    """The digest of its SHA256SUMS, once it was read: tells checkpoints apart."""
     folder: Path | None = None
-    """The folder from which it was read."""
     copies: list[IO[bytes]] = field(default_factory=list)
-    """Open files without a name, of pieces that another host has."""
+    """Open files without a name: copies of pieces that are on another host."""
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
-    """Writes a checkpoint below `folder` and points `latest` to it, for people and scripts.
-
-    Raises: CheckpointError if the disk does not take it; older checkpoints stay whole.
-    """
+    """Write a checkpoint and update `latest`. Raises: CheckpointError; older ones stay whole."""
     name = checkpoint_name(checkpoint.step)
     aside = folder / f".{name}.partial"
     try:
         remove_aside(aside)
-        folder.mkdir(exist_ok=True)  # not above it: a run's folder that was deleted stays so
+        folder.mkdir(exist_ok=True)  # without parents: a deleted run folder stays deleted
         aside.mkdir()
-        # A view would be saved with all that it is a view of.
+        # Saving a view would save its whole storage.
         tensors = {
             k: t if t.device.type == "cpu" and _is_whole(t) else t.cpu().contiguous().clone()
             for k, t in checkpoint.tensors.items()
@@ -133,7 +123,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
         sync_folder(aside)
         final, before = folder / name, folder / f".{name}.before.partial"
         remove_aside(before)
-        if final.exists():  # left by a save that failed after this point, or by another attempt
+        if final.exists():  # from a save that failed after this point, or another attempt
             os.rename(final, before)
         os.rename(aside, final)
         shutil.rmtree(before, ignore_errors=True)
@@ -146,28 +136,26 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
 
 
 def remove_old(folder: Path, keep_last: int) -> None:
-    """Removes all checkpoints but the newest `keep_last` and the marked ones; 0 keeps all."""
+    """Remove all checkpoints but the newest `keep_last` and the marked ones; 0 keeps all."""
     if keep_last:
         marked = [_named_by(folder / mark) for mark in (BEST, GOOD)]
         for old in (each for each in _by_step(folder)[keep_last:] if each not in marked):
-            # First another name: a checkpoint with half of its files is none.
+            # Renamed first: nobody may see a checkpoint with half of its files.
             gone = folder / f".{old.name}.partial"
             os.rename(old, gone)
             shutil.rmtree(gone, ignore_errors=True)
 
 
 def mark_checkpoint(folder: Path, mark: str, step: int) -> None:
-    """Points `best` or `good` to the checkpoint of a step, which then stays. Raises: OSError."""
+    """Point `best` or `good` to a step's checkpoint, which is then kept. Raises: OSError."""
     write_atomically(folder / mark, checkpoint_name(step) + "\n")
 
 
 def checkpoint_name(step: int) -> str:
-    """The name of a step's checkpoint in its folder."""
     return f"step-{step:08d}"
 
 
 def _named_by(pointer: Path) -> Path | None:
-    """The checkpoint that `latest`, `best` or `good` names; None if that is not there."""
     try:
         name = read_small(pointer).strip()
     except (OSError, ValueError):
@@ -176,19 +164,16 @@ def _named_by(pointer: Path) -> Path | None:
 
 
 def best_step(run: Path) -> int | None:
-    """The step of the best checkpoint that a run's folder keeps; None if it keeps none."""
     best = _named_by(run / "checkpoints" / BEST)
     number = "" if best is None or not best.is_dir() else best.name.removeprefix("step-")
     return int(number) if number.isdecimal() else None
 
 
 def load_newest(where: Path) -> tuple[Checkpoint, list[str]]:
-    """The newest checkpoint that verifies, and why newer ones do not.
+    """Load the newest checkpoint that verifies, and return why newer ones do not.
 
-    where: a run folder, its checkpoints folder, or a checkpoint, which then is the only one; it may
-    be said by the file that names it, `latest`, `best` or `good`.
-
-    Raises: CheckpointError if there is none.
+    where: a run folder, its checkpoints folder, one checkpoint, or a file that names one: `latest`,
+    `best` or `good`. Raises: CheckpointError if there is none.
     """
     if where.name in POINTERS:
         where = _named_by(where) or where
@@ -207,9 +192,7 @@ def load_newest(where: Path) -> tuple[Checkpoint, list[str]]:
 
 
 def good_name(folder: Path) -> str:
-    """The path of the checkpoint in a folder that is marked as good, or else of the newest; empty
-    if there is none.
-    """
+    """Return the path of the checkpoint marked good, or of the newest; empty if there is none."""
     good = _named_by(folder / GOOD)
     if good is not None and good.is_dir():
         return str(good)
@@ -217,23 +200,19 @@ def good_name(folder: Path) -> str:
 
 
 def list_checkpoints(folder: Path) -> list[str]:
-    """The names of the checkpoints in a folder, whole or not, the newest first."""
+    """List the names of the checkpoints in a folder, whole or not, the newest first."""
     return [path.name for path in _by_step(folder)]
 
 
 def _by_step(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, whole or not, the newest first."""
     found = [path for path in folder.glob("step-*") if path.is_dir() and not path.is_symlink()]
     return sorted(found, key=lambda path: (len(path.name), path.name), reverse=True)
 
 
 def load_checkpoint(where: Path) -> Checkpoint:
-    """Reads a checkpoint after comparing its digests.
-
-    Raises: CheckpointError if a file is missing, was changed, or is no checkpoint.
-    """
+    """Read a checkpoint after verifying it. Raises: CheckpointError if it is not whole."""
     piece_files = [name for name in verify_checkpoint(where) if name not in (STATE, META)]
-    # The numbers may be infinite, which json writes and reads, though JSON has no such thing.
+    # Numbers may be infinite. Python's json writes and reads that, though JSON has no such number.
     meta: dict[str, Any] = {**read_file(where / META, Meta, CheckpointError, json.loads)}
     numbers: Any = {word: values for word, values in meta.items() if word not in WORDS}
     try:
@@ -251,9 +230,7 @@ def load_checkpoint(where: Path) -> Checkpoint:
 
 
 def verify_checkpoint(where: Path) -> list[str]:
-    """Verifies a checkpoint and returns the names of its files. Raises: CheckpointError if a file's
-    SHA-256 is not the one in SHA256SUMS.
-    """
+    """Compare all SHA-256 sums and return the names of the files. Raises: CheckpointError."""
     try:
         lines = read_small(where / SUMS).removesuffix("\n").split("\n")
         expected = {name: sha for sha, name in (line.split("  ", 1) for line in lines)}
@@ -275,12 +252,9 @@ def verify_checkpoint(where: Path) -> list[str]:
 
 
 def check_identity(checkpoint: Checkpoint, identity: dict[str, Any], steps: int) -> None:
-    """Checks that a recipe can go on from a checkpoint. steps: at which the recipe ends.
+    """Raise UnfitCheckpointError if a recipe that ends at step `steps` cannot resume a checkpoint.
 
-    A word that one of the two does not have is younger than the other: its default held.
-
-    Raises: UnfitCheckpointError if the checkpoint is beyond that; else naming the first word of
-    the recipe that differs.
+    A setting that only one of the two has is newer than the other, which used the default.
     """
     if checkpoint.step > steps:
         raise UnfitCheckpointError(
@@ -299,7 +273,6 @@ def check_identity(checkpoint: Checkpoint, identity: dict[str, Any], steps: int)
 
 
 def _of_length(word: str, identity: dict[str, Any]) -> str:
-    """Why the length decides bits, where it is the learning rate that goes by it."""
     policy = identity.get("solver.lr_policy")
     if word != "train.steps" or policy not in OVER_THE_TRAINING:
         return ""
@@ -307,10 +280,7 @@ def _of_length(word: str, identity: dict[str, Any]) -> str:
 
 
 def check_whole(checkpoint: Checkpoint, rounds: Rounds) -> None:
-    """Checks that a recipe's replicas may go on from a checkpoint.
-
-    Raises: UnfitCheckpointError if it would be within a round of theirs.
-    """
+    """Raise UnfitCheckpointError if the checkpoint is within a round of the recipe's replicas."""
     if checkpoint.step and not rounds.is_whole(checkpoint.step):
         last = rounds.last_whole(checkpoint.step)
         raise UnfitCheckpointError(
@@ -321,7 +291,7 @@ def check_whole(checkpoint: Checkpoint, rounds: Rounds) -> None:
 
 
 def digest_of(where: Path) -> str:
-    """The digest of a checkpoint's SHA256SUMS; empty if it is not to be seen from here."""
+    """Return the digest of a checkpoint's SHA256SUMS; empty if this host does not see the file."""
     try:
         return _sha256(where / SUMS)
     except OSError:

@@ -1,9 +1,4 @@
-"""Checks of what a recipe asks of its model, its data and the ranks, before the first step.
-
-Checks of a task before the first step: its loss and metrics, on what the network gives.
-
-Checks that a training can begin, before any rank is started.
-"""
+"""Checks before the first step: of the recipe, the network, the task, the data and the ranks."""
 
 import warnings
 from collections.abc import Callable, Mapping
@@ -56,10 +51,7 @@ from firecaffe.training.parts import counts_of
 
 
 def check_prediction(task: Task, outputs: Any, recipe: Recipe) -> None:
-    """Looks at the shape of what the network gives, with values or on the meta device.
-
-    Raises: RecipeError if the task does not take it.
-    """
+    """Raise RecipeError if the task rejects outputs of this shape, real or on the meta device."""
     network = f"model.name {recipe.model.name!r}"
     try:
         wrong = "" if task.wrong is None else task.wrong(outputs)
@@ -70,11 +62,7 @@ def check_prediction(task: Task, outputs: Any, recipe: Recipe) -> None:
 
 
 def check_shapes(task: Task, outputs: Any, targets: Any, recipe: Recipe) -> None:
-    """Looks at shapes before any rank is started; targets: zeros, or on the meta device.
-
-    Raises: RecipeError if a task of ours does not take them. What else the loss raises says nothing
-    yet: a user's own may need values.
-    """
+    """Raise RecipeError if a task of ours rejects the shapes. targets: zeros, or on meta."""
     check_prediction(task, outputs, recipe)
     if is_reference(recipe.task.name):
         return
@@ -82,16 +70,12 @@ def check_shapes(task: Task, outputs: Any, targets: Any, recipe: Recipe) -> None
         task.loss(outputs, targets)
     except RecipeError:
         raise
-    except Exception:
+    except Exception:  # it says nothing yet: a user's loss may need values
         return
 
 
 def check_learnable(task: Task, outputs: Any, targets: Any, recipe: Recipe, is_own: bool) -> None:
-    """Asks for the loss of what the network gave in training. is_own: whether the loss or the task
-    was given to `firecaffe.train`.
-
-    Raises: RecipeError if it cannot be trained on; OwnCodeError for what a user's code raises.
-    """
+    """Raise RecipeError if the loss cannot be trained on; OwnCodeError for a user's errors."""
     word = f"{_whose(recipe, is_own)}loss"
     is_own = is_own or is_reference(recipe.task.name)
     check_reduction(word, task.loss)
@@ -106,10 +90,7 @@ def check_learnable(task: Task, outputs: Any, targets: Any, recipe: Recipe, is_o
 
 
 def check_metrics(task: Task, outputs: Any, targets: Any, recipe: Recipe, is_own: bool) -> None:
-    """Asks for the metrics of one sample, of what the network gave in evaluation.
-
-    Raises: RecipeError if a metric does not take it; OwnCodeError for what a user's code raises.
-    """
+    """Raise RecipeError if a metric rejects one sample; OwnCodeError for a user's errors."""
     whose = _whose(recipe, is_own)
     is_own = is_own or is_reference(recipe.task.name)
     for name, metric in task.measured.items():
@@ -136,7 +117,7 @@ def _check_value(word: str, value: Any, outputs: Any) -> None:
             "losses, each with its weight; trainings of several losses and optimizers, as of GANs, "
             "are not supported"
         )
-    # Of one sample a number for each is one number too: so no dimension at all.
+    # A loss for each sample is one number, too, if there is one sample: so no dimension at all.
     if not isinstance(value, Tensor) or value.ndim or not value.is_floating_point():
         found = f"{value.dtype} of {tuple(value.shape)}" if isinstance(value, Tensor) else value
         raise RecipeError(
@@ -155,11 +136,9 @@ def _check_value(word: str, value: Any, outputs: Any) -> None:
 
 
 def _try(metric: Metric, outputs: Any, targets: Any) -> None:
-    """Takes one sample. Of one alone a value may not be defined, which is no fault; but it must be
-    one number.
-    """
+    # For a single sample the value may be undefined, which is no fault; but it must be one number.
     with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of metrics that one sample is not enough for
+        warnings.simplefilter("ignore")  # from metrics that need more than one sample
         state = metric.of_batch(outputs, targets)
         try:
             metric.value(state, 1)
@@ -176,7 +155,6 @@ def _failure(said: str, error: Exception, is_own: bool) -> RecipeError:
 
 
 def _kinds(targets: Any) -> str:
-    """The targets, in a line about them."""
     each = [f"{tuple(leaf.shape)}, {leaf.dtype}" for leaf in _tensors(targets)]
     return f"targets of {'; '.join(each) or shown(targets)}"
 
@@ -186,11 +164,7 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 
 def check_input(model: nn.Module, task: Task, recipe: Recipe, dataset: Dataset) -> None:
-    """Runs shapes through a model, on the meta device if it is there.
-
-    Raises: RecipeError if the model does not take the data's images, or the task its outputs;
-    OwnCodeError if the model is a user's.
-    """
+    """Run shapes through the network. Raises: RecipeError; OwnCodeError if it is a user's."""
     layout = given_layout(dataset, recipe.data)
     device = next(model.parameters()).device.type
     inputs, targets = layout.zeros(recipe.train.micro_batch_size if device == "meta" else 1, device)
@@ -204,7 +178,6 @@ def check_input(model: nn.Module, task: Task, recipe: Recipe, dataset: Dataset) 
 
 
 def _not_taken(recipe: Recipe, what: str, error: Exception) -> RecipeError:
-    """Makes the line about a network that has raised; a user's keeps its traceback."""
     said = f"model.name {recipe.model.name!r} does not take {what}"
     if recipe.model.name in MODELS:
         return RecipeError(f"{said}: {_first_line(error)}")
@@ -218,13 +191,12 @@ def check_outputs(
     is_own: bool,
     outputs_of: Callable[[Any], Any] | None = None,
 ) -> None:
-    """Runs one sample in evaluation, and the shortest micro-batch in training: one of two samples,
-    of one if an epoch has that. is_own: whether the loss or the task was given to
-    `firecaffe.train`. outputs_of: what gives the network's outputs, None where another rank has
-    them; without it a call of the network.
+    """Run one sample in evaluation, and the shortest micro-batch of an epoch (1 or 2) in training.
 
-    Raises: RecipeError if the network does not take the images, or has a BatchNorm that cannot be
-    computed over one sample; or if the task does not take the outputs, or cannot be trained on.
+    is_own: whether the loss or the task was given to `firecaffe.train`. outputs_of: returns the
+    network's outputs, or None if another rank has them; by default it calls the network. Raises:
+    RecipeError if the network or the task cannot use the samples, for example if a BatchNorm cannot
+    be computed over one sample.
     """
     model, config, dataset = forward.model, recipe.train, batches.dataset
     outputs_of = outputs_of or model
@@ -267,7 +239,6 @@ def _shape_words(inputs: Any) -> str:
 
 
 def samples_words(dataset: Dataset, layout: Layout) -> str:
-    """What a network is given, in a line."""
     if is_images(dataset):
         return f"images of {'x'.join(map(str, layout.inputs.shape))}"
     return f"inputs of {tree_words(layout.inputs)}"
@@ -278,7 +249,7 @@ def _first_line(error: Exception) -> str:
 
 
 def check_coded(recipe: Recipe, named: Mapping[str, nn.Parameter]) -> None:
-    """Checks a compressor. Raises: RecipeError if the gradients cannot be encoded."""
+    """Raise RecipeError if the compressor cannot encode a gradient, which has to be float32."""
     compressor = recipe.exchange.compressor
     for name, parameter in named.items():
         if parameter.dtype != torch.float32:
@@ -287,7 +258,7 @@ def check_coded(recipe: Recipe, named: Mapping[str, nn.Parameter]) -> None:
             )
 
 
-@without_compiler()  # an optimizer would load it, and a network's shapes
+@without_compiler()  # an optimizer and a run of shapes would load it
 def preflight(
     recipe: CheckedRecipe,
     per_host: int,
@@ -295,16 +266,11 @@ def preflight(
     is_new: bool = True,
     hosts: tuple[int, int] = (1, 1),
 ) -> None:
-    """Checks all that can be known before any rank is started.
+    """Check all that can be known before any rank is started.
 
-    Args:
-        recipe: What is to be trained.
-        per_host: Ranks of each host.
-        resume: A run or a checkpoint that is to go on.
-        is_new: Whether the run is new; it is not if this host may join a run that goes on already.
-        hosts: The least and the most hosts that the run may have.
-
-    Raises: the FirecaffeError that the training would have met.
+    per_host: ranks on each host. is_new: false if this host may join a run that is already running.
+    hosts: the fewest and the most hosts of the run. Raises: the FirecaffeError that the training
+    would raise.
     """
     on_gpus = recipe.train.device != "cpu" and torch.cuda.is_available()
     layout = check_hosts(recipe, per_host, *hosts, on_gpus=on_gpus)
@@ -312,7 +278,7 @@ def preflight(
     recipe = with_named_split(recipe, data.train)
     described = "" if resume is None else describe_training(recipe, data)
     run = resolve(recipe, data, Ranks(layout.sharers), described=described)
-    rounds = run.rounds  # raises if the training is shorter than one
+    rounds = run.rounds  # raises if the training is shorter than one round
     _check_network(recipe, data.train, is_resumed=resume is not None)
     # On GPUs the ranks try it: a loss may have tensors there.
     if is_reference(recipe.task.name) and not on_gpus:
@@ -327,7 +293,7 @@ def preflight(
     check_libraries(recipe.run.loggers)
     if recipe.train.compile:
         check_compiler("cuda" if on_gpus else "cpu")
-    # Of several hosts that of rank 0 alone need have it.
+    # Only rank 0's host needs to have it.
     if resume is not None and (is_new or resume.exists()):
         checkpoint = load_newest(resume)[0]
         check_identity(checkpoint, dict(run.deciding), run.steps)
@@ -335,10 +301,6 @@ def preflight(
 
 
 def _check_network(recipe: Recipe, dataset: Dataset, is_resumed: bool) -> None:
-    """Checks the network's shapes, its parameters' names and its file of weights.
-
-    Raises: RecipeError; OwnCodeError for what a user's code raises.
-    """
     task = task_for(recipe, None, None, dataset)
 
     def check(network: nn.Module) -> None:
@@ -367,11 +329,7 @@ def _check_network(recipe: Recipe, dataset: Dataset, is_resumed: bool) -> None:
 
 
 def _try_task(run: Run, dataset: Dataset) -> None:
-    """Asks a user's own task for the loss and the metrics of one sample, as the ranks do before the
-    first step. It may need values, so the network is in memory for this.
-
-    Raises: RecipeError; OwnCodeError for what a user's code raises.
-    """
+    # As the ranks do before the first step. It may need values, so the network is in memory.
     recipe, device = run.recipe, torch.device("cpu")
     task, arithmetic = task_for(recipe, None, None, dataset), replace(recipe.train, compile=False)
     batches = Batches(dataset, run.order, recipe.data, device)

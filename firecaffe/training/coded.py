@@ -1,8 +1,7 @@
-"""What a .fcz file says of its network, as words of a recipe and facts about the run.
+"""The description of a network in a .fcz file: settings of a recipe, and facts about the run.
 
-A file names its network and what it was trained on; it holds no code, and code that it names is not
-trusted. A net of Caffe's is no code: the file has its name and its digest, and the prototxt lies
-beside the file.
+The file holds no code, and code that it names is not trusted. A Caffe net is not code: the file has
+its name and digest, and the prototxt lies next to the file.
 """
 
 from collections.abc import Container
@@ -56,7 +55,7 @@ LEFT_OUT = (
     "data.erasing",
     "data.mirror",
 )
-"""Words of these sections that are of a machine or of a training."""
+"""Settings of these sections that belong to a machine or to a training."""
 
 KINDS: dict[str, type] = {
     "num_classes": int,
@@ -67,35 +66,32 @@ KINDS: dict[str, type] = {
     "input_shape": int,
     "input_dtype": str,
 }
-"""What is kept of `About`, and what each is, or each of its elements."""
+"""The facts of `About` that a file has, with the type of each, or of its elements."""
 
 SHAPES = ("sample_CHW", "input_shape")
 LISTS = ("class_names", *SHAPES)
 
 MOST_SAMPLE = 1 << 24
-"""Numbers of a sample that a file speaks of, for one is made up where a network is exported."""
+"""The most numbers in a sample: an export makes one up in the shape that the file states."""
 
 NETS = "nets"
-"""Where a file has the sha256 of the nets of Caffe's that it names, by section."""
+"""The file's key for the SHA-256 of the Caffe nets that it names, by section."""
 
 
 def is_coded(where: Path) -> bool:
-    """Whether it is a .fcz file, by its name."""
     return where.suffix == FCZ and where.is_file()
 
 
 def _opened(file: Path) -> AbstractContextManager["Opened"]:
-    """Raises: CheckpointError."""
-    from firecaffe.compression import fcz  # whose coder is for those who have such a file
+    from firecaffe.compression import fcz  # imported here, because only .fcz files need it
 
     return fcz.read(file)
 
 
 def describe(recipe: Recipe, about: About) -> dict[str, Any]:
-    """The network of a file for `fcz.write`: what differs from the defaults, since a small file's
-    bytes count.
+    """Describe a network for `fcz.write`: only what differs from the defaults, to save bytes.
 
-    Raises: RecipeError if it names a net of Caffe's that is not there.
+    Raises: RecipeError if it names a Caffe net that is missing.
     """
     default = flatten(Recipe())
     network: dict[str, Any] = {}
@@ -118,10 +114,7 @@ def describe(recipe: Recipe, about: About) -> dict[str, Any]:
 
 
 def tensors_of(network: nn.Module) -> dict[str, NDArray[Any]]:
-    """A network's tensors for `fcz.write`, by its own names: those of a state_dict, tied ones once.
-
-    Raises: RecipeError for a type that numpy does not have.
-    """
+    """Return the state_dict with tied tensors once. Raises: RecipeError for a type numpy lacks."""
     known: set[int] = set()
     found = {}
     for name, tensor in network.state_dict(keep_vars=True).items():
@@ -138,11 +131,10 @@ def tensors_of(network: nn.Module) -> dict[str, NDArray[Any]]:
 def described(
     file: Path, named: Container[str], *, trust_code: bool = False
 ) -> tuple[Recipe, About]:
-    """What a file says of its network. named: words that the user gives. trust_code: whether code
-    that the file names may run.
+    """Read what a file says of its network. named: settings that the user gives.
 
-    Raises: RecipeError if nobody names the network; CheckpointError if what the file says is
-    nothing we know.
+    trust_code: whether code that the file names may run. Raises: RecipeError if nobody names the
+    network; CheckpointError if the file's settings or facts are invalid.
     """
     with _opened(file) as opened:
         network = opened.network
@@ -165,10 +157,10 @@ def described(
 
 
 def with_nets(file: Path, own: Recipe, named: Container[str]) -> Recipe:
-    """A file's words with the paths of the nets of Caffe's that they name, which lie beside the
-    file or in the current folder. own: the file's words. named: words that the user gives.
+    """Return `own`, the file's recipe, with the paths of its Caffe nets.
 
-    Raises: RecipeError if a net is in neither, or is not the file's.
+    The nets lie next to the file or in the current folder. named: settings that the user gives.
+    Raises: RecipeError if a net is missing, or is not the file's.
     """
     with _opened(file) as opened:
         digests = opened.network.get(NETS)
@@ -182,7 +174,7 @@ def with_nets(file: Path, own: Recipe, named: Container[str]) -> Recipe:
 
 
 def _net_of(file: Path, word: str, name: str, digest: str | None) -> Path:
-    """The prototxt of that digest. A file alone names none in other folders."""
+    # A file cannot name a net in any other folder.
     base = without_folder(name).removeprefix(CAFFE)
     folders = dict.fromkeys((file.absolute().parent, Path.cwd()))
     there = [folder / base for folder in folders if (folder / base).is_file()]
@@ -201,9 +193,7 @@ def _net_of(file: Path, word: str, name: str, digest: str | None) -> Path:
 
 
 def check_outline(file: Path, config: ModelConfig, about: About) -> None:
-    """Raises: CheckpointError if the network has not the file's tensors, or is none; RecipeError;
-    OwnCodeError for what a user's code raises.
-    """
+    """Raise CheckpointError if the network cannot be built, or has not the file's tensors."""
     try:
         outline = _outline(config, about)
     except RecipeError as error:
@@ -223,9 +213,7 @@ def check_outline(file: Path, config: ModelConfig, about: About) -> None:
 
 
 def _outline(config: ModelConfig, about: About) -> Outline:
-    """Takes memory for numbers only if code that the user has named needs them: how many there are
-    is what the file says.
-    """
+    # Needs no memory for weights, for the file states their number; code that the user named may.
     counts = about.num_classes, about.in_channels
     if is_reference(config.name):
         return with_outline(config, *counts, outline_of)
@@ -234,7 +222,6 @@ def _outline(config: ModelConfig, about: About) -> Outline:
 
 
 def _about(facts: dict[str, Any]) -> About:
-    """Raises: ValueError if a fact is of another kind."""
     for fact, value in facts.items():
         kind = KINDS[fact]
         whole = value if isinstance(value, list) else [value]

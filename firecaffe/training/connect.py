@@ -1,6 +1,4 @@
-"""Makes the reducer that sums a learner's gradients over all ranks, or one for each fragment of its
-replicas.
-"""
+"""Makes a learner's gradient reducers: one, or one for each fragment of its replicas."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
@@ -27,11 +25,9 @@ def connect(
     hook: tuple[object, Hook] | None,
     resources: ExitStack,
 ) -> tuple[Run, list[GradientReducer], AutoChoice | None]:
-    """Makes the reducers, one of each of `summed`. All ranks call it. Returns the run as these
-    ranks can do it, the reducers, and `auto`'s choice if the recipe asks for it. resources: takes
-    what has to be closed.
+    """Make one reducer for each of `summed`. All ranks call it. Raises: PeerLostError.
 
-    Raises: PeerLostError.
+    Returns also the run as these ranks can do it, and `auto`'s choice if the recipe asks for it.
     """
     words = run.recipe.exchange
     local: LocalRanks | None = None

@@ -1,19 +1,12 @@
-"""What a training's weights have to obey: masks, and values that weights share.
+"""Constraints on a training's weights: pruned ones stay zero, and shared ones have few values.
 
-A constraint changes the gradients of the weights that this rank updates before an update, and these
-weights after it, as a function of weights, sums of gradients and the step. It goes by whole layers,
-however they lie on ranks (`Wholes`). So the number of workers decides no bit of it, and nothing
-below the training knows of it.
+A constraint changes gradients before an update and weights after it, as a function of weights,
+summed gradients and the step. It acts on whole layers, however they lie on ranks (`Wholes`), so the
+number of workers changes no bit, and nothing below the training knows of it.
 
-Weights that are pruned stay zero: a constraint of a training.
-
-Weights that share few values: a constraint of a training.
-
-The gradient of a value is the sum of its weights' gradients, or their mean. Each of these weights
-is given it, so a solver that works element by element updates all of them alike, as it would update
-the value itself: with one momentum, and weight decay once.
-
-Source: Han, Mao and Dally 2016, arXiv 1510.00149, section 3.
+A shared value's gradient is the sum, or the mean, of its weights' gradients. Each of these weights
+receives it, so an element-wise solver updates them all as it would update the value: with one
+momentum, and weight decay once. Source: Han, Mao and Dally 2016, arXiv 1510.00149, section 3.
 """
 
 from collections.abc import Mapping
@@ -53,9 +46,9 @@ from firecaffe.training.wholes import AllHere, Wholes
 
 
 class Pruning:
-    """The masks of the weights that are pruned, and when they change; see `Constraint`.
+    """The masks of pruned weights, and when they change; implements `Constraint`.
 
-    With surgery the network computes with the masked weights, and the solver updates `dense`, the
+    With surgery the network computes with masked weights, and the solver updates `dense`, the
     weights without masks, by the gradients of the masked ones.
     """
 
@@ -67,17 +60,16 @@ class Pruning:
         words: PruneConfig,
         wholes: Wholes,
     ) -> None:
-        """weights: those that this rank updates, or parts of them. keep, threshold: by the names of
-        whole weights; each that is pruned is in one of them.
-        """
+        # weights: those that this rank updates, or parts of them. keep, threshold: by whole
+        # weights' names; each pruned weight is in one of them.
         self._weights, self._keep, self._threshold = weights, keep, threshold
         self._words, self._wholes = words, wholes
+        # True where a weight is kept
         self.masks = {
             name: torch.ones_like(each, dtype=torch.bool) for name, each in weights.items()
         }
-        """True where a weight is kept."""
+        # with surgery, the weights that masked ones are made of
         self.dense: dict[str, Tensor] = {}
-        """With surgery, the weights that masked ones are made of."""
         if words.how == SURGERY:
             self.dense = {name: each.detach().clone() for name, each in weights.items()}
 
@@ -136,7 +128,6 @@ class Pruning:
         return self._words.how == SURGERY and step < self._words.steps
 
     def _choose(self, done: int) -> None:
-        """Chooses the weights that are kept after so many steps."""
         found = {}
         whole = self._wholes.of_own if self._words.scope == LAYER else self._wholes.of_all
         may_return = self._words.how == SURGERY
@@ -183,7 +174,7 @@ def _none_left(name: str, deviations: float | None) -> str:
 
 
 class Sharing:
-    """The codes of the weights that share values; see `Constraint`. Weights of code 0 are zero."""
+    """The codes of the weights that share values; implements `Constraint`. Code 0 means zero."""
 
     def __init__(
         self,
@@ -193,13 +184,12 @@ class Sharing:
         seed: int,
         wholes: Wholes,
     ) -> None:
-        """weights: those that this rank updates, or parts of them. bits: of each, by the whole
-        weight's name. seed: of a start by chance.
-        """
+        # weights: those that this rank updates, or parts of them. bits: by whole weights' names.
+        # seed: of a random start.
         self._weights, self._bits, self._words, self._seed = weights, bits, words, seed
         self._wholes = wholes
+        # the values by code before the first update, if they are not trained
         self._fixed: dict[str, Tensor] | None = None
-        """The values by code, if they are not trained; those before the first update."""
         self.codes = {
             name: torch.zeros_like(each, dtype=torch.int32) for name, each in weights.items()
         }
@@ -234,7 +224,7 @@ class Sharing:
 
     @torch.no_grad()
     def before_update(self, step: int) -> None:
-        codes = self._codes  # put together by all ranks at once, also by one that has none
+        codes = self._codes  # all ranks assemble them together, also a rank that has none
         if not self._words.train:
             if self._fixed is None:
                 own = {name: each.detach() for name, each in self._weights.items()}
@@ -246,9 +236,8 @@ class Sharing:
         self._wholes.put(shared, gradients)
 
     def _shared(self, name: str, codes: Tensor, gradient: Tensor) -> Tensor:
-        """For each weight the gradient of its value."""
         sums = torch.zeros(len(self._firsts[name]) + 1, dtype=torch.float64, device=gradient.device)
-        # One after the other, in any number of threads; in 64 bits, for they may be millions.
+        # Adds in the same order with any number of threads; in 64 bits, for there may be millions.
         sums.index_add_(0, codes, gradient.reshape(-1).double())
         if self._words.gradient == "mean":
             sums /= codes.bincount(minlength=len(sums)).clamp(min=1)
@@ -261,16 +250,14 @@ class Sharing:
 
     @torch.no_grad()
     def restrict(self, weights: Mapping[str, Tensor]) -> None:
-        """Gives all weights of a value that of the first: a solver rounds at the end of a tensor
-        not always as in its middle.
-        """
+        # A solver may round differently at a tensor's end, so all weights of a value equal its
+        # first.
         own = {name: weights[name] for name in self.codes}
         whole = self._values(own) if self._fixed is None else self._fixed
         shared = {n: whole[n][each.reshape(-1)].view(each.shape) for n, each in self._codes.items()}
         self._wholes.put(shared, own)
 
     def _values(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The values of weights by code."""
         return {
             name: torch.cat([weight.new_zeros(1), weight.reshape(-1)[self._firsts[name]]])
             for name, weight in self._wholes.of_own(parts).items()
@@ -278,12 +265,12 @@ class Sharing:
 
     @cached_property
     def _codes(self) -> dict[str, Tensor]:
-        """Of whole weights."""
+        # of whole weights
         return self._wholes.of_own(self.codes)
 
     @cached_property
     def _firsts(self) -> dict[str, Tensor]:
-        """The place of the first weight of each code but 0."""
+        # the place of the first weight of each code but 0
         firsts = {}
         for name, codes in self._codes.items():
             ordered, places = codes.reshape(-1).sort(stable=True)
@@ -293,38 +280,36 @@ class Sharing:
 
 
 class Constraint(Protocol):
-    """Keeps weights to what they have to obey."""
+    """Keeps weights as a recipe asks."""
 
     @property
     def pieces(self) -> dict[str, Piece]:
-        """Its state, by the names that the pieces have in a checkpoint."""
+        """Its state, by the names of the pieces in a checkpoint."""
 
     @property
-    def line(self) -> str:
-        """What it has come to so far, for people."""
+    def line(self) -> str: ...
 
     def begin(self) -> None:
-        """Makes its state from a new training's first weights, and brings them to it. A resumed
-        training loads its pieces instead.
+        """Make the state from a new training's first weights, and apply it to them.
 
-        Raises: RecipeError, on all ranks that have a part of the layer, if the weights cannot be
-        brought to it.
+        A resumed training loads its pieces instead. Raises: RecipeError, on all ranks that have a
+        part of the layer, if these weights cannot be constrained.
         """
 
     def before_update(self, step: int) -> None:
-        """Changes the gradients of step `step`, counted from 0, and weights, before the solver has
-        them. Gradients are summed and clipped.
+        """Change gradients and weights of step `step`, counted from 0, before the solver does.
+
+        The gradients are already summed and clipped.
         """
 
-    def after_update(self, step: int) -> None:
-        """Brings the updated weights back to what they have to obey."""
+    def after_update(self, step: int) -> None: ...
 
     def restrict(self, weights: Mapping[str, Tensor]) -> None:
-        """Brings other tensors in the weights' place to it, as their moving average."""
+        """Apply it to other tensors in the weights' place, such as their moving average."""
 
 
 def check_constraints(recipe: Recipe, network: nn.Module) -> None:
-    """Raises: RecipeError, with the layer's name, if the network's weights cannot be had so."""
+    """Raise RecipeError, with the layer's name, if weights cannot be constrained so."""
     make_constraints(recipe, dict(network.named_parameters()), {}, AllHere())
 
 
@@ -334,14 +319,10 @@ def make_constraints(
     own: Mapping[str, nn.Parameter],
     wholes: Wholes,
 ) -> list[Constraint]:
-    """The constraints of a recipe, in the order in which they act.
+    """Return a recipe's constraints, in the order in which they act.
 
-    Args:
-        network: The whole network's parameters, by their names.
-        own: Those that this rank updates, or parts of them.
-        wholes: How they come together.
-
-    Raises: RecipeError, with the layer's name, if the network's weights cannot be had so.
+    own: the network's parameters that this rank updates, or parts of them. Raises: RecipeError,
+    with the layer's name, if they cannot be constrained so.
     """
     found: list[Constraint] = []
     if recipe.prune.is_on:

@@ -1,9 +1,8 @@
 """Processes that make the items of a torch data set, for one rank.
 
-They are forked by a server that was started anew (`forkserver`), so that they hold none of the
-rank's sockets: a child that held one would hide that its rank is gone. Each waits for a task, makes
-a batch and sends it back as bytes, in memory of its own; shared memory is small in containers. It
-ends with its pipe, and as soon as its rank is gone, whatever it is doing.
+A new server process forks them (`forkserver`), so they hold none of the rank's sockets: a child
+with a socket would hide that its rank is gone. Each makes batches and sends them as bytes, since
+shared memory is small in containers. It ends with its pipe, and at once if its rank is gone.
 """
 
 import multiprocessing
@@ -35,20 +34,18 @@ from firecaffe.reference import failed
 from firecaffe.training.batch_pipe import receive_batch, send_batch
 
 PRELOADED = "firecaffe.training.data_workers"
-"""What the server loads once for all workers: torch, above all."""
+"""The module that the server loads once for all workers, with torch."""
 
 GONE_S = 5.0
-"""How long a process may take to be gone whose pipe is closed."""
+"""Seconds within which a process has to end whose pipe is closed."""
 
+# All processes of a job receive these. The rank then finishes its step, which needs data.
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-"""Sent to all processes of a job; the rank then finishes its step, for which it needs data."""
 
 
 @contextmanager
 def data_workers(data: Data) -> Iterator[None]:
-    """While in the `with` block, the data's torch sets that ask for workers have their items made
-    by them; afterwards they can be asked no more. Processes start when a set is first asked.
-    """
+    """Let workers make items for the torch sets that ask for them, within the block only."""
     with ExitStack() as pools:
         for dataset in torch_sets(data):
             if dataset.workers:
@@ -58,7 +55,7 @@ def data_workers(data: Data) -> Iterator[None]:
 
 
 def check_not_in_worker() -> None:
-    """Raises: RecipeError in a worker that imports the script which trains, to find its classes."""
+    """Raise RecipeError in a worker that imports the training script to find its classes."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise RecipeError(
             "the script trains when it is imported, and data workers import it; put what trains "
@@ -67,7 +64,6 @@ def check_not_in_worker() -> None:
 
 
 def torch_sets(data: Data) -> Iterator[TorchSet]:
-    """The torch sets that the data are made of, each once."""
     found: list[TorchSet] = []
     for part in data.parts.values():
         inner: Dataset = part
@@ -79,7 +75,7 @@ def torch_sets(data: Data) -> Iterator[TorchSet]:
 
 
 class DataWorkers:
-    """So many processes that make batches; as many threads may ask at once."""
+    """A pool of `count` processes that make batches. As many threads may ask at once."""
 
     def __init__(self, items: Items, count: int) -> None:
         self.items, self.count = items, count
@@ -88,13 +84,13 @@ class DataWorkers:
         self._starting = threading.Lock()
         self._is_closed = False
         self._content = b""
+        # workers that have the data set
         self._told: set[Connection] = set()
-        """Those that have the data set."""
 
     def make(self, samples: Sequence[int], seed: int, epoch: int) -> Batch:
-        """As `Items.make`, by the first worker that is free.
+        """Make a batch as `Items.make` does, in the first worker that is free.
 
-        Raises: OwnCodeError, DataError as that does; DataError if the worker is gone.
+        Raises: OwnCodeError and DataError as that does; DataError if the worker is gone.
         """
         with self._starting:
             if self._is_closed:
@@ -146,7 +142,6 @@ class DataWorkers:
         )
 
     def close(self) -> None:
-        """Ends the processes, whatever they are doing."""
         with self._starting:
             self._is_closed = True
         for process in self._processes.values():
@@ -156,7 +151,7 @@ class DataWorkers:
 
 
 def work(pipe: Connection) -> None:
-    """A worker: takes the data set, then makes batches until its rank is gone."""
+    """Run a worker: receive the data set, then make batches until the rank is gone."""
     for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_rank, daemon=True).start()
@@ -185,7 +180,6 @@ def _end_with_rank() -> None:
 
 
 def _told(error: Exception) -> tuple[type[FirecaffeError], str, str]:
-    """An error as it goes to the rank: its kind, its line, and the traceback of a user's code."""
     error = memory_full(error) or error
     if not isinstance(error, FirecaffeError):
         own = failed("a data worker", error)

@@ -1,12 +1,11 @@
-"""A loss that stays far above its start: a training that diverges, and never reaches NaN.
+"""Detects a training that diverges without reaching NaN: its loss stays far above its start.
 
-The start is the median loss of the first FIRST steps; the loss of the moment is the median of the
-last LAST. If that is above the start, by the start's size or by LEAST if that is more, for PATIENCE
-steps in a row, the training has diverged. Medians, since the loss of a step with few samples has
-outliers. While a rate warms up the loss stays near its start, and a training that goes on from good
-weights may come to a few times their small loss; neither is above by so much.
-
-What may be done about a training that diverges because not all compute together, in words.
+The start is the median loss of the first FIRST steps, and the present loss that of the last LAST. A
+training has diverged if that exceeds the start by the start's size, or by LEAST if that is more,
+for PATIENCE steps in a row. Medians, because the loss of a step with few samples has outliers. A
+loss stays near its start while a rate warms up, and may reach a few times a small start if training
+continues from good weights; neither exceeds the limit. The file also has advice for a training that
+diverges because workers do not all compute together.
 """
 
 from collections import deque
@@ -19,20 +18,18 @@ from msgspec import Meta
 from firecaffe.schema import Count, checked
 from firecaffe.synchrony.config import ASYNCHRONOUS, BACKUP, STALE, SynchronyConfig
 
+# With many updates a step, a training that diverges leaves its start within some steps.
 FIRST = 3
-"""Few: with many updates a step, a training that diverges leaves its start within some steps."""
 
 LAST = 20
 
+# In the unit of the loss. Guessing costs ln(classes): 2.3 with 10 of them.
 LEAST = 1.0
-"""In the unit of the loss. Guessing costs ln(classes): 2.3 with 10 of them."""
 
 PATIENCE = 100
 
 
 class _Row(TypedDict):
-    """What goes with a checkpoint."""
-
     first: Annotated[list[float], Meta(max_length=FIRST)]
     last: Annotated[list[float], Meta(max_length=LAST)]
     above: Count
@@ -40,18 +37,17 @@ class _Row(TypedDict):
 
 
 class Rise:
-    """Takes the loss of each step. The state is JSON; all that know the losses have the same."""
+    """Watches the loss of each step. The state is JSON, equal on all ranks that know the losses."""
 
     def __init__(self) -> None:
         self._first: list[float] = []
         self._last: deque[float] = deque(maxlen=LAST)
+        # steps in a row with the loss above the limit
         self._above = 0
-        """Steps in a row at which the loss was above the limit."""
+        # the lowest loss at any save
         self._lowest: float | None = None
-        """The lowest loss of all moments at which the state was saved."""
 
     def add(self, loss: float) -> None:
-        """Takes the next step's loss, which is finite."""
         if len(self._first) < FIRST:
             self._first.append(loss)
         self._last.append(loss)
@@ -59,7 +55,7 @@ class Rise:
 
     @property
     def line(self) -> str:
-        """What has happened, for people; empty if the loss has not been above for so long."""
+        """The line for people; empty unless the loss was above the limit for PATIENCE steps."""
         if self._above < PATIENCE:
             return ""
         return (
@@ -68,9 +64,7 @@ class Rise:
         )
 
     def saves_lowest(self) -> bool:
-        """Takes note that the state is saved. Returns whether the loss is the lowest of all such
-        moments.
-        """
+        """Note that the state is saved. Returns whether the loss is the lowest of all saves."""
         is_lowest = bool(self._last) and (self._lowest is None or self._now < self._lowest)
         if is_lowest:
             self._lowest = self._now
@@ -97,7 +91,6 @@ class Rise:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Raises: ValueError if it is none."""
         row = checked(state, _Row)
         self._first, self._above = list(row["first"]), row["above"]
         self._last = deque(row["last"], maxlen=LAST)
@@ -105,13 +98,9 @@ class Rise:
 
 
 def for_server(words: SynchronyConfig, learners: int, staleness: float, momentum: float) -> str:
-    """How the updates are made, and what to try.
+    """Describe how the updates are made, and what to try.
 
-    Args:
-        words: The section.
-        learners: How many there are.
-        staleness: Of the last gradients, the mean.
-        momentum: Of the solver; 0 if it has none.
+    staleness: the mean of the last gradients, in updates. momentum: the solver's; 0 if it has none.
     """
     return ADVICE[words.mode](words, learners, staleness, momentum)
 
@@ -125,7 +114,7 @@ def _for_backup(words: SynchronyConfig, _: int, __: float, momentum: float) -> s
 
 def _for_late(words: SynchronyConfig, learners: int, staleness: float, momentum: float) -> str:
     is_delayed = words.server_momentum == "delayed_nesterov"
-    has_server = not words.is_lockless  # that has the updates in its hands
+    has_server = not words.is_lockless  # that applies the updates itself
     tries = {
         "staleness_rate inverse": words.staleness_rate == "none" and has_server,
         "server_momentum delayed_nesterov": momentum > 0 and not is_delayed and has_server,
@@ -146,11 +135,10 @@ ADVICE: dict[str, Callable[[SynchronyConfig, int, float, float], str]] = {
     STALE: _for_late,
     ASYNCHRONOUS: _for_late,
 }
-"""By synchrony.mode; the arguments as of `for_server`."""
 
 
 def for_replicas(words: SynchronyConfig, momentum: float) -> str:
-    """How replicas train, and what to try. momentum: of the solver; 0 if it has none."""
+    """Describe how replicas train and what to try. momentum: the solver's; 0 if it has none."""
     shorter = f", shorter rounds than synchrony.local_steps {words.local_steps}"
     outer = ", a lower synchrony.outer_lr" if words.outer != "average" else ""
     return (

@@ -1,4 +1,4 @@
-"""Evaluation: every sample counted exactly once, on any number of ranks."""
+"""Evaluation: every sample is counted exactly once, on any number of ranks."""
 
 import json
 from collections import Counter
@@ -28,33 +28,26 @@ EvalBatch = tuple[int, Any, Any]
 
 
 class Outputs(Protocol):
-    """A network, in evaluation."""
-
     def __call__(
         self, batches: Iterator[EvalBatch], numbers: Sequence[int]
     ) -> Iterator[tuple[EvalBatch, Any]]:
-        """Yields each batch with what the network returns for it, on a rank that has that. numbers:
-        those of the batches.
-        """
+        """Yield each batch with its outputs, on a rank that has them. numbers: of the batches."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The loss and metrics of a network on a data set."""
+    """The loss (mean over samples) and metrics of a network on a data set."""
 
     samples: int
     loss: float
-    """The mean over the samples."""
     metrics: dict[str, float]
-    """The task's, by name."""
     shares: list[str]
-    """Those of them that are shares of 1."""
+    """The names of metrics that are shares of 1."""
     largest_class_share: float | None
     """The top-1 of always naming the most frequent class; None without classes."""
 
     @property
     def row(self) -> dict[str, Any]:
-        """All numbers by name."""
         row = {"samples": self.samples, "loss": self.loss, **self.metrics}
         share = self.largest_class_share
         return row if share is None else {**row, "largest_class_share": share}
@@ -62,7 +55,7 @@ class Evaluation:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Takes the modules out of training mode, for a `with` block."""
+    """Take the modules out of training mode, for a `with` block."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -73,7 +66,6 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def autocast(config: TrainConfig, device: torch.device) -> torch.autocast:
-    """The arithmetic of a recipe, without a loss scale."""
     dtype = AUTOCAST.get(config.autocast)
     return torch.autocast(device.type, dtype, enabled=dtype is not None)
 
@@ -89,22 +81,16 @@ def evaluate(
     outputs_of: Outputs | None = None,
     tellers: Group | None = None,
 ) -> Evaluation:
-    """Evaluates the model on all ranks together; every rank returns the same.
+    """Evaluate the model on all ranks together; every rank returns the same.
 
-    Batches are the same for every number of ranks, and what they come to is put together in their
-    order.
+    Batches are the same for any number of ranks, and their results are combined in their order.
 
     Args:
-        model: The network.
-        task: Its loss and metrics.
-        dataset: The samples.
-        data: How they are cut and normalized.
         config: The size of batches, and the arithmetic.
         world: The ranks that share out the batches.
-        labels_L: What the network calls each of the data set's labels, if not the same.
-        outputs_of: What gives the network's outputs; None: a call of it.
-        tellers: The ranks that tell each other what they found, each of batches of its own; None:
-            world.
+        labels_L: The network's label for each label of the data set, if they differ.
+        outputs_of: Returns the network's outputs; None calls the network.
+        tellers: The ranks that exchange results, each of its own batches; None means world.
     """
     outputs_of = outputs_of or partial(_outputs_of, model, config)
     own = _Own()
@@ -134,17 +120,14 @@ def evaluate(
 
 @dataclass
 class _Own:
-    """What this rank has found."""
-
+    # for each batch its number, its samples, and the sum of their losses
     rows: list[tuple[int, int, float]] = field(default_factory=list)
-    """The number of each batch, its samples, and the sum of their losses."""
     parts: Parts = field(default_factory=dict)
-    """What metrics keep."""
     classes: Counter[int] = field(default_factory=Counter)
 
 
 def _of_all(own: _Own, task: Task, config: TrainConfig, tellers: Group) -> Evaluation:
-    """What all ranks have found, in the order of batches. They all call it."""
+    # All ranks call it.
     metrics = task.measured
     stated = json.dumps({"rows": own.rows, "classes": list(own.classes.items())})
     gathered = [json.loads(text) for text in gather_text(tellers, stated)]
@@ -166,9 +149,7 @@ def _of_all(own: _Own, task: Task, config: TrainConfig, tellers: Group) -> Evalu
 
 
 def _seeded(batches: Iterator[EvalBatch], config: TrainConfig) -> Iterator[EvalBatch]:
-    """The batches; a network or a metric that draws random numbers draws the same for each of them,
-    whichever rank has it.
-    """
+    # Random numbers in a network or metric depend on the batch, not on the rank that has it.
     for batch in batches:
         seed_random(config.seed, "evaluation", batch[0])
         yield batch
@@ -182,7 +163,7 @@ def _outputs_of(
 
 
 def value_of(name: str, metric: Metric, state: State, samples: int) -> float:
-    """The metric's value. Raises: RecipeError if it has none, for its own reasons."""
+    """Return the metric's value. Raises: RecipeError if it has none."""
     try:
         return metric.value(state, samples)
     except RecipeError as error:

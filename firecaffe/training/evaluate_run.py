@@ -1,4 +1,4 @@
-"""A run's network on test data, as the run itself has evaluated it."""
+"""A run's network on test data, evaluated as the run itself does."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,19 +21,13 @@ NEEDED = ("model", "data", "task")
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What a network came to on test data."""
-
     trained: Trained
     data: Data
     evaluation: Evaluation
 
 
 def evaluate_run(where: Path, recipe: Recipe, world: World, *, best: bool = False) -> Evaluated:
-    """Evaluates a run's network on the test data of a recipe. All ranks call it; each returns the
-    same.
-
-    Raises: FirecaffeError.
-    """
+    """Evaluate a run's network on the recipe's test data. All ranks call it and return the same."""
     check_named(where, recipe, NEEDED)
     with arithmetic(recipe.train, world.device):
         trained = load_run(where, best=best, recipe=recipe)
@@ -47,6 +41,6 @@ def evaluate_run(where: Path, recipe: Recipe, world: World, *, best: bool = Fals
 
 
 def task_of_run(about: About, recipe: Recipe, data: Data) -> Task:
-    """The run's task, of the classes that the run was trained on. Raises: RecipeError."""
+    """Return the run's task, for the classes that it was trained on. Raises: RecipeError."""
     classes = num_classes(data.train) if about.num_classes is None else about.num_classes
     return task_of(recipe.task, classes)

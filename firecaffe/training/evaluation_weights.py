@@ -1,31 +1,22 @@
-"""The moving average of the weights that a training may keep beside them, and evaluate.
+"""The weights of evaluations: a moving average, and BatchNorm statistics that are estimated anew.
 
     average = weights                                       after the first update
     average = average + (1 - decay) (weights - average)     after each later one
 
-Of replicas that train by themselves there are common weights after an average alone: one that comes
-after k steps counts as much as k updates that all came to them, 1 - decay^k.
+Replicas that train by themselves have common weights only after they are averaged. After k steps
+those count as k updates that all gave these weights: 1 - decay^k. The average is a function of the
+weights after each step, so workers change no bit. Buffers are not averaged: the training's
+statistics are means over steps already. Source: Polyak and Juditsky 1992; as in
+torch.optim.swa_utils (`get_ema_multi_avg_fn`, buffers kept in sync).
 
-It is a pure function of the weights after each step, so workers change no bit of it. Buffers
-(BatchNorm's statistics) are not averaged: with the average go those of the training, which are
-means over steps already.
-
-Source: Polyak and Juditsky 1992; as torch.optim.swa_utils has it (`get_ema_multi_avg_fn`, buffers
-kept in sync).
-
-BatchNorm statistics for evaluations: estimated again, with the weights of the moment.
-
-The running statistics of a training are means over weights of the past. Where workers do not make
-each step together (late gradients, replicas) they are further off, and a moving average of the
-weights has none of its own. So evaluations may take others: of the first whole micro-batches of the
-first epoch, augmented as they are in training, the mean of the micro-batches' means and of their
-variances. The training's own stay as they are, and no bit of it depends on when it is evaluated.
-
-A micro-batch is computed by one worker, alike whichever it is, and the means are over all of them
-in their order. So the number of workers changes no bit.
-
-Source: Izmailov et al. 2018, "Averaging weights leads to wider optima and better generalization",
-section 3.2; as torch.optim.swa_utils.update_bn has it (a cumulative mean over batches).
+The training's BatchNorm statistics are means over past weights. With late gradients or replicas
+they are further off, and the average of the weights has none of its own. So evaluations may use
+others, estimated with the present weights from the first whole micro-batches of the first epoch,
+augmented as in training: the mean of their means and of their variances, in order. Any worker
+computes a micro-batch the same way, so the number of workers changes no bit. The training's own
+stay, whenever it is evaluated. Source: Izmailov et al. 2018, "Averaging weights leads to wider
+optima and better generalization", section 3.2; as in torch.optim.swa_utils.update_bn (a cumulative
+mean over batches).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -48,15 +39,12 @@ from firecaffe.training.forward import laid_out, seed_random
 from firecaffe.training.holdings.holding import Holding
 from firecaffe.training.piece import Weights
 
+# With a warm-up, the decay of update t, counted from 0, is at most (1 + t) / (WARMUP + t), so that
+# the first weights are soon forgotten. Source: TensorFlow's ExponentialMovingAverage (num_updates).
 WARMUP = 10
-"""With a warm-up the decay of update t is at most (1 + t) / (WARMUP + t), t counted from 0, so that
-the first weights are soon forgotten. Source: TensorFlow's ExponentialMovingAverage (num_updates).
-"""
 
 
 class Ema:
-    """The average of a network's trained parameters."""
-
     def __init__(
         self, named: Mapping[str, nn.Parameter], decay: float, warmup: bool = False
     ) -> None:
@@ -66,18 +54,14 @@ class Ema:
 
     @property
     def piece(self) -> Weights:
-        """The average as a piece of the training's state."""
         return Weights(self.average.items)
 
     def update(self, step: int) -> None:
-        """Takes in the weights after step `step`, counted from 0."""
         self.update_after(range(step, step + 1), self._weights)
 
     @torch.no_grad()
     def update_after(self, steps: range, names: Iterable[str]) -> None:
-        """Takes in some of the weights after steps at whose ends nobody had them, but for the last
-        one.
-        """
+        """Add the named weights after `steps`, of which only the last left common weights."""
         average = [self.average[name] for name in names]
         if not average:  # a stage without weights
             return
@@ -92,9 +76,7 @@ class Ema:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Puts the average in the weights' place, for a `with` block: memory is exchanged, nothing
-        is copied.
-        """
+        """Exchange the average and the weights for a `with` block; nothing is copied."""
         self.exchange()
         try:
             yield
@@ -102,7 +84,6 @@ class Ema:
             self.exchange()
 
     def exchange(self) -> None:
-        """Puts the average in the weights' place, and the weights in its own."""
         for weight, average in zip(self._weights.values(), self.average.values(), strict=True):
             weight.data, average.data = _data(average), _data(weight)
 
@@ -112,15 +93,13 @@ def _data(tensor: Tensor) -> Tensor:
 
 
 NORMS = "batch_norm"
-"""The piece of a training's state. It holds the statistics that a checkpoint's weights have."""
+"""The piece of the state with the statistics that belong to a checkpoint's weights."""
 
 BUFFERS = ("running_mean", "running_var")
 
 
 def layers_of(network: nn.Module) -> dict[str, Any]:
-    """The BatchNorm layers whose statistics are estimated, by name; the parts of one that is split,
-    and none that another rank has.
-    """
+    """Return the trained BatchNorm layers on this rank by name: of a split layer, its parts."""
     return {
         name: module
         for name, module in network.named_modules()
@@ -131,7 +110,7 @@ def layers_of(network: nn.Module) -> dict[str, Any]:
 
 
 def check_layers(network: nn.Module, samples: int) -> None:
-    """Raises: RecipeError if a whole network has no layer whose statistics are estimated."""
+    """Raise RecipeError if a whole network has no layer whose statistics are estimated."""
     if not layers_of(network):
         raise RecipeError(
             f"train.batch_norm_samples is {samples}, but the network has no BatchNorm that is "
@@ -140,7 +119,7 @@ def check_layers(network: nn.Module, samples: int) -> None:
 
 
 class Norms:
-    """The statistics of a network's BatchNorm layers that evaluations take."""
+    """The BatchNorm statistics of evaluations."""
 
     def __init__(
         self,
@@ -148,10 +127,7 @@ class Norms:
         batches: Batches,
         samples: int,
     ) -> None:
-        """samples: as many, or less by a part of a micro-batch, are estimated from.
-
-        Raises: RecipeError if there are not so many samples.
-        """
+        """Use `samples` samples, in whole micro-batches. Raises: RecipeError if there are fewer."""
         self._holding, self._forward, self._batches = holding, holding.forward, batches
         self._layers = layers_of(holding.network)
         order = batches.order
@@ -167,20 +143,18 @@ class Norms:
 
     @property
     def piece(self) -> Weights:
-        """The statistics as a piece of the training's state. They are no result of it: they follow
-        from its weights.
-        """
+        """The statistics as state. They are no result: they follow from the weights."""
         return Weights(self._statistics.items, is_result=False)
 
     def is_of(self, step: int) -> bool:
-        """Whether they are those of the weights after a step."""
         return self._step == step
 
     @torch.no_grad()
     def estimate(self, ranks: Group, step: int) -> None:
-        """Estimates them, with the weights that evaluations take after a step, which are in the
-        network. All ranks call it. ranks: those that share out the micro-batches; they have the
-        same layers.
+        """Estimate the statistics for the weights after `step`. All ranks call it.
+
+        The network must have the weights of evaluations. `ranks` share out the micro-batches, and
+        have the same layers.
         """
         places = range(ranks.rank, len(self._leaves), ranks.world_size)
         own = {
@@ -198,7 +172,7 @@ class Norms:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Puts them in the place of the training's own, for a `with` block."""
+        """Use these statistics instead of the training's own, for a `with` block."""
         own = {name: each.clone() for name, each in self._running().items()}
         self.put()
         try:
@@ -208,7 +182,6 @@ class Norms:
                 each.copy_(own[name])
 
     def put(self) -> None:
-        """Puts them in the place of the training's own."""
         for name, each in self._running().items():
             each.copy_(self._statistics[name])
 
@@ -220,16 +193,15 @@ class Norms:
         }
 
     def _of_leaves(self, places: Sequence[int]) -> Iterator[dict[str, Tensor]]:
-        """The means and variances of micro-batches, on the host."""
         forward = self._forward
         momenta = {name: layer.momentum for name, layer in self._layers.items()}
         forward.buffers.begin_step()
         for layer in self._layers.values():
-            layer.momentum = 1.0  # so that what was before counts for nothing
+            layer.momentum = 1.0  # so that earlier values count for nothing
         try:
             for _ in self._holding.training_outputs(places, self._inputs):
                 yield {name: each.cpu().clone() for name, each in self._running().items()}
-                forward.buffers.begin_micro_batch()  # all buffers as they were
+                forward.buffers.begin_micro_batch()  # restores all buffers
         finally:
             for name, layer in self._layers.items():
                 layer.momentum = momenta[name]

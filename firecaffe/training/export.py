@@ -26,25 +26,21 @@ from firecaffe.models.extra_state import let_go_of_extra_state
 from firecaffe.runs.together import written_together
 from firecaffe.tasks.outputs import prediction_of
 
+# An output may differ by ABSOLUTE times the largest, plus RELATIVE times itself: other kernels add
+# in another order.
 RELATIVE, ABSOLUTE = 1e-3, 1e-4
-"""How far an exported network's outputs may be from the network's: other kernels add in another
-order. Each may differ by ABSOLUTE times the largest, plus RELATIVE times itself.
-"""
 
 NEEDED = ("onnx", "onnxscript", "onnxruntime")
-"""What ONNX needs: `pip install 'firecaffe[onnx]'`."""
 
+# the name of the dimension that may have any length
 BATCH = "batch"
-"""The name of the dimension that may have any length."""
 
 
 @dataclass(frozen=True)
 class Exported:
-    """A file that was written, and how it was compared."""
-
     path: Path
     compared: str
-    """In words: with what, and by how much it differed."""
+    """In words: with what the file was compared, and by how much it differed."""
 
 
 class Predicting(nn.Module):
@@ -52,7 +48,7 @@ class Predicting(nn.Module):
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
-        let_go_of_extra_state(network)  # an exporter does not follow it
+        let_go_of_extra_state(network)  # an exporter cannot follow it
         self.network = network
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -60,10 +56,7 @@ class Predicting(nn.Module):
 
 
 def export_safetensors(network: nn.Module, inputs: Tensor | None, path: Path) -> Exported:
-    """Writes the state_dict under the network's own names; tied ones are there under each.
-
-    Raises: OSError; NotIdenticalError if the file does not hold the same bits.
-    """
+    """Write the state_dict, tied tensors under each name. Raises: OSError; NotIdenticalError."""
     weights = {
         name: each.detach().cpu().contiguous().clone()
         for name, each in network.state_dict().items()
@@ -84,10 +77,10 @@ def export_safetensors(network: nn.Module, inputs: Tensor | None, path: Path) ->
 
 
 def export_onnx(network: nn.Module, inputs: Tensor | None, path: Path) -> Exported:
-    """Writes the network by torch's exporter, and runs the file by onnxruntime.
+    """Write the network by torch's exporter, and run the file in onnxruntime.
 
     Raises: RecipeError if a package is missing, or torch cannot export the network;
-    NotIdenticalError if onnxruntime comes to other outputs.
+    NotIdenticalError if onnxruntime computes other outputs.
     """
     inputs = _needed(inputs)
     runtime = _onnx()
@@ -117,11 +110,7 @@ def export_onnx(network: nn.Module, inputs: Tensor | None, path: Path) -> Export
 
 
 def export_program(network: nn.Module, inputs: Tensor | None, path: Path) -> Exported:
-    """Writes the network as torch.export has it, and loads the file.
-
-    Raises: RecipeError if torch cannot export the network; NotIdenticalError if the loaded one
-    comes to other outputs.
-    """
+    """Write the network by torch.export, and load it. Raises: RecipeError; NotIdenticalError."""
     inputs = _needed(inputs)
     predicting = Predicting(network).eval()
     with written_aside(path) as aside:
@@ -136,11 +125,10 @@ def export_program(network: nn.Module, inputs: Tensor | None, path: Path) -> Exp
 
 
 def export_caffemodel(network: nn.Module, inputs: Tensor | None, path: Path) -> Exported:
-    """Writes a network that was imported from Caffe for Caffe: its weights, and beside them the
-    prototxt that answers, of the same name. Both are read again and run.
+    """Write a network imported from Caffe: its weights, and its deploy prototxt of the same name.
 
-    Raises: RecipeError if it was not imported; NotIdenticalError if the files come to other bits;
-    OSError. Neither file is there then, or what was there before.
+    Both are read again and run. Raises: RecipeError if it was not imported; NotIdenticalError if
+    the files compute other bits; OSError. After an error, what was there before is there.
     """
     if not isinstance(network, Trained):
         raise RecipeError(
@@ -169,13 +157,11 @@ def export_caffemodel(network: nn.Module, inputs: Tensor | None, path: Path) -> 
 
 @dataclass(frozen=True)
 class Format:
-    """A row of FORMATS."""
-
     write: Callable[[nn.Module, Tensor | None, Path], Exported]
     suffix: str
     takes_inputs: bool
+    # the suffix of a second file with the same name
     beside: str = ""
-    """The suffix of a second file, which is called as the first."""
 
 
 FORMATS: Mapping[str, Format] = {
@@ -184,11 +170,10 @@ FORMATS: Mapping[str, Format] = {
     "torch_export": Format(export_program, ".pt2", takes_inputs=True),
     "caffemodel": Format(export_caffemodel, ".caffemodel", takes_inputs=False, beside=".prototxt"),
 }
-"""What a network may be exported to."""
 
 
 def check_installed(name: str) -> None:
-    """Raises: RecipeError if a format needs a package that is not there."""
+    """Raise RecipeError if a format needs a package that is missing."""
     if name == "onnx":
         _onnx()
 
@@ -214,10 +199,7 @@ def _needed(inputs: Tensor | None) -> Tensor:
 def _compare(
     network: nn.Module, other: Callable[[Tensor], Any], inputs: Tensor, path: Path, by: str
 ) -> str:
-    """Compares outputs for the whole batch and for one sample, so that the batch may be any.
-
-    Raises: NotIdenticalError if they are further apart than the tolerance.
-    """
+    # Also for one sample, so that the batch may have any size.
     furthest = 0.0
     for batch in (inputs, inputs[:1]):
         with torch.no_grad():
@@ -240,7 +222,6 @@ def _compare(
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what the exporters print and log while they go on."""
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
@@ -252,12 +233,11 @@ def _quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _explained(name: str) -> Iterator[None]:
-    """Raises: RecipeError in one line for what torch's exporter raises of a network."""
     try:
         yield
     except OSError:
         raise
-    except Exception as error:  # of many kinds; the network is anyone's
+    except Exception as error:  # of many types, for the network is a user's
         lines = [line for line in str(error).splitlines() if line.strip()]
         said = lines[0].strip() if lines else type(error).__name__
         raise RecipeError(f"--to {name}: torch cannot export this network: {said:.300}") from error

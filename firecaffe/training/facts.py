@@ -1,4 +1,4 @@
-"""The facts that ranks must share before they train together, and doubts about identical bits."""
+"""Facts that ranks must share before they train together, and doubts about identical bits."""
 
 import hashlib
 import json
@@ -35,11 +35,11 @@ def facts(
     own_code: Mapping[str, str],
     weights_sha256: str,
 ) -> dict[str, str]:
-    """The facts that all ranks must share before they train together, by their names.
+    """Return the facts that all ranks must share before they train together, by their names.
 
-    model: whole. unlike: the parts of the data that are `unrepeatable`; of these only the size is
-    compared.
-    own_code: see `training.own_code`. weights_sha256: of the file of the first weights.
+    model: the whole network. unlike: the `unrepeatable` parts of the data, of which only the size
+    is compared. own_code: see `training.own_code`. weights_sha256: of the file of the first
+    weights.
     """
     code = {"torch": torch.__version__, "source": source_digest()[:12]}
     code |= {section: digest[:12] for section, digest in own_code.items()}
@@ -65,13 +65,12 @@ def facts(
 
 
 def _outline(model: nn.Module) -> dict[str, str]:
-    """The type and shape of all parameters and buffers."""
     named = (*model.named_parameters(), *model.named_buffers())
     return {name: f"{each.dtype} {tuple(each.shape)}" for name, each in named}
 
 
 def describe(dataset: Dataset, is_repeatable: bool = True) -> str:
-    """Words that tell data sets apart: the size, and a digest of three samples."""
+    """Describe a data set by its size and a digest of three samples, to tell data sets apart."""
     if is_images(dataset):
         shape = "x".join(map(str, dataset.sample_CHW))
         words = f"{len(dataset)} images of {shape}, {dataset.num_classes} classes"
@@ -91,7 +90,7 @@ def describe(dataset: Dataset, is_repeatable: bool = True) -> str:
 
 
 def describe_training(recipe: Recipe, data: Data, is_repeatable: bool = True) -> str:
-    """Describes the training set, and its shards or weights if they decide the order."""
+    """Describe the training set, with its shards or weights if they decide the order."""
     counts = shard_counts(data.train, recipe.data)
     shards = f", shards {hashlib.sha256(repr(counts).encode()).hexdigest()[:12]}" if counts else ""
     drawing = drawing_of(data.train, recipe.data.balance)
@@ -100,14 +99,13 @@ def describe_training(recipe: Recipe, data: Data, is_repeatable: bool = True) ->
 
 
 def unrepeatable(world: World, data: Data) -> list[str]:
-    """The parts of the data that gave a rank other samples when they were asked for twice."""
+    """Return the parts of the data that gave a rank other samples when they were read twice."""
     own = [name for name, part in data.parts.items() if not is_repeatable(part)]
     stated = [json.loads(text) for text in gather_text(world, json.dumps(own))]
     return [name for name in data.parts if any(name in names for names in stated)]
 
 
 def doubt_of_data(part: str) -> str:
-    """The doubt about an unrepeatable part of the data."""
     return (
         f"the {part} set draws random numbers: asked twice for the same samples, it gave others; "
         "batch(indices) must depend on the indices alone"
@@ -115,7 +113,6 @@ def doubt_of_data(part: str) -> str:
 
 
 def doubt_of_weights(ranks: Sequence[int]) -> list[str]:
-    """The doubts about ranks that had made other initial weights than rank 0."""
     if not ranks:
         return []
     told = ", ".join(map(str, ranks))
@@ -123,7 +120,7 @@ def doubt_of_weights(ranks: Sequence[int]) -> list[str]:
 
 
 def doubts_of(run: Run, world: World, probe: Probe, checkpoint: Checkpoint | None) -> list[str]:
-    """Reasons why other numbers of workers, or other machines, may not end in the same bits."""
+    """Return reasons why other numbers of workers, or other machines, may get other bits."""
     doubts = list(checkpoint.doubts) if checkpoint is not None else []
     route = run.route
     if not route.is_invariant:
@@ -147,9 +144,7 @@ def doubts_of(run: Run, world: World, probe: Probe, checkpoint: Checkpoint | Non
 
 
 def doubts_of_versions(checkpoint: Checkpoint) -> list[str]:
-    """Doubts about a torch, or a processor's instructions, other than those of the run that has
-    written a checkpoint. One micro-batch, which is compared anyway, may come to the same bits.
-    """
+    # The probe compares one micro-batch anyway, which may give the same bits with other versions.
     run = None if checkpoint.folder is None else checkpoint.folder.resolve().parent.parent
     if run is None or not (run / ENVIRONMENT).is_file():
         return []

@@ -1,4 +1,4 @@
-"""A run that diverges ends: nothing more is saved, and all ranks say alike why."""
+"""The end of a run that diverges: nothing more is saved, and all ranks give the same reason."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -15,11 +15,9 @@ from firecaffe.training.saver import Saver
 def explained(
     world: World, saver: Saver, folder: Path, rate: Callable[[int], float]
 ) -> Iterator[None]:
-    """Adds the learning rate and the last good checkpoint, once that is on the disk, to a
-    NotFiniteError or DivergedError that the block raises on all ranks. folder: of the checkpoints.
-    rate: the learning rate of a step, counted from 0.
+    """Add the learning rate and the last good checkpoint to a NotFiniteError or DivergedError.
 
-    Raises: NotFiniteError, DivergedError.
+    The block raises it on all ranks. The checkpoint, in `folder`, is named once it is on the disk.
     """
     try:
         yield

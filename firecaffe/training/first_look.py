@@ -1,6 +1,5 @@
-"""The look at a network before the first step: at one micro-batch, another, and the first again.
-
-It costs three forwards of a micro-batch, and leaves parameters and buffers as they were.
+"""Looks at a network before its first step: three forwards, of one micro-batch, another, and the
+first again. They leave parameters and buffers as they were.
 """
 
 from collections.abc import Sequence
@@ -22,13 +21,12 @@ from firecaffe.training.forward import Forward
 
 
 class FirstLook:
-    """What a network keeps, changes and draws, and what its loss is a mean of.
+    """Examines what a network keeps, changes and draws, and what its loss is a mean of.
 
-    It is begun before the network's first forward, which may change what only the first one does.
+    It begins before the network's first forward, which may make changes that later ones do not.
     """
 
     def __init__(self, forward: Forward, keeps_frozen: bool = True) -> None:
-        """keeps_frozen: see `Run.keeps_frozen`."""
         self.forward, self.keeps_frozen = forward, keeps_frozen
         self._watch = Watch(forward.model)
         self._frozen = {
@@ -38,11 +36,7 @@ class FirstLook:
         }
 
     def of_parts(self, world: Group) -> None:
-        """Looks at what the first forwards have changed of a network of which ranks have parts; all
-        ranks call it.
-
-        Raises: RecipeError, on all, if forward changes parameters of any.
-        """
+        """Check the first forwards on all ranks, if they have parts. Raises: RecipeError on all."""
         try:
             self._check_frozen(self._watch.changed_parameters())
             line = ""
@@ -52,11 +46,11 @@ class FirstLook:
             raise RecipeError(said)
 
     def around(self, batches: Batches, word: str = "loss") -> Inventory:
-        """Finds it out around micro-batches. Frozen parameters that forward changes are kept as
-        buffers are from now on. word: what errors call the loss.
+        """Examine the network around micro-batches. word: what errors call the loss.
 
-        Raises: RecipeError, on all ranks alike, if the promise cannot be kept; what the network
-        raises.
+        Frozen parameters that forward changes are treated as buffers from now on. Raises:
+        RecipeError, on all ranks, if other numbers of workers could get other bits; what the
+        network raises.
         """
         self._watch.changed_parameters()
         first, other = batches.train_batch(0, 0), _another(batches)
@@ -85,7 +79,6 @@ class FirstLook:
             )
 
     def _at(self, batch: Batch) -> tuple[Changes, Any, str]:
-        """What one forward changes, its outputs, and what tells its loss from others."""
         forward = self.forward
         mixed = forward.begin(*batch, 0, 0)
         watch = Watch(forward.model)
@@ -110,7 +103,6 @@ class FirstLook:
 
 
 def _another(batches: Batches) -> Batch | None:
-    """Another micro-batch than the first, if there is one that has samples."""
     for step, leaf in ((0, 1), (1, 0)):
         if leaf < batches.order.num_micro_batches:
             batch = batches.train_batch(step, leaf)
@@ -120,7 +112,7 @@ def _another(batches: Batches) -> Batch | None:
 
 
 def _carried_over(begun: Digests, after: Digests, again: Digests) -> list[str]:
-    """Attributes that forward changes, and that are others after the same micro-batch again."""
+    # Attributes that forward changes, and that differ after the same micro-batch again.
     return [
         path
         for path, value in after.items()

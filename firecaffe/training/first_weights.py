@@ -1,4 +1,4 @@
-"""The file that `model.weights` means: itself, or that of a checkpoint of a run; what is taken."""
+"""The file that `model.weights` means: the file itself, or that of a checkpoint of a run."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,18 +14,14 @@ from firecaffe.training.tensor_file import InMemory
 
 @dataclass(frozen=True)
 class FirstFile:
-    """The file of a training's first weights."""
-
     path: str
-    """Empty if it has none."""
+    """Empty if there is no file."""
     sha256: str
     damaged: list[str]
-    """Why newer checkpoints of the run that `model.weights` names were not taken."""
+    """Why newer checkpoints of the run that `model.weights` names were not used."""
 
     def read_into(self, state: State, outline: Outline) -> FirstWeights | None:
-        """Gives a state the weights that fit; None if there is no file. outline: of the whole
-        network. Raises: RecipeError.
-        """
+        """Load weights that fit into a state. outline: the whole network's. Raises: RecipeError."""
         if not self.path:
             return None
         first_weights, fitting = read_weights(outline, self.path, self.sha256)
@@ -37,10 +33,7 @@ class FirstFile:
 
 
 def first_file(recipe: Recipe, checkpoint: Checkpoint | None) -> FirstFile:
-    """The file that `model.weights` means for a training that begins, not at a checkpoint.
-
-    Raises: RecipeError.
-    """
+    """Return the file that `model.weights` means, unless a checkpoint is resumed."""
     if checkpoint is not None or not recipe.model.weights:
         return FirstFile("", "none", [])
     path, damaged = find_weights(recipe.model.weights)
@@ -48,12 +41,10 @@ def first_file(recipe: Recipe, checkpoint: Checkpoint | None) -> FirstFile:
 
 
 def find_weights(where: str) -> tuple[str, list[str]]:
-    """The file of weights that `model.weights` means, and why newer checkpoints are no good.
+    """Return the file that `model.weights` means, and why newer checkpoints were not used.
 
-    where: what `firecaffe.load` takes: a file of weights, a run's folder (its newest checkpoint
-    that verifies), a checkpoint's, or `checkpoints/best`, `good` or `latest`, which name one.
-
-    Raises: RecipeError if a folder has no such checkpoint.
+    where: a file of weights, a run's folder (its newest checkpoint that verifies), a checkpoint, or
+    `checkpoints/best`, `good` or `latest`. Raises: RecipeError if a folder has no checkpoint.
     """
     path = Path(where)
     if path.name == BEST and not path.exists():

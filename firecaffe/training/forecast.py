@@ -1,4 +1,4 @@
-"""The planner's forecast, kept beside a run. The training itself knows no planner."""
+"""The planner's forecast in a run's folder. The training itself does not know the planner."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,13 +19,10 @@ def keep_forecast(
     parts: Parts,
     chosen: Mapping[str, str] | None,
 ) -> list[str]:
-    """On rank 0, keeps what the planner expects of a run in its folder; returns what is to be said
-    of it. chosen: the layers that are split, as of `forecast_run`.
+    """Write the planner's forecast on rank 0, and return lines about it. chosen: the split layers.
 
-    Nothing is planned of a network that was given as an object of Python, which may be the very one
-    that is trained, or where a hook sums the gradients.
-
-    Raises: RecipeError if the recipe's cluster is none.
+    Not for a network given as a Python object, which may be the very one that is trained, or if a
+    hook sums the gradients. Raises: RecipeError if the recipe's cluster is invalid.
     """
     if not world.is_first or parts.model is not None or run.route.way == HOOK:
         return []

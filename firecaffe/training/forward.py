@@ -1,13 +1,10 @@
-"""The forward pass of one micro-batch: its loss, and what goes along with its gradients.
+"""The forward pass of one micro-batch: its loss, and what is summed along with its gradients.
 
-A network whose micro-batches are computed by code that torch.compile has made for it.
+It fixes what decides the bits of a micro-batch on a rank: threads, kernels, random numbers.
 
-Code is made for each size of a micro-batch, and for no size in general: else a worker that has met
-a short micro-batch would go on with other code than one that has not, and come to other bits. It is
-used for training alone; evaluations compute as without it. The wrapper is not the network: names of
-parameters stay as they are.
-
-Fixes what decides the bits of a micro-batch on a rank: threads, kernels, random numbers.
+torch.compile makes code for each size of a micro-batch, never for all sizes: a worker that has met
+a short micro-batch would continue with other code than the others, and get other bits. Evaluations
+run without it. The wrapper is not the network, so the names of parameters stay as they are.
 """
 
 import hashlib
@@ -33,19 +30,16 @@ from firecaffe.training.mix import Mixed, Mixing
 
 
 def compiled(model: nn.Module) -> Callable[..., Any]:
-    """The network's forward pass, compiled when it is first called with a size.
-
-    Raises: RecipeError if there is no compiler.
-    """
+    """Return the forward pass, compiled for each size. Raises: RecipeError without a compiler."""
     check_compiler(next(model.parameters()).device.type)
-    # If there were too many sizes torch would go on without its code, and say so to nobody.
+    # With too many sizes torch would continue without compiled code, and report nothing.
     torch._dynamo.config.fail_on_recompile_limit_hit = True
     made: Callable[..., Any] = torch.compile(model, dynamic=False)
     return made
 
 
 def check_compiler(device: str) -> None:
-    """Raises: RecipeError if torch finds no C++ compiler, which it needs on a CPU."""
+    """Raise RecipeError if torch finds no C++ compiler, which it needs on a CPU."""
     if device != "cpu":
         return
     from torch._inductor.cpp_builder import get_cpp_compiler
@@ -62,12 +56,12 @@ def check_compiler(device: str) -> None:
 
 @contextmanager
 def arithmetic(config: TrainConfig, device: torch.device) -> Iterator[None]:
-    """Fixes threads and kernels for this process in the block. Afterwards they are as they were
-    before, and so are the generators, which the block seeds: torch's, python's and numpy's global
-    one. The variable that tells cuBLAS its workspace stays: it is read once.
+    """Fix threads and kernels of this process in the block, and restore them afterwards.
 
-    On a GPU with `deterministic`: no benchmarking of kernels (it may choose others on each worker),
-    no TF32, and an error from torch if an operation has no deterministic kernel.
+    The generators that the block seeds are restored, too: torch's, python's and numpy's global one.
+    The variable for cuBLAS's workspace stays: it is read once. On a GPU with `deterministic`,
+    kernels are not benchmarked (each worker may choose others), TF32 is off, and torch raises an
+    error for an operation without a deterministic kernel.
 
     Source: PyTorch's notes on reproducibility; cuBLAS, "Results reproducibility".
     """
@@ -84,7 +78,6 @@ def arithmetic(config: TrainConfig, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def _deterministic() -> Iterator[None]:
-    """Kernels of a GPU that always come to the same bits."""
     # Filling fresh memory guards against reading it unwritten; it costs time and no bits.
     wanted = (
         (torch.utils.deterministic, "fill_uninitialized_memory"),
@@ -106,7 +99,6 @@ def _deterministic() -> Iterator[None]:
 
 
 def _keep(holder: Any, name: str, before: ExitStack) -> None:
-    """Lets a switch of torch's have, at the end, the value that it has now."""
     try:
         before.callback(setattr, holder, name, getattr(holder, name))
     except RuntimeError:  # TF32 that was set by its newer name, which the older one cannot read
@@ -115,10 +107,9 @@ def _keep(holder: Any, name: str, before: ExitStack) -> None:
 
 
 def cost_of_determinism(micro_batch: Callable[[], object], repeats: int = 5) -> float:
-    """The ratio of a micro-batch's time with deterministic kernels to its time without, on this
-    GPU.
+    """Return a micro-batch's time with deterministic kernels over its time without, on this GPU.
 
-    Medians of `repeats`, alternating, after one run of each that is not counted.
+    These are medians of `repeats` alternating runs, after one of each that is not counted.
     """
     seconds: dict[bool, list[float]] = {True: [], False: []}
     for repeat in range(repeats + 1):
@@ -137,11 +128,10 @@ def cost_of_determinism(micro_batch: Callable[[], object], repeats: int = 5) -> 
 
 
 def seed_random(seed: int, *what: str | int) -> None:
-    """Seeds torch's generators, python's `random` and numpy's global one by purpose, such as (seed,
-    "dropout", step, micro-batch).
+    """Seed torch's generators, python's `random` and numpy's global one for one purpose.
 
-    The purpose takes the place of a generator's state: nothing has to be saved, and no rank enters
-    it.
+    A purpose is, for example, (seed, "dropout", step, micro-batch). It replaces a generator's
+    state, so nothing has to be saved, and random numbers do not depend on the rank.
     """
     key = key_of(seed, *what)
     seed_generators(key_of(seed, "python", *what), key_of(seed, "numpy", *what), key)
@@ -150,7 +140,7 @@ def seed_random(seed: int, *what: str | int) -> None:
 
 
 def key_of(seed: int, *what: str | int) -> int:
-    """The seed of a generator for one purpose, 63 bits."""
+    """Return a seed of 63 bits for one purpose."""
     text = " ".join(str(part) for part in (seed, *what))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
 
@@ -159,7 +149,7 @@ AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class Forward:
-    """A network, a task and an arithmetic. The state is the network's and the loss scale."""
+    """The forward pass of a network with a task. Its state is the network's and the loss scale."""
 
     def __init__(
         self,
@@ -170,33 +160,27 @@ class Forward:
         is_split: bool = False,
         device: torch.device | None = None,
     ) -> None:
-        """mixing: what is done to a micro-batch before it goes into the network; None: nothing.
-        is_split: whether layers of it are. device: None: that of the weights.
-        """
+        # mixing: applied to a micro-batch before the network. is_split: whether layers are split.
         self.model, self.task, self.config = model, task, config
         self._run = compiled(model) if config.compile else model
         self.mixing = mixing or Mixing(config.seed)
         self.device = device or next(model.parameters()).device
         self.buffers = BufferChanges(model)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.autocast == "float16")
+        # Whole numbers have the same sum in any order, so the task's counts bypass the tree.
         self.counts = self.no_counts()
-        """What the task counts of this worker's samples of the step so far. Whole numbers have the
-        same sum in any order, so they do not go through the tree.
-        """
+        # the context of a forward
         self.arithmetic: Callable[[], AbstractContextManager[object]] = nullcontext
-        """What is around a forward."""
         if config.autocast in AUTOCAST:
             dtype = AUTOCAST[config.autocast]
-            # A cast that is kept sums the gradients of a layer's calls in the shorter type. Torch
-            # keeps none of a layer whose ranks have samples of their own, so none may be kept.
+            # A cached cast sums the gradients of a layer's calls in the shorter type. Torch caches
+            # none of a layer whose ranks have samples of their own, so none may be cached.
             keeps = not is_split
             self.arithmetic = partial(torch.autocast, self.device.type, dtype, cache_enabled=keeps)
         self._first_leaf = 0
 
     def begin_step(self, first_leaf: int = 0) -> None:
-        """Begins a step, all micro-batches of which start from the same buffers. first_leaf: the
-        number of the first of them.
-        """
+        """Begin a step, whose micro-batches, from `first_leaf`, all start from the same buffers."""
         self._first_leaf = first_leaf
         self.counts = self.no_counts()
         self.buffers.begin_step()
@@ -204,7 +188,7 @@ class Forward:
     def __call__(
         self, inputs: Any, targets: Any, step: int, leaf: int
     ) -> tuple[Tensor | None, list[Tensor]]:
-        """The loss to differentiate, and the tail: the loss by itself, and the changes to buffers.
+        """Return the loss to differentiate, and the tail: the plain loss and changes to buffers.
 
         A micro-batch without samples (at the end of an epoch) has no loss and a tail of zeros.
         """
@@ -218,30 +202,27 @@ class Forward:
         return self.scaler.scale(loss), self.tail(loss, leaf, samples)
 
     def begin(self, inputs: Any, targets: Any, step: int, leaf: int) -> Mixed:
-        """A micro-batch as it goes into the network; torch's generators begin anew for it."""
+        """Return a micro-batch as it enters the network, and seed torch's generators for it."""
         mixed = self.mixing(inputs, targets, step, leaf)
         seed_random(self.config.seed, "dropout", step, leaf)
         return mixed
 
     def weighted(self, loss: Tensor, samples: int) -> Tensor:
-        """The loss of so many samples: a short micro-batch weighs less."""
+        """Return the loss weighted by its samples: a short micro-batch weighs less."""
         weight = self._weight(samples)
         # A full one is not multiplied, which keeps it cheap.
         return loss if weight == 1 else loss * weight
 
     @torch.no_grad()
     def count(self, outputs: Any, mixed: Mixed) -> None:
-        """Adds what the task counts of a micro-batch."""
         if self.task.counts is not None:
             self.counts = self.counts + self.task.counts.count(outputs, mixed.counted)
 
     def tail(self, loss: Tensor | None, leaf: int, samples: int) -> list[Tensor]:
-        """What goes along with the gradients of the micro-batch that just ran. loss: as it is
-        weighted; None if another rank knows it.
-        """
+        """Return what is summed with the last gradients. loss: None if another rank knows it."""
         value = torch.zeros(1, device=self.device)
         if loss is not None:
-            # A copy: it may be a view of what backward needs, and the tail is added to in place.
+            # A copy: it may be a view of what backward needs, and the tail is changed in place.
             value = loss.detach().float().reshape(1).clone()
         return [value, *self.buffers.take(leaf - self._first_leaf, self._weight(samples))]
 
@@ -249,49 +230,41 @@ class Forward:
         return samples / self.config.micro_batch_size
 
     def keep(self, parameters: Sequence[str]) -> None:
-        """Keeps parameters as buffers are kept: those, not trained, that forward changes."""
+        """Treat untrained parameters that forward changes as buffers."""
         self.buffers = BufferChanges(self.model, parameters)
 
     def go_along(self, inputs: Any, targets: Any, step: int, leaf: int) -> None:
-        """Computes a micro-batch forward and backward, and leaves nothing of it: for ranks that
-        wait at the same layers.
-        """
+        """Compute a micro-batch for ranks that wait at the same layers, and discard all results."""
         loss, _, _ = self._loss(inputs, targets, step, leaf)
         trained = [each for each in self.model.parameters() if each.requires_grad]
         torch.autograd.grad(loss, trained, allow_unused=True)
         self.buffers.begin_micro_batch()
 
     def _loss(self, inputs: Any, targets: Any, step: int, leaf: int) -> tuple[Tensor, Any, Mixed]:
-        """The mean loss of the samples, the network's outputs, and what they were made of."""
         mixed = self.begin(inputs, targets, step, leaf)
         return *self.loss_of(mixed), mixed
 
     def loss_of(self, mixed: Mixed) -> tuple[Tensor, Any]:
-        """The mean loss of a micro-batch as `begin` gives it, and the network's outputs."""
+        """Return the mean loss and the outputs of a micro-batch that `begin` returned."""
         with self.arithmetic():
             outputs = self._run(laid_out(mixed.inputs, self.config))
             return mixed.loss(self.task.loss, outputs), outputs
 
     def no_counts(self) -> Tensor:
-        """What the task counts of no samples."""
         return torch.zeros(len(self.task.counted), device=self.device)
 
     def empty_tail(self) -> list[Tensor]:
-        """The tail of a micro-batch without samples."""
         return [torch.zeros(1, device=self.device), *self.buffers.no_changes()]
 
 
 def lay_out(model: nn.Module, config: TrainConfig) -> None:
-    """Brings the weights into the memory layout of a recipe."""
     if config.channels_last:
         # torch's annotations do not have it.
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 def laid_out(inputs: Any, config: TrainConfig) -> Any:
-    """The inputs in the memory layout of the weights: images, and what else is of floats and has
-    four dimensions.
-    """
+    """Return the inputs in the weights' layout: those of floats and four dimensions, as images."""
     return tree_map(_channels_last, inputs) if config.channels_last else inputs
 
 

@@ -1,4 +1,4 @@
-"""What `model.freeze` has frozen: how many parameters, and which of them no file has given."""
+"""The parameters that `model.freeze` has frozen, and those of them that no file has given."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,21 +9,18 @@ from firecaffe.models.config import ModelConfig
 from firecaffe.models.weights import FirstWeights
 
 LOADS = ("pretrained", "weights")
-"""The arguments by which timm's and torchvision's functions load weights themselves."""
+"""Arguments by which timm's and torchvision's functions load weights themselves."""
 
 
 @dataclass(frozen=True)
 class Frozen:
-    """The frozen parameters of a network."""
-
     names: list[str]
     of: int
-    """Parameters of the network, trained ones too."""
+    """The number of the network's parameters, trained ones too."""
     fresh: list[str]
-    """The names of those that are neither trained nor loaded."""
+    """Names of parameters that are neither trained nor loaded."""
 
     def notes(self, config: ModelConfig) -> list[str]:
-        """Lines for people; none if the recipe freezes nothing."""
         if not config.freeze:
             return []
         notes = [f"model.freeze: {len(self.names)} of {self.of} parameters frozen"]
@@ -43,13 +40,9 @@ def frozen_of(
     taken: FirstWeights | None,
     is_resumed: bool = False,
 ) -> Frozen:
-    """Counts what is frozen.
+    """Count what is frozen. tied: the network's parameters under all their names.
 
-    Args:
-        tied: The network's parameters by all their names.
-        config: Its words.
-        taken: From `model.weights`; None if nothing was.
-        is_resumed: Whether all parameters are a checkpoint's.
+    taken: read from `model.weights`, if anything. is_resumed: whether all are a checkpoint's.
     """
     all_names = list(tied)
     first_name: dict[nn.Parameter, str] = {}

@@ -1,4 +1,4 @@
-"""A training's task: what the recipe names, or what a user gives to `firecaffe.train`."""
+"""A training's task: the one that the recipe names, or one given to `firecaffe.train`."""
 
 from dataclasses import replace
 from typing import Any
@@ -18,7 +18,7 @@ OWN = "own task"
 
 
 def check_given(recipe: Recipe, loss: Any, task: Any) -> None:
-    """Checks the `loss` and the `task` of `firecaffe.train`. Raises: RecipeError."""
+    """Check the `loss` and the `task` of `firecaffe.train`. Raises: RecipeError."""
     if isinstance(loss, nn.Module) and any(each.requires_grad for each in loss.parameters()):
         raise RecipeError(
             f"loss is {type(loss).__name__}, which has parameters, and the network's alone are "
@@ -41,10 +41,7 @@ def check_given(recipe: Recipe, loss: Any, task: Any) -> None:
 
 
 def task_for(recipe: Recipe, loss: Loss | None, task: Task | None, dataset: Dataset) -> Task:
-    """The task of a training on a data set.
-
-    Raises: RecipeError; OwnCodeError for what an own task's function raises.
-    """
+    """Return a training's task. Raises: RecipeError; OwnCodeError for a user's errors."""
     if task is not None:
         return task
     found = task_of(recipe.task, getattr(dataset, "num_classes", None))

@@ -1,6 +1,4 @@
-"""Files as a run's evaluation gives its network samples: image files, decoded, scaled, cut and
-normalized; files of a Caffe net, by its own transform; and arrays.
-"""
+"""Files read as samples, as a run's evaluation gives them to its network: images and arrays."""
 
 import io
 from collections import Counter
@@ -30,18 +28,16 @@ from firecaffe.reference import is_caffe
 from firecaffe.training.about import About
 
 GRAY = (19595, 38470, 7471)
-"""What red, green and blue weigh in gray, of 65536. Source: ITU-R BT.601, as Pillow rounds it."""
+"""Weights of red, green and blue in gray, of 65536. Source: ITU-R BT.601, as Pillow rounds it."""
 
 ARRAY = ".npy"
 
 Read = Callable[[Path], list[tuple[str, Tensor]]]
-"""The samples of a file, each with its name. Raises: DataError, which names the file."""
+"""Reads the samples of a file, each with its name. Raises: DataError, which names the file."""
 
 
 def list_files(words: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """Files, and the images and arrays in folders, by name; and a line for each folder with files
-    that are left out. Raises: DataError if something is not there.
-    """
+    """List files, with the images and arrays in folders; and lines on others. Raises: DataError."""
     found: list[Path] = []
     unread: dict[str, Counter[str]] = {}
     for word in words:
@@ -64,7 +60,6 @@ def list_files(words: Sequence[str]) -> tuple[list[Path], list[str]]:
 
 
 def _files_in(folder: Path) -> Iterator[Path]:
-    """At any depth."""
     try:
         inside = listed(folder)
     except OSError as error:
@@ -81,10 +76,7 @@ def _is_array(path: Path) -> bool:
 
 
 def reader_of(paths: Sequence[Path], about: About, config: DataConfig) -> Read:
-    """What reads these files for a run's network.
-
-    Raises: RecipeError if the run's inputs are not made of such files by firecaffe.
-    """
+    """Return a reader of such files. Raises: RecipeError if inputs are not made from such files."""
     if not about.input_shape and any(map(_is_array, paths)):
         raise RecipeError(
             "the run's inputs are several tensors, which no one array has; leave IMAGES out and "
@@ -117,7 +109,6 @@ def _image_reader(about: About, config: DataConfig) -> Callable[[Path], Tensor]:
 
 
 def _of_caffe(path: Path, make: Callable[[bytes], Tensor], about: About) -> Tensor:
-    """An image as the net's data layer makes an input of it."""
     try:
         image_CHW = make(read_image_file(path))
     except BrokenSampleError as error:
@@ -146,19 +137,19 @@ def _by(shape: Sequence[int]) -> str:
 
 
 def read_array(path: Path, about: About, config: DataConfig) -> list[tuple[str, Tensor]]:
-    """One sample, or several in rows, as the run's data set gives them; images are cut as those of
-    a test. Several are called by the file's name and their number.
+    """Read one sample, or several in rows, as the run's data set gives them; images are cropped.
 
-    Raises: DataError if it cannot be read, or has another shape or type.
+    Several are named by the file and their number. Raises: DataError if the file cannot be read, or
+    has another shape or type.
     """
     try:
         array = np.load(io.BytesIO(read_image_file(path)), allow_pickle=False)
-    except (ValueError, EOFError, OSError, MemoryError) as error:  # a shape beyond the file
+    except (ValueError, EOFError, OSError, MemoryError) as error:  # as a shape beyond the file
         said = " ".join(str(error).split())
         raise DataError(f"{path}: is no array that is read ({said:.80})") from error
     expected = "uint8" if about.sample_CHW else about.input_dtype
     if array.dtype.name == "float64" and expected == "float32":
-        array = array.astype(np.float32)  # numpy's own choice
+        array = array.astype(np.float32)  # numpy's default
     if array.dtype.name != expected:
         raise DataError(f"{path}: is of {array.dtype}; expected {expected}, as the run's samples")
     is_one = array.ndim == len(about.input_shape)
@@ -181,10 +172,7 @@ def read_array(path: Path, about: About, config: DataConfig) -> list[tuple[str, 
 
 
 def read_image(path: Path, about: About, config: DataConfig) -> Tensor:
-    """One image, uint8 of C x H x W, scaled and cut as a test image of the run's data.
-
-    Raises: DataError if it cannot be read, or is broken; it names it.
-    """
+    """Read one image, uint8 of C x H x W, scaled and cropped as in a test. Raises: DataError."""
     try:
         image_CHW = decoded(read_image_file(path), config.exif)
     except BrokenSampleError as error:
@@ -203,9 +191,7 @@ def read_image(path: Path, about: About, config: DataConfig) -> Tensor:
 def as_inputs(
     samples: Sequence[Tensor], about: About, config: DataConfig, device: torch.device
 ) -> Tensor:
-    """A batch as the network is given it: images of bytes, of a data set of ours, as float32 of
-    B x C x H x W.
-    """
+    """Return a batch for the network: image bytes become normalized float32 of B x C x H x W."""
     batch = torch.stack(list(samples))
     if about.sample_CHW:
         return normalize(batch, config.mean, config.std, device)

@@ -1,7 +1,7 @@
-"""A worker that comes to a run which is there: it computes for its server to the end.
+"""A worker that joins a running run, and computes for its server to the end.
 
-It is no rank of a process group. It builds network and data as a rank does, from the same recipe,
-and takes weights and brings gradients over lanes of its own.
+It is no rank of a process group. It builds network and data from the same recipe as a rank does,
+and exchanges weights and gradients over its own lanes.
 """
 
 import os
@@ -41,18 +41,15 @@ from firecaffe.training.stop import StopRequest
 
 
 def join_run(recipe: CheckedRecipe, place: str) -> Result:
-    """Computes for the server of a run. Returns the run's result, as its ranks return it.
+    """Compute for the server of a run, and return the run's result. place: HOST:PORT, as printed.
 
-    recipe: the run's. place: HOST:PORT, as the run has said it.
-
-    Raises: RecipeError; LaunchError if no run takes workers there; AgreementError if the run has
-    another recipe or other data; the error that the run ends with; PeerLostError if its server is
-    gone.
+    Raises: RecipeError; LaunchError if no run accepts workers there; AgreementError for another
+    recipe or other data; PeerLostError if the server is gone; the error that the run ends with.
     """
     words, exchange = recipe.synchrony, recipe.exchange
     check_takes_workers(words)
     comes = Comes(place, exchange.timeout_s)
-    # It decides no bits, but rank 0 meets this worker at as many lanes as the run has.
+    # in_flight decides no bits, but rank 0 connects as many lanes as the run has.
     recipe = replace(recipe, synchrony=replace(words, in_flight=comes.facts["in_flight"]))
     if sys.platform.startswith("linux"):
         address = own_addresses(split_place(place)[0])[0]
@@ -109,7 +106,7 @@ def _work(world: World, learner: Learner, plugins: Any, recipe: Recipe, store: A
 
 
 def check_same(own: Mapping[str, Any], of_run: Mapping[str, Any]) -> None:
-    """Raises: AgreementError if the words that decide bits are others, which names the first."""
+    """Raise AgreementError with the first setting that differs of those that decide bits."""
     here, there = own["deciding"], of_run["deciding"]
     for word in {**there, **here}:
         if here.get(word) != there.get(word):

@@ -38,34 +38,27 @@ from firecaffe.training.updates.every_rank import EveryRank
 
 @dataclass(frozen=True)
 class Learner:
-    """The parts that learn, built alike on all ranks and loaded from the checkpoint, if there is
-    one.
-    """
+    """The parts that learn, built the same way on all ranks and loaded from any checkpoint."""
 
     holding: Holding
-    """What this rank holds of the model."""
     update: EveryRank
-    """Who updates it by sums of a step."""
     state: State
     mode: ModeParts
-    """What the mode has of its own."""
     best: Best
     norms: Norms | None
-    """The BatchNorm statistics that evaluations take; None if they take the training's own."""
+    """The BatchNorm statistics of evaluations; None if they use the training's own."""
     batches: Batches
     probe: Probe
     doubts: list[str]
     """Reasons why other numbers of workers may not end in the same bits."""
     cost_of_determinism: float | None
-    """The ratio of a micro-batch's time to that without deterministic kernels; None on a CPU."""
+    """A micro-batch's time with deterministic kernels over that without; None if not measured."""
     own_code: dict[str, str]
-    """What tells a user's code from other code; see `own_code`."""
     first_weights: FirstWeights | None
-    """What was taken from `model.weights`; None if nothing was."""
     damaged: list[str]
-    """Why newer checkpoints of the run that `model.weights` names were not taken."""
+    """Why newer checkpoints of the run that `model.weights` names were not used."""
     inventory: Inventory | None
-    """What the look at the network has found; None if layers or stages are shared out."""
+    """Facts about the network; None if layers or stages are split among ranks."""
 
 
 def build_learner(
@@ -78,11 +71,10 @@ def build_learner(
     resources: ExitStack,
     served_learners: int = 0,
 ) -> Learner:
-    """Builds this rank's learner; every rank calls it. unlike: the parts of the data that are not
-    repeatable. resources: takes what has to be closed. served_learners: how many a server has at
-    the beginning.
+    """Build this rank's learner; every rank calls it. unlike: unrepeatable parts of the data.
 
-    Raises: RecipeError, AgreementError, CheckpointError.
+    served_learners: a server's at the beginning. Raises: RecipeError, AgreementError,
+    CheckpointError.
     """
     recipe, world = run.recipe, mesh.world
     unheld = unheld_network(run, parts, data, world)
@@ -91,14 +83,14 @@ def build_learner(
     file, code = first_file(recipe, checkpoint), own_code(recipe, parts)
     told = recipe, world, data, unheld.outline, checkpoint, unlike, code, file.sha256
     agree(world, facts(*told))
-    outline = outline_of(unheld.outline)  # of the whole network, which a split takes apart
+    outline = outline_of(unheld.outline)  # of the whole network, before it is split
     batches = Batches(data.train, run.order, recipe.data, world.device)
     task = task_for(recipe, parts.loss, parts.task, data.train)
     holding = hold(unheld, run, task, batches, mesh, resources)
     _check_trained(recipe, holding)
     doubts = [*map(doubt_of_data, unlike), *doubt_of_weights(holding.take_first_weights())]
     # Before weights are read, so that the probe's digest compares with the first run's.
-    look = FirstLook(holding.forward, run.keeps_frozen)  # of the forwards that follow, too
+    look = FirstLook(holding.forward, run.keeps_frozen)  # watches the forwards that follow, too
     check_outputs(holding.forward, batches, recipe, parts.has_own_task, holding.try_outputs)
     inventory = holding.look_around(look, batches)
     probe, cost = _probe(recipe, holding, batches, mesh)
@@ -131,7 +123,6 @@ def build_learner(
 
 
 def _check_trained(recipe: Recipe, holding: Holding) -> None:
-    """Raises: RecipeError if nothing is trained, or a codec cannot encode what is."""
     if not holding.everywhere:
         raise RecipeError(f"model.name {recipe.model.name!r} has no parameter to train")
     if recipe.exchange.codec:
@@ -141,7 +132,6 @@ def _check_trained(recipe: Recipe, holding: Holding) -> None:
 def _probe(
     recipe: Recipe, holding: Holding, batches: Batches, mesh: Mesh
 ) -> tuple[Probe, float | None]:
-    """The probe, and what deterministic kernels cost, if they are timed."""
     forward, world = holding.forward, mesh.world
     backward, beside = (
         partial(holding.first_backward, batches.train_batch(0, 0)),
@@ -153,7 +143,6 @@ def _probe(
 
 
 def _begin(run: Run, update: EveryRank, state: State, checkpoint: Checkpoint | None) -> list[str]:
-    """Loads the checkpoint, or brings first weights to what they have to obey. Returns doubts."""
     doubts = list[str]()
     if checkpoint is not None:
         check_identity(checkpoint, dict(run.deciding), run.steps)
@@ -174,7 +163,6 @@ def _state_of(
     norms: Norms | None,
     best: Best,
 ) -> State:
-    """What the parts of a training carry from step to step."""
     pieces = holding.pieces() | update.pieces() | mode.pieces()
     if norms is not None:
         pieces[NORMS] = holding.piece(norms.piece)

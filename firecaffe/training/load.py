@@ -1,4 +1,4 @@
-"""A trained network: from a run's folder, a checkpoint, or a file of weights."""
+"""Loads a trained network from a run's folder, a checkpoint, or a file of weights."""
 
 import warnings
 from collections.abc import Callable
@@ -29,23 +29,21 @@ from firecaffe.training.piece import Weights
 from firecaffe.training.state import stored_piece
 
 USED_LATER = ("data.name", "task.name")
-"""Words of a .fcz file that do not matter to its network."""
+"""Settings of a .fcz file that do not matter to its network."""
 
 Given = Callable[[], nn.Module] | nn.Module
-"""A network, or a function that makes it."""
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A run's network as it was after `step`, or that of a file, in evaluation mode on the CPU."""
+    """The network of a run after `step`, or of a file (no step), in evaluation mode on the CPU."""
 
     model: nn.Module
     recipe: Recipe
     about: About
     step: int | None
-    """None for a file."""
     evaluated: str
-    """What was loaded: "weights", or "ema", their moving average, if evaluations take that."""
+    """Loaded weights: "weights", or "ema", their moving average, if evaluations use that."""
     notes: list[str]
     """Lines about newer checkpoints that are damaged."""
 
@@ -57,23 +55,23 @@ def load(
     best: bool = False,
     trust_code: bool = False,
 ) -> nn.Module:
-    """Returns a trained network in evaluation mode, on the CPU.
+    """Return a trained network in evaluation mode, on the CPU.
 
-    If the run's evaluations take a moving average of the weights, it has that.
+    If the run's evaluations use a moving average of the weights, the network has that.
 
     Args:
         run_or_file: A run's folder (its newest checkpoint that verifies), a checkpoint in it, or a
-            file: .fcz, which says which network it is, or weights alone, safetensors or a
-            state_dict of torch.save.
-        model: The network, or a function that makes it: for a file of weights, and for a run or a
-            .fcz file whose network is someone's own code.
-        best: Of a run, the best checkpoint instead of the newest.
-        trust_code: Run the code that the folder or the file names, too. It is whoever's who made
-            the folder: without this word firecaffe's own networks alone are built.
+            file: .fcz, which says which network it is, or weights alone (safetensors, or a
+            state_dict of torch.save).
+        model: The network, or a function that makes it. It is needed for a file of weights, and for
+            a run or a .fcz file whose network is a user's own code.
+        best: Load a run's best checkpoint instead of the newest.
+        trust_code: Also run code that the folder or the file names, whoever made it. Otherwise only
+            firecaffe's own networks are built.
 
-    Raises: CheckpointError if there is no checkpoint that verifies, or the weights do not fit;
-    RecipeError if nothing says which network it is; RunError if the run cannot be read; DataError
-    if its data are needed and missing; OwnCodeError for what a user's code raises.
+    Raises: CheckpointError if no checkpoint verifies, or the weights do not fit; RecipeError if
+    nothing says which network it is; RunError if the run cannot be read; DataError if its data are
+    needed and missing; OwnCodeError for what a user's code raises.
     """
     if not isinstance(run_or_file, str | Path):
         raise RecipeError(f"load: found {shown(run_or_file)}; expected the path of a run or a file")
@@ -101,11 +99,7 @@ def load_run(
     recipe: Recipe | None = None,
     trust_code: bool = False,
 ) -> Trained:
-    """Loads the network of a run's folder, of a checkpoint in it, or of a .fcz file. recipe:
-    instead of the run's or the file's. trust_code: of the code that these name.
-
-    Raises: as `load`.
-    """
+    """Load the network of a run, a checkpoint or a .fcz file. recipe: replaces its recipe."""
     if not where.exists():
         raise CheckpointError(f"{where}: there is no such run folder, checkpoint or file")
     if is_coded(where):
@@ -144,24 +138,20 @@ def load_run(
 
 
 def is_start(where: Path, recipe: Recipe) -> bool:
-    """Whether a folder with a recipe is that of an import: it has first weights, and no run has
-    begun in it, which writes its environment as it begins.
-    """
+    """Whether a folder is an import's: its recipe has first weights, and no run has begun there."""
+    # A run writes its environment as it begins.
     begun = any((where / name).exists() for name in ("checkpoints", SUMS, ENVIRONMENT))
     return bool(recipe.model.weights) and not begun
 
 
 def _from_start(where: Path, recipe: Recipe, about: About, model: Given | None) -> Trained:
-    """A recipe's network with its first weights, all of them from the file."""
     network = _made(model, recipe, about)
     _take_all(network, Path(recipe.model.weights))
     return Trained(network, recipe, about, None, "weights", [])
 
 
 def run_of(where: Path) -> Path | None:
-    """The folder of the run that a run's folder, its checkpoints' or a checkpoint is in; None for
-    a .fcz file, wherever it lies.
-    """
+    """Return the run's folder at or above a path; None for a .fcz file, wherever it lies."""
     if is_coded(where):
         return None
     around = (where, where.resolve().parent, where.resolve().parent.parent)
@@ -170,10 +160,7 @@ def run_of(where: Path) -> Path | None:
 
 @torch.no_grad()
 def fill(network: nn.Module, checkpoint: Checkpoint) -> str:
-    """Puts the weights that evaluations take into a network. Returns which they are.
-
-    Raises: CheckpointError if names, shapes or types are not the network's.
-    """
+    """Load the weights of evaluations; return "weights" or "ema". Raises: CheckpointError."""
     Weights(network.named_parameters).load(stored_piece(checkpoint, "parameter"))
     Weights(network.named_buffers).load(stored_piece(checkpoint, "buffer"))
     buffers = dict(network.named_buffers())
@@ -190,7 +177,6 @@ def fill(network: nn.Module, checkpoint: Checkpoint) -> str:
 
 
 def _checkpoint(where: Path, best: bool) -> tuple[Checkpoint, list[str]]:
-    """The checkpoint, and why newer ones are no good. Raises: CheckpointError."""
     if not best:
         return load_newest(where)
     if (where / SUMS).is_file():
@@ -205,7 +191,7 @@ def _checkpoint(where: Path, best: bool) -> tuple[Checkpoint, list[str]]:
 
 
 def _made(model: Given | None, recipe: Recipe, about: About) -> nn.Module:
-    """The network with any weights. The user's own random numbers go on as if none was made."""
+    # The user's random numbers continue as if no network was made.
     if isinstance(model, nn.Module):
         network = model
     else:
@@ -222,16 +208,13 @@ def _made(model: Given | None, recipe: Recipe, about: About) -> nn.Module:
 
 
 def _about_of_data(where: Path, recipe: Recipe) -> About:
-    """What an older run's folder does not say, from its data."""
     return about_of(Parts(), open_data(recipe.data))
 
 
 def _from_coded(
     file: Path, model: Given | None, best: bool, recipe: Recipe | None, trust_code: bool
 ) -> Trained:
-    """The network of a .fcz file. What it says of tensors has to be the network's before any memory
-    is taken for that.
-    """
+    # Tensors that the file states must be the network's before memory is allocated for them.
     if best:
         raise RecipeError(f"{file}: is a file; best is asked of a run's folder")
     named = USED_LATER if model is None else ("model.name", *USED_LATER)
@@ -262,7 +245,6 @@ def _from_file(file: Path, model: Given | None, best: bool, trust_code: bool) ->
 
 
 def _take_all(network: nn.Module, file: Path) -> None:
-    """Raises: CheckpointError if the network's tensors are not the file's."""
     try:
         found = load_weights(network, str(file))
     except RecipeError as error:
@@ -272,5 +254,4 @@ def _take_all(network: nn.Module, file: Path) -> None:
 
 
 def _without_word(line: str) -> str:
-    """A line about a file that no recipe has named."""
     return line.removeprefix("model.weights ")

@@ -32,45 +32,42 @@ from firecaffe.training.stop import StopRequest, stopped
 
 @dataclass(frozen=True)
 class Training:
-    """A run, and the parts that were built for it."""
-
     run: Run
     world: World
     evaluators: Group
     """The ranks that share out the samples of an evaluation."""
     estimators: Group
-    """Those that share out the micro-batches from which its BatchNorm statistics are estimated."""
+    """The ranks that share out the micro-batches for its BatchNorm statistics."""
     tellers: Group
-    """The ranks that then tell each other what they have found."""
+    """The ranks that then exchange their results."""
     data: Data
     stepper: Mode
     ahead: BatchesAhead
-    """Where the stepper's batches come from."""
     shares: MeasuredShares | None
-    """Those that change between steps; None if they stay."""
+    """None if shares do not change between steps."""
     state: State
     best: Best
     norms: Norms | None
-    """The BatchNorm statistics that evaluations take; None if they take the training's own."""
+    """The BatchNorm statistics of evaluations; None if they use the training's own."""
     rise: Rise | None
-    """What sees a loss that stays above its start; None if all workers make each step together."""
+    """Detects a loss that stays above its start; None if all workers make each step together."""
     saver: Saver
     folder: Path
     first_step: int
-    """The step from which it goes to the run's last."""
+    """The number of steps that were done before."""
     probe: str
     """The digest of what this machine computes for the probe's micro-batch."""
     doubts: list[str]
-    """Reasons why other numbers of workers may not end in the same bits; more may come."""
+    """Reasons why other numbers of workers may not end in the same bits; more may follow."""
     real: RealRanks | None = None
-    """What the ranks do after the warm steps under the real clock of a mode with a server."""
+    """Runs the ranks after the warm steps, under the real clock of a mode with a server."""
 
 
 def train(t: Training, records: Records) -> Result:
-    """Trains to the run's last step; all ranks return the same result.
+    """Train to the run's last step; all ranks return the same result.
 
-    Raises: PreemptedError if the run was asked to stop, LauncherLostError if its launcher is
-    gone; its checkpoint is saved then. NotFiniteError or DivergedError on all ranks.
+    Raises: PreemptedError if the run was asked to stop, LauncherLostError if its launcher is gone;
+    its checkpoint is saved then. NotFiniteError or DivergedError on all ranks.
     """
     with StopRequest() as stop:
         loop = _Loop(t, records, stop)
@@ -81,7 +78,7 @@ def train(t: Training, records: Records) -> Result:
         loop.run(min(t.real.first_step, t.run.steps))
         if loop.is_over:
             return loop.end()
-        t.stepper.update.close()  # nobody waits for all others from here on
+        t.stepper.update.close()  # from here on no rank waits for all others
         if not t.world.is_first:
             return _work(t, t.real, stop)
         with t.real.serving(records.say):
@@ -95,38 +92,33 @@ def train(t: Training, records: Records) -> Result:
 
 
 def _work(t: Training, real: RealRanks, stop: StopRequest) -> Result:
-    """Computes for rank 0 until that has the result."""
     result = Result.of_message(real.work(lambda: stop.reason))
     result.hold(t.stepper.holding.forward.model)
     return result
 
 
 class _Loop:
-    """The steps of a training, and what they come to."""
-
     def __init__(self, t: Training, records: Records, stop: StopRequest) -> None:
         self.t, self._records, self._stop = t, records, stop
         self._known = list(t.doubts)
         broken = [getattr(each, "skipped", {}) for each in t.data.parts.values()]
         self._sums = StepSums(t.first_step + 1, broken=broken)
         self._saved_s, self._is_put_off = time.monotonic(), False
-        t.world.traffic.begin()  # what was sent before is no step's
+        t.world.traffic.begin()  # earlier traffic belongs to no step
         self._queued: deque[Queued] = deque()
         self._last = t.first_step
         self._validation: Evaluation | None = None
 
     def go_on_alone(self, world: World) -> None:
-        """Lets rank 0 go on without the others. world: of it alone."""
         self.t = replace(self.t, world=world, evaluators=world, estimators=world, tellers=world)
 
     @property
     def is_over(self) -> bool:
-        """Whether there is no step left to do."""
         t = self.t
         return self._last >= t.run.steps or t.best.is_enough(t.run.recipe.train.stop_after)
 
     def begin(self) -> None:
-        """Does the evaluation that is due, if the run was asked to stop before it."""
+        """Do a due evaluation, if the run was asked to stop before it."""
         t, last = self.t, self._last
         is_due = _is_due(t.run, t.run.recipe.train.eval_every, last)
         if last < t.run.steps and t.best.evaluated < last and is_due:
@@ -136,10 +128,7 @@ class _Loop:
                     self._save(last, is_now=True)
 
     def run(self, until: int) -> None:
-        """Trains up to step `until`, or to an early end.
-
-        Raises: PreemptedError, LauncherLostError, NotFiniteError, DivergedError.
-        """
+        """Train up to step `until`, or to an early end. Raises: as `train`."""
         with self._explained():
             while self._last < until and not self.is_over:
                 self._step(self._last)
@@ -161,18 +150,18 @@ class _Loop:
         if done < run.steps and not votes.stop and _is_due(run, words.train.eval_every, done):
             begun = time.perf_counter()
             self._validation = _validate(t, done, self._records)
-            start += time.perf_counter() - begun  # it is no part of the step
+            start += time.perf_counter() - begun  # evaluation is no part of the step
         is_due = _is_due(run, words.checkpoint.every, done) or _is_new_best(t, done)
         if not self.is_over and (is_due or votes.save or votes.stop):
-            self._read(0)  # what it votes for is done already
+            self._read(0)  # what these steps vote for is done now
             self._save(done, is_now=votes.stop or _is_new_best(t, done))
         if t.shares is not None and done < run.steps and t.shares.balance.is_due(done):
-            self._read(0)  # steps that had these shares
+            self._read(0)  # the steps that ran with these shares
             if said := t.shares.decide(done):
                 self._records.say(said)
         self._sums.add_time(done, time.perf_counter() - start)
         if done < run.steps and votes.stop:
-            reason = self._stop.reason  # before others may be asked to end
+            reason = self._stop.reason  # read before others may be asked to end
             t.saver.finish_together(t.world)
             raise stopped(reason, done, t.folder)
 
@@ -184,9 +173,7 @@ class _Loop:
         return Votes(stop=is_asked, save=(bool(is_due) or is_ready) and self.t.world.is_first)
 
     def _save(self, done: int, is_now: bool) -> None:
-        """Saves, or puts it off if the disk has not taken the one before. is_now: later would not
-        do.
-        """
+        """Save, or put it off if the disk is busy with the last one. is_now: never put it off."""
         saver, world = self.t.saver, self.t.world
         if is_now:
             saver.wait(world)
@@ -200,7 +187,7 @@ class _Loop:
         self._saved_s, self._is_put_off = time.monotonic(), False
 
     def _read(self, left: int) -> Votes:
-        """Reads the outcomes of the queued steps, except the last `left`."""
+        """Read the outcomes of the queued steps, except the last `left`."""
         t, votes = self.t, Votes()
         while len(self._queued) > left:
             result = self._queued.popleft().read(self._look)
@@ -221,7 +208,6 @@ class _Loop:
             self.t.world.watch.check()
 
     def end(self) -> Result:
-        """Saves, evaluates, and puts the result together."""
         t, words, last, records = self.t, self.t.run.recipe, self._last, self._records
         with self._explained():
             if t.first_step < last:
@@ -274,21 +260,18 @@ class _Loop:
 
 
 def _is_due(run: Run, every: int, done: int) -> bool:
-    """Whether what is done every so many steps is to be done now. What is due within a round is
-    done when the state is whole again.
-    """
+    # What is due within a round is done when the state is whole again.
     return bool(every) and done // every > run.rounds.last_whole(done) // every
 
 
 def _is_looked_at(run: Run, done: int) -> bool:
-    """Whether somebody wants the state as it is after a step, with the losses so far."""
+    # Whether the state after this step is needed, with all losses so far.
     words = run.recipe
     is_due = any(_is_due(run, n, done) for n in (words.checkpoint.every, words.train.eval_every))
     return run.rounds.is_whole(done) and (done == run.steps or is_due or words.run.digests)
 
 
 def _make_whole(t: Training) -> None:
-    """Brings the state of a training up to date whose weights are cut among ranks."""
     if t.real is not None:
         t.real.gather()
 
@@ -309,7 +292,6 @@ def _save(t: Training, done: int) -> None:
 
 
 def _check_rise(t: Training, rise: Rise, done: int) -> None:
-    """Raises: DivergedError if the loss has been above its start for long."""
     if rise.line:
         error = DivergedError(f"{rise.line}; {t.stepper.advice}")
         error.step = done
@@ -321,7 +303,7 @@ def _path(t: Training, done: int) -> str:
 
 
 def _is_new_best(t: Training, done: int) -> bool:
-    """Whether the evaluation after a step is the best so far, and its checkpoint is to be kept."""
+    # Whether the step's evaluation is the best so far, and its checkpoint is to be kept.
     return t.run.recipe.checkpoint.best and t.best.step == done == t.best.evaluated
 
 
@@ -331,7 +313,7 @@ def _validate(t: Training, done: int, records: Records) -> Evaluation | None:
     found = _evaluate(t, t.data.validation, "validation", done, records)
     if t.world.is_first and t.state.has_all_weights:
         records.weights(done, weights_digest(t.state.tensors_held_by_all(WEIGHTS)))
-    if t.best.evaluated != done:  # else it was resumed from there
+    if t.best.evaluated != done:  # else the run was resumed from there
         t.best.add(done, found)
     return found
 
@@ -345,7 +327,6 @@ def _evaluate(t: Training, dataset: Dataset, split: str, done: int, records: Rec
 
 
 def _evaluated(t: Training, dataset: Dataset) -> Evaluation:
-    """What the state as it is comes to on samples."""
     holding, words = t.stepper.holding, t.run.recipe
     averaged = t.stepper.update.evaluating()
     estimated = nullcontext() if t.norms is None else t.norms.in_place()
@@ -363,15 +344,14 @@ def _evaluated(t: Training, dataset: Dataset) -> Evaluation:
 
 
 def _turn(t: Training) -> AbstractContextManager[object]:
-    """Lets no learner of this rank compute meanwhile."""
+    # Keeps learners of this rank from computing meanwhile.
     return nullcontext() if t.real is None else t.real.turn
 
 
 def _estimate_norms(t: Training, done: int) -> None:
-    """Estimates BatchNorm's statistics for the weights after a step, if that was not done yet."""
     if t.norms is None or t.norms.is_of(done):
         return
-    t.ahead.close()  # a data set need not bear two that ask
+    t.ahead.close()  # a data set may not allow two readers
     with _turn(t), t.world.traffic.uncounted(), t.stepper.update.evaluating():
         t.norms.estimate(t.estimators, done)
     t.ahead.go_on(t.ahead.leaves, done)

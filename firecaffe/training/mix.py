@@ -1,14 +1,14 @@
-"""Training samples that are mixed or partly erased, on the device, micro-batch by micro-batch.
+"""Mixes or partly erases training samples, on the device, micro-batch by micro-batch.
 
-What is drawn is a function of (seed, step, micro-batch, place), and a sample's partner is the one
-before it in its micro-batch, so workers change nothing.
+Draws are a function of (seed, step, micro-batch, place), and a sample's partner is the one before
+it in its micro-batch, so workers change nothing.
 
     mixup    x = share x + (1 - share) partner                   share from Beta(alpha, alpha)
     cutmix   a box of 1 - share of the image is the partner's
     erasing  a box of some images is 0, which is the mean where data.mean is subtracted
 
-The loss of mixed samples is that of their own targets and of their partners', by their shares: of
-cross entropy the same as with soft targets, and there for every loss.
+The loss of mixed samples is that of their own and of their partners' targets, weighted by shares.
+For cross entropy this equals soft targets; it works for every loss.
 
 Source: Zhang et al. 2018, arXiv 1710.09412; Yun et al. 2019, arXiv 1905.04899; Zhong et al. 2020,
 arXiv 1708.04896; boxes, partners and ranges as torchvision has them.
@@ -27,17 +27,15 @@ from firecaffe.data.hash import Stream, hash64
 from firecaffe.errors import RecipeError
 from firecaffe.tasks import Loss
 
+# An erased box's area, of the image's, and its rows over its columns.
 ERASED_SHARE, ERASED_RATIO = (0.02, 0.33), (0.3, 3.3)
-"""The area of an erased box, of the image's, and its rows over its columns."""
 
+# boxes that are drawn, if none fits, before the image stays whole
 TRIES = 10
-"""How often a box is drawn that does not fit, before the image stays whole."""
 
 
 @dataclass(frozen=True)
 class Mixed:
-    """A micro-batch as it goes into the network."""
-
     inputs: Tensor
     targets: Any
     partners: Any = None
@@ -46,7 +44,6 @@ class Mixed:
     """The weight of `targets`; the rest is the partners'."""
 
     def loss(self, loss: Loss, outputs: Any) -> Tensor:
-        """The mean loss of the samples."""
         own = loss(outputs, self.targets)
         if self.partners is None:
             return own
@@ -60,7 +57,7 @@ class Mixed:
 
 @dataclass(frozen=True)
 class Mixing:
-    """What the recipe says about it. `mixup`, `cutmix`: alpha, or 0; `erasing`: a probability."""
+    """The recipe's mixing. `mixup` and `cutmix` are alpha, or 0; `erasing` is a probability."""
 
     seed: int
     mixup: float = 0.0
@@ -68,9 +65,7 @@ class Mixing:
     erasing: float = 0.0
 
     def __call__(self, inputs: Tensor, targets: Any, step: int, leaf: int) -> Mixed:
-        """A micro-batch, mixed; the given tensors stay as they are. Raises: RecipeError if they
-        are not what can be mixed.
-        """
+        """Return a mixed copy of a micro-batch. Raises: RecipeError if it cannot be mixed."""
         if not (self.mixup or self.cutmix or self.erasing):
             return Mixed(inputs, targets)
         if self.cutmix or self.erasing:
@@ -101,12 +96,11 @@ class Mixing:
 
 
 def mixing_of(config: DataConfig, seed: int) -> Mixing:
-    """The mixing that a recipe asks for."""
     return Mixing(seed, config.mixup, config.cutmix, config.erasing)
 
 
 def _cut_and_mixed(whole: Mixed, share: float, across: float, down: float) -> Mixed:
-    """With a box of the partner, around a point that is drawn, of what is inside the image."""
+    # The box lies around a drawn point, and is cut at the image's edges.
     height, width = whole.inputs.shape[2:]
     half = sqrt(1 - share) / 2
     ends = []
@@ -121,7 +115,7 @@ def _cut_and_mixed(whole: Mixed, share: float, across: float, down: float) -> Mi
 
 
 def _erased_box(draws: Iterator[float], height: int, width: int) -> tuple[int, int, int, int]:
-    """Top, left, rows and columns; no rows if no box fits."""
+    # Top, left, rows and columns; no rows if no box fits.
     (least, most), (flat, tall) = ERASED_SHARE, ERASED_RATIO
     sizes = [(next(draws), next(draws)) for _ in range(TRIES)]
     for of_area, of_ratio in sizes:
@@ -135,15 +129,15 @@ def _erased_box(draws: Iterator[float], height: int, width: int) -> tuple[int, i
 
 
 def _beta(alpha: float, draw: float) -> float:
-    """A share from Beta(alpha, alpha), by its inverse distribution function."""
-    # Here, for it takes time from every command that mixes nothing.
+    # Draws from Beta(alpha, alpha) by its inverse distribution function.
+    # Imported here, because it slows down every command that mixes nothing.
     from scipy.special import betaincinv
 
     return float(betaincinv(alpha, alpha, draw))
 
 
 def _uniforms(hashes: Tensor) -> Iterator[float]:
-    """Numbers between 0 and 1, neither of them, from the upper 53 bits of hashes."""
+    # Strictly between 0 and 1, from the upper 53 bits of hashes.
     return (((each >> 11) % 2**53 + 0.5) / 2**53 for each in hashes.tolist())
 
 

@@ -1,4 +1,4 @@
-"""What of a run was given in Python, and has to be named where a command uses the run."""
+"""Finds the parts of a run that were given in Python, which a command has to name."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -14,12 +14,7 @@ from firecaffe.training.load import run_of
 
 
 def check_named(where: Path, recipe: Recipe, needed: Collection[str]) -> None:
-    """recipe: the run's, with the words of a command. needed: sections of it, of model, data and
-    task.
-
-    Raises: RecipeError with all that was given in Python and that the recipe does not name;
-    RunError if the run's folder is damaged.
-    """
+    """Raise RecipeError with all `needed` sections that were given in Python and are not named."""
     run = run_of(where)
     about = None if run is None else read_about(run)
     unnamed = {}

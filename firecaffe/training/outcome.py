@@ -1,4 +1,4 @@
-"""The outcome of a step: queued with the step, read when the device has got there."""
+"""The outcome of a step: queued with the step, and read when the device has reached it."""
 
 import math
 import time
@@ -13,36 +13,30 @@ from firecaffe.errors import NotFiniteError
 from firecaffe.training.times import Timings
 from firecaffe.training.updates.update import Found
 
+# seconds between two checks whether a device has reached a mark
 LOOK_S = 0.001
-"""Seconds between two looks whether a device has got to a mark."""
 
 VOTES = 2
-"""The number of votes: to stop, and to save."""
 
 
 @dataclass(frozen=True)
 class Votes:
-    """What a rank wants done after a step. One vote is enough. All ranks know the votes: they are
-    summed with the gradients, so they cost no message of their own.
-    """
+    """A rank's wishes after a step. They are summed with the gradients; one vote is enough."""
 
     stop: bool = False
     save: bool = False
 
 
 def ballot(votes: Votes, device: torch.device) -> Tensor:
-    """A rank's votes, as they are counted with those of the others."""
     found = torch.zeros(VOTES, device=device)
     for place, is_wanted in enumerate((votes.stop, votes.save)):
         if is_wanted:
-            found[place].fill_(1.0)  # by the device: a copy from here would wait for it
+            found[place].fill_(1.0)  # by the device: a copy from the host would wait for it
     return found
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """The result of one step over all workers."""
-
     samples: int
     loss: float
     metrics: dict[str, float]
@@ -52,15 +46,13 @@ class StepResult:
 
 
 class Times(Protocol):
-    """The times of a step."""
-
     def is_over(self) -> bool: ...
     def read(self, step: int) -> Timings: ...
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A step that is queued, and the host memory that its numbers will be in."""
+    """A queued step, and the host memory that will have its numbers."""
 
     step: int
     samples: int
@@ -68,7 +60,7 @@ class Outcome:
     """The number of full micro-batches over which the loss is the mean."""
     metrics: Sequence[str]
     found: Found
-    """What its sums are like. They are the loss, the metrics, and the votes."""
+    """The sums (loss, metrics, votes), and whether the gradients are finite."""
     times: Times
 
     @property
@@ -76,7 +68,7 @@ class Outcome:
         return float(self.found.sums[0]) / self.weight
 
     def check_finite(self) -> None:
-        """Looks at the sums over all ranks, so that all decide alike. Raises: NotFiniteError."""
+        """Check the sums over all ranks, so that all decide the same. Raises: NotFiniteError."""
         problem = self.problem
         if problem:
             error = NotFiniteError(problem)
@@ -85,7 +77,7 @@ class Outcome:
 
     @property
     def problem(self) -> str:
-        """What is not finite; empty if all is."""
+        """A description of what is not finite; empty if all is."""
         loss, found = self.loss, self.found
         if math.isfinite(loss) and found.may_overflow:
             return ""
@@ -100,10 +92,7 @@ class Outcome:
         return "" if bool(found.norm.isfinite()) else "the norm of the gradient is beyond float32"
 
     def read(self, look: Callable[[], None] = lambda: None) -> StepResult:
-        """Waits for the step's end. look: called meanwhile; it may raise.
-
-        Raises: NotFiniteError.
-        """
+        """Wait for the step's end. look: called meanwhile; it may raise. Raises: NotFiniteError."""
         while not self.times.is_over():
             look()
             time.sleep(LOOK_S)

@@ -1,4 +1,4 @@
-"""What tells the code of a user, or the nets of Caffe's, which a training runs, from others."""
+"""Identifies the user's code, or the Caffe nets, that a training runs."""
 
 from firecaffe.models.network import maker_of
 from firecaffe.recipe.sections import Recipe
@@ -14,11 +14,7 @@ from firecaffe.training.parts import Parts
 
 
 def own_code(recipe: Recipe, parts: Parts) -> dict[str, str]:
-    """By the recipe's section: the sha256 of the file that its function is from, or of the prototxt
-    that it names, or a library's version. Without what is firecaffe's own.
-
-    Raises: RecipeError, OwnCodeError.
-    """
+    """Return the sha256 or version of code that is not firecaffe's own, by recipe section."""
     found = {"model": "", "task": ""}
     if parts.model is None:
         found["model"] = maker_of(recipe.model.name).code
@@ -35,7 +31,6 @@ def own_code(recipe: Recipe, parts: Parts) -> dict[str, str]:
 
 
 def _named(word: str, name: str) -> str:
-    """The sha256 of the file that a recipe's word names; empty if it names none."""
     if is_caffe(name):
         return file_digest(caffe_file(word, name))
     return source_digest(find(word, name)) if is_reference(name) else ""

@@ -1,4 +1,4 @@
-"""A training's data and network: what the recipe names, or what a user brings instead."""
+"""A training's data and network: those that the recipe names, or those that a user gives."""
 
 import inspect
 from collections.abc import Callable
@@ -39,7 +39,7 @@ from firecaffe.training.parallel.mesh import check_is_whole
 
 @dataclass(frozen=True)
 class Parts:
-    """What a user may bring instead of what the recipe names."""
+    """Objects that a user may give instead of what the recipe names."""
 
     model: Callable[[], nn.Module] | None = None
     loss: Loss | None = None
@@ -51,27 +51,22 @@ class Parts:
 
     @property
     def beside_recipe(self) -> dict[str, Any]:
-        """What the check of a recipe has to know of these."""
+        """Facts about these parts that the check of a recipe needs."""
         return {"comm_hook": self.comm_hook is not None, "model": self.model is not None}
 
     @property
     def has_own_task(self) -> bool:
-        """Whether the loss, or all of the task, is given."""
         return self.loss is not None or self.task is not None
 
     @property
     def hook_name(self) -> str:
-        """The communication hook's name; empty without one."""
         if self.comm_hook is None:
             return ""
         return str(getattr(self.comm_hook[1], "__qualname__", "of the user"))
 
 
 def check_arguments(recipe: Any, parts: Parts, resume: Any) -> None:
-    """Checks the arguments of `firecaffe.train` before any rank waits for another.
-
-    Raises: RecipeError if something is of another kind than it must be.
-    """
+    """Check the arguments of `firecaffe.train` before any rank waits. Raises: RecipeError."""
     if not isinstance(recipe, Recipe):
         raise RecipeError(
             f"recipe is {shown(recipe)}; expected a firecaffe.Recipe(train=firecaffe.TrainConfig("
@@ -102,7 +97,7 @@ def _check_model(model: Any) -> None:
         )
     try:
         signature = inspect.signature(model)
-    except ValueError:  # a builtin without one
+    except ValueError:  # a builtin without a signature
         return
     try:
         signature.bind()
@@ -115,7 +110,7 @@ def _check_model(model: Any) -> None:
 
 
 def open_parts(recipe: Recipe, parts: Parts) -> Data:
-    """Opens the data of a training. Raises: DataError."""
+    """Open the data of a training. Raises: DataError."""
     if parts.train is None and parts.test is None and parts.validation is None:
         return open_data(recipe.data)
     if parts.train is None or parts.test is None:
@@ -131,9 +126,7 @@ def open_parts(recipe: Recipe, parts: Parts) -> Data:
 
 
 def counts_of(dataset: Dataset) -> tuple[int | None, int | None]:
-    """What a network may be told of the data: the number of classes, and of channels; None where
-    they say none.
-    """
+    """Return the data's numbers of classes and channels, each None if they do not say it."""
     if is_images(dataset):
         return dataset.num_classes, dataset.sample_CHW[0]
     inputs = layout_of(dataset).inputs
@@ -144,10 +137,7 @@ def counts_of(dataset: Dataset) -> tuple[int | None, int | None]:
 def build_network(
     recipe: Recipe, parts: Parts, dataset: Dataset, device: torch.device
 ) -> nn.Module:
-    """Builds the network with fresh weights for a data set, on this rank's device.
-
-    Raises: RecipeError; OwnCodeError for what a user's code raises.
-    """
+    """Build the network with fresh weights on this rank's device. Raises: RecipeError."""
     model = make_model(recipe, parts, dataset)
     check_state(model)
     place_model(model, recipe, device)
@@ -155,9 +145,7 @@ def build_network(
 
 
 def make_model(recipe: Recipe, parts: Parts, dataset: Dataset) -> nn.Module:
-    """The network with fresh weights where it is made, mostly on the CPU. Raises: as
-    `build_network`.
-    """
+    """Make the network with fresh weights, mostly on the CPU. Raises: as `build_network`."""
     seed_random(recipe.train.seed, "weights")
     if parts.model is None:
         model = make_network(recipe.model, *counts_of(dataset))
@@ -170,6 +158,5 @@ def make_model(recipe: Recipe, parts: Parts, dataset: Dataset) -> nn.Module:
 
 
 def place_model(model: nn.Module, recipe: Recipe, device: torch.device) -> None:
-    """Brings a network to this rank's device, in the recipe's memory layout."""
     model.to(device)
     lay_out(model, recipe.train)

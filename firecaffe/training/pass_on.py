@@ -17,18 +17,16 @@ from firecaffe.training.checkpoint import Checkpoint, digest_of
 from firecaffe.training.tensor_file import Stored
 
 WORDS = ("step", "identity", "probe", "history", "numbers", "doubts", "digest")
-"""The parts of a checkpoint that are no tensor and no path."""
 
+# bytes of a file that are sent at once
 CHUNK_BYTES = 1 << 24
-"""Bytes of a file that are sent at once."""
 
 
 def pass_on(world: World, found: Checkpoint | None) -> Checkpoint:
-    """Gives all ranks rank 0's checkpoint; its tensors follow one at a time, see `PassedOn`. A
-    piece that is held in parts stays in its file: each rank reads its own part there, or in a copy
-    if it does not see the file.
+    """Give all ranks rank 0's checkpoint. Its tensors follow one at a time, see `PassedOn`.
 
-    found: on rank 0. Raises: PeerLostError; CheckpointError if a copy cannot be made.
+    A piece held in parts stays in its file: each rank reads its part there, or in a copy if it does
+    not see the file. Raises: PeerLostError; CheckpointError if a copy cannot be made.
     """
     if world.group is None:
         assert found is not None
@@ -50,9 +48,8 @@ def pass_on(world: World, found: Checkpoint | None) -> Checkpoint:
 
 
 def _copy_pieces(world: World, passed: Checkpoint, sees: bool) -> None:
-    """Sends the files of pieces from rank 0 to the ranks that do not see them, which have copies
-    without a name then: nothing is left of them however the process ends. All ranks call it.
-    """
+    # All ranks call it. The copies have no name, so nothing of them is left however the process
+    # ends.
     for name, path in passed.piece_files.items():
         copy = None if sees else tempfile.TemporaryFile()  # noqa: SIM115
         try:
@@ -66,7 +63,6 @@ def _copy_pieces(world: World, passed: Checkpoint, sees: bool) -> None:
 
 
 def _send_file(world: World, path: Path, copy: IO[bytes] | None) -> None:
-    """copy: what takes it on this rank, if it has to. Raises: OSError, PeerLostError."""
     size = torch.tensor([path.stat().st_size if world.is_first else 0])
     broadcast(world, size)
     source = open_regular(path) if world.is_first else None
@@ -85,9 +81,7 @@ def _send_file(world: World, path: Path, copy: IO[bytes] | None) -> None:
 
 
 class PassedOn(Stored):
-    """Rank 0's tensors, on all ranks: each is read there and sent when it is asked for, and is not
-    kept. So all ranks have to ask for the same tensors in the same order.
-    """
+    """Rank 0's tensors on all ranks, each read and sent, but not stored, when all ask for it."""
 
     def __init__(
         self,
@@ -95,7 +89,7 @@ class PassedOn(Stored):
         kinds: Mapping[str, tuple[tuple[int, ...], torch.dtype]],
         source: Stored | None,
     ) -> None:
-        """kinds: shape and type of each tensor, in one order on all ranks. source: on rank 0."""
+        # kinds: shape and type of each tensor, in one order on all ranks. source: on rank 0.
         self._world, self._kinds, self._source = world, kinds, source
         self._numbers = {name: number for number, name in enumerate(kinds)}
 
@@ -106,8 +100,10 @@ class PassedOn(Stored):
         return self._kinds[name][1]
 
     def __getitem__(self, name: str) -> Tensor:
-        """Raises: AgreementError if rank 0 asks for another one; CheckpointError on rank 0, if it
-        cannot be read; PeerLostError.
+        """Return a tensor. All ranks have to ask for the same ones in the same order.
+
+        Raises: AgreementError if rank 0 asks for another; CheckpointError on rank 0 if it cannot be
+        read.
         """
         asked = torch.tensor([self._numbers[name]])
         broadcast(self._world, asked)
@@ -123,7 +119,7 @@ class PassedOn(Stored):
         else:
             tensor = self._source[name].contiguous()
         if tensor.numel():
-            # As bytes: the group does not know every type.
+            # As bytes, because the group does not know every type.
             broadcast(self._world, tensor.reshape(-1).view(torch.uint8))
         return tensor
 

@@ -1,9 +1,4 @@
-"""The protocol of a piece of a training's state; see `training.state`.
-
-Weights and buffers as pieces of a training's state: every rank holds all of them.
-
-One digest of the losses of all steps.
-"""
+"""Pieces of a training's state (see `training.state`), and a digest of the losses of all steps."""
 
 import hashlib
 import math
@@ -25,36 +20,31 @@ class Piece(Protocol):
 
     @property
     def held_by_all(self) -> bool:
-        """Whether every rank holds all of them, the same bits; the same answer on all ranks."""
+        """Whether every rank holds all of them, the same bits. All ranks give the same answer."""
 
     @property
     def is_result(self) -> bool:
-        """Whether they are what the training comes to: they enter its digests, and none with an
-        infinity or a NaN is saved.
-        """
+        """Whether they are results: digested, and not saved with an infinity or a NaN."""
 
     def parts(self) -> dict[str, HeldPart]:
-        """The parts of them that this rank holds: the live tensors, no copies. Their order is that
-        of the digests; if ranks have other names, `HeldPart.order` tells it.
-        """
+        """Return this rank's live tensors in digest order; see `HeldPart.order` for exceptions."""
 
     def load(self, stored: Stored) -> None:
-        """Takes what this rank holds, and reads no more: one tensor at a time, and if all hold the
-        piece, in the same order on all ranks. Raises: CheckpointError if names, shapes or types
-        are those of something else.
+        """Load what this rank holds, and read no more: one tensor at a time.
+
+        If all ranks hold the piece, they load in the same order. Raises: CheckpointError if names,
+        shapes or types are those of something else.
         """
 
 
 class Numbers(Protocol):
-    """State that is no tensor: JSON, alike on all ranks."""
+    """State that is no tensor: JSON, the same on all ranks."""
 
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: dict[str, Any]) -> Any: ...
 
 
 class NumbersOfParts(ABC):
-    """Numbers that are those of parts, by name."""
-
     @property
     @abstractmethod
     def _parts(self) -> dict[str, Numbers]: ...
@@ -68,14 +58,13 @@ class NumbersOfParts(ABC):
 
 
 class Weights:
-    """A network's parameters, or its buffers; see `training.piece.Piece`."""
+    """Parameters or buffers that every rank holds; implements `Piece`."""
 
     held_by_all = True
 
     def __init__(
         self, named: Callable[[], Iterable[tuple[str, Tensor]]], is_result: bool = True
     ) -> None:
-        """named: `model.named_parameters` or `model.named_buffers`."""
         self._named, self.is_result = named, is_result
 
     def parts(self) -> dict[str, HeldPart]:
@@ -87,10 +76,7 @@ class Weights:
 
 @torch.no_grad()
 def load_parts(parts: dict[str, HeldPart], stored: Stored) -> None:
-    """Loads into each part the rows that it holds, one tensor at a time, and reads no others.
-
-    Raises: UnfitCheckpointError if names, shapes or types are not the same.
-    """
+    """Load each part's rows, and read no others. Raises: UnfitCheckpointError."""
     strangers = stored.keys() - parts.keys()
     if strangers:
         name = next(name for name in stored if name in strangers)
@@ -111,24 +97,21 @@ def load_parts(parts: dict[str, HeldPart], stored: Stored) -> None:
 
 @torch.no_grad()
 def take_rows(part: HeldPart, stored: Stored, name: str) -> None:
-    """Takes what this rank holds of a stored tensor of the same shape, and reads no more."""
+    """Copy this rank's rows of a stored tensor of the same shape, and read no more."""
     for rows, tensor in part.runs:
         tensor.copy_(stored[name] if rows is None else stored.rows(name, rows, part.dim))
 
 
 @dataclass
 class Losses:
-    """The history of losses that a training carries; all ranks hold it alike."""
-
     history: str = ""
     """The digest of all losses so far; empty before the first."""
 
     def add(self, loss: float) -> None:
-        """Extends the history by a step's loss."""
         self.history = extend_history(self.history, loss)
 
 
 def extend_history(history: str, loss: float) -> str:
-    """The digest of all losses so far: SHA-256 of the one before and the loss's exact value."""
+    """Return the SHA-256 of the digest before and the loss's exact value."""
     exact = loss.hex() if math.isfinite(loss) else repr(loss)
     return hashlib.sha256(f"{history} {exact}".encode()).hexdigest()

@@ -1,8 +1,8 @@
-"""Where a run is recorded: in rank 0's folder, and on a host that does not see that, in its own.
+"""The folders that record a run: rank 0's, and one on each host that does not see it.
 
-Rank 0 marks the run's folder with a name that no other run has. A rank that does not find the mark
-there shares no disk with rank 0. It takes a folder on its own host, for what it writes by itself:
-its timings, and the faults that it hears of. Checkpoints and the result are rank 0's.
+Rank 0 marks the run's folder with a name that no other run has. A rank that does not see the mark
+shares no disk with rank 0. It records its timings, and the faults that it hears of, in a folder on
+its own host. Checkpoints and the result are rank 0's.
 """
 
 import json
@@ -25,24 +25,20 @@ from firecaffe.runs.folder import (
 )
 
 MOST_NAMED = 4
-"""Folders of other hosts that are named in a line."""
 
 
 @dataclass(frozen=True)
 class Places:
-    """The folders of a run, as one rank sees them."""
-
     first: Path
-    """Rank 0's."""
+    """Rank 0's folder."""
     own: Path
-    """Where this rank records: rank 0's, or one on its own host."""
+    """The folder in which this rank records: rank 0's, or one on its own host."""
     is_apart: bool = False
-    """Whether this rank does not see rank 0's; its own may have the same path all the same."""
+    """Whether this rank does not see rank 0's folder, even if its own has the same path."""
     apart: Mapping[int, tuple[str, str]] = field(default_factory=dict)
     """Host and folder of each rank that does not see rank 0's."""
 
     def notes(self, host: str) -> list[str]:
-        """What a user has to know before the first step. host: rank 0's."""
         if not self.apart:
             return []
         ranks: dict[tuple[str, str], list[int]] = {}
@@ -61,19 +57,18 @@ class Places:
 
 
 def find_places(world: World, words: RunConfig, first: Path, mark: str, goes_on_at: int) -> Places:
-    """Finds where each rank records; makes the folders of hosts that do not see rank 0's, `first`.
-    All ranks call it. mark: of this run, on all ranks. goes_on_at: the step after which rows of an
-    earlier attempt are done again.
+    """Find where each rank records; make folders on hosts that do not see `first`, rank 0's.
 
-    Raises: RunError if such a folder cannot be made, or is another run's.
+    All ranks call it. Rows of an earlier attempt after step `goes_on_at` are done again. Raises:
+    RunError if such a folder cannot be made, or is another run's.
     """
     sees, marks = mark_of(first) == mark, (mark, apart_mark(mark))
     own = first if sees else Path(words.folder or Path("runs", first.name)).absolute()
     if not sees:
         _make(own, first, mark, goes_on_at, world.host)
     said = gather_text(world, "" if sees else json.dumps([world.host, str(own)]))
-    # Another rank of this host may have made it, and has marked it by now; or it is rank 0's, which
-    # a slow shared disk shows late.
+    # Another rank of this host may have made and marked it by now. Or it is rank 0's, which a slow
+    # shared disk shows late.
     if mark_of(own) not in marks:
         raise RunError(
             f"run.folder {own} exists already on {world.host}, which does not see {first} of rank "
@@ -84,7 +79,6 @@ def find_places(world: World, words: RunConfig, first: Path, mark: str, goes_on_
 
 
 def _make(own: Path, first: Path, mark: str, goes_on_at: int, host: str) -> None:
-    """Makes a host's own folder, or takes that of an earlier attempt back to a step."""
     try:
         own.mkdir(parents=True)
         (own / "timings").mkdir()

@@ -2,9 +2,9 @@
 
     FIRECAFFE_PLUGINS=package.module,… firecaffe train RECIPE.toml
 
-names modules that are imported as Python finds them, or from the current folder. Each has a
-function `plugin()`, which gives a `Plugin`. The launcher asks for it before any rank is started,
-and each rank by itself. Without the variable nothing of this file runs in a training.
+names modules that Python can import, also from the current folder. Each has a function `plugin()`
+that returns a `Plugin`. The launcher calls it before any rank is started, and each rank by itself.
+Without the variable nothing in this file runs in a training.
 """
 
 import os
@@ -21,28 +21,22 @@ VARIABLE = "FIRECAFFE_PLUGINS"
 
 
 class Plugin:
-    """The hooks around a training, of which a plug-in overrides what it needs.
-
-    A FirecaffeError from its methods ends the training with one line.
-    """
+    """Hooks around a training. A FirecaffeError from one ends the training with one line."""
 
     def check(self, world_size: int) -> None:
-        """Refuses a training before its ranks are started, and on each rank before it begins."""
+        """Refuse a training before its ranks are started, and on each rank before it begins."""
 
     def around_batches(self, batches: TrainBatches, world: World) -> TrainBatches:
-        """Returns the source of this rank's micro-batches that takes the place of `batches`."""
+        """Return the source of this rank's micro-batches that replaces `batches`."""
         return batches
 
     def around_write(self, write: Write, world: World) -> Write:
-        """Returns the function that takes the place of `write`, which writes a checkpoint."""
+        """Return the function that replaces `write`, which writes a checkpoint."""
         return write
 
 
 def load_plugins() -> tuple[Plugin, ...]:
-    """The plug-ins that the environment names, in its order.
-
-    Raises: RecipeError if one cannot be imported, or its module has none.
-    """
+    """Load the plug-ins of the environment, in its order. Raises: RecipeError if one is none."""
     names = os.environ.get(VARIABLE, "").split(",")
     return tuple(_load(name.strip()) for name in names if name.strip())
 
@@ -68,25 +62,21 @@ def _load(name: str) -> Plugin:
 
 
 def names(plugins: Iterable[Plugin]) -> list[str]:
-    """The names of the plug-ins' modules, which a run records."""
     return [type(plugin).__module__ for plugin in plugins]
 
 
 def check(plugins: Iterable[Plugin], world_size: int) -> None:
-    """Asks each plug-in to check the training. Raises: what they raise."""
     for plugin in plugins:
         plugin.check(world_size)
 
 
 def around_batches(plugins: Iterable[Plugin], batches: TrainBatches, world: World) -> TrainBatches:
-    """The batches as the plug-ins return them; `batches` itself without one."""
     for plugin in plugins:
         batches = plugin.around_batches(batches, world)
     return batches
 
 
 def around_write(plugins: Iterable[Plugin], write: Write, world: World) -> Write:
-    """The function that writes checkpoints, from the plug-ins; `write` itself without one."""
     for plugin in plugins:
         write = plugin.around_write(write, world)
     return write

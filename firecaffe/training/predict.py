@@ -1,7 +1,4 @@
-"""What a run's network says of images, or of a data set's test samples.
-
-Other data than a run's own, whose classes are to be the run's: matched by name.
-"""
+"""Predictions of a run's network, for images or for a data set's test samples."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,18 +22,16 @@ from firecaffe.training.image_files import Read, as_inputs
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the network says of one sample."""
-
     sample: str
     """The image's path, or the sample's number in its data set."""
     classes: tuple[int, ...] = ()
-    """Of a classification, the labels, the most probable first."""
+    """In classification the labels, the most probable first."""
     probabilities: tuple[float, ...] = ()
-    """Theirs; of several labels, that of each."""
+    """Probabilities of `classes`; with several labels, of each label."""
     values: tuple[float, ...] = ()
-    """Of a regression, and of a task of one's own: the outputs."""
+    """In regression, and for a user's task, the outputs."""
     mask_HW: Tensor | None = None
-    """Of a segmentation, the label of each pixel."""
+    """In segmentation, the label of each pixel."""
 
 
 Named = tuple[list[str], Any]
@@ -52,9 +47,7 @@ def of_files(
     device: torch.device,
     broken: Callable[[DataError], None],
 ) -> Iterator[Named]:
-    """Yields batches of the samples of files. broken: told of each file that cannot be read and is
-    left out.
-    """
+    """Yield batches of files' samples. broken: receives the error of each file that is left out."""
     samples = _samples(paths, read, broken)
     while taken := list(islice(samples, batch_size)):
         names, tensors = zip(*taken, strict=True)
@@ -76,7 +69,7 @@ def _samples(
 def of_samples(
     dataset: Dataset, config: DataConfig, batch_size: int, device: torch.device
 ) -> Iterator[Named]:
-    """Yields batches of a data set's samples, which are called by their numbers, from 0."""
+    """Yield batches of a data set's samples, which are named by their numbers, from 0."""
     batches = eval_batches(dataset, batch_size, 0, 1, config=config, device=device)
     for number, inputs, _ in batches:
         start = number * batch_size
@@ -87,7 +80,6 @@ def of_samples(
 def predictions(
     model: nn.Module, recipe: Recipe, batches: Iterator[Named], device: torch.device
 ) -> Iterator[Prediction]:
-    """Yields what the network says of each sample, in order."""
     read = READERS.get(meaning(recipe.task.name), _values)
     for number, (names, inputs) in enumerate(batches):
         seed_random(recipe.train.seed, "evaluation", number)
@@ -97,21 +89,17 @@ def predictions(
 
 @torch.no_grad()
 def outputs_of(model: nn.Module, inputs: Any, config: TrainConfig, device: torch.device) -> Tensor:
-    """The network's prediction, in the arithmetic of the run's evaluation."""
+    """Return the network's prediction, in the arithmetic of the run's evaluation."""
     dtype = AUTOCAST.get(config.autocast)
     with torch.autocast(device.type, dtype, enabled=dtype is not None):
         return prediction_of(model(laid_out(inputs, config)))
 
 
 def meaning(task: str) -> str:
-    """The task of ours whose outputs mean what those of a task do, by name; a name that is not in
-    READERS if there is none.
-
-    Raises: RecipeError if it is a net of Caffe's that cannot be read.
-    """
+    """Return our task with such outputs, or a name that is not in READERS. Raises: RecipeError."""
     if not is_caffe(task):
         return task
-    from firecaffe.tasks.caffe import meaning_of  # for those who have such a net
+    from firecaffe.tasks.caffe import meaning_of  # imported here, because only Caffe nets need it
 
     return meaning_of(task)
 
@@ -142,28 +130,25 @@ READERS: dict[str, Callable[[str, Tensor], Prediction]] = {
     "regression": _values,
     "segmentation": _mask,
 }
-"""What an output means, by `meaning`; of a task of one's own, its numbers."""
+"""Functions that interpret an output, by `meaning`; other outputs are just numbers."""
 
 AS_PREDICTED = {
     "classification": "logits; predict's probabilities are outputs.softmax(1)",
     "multilabel": "logits; predict's probabilities are outputs.sigmoid()",
     "segmentation": "logits; predict's masks are outputs.argmax(1)",
 }
-"""What the outputs are, and how the prediction is made of them, in words, by `meaning`; others are
-the prediction.
-"""
+"""Explanations of outputs and their predictions, by `meaning`; others are the prediction."""
 
 
+# classes that a line names
 MOST_NAMED = 5
-"""Classes that a line names."""
 
 
 def labels_of_run(about: About, data: Data, config: DataConfig) -> Tensor | None:
-    """The run's label of each label of the test data, int64 of (classes,); None if they are the
-    same, or if either side does not name its classes.
+    """Return the run's label of each label of the test data, int64 of (classes,).
 
-    Raises: DataError if the run does not know a class, or the data have more of them than the run
-    had.
+    None if they are the same, or if either side does not name its classes. Raises: DataError if the
+    run does not know a class, or had fewer of them.
     """
     where = config.path or config.name
     names, known = _names(data), about.class_names
@@ -191,7 +176,6 @@ def labels_of_run(about: About, data: Data, config: DataConfig) -> Tensor | None
 
 
 def _names(data: Data) -> tuple[str, ...]:
-    """Those of the test data, by label; empty if not each class has one."""
     names = _named(data.test) or _named(data.train)
     return names if len(names) >= (num_classes(data.train) or 0) else ()
 

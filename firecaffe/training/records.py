@@ -1,7 +1,4 @@
-"""Records of a training while it goes on: lines for people, rows for programs.
-
-A run's progress for a person: a live line in a terminal, plain lines elsewhere.
-"""
+"""Records of a running training: live or plain lines for people, rows for programs."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -24,17 +21,16 @@ from firecaffe.runs.record import JsonLines, Metrics
 from firecaffe.training.evaluate import Evaluation
 from firecaffe.training.outcome import StepResult
 
+# progress lines of a run without a terminal
 LINES = 10
-"""The number of progress lines of a run without a terminal."""
 
 
 def say(line: str) -> None:
-    """Prints a plain line, after the live one has ended."""
+    """Print a plain line, after the live one has ended."""
     Console(file=kept_stdout(), soft_wrap=True).print(line, markup=False, highlight=False)
 
 
 def in_words(metrics: Mapping[str, float], shares: Sequence[str]) -> str:
-    """Formats metrics for people: shares in per cent, others as they are."""
     found = [(Measure(name, is_share=name in shares), value) for name, value in metrics.items()]
     return "".join(f"{each.words} {each.shown(value)}, " for each, value in found)
 
@@ -46,7 +42,7 @@ class RunProgress:
         self._console = Console(file=kept_stdout(), quiet=not shown, soft_wrap=True)
         self._title, self._first_step, self._steps = title, first_step, steps
         self._stride = max(1, (steps - first_step) // LINES)
-        # Of the steps themselves: those of a local round are told together, at its end.
+        # Of the steps themselves: the steps of a local round are reported together, at its end.
         self._steps_s, self._samples = 0.0, 0
         self._live = Progress(
             TextColumn("{task.description}"),
@@ -60,11 +56,10 @@ class RunProgress:
         self._task = self._live.add_task(title, total=steps, completed=first_step, numbers="")
 
     def say(self, line: str) -> None:
-        """Prints a plain line above the live one."""
         self._live.console.print(line, markup=False, highlight=False)
 
     def step(self, step: int, learning_rate: float, result: StepResult) -> None:
-        """Shows the result of step `step`, counted from 1."""
+        """Show the result of step `step`, counted from 1."""
         self._samples += result.samples
         self._steps_s += result.timings.step_s
         rate = self._samples / max(self._steps_s, 1e-9)
@@ -75,7 +70,6 @@ class RunProgress:
             self.say(f"{self._title}  step {step}/{self._steps}  {numbers}  {left_s:,.0f} s left")
 
     def evaluation(self, split: str, step: int, result: Evaluation) -> None:
-        """Shows an evaluation at step `step`, on the samples of a split."""
         self.say(
             f"{self._title}  {split} at step {step}: {in_words(result.metrics, result.shares)}"
             f"loss {result.loss:.4f} ({result.samples:,} samples)"
@@ -95,12 +89,10 @@ class RunProgress:
 
 
 class Records:
-    """This rank's records in the run folder, until they are closed."""
-
     def __init__(
         self, folder: Path, run: Run, world: World, first_step: int, goes_on: bool
     ) -> None:
-        """goes_on: whether rows follow those of an earlier attempt at this run."""
+        # goes_on: whether rows follow those of an earlier attempt at this run.
         self._title, self._watch = run.title, world.watch
         self._metrics, self._weights, self._digests = None, None, None
         self._loggers = None
@@ -124,11 +116,10 @@ class Records:
             self._opened = opened.pop_all()
 
     def say(self, line: str) -> None:
-        """Tells a person, on rank 0."""
         self._progress.say(f"{self._title}  {line}")
 
     def step(self, done: int, learning_rate: float, result: StepResult) -> None:
-        """Records step `done`, counted from 1."""
+        """Record step `done`, counted from 1."""
         timings = asdict(result.timings).items()
         self._timings.write({name: each for name, each in timings if each is not None})
         for trip in self._watch.take_round_trips() if self._watch is not None else ():
@@ -145,26 +136,23 @@ class Records:
             self._metrics.write("train", done, numbers)
 
     def weights(self, done: int, sha256: str) -> None:
-        """Records the digest of the weights after step `done`; from any thread."""
+        """Record the digest of the weights after step `done`. Any thread may call it."""
         if self._weights is not None:
             self._weights.write({"step": done, "sha256": sha256})
 
     def digests(self, done: int, digests: dict[str, str]) -> None:
-        """Records the digests of the state's tensors, by name, after step `done`."""
         if self._digests is not None:
             self._digests.write({"step": done, "tensors": digests})
 
     def evaluation(self, split: str, done: int, evaluation: Evaluation) -> None:
-        """Records an evaluation at step `done`, on the samples of a split."""
         self._progress.evaluation(split, done, evaluation)
         if self._metrics is not None:
             self._metrics.write(split, done, evaluation.row)
 
     def end(self, result: Mapping[str, Any]) -> None:
-        """Records what has come out, on rank 0, where loggers are told. result: result.json's."""
+        """Pass the content of result.json to loggers, on rank 0."""
         if self._loggers is not None:
             self._loggers.end(result)
 
     def close(self) -> None:
-        """Closes the files, and ends the live line."""
         self._opened.close()

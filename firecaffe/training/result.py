@@ -1,4 +1,4 @@
-"""The result of a finished training: measured while it went on, put together by all ranks."""
+"""The result of a finished training: measured while it ran, and combined by all ranks."""
 
 import json
 import statistics
@@ -27,15 +27,12 @@ from firecaffe.training.saver import SaveCosts
 from firecaffe.training.state import State
 
 MOST_LISTED_RANKS = 8
-"""The most drifted ranks that are listed one by one."""
 
+# the attribute with the network, in the process that trained it
 LIVE = "_live"
-"""The attribute of a result that has the network, in the process that has trained it."""
 
+# the attribute with the function that makes a network of which each rank has a part
 MAKE = "_make"
-"""The attribute that has the function by which a network was given of which each rank has a part,
-in such a process.
-"""
 
 
 @dataclass(frozen=True)
@@ -55,20 +52,20 @@ class Result:
     data_wait: float
     """Share of the step time that ranks waited for data, mean over ranks."""
     data_wait_by_rank: list[float]
-    """The same of each rank."""
+    """Share of the step time that each rank waited for data."""
     sent_bytes_per_step_by_rank: list[float | None]
-    """Bytes of gradients, and of a split model's activations, sent to other ranks in a step, by
-    rank; None for those that went through a collective of the backend's."""
+    """Bytes of gradients, and of a split model's activations, that a rank sent to others in a step.
+
+    None if they went through a collective of the backend.
+    """
     idle_by_stage: list[float] | None
-    """Share of a step in which each stage of a network waited for others, mean over its ranks; None
-    without stages."""
+    """Share of a step that each stage waited for others, mean over ranks; None without stages."""
     peak_memory_bytes_by_rank: list[int]
-    """The most memory that each rank has had: on a CPU the process, with its libraries; on a GPU
-    the tensors."""
+    """Each rank's peak: on a CPU of the process, with its libraries; on a GPU of tensors."""
     optimizer_bytes_by_rank: list[int]
-    """The optimizer's tensors that each rank has at the end."""
+    """Bytes of the optimizer's tensors that each rank has at the end."""
     loss: float | None
-    """Mean loss of the last step; None if a resumed run had no step left to do."""
+    """Mean loss of the last step; None if a resumed run had no step left."""
     test_loss: float
     """Mean loss of the test samples."""
     metrics: dict[str, float]
@@ -78,20 +75,20 @@ class Result:
     shares: list[str]
     """The metrics that are shares of 1."""
     largest_class_share: float | None
-    """The top-1 of a network that has learned nothing, on the test set."""
+    """The test top-1 of always naming the most frequent class; None without classes."""
     validation: dict[str, float] | None
     """The metrics on the validation samples at the end; None without such samples."""
     best: dict[str, Any] | None
-    """The best evaluation on the validation samples: metric, value, step, and the path of its
-    checkpoint, if that is kept; None without such samples."""
+    """Best validation: metric, value, step, checkpoint's path (if kept). None without samples."""
     stopped_early: bool
-    """Whether it ended because evaluations came to nothing better."""
+    """Whether it ended because evaluations did not get better."""
     test_of_best: dict[str, Any] | None
-    """Of one that did, what the weights of the best checkpoint came to on the test samples, with
-    their step; all else of the test is of the last weights. None if no checkpoint of them is
-    kept."""
+    """The test of the best checkpoint's weights, with their step, if the run stopped early.
+
+    All other test numbers are of the last weights. None if no checkpoint of the best is kept.
+    """
     evaluated: str
-    """What evaluations took: "weights", or "ema", their moving average."""
+    """The weights that evaluations used: "weights" or "ema" (their moving average)."""
     test_samples: int
     """The number of test samples."""
     weights_sha256: str
@@ -99,25 +96,23 @@ class Result:
     state_sha256: str
     """The SHA-256 of weights, optimizer state and the losses of all steps."""
     drifted_ranks: list[int]
-    """Ranks that ended with other weights than most: their updates came to other bits."""
+    """Ranks that ended with other weights than most: their updates had other bits."""
     checkpoints: SaveCosts
     """The costs of saving, on rank 0."""
     broken_images: list[str]
-    """Images that could not be decoded, for which another stood in, and why."""
+    """Images that could not be decoded, with the reason. Others were used instead."""
     identity_doubts: list[str]
-    """Reasons of all ranks why other numbers of workers, or another run, may not end in the same
-    bits."""
+    """Reasons of all ranks why other numbers of workers, or another run, may get other bits."""
     folder: Path
-    """Where the run is recorded."""
+    """The folder that records the run."""
 
     @property
     def model(self) -> nn.Module:
-        """The trained network in evaluation mode, as evaluations take it: on its device, or, of a
-        result from another process, or of a network of which ranks had parts, from the run's folder
-        and on the CPU.
+        """The trained network in evaluation mode, with the weights that evaluations use.
 
-        Raises: as `firecaffe.load`; in another process a network that was given in Python is loaded
-        with model=.
+        It is on its device. A result from another process, or of a network of which ranks had
+        parts, loads it from the run's folder onto the CPU. Raises: as `firecaffe.load`. In another
+        process, load a network that was given in Python by `firecaffe.load` with `model`.
         """
         live: nn.Module | None = self.__dict__.get(LIVE)
         if live is None:
@@ -126,10 +121,10 @@ class Result:
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """What the run has recorded: a row for each step (kind "train") and each evaluation
-        (kind "validation" or "test"), with its step, loss and metrics.
+        """The recorded rows: of each step (kind "train"), and of each "validation" and "test".
 
-        Raises: RunError if the folder is not there, as on another host.
+        Each has a step, loss and metrics. Raises: RunError if the folder is not there, as on
+        another host.
         """
         path = self.folder / METRICS
         if not path.exists():
@@ -138,20 +133,18 @@ class Result:
         return list(read_rows(path, kind))
 
     def hold(self, model: nn.Module) -> None:
-        """Keeps the network that was trained, which does not go to other processes."""
+        """Keep the trained network. It is not passed to other processes."""
         model.zero_grad(set_to_none=True)
         let_go_of_extra_state(model)
         self.__dict__[LIVE] = model.eval()
 
     def hold_function(self, make: Callable[[], nn.Module]) -> None:
-        """Keeps the function by which the network was given; it does not go to other processes."""
         self.__dict__[MAKE] = lambda: check_is_whole(make())
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in (LIVE, MAKE)}
 
     def as_message(self) -> dict[str, Any]:
-        """The result as JSON, for `of_message` of another process."""
         return {**asdict(self), "folder": str(self.folder)}
 
     @classmethod
@@ -162,17 +155,14 @@ class Result:
 
     @property
     def top1(self) -> float:
-        """The share of the test samples whose label came first.
-
-        Raises: AttributeError if the run has no such metric, as that of another task.
-        """
+        """Share of test samples whose label is first. Raises: AttributeError in runs without it."""
         return self._metric("top1")
 
     @property
     def top5(self) -> float:
-        """The share of the test samples whose label was among the first five.
+        """Share of test samples whose label is among the first five.
 
-        Raises: AttributeError if the run has no such metric, as one of five classes or fewer.
+        Raises: AttributeError in runs without it, as of other tasks or of five classes or fewer.
         """
         return self._metric("top5")
 
@@ -183,7 +173,7 @@ class Result:
         return self.metrics[name]
 
     def as_row(self) -> dict[str, Any]:
-        """The result as result.json has it: a name for each metric."""
+        """Return the result as result.json has it, with a name for each metric."""
         row = asdict(self)
         metrics, validation = row.pop("metrics"), row.pop("validation")
         del row["measure"], row["folder"]
@@ -197,9 +187,7 @@ class Result:
         }
 
     def lines(self, known_doubts: Iterable[str]) -> list[str]:
-        """Lines with what a user should know beside the figures. known_doubts: doubts that were
-        said already.
-        """
+        """Return lines for the user, without `known_doubts`, which were printed before."""
         lines = [f"weights sha256 {self.weights_sha256[:12]}", self._waits()]
         if self.broken_images:
             lines.append(
@@ -223,20 +211,19 @@ class Result:
 
 @dataclass
 class StepSums:
-    """Sums over this rank's steps that the result needs, without the first, which warms up."""
+    """Sums over this rank's steps for the result, without the first, which warms up."""
 
+    # counted from 1
     first_step: int
-    """The number of the first step, counted from 1."""
     samples: int = 0
     train_s: float = 0.0
     exposed_communication_s: float = 0.0
     data_s: float = 0.0
     idle_s: float = 0.0
     stage: int | None = None
-    """This rank's, of a network in stages."""
     loss: float | None = None
+    # for each part of the data, undecodable samples by number
     broken: Sequence[dict[int, str]] = field(default_factory=list)
-    """The numbers of the samples that could not be decoded so far, for each part of the data."""
 
     def add(self, result: StepResult) -> None:
         self.loss = result.loss
@@ -248,7 +235,6 @@ class StepSums:
             self.stage = result.timings.stage
 
     def add_time(self, step: int, seconds: float) -> None:
-        """Adds the time of a step with all that the loop does after it."""
         if step != self.first_step:
             self.train_s += seconds
 
@@ -268,7 +254,7 @@ def result_of(
     stopped_early: bool,
     folder: Path,
 ) -> Result:
-    """Puts the result together, the same on all ranks; all ranks call it."""
+    """Combine the result, the same on all ranks; all ranks call it."""
     weights_sha256, drifted_ranks = state.compare_weights()
     stated = json.dumps(_stated(world, state, sums, costs, doubts))
     ranks = [json.loads(text) for text in gather_text(world, stated)]
@@ -300,7 +286,6 @@ def result_of(
 def _stated(
     world: World, state: State, sums: StepSums, costs: SaveCosts, doubts: Sequence[str]
 ) -> dict[str, Any]:
-    """What a rank tells the others of its part of the training."""
     return {
         "communication": _share(sums.exposed_communication_s, sums.train_s),
         "data": _share(sums.data_s, sums.train_s),
@@ -315,7 +300,6 @@ def _stated(
 
 
 def _of_ranks(ranks: Sequence[dict[str, Any]], steps: int) -> dict[str, Any]:
-    """What of a result the ranks have told, by its fields. steps: that were done."""
     return {
         "exposed_communication": statistics.fmean(rank["communication"] for rank in ranks),
         "data_wait": statistics.fmean(rank["data"] for rank in ranks),
@@ -333,7 +317,6 @@ def _of_ranks(ranks: Sequence[dict[str, Any]], steps: int) -> dict[str, Any]:
 
 
 def _by_stage(stated: Iterable[tuple[int | None, float]]) -> list[float] | None:
-    """Means over the ranks of each stage. stated: of each rank, its stage and its idle share."""
     by_stage: dict[int, list[float]] = {}
     for stage, idle in stated:
         if stage is not None:

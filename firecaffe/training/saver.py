@@ -1,11 +1,10 @@
-"""Saves checkpoints beside the training: a step copies the state, a thread writes it.
+"""Saves checkpoints while the training runs: a step copies the state, a thread writes it.
 
-A step waits for the copy alone. If the checkpoint before is still being written, all ranks wait
-for it together, and each knows that none is stuck; after a while they put the new one off.
-Pieces that ranks hold in parts are not copied, for they may be many times the weights: they are
-written in the step's time, tensor by tensor. If the disk does not take one, the run goes on and
-says so; older ones stay whole. Whether the last one is on the disk is told when the saver is
-finished.
+A step waits for the copy alone. If the checkpoint before is still being written, all ranks wait for
+it together, so each knows that none is stuck. After a while they put the new one off. Pieces that
+ranks hold in parts may be many times the weights, so they are not copied, but written in the step's
+time, tensor by tensor. If the disk fails, the run continues and reports it; older checkpoints stay
+whole. Finishing the saver shows whether the last one is on the disk.
 """
 
 import dataclasses
@@ -35,10 +34,10 @@ from firecaffe.training.state import State, weights_digest
 from firecaffe.training.tensor_file import InMemory, write_tensors
 
 ROUND_S = 0.5
-"""Seconds after which ranks that wait for the disk hear again that it is the disk."""
+"""Seconds after which waiting ranks hear again that rank 0 still writes."""
 
+# rounds between two lines about the wait for the disk
 ROUNDS_SAID = 60
-"""After so many rounds it is said that ranks wait for the disk, and after so many more again."""
 
 PATIENCE_S = 5.0
 """Seconds for which a step waits for the checkpoint before, until it puts its own off."""
@@ -49,24 +48,21 @@ Write = Callable[[Path, Checkpoint], Path]
 
 @dataclass
 class SaveCosts:
-    """The costs of checkpoints. The steps had to wait for `copy_s` and `wait_s` only."""
+    """The costs of checkpoints. The steps waited only for `copy_s` and `wait_s`."""
 
     saved: int = 0
-    """The number of checkpoints that were saved."""
     failed: int = 0
-    """The number of those that could not be."""
     put_off: int = 0
-    """The number of those that came late, for the disk had not taken the one before."""
+    """Checkpoints that came late, because the disk was busy with the one before."""
     copy_s: float = 0.0
     """Seconds of copying the state to the CPU."""
     wait_s: float = 0.0
     """Seconds of waiting for the checkpoint before, and at the end for the last."""
     write_s: float = 0.0
-    """Seconds of writing, beside the training."""
+    """Seconds of writing, in the thread."""
 
     @property
     def line(self) -> str:
-        """The line about checkpoints at the end of a run."""
         waited_s = self.copy_s + self.wait_s
         return (
             f"{self.saved} checkpoints saved: steps waited {waited_s:.2f} s for them, "
@@ -85,10 +81,7 @@ class Saver:
         warn: Callable[[str], None] = lambda _: None,
         tell_weights: Callable[[int, str], None] | None = None,
     ) -> None:
-        """keep_last: how many checkpoints stay; 0 keeps all. warn: told, by the thread, if one is
-        not saved. tell_weights: told, by the thread, each checkpoint's step and the digest of its
-        weights, if no rank holds a part of them alone.
-        """
+        # The thread calls warn if a save fails, and tell_weights if every rank holds all weights.
         self.costs = SaveCosts()
         self._warn, self._tell_weights = warn, tell_weights
         self._folder, self._keep_last, self._write = folder, keep_last, write
@@ -97,11 +90,10 @@ class Saver:
         self._copies: dict[str, Tensor] = {}
 
     def save(self, checkpoint: Checkpoint, state: State, marks: Sequence[str] = ()) -> None:
-        """Saves a training's state; its tensors may change from here on. All ranks call it, and
-        rank 0 writes. checkpoint: what is saved beside the state. marks: `best` or `good`, of
-        which it stays the one until another is.
+        """Save a training's state. All ranks call it, rank 0 writes. Tensors may change afterwards.
 
-        Raises: NotFiniteError on all ranks if there is nothing worth saving; PeerLostError.
+        marks: `best` or `good`, which the checkpoint keeps until another gets them. Raises:
+        NotFiniteError on all ranks if the state is not finite; PeerLostError.
         """
         state.check_finite()
         self._wait(None)
@@ -112,11 +104,11 @@ class Saver:
             listed = state.listed(name)
             coming = state.collect(name, listed)
             if state.world.is_first:
-                # In the checkpoints' folder, until the checkpoint takes it.
+                # In the checkpoints' folder, until it moves into the checkpoint.
                 piece_files[name] = self._folder / f".{name}.partial"
                 problem = write_tensors(piece_files[name], listed, coming) or problem
             else:
-                deque(coming, 0)  # gives them
+                deque(coming, 0)  # sends this rank's parts
         numbers = state.collect_numbers()
         if not state.world.is_first:
             return
@@ -134,18 +126,14 @@ class Saver:
         self._last = self._thread.submit(self._save, copied, problem, marks, tell_weights)
 
     def put_off(self) -> None:
-        """Counts a checkpoint that was due and is saved later."""
         self.costs.put_off += 1
 
     @property
     def is_writing(self) -> bool:
-        """Whether this rank still writes a checkpoint."""
         return self._last is not None and not self._last.done()
 
     def _is_behind(self, world: Group, patience_s: float) -> bool:
-        """Whether rank 0 still writes the checkpoint before, after so many seconds; the same answer
-        on all ranks, which all ask.
-        """
+        # All ranks ask, and get the same answer: whether rank 0 still writes after so many seconds.
         self._wait(patience_s)
         word = "writing" if self.is_writing else ""
         if world.is_first and not self._folder.parent.is_dir():
@@ -158,9 +146,10 @@ class Saver:
         raise gone
 
     def wait(self, world: Group, most_s: float = inf) -> bool:
-        """Waits on all ranks until rank 0 has written, for so many seconds at most. No rank waits
-        for another for longer than `ROUND_S` at a time, so that no time-out is over. Returns
-        whether it has. Raises: RunError on all if the run's folder is gone.
+        """Wait on all ranks, at most `most_s` seconds, until rank 0 has written; return if it has.
+
+        No rank waits longer than `ROUND_S` for another at a time, so no time-out ends the run.
+        Raises: RunError on all ranks if the run's folder is gone.
         """
         rounds = 0
         while self._is_behind(world, min(ROUND_S, most_s)):
@@ -172,21 +161,21 @@ class Saver:
         return True
 
     def finish_together(self, world: Group) -> None:
-        """Waits on all ranks until rank 0 has the last checkpoint on the disk. Nobody leaves
-        before, for if one rank leaves, the launcher ends the others.
+        """Wait on all ranks until rank 0 has the last checkpoint on the disk.
 
-        Raises: CheckpointError, on all ranks, if it is not there; as `wait`.
+        If one rank left before, the launcher would end the others. Raises: CheckpointError, on all
+        ranks, if it was not saved; as `wait`.
         """
         self.wait(world)
         error = self._last.result() if self._last is not None else None
         said = text_of_first(world, "" if error is None else str(error))
         if said:
             unsaved = CheckpointError(said)
-            unsaved.goes_along = not world.is_first  # which alone writes
+            unsaved.goes_along = not world.is_first  # rank 0 alone writes
             raise unsaved
 
     def mark_best(self, step: int) -> None:
-        """Marks the checkpoint of a step that was saved, if it is on the disk, as the best."""
+        """Mark the last checkpoint, of step `step`, as the best, if it was saved."""
         self._wait(None)
         if self._last is not None and self._last.result() is None:
             try:
@@ -196,30 +185,23 @@ class Saver:
                 self._warn(f"warning: the best checkpoint could not be marked: {error}")
 
     def finish(self) -> None:
-        """Waits until the last checkpoint is on the disk.
-
-        Raises: CheckpointError if it is not.
-        """
+        """Wait until the last checkpoint is on the disk. Raises: CheckpointError if it is not."""
         self._wait(None)
         error = self._last.result() if self._last is not None else None
         if error is not None:
             raise error
 
     def close(self) -> None:
-        """Ends the thread, after what it is writing."""
         self._thread.shutdown()
 
     def _wait(self, most_s: float | None) -> None:
-        """Waits for the thread. most_s: at most; None until it is done."""
         start = time.perf_counter()
         if self._last is not None:
             wait([self._last], most_s)
         self.costs.wait_s += time.perf_counter() - start
 
     def _copy(self, name: str, tensor: Tensor) -> Tensor:
-        """Copies a tensor to the CPU, into the memory of its last copy: the system clears none
-        anew.
-        """
+        # Uses the memory of the last copy, so that the system clears no new memory.
         old = self._copies.get(name)
         if old is None or old.shape != tensor.shape or old.dtype != tensor.dtype:
             old = torch.empty(tensor.shape, dtype=tensor.dtype)
@@ -232,9 +214,7 @@ class Saver:
         marks: Sequence[str],
         tell_weights: Callable[[int, str], None] | None,
     ) -> CheckpointError | None:
-        """Writes a checkpoint, in the thread. Returns what went wrong. problem: what went wrong
-        with the piece files before.
-        """
+        # In the thread. problem: what went wrong with the piece files before.
         start = time.perf_counter()
         try:
             if tell_weights is not None:

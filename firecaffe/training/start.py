@@ -1,7 +1,4 @@
-"""Finds the start of a training: the beginning, a checkpoint, or the end of a lost attempt.
-
-It also tells the fault that ends an attempt: to the other ranks, and in the run folder.
-"""
+"""Finds where a training starts, and reports the fault that ends an attempt at it."""
 
 import dataclasses
 import os
@@ -22,20 +19,20 @@ from firecaffe.runs.fault import UNKNOWN_NEXT, fault_of, known_in, write_fault
 from firecaffe.training.checkpoint import Checkpoint, load_newest
 from firecaffe.training.pass_on import pass_on
 
+# Numbers the trainings of a script: each has its own folder, the same in every attempt.
 _calls = count()
-"""Numbers the trainings of a script: each has its own folder, the same in every attempt."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """The step at which a training begins, and what it goes on from."""
+    """The step at which a training begins, and what it resumes."""
 
     key: str
-    """The name under which the launcher's store has the run folder."""
+    """The name of the run folder in the launcher's store."""
     checkpoint: Checkpoint | None = None
     resumed_from: str = ""
     folder: Path | None = None
-    """The run folder of an earlier attempt at this run, which goes on in it."""
+    """The run folder of an earlier attempt at this run, which continues in it."""
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -45,11 +42,10 @@ class Start:
 
 
 def find_start(world: World, resume: str | Path | None) -> Start:
-    """Finds the newest checkpoint that verifies: of an earlier attempt at this run, else of
-    `resume`. Rank 0 decides: others may not see its disk.
+    """Find the newest checkpoint that verifies, of an earlier attempt at this run or of `resume`.
 
-    Raises: CheckpointError if `resume` holds none; RunError if the host that has the run's folder
-    is no longer rank 0's.
+    Rank 0 decides, because others may not see its disk. Raises: CheckpointError if `resume` holds
+    none; RunError if the host that has the run's folder is no longer rank 0's.
     """
     # Rank 0's number: another rank may have failed in an earlier training before it came here.
     key = text_of_first(world, f"{FOLDER}/{next(_calls)}")
@@ -74,9 +70,7 @@ def find_start(world: World, resume: str | Path | None) -> Start:
 
 
 def load_together(world: World, where: Path) -> tuple[Checkpoint, list[str]]:
-    """Loads a checkpoint that rank 0 chooses, verifies and passes on, and why newer ones are no
-    good.
-    """
+    """Load the checkpoint that rank 0 chooses, and return why newer ones are damaged."""
     found: Checkpoint | None = None
     damaged: list[str] = []
     problem: CheckpointError | None = None
@@ -96,9 +90,10 @@ def load_together(world: World, where: Path) -> tuple[Checkpoint, list[str]]:
 
 
 def announce_folder(world: World, start: Start, folder: Path) -> bool:
-    """Tells ranks of a next attempt of a folder that this one is about to make, if it is not there.
-    Returns whether an earlier attempt has said so: what is there then is this run's, however far it
-    had come when it was killed.
+    """Tell a next attempt that this one is about to make `folder`, if it does not exist.
+
+    Returns whether an earlier attempt has announced it. Then it is this run's, however far that
+    attempt had come when it was killed.
     """
     key, folder = f"{start.key}/announced", folder.absolute()
     if world.store is None:
@@ -111,20 +106,20 @@ def announce_folder(world: World, start: Start, folder: Path) -> bool:
 
 
 def withdraw_folder(world: World, start: Start) -> None:
-    """Takes the announcement back: the folder is another run's."""
+    """Take the announcement back, because the folder is another run's."""
     if world.store is not None:
         world.store.set(f"{start.key}/announced", b"")  # type: ignore[arg-type]
 
 
 def remember_folder(world: World, start: Start, folder: Path) -> None:
-    """Tells the launcher, and with it the ranks of a next attempt, where this run is recorded."""
+    """Tell the launcher, and with it the ranks of a next attempt, where this run is recorded."""
     if world.store is not None:
         # Torch's stores take bytes as well.
         world.store.set(start.key, os.fsencode(folder))  # type: ignore[arg-type]
 
 
 def remember_own_folder(world: World, start: Start, folder: Path) -> None:
-    """Tells this host's launcher of a folder that stands for the run's on this host."""
+    """Tell this host's launcher which folder replaces the run's on this host."""
     if world.store is not None and LAUNCHED in os.environ:
         launcher = own_folder_key(start.key, socket.gethostname(), os.environ[LAUNCHED])
         world.store.set(launcher, os.fsencode(folder))  # type: ignore[arg-type]
@@ -148,15 +143,12 @@ class FaultTeller:
         self._folder: Path | None = None
 
     def write_into(self, folder: Path) -> None:
-        """Sets the run folder, as soon as there is one."""
         self._folder = folder
         if self._world.watch is not None:
             self._world.watch.when_lost(self.write)
 
     def write(self, fault: Fault, goes_on: bool = False) -> Fault:
-        """Writes a fault into the run folder, if there is one. The fault returned says if it could
-        not, and whether there is a checkpoint. goes_on: whether this rank goes on all the same.
-        """
+        """Write a fault, and return it with any problem, and whether there is a checkpoint."""
         fault, then = known_in(self._folder, fault), GOES_ON if goes_on else UNKNOWN_NEXT
         problem = "" if self._folder is None else write_fault(self._folder, fault, then)
         return dataclasses.replace(fault, detail=f"{fault.detail}; {problem}") if problem else fault
@@ -164,27 +156,27 @@ class FaultTeller:
 
 @contextmanager
 def tell_faults(world: World) -> Iterator[FaultTeller]:
-    """Tells the other ranks what ends this one in the block, and writes it into the run folder.
+    """Tell the other ranks what ends this rank in the block, and write it into the run folder.
 
-    Raises: what the block has raised, with its `fault`; MemoryFullError if memory was full.
+    Raises: the block's error, with its `fault`; MemoryFullError if memory was full.
     """
     teller = FaultTeller(world)
     try:
         yield teller
-    # Also what a script may catch of those that end a process: others would wait for this rank.
+    # Also exceptions that end a process: a script may catch them, and others would wait.
     except BaseException as error:
         fault = fault_of(error, world.rank, world.host, world.place.step)
         watch = world.watch
-        # All stop together if they were asked to; and what another has told is told.
+        # Not if all were asked to stop, which they do together, or if another rank has told it.
         is_new = fault is not None and fault.kind not in TOGETHER and fault.seen != ANOTHER
         if watch is not None and watch.fault is None and fault is not None and is_new:
             watch.tell(fault)
         if fault is None or fault.kind == "other":
-            raise  # a wrong recipe, ranks that differ: it has words and a code of its own
+            raise  # such as a wrong recipe: the error has its own message and exit code
         if fault.seen != ANOTHER:
             fault = teller.write(fault)
         elif watch is not None and fault.kind not in TOGETHER:
-            # Whose it is tells it. To leave before would let the launcher end that rank unheard.
+            # Its own rank tells it. Leaving first would let the launcher end that rank unheard.
             fault = watch.verdict(timed_out=False) or fault
         if fault.kind == "out_of_memory" and not isinstance(error, MemoryFullError):
             full = MemoryFullError(fault.line)

@@ -1,18 +1,18 @@
 """The state that a training carries from step to step, in pieces that say who holds them.
 
-A *piece* is a set of named tensors: parameters, buffers, what the optimizer keeps, what a
-compressor keeps back. Either every rank holds all of a piece, the same bits, or each rank holds a
-part: some of the tensors (a node's memory, a replica, a server's weights), or some rows of them (a
-layer that is split among ranks). `parts` tells what this rank has, and with that
+A *piece* is a set of named tensors: parameters, buffers, optimizer state, a compressor's memory.
+Either every rank holds all of a piece, the same bits, or each rank holds a part: some of the
+tensors (a node's memory, a replica, a server's weights), or some rows of them (a layer that is
+split among ranks). `parts` returns what this rank has. With that
 
-- a checkpoint is written by rank 0 alone, tensor by tensor, each whole and by its name. Nothing is
-  gathered to a rank that does not write it;
-- a rank that loads reads what it holds. So any layout of ranks resumes any other's checkpoint;
+- rank 0 alone writes a checkpoint, tensor by tensor, each whole and by its name. Nothing is
+  gathered on a rank that does not write;
+- a rank that loads reads only what it holds. So any layout of ranks resumes any other's checkpoint;
 - the digests are those of whole tensors, whoever holds them.
 
-In a checkpoint the pieces that all hold are in state.safetensors, as PIECE/NAME; each other one has
-a file of its own, PIECE.safetensors, with NAME. Both are looked for, since a piece that four ranks
-hold in parts may be held by all if there is one.
+In a checkpoint, state.safetensors has the pieces that all hold, as PIECE/NAME. Each other piece has
+its own file, PIECE.safetensors, with NAME. Loading looks at both, because a piece that four ranks
+hold in parts may be held by all if there is one rank.
 """
 
 import hashlib
@@ -51,7 +51,6 @@ ORDER = (
     *("ema", "mask", "dense", "code"),
     *("server", "batch_norm", "outer", "replica", "compressor"),
 )
-"""The order of the pieces, which is that of the digests."""
 
 
 def _place_of(name: str) -> int:
@@ -65,7 +64,7 @@ class State:
     def __init__(
         self, world: World, pieces: dict[str, Piece], numbers: dict[str, Numbers] | None = None
     ) -> None:
-        """numbers: by the word that they have in meta.json."""
+        # numbers: by their keys in meta.json.
         self.world = world
         self.pieces = {name: pieces[name] for name in sorted(pieces, key=_place_of)}
         self.numbers = numbers or {}
@@ -74,28 +73,20 @@ class State:
         self._resumed: Checkpoint | None = None
 
     def add(self, name: str, piece: Piece) -> None:
-        """Adds a piece that is made later than the others, and loads it from the resumed
-        checkpoint.
-        """
+        """Add a piece that is made later than others, and load it if the training is resumed."""
         self.pieces[name] = piece
         if self._resumed is not None:
             piece.load(stored_piece(self._resumed, name, piece.held_by_all))
 
     def go_on_alone(self, world: World) -> None:
-        """Lets rank 0 go on without the others. world: of it alone."""
         self.world = world
 
     def take_from_first(self) -> list[int]:
-        """Gives every rank rank 0's values of the pieces that all hold. Returns the ranks that had
-        others. Raises: PeerLostError.
-        """
+        """Give all ranks rank 0's values of common pieces. Returns the ranks that had others."""
         return take_from_first(self.world, self.tensors_held_by_all())
 
     def load(self, checkpoint: Checkpoint) -> None:
-        """Loads the pieces that are there from a checkpoint. All ranks call it.
-
-        Raises: UnfitCheckpointError if the checkpoint is that of another training; PeerLostError.
-        """
+        """Load all pieces from a checkpoint, on all ranks. Raises: UnfitCheckpointError."""
         for full_name in checkpoint.tensors:
             if full_name.partition("/")[0] not in self.pieces:
                 raise UnfitCheckpointError(
@@ -110,9 +101,7 @@ class State:
         self._resumed = checkpoint
 
     def check_all_was_loaded(self) -> None:
-        """Checks the resumed checkpoint. Raises: UnfitCheckpointError if it holds pieces or numbers
-        that are not here.
-        """
+        """Raise UnfitCheckpointError if the resumed checkpoint holds more than was loaded."""
         if self._resumed is None:
             return
         words = {word for word, values in self._resumed.numbers.items() if values}
@@ -127,7 +116,7 @@ class State:
             )
 
     def tensors_held_by_all(self, names: Sequence[str] | None = None) -> dict[str, Tensor]:
-        """The live tensors of the pieces that all ranks hold, or of some, by PIECE/NAME."""
+        """Return the live tensors of pieces that all ranks hold, by PIECE/NAME."""
         return {
             f"{name}/{key}": part.tensor
             for name in (self.pieces if names is None else names)
@@ -136,29 +125,22 @@ class State:
         }
 
     def own_bytes(self, name: str) -> int:
-        """The bytes of a piece that this rank has."""
         parts = self.pieces[name].parts().values()
         return sum(each.nbytes for part in parts for each in part.tensors)
 
     def names_held_in_parts(self) -> list[str]:
-        """The names of the pieces of which each rank holds a part."""
         return [name for name, piece in self.pieces.items() if not piece.held_by_all]
 
     def listed(self, name: str) -> list[Whole]:
-        """Lists the tensors of a piece that is held in parts; the same list on all ranks.
-
-        Raises: AgreementError, PeerLostError.
-        """
+        """List the tensors of a piece held in parts, equal on all ranks. Raises: AgreementError."""
         return list_wholes(self.world, self.pieces[name].parts())
 
     def collect(self, name: str, listed: Sequence[Whole]) -> Iterator[tuple[str, Tensor]]:
-        """Yields a piece's tensors on rank 0, whole, one at a time; other ranks send theirs and get
-        none. All ranks have to go through it to the end. Raises: PeerLostError.
-        """
+        """Yield a piece's whole tensors on rank 0, one by one. All ranks iterate to the end."""
         return collect(self.world, listed, self.pieces[name].parts())
 
     def collect_numbers(self) -> dict[str, dict[str, Any]]:
-        """All numbers by their words, on rank 0. All ranks call it. Raises: PeerLostError."""
+        """Return all numbers by their keys, on rank 0. All ranks call it. Raises: PeerLostError."""
         found: dict[str, dict[str, Any]] = {}
         for word, numbers in self.numbers.items():
             if isinstance(numbers, NumbersInParts):
@@ -169,7 +151,7 @@ class State:
         return found
 
     def begin(self) -> None:
-        """Remembers which buffers are not finite before the first step, as a mask of infinities."""
+        """Remember which buffers are not finite before the first step, as a mask of infinities."""
         own = self._own_results()
         buffers = {name: each for name, each in own.items() if name.startswith("buffer/")}
         self._begun_infinite = {
@@ -177,11 +159,10 @@ class State:
         }
 
     def check_finite(self) -> None:
-        """Looks for infinities and NaN in the pieces that are results: rank 0 in those that all
-        hold, for it saves them, and each rank in its parts of the others. Tensors that had some at
-        the beginning may have them.
+        """Check results for infinities and NaN, except tensors that had some at the beginning.
 
-        Raises: NotFiniteError on all ranks.
+        Rank 0 checks the pieces that all hold, for it saves them, and each rank its parts of the
+        others. Raises: NotFiniteError on all ranks.
         """
         own = self._own_results()
         for name in self._begun_infinite:
@@ -205,9 +186,7 @@ class State:
         return all(piece.held_by_all for name, piece in self.pieces.items() if name in WEIGHTS)
 
     def compare_weights(self) -> tuple[str, list[int]]:
-        """The digest of all parameters and buffers by name, and the ranks that hold others than
-        most. It is this rank's own if all hold them.
-        """
+        """Return the digest of all weights, this rank's if it has them, and ranks that differ."""
         own = weights_digest(self.tensors_held_by_all(WEIGHTS))
         different = ranks_that_differ(self.world, own)
         if self.has_all_weights:
@@ -215,19 +194,16 @@ class State:
         return self._digest(WEIGHTS), different
 
     def sha256(self) -> str:
-        """The digest of all that the training comes to, and of the losses of all steps."""
+        """Return the digest of all results of the training, and of the losses of all steps."""
         tensors = self._digest(self._results())
         return state_digest(tensors, self.losses.history)
 
     def digest_each(self) -> dict[str, str]:
-        """The digests, on rank 0, of every tensor, in order, and of the losses: 16 hex digits each.
-        All ranks have to call it.
-        """
+        """Return digests of all tensors and losses, 16 hex digits, on rank 0. All ranks call it."""
         each = digest_each(self._wholes(self._results()))
         return {name: value[:16] for name, value in {**each, "losses": self.losses.history}.items()}
 
     def digest_each_of(self, checkpoint: Checkpoint) -> dict[str, str]:
-        """The same digests of what a checkpoint holds."""
         found: dict[str, str] = {}
         for name in self._results():
             stored = stored_piece(checkpoint, name, self.pieces[name].held_by_all)
@@ -243,7 +219,6 @@ class State:
         return text_of_first(self.world, digest(self._wholes(names)))
 
     def _wholes(self, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
-        """Yields, on rank 0, all tensors of some pieces, one at a time."""
         for name in names:
             if not self.pieces[name].held_by_all:
                 for key, tensor in self.collect(name, self.listed(name)):
@@ -253,10 +228,7 @@ class State:
 
 
 def _take(word: str, numbers: Numbers, state: dict[str, Any]) -> None:
-    """Loads numbers, some of which are torch's own or a plug-in's, which check in their ways.
-
-    Raises: CheckpointError if they are none.
-    """
+    # Numbers of torch's or a plug-in's check themselves in their own ways.
     try:
         numbers.load_state_dict(state)
     except (ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
@@ -265,7 +237,7 @@ def _take(word: str, numbers: Numbers, state: dict[str, Any]) -> None:
 
 
 def state_of(world: World, model: nn.Module, optimizer: optim.Optimizer) -> State:
-    """The state of any training; other pieces and numbers are added to it."""
+    """Return the state of any training; other pieces and numbers are added to it."""
     return State(
         world,
         {
@@ -278,17 +250,16 @@ def state_of(world: World, model: nn.Module, optimizer: optim.Optimizer) -> Stat
 
 
 def weights_digest(tensors: Mapping[str, Tensor]) -> str:
-    """The digest of all parameters and buffers among tensors by PIECE/NAME."""
+    """Return the digest of the parameters and buffers among tensors by PIECE/NAME."""
     return digest(each for each in tensors.items() if each[0].partition("/")[0] in WEIGHTS)
 
 
 def state_digest(tensors: str, history: str) -> str:
-    """The digest of a state, from those of its tensors and of all losses."""
     return hashlib.sha256(f"{tensors} {history}".encode()).hexdigest()
 
 
 def first_not_finite(tensors: Mapping[str, Tensor]) -> str:
-    """The name of the first tensor that holds an infinity or a NaN; empty if none does."""
+    """Return the name of the first tensor with an infinity or a NaN; empty if none has."""
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and tensor.numel():
             low, high = torch.aminmax(tensor)
@@ -298,11 +269,11 @@ def first_not_finite(tensors: Mapping[str, Tensor]) -> str:
 
 
 def stored_piece(checkpoint: Checkpoint, name: str, held_by_all: bool = True) -> Stored:
-    """The stored tensors of a piece, from its own file or from those that rank 0 passes on."""
+    """Return a piece's stored tensors, from its own file or from those that rank 0 passes on."""
     if name in checkpoint.piece_files:
         return TensorFile(checkpoint.piece_files[name])
     passed_on = Under(checkpoint.tensors, name)
     if held_by_all or not len(passed_on) or checkpoint.folder is None:
         return passed_on
-    # Ranks that hold parts ask for other tensors each, and what is passed on is the same for all.
+    # Ranks that hold parts each need other tensors, and rank 0 passes the same on to all.
     return Under(TensorFile(checkpoint.folder / STATE), name)

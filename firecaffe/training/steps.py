@@ -29,15 +29,10 @@ def make_steps(
     resources: ExitStack,
     source: Source | None = None,
 ) -> Steps:
-    """Every rank calls it.
+    """Build the steps; every rank calls it. first_step: the step to resume from.
 
-    Args:
-        reducers: Of what the mode wants summed.
-        first_step: The step from which this training goes on.
-        is_repeatable: Whether the training data are; doubts are added to the learner's if they
-            turn out not to be.
-        resources: Takes what has to be closed.
-        source: Of a server's events, instead of its clock.
+    reducers: for what the mode wants summed. is_repeatable: of the training data; if they prove not
+    to be, the learner gets doubts. source: of a server's events, instead of its clock.
     """
     holding, mode = learner.holding, learner.mode
     first = mode.first_run(run, first_step)
@@ -49,7 +44,7 @@ def make_steps(
     resources.enter_context(closing(ahead))
     resources.enter_context(data_workers(data))  # closed first, so that nobody waits for them
     sums = reducers[0]
-    if first is not run:  # steps of another kind come first
+    if first is not run:  # steps of another mode come first
         of_step = EveryStepParts(learner.update).summed()
         _, [sums], _ = connect(first, learner, of_step, mesh.sharers, None, resources)
     update = learner.update.connect(sums)

@@ -13,11 +13,10 @@ from firecaffe.cluster.last_word import LAUNCHED
 from firecaffe.cluster.signals import SAME_S, handlers_kept
 from firecaffe.errors import FirecaffeError, LauncherLostError, PreemptedError
 
+# Sent by schedulers before they take the machine, by Ctrl-C, and by a terminal that is closed. A
+# second one, `SAME_S` seconds later or more, ends the process at once. Without a launcher a second
+# Ctrl-C always does, because a person presses it.
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
-"""The signals that schedulers send before they take the machine away, Ctrl-C, and a terminal's that
-is closed. A second one, `SAME_S` seconds later or more, ends the process at once. Ctrl-C without a
-launcher always counts: a person presses it twice.
-"""
 
 CTRL_C = b"\nfirecaffe: stops after this step, with a checkpoint; Ctrl-C again ends it at once\n"
 
@@ -25,13 +24,13 @@ LAUNCHER = "its launcher is gone"
 
 
 class StopRequest:
-    """Hears requests to stop, for the time of a `with` block. Signals need the main thread."""
+    """Listens for requests to stop in a `with` block. Signals need the main thread."""
 
     def __init__(self) -> None:
         self._asked = ""
         self._kept = ExitStack()
         self._heard_s = 0.0
-        # Our own launcher says its number; it may be gone already.
+        # Our own launcher passes its process id, because it may be gone already.
         self._parent: int | None = None
         if "TORCHELASTIC_RUN_ID" in os.environ:
             self._parent = int(os.environ.get(LAUNCHED, os.getppid()))
@@ -53,7 +52,7 @@ class StopRequest:
             self._asked, self._heard_s = signal.Signals(number).name, now
             if is_person:
                 with suppress(OSError):
-                    os.write(2, CTRL_C)  # not by print, which may be at work
+                    os.write(2, CTRL_C)  # not by print, which the signal may interrupt
 
     def __enter__(self) -> Self:
         for number in self._kept.enter_context(handlers_kept(SIGNALS)):
@@ -65,7 +64,7 @@ class StopRequest:
 
 
 def stopped(reason: str, done: int, folder: Path) -> FirecaffeError:
-    """The error that a run ends with that was asked to stop after so many steps."""
+    """Return the error that ends a run that was asked to stop after `done` steps."""
     words = (
         f"stopped after step {done} ({reason or 'another rank was asked to'}); "
         f"a checkpoint is saved, resume with {resume_word(folder)}"

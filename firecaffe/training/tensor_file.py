@@ -1,11 +1,9 @@
-"""A safetensors file that is written and read one tensor at a time.
+"""Safetensors files that are written and read one tensor at a time, and other stored tensors.
 
 The format is 8 bytes with the header's length, a header of JSON with each tensor's type, shape and
-place, and then the tensors. The library writes a file from tensors that are all there at once.
+place, and then the tensors. The library writes only tensors that are all in memory at once.
 
 Source: https://github.com/huggingface/safetensors#format
-
-Tensors by name that are stored elsewhere: each, or some of its rows, is read on demand.
 """
 
 import json
@@ -25,14 +23,14 @@ from firecaffe.transport.collect import Whole
 
 
 class Stored(Mapping[str, Tensor]):
-    """Tensors by name, each read when it is asked for."""
+    """Tensors by name, each, or some of its rows, read when it is asked for."""
 
     @abstractmethod
     def __contains__(self, name: object) -> bool:
         """Whether there is such a tensor, without reading it."""
 
     def rows(self, name: str, rows: range, dim: int = 0) -> Tensor:
-        """Some consecutive rows of a tensor, of one of its dimensions."""
+        """Return consecutive rows of a tensor, along one of its dimensions."""
         return self[name].narrow(dim, rows.start, len(rows))
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -42,13 +40,10 @@ class Stored(Mapping[str, Tensor]):
         return self[name].dtype
 
     def full_name(self, name: str) -> str:
-        """The tensor's name in the checkpoint."""
         return name
 
 
 class InMemory(Stored):
-    """Tensors that are in memory."""
-
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors = tensors
 
@@ -122,8 +117,6 @@ DTYPE_OF_WORD = {word: dtype for dtype, word in DTYPES.items()}
 
 
 class Place(NamedTuple):
-    """Where a tensor is in a file."""
-
     dtype: torch.dtype
     shape: tuple[int, ...]
     start: int
@@ -136,9 +129,7 @@ class Place(NamedTuple):
 def write_tensors(
     path: Path, listed: Sequence[Whole], tensors: Iterable[tuple[str, Tensor]]
 ) -> OSError | None:
-    """Writes tensors as they come, in the order of `listed`. If the disk does not take one, goes
-    through the others all the same, for other ranks send them, and returns why.
-    """
+    """Write tensors as they come, in the order of `listed`. Returns any error of the disk."""
     coming = iter(tensors)
     problem = None
     try:
@@ -147,10 +138,10 @@ def write_tensors(
             file.write(_header(listed))
             for _, tensor in coming:
                 file.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
-                del tensor  # before the next one comes
+                del tensor  # free it before the next one comes
     except OSError as error:
         problem = error
-    for _ in coming:
+    for _ in coming:  # other ranks send the rest all the same
         pass
     return problem
 
@@ -158,25 +149,24 @@ def write_tensors(
 class TensorFile(Stored):
     """A file's tensors, each read into memory of its own.
 
-    The library reads the header. It would read tensors through a map of the file, whose pages count
-    as this process's memory, and where a disk that fails, or a file that is cut short meanwhile,
-    is a signal that ends the process.
+    The library reads the header only. It would map the file: mapped pages count as this process's
+    memory, and a disk that fails, or a file that is cut short, ends the process by a signal.
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises: CheckpointError if it is no such file."""
+        """Read the header. Raises: CheckpointError if it is no such file."""
         self._path = path
         try:
             with open_regular(path) as file:
                 start = 8 + int.from_bytes(file.read(8), "little")
             with safe_open(path, framework="pt") as opened:
                 self._places: dict[str, Place] = {}
-                for name in opened.offset_keys():  # one behind the other, as the format wants it
+                for name in opened.offset_keys():  # contiguous, as the format requires
                     tensor = opened.get_slice(name)
                     dtype = DTYPE_OF_WORD[tensor.get_dtype()]
                     place = self._places[name] = Place(dtype, tuple(tensor.get_shape()), start)
                     start += place.nbytes
-                    # One of no numbers may have sizes that torch cannot count with.
+                    # An empty tensor may have sizes that torch cannot represent.
                     if prod(size or 1 for size in place.shape) > MOST_NUMBERS:
                         raise ValueError(f"{name} has the shape {list(place.shape)}")
         except (OSError, ValueError, KeyError, SafetensorError) as error:
@@ -192,7 +182,7 @@ class TensorFile(Stored):
         return self._read(name, self.shape(name), 0)
 
     def rows(self, name: str, rows: range, dim: int = 0) -> Tensor:
-        """Reads some consecutive rows; those of dimension 0 alone. Raises: IndexError."""
+        """Read consecutive rows, alone if of dimension 0. Raises: IndexError."""
         if dim:
             return super().rows(name, rows, dim)
         num_rows, *row = self.shape(name)

@@ -9,10 +9,8 @@ from firecaffe.gradients.totals import Totals
 from firecaffe.transport.queue import Mark, Queue
 
 FetchBatch = Callable[[int], Batch]
-"""A micro-batch of a step by its number."""
 
 Span = tuple[Mark, Mark]
-"""Marks before and after something."""
 
 
 @dataclass(frozen=True)
@@ -29,39 +27,34 @@ class Timings:
     micro_batches: int
     """The number of micro-batches that the rank has computed."""
     idle_s: float | None = None
-    """Of a network in stages: the part of exposed_communication_s in which this rank's stage waited
-    for others."""
+    """With stages: the part of exposed_communication_s that this rank's stage waited for others."""
     stage: int | None = None
-    """Of a network in stages: this rank's, counted from 0."""
+    """This rank's stage, counted from 0; None without stages."""
     by_rank: dict[int, tuple[int, float]] | None = None
-    """In a mode with a server, which alone knows steps: the micro-batches of each rank that count
-    in this one, and the seconds that it took to fetch and compute them."""
+    """With a server, by rank: counted micro-batches, and seconds to fetch and compute them."""
     activations_s: float | None = None
-    """Of a split network: what of exposed_communication_s the exchanges between its layers took.
-    By `rows` the sums of weights' gradients are among them. The rest went to other gradients."""
+    """The part of exposed_communication_s that exchanges between layers of a split network took.
+
+    By `rows` it includes the sums of weights' gradients. The rest went to other gradients.
+    """
 
 
 @dataclass(frozen=True)
 class Spent:
-    """Seconds that went to others while a rank computes and updates; they are counted on the host,
-    from the training's beginning.
-    """
+    """Seconds that went to others while a rank computes, counted on the host from the beginning."""
 
     layers_s: float | None = None
-    """Of exchanges between layers, in forward and backward; None if no layer is split."""
+    """Exchanges between layers, forward and backward; None if no layer is split."""
     idle_s: float | None = None
-    """Of waiting for other stages, likewise; None without stages."""
+    """Waits for other stages, forward and backward; None without stages."""
     stage: int | None = None
-    """This rank's stage, counted from 0."""
     parts_s: float = 0.0
-    """Of exchanges of the gradients of parts of layers, after backward."""
+    """Exchanges of the gradients of parts of layers, after backward."""
 
     def with_parts(self, seconds: float) -> Self:
-        """The same, with what exchanges of parts' gradients took."""
         return replace(self, parts_s=seconds)
 
     def since(self, earlier: Self) -> Self:
-        """What was spent since."""
         return replace(
             self,
             layers_s=_difference(self.layers_s, earlier.layers_s),
@@ -75,19 +68,14 @@ def _difference(now: float | None, earlier: float | None) -> float | None:
 
 
 class StepMarks:
-    """What is noted of a step while it is queued."""
-
     def __init__(self, queue: Queue, micro_batches: int, spent: Callable[[], Spent]) -> None:
-        """Begins the step. micro_batches: the number of this rank's. spent: what was until now."""
+        """Begin a step. micro_batches: this rank's number. spent: returns what was until now."""
         self._queue, self._micro_batches, self._spent_by_now = queue, micro_batches, spent
         self._before, self._start = spent(), queue.mark()
         self._waits: list[Span] = []
 
     def timed(self, fetch: FetchBatch) -> FetchBatch:
-        """The same, with each wait for data noted. A device that works behind does not wait while
-        it has work.
-        """
-
+        # A device that works behind the host does not wait for data while it has work.
         def fetch_timed(leaf: int) -> Batch:
             asked = self._queue.mark()
             batch = fetch(leaf)
@@ -97,20 +85,17 @@ class StepMarks:
         return fetch_timed
 
     def sums_are_there(self, totals: Totals) -> None:
-        """Takes what the last exchange of gradients has noted."""
         self._totals = totals
 
     def end(self, exchanges: Sequence[Span] = ()) -> None:
-        """Ends the step. exchanges: those of the update."""
         self.end_mark, self._exchanges = self._queue.mark(), tuple(exchanges)
         self._spent = self._spent_by_now().since(self._before)
 
     def is_over(self) -> bool:
-        """Whether the device has got to the end."""
         return self.end_mark.is_over()
 
     def read(self, step: int) -> Timings:
-        """The timings of the step, counted from 0, which is over."""
+        """Return the timings of step `step`, counted from 0, which is over."""
         totals, spent = self._totals, self._spent
         data_s = _seconds(self._waits)
         in_compute_s = (spent.layers_s or 0.0) + (spent.idle_s or 0.0)

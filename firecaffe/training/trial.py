@@ -1,4 +1,4 @@
-"""Trainings side by side: each an ordinary `firecaffe train` with a run folder of its own."""
+"""Trainings next to each other: each a `firecaffe train` with its own run folder."""
 
 import fcntl
 import os
@@ -34,26 +34,23 @@ LOCK = ".lock"
 
 @dataclass(frozen=True)
 class TrialScore:
-    """What an evaluation in the course of a training came to."""
-
     step: int
     value: float
-    """Of the task's metric."""
+    """The task's metric."""
     is_finite: bool
     """Whether the loss is still a number."""
 
 
 @dataclass
 class Trial:
-    """One training of several. If its folder holds a finished run, that is taken."""
+    """One training of several. If its folder holds a finished run, that is used."""
 
     name: str
     recipe: Recipe
     parent: Path
     measure: Measure = TOP1
-    """The metric that it is judged by."""
     end: Callable[[Sequence[TrialScore]], bool] = lambda _: False
-    """Asked after each evaluation but the last, with all so far: is it to be given up?"""
+    """Decides, after each evaluation but the last, from all so far, whether to give up."""
     is_of_verdict: bool = False
     """Whether its test samples count, and not its evaluations on the way."""
     ended_early: bool = field(default=False, init=False)
@@ -65,18 +62,16 @@ class Trial:
 
     @property
     def recipe_path(self) -> Path:
-        """The trial's recipe, beside the run's folder, as its log is."""
         return self.parent / f"{self.name}.toml"
 
     @property
     def text(self) -> str:
-        """The recipe as it is given to `firecaffe train`."""
         words = replace(self.recipe.run, folder=str(self.folder), tensorboard=False)
         return to_toml(replace(self.recipe, run=words))
 
     @property
     def is_there(self) -> bool:
-        """Whether the folder is this very training's, however far it has got."""
+        """Whether the folder is exactly this training's, however far it has got."""
         try:
             return read_small(self.recipe_path) == self.text and self.folder.is_dir()
         except (OSError, ValueError):
@@ -87,7 +82,7 @@ class Trial:
         return (self.folder / "result.json").exists()
 
     def look(self) -> bool:
-        """Takes in the evaluations that are new; whether the training is to be ended now."""
+        """Read the new evaluations. Returns whether the training is to be ended now."""
         found = scores(self.folder, self.measure)
         while not self.ended_early and len(self.told) < len(found):
             self.told.append(found[len(self.told)])
@@ -98,7 +93,7 @@ class Trial:
 
 
 def scores(folder: Path, measure: Measure = TOP1) -> list[TrialScore]:
-    """A run's evaluations on its validation samples so far, in order. Raises: RunError."""
+    """Return a run's evaluations on its validation samples so far, in order. Raises: RunError."""
     path = folder / METRICS
     lines = read_rows(path, LossRow, holding=b'"validation"')
     try:
@@ -109,13 +104,11 @@ def scores(folder: Path, measure: Measure = TOP1) -> list[TrialScore]:
 
 
 class Value(TypedDict):
-    """The metric of an evaluation."""
-
     value: Real | None
 
 
 def _score(row: dict[str, Any], measure: Measure) -> TrialScore:
-    """A value that is no number is the worst there is. Raises: ValueError if it is not there."""
+    # A value that is no number is the worst there is. Raises: ValueError if it is missing.
     value = checked({"value": row[measure.name]} if measure.name in row else {}, Value)["value"]
     worst = measure.gain(-inf)
     is_finite = row["loss"] is not None
@@ -123,7 +116,7 @@ def _score(row: dict[str, Any], measure: Measure) -> TrialScore:
 
 
 def _diverged(folder: Path, found: Sequence[TrialScore], measure: Measure) -> list[TrialScore]:
-    """What a run would have scored that has ended because it diverged."""
+    # The score of a run that has ended because it diverged.
     if not (folder / FAULT).exists():
         return []
     fault = read_file(folder / FAULT, FaultRow, RunError)
@@ -135,10 +128,10 @@ def _diverged(folder: Path, found: Sequence[TrialScore], measure: Measure) -> li
 
 @contextmanager
 def working_in(folder: Path) -> Iterator[int]:
-    """A folder of trainings, for this process and those that it starts: as long as one of them
-    lives, no other command works there. Gives the lock's descriptor, which they inherit.
+    """Lock a folder of trainings, for this process and those that it starts. Yields the descriptor.
 
-    Raises: RunError if another works there.
+    They inherit it: as long as one of them lives, no other command works there. Raises: RunError if
+    another does.
     """
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
@@ -158,12 +151,11 @@ def working_in(folder: Path) -> Iterator[int]:
 def run_trials(
     trials: Sequence[Trial], at_once: int, workers: int, lock: int, say: Callable[[Trial], None]
 ) -> None:
-    """Trains what is not finished, `at_once` side by side on `workers` ranks each.
+    """Train what is not finished, `at_once` side by side on `workers` ranks each.
 
-    A training that was left midway begins anew. say: told each trial as it ends.
-
-    Raises: RankFailedError, with the exit code of the first that failed; PreemptedError after a
-    SIGTERM or SIGHUP. No training is left running.
+    A training that was left midway begins anew. say: called with each trial as it ends. Raises:
+    RankFailedError, with the exit code of the first that failed; PreemptedError after a SIGTERM or
+    SIGHUP. No training is left running.
     """
     waiting = []
     for trial in trials:
@@ -222,7 +214,6 @@ def command_of(recipe: Path, workers: int) -> list[str]:
 
 
 def _put_aside(trial: Trial) -> None:
-    """A folder that a training was left in, or another one's, under a name that says so."""
     number = 1
     while (aside := trial.parent / f"{trial.name}.left-{number}").exists():
         number += 1
@@ -231,9 +222,7 @@ def _put_aside(trial: Trial) -> None:
 
 
 def environment_of(slot: int, workers: int) -> dict[str, str]:
-    """The environment of the trial in a slot, with GPUs of its own if there are enough for all
-    slots.
-    """
+    """Return a slot's environment, with its own GPUs if there are enough for all slots."""
     shown = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = shown.split(",") if shown else list(map(str, range(torch.cuda.device_count())))
     own = gpus[slot * workers : (slot + 1) * workers]

@@ -12,15 +12,15 @@ from firecaffe.files import written_aside
 from firecaffe.training.tensor_file import write_tensors
 from firecaffe.transport.collect import Whole
 
+# what safetensors reads as facts about the file, and not as a tensor
 METADATA = "__metadata__"
-"""What safetensors takes for words about the file, and not for a tensor."""
 
 
 def unpack(file: fcz.Opened, target: Path) -> None:
-    """Writes all tensors, so that under its final name the file is never seen in part.
+    """Write all tensors. The file is never seen in part under its final name.
 
-    Raises: CheckpointError if the .fcz file is damaged, or has a tensor that safetensors cannot
-    have; OSError.
+    Raises: CheckpointError if the .fcz file is damaged, or safetensors cannot have a tensor;
+    OSError.
     """
     if any(each.name == METADATA for each in file.outlines):
         raise CheckpointError(f"{target}: safetensors cannot have a tensor called {METADATA}")
@@ -36,4 +36,4 @@ def unpack(file: fcz.Opened, target: Path) -> None:
 def _decoded(file: fcz.Opened) -> Iterator[tuple[str, Tensor]]:
     for name, array in file.tensors():
         yield name, torch.from_numpy(array)
-        del array  # before the next one is decoded
+        del array  # free it before the next one is decoded

@@ -1,17 +1,12 @@
-"""Whether a run's first steps come to what it has recorded of them, once more on one worker.
+"""Trains a run again on one worker, and compares its steps or its end with what it recorded.
 
-Each step's loss is compared, to the last bit; the digests of the weights that the run has written
-at evaluations and checkpoints; those of all tensors after each step, if it has written them
-(run.digests); and every tensor of its checkpoints that are still there. A run that ends within
-these steps is compared with its result, too.
+`verify_run` compares each step's loss, to the last bit; the digests of the weights at evaluations
+and checkpoints; the digests of all tensors after each step, if the run wrote them (run.digests);
+every tensor of its remaining checkpoints; and its result, if it ends within these steps.
 
-A run's training once more, step by step, on one worker: from its recipe, and of a mode with a
-server from its log of events alone.
-
-Nothing is asked of a clock: who computed what at which version, and what was dropped, is in
-events.jsonl. All else is a function of the recipe, so the same bits have to come out.
-
-Computes a run with a server again, on one worker, and compares what comes out at its end.
+`replay` computes a run with a server again, and compares its end. No clock is needed: events.jsonl
+has who computed what at which version, and what was dropped. All else is a function of the recipe,
+so the bits have to be the same.
 """
 
 from collections.abc import Iterator
@@ -53,30 +48,29 @@ from firecaffe.training.steps import make_steps
 
 
 class Again:
-    """A training that goes on as far as it is asked to."""
+    """A training that continues as far as it is asked to."""
 
     def __init__(self, run: Run, learner: Learner, steps: Steps, log: LogReader | None) -> None:
         self.run, self.learner = run, learner
         self._stepper, self._log = steps.stepper, log
+        # the number of steps that are done
         self.done = 0
-        """The number of steps that are done."""
 
     @property
     def state(self) -> State:
         return self.learner.state
 
     def evaluating(self) -> AbstractContextManager[None]:
-        """Puts the weights that evaluations take in place, for a `with` block."""
+        """Put the weights that evaluations use in place, for a `with` block."""
         return self._stepper.update.evaluating()
 
     @property
     def updates(self) -> int:
-        """The number of updates so far, if a server makes them; else 0."""
+        """The number of a server's updates so far; 0 without a server."""
         return 0 if self._log is None else self._log.version
 
     def advance(self) -> dict[int, float]:
-        """Trains a step; of replicas that are apart, until their state is whole again. Returns the
-        loss of each step, counted from 1.
+        """Train a step, or several until replicas are averaged. Returns each step's loss, from 1.
 
         Raises: RunError with the line if the log is damaged, NotFiniteError.
         """
@@ -94,15 +88,10 @@ class Again:
 
 @contextmanager
 def train_again(folder: Path, recipe: CheckedRecipe, world: World, parts: Parts) -> Iterator[Again]:
-    """The training of a run, from its beginning, for a `with` block.
+    """Train a run from its beginning, for a `with` block, on this process alone.
 
-    Args:
-        folder: The run's folder.
-        recipe: The run's recipe.
-        world: This process alone.
-        parts: What was given to the run in Python.
-
-    Raises: RunError if the run has a server, and no log of its events.
+    parts: what was given to the run in Python. Raises: RunError if the run has a server, and no log
+    of its events or no locks.
     """
     if recipe.synchrony.is_lockless:
         raise RunError(
@@ -131,23 +120,20 @@ def train_again(folder: Path, recipe: CheckedRecipe, world: World, parts: Parts)
 
 @dataclass(frozen=True)
 class Digests:
-    """What a training has come to after a step."""
+    """SHA-256 digests after a step: of the weights, and of all state with all losses."""
 
     step: int
     weights: str
-    """The SHA-256 of all parameters and buffers, by name."""
     state: str
-    """The SHA-256 of all state, and of the losses of all steps."""
 
 
 @dataclass(frozen=True)
 class Replayed:
-    """A run, and what came out when it was computed again."""
+    """A run's digests, and those that came out when it was computed again."""
 
     recorded: Digests
     found: Digests
     updates: int
-    """The version that was reached."""
 
     @property
     def is_same(self) -> bool:
@@ -161,13 +147,10 @@ def replay(
     to: Path | None = None,
     parts: Parts | None = None,
 ) -> Replayed:
-    """Replays a run up to its end; one that did not finish, up to its newest checkpoint.
+    """Replay a run up to its end; one that did not finish, up to its newest checkpoint.
 
     Args:
-        folder: The run's folder.
-        recipe: The run's recipe.
-        world: This process alone.
-        to: A folder for the checkpoint of what came out, which must not exist; None: none is kept.
+        to: A new folder for the checkpoint of what came out; None keeps none.
         parts: What was given to the run in Python.
 
     Raises: RunError if the run wrote no events, or its log was damaged, with the line.
@@ -197,15 +180,13 @@ def replay(
 
 
 def digests_of_result(folder: Path) -> Digests:
-    """What a finished run has come to. Raises: RunError."""
+    """Return the digests of a finished run. Raises: RunError."""
     row = read_run_file(folder, "result.json", DigestsResult)
     return Digests(row["steps"], row["weights_sha256"], row["state_sha256"])
 
 
 def _of_checkpoint(checkpoint: Checkpoint, state: State) -> Digests:
-    """What a checkpoint holds. state: what it is compared with, which says in which order tensors
-    are digested, and which are no results; tensors that it does not have come last.
-    """
+    # `state` says in which order tensors are digested, others last, and which are no results.
     stored, order = checkpoint.tensors, list(state.tensors_held_by_all())
     every = [*(name for name in order if name in stored), *sorted(stored.keys() - set(order))]
     beside = {name for name, piece in state.pieces.items() if not piece.is_result}
@@ -220,7 +201,6 @@ def _of_checkpoint(checkpoint: Checkpoint, state: State) -> Digests:
 
 
 def _keep(folder: Path, again: Again, about: Checkpoint) -> None:
-    """Saves a checkpoint of what came out."""
     learner = again.learner
     if learner.norms is not None:
         with again.evaluating():
@@ -237,40 +217,34 @@ FACTS = ("cpu", "cpu_capability", "gpus", "torch", "cuda", "source")
 
 @dataclass
 class Verified:
-    """What a run's first steps were compared with."""
+    """Comparisons with a run; `weights` and `tensors` list the steps after which each was made."""
 
     last: int
     """The last step that the run has recorded."""
     steps: int = 0
-    """The number of steps that were trained once more."""
+    """The number of steps that were trained again."""
     updates: int = 0
-    """Those of a server; 0 if there is none."""
+    """A server's updates; 0 without a server."""
     losses: int = 0
-    """The number of losses that were compared."""
     weights: list[int] = field(default_factory=list)
-    """The steps after which the weights were, by their digest."""
     tensors: list[int] = field(default_factory=list)
-    """The steps after which each tensor was."""
     result: bool = False
-    """Whether the run's end was."""
+    """Whether the run's end was compared."""
 
 
 def verify_run(
     folder: Path, recipe: CheckedRecipe, world: World, steps: int, parts: Parts | None = None
 ) -> Verified:
-    """Trains the first steps of a run once more, and compares.
+    """Train the first steps of a run again, and compare.
 
     Args:
-        folder: The run's folder.
-        recipe: The run's recipe.
-        world: This process alone.
-        steps: At least so many steps: replicas that are apart go on until they are averaged. A
+        steps: At least so many steps: replicas that are apart continue until they are averaged. A
             shorter run is trained to its end.
         parts: What was given to the run in Python.
 
     Raises: NotIdenticalError with the first place that differs; RunError if the run has recorded
-        nothing of these steps, or a file of it was damaged, with the line of the log of events;
-        CheckpointError if a checkpoint was.
+    nothing of these steps, or a file of it was damaged, with the line of the log of events;
+    CheckpointError if a checkpoint was.
     """
     recorded = recorded_of(folder)
     until = min(steps, recorded.last)
@@ -303,7 +277,7 @@ def _compare_losses(
 ) -> None:
     for step, ours in losses.items():
         if step < min(recorded.losses):
-            continue  # of the run that this one was resumed from
+            continue  # a step of the run that this one was resumed from
         if step not in recorded.losses:
             raise RunError(f"{folder / METRICS}: has no loss of step {step}")
         found.losses += 1
@@ -352,7 +326,6 @@ def _compare_result(folder: Path, again: Again) -> None:
 
 
 def _differs(folder: Path, where: str) -> NoReturn:
-    """Raises: NotIdenticalError, with the reasons that are known."""
     why = "; ".join(_reasons(folder))
     raise NotIdenticalError(
         f"{folder} differs from its steps on one worker {where}; {why or 'no reason is known'}"

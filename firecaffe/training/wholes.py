@@ -1,7 +1,7 @@
-"""Whole tensors, of which ranks may hold parts: what a rule looks at that goes over all of a layer.
+"""Whole tensors, of which ranks may hold parts: for rules that look at all of a layer.
 
-Tensors of the weights' shapes, by this rank's names of the weights, are put together by the names
-of whole weights, and taken apart again.
+Tensors of the weights' shapes, by this rank's names, are combined under the whole weights' names,
+and divided again.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -17,26 +17,26 @@ from firecaffe.transport.collect import give_all
 
 
 class Wholes(Protocol):
-    """How whole tensors are had of what this rank holds."""
+    """Makes whole tensors of the parts that ranks hold."""
 
     def name(self, own: str) -> str:
-        """The whole weight's name, by this rank's."""
+        """Return the whole weight's name for this rank's name of it."""
 
     def of_own(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors of which this rank has a part. All ranks call it. Raises: PeerLostError."""
+        """Return the tensors of which this rank has a part. All ranks call it."""
 
     def of_all(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Those of all ranks, in the network's order. All ranks call it. Raises: PeerLostError."""
+        """Return all ranks' tensors, in the network's order. All ranks call it."""
 
     def one_by_one(self, parts: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Yields the same, one at a time, on the host. All ranks go through it to the end."""
+        """Yield all ranks' tensors on the host, one at a time. All ranks iterate to the end."""
 
     def put(self, wholes: Mapping[str, Tensor], parts: Mapping[str, Tensor]) -> None:
-        """Copies what this rank has of whole tensors into its parts, which are of the same type."""
+        """Copy this rank's parts from whole tensors, which are of the same type."""
 
 
 class AllHere:
-    """See `Wholes`. This rank holds all of them, as every other does."""
+    """Implements `Wholes` for tensors that every rank holds."""
 
     def name(self, own: str) -> str:
         return own
@@ -56,19 +56,19 @@ class AllHere:
 
 @dataclass(frozen=True)
 class OfRanks:
-    """See `Wholes`. They are exchanged through the host's memory."""
+    """Implements `Wholes` by exchanges through the host's memory."""
 
     world: Group
     sharers: Group | None
     """The ranks among which tensors are cut; None if each is whole where it is."""
     in_parts: Callable[[Piece], Piece]
-    """A piece of tensors by this rank's names, by those of whole ones."""
+    """Renames a piece's tensors from this rank's names to those of whole ones."""
     name: Callable[[str], str]
 
     def of_own(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
         held = self._piece(parts).parts()
         found = dict[str, Tensor]()
-        if self.sharers is not None:  # a rank without a part of any helps the others
+        if self.sharers is not None:  # also a rank without a part calls it
             cut = {name: part for name, part in held.items() if part.rows is not None}
             found = dict(give_all(self.sharers, cut))
         return {

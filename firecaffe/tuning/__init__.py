@@ -1,1 +1,1 @@
-"""The learning rate of another batch size: candidates, trials, and whether accuracy was kept."""
+"""Finds a learning rate for another batch size: candidates, trials, and a verdict on accuracy."""

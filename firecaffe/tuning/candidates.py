@@ -1,9 +1,8 @@
-"""Which learning rates are tried first at another batch size, by the rules of the field.
+"""Chooses the learning rates that a search tries first at another batch size.
 
-linear: the rate grows as the batch (Goyal et al. 2017). square root: as its root (Krizhevsky 2014,
-arXiv 1404.5997). The sweep from the linear rate down to its 16th is FireCaffe's (Iandola et al.
-2016, section 5.2). The layer-wise solvers' rates have nothing to do with the recipe's: they are
-swept from one of their own.
+Rules: linear (Goyal et al. 2017), square root (Krizhevsky 2014, arXiv 1404.5997), and FireCaffe's
+sweep from the linear rate to its 16th (Iandola et al. 2016, section 5.2). Layer-wise solvers start
+from fixed rates, which do not depend on the recipe's.
 """
 
 from collections.abc import Sequence
@@ -23,42 +22,33 @@ SWEEP = {
     "linear / 16": 1 / 16,
 }
 ABOVE_SWEEP = {"linear x 2": 2.0}
-"""A base rate that nobody tuned may be low; if it is not, this one diverges and costs little."""
+"""A rate above the linear one, as an untuned base rate may be low; divergence costs little."""
 
 OWN_SWEEP = {"its own": 1.0, "x 2": 2.0, "/ 2": 1 / 2, "x 4": 4.0, "/ 4": 1 / 4}
-"""Factors of the recipe's own rate, if the batch stays and its rate is searched for."""
 
 LARS_RATE = 16.0
-"""Our own choice: with a trust of 0.001 a layer moves by 1.6 % of its weights in a step, before
-momentum.
-"""
+"""Our choice: with a trust of 0.001 a step moves a layer by 1.6 % before momentum."""
 
 LAMB_RATE, LAMB_BATCH = 0.04, 32_768
-"""Source: You et al. 2020 (arXiv 1904.00962), ResNet-50; by its square-root rule for others."""
+"""ResNet-50's rate and batch, for the square-root rule (You et al. 2020, arXiv 1904.00962)."""
 
 WARMUP_SHARES = (0.15, 0.0)
-"""Shares of the training that the rate rises over. Goyal et al. warm up for 5 epochs, of 90: in a
-training of a few epochs, where a twentieth is some dozen steps, that was too steep for one seed of
-three.
-"""
+"""Shares of a training over which the rate rises; Goyal's 5 of 90 is too steep for few epochs."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A solver with its rate at the batch that is tuned for."""
-
     solver: str
     base_lr: float
     warmup_share: float
-    """Share of the training's steps over which the rate rises."""
     rule: str
-    """Name of the rule that the rate comes from."""
 
 
 def rules(recipe: Recipe, previous_batch: int, solvers: Sequence[str]) -> list[Candidate]:
-    """recipe: at the new batch, with the rate of the previous one. Best guesses first.
+    """List the candidates, best guesses first.
 
-    Raises: RecipeError if there is no such solver, or it cannot stand beside other words.
+    recipe: at the new batch size, with the rate of the previous one. Raises: RecipeError if a
+    solver does not exist, or the rest of the recipe excludes it.
     """
     found = [
         Candidate(solver, base * factor, share, rule)
@@ -74,7 +64,6 @@ def rules(recipe: Recipe, previous_batch: int, solvers: Sequence[str]) -> list[C
 
 
 def _shares(recipe: Recipe) -> Sequence[float]:
-    """A recipe that has a warm-up already keeps its own, and to some policies none can be added."""
     warmed = replace(recipe, solver=replace(recipe.solver, warmup_steps=1))
     return (0.0,) if recipe.solver.warmup_steps or is_refused(warmed) else WARMUP_SHARES
 
@@ -107,10 +96,9 @@ SWEEP_OF = {
 
 
 def apply(recipe: Recipe, candidate: Candidate, steps: int) -> Recipe:
-    """The recipe with a candidate's solver, rate and warm-up."""
     solver = replace(recipe.solver, type=candidate.solver, base_lr=candidate.base_lr)
     if candidate.warmup_share:
         solver = replace(solver, warmup_steps=max(1, round(candidate.warmup_share * steps)))
-    if is_refused(replace(recipe, solver=solver)):  # it may lack Caffe's form
+    if is_refused(replace(recipe, solver=solver)):  # the solver may lack Caffe's form
         solver = replace(solver, momentum_form="torch", momentum_correction=False)
     return replace(recipe, solver=solver)

@@ -1,4 +1,4 @@
-"""The same training in steps of another size: as many samples, the same policy over them."""
+"""Converts a training to another batch size: as many samples, the same policy over them."""
 
 from dataclasses import replace
 from typing import Any
@@ -11,14 +11,12 @@ from firecaffe.solvers.policy import batch_scale
 
 
 def with_batch(recipe: Recipe, global_batch_size: int, num_samples: int) -> Recipe:
-    """The recipe at that batch size, with the rate that it had: `base_lr` resolved, no scale.
+    """Return the recipe at that batch size, with its old rate as `base_lr` and no scale.
 
-    Micro-batches stay as they are, so BatchNorm's statistics do. What the recipe counts in steps
-    (its length, warm-up, drops of the rate) comes at the same samples, as nearly as whole steps
-    can. num_samples: of the training set.
-
-    Raises: RecipeError if two drops of the rate would fall on one step, or the batch is no
-    multiple of the micro-batch.
+    Micro-batches keep their size. What the recipe counts in steps (length, warm-up, drops of the
+    rate) happens at the same samples, in whole steps. num_samples: the size of the training set.
+    Raises: RecipeError if two drops would fall on one step, or the batch is no multiple of the
+    micro-batch.
     """
     train = recipe.train
     before, after = (
@@ -43,11 +41,6 @@ def with_batch(recipe: Recipe, global_batch_size: int, num_samples: int) -> Reci
 
 
 def _stretched(solver: SolverConfig, ratio: float, steps: int) -> dict[str, Any]:
-    """The policy's words for steps of which `ratio` do what one of `steps` did before. Drops at
-    every `stepsize` become single ones, for whole steps would move them further with each.
-
-    Raises: RecipeError if two drops would fall on one step, or one before the first.
-    """
     words: dict[str, Any] = {
         "warmup_steps": solver.warmup_steps and max(1, round(solver.warmup_steps * ratio)),
         "stepsize": solver.stepsize and max(1, round(solver.stepsize * ratio)),

@@ -1,11 +1,8 @@
-"""The search: the rules' candidates in their order, the hopeless given up early.
+"""Searches among the rules' candidates in their order, and gives up hopeless ones early.
 
-Candidates are trained in rounds of as many as run side by side, and judged against finished rounds
-alone. So the search is a pure function of the recipe, the budget and the width: begun again after a
-fault, it asks for the same candidates and finds the runs that are there.
-
-Each candidate trains on what is left of the training set without a held-out part, the recipe's own
-or a tenth, and is judged on that part: no test image takes part in the choice.
+Candidates are judged only against finished rounds. So the search depends only on the recipe, the
+budget and the width, and after a fault it reuses the runs that exist. Each candidate is judged on a
+held-out part of the training set: no test image takes part in the choice.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,54 +19,39 @@ from firecaffe.training.trial import Trial, TrialScore
 from firecaffe.tuning.candidates import Candidate, apply, rules
 
 HELD_OUT = 0.1
-"""Share of the training samples that candidates are judged on, if the recipe holds out none."""
+"""The share of training samples that candidates are judged on, if the recipe holds out none."""
 
 TESTS_OF_A_TRIAL = 8
-"""Tests in the course of a candidate's training, at which it may be given up."""
 
 LEAST_TESTS = 3
-"""Tests before which, and finished candidates with fewer than which, none is given up: a small rate
-is ahead at first.
-"""
+"""Tests, and finished candidates, before one is given up; small rates are ahead at first."""
 
 FINALISTS, SEEDS_OF_FINALISTS = 3, 1
-"""How many of the best are trained again, under how many seeds more: one seed may flatter."""
+"""Number of best candidates to train again, and of their further seeds, as one seed may flatter."""
 
 LATE_SHARE = 3 / 4
-"""Share of a training after which its tests count, by their mean: a rate that is still large leaves
-the last step's accuracy half a point of noise.
-"""
+"""Tests count after this share of a training; their mean is less noisy than the last one."""
 
 SAME = 0.0025
-"""What two seeds do not tell apart, where a rate that diverges under a third costs it all: of a
-share; of another metric as a part of the best value.
-"""
+"""Difference that two seeds do not tell apart: of shares absolute, of other metrics relative."""
 
 MOST_AT_ONCE = 4
-"""Candidates of a round, however many could be trained side by side: what is asked for together
-learns nothing from each other.
-"""
+"""Most candidates of a round, because candidates of one round learn nothing from each other."""
 
 Run = Callable[[Sequence[Trial]], None]
-"""Trains some trials side by side; each is told to its `end` meanwhile."""
+"""Trains some trials side by side, and reports each one's scores to its `end` meanwhile."""
 
 
 @dataclass(frozen=True)
 class CandidateResult:
-    """A candidate, and what became of it."""
-
     candidate: Candidate
     folder: Path
     state: str
     """finished, given up or diverged."""
     steps: int
-    """Steps after which it was judged."""
     value: float
-    """The task's metric on the held-out samples then; the mean over the last quarter of a finished
-    training.
-    """
+    """The metric on the held-out samples; of a finished training the mean over its last quarter."""
     again: tuple[float, ...] = ()
-    """The same of a finalist's trainings under other seeds."""
 
     @property
     def mean_value(self) -> float:
@@ -78,24 +60,19 @@ class CandidateResult:
 
 @dataclass(frozen=True)
 class Search:
-    """What to search: `recipe` is at the new batch with the rate of the previous one."""
+    """A search to run; `recipe` is at the new batch size with the rate of the previous one."""
 
     recipe: Recipe
     previous_batch: int
     steps: int
-    """Steps of a whole training at the new batch."""
     solvers: Sequence[str]
     budget: float
-    """Whole trainings that the candidates may cost together."""
+    """The cost allowed for all candidates together, in whole trainings."""
     at_once: int
     parent: Path
     measure: Measure = TOP1
-    """The metric that candidates are judged by."""
 
     def trial_recipe(self, candidate: Candidate) -> Recipe:
-        """A candidate's training, with tests on held-out samples on its way, to the end: others are
-        compared with it at each.
-        """
         recipe = apply(self.recipe, candidate, self.steps)
         eval_every = -(-self.steps // TESTS_OF_A_TRIAL)
         train = replace(
@@ -106,11 +83,7 @@ class Search:
         return replace(recipe, train=train, data=data, checkpoint=checkpoint)
 
     def run(self, train: Run) -> list[CandidateResult]:
-        """Tries candidates and returns them in the order in which they were asked for, the
-        finalists with all their seeds.
-
-        Raises: RecipeError if all diverged; what `train` raises.
-        """
+        """Try candidates, and the finalists with all seeds. Raises: RecipeError if all diverged."""
         found = self._candidates(train)
         gain = self.measure.gain
         finished = [place for place, each in enumerate(found) if each.state == "finished"]
@@ -138,7 +111,6 @@ class Search:
         return found
 
     def _candidates(self, train: Run) -> list[CandidateResult]:
-        """The rules' candidates, until the budget is spent or all are tried."""
         left = self.rules()
         found: list[CandidateResult] = []
         finished: list[Sequence[TrialScore]] = []
@@ -165,18 +137,15 @@ class Search:
 
     @property
     def most_candidates(self) -> int:
-        """Whole trainings that the candidates cost at most: the budget may run out in a round."""
+        """The most whole trainings that candidates cost; the budget may end within a round."""
         return min(len(self.rules()), ceil(self.budget) + self.width - 1)
 
     def rules(self) -> list[Candidate]:
-        """What is tried first. Raises: RecipeError if a solver has none."""
         return rules(self.recipe, self.previous_batch, self.solvers)
 
 
 def ranked(found: Sequence[CandidateResult], measure: Measure = TOP1) -> list[CandidateResult]:
-    """The finalists, best first: of those whose mean value is within SAME of the best the safest,
-    which is one with a warm-up, then the one with the smallest rate.
-    """
+    """Rank finalists; within SAME of the best, those with a warm-up and a low rate come first."""
     left = [each for each in found if each.again]
     order = []
     while left:
@@ -191,7 +160,6 @@ def ranked(found: Sequence[CandidateResult], measure: Measure = TOP1) -> list[Ca
 
 
 def late_value(scores: Sequence[TrialScore]) -> float:
-    """The mean over the tests of the last quarter of a training that has come to its end."""
     return fmean(each.value for each in scores if each.step >= LATE_SHARE * scores[-1].step)
 
 
@@ -200,9 +168,7 @@ def is_hopeless(
     finished: Sequence[Sequence[TrialScore]],
     measure: Measure = TOP1,
 ) -> bool:
-    """Whether a training is to be given up: it has diverged; or LEAST_TESTS evaluations on, its
-    best is below the median that as many finished ones had at this step.
-    """
+    """Whether a training diverged, or its best is below the finished ones' median at this step."""
     last = scores[-1]
     if not last.is_finite:
         return True

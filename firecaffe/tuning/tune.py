@@ -1,12 +1,12 @@
-"""A whole search: candidates, the best with several seeds, the verdict, the recipe.
+"""Runs a whole search: candidates, the best under several seeds, the verdict, the recipe.
 
-What a search leaves in its folder:
+A search leaves these files in its folder:
 
-search.json          what was asked; the same search is gone on with, another is refused
-candidate-NN/        a run folder each, with NN.toml and NN.log beside it
-before-seed-S/       the recipe as it was, where no finished runs of it were given
+search.json          the request; the same search is resumed, another one is refused
+candidate-NN/        a run folder each, with NN.toml and NN.log next to it
+before-seed-S/       the recipe as it was, if no finished runs of it were given
 after-NN-seed-S/     the best candidate, on all of the recipe's training samples
-tune.json            every candidate, the verdict, written last
+tune.json            every candidate and the verdict; written last
 """
 
 import json
@@ -50,8 +50,6 @@ from firecaffe.tuning.verdict import Verdict, judge
 
 @dataclass(frozen=True)
 class TuneRequest:
-    """What a user wants of a search."""
-
     recipe: Recipe
     global_batch_size: int
     solvers: Sequence[str]
@@ -59,11 +57,9 @@ class TuneRequest:
     """The cost allowed, in whole trainings at the new batch size."""
     seeds: int
     band: float | None
-    """What may be lost of the task's metric, of shares as a fraction of 1; None: BAND or
-    RELATIVE_BAND of `runs.statistics`.
-    """
+    """Loss allowed in the metric, for shares a fraction of 1; None: `runs.statistics` decides."""
     against: Sequence[Run]
-    """Finished runs of the recipe as it is; empty: they are trained."""
+    """Finished runs of the recipe as it is; if empty, they are trained."""
     folder: Path
     workers: int
     at_once: int
@@ -71,22 +67,17 @@ class TuneRequest:
 
 @dataclass(frozen=True)
 class SearchCost:
-    """What a search costs at most, in trainings. All see as many samples."""
+    """The most that a search costs, in trainings; all see the same number of samples."""
 
     candidates: int
-    """Whole ones; of those that are given up the parts count."""
+    """Whole trainings; those that are given up count by their part."""
     again: int
-    """The best, under other seeds."""
     before: int
-    """The recipe as it is."""
     after: int
-    """The best on all of the recipe's training samples."""
     if_passed_over: int
-    """More, if finalists do not learn under every new seed."""
+    """Additional trainings if finalists do not learn under every new seed."""
     samples: int
-    """Samples of one training."""
     samples_per_s: float | None
-    """Rate of one training; None if nobody knows it before the first."""
     at_once: int
 
     @property
@@ -95,7 +86,6 @@ class SearchCost:
 
     @property
     def words(self) -> str:
-        """The cost in a line."""
         parts = {
             "candidates": self.candidates,
             "the best under another seed": self.again,
@@ -115,7 +105,6 @@ class SearchCost:
 
 
 def cost_of(asked: TuneRequest, search: Search) -> SearchCost:
-    """What is known of it before anything is started."""
     finalists = min(FINALISTS, search.most_candidates)
     rates = [run.result["images_per_s"] for run in asked.against if run.result["images_per_s"]]
     return SearchCost(
@@ -134,19 +123,15 @@ def cost_of(asked: TuneRequest, search: Search) -> SearchCost:
 
 @dataclass(frozen=True)
 class TuneResult:
-    """What has come of it."""
-
     searched: list[CandidateResult]
     best: CandidateResult
     passed_over: list[CandidateResult]
-    """Finalists that came before it and did not learn under every new seed."""
+    """Finalists that ranked higher and did not learn under every new seed."""
     before: list[Path]
     after: list[Path]
     verdict: Verdict
     recipe: Recipe
-    """The recipe at the new batch size, with the best rate."""
     measure: Measure
-    """The metric that all are judged by."""
 
     def as_dict(self) -> dict[str, Any]:
         found = asdict(self)
@@ -157,7 +142,7 @@ class TuneResult:
 
 
 def plan_search(asked: TuneRequest) -> Search:
-    """Raises: RecipeError, before anything is started, if the search cannot be."""
+    """Plan the search. Raises: RecipeError, before anything is started, if it is not possible."""
     recipe = asked.recipe
     if recipe.synchrony.is_served:
         raise RecipeError(
@@ -203,13 +188,11 @@ def plan_search(asked: TuneRequest) -> Search:
 
 
 FREE_WORDS = ("train.seed", "train.steps", "train.epochs")
-"""Words in which runs of a recipe may differ; how many samples they saw is looked at besides."""
 
 
 def _check_against(run: Run, recipe: Recipe, data: str, samples: int) -> None:
-    """Raises: RecipeError if a run is not of the recipe as it is."""
     wanted = {"data": data, "samples seen": samples, **identity(recipe, 0)}
-    if recipe.model.weights:  # as a run has them, which may be from another folder
+    if recipe.model.weights:  # compare digests, as a run may have read another folder
         wanted["model.weights"] = f"sha256 {file_digest(find_weights(recipe.model.weights)[0])}"
     found = {"data": run.result["data"], "samples seen": samples_seen(run), **run.words}
     for name, value in wanted.items():
@@ -223,11 +206,10 @@ def _check_against(run: Run, recipe: Recipe, data: str, samples: int) -> None:
 def tune(
     asked: TuneRequest, say: Callable[[Trial], None], say_cost: Callable[[SearchCost], None]
 ) -> TuneResult:
-    """Searches, confirms, judges; goes on with what its folder holds of the same search.
+    """Search, confirm and judge; resumes if the folder holds results of the same search.
 
-    say: told each training as it ends. say_cost: told the whole cost, before the first begins.
-
-    Raises: RunError if the folder holds another search; what `run_trials` raises.
+    say: called with each training as it ends. say_cost: called with the whole cost before the
+    first. Raises: RunError if the folder holds another search; errors of `run_trials`.
     """
     search = plan_search(asked)
     say_cost(cost_of(asked, search))
@@ -245,7 +227,7 @@ def tune(
             recipe = replace(recipe, run=replace(recipe.run, tuned=""))
             number = winner.folder.name.removeprefix("candidate-")
             after = _over_seeds(asked, recipe, f"after-{number}", measure, has_diverged)
-            train([*([] if place else before), *after])  # side by side
+            train([*([] if place else before), *after])  # all at the same time
             if all(not t.ended_early and _has_learned(t.folder, winner, measure) for t in after):
                 break
         if any(trial.ended_early for trial in after):
@@ -279,7 +261,6 @@ def tune(
 
 
 def has_diverged(scores: Sequence[TrialScore]) -> bool:
-    """Ends what has no finite loss any more; its candidate is passed over."""
     return not scores[-1].is_finite
 
 
@@ -290,7 +271,7 @@ def _over_seeds(
     measure: Measure,
     end: Callable[[Sequence[TrialScore]], bool] = lambda _: False,
 ) -> list[Trial]:
-    """The recipe on all of its training samples, under seeds that the search has not seen."""
+    """Plan trainings on all training samples, under seeds that the search has not used."""
     found = []
     first = recipe.train.seed + SEEDS_OF_FINALISTS + 1
     for seed in range(first, first + asked.seeds):
@@ -303,15 +284,11 @@ def _over_seeds(
 
 
 def _has_learned(folder: Path, winner: CandidateResult, measure: Measure) -> bool:
-    """Whether a training's last tenth was better on its own samples than half of what its candidate
-    had on the held-out ones: a rate at the edge may diverge under one seed of three. No test sample
-    is asked. Of metrics that steps do not count: whether its loss fell at least half as far as the
-    candidate's.
-    """
+    """Whether a training learned at least half as well as its candidate; uses no test sample."""
     rows = _train_rows(folder)
     if measure != TOP1:
         return _fall(rows) >= _fall(_train_rows(winner.folder)) / 2
-    late = rows[len(rows) * 9 // 10 :]  # its very last step may be of one sample
+    late = rows[len(rows) * 9 // 10 :]  # the last step may have a single sample
     correct = sum(row["top1"] * row["samples"] for row in late)
     return bool(correct >= winner.mean_value / 2 * sum(row["samples"] for row in late))
 
@@ -322,7 +299,6 @@ def _train_rows(folder: Path) -> list[dict[str, Any]]:
 
 
 def _fall(rows: Sequence[dict[str, Any]]) -> float:
-    """The mean loss of a training's first tenth less that of its last."""
     tenth = max(1, len(rows) // 10)
     losses = [row["loss"] for row in (*rows[:tenth], *rows[-tenth:])]
     if None in losses:
@@ -331,7 +307,6 @@ def _fall(rows: Sequence[dict[str, Any]]) -> float:
 
 
 def _signed(asked: TuneRequest, tuned: TuneResult) -> Recipe:
-    """The recipe that says where its rate is from."""
     said = (
         f"best of {len(tuned.searched)} candidates at batch {asked.global_batch_size} "
         f"({tuned.best.candidate.rule}); {tuned.verdict.words}; {asked.folder}; "
@@ -342,7 +317,6 @@ def _signed(asked: TuneRequest, tuned: TuneResult) -> Recipe:
 
 
 def recipe_file(tuned: TuneResult) -> str:
-    """The recipe with its story above it."""
     candidate = tuned.best.candidate
     found = (
         f"# Found by firecaffe tune: solver {candidate.solver}, rate {candidate.base_lr:g} "
@@ -352,7 +326,6 @@ def recipe_file(tuned: TuneResult) -> str:
 
 
 def _claim(asked: TuneRequest) -> None:
-    """Raises: RunError if the folder holds another search, or is in use for something else."""
     path = asked.folder / "search.json"
     wanted: dict[str, Any] = {
         "recipe": to_toml(replace(asked.recipe, run=replace(asked.recipe.run, folder=""))),

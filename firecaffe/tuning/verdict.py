@@ -1,10 +1,8 @@
-"""Was the small batch's accuracy kept? The whole interval of the difference says it.
+"""Judges whether the small batch's accuracy was kept, by the interval of the difference (a gain).
 
-It is counted so that more is better.
-
-kept: the interval lies above -band, so that a loss of more than the band is shown not to be.
-lost: it lies below -band, so that such a loss is shown; or a seed has learned nothing.
-not enough seeds: -band lies within it.
+kept: the interval lies above -band.
+lost: the interval lies below -band, or a seed has learned nothing.
+not enough seeds: -band lies within the interval.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,29 +32,24 @@ KEPT, LOST, UNDECIDED = "kept", "lost", "not enough seeds"
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of the metric; shares as fractions of 1."""
+    """The verdict on the metric; shares are fractions of 1."""
 
     before: Mean
     after: Mean
     against: Difference
-    """After less before."""
+    """The mean after minus the mean before."""
     band: float
-    """What may be lost of it."""
+    """The loss of the metric that is allowed."""
     verdict: str
-    """kept, lost or not enough seeds."""
     more: int | None
-    """Seeds that each side needs besides, if means and spread stay as they are. None: no number up
-    to MOST_RUNS would do.
-    """
+    """More seeds that each side needs; None if even MOST_RUNS would not suffice."""
     words: str
 
 
 def judge(
     before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]], band: float | None
 ) -> Verdict:
-    """before, after: the result.json of the runs at the old and the new batch size, one for each
-    seed.
-    """
+    """Judge by the runs' result.json at the old and the new batch size, one run for each seed."""
     measure = measure_of(before[0])
     firsts, seconds = ([measure.value_in(each) for each in side] for side in (before, after))
     if band is None:
@@ -84,7 +77,6 @@ def judge(
 def _verdict(
     before: Sequence[float], after: Sequence[float], gain: Difference, band: float
 ) -> tuple[str, int | None, str]:
-    """The verdict, how many more seeds of each side would do for one, and that in words."""
     if gain.low >= -band - ROUNDING:
         return KEPT, 0, ""
     if gain.high < -band - ROUNDING:

@@ -1,4 +1,4 @@
-"""The layers of Caffe's nets: one file a family, one row a type."""
+"""The layers of Caffe's nets: one file per family, one row of `LAYERS` per type."""
 
 from firecaffe.caffe.layers import (
     accuracy,
@@ -34,4 +34,3 @@ LAYERS: dict[str, Kind] = {
     **sequence.LAYERS,
     **shape.LAYERS,
 }
-"""By the name of the type."""

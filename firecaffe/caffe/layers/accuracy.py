@@ -1,7 +1,4 @@
-"""How often a label is among the highest values.
-
-Softmax along one axis.
-"""
+"""Accuracy (the share of labels among the highest values) and Softmax along one axis."""
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +9,10 @@ from firecaffe.caffe.layers.spec import Kind, Spec
 
 
 class Accuracy(nn.Module):
-    """The share of labels of which fewer than top_k classes have a value as high as theirs: of a
-    tie all places are lost. A value that is no number counts as higher (in Caffe as lower).
+    """The share of labels whose value fewer than top_k other classes reach.
 
-    The second top, if asked for: the share for each class, 0 of a class that does not occur.
+    An equal value reaches it, and so does a NaN (in Caffe a NaN is lower). The second top, if asked
+    for, is the share for each class; 0 if it does not occur.
     """
 
     def __init__(self, spec: Spec) -> None:
@@ -45,21 +42,18 @@ class Accuracy(nn.Module):
         return share, hits / all_of.clamp(min=1)
 
     def sums(self, values: Tensor, labels: Tensor) -> Tensor:
-        """How many labels are among the highest values, and how many count: int64 (2,)."""
         correct, counted, _ = self.of_places(values, labels)
         return torch.stack([correct.sum(), counted.sum()])
 
     def of_places(self, values: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(outer, inner) each: which labels are among the highest values, which count, and the
-        labels, 0 if they do not count.
-        """
+        """Return (outer, inner) each: which labels are correct, which count, the labels (or 0)."""
         rows, classes = in_rows(self.spec, values.detach(), labels, self.axis)
         counted = torch.ones_like(classes, dtype=torch.bool)
         if self.ignore_label is not None:
             counted = classes != self.ignore_label
             classes = classes.where(counted, 0)
         own = rows.gather(1, classes[:, None])
-        as_high = (~(rows < own)).sum(1)  # with the label itself
+        as_high = (~(rows < own)).sum(1)  # includes the label itself
         return (as_high <= self.top_k) & counted, counted, classes
 
 

@@ -1,26 +1,10 @@
-"""BatchNorm: subtracts the mean and divides by the standard deviation, and no more; a Scale layer
-behind it has what torch calls weight and bias.
+"""Normalizations: BatchNorm, the BN of two forks, Normalize, MVN and LRN.
 
-Caffe's three blobs are sums: of means, of variances, and of what these have been weighted with.
-Each batch turns a sum S into moving_average_fraction S + its own, and what is used is the first two
-over the third. Here they are buffers. A change is linear in what a batch adds, so the mean of the
-changes of a step's micro-batches, which is what training keeps (gradients/buffers.py), is what the
-mean of their statistics would have added: the same for any number of workers, and Caffe's own where
-the micro-batch is the batch.
-
-BN: the batch normalization of two forks, which have one name and different words and blobs.
-
-PSPNet's and ICNet's (github.com/hszhao/PSPNet) keeps averages of means and variances; what a
-variance divides by is the number of values. SegNet's and ENet's (github.com/alexgkendall/
-caffe-segnet) keeps none: it takes each batch's own, or with INFERENCE only scales and shifts.
-
-Normalize (to length 1 over the channels) and MVN (to mean 0, variance 1).
-
-Sources: Normalize, SSD's fork (github.com/weiliu89/caffe), after ParseNet (arXiv 1506.04579,
-section 3.2): x / sqrt(sum of x² + eps) · scale. MVN, Caffe's API documentation
-(caffe.berkeleyvision.org/doxygen/classcaffe_1_1MVNLayer.html): eps stands outside of the root.
-
-LRN: local response normalization, across channels or within one.
+BN is PSPNet's and ICNet's (github.com/hszhao/PSPNet), which keeps averages and whose variance
+divides by the number of values; or SegNet's and ENet's (github.com/alexgkendall/caffe-segnet),
+which keeps none. They differ in fields and blobs. Normalize is from SSD's fork
+(github.com/weiliu89/caffe), after ParseNet (arXiv 1506.04579, section 3.2). MVN, with eps outside
+the root, is from caffe.berkeleyvision.org/doxygen/classcaffe_1_1MVNLayer.html.
 """
 
 import math
@@ -36,12 +20,18 @@ from firecaffe.caffe.local_response_norm import LocalResponseNorm, LocalResponse
 
 
 class BatchNorm(nn.Module):
-    """(batch, channels, …) to the same shape.
+    """Subtract the mean of (batch, channels, …) and divide by the deviation; weights are in Scale.
+
+    Caffe's three blobs, here buffers, are sums: of means, of variances, and of their weights. Each
+    batch turns a sum S into kept * S + its own. The statistics in use are the first two sums over
+    the third. As this is linear, training (gradients/buffers.py) may keep the mean of the changes
+    of a step's micro-batches. That is the same for any number of workers, and Caffe's result if the
+    micro-batch is the batch.
 
     Args:
-        kept: moving_average_fraction, what is kept of the sums from batch to batch.
-        eps: Is added to a variance.
-        uses_sums: Whether the sums' statistics are used and not the batch's; None: if not training.
+        kept: moving_average_fraction, the share of the sums kept from batch to batch.
+        eps: The number added to a variance.
+        uses_sums: Whether it uses the sums, not the batch. None: if not training.
     """
 
     mean: Tensor
@@ -66,12 +56,12 @@ class BatchNorm(nn.Module):
         return y.view(x.shape)
 
     def _by_its_own(self, x_BCN: Tensor) -> Tensor:
-        if x_BCN.numel() == x_BCN.shape[1]:  # one element a channel: torch refuses it
+        if x_BCN.numel() == x_BCN.shape[1]:  # torch refuses one value per channel
             mean, variance = x_BCN.detach().flatten(), torch.zeros_like(self.variance)
             y = x_BCN - x_BCN
         else:
             mean, variance = torch.zeros_like(self.mean), torch.zeros_like(self.variance)
-            # With a momentum of 1 torch leaves the batch's own mean and unbiased variance there.
+            # With a momentum of 1, torch stores the batch's mean and unbiased variance there.
             y = F.batch_norm(x_BCN, mean, variance, training=True, momentum=1.0, eps=self.eps)
         with torch.no_grad():
             self.mean.mul_(self.kept).add_(mean)
@@ -97,16 +87,15 @@ def batch_norm(spec: Spec) -> nn.Module:
 
 
 AVERAGED = ("slope_filler", "bias_filler", "momentum", "eps", "frozen")
-"""The words of PSPNet's."""
 OWN = ("scale_filler", "shift_filler", "bn_mode")
-"""Those of SegNet's."""
 OWN_EPS = 1e-9
 
 
 class AveragedBN(nn.Module):
-    """(B, C, H, W) to the same: by the batch's own mean and variance while training, else by their
-    averages, of which each batch keeps a share of `momentum`. If frozen, always by the averages,
-    and nothing is trained. Blobs are (1, C, 1, 1).
+    """PSPNet's BN of (B, C, H, W), with blobs of (1, C, 1, 1).
+
+    Training uses the batch's statistics, and inference their averages, of which each batch keeps a
+    share of `momentum`. If frozen, it always uses the averages, and nothing is trained.
     """
 
     weight: Tensor
@@ -137,7 +126,7 @@ class AveragedBN(nn.Module):
 
 
 class OwnBN(nn.Module):
-    """(B, C, H, W) to the same: by the batch's own mean and variance, training or not."""
+    """SegNet's BN of (B, C, H, W). It always uses the batch's own mean and variance."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -149,7 +138,7 @@ class OwnBN(nn.Module):
 
 
 class ScaleShift(OwnBN):
-    """(B, C, H, W) to the same: the statistics are in the scale and the shift."""
+    """SegNet's BN for inference, where the scale and the shift contain the statistics."""
 
     def forward(self, planes: Tensor) -> Tensor:
         return planes * self.weight + self.bias
@@ -163,8 +152,7 @@ def normalized(
     mean: Tensor | None = None,
     variance: Tensor | None = None,
 ) -> Tensor:
-    """By the mean and the variance that are given, or by the planes' own."""
-    # Unlike functional.batch_norm it takes planes of a single value, as of a global pooling.
+    # Unlike functional.batch_norm it accepts planes of one value, as after global pooling.
     return torch.batch_norm(
         planes,
         weight.flatten(),
@@ -209,12 +197,12 @@ def fork_batch_norm(spec: Spec) -> nn.Module:
 
 
 class Normalize(nn.Module):
-    """(B, C, …) to length 1 and times the scale: at each place, or over the whole sample."""
+    """Compute x / sqrt(sum of x² + eps) · scale, at each place or over the whole sample."""
 
     def __init__(
         self, channels: int, across_spatial: bool, channel_shared: bool, eps: float
     ) -> None:
-        """channel_shared: one scale, of shape (), for all channels; otherwise (C,)."""
+        """channel_shared: Use one scale, of shape (), for all channels; otherwise (C,)."""
         super().__init__()
         self.weight = nn.Parameter(torch.ones(() if channel_shared else (channels,)))
         self.across_spatial, self.eps = across_spatial, eps
@@ -228,7 +216,7 @@ class Normalize(nn.Module):
 
 
 class MVN(nn.Module):
-    """(B, C, …) less its mean, over its deviation: of each plane, or of the whole sample."""
+    """Normalize each plane, or the whole sample (B, C, …), to mean 0 and perhaps variance 1."""
 
     def __init__(self, across_channels: bool, normalize_variance: bool, eps: float) -> None:
         super().__init__()
@@ -242,8 +230,8 @@ class MVN(nn.Module):
             return centered
         variance = centered.square().mean(axes, keepdim=True)
         deviation = variance.detach().sqrt() + self.eps
-        # Caffe's gradient takes eps for a part of the variance. So it is finite for a plane of one
-        # value, too.
+        # Caffe's gradient treats eps as part of the variance, so it is finite even for a plane of
+        # one value.
         return centered / (variance + (deviation.square() - variance.detach())).sqrt()
 
 
@@ -287,7 +275,7 @@ def lrn(spec: Spec) -> nn.Module:
             param.line_of("local_size"),
         )
     region = param.choice("norm_region", ("ACROSS_CHANNELS", "WITHIN_CHANNEL"), "ACROSS_CHANNELS")
-    if region == "WITHIN_CHANNEL":  # where Caffe does not look at k
+    if region == "WITHIN_CHANNEL":  # Caffe ignores k there
         return LocalResponseNormWithinChannel(size, alpha, beta)
     return LocalResponseNorm(size, alpha, beta, k)
 

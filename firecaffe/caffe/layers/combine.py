@@ -1,9 +1,7 @@
-"""Eltwise, Concat, Slice and Split: several blobs to one, one to several.
-
-ArgMax, Reduction and Tile.
+"""Layers that combine, split or reduce blobs: Eltwise, Concat, Slice, ArgMax, Tile and others.
 
 Source: Caffe's API documentation (caffe.berkeleyvision.org/doxygen), ArgMaxLayer, ReductionLayer
-and TileLayer; which of two equal values ArgMax takes was measured.
+and TileLayer. Which of two equal values ArgMax returns was measured.
 """
 
 import math
@@ -17,8 +15,6 @@ from firecaffe.caffe.layers.spec import Kind, Spec, positive
 
 
 class Product(nn.Module):
-    """Element by element."""
-
     def forward(self, first: Tensor, *others: Tensor) -> Tensor:
         product = first
         for each in others:
@@ -27,8 +23,6 @@ class Product(nn.Module):
 
 
 class Sum(nn.Module):
-    """Element by element, each bottom times its coefficient."""
-
     def __init__(self, coefficients: list[float]) -> None:
         super().__init__()
         self.coefficients = coefficients
@@ -45,9 +39,7 @@ class Sum(nn.Module):
 
 
 class Maximum(nn.Module):
-    """Element by element. Of equal ones Caffe's gradient goes to the second, then to those that are
-    above; torch.maximum would share it.
-    """
+    """The largest elements. As in Caffe, a tie's gradient goes to one bottom; torch splits it."""
 
     def forward(self, first: Tensor, *others: Tensor) -> Tensor:
         largest, *further = first, *others
@@ -82,8 +74,6 @@ def eltwise(spec: Spec) -> nn.Module:
 
 
 class Concat(nn.Module):
-    """One behind the other along an axis."""
-
     def __init__(self, axis: int) -> None:
         super().__init__()
         self.axis = axis
@@ -110,8 +100,6 @@ def concat(spec: Spec) -> nn.Module:
 
 
 class Slice(nn.Module):
-    """Parts along an axis, cut at the points; without points, `parts` equal ones."""
-
     def __init__(self, axis: int, sizes: list[int]) -> None:
         super().__init__()
         self.axis, self.sizes = axis, sizes
@@ -147,8 +135,6 @@ def slice_(spec: Spec) -> nn.Module:
 
 
 class Split(nn.Module):
-    """The same blob under several names."""
-
     def __init__(self, count: int) -> None:
         super().__init__()
         self.count = count
@@ -166,12 +152,13 @@ OPERATIONS = ("", "SUM", "ASUM", "SUMSQ", "MEAN")
 
 
 class ArgMax(nn.Module):
-    """Where the largest values are, or they themselves; of equal ones the last comes first."""
+    """The places of the largest values, or the values. Of equal values the last comes first.
+
+    Without an axis, each sample is flattened. The top is (B, 1, top_k), or (B, 2, top_k) with the
+    values in the second row, followed by axes of size 1 up to the bottom's number of axes.
+    """
 
     def __init__(self, top_k: int, axis: int | None, out_max_val: bool) -> None:
-        """axis: None flattens each sample, and the top is (B, 1, top_k), or (B, 2, top_k) with the
-        values in the second row, with axes of 1 behind it up to the bottom's.
-        """
         super().__init__()
         self.top_k, self.axis, self.out_max_val = top_k, axis, out_max_val
 
@@ -184,7 +171,6 @@ class ArgMax(nn.Module):
         return rows.view(*rows.shape, *[1] * (values.dim() - 3))
 
     def found(self, values: Tensor, axis: int) -> tuple[Tensor, Tensor]:
-        """The places as numbers of the bottom's type, and the values."""
         backward = values.flip(axis)
         if self.top_k == 1:
             largest, places = backward.max(axis, keepdim=True)
@@ -195,8 +181,6 @@ class ArgMax(nn.Module):
 
 
 class Reduction(nn.Module):
-    """All axes from `axis` on become one number, times a coefficient."""
-
     def __init__(self, operation: str, axis: int, coeff: float) -> None:
         super().__init__()
         self.operation, self.axis, self.coeff = operation, axis, coeff
@@ -213,8 +197,6 @@ class Reduction(nn.Module):
 
 
 class Tile(nn.Module):
-    """The bottom, so many times one behind the other along an axis."""
-
     def __init__(self, axis: int, tiles: int) -> None:
         super().__init__()
         self.axis, self.tiles = axis, tiles

@@ -1,26 +1,14 @@
-"""Convolution and Deconvolution, as torch's own modules.
+"""Convolution, Deconvolution, depthwise convolutions of forks, Crop, Interp and Upsample.
 
-Caffe's filters are (num_output, channels / group, rows, columns) as torch's; a deconvolution's are
-(channels, num_output / group, rows, columns), as those of torch's transposed convolution.
-
-Convolutions of forks that have a group for each channel, whatever `group` says.
-
-Sources of the facts: ConvolutionDepthwise, github.com/xieguotian/caffe; DepthwiseConvolution,
-github.com/yonghenglh6/DepthwiseConvolution. Both make as many channels as come in.
-
-Crop: the first bottom, cut to the size of the second.
-
-Source: Caffe's tutorial on layers (caffe.berkeleyvision.org/tutorial/layers/crop.html): the axes
-from `axis` on are cut; `offset` is none, one for all of them, or one for each.
-
-Layers that resize planes: Interp (bilinear), Upsample (each value repeated, or by a mask).
-
-Sources of the facts: Interp, the forks of DeepLab (github.com/gpapan/caffe) and PSPNet
-(github.com/hszhao/PSPNet), of which the second takes shrink_factor and zoom_factor together. The
-corners of both planes lie on each other. Upsample, the forks of MobileNet-YOLO
-(github.com/eric612/MobileNet-YOLO: one bottom, scale) and of SegNet
-(github.com/alexgkendall/caffe-segnet: a second bottom says where in the plane each value was the
-largest).
+Caffe's filters have torch's shapes: (num_output, channels / group, rows, columns), and (channels,
+num_output / group, rows, columns) for a deconvolution. ConvolutionDepthwise
+(github.com/xieguotian/caffe) and DepthwiseConvolution (github.com/yonghenglh6/DepthwiseConvolution)
+have one group per channel, whatever `group` says, and as many outputs. Crop cuts the axes from
+`axis` on (caffe.berkeleyvision.org/tutorial/layers/crop.html); `offset` is none, one for all, or
+one for each. Interp aligns the corners of both planes. It is from the forks of DeepLab
+(github.com/gpapan/caffe) and PSPNet (github.com/hszhao/PSPNet), which uses shrink_factor and
+zoom_factor together. Upsample repeats each value (github.com/eric612/MobileNet-YOLO), or puts it
+where a second bottom says (github.com/alexgkendall/caffe-segnet).
 """
 
 from collections.abc import Sequence
@@ -37,15 +25,11 @@ from firecaffe.caffe.message import Field, Message
 
 
 class Convolutions(nn.Conv2d):
-    """The same filters over several bottoms, each to a top."""
-
     def forward(self, *bottoms: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
         return tuple(super(Convolutions, self).forward(each) for each in bottoms)
 
 
 class Deconvolutions(nn.ConvTranspose2d):
-    """The same filters over several bottoms, each to a top."""
-
     def forward(self, *bottoms: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
         return tuple(super(Deconvolutions, self).forward(each) for each in bottoms)
 
@@ -120,10 +104,9 @@ def depthwise(spec: Spec) -> nn.Module:
 
 
 class Crop(nn.Module):
-    """forward((…), (…)): the first, with the second's sizes from `axis` on."""
+    """Cut the first bottom to the second's sizes from `axis` on, at one offset for each axis."""
 
     def __init__(self, axis: int, offsets: Sequence[int]) -> None:
-        """offsets: one for each axis from `axis` on."""
         super().__init__()
         self.axis, self.offsets = axis, tuple(offsets)
 
@@ -163,14 +146,11 @@ def crop(spec: Spec) -> Crop:
 
 
 class Interp(nn.Module):
-    """(B, C, H, W), cut at its border, to another height and width by bilinear interpolation."""
+    """Cut the border of (B, C, H, W) and resize it to `size`, or by shrink and zoom."""
 
     def __init__(
         self, shrink: int, zoom: int, size: tuple[int, int] | None, cut: tuple[int, int]
     ) -> None:
-        """size: the height and width; None takes what shrink and zoom make.
-        cut: so many rows and columns go at the beginning and at the end.
-        """
         super().__init__()
         self.shrink, self.zoom, self.size, self.cut = shrink, zoom, size, cut
 
@@ -187,8 +167,6 @@ class Interp(nn.Module):
 
 
 class Upsample(nn.Module):
-    """(B, C, H, W): each value as a square of scale times scale."""
-
     def __init__(self, scale: int) -> None:
         super().__init__()
         self.scale = scale
@@ -198,7 +176,7 @@ class Upsample(nn.Module):
 
 
 class Unpool(nn.Module):
-    """(B, C, H, W) and the places of its values in a larger plane, which is 0 elsewhere."""
+    """Place values in a larger plane of zeros, at the places (B, C, H, W) of the second bottom."""
 
     def __init__(self, size: tuple[int, int]) -> None:
         super().__init__()
@@ -248,7 +226,6 @@ def upsample(spec: Spec) -> Upsample | Unpool:
 
 
 def unpooled(spec: Spec) -> tuple[int, int]:
-    """The height and width that SegNet's layer makes."""
     param = spec.param
     if tuple(spec.bottoms[0]) != tuple(spec.bottoms[1]):
         raise spec.layer.error(

@@ -1,11 +1,8 @@
-"""Layers that read samples: what they call them, and their shapes as far as the file knows them.
+"""Data layers, with the shapes of their tops as far as the file says them, and sample selection.
 
-They are no modules: their tops are the net's inputs, and data sets stand for them.
-
-Layers that choose samples by another bottom: BatchReindex and Filter.
-
-Source: Caffe's API documentation (caffe.berkeleyvision.org/doxygen), BatchReindexLayer and
-FilterLayer.
+Data layers are no modules: their tops are the net's inputs, and data sets replace them.
+BatchReindex and Filter select samples by another bottom, as in Caffe's API documentation
+(caffe.berkeleyvision.org/doxygen).
 """
 
 from collections.abc import Callable
@@ -17,11 +14,10 @@ from firecaffe.caffe.layers.spec import Kind, Shape, Spec, want_axes, want_tops
 from firecaffe.caffe.message import Message
 
 LABELS_AXES = 8
-"""Of a box in AnnotatedData's labels: image, class, instance, four corners, whether difficult."""
+"""Numbers per box in AnnotatedData's labels: image, class, instance, four corners, difficult."""
 
 
 def _images(layer: Message, name: str) -> Shape | None:
-    """The images of a layer with a transform_param, as far as their size is said."""
     param, transform = layer.message(name), layer.message("transform_param")
     batch = max(1, param.integer("batch_size", 1))
     is_gray = transform.flag("force_gray") or not param.flag("is_color", True)
@@ -34,8 +30,6 @@ def _images(layer: Message, name: str) -> Shape | None:
 
 
 def _labelled(name: str) -> Callable[[Message], list[Shape | None]]:
-    """Images, and a number for each."""
-
     def shapes(layer: Message) -> list[Shape | None]:
         batch = max(1, layer.message(name).integer("batch_size", 1))
         return [_images(layer, name), (batch,)]
@@ -83,33 +77,26 @@ SOURCES: dict[str, Callable[[Message], list[Shape | None]]] = {
     "MemoryData": _memory,
     "WindowData": _labelled("window_data_param"),
 }
-"""The shapes of their tops, in their order, by type; None where the file does not say one."""
 
 
 def shapes_of(layer: Message) -> list[Shape | None]:
-    """The shape of each top of a layer that reads samples; None where the file does not say it.
-
-    A layer of a type that is not known is one too, if it takes no blob.
-    """
+    """Return the shape of each top of a data layer; None if the file does not say it."""
     tops = layer.texts("top")
     found = SOURCES.get(layer.text("type"), _unknown)(layer)
-    if len(found) == 1:  # one for all
+    if len(found) == 1:  # one shape for all tops
         found = found * len(tops)
     return [*found, *[None] * len(tops)][: len(tops)]
 
 
 class BatchReindex(nn.Module):
-    """(B, …) and (N,) of places in the batch: (N, …). A sample may come several times."""
+    """Select samples of (B, …) by (N,) places in the batch. A sample may occur several times."""
 
     def forward(self, values: Tensor, places: Tensor) -> Tensor:
         return values[places.long()]
 
 
 class Filter(nn.Module):
-    """The samples of each bottom for which the last bottom, (B, 1, …), is not 0.
-
-    On the meta device, where nothing can be chosen, all of them.
-    """
+    """Keep samples for which the last bottom, (B, 1, …), is not 0; on the meta device, all."""
 
     def forward(self, *bottoms: Tensor) -> Tensor | tuple[Tensor, ...]:
         *values, selector = bottoms

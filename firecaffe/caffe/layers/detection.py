@@ -1,13 +1,9 @@
-"""PriorBox: the boxes of fixed sizes and shapes around each place of a plane.
+"""SSD's layers (arXiv 1512.02325): PriorBox (section 2.2) and DetectionOutput.
 
-Source: SSD (arXiv 1512.02325, section 2.2); the order of the boxes as in its fork
-(github.com/weiliu89/caffe): for each min_size, its square; the square of sqrt(min · max); then the
-aspect ratios in the file's order, each followed by its inverse if `flip`.
-
-DetectionOutput: from SSD's predictions to boxes: decoded, and the best of those that overlap.
-
-Source: SSD (arXiv 1512.02325); codes, order and thresholds as in its fork
-(github.com/weiliu89/caffe). Of equal scores the first box, then the first label, comes first.
+Codes, thresholds and order are those of its fork (github.com/weiliu89/caffe). PriorBox makes for
+each min_size its square, then the square of sqrt(min · max), then the aspect ratios in the file's
+order, each followed by its inverse if `flip`. DetectionOutput keeps the best of the boxes that
+overlap; of equal scores, the first box comes first, then the first label.
 """
 
 import math
@@ -22,12 +18,14 @@ from firecaffe.caffe.layers.shape import check_bottoms
 from firecaffe.caffe.layers.spec import Kind, Spec, positive, want_axes
 
 EQUAL = 1e-6
-"""Aspect ratios that differ by less are the same."""
+"""Aspect ratios that differ by less are equal."""
 
 
 class PriorBox(nn.Module):
-    """forward(planes, images): (1, 2, H · W · boxes · 4), the corners x1, y1, x2, y2 as shares of
-    the image's size, and the variance of each.
+    """Make (1, 2, H · W · boxes · 4): x1, y1, x2, y2 as shares of the image, and their variances.
+
+    `sizes` are width and height of each box, `image` and `step` height and width, all in pixels. If
+    `image` is 0, the images' size is used; if `step` is 0, the image's size over the planes'.
     """
 
     def __init__(
@@ -39,10 +37,6 @@ class PriorBox(nn.Module):
         offset: float,
         clip: bool,
     ) -> None:
-        """sizes: width and height of each box, in pixels. variances: four.
-        image, step: height and width, in pixels; 0 takes those of the images, and theirs over the
-        planes'.
-        """
         super().__init__()
         self.sizes, self.variances = list(sizes), list(variances)
         self.image, self.step, self.offset, self.clip = image, step, offset, clip
@@ -90,7 +84,6 @@ def prior_box(spec: Spec) -> PriorBox:
 
 
 def box_sizes(spec: Spec) -> list[tuple[float, float]]:
-    """Width and height of each box of a place."""
     param = spec.param
     smallest, largest = param.numbers("min_size"), param.numbers("max_size")
     if not smallest or min(smallest) <= 0:
@@ -119,7 +112,7 @@ def box_sizes(spec: Spec) -> list[tuple[float, float]]:
 
 
 def aspect_ratios(spec: Spec) -> list[float]:
-    """Those beside 1, which min_size has."""
+    """Return the aspect ratios except 1, which min_size has."""
     found = [1.0]
     flip = spec.param.flag("flip", True)
     for ratio in spec.param.numbers("aspect_ratio"):
@@ -134,7 +127,7 @@ def aspect_ratios(spec: Spec) -> list[float]:
 
 
 def pair(spec: Spec, both: str, high: str, wide: str) -> tuple[float, float]:
-    """Height and width, given as one number or as two; (0, 0) if not given."""
+    """Return height and width, given as one number or as two; (0, 0) if not given."""
     param = spec.param
     if not any(map(param.has, (both, high, wide))):
         return 0.0, 0.0
@@ -156,8 +149,6 @@ CODES = ("", "CORNER", "CENTER_SIZE", "CORNER_SIZE")
 
 @dataclass(frozen=True)
 class Rules:
-    """What is kept, and how a box is coded."""
-
     num_classes: int
     share_location: bool
     background_label_id: int
@@ -166,22 +157,20 @@ class Rules:
     confidence_threshold: float
     nms_threshold: float
     eta: float
-    """What the threshold is multiplied by after each box that is kept, while it is above 0.5."""
+    """The factor of the threshold after each kept box, while the threshold is above 0.5."""
     top_k: int
-    """So many of a class at most, before overlaps go; below 0, all."""
+    """The most boxes of a class before overlaps are removed; below 0, all."""
     keep_top_k: int
-    """So many of an image at most, behind that; below 0, all."""
+    """The most boxes of an image after that; below 0, all."""
 
 
 class DetectionOutput(nn.Module):
-    """forward(locations, confidences, priors): (1, 1, N, 7), a row of image, label, confidence, x1,
-    y1, x2, y2 for each box: by image, label, and falling confidence.
+    """Return (1, 1, N, 7): image, label, confidence, x1, y1, x2, y2 for each box.
 
-    N depends on the numbers. If there is none, a row of -1 for each image, which is its first
-    entry. On the meta device N is the most that there can be: with keep_top_k, that for each image.
-
-    locations (B, boxes · 4), or · classes if not shared; confidences (B, boxes · classes), each as
-    Flatten leaves them; priors (1, 2, boxes · 4) as of PriorBox.
+    Rows are sorted by image, label and falling confidence. N depends on the values. Without any box
+    there is a row per image: its number and -1s. On the meta device N is the most possible, which
+    keep_top_k limits for each image. The bottoms are locations (B, boxes · 4), or · classes if not
+    shared; confidences (B, boxes · classes), as Flatten gives them; priors (1, 2, boxes · 4).
     """
 
     def __init__(self, rules: Rules) -> None:
@@ -220,7 +209,7 @@ class DetectionOutput(nn.Module):
 
 
 def decoded(codes: Tensor, priors: Tensor, rules: Rules) -> Tensor:
-    """(B, boxes, labels, 4) of codes to corners."""
+    """Decode (B, boxes, labels, 4) to corners."""
     low, high = priors[0, 0].view(-1, 1, 4).chunk(2, -1)
     variance = priors[0, 1].view(-1, 1, 4)
     if not rules.variance_encoded_in_target:
@@ -237,7 +226,7 @@ def decoded(codes: Tensor, priors: Tensor, rules: Rules) -> Tensor:
 
 @dataclass(frozen=True)
 class Candidates:
-    """(B, labels, K): the boxes of each label by falling score, and which of them count."""
+    """The boxes of each label by falling score and whether they count, (B, labels, K) each."""
 
     box: Tensor
     score: Tensor
@@ -245,7 +234,6 @@ class Candidates:
 
 
 def candidates(scores: Tensor, rules: Rules) -> Candidates:
-    """scores: (B, labels, boxes)."""
     counts = scores > rules.confidence_threshold
     most = int(counts.sum(-1).max())
     most = min(most, rules.top_k) if rules.top_k >= 0 else most
@@ -255,9 +243,7 @@ def candidates(scores: Tensor, rules: Rules) -> Candidates:
 
 
 def best_apart(boxes: Tensor, counts: Tensor, rules: Rules) -> Tensor:
-    """Which of (B, labels, K, 4), best first, overlap no better one that is kept by more than the
-    threshold. Every label of every image at once.
-    """
+    """Select boxes, sorted best first, that overlap no better selected box above the threshold."""
     kept = torch.zeros_like(counts)
     threshold = boxes.new_full(counts.shape[:2], rules.nms_threshold)
     for place in range(counts.shape[-1]):
@@ -271,7 +257,7 @@ def best_apart(boxes: Tensor, counts: Tensor, rules: Rules) -> Tensor:
 
 
 def overlap(one: Tensor, others: Tensor) -> Tensor:
-    """Intersection over union of corners; 0 where nothing is in both."""
+    """Return intersection over union of corners; 0 if nothing is in both."""
     side = torch.minimum(one[..., 2:], others[..., 2:]) - torch.maximum(
         one[..., :2], others[..., :2]
     )
@@ -285,7 +271,7 @@ def area(corners: Tensor) -> Tensor:
 
 
 def best_of_image(scores: Tensor, kept: Tensor, most: int) -> Tensor:
-    """kept (B, labels, K), with the `most` best of each image alone."""
+    """Return kept (B, labels, K) reduced to the `most` best boxes of each image."""
     order = scores.where(kept, -math.inf).flatten(1).sort(dim=1, descending=True, stable=True)
     chosen = torch.zeros_like(kept).flatten(1).scatter(1, order.indices[:, :most], True)
     return chosen.view_as(kept) & kept
@@ -304,7 +290,7 @@ def detection_output(spec: Spec) -> DetectionOutput:
         )
     files = param.message("save_output_param")
     if not files.text("output_directory"):
-        files.ignore(*(each.name for each in files.fields))  # no file is asked for
+        files.ignore(*(each.name for each in files.fields))  # no file is written
     if not param.flag("visualize"):
         param.ignore("visualize_threshold", "save_file")
     rules = Rules(

@@ -1,16 +1,7 @@
-"""Functions of one element: ReLU and its kin, Sigmoid, Power, Exp, Log …
+"""Functions of single elements, Dropout, Scale, Bias, Parameter and Axpy.
 
-Dropout, scaled while training, or with scale_train: false while not.
-
-Scale and Bias: times, or plus, a blob along some axes: a learned one, or a second bottom.
-
-Parameter: a blob that is learned, and has no bottom.
-
-Source: Caffe's API documentation (caffe.berkeleyvision.org/doxygen), ParameterLayer.
-
-Axpy: a · x + y, with one a for each channel, in one layer.
-
-Source: the fork of SENet (github.com/hujie-frank/SENet; arXiv 1709.01507).
+Sources: caffe.berkeleyvision.org/doxygen for Parameter, and the fork of SENet
+(github.com/hujie-frank/SENet; arXiv 1709.01507) for Axpy.
 """
 
 import math
@@ -28,8 +19,6 @@ from firecaffe.caffe.layers.spec import Kind, Shape, Spec
 
 
 class Element(nn.Module):
-    """A function of one element."""
-
     def __init__(self, function: Callable[[Tensor], Tensor], shown: str) -> None:
         super().__init__()
         self.function, self.shown = function, shown
@@ -49,7 +38,6 @@ def relu(spec: Spec) -> nn.Module:
 
 
 def prelu(spec: Spec) -> nn.Module:
-    """A slope for each channel, or one for all."""
     check_bottoms(spec, 1)
     if len(spec.bottoms[0]) < 2:
         raise spec.layer.error(f"PReLU {spec.name!r}: its bottom has no channels")
@@ -65,7 +53,6 @@ def elu(spec: Spec) -> nn.Module:
 
 
 def plain(spec: Spec, make: Callable[[], nn.Module]) -> nn.Module:
-    """Of no words but which library computes it."""
     check_bottoms(spec, 1)
     spec.param.ignore("engine")
     return make()
@@ -82,7 +69,7 @@ def _raised(x: Tensor, power: float, scale: float, shift: float) -> Tensor:
 
 
 def power(spec: Spec) -> nn.Module:
-    """(shift + scale x) ^ power."""
+    """Compute (shift + scale x) ^ power."""
     check_bottoms(spec, 1)
     param = spec.param
     words: dict[str, Any] = {
@@ -98,7 +85,7 @@ def _exponential(x: Tensor, factor: float, outer: float) -> Tensor:
 
 
 def exp(spec: Spec) -> nn.Module:
-    """base ^ (shift + scale x); a base of -1 stands for e."""
+    """Compute base ^ (shift + scale x); a base of -1 stands for e."""
     check_bottoms(spec, 1)
     base, scale, shift = _base_scale_shift(spec)
     log_base = 1.0 if base == -1 else math.log(base)
@@ -111,7 +98,7 @@ def _logarithm(x: Tensor, scale: float, shift: float, factor: float) -> Tensor:
 
 
 def log(spec: Spec) -> nn.Module:
-    """The logarithm of shift + scale x; a base of -1 stands for e."""
+    """Compute the logarithm of shift + scale x; a base of -1 stands for e."""
     check_bottoms(spec, 1)
     base, scale, shift = _base_scale_shift(spec)
     words: dict[str, Any] = {
@@ -138,7 +125,6 @@ def _is_above(x: Tensor, threshold: float) -> Tensor:
 
 
 def threshold(spec: Spec) -> nn.Module:
-    """1 above the threshold, else 0."""
     check_bottoms(spec, 1)
     words: dict[str, Any] = {"threshold": spec.param.number("threshold", 0.0)}
     return Element(partial(_is_above, **words), _said(words))
@@ -149,7 +135,6 @@ def _swish(x: Tensor, beta: float) -> Tensor:
 
 
 def swish(spec: Spec) -> nn.Module:
-    """x sigmoid(beta x)."""
     check_bottoms(spec, 1)
     spec.param.ignore("engine")
     words: dict[str, Any] = {"beta": spec.param.number("beta", 1.0)}
@@ -167,7 +152,7 @@ def _said(words: dict[str, float]) -> str:
 
 
 class DropoutScaledInTest(nn.Module):
-    """Drops a share p; what is left keeps its size, and without dropping all is times 1 - p."""
+    """Drop a share p without rescaling the rest; without dropping, multiply all by 1 - p."""
 
     def __init__(self, p: float) -> None:
         super().__init__()
@@ -190,16 +175,14 @@ def dropout(spec: Spec) -> nn.Module:
 
 
 def _over(factor: Tensor, ones: int) -> Tensor:
-    """With so many axes of 1 behind, so that it goes along the axes before them."""
+    """Append axes of size 1, so that the factor is broadcast along the axes before them."""
     return factor.reshape(*factor.shape, *[1] * ones)
 
 
 class Scale(nn.Module):
-    """Times `weight`, or times a second bottom, and plus `bias` if there is one.
+    """Multiply by `weight` or a second bottom, and add `bias` if any.
 
-    Args:
-        shape: Of the factor.
-        ones: How many axes of the bottom lie behind those of the factor.
+    ones: The number of the bottom's axes behind those of the factor.
     """
 
     weight: nn.Parameter | None
@@ -219,8 +202,6 @@ class Scale(nn.Module):
 
 
 class Bias(nn.Module):
-    """Plus `bias`, or plus a second bottom; the words as Scale's."""
-
     bias: nn.Parameter | None
 
     def __init__(self, shape: Shape, ones: int, has_bias: bool) -> None:
@@ -235,7 +216,6 @@ class Bias(nn.Module):
 
 
 def _shape(spec: Spec) -> tuple[Shape, int]:
-    """The shape of the factor or summand, and how many axes lie behind it."""
     check_bottoms(spec, 1, 2)
     bottom = spec.bottoms[0]
     if len(spec.bottoms) == 2 and spec.bottoms[1] == ():
@@ -282,7 +262,7 @@ def bias(spec: Spec) -> nn.Module:
 
 
 class Parameter(nn.Module):
-    """forward(): the parameter itself. It starts at 0, as Caffe gives it no filler."""
+    """Return the parameter. It starts at 0, as Caffe gives it no filler."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -301,7 +281,7 @@ def parameter(spec: Spec) -> Parameter:
 
 
 class Axpy(nn.Module):
-    """(B, C) or (B, C, 1, 1), and two of (B, C, …): the first times the second plus the third."""
+    """Compute a · x + y for a of (B, C) or (B, C, 1, 1), and x and y of (B, C, …)."""
 
     def forward(self, scale: Tensor, values: Tensor, others: Tensor) -> Tensor:
         shape = (*values.shape[:2], *[1] * (values.dim() - 2))

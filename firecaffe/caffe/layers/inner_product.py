@@ -1,11 +1,8 @@
-"""InnerProduct: a fully connected layer over all axes from `axis` on.
+"""InnerProduct, a fully connected layer over all axes from `axis` on, and Embed, a table of rows.
 
-Caffe flattens channels, rows and columns in that order, which is torch's. Its weights are
-(num_output, inputs), as torch's; with `transpose` they are (inputs, num_output).
-
-Embed: the rows of a table that whole numbers choose.
-
-Source: Caffe's API documentation (caffe.berkeleyvision.org/doxygen), EmbedLayer.
+Caffe flattens channels, rows and columns in torch's order. Its weights are (num_output, inputs)
+like torch's, or (inputs, num_output) with `transpose`. Source for Embed:
+caffe.berkeleyvision.org/doxygen.
 """
 
 import math
@@ -21,8 +18,6 @@ from firecaffe.caffe.layers.spec import Kind, Spec, positive
 
 
 class InnerProductFrom(nn.Linear):
-    """Over the axes from `axis` on, of which there may be several."""
-
     def __init__(self, inputs: int, outputs: int, axis: int, bias: bool) -> None:
         super().__init__(inputs, outputs, bias)
         self.axis = axis
@@ -32,8 +27,6 @@ class InnerProductFrom(nn.Linear):
 
 
 class TransposedInnerProduct(nn.Module):
-    """With weights of (inputs, outputs)."""
-
     def __init__(self, inputs: int, outputs: int, axis: int, bias: bool) -> None:
         super().__init__()
         self.axis = axis
@@ -45,9 +38,7 @@ class TransposedInnerProduct(nn.Module):
 
 
 def inner_product(spec: Spec) -> nn.Module:
-    """A plain nn.Linear over (batch, inputs) where that is enough: the net flattens what goes into
-    one, so that all that knows nn.Linear knows it.
-    """
+    """Make a plain nn.Linear if possible, as other code knows it; the net flattens its input."""
     check_bottoms(spec, 1)
     param = spec.param
     param.ignore("engine")
@@ -72,7 +63,7 @@ def inner_product(spec: Spec) -> nn.Module:
 
 
 class Embed(nn.Module):
-    """(…) of whole numbers below input_dim, of any type, to (…, num_output)."""
+    """Map (…) of whole numbers below input_dim, of any type, to (…, num_output)."""
 
     def __init__(self, input_dim: int, num_output: int, bias_term: bool) -> None:
         super().__init__()

@@ -1,7 +1,4 @@
-"""Losses of samples that have a class.
-
-Which samples of a loss count, and what their sum is divided by: a layer's loss_param.
-"""
+"""Losses of samples that have a class, and loss_param: which samples count, and the divisor."""
 
 from dataclasses import dataclass
 from math import log
@@ -18,38 +15,31 @@ from firecaffe.caffe.message import Message
 from firecaffe.caffe.wire import opened
 
 FULL, VALID, BATCH_SIZE, NONE = NORMALIZATIONS = ("FULL", "VALID", "BATCH_SIZE", "NONE")
-"""Caffe's, in the order of its enum."""
 
 DEFAULTS = {"InfogainLoss": VALID, "SigmoidCrossEntropyLoss": BATCH_SIZE, "SoftmaxWithLoss": VALID}
-"""Of the losses that have one, if none is named."""
+"""The normalization of each type that has one, if the file names none."""
 
 NO_LABEL = -(2**63)
-"""The label that is ignored where none is; no file can hold it."""
+"""The ignored label if none is configured; no file can hold it."""
 
 
 @dataclass(frozen=True)
 class Normalization:
-    """What a loss_param says."""
-
     how: str
-    """What the sum of the losses is divided by: FULL, all places; VALID, those that count;
-    BATCH_SIZE, the samples; NONE, 1.
-    """
+    """The divisor: FULL, all places; VALID, those that count; BATCH_SIZE, samples; NONE, 1."""
     ignore_label: int | None = None
-    """Places with this label do not count."""
 
     @property
     def is_mean(self) -> bool:
-        """Whether the loss of a batch is the mean of those of its parts of equal size."""
+        """Whether the loss of a batch is the mean of the losses of its equal parts."""
         return self.how in (FULL, BATCH_SIZE) or (self.how == VALID and self.ignore_label is None)
 
     def known(self, labels: Tensor) -> Tensor:
-        """The labels, with 0 in the place of those that do not count."""
         ignored = self.ignore_label
         return labels if ignored is None else labels.where(labels != ignored, 0)
 
     def of_places(self, each: Tensor, labels: Tensor) -> Tensor:
-        """The loss, of that of each place and its label: (samples, places of a sample), int64."""
+        """Return the loss from losses and int64 labels of (samples, places of a sample) each."""
         outer, inner = labels.shape
         by: Tensor | int = {FULL: outer * inner, BATCH_SIZE: outer, NONE: 1}.get(self.how, 0)
         if self.ignore_label is not None:
@@ -60,10 +50,10 @@ class Normalization:
 
 
 def normalization_of(layer: Message) -> Normalization:
-    """That of a layer whose type is in DEFAULTS. Raises: CaffeError."""
+    """Return the normalization of a layer whose type is in DEFAULTS. Raises CaffeError."""
     param = layer.message("loss_param")
     how = param.choice("normalization", NORMALIZATIONS, "")
-    old = param.flag("normalize", True)  # before 2015; a normalization beside it is what counts
+    old = param.flag("normalize", True)  # before 2015; `normalization` overrides it
     if not how:
         default = DEFAULTS[layer.text("type")]
         how = (VALID if old else BATCH_SIZE) if param.has("normalize") else default
@@ -71,21 +61,16 @@ def normalization_of(layer: Message) -> Normalization:
 
 
 def without_normalization(spec: Spec) -> None:
-    """Of a loss that reads no loss_param: in Caffe it has no effect there either."""
+    """Ignore the loss_param of a loss that does not use it, as in Caffe."""
     spec.layer.message("loss_param").ignore("ignore_label", "normalization", "normalize")
 
 
 def ignored_label(param: Message) -> int | None:
-    """The label of places that do not count; None if all do."""
     return param.integer("ignore_label") if param.has("ignore_label") else None
 
 
 def in_rows(spec: Spec, values: Tensor, labels: Tensor, axis: int) -> tuple[Tensor, Tensor]:
-    """The values as (outer, classes, inner), and the label of each place as int64 (outer, inner),
-    whatever the shape in which labels come. axis: that of the classes.
-
-    Raises: CaffeError if there is not one label for each place.
-    """
+    """Reshape values to (outer, classes, inner) and labels, one each, to int64 (outer, inner)."""
     outer, inner = values.shape[:axis].numel(), values.shape[axis + 1 :].numel()
     if labels.numel() != outer * inner:
         raise spec.layer.error(
@@ -99,22 +84,22 @@ def in_rows(spec: Spec, values: Tensor, labels: Tensor, axis: int) -> tuple[Tens
 
 
 def with_gradient_of(value: Tensor, other: Tensor) -> Tensor:
-    """The value, with the other's gradient: where Caffe reports one thing and trains on another."""
+    """Return the value with the other's gradient: Caffe reports one thing and trains on another."""
     return value.detach() + (other - other.detach())
 
 
 LEAST = torch.finfo(torch.float32).tiny
-"""FLT_MIN: what Caffe takes for a probability that is less, in what it reports."""
+"""FLT_MIN, the least probability in the losses that Caffe reports."""
 
 LEAST_OF_OLD = 1e-20
-"""What MultinomialLogisticLoss and InfogainLoss take."""
+"""The least probability of MultinomialLogisticLoss and InfogainLoss."""
 
 
 class SoftmaxWithLoss(nn.Module):
-    """Cross entropy. Bottoms: logits, with the classes along `axis`, and a label for each place.
+    """Cross entropy of logits, with classes along `axis`, and a label for each place.
 
-    What is reported adds at most 87.3365 a place, as -log(FLT_MIN) is; its gradient is that of
-    what is not cut off.
+    The reported loss of a place is at most 87.3365, which is -log(FLT_MIN); its gradient is not
+    cut.
     """
 
     def __init__(self, spec: Spec) -> None:
@@ -129,7 +114,7 @@ class SoftmaxWithLoss(nn.Module):
         rows, classes = in_rows(self.spec, logits, labels, self.axis)
         places = classes.shape
         ignored = self.normalization.ignore_label
-        if classes.shape[1] == 1:  # faster so
+        if classes.shape[1] == 1:  # this is faster
             rows, classes = rows.squeeze(2), classes.squeeze(1)
         each = F.cross_entropy(
             rows, classes, ignore_index=NO_LABEL if ignored is None else ignored, reduction="none"
@@ -141,7 +126,7 @@ class SoftmaxWithLoss(nn.Module):
 
 
 class MultinomialLogisticLoss(nn.Module):
-    """Cross entropy of probabilities, which a Softmax below has made: (N, classes, …)."""
+    """Cross entropy of probabilities (N, classes, …) from a Softmax."""
 
     def __init__(self, spec: Spec) -> None:
         super().__init__()
@@ -158,9 +143,7 @@ class MultinomialLogisticLoss(nn.Module):
 
 
 class InfogainLoss(nn.Module):
-    """Cross entropy of logits, in which each pair of label and class has a weight: H(label, class),
-    from the binaryproto that `source` names, or a third bottom.
-    """
+    """Cross entropy of logits, weighted by H(label, class), from `source` or a third bottom."""
 
     def __init__(self, spec: Spec) -> None:
         super().__init__()
@@ -197,8 +180,9 @@ class InfogainLoss(nn.Module):
 
 
 class HingeLoss(nn.Module):
-    """Of one class against all others: the sum over classes of max(0, 1 - t·x), or of its square,
-    where t is 1 for the label and -1 for others. Bottoms: (N, classes, …) and a label each.
+    """The mean over samples of the sum of max(0, 1 - t·x), or of its square with the norm L2.
+
+    t is 1 for the label and -1 for other classes. The bottoms are (N, classes, …) and a label each.
     """
 
     def __init__(self, spec: Spec) -> None:
@@ -216,10 +200,7 @@ class HingeLoss(nn.Module):
 
 
 def _read(spec: Spec, source: str) -> Tensor:
-    """The numbers of a binaryproto: of a path from the current folder, or from the prototxt's.
-
-    Raises: CaffeError if it is not there, or damaged.
-    """
+    """Read a binaryproto: a path from the current folder, or else from the prototxt's."""
     path = Path(source)
     beside = Path(spec.layer.where).parent / path
     wire = opened(beside if beside.is_file() and not path.is_file() else path)
@@ -234,4 +215,3 @@ LAYERS: dict[str, Kind] = {
     ),
     "SoftmaxWithLoss": Kind(SoftmaxWithLoss, "softmax_param", (), is_loss=True, takes_targets=True),
 }
-"""By the name of the type."""

@@ -1,4 +1,4 @@
-"""Losses of samples whose targets are numbers, and of pairs."""
+"""Losses of samples whose targets are numbers, and of pairs of samples."""
 
 import torch
 import torch.nn.functional as F
@@ -13,12 +13,10 @@ from firecaffe.caffe.layers.shape import check_bottoms
 from firecaffe.caffe.layers.spec import Kind, Spec
 
 EPSILON = 1e-4
-"""What is added to a distance that is divided by, in the gradient of ContrastiveLoss."""
+"""The term added to a distance in the divisor of ContrastiveLoss's gradient."""
 
 
 class _OfSamples(nn.Module):
-    """Of values and targets; the mean of the samples, which no word changes."""
-
     def __init__(self, spec: Spec) -> None:
         super().__init__()
         check_bottoms(spec, 2)
@@ -27,7 +25,7 @@ class _OfSamples(nn.Module):
 
 
 class EuclideanLoss(_OfSamples):
-    """Half the squared distance, the mean of the samples."""
+    """Half the squared distance, as a mean over samples."""
 
     def forward(self, values: Tensor, targets: Tensor) -> Tensor:
         other = alike(self.spec, values, targets)
@@ -35,14 +33,14 @@ class EuclideanLoss(_OfSamples):
 
 
 class L1Loss(_OfSamples):
-    """The sum of the differences, the mean of the samples: of NVIDIA's fork, for DetectNet."""
+    """The sum of absolute differences, as a mean over samples, from NVIDIA's fork for DetectNet."""
 
     def forward(self, values: Tensor, targets: Tensor) -> Tensor:
         return (values - alike(self.spec, values, targets)).abs().sum() / len(values)
 
 
 class SigmoidCrossEntropyLoss(nn.Module):
-    """Binary cross entropy of logits, each by itself; targets from 0 to 1."""
+    """Binary cross entropy of each logit; targets are from 0 to 1."""
 
     def __init__(self, spec: Spec) -> None:
         super().__init__()
@@ -58,11 +56,11 @@ class SigmoidCrossEntropyLoss(nn.Module):
 
 
 class SmoothL1Loss(nn.Module):
-    """Of Fast R-CNN's fork, and of SSD's, whose sigma is 1. With d = inside · (a - b), the mean
-    over samples of outside · (d²/(2·beta) if |d| < beta, else |d| - beta/2), beta = 1/sigma².
+    """The loss of Fast R-CNN's fork, and of SSD's, whose sigma is 1.
 
-    Bottoms: a, b, and then inside, and outside; a weight that is not given is 1.
-    Source: Girshick, "Fast R-CNN", arXiv:1504.08083, (3); Ren et al., arXiv:1506.01497.
+    With d = inside · (a - b) and beta = 1/sigma², it is the mean over samples of outside ·
+    (d²/(2·beta) if |d| < beta, else |d| - beta/2). The bottoms are a, b, inside and outside; a
+    missing weight is 1. Source: Girshick, arXiv:1504.08083, (3); Ren et al., arXiv:1506.01497.
     """
 
     def __init__(self, spec: Spec) -> None:
@@ -90,11 +88,11 @@ class SmoothL1Loss(nn.Module):
 
 
 class ContrastiveLoss(nn.Module):
-    """Of pairs: half the squared distance d of those that belong together, half of
-    max(margin - d, 0)² of others (with legacy_version, of max(margin - d², 0)).
+    """The loss of pairs: half of d² if they belong together, else half of max(margin - d, 0)².
 
-    Bottoms: (N, C), (N, C), and for each pair whether it belongs together.
-    Source: Hadsell, Chopra and LeCun, "Dimensionality Reduction by Learning an Invariant Mapping".
+    d is their distance. With legacy_version the second is half of max(margin - d², 0). The bottoms
+    are (N, C), (N, C), and whether each pair belongs together. Source: Hadsell, Chopra and LeCun,
+    "Dimensionality Reduction by Learning an Invariant Mapping".
     """
 
     def __init__(self, spec: Spec) -> None:
@@ -118,16 +116,13 @@ class ContrastiveLoss(nn.Module):
         else:
             distance = squared.detach().sqrt()
             beyond = (self.margin - distance).relu()
-            # Caffe's gradient: the distance is not 0 in it.
+            # Caffe's gradient divides by the distance plus EPSILON, which is never 0.
             apart = with_gradient_of(beyond.square(), -squared * beyond / (distance + EPSILON))
         return squared.where(is_together, apart).sum() / len(squared) / 2
 
 
 def alike(spec: Spec, values: Tensor, targets: Tensor) -> Tensor:
-    """The targets in the shape and type of the values.
-
-    Raises: CaffeError if they are not as many for each sample.
-    """
+    """Return the targets in the values' shape and type. Raises CaffeError if their sizes differ."""
     if len(targets) != len(values) or targets.numel() != values.numel():
         raise spec.layer.error(
             f"{spec.type} {spec.name} takes bottoms of one shape; found {tuple(values.shape)} and "
@@ -149,4 +144,3 @@ LAYERS: dict[str, Kind] = {
         SmoothL1Loss, "smooth_l1_loss_param", (), is_loss=True, takes_targets=True
     ),
 }
-"""By the name of the type."""

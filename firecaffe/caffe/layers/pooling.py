@@ -1,16 +1,12 @@
-"""Pooling: the largest, the average, or one drawn by chance, of windows that Caffe counts upward.
+"""Pooling: the largest, the average or a randomly drawn element of windows; and SPP.
 
-The number of windows is ceil((size + 2 pad - kernel) / stride) + 1; with padding, a last window
-that would begin behind the image is left out. torch's `ceil_mode` has the same rule, but takes no
-padding beyond half the kernel; for that there are modules of their own here. An average is over the
-window as far as it lies within the padded image. Without padding, and with a stride above the
-kernel, a last window may hold nothing: a real Caffe then writes where it must not, and here it is
-refused.
-
-SPP: pooling into a pyramid of 1, 2 · 2, 4 · 4 … bins, whatever the size of the plane.
-
-Sources: He et al. 2014 (arXiv 1406.4729). That a level's windows are ceil(size / bins) long, how
-they are padded, and what an average divides by: Caffe's SPPLayer and PoolingLayer.
+Caffe rounds the number of windows up: ceil((size + 2 pad - kernel) / stride) + 1. With padding, a
+last window that would begin behind the image is omitted. torch's `ceil_mode` has the same rule but
+allows padding up to half the kernel only, so modules here do the rest. An average is over the part
+of the window in the padded image. Without padding and with a stride above the kernel, a last window
+may be empty. A real Caffe then writes to wrong memory; here it is refused. SPP (He et al. 2014,
+arXiv 1406.4729) pools into 1, 2 · 2, 4 · 4 … bins for any size of plane, with windows of ceil(size
+/ bins); padding and divisor are those of Caffe's SPPLayer and PoolingLayer.
 """
 
 import math
@@ -26,7 +22,7 @@ from firecaffe.caffe.layers.spec import Kind, Spec, positive, want_axes
 
 
 class MaxPoolWithPlaces(nn.MaxPool2d):
-    """And where in the image the largest was: row times columns plus column."""
+    """Return the largest values, and their places in the image: row times columns plus column."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         y, places = F.max_pool2d(
@@ -37,15 +33,11 @@ class MaxPoolWithPlaces(nn.MaxPool2d):
 
 
 class GlobalMaxPool(nn.Module):
-    """The largest of each channel."""
-
     def forward(self, x_BCHW: Tensor) -> Tensor:
         return F.max_pool2d(x_BCHW, x_BCHW.shape[2:])
 
 
 class _Windows(nn.Module):
-    """Windows by Caffe's count."""
-
     def __init__(
         self,
         kernel: tuple[int, int],
@@ -60,18 +52,17 @@ class _Windows(nn.Module):
         return f"{self.kernel}, stride={self.stride}, pad={self.pad}"
 
     def count(self, size: int, axis: int) -> int:
-        """How many windows there are over so many rows (axis 0) or columns (axis 1)."""
+        """Count the windows over `size` rows (axis 0) or columns (axis 1)."""
         kernel, stride, pad = self.kernel[axis], self.stride[axis], self.pad[axis]
         left = size + 2 * pad - kernel
         count = (-(-left // stride) if self.rounds_up else left // stride) + 1
         return count - (any(self.pad) and (count - 1) * stride >= size + pad)
 
     def fit(self, size: int, axis: int) -> bool:
-        """Whether the windows end where the padded image does, so that upward is downward."""
+        """Whether windows end where the padded image does, so that rounding makes no difference."""
         return (size + 2 * self.pad[axis] - self.kernel[axis]) % self.stride[axis] == 0
 
     def padded(self, x: Tensor, value: float) -> Tensor:
-        """The image with as much around it as its windows need, and no more."""
         around: list[int] = []
         for axis in (1, 0):
             size = x.shape[2 + axis]
@@ -88,11 +79,10 @@ class MaxWindows(_Windows):
 class AverageWindows(_Windows):
     def forward(self, x: Tensor) -> Tensor:
         rows, columns = (self.inside(x, axis) for axis in (0, 1))
-        means = F.avg_pool2d(self.padded(x, 0.0), self.kernel, self.stride)  # ONNX has no sums
+        means = F.avg_pool2d(self.padded(x, 0.0), self.kernel, self.stride)  # ONNX cannot sum
         return means * (math.prod(self.kernel) / (rows[:, None] * columns))
 
     def inside(self, x: Tensor, axis: int) -> Tensor:
-        """How many rows, or columns, of each window lie within the padded image."""
         size, pad = x.shape[2 + axis], self.pad[axis]
         starts = [n * self.stride[axis] - pad for n in range(self.count(size, axis))]
         inside = [min(start + self.kernel[axis], size + pad) - start for start in starts]
@@ -100,12 +90,12 @@ class AverageWindows(_Windows):
 
 
 class AveragePool(nn.AvgPool2d):
-    """torch's, whose windows at the lower and right edges are Caffe's if it counts them upward."""
+    """Torch's average pool, with Caffe's windows at the lower and right edges if rounded up."""
 
     def forward(self, x: Tensor) -> Tensor:
         if not torch.compiler.is_exporting():
             return super().forward(x)
-        # OpenCV divides by the whole window there, so a file says what each is divided by.
+        # OpenCV divides by the whole window there, so the exported file has each window's divisor.
         kernel, stride, pad = (_two(each) for each in (self.kernel_size, self.stride, self.padding))
         windows = AverageWindows(kernel, stride, pad, self.ceil_mode)
         if not self.ceil_mode or all(
@@ -117,8 +107,9 @@ class AveragePool(nn.AvgPool2d):
 
 
 class StochasticPool(_Windows):
-    """Zeiler and Fergus 2013 (arXiv 1301.3557): in training an element drawn in proportion to its
-    size, else the mean weighted in that proportion. The elements must not be negative.
+    """Draw an element in proportion to its size (Zeiler and Fergus 2013, arXiv 1301.3557).
+
+    Outside training it is the mean with these weights. Elements must not be negative.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -133,7 +124,7 @@ class StochasticPool(_Windows):
         windows_BCKN = windows.reshape(*x.shape[:2], -1, rows * columns)
         so_far_BCKN = windows_BCKN.detach().cumsum(2)
         limit_BC1N = torch.rand_like(so_far_BCKN[:, :, -1:]) * so_far_BCKN[:, :, -1:]
-        # The first whose sum so far reaches the limit.
+        # The first element whose cumulative sum reaches the limit.
         place_BC1N = (so_far_BCKN < limit_BC1N).sum(2, keepdim=True)
         chosen_BC1N = windows_BCKN.gather(2, place_BC1N.clamp(max=windows_BCKN.shape[2] - 1))
         return chosen_BC1N.reshape(*x.shape[:2], rows, columns)
@@ -172,7 +163,7 @@ def pooling(spec: Spec) -> nn.Module:
             f"{shown(pad)}; expected sizes of at least 1, and padding below the window's"
         )
     up = param.choice("round_mode", ("CEIL", "FLOOR"), "CEIL") == "CEIL"
-    up = param.flag("ceil_mode", up)  # the same in another fork
+    up = param.flag("ceil_mode", up)  # another fork's name for it
     windows = _Windows(kernel, stride, pad, up)
     counts = [windows.count(bottom[2 + axis], axis) for axis in (0, 1)]
     if min(counts) < 1:
@@ -216,7 +207,7 @@ POOLS = ("MAX", "AVE", "STOCHASTIC")
 
 
 class SPP(nn.Module):
-    """(B, C, H, W) to (B, sum of C · bins over the levels); (B, C, 1, 1) for a single level."""
+    """Pool (B, C, H, W) to (B, sum of C · bins over levels); (B, C, 1, 1) if there is one level."""
 
     def __init__(self, levels: int, pool: str) -> None:
         super().__init__()
@@ -238,9 +229,7 @@ class SPP(nn.Module):
 
 
 def windows(size: int, bins: int) -> tuple[int, int, int]:
-    """How long each window is, and how much is added before the plane and behind it, so that there
-    are `bins` of them. An average counts what is added.
-    """
+    """Return the window length for `bins` windows, and the padding before and behind the plane."""
     length = -(-size // bins)
     missing = length * bins - size
     return length, (missing + 1) // 2, missing // 2

@@ -1,10 +1,8 @@
-"""Pooling over regions of interest: ROIPooling (the largest of each bin) and PSROIPooling (the
-average, each bin from channels of its own).
+"""Pooling over regions of interest: ROIPooling (maximum) and PSROIPooling (average).
 
-A region is (image in the batch, x1, y1, x2, y2), in the units of the image.
-
-Sources: Fast R-CNN (arXiv 1504.08083, section 2.1; the rounding as in
-github.com/rbgirshick/caffe-fast-rcnn) and R-FCN (arXiv 1605.06409, section 2; the rounding as in
+In PSROIPooling each bin has its own channels. A region is (image in the batch, x1, y1, x2, y2) in
+the image's units. Sources: Fast R-CNN (arXiv 1504.08083, section 2.1; rounding as in
+github.com/rbgirshick/caffe-fast-rcnn) and R-FCN (arXiv 1605.06409, section 2; rounding as in
 github.com/daijifeng001/caffe-rfcn).
 """
 
@@ -20,13 +18,11 @@ from firecaffe.caffe.layers.shape import check_bottoms
 from firecaffe.caffe.layers.spec import Kind, Spec, positive, want_axes
 
 ROIS_AT_ONCE = 16
-"""How many regions' values are held at the same time."""
+"""The number of regions whose values are in memory at the same time."""
 
 
 class Bins(NamedTuple):
-    """Where each bin of each region begins and ends along one axis, both (R, bins), whole numbers
-    of pixels. An empty one ends where it begins, or before.
-    """
+    """The bins of each region along one axis, (R, bins) of pixels; empty if `after` <= `first`."""
 
     first: Tensor
     after: Tensor
@@ -35,21 +31,19 @@ class Bins(NamedTuple):
         return Bins(self.first[regions], self.after[regions])
 
     def places(self) -> tuple[Tensor, Tensor]:
-        """(R, bins, longest) of the pixels, and which of them are in the bin."""
+        """Return (R, bins, longest) of the pixels, and which of them are in the bin."""
         longest = max(int((self.after - self.first).max()), 1)
         places = self.first.unsqueeze(-1) + torch.arange(longest, device=self.first.device)
         return places, places < self.after.unsqueeze(-1)
 
 
 def rounded(values: Tensor) -> Tensor:
-    """C's round: halves go away from 0."""
+    """Round as C does: halves go away from 0."""
     return values.sign() * (values.abs() + 0.5).floor()
 
 
 def bins_of(start: Tensor, length: Tensor, count: int, offset: Tensor, size: int) -> Bins:
-    """Windows of length / count behind each other from start on, to whole pixels outward; then
-    `offset` is added, and what lies outside of the plane goes.
-    """
+    """Split `length` from `start` on into bins, outward to whole pixels, and add `offset`."""
     place = torch.arange(count, device=start.device, dtype=start.dtype)
     bin_size = (length / count).unsqueeze(-1)
     start, offset = start.unsqueeze(-1), offset.unsqueeze(-1)
@@ -59,7 +53,7 @@ def bins_of(start: Tensor, length: Tensor, count: int, offset: Tensor, size: int
 
 
 class ROIPooling(nn.Module):
-    """(B, C, H, W) and (R, 5) to (R, C, pooled_h, pooled_w); an empty bin is 0."""
+    """Pool (B, C, H, W) over regions (R, 5) to (R, C, pooled_h, pooled_w); an empty bin is 0."""
 
     def __init__(self, pooled: tuple[int, int], spatial_scale: float) -> None:
         super().__init__()
@@ -94,9 +88,7 @@ class ROIPooling(nn.Module):
 
 
 def largest(flat: Tensor, rows: Bins, columns: Bins, width: int) -> Tensor:
-    """(R, C, bins, bins): the first place in (R, C, H · W) with each bin's largest value; -1 for an
-    empty bin.
-    """
+    """Return the first place of each bin's maximum in (R, C, H · W), or -1 for an empty bin."""
     row, row_counts = rows.places()
     column, column_counts = columns.places()
     index = (row[:, :, None, :, None] * width + column[:, None, :, None, :]).flatten(3)
@@ -109,7 +101,7 @@ def largest(flat: Tensor, rows: Bins, columns: Bins, width: int) -> Tensor:
 
 
 class PSROIPooling(nn.Module):
-    """(B, output_dim · group_size², H, W) and (R, 5) to (R, output_dim, group_size, group_size)."""
+    """Pool (B, output_dim · group_size², H, W) to (R, output_dim, group_size, group_size)."""
 
     def __init__(self, output_dim: int, group_size: int, spatial_scale: float) -> None:
         super().__init__()
@@ -135,7 +127,7 @@ class PSROIPooling(nn.Module):
         return total / area.clamp_min(1).unsqueeze(1)
 
     def covered(self, start: Tensor, length: Tensor, size: int, dtype: torch.dtype) -> Tensor:
-        """(R, group_size, size): 1 where a bin covers the row or column, 0 elsewhere."""
+        """Return (R, group_size, size): 1 where a bin covers the row or column, else 0."""
         bins = bins_of(start, length, self.group_size, torch.zeros_like(start), size)
         place = torch.arange(size, device=start.device)
         inside = (place >= bins.first.unsqueeze(-1)) & (place < bins.after.unsqueeze(-1))

@@ -1,14 +1,11 @@
 """Layers over sequences: RNN, LSTM, LSTMUnit, ContinuationIndicator. Time is the first axis.
 
-`cont` says for each step and stream whether it continues a sequence: 1, or 0 where one begins.
-
-Every forward starts from a state of 0, or from the bottoms that expose_hidden gives. Caffe's starts
-from the last state of the batch before, which is the same where each batch begins with cont 0; a
-state that outlives a batch would make the result depend on the number of workers.
-
-Source: Caffe's API documentation (caffe.berkeleyvision.org/doxygen), RNNLayer, LSTMLayer and
-LSTMUnitLayer; the gates stand in the order input, forget, output, candidate. Donahue et al. 2014
-(arXiv 1411.4389). What a state that is exposed passes back is nothing, as there.
+`cont` is, for each step and stream, 1 if a sequence continues and 0 if one begins. Every forward
+starts from a state of 0, or from the bottoms that expose_hidden gives. Caffe starts from the last
+state of the batch before, which is the same if each batch begins with cont 0. A state that outlives
+a batch would make the result depend on the number of workers. Source: Caffe's API documentation
+(caffe.berkeleyvision.org/doxygen); Donahue et al. 2014 (arXiv 1411.4389). The gates have the order
+input, forget, output, candidate. An exposed state passes no gradient back, as in Caffe.
 """
 
 import math
@@ -22,23 +19,24 @@ from firecaffe.caffe.layers.shape import check_bottoms
 from firecaffe.caffe.layers.spec import Kind, Spec, positive, want_axes, want_tops
 
 MOST_STEPS = 10_000
-"""Of a sequence: each is computed by itself, and so is its shape. Caffe makes layers of each."""
+"""The most steps of a sequence. Each is computed separately; Caffe makes layers of each."""
 
 
 def unit(cell: Tensor, gates: Tensor, cont: Tensor) -> tuple[Tensor, Tensor]:
-    """One step: (…, D), (…, 4 · D) and (…, 1) to the cell and the output."""
+    """Compute one step: (…, D), (…, 4 · D) and (…, 1) to the cell and the output."""
     into, forget, out, candidate = gates.chunk(4, -1)
     cell = cont * forget.sigmoid() * cell + into.sigmoid() * candidate.tanh()
     return cell, out.sigmoid() * cell.tanh()
 
 
 class LSTM(nn.Module):
-    """forward(x, cont[, static][, h_0, c_0]): (T, N, …), (T, N), (N, …) and two of (1, N, D) to
-    (T, N, D), and with exposed states the last ones too.
+    """An LSTM: forward(x, cont[, static][, h_0, c_0]) returns (T, N, D) and any exposed states.
+
+    The inputs are (T, N, …), (T, N), (N, …) and two of (1, N, D). Exposed states are the last ones.
     """
 
     def __init__(self, inputs: int, static: int, num_output: int, expose: bool) -> None:
-        """inputs, static: how many values a step and a sequence have; static 0: none."""
+        """inputs, static: The number of values of a step and of a sequence; static 0: none."""
         super().__init__()
         gates = 4 * num_output
         self.input_weight = nn.Parameter(torch.zeros(gates, inputs))
@@ -68,8 +66,10 @@ class LSTM(nn.Module):
 
 
 class RNN(nn.Module):
-    """h = tanh(hidden_weight · cont · h + input_weight · x [+ static_weight · static] + bias), and
-    tanh(output_weight · h + output_bias) is the top; shapes as of LSTM, with one state.
+    """A recurrent network, whose top is tanh(output_weight · h + output_bias).
+
+    h is tanh(hidden_weight · cont · h + input_weight · x [+ static_weight · static] + bias). The
+    shapes are those of LSTM, with one state.
     """
 
     def __init__(self, inputs: int, static: int, num_output: int, expose: bool) -> None:
@@ -99,14 +99,14 @@ class RNN(nn.Module):
 
 
 class LSTMUnit(nn.Module):
-    """forward(c, gates, cont): (1, N, D), (1, N, 4 · D) and (1, N) to the next c and h."""
+    """One step of an LSTM: (1, N, D), (1, N, 4 · D) and (1, N) to the next c and h."""
 
     def forward(self, cell: Tensor, gates: Tensor, cont: Tensor) -> tuple[Tensor, Tensor]:
         return unit(cell, gates, cont.unsqueeze(-1))
 
 
 class ContinuationIndicator(nn.Module):
-    """(T, N) of 1, but of 0 at the first step: each batch begins its sequences."""
+    """Return (T, N) ones with zeros at the first step: each batch begins its sequences."""
 
     def __init__(self, steps: int, streams: int) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class ContinuationIndicator(nn.Module):
 
 
 def recurrent(spec: Spec, kind: type[LSTM] | type[RNN], states: int) -> LSTM | RNN:
-    """states: how many a step hands to the next."""
+    """Make an LSTM or RNN. states: The number of states that a step passes to the next."""
     param = spec.param
     expose = param.flag("expose_hidden")
     param.ignore("debug_info")

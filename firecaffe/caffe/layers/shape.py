@@ -1,11 +1,7 @@
-"""Flatten, Reshape and Silence.
+"""Flatten, Reshape, Silence, Permute, Reverse and ShuffleChannel, and checks of axes and sizes.
 
-Axes and sizes as Caffe's words give them.
-
-Layers that order axes, channels or entries anew: Permute, Reverse, ShuffleChannel.
-
-Sources: Permute, SSD's fork (github.com/weiliu89/caffe): axes that `order` does not name follow in
-their order. ShuffleChannel, ShuffleNet (arXiv 1707.01083, section 3.1).
+Sources: SSD's fork (github.com/weiliu89/caffe) for Permute, where axes that `order` does not name
+follow in their order; ShuffleNet (arXiv 1707.01083, section 3.1) for ShuffleChannel.
 """
 
 import math
@@ -17,12 +13,7 @@ from firecaffe.caffe.layers.spec import Kind, Shape, Spec, positive
 
 
 def axis_of(spec: Spec, word: str, default: int, bottom: Shape, end: int = 0) -> int:
-    """The axis of a bottom that `word` names; negative ones count from the end.
-
-    end: 1 if the place behind the last axis will do too.
-
-    Raises: CaffeError if the bottom has no such axis.
-    """
+    """Return the axis that field `word` names. With end=1 it may be the place behind the last."""
     axis = spec.param.integer(word, default)
     count = len(bottom) + end
     if not -count <= axis < count:
@@ -34,12 +25,7 @@ def axis_of(spec: Spec, word: str, default: int, bottom: Shape, end: int = 0) ->
 
 
 def height_width(spec: Spec, word: str, default: int | None, one: str = "") -> tuple[int, int]:
-    """A size for rows and columns: `word` (one number for both, or two), or one_h and one_w.
-
-    default: if nothing is said; None if something must be.
-
-    Raises: CaffeError.
-    """
+    """Read rows and columns: `word`, or one_h and one_w. With default None they are required."""
     one = one or word
     found = spec.param.integers(word)
     rows, columns = spec.param.integers(f"{one}_h"), spec.param.integers(f"{one}_w")
@@ -66,7 +52,6 @@ def height_width(spec: Spec, word: str, default: int | None, one: str = "") -> t
 
 
 def check_bottoms(spec: Spec, *counts: int) -> None:
-    """Raises: CaffeError if the layer has another number of bottoms."""
     if len(spec.bottoms) not in counts:
         expected = " or ".join(map(str, counts))
         raise spec.layer.error(
@@ -75,7 +60,6 @@ def check_bottoms(spec: Spec, *counts: int) -> None:
 
 
 def shown(shape: Sequence[int]) -> str:
-    """A shape in a line about it."""
     return " x ".join(map(str, shape)) or "a number"
 
 
@@ -86,9 +70,7 @@ def flatten(spec: Spec) -> nn.Module:
 
 
 class Reshape(nn.Module):
-    """Other sizes for the axes from `start` to `stop`: 0 keeps the bottom's, one -1 is what is
-    left.
-    """
+    """Resize the axes from `start` to `stop`: 0 keeps a size, and one -1 is inferred."""
 
     def __init__(self, sizes: list[int], start: int, stop: int) -> None:
         super().__init__()
@@ -121,16 +103,13 @@ def reshape(spec: Spec) -> nn.Module:
             f"Reshape {spec.name!r} makes {shown(sizes)} of axes {start} to {stop} of "
             f"{shown(bottom)}; expected as many elements, and at most one -1"
         )
-    # The batch that the file has in mind is not the one that comes: of several workers, each has
-    # its part.
+    # The file's batch is not the one that arrives: each of several workers has a part of it.
     if start == 0 and -1 not in sizes[:1] and sizes and sizes[0] == bottom[0]:
         sizes = [0, *sizes[1:]]
     return Reshape(sizes, start, stop)
 
 
 class Silence(nn.Module):
-    """Takes blobs that nothing else takes."""
-
     def forward(self, *bottoms: Tensor) -> tuple[Tensor, ...]:
         return ()
 
@@ -140,7 +119,7 @@ def silence(spec: Spec) -> nn.Module:
 
 
 class Permute(nn.Module):
-    """Axis i of the top is axis order[i] of the bottom."""
+    """Reorder axes: axis i of the top is axis order[i] of the bottom."""
 
     def __init__(self, order: Sequence[int]) -> None:
         super().__init__()
@@ -151,8 +130,6 @@ class Permute(nn.Module):
 
 
 class Reverse(nn.Module):
-    """The entries along one axis, last to first."""
-
     def __init__(self, axis: int) -> None:
         super().__init__()
         self.axis = axis
@@ -162,7 +139,7 @@ class Reverse(nn.Module):
 
 
 class ShuffleChannel(nn.Module):
-    """(B, groups · n, …): channel g · n + i becomes channel i · groups + g."""
+    """Reorder channels of (B, groups · n, …): g · n + i becomes i · groups + g."""
 
     def __init__(self, groups: int) -> None:
         super().__init__()

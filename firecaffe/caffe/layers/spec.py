@@ -1,13 +1,7 @@
-"""What a layer is made from, and a row of the table of layers.
+"""The description of a layer, a row of the table of layers, and checks that several layers need.
 
-What several layers ask of their bottoms, their tops and their words.
-
-Messages for layers of other types, which Caffe never looks at.
-
-A copied layer keeps some: `softmax_param` in a Normalize, `loss_param` in a Softmax. A real Caffe
-loads such nets, and they change no number.
-
-Source: BVLC/caffe, src/caffe/proto/caffe.proto (LayerParameter).
+Messages for layers of other types are ignored, as in Caffe: a copied layer keeps some, as
+`softmax_param` in a Normalize. Source: BVLC/caffe, src/caffe/proto/caffe.proto (LayerParameter).
 """
 
 from collections.abc import Callable, Sequence
@@ -18,48 +12,36 @@ from torch import nn
 from firecaffe.caffe.message import Message
 
 Shape = tuple[int, ...]
-"""Of a blob, with the batch first."""
+"""The shape of a blob, with the batch first."""
 
 
 @dataclass(frozen=True)
 class Spec:
-    """One layer of a net, in one phase, with the shapes of what goes into it."""
-
     name: str
     type: str
     layer: Message
-    """The whole layer."""
     param: Message
-    """What is its type's own, as convolution_param; empty if it is not there."""
+    """The message of the layer's type, as convolution_param; empty if the layer has none."""
     bottoms: Sequence[Shape]
     num_tops: int
-    """How many blobs are asked of it."""
     phase: str
-    """TRAIN or TEST."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A row of LAYERS."""
-
     make: Callable[[Spec], nn.Module]
-    """The module: called with the bottoms, in their order, it returns the top, or a tuple of tops.
-    Its parameters and buffers are filled as the fillers say. Raises: CaffeError.
-    """
+    """A function that makes the module, which maps the bottoms to a top or a tuple of tops."""
     param: str = ""
-    """The name of the message with its own words; empty if it has none."""
+    """The name of the type's own message; empty if it has none."""
     blobs: tuple[str, ...] = ("weight", "bias")
-    """The names of the module's parameters and buffers, in the order of Caffe's blobs; those that a
-    layer does not have are left out.
-    """
+    """The module's parameters and buffers in the order of Caffe's blobs. A layer may lack some."""
     is_loss: bool = False
-    """Whether its first top counts with a weight of 1 where no loss_weight is given."""
+    """Whether its first top has a loss weight of 1 if no loss_weight is given."""
     takes_targets: bool = False
-    """Whether its last bottom is what the samples should have given, as a label."""
+    """Whether its last bottom is a target, as a label."""
 
 
 def want_tops(spec: Spec, count: int) -> None:
-    """Raises: CaffeError if the layer has another number of tops."""
     if spec.num_tops != count:
         raise spec.layer.error(
             f"{spec.type} {spec.name!r} has {spec.num_tops} tops; expected {count}"
@@ -67,7 +49,6 @@ def want_tops(spec: Spec, count: int) -> None:
 
 
 def want_axes(spec: Spec, count: int, bottom: int = 0) -> None:
-    """Raises: CaffeError if that bottom has not so many axes."""
     shape = tuple(spec.bottoms[bottom])
     if len(shape) != count:
         raise spec.layer.error(
@@ -76,7 +57,7 @@ def want_axes(spec: Spec, count: int, bottom: int = 0) -> None:
 
 
 def positive(spec: Spec, name: str, default: int | None = None) -> int:
-    """A whole number above 0. Raises: CaffeError if it is not, or not there without a default."""
+    """Read a whole number above 0. Raises CaffeError if it is another one or missing."""
     if default is None and not spec.param.has(name):
         raise spec.layer.error(f"{spec.type} {spec.name!r} has no {name}; expected one")
     value = spec.param.integer(name, default or 0)
@@ -138,11 +119,9 @@ PARAMS = frozenset(
         "window_data_param",
     ]
 )
-"""A message for each type; those of forks are not here, for a fork may read them anywhere."""
+"""The message of each type. Those of forks are missing, as a fork may read them anywhere."""
 
 
 def ignore_other_types(layer: Message) -> None:
-    """Takes note that they change nothing. To be called when all that the layer's own type reads
-    has been read.
-    """
+    """Mark messages of other types as read. Call it after the layer's own type has read all."""
     layer.ignore(*(PARAMS - layer.asked))

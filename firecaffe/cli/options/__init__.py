@@ -1,1 +1,1 @@
-"""What each command takes, a file for each; nothing here loads what trains, so help is quick."""
+"""The options of each command, one file per command. None loads training code: help is fast."""

@@ -1,4 +1,4 @@
-"""The options of `firecaffe bench exchange`, with nccl-tests' words."""
+"""The options of `firecaffe bench exchange`, named as in nccl-tests."""
 
 from jsonargparse import ActionYesNo
 

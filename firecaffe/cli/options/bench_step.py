@@ -16,7 +16,7 @@ INSTEAD = {"train.micro_batch_size": "--sizes says which are measured"}
 
 
 def make_parser(has_recipe: bool = False) -> Parser:
-    """has_recipe: nothing stands in for a recipe, for there is one."""
+    """Make the parser. With `has_recipe`, it lacks the options that replace a recipe."""
     parser = Parser(
         "bench step",
         USAGE,
@@ -37,7 +37,6 @@ def make_parser(has_recipe: bool = False) -> Parser:
 
 
 def cluster_file(parser: Parser, what: str) -> None:
-    """Adds the options that say which cluster file takes what is measured."""
     add = parser.add
     add("--write", type=str, default="", metavar="FILE", help=what)
     parser.add_overwrite()

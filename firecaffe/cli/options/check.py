@@ -17,7 +17,7 @@ ABOUT = (
 
 
 def make_parser(has_recipe: bool = False) -> Parser:
-    """has_recipe: nothing stands in for a recipe, for there is one."""
+    """Make the parser. With `has_recipe`, it lacks the options that replace a recipe."""
     parser = Parser("check", USAGE, ABOUT, takes_recipe=True)
     add = parser.add
     add("--nproc-per-node", type=int, default=1, metavar="N", help="ranks to start on this host")

@@ -1,4 +1,4 @@
-"""The options that name a network, for commands that take one without a recipe."""
+"""The options that name a network, for commands that accept one without a recipe."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,6 +7,5 @@ NAME = "a network of docs/models, or a function's: package.module:function, path
 
 
 def network_words(add: Callable[..., Any]) -> None:
-    """Adds what an own network is called with, and what it is given."""
     add("--args", type=dict[str, Any], default={}, metavar="TABLE", help="as '{width = 32}'")
     add("--input", type=str, default="", metavar="CxHxW", help="as 3x224x224; else its own")

@@ -14,7 +14,7 @@ INSTEAD = {"exchange.algorithm": "--exchanges says which are planned"}
 
 
 def make_parser(has_recipe: bool = False) -> Parser:
-    """has_recipe: nothing stands in for a recipe, for there is one."""
+    """Make the parser. With `has_recipe`, it lacks the options that replace a recipe."""
     parser = Parser(
         "plan",
         USAGE,

@@ -6,8 +6,7 @@ from firecaffe.exchange.route import FOLD
 from firecaffe.exchange.schedule import ALL_REDUCE, KINDS
 
 ELEMENTS_PER_RANK = 1024
-"""Elements for each rank with which all shards are equal at every world size; segments need not be.
-"""
+"""Elements per rank with which all shards, though not all segments, are equal at every size."""
 
 MICRO_BATCHES = 16
 

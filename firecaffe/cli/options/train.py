@@ -24,7 +24,7 @@ def make_parser() -> Parser:
 
 
 def several_hosts(parser: Parser, what: str) -> None:
-    """torchrun's words; what: that the hosts meet for."""
+    """Add torchrun's options for several hosts, which meet for `what`: a run or a check."""
     add = parser.add_group("several hosts")
     nodes = "hosts: N, or MIN:MAX, which may leave and come" if what == "run" else "hosts"
     add("--nnodes", type=str, default="1", metavar="N", help=nodes)

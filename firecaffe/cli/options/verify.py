@@ -8,7 +8,7 @@ USAGE = (
 STEPS = "--steps says how long each training is"
 FOLDER = "each training has a folder of its own, which is removed"
 OF_TWINS = {"run.folder": FOLDER, "run.tensorboard": FOLDER, "run.digests": FOLDER}
-"""Words that have no effect on trainings that are only compared, and why."""
+"""Fields without effect on trainings that are only compared, each with the reason."""
 
 
 def make_parser() -> Parser:

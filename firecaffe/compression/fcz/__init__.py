@@ -1,7 +1,4 @@
-"""A network in one small file, .fcz: exact, deterministic, and decoded safely.
-
-docs/fcz.md describes the file so that others can read and write it.
-"""
+"""A network in one small file, .fcz: exact, deterministic, and safe to decode; see docs/fcz.md."""
 
 from firecaffe.compression.fcz.read import Opened, read
 from firecaffe.compression.fcz.report import FileReport, TensorReport

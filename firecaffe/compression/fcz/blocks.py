@@ -1,15 +1,10 @@
-"""Symbols through a range coder, cut into blocks that each have their counts and a checksum.
+"""Symbols through a range coder, cut into blocks with counts and a checksum; see docs/fcz.md.
 
 All of a file's numbers go through one coder, so that a small section costs fractions of a bit and
-not bytes. A block is whole by itself: the coder begins anew in each.
+not bytes. Each block can be decoded by itself, because the coder begins anew in it.
 
-    varint   symbols in the block
-    varint   32-bit words of the payload
-    4 bytes  CRC-32 of the two numbers and the payload, little-endian
-    payload  the words, little-endian
-
-Source: Martin 1979 (range coding), as the library `constriction` has it: words of 32 bits, a state
-of 64, probabilities in units of 2^-24.
+Source: Martin 1979 (range coding), as in the library `constriction`: words of 32 bits, a state of
+64, probabilities in units of 2^-24.
 """
 
 import math
@@ -24,18 +19,14 @@ from firecaffe.compression.fcz.header import MOST_BYTES, DamagedError, read_vari
 
 Symbols = NDArray[np.int32]
 Model = Any
-"""One of constriction's entropy models."""
 
 MOST_AT_ONCE = 1 << 14
-"""Symbols that one call may have."""
 
 FULL_WORDS, MOST_WORDS = 1 << 14, 1 << 15
-"""A block ends as soon as it has so many words. One call adds at most 24 bits a symbol, so none has
-more than the second.
-"""
+"""A block ends at FULL_WORDS. A call adds at most 24 bits a symbol, so none exceeds MOST_WORDS."""
 
 FULL_SYMBOLS, MOST_SYMBOLS = 1 << 20, 1 << 21
-"""The same of its symbols."""
+"""The limits of a block's symbols, in the same way."""
 
 DIGIT = 1 << 16
 """Numbers are sent in digits of 16 bits, the lowest first."""
@@ -45,25 +36,21 @@ _uniform = constriction.stream.model.Uniform
 
 
 class BlockWriter:
-    """Encodes symbols, and writes the blocks as they are full."""
-
     def __init__(self, file: BinaryIO | None = None) -> None:
-        """file: None to learn the size alone."""
+        """`file` None: only measure the size."""
         self._file = file
         self._encoder = _queue.RangeEncoder()
         self._symbols = 0
         self._finished_bits = 0.0
         self.near_rows = 0
-        """Rows of the file's masks that look at neighbors, so far; see `mask`."""
+        """Rows of the file's masks so far that use neighbors; see `mask`."""
 
     @property
     def bits(self) -> float:
-        """What was written so far has cost, in fractions of bits."""
         words, (_, interval) = self._encoder.pos()
         return float(self._finished_bits + 32 * words + 64 - math.log2(interval))
 
     def put(self, symbols: Symbols, model: Model, *parameters: NDArray[np.float64]) -> None:
-        """Encodes at most MOST_AT_ONCE symbols."""
         if not len(symbols):
             return
         self._encoder.encode(symbols, model, *parameters)
@@ -72,7 +59,7 @@ class BlockWriter:
             self.flush()
 
     def number(self, value: int, below: int) -> None:
-        """Encodes a number from 0 up to `below` - 1, for which no byte is needed if that is 0."""
+        """Encode a number from 0 to `below` - 1. If that is 0, nothing is written."""
         digits, sizes = [], []
         while below > 1:
             digits.append(value % DIGIT)
@@ -83,7 +70,6 @@ class BlockWriter:
             self.put(np.array([digit], np.int32), _uniform(size))
 
     def flush(self) -> None:
-        """Ends the block that is under way, if it has symbols."""
         if not self._symbols:
             return
         self._finished_bits = self.bits
@@ -98,22 +84,18 @@ class BlockWriter:
 
 
 class BlockReader:
-    """Decodes what a `BlockWriter` has written, in the same calls."""
+    """Decodes what a `BlockWriter` has written, by the same sequence of calls."""
 
     def __init__(self, file: BinaryIO, num_bytes: int) -> None:
-        """num_bytes: of the file, from where it stands, that may be read."""
+        """`num_bytes`: how much of the file may be read from its current position."""
         self._file = file
         self._left_bytes = num_bytes
         self._left_symbols = 0
         self._decoder: Any = None
         self.near_rows = 0
-        """As of a `BlockWriter`."""
 
     def take(self, count: int, model: Model, *parameters: NDArray[np.float64]) -> Symbols:
-        """Decodes at most MOST_AT_ONCE symbols.
-
-        Raises: DamagedError if the block has fewer, or other bytes than were written.
-        """
+        """Decode at most MOST_AT_ONCE symbols. Raises DamagedError if the bytes do not fit."""
         if not count:
             return np.empty(0, np.int32)
         if not self._left_symbols:
@@ -123,14 +105,14 @@ class BlockReader:
         self._left_symbols -= count
         try:
             found: Symbols = self._decoder.decode(model, *(parameters or (count,)))
-        except AssertionError as error:  # what constriction says of an impossible state
+        except AssertionError as error:  # raised by constriction for an impossible state
             raise DamagedError("a block's symbols cannot be decoded") from error
         if not self._left_symbols and not self._decoder.maybe_exhausted():
             raise DamagedError("a block has more bytes than its symbols need")
         return found
 
     def number(self, below: int) -> int:
-        """Decodes a number from 0 up to `below` - 1. Raises: DamagedError."""
+        """Decode a number from 0 to `below` - 1. Raises DamagedError."""
         value, unit, most = 0, 1, below
         while below > 1:
             (digit,) = self.take(1, _uniform(min(below, DIGIT)))
@@ -142,7 +124,7 @@ class BlockReader:
         return value
 
     def finish(self) -> None:
-        """Raises: DamagedError if symbols or bytes are left."""
+        """Raise DamagedError if symbols or bytes are left."""
         if self._left_symbols or self._left_bytes:
             raise DamagedError("more follows after the last tensor")
 

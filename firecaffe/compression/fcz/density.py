@@ -1,18 +1,14 @@
-"""The chance that an element of a matrix is kept, from the rows before.
-
-In a pruned layer some inputs are hardly ever kept, and some outputs: pixels at the border of an
-image, neurons that are nearly dead. And a neuron keeps pixels that are neighbors. So the chance is
+"""The chance that an element of a matrix is kept, estimated from the rows before.
 
       factor(row) * (kept(column) + a * m) / (rows + a)
     * (seen(context) + 8) / (expected(context) + 8)
 
-`factor` is sent, in one of 16 classes. `kept` counts the column's kept elements in the rows before,
-`rows` is the sum of their factors, m the share that the whole matrix keeps, and a the strength of
-the guess that all columns are alike. A context is which of some rows before have kept the same
-column: `seen` counts the kept elements that had it, and `expected` adds up their chances without
-the last quotient, rounded down to multiples of 2^-20.
-
-So each is a quotient of numbers that doubles hold exactly, and every machine comes to the same.
+`factor` is sent, as one of 16 classes. `kept` counts the column's kept elements in the rows before,
+`rows` is the sum of their factors, m is the share kept in the whole matrix, and a weighs the prior
+that all columns are equal. A context says which of some rows before kept the same column. `seen`
+counts its kept elements; `expected` sums their chances without the last quotient, rounded down to
+multiples of 2^-20. Doubles hold these numbers exactly, so every machine computes the same
+quotients.
 """
 
 from typing import Any
@@ -21,31 +17,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 FACTORS = np.array([0, 4, 6, 8, 11, 16, 23, 32, 45, 64, 91, 128, 181, 256, 362, 512]) / 64
-"""How much denser than the average a row of each class is: halves of a power of two. A row of class
-0 is empty.
-"""
+"""The density of a row of each class over the average: half powers of two. A row of 0 is empty."""
 
 AVERAGE = 9
 UNIT = 2.0**-20
 FIRM = 8.0
-"""Kept elements that a context is expected to have had, and has had, before the first."""
+"""The prior of a context: expected and seen elements before the first."""
 
 Chances = NDArray[np.float64]
 
 
 def neighbors(distance: int) -> tuple[int, ...]:
-    """How many rows before the rows are that make the context; none for a distance of 0. A layer's
-    pixels have the neighbors before them in their line, and three in the line before, if lines
-    have `distance` pixels.
-    """
+    """Return which rows before make the context. A layer's lines have `distance` pixels."""
     if distance < 2:
         return (1,) * distance
     return tuple(sorted({1, distance - 1, distance, distance + 1}))
 
 
 class Density:
-    """What was learned from the rows before."""
-
     def __init__(self, num_columns: int, share: float, a: float, distance: int) -> None:
         self._kept = np.zeros(num_columns)
         self._rows = 0.0
@@ -55,19 +44,18 @@ class Density:
         self._expected = np.zeros_like(self._seen)
 
     def of_rows(self, factors: Chances) -> Chances:
-        """The chances of some rows that look at no neighbors, (rows, columns)."""
+        """Return the chances of rows that use no neighbors, (rows, columns)."""
         base = (self._kept + self._a * self._share) / (self._rows + self._a)
         return _clipped(np.multiply.outer(factors, base))
 
     def of_row(self, factor: float, contexts: NDArray[np.int64]) -> tuple[Chances, Chances]:
-        """A row's chances, without and with the contexts of its elements."""
         base = (self._kept + self._a * self._share) / (self._rows + self._a)
         base = _clipped(factor * base)
         lifts = (self._seen + FIRM) / (self._expected + FIRM)
         return base, _clipped(base * lifts[contexts])
 
     def contexts(self, kept: NDArray[Any], row: int) -> NDArray[np.int64]:
-        """Of a row's elements. kept: the matrix, whose rows before are known."""
+        """Return the contexts of a row's elements in `kept`, whose rows before are known."""
         found = np.zeros(kept.shape[1], np.int64)
         for place, distance in enumerate(self._neighbors):
             if distance <= row:
@@ -91,15 +79,13 @@ def _clipped(chances: Chances) -> Chances:
 
 
 def classes_of(counts: NDArray[np.int64], num_columns: int, share: float, a: float) -> Any:
-    """The class of each row that keeps so many: the most probable one, by Poisson's law and by how
-    often each class is taken.
-    """
+    """Return each row's most probable class, by Poisson's law and the frequency of each class."""
     classes = np.where(counts > 0, AVERAGE, 0).astype(np.int32)
     price = np.full(len(FACTORS), np.log2(len(FACTORS)))
     logs = np.log2(FACTORS[1:])
     before = np.cumsum(counts) - counts
     for _ in range(3):
-        # What is expected of an average row, from the rows before and their classes.
+        # The expected count of an average row, from the rows before and their classes.
         rows = np.cumsum(FACTORS[classes]) - FACTORS[classes]
         expected = (before + a * share * num_columns) / (rows + a)
         taken = np.log2(np.e) * np.multiply.outer(expected, FACTORS[1:])

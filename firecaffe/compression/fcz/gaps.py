@@ -1,7 +1,7 @@
-"""Kept positions as distances: how many zeros come before each kept element.
+"""Kept positions as distances: the number of zeros before each kept element.
 
-A distance of 2^b - 1 zeros or more is a symbol that skips so many, once or several times, and then
-the rest. Source: Han, Mao and Dally 2016, section 3, where what skips is a kept zero.
+For a distance of 2^b - 1 zeros or more, a symbol that skips this many is sent as often as needed,
+then the rest. Source: Han, Mao and Dally 2016, section 3, where a kept zero skips.
 """
 
 from collections.abc import Iterator
@@ -18,17 +18,17 @@ from firecaffe.compression.fcz.sequence import How, read_sequence, write_sequenc
 
 MOST_BITS = 15
 TABLED = 1 << 16
-"""Distances of which the alphabet is chosen."""
+"""The alphabet is chosen by this many distances."""
 
 MOST_SKIPS = 1.25
-"""Symbols for a distance, with a range coder."""
+"""The most symbols for each distance, with a range coder."""
 
 BITS_OF_TABLE = 5
-"""What a symbol of the alphabet costs beside the entropy, about: counts have to be learned."""
+"""The approximate bits of learning a symbol's count."""
 
 
 def write_gaps(writer: BlockWriter, positions: NDArray[np.int64], size: int, how: How) -> None:
-    """positions: of the kept elements, at least one; ascending. size: elements of the tensor."""
+    """Write the ascending positions of the kept elements, at least one, of a tensor of `size`."""
     zeros = np.diff(positions, prepend=-1) - 1
     bits = _cheapest_bits(zeros[:TABLED], how)
     symbols = _symbols(zeros, (1 << bits) - 1)
@@ -38,7 +38,6 @@ def write_gaps(writer: BlockWriter, positions: NDArray[np.int64], size: int, how
 
 
 def bits_of_gaps(part: NDArray[np.bool_], how: How) -> float:
-    """The bits that distances take for an element, measured."""
     trial = BlockWriter()
     if part.any():
         write_gaps(trial, np.flatnonzero(part), len(part), how)
@@ -46,7 +45,7 @@ def bits_of_gaps(part: NDArray[np.bool_], how: How) -> float:
 
 
 def read_gaps(reader: BlockReader, kept: int, size: int) -> Iterator[NDArray[np.int64]]:
-    """Yields the positions, chunk by chunk, ascending. Raises: DamagedError."""
+    """Yield the positions, chunk by chunk, ascending. Raises DamagedError."""
     bits = reader.number(MOST_BITS) + 1
     count = reader.number(size) + 1
     skips = (1 << bits) - 1
@@ -78,8 +77,6 @@ def _symbols(zeros: NDArray[np.int64], skips: int) -> Symbols:
 
 
 def _cheapest_bits(zeros: NDArray[np.int64], how: How) -> int:
-    """Of the alphabets that need few skips, since each takes time, the one with the fewest bits."""
-
     def cost(bits: int) -> float:
         symbols = _symbols(zeros, (1 << bits) - 1)
         if len(symbols) > MOST_SKIPS * len(zeros) and how != "huffman":
@@ -90,5 +87,6 @@ def _cheapest_bits(zeros: NDArray[np.int64], how: How) -> int:
             return float((counts * code_lengths(counts)).sum()) + table
         return 8 * entropy_bytes(counts) + table
 
+    # Each skip takes time, so alphabets that need many are excluded.
     most = max(1, int(zeros.max()).bit_length())
     return min(range(1, min(most, MOST_BITS) + 1), key=cost)

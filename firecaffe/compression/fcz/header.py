@@ -1,24 +1,6 @@
-"""The beginning of a file: which network it is, and its tensors' names, types and shapes.
+"""The header of a file: its network, and its tensors' names, types and shapes; see docs/fcz.md.
 
-    3 bytes  "FCZ"
-    1 byte   version
-    varint   bytes of the header as it is stored
-    varint   bytes of the header
-    varint   bytes of the blocks that follow, to the end of the file
-    4 bytes  CRC-32 of all that, and of the header as it is stored, little-endian
-    header   raw deflate with the dictionary DICTIONARY; or as it is, if both lengths are equal
-
-The header:
-
-    varint, bytes   the network: JSON, UTF-8
-    varint          tensors; then for each of them
-    varint, bytes     its name, UTF-8
-    1 byte            its type, a place in DTYPES
-    varint            dimensions; then for each of them a varint
-
-Whole numbers in as few bytes as they need: seven bits a byte, the lowest first (LEB128).
-
-What is wrong with a file's bytes, before anyone says which file it is.
+Whole numbers take as few bytes as they need: seven bits a byte, the lowest first (LEB128).
 """
 
 import json
@@ -34,14 +16,14 @@ from firecaffe.compression.fcz.patterns import DTYPES
 
 
 class DamagedError(Exception):
-    """The bytes are not what docs/fcz.md says; `read` names the file."""
+    """The bytes do not follow docs/fcz.md. `read` names the file."""
 
 
 MOST_BYTES = 9
 
 
 def varint(value: int) -> bytes:
-    """value: from 0 up to 2^63 - 1."""
+    """Encode a number from 0 to 2^63 - 1."""
     parts = bytearray()
     while value > 127:
         parts.append(value & 127 | 128)
@@ -50,10 +32,7 @@ def varint(value: int) -> bytes:
 
 
 def read_varint(data: bytes | memoryview, start: int) -> tuple[int, int]:
-    """Returns the number that begins at `start`, and where the next byte is.
-
-    Raises: DamagedError if it is cut short, too long, or not the shortest way to write it.
-    """
+    """Return a number and the next place. Raises DamagedError if not the shortest encoding."""
     value = 0
     for place in range(MOST_BYTES):
         if start + place >= len(data):
@@ -73,20 +52,17 @@ VERSION = 1
 MOST_HEADER = 1 << 24
 MOST_TENSORS = 1 << 14
 MOST_NETWORK = 1 << 20
-"""Bytes of the JSON, which takes many times as much when it is read."""
+"""The most bytes of the JSON; reading takes many times as much memory."""
 
 MOST_DIMENSIONS = 32
 MOST_NAME = 1 << 12
 MOST_SPAN = 1 << 62
-"""Bytes of a tensor, one of its dimensions that is 0 counted as 1: no array may span more."""
+"""The most bytes of a tensor, with dimensions of 0 counted as 1: no array may span more."""
 
 MOST_DECODED = 1 << 32
 FEW_DECODED = 1 << 24
 MOST_RATIO = 1 << 10
-"""What all tensors of a file may need together: so many bytes at most; and so few of any file, or
-so many for each byte of it. Zeros take next to nothing, so that a file of a few bytes could ask for
-any memory. The trained networks of docs/compression.md are up to 149 times smaller.
-"""
+"""The limits of `allowed_bytes`. Trained networks become up to 149 times smaller."""
 
 DICTIONARY = (
     b"layer1.layer2.layer3.layer4.0.downsample.running_meanrunning_varnum_batches_tracked"
@@ -94,25 +70,21 @@ DICTIONARY = (
     b'fc3.bn1.{"model":{"args":{"in_channels":,"num_classes":10},"name":"lenet"},'
     b".weight\x00\x02.bias\x00\x01"
 )
-"""What the deflated header may refer to, as if it came before."""
+"""The deflated header may refer to this text as if it came before."""
 
 
 @dataclass(frozen=True)
 class Outline:
-    """What a file says of a tensor before its elements."""
-
     name: str
     dtype: str
     shape: tuple[int, ...]
 
     @property
     def size(self) -> int:
-        """Elements."""
         return prod(self.shape)
 
     @property
     def num_bytes(self) -> int:
-        """Of memory, decoded."""
         return self.size * np.dtype(self.dtype).itemsize
 
 
@@ -121,19 +93,16 @@ class Header:
     network: dict[str, Any]
     tensors: Sequence[Outline]
     body_bytes: int
-    """What follows the header."""
 
 
 def allowed_bytes(file_bytes: int) -> int:
-    """What all tensors of a file of this size may need together, decoded."""
+    """Return how many bytes all tensors of a file of this size may need together, decoded."""
+    # Zeros take almost no bytes, so a file of a few bytes could ask for any memory.
     return min(MOST_DECODED, max(FEW_DECODED, MOST_RATIO * file_bytes))
 
 
 def header_bytes(network: Mapping[str, Any], tensors: Sequence[Outline], body_bytes: int) -> bytes:
-    """Everything before the first block.
-
-    Raises: ValueError, TypeError if the network is no JSON.
-    """
+    """Encode everything before the first block. Raises ValueError or TypeError if not JSON."""
     text = json.dumps(network, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     if len(text.encode()) > MOST_NETWORK:
         raise ValueError(f"it takes {len(text.encode())} bytes; at most {MOST_NETWORK}")
@@ -154,7 +123,7 @@ def header_bytes(network: Mapping[str, Any], tensors: Sequence[Outline], body_by
 
 
 def read_header(file: BinaryIO, file_bytes: int) -> Header:
-    """Reads what comes before the first block, and leaves the file there. Raises: DamagedError."""
+    """Read everything before the first block, and leave the file there. Raises DamagedError."""
     start = file.read(len(MAGIC) + 1 + 3 * MOST_BYTES + 4)
     if start[: len(MAGIC)] != MAGIC:
         raise DamagedError(f"it begins with {start[: len(MAGIC)]!r}, not with {MAGIC!r}")
@@ -196,8 +165,6 @@ def _inflate(stored: bytes, plain_bytes: int) -> bytes:
 
 
 class _Plain:
-    """The header, read from the front."""
-
     def __init__(self, data: bytes) -> None:
         self.data, self.place = data, 0
 

@@ -1,8 +1,7 @@
 """Canonical Huffman codes whose words have at most 16 bits.
 
-Sources: Huffman 1952; where a word of its code would be longer, Larmore and Hirschberg 1990
-(package-merge, the shortest code whose words are no longer than a limit); Schwartz and Kallick 1964
-(canonical codes).
+Sources: Huffman 1952; Larmore and Hirschberg 1990 (package-merge, the shortest code of words below
+a limit) if a word would be longer; Schwartz and Kallick 1964 (canonical codes).
 """
 
 from heapq import heapify, heappop, heapreplace
@@ -15,15 +14,13 @@ from firecaffe.compression.fcz.header import DamagedError
 
 MOST_BITS = 16
 STRIDE = 32
-"""Symbols between two places that decoding begins from at once."""
+"""Decoding begins at the same time from places this many symbols apart."""
 
 Ints = NDArray[np.int64]
 
 
 def code_lengths(counts: Ints) -> Ints:
-    """The bits of each symbol's word in the shortest code; 0 for a symbol that does not occur, and
-    1 if it is the only one.
-    """
+    """Return the bits of each symbol's word; 0 if it does not occur, 1 if it is the only one."""
     lengths = np.zeros(len(counts), np.int64)
     used = np.flatnonzero(counts)
     if len(used) < 2:
@@ -34,7 +31,7 @@ def code_lengths(counts: Ints) -> Ints:
 
 
 def _depths(counts: list[int]) -> list[int]:
-    """By Huffman's merging of the two rarest, at least two; ties go to what was there first."""
+    # Merges the two rarest; ties go to the older node.
     heap = [(count, place) for place, count in enumerate(counts)]
     heapify(heap)
     parents = [0] * (2 * len(counts) - 1)
@@ -50,7 +47,7 @@ def _depths(counts: list[int]) -> list[int]:
 
 
 def _limited(counts: Ints, used: Ints) -> Ints:
-    """By package-merge."""
+    # Package-merge.
     coins: list[tuple[int, tuple[int, ...]]] = sorted(
         (int(counts[symbol]), (int(symbol),)) for symbol in used
     )
@@ -66,7 +63,7 @@ class Code:
     """A canonical code: words of one length are consecutive numbers, in the order of symbols."""
 
     def __init__(self, lengths: Ints) -> None:
-        """Raises: DamagedError if Kraft's sum is not 1, but for a single symbol of one bit."""
+        """Raise DamagedError if Kraft's sum is not 1, except for a single symbol of one bit."""
         used = np.flatnonzero(lengths)
         sizes = lengths[used]
         if sizes.size and int(sizes.max()) > MOST_BITS:
@@ -81,11 +78,11 @@ class Code:
         self._lengths = lengths
         self._words = np.zeros(len(lengths), np.int64)
         self._words[order] = starts >> (MOST_BITS - lengths[order])
-        # By the next 16 bits: which symbol, and how many of them are its word.
+        # Indexed by the next 16 bits: the symbol, and how many of these bits are its word.
         whole = 1 << MOST_BITS
         self._symbol_at = np.repeat(order.astype(np.uint16), spans)
         self._length_at = np.repeat(lengths[order].astype(np.uint8), spans)
-        if alone:  # a word that begins with 1 is none
+        if alone:  # no word begins with 1
             self._symbol_at = np.resize(self._symbol_at, whole)
             self._length_at = np.concatenate([self._length_at, np.zeros_like(self._length_at)])
 
@@ -93,7 +90,7 @@ class Code:
         return int(self._lengths[symbols].sum())
 
     def encode(self, symbols: NDArray[np.int32]) -> bytes:
-        """The words one after the other, each from its highest bit; zeros fill the last byte."""
+        """Concatenate the words, each from its highest bit. Zeros fill the last byte."""
         sizes = self._lengths[symbols]
         ends = np.cumsum(sizes)
         total = int(ends[-1]) if len(ends) else 0
@@ -102,18 +99,14 @@ class Code:
         return np.packbits(bits.astype(np.uint8)).tobytes()
 
     def decode(self, data: bytes, count: int) -> NDArray[np.int32]:
-        """Decodes `count` symbols, which must take all bytes.
-
-        Where a word begins is known from the one before; so for each bit of the data it is found
-        where a word that began there would end, then where STRIDE words would, by doubling. These
-        steps lead to places from which all decode at once.
-
-        Raises: DamagedError if the data are longer or shorter than the words.
-        """
+        """Decode `count` symbols, which must take all bytes. Raises DamagedError if they do not."""
         if not (count and data):
             if count or data:
                 raise DamagedError("a Huffman section has bytes and no symbols, or none and some")
             return np.empty(0, np.int32)
+        # A word begins where the one before ends. So compute, for each bit, the end of a word that
+        # would begin there, and by doubling the end of STRIDE words. Following these gives places
+        # from which decoding can run at the same time.
         total = 8 * len(data)
         padded = np.frombuffer(data + bytes(2), np.uint8).astype(np.uint32)
         three = padded[:-2] << 16 | padded[1:-1] << 8 | padded[2:]
@@ -121,7 +114,7 @@ class Code:
         for bit in range(8):
             ahead[bit::8] = three >> (8 - bit)
         length = self._length_at[ahead]
-        # One place after the last bit, which leads to itself, takes all that go beyond.
+        # The place after the last bit leads to itself; jumps beyond the end lead there.
         after = np.full(total + 1, total, np.int32)
         np.minimum(np.arange(total, dtype=np.int32) + length, total, out=after[:total])
         jump = after

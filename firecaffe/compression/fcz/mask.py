@@ -1,7 +1,7 @@
-"""Kept positions as the bits of a matrix, each with a chance of its own (`density.py`).
+"""Kept positions as the bits of a matrix, each with its own chance (`density.py`).
 
-A tensor is looked at as a matrix whose rows come one after the other: its first dimensions make the
-rows, or the columns. Kept and not kept may change places. First come the classes of all rows.
+A tensor is viewed as a matrix, row by row: its first dimensions make the rows, or the columns. Kept
+and not kept may be exchanged. The classes of all rows are sent first.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,40 +20,35 @@ from firecaffe.compression.fcz.header import DamagedError
 from firecaffe.compression.fcz.sequence import Adaptive, read_sequence, write_sequence
 
 STRENGTHS = 16
-"""a is a power of two from 1/4 up to 2^13."""
+"""The number of values of a: powers of two from 1/4 to 2^13."""
 
 MOST_ROWS, MOST_COLUMNS = 1 << 16, 1 << 12
+# The fewest columns of a matrix without and with neighbors, because each row takes time.
 LEAST_COLUMNS = (2, 32)
-"""Of the matrices that are tried, without neighbors and with: each row takes time."""
 
 MOST_DISTANCE = 64
 MOST_NEAR_ROWS = 1 << 14
-"""Rows of a matrix whose rows look at neighbors, and so go one by one."""
+"""The most rows of a matrix that uses neighbors, whose rows are coded one by one."""
 
 MOST_NEAR_ROWS_OF_FILE = 1 << 18
-"""The same of all of a file's tensors, for each row takes time, and a stranger's may be many."""
+"""The most such rows of a whole file, because each takes time and files may be malicious."""
 
 LEAST_GROUPS, MOST_GROUP = 64, 4096
-"""Rows that look at no neighbors go in groups: so few rows that there are so many groups, and at
-most so many elements unless that is less than a row.
-"""
+"""The fewest groups of rows that use no neighbors, and the most elements of one, if not a row."""
 
 TRIED = 1 << 18
-"""Elements on which the ways to look at a tensor are compared."""
+"""The elements by which the codings of a tensor are compared."""
 
 SCREENED = 1 << 16
-"""The same of its matrices."""
 
 DIGITS = 9
-"""Of a cost: the last ones are the machine's, and would choose between views that are alike."""
+"""The digits of a cost. Later ones depend on the machine and would decide between equal views."""
 
 LEAST_SHARED = 0.003
-"""Neighbors are not tried if they share less, of the bits that distances take: rows that look at
-them go one by one, and each takes time.
-"""
+"""Neighbors are tried only from this share of the distances' bits on, because they take time."""
 
 NEAR = 1.1
-"""A tensor is looked at no longer if the best of these took so many times enough bits."""
+"""A mask is not tried further if its best matrix takes this many times enough bits."""
 
 TRIED_DISTANCES = 3
 
@@ -65,19 +60,16 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class View:
-    """How a tensor is looked at as a matrix."""
-
     leading: int
-    """The first dimensions that make the rows."""
+    """The number of first dimensions that make the rows."""
     transposed: bool = False
     inverted: bool = False
     strength: int = 6
     """The binary logarithm of 4 a."""
     distance: int = 0
-    """Of the neighbors that are looked at; 0: none."""
+    """The distance of the neighbors that are used; 0: none."""
 
     def matrix(self, flat: NDArray[Any], shape: Shape) -> NDArray[Any]:
-        """The flat tensor as that matrix; shares its memory."""
         rows = prod(shape[: self.leading])
         matrix = flat.reshape(rows, len(flat) // rows)
         return matrix.T if self.transposed else matrix
@@ -97,11 +89,10 @@ class View:
 def cheapest_view(
     kept: Bools, shape: Shape, enough: float, near_rows: int = 0
 ) -> tuple[View, float] | None:
-    """The view that takes the fewest bits, and how many for an element; chosen step by step: the
-    matrix, the neighbors, the strength. None if the tensor is too large for each matrix, or none
-    is near `enough` bits at the first step.
+    """Return the view with the fewest bits for an element, and these.
 
-    near_rows: those that the file has already.
+    It is chosen step by step: matrix, neighbors, strength. None if the tensor is too large for each
+    matrix, or no matrix is near `enough` bits. `near_rows` are those that the file has already.
     """
 
     def fits(view: View) -> bool:
@@ -118,7 +109,6 @@ def cheapest_view(
         return of_part(view, min(most, len(kept)))
 
     def may_tell(view: View) -> bool:
-        """Whether rows say enough of those behind them, if it looks at them at all."""
         if not view.distance:
             return True
         return shared_bits(view.matrix(kept, shape), view.distance) > LEAST_SHARED * enough
@@ -137,9 +127,7 @@ def cheapest_view(
 
 
 def _with_strength(view: View, cost: Callable[[View], float]) -> View:
-    """The view with a strength that takes fewer bits than the next ones: downhill, so that few are
-    tried; a deeper valley behind may be missed.
-    """
+    # Descent tries few strengths, and may miss a better minimum.
     found = cost(view)
     for step in (2, -2):
         while 0 <= view.strength + step < STRENGTHS:
@@ -152,9 +140,7 @@ def _with_strength(view: View, cost: Callable[[View], float]) -> View:
 
 
 def shared_bits(matrix: Bools, distance: int) -> float:
-    """What a row of the matrix tells of the one so many rows after it: the mutual information of
-    two elements of a column, in bits.
-    """
+    """Return the mutual information, in bits, of elements of a column `distance` rows apart."""
     matrix = matrix[: max(distance + 1, SCREENED // matrix.shape[1])]
     before, after = matrix[:-distance], matrix[distance:]
     if not before.size:
@@ -167,7 +153,7 @@ def shared_bits(matrix: Bools, distance: int) -> float:
 
 
 def write_mask(writer: BlockWriter, view: View, kept: Bools, shape: Shape) -> None:
-    """kept: of each element in order; not all, and not none."""
+    """Write which elements are kept: neither all nor none."""
     writer.number(view.leading, len(shape) + 1)
     writer.number(view.transposed, 2)
     writer.number(view.inverted, 2)
@@ -181,7 +167,7 @@ def write_mask(writer: BlockWriter, view: View, kept: Bools, shape: Shape) -> No
 
 
 def read_mask(reader: BlockReader, flat: NDArray[Any], shape: Shape, kept: int) -> View:
-    """Puts 1 at the kept places of a flat tensor of zeros. Raises: DamagedError."""
+    """Set the kept places of a flat tensor of zeros to 1. Raises DamagedError."""
     view = View(
         reader.number(len(shape) + 1),
         bool(reader.number(2)),
@@ -224,7 +210,7 @@ def read_mask(reader: BlockReader, flat: NDArray[Any], shape: Shape, kept: int) 
 
 
 def _cost(view: View, kept: Bools, shape: Shape, most: int) -> float:
-    """The bits for an element, about. most: elements after which to stop."""
+    """Estimate the bits for an element from at most `most` elements."""
     rows = _Rows(view, kept, shape, most)
     bits = Adaptive(len(FACTORS)).bits(np.bincount(rows.classes, minlength=len(FACTORS)))
     for ones, chances in rows:
@@ -233,10 +219,7 @@ def _cost(view: View, kept: Bools, shape: Shape, most: int) -> float:
 
 
 class _Rows:
-    """The rows of a mask as they are written: bits, and the chance that each is 1."""
-
     def __init__(self, view: View, kept: Bools, shape: Shape, most: int = 0) -> None:
-        """most: elements after which to stop; 0 for all."""
         self.view = view
         matrix = view.matrix(kept, shape)
         count = int(kept.sum())
@@ -272,7 +255,6 @@ def _groups(view: View, shape: Shape) -> Iterator[slice]:
 
 
 def _views(shape: Shape, inverted: bool) -> Iterator[View]:
-    """Each matrix once, without neighbors and with those of the row before."""
     known = set()
     for leading in range(len(shape)):
         rows, columns = prod(shape[:leading]), prod(shape[leading:])
@@ -290,7 +272,6 @@ def _views(shape: Shape, inverted: bool) -> Iterator[View]:
 
 
 def _distances(view: View, kept: Bools, shape: Shape) -> list[int]:
-    """Those at which most rows keep the same columns."""
     matrix = view.matrix(kept, shape)
     num_rows = len(matrix)
     matrix = matrix[:, : max(1, TRIED // num_rows)]

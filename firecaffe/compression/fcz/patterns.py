@@ -1,4 +1,4 @@
-"""Elements of any type as whole numbers without a sign that have the same bits."""
+"""Elements of any type as unsigned integers with the same bits."""
 
 from typing import Any
 
@@ -20,13 +20,11 @@ DTYPES = (
     "bool",
     "complex64",
 )
-"""The types that a file may have; its byte is the place here."""
+"""The types of tensors in a file, which stores the index."""
 
 GAPS, MASK = 0, 1
-"""How a tensor's kept positions are sent."""
 
 Patterns = NDArray[Any]
-"""Of the bits of elements: an unsigned type."""
 
 
 def unsigned(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -34,6 +32,5 @@ def unsigned(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def patterns_of(array: NDArray[Any]) -> Patterns:
-    """The elements' bits in order, one after the other."""
     native = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
     return native.reshape(-1).view(unsigned(native.dtype))

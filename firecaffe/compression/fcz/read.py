@@ -1,8 +1,7 @@
-"""Reading a .fcz file: its network at once, its tensors one after the other.
+"""Reads a .fcz file: its network at once, its tensors one after the other.
 
-A file may be a stranger's. It is looked over before memory is taken for it: the header's length is
-capped, its checksum holds before anything of it is used, and what all tensors need together must be
-allowed, and be no more than a file of its size may stand for. Nothing in a file is run.
+A file may be malicious, so it is checked before memory is allocated: the header's length is
+limited, its checksum is verified first, and the decoded size must be plausible and allowed.
 """
 
 import os
@@ -24,14 +23,11 @@ from firecaffe.errors import CheckpointError
 from firecaffe.files import open_regular
 
 SCANNED = 1 << 13
-"""Elements that are looked at together for those that are kept."""
+"""Elements that are searched together for kept ones."""
 
 
 class Opened:
-    """A file that is open: a context, which closes it."""
-
     def __init__(self, path: Path, most_bytes: int | None) -> None:
-        """Raises: CheckpointError."""
         self._path = path
         try:
             self._file: BinaryIO = open_regular(path)
@@ -41,7 +37,7 @@ class Opened:
             file_bytes = os.fstat(self._file.fileno()).st_size
             header = read_header(self._file, file_bytes)
             self.network: dict[str, Any] = header.network
-            """What was given to `write`."""
+            """The network that was given to `write`."""
             self.outlines: Sequence[Outline] = header.tensors
             """Name, type and shape of each tensor, in the order of the file."""
             needed = sum(each.num_bytes for each in header.tensors)
@@ -58,12 +54,10 @@ class Opened:
         self._body_bytes = header.body_bytes
 
     def tensors(self) -> Iterator[tuple[str, NDArray[Any]]]:
-        """Yields each tensor by name, decoded when it is asked for.
+        """Yield each tensor by name, decoded on demand. Raises CheckpointError if damaged.
 
-        Beside the tensor it takes less than 1 MB; one that a caller still holds is there too. The
-        last one comes after all was found whole.
-
-        Raises: CheckpointError for a file that is damaged.
+        Besides tensors that the caller holds, it takes less than 1 MB. The last tensor is yielded
+        after the whole file was verified.
         """
         try:
             self._file.seek(self._start)
@@ -92,12 +86,12 @@ class Opened:
 
 
 def read(path: str | Path, *, most_bytes: int | None = None) -> Opened:
-    """Opens a file: `with read(path) as file: for name, array in file.tensors(): …`.
+    """Open a file: `with read(path) as file: for name, array in file.tensors(): …`.
 
     Args:
-        path: Of the file.
-        most_bytes: What its tensors may need together, decoded; None for what a file of its size
-            may stand for (`allowed_bytes`).
+        path: The file.
+        most_bytes: The most bytes that its tensors may need together, decoded; None for what is
+            plausible for the size of the file (`allowed_bytes`).
 
     Raises: CheckpointError if it is no .fcz file, is damaged, of another version, or too large.
     """
@@ -105,7 +99,6 @@ def read(path: str | Path, *, most_bytes: int | None = None) -> Opened:
 
 
 def _read_tensor(reader: BlockReader, outline: Outline) -> NDArray[Any]:
-    """Raises: DamagedError."""
     dtype = np.dtype(outline.dtype)
     size, shape = outline.size, outline.shape
     kept = reader.number(size + 1)
@@ -129,7 +122,6 @@ def _read_tensor(reader: BlockReader, outline: Outline) -> NDArray[Any]:
 
 
 def _fill(flat: Patterns, kept: int, values: Iterator[Patterns]) -> None:
-    """Puts the values where there is a 1, in order."""
     if kept == len(flat):
         start = 0
         for each in values:

@@ -1,15 +1,11 @@
-"""Sequences of whole numbers, each number of one or more symbols, in the cheapest of four ways.
+"""Sequences of integers, with one or more symbols for each, in the cheapest of four ways.
 
-A sequence has columns: the index of a codebook is one column, a float32 four, its bytes. Each
-column says how it is sent:
+The index of a codebook is one column, the bytes of a float32 are four. Each column has a kind:
 
     constant   one symbol for all
-    uniform    all symbols alike
-    adaptive   a range coder with the counts of what was sent before
-    huffman    a canonical Huffman code, whose lengths come first
-
-Numbers go in chunks. Chunks of a sequence with an adaptive column begin small and grow, since
-the counts are looked at before each.
+    uniform    all symbols are equally probable
+    adaptive   a range coder with the counts of the symbols before
+    huffman    a canonical Huffman code, preceded by its lengths
 """
 
 from abc import abstractmethod
@@ -34,6 +30,7 @@ _categorical = constriction.stream.model.Categorical
 _uniform = constriction.stream.model.Uniform
 
 
+# Adaptive columns update their counts before each chunk, so their chunks begin small and grow.
 def _chunks(count: int, grows: bool) -> Iterator[slice]:
     done = 0
     while done < count:
@@ -44,14 +41,11 @@ def _chunks(count: int, grows: bool) -> Iterator[slice]:
 
 
 class Column:
-    """A way to send the symbols of a column, chunk by chunk."""
-
     kind: int
     grows = False
 
     @abstractmethod
-    def write_table(self, writer: BlockWriter) -> None:
-        """What a reader has to know before the first chunk."""
+    def write_table(self, writer: BlockWriter) -> None: ...
 
     @abstractmethod
     def put(self, writer: BlockWriter, symbols: Symbols) -> None: ...
@@ -61,7 +55,7 @@ class Column:
 
     @abstractmethod
     def bits(self, counts: Ints) -> float:
-        """What symbols that come so often take, with the table, to a few bits."""
+        """Estimate the bits of symbols with these counts, with the table."""
 
 
 class Constant(Column):
@@ -111,10 +105,7 @@ class Uniform(Column):
 
 
 class Adaptive(Column):
-    """A symbol that came n times before has the weight 2n + 1.
-
-    Source: Krichevsky and Trofimov 1981.
-    """
+    """A symbol that came n times before has the weight 2n + 1 (Krichevsky and Trofimov 1981)."""
 
     kind = 2
     grows = True
@@ -139,7 +130,6 @@ class Adaptive(Column):
         return symbols
 
     def bits(self, counts: Ints) -> float:
-        """By the product of all chances, as if each symbol were counted at once."""
         half = len(counts) / 2
         logs = lgamma(int(counts.sum()) + half) - lgamma(half)
         logs -= sum(lgamma(each + 0.5) - lgamma(0.5) for each in counts[counts > 0].tolist())
@@ -150,7 +140,7 @@ class Adaptive(Column):
 
 
 class Huffman(Column):
-    """Each chunk has its bytes' number, and then the bytes."""
+    """Each chunk has the number of its bytes, and then the bytes."""
 
     kind = 3
     most_bytes = MOST_CHUNK * MOST_BITS // 8 + 1
@@ -182,10 +172,9 @@ class Huffman(Column):
         return self.code.decode(data.astype(np.uint8).tobytes(), count)
 
     def bits(self, counts: Ints) -> float:
-        """A chunk's last byte is half empty."""
         table = Adaptive(MOST_BITS + 1).bits(np.bincount(self._lengths, minlength=MOST_BITS + 1))
         chunks = -(-int(counts.sum()) // MOST_CHUNK)
-        each = log2(self.most_bytes) + 4
+        each = log2(self.most_bytes) + 4  # the last byte of a chunk is half empty
         return float(counts @ self._lengths) + table + chunks * each
 
 
@@ -195,10 +184,7 @@ KINDS = (Constant, Uniform, Adaptive, Huffman)
 def write_sequence(
     writer: BlockWriter, columns: Sequence[Symbols], alphabet: int, how: How
 ) -> None:
-    """Writes columns of equally many symbols, each from 0 up to alphabet - 1.
-
-    Nothing is written for no symbols, or for an alphabet of one.
-    """
+    """Write equal columns of symbols below `alphabet`; nothing without symbols, or for one."""
     count = len(columns[0])
     if not count or alphabet < 2:
         return
@@ -216,7 +202,7 @@ def write_sequence(
 def read_sequence(
     reader: BlockReader, num_columns: int, count: int, alphabet: int
 ) -> Iterator[list[Symbols]]:
-    """Yields the columns' symbols chunk by chunk. Raises: DamagedError."""
+    """Yield the columns' symbols chunk by chunk. Raises DamagedError."""
     if not 0 < alphabet <= MOST_ALPHABET:
         raise DamagedError(f"an alphabet has {alphabet} symbols; 1 to {MOST_ALPHABET}")
     if alphabet < 2:

@@ -1,8 +1,8 @@
-"""The places in a codebook, by the signs of an element's neighbors.
+"""Indices into a codebook, coded by the signs of an element's neighbors.
 
-A neuron's weights for pixels that are neighbors often have the same sign. So the kept elements of a
-mask go row by row, in three contexts: whether the neighbors' signs add up to less than 0, to 0, or
-to more. Each context counts for itself what it has had.
+A neuron's weights for neighboring pixels often have the same sign. So the kept elements of a mask
+are coded row by row in three contexts: the sum of the neighbors' signs is below, at or above 0.
+Each context has its own counts.
 """
 
 from collections.abc import Iterator
@@ -23,8 +23,6 @@ Places = NDArray[np.int64]
 
 
 class Counts:
-    """How often each symbol has come, in each context."""
-
     def __init__(self, alphabet: int) -> None:
         self._weights = np.ones((CONTEXTS, alphabet))
 
@@ -36,7 +34,7 @@ class Counts:
 
 
 def write_signed(writer: BlockWriter, matrix: Patterns, codebook: Patterns, distance: int) -> None:
-    """matrix: the tensor as the mask's view has it. distance: of the mask's neighbors."""
+    """Write a matrix as viewed by its mask. `distance` is that of the mask's neighbors."""
     counts = Counts(len(codebook))
     for row, context, columns in _parts(matrix, distance):
         symbols = np.searchsorted(codebook, matrix[row][columns]).astype(np.int32)
@@ -45,7 +43,7 @@ def write_signed(writer: BlockWriter, matrix: Patterns, codebook: Patterns, dist
 
 
 def read_signed(reader: BlockReader, matrix: Patterns, codebook: Patterns, distance: int) -> None:
-    """Puts the values where the matrix has a 1. Raises: DamagedError."""
+    """Replace each 1 of the matrix by its value. Raises DamagedError."""
     counts = Counts(len(codebook))
     for row, context, columns in _parts(matrix, distance):
         symbols = reader.take(len(columns), counts.model(context))
@@ -54,7 +52,6 @@ def read_signed(reader: BlockReader, matrix: Patterns, codebook: Patterns, dista
 
 
 def _parts(matrix: Patterns, distance: int) -> Iterator[tuple[int, int, Places]]:
-    """Rows, contexts, and the columns whose kept elements have these."""
     near = neighbors(distance)
     for row in range(len(matrix)):
         columns = np.flatnonzero(matrix[row])
@@ -70,6 +67,6 @@ def _parts(matrix: Patterns, distance: int) -> Iterator[tuple[int, int, Places]]
 
 
 def _signs(patterns: Patterns) -> NDArray[np.int64]:
-    """Of patterns: 0 for 0, else by the highest bit, which is a float's sign."""
+    # The highest bit is a float's sign.
     highest = patterns >> patterns.dtype.type(8 * patterns.itemsize - 1)
     return np.where(patterns == 0, 0, 1 - 2 * highest.astype(np.int64))

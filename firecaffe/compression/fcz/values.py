@@ -1,10 +1,8 @@
-"""The values of a tensor's kept elements: a codebook and the places in it, or their bytes.
+"""The values of a tensor's kept elements: a codebook with indices, or their bytes.
 
-The places are a sequence, or go by the signs of neighbors (`signs.py`).
-
-Bytes go as columns of a sequence, the lowest byte first, for the bytes of a float are not alike:
-the highest has its sign and exponent, of which few occur. Float32 that are float16 as well, to
-the bit, go as these.
+The indices are a sequence, or are coded by the signs of neighbors (`signs.py`). Bytes are columns
+of a sequence, the lowest byte first, because the bytes of a float differ: few values of the
+highest, with sign and exponent, occur. Float32 that are exactly float16 are sent as these.
 """
 
 from collections.abc import Iterator
@@ -22,11 +20,10 @@ from firecaffe.compression.fcz.signs import read_signed, write_signed
 
 MOST_VALUES = 1 << 13
 MOST_SIGNED = 1 << 8
-"""The most values that go by signs: each row makes models of all of them."""
-"""Distinct values that a codebook may have."""
+"""The most values that are coded by signs, because each row makes models of all of them."""
 
 SAMPLED = 1 << 16
-"""Elements of which a tensor with too many distinct values is known at once."""
+"""The elements that are searched first for too many distinct values."""
 
 BYTES, CODEBOOK, SIGNED = 0, 1, 2
 WAYS = 3
@@ -34,31 +31,27 @@ WAYS = 3
 
 @dataclass(frozen=True)
 class Kept:
-    """The kept elements of a tensor."""
-
     patterns: Patterns
-    """Theirs, in order; at least one."""
+    """The kept elements in order; at least one."""
     is_float32: bool
     how: How
     matrix: Patterns | None = None
-    """The whole tensor as its mask looks at it, if that looks at neighbors."""
+    """The whole tensor as its mask views it, if that uses neighbors."""
     distance: int = 0
-    """Of these neighbors."""
 
 
 @dataclass(frozen=True)
 class ValuesCost:
-    """What was written, in bits; and how many distinct values there are, 0 if nobody counted."""
+    """The bits that were written. `distinct` is the number of distinct values, 0 if unknown."""
 
     distinct: int
     codebook_bits: float
     symbol_bits: float
     floor_bits: float
-    """The codebook, and the entropy of the places in it; bytes are their own floor."""
+    """The codebook, and the entropy of the indices; bytes are their own floor."""
 
 
 def write_values(writer: BlockWriter, kept: Kept) -> ValuesCost:
-    """Writes them in the cheapest way, by real size."""
     codebook = _distinct(kept.patterns)
     if codebook is None:
         return _write_bytes(writer, kept, 0)
@@ -84,14 +77,7 @@ def read_values(
     matrix: Patterns | None,
     distance: int,
 ) -> Iterator[Patterns]:
-    """Yields the kept elements' patterns, chunk by chunk; or none, and puts them into the matrix.
-
-    Args:
-        dtype: Theirs, unsigned.
-        matrix: Of `Kept`, with 1 where an element is kept.
-
-    Raises: DamagedError.
-    """
+    """Yield the kept elements in chunks, or put them into `matrix`, which marks them with 1."""
     way = reader.number(WAYS)
     if way == BYTES:
         yield from _read_bytes(reader, dtype, kept, is_float32)
@@ -137,7 +123,6 @@ def _write_bytes(writer: BlockWriter, kept: Kept, distinct: int) -> ValuesCost:
 
 
 def _distinct(patterns: Patterns) -> Patterns | None:
-    """The distinct patterns, ascending; None if they are more than a codebook may have."""
     if len(np.unique(patterns[:SAMPLED])) > MOST_VALUES:
         return None
     found = np.unique(patterns)

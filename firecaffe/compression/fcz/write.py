@@ -1,4 +1,4 @@
-"""Writing a network into a .fcz file."""
+"""Writes a network into a .fcz file."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -28,7 +28,7 @@ from firecaffe.errors import RecipeError
 from firecaffe.files import written_aside
 
 CODES: tuple[How, ...] = get_args(How)
-"""How a file may be coded: the cheapest for each section, or one alone."""
+"""The codings of a file: the best for each section, or one alone."""
 
 CLEAR = 0.98
 COPIED = 1 << 20
@@ -41,20 +41,18 @@ def write(
     *,
     code: How = "best",
 ) -> FileReport:
-    """Writes tensors exactly, so that under its final name the file is never seen in part.
+    """Write tensors exactly. The file is never visible in part under its final name.
 
     The same tensors and network give the same bytes. Zeros and shared values are found in the
-    tensors: what is pruned is 0, and a tensor of few distinct values has a codebook.
+    tensors: pruned elements are 0, and a tensor of few distinct values has a codebook.
 
     Args:
-        path: Of the file; one that is there is replaced.
-        tensors: By name, in the order of the file.
-        network: What `read` gives back: JSON that says how the network is made.
+        network: JSON that says how the network is made; `read` returns it.
         code: "huffman" codes distances and values as Deep Compression does; "range" by a range
-            coder alone; "best" by what is smallest in each section.
+            coder alone; "best" by the smallest in each section.
 
     Raises: RecipeError if a tensor's type cannot be written, the network is no JSON, or `read`
-    would refuse the file for what its tensors need; OSError.
+    would refuse the file because of its tensors' size; OSError.
     """
     if code not in CODES:
         raise RecipeError(f"code is {code!r}; expected one of {', '.join(CODES)}")
@@ -123,8 +121,8 @@ def _write_tensor(
 def _write_positions(
     writer: BlockWriter, is_kept: NDArray[np.bool_], shape: tuple[int, ...], code: How
 ) -> View | None:
-    """Returns the view of a mask that looks at neighbors."""
-    # What was measured on a part has to be clear: bits are slower than distances.
+    """Return the view of a mask that uses neighbors; None for others."""
+    # A gain measured on a part has to be clear, because bits are slower than distances.
     clear = 1.0 if len(is_kept) <= TRIED else CLEAR
     enough = clear * bits_of_gaps(is_kept[:TRIED], code)
     found = None if code == "huffman" else cheapest_view(is_kept, shape, enough, writer.near_rows)
@@ -140,7 +138,6 @@ def _write_positions(
 
 @contextmanager
 def _whole(path: Path) -> Iterator[BinaryIO]:
-    """A file beside the final one, which gets its name if the block comes to its end."""
     with written_aside(path) as aside, open(aside, "wb") as file:
         yield file
 

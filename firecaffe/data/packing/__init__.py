@@ -1,1 +1,1 @@
-"""Shards of whatever a user has: sources, the packing itself, and its verification."""
+"""Packing of images into shards: the sources, the packing, and its verification."""

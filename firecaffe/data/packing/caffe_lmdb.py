@@ -1,7 +1,4 @@
-"""Caffe's LMDBs as a source: each value is a Datum message, encoded or raw.
-
-Source: BVLC/caffe, tools/convert_imageset.cpp.
-"""
+"""Caffe's LMDBs of Datum messages as a source (BVLC/caffe, tools/convert_imageset.cpp)."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,7 +17,7 @@ def is_lmdb(path: Path) -> bool:
 
 
 def open_lmdbs(by_part: Mapping[str, Path], about: Path, bgr: bool) -> Source:
-    """Raises: DataError if a database is damaged, or its images are not alike."""
+    """Open databases. Raises DataError if one is damaged, or images differ in kind or shape."""
     check_protobuf(about)
     from google.protobuf.message import DecodeError
 

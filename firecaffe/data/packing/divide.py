@@ -1,7 +1,6 @@
 """A test part for a source that has none: some images of each class.
 
-Which ones is a pure function of the order of the images: of each class those with the smallest
-`hash64(Stream.HOLD_OUT, number)`. So the same folder gives the same parts.
+They have the smallest `hash64(Stream.HOLD_OUT, number)`, so a folder always gives the same parts.
 """
 
 from collections import defaultdict
@@ -16,18 +15,14 @@ from firecaffe.data.packing.part import Part, Source
 from firecaffe.errors import DataError, RecipeError
 
 HELD_OUT_SHARE = 0.1
-"""Share of each class that becomes the test part, if nobody says another."""
+"""The default share of each class that becomes the test part."""
 
 
 def with_test_part(source: Source, share: float | None) -> tuple[Source, str]:
-    """The source, with a part of its training images as a test part if it has none; and a line
-    that says so.
+    """Split a test part off the training images if there is none, and return a line that says so.
 
-    share: of each class, at least one image of two or more; None for a tenth if there is no test
-    part, 0 for none.
-
-    Raises: RecipeError if a share is given and there is a test part already; DataError if no
-    class has two images.
+    `share` is of each class, at least one image of two or more. None: a tenth; 0: no test part.
+    Raises RecipeError if it is given with a test part, DataError if no class has two images.
     """
     tests = [name for name in TESTS if name in source.parts]
     if tests:

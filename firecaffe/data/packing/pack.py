@@ -1,10 +1,8 @@
-"""Packing: a source's images, in a fixed random order, into shards that threads write side by side.
+"""Packing of a source's images, in a fixed random order, into shards, and its verification.
 
-The same source and options give the same bytes, whatever the number of threads. A shard that is
-there is whole, so a packing that was ended goes on where it was: `packing.json` says which packing
-the shards are of, and gives way to `dataset.json` at the end.
-
-Whether a packed data set is what was packed, byte by byte.
+The same source and options give the same bytes for any number of threads. An interrupted packing
+resumes: each shard that exists is whole, and `packing.json` identifies the packing, until
+`dataset.json` replaces it.
 """
 
 import fcntl
@@ -45,20 +43,18 @@ from firecaffe.schema import read_file
 
 UNDER_WAY = "packing.json"
 QUALITY = 90
-"""JPEG quality of images that are encoded anew."""
+"""The JPEG quality of images that are encoded again."""
 
 
 class UnderWay(TypedDict):
-    """UNDER_WAY: a packing that is not finished."""
-
     identity: str
 
 
 @dataclass(frozen=True)
 class PackOptions:
-    """What is done to the images. resize: the shorter side of larger images (0: as they are); of
-    raw images both sides. quality: 0 keeps the bytes of images that are not resized. raw: pixels
-    instead of encoded images.
+    """Options of a packing; 0 keeps the size, or the bytes of images that are not resized.
+
+    `resize` is the shorter side of larger images, both sides of raw ones. `raw` stores pixels.
     """
 
     resize: int = 0
@@ -69,21 +65,17 @@ class PackOptions:
 
 @dataclass
 class Seen:
-    """The images that were packed, for people."""
-
     least: tuple[int, int] = (1 << 30, 1 << 30)
-    most: tuple[int, int] = (0, 0)
-    """Rows and columns."""
+    most: tuple[int, int] = (0, 0)  # rows and columns
     turned: int = 0
-    """Of those that are kept as pixels, those that said (EXIF) how they are to be turned."""
+    """Images stored as pixels whose EXIF data say that they must be rotated."""
     deep: int = 0
-    """Of those that are not kept as they are, those of 16 bits a value."""
+    """Images of 16 bits a value whose bytes are not kept."""
     _lock: Lock = field(default_factory=Lock)
 
     def add(
         self, shape: tuple[int, ...], *, is_turned: bool = False, is_deep: bool = False
     ) -> None:
-        """shape: C x H x W."""
         _, rows, columns = shape
         with self._lock:
             self.least = min(self.least[0], rows), min(self.least[1], columns)
@@ -93,7 +85,6 @@ class Seen:
 
     @property
     def notes(self) -> list[str]:
-        """What pixels do not say any more."""
         told = {
             f"{self.turned} images say (EXIF) that they are to be turned; their pixels are kept as "
             "they are stored, without that": self.turned,
@@ -105,22 +96,18 @@ class Seen:
 
 @dataclass
 class Packing:
-    """One packing, from a source to the list of its shards."""
-
     source: Source
     folder: Path
     options: PackOptions
     threads: int
     done: Callable[[int], None] = lambda images: None
-    """Called for each shard that is there, with how many images it holds."""
+    """Called for each finished shard with the number of its images."""
     seen: Seen = field(default_factory=Seen)
     broken: list[str] = field(default_factory=list)
     _ended: Event = field(default_factory=Event)
 
     def run(self) -> PackedSet:
-        """Raises: DataError if nothing could be packed or the disk is full; RecipeError if
-        the folder holds something else.
-        """
+        """Pack or resume. Raises DataError if it fails, RecipeError for wrong options or folder."""
         kind, shape = self._stored_as()
         self._begin()
         with open(self.folder / UNDER_WAY, "rb") as lock:
@@ -150,7 +137,6 @@ class Packing:
         return self._finish(parts, kind, shape)
 
     def _stored_as(self) -> tuple[str, tuple[int, ...]]:
-        """Kind and shape of what is written."""
         source, options = self.source, self.options
         if source.kind == "raw":
             if options.resize or options.quality or options.raw:
@@ -172,7 +158,6 @@ class Packing:
         raise DataError(f"{source.about}: holds no whole image")
 
     def _cut(self, part: Part) -> list[list[int]]:
-        """The numbers of each shard's images, of about `shard_bytes` in the source."""
         order = hash64(0, Stream.PACK, torch.arange(len(part))).argsort().tolist()
         shards: list[list[int]] = []
         held = 0
@@ -185,7 +170,6 @@ class Packing:
         return shards
 
     def _identity(self) -> str:
-        """Tells packings apart, by what they pack and how."""
         sha = hashlib.sha256(
             repr((self.options, self.source.kind, self.source.classes, self.source.about)).encode()
         )
@@ -194,7 +178,6 @@ class Packing:
         return sha.hexdigest()
 
     def _begin(self) -> None:
-        """Raises: RecipeError if the folder holds something else."""
         under_way, identity = self.folder / UNDER_WAY, self._identity()
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -244,7 +227,6 @@ class Packing:
         return info
 
     def _already(self, path: Path) -> tuple[ShardInfo, tuple[str, ...]] | None:
-        """A shard that an earlier attempt has finished."""
         if not path.exists():
             return None
         size = path.stat().st_size
@@ -254,7 +236,6 @@ class Packing:
         return ShardInfo(path.name, len(index), size, sha256_of(path)), index.skipped
 
     def _stored(self, content: bytes, kind: str, shape: tuple[int, ...]) -> bytes:
-        """What is kept of one image. Raises: DataError if it is no whole one."""
         if self.source.kind == "raw":
             self.seen.add(shape)
             return content
@@ -311,11 +292,7 @@ PIECE_BYTES = 1 << 24
 
 
 def verify(root: str, done: Callable[[int], None] = lambda images: None) -> PackedSet:
-    """Reads every sample of every shard, and compares lengths, indexes and checksums.
-
-    done: called after each shard with how many images it holds. Raises: DataError if anything
-    differs; it names the shards, and in each the samples.
-    """
+    """Compare all lengths, indexes and checksums. Raises DataError, which names what differs."""
     packed = read_list(root)
     files = open_files(root)
     problems: list[str] = []

@@ -1,8 +1,4 @@
-"""What can be packed: parts of labeled images, encoded or raw, each of them by number.
-
-`open_source` finds out what is at a path: a folder of images, tar files, idx or CIFAR-10 files,
-Caffe's LMDB.
-"""
+"""The sources to pack: image folders, tar, idx and CIFAR-10 files, and Caffe's LMDBs."""
 
 import re
 from collections import Counter
@@ -22,15 +18,14 @@ from firecaffe.errors import DataError, RecipeError
 
 PARTS = ("train", *TESTS)
 PART_WORDS = {"train": "train", "validation": "validation", "val": "validation", "test": "test"}
-"""Words of a file's or folder's name, each whole, and the part that they name."""
+"""Whole words in the name of a file or folder, and the part that each stands for."""
 
 
 def open_source(path: Path, channel_order: str | None = None) -> Source:
-    """channel_order: bgr or rgb, of an LMDB's raw color images; None for bgr, as `convert_imageset`
-    writes them.
+    """Open what is at the path. Raises DataError if nothing there can be packed.
 
-    Raises: DataError if nothing that can be packed is at the path; RecipeError if an order of
-    channels is given and there is no LMDB.
+    `channel_order`, bgr or rgb, is for raw color images of an LMDB: None means bgr, as
+    `convert_imageset` writes them. Raises RecipeError if it is given without an LMDB.
     """
     try:
         for is_there, opened in _FORMATS:
@@ -54,7 +49,7 @@ def open_source(path: Path, channel_order: str | None = None) -> Source:
 
 
 def part_of(name: str) -> str:
-    """The part that a file's or folder's name speaks of; train if it speaks of none."""
+    """Return the part that the name of a file or folder mentions; train if it mentions none."""
     words = set(re.split(r"[^a-z]+", name.lower()))
     found = [part for word, part in PART_WORDS.items() if word in words]
     return found[0] if found else "train"
@@ -65,7 +60,6 @@ def _is_folder(path: Path) -> bool:
 
 
 def _open_folder(path: Path) -> Source:
-    """train/CLASS/*, test/CLASS/*, validation/CLASS/*; the classes are those of train."""
     first = "train" if (path / "train").is_dir() else next(n for n in PARTS if (path / n).is_dir())
     classes = class_names(path / first)
     parts: dict[str, Part] = {}
@@ -83,7 +77,6 @@ def _open_folder(path: Path) -> Source:
 
 
 def _is_classes(path: Path) -> bool:
-    """CLASS/*.jpg, with nothing that says what is for training and what is a test."""
     return path.is_dir() and any(
         is_image(file.name)
         for folder in listed(path)
@@ -93,7 +86,6 @@ def _is_classes(path: Path) -> bool:
 
 
 def _open_classes(path: Path) -> Source:
-    """All of it as one part, train."""
     classes = class_names(path)
     images = ImageFolder(path, classes)
     sizes = [images.size(number) for number in range(len(images))]
@@ -139,7 +131,6 @@ def _open_cifar(path: Path) -> Source:
 
 
 def _held(sets: tuple[TensorDataset, TensorDataset], about: str) -> Source:
-    """Two data sets in memory, as raw images; classes are numbers."""
     num_classes = 1 + max(int(each.targets.max()) for each in sets)
     parts = {}
     for name, each in zip(("train", "test"), sets, strict=True):
@@ -157,7 +148,7 @@ def raw_part(name: str, images_NCHW: np.ndarray, labels: Sequence[int]) -> Part:
 
 
 def _lmdbs(path: Path) -> dict[str, Path]:
-    """Caffe's names: FOLDER itself, FOLDER/train, FOLDER/ilsvrc12_train_lmdb …"""
+    # Caffe's names: FOLDER itself, FOLDER/train, FOLDER/ilsvrc12_train_lmdb …
     if is_lmdb(path):
         return {part_of(path.name): path}
     inside = sorted(each for each in path.iterdir() if is_lmdb(each)) if path.is_dir() else []

@@ -1,7 +1,4 @@
-"""Tar files as a source: WebDataset's (KEY.jpg beside KEY.cls), or a folder of images in a tar.
-
-A tar is listed once, member by member; an image is then read by its place in the file.
-"""
+"""Tar files as a source: WebDataset's (KEY.jpg with KEY.cls), or with a folder per class."""
 
 import os
 import tarfile
@@ -20,7 +17,6 @@ from firecaffe.files import open_regular
 LABEL = ".cls"
 MOST_LABEL_BYTES = 64
 PARTS = {"train": "train", "test": "test", "val": "validation", "validation": "validation"}
-"""Folders at the top of a tar that holds all parts."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +28,7 @@ class _Member:
 
 
 def open_tars(by_part: Mapping[str, Sequence[Path]], about: str) -> Source:
-    """Raises: DataError if a tar is damaged, or an image has no label."""
+    """Open the tar files of each part. Raises DataError if one is damaged or labels are missing."""
     images: dict[str, list[tuple[_Member, str | int]]] = {}
     unread: dict[str, Counter[str]] = {}
     for part, files in by_part.items():
@@ -63,7 +59,6 @@ def open_tars(by_part: Mapping[str, Sequence[Path]], about: str) -> Source:
 
 
 def _labeled(file: Path, part: str, unread: Counter[str]) -> list[tuple[str, _Member, str | int]]:
-    """(part, image, label) of one tar."""
     images, labels = _listed(file, unread)
     if labels:
         key_of = _key_of(file, images, labels)
@@ -83,7 +78,7 @@ def _labeled(file: Path, part: str, unread: Counter[str]) -> list[tuple[str, _Me
 
 
 Key = Callable[[str], str]
-"""A member's name to that of its sample."""
+"""A function from the name of a member to the name of its sample."""
 
 
 def _to_first_dot(name: str) -> str:
@@ -96,16 +91,15 @@ def _to_last_dot(name: str) -> str:
 
 
 def _key_of(file: Path, images: Sequence[_Member], labels: Sequence[_Member]) -> Key:
-    """WebDataset's rule, the name up to its first dot, if each image then has a label of its own;
-    else up to its last dot, as "lens_1.4_001.png" means it. Raises: DataError if neither will do.
-    """
+    # WebDataset's rule is the name up to its first dot. If that does not give each image one
+    # label, the name up to its last dot is tried, which "lens_1.4_001.png" needs.
     for key_of in (_to_first_dot, _to_last_dot):
         of_images, of_labels = (
             Counter(key_of(each.name) for each in members) for members in (images, labels)
         )
         if all(of_images[key] == of_labels[key] == 1 for key in of_images):
             return key_of
-    # By the last dot no two images of one suffix share a key, so one of them has no label.
+    # Up to the last dot, no two images of one suffix share a key, so an image may lack a label.
     alone = next((each for each in images if _to_last_dot(each.name) not in of_labels), None)
     if alone is not None:
         raise DataError(f"{file}: {alone.name} has no {_to_last_dot(alone.name)}{LABEL} beside it")
@@ -115,7 +109,7 @@ def _key_of(file: Path, images: Sequence[_Member], labels: Sequence[_Member]) ->
 
 
 def _listed(file: Path, unread: Counter[str]) -> tuple[list[_Member], list[_Member]]:
-    """Images and labels. Of members of one name the last one counts, as for tar."""
+    # By name, since the last of several members of one name counts, as it does for tar.
     images: dict[str, _Member] = {}
     labels: dict[str, _Member] = {}
     try:

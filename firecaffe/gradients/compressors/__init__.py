@@ -1,10 +1,8 @@
-"""Gradient codecs on the wire: fewer bytes, still the same bits on any number of workers.
+"""Gradient codecs, which send fewer bytes and give the same bits on any number of workers.
 
-Gradients are encoded at fixed nodes of the micro-batch tree, not at workers. Local sums stop at one
-level; each node there is encoded on its own, also if one worker holds them all, keeps its
-own memory of what was not sent, and decoded nodes are added in float32 in tree order.
-
-A new codec is one file and one row here.
+Local sums stop at one level of the micro-batch tree. Each node there is encoded by itself, even if
+one worker has all nodes. Decoded nodes are added in float32 in tree order. A new codec is one file
+and one row here.
 """
 
 from collections.abc import Sequence
@@ -28,21 +26,17 @@ COMPRESSORS: dict[str, RowCodec | TensorCodec | LowRank] = {
     "top_k": TOP_K,
     "power_sgd": LowRank(rank=16),
 }
-"""The codecs by name."""
 
 ONE_BY_ONE = tuple(
     name
     for name, codec in COMPRESSORS.items()
     if isinstance(codec, RowCodec) or (isinstance(codec, TensorCodec) and codec.has_fixed_length)
 )
-"""Those that encode a gradient by itself, in so many bytes as its size says."""
+"""The codecs whose payload of a gradient has a length fixed by the gradient's size."""
 
 
 def make_compressor(name: str, layouts: Sequence[Layout]) -> Compressor:
-    """Makes a compressor for buckets of these layouts; it has no memory yet.
-
-    Raises: RecipeError if there is no such compressor.
-    """
+    """Make a compressor with empty memory. Raises RecipeError if there is none of this name."""
     if name not in COMPRESSORS:
         raise RecipeError(
             f"exchange.compressor is {name!r}; it must be one of {', '.join(COMPRESSORS)}"

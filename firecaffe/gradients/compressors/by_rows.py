@@ -1,13 +1,9 @@
-"""Compressors whose rows stand alone: encoded, added and encoded again by whoever owns a row.
+"""Compressors that encode each node by itself.
 
-Encoded rows travel both ways; payloads of whole tensors travel only on the way out. The way back
-has no memory: what an int8 row's total loses in rounding is lost. For elements of less than 1/254
-of the largest in their row's total that may be all of a step's gradient.
-
-Compressors that encode each parameter tensor of a node: payloads are gathered by all ranks.
-
-A sum of such payloads is no payload, so nothing can be added on the way: every rank gets all
-nodes', decodes them and adds them itself, in tree order.
+RowCompressor: the owner of a row decodes, adds and encodes it again. The way back has no memory:
+with int8, elements below 1/254 of the largest in their row's total may lose all of a step's
+gradient. TensorCompressor: all ranks gather the payloads of whole tensors, because a sum of
+payloads is no payload, and add what they decode in tree order.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -28,8 +24,6 @@ from firecaffe.gradients.compressors.feedback import NodeMemory, keep_rest
 
 
 class RowCompressor:
-    """A compressor by rows; see `Compressor`."""
-
     def __init__(self, codec: RowCodec, layouts: Sequence[Layout]) -> None:
         self._codec = codec
         self._layouts = layouts
@@ -43,7 +37,7 @@ class RowCompressor:
                 keep_rest(memory, x, self._codec.decode(self._codec.encode(x)))
         total = wire.sum_rows([x for _, x in nodes], self._codec)
         for _, stop in self._layouts[bucket].spans:
-            # A row that is not finite is so to its end, which may lie behind the tensor's.
+            # A row that is not finite is so to its end, which may be behind the tensor's end.
             total[stop : -(-stop // ROW) * ROW] = 0
         return total
 
@@ -58,8 +52,6 @@ LENGTH_BYTES = 4
 
 
 class TensorCompressor:
-    """A compressor by tensors; see `Compressor`."""
-
     def __init__(self, codec: TensorCodec, layouts: Sequence[Layout]) -> None:
         self._codec = codec
         self._layouts = layouts
@@ -87,7 +79,6 @@ class TensorCompressor:
         return total
 
     def _encode(self, x: Tensor, memory: Tensor, spans: Sequence[tuple[int, int]]) -> Tensor:
-        """Encodes one node. x becomes what others decode from the payload, memory the rest."""
         parts = []
         for start, stop in spans:
             tensor, rest = x[start:stop], memory[start:stop]
@@ -105,13 +96,12 @@ class TensorCompressor:
 
 
 def join_parts(parts: list[Tensor], device: torch.device) -> Tensor:
-    """Joins payloads into one: their lengths, 4 bytes each, then the payloads."""
+    """Join payloads: their lengths, 4 bytes each, then the payloads."""
     lengths = torch.tensor([part.numel() for part in parts], dtype=torch.int32, device=device)
     return torch.cat([lengths.view(torch.uint8), *parts])
 
 
 def split_parts(payload: Tensor, num_parts: int) -> list[Tensor]:
-    """Splits a payload into the parts that `join_parts` took."""
     head = num_parts * LENGTH_BYTES
     lengths = payload[:head].clone().view(torch.int32).tolist()
     return list(payload[head:].split_with_sizes(lengths))

@@ -1,13 +1,10 @@
-"""float16 and bfloat16: each number rounded to 16 bits, as a cast does.
+"""The codecs float16 and bfloat16, which round each number to 16 bits, as a cast does.
 
-float16 keeps 11 significant bits of magnitudes from 6e-8 to 65504; beyond, a gradient becomes
-infinite, as in any cast, and the trainer sees it. bfloat16 keeps 8 bits and float32's range.
+float16 keeps 11 significant bits of magnitudes from 6e-8 to 65504; a larger gradient becomes
+infinite. bfloat16 keeps 8 bits and float32's range. There is no memory: errors are at most one part
+in 2048 (256) in either direction. PyTorch's DDP hooks keep none either.
 
-There is no memory. A rounded value is off by at most one part in 2048 (256), in either direction
-alike, and PyTorch's own hooks for DDP, fp16_compress_hook and bf16_compress_hook, keep none.
-
-Source: the formats are IEEE 754-2019 binary16 and, for bfloat16, the upper half of binary32;
-rounding is to nearest, ties to even.
+Source: IEEE 754-2019 binary16 and, for bfloat16, the upper half of binary32; round to nearest even.
 """
 
 import torch
@@ -17,7 +14,6 @@ from firecaffe.gradients.compressors.codec import ROW, RowCodec
 
 
 def make_cast(dtype: torch.dtype) -> RowCodec:
-    """Makes the codec whose rows are their elements in `dtype`."""
     row_bytes = ROW * dtype.itemsize
 
     def encode(vector: Tensor) -> Tensor:

@@ -1,9 +1,7 @@
-"""Codecs: pairs of functions between float32 numbers and bytes, decided by nothing else.
+"""Codecs, and the protocols between compressors and ranks.
 
-A codec sees one row of 256 elements or one parameter tensor of one node, never a bucket, a rank or
-a step. So its bytes are the same wherever the node is computed.
-
-The protocols between a compressor and the ranks: what each is told, may ask for and promises.
+A codec's bytes depend only on one row of 256 elements or one parameter tensor of one node, never on
+a bucket, rank or step. So they are the same wherever the node is computed.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -13,46 +11,35 @@ from typing import Protocol
 from torch import Tensor
 
 ROW = 256
-"""Elements of a row. Every parameter tensor begins at a multiple of it, on all ranks and in all
-buckets."""
+"""The elements of a row. Every parameter tensor begins at a multiple of it, in every bucket."""
 
 
 @dataclass(frozen=True)
 class RowCodec:
-    """A codec whose rows stand alone, so that ranks can share out the rows of a vector."""
+    """A codec that encodes each row by itself, so that ranks can share out the rows of a vector."""
 
     encode: Callable[[Tensor], Tensor]
-    """Encodes float32 (rows · ROW,) as uint8 (rows, row_bytes)."""
+    """Encodes float32 (rows · ROW,) as uint8 (rows, row_bytes); `decode` reverses that."""
     decode: Callable[[Tensor], Tensor]
-    """Decodes uint8 (rows, row_bytes) to float32 (rows · ROW,)."""
     row_bytes: int
-    """The bytes of an encoded row."""
     remembers: bool
-    """Whether what a step did not send is added to the next; see `feedback`."""
+    """Whether the rest that a step did not send is added to the next step; see `feedback`."""
     row_elements: int = ROW
-    """The elements of a row."""
 
 
 @dataclass(frozen=True)
 class TensorCodec:
-    """A codec for one parameter tensor at a time, which keeps back what it does not send."""
-
     encode: Callable[[Tensor, Tensor], Tensor]
-    """Encodes x = gradient + memory, and the memory, both float32 (n,), as uint8 (bytes,)."""
+    """Encodes gradient + memory, and memory, float32 (n,) each, as uint8 (bytes,)."""
     decode: Callable[[Tensor, int], Tensor]
-    """Decodes uint8 (bytes,), given n, to float32 (n,)."""
     has_fixed_length: bool = True
-    """Whether the payload's length depends on n alone."""
 
 
 @dataclass(frozen=True)
 class LowRank:
-    """The low-rank method. It encodes no single node: all nodes' gradients together become two thin
-    matrices.
-    """
+    """The low-rank method, which turns all nodes' gradients together into two thin matrices."""
 
     rank: int
-    """The columns of the one matrix, and the rows of the other."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +48,7 @@ class Layout:
 
     Args:
         names: The parameters' names, which key memory in a checkpoint.
-        spans: First element and the one after the last; each first is a multiple of ROW. Between
-            tensors, and behind the last, are zeros.
+        spans: First element, a multiple of ROW, and one after the last. Elements between are zeros.
         shapes: In the order of memory: a channels_last weight is (out, height, width, in).
     """
 
@@ -72,57 +58,52 @@ class Layout:
 
 
 class Wire(Protocol):
-    """The ranks, as a compressor sees them: nodes of one level of the micro-batch tree.
+    """The ranks from a compressor's view. Vectors are float32 and flat.
 
-    A rank holds consecutive nodes and hands over its own, in order. It gets back what is the same
-    bits on all ranks, however the nodes are shared out. All vectors are float32 and flat.
+    Each rank passes its consecutive nodes in order. Results have the same bits on all ranks,
+    however the nodes are shared out.
     """
 
     @property
-    def num_nodes(self) -> int:
-        """The number of nodes of all ranks together."""
+    def num_nodes(self) -> int: ...
 
     def sum_nodes(self, vectors: list[Tensor]) -> Tensor:
-        """The sum over all nodes in tree order; vectors of any length, all of one length."""
+        """Sum vectors over all nodes in tree order. They may have any one length."""
 
     def sum_rows(self, vectors: list[Tensor], codec: RowCodec) -> Tensor:
-        """The sum of vectors that travel encoded: decode(encode(sum of decode(encode(v))))."""
+        """Sum vectors that travel encoded: decode(encode(sum of decode(encode(v))))."""
 
     def gather(self, payloads: list[Tensor]) -> list[Tensor]:
-        """All nodes' payloads (uint8, of any length) in node order, from this rank's."""
+        """Gather all nodes' payloads (uint8, of any length) in node order."""
 
 
 class Compressor(Protocol):
-    """Sums nodes' gradients with fewer bytes. One object for a training, with its memory."""
+    """Sums nodes' gradients with fewer bytes. A whole training uses one, because of its memory."""
 
     def reduce(self, bucket: int, nodes: list[tuple[int, Tensor]], wire: Wire) -> Tensor:
-        """The total over all ranks' nodes, shaped as one node's vector.
+        """Return the total over all ranks' nodes, shaped as one node's vector.
 
-        Called by all ranks with the same buckets in the same order. Vectors must be in units that
-        last from step to step (a gradient of the mean loss, unscaled), for what one step keeps
-        back is added to the next step's.
-
-        Args:
-            nodes: This rank's nodes, at least one: index and flat vector, which is overwritten.
+        All ranks call it with the same buckets in the same order. `nodes` are this rank's, at least
+        one: index and flat vector, which is overwritten. Their units must stay the same from step
+        to step (a gradient of the mean loss, unscaled), because the next step adds what this one
+        keeps back.
         """
 
     def state(self) -> dict[str, Tensor]:
-        """The memory of this rank's nodes, by "node.parameter", for the checkpoint: no copy, so it
-        changes with the next step.
+        """Return this rank's memory by "node.parameter", in tensors that the next step changes.
 
-        What all ranks hold alike is there on each of them, by "q.parameter".
+        Memory that is equal on all ranks is returned on each of them, by "q.parameter".
         """
 
     def load_state(self, state: Mapping[str, Tensor], nodes: Collection[int]) -> None:
-        """Loads from the state of all ranks the memory of this rank's `nodes`, and reads no more of
-        it; a node that is not in it begins with no memory.
+        """Load the memory of this rank's `nodes` from all ranks' state, and read nothing else.
 
-        Raises: CheckpointError if the state is that of another model or compressor.
+        A node that is not in the state begins without memory. Raises CheckpointError if the state
+        is that of another model or compressor.
         """
 
 
 def tensors_of(layouts: Sequence[Layout]) -> dict[str, tuple[int, ...]]:
-    """Every parameter's shape by its name."""
     return {
         name: shape
         for layout in layouts

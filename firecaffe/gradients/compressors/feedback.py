@@ -1,14 +1,10 @@
-"""Error feedback: what a step did not send is not lost but added to the next step's gradient.
+"""Error feedback: the rest that a step did not send is added to the next step's gradient.
 
     x = gradient + memory,   sent = decode(encode(x)),   memory = x - sent
 
-Summed over steps, sent = gradients - last memory: whatever the codec leaves out arrives later, and
-the error of all steps together is that of the last. Without it one_bit, threshold and top_k do
-not converge to the same loss.
-
-The memory belongs to a node of the micro-batch tree and to a parameter, not to a rank and not to a
-bucket. One worker keeps those of all nodes, eight workers those of one node each, and a checkpoint
-carries them from one number of workers to another.
+So the error of all steps together is that of the last. Without it one_bit, threshold and top_k do
+not converge to the same loss. A memory belongs to a node of the micro-batch tree and a parameter,
+so a checkpoint can be continued on another number of workers.
 
 Source: Seide et al. 2014, section 2.2 (as "quantization error"); Karimireddy et al. 2019, "Error
 Feedback Fixes SignSGD", which proves it for every codec that sends part of its input.
@@ -24,22 +20,18 @@ from firecaffe.gradients.compressors.codec import Layout
 
 
 def keep_rest(memory: Tensor, x: Tensor, sent: Tensor) -> None:
-    """Writes memory = x - sent in place.
-
-    A gradient that is not finite is the trainer's to see, in the total; nothing of it is kept, or
-    every later step would see it again.
-    """
+    """Write memory = x - sent in place, with 0 for elements that are not finite."""
+    # The trainer sees in the total that a gradient is not finite. If memory kept it, every later
+    # step would see it again.
     torch.sub(x, sent, out=memory)
     memory.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
 
 
 class NodeMemory:
-    """The memories of this rank's nodes: a flat vector for each bucket and node, laid out as the
-    gradients are.
-    """
+    """The memories of this rank's nodes: a vector for each bucket and node."""
 
     def __init__(self, layouts: Sequence[Layout], remembered: Iterable[str]) -> None:
-        """remembered: the parameters that have a memory; the others' is zero and not saved."""
+        """`remembered` names the parameters with a memory; the others' is zero and not saved."""
         self._layouts = layouts
         self._sizes = {
             name: stop - start
@@ -48,11 +40,11 @@ class NodeMemory:
             if name in set(remembered)
         }
         self._vectors: dict[tuple[int, int], Tensor] = {}
-        # Loaded and not yet asked for: by parameter, then by node.
+        # Loaded and not yet used, by parameter, then by node.
         self._loaded: dict[str, dict[int, Tensor]] = {}
 
     def vectors(self, bucket: int, nodes: list[tuple[int, Tensor]]) -> list[Tensor]:
-        """The memories of this rank's nodes of a bucket, to be changed in place."""
+        """Return the memories of this rank's nodes of a bucket, to be changed in place."""
         for node, vector in nodes:
             if (bucket, node) not in self._vectors:
                 self._vectors[bucket, node] = torch.zeros_like(vector)
@@ -61,7 +53,6 @@ class NodeMemory:
         return [self._vectors[bucket, node] for node, _ in nodes]
 
     def _take_loaded(self, bucket: int, nodes: list[int]) -> None:
-        """Copies a bucket's part and lets go of it."""
         layout = self._layouts[bucket]
         for name, (start, stop) in zip(layout.names, layout.spans, strict=True):
             by_node = self._loaded.pop(name, {})
@@ -69,7 +60,7 @@ class NodeMemory:
                 self._vectors[bucket, node][start:stop] = by_node[node]
 
     def state(self) -> dict[str, Tensor]:
-        """The memories by "node.parameter", each of shape (elements,); see `Compressor.state`."""
+        """Return the memories by "node.parameter", shape (elements,); see `Compressor.state`."""
         state = {
             f"{node}.{name}": memory
             for name, by_node in self._loaded.items()
@@ -88,9 +79,7 @@ class NodeMemory:
         nodes: Collection[int],
         keys: Iterable[str] | None = None,
     ) -> None:
-        """Loads memories; see `Compressor.load_state`. keys: those of memories, if the state has
-        other keys too.
-        """
+        """Load memories; see `Compressor.load_state`. `keys` are those to load; None: all."""
         loaded: dict[str, dict[int, Tensor]] = {}
         for key in state if keys is None else keys:
             node, _, name = key.partition(".")

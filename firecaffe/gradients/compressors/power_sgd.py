@@ -1,23 +1,19 @@
-"""power_sgd: all nodes' gradients of a weight as one product of two thin matrices.
+"""The codec power_sgd: the sum of all nodes' gradients of a weight as a product of thin matrices.
 
-A weight's gradient, viewed as a matrix M of a rows (its first dimension) and b columns, is sent as
-P Q with P (a, r), Q (r, b) and r = 16: r · (a + b) numbers for a · b. One step of power iteration
-finds them. It is linear in M up to one orthonormalization, so it works on the sum over nodes
-without anyone seeing that sum:
+A gradient, viewed as a matrix M of a rows (its first dimension) and b columns, is sent as P Q with
+P (a, r), Q (r, b), r = 16. One step of power iteration computes them for the sum over nodes:
 
-    P = sum over nodes of M_node Qᵀ      Q: the last step's, so that steps go on iterating
+    P = sum over nodes of M_node Qᵀ      Q: the last step's, which continues the iteration
     P = an orthonormal basis of P's columns
     Q = sum over nodes of Pᵀ M_node
     total = P Q,   memory of a node = M_node - total / number of nodes
 
-so total + all memories = all M_node. Vectors, and matrices that would not shrink, travel as they
-are. Both sums are in tree order, and all ranks compute the rest from the same bits.
+Vectors, and matrices that would not shrink, are sent unencoded. Both sums are in tree order, and
+all ranks compute the rest from the same bits. A row of Q that is zero (the gradient was, or has a
+rank below r) or not finite would stay so for ever, so it begins again with random numbers.
 
-Q begins with normal random numbers drawn from the parameter's name. A row of Q that is zero (the
-gradient was, or has a rank below r) or not finite would stay so for ever: it begins again.
-
-Differs from the source: the basis is by Householder's QR, not Gram-Schmidt, for it stays
-orthonormal if P has columns that are zero or dependent.
+Differs from the source: the basis is by Householder's QR, not Gram-Schmidt, because it stays
+orthonormal if P has zero or dependent columns.
 
 Source: Vogels, Karimireddy, Jaggi 2019, "PowerSGD: Practical Low-Rank Gradient Compression for
 Distributed Optimization", NeurIPS, algorithms 1 and 2.
@@ -44,21 +40,16 @@ QUERY = "q."
 
 @dataclass(frozen=True)
 class _Matrix:
-    """A weight that is sent as two factors."""
-
     name: str
     start: int
     rows: int
     columns: int
 
     def of(self, vector: Tensor) -> Tensor:
-        """The matrix's part of a flat vector, (rows, columns)."""
         return vector[self.start : self.start + self.rows * self.columns].view(self.rows, -1)
 
 
 class PowerSGD:
-    """The compressor; see `Compressor`."""
-
     def __init__(self, rank: int, layouts: Sequence[Layout]) -> None:
         self._rank = rank
         self._layouts = layouts
@@ -84,7 +75,7 @@ class PowerSGD:
         )
         factors = sums.split_with_sizes([self._rank * m.columns for m in matrices])
         for m, basis, factor in zip(matrices, bases, factors, strict=True):
-            # A copy of its own: a product must not see where in `sums` its factor lay.
+            # A copy, because the bits of a product must not depend on its factor's place in `sums`.
             query = factor.view(self._rank, -1).clone()
             torch.mm(basis, query, out=m.of(total))
             self._queries[m.name] = revive(query, m.name)
@@ -101,7 +92,7 @@ class PowerSGD:
         total: Tensor,
         wire: Wire,
     ) -> list[Tensor]:
-        """Sums P of each matrix, (rows, rank). What is not compressed travels along, into total."""
+        """Sum P of each matrix, (rows, rank), and along with it unencoded tensors, into `total`."""
         queries = [self._query(m, total.device) for m in matrices]
         sums = wire.sum_nodes(
             [
@@ -120,7 +111,6 @@ class PowerSGD:
         return [part.view(-1, self._rank) for part in parts]
 
     def _parts(self, layout: Layout) -> tuple[list[_Matrix], list[tuple[int, int]]]:
-        """The matrices of a bucket, and the spans of all other tensors."""
         matrices, exact = [], []
         for name, (start, stop) in zip(layout.names, layout.spans, strict=True):
             columns = self._columns.get(name)
@@ -155,10 +145,9 @@ class PowerSGD:
             queries[name] = value.clone()
         memories = [key for key in state if not key.startswith(QUERY)]
         self._memory.load_state(state, nodes, memories)
-        # Kept, too: a device may still read those that are replaced.
+        # A device may still read the loaded tensors after they are replaced.
         self._queries, self._loaded = queries, dict(queries)
 
 
 def _flatten(tensors: list[Tensor]) -> Tensor:
-    """One vector of all elements, in order."""
     return torch.cat([tensor.reshape(-1) for tensor in tensors])

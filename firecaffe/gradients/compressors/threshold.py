@@ -1,23 +1,20 @@
-"""threshold: tau for every tau that an element's gradients have added up to, and the rest waits.
+"""The codec threshold: an element is sent once it has added up to tau; the rest waits.
 
-An element waits in the memory of error feedback until its magnitude has reached tau; then tau of it
-is sent, with its sign, or as many times tau as it holds. What is sent is 32 bits: the index in 31,
-the sign in one, once for each tau; before them is tau, a float32. So a payload's length follows
-the gradient, and nothing that waits ever reaches tau.
+An element waits in error feedback's memory until its magnitude reaches tau; then it sends tau, with
+its sign, as many times as it holds tau. A payload is tau, a float32, and for each tau sent 32 bits:
+the index in 31, the sign in one. So its length depends on the gradient. A tensor with an infinity
+or a NaN has a tau that is not finite, and decodes to NaN.
 
-A tensor with an infinity or a NaN has a tau that is not finite, and decodes to NaN throughout.
-
-Differs from the source. There tau is one number for the whole training, to be tuned for each
-network, and an element sends one tau a step, so that a large gradient is sent long after it
-was. Here tau is the larger of two:
+Differs from the source: there tau is tuned for each network, and an element sends one tau a step,
+which delays large gradients. Here tau is the larger of two:
 
     8 × the root mean square of the tensor's gradient: about one element in 64 is sent in a step
-        where gradients are noise, one in 30 where they point the same way each step;
+        if gradients are noise, one in 30 if they point the same way each step;
     the root mean square of the tensor with its memory: a tensor of n elements then holds at most
-        n tau, and no payload is longer than the tensor, also where gradients shrink or vanish.
+        n tau, and no payload is longer than the tensor, even if gradients shrink or vanish.
 
-A multiple above √3 of the latter alone would not do: as what waits comes to fill the range up to
-tau evenly, no element is that far above the mean, tau grows with the memory and nothing is sent.
+A multiple above √3 of the latter alone would not do: once the memory fills the range up to tau
+evenly, no element is that far above the mean, tau grows with the memory and nothing is sent.
 
 Source: Strom 2015, "Scalable Distributed DNN Training Using Commodity GPU Cloud Computing",
 Interspeech.
@@ -37,11 +34,10 @@ INDEX_MASK = 0x7FFFFFFF
 
 
 def encode(x: Tensor, memory: Tensor) -> Tensor:
-    """Encodes x and its memory, float32 (n,) each, as uint8 (4 + 4 · entries,)."""
     tau = choose_tau(x, memory)
     magnitudes = x.abs()
     indices = (magnitudes >= tau).nonzero().view(-1)
-    # Infinity over infinity is not a number of times; the tau alone says it all.
+    # Infinity over infinity is NaN; then tau alone carries the information.
     times = (magnitudes[indices] / tau).nan_to_num(nan=0.0).long()
     codes = indices.int() | (x[indices] < 0).int() << 31
     entries = codes.repeat_interleave(times)
@@ -49,20 +45,19 @@ def encode(x: Tensor, memory: Tensor) -> Tensor:
 
 
 def choose_tau(x: Tensor, memory: Tensor) -> Tensor:
-    """Chooses tau: float32 (), above 0; not finite if an element is not."""
+    """Choose tau: float32 (), above 0; not finite if an element is not."""
     tau = torch.maximum(RMS_MULTIPLE * root_mean_square(x - memory), root_mean_square(x))
-    # Above 0, or a tensor of zeros would send them all.
+    # With tau 0, a tensor of zeros would send all of them.
     return tau.float().clamp(min=torch.finfo(torch.float32).tiny)
 
 
 def root_mean_square(x: Tensor) -> Tensor:
-    """The root mean square, float64 (): in it squares of float32 neither overflow nor vanish."""
+    """Return the root mean square in float64 (), where squares neither overflow nor vanish."""
     norm: Tensor = torch.linalg.vector_norm(x, dtype=torch.float64)
     return norm / sqrt(max(1, x.numel()))
 
 
 def decode(payload: Tensor, num_elements: int) -> Tensor:
-    """Decodes to as many times tau as were sent: float32 (num_elements,)."""
     tau = payload[:TAU_BYTES].clone().view(torch.float32)
     entries = payload[TAU_BYTES:].clone().view(torch.int32)
     times = torch.zeros(num_elements, device=payload.device)

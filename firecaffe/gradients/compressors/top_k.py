@@ -1,15 +1,11 @@
-"""top_k: the n / 64 elements of largest magnitude, as they are; the others wait.
+"""The codec top_k: sends the n / 64 elements of largest magnitude exactly; the others wait.
 
-A payload is an int32 index and a float32 value for each. Of equal magnitudes the lower indices
-are sent, so that the choice is a function of the tensor alone. Infinities and NaN count as larger
-than any number and are sent first.
-
-The k-th largest magnitude is found by its bits. Without the sign bit those of a float32, read as
-an integer, are in the order of the magnitudes; so three rounds that count 11, 11 and 9 bits,
-from the top, find it without sorting and with no doubt about ties.
+Of equal magnitudes the lower indices are sent, so that the choice depends on the tensor alone.
+Infinities and NaN count as larger than any number. The bits of a float32 without its sign, read as
+an integer, are in the order of magnitudes, so counting 11, 11 and 9 bits finds the k-th largest.
 
 Differs from the source: a fixed share of each tensor, not of all parameters together, which would
-tie tensors to one another; and no correction of momentum.
+make tensors depend on one another; and no correction of momentum.
 
 Source: Aji and Heafield 2017, "Sparse Communication for Distributed Gradient Descent", EMNLP; Lin,
 Han, Mao, Wang, Dally 2018, "Deep Gradient Compression", ICLR.
@@ -21,26 +17,23 @@ from torch import Tensor
 from firecaffe.gradients.compressors.codec import TensorCodec
 
 SHARE = 64
-"""The number of elements of which one is sent."""
 ENTRY_BYTES = 8
 MAGNITUDE_MASK = 0x7FFFFFFF
 DIGITS = ((20, 11), (9, 11), (0, 9))
-"""Shift and width in bits of each round, from the top; 31 bits in all."""
+"""Shift and width in bits of each round, from the top."""
 
 
 def num_sent(num_elements: int) -> int:
-    """The number of elements sent: at least one of a tensor that has any."""
     return min(num_elements, max(1, num_elements // SHARE))
 
 
 def encode(x: Tensor, _: Tensor) -> Tensor:
-    """Encodes float32 (n,) as uint8 (8 · num_sent(n),): the indices, ascending, then the values."""
+    """Encode float32 (n,) as uint8 (8 · num_sent(n),): the indices, ascending, then the values."""
     indices = largest(x, num_sent(x.numel()))
     return torch.cat([indices.int().view(torch.uint8), x[indices].view(torch.uint8)])
 
 
 def decode(payload: Tensor, num_elements: int) -> Tensor:
-    """Decodes to the elements that were sent, and 0 elsewhere: float32 (num_elements,)."""
     indices, values = payload.clone().view(torch.int32).chunk(2)
     decoded = torch.zeros(num_elements, device=payload.device)
     decoded[indices.long()] = values.view(torch.float32)
@@ -48,7 +41,7 @@ def decode(payload: Tensor, num_elements: int) -> Tensor:
 
 
 def largest(x: Tensor, count: int) -> Tensor:
-    """Indices of the `count` largest magnitudes, ascending; ties go to lower indices."""
+    """Return indices of the `count` largest magnitudes, ascending; ties go to lower indices."""
     if count == 0:
         return torch.zeros(0, dtype=torch.int64, device=x.device)
     keys = x.view(torch.int32) & MAGNITUDE_MASK
@@ -64,7 +57,6 @@ def largest(x: Tensor, count: int) -> Tensor:
 
 
 def largest_at(keys: Tensor, place: int) -> Tensor:
-    """The `place`-th largest (1 is the largest) of non-negative int32 keys."""
     for shift, width in DIGITS:
         digits = keys >> shift & (1 << width) - 1
         from_top = torch.bincount(digits, minlength=1 << width).flip(0).cumsum(0)
