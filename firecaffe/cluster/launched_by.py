@@ -1,13 +1,11 @@
-"""Ranks that mpirun or srun has started, in torchrun's words.
+"""The variables of mpirun and srun in torchrun's terms, and the addresses of hosts.
 
-Their launchers tell each process who it is by variables of their own. Passed over, each would train
-alone: as many trainings as ranks, all of the whole data, and no error. torchrun's own RANK and
-WORLD_SIZE count before them, so a torchrun, or a launcher of ours, that srun has started is one.
+mpirun and srun tell each process its rank in their own variables. Without them, each process would
+train alone on all the data, with no error. torchrun's own RANK and WORLD_SIZE count first, because
+srun may have started a torchrun, or a launcher of ours.
 
 Sources: docs.open-mpi.org, "Environment variables set for MPI applications"; MPICH's and Intel
 MPI's process manager Hydra, as it sets them; srun(1), "Output environment variables".
-
-Addresses of hosts, IPv4 and IPv6 alike: HOST:PORT as text, and which of them are this host's.
 """
 
 import ipaddress
@@ -36,15 +34,11 @@ def split_place(text: str) -> tuple[str, int]:
 
 
 def join_place(host: str, port: int | str) -> str:
-    """Writes HOST:PORT, or [IPv6]:PORT; the inverse of `split_place`."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def check_known(host: str, word: str) -> None:
-    """Checks that a name stands for a host. word: the option or variable that gave the name.
-
-    Raises: LaunchError.
-    """
+    """Check that a name, given by `word`, stands for a host. Raises: LaunchError."""
     try:
         socket.getaddrinfo(host, None)
     except (OSError, UnicodeError) as error:
@@ -69,9 +63,7 @@ def listen_to_all(backlog: int, port: int = 0) -> socket.socket:
 
 
 def own_addresses(towards: str) -> list[str]:
-    """The addresses at which other hosts may reach this one. The first is the one on the way to the
-    host `towards`; if IPv4 and IPv6 both lead there, the one of IPv4.
-    """
+    """Return this host's outward addresses; the first is on the way to `towards`, best of IPv4."""
     found: list[str] = []
     with suppress(OSError, UnicodeError):
         ways = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)
@@ -86,20 +78,17 @@ def own_addresses(towards: str) -> list[str]:
 
 
 def is_here(host: str) -> bool:
-    """Whether a name or address is this host's."""
     own = {each.address for addresses in psutil.net_if_addrs().values() for each in addresses}
     return any(found in own or _is_loopback(found) for found in _addresses_of(host))
 
 
 def is_inward(name: str) -> bool:
-    """Whether a host's name leads nowhere but to its loopback, as on Debian to 127.0.1.1, or to
-    nothing at all; other hosts do not reach it at such an address.
-    """
+    """Whether a host's name leads only to its loopback, as Debian's 127.0.1.1, or nowhere."""
     return all(_is_loopback(found) for found in _addresses_of(name))
 
 
 def is_one_host(name: str) -> bool:
-    """Whether who meets there can only be on one host: it says loopback in so many words."""
+    """Whether a name says loopback literally, so that all who meet there are on one host."""
     try:
         return ipaddress.ip_address(name).is_loopback
     except ValueError:
@@ -107,11 +96,7 @@ def is_one_host(name: str) -> bool:
 
 
 def check_outward(name: str, instead: str) -> None:
-    """Checks that it is clear at which address others reach this host, if `name` is its own name
-    and leads inward. instead: what else tells it.
-
-    Raises: LaunchError if this host has several interfaces.
-    """
+    """Check that others can find this host, if `name` leads inward. Raises: LaunchError."""
     found = own_addresses(name)
     if not is_inward(name) or is_one_host(name) or len({*map(interface_of, found)}) == 1:
         return
@@ -123,7 +108,6 @@ def check_outward(name: str, instead: str) -> None:
 
 
 def interface_of(address: str) -> str:
-    """The name of the network interface that has the address."""
     for name, addresses in psutil.net_if_addrs().items():
         if any(each.address == address for each in addresses):
             return name
@@ -141,7 +125,6 @@ def _is_loopback(address: str) -> bool:
 
 
 def _addresses_of(host: str) -> list[str]:
-    """What a name stands for here; nothing if it is not known."""
     try:
         return list(dict.fromkeys(str(found[4][0]) for found in socket.getaddrinfo(host, None)))
     except (OSError, UnicodeError):
@@ -152,21 +135,19 @@ FIRST_PORT, NUM_PORTS = 15_000, 15_000
 """Ports that jobs may get: below those that a system gives out by itself."""
 
 DEFAULT_PORT = 29_500
-"""The port that torchrun takes if none is said."""
+"""The port that torchrun takes by default."""
 
 
 @dataclass(frozen=True)
 class Launcher:
-    """The names of a launcher's variables."""
-
     name: str
     rank: str
     world_size: str
     local_rank: str
     local_world_size: str
-    """The variable with the ranks of this host; Slurm's says it of each host, as in 2(x3),1."""
+    """The variable with the ranks of this host; Slurm's lists all hosts, as in 2(x3),1."""
     job: tuple[str, ...]
-    """The variables that together are the number of the job, the same for all of its ranks."""
+    """The variables that together are the job's number, equal on all of its ranks."""
     hosts: str = ""
     """The variable with the hosts in the order of ranks, if there is one."""
     also: tuple[str, ...] = ()
@@ -203,25 +184,18 @@ LAUNCHERS = (
     ),
     Launcher("a launcher of MPI's kind", "PMI_RANK", "PMI_SIZE", "LOCAL_RANK", "", ()),
 )
-"""The known launchers; the first whose variables are set counts. mpirun may start its ranks by
-srun: then both are set."""
+"""The known launchers; the first match counts, as mpirun may start its ranks by srun."""
 
 WORDS = "RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
 
 
 def take_over(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Sets torchrun's variables in this process from those of its launcher.
-
-    Raises: LaunchError if this is one of several ranks, and not all of it can be known.
-    """
+    """Set torchrun's variables from the launcher's. Raises: LaunchError if some cannot be known."""
     environment.update(words_of(environment))
 
 
 def words_of(environment: Mapping[str, str]) -> dict[str, str]:
-    """torchrun's variables for this rank; none if it has them, or is the only rank.
-
-    Raises: LaunchError as `take_over`.
-    """
+    """Return torchrun's variables for this rank; none if it has them, or is the only rank."""
     if "RANK" in environment and "WORLD_SIZE" in environment:
         return {}
     for launcher in LAUNCHERS:
@@ -252,11 +226,8 @@ def words_of(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_both_said(environment: Mapping[str, str] = os.environ) -> None:
-    """Checks that a process that is told one of RANK and WORLD_SIZE is told the other: passed over,
-    it would train alone.
-
-    Raises: LaunchError.
-    """
+    """Check that RANK and WORLD_SIZE are set together. Raises: LaunchError."""
+    # Without the other one, the process would train alone.
     rank, world_size = environment.get("RANK"), environment.get("WORLD_SIZE")
     if rank is not None and world_size is None:
         raise LaunchError(f"RANK is {rank} and WORLD_SIZE is not set; set both, or neither")
@@ -265,9 +236,7 @@ def check_both_said(environment: Mapping[str, str] = os.environ) -> None:
 
 
 def first_host(hosts: str) -> str:
-    """The first host of Slurm's list, such as rack[1-3]-node[01-03,07],login. Raises: ValueError if
-    there is none.
-    """
+    """Return the first host of a list like rack[1-3]-node[01-03,07],login. Raises: ValueError."""
     depth, end = 0, len(hosts)
     for place, letter in enumerate(hosts):
         depth += (letter == "[") - (letter == "]")
@@ -282,9 +251,7 @@ def first_host(hosts: str) -> str:
 
 
 def tasks_of_node(tasks: str, node: int) -> int:
-    """A node's number of tasks by Slurm's counts, such as 2(x3),1. Raises: ValueError if it has
-    none.
-    """
+    """Return a node's number of tasks from counts such as 2(x3),1. Raises: ValueError."""
     counts = []
     for part in tasks.split(","):
         found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
@@ -304,7 +271,6 @@ def _on_this_host(launcher: Launcher, environment: Mapping[str, str]) -> int:
 def _meeting_place(
     launcher: Launcher, environment: Mapping[str, str], words: Mapping[str, str]
 ) -> dict[str, str]:
-    """Rank 0's host and a port there, if the user has not said them."""
     host = environment.get("MASTER_ADDR", "")
     if not host and words["LOCAL_WORLD_SIZE"] == words["WORLD_SIZE"]:
         host = LOOPBACK

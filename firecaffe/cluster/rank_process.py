@@ -1,7 +1,4 @@
-"""A rank of this host, as the process that its launcher has started for it.
-
-What a launcher hands to its ranks beside their command line, so that none finds it out again.
-"""
+"""A rank's process as its launcher sees it, and a value that the launcher hands to its ranks."""
 
 import os
 import pickle
@@ -21,12 +18,12 @@ from firecaffe.cluster.last_word import LAUNCHED, REPORT
 from firecaffe.cluster.lost_ranks import Seen
 
 KILLED_S = 30.0
-"""Seconds for a process that was killed to be gone; one that hangs in the kernel is left."""
+"""Seconds for a killed process to be gone; one that hangs in the kernel is left behind."""
 
 
 @dataclass(frozen=True)
 class RankProcess:
-    """A process in a session of its own, and the file in which it leaves its last word."""
+    """A process in its own session, and the file with its last word."""
 
     local_rank: int
     process: subprocess.Popen[bytes]
@@ -36,7 +33,7 @@ class RankProcess:
     def start(
         cls, local_rank: int, command: Sequence[str], words: Mapping[str, str], report: Path
     ) -> Self:
-        """words: of its environment, beside those of this process. Raises: OSError."""
+        """Start a process, with `words` added to this one's environment. Raises: OSError."""
         report.parent.mkdir(parents=True, exist_ok=True)
         environment = {**os.environ, **words, REPORT: str(report)}
         process = subprocess.Popen(command, env=environment, start_new_session=True)
@@ -44,12 +41,12 @@ class RankProcess:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it is gone: one that is on its way out runs."""
+        """Whether the process is gone; one that is just ending still runs."""
         return self.process.poll() is not None
 
     @property
     def is_stopped(self) -> bool:
-        """Whether it was stopped, and hears no signal but SIGKILL."""
+        """Whether it was stopped, and reacts to no signal but SIGKILL."""
         if self.has_ended:
             return False
         wait_for_room(1)
@@ -59,39 +56,33 @@ class RankProcess:
 
     @property
     def failure(self) -> ProcessFailure | None:
-        """How it has ended; None if it has not, or with code 0."""
+        """How it ended; None if it has not, or with code 0."""
         code = self.process.poll()
         if not code:
             return None
         return ProcessFailure(self.local_rank, self.process.pid, code, str(self.report))
 
     def seen(self) -> Seen:
-        """The process at one moment: what ends after it was looked at runs."""
+        """Return the process at one moment; one that ends during the look still runs."""
         has_ended = self.has_ended
         return Seen(has_ended, self.is_stopped, self.failure if has_ended else None)
 
     def send(self, number: signal.Signals) -> None:
-        """Sends a signal, if it has not ended."""
         with suppress(ProcessLookupError):
             self.process.send_signal(number)
 
     def kill(self) -> None:
-        """Ends it without its help."""
         self.send(signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(KILLED_S)
 
 
 HANDED = "FIRECAFFE_HANDED"
-"""An environment variable of ranks: the file of what was handed to them, in their launcher's own
-folder; empty if nothing was.
-"""
+"""Environment variable of ranks: the file with the value handed to them, or empty."""
 
 
 def hand(value: object, folder: Path) -> dict[str, str]:
-    """Writes a value for ranks into their launcher's folder, which nobody else can open. Returns
-    the words by which they find it; for None those by which they find nothing.
-    """
+    """Write a value for ranks into their launcher's private folder; return their variables."""
     if value is None:
         return {HANDED: ""}
     path = folder / "handed"
@@ -100,6 +91,6 @@ def hand(value: object, folder: Path) -> dict[str, str]:
 
 
 def handed() -> object:
-    """What the launcher of this rank has handed to it; None if it has nothing, or there is none."""
+    """Return the value that this rank's launcher has handed to it, if any."""
     path = os.environ.get(HANDED)
     return pickle.loads(Path(path).read_bytes()) if path and LAUNCHED in os.environ else None
