@@ -1,1 +1,1 @@
-"""The world and its ranks: starting them, agreement among them, and watching over them."""
+"""The ranks of a run: how they start, agree, and watch over each other."""

@@ -22,15 +22,11 @@ def split_place(text: str) -> tuple[str, int]:
 
 
 def join_place(host: str, port: int | str) -> str:
-    """Writes HOST:PORT, or [IPv6]:PORT; the inverse of `split_place`."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def check_known(host: str, word: str) -> None:
-    """Checks that a name stands for a host. word: the option or variable that gave the name.
-
-    Raises: LaunchError.
-    """
+    """Check that a name, given by `word`, stands for a host. Raises: LaunchError."""
     try:
         socket.getaddrinfo(host, None)
     except (OSError, UnicodeError) as error:
@@ -55,9 +51,7 @@ def listen_to_all(backlog: int, port: int = 0) -> socket.socket:
 
 
 def own_addresses(towards: str) -> list[str]:
-    """The addresses at which other hosts may reach this one. The first is the one on the way to the
-    host `towards`; if IPv4 and IPv6 both lead there, the one of IPv4.
-    """
+    """Return this host's outward addresses; the first is on the way to `towards`, best of IPv4."""
     found: list[str] = []
     with suppress(OSError, UnicodeError):
         ways = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)
@@ -72,20 +66,17 @@ def own_addresses(towards: str) -> list[str]:
 
 
 def is_here(host: str) -> bool:
-    """Whether a name or address is this host's."""
     own = {each.address for addresses in psutil.net_if_addrs().values() for each in addresses}
     return any(found in own or _is_loopback(found) for found in _addresses_of(host))
 
 
 def is_inward(name: str) -> bool:
-    """Whether a host's name leads nowhere but to its loopback, as on Debian to 127.0.1.1, or to
-    nothing at all; other hosts do not reach it at such an address.
-    """
+    """Whether a host's name leads only to its loopback, as Debian's 127.0.1.1, or nowhere."""
     return all(_is_loopback(found) for found in _addresses_of(name))
 
 
 def is_one_host(name: str) -> bool:
-    """Whether who meets there can only be on one host: it says loopback in so many words."""
+    """Whether a name says loopback literally, so that all who meet there are on one host."""
     try:
         return ipaddress.ip_address(name).is_loopback
     except ValueError:
@@ -93,11 +84,7 @@ def is_one_host(name: str) -> bool:
 
 
 def check_outward(name: str, instead: str) -> None:
-    """Checks that it is clear at which address others reach this host, if `name` is its own name
-    and leads inward. instead: what else tells it.
-
-    Raises: LaunchError if this host has several interfaces.
-    """
+    """Check that others can find this host, if `name` leads inward. Raises: LaunchError."""
     found = own_addresses(name)
     if not is_inward(name) or is_one_host(name) or len({*map(interface_of, found)}) == 1:
         return
@@ -109,7 +96,6 @@ def check_outward(name: str, instead: str) -> None:
 
 
 def interface_of(address: str) -> str:
-    """The name of the network interface that has the address."""
     for name, addresses in psutil.net_if_addrs().items():
         if any(each.address == address for each in addresses):
             return name
@@ -127,7 +113,6 @@ def _is_loopback(address: str) -> bool:
 
 
 def _addresses_of(host: str) -> list[str]:
-    """What a name stands for here; nothing if it is not known."""
     try:
         return list(dict.fromkeys(str(found[4][0]) for found in socket.getaddrinfo(host, None)))
     except (OSError, UnicodeError):

@@ -1,20 +1,10 @@
-"""torch's elastic agent, with processes of its own.
+"""torch's elastic agent, with rank processes that it starts, watches and ends itself.
 
-Its base meets the agents of other hosts, numbers the ranks and restarts them together. It starts
-and ends this host's ranks, gives each start a name of its own, and says what has happened to them:
-
-- It knows who ended first, and tells a fault before it restarts.
-- A rank that has nothing left to finish is not waited for: a stopped one is killed at once, the
-  survivors of a failure have `SURVIVORS_S` seconds. But ranks that were asked to stop, because a
-  host leaves or comes, have `STOP_S`: they end their step and save where they are.
-- What a restart cannot mend (a wrong recipe, damaged data) is not restarted.
-- A rank that rank 0 goes on without is let go (`cluster.lost_ranks`). A host that has no other rank
-  waits for the others' end.
-- It asks the store of the launchers aside, so that it is never deaf to signals.
-- Signals that come together, as a closed terminal's and its shell's do, are one to it.
-
-torch documents the methods that are overridden here, though their names begin with an
-underscore; of its attributes only `_remaining_restarts` is used, for which it has no other word.
+The base class meets the agents of other hosts, numbers the ranks and restarts them together. This
+agent reports the rank that failed first, does not restart after an error that a restart cannot fix,
+and lets go of ranks that rank 0 continues without (`cluster.lost_ranks`). It queries the launchers'
+store in another thread, so that it always hears signals. torch documents the methods that are
+overridden here, though their names begin with an underscore.
 """
 
 import os
@@ -53,65 +43,62 @@ from firecaffe.errors import LaunchError, PreemptedError
 from firecaffe.faults import ANOTHER, Fault
 
 SURVIVORS_S = 5.0
+"""Seconds for the survivors of a failure to end; a stopped rank is killed at once."""
 STOP_S = 600.0
+"""Seconds for ranks that are asked to stop: they finish their step and save."""
 POLL_S = 0.05
 
 MEETING_S = PATIENCE_S + 60.0
-"""Seconds in which launchers have met, or torch's rendezvous says that they have not; else their
-store is out of reach.
-"""
+"""Seconds for launchers to meet; torch's rendezvous gives up before, if it reaches its store."""
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
-"""What the agent passes on to its ranks."""
+"""The signals that the agent passes on to its ranks."""
 
 HOPELESS = {*range(2, 9)} - {LaunchError.exit_code}
-"""Exit codes of errors that a restart would meet again; see errors.py. LaunchError counts only at
-the first start: later its reason may be a rank that was lost meanwhile."""
+"""Exit codes of errors that a restart would meet again; see errors.py."""
 
 
 class Told(Protocol):
-    """The listener that hears from the agent what happens to its ranks."""
+    """A listener for what happens to the agent's ranks."""
 
     def on_restart(self, result: RunResult, number: int | None) -> None:
-        """Hears what has failed before a restart. number: of the restart, from 1; None if it does
-        not count, for the ranks have stopped because a host leaves.
-        """
+        """Hear failures before restart `number`, from 1; None if ranks stop for a leaving host."""
 
     def on_loss(self, rank: int, fault: Fault | None, failure: ProcessFailure | None) -> None:
-        """Hears that the run goes on without a rank of this host; see `OnLoss`."""
+        """Hear that the run continues without a rank of this host; see `OnLoss`."""
 
     def on_joined(self) -> None:
-        """Hears that a host waits to be let in, for which the ranks start again."""
+        """Hear that a host waits to join, for which the ranks start again."""
 
     def on_waiting(self, waited_s: float) -> None:
-        """Hears, every `SAY_EVERY_S` seconds, that hosts are waited for."""
+        """Hear, every `SAY_EVERY_S` seconds, that the launcher waits for other hosts."""
 
     def on_done(self) -> None:
-        """Hears that this host's ranks have succeeded; the store is still there."""
+        """Hear that this host's ranks have succeeded, while the store still exists."""
 
 
 class FaultAgent(SimpleElasticAgent):
-    """Runs this host's ranks."""
+    """The agent of this host's ranks."""
 
     def __init__(
         self, spec: WorkerSpec, reports: Path, told: Told, aside: Aside, *, is_elastic: bool
     ) -> None:
-        """spec: with a PatientRendezvous. reports: a folder for the last words of ranks.
-        is_elastic: whether other hosts may leave, and this one goes on without them.
+        """Run the ranks of `spec`, whose handler is a PatientRendezvous.
+
+        reports: a folder for the ranks' last words. is_elastic: other hosts may leave, and this one
+        continues without them.
         """
         super().__init__(spec)
         self.reports, self.told, self.aside, self.is_elastic = reports, told, aside, is_elastic
         self._let_go: LetGo | None = None
         self._ends: HostEnds | None = None
         self.ended_by_us: set[int] = set()
-        """Global ranks that ended because the agent wanted it."""
+        """Global ranks that the agent has ended."""
         self._is_left = False
+        # The first of the signals that count as one, and when it came.
         self._signal: tuple[float, signal.Signals] | None = None
-        """The first signal of those that count as one, and when it came."""
-        self._is_starting = False
-        """Whether ranks are being started, which nothing may interrupt."""
-        self._ranks: dict[int, RankProcess] = {}
-        """This host's ranks of this start, by global rank."""
+        self._is_starting = False  # while it is set, nothing may interrupt
+        self._ranks: dict[int, RankProcess] = {}  # of this attempt, by global rank
         self._result = RunResult(WorkerState.INIT)
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
@@ -132,7 +119,6 @@ class FaultAgent(SimpleElasticAgent):
             teller.join()
 
     def _begin_attempt(self, worker_group: WorkerGroup) -> None:
-        """Gives this start of all hosts' ranks its number."""
         store = worker_group.store
         assert store is not None  # after the rendezvous
         lasting = store.underlying_store
@@ -170,7 +156,6 @@ class FaultAgent(SimpleElasticAgent):
         return RankProcess.start(worker.local_rank, command, words, report)
 
     def _words_of(self, worker_group: WorkerGroup, worker: Worker) -> dict[str, str]:
-        """What a rank finds in its environment, as torchrun has it."""
         spec = worker_group.spec
         words = {
             "RANK": worker.global_rank,
@@ -184,6 +169,7 @@ class FaultAgent(SimpleElasticAgent):
             "ROLE_WORLD_SIZE": worker.role_world_size,
             "MASTER_ADDR": worker_group.master_addr,
             "MASTER_PORT": worker_group.master_port,
+            # `_remaining_restarts` is the only attribute of torch's that this class uses.
             "TORCHELASTIC_RESTART_COUNT": spec.max_restarts - self._remaining_restarts,
             "TORCHELASTIC_MAX_RESTARTS": spec.max_restarts,
             "TORCHELASTIC_RUN_ID": spec.rdzv_handler.get_run_id(),
@@ -198,15 +184,14 @@ class FaultAgent(SimpleElasticAgent):
         self._shutdown()
 
     def _hear(self, number: int, _: FrameType | None) -> None:
-        """Ends the agent, as torch's handler does, but once for signals that count as one: another
-        exception would cut short what torch does about the first, and the ranks would hear SIGTERM.
-        """
+        # As torch's handler does, but once for signals that count as one. Another exception would
+        # cut short what torch does about the first, and the ranks would get SIGTERM.
         now, sent = time.monotonic(), signal.Signals(number)
         if self._signal is None:
             self._signal = now, sent
         elif now - self._signal[0] <= SAME_S:
             return
-        if not self._is_starting:  # a process that nobody knows of would be left
+        if not self._is_starting:  # else an unknown process would be left
             raise _ended_by(sent)
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
@@ -222,7 +207,7 @@ class FaultAgent(SimpleElasticAgent):
         if not codes and not all(each.has_ended for each in needed):
             return RunResult(WorkerState.HEALTHY)
         if codes and codes <= TOGETHER:
-            self._end_ranks(None, STOP_S)  # the others are on their way
+            self._end_ranks(None, STOP_S)  # the others are stopping already
         elif codes:
             self._end_ranks(signal.SIGTERM, SURVIVORS_S)
         failures = self.failures()
@@ -234,17 +219,16 @@ class FaultAgent(SimpleElasticAgent):
         self._is_left = self.is_elastic and bool(own) and all(map(_is_asked_elsewhere, own))
         is_first = self._remaining_restarts == worker_group.spec.max_restarts
         if self._is_left:
-            # Another host leaves. All have saved and go on with those that stay.
+            # Another host leaves. All ranks have saved and continue on the hosts that stay.
             self._remaining_restarts += 1
+        # A LaunchError is hopeless at the first start only: later a lost rank may be its reason.
         elif codes & {*HOPELESS, *TOGETHER} or (is_first and LaunchError.exit_code in codes):
             self._remaining_restarts = 0
         return self._result
 
     def _raise_noted(self) -> None:
-        """Raises a signal that has come while ranks were being started; or in a destructor or a
-        hook of a fork, in which Python drops what is raised. What it had not dropped has ended
-        `run`.
-        """
+        # The signal came while ranks were being started, or in a destructor or a fork's hook, where
+        # Python drops exceptions. Any other has already ended `run`.
         if self._signal is not None:
             raise _ended_by(self._signal[1])
 
@@ -258,15 +242,12 @@ class FaultAgent(SimpleElasticAgent):
         super()._restart_workers(worker_group)
 
     def _let_lost_go(self, seen: dict[int, Seen]) -> bool:
-        """Lets go of this host's ranks that rank 0 goes on without. Returns whether it is known of
-        those that have ended which were needed.
-        """
         assert self._let_go is not None
         left = {rank: each for rank, each in seen.items() if rank not in self.let_go}
         return self._let_go.look(left)
 
     def _without_ranks(self) -> RunResult:
-        """The state of a host that has let go of all its ranks: it ends with that of rank 0."""
+        # A host that has let go of all its ranks ends with the host of rank 0.
         ends = self._ends
         assert ends is not None
         try:
@@ -287,15 +268,15 @@ class FaultAgent(SimpleElasticAgent):
         assert self._ends is not None
         self._let_go.tell_rest()
         self.told.on_done()
-        # If the store is gone, the ranks have succeeded all the same.
+        # Even if the store is gone, the ranks have succeeded.
         with suppress(TimeoutError, DistError, RuntimeError, RendezvousError):
             self.aside.run(self._ends.leave, MEETING_S)
 
     def part(self, holds_store: bool) -> None:
-        """Says the last word to the other hosts' launchers; see `HostEnds.part`."""
+        """Write the last word to the other hosts' launchers; see `HostEnds.part`."""
         ends = self._ends
         if ends is not None:
-            # How the run has ended is known; a signal, too, only ends the waiting.
+            # The run's result is known already, so a signal only ends the waiting.
             with suppress(TimeoutError, DistError, RuntimeError, SignalException):
                 self.aside.run(lambda: ends.part(holds_store), LAST_S + PART_S)
 
@@ -309,20 +290,16 @@ class FaultAgent(SimpleElasticAgent):
 
     @property
     def let_go(self) -> set[int]:
-        """The ranks of this host that the run goes on without."""
+        """The ranks of this host that the run continues without."""
         return set() if self._let_go is None else self._let_go.ranks
 
     def failures(self) -> dict[int, ProcessFailure]:
-        """The failures of the ranks that have ended, by global rank. Those that were let go are
-        none.
-        """
+        """Return the failures of ended ranks by global rank, without those that were let go."""
         found = {r: each.failure for r, each in self._ranks.items() if r not in self.let_go}
         return {rank: failure for rank, failure in found.items() if failure is not None}
 
     def _end_ranks(self, number: signal.Signals | None, patience_s: float) -> None:
-        """Asks the ranks to end, by a signal (None: they end by themselves). Kills those that
-        cannot or do not end; at a second signal to the agent, `SAME_S` seconds later or more, all.
-        """
+        """Ask the ranks to end by a signal, if one is given; kill those that do not end in time."""
         running, second = self._running(), None
         begun_s = time.monotonic()
         until = begun_s + patience_s
@@ -339,7 +316,7 @@ class FaultAgent(SimpleElasticAgent):
                 running = self._running()
             except SignalException as error:
                 second = error
-                if time.monotonic() - begun_s > SAME_S:
+                if time.monotonic() - begun_s > SAME_S:  # a second request: kill all
                     break
         for each in self._running().values():
             each.kill()
@@ -347,11 +324,9 @@ class FaultAgent(SimpleElasticAgent):
             raise second
 
     def _kill(self, rank: int) -> None:
-        """Kills a rank of this host."""
         self._ranks[rank].send(signal.SIGKILL)
 
     def _running(self) -> dict[int, RankProcess]:
-        """The ranks that have not ended, by global rank."""
         return {rank: each for rank, each in self._ranks.items() if not each.has_ended}
 
 
@@ -360,7 +335,7 @@ def _ended_by(sent: signal.Signals) -> SignalException:
 
 
 def _is_asked_elsewhere(failure: ProcessFailure) -> bool:
-    """Whether a rank has stopped because one of another host was asked to."""
+    """Whether a rank stopped because a rank of another host was asked to."""
     fault = fault_in(failure)
     return (
         failure.exitcode == PreemptedError.exit_code and fault is not None and fault.seen == ANOTHER

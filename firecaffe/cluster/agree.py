@@ -1,7 +1,4 @@
-"""Ranks tell each other texts, and find out who differs before training starts.
-
-SHA-256 of named tensors: names, types, shapes and every byte.
-"""
+"""Exchange of texts among ranks, checks that all agree, and SHA-256 digests of named tensors."""
 
 import hashlib
 import json
@@ -25,7 +22,7 @@ NamedTensors = Iterable[tuple[str, Tensor]]
 
 
 def digest(tensors: NamedTensors) -> str:
-    """SHA-256 of named tensors, 64 hex digits. Order and names count; memory layout does not."""
+    """Return the SHA-256 of named tensors in hex; names and order count, memory layout does not."""
     sha = hashlib.sha256()
     for name, tensor in tensors:
         sha.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
@@ -34,31 +31,28 @@ def digest(tensors: NamedTensors) -> str:
 
 
 def digest_each(tensors: NamedTensors) -> dict[str, str]:
-    """The digest of each tensor by its name, in the order given."""
     return {name: digest([(name, tensor)]) for name, tensor in tensors}
 
 
 def tensor_bytes(tensor: Tensor) -> memoryview:
-    """A tensor's elements in row-major order, as bytes."""
+    """Return a tensor's elements in row-major order, as bytes."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return memoryview(cast(Buffer, flat.view(torch.uint8).numpy()))
 
 
 LOOK_S = 0.1
-"""Seconds between two looks of a waiting rank at the watch, whether a rank is lost."""
+"""Seconds between two checks of a waiting rank whether the watch has lost a rank."""
 
 SIZE_BYTES = 8
 
 
 def gather_text(world: Group, text: str) -> list[str]:
-    """The texts of all ranks, in rank order."""
+    """Return the texts of all ranks, in rank order."""
     return [_text(data) for data in gather_bytes(world, _bytes(text))]
 
 
 def gather_bytes(world: Group, data: bytes) -> list[bytes]:
-    """The bytes of all ranks, in rank order. First only digests are exchanged: if all are the same,
-    as they mostly are, nothing more is sent.
-    """
+    """Return the bytes of all ranks, in rank order; only digests are sent if all are equal."""
     if world.group is None:
         return [data]
     own = hashlib.sha256(data).digest() + len(data).to_bytes(SIZE_BYTES, "big")
@@ -71,7 +65,7 @@ def gather_bytes(world: Group, data: bytes) -> list[bytes]:
 
 
 def text_of_first(world: Group, text: str) -> str:
-    """Rank 0's text, on all ranks; the others' texts are ignored."""
+    """Return rank 0's text on all ranks; the others' texts are ignored."""
     if world.group is None:
         return text
     data = bytearray(_bytes(text))
@@ -85,8 +79,7 @@ def text_of_first(world: Group, text: str) -> str:
 
 
 def _bytes(text: str) -> bytes:
-    """Of a name of a file that is no UTF-8 those that it has."""
-    return text.encode(errors="surrogateescape")
+    return text.encode(errors="surrogateescape")  # the name of a file may not be UTF-8
 
 
 def _text(data: bytes | bytearray) -> str:
@@ -94,12 +87,11 @@ def _text(data: bytes | bytearray) -> str:
 
 
 def broadcast(world: Group, tensor: Tensor, source: int = 0) -> None:
-    """Gives all ranks what is in one rank's tensor. Raises: PeerLostError."""
+    """Give all ranks the contents of one rank's tensor. Raises: PeerLostError."""
     finish(world, partial(dist.broadcast, tensor, group_src=source, group=world.group))
 
 
 def _gather_rows(world: Group, data: bytes, length: int) -> list[bytes]:
-    """The bytes of all ranks, padded to `length`."""
     own = torch.frombuffer(bytearray(data.ljust(length, b"\0")), dtype=torch.uint8)
     rows = torch.empty(world.world_size, length, dtype=torch.uint8)
     finish(world, partial(dist.all_gather, list(rows), own, group=world.group))
@@ -107,11 +99,7 @@ def _gather_rows(world: Group, data: bytes, length: int) -> list[bytes]:
 
 
 def finish(world: Group, start: Callable[..., Work | None]) -> None:
-    """Starts an operation of the main group with `async_op` and waits for its end. It looks at the
-    watch meanwhile, for a group may go on waiting for a rank that is lost.
-
-    Raises: PeerLostError.
-    """
+    """Start an operation of the main group with `async_op` and await it. Raises: PeerLostError."""
     with waiting(world), peers_may_be_lost(world):
         work = start(async_op=True)
         while work is not None:
@@ -120,14 +108,14 @@ def finish(world: Group, start: Callable[..., Work | None]) -> None:
                 return
             except RuntimeError:
                 if work.is_completed():
-                    work.wait()  # it has ended meanwhile, or with an error of its own
+                    work.wait()  # it ended meanwhile, or with its own error
                     return
-            if world.watch is not None:
+            if world.watch is not None:  # the group may keep waiting for a lost rank
                 world.watch.check()
 
 
 def differing_ranks(texts: list[str]) -> list[int]:
-    """The ranks whose text is not the most frequent one (rank 0's, if there is a tie)."""
+    """Return the ranks whose text is not the most frequent one; in a tie, the first one counts."""
     counts = Counter(texts)
     most = max(counts.values())
     common = next(text for text in texts if counts[text] == most)
@@ -135,15 +123,14 @@ def differing_ranks(texts: list[str]) -> list[int]:
 
 
 def ranks_that_differ(world: Group, text: str) -> list[int]:
-    """The ranks whose text is not the most frequent one; the same list on all ranks."""
+    """Return the same as `differing_ranks`, on all ranks."""
     return differing_ranks(gather_text(world, text))
 
 
 def agree(world: Group, facts: dict[str, str]) -> None:
-    """Checks that all ranks state the same facts.
+    """Check that all ranks state the same facts.
 
-    Raises: AgreementError, on every rank, naming the first fact that differs, who differs, and
-    both values.
+    Raises: AgreementError on every rank, about the first fact that differs.
     """
     stated = [json.loads(text) for text in gather_text(world, json.dumps(facts))]
     for what in facts:
@@ -162,15 +149,13 @@ def agree(world: Group, facts: dict[str, str]) -> None:
 
 
 def take_from_first(world: Group, tensors: Mapping[str, Tensor]) -> list[int]:
-    """Gives every rank the values of rank 0's tensors, in place, if they have others. All have the
-    same names. Returns the ranks that had others. Raises: PeerLostError.
-    """
+    """Give all ranks rank 0's values, in place; return which had others. Raises: PeerLostError."""
     if world.group is None:
         return []
-    digests = gather_text(world, digest(tensors.items()))
+    digests = gather_text(world, digest(tensors.items()))  # all have the same names
     different = [rank for rank, text in enumerate(digests) if text != digests[0]]
     for tensor in tensors.values() if different else ():
-        # On the CPU: a wait that looks at the watch is none that NCCL knows.
+        # On the CPU, because NCCL has no wait that can check the watch meanwhile.
         dense = tensor.detach().cpu().contiguous()
         broadcast(world, dense)
         tensor.detach().copy_(dense)

@@ -1,4 +1,4 @@
-"""Starts the process that beats beside this one's watch, over the same sockets."""
+"""Starts the process that sends beats next to this one's watch, over the same sockets."""
 
 import os
 import socket
@@ -17,11 +17,8 @@ LIBRARIES = ("LD_LIBRARY_PATH",)
 
 @contextmanager
 def pulse_beside(sockets: Iterable[socket.socket], silent_s: float) -> Iterator[None]:
-    """Runs `cluster.pulse` as a process for the length of a `with` block.
-
-    Raises: LaunchError if it cannot be started.
-    """
-    if not sys.platform.startswith("linux"):  # only there the kernel says who is stopped
+    """Run `cluster.pulse` as a process for a `with` block. Raises: LaunchError."""
+    if not sys.platform.startswith("linux"):  # other kernels do not say who is stopped
         yield
         return
     numbers = [each.fileno() for each in sockets]
@@ -33,7 +30,7 @@ def pulse_beside(sockets: Iterable[socket.socket], silent_s: float) -> Iterator[
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            # It is no rank. And an interpreter may need to be told where its libraries are.
+            # It is no rank. But an interpreter may need the path of its libraries.
             env={name: os.environ[name] for name in LIBRARIES if name in os.environ},
             start_new_session=True,  # a terminal's signals are for the rank
         )

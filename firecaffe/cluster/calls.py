@@ -1,4 +1,4 @@
-"""Calls that are made one after the other in a thread of their own."""
+"""A thread that makes calls one after the other."""
 
 import queue
 import threading
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 class Calls:
-    """A thread that makes calls in the order in which they were put: whoever puts one goes on."""
+    """A thread that makes calls in the order in which they were put, while the caller continues."""
 
     def __init__(self, name: str) -> None:
         self._waiting: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
@@ -15,11 +15,10 @@ class Calls:
         self._thread.start()
 
     def put(self, call: Callable[[], object]) -> None:
-        """Lets a call be made when those before it have returned."""
         self._waiting.put(call)
 
     def close(self, patience_s: float) -> None:
-        """Waits, for so long, until all calls have returned; puts an end to the thread."""
+        """Wait at most `patience_s` seconds until all calls have returned, and end the thread."""
         self._waiting.put(None)
         self._thread.join(patience_s)
 

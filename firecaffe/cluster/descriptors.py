@@ -1,8 +1,8 @@
-"""Keeps descriptors free in a process whose store strangers may connect to.
+"""Keeps file descriptors free in a process whose store strangers may connect to.
 
-torch's store accepts whoever calls and waits for their words for ever. Each takes a descriptor of
-the launcher, which needs some to look after its ranks. So one that has said nothing is cut off: a
-client of torch's says its first words as soon as it is connected.
+torch's store accepts every connection and waits forever for its first bytes. Each connection takes
+a descriptor of the launcher, which needs some to look after its ranks. So a connection over which
+nothing has come is cut off: torch's own client sends its first bytes as soon as it is connected.
 """
 
 import errno
@@ -20,16 +20,16 @@ from firecaffe.cluster.handshake import PROVE_S
 
 LOOK_S = 1.0
 CROWDED_S = 0.05
-"""Seconds between two looks, and for a caller's first words, if few descriptors are left."""
+"""Seconds between two looks, and for a caller's first bytes, if few descriptors are left."""
 
 LEFT = 64
-"""Descriptors that are few."""
+"""Number of free descriptors below which they count as few."""
 
 NEEDED = 16
-"""Descriptors that a launcher takes at most to look after its ranks, but for starting them."""
+"""Most descriptors that a launcher needs to look after its ranks, not counting their start."""
 
 MOST = 1 << 16
-"""Descriptors that are asked for at most; a container's limit may be 2^30."""
+"""Most descriptors that are asked for; a container's limit may be 2^30."""
 
 PATIENCE_S = 60.0
 
@@ -39,9 +39,7 @@ BYTES_RECEIVED = struct.Struct("=128xQ")
 
 @contextmanager
 def room_kept(port: int) -> Iterator[None]:
-    """Cuts off who connects to this process's store, at that port, and says nothing; and lets it
-    have as many descriptors as it may, to a bound.
-    """
+    """Cut off silent callers of this process's store at `port`, and allow it more descriptors."""
     soft, hard = limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -59,7 +57,7 @@ def room_kept(port: int) -> Iterator[None]:
 
 
 def wait_for_room(count: int = NEEDED) -> None:
-    """Waits until this process can open so many descriptors; not for ever."""
+    """Wait until `count` more descriptors can be opened, for at most `PATIENCE_S` seconds."""
     until = time.monotonic() + PATIENCE_S
     while time.monotonic() < until:
         taken: list[int] = []
@@ -78,7 +76,7 @@ def wait_for_room(count: int = NEEDED) -> None:
 def _keep(port: int, is_over: threading.Event) -> None:
     silent_since: dict[tuple[int, str], float] = {}
     wait_s = LOOK_S
-    spare = _spare()
+    spare = _spare()  # kept for the next caller to be cut off
     while not is_over.wait(wait_s):
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         limit = MOST if limit == resource.RLIM_INFINITY else limit
@@ -99,15 +97,13 @@ def _keep(port: int, is_over: threading.Event) -> None:
 
 
 def _descriptors(limit: int) -> Sequence[int]:
-    """Those of this process; all that there can be, if there is none left to ask with."""
     try:
         return [int(each) for each in os.listdir("/proc/self/fd")]
     except OSError:
-        return range(limit)
+        return range(limit)  # none is left to ask with
 
 
 def _silent_caller(descriptor: int, port: int) -> str | None:
-    """Who has connected to that port, if it is such a socket, and nothing has come over it."""
     try:
         found = socket.socket(fileno=descriptor)
     except OSError:
@@ -124,16 +120,13 @@ def _silent_caller(descriptor: int, port: int) -> str | None:
 
 
 def _cut_off(descriptor: int, caller: str, port: int) -> None:
-    """Ends a connection; the store then closes it. By a copy, which is the same whatever the store
-    does meanwhile.
-    """
+    # A copy stays the same socket, whatever the store does meanwhile. The store closes its own.
     with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as copy:
         if _silent_caller(copy.fileno(), port) == caller:
             copy.shutdown(socket.SHUT_RDWR)
 
 
 def _spare() -> int:
-    """A descriptor that is kept for the next caller to be cut off."""
     while True:
         try:
             return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)

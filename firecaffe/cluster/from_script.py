@@ -1,4 +1,4 @@
-"""A function that scripts call: a mistake in the call, or an error of ours, is told in one line."""
+"""A decorator for functions that scripts call: mistakes and errors are reported in one line."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,13 +16,11 @@ _REST = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 class CallError(RecipeError, TypeError):
-    """Arguments that a function does not take, or one that it lacks. A TypeError, as Python's."""
+    """Arguments that a function does not take, or one that it lacks; a TypeError, as in Python."""
 
 
 def from_script(function: Callable[Given, Value]) -> Callable[Given, Value]:
-    """The function, which says in one line what it does not take, and whose errors that a script
-    does not catch end it with their line and exit code.
-    """
+    """Make a function report wrong calls, and uncaught errors (`tell_uncaught`), in one line."""
     signature = inspect.signature(function)
 
     @wraps(function)
@@ -41,10 +39,7 @@ def bind(
     kwargs: Mapping[str, Any],
     others: Sequence[str] = (),
 ) -> inspect.BoundArguments:
-    """The arguments of a call, by the signature's names. others: names that were taken out before.
-
-    Raises: CallError if they do not fit it.
-    """
+    """Return a call's arguments by name; `others` are names taken out before. Raises: CallError."""
     try:
         return signature.bind(*args, **kwargs)
     except TypeError as error:
@@ -55,7 +50,7 @@ def bind(
 
 
 def check_known(name: str, words: Iterable[str], known: Sequence[str]) -> None:
-    """Raises: CallError if one of the words, which are handed on, is none of those known."""
+    """Check that `known` has all words, which are passed on. Raises: CallError."""
     for word in words:
         if word not in known:
             said = f"got an unexpected keyword argument {word!r}"

@@ -1,13 +1,9 @@
-"""Process groups for what a script does one after the other: trainings, checks, models in DDP.
+"""Process groups for trainings, checks and DDP models, which a script runs one after the other.
 
-Each takes groups of its own. A world that is there already, the script's or that of an earlier
-model, is used and left alone; else one is made, under a name that no other in this script has had.
-
-The ranks meet in a store. A launcher's outlives them: those that it starts again must not find what
-the dead ones have left there, so an attempt has a name of its own, too. Where the launcher has none
-(mpirun has none) rank 0 holds it, from the first world to the end of its process.
-
-Ranks that were numbered by hand call in by number: who is missing, or there twice, is named.
+Each gets new groups. An existing world is used and left alone; else one is made under a new name.
+The ranks meet in the launcher's store, which outlives them, so an attempt has its own name, too. If
+the launcher has no store (mpirun), rank 0 holds one from the first world to the end of its process.
+Ranks that were numbered by hand call in by number, so that errors name a missing or double rank.
 """
 
 import ctypes
@@ -50,17 +46,13 @@ from firecaffe.cluster.store import BACKLOG, hold_store
 from firecaffe.errors import LaunchError
 
 ALL = "all"
-"""A key: set once all are there, to nothing, or to what is wrong."""
+"""A key: set once all ranks have called in, to nothing, or to what is wrong."""
 
 MOST_NAMED = 8
-"""Missing ranks that a line names."""
 
 
 def call_in(store: Store, rank: int, world_size: int, timeout: timedelta) -> None:
-    """Waits until all ranks have called in. store: of these ranks alone.
-
-    Raises: LaunchError if some do not come in time, or two say that they are the same rank.
-    """
+    """Wait until all ranks have called in; the store is theirs only. Raises: LaunchError."""
     key, me = f"here/{rank}", _myself()
     if store.add(f"{key}/count", 1) == 1:
         store.set(key, json.dumps(me))
@@ -77,7 +69,7 @@ def call_in(store: Store, rank: int, world_size: int, timeout: timedelta) -> Non
     try:
         store.wait([ALL], timeout)
     except DistStoreError:
-        # For all: who came first goes first, and rank 0 takes the store with it.
+        # For all ranks: the first to come leaves first, and rank 0's store ends with it.
         store.set(ALL, _missing(store, world_size, timeout))
     if problem := store.get(ALL).decode():
         raise LaunchError(problem)
@@ -99,26 +91,24 @@ def _myself() -> dict[str, Any]:
 
 
 def _runs_beside(me: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether who has called in under this number still runs, as far as can be seen. On this host
-    it may have died, and this process was started in its place; in a container with its number.
-    """
+    # On this host the other process may have died, and this one replaces it; in a container even
+    # with its number.
     return other["host"] != me["host"] or (other != me and psutil.pid_exists(other["pid"]))
 
 
 ATTEMPT = "FIRECAFFE_ATTEMPT"
-"""An environment variable: the number of this start, the same for all its ranks; 0 is the first."""
+"""Environment variable: the number of this attempt, equal on all ranks; 0 is the first."""
 
 SERVER = "firecaffe/server"
-"""A key in the store: set once the rank that holds the store will go on holding it."""
+"""A key in the store: set once the rank that holds the store will keep it."""
 
 LAZILY = "TORCH_GLOO_LAZY_INIT"
-"""An environment variable that torch (2.13) reads when it makes a group of Gloo's."""
+"""Environment variable that torch (2.13) reads when it makes a Gloo group."""
 
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
-"""An environment variable that Gloo reads: the network interface at which it is found."""
+"""Environment variable that Gloo reads: the network interface at which it is reached."""
 
-_worlds = count()
-"""Numbers this script's worlds: every rank makes its worlds in the same order."""
+_worlds = count()  # every rank makes its worlds in the same order
 
 
 @dataclass(frozen=True)
@@ -128,16 +118,14 @@ class Groups:
     rank: int
     world_size: int
     main: ProcessGroup
-    """The group of the main thread, for agreement and evaluation."""
     exchange: ProcessGroup
-    """The group of the communication threads alone."""
     store: Store
-    """A store of these ranks alone, as long as these groups are there."""
+    """A store of these ranks only, as long as these groups exist."""
     made_world: bool
-    """Whether torch.distributed was initialized for them."""
+    """Whether torch.distributed was initialized for these groups."""
 
     def leave(self, is_lost: bool = False) -> None:
-        """Destroys the groups, and the world if it was made for them. is_lost: as of `destroy`."""
+        """Destroy the groups, and the world if it was made for them; `is_lost` as in `destroy`."""
         own = (self.main, self.exchange)
         if self.made_world:
             if is_lost:
@@ -148,9 +136,7 @@ class Groups:
 
 
 def destroy(groups: Iterable[ProcessGroup], is_lost: bool) -> None:
-    """Destroys groups of these ranks. is_lost: whether something may still wait in them for a rank
-    that is lost.
-    """
+    """Destroy groups. is_lost: whether something may still wait in them for a lost rank."""
     for group in groups:
         if is_lost:
             keep_for_ever(group)
@@ -158,18 +144,14 @@ def destroy(groups: Iterable[ProcessGroup], is_lost: bool) -> None:
 
 
 def keep_for_ever(*groups: ProcessGroup | None) -> None:
-    """Keeps groups until the process ends, unknown to torch: it waits for all that is under way in
-    one before it gives that one up, and has no way to call it off.
-    """
+    """Keep groups, unknown to torch, until the process ends."""
+    # torch would wait for all operations of a group before it drops it, and cannot cancel them.
     for each in groups:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
 
 
 def who_am_i() -> tuple[int, int]:
-    """(rank, world_size) of the world that is there, else of the launcher's environment.
-
-    Raises: LaunchError if the environment says what cannot be.
-    """
+    """Return (rank, world_size) of the world, else of the environment. Raises: LaunchError."""
     if dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     take_over()
@@ -182,10 +164,9 @@ def who_am_i() -> tuple[int, int]:
 
 
 def meet(device: torch.device, timeout_s: float) -> Groups:
-    """Makes the groups of all ranks, which must all call it. timeout_s: how long a rank waits for
-    the others, now and in each operation.
+    """Make the groups of all ranks, which must all call it.
 
-    Raises: LaunchError if the ranks do not find each other.
+    timeout_s: how long a rank waits for the others, now and in each operation. Raises: LaunchError.
     """
     timeout = timedelta(seconds=timeout_s)
     backend = backend_for(device)
@@ -198,17 +179,14 @@ def meet(device: torch.device, timeout_s: float) -> Groups:
         main = dist.new_group(backend=backend, timeout=timeout)
         exchange = dist.new_group(backend=backend, timeout=timeout)
         if device.type == "cuda":
-            # NCCL wants all ranks in a group's first operation; a schedule may start with some.
+            # NCCL needs all ranks in a group's first operation; a schedule may start with some.
             dist.all_reduce(torch.zeros(1, device=device), group=exchange)
     store = _get_process_group_store(main)
     return Groups(rank, world_size, main, exchange, store, makes_world)
 
 
 def make_world(device: torch.device, timeout_s: float) -> None:
-    """Initializes torch.distributed with the ranks that the environment names, or with this one.
-
-    Raises: LaunchError if the ranks do not find each other.
-    """
+    """Initialize torch.distributed with the environment's ranks, or this. Raises: LaunchError."""
     timeout = timedelta(seconds=timeout_s)
     rank, world_size = who_am_i()
     if world_size == 1:
@@ -227,15 +205,12 @@ def make_world(device: torch.device, timeout_s: float) -> None:
 
 
 def choose_interface(world_size: int) -> None:
-    """Tells Gloo the network interface at which ranks meet: on one host its loopback; else the one
-    that leads to rank 0, if this host's own name leads to its loopback, as on Debian. Gloo would
-    tell other hosts that address. Our launcher tells it, too.
-
-    Raises: LaunchError if MASTER_ADDR is that name, and this host has several interfaces.
-    """
+    """Tell Gloo at which network interface ranks meet, unless the user has. Raises: LaunchError."""
     rank_0 = os.environ["MASTER_ADDR"]
     if GLOO_INTERFACE in os.environ or not sys.platform.startswith("linux"):
         return
+    # If this host's own name leads to its loopback, as on Debian, Gloo would give that address to
+    # other hosts. firecaffe's launcher sets the interface, too.
     if is_alone(world_size):
         os.environ[GLOO_INTERFACE] = interface_of(LOOPBACK)
     elif is_inward(socket.gethostname()):
@@ -244,17 +219,14 @@ def choose_interface(world_size: int) -> None:
 
 
 def is_alone(world_size: int) -> bool:
-    """Whether all ranks are on this host."""
     is_counted = number_of("LOCAL_WORLD_SIZE", 1) == world_size
     return is_counted or is_one_host(os.environ.get("MASTER_ADDR", ""))
 
 
 @contextmanager
 def connected_when_used() -> Iterator[None]:
-    """Lets Gloo's groups that are made in the block connect two ranks when these first have
-    something to send each other, and not each with each at once. Only under a watch: while two
-    ranks are being connected, Gloo knows no time-out.
-    """
+    """Let Gloo groups made in the block connect ranks at first use; only under a watch."""
+    # Else each rank connects with each at once. Gloo knows no time-out while two ranks connect.
     before = os.environ.get(LAZILY)
     os.environ.setdefault(LAZILY, "1")
     try:
@@ -266,7 +238,7 @@ def connected_when_used() -> Iterator[None]:
 
 @contextmanager
 def group_of_one(device: torch.device) -> Iterator[None]:
-    """Makes a world of this rank alone, for code that takes a process group for granted."""
+    """Make a world of this rank alone, for code that needs a process group."""
     if dist.is_initialized():
         yield
         return
@@ -278,13 +250,13 @@ def group_of_one(device: torch.device) -> Iterator[None]:
 
 
 def backend_for(device: torch.device) -> str:
-    """The backend of a device: NCCL for tensors on a GPU; texts and counts stay on the CPU."""
+    """Return a device's backend. NCCL is for tensors on a GPU only; texts and counts use Gloo."""
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 
 @contextmanager
 def meeting(world_size: int) -> Iterator[None]:
-    """Turns a group's errors in the block into LaunchError: the ranks do not find each other."""
+    """Turn a group's errors in the block into LaunchError: the ranks do not find each other."""
     where = ""
     if not dist.is_initialized():
         for name in ("MASTER_ADDR", "MASTER_PORT"):
@@ -292,7 +264,7 @@ def meeting(world_size: int) -> Iterator[None]:
                 raise LaunchError(
                     f"WORLD_SIZE={world_size} but {name} is not set; start with torchrun"
                 )
-        check_known(os.environ["MASTER_ADDR"], "MASTER_ADDR")  # torch would try for its whole time
+        check_known(os.environ["MASTER_ADDR"], "MASTER_ADDR")  # torch would retry for long
         where = f" at {join_place(os.environ['MASTER_ADDR'], os.environ['MASTER_PORT'])}"
     try:
         yield
@@ -304,17 +276,17 @@ def meeting(world_size: int) -> Iterator[None]:
 
 
 def is_numbered_by_agent() -> bool:
-    """Whether an elastic agent, torchrun's or ours, has numbered the ranks."""
+    """Whether an elastic agent, torchrun's or firecaffe's, has numbered the ranks."""
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def attempt() -> int:
-    """The number of this start of the run's ranks, from a launcher that restarts them."""
+    """Return the number of this attempt, from a launcher that restarts ranks; else 0."""
     return number_of(ATTEMPT, number_of("TORCHELASTIC_RESTART_COUNT", 0))
 
 
 def number_of(name: str, default: int) -> int:
-    """The whole number that an environment variable holds. Raises: LaunchError if it is none."""
+    """Return an environment variable's whole number. Raises: LaunchError if it is none."""
     text = os.environ.get(name, str(default))
     try:
         return int(text)
@@ -323,16 +295,12 @@ def number_of(name: str, default: int) -> int:
 
 
 def without_source(message: str) -> str:
-    """The first sentence of a process group's error, without the place in its own code."""
+    """Return the first sentence of a process group's error, without the place in its source."""
     first = message.splitlines()[0]
     return re.sub(r"\[[^]]*/[^]]*\] *", "", first).split(". ")[0]
 
 
 def _own_store(host: str, port: int, rank: int, alone: bool, timeout: timedelta) -> TCPStore:
-    """The store that rank 0 holds; at its loopback, if all ranks are on this host.
-
-    torch would wait for all ranks here, and not say who is missing.
-    """
     if alone and not is_one_host(host):
         host = LOOPBACK
     if rank > 0:
@@ -340,23 +308,20 @@ def _own_store(host: str, port: int, rank: int, alone: bool, timeout: timedelta)
     try:
         listener = listen_at(host, port, BACKLOG) if alone else listen_to_all(BACKLOG, port)
     except OSError:
-        # It may be a store of this process, which is had again, or torch's error tells.
+        # It may be a store of this process, which is used again; else torch's error says why.
         return TCPStore(
             host,
             port,
             is_master=True,
             timeout=timeout,
-            wait_for_workers=False,
+            wait_for_workers=False,  # torch would not say which rank is missing
             multi_tenant=True,
         )
     return hold_store(listener, host, timeout.total_seconds())
 
 
-@cache
+@cache  # by place: until the process ends
 def _store(place: tuple[str, str], rank: int, world_size: int, timeout: timedelta) -> Store:
-    """The store at MASTER_ADDR and MASTER_PORT, which tell stores apart; kept until the process
-    ends.
-    """
     until = time.monotonic() + timeout.total_seconds()
     while True:
         if is_numbered_by_agent():

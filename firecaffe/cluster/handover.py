@@ -7,15 +7,11 @@ from pathlib import Path
 from firecaffe.cluster.last_word import LAUNCHED
 
 HANDED = "FIRECAFFE_HANDED"
-"""An environment variable of ranks: the file of what was handed to them, in their launcher's own
-folder; empty if nothing was.
-"""
+"""Environment variable of ranks: the file with the value handed to them, or empty."""
 
 
 def hand(value: object, folder: Path) -> dict[str, str]:
-    """Writes a value for ranks into their launcher's folder, which nobody else can open. Returns
-    the words by which they find it; for None those by which they find nothing.
-    """
+    """Write a value for ranks into their launcher's private folder; return their variables."""
     if value is None:
         return {HANDED: ""}
     path = folder / "handed"
@@ -24,6 +20,6 @@ def hand(value: object, folder: Path) -> dict[str, str]:
 
 
 def handed() -> object:
-    """What the launcher of this rank has handed to it; None if it has nothing, or there is none."""
+    """Return the value that this rank's launcher has handed to it, if any."""
     path = os.environ.get(HANDED)
     return pickle.loads(Path(path).read_bytes()) if path and LAUNCHED in os.environ else None

@@ -1,10 +1,8 @@
-"""Two ends of a new connection prove to each other that they are of one run.
+"""The handshake in which two ends of a new connection prove that they are of one run.
 
-Neither shows what it knows. The one that listens sends a challenge; the one that calls answers it
-with a challenge of its own; and each sends an HMAC-SHA256 over both, and over who is called by whom
-(mutual authentication by a keyed check function, ISO/IEC 9798-4, in three passes).
-
-Whoever else connects is nobody's business: it holds up none of the others, and is closed.
+Neither end shows the key. The listener sends a challenge, and the caller answers with its own. Each
+then sends an HMAC-SHA256 over both, the caller's rank and the sender's role (mutual authentication
+by a keyed check function, ISO/IEC 9798-4, in three passes). Strangers delay nobody, and are closed.
 """
 
 import hmac
@@ -23,19 +21,19 @@ MAC_BYTES = 32
 CALL_BYTES = CHALLENGE_BYTES + RANK.size + MAC_BYTES
 
 PROVE_S = 10.0
-"""Seconds for a caller to prove itself; a rank takes milliseconds, unless it is stopped."""
+"""Seconds for a caller to prove itself; a rank needs milliseconds, unless it is stopped."""
 
 MOST_UNPROVED = 256
-"""Callers that have not proved themselves yet, at the same time."""
+"""Most callers at the same time that have not proved themselves yet."""
 
 LEAST_S = 1.0
-"""Seconds that a caller has in any case, if more come than that."""
+"""Seconds that a caller has in any case, if more callers come than that."""
 
 LOOK_S = 0.1
 
 
 def prove(peer: socket.socket, key: bytes, rank: int, deadline: float) -> None:
-    """Calls, as this rank. Raises: OSError if nobody of this run listens there."""
+    """Call a listener, as this rank. Raises: OSError if no rank of this run listens there."""
     challenge = _read(peer, CHALLENGE_BYTES, deadline)
     said = secrets.token_bytes(CHALLENGE_BYTES) + RANK.pack(rank)
     peer.sendall(said + _mac(key, b"calls", challenge + said))
@@ -47,10 +45,7 @@ def prove(peer: socket.socket, key: bytes, rank: int, deadline: float) -> None:
 def accept(
     listener: socket.socket, key: bytes, missing: set[int], deadline: float
 ) -> dict[int, socket.socket]:
-    """Waits for the calls of these ranks. Returns their sockets.
-
-    Raises: LaunchError if one does not come by the deadline, of time.monotonic().
-    """
+    """Accept the missing ranks' calls, to a deadline of time.monotonic(). Raises: LaunchError."""
     listener.setblocking(False)
     found: dict[int, socket.socket] = {}
     callers = _Callers(listener, key)
@@ -83,15 +78,12 @@ class _Caller:
 
 
 class _Callers:
-    """Those that have called and not proved themselves yet."""
-
     def __init__(self, listener: socket.socket, key: bytes) -> None:
         self._listener, self._key = listener, key
-        self._there: dict[int, _Caller] = {}
-        """By file descriptor, the oldest first."""
+        self._there: dict[int, _Caller] = {}  # by file descriptor, the oldest first
 
     def look(self, deadline: float) -> list[tuple[int, socket.socket]]:
-        """Waits a moment; returns who has proved itself: (its rank, its socket)."""
+        """Wait a moment; return (rank, socket) of each caller that has proved itself."""
         now = time.monotonic()
         while self._there and now - self._oldest.since_s > PROVE_S:
             self._drop_oldest()
@@ -142,7 +134,6 @@ class _Callers:
             self._there[peer.fileno()] = caller
 
     def _hear(self, descriptor: int) -> tuple[int, socket.socket] | None:
-        """Reads on; returns the rank and socket of a caller that has proved itself."""
         caller = self._there[descriptor]
         try:
             part = caller.peer.recv(CALL_BYTES - len(caller.said))

@@ -1,10 +1,8 @@
-"""Which hosts take part, in torchrun's words, and where their launchers meet.
+"""The hosts of a run, where their launchers meet, and how they end together.
 
-Launchers of several hosts end together: one whose ranks are done waits for the others.
-
-Each says in the launchers' store that it is done. A host that is gone says nothing; so hosts that
-torch's rendezvous has not heard of for some seconds are not waited for. The launcher that holds the
-store ends last: one that asks a store that is gone prints torch's warnings.
+A launcher whose ranks are done says so in the launchers' store, and waits for the others. A lost
+host says nothing, so hosts that torch's rendezvous has not heard of for some seconds are not waited
+for. The launcher that holds the store ends last, or torch prints warnings about a lost store.
 """
 
 import re
@@ -24,7 +22,7 @@ RANK_BYTES = 200_000_000
 """Bytes of memory that a rank takes before it has a network (torch 2.13, CPU: 203 MB)."""
 
 PATIENCE_S = 600.0
-"""Seconds to wait for the host of the endpoint, as torch's rendezvous waits for the others."""
+"""Seconds to wait for the endpoint's host, as torch's rendezvous waits for the others."""
 
 SAY_EVERY_S = 10.0
 
@@ -34,7 +32,7 @@ TRY_S = 1.0
 
 @dataclass(frozen=True)
 class Hosts:
-    """The hosts that take part, in torchrun's words. By default this host alone."""
+    """The hosts that take part, in torchrun's terms. By default this host alone."""
 
     nproc_per_node: int = 1
     min_nodes: int = 1
@@ -42,7 +40,7 @@ class Hosts:
     rdzv_endpoint: str = ""
     rdzv_id: str = ""
     master_port: int = 0
-    """The port at which the ranks of one host meet; 0 takes a free one."""
+    """The port at which the ranks of a single host meet; 0 takes a free one."""
     secret_file: str = ""
     """A file with the run's secret; see `cluster.secret`."""
 
@@ -57,7 +55,6 @@ class Hosts:
 
     @property
     def counted(self) -> str:
-        """The number of hosts, in words."""
         is_fixed = self.min_nodes == self.max_nodes
         return str(self.min_nodes) if is_fixed else f"{self.min_nodes} to {self.max_nodes}"
 
@@ -78,9 +75,7 @@ def parse_nodes(text: str) -> tuple[int, int]:
 
 
 def check_hosts_words(hosts: Hosts) -> None:
-    """Checks that the hosts can meet. Raises: RecipeError if they are not told where; LaunchError
-    if a port is taken, or a host's name is not known or leads nowhere.
-    """
+    """Check the hosts' options, port and names. Raises: RecipeError, LaunchError."""
     if hosts.is_one:
         if hosts.rdzv_endpoint or hosts.rdzv_id:
             raise RecipeError(
@@ -109,7 +104,7 @@ def check_hosts_words(hosts: Hosts) -> None:
 
 
 def check_memory(nproc_per_node: int) -> None:
-    """Checks this host's memory. Raises: RecipeError if it cannot hold so many ranks."""
+    """Check that this host's memory can hold so many ranks. Raises: RecipeError."""
     has_bytes = psutil.virtual_memory().total
     most = max(1, has_bytes // RANK_BYTES)
     if nproc_per_node > most:
@@ -120,7 +115,7 @@ def check_memory(nproc_per_node: int) -> None:
 
 
 def check_port(port: int) -> None:
-    """Checks that a port is free. Raises: LaunchError if somebody listens on it already."""
+    """Check that a port is free. Raises: LaunchError if it cannot be used."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -133,10 +128,7 @@ def check_port(port: int) -> None:
 
 
 def wait_for_endpoint(hosts: Hosts) -> bool:
-    """Waits until somebody listens at the endpoint. Returns whether this launcher is to do so.
-
-    Raises: LaunchError if nobody does in `PATIENCE_S` seconds.
-    """
+    """Await a launcher at the endpoint; return whether it must be this one. Raises: LaunchError."""
     begun_s = said_s = time.monotonic()
     while True:
         try:
@@ -160,38 +152,36 @@ def wait_for_endpoint(hosts: Hosts) -> bool:
 
 
 def say(line: str) -> None:
-    """Prints a line for the user at once."""
     print(f"firecaffe: {line}", file=kept_stderr(), flush=True)
 
 
 TOGETHER_S = 300.0
-"""Seconds for which the first waits for the last, as in torch's own agent."""
+"""Seconds for which the first launcher waits for the last, as in torch's own agent."""
 
 PART_S = 10.0
-"""Seconds for which the one that holds the store waits for the others' last word."""
+"""Seconds for which the launcher that holds the store waits for the others' last word."""
 
 LOOK_S = 0.1
 
 
 class HostEnds:
-    """This host among those of one attempt, by their numbers. Every call asks the store."""
+    """The agreement of hosts on the end of an attempt. Every call asks the store."""
 
     def __init__(
         self, store: Store, attempt: int, here: int, there: Callable[[], set[int]]
     ) -> None:
-        """here: this host's number. there: the numbers of the hosts that are there."""
+        """Start with this host's number; `there` returns the hosts that are alive."""
         self._store, self._attempt, self._here, self._there = store, attempt, here, there
         self._ended_with: set[int] = set()
 
     def is_done(self, host: int) -> bool:
-        """Whether a host's ranks have succeeded."""
         return self._store.check([self._key(host)])
 
     def is_there(self, host: int) -> bool:
         return host in self._there()
 
     def leave(self) -> None:
-        """Says that this host is done, and waits for the others."""
+        """Report that this host is done, and wait for the others."""
         self._store.set(self._key(self._here), "")
         until = time.monotonic() + TOGETHER_S
         while time.monotonic() < until:
@@ -202,9 +192,7 @@ class HostEnds:
             time.sleep(LOOK_S)
 
     def part(self, holds_store: bool) -> None:
-        """This host's last word to the store. holds_store: whether it has to wait for that of the
-        others with which it has ended.
-        """
+        """Write this host's last word; if it holds the store, wait for the others that are done."""
         self._store.set(self._parting(self._here), "")
         until = time.monotonic() + PART_S
         while holds_store and time.monotonic() < until:

@@ -1,13 +1,12 @@
-"""A worker that comes to ranks which are there: it and rank 0 meet in the launchers' store.
+"""Lets a worker join running ranks: it and rank 0 meet in the launchers' store.
 
-    firecaffe/door/ATTEMPT      set while rank 0 takes workers: what it says of the run
-    firecaffe/comers/ATTEMPT    the number of workers that have asked to come
-    firecaffe/comer/ATTEMPT/N   what the Nth of them says of itself, from 0
+    firecaffe/door/ATTEMPT      set while rank 0 accepts workers: its facts about the run
+    firecaffe/comers/ATTEMPT    the number of workers that have asked to join
+    firecaffe/comer/ATTEMPT/N   the facts of the Nth of them about itself, from 0
     firecaffe/place/ATTEMPT/N   rank 0's answer: its rank, all hosts, and where rank 0 listens
 
-All of it is signed under the run's secret, if it has one. Then the worker calls rank 0, as ranks
-call each other at the start (`cluster.links`), and has a store of its own with rank 0, for what
-they make together.
+All values are signed under the run's secret, if it has one. Then the worker calls rank 0, as ranks
+call each other at the start (`cluster.links`), and gets a store that only it and rank 0 use.
 """
 
 import json
@@ -27,43 +26,35 @@ from firecaffe.cluster.secret import SECRET, SignedStore, StrangerError, signed
 from firecaffe.errors import LaunchError, RecipeError
 
 ATTEMPTS = "firecaffe/attempts"
-"""A key of the launchers: the number of starts so far."""
+"""A key of the launchers: the number of attempts so far."""
 
 ANSWER_S = 10.0
-"""Seconds for the store to answer."""
 
 COME_S = 10.0
-"""Seconds for a worker that has asked to come to call rank 0, and to meet it at each lane."""
+"""Seconds for a worker that asked to join to call rank 0, and to meet it at each lane."""
 
 
 @dataclass(frozen=True)
 class Comer:
-    """A worker that asks to come."""
-
     number: int
     host: str
     facts: dict[str, Any]
 
 
 class Door:
-    """Rank 0's end."""
+    """Rank 0's side."""
 
     def __init__(self, store: Store, attempt: int, *, one_host: bool) -> None:
-        """store: the launchers', a client of its own. one_host: whether all ranks are on this one;
-        then others cannot come.
-        """
+        """Use a client of the launchers' store. one_host: workers of other hosts cannot join."""
         self._store, self._attempt, self._one_host = store, attempt, one_host
         self._count = 0
 
     def open(self, facts: dict[str, Any]) -> None:
-        """Takes workers from now on. facts: what they are to know."""
+        """Accept workers from now on, and give them these facts."""
         self._store.set(door_key(self._attempt), json.dumps(facts))
 
     def next(self) -> Comer | None:
-        """Who has asked next, if somebody has.
-
-        Raises: LaunchError if it has not asked as a worker does; it is not looked at again.
-        """
+        """Return the next worker that has asked, or None. Raises: LaunchError if malformed."""
         key = f"firecaffe/comer/{self._attempt}/{self._count}"
         if not self._store.check([key]):
             return None
@@ -78,10 +69,7 @@ class Door:
             ) from error
 
     def let_in(self, comer: Comer, rank: int, hosts: list[str]) -> socket.socket:
-        """Gives a comer its rank, and is called by it. hosts: of all ranks before it.
-
-        Raises: LaunchError if it does not call.
-        """
+        """Give a worker its rank and accept its call. Raises: LaunchError if it does not call."""
         with listen(self._one_host) as listener:
             own = Listener.of(listener, self._one_host)
             said = {"rank": rank, "hosts": hosts, "listener": asdict(own)}
@@ -89,36 +77,31 @@ class Door:
             return accept(listener, own.key, {rank}, time.monotonic() + COME_S)[rank]
 
     def store_of(self, comer: Comer) -> Store:
-        """The store of rank 0 and this comer alone."""
+        """Return the store of rank 0 and this worker only."""
         return own_store(self._store, self._attempt, comer.number)
 
     def close(self) -> None:
-        """Takes no workers any more."""
+        """Accept no more workers."""
         self._store.set(door_key(self._attempt), "")
 
 
 @dataclass(frozen=True)
 class Place:
-    """What a comer has been given."""
+    """The place that a worker was given."""
 
     rank: int
     hosts: list[str]
-    """Of all ranks before it, and its own."""
-    socket: socket.socket
-    """To rank 0."""
+    """The hosts of all ranks before it, and its own."""
+    socket: socket.socket  # to rank 0
     store: Store
-    """Of rank 0 and this worker alone."""
+    """The store of rank 0 and this worker only."""
 
 
 class Comes:
-    """A comer's end."""
+    """The worker's side."""
 
     def __init__(self, place: str, timeout_s: float) -> None:
-        """place: HOST:PORT of the launchers' store.
-
-        Raises: RecipeError if it is not HOST:PORT; LaunchError if there is no store, or nobody
-        takes workers there.
-        """
+        """Find a run by HOST:PORT of its launchers' store. Raises: RecipeError, LaunchError."""
         self._where, self._timeout = place, timedelta(seconds=timeout_s)
         try:
             split_place(place)
@@ -150,13 +133,9 @@ class Comes:
                 f"(--secret-file, {SECRET})"
             ) from error
         self.facts: dict[str, Any] = facts
-        """What rank 0 says of the run."""
 
     def enter(self, facts: dict[str, Any]) -> Place:
-        """Asks to come, and calls rank 0. facts: what it is to know.
-
-        Raises: LaunchError if it does not answer in time.
-        """
+        """Ask to join with these facts, and call rank 0. Raises: LaunchError if it is silent."""
         host = socket.gethostname()
         try:
             number = self._store.add(f"firecaffe/comers/{self._attempt}", 1) - 1
@@ -187,5 +166,5 @@ def place_key(attempt: int, number: int) -> str:
 
 
 def own_store(store: Store, attempt: int, number: int) -> Store:
-    inner = store.inner if isinstance(store, SignedStore) else store  # Gloo asks it, in C++
+    inner = store.inner if isinstance(store, SignedStore) else store  # Gloo uses it from C++
     return PrefixStore(f"firecaffe/comer-store/{attempt}/{number}", inner)

@@ -17,17 +17,14 @@ from firecaffe.files import new_aside
 from firecaffe.output import kept_stderr
 
 LAUNCHED = "FIRECAFFE_LAUNCHED"
-"""An environment variable of ranks that firecaffe's own launcher started: its process number."""
+"""Environment variable of ranks that firecaffe's launcher started: its process number."""
 
 REPORT = "TORCHELASTIC_ERROR_FILE"
-"""The environment variable with the path of a rank's report to torch's elastic agent."""
+"""Environment variable with the path of a rank's report to torch's elastic agent."""
 
 
 def leave_report(message: str, fault: Fault | None = None, traceback: str = "") -> None:
-    """Leaves the line to the launcher, which says it once for all ranks; else prints it.
-
-    traceback: of a user's own code, told below the line.
-    """
+    """Leave the line to the launcher, which prints it once for all ranks; else print it."""
     line = " ".join(message.split())
     report = os.environ.get(REPORT)
     if report:
@@ -41,24 +38,22 @@ def leave_report(message: str, fault: Fault | None = None, traceback: str = "") 
             os.replace(aside, report)
         except OSError:
             report = None
-    # A launcher of ours that is gone, or finds no report, says nothing.
+    # firecaffe's launcher prints nothing if it is gone, or finds no report.
     if not report or os.environ.get(LAUNCHED) != str(os.getppid()):
         rank = f"rank {os.environ['RANK']}: " if "RANK" in os.environ else ""
         print(f"firecaffe: {rank}{line}\n{traceback}", end="", file=kept_stderr(), flush=True)
 
 
 def tell_uncaught() -> None:
-    """Lets an error of ours that a script does not catch end it with one line and the error's own
-    exit code, as the command line does, not with a traceback and 1. At a prompt of Python's the
-    line is all: what the session holds is the user's.
+    """Let a firecaffe error that a script does not catch end it with one line and its exit code.
+
+    At a Python prompt only the line is printed, because the session holds the user's data.
     """
     if not isinstance(sys.excepthook, _Hook):
         sys.excepthook = _Hook(sys.excepthook)
 
 
 class _Hook:
-    """The function that the interpreter calls with an error that nobody caught."""
-
     def __init__(self, before: Callable[..., object]) -> None:
         self.before = before
 
@@ -73,16 +68,14 @@ class _Hook:
         if _at_prompt():
             return
         if isinstance(error, PeerLostError):
-            end_process(error.exit_code)  # a thread may wait for that rank still
+            end_process(error.exit_code)  # a thread may still wait for that rank
         raise SystemExit(error.exit_code)
 
 
 @contextmanager
 def _real_stderr() -> Iterator[None]:
-    """Lets the block print to the process's own stderr. `init_process_group` puts a hook of torch's
-    around ours, which gathers in a buffer what is printed, and writes that when ours returns: it
-    does not, for it ends the process.
-    """
+    # `init_process_group` puts a hook of torch's around ours. It buffers what is printed until ours
+    # returns, and ours does not: it ends the process.
     before = sys.stderr
     if isinstance(before, io.StringIO):
         sys.stderr = sys.__stderr__
@@ -93,18 +86,16 @@ def _real_stderr() -> Iterator[None]:
 
 
 def _at_prompt() -> bool:
-    """Whether a user types to this interpreter, or will once its script has ended (`python -i`)."""
+    """Whether a user types to this interpreter, or will after its script (`python -i`)."""
     return hasattr(sys, "ps1") or bool(sys.flags.inspect)
 
 
 def end_process(exit_code: int) -> NoReturn:
-    """Ends the process at once, for a communication thread may still wait for a rank that is gone.
-
-    And one of Gloo's threads that lets go of a tensor while the interpreter is taken down aborts
-    the process (torch's issue 190489).
-    """
+    """End the process at once, because a communication thread may still wait for a lost rank."""
+    # A Gloo thread that frees a tensor while the interpreter shuts down aborts the process, too
+    # (torch's issue 190489).
     try:
         sys.stdout.flush()
         sys.stderr.flush()
-    finally:  # whoever reads them may be gone, the disk full
+    finally:  # their reader may be gone, or the disk full
         os._exit(exit_code)

@@ -46,7 +46,7 @@ MEETING_LOGGER = "torch.distributed.elastic"
 """The parent of the loggers by which torch's agent and rendezvous report."""
 
 Settle = Callable[[Path | None, Fault, str], Fault]
-"""(run folder if there is one, fault, what follows it) -> the fault as it is told."""
+"""A function (run folder or None, fault, what follows it) -> the fault as it is reported."""
 
 
 class RankFailedError(LaunchError):
@@ -71,15 +71,13 @@ def launch(
     module: str = "firecaffe",
     for_ranks: object = None,
 ) -> list[Path]:
-    """Runs `python -m MODULE ARGUMENTS` as this host's ranks of one world. Returns the run folders
-    of their trainings, on the host of rank 0.
+    """Run `python -m MODULE ARGUMENTS` as this host's ranks of one world.
 
-    advice: for the user whose signal has ended them. settle: told every fault.
-    for_ranks: what each rank finds by `handed`.
+    On rank 0's host, return the run folders of their trainings. advice: for a user whose signal has
+    ended them. settle: called with every fault. for_ranks: what each rank gets from `handed`.
 
-    Raises: RecipeError if hosts have nowhere to meet; LaunchError if the port is taken, or
-    hosts do not meet; RankFailedError for the rank that failed first; PreemptedError if all have
-    stopped as they were asked to.
+    Raises: RecipeError or LaunchError if the ranks cannot start or meet; RankFailedError for the
+    rank that failed first; PreemptedError if all have stopped as they were asked to.
     """
     check_hosts_words(hosts)
     check_memory(hosts.nproc_per_node)
@@ -101,11 +99,10 @@ def launch(
 
 
 def _words_of_ranks(hosts: Hosts, address: str, secret: bytes) -> dict[str, str]:
-    """What the agent and its ranks find in their environment."""
     words = {
         LAUNCHED: str(os.getpid()),  # ranks leave the last word to this process
         SECRET: os.fsdecode(secret),
-        # Several hosts' shared store is not told to one that comes later (torch 2.13).
+        # A host that joins several others later does not learn of a shared store (torch 2.13).
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "0" if hosts.is_one else "1",
     }
     defaults = {"OMP_NUM_THREADS": "1"}  # the recipe sets the ranks' threads
@@ -116,7 +113,6 @@ def _words_of_ranks(hosts: Hosts, address: str, secret: bytes) -> dict[str, str]
 
 @contextmanager
 def _environment(words: Mapping[str, str]) -> Iterator[None]:
-    """Sets variables for the block. Others, and what other threads set, are left alone."""
     names = {*words, ATTEMPT, LASTING}  # the agent sets these two
     before = {name: os.environ.get(name) for name in names}
     os.environ.update(words)
@@ -132,10 +128,7 @@ def _environment(words: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _silent(name: str) -> Iterator[None]:
-    """Keeps what a logger and those below it say to themselves, for the block.
-
-    Their levels are their own, and they report in many lines what we report in one.
-    """
+    # Those below it have their own levels, and report in many lines what we report in one.
     logger = logging.getLogger(name)
     before = logger.handlers, logger.propagate
     logger.handlers, logger.propagate = [logging.NullHandler()], False
@@ -146,8 +139,6 @@ def _silent(name: str) -> Iterator[None]:
 
 
 class _Launch:
-    """One launch, from the first rendezvous to the end."""
-
     def __init__(
         self,
         command: list[str],
@@ -172,7 +163,7 @@ class _Launch:
             role="rank",
             local_world_size=hosts.nproc_per_node,
             entrypoint=sys.executable,
-            # -P: no file of the current folder is imported for a library of that name.
+            # -P: files of the current folder do not hide libraries of the same name.
             args=("-u", "-P", *command),
             rdzv_handler=self.handler,
             max_restarts=max_restarts,
@@ -188,18 +179,18 @@ class _Launch:
             try:
                 return self._run()
             finally:
-                wait_for_room()  # what comes behind this opens files, too
+                wait_for_room()  # later code opens files, too
 
     def _run(self) -> list[Path]:
         try:
             result = self.agent.run()
         except SignalException as error:
-            # Others may go on without this host: the rendezvous stays open.
+            # Others may continue without this host: the rendezvous stays open.
             raise self._asked(error) from error
         except MEETING_ERRORS as error:
             self.handler.shutdown()
             failures = self.agent.last_failures
-            if failures:  # there was no going on after these
+            if failures:  # these have ended the run
                 raise self._told(failures, "the run ended") from error
             raise self._not_started(error) from error
         self.handler.shutdown()
@@ -216,7 +207,7 @@ class _Launch:
             return LaunchError(str(stranger))
         where = "" if self.hosts.is_one else f", meeting at {self.hosts.rdzv_endpoint}"
         if isinstance(error, RendezvousTimeoutError) and not self.hosts.is_one:
-            # Who gives up has left already.
+            # A host that gives up has already left the list.
             there = sorted({self.address, *self._there()})
             return LaunchError(
                 f"{len(there)} of {self.hosts.counted} hosts came in {PATIENCE_S:.0f} s{where} "
@@ -236,7 +227,7 @@ class _Launch:
 
     def on_loss(self, rank: int, fault: Fault | None, failure: ProcessFailure | None) -> None:
         told, own = fault, ""
-        if failure is not None:  # it knows better than rank 0 how it has ended
+        if failure is not None:  # it knows better than rank 0 how it ended
             words = failure.exitcode, _message(failure)
             told = self._fault(rank, failure) or _other(rank, *words)
             told = replace(told, step=told.step if fault is None else fault.step)
@@ -248,16 +239,13 @@ class _Launch:
         say(f"{told.event}; {GOES_ON}\n{own}".rstrip())
 
     def on_joined(self) -> None:
-        """Says why the ranks stop and start again."""
         say("a host comes; the ranks save where they are and go on with those of it")
 
     def on_done(self) -> None:
-        """Takes the run folders from the store, on one of the hosts."""
         if self.agent.get_worker_group().group_rank == 0:
             self.folders = self._folders()
 
     def on_waiting(self, waited_s: float) -> None:
-        """Says who is there, of how many, if this host waits for others."""
         if self.hosts.is_one:
             return
         there = self._there()
@@ -268,11 +256,10 @@ class _Launch:
         )
 
     def _there(self) -> list[str]:
-        """The addresses of the hosts that have come."""
         return sorted(str(each.addr) for each in participants(self.met))
 
     def _asked(self, error: SignalException) -> FirecaffeError:
-        """What to raise after a signal to this process, which its ranks have had too."""
+        # This process's ranks have had the signal, too.
         failures = self.agent.failures()
         codes = {failure.exitcode for failure in failures.values()}
         if PreemptedError.exit_code in codes and codes <= {PreemptedError.exit_code, *ENDED}:
@@ -288,16 +275,15 @@ class _Launch:
     def _told(
         self, failures: dict[int, ProcessFailure], then: str, goes_on: bool = False
     ) -> RankFailedError:
-        """The failure that came first; one who only lost another is not the cause. goes_on: whether
-        what could be advised is done already.
-        """
+        """Return the failure that came first; `goes_on`: its advice is being followed already."""
         folders = self._folders()
         faults = {rank: self._fault(rank, failure) for rank, failure in failures.items()}
 
         def when(rank: int) -> tuple[bool, bool, float]:
             fault = faults[rank]
+            # A rank that only lost another one is not the cause.
             is_of_other = fault is not None and (fault.rank != rank or fault.seen == ANOTHER)
-            # One that was on its way out when it was asked to end has told its own fault.
+            # A rank that was failing already when it was asked to end has reported its own fault.
             has_told = 0 < failures[rank].exitcode != PreemptedError.exit_code
             was_ended = rank in self.agent.ended_by_us and (is_of_other or not has_told)
             return was_ended, is_of_other, _time_s(failures[rank])
@@ -314,7 +300,7 @@ class _Launch:
         return RankFailedError(fault.event if goes_on else fault.line, fault.exit_code, own)
 
     def _fault(self, rank: int, failure: ProcessFailure) -> Fault | None:
-        """The fault that a rank has told, or that its exit code shows; None for a plain error."""
+        """Return the fault that a rank reported or its exit code shows; None for a plain error."""
         if isinstance(failure.error_file_data.get("message"), dict):
             return fault_in(failure)
         host = socket.gethostname()
@@ -328,9 +314,7 @@ class _Launch:
         return Fault("killed", rank, host, 0, "its launcher", name)
 
     def _folders(self) -> list[Path]:
-        """The run folders that the ranks have told, one for each training: this host's own where it
-        does not see that of rank 0.
-        """
+        """Return the reported run folders; this host's own where it does not see rank 0's."""
         store = self.agent.get_worker_group().store
         found: list[Path] = []
 
@@ -348,7 +332,6 @@ class _Launch:
 
 
 def _other(rank: int, exit_code: int, message: str) -> Fault:
-    """What a rank's error comes to that is explained in one line."""
     return Fault("other", rank, socket.gethostname(), 0, ITSELF, message, exit_code)
 
 
@@ -372,7 +355,7 @@ def _time_s(failure: ProcessFailure) -> float:
 
 
 def _kills_for_memory() -> int:
-    """The number of processes that this host's kernel has killed for their memory."""
+    """Return how many processes this host's kernel has killed for their memory."""
     try:
         words = Path("/proc/vmstat").read_text(encoding="utf-8").split()
         return int(words[words.index("oom_kill") + 1])

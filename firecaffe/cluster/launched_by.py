@@ -1,8 +1,8 @@
-"""Ranks that mpirun or srun has started, in torchrun's words.
+"""The variables of mpirun and srun in torchrun's terms, and the addresses of hosts.
 
-Their launchers tell each process who it is by variables of their own. Passed over, each would train
-alone: as many trainings as ranks, all of the whole data, and no error. torchrun's own RANK and
-WORLD_SIZE count before them, so a torchrun, or a launcher of ours, that srun has started is one.
+mpirun and srun tell each process its rank in their own variables. Without them, each process would
+train alone on all the data, with no error. torchrun's own RANK and WORLD_SIZE count first, because
+srun may have started a torchrun, or a launcher of ours.
 
 Sources: docs.open-mpi.org, "Environment variables set for MPI applications"; MPICH's and Intel
 MPI's process manager Hydra, as it sets them; srun(1), "Output environment variables".
@@ -21,21 +21,19 @@ FIRST_PORT, NUM_PORTS = 15_000, 15_000
 """Ports that jobs may get: below those that a system gives out by itself."""
 
 DEFAULT_PORT = 29_500
-"""The port that torchrun takes if none is said."""
+"""The port that torchrun takes by default."""
 
 
 @dataclass(frozen=True)
 class Launcher:
-    """The names of a launcher's variables."""
-
     name: str
     rank: str
     world_size: str
     local_rank: str
     local_world_size: str
-    """The variable with the ranks of this host; Slurm's says it of each host, as in 2(x3),1."""
+    """The variable with the ranks of this host; Slurm's lists all hosts, as in 2(x3),1."""
     job: tuple[str, ...]
-    """The variables that together are the number of the job, the same for all of its ranks."""
+    """The variables that together are the job's number, equal on all of its ranks."""
     hosts: str = ""
     """The variable with the hosts in the order of ranks, if there is one."""
     also: tuple[str, ...] = ()
@@ -72,25 +70,18 @@ LAUNCHERS = (
     ),
     Launcher("a launcher of MPI's kind", "PMI_RANK", "PMI_SIZE", "LOCAL_RANK", "", ()),
 )
-"""The known launchers; the first whose variables are set counts. mpirun may start its ranks by
-srun: then both are set."""
+"""The known launchers; the first match counts, as mpirun may start its ranks by srun."""
 
 WORDS = "RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
 
 
 def take_over(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Sets torchrun's variables in this process from those of its launcher.
-
-    Raises: LaunchError if this is one of several ranks, and not all of it can be known.
-    """
+    """Set torchrun's variables from the launcher's. Raises: LaunchError if some cannot be known."""
     environment.update(words_of(environment))
 
 
 def words_of(environment: Mapping[str, str]) -> dict[str, str]:
-    """torchrun's variables for this rank; none if it has them, or is the only rank.
-
-    Raises: LaunchError as `take_over`.
-    """
+    """Return torchrun's variables for this rank; none if it has them, or is the only rank."""
     if "RANK" in environment and "WORLD_SIZE" in environment:
         return {}
     for launcher in LAUNCHERS:
@@ -121,11 +112,8 @@ def words_of(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_both_said(environment: Mapping[str, str] = os.environ) -> None:
-    """Checks that a process that is told one of RANK and WORLD_SIZE is told the other: passed over,
-    it would train alone.
-
-    Raises: LaunchError.
-    """
+    """Check that RANK and WORLD_SIZE are set together. Raises: LaunchError."""
+    # Without the other one, the process would train alone.
     rank, world_size = environment.get("RANK"), environment.get("WORLD_SIZE")
     if rank is not None and world_size is None:
         raise LaunchError(f"RANK is {rank} and WORLD_SIZE is not set; set both, or neither")
@@ -134,9 +122,7 @@ def check_both_said(environment: Mapping[str, str] = os.environ) -> None:
 
 
 def first_host(hosts: str) -> str:
-    """The first host of Slurm's list, such as rack[1-3]-node[01-03,07],login. Raises: ValueError if
-    there is none.
-    """
+    """Return the first host of a list like rack[1-3]-node[01-03,07],login. Raises: ValueError."""
     depth, end = 0, len(hosts)
     for place, letter in enumerate(hosts):
         depth += (letter == "[") - (letter == "]")
@@ -151,9 +137,7 @@ def first_host(hosts: str) -> str:
 
 
 def tasks_of_node(tasks: str, node: int) -> int:
-    """A node's number of tasks by Slurm's counts, such as 2(x3),1. Raises: ValueError if it has
-    none.
-    """
+    """Return a node's number of tasks from counts such as 2(x3),1. Raises: ValueError."""
     counts = []
     for part in tasks.split(","):
         found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
@@ -173,7 +157,6 @@ def _on_this_host(launcher: Launcher, environment: Mapping[str, str]) -> int:
 def _meeting_place(
     launcher: Launcher, environment: Mapping[str, str], words: Mapping[str, str]
 ) -> dict[str, str]:
-    """Rank 0's host and a port there, if the user has not said them."""
     host = environment.get("MASTER_ADDR", "")
     if not host and words["LOCAL_WORLD_SIZE"] == words["WORLD_SIZE"]:
         host = LOOPBACK

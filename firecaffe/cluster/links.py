@@ -1,17 +1,12 @@
 """The links over which ranks watch over each other: few for each rank, however many there are.
 
 The first rank of each host watches for its host. These first ranks form a tree, and so do the ranks
-of one host below their first. In each of the two trees a rank also has a link to its grandparent,
-and those right below the root have one to the next of them; so a rank of the tree may be gone, or
-silent, and news still go round it. (Between a host and the others stands its first rank alone.
-If that one is lost, each side sees it for itself.)
+of one host below their first. A rank is also linked with its grandparent, and the ranks right below
+the root with the next of them. So news passes a rank that is lost or silent, except between a host
+and the others, where each side sees for itself that the host's first rank is lost.
 
-Where rank 0 goes on without ranks that are lost, losses add up: of two lost ranks one above the
-other, all below them would be cut off. There, each rank has a link to rank 0, and no other.
-
-Connects a rank with those over which it watches, by TCP sockets beside the process group.
-
-A rank that this one is linked with: the socket to it, and what has come over it.
+Where rank 0 continues without lost ranks, two lost ranks in a row would cut off all below them.
+There, each rank has one link, to rank 0.
 """
 
 import hmac
@@ -46,14 +41,11 @@ from firecaffe.cluster.store import BACKLOG
 from firecaffe.errors import LaunchError
 
 FAN_OUT = 2
-"""Children of a rank in a tree. Three would save two hops of nine at 512 hosts, for twice the
-links."""
+"""Children of a rank in a tree. Three would save 2 of 9 hops at 512 hosts, for twice the links."""
 
 
 @dataclass(frozen=True)
 class Links:
-    """The ranks that a rank is linked with, each once."""
-
     parent: int | None = None
     children: tuple[int, ...] = ()
     beside: tuple[int, ...] = ()
@@ -61,13 +53,12 @@ class Links:
 
     @property
     def ranks(self) -> list[int]:
-        """All linked ranks, in rank order."""
         above = () if self.parent is None else (self.parent,)
         return sorted((*above, *self.children, *self.beside))
 
 
 def links_of(rank: int, hosts: Sequence[str], fan_out: int = FAN_OUT) -> Links:
-    """The links of one rank. hosts: the name of each rank's host, by rank."""
+    """Return the links of one rank. hosts: the name of each rank's host, by rank."""
     by_host: dict[str, list[int]] = {}
     for each, host in enumerate(hosts):
         by_host.setdefault(host, []).append(each)
@@ -81,26 +72,24 @@ def links_of(rank: int, hosts: Sequence[str], fan_out: int = FAN_OUT) -> Links:
 
 
 def star_of(rank: int, hosts: Sequence[str]) -> Links:
-    """The links of one rank where all are linked with rank 0 alone. Rank 0 has one to each, as many
-    as the server of a training has to its workers anyway.
-    """
+    """Return the links of one rank if all are linked with rank 0 only."""
+    # Rank 0 has one to each worker, as has a training's server anyway.
     return Links(parent=0) if rank else Links(children=tuple(range(1, len(hosts))))
 
 
 Shape = Callable[[int, Sequence[str]], Links]
-"""(rank, hosts by rank) -> the rank's links: `links_of` or `star_of`."""
+"""A function (rank, hosts by rank) -> the rank's links: `links_of` or `star_of`."""
 
 
 def most_links(fan_out: int = FAN_OUT) -> int:
-    """The most links that a rank has: a parent, two beside it, children and grandchildren; in two
-    trees, if it is the root of one.
-    """
+    """Return the most links that a rank has; the root of one tree is also in another."""
+    # A parent, two next to it, children and grandchildren.
     below = fan_out + fan_out**2
     return 3 + below + below
 
 
 def _in_tree(place: int, ranks: Sequence[int], fan_out: int) -> Links:
-    """The links in a complete tree by levels, as a heap: i's children start at i * fan_out + 1."""
+    """Return the links in a complete tree by levels: i's children start at i * fan_out + 1."""
 
     def children(of: int) -> range:
         return range(min(len(ranks), of * fan_out + 1), min(len(ranks), (of + 1) * fan_out + 1))
@@ -129,7 +118,7 @@ LISTENERS = "firecaffe/listeners"
 
 @dataclass(frozen=True)
 class Listener:
-    """The addresses and port at which a rank listens, and what its callers prove that they know."""
+    """The place at which a rank listens, and a token for its callers."""
 
     host: str
     addresses: Sequence[str]
@@ -145,9 +134,8 @@ class Listener:
 
     @property
     def key(self) -> bytes:
-        """What a caller must know: of the token and the run's secret. Where a run has none, who
-        reads the store knows it.
-        """
+        """The key that callers must know, from the token and the run's secret."""
+        # If a run has no secret, all who can read the store know the key.
         return hmac.digest(own_secret() or b"", bytes.fromhex(self.token), "sha256")
 
 
@@ -160,16 +148,12 @@ def connect_ranks(
     one_host: bool,
     shape: Shape = links_of,
 ) -> tuple[list[str], dict[int, socket.socket]]:
-    """Connects this rank with the ranks that it is linked with. All ranks must call it. Returns the
-    names of all ranks' hosts, by rank, and the connected sockets, by rank. store: of these ranks
-    alone.
+    """Connect this rank with its linked ranks. All ranks must call it.
 
-    Addresses go by the store. Who does not know the run's secret is not let in, or, where it has
-    none, who has not read the store. Ranks of one host listen on its loopback alone. If several
-    hosts call themselves the same, their addresses tell them apart.
+    Return the host names and the sockets, by rank. The store belongs to these ranks only.
 
-    Raises: LaunchError that names a rank which cannot be reached; RuntimeError of the store's if
-    one does not come.
+    Raises: LaunchError about a rank that cannot be reached; RuntimeError of the store's if one is
+    missing.
     """
     deadline = time.monotonic() + timeout_s
     with listen(one_host) as listener:
@@ -196,10 +180,8 @@ def connect_ranks(
 def _share(
     store: Store, own: Listener, rank: int, world_size: int, timeout: timedelta
 ) -> list[Listener]:
-    """The listeners of all ranks. Rank 0 puts them together, so that others read one key, not P.
-
-    Not over the process group: it would not end if a rank is lost before there is a watch.
-    """
+    # Not over the process group, which would not end if a rank is lost before there is a watch.
+    # Rank 0 puts all together, so that others read one key, not P.
     store.set(f"{LISTENERS}/{rank}", json.dumps(asdict(own)))
     if rank == 0:
         keys = [f"{LISTENERS}/{each}" for each in range(world_size)]
@@ -210,19 +192,18 @@ def _share(
 
 
 def host_names(listeners: Sequence[Listener]) -> list[str]:
-    """The names of the ranks' hosts, by rank."""
+    """Return the ranks' host names, by rank; with addresses if several hosts have one name."""
     found = [(each.host, each.addresses[0]) for each in listeners]
     unique = len({address for _, address in found}) == len({name for name, _ in found})
     return [name if unique else f"{name}/{address}" for name, address in found]
 
 
 def listen(one_host: bool) -> socket.socket:
-    """A socket at which other ranks call: of this host alone, or of all."""
     return listen_at(LOOPBACK, 0, BACKLOG) if one_host else listen_to_all(BACKLOG)
 
 
 def call(listener: Listener, rank: int, other: int, deadline: float) -> socket.socket:
-    """Calls another rank. Raises: LaunchError if it cannot be reached."""
+    """Call another rank. Raises: LaunchError if it cannot be reached."""
     port, reasons = listener.port, []
     for address in _in_turn(listener.addresses):
         left_s = deadline - time.monotonic()
@@ -231,7 +212,7 @@ def call(listener: Listener, rank: int, other: int, deadline: float) -> socket.s
         try:
             peer = socket.create_connection((address, port), min(TRY_S, left_s))
             try:
-                prove(peer, listener.key, rank, deadline)  # it may be busy with calls of its own
+                prove(peer, listener.key, rank, deadline)  # it may be busy with its own calls
             except BaseException:
                 peer.close()
                 raise
@@ -242,16 +223,15 @@ def call(listener: Listener, rank: int, other: int, deadline: float) -> socket.s
 
 
 def _in_turn(addresses: Sequence[str]) -> list[str]:
-    """All addresses, and all a second time: a listener's queue may have been full."""
-    return [*addresses, *addresses]
+    return [*addresses, *addresses]  # a listener's queue may have been full
 
 
 TCP_INFO = struct.Struct("=56xI")
 """The place of tcpi_last_ack_recv (ms) in Linux's tcp_info."""
 
 MOST_UNSENT_BYTES = 2 * MOST_BYTES
+"""Most bytes kept for a rank that does not read; it does not get further messages."""
 TURN_S = 0.01
-"""What is kept for a rank that does not read; what is more it is not told."""
 
 
 @dataclass
@@ -260,12 +240,12 @@ class Neighbour:
 
     socket: socket.socket
     heard_s: float
-    """The time at which something last came from it, by time.monotonic()."""
+    """The time of the last bytes from it, by time.monotonic()."""
     place: Place = field(default_factory=Place)
     furthest_behind: Standing | None = None
     """The rank furthest behind on its side of the tree; None if its link is not in the tree."""
     has_left: bool = False
-    """Whether it said goodbye or told a fault; what its socket does then means nothing."""
+    """Whether it said goodbye or sent a fault; then its socket's end means nothing."""
     gone_s: float | None = None
     """The time at which its socket closed without a word before."""
     _received: bytearray = field(default_factory=bytearray)
@@ -273,14 +253,13 @@ class Neighbour:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def send(self, message: bytes) -> None:
-        """Sends a message; what the kernel does not take goes with the next one."""
+        """Send a message; what the kernel does not accept is sent with the next one."""
         with self._lock:
             if len(self._unsent) + len(message) <= MOST_UNSENT_BYTES:
                 self._unsent += message
         self.flush()
 
     def flush(self) -> None:
-        """Sends what the kernel takes of what is left to send."""
         with self._lock:
             if not self._unsent or not take_turn(self.socket.fileno()):
                 return
@@ -294,7 +273,7 @@ class Neighbour:
                 end_turn(self.socket.fileno())
 
     def flush_until(self, end_s: float) -> None:
-        """Waits until all is sent, if it has to, but not beyond a time by time.monotonic()."""
+        """Wait until all is sent, but not beyond `end_s`, by time.monotonic()."""
         poll = select.poll()
         if self._unsent:
             poll.register(self.socket, select.POLLOUT)
@@ -302,13 +281,11 @@ class Neighbour:
             left = len(self._unsent)
             poll.poll(left_s * 1000)
             self.flush()
-            if len(self._unsent) == left:  # the process beside has the turn
+            if len(self._unsent) == left:  # the pulse process has the turn
                 time.sleep(min(left_s, TURN_S))
 
     def receive(self, now: float) -> list[Message] | None:
-        """Receives the whole messages that have come; None once the socket is closed. A pulse is
-        not returned: it says only that the rank is there.
-        """
+        """Return the whole messages that have come, but no pulses; None if the socket is closed."""
         try:
             data = self.socket.recv(65536)
         except BlockingIOError:
@@ -322,13 +299,11 @@ class Neighbour:
         return [each for each in take_messages(self._received) if each.kind != PULSE]
 
     def last_acknowledged_s(self) -> float:
-        """Seconds since its host last acknowledged bytes of ours; 0 if the kernel does not tell.
-
-        Bytes that are left to acknowledge would not do: a host may take 40 ms and more for a few.
-        """
+        """Return seconds since its host acknowledged bytes of ours; 0 if that is not known."""
         if not sys.platform.startswith("linux"):
             return 0.0
         try:
+            # Unacknowledged bytes would not do: a host may take 40 ms and more for a few.
             known = self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO.size)
             return float(TCP_INFO.unpack(known)[-1]) / 1e3
         except (OSError, struct.error):  # closed

@@ -1,19 +1,12 @@
-"""The ranks that rank 0 goes on without, as it tells them to the launchers of all hosts.
+"""The lost ranks that rank 0 continues without, and how launchers let go of them.
 
-Both meet in the launchers' store, which outlives the ranks:
+Rank 0 and all hosts' launchers meet in the launchers' store, which outlives the ranks:
 
-    firecaffe/goes_on/ATTEMPT   set while rank 0 goes on without ranks that are lost
-    firecaffe/lost/ATTEMPT/N    the fault of the lost rank N, from 0 in the order of their losses
+    firecaffe/goes_on/ATTEMPT   set while rank 0 continues without lost ranks
+    firecaffe/lost/ATTEMPT/N    the fault of the lost rank N, from 0 in the order of losses
 
-A launcher sees at once that a process of its own has ended, mostly before rank 0 does. The first
-key says that it may wait for rank 0's word.
-
-Which ranks of its host a launcher lets go, for rank 0 goes on without them.
-
-Rank 0 says whom it has given up. A launcher mostly sees before that a process has ended; if rank 0
-goes on without lost ranks at all, that one is let go too, and told of when rank 0 has its word. A
-process that is given up and still there cannot come back. It is killed: at once if it is stopped,
-else after some seconds for its own last word.
+A launcher mostly sees the end of its own process before rank 0 does; the first key says that it may
+wait for rank 0's report. A lost rank's process that still exists is killed.
 """
 
 import time
@@ -36,21 +29,20 @@ TELL_S = 5.0
 
 
 class LossTeller:
-    """Rank 0's end. The store may be out of reach, so it is told in a thread of its own."""
+    """Rank 0's side. It writes in another thread, because the store may be out of reach."""
 
     def __init__(self, store: Store | None, attempt: int) -> None:
-        """store: the launchers'; None without one, and then nobody is told."""
+        """Use the launchers' store; without one (None), nobody is informed."""
         self._store, self._attempt, self._count = store, attempt, 0
         self._calls = Calls("launchers")
         self._set(goes_on_key(attempt), "yes")
 
     def tell(self, fault: Fault) -> None:
-        """Tells of a lost rank."""
         self._set(lost_key(self._attempt, self._count), fault.as_text())
         self._count += 1
 
     def close(self) -> None:
-        """Says that every rank is needed again: one that is lost from now on ends the run."""
+        """Report that every rank is needed again: a loss from now on ends the run."""
         self._set(goes_on_key(self._attempt), "")
         self._calls.close(TELL_S)
 
@@ -61,20 +53,20 @@ class LossTeller:
 
 
 class LossReader:
-    """A launcher's end, for one attempt."""
+    """A launcher's side, for one attempt."""
 
     def __init__(self, store: Store, attempt: int) -> None:
         self._store, self._attempt = store, attempt
         self.given_up: dict[int, tuple[Fault, float]] = {}
-        """What rank 0 has said of ranks, and when that was read, by time.monotonic()."""
+        """Rank 0's reports by rank, and when each was read, by time.monotonic()."""
 
     def goes_on(self) -> bool:
-        """Asks the store whether rank 0 goes on without ranks that are lost now."""
+        """Ask the store whether rank 0 now continues without lost ranks."""
         key = goes_on_key(self._attempt)
         return self._store.check([key]) and self._store.get(key) != b""
 
     def read(self) -> None:
-        """Reads from the store whom rank 0 has given up."""
+        """Read from the store which ranks rank 0 has given up."""
         while self._store.check([key := lost_key(self._attempt, len(self.given_up))]):
             fault = Fault.parse(self._store.get(key).decode())
             self.given_up[fault.rank] = fault, time.monotonic()
@@ -89,9 +81,7 @@ def lost_key(attempt: int, number: int) -> str:
 
 
 def _quietly(call: Callable[[], object]) -> Callable[[], None]:
-    """The call, with nobody to hear that the store is gone: the launcher is, then."""
-
-    def quiet() -> None:
+    def quiet() -> None:  # if the store is gone, the launcher is, too
         with suppress(DistError, RuntimeError):
             call()
 
@@ -102,7 +92,7 @@ STORE_S = 1.0
 """Seconds for the store to answer."""
 
 PATIENCE_S = 60.0
-"""Seconds for which a store may be silent while it hangs on its answer whether all are ended."""
+"""Seconds for which the store may be silent while the end of all ranks depends on it."""
 
 LAST_WORD_S = 5.0
 """Seconds for a rank that was given up to end by itself."""
@@ -110,10 +100,10 @@ LAST_WORD_S = 5.0
 TOGETHER = {
     each.exit_code for each in (PreemptedError, LauncherLostError, NotFiniteError, DivergedError)
 }
-"""Exit codes of ranks that have stopped together: nobody has to be ended, nothing is restarted."""
+"""Exit codes of ranks that stopped together: none has to be ended or restarted."""
 
 OnLoss = Callable[[int, Fault | None, ProcessFailure | None], object]
-"""(rank, what rank 0 says of it, how it has ended by itself): either is None if it is not known."""
+"""A function (rank, rank 0's fault for it or None, how it ended by itself or None)."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +113,7 @@ class Seen:
     has_ended: bool
     is_stopped: bool
     failure: ProcessFailure | None = None
-    """How it has ended, if with another code than 0."""
+    """How it ended, if with another code than 0."""
 
 
 class LetGo:
@@ -132,17 +122,15 @@ class LetGo:
     def __init__(
         self, losses: LossReader, aside: Aside, on_loss: OnLoss, kill: Callable[[int], object]
     ) -> None:
-        """on_loss: told of each once. kill: kills a rank."""
+        """Call `on_loss` once for each such rank; `kill` kills a rank."""
         self._losses, self._aside, self._on_loss, self._kill = losses, aside, on_loss, kill
         self.ranks: set[int] = set()
         self._heard_s = time.monotonic()
+        # How those ended that are let go before rank 0 has reported them.
         self._waiting: dict[int, ProcessFailure | None] = {}
-        """Of those that are let go before rank 0 has said so, how they have ended."""
 
     def look(self, seen: Mapping[int, Seen]) -> bool:
-        """Looks at the ranks that are not let go yet. seen: by rank. Returns whether it is known of
-        those that have ended which were needed.
-        """
+        """Look at ranks not let go yet; return whether it is known which ended ones were needed."""
         failed = {r: each.failure for r, each in seen.items() if each.failure is not None}
         own = {rank for rank, failure in failed.items() if is_own_end(rank, failure)}
         try:
@@ -150,7 +138,7 @@ class LetGo:
             if own - self._losses.given_up.keys():
                 goes_on = self._aside.run(self._losses.goes_on, STORE_S)
                 self._waiting |= {rank: failed[rank] for rank in own if goes_on}
-                if not goes_on:  # it told of them before it stopped going on
+                if not goes_on:  # it reported its losses before it cleared the key
                     self._aside.run(self._losses.read, STORE_S)
         except TimeoutError:  # on a machine that is busy, or cut off
             return not own or time.monotonic() - self._heard_s > PATIENCE_S
@@ -167,28 +155,26 @@ class LetGo:
         if seen is not None and not seen.has_ended:
             if not seen.is_stopped and time.monotonic() - since_s < LAST_WORD_S:
                 return
-            self._kill(rank)
+            self._kill(rank)  # it cannot come back
         self.ranks.add(rank)
         failure = self._waiting.pop(rank, None if seen is None else seen.failure)
         self._on_loss(rank, fault, failure)
 
     def tell_rest(self) -> None:
-        """Tells of those of which rank 0 has said nothing to its end."""
+        """Report the ranks of which rank 0 has said nothing until its end."""
         for rank in list(self._waiting):
             self._on_loss(rank, None, self._waiting.pop(rank))
 
 
 def is_own_end(rank: int, failure: ProcessFailure) -> bool:
-    """Whether a rank has ended for a reason of its own, and is not rank 0, without which nobody
-    goes on: not together with all, nor because it has lost another.
-    """
+    """Whether a rank other than 0 ended by its own fault: not with all, nor for a lost rank."""
     fault = fault_in(failure)
     is_of_other = fault is not None and (fault.rank != rank or fault.seen == ANOTHER)
     return rank != 0 and failure.exitcode not in TOGETHER and not is_of_other
 
 
 def fault_in(failure: ProcessFailure) -> Fault | None:
-    """The fault that a rank has left to its launcher, if it has."""
+    """Return the fault that a rank left to its launcher, if it did."""
     message: Any = failure.error_file_data.get("message")  # a text if no report was left
     text = message["extraInfo"].get("fault") if isinstance(message, dict) else None
     return None if text is None else Fault.parse(text)

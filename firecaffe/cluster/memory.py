@@ -1,8 +1,8 @@
-"""glibc's malloc, told to keep what is freed, or to give it back.
+"""glibc's malloc, set to keep freed memory or to give it back.
 
 By default glibc maps every large allocation anew and gives it back when freed, so each training
-step on a CPU page-faults through all of its activations again. Measured with DDP on NiN, batches
-of 64 on each worker: 95 images/s against 135 (benchmarks/results/training.md).
+step on a CPU page-faults through all of its activations again. Measured with DDP on NiN, batches of
+64 on each worker: 95 images/s against 135 (benchmarks/results/training.md).
 """
 
 import ctypes
@@ -17,7 +17,7 @@ _NEVER_TRIM = 2**31 - 1
 
 
 def keep_freed_memory() -> bool:
-    """Serves large blocks from the heap and never shrinks it. Returns False without glibc."""
+    """Serve large blocks from the heap and never shrink it. Return False without glibc."""
     mallopt = _glibc("mallopt")
     if mallopt is None:
         return False
@@ -25,9 +25,9 @@ def keep_freed_memory() -> bool:
 
 
 def give_back_freed_memory() -> None:
-    """Gives back the pages of all that is free at this moment. Small blocks soon stand in the place
-    of a large one that was freed; the next large one then goes elsewhere, and both places count.
-    """
+    """Give back the pages of all memory that is free now."""
+    # Small blocks soon take a part of a large one that was freed. The next large block then goes
+    # elsewhere, and both places count.
     trim = _glibc("malloc_trim")
     if trim is not None:
         trim(0)
@@ -35,7 +35,6 @@ def give_back_freed_memory() -> None:
 
 @cache
 def _glibc(name: str) -> Any:
-    """A function of glibc; None without it."""
     if not sys.platform.startswith("linux"):
         return None
     try:

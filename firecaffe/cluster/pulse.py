@@ -1,14 +1,12 @@
-"""A small process beside a rank that beats for it while the rank itself cannot.
+"""A small process next to a rank that sends beats while the rank itself cannot.
 
 A rank's watch is a thread, which waits for the interpreter's lock; one call into C may hold that
-for minutes while the rank is well. This process waits for nothing of the rank's: it sends the same
-few bytes over the same sockets for as long as the kernel does not say that the rank is stopped. So
-a rank that falls silent is stopped, or all of its host's processes are.
+for minutes while the rank is well. This process sends the same few bytes over the same sockets,
+unless the kernel says that the rank is stopped. So a silent rank is stopped, or its whole host.
 
-Both write to one socket. Who has begun a message has the turn, a lock on the socket, until the
-kernel has taken all of it; else the other's would lie in its middle.
-
-It is this file, run by itself: it loads nothing but a few modules of the standard library.
+Both write to one socket. The one that begins a message takes the turn, a lock on the socket, until
+the kernel has accepted all of it; else messages would mix. The process runs this file alone, so the
+file imports only a few modules of the standard library.
 """
 
 import ctypes
@@ -21,24 +19,21 @@ from collections.abc import Sequence
 
 ASK_TO_END = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 ASK_TO_SAVE = (signal.SIGUSR1, signal.SIGUSR2)
-"""Signals that schedulers send to all processes of a job. The rank has more to do; this process
-ends after it."""
+"""Signals that schedulers send to a whole job; this process ends after its rank instead."""
 
 DIE_WITH_PARENT = 1
 """PR_SET_PDEATHSIG of <linux/prctl.h>."""
 
 
 def is_stopped(process: int) -> bool:
-    """Whether a signal has stopped a process. One that a debugger holds counts as running.
-
-    Source: proc_pid_stat(5): the state follows the name, which is in brackets and may hold any.
-    """
+    """Whether a signal has stopped a process; one that a debugger holds counts as running."""
     with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
+        # The state follows the name, which may hold any character (proc_pid_stat(5)).
         return file.read().rpartition(")")[2].split()[0] == "T"
 
 
 def take_turn(descriptor: int) -> bool:
-    """Takes the turn to write to a socket, unless another process has it."""
+    """Take the turn to write to a socket, unless another process has it."""
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -49,7 +44,6 @@ def take_turn(descriptor: int) -> bool:
 
 
 def end_turn(descriptor: int) -> None:
-    """Lets others write to a socket."""
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_UN)
     except (OSError, ValueError):
@@ -57,7 +51,7 @@ def end_turn(descriptor: int) -> None:
 
 
 def write(descriptor: int, left: bytes, message: bytes) -> bytes:
-    """Writes to a socket what is left of a message, else another one. Returns what is left then."""
+    """Write the rest of a message to a socket, else the next message; return what is left."""
     if not take_turn(descriptor):
         return left
     unsent = left or message
@@ -71,7 +65,7 @@ def write(descriptor: int, left: bytes, message: bytes) -> bytes:
 
 
 def beat(process: int, beat_s: float, message: bytes, sockets: Sequence[int]) -> None:
-    """Beats for the process that has started this one, and ends with it."""
+    """Send beats for the process that has started this one, and end with it."""
     for number in (*ASK_TO_END, *ASK_TO_SAVE):
         signal.signal(number, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)

@@ -17,12 +17,12 @@ from firecaffe.cluster.last_word import REPORT
 from firecaffe.cluster.lost_ranks import Seen
 
 KILLED_S = 30.0
-"""Seconds for a process that was killed to be gone; one that hangs in the kernel is left."""
+"""Seconds for a killed process to be gone; one that hangs in the kernel is left behind."""
 
 
 @dataclass(frozen=True)
 class RankProcess:
-    """A process in a session of its own, and the file in which it leaves its last word."""
+    """A process in its own session, and the file with its last word."""
 
     local_rank: int
     process: subprocess.Popen[bytes]
@@ -32,7 +32,7 @@ class RankProcess:
     def start(
         cls, local_rank: int, command: Sequence[str], words: Mapping[str, str], report: Path
     ) -> Self:
-        """words: of its environment, beside those of this process. Raises: OSError."""
+        """Start a process, with `words` added to this one's environment. Raises: OSError."""
         report.parent.mkdir(parents=True, exist_ok=True)
         environment = {**os.environ, **words, REPORT: str(report)}
         process = subprocess.Popen(command, env=environment, start_new_session=True)
@@ -40,12 +40,12 @@ class RankProcess:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it is gone: one that is on its way out runs."""
+        """Whether the process is gone; one that is just ending still runs."""
         return self.process.poll() is not None
 
     @property
     def is_stopped(self) -> bool:
-        """Whether it was stopped, and hears no signal but SIGKILL."""
+        """Whether it was stopped, and reacts to no signal but SIGKILL."""
         if self.has_ended:
             return False
         wait_for_room(1)
@@ -55,24 +55,22 @@ class RankProcess:
 
     @property
     def failure(self) -> ProcessFailure | None:
-        """How it has ended; None if it has not, or with code 0."""
+        """How it ended; None if it has not, or with code 0."""
         code = self.process.poll()
         if not code:
             return None
         return ProcessFailure(self.local_rank, self.process.pid, code, str(self.report))
 
     def seen(self) -> Seen:
-        """The process at one moment: what ends after it was looked at runs."""
+        """Return the process at one moment; one that ends during the look still runs."""
         has_ended = self.has_ended
         return Seen(has_ended, self.is_stopped, self.failure if has_ended else None)
 
     def send(self, number: signal.Signals) -> None:
-        """Sends a signal, if it has not ended."""
         with suppress(ProcessLookupError):
             self.process.send_signal(number)
 
     def kill(self) -> None:
-        """Ends it without its help."""
         self.send(signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(KILLED_S)

@@ -1,7 +1,7 @@
-"""Where the launchers meet: torch's dynamic rendezvous, in a store that believes who is of the run.
+"""The launchers' rendezvous, torch's dynamic one, in a store of signed values.
 
-torch unpickles what it finds in that store. So every value of it is signed (`cluster.secret`), and
-the launcher of a single host listens at its loopback alone, where its ranks meet too.
+torch unpickles what it finds in that store, so every value is signed (`cluster.secret`). torch's
+store listens at all addresses, so it gets a listener of ours: on a single host, at the loopback.
 """
 
 import errno
@@ -24,18 +24,18 @@ from firecaffe.cluster.secret import SignedStore
 from firecaffe.cluster.store import BACKLOG, hold_store
 
 MEETING_ERRORS = (DistError, RendezvousError, RuntimeError, OSError)
-"""What torch raises if ranks, or hosts, do not find each other."""
+"""Errors that torch raises if ranks, or hosts, do not find each other."""
 
 READ_S = 60.0
 """Seconds to wait for a value in the store."""
 
 
 class Rendezvous(DynamicRendezvousHandler):
-    """torch's, with no second listener: ranks of a single host meet in the launcher's store."""
+    """torch's, with no second listener: ranks of a single host use the launcher's store."""
 
     @property
     def store(self) -> TCPStore:
-        """The launchers' store, as whoever connects has it."""
+        """The launchers' store without signatures."""
         return cast(TCPStore, cast(SignedStore, self._store).inner)
 
     def _create_tcp_store_server(self, master_addr: str, master_port: int) -> TCPStore:
@@ -43,10 +43,7 @@ class Rendezvous(DynamicRendezvousHandler):
 
 
 def meet_launchers(hosts: Hosts, address: str, secret: bytes) -> tuple[Rendezvous, bool]:
-    """(the launchers' rendezvous, whether this one holds it: on the endpoint's host the first).
-
-    address: this host's, for the others. Raises: `MEETING_ERRORS`.
-    """
+    """Return the rendezvous, and whether this launcher holds it. Raises: `MEETING_ERRORS`."""
     store, holds_it = _store(hosts)
     signed = SignedStore(store, secret)
     run_id = hosts.rdzv_id or uuid.uuid4().hex

@@ -1,10 +1,9 @@
-"""The round trips of the watch's beats: what a run records of its links."""
+"""Round trips of the watch's beats, which a run records for its links."""
 
 from collections import deque
 from dataclasses import dataclass
 
 MOST_KEPT = 10_000
-"""The most round trips that are kept until they are taken."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +18,7 @@ class RoundTrip:
 
 
 class RoundTrips:
-    """The newest round trips; one thread adds, another takes."""
+    """The newest round trips. One thread adds them, another takes them."""
 
     def __init__(self) -> None:
         self._kept: deque[RoundTrip] = deque(maxlen=MOST_KEPT)
@@ -31,7 +30,6 @@ class RoundTrips:
         return len(self._kept)
 
     def take(self) -> list[RoundTrip]:
-        """Takes the round trips since the last call."""
         taken = []
         while self._kept:
             taken.append(self._kept.popleft())

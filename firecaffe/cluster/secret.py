@@ -1,13 +1,11 @@
-"""The secret of a run: who knows it belongs to the run; see SECURITY.md.
+"""The secret of a run, and a store of values that are signed with it; see SECURITY.md.
 
-Ranks have it from their launcher, in their environment, which their user alone can read. A launcher
-of one host makes one by itself; those of several hosts are given the same.
+Processes that know the secret belong to the run. Ranks get it in their environment, which only
+their user can read. The launcher of one host makes a secret; those of several are given the same.
 
-A store whose values are believed only if somebody has written them who knows the run's secret.
-
-A store of torch's answers whoever reaches its port. So each value stands behind its HMAC-SHA256
-(RFC 2104) under the secret, over key and value: none can be made up, nor moved to another key. A
-stranger can still take values away, put an earlier one back, or change a count.
+torch's store answers all who reach its port. So each value follows its HMAC-SHA256 (RFC 2104) under
+the secret, over key and value: none can be made up or moved to another key. A stranger can still
+remove values, restore an earlier one, or change a count.
 """
 
 import hmac
@@ -22,10 +20,9 @@ from torch._C._distributed_c10d import Store
 from firecaffe.errors import LaunchError
 
 SECRET = "FIRECAFFE_SECRET"
-"""An environment variable: the secret itself."""
+"""Environment variable with the secret itself."""
 
 LEAST = 16
-"""Characters of a secret, at least."""
 
 MOST_BYTES = 4096
 
@@ -33,20 +30,13 @@ HOW = "make one with: (umask 077; head -c 32 /dev/urandom | base64 > FILE)"
 
 
 def own_secret(environment: Mapping[str, str] = os.environ) -> bytes | None:
-    """The secret in this process's environment; None without one.
-
-    Raises: LaunchError if it is too short to be one.
-    """
+    """Return the secret in the environment, if any. Raises: LaunchError if it is too short."""
     text = environment.get(SECRET)
     return None if text is None else _checked(text, SECRET)
 
 
 def secret_of(path: str, one_host: bool) -> bytes:
-    """The secret of a launch. path: `--secret-file`, or empty: then it is that of the environment,
-    or on one host one that nobody else knows.
-
-    Raises: LaunchError if several hosts have none, or it is none.
-    """
+    """Return a file's or the environment's secret; one host may make one. Raises: LaunchError."""
     found = read_secret(path) if path else own_secret()
     if found is not None:
         return found
@@ -58,10 +48,7 @@ def secret_of(path: str, one_host: bool) -> bytes:
 
 
 def read_secret(path: str) -> bytes:
-    """Reads a file with a secret.
-
-    Raises: LaunchError if it cannot be read, others can read it, or it holds none.
-    """
+    """Read a secret. Raises: LaunchError if others can read it, it is too short or unreadable."""
     word = f"--secret-file {path}"
     try:
         # A pipe that nobody writes to would not be opened.
@@ -96,13 +83,11 @@ MAC_BYTES = 32
 
 
 class StrangerError(LaunchError, RuntimeError):
-    """A value in the store is of nobody who knows the secret. A RuntimeError, as those that torch
-    raises of a store that cannot be used.
-    """
+    """A stored value is not signed with the secret. A RuntimeError, as torch's for bad stores."""
 
 
 class SignedStore(Store):
-    """Another store, with signed values; counts (`add`) are as they are there."""
+    """A store with signed values, in another store; counts (`add`) are not signed."""
 
     def __init__(self, inner: Store, secret: bytes) -> None:
         super().__init__()
@@ -117,7 +102,7 @@ class SignedStore(Store):
     def compare_set(
         self, key: str, expected_value: str | bytes, desired_value: str | bytes
     ) -> bytes:
-        """See base class; an empty `expected_value` is a key that is not there."""
+        """See base class; an empty `expected_value` means a key that does not exist."""
         expected = self._signed(key, expected_value) if expected_value else b""
         desired = self._signed(key, desired_value)
         return self._read(key, self.inner.compare_set(key, expected, desired))  # type: ignore[arg-type]
@@ -173,6 +158,6 @@ class SignedStore(Store):
 
 
 def signed(store: Store) -> Store:
-    """A store with the values signed under this process's secret; as it is, if there is none."""
+    """Return the store, with values signed by this process's secret if it has one."""
     secret = own_secret()
     return store if secret is None else SignedStore(store, secret)

@@ -1,4 +1,4 @@
-"""Signals that ask a process to stop: which it may hear, and that their handlers come back."""
+"""Signals that ask a process to stop: which it may handle, and how handlers are restored."""
 
 import ctypes
 import signal
@@ -7,20 +7,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+# A scheduler signals the launcher and its ranks, and the launcher its ranks too. A shell passes on
+# the SIGHUP of its terminal, which sends another.
 SAME_S = 2.0
-"""Seconds within which signals count as one: a scheduler signals the launcher and its ranks, and
-the launcher its ranks too; a shell passes on the SIGHUP of its terminal, which sends another.
-"""
+"""Seconds within which signals count as one: launchers and shells pass them on."""
 
 ACTION_BYTES = 512
-"""More than any system's struct sigaction, which is kept and given back unread."""
+"""More than any system's struct sigaction, which is saved and restored unread."""
 
 
 def heard(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
-    """Those of the signals that this process may handle. A SIGHUP that was ignored when it started,
-    as nohup has it, stays ignored; and a handler from before Python, of a program that embeds it,
-    stays.
-    """
+    """Return those of the signals that this process may handle."""
+    # A SIGHUP that was ignored at the start, as by nohup, stays ignored. A handler from before
+    # Python, of a program that embeds it, stays, too.
     handlers = {number: signal.getsignal(number) for number in numbers}
     return [
         number
@@ -31,15 +30,12 @@ def heard(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
 
 @contextmanager
 def handlers_kept(numbers: Iterable[signal.Signals]) -> Iterator[Sequence[signal.Signals]]:
-    """Gives signals back to the handlers that they had before the block, those of C too, as
-    `faulthandler.register` sets them. Yields the signals that the block may handle: in another
-    thread than the main one, which alone may set a handler, none.
-    """
+    """Restore the signals' handlers after the block; yield those that the block may handle."""
     if threading.current_thread() is not threading.main_thread():
-        yield []
+        yield []  # only the main thread may set a handler
         return
     found = heard(numbers)
-    with ExitStack() as before:  # each comes back, also if a handler that is back raises
+    with ExitStack() as before:  # each is restored, even if a restored handler raises
         for number in found:
             before.callback(_give_back, number, signal.getsignal(number), _action(number))
         yield found
@@ -51,7 +47,7 @@ def _give_back(number: signal.Signals, handler: Any, action: ctypes.Array[ctypes
 
 
 def _action(number: signal.Signals) -> ctypes.Array[ctypes.c_char]:
-    """What the system does at a signal."""
+    # Python does not know those of C, which `faulthandler.register` sets.
     found = ctypes.create_string_buffer(ACTION_BYTES)
     ctypes.CDLL(None).sigaction(int(number), None, found)
     return found

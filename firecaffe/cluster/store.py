@@ -6,11 +6,11 @@ from datetime import timedelta
 from torch._C._distributed_c10d import TCPStore
 
 BACKLOG = 1024
-"""Calls that wait in the kernel."""
+"""Most calls that wait in the kernel."""
 
 
 def hold_store(listener: socket.socket, host: str, timeout_s: float) -> TCPStore:
-    """A store that answers at a listener, which it takes over. host: where it finds that itself."""
+    """Return a store that takes over a listener, which this process finds at `host`."""
     port = listener.getsockname()[1]
     return TCPStore(
         host,
@@ -18,6 +18,6 @@ def hold_store(listener: socket.socket, host: str, timeout_s: float) -> TCPStore
         is_master=True,
         timeout=timedelta(seconds=timeout_s),
         wait_for_workers=False,
-        multi_tenant=True,  # a script that asks for a store at this port has this one
+        multi_tenant=True,  # a script that asks for a store at this port gets this one
         master_listen_fd=listener.detach(),
     )

@@ -1,4 +1,4 @@
-"""The verdict on who is lost, from what a rank hears, or does not hear, from its neighbours."""
+"""The verdict on lost ranks, from what a rank hears, or does not hear, from its neighbours."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -17,23 +17,19 @@ SETTLE_S = 0.2
 
 @dataclass(frozen=True)
 class Judge:
-    """This rank's judgement of the others."""
-
     rank: int
     hosts: Sequence[str]
     """The name of each rank's host, by rank."""
     silent_s: float
     place: Place
-    """How far this rank has got."""
     neighbours: Mapping[int, Neighbour]
 
     @property
     def beat_s(self) -> float:
-        """Seconds between two of this rank's beats."""
         return beat_s(self.silent_s)
 
     def lost(self, now: float) -> Fault | None:
-        """The verdict on a rank that is gone or silent, if one is due."""
+        """Return the verdict on a rank that is gone or silent, if one is due."""
         gone_s = {r: n.gone_s for r, n in self.neighbours.items() if n.gone_s is not None}
         if gone_s and now - min(gone_s.values()) > SETTLE_S:
             return self.say("gone", min(gone_s), f"rank {self.rank}: its connection closed")
@@ -44,7 +40,7 @@ class Judge:
         return None
 
     def behind(self, now: float) -> Fault | None:
-        """The rank for which others wait, if one has not got as far as this one."""
+        """Return the fault of a silent rank, else of one that has not got as far as this one."""
         here = {rank: each for rank, each in self.neighbours.items() if not each.has_left}
         silent = [rank for rank, each in here.items() if now - each.heard_s > 1.5 * self.beat_s]
         if silent:
@@ -56,30 +52,29 @@ class Judge:
         return Fault("stuck", last.rank, self.hosts[last.rank], last.step, how)
 
     def furthest_behind(self, without: int) -> Standing | None:
-        """The rank furthest behind of this one and all that it knows of, less the side of the tree
-        that neighbour `without` stands for; if `without` is this rank's own number, less itself.
-        """
+        """Return the rank furthest behind, but not on the side of neighbour `without`."""
         known = [
             each.furthest_behind
             for rank, each in self.neighbours.items()
             if rank != without and each.furthest_behind is not None and not each.has_left
         ]
-        if without != self.rank:
+        if without != self.rank:  # else it leaves out itself
             known.append(Standing(self.place.step, self.place.waits, self.rank))
         return min(known, default=None)
 
     def say(self, kind: str, rank: int, seen: str) -> Fault:
-        """The fault of a rank that this one is linked with, or of itself."""
-        # Beats are seconds old; but if steps are taken together, nobody is in an earlier one.
+        """Return the fault of a linked rank, or of this rank."""
+        # Beats are seconds old. But if ranks step together, none is in an earlier step.
         other = self.place if rank == self.rank else self.neighbours[rank].place
         return Fault(kind, rank, self.hosts[rank], max(self.place.step, other.step), seen)
 
     def _silent(self, silent: Sequence[int]) -> Fault:
-        # What is sent every beat is acknowledged by a host that is there.
+        # A host that is there acknowledges every beat.
         too_long_s, linked = self.silent_s / 2, self.neighbours
         cut = [r for r in silent if linked[r].last_acknowledged_s() > too_long_s]
         elsewhere = {self.hosts[rank] for rank in linked} - {self.hosts[self.rank]}
         cut_hosts = {self.hosts[rank] for rank in cut}
+        # If most other hosts are silent, this rank's own link is cut.
         if len(elsewhere) > 1 and 2 * len(cut_hosts) > len(elsewhere):
             how = f"itself: {len(cut_hosts)} of {len(elsewhere)} other hosts do not answer"
             return self.say("unreachable", self.rank, how)
@@ -91,5 +86,5 @@ class Judge:
 
 
 def beat_s(silent_s: float) -> float:
-    """Seconds between two beats. silent_s: after how long a silent rank is given up."""
+    """Return seconds between two beats; a rank silent for `silent_s` is given up."""
     return min(1.0, silent_s / BEATS)

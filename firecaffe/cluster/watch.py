@@ -1,28 +1,11 @@
-"""Watches over the ranks that this one is linked with, and agrees with all on who is lost.
+"""Watches over the ranks that this one is linked with, and agrees with all on a lost rank.
 
-Each rank keeps a few sockets beside the process group, to its neighbours in a tree
-(`cluster.links`). A thread of each rank sends a beat with the rank's step over all of them, and
-judges by what it hears (`cluster.verdict`). A process beside the rank beats as well, for the thread
-cannot while one call holds the interpreter's lock (`cluster.beside`).
-
-- a socket closes, and the rank had not said goodbye: its process is *gone*. Seen at once.
-- no beat of either for `silent_s` seconds while its host acknowledges ours: the process is
-  *frozen*, for a signal has stopped it, or all that runs beside it.
-- neither beats nor acknowledgements: it is *unreachable*. A rank for which most other hosts that it
-  is linked with are says so of itself: its own link is cut.
-- beats, but others waited for it until an exchange ran out of time: it is *stuck*, and known by
-  its place, which is behind theirs. A beat over a link of the tree says who is furthest behind on
-  the sender's side of it; so each rank knows that of all, some beats later.
-
-Who comes to a verdict, or fails by itself, tells its neighbours; these take it and pass it on: so
-all end with the same words. A lost rank cuts nobody off: its neighbours see for themselves.
-
-Rank 0 may go on without others (`tolerate`), as the server of a training does, if all are linked
-with it alone (`links.star_of`). Then it hears of every loss, and nobody else hears of it but the
-lost rank, which ends if it is there after all.
-
-Sockets and not the launcher's store: they end with their process, and need no launcher. Nor the
-process group: its errors come late, name no rank, or never come.
+A thread sends beats with this rank's step to its neighbours (`cluster.links`), and judges by what
+it hears. A process beats as well, for the thread cannot while a call holds the interpreter's lock.
+A rank is *gone* if its socket closes without a goodbye; *frozen* if it is silent while its host
+acknowledges beats; *unreachable* if its host does not; *stuck* if it beats, but is behind others
+that waited for it until an exchange ran out of time. A rank that comes to a verdict, or fails by
+itself, tells its neighbours, which pass it on, so that all ranks end with the same words.
 """
 
 import selectors
@@ -43,21 +26,23 @@ from firecaffe.errors import PeerLostError
 from firecaffe.faults import Fault
 
 GRACE_S = 10.0
-"""Seconds from the verdict until a rank that does not come out of a wait ends its process."""
+"""Seconds from the verdict until a rank that does not return from a wait ends its process."""
 
 LEAVE_S = 60.0
 """Seconds for what a rank still does after the verdict, such as finishing a checkpoint."""
 
 WRITE_S = 2.0
-"""Seconds for which a rank that leaves waits until the verdict is on the disk, and sent."""
+"""Seconds for which a leaving rank waits until the verdict is on the disk, and sent."""
 
 
 Tell = Callable[[Fault, bool], object]
-"""(what has happened to another rank, whether this rank goes on without it)."""
+"""A function (what happened to another rank, whether this rank continues without it)."""
 
 
+# Sockets end with their process, and need no launcher, as its store does. A process group's errors
+# come late, name no rank, or never come.
 class Watch:
-    """This rank's eye on the others, from `Watch(...)` to `close`."""
+    """This rank's watch over the others, from `Watch(...)` to `close`."""
 
     def __init__(
         self,
@@ -69,12 +54,9 @@ class Watch:
         timeout_s: float = float("inf"),
         shape: Shape = links_of,
     ) -> None:
-        """hosts: their names, by rank. sockets: to the ranks of `shape`; see `cluster.links`.
-        place: this rank's. timeout_s: how long it may wait for others.
-        """
+        """Watch over the ranks of `shape` by `sockets`; `timeout_s` limits waits for others."""
         self.rank, self.place, self.timeout_s = rank, place, timeout_s
         self.hosts = list(hosts)
-        """The names of the ranks' hosts, by rank."""
         self._tell: Tell = lambda *_: None
         self._on_loss: Callable[[Fault], object] | None = None
         self._losses: dict[int, Fault] = {}
@@ -111,39 +93,32 @@ class Watch:
 
     @property
     def losses(self) -> dict[int, Fault]:
-        """What has happened to the ranks without which this one goes on."""
+        """The faults of the ranks that this one continues without."""
         return dict(self._losses)
 
     def when_lost(self, tell: Tell) -> None:
-        """Lets `tell` be called, in a thread of its own, with the verdict that ends this rank, and
-        with each loss that it tolerates.
-        """
+        """Call `tell` in another thread, with the final verdict and with each tolerated loss."""
         self._tell = tell
 
     def tolerate(self, call: Callable[[Fault], object]) -> None:
-        """Lets this rank, which is rank 0, go on without others that are lost from now on. A
-        verdict that there is already stands, and so does one on rank 0.
+        """Let this rank, rank 0 of a star, continue without ranks that are lost from now on.
 
-        call: called once for each lost rank, one after the other, in a thread of its own, with what
-        has happened to it. A rank that was given up and is there after all ends with these words.
-
-        Raises: ValueError on another rank; or if the ranks are linked with each other, for they
-        would end each other then.
+        `call` gets each fault, one after the other, in another thread. A rank that was given up and
+        is there after all ends with that fault. Raises: ValueError.
         """
         if self.rank != 0 or not self._is_star:
             raise ValueError(
                 f"rank {self.rank} cannot go on without others; rank 0 can, if all are linked with "
                 "it alone (star_of)"
             )
+        # A verdict that exists already stands, and so does one on rank 0.
         with self._lock:
             if self._calls is None:
                 self._calls = Calls("losses")
             self._on_loss = call
 
     def welcome(self, host: str, to_it: socket.socket) -> None:
-        """Watches over one more rank, which comes after all others. host: its host's name. to_it: a
-        socket to it.
-        """
+        """Watch over one more rank, after all others, by a socket to it."""
         rank, is_there = len(self.hosts), threading.Event()
         self.hosts.append(host)
         to_it.setblocking(False)
@@ -152,42 +127,38 @@ class Watch:
         is_there.wait(GRACE_S)
 
     def take_round_trips(self) -> list[RoundTrip]:
-        """Takes the round trips since the last call."""
         return self._round_trips.take()
 
     def check(self) -> None:
-        """Raises PeerLostError if there is a verdict, or if nobody has come in time."""
+        """Raise PeerLostError if there is a verdict, or if others did not come in time."""
         if self._fault is not None:
             self._end_s = time.monotonic() + LEAVE_S
             raise PeerLostError.of(self._fault)
-        # Some beats later than the thread, which may still find who it is.
+        # Some beats later than the thread, which may still find out which rank it is.
         if self._waits_too_long(time.monotonic() - 2 * self._judge.beat_s):
             raise PeerLostError(f"another rank did not answer in time ({self.timeout_s:g} s)")
 
     def verdict(self, timed_out: bool) -> Fault | None:
-        """The verdict after the process group has failed; None if nobody seems to be lost.
-
-        timed_out: whether the group failed because its time was over; then all may still be there.
-        """
+        """Return the verdict after a group's failure, if any; after a time-out all may be there."""
         beat_s, silent_s = self._judge.beat_s, self._judge.silent_s
         if not self._known.wait(2 * SETTLE_S) and self._on_loss is None:
             behind = self._judge.behind(time.monotonic()) if timed_out else None
             if behind is not None:
                 self._decide(behind)
                 self._known.wait()
-            # If one has said goodbye in the middle, nobody will have more to say.
+            # If a rank has said goodbye in mid-training, no verdict will follow.
             elif not self._has_one_left:
                 self._known.wait(2 * beat_s if timed_out else silent_s + beat_s)
         return self._fault
 
     def tell(self, fault: Fault) -> None:
-        """Says to all what has happened to this rank, which leaves and hears no more of others."""
+        """Send all the fault of this rank, which leaves and hears no more of others."""
         with self._lock:
             self._is_taken = self._is_told = True
         self._send_to_all(FAULT, fault.as_text().encode())
 
     def close(self) -> None:
-        """Says goodbye, if nothing else was said, and ends the thread."""
+        """Say goodbye, if no fault was sent, and end the thread."""
         if not self._is_told:
             self._send_to_all(GOODBYE)
         self._closing = True
@@ -218,7 +189,7 @@ class Watch:
                     self._wake_end.recv(1)
                     self._let_in(now)
             if now - looked_s > self._judge.silent_s / 2:
-                # This process has been asleep; who sleeps does not judge who was silent.
+                # This process has been asleep, so it cannot judge which rank was silent.
                 for each in self._neighbours.values():
                     each.heard_s = now
             looked_s = now
@@ -239,7 +210,7 @@ class Watch:
                 end_process(self._fault.exit_code)
 
     def _let_in(self, now: float) -> None:
-        """Takes up who has come. In the watch's own thread, which goes through all neighbours."""
+        # In the watch's own thread, which iterates over all neighbours.
         while not self._comers.empty():
             rank, to_it, is_there = self._comers.get()
             self._neighbours[rank] = Neighbour(to_it, now)
@@ -248,12 +219,10 @@ class Watch:
             is_there.set()
 
     def _waits_too_long(self, now: float) -> bool:
-        """Whether this rank has waited for longer than `timeout_s`. The process group may not say
-        so: Gloo knows no time-out while it connects two ranks (its issue 520).
-        """
         if self._on_loss is not None:
-            return False  # who serves others waits for none of them
-        # A group's own time is over first, for what it says tells of the operation.
+            return False  # a server waits for no worker
+        # Gloo knows no time-out while it connects two ranks (its issue 520). Else a group's own
+        # time is over first, for its error names the operation.
         too_long_s = self.timeout_s + 2 * self._judge.beat_s
         return self.place.waits and now - self.place.waits_from_s > too_long_s
 
@@ -280,7 +249,7 @@ class Watch:
         elif message.kind == FAULT:
             with suppress(ValueError):
                 fault = Fault.parse(message.text.decode(errors="replace"))
-                # Who goes on without others hears of a rank from that rank alone.
+                # If losses are tolerated, only the rank itself reports its fault.
                 of.has_left |= self._on_loss is None or fault.rank == rank
                 self._take(fault, message.text)
         elif message.kind in (GOODBYE, PARTING):
@@ -290,13 +259,10 @@ class Watch:
                 self._send_to_all(PARTING)
 
     def _decide(self, fault: Fault) -> None:
-        """Comes to a verdict of its own, unless there is one, and tells it to the others."""
         self._take(fault, fault.as_text().encode())
 
     def _take(self, fault: Fault, text: bytes) -> None:
-        """Takes a verdict; the first counts. It is passed on before this rank may act on it and
-        leave.
-        """
+        # The first verdict counts.
         with self._lock:
             if self._is_taken:
                 return
@@ -305,16 +271,16 @@ class Watch:
         if goes_on:
             self._lose(fault, text)
             return
+        # It is passed on before this rank may act on it and leave.
         self._send_to_all(FAULT, text)
         self._is_told, self._fault = True, fault
         self._end_s = time.monotonic() + GRACE_S
         self._known.set()
-        # It writes to a disk, which may be what has stalled.
+        # `tell` writes to a disk, which may have stalled.
         self._writer = threading.Thread(target=self._tell, args=(fault, False), daemon=True)
         self._writer.start()
 
     def _lose(self, fault: Fault, text: bytes) -> None:
-        """Goes on without a rank."""
         of, call, calls = self._neighbours.get(fault.rank), self._on_loss, self._calls
         assert call is not None
         assert calls is not None
@@ -329,14 +295,15 @@ class Watch:
     def _beat(self) -> None:
         for rank, each in self._neighbours.items():
             if rank in self._losses:
-                each.flush()  # what it was told last is to be the last that it reads
+                each.flush()  # the fault must be the last message that it reads
                 continue
+            # So each rank knows, some beats later, the rank furthest behind of all.
             is_of_tree = rank in self._in_tree
             behind = self._judge.furthest_behind(without=rank) if is_of_tree else None
             each.send(pack(BEAT, self.place, behind, time.monotonic_ns()))
 
     def _send_to_all(self, kind: int, text: bytes = b"") -> None:
         message = pack(kind, self.place, text=text)
-        # A copy: others may call this while the watch's own thread takes up who has come.
+        # A copy, because the watch's own thread may add a rank meanwhile.
         for each in list(self._neighbours.values()):
             each.send(message)

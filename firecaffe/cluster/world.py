@@ -1,8 +1,8 @@
-"""The world: who this rank is, its device, and the process groups to the other ranks.
+"""The world: this rank, its device, and its process groups to the other ranks.
 
-torchrun's environment (`RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `MASTER_ADDR`, `MASTER_PORT`) says
-which world to join, or what mpirun and srun say (`cluster.launched_by`); without them the world is
-this one process and no group is made. A world that the script has made by itself is used.
+The environment says which world to join: torchrun's `RANK`, `WORLD_SIZE`, `LOCAL_RANK`,
+`MASTER_ADDR` and `MASTER_PORT`, or that of mpirun or srun (`cluster.launched_by`). Without it the
+world is this one process, with no groups. A world that the script has made itself is used.
 """
 
 import os
@@ -44,46 +44,37 @@ TIMEOUT_S = 300.0
 """Seconds that a rank waits for the others before it gives up."""
 
 SILENT_S = 20.0
-"""Seconds without a word after which a rank counts as frozen or cut off."""
+"""Seconds of silence after which a rank counts as frozen or cut off."""
 
 FOLDER = "firecaffe/run_folder"
-"""A key in the launcher's store, the same for all attempts: FOLDER/N has the run folder of the
-script's training N, from 0."""
+"""Key in the launcher's store, in all attempts: FOLDER/N is the folder of training N, from 0."""
 
 
 def own_folder_key(key: str, host: str, launcher: str) -> str:
-    """The key of a host's own folder of such a training, which stands for the run's where that is
-    not seen. launcher: its process number.
-    """
+    """Return the key of a host's own run folder, used if it does not see the run's."""
     return f"{key}/{host}/{launcher}"
 
 
 LASTING = "FIRECAFFE_STORE"
-"""An environment variable: HOST:PORT of the store in which our launcher's agents meet."""
+"""Environment variable: HOST:PORT of the store in which our launcher's agents meet."""
 
 
 @dataclass(frozen=True)
 class World(Group):
-    """This rank among all ranks."""
-
     store: Store | None = None
     """The launcher's store, which outlives the ranks; None if it has none."""
     attempt: int = 0
-    """The number of this start of the run's ranks, from a launcher that restarts them."""
+    """The number of this attempt, from a launcher that restarts ranks."""
 
     @property
     def host(self) -> str:
-        """The name of this rank's host among the ranks."""
         return socket.gethostname() if self.watch is None else self.watch.hosts[self.rank]
 
 
 def is_launched(nnodes: str = "1") -> bool:
-    """Whether a launcher such as torchrun has started this process as one of its ranks.
+    """Whether a launcher has started this process as a rank. Raises: LaunchError.
 
-    nnodes: on how many hosts the user wants ranks started, as torchrun takes it. If it is more than
-    one, what mpirun or srun has started is each host's launcher, not a rank.
-
-    Raises: LaunchError if this is one of several ranks, and not all of it can be known.
+    With several hosts (`nnodes`), mpirun or srun has started each host's launcher instead.
     """
     if nnodes == "1":
         take_over()
@@ -98,15 +89,10 @@ def join(
     silent_s: float = SILENT_S,
     shape: Shape = links_of,
 ) -> Iterator[World]:
-    """Joins the world that is there, else the one that the environment names, and leaves it at the
-    end.
+    """Join the existing world, else the environment's; leave it at the end. Raises: LaunchError.
 
-    timeout_s: how long a rank waits for the others. silent_s: after how long without a word a rank
-    is given up. shape: the links over which ranks watch over each other; with `star_of` rank 0 can
-    go on without others.
-
-    Raises: LaunchError if the environment is incomplete, a device is missing, or the ranks do
-    not find each other in `timeout_s` seconds.
+    timeout_s: how long a rank waits for others. silent_s: the silence after which a rank is given
+    up. shape: the links of the watch; with `star_of` rank 0 can continue without others.
     """
     keep_freed_memory()
     rank, world_size = who_am_i()
@@ -142,20 +128,18 @@ def join(
                 attempt=attempt(),
             )
     finally:
-        # Where a rank is lost, a thread may still wait for it. The next world is a new one all the
-        # same: a rank that has told of its own error and lives on makes it, too.
+        # If a rank is lost, a thread may still wait for it. The next world is a new one anyway: a
+        # rank that has reported its own error and lives on makes it, too.
         groups.leave(is_lost=watch is not None and watch.fault is not None)
 
 
 @contextmanager
 def peers_may_be_lost(world: Group, beside_own_code: bool = False) -> Iterator[None]:
-    """Turns a process group's errors in the block into PeerLostError.
+    """Turn a process group's errors in the block into PeerLostError, about the lost rank if known.
 
-    The block holds a process group's own calls alone: any other error in it would be told as a lost
-    rank. beside_own_code: the block also runs a user's communication hook; then an error counts
-    only if its text shows that it is a process group's.
-
-    Raises: PeerLostError, which names the rank if the watch knows it.
+    The block holds only a group's calls: other errors would be reported as a lost rank. If it also
+    runs a user's communication hook (`beside_own_code`), only errors whose text shows a group
+    count.
     """
     try:
         yield
@@ -180,11 +164,9 @@ def peers_may_be_lost(world: Group, beside_own_code: bool = False) -> Iterator[N
 
 @contextmanager
 def waiting(world: Group) -> Iterator[None]:
-    """Marks, for the others to see, that in the block this rank has done its part and waits.
-
-    It stands around `peers_may_be_lost`: a rank still waits while it asks who is lost, or another
-    would take it for the one that all wait for.
-    """
+    """Show others that this rank waits in the block; put it around `peers_may_be_lost`."""
+    # A rank still waits while it asks which one is lost, or another would take it for the one that
+    # all wait for.
     world.place.waits_from_s, world.place.waits = time.monotonic(), True
     try:
         yield
@@ -193,15 +175,13 @@ def waiting(world: Group) -> Iterator[None]:
 
 
 def _is_of_group(error: Exception) -> bool:
-    """Whether an error comes from a process group: Gloo's texts begin with a place in its code."""
+    # Gloo's texts begin with a place in its code.
     of_gloo = re.search(r"/gloo/transport/|ProcessGroupGloo", str(error))
     return isinstance(error, (DistError, PeerLostError)) or of_gloo is not None
 
 
 def lasting_place() -> str | None:
-    """HOST:PORT of the store that outlives the ranks, of our launcher or torchrun's agent; None
-    without one.
-    """
+    """Return HOST:PORT of the launcher's or agent's store, which outlives the ranks, if any."""
     place = os.environ.get(LASTING)
     if place is None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         place = join_place(os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", ""))
@@ -209,7 +189,7 @@ def lasting_place() -> str | None:
 
 
 def lasting_store() -> Store | None:
-    """That store; None without one."""
+    """Connect to the store of `lasting_place`, if there is one. Raises: LaunchError."""
     place = lasting_place()
     if place is None:
         return None
@@ -222,7 +202,7 @@ def lasting_store() -> Store | None:
 
 @cache
 def _say_what_is_trusted() -> None:
-    """Once, and not to ranks of our launcher: it has signed what it and they believe."""
+    # Not to ranks of our launcher, which has signed all that it and they believe.
     say(
         "the ranks trust the network between their hosts, for another launcher than firecaffe's "
         "has started them; docs/clusters.md says what to close to others"

@@ -1,7 +1,7 @@
-"""Schedules: who sends which slice to whom. Standard library only.
+"""Schedules: which rank sends which slice to which. Standard library only.
 
-A new algorithm is one file with a `schedule(world_size, num_elements)` and one row here;
-training, the tests' sweep, `firecaffe schedule` and docs/exchange.md's test pick it up.
+A new algorithm is one file with a `schedule(world_size, num_elements)` and one row here. Training,
+the tests' sweep, `firecaffe schedule` and docs/exchange.md's test then include it.
 """
 
 import re
@@ -31,33 +31,31 @@ ALGORITHMS: dict[str, Callable[[int, int], Schedule]] = {
     "recursive_doubling": recursive_doubling.schedule,
     "halving_doubling": halving_doubling.schedule,
 }
-"""The exchanges by name: (world_size, num_elements) to a schedule."""
+"""The exchanges by name: functions of (world_size, num_elements) that return a schedule."""
 
 ROOTED = ("parameter_server", "tree")
-"""The algorithms that bring all sums to rank 0 and then hand them back: what `inner` may be."""
+"""The algorithms that bring all sums to rank 0 and then hand them back: possible `inner` ones."""
 
 SEGMENTED = ("pipelined_tree", "double_tree")
-"""The algorithms whose schedules cut the vector themselves, so that its parts follow each other."""
+"""The algorithms whose schedules themselves cut the vector, into parts that follow each other."""
 
 NATIVE = "native"
-"""The backend's own all_reduce: no schedule, the control of every benchmark."""
+"""The backend's own all_reduce, which has no schedule: the control of every benchmark."""
 
 EXCHANGES = (*ALGORITHMS, NATIVE)
 
 
 def parse_hierarchical(name: str) -> tuple[str, str] | None:
-    """(inner, outer) of a name such as `hierarchical(tree,ring)`; None of any other."""
+    """Return (inner, outer) of a name such as `hierarchical(tree,ring)`; None of any other."""
     match = re.fullmatch(r"hierarchical\((\w+),(\w+)\)", name)
     return None if match is None else (match[1], match[2])
 
 
 def find_schedule(name: str, ranks_per_node: int = 1) -> Callable[[int, int], Schedule]:
-    """The algorithm of a name: a row of `ALGORITHMS`, or `hierarchical(INNER,OUTER)` of two rows.
+    """Return the algorithm of a name: a row of `ALGORITHMS`, or `hierarchical(INNER,OUTER)`.
 
-    Only the latter asks about nodes; what it returns raises ValueError for a number of ranks
-    that does not fill nodes of `ranks_per_node`.
-
-    Raises: ValueError where there is no such algorithm, or no node of that many ranks.
+    Raises: ValueError if there is none, or `ranks_per_node` is below 1. A hierarchical one raises
+    it, too, for a number of ranks that does not fill its nodes.
     """
     if ranks_per_node < 1:
         raise ValueError(f"ranks_per_node is {ranks_per_node}; it must be at least 1")

@@ -1,10 +1,9 @@
 """All-to-all: every rank has something else for every rank.
 
-The vector is p · p blocks. Block a · p + b is what rank a has for rank b: rank r begins with its
-row, and ends with its column. One round of p - 1 messages at each rank, each with the next neighbor
-first, so that not all send to one rank at once (incast).
-
-Source: Bruck et al. 1997, section 3 (the direct exchange).
+The vector is p · p blocks; block a · p + b is what rank a has for rank b. Rank r begins with its
+row and ends with its column, after one round of p - 1 messages at each rank. Each rank starts with
+its next neighbor, so that not all send to one rank at once (incast). Source: Bruck et al. 1997,
+section 3 (the direct exchange).
 """
 
 from collections.abc import Iterator
@@ -30,7 +29,7 @@ def schedule(world_size: int, num_elements: int) -> Schedule:
 
 
 def block(num_elements: int, world_size: int, source: int, destination: int) -> tuple[int, int]:
-    """The elements of the vector that rank `source` has for rank `destination`."""
+    """Return the elements of the vector that rank `source` has for rank `destination`."""
     return shard(num_elements, world_size * world_size, source * world_size + destination)
 
 

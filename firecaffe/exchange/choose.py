@@ -1,8 +1,7 @@
-"""Which exchange a measured link makes fastest, among those that change no bit.
+"""Chooses the exchange that a measured link makes fastest, among those that change no bit.
 
-A choice by time may come out differently every time a training starts. So only exchanges that add
-in tree order at the world size are chosen from: they all give the same bits, and what was measured
-decides nothing but how long a step takes.
+A choice by time may differ from start to start. So only exchanges that add in tree order at the
+world size are candidates: all of them give the same bits.
 """
 
 from collections import Counter
@@ -14,26 +13,26 @@ from firecaffe.exchange.order import adds_in_tree_order
 from firecaffe.exchange.schedule import Schedule
 
 AUTO = "auto"
-"""The word for an exchange that is chosen when a training starts."""
+"""The name of an exchange that is chosen when a training starts."""
 
 BYTES_PER_ELEMENT = 4
 
 
 @dataclass(frozen=True)
 class Choice:
-    """An exchange, and what it and the others were expected to take."""
+    """An exchange, and the predicted times."""
 
     algorithm: str
     predicted_s: float
     """The predicted seconds for one vector of each size, one after the other."""
     by_algorithm: dict[str, float]
-    """The predictions for all exchanges to choose from, in the order of the table."""
+    """The predicted seconds of all candidates, in the order of the table."""
 
 
 def predict_s(
     schedule: Schedule, latency_s: float, bandwidth_bytes_per_s: float, bytes_per_element: int
 ) -> float:
-    """Seconds that a schedule's rounds take one after the other; additions are not counted.
+    """Return the seconds that a schedule's rounds take one after the other, without additions.
 
     Source: the model of Thakur, Rabenseifner and Gropp 2005: latency for each message through the
     busiest port of a round, and the bytes through it over the bandwidth.
@@ -49,14 +48,11 @@ def choose(
     bandwidth_bytes_per_s: float,
     senders: int | None = None,
 ) -> Choice:
-    """The exchange with the least predicted time over vectors of these sizes.
+    """Return the exchange with the least predicted time over vectors of these sizes.
 
-    Of those that tie, the one earlier in the table; on one rank, where nothing is sent, tree.
-
-    Args:
-        sizes_bytes: One for each float32 vector; what does not fill an element counts as one.
-        senders: How many ranks send, where each stands for the others of its host: tree order must
-            hold among them as well. By default all.
+    In a tie, the earlier one in the table wins. On one rank, which sends nothing, it is tree.
+    senders: the number of ranks that send, if one does for each host; tree order must hold among
+    them, too.
     """
     senders = world_size if senders is None else senders
     if senders == 1:

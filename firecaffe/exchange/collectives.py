@@ -1,11 +1,9 @@
-"""Collectives that are a part of an all-reduce: its way there, its way back, or its mean; and
-the all-to-all.
+"""Collectives that are a part of an all-reduce, its mean, and the all-to-all.
 
 A direct reduce-scatter is what reaches the servers of the sharded parameter server; the all-gather
-is what they send back; a broadcast is the way down of a tree. They begin and end in one vector:
-shard r of it is rank r's. What a reduce-scatter leaves in the others' shards has no meaning.
-
-Source: Thakur, Rabenseifner, Gropp 2005; Patarasuk and Yuan 2009 (ring).
+is what they send back; a broadcast is the way down of a tree. Rank r has shard r; after a
+reduce-scatter its other shards have no meaning. Source: Thakur, Rabenseifner, Gropp 2005; Patarasuk
+and Yuan 2009 (ring).
 """
 
 from collections.abc import Callable, Iterator
@@ -35,7 +33,7 @@ MakeSchedule = Callable[[int, int], Schedule]
 
 
 def half(make: MakeSchedule, kind: str) -> MakeSchedule:
-    """The rounds of an all-reduce that add, for a reduce-scatter; else those that overwrite."""
+    """Keep an all-reduce's rounds that add, for a reduce-scatter; else those that overwrite."""
 
     def schedule(world_size: int, num_elements: int) -> Schedule:
         whole = make(world_size, num_elements)
@@ -52,7 +50,7 @@ def half(make: MakeSchedule, kind: str) -> MakeSchedule:
 
 
 def average(make: MakeSchedule) -> MakeSchedule:
-    """An all-reduce after which every rank divides the total by the number of ranks."""
+    """Make an all-reduce after which every rank divides the total by the number of ranks."""
 
     def schedule(world_size: int, num_elements: int) -> Schedule:
         return replace(make(world_size, num_elements), kind=AVERAGE)
@@ -81,15 +79,11 @@ COLLECTIVES: dict[str, dict[str, MakeSchedule]] = {
     },
     ALL_TO_ALL: {"direct": all_to_all.schedule},
 }
-"""The collectives by kind, and by the name of the all-reduce that it is a part of; the average is
-any of them."""
+"""The collectives by kind, and by the all-reduce of which they are a part."""
 
 
 def find_collective(kind: str, name: str, ranks_per_node: int = 1) -> MakeSchedule:
-    """The algorithm of a kind.
-
-    Raises: ValueError if there is none of this name, or, as `find_schedule`, of these nodes.
-    """
+    """Return the algorithm of a kind. Raises: ValueError if there is none, as `find_schedule`."""
     if kind in (ALL_REDUCE, AVERAGE):
         make = find_schedule(name, ranks_per_node)
         return make if kind == ALL_REDUCE else average(make)

@@ -1,23 +1,13 @@
 """Double tree: two binary trees, each for half of the vector, so that no port is ever idle.
 
-The inner ranks of the first tree are odd; the second is the first with every rank moved on by
-one. So nobody is an inner rank of both, and a rank that hears from two children in one tree has
-none in the other. Rounds alternate. In one, all sums go up, each segment one level ahead of the
-next: a rank hears from at most two children and speaks to at most two parents. In the other, all
-totals come down: at most two parents, at most two children. In the middle a round has 2 (p - 1)
-messages, where p ports with room for two each way could carry 2 p.
-
-Of s segments each tree has s / 2, and floor(lg p) levels below its root. The rounds one after the
-other bring 2 s + 4 floor(lg p) - 4 segments through the busiest port, 2 fewer where p is a power
-of two: 2 n β as s grows, at every p from 3 on; at p = 2 it is n β. The least for any all-reduce is
-2 (p - 1) / p · n β. In return there are s + 2 floor(lg p) - 2 rounds, where a ring has 2 (p - 1).
+The inner ranks of the first tree are odd; the second is the first with every rank moved on by one.
+So no rank is inner in both. Rounds alternate: in one, all sums go up, each segment one level ahead
+of the next; in the other, all totals come down. Each tree has s / 2 of s segments. The rounds bring
+2 s + 4 floor(lg p) - 4 segments through the busiest port, 2 fewer if p is a power of two: 2 n β as
+s grows, at every p from 3 on. There are s + 2 floor(lg p) - 2 rounds, where a ring has 2 (p - 1).
 Sums are not in tree order: a rank and its children are added in one `tree_sum`.
-
-The paper colors the edges so that a port has one message a step; here a round has two, which
-needs no coloring, and keeps the two messages apart that neighbors may have for each other.
-
 Source: Sanders, Speck, Träff: Two-tree algorithms for full bandwidth broadcast, reduction and
-scan. Parallel Computing 35, 2009.
+scan. Parallel Computing 35, 2009. It colors edges; here a round has two messages at a port.
 """
 
 from collections import defaultdict
@@ -61,14 +51,14 @@ def _rounds(p: int, n: int, per_tree: int, rank: int) -> Iterator[OwnRound]:
 
 
 def two_trees(world_size: int) -> tuple[Levels, Levels]:
-    """Two binary trees of floor(lg p) levels below the root, without an inner rank in common."""
+    """Return two trees of floor(lg p) levels below the root, with no inner rank in common."""
     first = _tree(world_size)
     second = [[((a + 1) % world_size, (b + 1) % world_size) for a, b in level] for level in first]
     return first, second
 
 
 def _tree(world_size: int) -> Levels:
-    """Ranks from left to right, those of even number the leaves."""
+    # Ranks are in order from left to right; those of even number are the leaves.
     levels: Levels = []
     below: list[tuple[int, int, int | None]] = [(0, world_size, None)]
     while below:
@@ -88,7 +78,7 @@ def _root(start: int, stop: int) -> int:
 
 
 def _edges(world_size: int, rank: int) -> Iterator[tuple[int, int, int]]:
-    """(depth, child, parent) of the edges of `_tree` at one rank, found from the root down."""
+    # (depth, child, parent) of the edges of `_tree` at the rank, from the root down.
     start, stop, depth, parent = 0, world_size, 0, -1
     while (root := _root(start, stop)) != rank:
         start, stop = (start, root) if rank < root else (root + 1, stop)
@@ -101,10 +91,7 @@ def _edges(world_size: int, rank: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _there_and_back(p: int, shift: int, rank: int) -> list[OwnRound]:
-    """One segment's rounds: sums go up in every second one, the total comes down in the others.
-
-    shift: by how much the ranks of the tree are moved on.
-    """
+    # Sums go up in every second round, the total comes down in the others.
     last_up = 2 * (p.bit_length() - 2)
     own: dict[int, list[Transfer]] = defaultdict(list)
     for depth, child, parent in _edges(p, (rank - shift) % p):

@@ -1,9 +1,8 @@
-"""A schedule as a picture for a terminal: ranks are columns, rounds go down the page.
+"""Draws a schedule for a terminal: ranks are columns, rounds go down the page.
 
-A double line adds at its head, a single line overwrites; two heads are two transfers, one each
-way. Rounds that look alike are drawn once, as are two that take turns, and where every rank talks
-with every other, one line says so. Every sign is in code page 437, and so in every font that
-terminals use.
+A double line adds at its head, a single line overwrites; two heads are two transfers, one each way.
+Equal rounds are drawn once, as are two that take turns. Every sign is in code page 437, and so in
+every font that terminals use.
 """
 
 from collections import Counter
@@ -14,13 +13,10 @@ from firecaffe.exchange.schedule import Round, Schedule, Transfer
 
 LEGEND = "═══► adds    ───► overwrites    n: the whole vector"
 SPACINGS = (4, 3)
-"""Columns from one rank to the next: the first that fits is taken."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Arrow:
-    """One transfer, or two that cross: from rank `left` to rank `right`, heads at either end."""
-
+class _Arrow:  # one transfer, or two that cross
     left: int
     right: int
     head_left: bool
@@ -29,10 +25,7 @@ class _Arrow:
 
 
 def draw(schedule: Schedule, width: int = 100) -> str:
-    """The picture, of lines no longer than `width`, without a newline at the end.
-
-    Where the ranks do not fit side by side it is one line that says so.
-    """
+    """Return the picture, of lines up to `width`; one line that says so if it does not fit."""
     if not schedule.rounds:
         return f"{schedule.algorithm}, {_count(schedule.world_size, 'rank')}: nothing is sent"
     for spacing in SPACINGS:
@@ -72,7 +65,7 @@ def _picture(schedule: Schedule, spacing: int) -> list[str]:
 
 
 def _named_once(looks: Sequence[object]) -> list[tuple[str, int]]:
-    """The rounds that are drawn: the name of all rounds that each stands for, and its index."""
+    # (the name of all rounds that a drawn one stands for, its index)
     named = []
     start = 0
     while start < len(looks):
@@ -100,8 +93,7 @@ def _name(numbers: range) -> str:
 
 
 def _arrows(round_: Round) -> tuple[_Arrow, ...]:
-    """The arrows of a round, the short ones first; equal pictures give equal tuples."""
-    # Inputs that go the same way are one arrow.
+    # Equal pictures give equal tuples. Inputs that go the same way are one arrow.
     drawn = dict.fromkeys(t._replace(reads=min(t.reads, 0)) for t in round_)
     ways: Counter[tuple[int, int, bool, bool]] = Counter(_way(t) for t in drawn)
     arrows = []
@@ -121,7 +113,7 @@ def _way(t: Transfer) -> tuple[int, int, bool, bool]:
 
 
 def _packed(arrows: tuple[_Arrow, ...]) -> list[list[_Arrow]]:
-    """Puts each arrow on the first line on which it meets no other."""
+    # Each arrow is on the first line on which it meets no other.
     lines: list[list[_Arrow]] = []
     for arrow in arrows:
         for line in lines:
@@ -159,7 +151,6 @@ def _row(arrows: list[_Arrow], world_size: int, spacing: int) -> str:
 
 
 def _amount(round_: Round, num_elements: int) -> str:
-    """The amount that each transfer of the round carries."""
     most = max(t.num_elements for t in round_)
     least = min(t.num_elements for t in round_)
     if least < most:

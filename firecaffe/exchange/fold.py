@@ -1,16 +1,10 @@
 """Fold: nodes of the micro-batch tree stay apart until they meet at the owner of their shard.
 
-A rank may hold several nodes: because its share of micro-batches is no subtree, or because nodes
-are encoded one by one. Rank r is the owner of shard r, as in the sharded parameter server: it
-receives that shard of all nodes of all ranks, goes on with the tree over leaves where the ranks
-stopped, and gives the total to everybody. With one node a rank it is the sharded parameter server;
-with m of M nodes a rank sends (m + 1) (p - 1) / p · n elements.
-
-A rank computes its nodes one after the other, the smallest first. All but the last can be sent as
-soon as they are whole, while it computes the others: the first ones of all ranks in a round of
-their own, the second ones in the next, and so on. Nobody waits for these rounds; what is left for
-the end is one node of each rank.
-
+A rank may hold several nodes, if its share of micro-batches is no subtree, or nodes are encoded one
+by one. Rank r owns shard r. It receives that shard of all nodes, continues the tree over leaves
+where the ranks stopped, and gives the total to all. With m nodes a rank sends
+(m + 1) (p - 1) / p · n elements. All nodes of a rank but its last can be sent early, while it
+computes the others: the first ones of all ranks in one round, the second ones in the next.
 Source: Li et al., OSDI 2014 (shards); the order of additions is that of `exchange.leaves`.
 """
 
@@ -31,10 +25,10 @@ def schedule(
     early: bool = False,
     cuts: Sequence[int] = (),
 ) -> Schedule:
-    """inputs: each rank's nodes; those of all ranks, in order, are the whole tree. grain: shards
-    are of whole grains, of which the vector is a multiple. early: whether the nodes of which
-    `early_nodes` tells go in rounds before the others', if there are any. cuts: where shards begin
-    and, last, end, if they are others.
+    """Make the schedule for each rank's nodes; all ranks' nodes, in order, are the whole tree.
+
+    grain: the elements of which shards are multiples, as is the vector. early: whether
+    `early_nodes` go in earlier rounds. cuts: the ends of shards if they differ, from 0.
     """
     p, n = len(inputs), num_elements
     ends = tuple(cuts or equal_cuts(n, p, grain))
@@ -66,7 +60,7 @@ def reduce_scatter(
     early: bool = False,
     cuts: Sequence[int] = (),
 ) -> Schedule:
-    """The way to the owners alone: each has the total of its shard in the end."""
+    """Make the way to the owners only: each ends with the total of its shard."""
     whole = schedule(inputs, num_leaves, num_elements, early=early, cuts=cuts)
     p = len(inputs)
     return replace(
@@ -80,17 +74,16 @@ def reduce_scatter(
 
 
 def early_nodes(nodes: Sequence[Node], num_leaves: int) -> list[Node]:
-    """Those of a rank's nodes that are whole before it computes its last one, in this order."""
+    """Return the nodes that a rank completes before it computes its last one, in this order."""
     return small_first(nodes, num_leaves)[:-1]
 
 
 def num_early(inputs: Sequence[Sequence[Node]]) -> int:
-    """The number of early rounds: in each goes one node of a rank, if it has so many."""
+    """Return the number of early rounds; each has one node of a rank, if it has so many."""
     return max(len(nodes) for nodes in inputs) - 1
 
 
 def inputs_of(num_leaves: int, shares: Shares) -> list[list[Node]]:
-    """The nodes of each rank, in order."""
     return [largest_nodes(num_leaves, share) for share in shares]
 
 
@@ -99,7 +92,6 @@ Wave = list[list[int]]
 
 
 def _waves(inputs: Sequence[Sequence[Node]], num_leaves: int, early: bool) -> list[Wave]:
-    """The rounds in which inputs go: all in one, or early ones before the others."""
     first = [0, *accumulate(len(nodes) for nodes in inputs)]
     if not early:
         return [[list(range(a, b)) for a, b in pairwise(first)]]

@@ -1,11 +1,9 @@
 """Halving-doubling: swap halves, then quarters, …; then gather the pieces the way back.
 
-The way down is a reduce-scatter: in round k a rank and the one 2^k away split the slice that
-they share, each sends the half that it gives up and adds the half that it keeps. The way up is
-the same rounds backwards, copying. 2 lg p rounds, 2 (p - 1) / p · n elements, the least
-possible. Distance 1 comes first (recursive distance doubling), so that additions are in tree
-order. Other world sizes pair up first (`power_of_two`).
-
+The way down is a reduce-scatter. In round k a rank and the one 2^k away split the slice that they
+share; each sends the half that it gives up and adds to the half that it keeps. The way up is the
+same rounds backwards, copying: 2 lg p rounds, 2 (p - 1) / p · n elements, the least possible.
+Distance 1 comes first, so that additions are in tree order. Other world sizes pair up first.
 Source: Rabenseifner 2004; Thakur, Rabenseifner, Gropp 2005.
 """
 
@@ -47,9 +45,7 @@ def _rounds(q: int, n: int, rank: int) -> Iterator[OwnRound]:
 
 
 def _kept(n: int, splits: int, rank: int) -> tuple[int, int]:
-    """The slice that is left to a rank after so many splits: of the k-th the upper half if its bit
-    k is 1.
-    """
+    # After the k-th split a rank keeps the upper half if its bit k is 1.
     start, stop = 0, n
     for level in range(splits):
         middle = (start + stop) // 2

@@ -1,12 +1,10 @@
-"""Hierarchical: sums meet inside each node first, and only one rank of a node goes outside.
+"""Hierarchical: sums meet inside each node first, and only one rank of a node sends outside.
 
-Ranks are in nodes of m consecutive ranks. The way up of a rooted exchange (`inner`) brings the
-sum of a node to its first rank, in all nodes at once; the first ranks run any exchange
-(`outer`) among them; the way down of `inner` hands the total to the others. The costs are those
-of `inner` for m ranks and of `outer` for p / m ranks, one after the other; between nodes there
-are the bytes of `outer` alone. In tree order where m is a power of two and both are.
-
-Source: Goyal et al. 2017, section 4.1: sums in each server, an exchange across, a broadcast.
+Nodes are m consecutive ranks. The way up of a rooted exchange (`inner`) brings a node's sum to its
+first rank; the first ranks run any exchange (`outer`); the way down of `inner` hands the total on.
+The cost is that of `inner` for m ranks plus that of `outer` for p / m, which alone sends between
+nodes. Additions are in tree order if both are, and m is a power of two. Source: Goyal et al. 2017,
+section 4.1: sums in each server, an exchange across, a broadcast.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,10 +21,7 @@ def schedule(
     outer: Callable[[int, int], Schedule],
     ranks_per_node: int,
 ) -> Schedule:
-    """`inner` is one of `ROOTED`, `outer` any row of `ALGORITHMS`; `find_schedule` sees to it.
-
-    Raises: ValueError where the ranks do not fill whole nodes.
-    """
+    """Combine a row of `ROOTED` and one of `ALGORITHMS`. Raises: ValueError for partial nodes."""
     m = ranks_per_node
     if m < 1 or world_size % m:
         raise ValueError(
@@ -66,7 +61,7 @@ def _rounds(inside: Schedule, across: Schedule, rank: int) -> Iterator[OwnRound]
 
 
 def among(first: int, stride: int, transfers: Sequence[Transfer]) -> list[Transfer]:
-    """The transfers with rank first + i · stride in place of rank i."""
+    """Return the transfers with rank first + i · stride in place of rank i."""
     return [
         Transfer(first + t.source * stride, first + t.destination * stride, *t[2:])
         for t in transfers

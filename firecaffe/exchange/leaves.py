@@ -1,11 +1,9 @@
 """The fixed binary tree over micro-batches, and how it is cut among workers.
 
 The V micro-batches of a step are leaves. Node (k, j) is the sum of leaves [j 2^k, (j + 1) 2^k),
-clipped at V. A worker owns consecutive leaves and adds them with a binary counter: a new node
-that completes a pair is added to its waiting sibling, and the sum goes up. What is left is the
-list of largest nodes inside its leaves: one if its share is an aligned power of two, at most
-2 lg V otherwise. Whoever goes on with the nodes of all workers, in order, by the same counter,
-reaches the root by the same additions, however the leaves were shared out.
+clipped at V. A worker adds its consecutive leaves with a binary counter, which leaves the largest
+nodes inside its share: one for an aligned power of two, at most 2 lg V otherwise. The same counter
+over the nodes of all workers, in order, does the same additions however leaves were shared out.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,28 +25,26 @@ class Node:
 
 
 def leaf_share(num_leaves: int, world_size: int, rank: int, level: int = 0) -> range:
-    """The consecutive leaves of one worker; shares differ by at most one node of `level`."""
+    """Return one worker's consecutive leaves; shares differ by at most one node of `level`."""
     nodes = num_nodes(num_leaves, level)
     first, last = nodes * rank // world_size, nodes * (rank + 1) // world_size
     return range(min(first << level, num_leaves), min(last << level, num_leaves))
 
 
 def equal_shares(num_leaves: int, world_size: int, level: int = 0) -> Shares:
-    """The shares of workers that are equally fast; see `leaf_share`."""
+    """Return the shares of workers that are equally fast; see `leaf_share`."""
     return tuple(leaf_share(num_leaves, world_size, rank, level) for rank in range(world_size))
 
 
 def num_nodes(num_leaves: int, level: int) -> int:
-    """Nodes of a level: the last one may be clipped."""
     return -(-num_leaves // (1 << level))
 
 
 class TreeSum(Generic[T]):
-    """A binary counter of pending nodes, in the order of their leaves. `add(left, right)` may add
-    in place into `left`, and has to be the same the other way around, as sums are.
+    """A binary counter of pending nodes, up to `top_level`, by default the root.
 
-    Nodes of `top_level` stay apart; by default the tree goes up to its root. Nodes may come in any
-    order, which changes no addition but only when it is made.
+    `add(left, right)` is commutative, and may add in place into `left`. Nodes may come in any
+    order.
     """
 
     def __init__(
@@ -60,7 +56,6 @@ class TreeSum(Generic[T]):
         self._add = add
 
     def push(self, node: Node, value: T) -> None:
-        """Adds a node, and whatever pairs it completes."""
         merged, node = self.take_completed(node)
         for sibling in merged:
             value = self._add(sibling, value)
@@ -70,11 +65,9 @@ class TreeSum(Generic[T]):
         self.pending.insert(place, (node, value))
 
     def take_completed(self, node: Node) -> tuple[list[T], Node]:
-        """Removes the pending values that `node` completes, in the order they are to be added.
-
-        Returns them and the node that the sum will be. The caller adds and pushes it, which is
-        how the last micro-batch is summed bucket by bucket while backward still runs.
-        """
+        """Remove and return the values that `node` completes, in order, and their sum's node."""
+        # The caller adds and pushes them: so the last micro-batch is summed bucket by bucket during
+        # backward.
         merged: list[T] = []
         while node.level != self.top_level:
             if node.index == 0 and 1 << node.level >= self.num_leaves:
@@ -83,7 +76,7 @@ class TreeSum(Generic[T]):
             if _first(sibling) < self.num_leaves:  # else the last node goes up alone
                 place = self._place(sibling)
                 if place is None:
-                    return merged, node  # it is still to come, or is another worker's
+                    return merged, node  # it will still come, or is another worker's
                 merged.append(self.pending.pop(place)[1])
             node = Node(node.level + 1, node.index // 2)
         return merged, node
@@ -95,26 +88,18 @@ class TreeSum(Generic[T]):
         return None
 
     def total(self) -> T:
-        """The value of the root.
-
-        Raises: ValueError where leaves are missing.
-        """
+        """Return the value of the root. Raises: ValueError if leaves are missing."""
         if len(self.pending) != 1 or 1 << self.pending[0][0].level < self.num_leaves:
             raise ValueError(f"not all {self.num_leaves} leaves were added: {self.pending}")
         return self.pending[0][1]
 
 
 def _first(node: Node) -> int:
-    """The node's first leaf, if there is such a leaf."""
     return node.index << node.level
 
 
 def tree_sum(values: Sequence[T], add: Callable[[T, T], T]) -> T:
-    """Adds neighbors, then neighbors of the sums, and so on: the fixed binary tree.
-
-    Node (k, j) of the tree is the sum of values [j 2^k, (j + 1) 2^k), clipped at the end; an
-    odd last value goes up unchanged. This one function is the order of additions everywhere.
-    """
+    """Add neighbors, then neighbors of the sums, and so on: the order of additions everywhere."""
     level = list(values)
     while len(level) > 1:
         pairs = [add(level[i], level[i + 1]) for i in range(0, len(level) - 1, 2)]
@@ -125,10 +110,7 @@ def tree_sum(values: Sequence[T], add: Callable[[T, T], T]) -> T:
 def sum_of_nodes(
     nodes: Sequence[Node], values: Sequence[T], num_leaves: int, add: Callable[[T, T], T]
 ) -> T:
-    """The root, from nodes that are the whole tree in order.
-
-    Raises: ValueError where leaves are missing.
-    """
+    """Return the root of the tree's ordered nodes. Raises: ValueError if leaves are missing."""
     counter = TreeSum(num_leaves, add)
     for node, value in zip(nodes, values, strict=True):
         counter.push(node, value)
@@ -136,7 +118,7 @@ def sum_of_nodes(
 
 
 def largest_nodes(num_leaves: int, share: range, top_level: int | None = None) -> list[Node]:
-    """The nodes that a worker is left with after adding the leaves of its share."""
+    """Return the nodes that a worker is left with after adding its leaves."""
     counter: TreeSum[None] = TreeSum(num_leaves, lambda left, right: None, top_level)
     for leaf in share:
         counter.push(Node(0, leaf), None)
@@ -144,17 +126,14 @@ def largest_nodes(num_leaves: int, share: range, top_level: int | None = None) -
 
 
 def leaves_of(node: Node, num_leaves: int) -> range:
-    """The leaves that a node is the sum of."""
     return range(
         min(node.index << node.level, num_leaves), min((node.index + 1) << node.level, num_leaves)
     )
 
 
 def small_first(nodes: Sequence[Node], num_leaves: int) -> list[Node]:
-    """A worker's nodes in the order in which it computes them if they stay apart: the largest
-    comes last. All others are whole long before the worker is done, so that they can be sent
-    while it computes the last one. Which is computed first changes no bit.
-    """
+    """Return a worker's nodes in the order of their computation, the largest last."""
+    # So all others are whole long before the last, and can be sent meanwhile. It changes no bit.
     return sorted(nodes, key=lambda node: len(leaves_of(node, num_leaves)))
 
 

@@ -1,31 +1,21 @@
-"""Which exchanges add in the order of the fixed binary tree.
+"""Tells which exchanges add in the order of the fixed binary tree.
 
-Each schedule says it by a closed rule, for thousands of ranks too; the tests prove the rule, by
-running schedules on symbols, at every world size up to 33 and at larger ones.
+Each schedule says so by a closed rule, which the tests prove at world sizes up to 33 and more.
 """
 
 from firecaffe.exchange import NATIVE, find_schedule
 
 
 def adds_in_tree_order(algorithm: str, world_size: int, ranks_per_node: int = 1) -> bool:
-    """Whether the result has the bits of the fixed tree over ranks at this world size.
-
-    `native` is a library's sum in an order that it does not promise; but two numbers have only one
-    sum.
-
-    Raises: ValueError where `find_schedule` or what it finds does.
-    """
+    """Whether the result has the bits of the fixed tree over ranks. Raises: ValueError."""
     if algorithm == NATIVE:
-        return world_size <= 2
+        return world_size <= 2  # a library promises no order, but two numbers have only one sum
     return find_schedule(algorithm, ranks_per_node)(world_size, 4 * world_size).in_tree_order
 
 
 def keeps_tree_order(algorithm: str) -> bool:
-    """Whether the algorithm is made for tree order; some keep it only at suitable world sizes.
-
-    Four ranks are the fewest at which orders of addition differ and every algorithm is at home;
-    for a hierarchical one, four nodes of four.
-    """
+    """Whether the algorithm is made for tree order; some keep it only at suitable world sizes."""
+    # Four are the fewest ranks, or nodes, at which orders differ and every algorithm works.
     if algorithm.startswith("hierarchical"):
         return adds_in_tree_order(algorithm, 16, ranks_per_node=4)
     return adds_in_tree_order(algorithm, 4)

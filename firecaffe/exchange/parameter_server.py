@@ -1,10 +1,9 @@
-"""Parameter server: everybody sends the whole vector to rank 0, which sends the sum back.
+"""Parameter server: all ranks send the whole vector to rank 0, which sends the sum back.
 
-Two rounds of p - 1 messages, all through one port: 2 (p - 1) (α + n β) + (p - 1) n γ. The
-server is one of the workers. FireCaffe counts one direction and p workers beside the server:
-p n β. The sum at the root is taken in tree order, since all parts are there at once.
-
-Source: Li et al., OSDI 2014; Iandola et al. 2016 (FireCaffe).
+Two rounds of p - 1 messages, all through one port: 2 (p - 1) (α + n β) + (p - 1) n γ. The server is
+one of the workers; FireCaffe counts one direction and p workers next to the server: p n β. The root
+adds in tree order, since all parts arrive in one round. Source: Li et al., OSDI 2014; Iandola et
+al. 2016 (FireCaffe).
 """
 
 from collections.abc import Iterator

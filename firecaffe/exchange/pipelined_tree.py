@@ -1,11 +1,8 @@
 """Pipelined tree: the binomial tree, segment by segment; a new one starts in every round.
 
-With s segments and k = ceil(lg p) there are 2 k + s - 1 rounds. The root is the busiest: it has k
-children, so that in the middle each round brings k segments through its port, both ways at
-once. From s = 2 k on that is k (s + k) (α + n / s β) + k n γ: half the tree's time, and no less,
-for all k copies of the vector go through one port. One segment makes it the tree. Every segment
-is added as by the tree.
-
+With s segments and k = ceil(lg p) there are 2 k + s - 1 rounds. The root's port is the busiest,
+with k segments each way in a round. From s = 2 k on the time is k (s + k) (α + n / s β) + k n γ:
+half the tree's and no less, for all k copies pass one port. Each segment is added as by the tree.
 Source: Thakur, Rabenseifner, Gropp 2005; Pjesivac-Grbovic et al. 2007 (segmentation).
 """
 
@@ -31,7 +28,7 @@ def schedule(
         num_messages=whole.num_messages * count,
         sent_elements=whole.sent_elements,
         in_tree_order=True,
-        # While it fills and empties, a longer segment may be at a child of the root.
+        # While the pipeline fills and empties, a longer segment may be at a child of the root.
         busiest=[0, *(1 << level for level in range(tree.num_levels(world_size)))],
     )
 

@@ -1,10 +1,9 @@
 """World sizes that are no power of two, for the algorithms that need one.
 
 With q the largest power of two up to p and r = p - q, the first 2 r ranks pair up: the odd one
-gives its vector to the even one and waits; q ranks do the algorithm; the even ones hand the
-result on. This costs two more rounds of the whole vector.
-
-Source: Rabenseifner 2004; Thakur, Rabenseifner, Gropp 2005.
+gives its vector to the even one and waits; q ranks run the algorithm; the even ones hand the result
+on. This costs two more rounds of the whole vector. Source: Rabenseifner 2004; Thakur, Rabenseifner,
+Gropp 2005.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ from firecaffe.exchange.schedule import OwnRound, Transfer
 def around(
     p: int, n: int, num_rounds: int, rounds: Callable[[int], Iterator[OwnRound]], rank: int
 ) -> Iterator[OwnRound]:
-    """A rank's rounds: pairing up, those of q ranks (so many, numbered among them), handing on."""
+    """Yield a rank's rounds: pairing up, `num_rounds` among q renumbered ranks, handing on."""
     extra = p - largest_power_of_two(p)
     is_paired = rank < 2 * extra
     even = rank - rank % 2
@@ -35,7 +34,7 @@ def around(
 
 
 def active_ranks(world_size: int) -> list[int]:
-    """The q ranks that do the algorithm, in rank order."""
+    """Return the q ranks that run the algorithm, in rank order."""
     q = largest_power_of_two(world_size)
     return [_active(world_size - q, index) for index in range(q)]
 
@@ -45,11 +44,9 @@ def _active(extra: int, index: int) -> int:
 
 
 def is_tree_after_pairing(world_size: int) -> bool:
-    """Whether doubling after pairing up adds as the tree over all ranks does.
-
-    It does at 2^a - 2^b. The tree's left side has q ranks, the first half of the active ranks;
-    these stand for q ranks only if all are pairs, or none is; and so on to the right.
-    """
+    """Whether doubling after pairing up adds as the tree over all ranks does: at 2^a - 2^b."""
+    # The tree's left side has q ranks, the first half of the active ones. These stand for q ranks
+    # only if all are pairs, or none is; and so on to the right.
     lowest = world_size & -world_size
     return (world_size + lowest) & world_size == 0
 

@@ -1,12 +1,8 @@
 """Proves what a schedule computes by running it on symbols instead of numbers.
 
-Every rank, or every leaf of the inputs, starts with its own symbol; a sum is an unordered pair of
-earlier sums (IEEE addition commutes, so only the pairing decides the bits). At the end each element
-that a rank was to have must be a sum that holds every symbol exactly once; and if it is the very
-sum that `tree_sum` builds, the schedule adds in tree order, and no number of workers can change a
-bit of its result. What is gathered or broadcast must be its owner's symbol.
-
-Refuses a schedule whose meaning would depend on timing.
+Every rank, or every leaf of the inputs, starts with its symbol. A sum is an unordered pair of
+earlier sums: IEEE addition commutes, so only the pairing decides the bits. `check` refuses a
+schedule whose meaning would depend on timing.
 """
 
 from collections import defaultdict
@@ -30,7 +26,7 @@ from firecaffe.exchange.schedule import (
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """The findings about a schedule, for every element that a rank was to have."""
+    """The findings about a schedule, for every element that a rank must have in the end."""
 
     complete: bool
     """Whether each element holds every rank's contribution exactly once."""
@@ -38,14 +34,11 @@ class Proof:
     """Whether each element is added up in the order of the fixed binary tree over ranks."""
 
 
-class _Sums:
-    """Sums by number: equal sums have equal numbers, whatever way they were reached."""
-
+class _Sums:  # equal sums have equal numbers, in whatever way they were reached
     def __init__(self, symbols: int) -> None:
         self.everybody = (1 << symbols) - 1
         self.ranks = [1 << symbol for symbol in range(symbols + 1)]
-        self.nothing = symbols
-        """The number of a vector that holds nothing yet."""
+        self.nothing = symbols  # the number of a vector that holds nothing yet
         self._by_pair: dict[tuple[int, int], int] = {}
         self.all_exact = True
 
@@ -60,7 +53,7 @@ class _Sums:
 
 
 def prove(schedule: Schedule) -> Proof:
-    """Runs the schedule symbolically; see `Proof`."""
+    """Run the schedule symbolically, and compare its results with the sum of `tree_sum`."""
     symbols = schedule.num_leaves or schedule.world_size
     sums = _Sums(symbols)
     tree = tree_sum(range(symbols), sums.add)
@@ -106,7 +99,7 @@ def prove(schedule: Schedule) -> Proof:
 def _judge(
     schedule: Schedule, held: list[list[int]], cuts: list[int], sums: _Sums, tree: int
 ) -> Proof:
-    """Compares what each rank was to have in the end, by kind, with what it holds."""
+    # Compare what each rank must have in the end, by kind, with what it holds.
     p = schedule.world_size
     owners = [
         owner
@@ -157,22 +150,18 @@ def _cuts(schedule: Schedule) -> list[int]:
 
 
 def check(schedule: Schedule) -> None:
-    """Checks all rounds, all ranks together.
-
-    Raises: ValueError, as `check_round`.
-    """
+    """Check all rounds of all ranks. Raises: ValueError, as `check_round`."""
     for index, round_ in enumerate(schedule.rounds):
         check_round(index, round_, schedule)
 
 
 def check_round(number: int, transfers: Sequence[Transfer], schedule: Schedule) -> None:
-    """Checks all transfers of a round, or those of one rank: no rule is about more than one rank.
+    """Check all transfers of a round, or those of one rank, as no rule is about several ranks.
 
-    Raises: ValueError if a transfer leaves the ranks or the vector, if two transfers of a
-    round write overlapping slices (other than additions to the very same slice), if a rank
-    sends a slice that the same round overwrites, if inputs and vectors are added together, or if
-    one rank sends another two messages of one round from one place, which the receiver could not
-    tell apart.
+    Raises: ValueError if a transfer leaves the ranks or the vector, if two transfers write
+    overlapping slices (other than additions to the same slice), if a rank sends a slice that the
+    round overwrites, if inputs and vectors are added together, or if a rank sends another two
+    messages from one place, which the receiver could not tell apart.
     """
     writes: dict[int, dict[tuple[int, int], tuple[bool, bool]]] = defaultdict(dict)
     sends: dict[int, set[tuple[int, int]]] = defaultdict(set)

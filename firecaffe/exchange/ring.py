@@ -1,10 +1,9 @@
-"""Ring: the vector is cut into p chunks that travel around, first gathering sums, then as sums.
+"""Ring: p chunks of the vector travel around, first gathering sums, then as sums.
 
 In each of 2 (p - 1) rounds every rank sends one chunk to its right-hand neighbor, so every port
-carries 2 (p - 1) / p · n elements in all, the least possible. Each chunk is summed along the
-ring from another starting rank: one after the other, not in tree order.
-
-Source: Patarasuk and Yuan 2009; Thakur, Rabenseifner, Gropp 2005.
+carries 2 (p - 1) / p · n elements, the least possible. Each chunk is summed along the ring from
+another starting rank, so not in tree order. Source: Patarasuk and Yuan 2009; Thakur, Rabenseifner,
+Gropp 2005.
 """
 
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from firecaffe.exchange.schedule import OwnRound, Schedule, Transfer, shard
 
 
 def schedule(world_size: int, num_elements: int, *, first: int = 0) -> Schedule:
-    """first: the chunk that a rank sends first, from its own; by -1 it ends up with its own."""
+    """Let a rank first send the chunk `first` places from its own; with -1 it ends with its own."""
     num_rounds = 2 * (world_size - 1)
     return Schedule(
         "ring",

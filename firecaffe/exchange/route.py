@@ -1,16 +1,10 @@
-"""How a step's gradients go from each worker's sums to their total: decided here, for all who ask.
-
-The reducer, `auto`, `bench exchange`, `parallelize`, the planner and a run's record take one value
-from one function. Four ways there are:
+"""The route of a step's gradients from each worker's sums to their total, decided for all users.
 
 - `SCHEDULE`: each worker has one sum; the algorithm's schedule, or the backend's own all_reduce.
-  Ranks of one host may add in the memory that they share; one of each host then sends.
-- `FOLD`: workers keep their nodes of the micro-batch tree apart. It stands in for an algorithm that
-  promises the tree's order of additions where it cannot keep it: shares are no subtrees, or may
-  become any, or the number of workers does not suit it. (A ring promises none; it stays a
-  schedule.) It also brings shards to their owners, if each worker updates one.
+- `FOLD`: workers keep their nodes of the micro-batch tree apart. It replaces an algorithm that
+  promises tree order but cannot keep it, and brings shards to owners that update one each.
 - `CODEC`: nodes of one level of the tree, each encoded.
-- `HOOK`: a communication hook of DDP's kind.
+- `HOOK`: a communication hook as of DDP.
 """
 
 from dataclasses import dataclass
@@ -31,47 +25,40 @@ SCHEDULE, FOLD, CODEC, HOOK = "schedule", "fold", "codec", "hook"
 
 @dataclass(frozen=True)
 class Route:
-    """The way, and what follows from it."""
-
     way: str
     algorithm: str
-    """The recipe's algorithm. It sums if the way is SCHEDULE; else it only stands in the record."""
+    """The recipe's algorithm, which sums if the way is SCHEDULE; else it is only recorded."""
     world_size: int
     is_invariant: bool
     """Whether this many workers end in the same bits as one worker does."""
     ranks_per_host: int = 1
     across: str = ""
-    """What goes on between hosts, if the ranks of each add in the memory that they share."""
+    """The exchange between hosts, if the ranks of each add in the memory that they share."""
     codec: str = ""
     level: int = 0
     """The level of the micro-batch tree whose nodes a codec encodes."""
     hook: str = ""
-    """What it is called."""
     to_owners: bool = False
-    """Whether each rank updates a shard. It is brought the total of that alone, if none encodes."""
+    """Whether each rank updates a shard. It gets only that total, unless a codec encodes."""
     apart: str = ""
-    """Why nodes stay apart, if the way is FOLD."""
+    """The reason why nodes stay apart, if the way is FOLD."""
 
     @property
     def shares_memory(self) -> bool:
-        """Whether ranks of one host add in the memory that they share."""
         return bool(self.across)
 
     @property
     def senders(self) -> int:
-        """Ranks that send: all, or one of each host if the others add in memory."""
+        """The number of ranks that send: all, or one of each host if others add in memory."""
         return self.world_size // self.ranks_per_host if self.shares_memory else self.world_size
 
     @property
     def summed_by(self) -> str:
-        """What sums vectors: the algorithm, or what stands in for it."""
+        """The name of the algorithm that sums, or of the way that replaces it."""
         return self.algorithm if self.way == SCHEDULE else self.way
 
     def schedule(self, num_elements: int) -> Schedule:
-        """What sums a vector of each rank, if the way is SCHEDULE.
-
-        Raises: ValueError if the algorithm has no schedule.
-        """
+        """Return the schedule that sums a vector, if the way is SCHEDULE. Raises: ValueError."""
         if not self.shares_memory:
             return find_schedule(self.algorithm, self.ranks_per_host)(self.world_size, num_elements)
         return shared_memory.schedule(
@@ -82,9 +69,7 @@ class Route:
         )
 
     def order(self, num_leaves: int, share: range) -> list[int]:
-        """The micro-batches of a share in the order in which a worker computes them: node by node
-        if these stay apart, see `exchange.leaves.small_first`.
-        """
+        """Return the order in which a worker computes a share: node by node if these stay apart."""
         if self.way != FOLD:
             return list(share)
         nodes = small_first(largest_nodes(num_leaves, share), num_leaves)
@@ -92,7 +77,7 @@ class Route:
 
     @property
     def description(self) -> str:
-        """How gradients go, for a run's record."""
+        """The way of gradients, for a run's record."""
         if self.way == HOOK:
             return f"communication hook {self.hook}"
         if self.way == CODEC:
@@ -118,20 +103,12 @@ def find_route(
     any_shares: bool = False,
     to_owners: bool = False,
 ) -> Route:
-    """The route of a training, or of vectors.
+    """Return the route of a training, or of vectors. Raises: ValueError.
 
-    Args:
-        algorithm: A row of `EXCHANGES`, or a hierarchical one.
-        num_leaves: Micro-batches of a step; None if each rank has a vector, for which nothing
-            stands in for the algorithm.
-        ranks_per_host: The same on all hosts; 1 if it is not.
-        shared_memory: Whether ranks of one host may add in memory.
-        codec: The compressor, if there is one, which encodes nodes of `level`.
-        hook: The name of a communication hook, if there is one.
-        any_shares: Whether workers may come to have any shares; else theirs are equal.
-        to_owners: Whether each worker updates a shard of the weights, and needs no other total.
-
-    Raises: ValueError if there is no such algorithm among so many ranks.
+    num_leaves: None if each rank has a vector, for which nothing replaces the algorithm.
+    ranks_per_host: 1 if hosts differ. shared_memory: whether ranks of one host may add in memory.
+    level: of the nodes that the codec encodes. any_shares: whether workers may get unequal shares.
+    to_owners: whether each worker updates a shard of the weights, and needs no other total.
     """
     route = partial(
         Route,
@@ -163,9 +140,7 @@ def find_route(
 
 
 def _across_hosts(algorithm: str, world_size: int, ranks_per_host: int) -> str:
-    """What goes on between hosts if the ranks of each add in shared memory; nothing if the order of
-    additions would be another than the algorithm's own, or hosts have one rank each.
-    """
+    # Nothing if the order of additions would differ, or hosts have one rank each.
     if ranks_per_host < 2 or world_size % ranks_per_host:
         return ""
     nested = parse_hierarchical(algorithm)

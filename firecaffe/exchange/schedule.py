@@ -1,21 +1,17 @@
 """A collective as a value: rounds of transfers between ranks.
 
-A `Schedule` says who sends which slice to whom, and nothing about how. It is asked for one rank's
-rounds at a time, for at thousands of ranks there are millions of transfers, of which a rank sees
-few. The same value is executed over a process group (`transport.execute`), interpreted in one
-process (`transport.interpret`), priced (`plan.price`), proved (`exchange.proof`) and drawn
-(`exchange.draw`); the last four make the whole of it, the union over ranks, at small world sizes.
+A `Schedule` says which rank sends which slice to which. It is asked for one rank's rounds at a
+time, because thousands of ranks have millions of transfers. It is executed over a process group
+(`transport.execute`), interpreted in one process (`transport.interpret`), priced (`plan.price`),
+proved (`exchange.proof`) and drawn (`exchange.draw`); the last four use the union over ranks.
 
-Every rank has one vector, which the schedule begins with and ends in (`VECTOR`). A rank that holds
-several nodes of the micro-batch tree has an input for each instead; inputs are only read, and
-its vector holds nothing before something is written there.
+Every rank has one vector, in which the schedule begins and ends (`VECTOR`). A rank that holds
+several nodes of the micro-batch tree has a read-only input for each instead, and an empty vector.
 
-What a round means: all its transfers read what was there when the round began, and write into the
-destination's vector. A transfer that does not reduce overwrites the slice. The transfers of one
-round that reduce into one slice of one destination are added together with what the destination
-has itself, in one fixed order, so that even a server that hears from everybody at once adds alike:
-vectors with its own slice by `tree_sum` over rank, inputs with its own by the tree over leaves.
-Inputs may arrive for a slice in several rounds: they are kept until all are there, and added then.
+All transfers of a round read what was there when the round began. A transfer that does not reduce
+overwrites its slice. Transfers that reduce into one slice of a rank are added, with what the rank
+has itself, in one fixed order: vectors by `tree_sum` over rank, inputs by the tree over leaves.
+Inputs may arrive in several rounds; they are kept until all are there.
 """
 
 from collections import Counter, defaultdict
@@ -33,13 +29,11 @@ VECTOR = -1
 ALL_REDUCE, AVERAGE, REDUCE_SCATTER = "all_reduce", "average", "reduce_scatter"
 ALL_GATHER, BROADCAST, ALL_TO_ALL = "all_gather", "broadcast", "all_to_all"
 KINDS = (ALL_REDUCE, AVERAGE, REDUCE_SCATTER, ALL_GATHER, BROADCAST, ALL_TO_ALL)
-"""The kinds, by what all ranks have in the end: the total; that by the number of ranks; rank r
-shard r of the total; shard r of rank r, for all r; rank 0's vector; rank r what each rank had for
-it."""
+"""The kinds, as in MPI; rank r has shard r after a reduce-scatter and before an all-gather."""
 
 
 class Transfer(NamedTuple):
-    """`source` sends its elements [start, stop) to `destination`, which adds or overwrites."""
+    """A message of elements [start, stop), which `destination` adds or overwrites."""
 
     source: int
     """The rank that sends."""
@@ -56,58 +50,47 @@ class Transfer(NamedTuple):
 
     @property
     def num_elements(self) -> int:
-        """The number of elements that are sent."""
         return self.stop - self.start
 
 
 Round = tuple[Transfer, ...]
 
 OwnRound = tuple[int, list[Transfer]]
-"""One round as one rank sees it: its number, and the transfers in which the rank takes part."""
+"""One round as one rank sees it: its number, and the rank's transfers."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """A collective on vectors of `num_elements` elements, over `world_size` ranks.
-
-    What is said here of all ranks together is known without asking each: the tests hold it
-    against the whole.
-    """
+    """A collective on vectors of `num_elements` elements, over `world_size` ranks."""
 
     algorithm: str
-    """The name of its algorithm."""
     world_size: int
-    """The number of ranks."""
     num_elements: int
-    """The elements of each rank's vector."""
     of_rank: Callable[[int], Iterator[OwnRound]] = field(repr=False, compare=False)
-    """A rank's rounds, by number; to be asked by `rounds_of`, which leaves out what is empty."""
+    """A function that yields a rank's rounds; `rounds_of` leaves out empty ones."""
+    # Of all ranks together, known without asking each; the tests compare it with the union.
     num_rounds: int
     """Rounds are numbered from 0 to less than this."""
     num_messages: int
-    """The number of messages of all ranks, if none is empty. What goes through memory is none."""
+    """The number of messages of all ranks, if none is empty, without those through memory."""
     sent_elements: int
     """The elements that all ranks together send in messages."""
     in_tree_order: bool = False
-    """Whether every element is added up in the order of the fixed binary tree over ranks, or over
-    the leaves of inputs."""
+    """Whether elements are added in the order of the tree over ranks, or over inputs' leaves."""
     busiest: Sequence[int] | None = None
     """Ranks among which each round has its busiest port; None if that may be any rank."""
     kind: str = ALL_REDUCE
     """One of `KINDS`."""
     inputs: tuple[tuple[Node, ...], ...] = field(default=(), repr=False)
-    """The inputs of each rank, if ranks have some: nodes, numbered through in this order."""
+    """The nodes that are inputs, by rank, if there are any; numbered through in this order."""
     num_leaves: int = 0
-    """The number of leaves of the nodes' tree."""
     ranks_per_memory: int = 1
-    """The number of consecutive ranks that share memory, which carries what goes between them."""
+    """The number of consecutive ranks whose shared memory carries their transfers."""
     early_rounds: int = 0
-    """So many first rounds carry inputs alone that may be there long before the others: they can be
-    run by themselves, and the others later."""
+    """The number of first rounds, of inputs only, that can run long before the others."""
     cuts: tuple[int, ...] = field(default=(), repr=False)
-    """Where shards that stay with their ranks begin and, last, end; empty if they are `shards`."""
+    """The ends of shards that stay with their ranks, from 0; empty if they are `shards`."""
     whole: tuple[Round, ...] | None = field(default=None, repr=False)
-    """All rounds, of a schedule that was written down as such."""
 
     @property
     def own_shards(self) -> list[tuple[int, int]]:
@@ -117,7 +100,7 @@ class Schedule:
         return shards(self.num_elements, self.world_size)
 
     def rounds_of(self, rank: int) -> Iterator[OwnRound]:
-        """The rounds in which the rank sends or receives anything."""
+        """Yield the rounds in which the rank sends or receives anything."""
         for number, transfers in self.of_rank(rank):
             own = [t for t in transfers if t.start != t.stop]
             if own:
@@ -125,10 +108,7 @@ class Schedule:
 
     @cached_property
     def rounds(self) -> tuple[Round, ...]:
-        """All transfers of all ranks, by source; empty rounds are left out. For small world sizes.
-
-        Raises: ValueError if two ranks do not say the same of what goes between them.
-        """
+        """All rounds that are not empty, by source. Raises: ValueError if two ranks disagree."""
         if self.whole is not None:
             return self.whole
         sent: dict[int, list[Transfer]] = defaultdict(list)
@@ -145,7 +125,7 @@ class Schedule:
         return tuple(tuple(sent[number]) for number in sorted(sent))
 
     def own_inputs(self, rank: int) -> range:
-        """The numbers of a rank's inputs; empty if ranks have vectors."""
+        """Return the numbers of a rank's inputs; empty if ranks have vectors."""
         if not self.inputs:
             return range(0)
         first = sum(map(len, self.inputs[:rank]))
@@ -156,7 +136,7 @@ class Schedule:
         return t.source // self.ranks_per_memory == t.destination // self.ranks_per_memory
 
     def late(self) -> "Schedule":
-        """What is left to do once the early rounds are done; to be priced, for it is not whole."""
+        """Return what is left after the early rounds: no whole schedule, only to be priced."""
         return replace(self, of_rank=self._late_of, early_rounds=0)
 
     def _late_of(self, rank: int) -> Iterator[OwnRound]:
@@ -165,7 +145,7 @@ class Schedule:
                 yield number - self.early_rounds, transfers
 
     def by_messages(self) -> "Schedule":
-        """The rounds between memories alone."""
+        """Return the rounds between memories only."""
         return replace(self, of_rank=self._messages_of, ranks_per_memory=1)
 
     def _messages_of(self, rank: int) -> Iterator[OwnRound]:
@@ -173,11 +153,11 @@ class Schedule:
             yield number, [t for t in transfers if not self.in_memory(t)]
 
     def transfers(self) -> Iterable[Transfer]:
-        """The transfers of all rounds, one after the other."""
+        """Yield the transfers of all rounds, one after the other."""
         return (transfer for round_ in self.rounds for transfer in round_)
 
     def elements_of_busiest_rank(self) -> int:
-        """The most elements that one rank sends, or receives, in messages of the whole exchange."""
+        """Return the most elements that one rank sends, or receives, in messages."""
         most = 0
         for rank in range(self.world_size):
             sent = received = 0
@@ -188,18 +168,15 @@ class Schedule:
         return most
 
     def serial_elements(self) -> int:
-        """Elements through the busiest port, summed over rounds: what β multiplies.
-
-        A port sends and receives at once (full duplex); rounds follow each other.
-        """
+        """Return elements through the busiest port, summed over rounds: what β multiplies."""
         return self._serial[0]
 
     def serial_messages(self) -> int:
-        """Messages through the busiest port, summed over rounds: what α multiplies."""
+        """Return messages through the busiest port, summed over rounds: what α multiplies."""
         return self._serial[1]
 
     def serial_additions(self) -> int:
-        """Additions of the rank that adds most, summed over rounds: what γ multiplies."""
+        """Return additions of the rank that adds most, summed over rounds: what γ multiplies."""
         return self._serial[2]
 
     @cached_property
@@ -209,6 +186,7 @@ class Schedule:
         for rank in ranks:
             for number, transfers in self.rounds_of(rank):
                 sent = [t for t in transfers if not self.in_memory(t)]
+                # A port sends and receives at once (full duplex); rounds follow each other.
                 out = [t.stop - t.start for t in sent if t.source == rank]
                 into = [t.stop - t.start for t in sent if t.destination == rank]
                 added = sum(
@@ -227,7 +205,7 @@ class Schedule:
 def from_rounds(
     algorithm: str, world_size: int, num_elements: int, rounds: Iterable[Iterable[Transfer]]
 ) -> Schedule:
-    """A schedule that is written down whole, without its empty transfers and empty rounds."""
+    """Make a schedule that is written down whole, without its empty transfers and rounds."""
     kept = (tuple(t for t in round_ if t.start != t.stop) for round_ in rounds)
     whole = tuple(round_ for round_ in kept if round_)
 
@@ -248,26 +226,21 @@ def from_rounds(
 
 
 def lower_bound_elements(world_size: int, num_elements: int) -> float:
-    """Elements that the busiest rank of any all-reduce must send: 2 (p - 1) / p · n.
-
-    Source: Patarasuk and Yuan 2009, theorem 1.
-    """
+    """Return the busiest rank's least elements (Patarasuk and Yuan 2009, theorem 1)."""
     return 2 * (world_size - 1) / world_size * num_elements
 
 
 def shard(num_elements: int, parts: int, index: int) -> tuple[int, int]:
-    """One of `parts` slices that cover the vector one after the other, as equal as they can be."""
+    """Return one of `parts` slices that cover the vector in order, as equal as they can be."""
     return num_elements * index // parts, num_elements * (index + 1) // parts
 
 
 def shards(num_elements: int, parts: int) -> list[tuple[int, int]]:
-    """All slices of `shard`, in order."""
+    """Return all slices of `shard`, in order."""
     return list(pairwise(equal_cuts(num_elements, parts)))
 
 
 def equal_cuts(num_elements: int, parts: int, grain: int = 1) -> list[int]:
-    """Where the slices of `shard` begin and, last, end. grain: they are of whole grains, but that
-    the last grain may be shorter.
-    """
+    """Return the ends of these slices, from 0, in whole grains; the last may be shorter."""
     grains = -(-num_elements // grain)
     return [min(grains * i // parts * grain, num_elements) for i in range(parts + 1)]

@@ -1,11 +1,9 @@
 """Sharded parameter server: rank r is the server of shard r; all ports work at once.
 
-Everybody sends shard r to rank r, which adds the p parts in tree order and sends the sum back
-to everybody: two rounds of p - 1 messages at each rank, 2 (p - 1) / p · n elements, the least
-possible. The receivers of one message all wait for the same p - 1 senders (incast), so each
-rank starts with its right-hand neighbor.
-
-Source: Li et al., OSDI 2014; the same transfers as a direct reduce-scatter and all-gather.
+All ranks send shard r to rank r, which adds the p parts in tree order and sends the sum back: two
+rounds of p - 1 messages at each rank, 2 (p - 1) / p · n elements, the least possible. Each rank
+starts with its right-hand neighbor, so that not all send to one rank at once (incast). Source: Li
+et al., OSDI 2014; the same transfers as a direct reduce-scatter and all-gather.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,9 +15,7 @@ from firecaffe.exchange.schedule import OwnRound, Schedule, Transfer, equal_cuts
 def schedule(
     world_size: int, num_elements: int, *, grain: int = 1, cuts: Sequence[int] = ()
 ) -> Schedule:
-    """grain: shards are of whole grains, but that the last grain may be shorter. cuts: where they
-    begin and, last, end, if they are others.
-    """
+    """Make shards of whole grains (the last may be shorter), or between the ends in `cuts`."""
     return Schedule(
         "sharded_parameter_server",
         world_size,
@@ -29,7 +25,7 @@ def schedule(
         num_messages=2 * (world_size - 1) * world_size,
         sent_elements=2 * (world_size - 1) * num_elements,
         in_tree_order=True,
-        # Whose shard is the longest.
+        # The last rank has the longest shard.
         busiest=[world_size - 1] if grain == 1 and not cuts else None,
         cuts=tuple(cuts),
     )

@@ -1,17 +1,11 @@
 """Sums in shared memory: ranks of one host add there, and only one rank of a host sends.
 
-Hosts have m consecutive ranks each. The rounds within a host are carried by memory (`Schedule.
-in_memory`), those between hosts by messages:
-
-- round 0, in memory: rank r of a host adds shard r of its ranks' vectors, as the sharded parameter
-  server does;
-- round 1, in memory: it hands the sum on: to all if there is one host, else to the first rank;
-- between hosts: the first ranks run any exchange (`outer`) among them;
-- the last round, in memory: the first rank of each host hands the total to the others.
-
-In tree order on one host, and on several if m is a power of two and `outer` keeps it.
-
-Source: Li et al., OSDI 2014 (shards); Goyal et al. 2017, section 4.1 (sums in each server first).
+Hosts have m consecutive ranks each. In round 0, rank r of a host adds shard r of its ranks'
+vectors, in memory. In round 1 it hands the sum on, in memory: to all if there is one host, else to
+the first rank. Then the first ranks run any exchange (`outer`) with messages, and at last they hand
+the total to the others, in memory. Additions are in tree order on one host, and on several if m is
+a power of two and `outer` keeps it. Source: Li et al., OSDI 2014 (shards); Goyal et al. 2017,
+section 4.1 (sums in each server first).
 """
 
 from collections.abc import Callable, Iterator
@@ -23,7 +17,7 @@ from firecaffe.exchange.hierarchical import among
 from firecaffe.exchange.schedule import OwnRound, Schedule, Transfer
 
 LINE_ELEMENTS = 16
-"""Shards are of so many elements, so that two owners do not share a cache line."""
+"""Elements of which shards are multiples, so that owners share no cache line."""
 
 ADDS, HANDS_ON = 0, 1
 """The rounds within a host before the first message."""
@@ -36,10 +30,7 @@ def schedule(
     outer: Callable[[int, int], Schedule],
     ranks_per_host: int,
 ) -> Schedule:
-    """outer: any row of `ALGORITHMS`, not asked for on one host.
-
-    Raises: ValueError if the ranks do not fill whole hosts.
-    """
+    """Combine memory with `outer`, unused on one host. Raises: ValueError for partial hosts."""
     m = ranks_per_host
     if m < 1 or world_size % m:
         raise ValueError(f"{world_size} ranks do not fill hosts of {m}")
@@ -78,20 +69,16 @@ def _rounds(inside: Schedule, across: Schedule | None, rank: int) -> Iterator[Ow
 
 
 class MemoryPart(NamedTuple):
-    """What one rank does in memory."""
-
     adds: list[tuple[int, int]]
     """Slices of all its host's vectors that it adds up."""
     into: list[int]
-    """Ranks whose vectors take these sums. Its own only if the total does not come there later."""
+    """Ranks whose vectors get these sums; its own only if no later total replaces it."""
     reads: int | None
     """The rank whose vector it copies in the last round, if there are messages before it."""
 
 
 def memory_part(whole: Schedule, rank: int) -> MemoryPart:
-    """A rank's rounds in memory, in the two passes that they take there: adding a slice and handing
-    it on are one, for the sum is in the cache.
-    """
+    """Return a rank's work in memory: it adds a slice and hands it on while it is in the cache."""
     adds, into, reads = [], {rank}, None
     for number, transfers in whole.rounds_of(rank):
         own = [t for t in transfers if whole.in_memory(t)]

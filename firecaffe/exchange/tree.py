@@ -2,9 +2,8 @@
 
 In round k of the way up, rank j + 2^k sends its partial sum to rank j, for every j that is a
 multiple of 2^(k + 1). After ceil(lg p) rounds rank 0 holds the total; the way down is the same
-rounds backwards. 2 ceil(lg p) rounds of the whole vector: 2 lg p (α + n β) + lg p · n γ.
-
-Source: Iandola et al. 2016 (FireCaffe); Thakur, Rabenseifner, Gropp 2005.
+rounds backwards. 2 ceil(lg p) rounds of the whole vector: 2 lg p (α + n β) + lg p · n γ. Source:
+Iandola et al. 2016 (FireCaffe); Thakur, Rabenseifner, Gropp 2005.
 """
 
 from collections.abc import Iterator
@@ -36,12 +35,10 @@ def rounds(p: int, n: int, rank: int) -> Iterator[OwnRound]:
 
 
 def num_levels(world_size: int) -> int:
-    """lg p, rounded up."""
     return (world_size - 1).bit_length()
 
 
 def _edge(p: int, level: int, rank: int) -> tuple[int, int] | None:
-    """The child and the parent that meet at a level, if the rank is one of them."""
     parent = rank >> (level + 1) << (level + 1)
     child = parent + (1 << level)
     return (child, parent) if rank in (child, parent) and child < p else None

@@ -1,8 +1,7 @@
-"""`exchange.algorithm = "auto"`: measures one link and takes the exchange that is fastest by it.
+"""`exchange.algorithm = "auto"`: measures one link and chooses the exchange that is fastest by it.
 
-Nothing is measured if there is nothing to choose: one worker, one host whose ranks add in shared
-memory, a compressor or a hook that has a way of its own. That is said too, and tree is taken. Nor
-is a link that was measured within a day, see `transport.link`.
+If there is nothing to choose, nothing is measured, and tree is chosen. A link that was measured
+within a day is not measured again (`transport.link`).
 """
 
 import json
@@ -19,7 +18,7 @@ from firecaffe.exchange.route import CODEC, FOLD, HOOK, Route
 from firecaffe.transport.link import described, measure_link, recall, remember
 
 LEAST_STREAM_S = 0.05
-"""Seconds of a stream, long beside what a shaped link lets pass unshaped; five take 0.3 s."""
+"""Seconds of a stream, long against what a shaped link lets pass unshaped; five take 0.3 s."""
 
 MOST_S = 1.0
 """Seconds after which the link is measured no further: one of 10 Mbit/s, or of 50 ms."""
@@ -45,7 +44,7 @@ class AutoChoice:
     bandwidth_bytes_per_s: float | None = None
     """The measured bandwidth; None, as the latency, if no link was measured."""
     predicted_s: dict[str, float] | None = None
-    """The predicted seconds for all buckets of a step, by exchange to choose from."""
+    """The predicted seconds for all buckets of a step, by candidate."""
 
 
 def choose_exchange(
@@ -53,11 +52,9 @@ def choose_exchange(
     sizes_bytes: Sequence[int],
     tree: Route,
 ) -> AutoChoice:
-    """Chooses the exchange for this world; all ranks call it and get rank 0's choice.
+    """Choose the exchange; all ranks call it and get rank 0's choice. Raises: PeerLostError.
 
     sizes_bytes: of a step's buckets. tree: the route that tree would take.
-
-    Raises: PeerLostError.
     """
     reason = _nothing_to_choose(tree)
     # Every rank must come to the same answer before some of them measure.
@@ -89,7 +86,6 @@ def _stated(
     bandwidth_bytes_per_s: float,
     how: str,
 ) -> str:
-    """What rank 0 tells the others. how: the figures were obtained."""
     found = choose(world.world_size, sizes_bytes, latency_s, bandwidth_bytes_per_s, tree.senders)
     others = sorted(
         (seconds, name) for name, seconds in found.by_algorithm.items() if name != found.algorithm
@@ -104,13 +100,12 @@ def _stated(
 
 
 def _age(seconds: float) -> str:
-    """How long ago, in words."""
     hours, minutes = divmod(round(seconds / 60), 60)
     return f"{hours} h" if hours else f"{minutes} min"
 
 
 def rank_elsewhere(places: Sequence[object]) -> int:
-    """The first rank in another place than rank 0; rank 1 if all are in one place."""
+    """Return the first rank in another place than rank 0; rank 1 if all are in one place."""
     return next((rank for rank, place in enumerate(places) if place != places[0]), 1)
 
 
@@ -120,7 +115,6 @@ def _place() -> tuple[str, str]:
 
 
 def _nothing_to_choose(tree: Route) -> str:
-    """The reason why there is no choice; empty if there is one."""
     if tree.world_size == 1:
         return f"{AUTO}: one worker, nothing to send"
     if tree.to_owners:

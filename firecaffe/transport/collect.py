@@ -1,4 +1,4 @@
-"""Named tensors that ranks hold in parts: who holds which, and how rank 0 or all get them whole."""
+"""Named tensors that ranks hold in parts: which rank holds what, and how to get them whole."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ from firecaffe.errors import AgreementError
 
 @dataclass(frozen=True)
 class HeldPart:
-    """What this rank holds of a named tensor: all of it, or some rows."""
+    """A rank's part of a named tensor: all of it, or some rows."""
 
     tensor: Tensor
     """The live tensor, no copy."""
@@ -26,7 +26,7 @@ class HeldPart:
     num_rows: int = 0
     """The number of rows of the whole tensor, if only some are here."""
     order: int = 0
-    """The place among the tensors of all ranks; of the same place, rank 0's come first."""
+    """The place among the tensors of all ranks; in a tie, rank 0's come first."""
     dim: int = 0
     """The dimension of which they are rows."""
     rest: tuple[tuple[range, Tensor], ...] = ()
@@ -34,7 +34,6 @@ class HeldPart:
 
     @property
     def runs(self) -> tuple[tuple[range | None, Tensor], ...]:
-        """All rows that are here, with the tensors that they are in."""
         return (self.rows, self.tensor), *self.rest
 
     @property
@@ -50,7 +49,7 @@ class HeldPart:
         return tuple(own)
 
     def on_host(self, rows: range | None) -> Tensor:
-        """The tensor of these rows, on the CPU; the live one itself if it can be."""
+        """Return the tensor of these rows on the CPU; the live one itself if it can be."""
         found = next(tensor for own, tensor in self.runs if own == rows)
         return found.detach().cpu().contiguous()
 
@@ -61,7 +60,7 @@ Holder = tuple[int, range | None]
 
 @dataclass(frozen=True)
 class Whole:
-    """A tensor as a checkpoint has it, and the ranks from which it is taken."""
+    """A tensor as a checkpoint has it, and the ranks that give it."""
 
     name: str
     shape: tuple[int, ...]
@@ -69,7 +68,6 @@ class Whole:
     holders: tuple[Holder, ...]
     """One holder of each row, in the order of rows."""
     dim: int = 0
-    """The dimension of which ranks hold rows."""
 
     @property
     def nbytes(self) -> int:
@@ -77,11 +75,9 @@ class Whole:
 
 
 def list_wholes(world: Group, parts: Mapping[str, HeldPart]) -> list[Whole]:
-    """Lists the tensors of all ranks in their order, the same list on all. If several ranks hold
-    something, the first of them gives it.
+    """List the tensors of all ranks in order, the same on all; the first holder gives each.
 
-    Raises: AgreementError if ranks differ about a tensor, or nobody holds some of its rows;
-    PeerLostError.
+    Raises: AgreementError if ranks differ about a tensor, or none holds some row; PeerLostError.
     """
     own = [
         [name, part.order, part.shape, str(part.tensor.dtype), part.dim, _ends(part)]
@@ -108,11 +104,7 @@ def list_wholes(world: Group, parts: Mapping[str, HeldPart]) -> list[Whole]:
 def collect(
     world: Group, listed: Sequence[Whole], parts: Mapping[str, HeldPart]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yields on rank 0 the listed tensors, whole, in order, on the CPU; the others send theirs and
-    get none.
-
-    All ranks have to go through it to the end. parts: this rank's own. Raises: PeerLostError.
-    """
+    """Yield whole tensors on rank 0's CPU; all ranks iterate to the end. Raises: PeerLostError."""
     for each in listed:
         own = parts.get(each.name)
         if not world.is_first:
@@ -141,11 +133,7 @@ def collect(
 
 
 def give_all(world: Group, parts: Mapping[str, HeldPart]) -> Iterator[tuple[str, Tensor]]:
-    """Yields the tensors of all ranks, whole, in order, on the CPU, to each of them. All have to go
-    through it to the end. parts: this rank's own.
-
-    Raises: AgreementError, as `list_wholes`; PeerLostError.
-    """
+    """Yield whole tensors on each rank's CPU; all iterate to the end. Raises: as `list_wholes`."""
     for each in list_wholes(world, parts):
         whole = torch.empty(each.shape, dtype=each.dtype)
         for rank, rows in each.holders:
@@ -169,7 +157,7 @@ def _receive_apart(world: Group, rank: int, place: Tensor) -> None:
 
 
 def _holders(name: str, rows_shape: tuple[int, ...], found: Sequence[Holder]) -> tuple[Holder, ...]:
-    """The first rank that holds all rows; else ranks that hold each row once between them."""
+    # The first rank that holds all rows; else ranks that hold each row once between them.
     for rank, rows in found:
         if rows is None:
             return ((rank, None),)
@@ -191,6 +179,5 @@ def _ends(part: HeldPart) -> list[tuple[int, int] | None]:
 
 
 def _dtype(text: str) -> torch.dtype:
-    """torch's type by its printed name."""
     found: torch.dtype = getattr(torch, text.removeprefix("torch."))
     return found

@@ -23,22 +23,17 @@ SumInputs = Callable[[Sequence[Tensor]], Tensor]
 
 @dataclass(frozen=True)
 class _Part:
-    """Elements [start, stop) of a vector, and the rounds that they go through."""
-
     start: int
     stop: int
     rounds: list[RankRound]
     first_input: int
 
     def some(self, numbers: Container[int]) -> "_Part":
-        """The same with these rounds alone."""
         return replace(self, rounds=[each for each in self.rounds if each.number in numbers])
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """The work of this rank on a vector."""
-
     parts: list[_Part]
     is_mean: bool
     num_rounds: int
@@ -47,23 +42,23 @@ class _Plan:
 
 @dataclass(frozen=True)
 class Begun:
-    """A schedule of which early rounds are done."""
+    """A schedule whose early rounds are done."""
 
     scratch: Tensor
-    """What has arrived, until the rest is done."""
+    """The elements that have arrived, until the rest is done."""
     inputs: Mapping[int, Tensor]
-    """This rank's that have been sent, by their place among its own."""
+    """This rank's inputs that have been sent, by their place among its own."""
 
 
 class Collectives:
-    """Runs schedules on vectors. What this rank does is worked out once for each length."""
+    """Runs schedules on vectors. This rank's part is worked out once for each length."""
 
     def __init__(self, world: Group) -> None:
         self.world = world
         self._plans: dict[Hashable, _Plan] = {}
         self._scratch: dict[tuple[Hashable, torch.dtype], Tensor] = {}
         self.seconds = 0.0
-        """What exchanges of vectors on the host have taken so far."""
+        """Seconds that exchanges of vectors on the host have taken so far."""
 
     def run(
         self,
@@ -76,20 +71,12 @@ class Collectives:
         sum_inputs: SumInputs | None = None,
         begun: Begun | None = None,
     ) -> None:
-        """Carries out this rank's part, in place; or what is left of it.
+        """Carry out this rank's part of a schedule in place, or its rest. Raises: PeerLostError.
 
-        Args:
-            name: Stands for `make` from one call to the next.
-            make: The schedule for so many elements.
-            vector: Shape (num_elements,).
-            ranks: Which ranks of the world the schedule's are; this one is among them.
-            lane: Vectors of one lane go one after the other.
-            inputs: This rank's, by their place among its own, as long as the vector, if the
-                schedule has inputs; may be changed.
-            sum_inputs: See `PieceUnderWay`.
-            begun: What `begin` has done already, on all ranks: all early rounds.
-
-        Raises: PeerLostError.
+        name: stands for `make` in later calls. ranks: the world's ranks that run it; this is one.
+        lane: vectors of one lane go one after the other. inputs: this rank's, by their place among
+        its own, as long as the vector; may be changed. begun: the early rounds, which all ranks
+        have done.
         """
         plan = self._plan_for(name, make, vector, ranks)
         parts, all_inputs = plan.parts, dict(inputs or {})
@@ -114,12 +101,7 @@ class Collectives:
         place: Hashable,
         begun: Begun | None,
     ) -> Begun:
-        """Carries out one early round alone; arguments as of `run`, which goes on after the last.
-
-        vector: tells the length; what it holds is not touched. number: of the round. place: stands
-        for the scratch in which things wait, one for each that is begun at a time. begun: the
-        rounds before.
-        """
+        """Carry out one early round, with arguments as of `run`; `vector` gives only the length."""
         plan = self._plan_for(name, make, vector, ranks)
         needed = sum(scratch_elements(part.rounds) for part in plan.parts)
         scratch = self._scratch_for(vector, needed, place)
@@ -152,13 +134,12 @@ class Collectives:
         inputs: Mapping[int, Tensor],
         sum_inputs: SumInputs | None = None,
     ) -> None:
-        """Carries out the parts' rounds."""
         group = self.world.exchange_group
         assert group is not None
         is_gloo, begun_s = not vector.is_cuda, time.perf_counter()
         sent = sum(sent_elements(part.rounds) for part in parts)
         self.world.traffic.add(sent * vector.itemsize)
-        # An only part, of inputs, may have more: what waits there is of rounds before.
+        # A single part, of inputs, may have more, which holds elements of earlier rounds.
         needed = [scratch_elements(part.rounds) for part in parts]
         scratch = whole_scratch.split_with_sizes(needed) if len(parts) > 1 else [whole_scratch]
         execute(
@@ -196,7 +177,7 @@ def _plan(
 ) -> _Plan:
     whole = make(num_elements)
     # Shards that stay with their owners are those of the whole vector; and inputs are many messages
-    # as they are (LOG.md).
+    # without pieces (LOG.md).
     stays = whole.kind in (REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL) or bool(whole.inputs)
     parts = pieces(whole, itemsize) if cuts and not stays else [(0, num_elements)]
     schedules = {num_elements: whole}

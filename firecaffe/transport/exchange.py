@@ -22,14 +22,9 @@ LANES = 2
 
 
 class Exchange:
-    """Sums vectors over all ranks, in place. Each lane is used by one thread at a time.
-
-    On one host, ranks sum vectors that `empty` has made in the memory that they share; between
-    hosts only the first rank of each then sends. Other vectors go through the algorithm's schedule.
-    """
+    """Sums vectors over all ranks, in place. Each lane is used by one thread at a time."""
 
     def __init__(self, world: Group, route: Route, local: LocalRanks | None = None) -> None:
-        """local: the ranks of this host, if the route may share their memory."""
         self.world = world
         self.route = route
         self._local = local
@@ -38,48 +33,43 @@ class Exchange:
 
     @classmethod
     def of_vectors(cls, world: Group, algorithm: str, local: LocalRanks | None = None) -> Self:
-        """The exchange of vectors, one of each rank, by an algorithm that nothing stands in for."""
+        """Make the exchange of vectors, one of each rank, by an algorithm that nothing replaces."""
         ranks, per_host = world.world_size, world.local_world_size
         shares = local is not None
         return cls(world, find_route(algorithm, None, ranks, per_host, shared_memory=shares), local)
 
     @property
     def lanes(self) -> int:
-        """How many vectors may be under way at once. Where messages are told apart by their order
-        alone, one.
-        """
+        """The number of vectors that may be under way at once."""
+        # One, if only their order tells messages apart.
         is_one_by_one = self.route.algorithm == NATIVE or self.route.shares_memory
         if self.world.exchange_group is None or self.world.device.type != "cpu" or is_one_by_one:
             return 1
         return LANES
 
     def empty(self, num_elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """A vector of zeros to be summed. All ranks must ask for the same, in the same order."""
+        """Return a vector of zeros to be summed. All ranks must ask for the same, in one order."""
         if not self.route.shares_memory or device.type != "cpu" or num_elements == 0:
             return torch.zeros(num_elements, dtype=dtype, device=device)
         assert self._local is not None
         return self._know(self._local, self._local.share(num_elements, dtype))
 
     def place_for(self, vector: Tensor) -> Tensor:
-        """Memory that local ranks share for such a vector: the vector itself, moved there with all
-        its views, or another one. All ranks must ask for the same, in the same order.
-        """
+        """Return shared memory for a vector: itself, moved with all its views, or another one."""
         assert self._local is not None
         return self._know(self._local, self._local.share(vector.numel(), vector.dtype, vector))
 
     def forget(self, vector: Tensor) -> None:
-        """Lets go of a vector from `empty` or `place_for`."""
+        """Let go of a vector from `empty` or `place_for`."""
         self._shared.pop(vector.data_ptr(), None)
 
     def all_reduce(self, vector: Tensor, lane: int = 0, divide_by: int = 1) -> None:
-        """vector, shape (num_elements,), becomes the sum of all ranks' vectors.
+        """Sum a vector over all ranks, in place, each divided by `divide_by` first.
 
-        lane: 0 to `lanes` - 1, the same on all ranks; vectors of one lane go one after the other.
-        divide_by: each vector is divided by this before the sum.
-        Raises: PeerLostError.
+        lane: below `lanes`, the same on all ranks. Raises: PeerLostError.
         """
         shared = self._shared.get(vector.data_ptr())
-        # A part of a vector from `empty` may begin where it does.
+        # A part of a vector from `empty` may begin where the vector does.
         if shared is not None and shared.by_rank[0].numel() == vector.numel():
             assert self._local is not None
             send = partial(self._send, "between hosts", self._between_hosts, vector, lane=0)
@@ -99,13 +89,11 @@ class Exchange:
             self._send(route.algorithm, partial(find, route.world_size), vector, lane)
 
     def close(self) -> None:
-        """Lets go of the memory that local ranks share, and of what connects them."""
         self._shared.clear()
         if self._local is not None:
             self._local.close()
 
     def _know(self, local: LocalRanks, by_rank: list[Tensor]) -> Tensor:
-        """This rank's vector among those of its host, whose sum is worked out."""
         own = by_rank[local.own]
         schedule = self.route.schedule(own.numel())
         self._shared[own.data_ptr()] = shared_vector(local, by_rank, schedule)
@@ -115,5 +103,4 @@ class Exchange:
         return self.route.schedule(num_elements).by_messages()
 
     def _send(self, name: str, make: Callable[[int], Schedule], vector: Tensor, lane: int) -> None:
-        """Carries out the schedule that is called so."""
         self._collectives.run(name, make, vector, range(self.world.world_size), lane)

@@ -1,10 +1,9 @@
 """Executes a schedule: this rank's sends, receives and additions over a process group.
 
-A vector is cut into pieces that go through the same schedule side by side, so that while one
-piece is being added, or waits for a slow peer, the others keep both directions of the link busy.
-Receives from a peer of the round that is due are posted some rounds ahead, and additions are done
-in place. Nothing is decided by what arrives first: every rank waits in the order (round, piece), so
-no two can wait for each other, and the sums are those of the schedule.
+A vector is cut into pieces that go through the schedule in parallel: while one is being added, or
+waits for a slow peer, the others keep both directions of the link busy. Receives are posted some
+rounds ahead. Whatever arrives first, every rank waits in the order (round, piece), so no two can
+wait for each other, and the sums are those of the schedule.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,18 +21,16 @@ from firecaffe.exchange.leaves import tree_sum
 from firecaffe.transport.rank_rounds import Addition, RankRound
 
 PeerMessage = tuple[bool, int, Tensor]
-"""A send to a peer or a receive from it: (whether it is a send, the peer, the elements)."""
+"""A message: (whether it is a send, the peer, the elements)."""
 
 
 class UnderWay(Protocol):
-    """A message that has been started."""
-
     def wait(self) -> object:
-        """Returns when its memory is free again. Raises: PeerLostError."""
+        """Return when its memory is free again. Raises: PeerLostError."""
 
 
 StartMessages = Callable[[Sequence[PeerMessage]], Sequence[UnderWay]]
-"""Starts messages on a group; one `UnderWay` for each. Raises: PeerLostError."""
+"""A function that starts messages, with an `UnderWay` for each. Raises: PeerLostError."""
 
 
 @dataclass
@@ -50,13 +47,13 @@ class PieceUnderWay:
     inputs: Mapping[int, Tensor] = field(default_factory=dict)
     """This rank's inputs, by number; they may be changed if this rank adds them."""
     sum_inputs: Callable[[Sequence[Tensor]], Tensor] | None = None
-    """A function of one slice of all inputs, in their order, to its total; may add in place."""
+    """A function of one slice of all inputs, in order, to its total; may add in place."""
     _posted: int = 0
     _receiving: dict[int, list[UnderWay]] = field(default_factory=dict)
     _sending: list[tuple[int, int, UnderWay]] = field(default_factory=list)
 
     def begin(self, index: int) -> None:
-        """Posts the receives of this round and of those ahead, and sends what is due."""
+        """Post the receives of this round and of those ahead, and send what is due."""
         round_ = self.rounds[index]
         numbers, messages = self._receives_to_post(index)
         messages += [
@@ -69,15 +66,12 @@ class PieceUnderWay:
             self._sending.append((start, stop, work))
 
     def post(self) -> None:
-        """Posts the first receives, if they need not go with the first sends."""
+        """Post the first receives, unless they must start with the first sends."""
         if self.rounds and not self.at_once:
             numbers, messages = self._receives_to_post(0)
             self._note_posted(numbers, self.start(messages))
 
     def _receives_to_post(self, index: int) -> tuple[list[int], list[PeerMessage]]:
-        """The receives that are due in round `index`, with the numbers of the rounds that need
-        them.
-        """
         messages: list[PeerMessage] = []
         numbers = []
         ahead = 0 if self.at_once else self.rounds[index].ahead
@@ -100,7 +94,7 @@ class PieceUnderWay:
             self._receiving[number].append(work)
 
     def finish(self, index: int) -> None:
-        """Waits for the round's messages and does its additions."""
+        """Wait for the round's messages and do its additions."""
         round_ = self.rounds[index]
         for work in self._receiving.pop(index):
             work.wait()
@@ -112,11 +106,10 @@ class PieceUnderWay:
             self.vector[start:stop] = self.scratch[offset : offset + stop - start]
 
     def close(self) -> None:
-        """Waits for the last sends."""
         self._finish_sends(0, self.vector.numel())
 
     def _finish_sends(self, start: int, stop: int) -> None:
-        """Waits for the sends of some rounds: what is being sent must not change."""
+        # The elements that are being sent must not change.
         under_way = []
         for sent_start, sent_stop, work in self._sending:
             if sent_start < stop and start < sent_stop:
@@ -126,7 +119,6 @@ class PieceUnderWay:
         self._sending = under_way
 
     def _add(self, addition: Addition) -> None:
-        """Adds to a slice what has arrived for it, by the tree over ranks."""
         own = self.vector[addition.start : addition.stop]
         length = addition.stop - addition.start
         if addition.of_inputs:
@@ -156,7 +148,7 @@ class PieceUnderWay:
 
 
 def execute(pieces: Sequence[PieceUnderWay]) -> None:
-    """Carries out one rank's part of the pieces' schedules, in place."""
+    """Carry out one rank's part of the pieces' schedules, in place."""
     for piece in pieces:
         piece.post()
     for piece in pieces:
@@ -189,10 +181,7 @@ class WorkOfRanks:
 
 
 def one_by_one(world: Group, group: ProcessGroup, ranks: Sequence[int], tag: int) -> StartMessages:
-    """Returns what starts messages on a backend that matches them by tag, such as Gloo.
-
-    ranks: which ranks of the group the schedule's are.
-    """
+    """Return a starter of messages for a backend that matches them by tag, such as Gloo."""
 
     def start(messages: Sequence[PeerMessage]) -> list[WorkOfRanks]:
         with peers_may_be_lost(world):
@@ -208,11 +197,9 @@ def one_by_one(world: Group, group: ProcessGroup, ranks: Sequence[int], tag: int
 
 
 def in_one_call(world: Group, group: ProcessGroup, ranks: Sequence[int]) -> StartMessages:
-    """Returns what starts messages on a backend that wants those of a round at once, such as NCCL.
+    """Return a starter of messages for a backend that wants a round's at once, such as NCCL."""
 
-    It matches them by order and its Works stand for the whole call; so nothing is posted ahead.
-    """
-
+    # It matches them by order, and its Works stand for the whole call; so nothing is posted ahead.
     def start(messages: Sequence[PeerMessage]) -> list[WorkOfRanks]:
         if not messages:
             return []

@@ -1,9 +1,7 @@
-"""Sums over nodes of the micro-batch tree, by the schedule of `exchange.fold`.
+"""Sums and gathers of nodes of the micro-batch tree, by the schedule of `exchange.fold`.
 
-A rank may hold several nodes, and nodes may be encoded on the way. What is encoded is added as
-decoded, and the total encoded for the way back, also on one rank.
-
-Sums and gathers the nodes of one level of the micro-batch tree, which all ranks hold.
+A rank may hold several nodes, and nodes may be encoded on the way. They are added decoded, and the
+total is encoded for the way back, also on one rank.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -34,9 +32,7 @@ class RowCoding(Protocol):
 
 
 class NodeSum:
-    """Computes the root over all ranks' nodes, the same bits on all ranks. Used by one thread at a
-    time.
-    """
+    """Computes the root over all ranks' nodes, the same bits on all; for one thread at a time."""
 
     def __init__(
         self,
@@ -45,9 +41,7 @@ class NodeSum:
         num_leaves: int,
         early: bool = False,
     ) -> None:
-        """nodes_of_rank: the nodes of each rank; in order they are the whole tree. early: whether
-        early nodes are sent by `begin`.
-        """
+        """Set each rank's nodes, in order the whole tree. early: `begin` sends early nodes."""
         self.world = world
         self.num_leaves = num_leaves
         self.nodes_of_rank = nodes_of_rank
@@ -58,17 +52,15 @@ class NodeSum:
 
     @property
     def seconds(self) -> float:
-        """What its exchanges on the host have taken so far."""
         return self._collectives.seconds
 
     @property
     def own_nodes(self) -> Sequence[Node]:
-        """This rank's nodes, in order."""
         return self.nodes_of_rank[self.world.rank]
 
     @property
     def own_early(self) -> Sequence[Node]:
-        """Those of this rank's nodes that `begin` sends, one after the other."""
+        """This rank's nodes that `begin` sends, one after the other."""
         return fold.early_nodes(self.own_nodes, self.num_leaves) if self.num_early else []
 
     def begin(
@@ -80,22 +72,18 @@ class NodeSum:
         begun: Begun | None,
         cuts: Sequence[int] = (),
     ) -> Begun:
-        """Does one early round: sends a node of this rank, and takes its part of the others'. All
-        ranks call it, also one that has no node for it.
+        """Send an early node of this rank, and receive the others'. Raises: PeerLostError.
 
-        vectors: of the node; kept until the sum. like: a vector as long. place: one for each sum
-        that is begun at a time. begun: the rounds before. cuts: of `to_owners`, if that follows.
-        Raises: PeerLostError.
+        All ranks call it, also one without a node. vectors: of the node; kept until the sum. like:
+        a vector as long. place: one for each sum that is begun at a time. cuts: of a `to_owners`
+        that follows.
         """
         name, make = self._to_owners(cuts) if cuts else (1, self._make(1))
         ranks, inputs = range(self.world.world_size), self._inputs(vectors)
         return self._collectives.begin(name, make, like, ranks, inputs, number, place, begun)
 
     def finish(self, vectors: Mapping[Node, Tensor], begun: Begun) -> Tensor:
-        """The root, from this rank's nodes that were not sent early, and all that was.
-
-        Raises: PeerLostError.
-        """
+        """Return the root, from nodes not sent early and those sent. Raises: PeerLostError."""
         return self._sum(self._inputs(vectors), 1, self._add, begun)
 
     def to_owners(
@@ -105,10 +93,10 @@ class NodeSum:
         cuts: Sequence[int],
         begun: Begun | None = None,
     ) -> None:
-        """Leaves this rank's shard of the root in `total`, which may be one of the vectors.
+        """Leave this rank's shard of the root in `total`, maybe one of the vectors.
 
-        vectors: this rank's nodes that were not sent early; may be changed. cuts: where the ranks'
-        shards begin and, last, end. Raises: PeerLostError.
+        vectors: not sent early; may be changed. cuts: ends of shards, from 0. Raises:
+        PeerLostError.
         """
         name, make = self._to_owners(cuts)
         ranks, inputs = range(self.world.world_size), self._inputs(vectors)
@@ -117,11 +105,7 @@ class NodeSum:
         )
 
     def __call__(self, vectors: Sequence[Tensor], codec: RowCoding | None = None) -> Tensor:
-        """vectors: this rank's, one for each of its nodes, which may be changed; with a codec, of
-        whole rows.
-
-        Raises: PeerLostError.
-        """
+        """Return the root. A codec needs whole rows; vectors may change. Raises: PeerLostError."""
         if codec is None:
             return self._sum(dict(enumerate(vectors)), 1, self._add)
         encoded = [codec.encode(vector) for vector in vectors]
@@ -136,11 +120,7 @@ class NodeSum:
         return codec.decode(self._sum(dict(enumerate(flat)), grain, add).view(rows))
 
     def scattered(self, vectors: Sequence[Tensor]) -> Tensor:
-        """This rank's shard of the root, of vectors that are a multiple of the ranks.
-
-        vectors: this rank's, one for each of its nodes, which may be changed. Raises:
-        PeerLostError.
-        """
+        """Return this rank's shard of the root; `vectors` may be changed. Raises: PeerLostError."""
         if self.world.exchange_group is None:
             return self._add(vectors)
         total, ranks = vectors[0].new_empty(vectors[0].numel()), range(self.world.world_size)
@@ -194,10 +174,7 @@ def _schedule(
 
 
 class NodeWire:
-    """The nodes of one level as leaves of the tree above them, shared out like micro-batches.
-
-    Used by one thread at a time; all ranks call the same methods in the same order.
-    """
+    """Sums one level's nodes in one thread; all ranks call the same methods in the same order."""
 
     def __init__(self, world: Group, num_nodes: int) -> None:
         self.world = world
@@ -205,22 +182,21 @@ class NodeWire:
         self.share_out(equal_shares(num_nodes, world.world_size))
 
     def share_out(self, shares: Shares) -> None:
-        """Gives ranks other nodes. All ranks call it between the same two sums."""
+        """Give ranks other nodes. All ranks call it between the same two sums."""
         self.shares = shares
         self._nodes_of_rank = [[Node(0, index) for index in share] for share in shares]
         self._sum = NodeSum(self.world, self._nodes_of_rank, self.num_nodes)
 
     @property
     def own_nodes(self) -> list[int]:
-        """The numbers of this rank's nodes."""
         return list(self.shares[self.world.rank])
 
     def sum_nodes(self, vectors: list[Tensor]) -> Tensor:
-        """The sum over all nodes of all ranks, in tree order. vectors: this rank's nodes'."""
+        """Return the sum over all nodes of all ranks, in tree order."""
         return self._sum(vectors)
 
     def sum_rows(self, vectors: list[Tensor], codec: RowCoding) -> Tensor:
-        """The sum with nodes and total encoded on the way, by rows that stand alone."""
+        """Return the sum, with nodes and total encoded on the way, by rows that stand alone."""
         num_elements = vectors[0].numel()
         missing = -num_elements % codec.row_elements
         if missing:
@@ -228,7 +204,7 @@ class NodeWire:
         return self._sum(vectors, codec)[:num_elements]
 
     def gather(self, payloads: list[Tensor]) -> list[Tensor]:
-        """All nodes' payloads (uint8, of any length) in node order, from this rank's."""
+        """Return all nodes' payloads (uint8, of any length) in node order, from this rank's."""
         group = self.world.exchange_group
         if group is None:
             return payloads

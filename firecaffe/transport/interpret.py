@@ -10,10 +10,7 @@ from firecaffe.exchange.schedule import AVERAGE, VECTOR, Schedule
 
 
 def interpret(schedule: Schedule, vectors: list[Tensor]) -> list[Tensor]:
-    """The vectors of all ranks after the schedule.
-
-    vectors: one of shape (num_elements,) for each rank, or for each input; they are not changed.
-    """
+    """Return all ranks' vectors after the schedule, from those of each rank, or each input."""
     nodes = [node for own in schedule.inputs for node in own]
     if nodes:
         held = [torch.full_like(vectors[0], torch.nan) for _ in schedule.inputs]

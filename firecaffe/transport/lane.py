@@ -1,9 +1,8 @@
-"""Lanes: process groups over which runs of bytes go to and fro between two ranks.
+"""Lanes and meshes: Gloo groups over which runs of bytes go to and fro between two ranks.
 
-A group of all ranks cannot lose one. Whoever has to go on without a rank has a lane to it, and that
-one alone breaks. A lane is made by its two ends, whatever other ranks do meanwhile, in a store
-under a name. Where all are needed anyway, a mesh has lines between any two. Both are Gloo's, so
-their bytes are in the host's memory; a GPU's are copied.
+A group of all ranks cannot lose one. If a rank may be lost, others have a lane to it, which alone
+breaks. Its two ends make it, in a store under a name, whatever other ranks do. Where all ranks are
+needed anyway, a mesh has lines between any two. Bytes are on the host; a GPU's are copied.
 """
 
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from firecaffe.cluster.groups import without_source
 from firecaffe.errors import PeerLostError
 
 FOREVER = timedelta(days=30)
-"""For an answer: who is slow is waited for, and who is lost the watch knows."""
+"""The time for an answer: slow ranks are waited for, and the watch knows lost ones."""
 
 CUT = timedelta(milliseconds=1)
 
@@ -30,28 +29,24 @@ DATA, NOTHING = 0, 1
 
 
 class Line:
-    """A rank of a group, as another one sees it: runs of bytes go to it and come from it. What is
-    sent with one tag arrives in its order.
-    """
+    """A connection to another rank of a Gloo group. Bytes of one tag arrive in order."""
 
     def __init__(self, group: Any, other: int, send_tag: int = DATA, receive_tag: int = DATA):
-        """group: Gloo's. other: the rank in it. A tag is the other end's other one."""
+        """Use a Gloo group; the end of rank `other` has the tags the other way around."""
         self._group, self._other = group, other
         self._tags = send_tag, receive_tag
         self.sent_bytes = self.received_bytes = 0
 
     def send(self, data: Tensor) -> None:
-        """Sends bytes: on the host, one after the other. Raises: PeerLostError."""
+        """Send contiguous bytes on the host. Raises: PeerLostError."""
         self.begin_send(data)()
 
     def receive(self, data: Tensor) -> None:
-        """Receives as many bytes as are sent. Raises: PeerLostError."""
+        """Receive as many bytes as are sent. Raises: PeerLostError."""
         self.begin_receive(data)()
 
     def begin_send(self, data: Tensor) -> Callable[[], None]:
-        """Begins to send bytes, which have to stay as they are until what it returns was called;
-        that waits for the end. Both raise PeerLostError.
-        """
+        """Begin to send; keep `data` as it is until the returned call, which waits for the end."""
         wait = _begin(lambda: self._group.send([data], self._other, self._tags[0]))
 
         def finish() -> None:
@@ -61,7 +56,6 @@ class Line:
         return finish
 
     def begin_receive(self, data: Tensor) -> Callable[[], None]:
-        """Begins to receive bytes; likewise."""
         wait = _begin(lambda: self._group.recv([data], self._other, self._tags[1]))
 
         def finish() -> None:
@@ -71,45 +65,37 @@ class Line:
         return finish
 
     def cut(self) -> None:
-        """Breaks the connection with the other rank, from another thread than the one that waits
-        at it: that one's wait ends with an error.
-        """
+        """Break the connection, so that another thread's wait ends with an error."""
         # An operation that is too late closes the connection under all others (torch 2.13).
         with suppress(RuntimeError):
             self._group.recv([torch.empty(1)], self._other, NOTHING).wait(CUT)
 
 
 class Lane(Line):
-    """One end of a process group of two ranks, whose sends and receives alternate alike."""
+    """One end of a group of two ranks, whose sends and receives alternate."""
 
     def __init__(self, store: Store, name: str, is_first: bool, timeout_s: float) -> None:
-        """Meets the other end. timeout_s: how long to wait for it.
-
-        Raises: PeerLostError if it does not come.
-        """
+        """Meet the other end. Raises: PeerLostError if it does not come in time."""
         rank = int(not is_first)
         super().__init__(_group(PrefixStore(f"lane/{name}", store), rank, 2, timeout_s), 1 - rank)
 
 
 class Mesh:
-    """Lines between any two ranks of a world, in a process group of its own. If one is lost, so are
-    all: they wait for each other.
-    """
+    """Lines between any two ranks of a world, in one group: if one is lost, all are."""
 
     def __init__(
         self, store: Store, name: str, rank: int, world_size: int, timeout_s: float
     ) -> None:
-        """Meets all other ranks. Raises: PeerLostError if one does not come."""
+        """Meet all other ranks. Raises: PeerLostError if one does not come."""
         self.rank, self.others = rank, [each for each in range(world_size) if each != rank]
         found = PrefixStore(f"mesh/{name}", store)
         self._group = _group(found, rank, world_size, timeout_s)
 
     def line(self, other: int, send_tag: int, receive_tag: int) -> Line:
-        """A line to another rank, whose end of it has the tags the other way around."""
         return Line(self._group, other, send_tag, receive_tag)
 
     def cut(self) -> None:
-        """Breaks all connections of this rank, from another thread than those that wait."""
+        """Break all connections of this rank, from another thread than those that wait."""
         for other in self.others:
             self.line(other, DATA, DATA).cut()
 
@@ -122,13 +108,11 @@ def _group(store: Store, rank: int, size: int, timeout_s: float) -> ProcessGroup
 
 
 def store_of(world: Group) -> Store:
-    """The store of a world's ranks alone."""
     assert world.group is not None
     return _get_process_group_store(world.group)
 
 
 def _begin(start: Callable[[], Work]) -> Callable[[], None]:
-    """Starts an operation. Returns what waits for its end."""
     work: list[Work] = []
     _named(lambda: work.append(start()))
     return lambda: _named(lambda: work[0].wait(FOREVER))

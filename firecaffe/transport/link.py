@@ -1,10 +1,7 @@
 """The link between two ranks, measured: latency by ping-pong, bandwidth by a stream one way.
 
-Links that were measured lately, remembered for a day in the user's cache folder.
-
-A link is that of certain ranks: their hosts and interfaces, how many there are, and their device.
-What cannot be read, is not ours or is too old is measured again; where nothing can be written
-nothing is remembered.
+Links are remembered for a day in the user's cache folder, by hosts, interfaces, number of ranks and
+device. If the file cannot be read or written, a link is measured again.
 """
 
 import hashlib
@@ -41,15 +38,15 @@ IN_FLIGHT = 4
 FIRST_STREAM_BYTES = 2**16
 MOST_MESSAGE_BYTES = 2**22
 LEAST_STREAM_S = 0.2
-"""Seconds of a stream at least: a shaped link lets its first 100 kB or so pass unshaped."""
+"""Least seconds of a stream: a shaped link lets its first 100 kB or so pass unshaped."""
 STREAMS = 5
 MOST_GROWTH = 4.0
-"""Times as long as the last one is a stream at most: what a shaped link let pass said too much."""
+"""Most growth from one stream to the next: bytes that passed unshaped said too much."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """What one message costs between two ranks: latency_s + bytes / bandwidth_bytes_per_s."""
+    """The cost of a message between two ranks: latency_s + bytes / bandwidth_bytes_per_s."""
 
     first: int
     second: int
@@ -58,9 +55,9 @@ class Link:
 
     @property
     def latency_s(self) -> float:
-        """α: half a round trip of 8 bytes; of all samples, a tenth are quicker. The median would be
-        that of a busy host: what else its processors do makes a round trip longer, never shorter.
-        """
+        """α: half a round trip of 8 bytes; a tenth of all samples are quicker."""
+        # The median would be that of a busy host: other work of its processors makes a round trip
+        # longer, never shorter.
         return sorted(self.latency_samples_s)[len(self.latency_samples_s) // 10]
 
     @property
@@ -81,16 +78,12 @@ def measure_link(
     least_stream_s: float = LEAST_STREAM_S,
     most_s: float = inf,
 ) -> Link:
-    """Measures the link between two ranks through the exchange's own process group.
-
-    All ranks call this and get the first rank's figures; those that are neither end only wait.
-    most_s: after so long it makes do with the samples that it has.
-
-    Raises: PeerLostError.
-    """
+    """Measure a link in the exchange's group; all ranks call it. Raises: PeerLostError."""
     group, found = world.exchange_group, ""
     if group is None or first == second:
         raise ValueError(f"a link has two ends; these are rank {first} and rank {second}")
+    # Ranks that are neither end only wait. All get the first rank's figures. After `most_s` seconds
+    # the samples so far have to do.
     if world.rank in (first, second):
         starts = world.rank == first
         peer = second if starts else first
@@ -118,11 +111,7 @@ def latency_samples_s(
     pings: int = PINGS,
     most_s: float = inf,
 ) -> list[float]:
-    """Measures half the time of each round trip of 8 bytes, after as many again to warm up; fewer
-    if they take longer than `most_s` together.
-
-    Both ranks call this, one of them with `starts`; only that one gets samples.
-    """
+    """Return half of each 8-byte round trip; both ranks call it, and one `starts` and measures."""
     ball = torch.zeros(PING_BYTES, dtype=torch.uint8, device=device)
     if not starts:
         is_last = False
@@ -131,6 +120,7 @@ def latency_samples_s(
             is_last = bool(ball[0])
             dist.send(ball, group_dst=peer, group=group)
         return []
+    # The first half warms up. There are fewer if all together would take longer than `most_s`.
     samples = list[float]()
     begin_s = time.perf_counter()
     while not ball[0]:
@@ -153,18 +143,14 @@ def bandwidth_samples_bytes_per_s(
     streams: int = STREAMS,
     most_s: float = inf,
 ) -> list[float]:
-    """Measures bytes per second of each stream, from its first byte until the receiver confirms the
-    last.
-
-    Both ranks call this, one of them with `sends`; only that one gets samples. Streams grow until
-    one takes `least_s` seconds; the shorter ones warm up and are not counted. After `most_s` the
-    next one that is long enough is the last.
-    """
+    """Return bytes per second of each stream; both ranks call it, and one `sends` and measures."""
     samples: list[float] = []
     if not sends:
         while stream_bytes := _receive_number(group, peer, device):
             _stream(group, peer, False, stream_bytes, device)
         return samples
+    # Streams grow until one takes `least_s` seconds; shorter ones warm up. After `most_s` the next
+    # one that is long enough is the last. Each ends with the receiver's confirmation.
     stream_bytes = FIRST_STREAM_BYTES
     begin_s = time.perf_counter()
     while len(samples) < streams:
@@ -182,7 +168,7 @@ def bandwidth_samples_bytes_per_s(
 
 
 def finish(device: torch.device) -> None:
-    """Waits until the device has finished its work; a CPU always has."""
+    """Wait until the device has finished its work; a CPU always has."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -190,7 +176,6 @@ def finish(device: torch.device) -> None:
 def _stream(
     group: ProcessGroup, peer: int, sends: bool, stream_bytes: int, device: torch.device
 ) -> float:
-    """Sends one stream; seconds from its first byte to the confirmation."""
     message_bytes = min(MOST_MESSAGE_BYTES, -(-stream_bytes // IN_FLIGHT))
     slots = torch.zeros(IN_FLIGHT, message_bytes, dtype=torch.uint8, device=device)
     confirmation = torch.zeros(PING_BYTES, dtype=torch.uint8, device=device)
@@ -236,20 +221,17 @@ NAME = "links.json"
 MOST_AGE_S = 24 * 3600.0
 
 MOST_LINKS = 1000
-"""So many of a day are kept, the newest."""
+"""Most links that are kept, the newest."""
 
 MOST_BYTES = 1_000_000
 
-UNREADABLE = (OSError, ValueError, RuntimeError)
-"""RuntimeError: a user without a home."""
+UNREADABLE = (OSError, ValueError, RuntimeError)  # the last: a user without a home
 
 Real = Annotated[float, Meta(gt=0, le=1e30)]
 
 
 @dataclass(frozen=True)
 class KnownLink:
-    """A link as the file has it."""
-
     ranks: str
     """The digest of `described`, of all ranks."""
     measured_at_s: Real
@@ -265,16 +247,13 @@ class _File:
 
 
 VERSION = 1
-"""The version of the file, and of what its figures are measured by."""
+"""The version of the file, and of how its figures are measured."""
 
 
 def described(device_type: str, place: Sequence[str]) -> str:
-    """What a link depends on, of this rank. place: what its host is called.
-
-    An interface has an address of its own, by which a host that is rebuilt under its name is told
-    from the one before it.
-    """
+    """Return the properties of this rank on which a link depends. place: its host's names."""
     name = os.environ.get(GLOO_INTERFACE) or _interface_to(os.environ.get("MASTER_ADDR", ""))
+    # The interface's own address tells a host that was rebuilt under its name from the one before.
     found = psutil.net_if_addrs().get(name, [])
     hardware = [each.address for each in found if each.family == psutil.AF_LINK]
     nccl = os.environ.get("NCCL_SOCKET_IFNAME", "")
@@ -286,13 +265,13 @@ def _interface_to(host: str) -> str:
 
 
 def recall(ranks: Sequence[str]) -> KnownLink | None:
-    """The link between such ranks, if it was measured within a day. ranks: as each is described."""
+    """Return the link between ranks described so, if it was measured within a day."""
     key = _digest(ranks)
     return next((each for each in reversed(_read()) if each.ranks == key), None)
 
 
 def remember(ranks: Sequence[str], latency_s: float, bandwidth_bytes_per_s: float) -> None:
-    """Keeps what was measured now, if that is possible."""
+    """Store the figures, as of now, if that is possible."""
     key = _digest(ranks)
     kept = [each for each in _read() if each.ranks != key][1 - MOST_LINKS :]
     kept.append(KnownLink(key, time.time(), latency_s, bandwidth_bytes_per_s))
@@ -303,7 +282,6 @@ def remember(ranks: Sequence[str], latency_s: float, bandwidth_bytes_per_s: floa
 
 
 def _read() -> list[KnownLink]:
-    """Those of the last day, as they were measured."""
     try:
         file = decoded(read_bytes(_path(), MOST_BYTES), _File)
     except UNREADABLE:

@@ -1,9 +1,8 @@
-"""The ranks of one host: memory that they share, and a barrier that notices who is gone.
+"""The ranks of one host: memory that they share, and a barrier that notices a lost rank.
 
-Memory is anonymous (memfd), passed from process to process over sockets: it has no name, so a
-rank that is killed leaves nothing behind. Each pair of ranks has one such socket; a barrier is a
-number to and from everybody, and the end of a process closes its sockets, which wakes whoever
-waits.
+Memory is anonymous (memfd) and passed over sockets, so a killed rank leaves nothing behind. Each
+pair of ranks has a socket. A barrier is a number to and from each; the end of a process closes its
+sockets, which wakes all that wait.
 """
 
 import os
@@ -31,7 +30,6 @@ class LocalRanks:
     sockets: tuple[socket.socket | None, ...]
     """The socket to each local rank; None for this one."""
     world: Group
-    """The world, whose watch knows more of a rank that is lost."""
 
     @property
     def size(self) -> int:
@@ -42,10 +40,7 @@ class LocalRanks:
         return self.sockets.index(None)
 
     def barrier(self) -> None:
-        """Returns when all local ranks have called it.
-
-        Raises: PeerLostError that names a rank which is gone, or did not come in time.
-        """
+        """Return when all local ranks have called it. Raises: PeerLostError about a missing one."""
         with peers_may_be_lost(self.world):
             self._meet()
 
@@ -55,7 +50,7 @@ class LocalRanks:
         poll = select.poll()
         for descriptor in waiting:
             poll.register(descriptor, select.POLLIN)
-        # Not one by one: the end of a rank is seen also while another is late.
+        # Not one by one, to see the end of a rank also while another is late.
         while waiting:
             first = next(iter(waiting.values()))
             timeout_s = first.gettimeout()
@@ -70,12 +65,10 @@ class LocalRanks:
     def share(
         self, num_elements: int, dtype: torch.dtype, own: Tensor | None = None
     ) -> list[Tensor]:
-        """Makes one vector for each local rank, which all of them can read and write.
+        """Make one vector for each local rank, which all can read and write. Raises: PeerLostError.
 
-        Every local rank must call it, in the same order. own: this rank's vector, which moves into
-        shared memory with all its views; without it, or without room for it, one of zeros.
-
-        Raises: PeerLostError.
+        All local ranks call it in the same order. own: this rank's vector, which moves into shared
+        memory with all its views; without it, or without room for it, one of zeros.
         """
         num_bytes = max(1, num_elements * dtype.itemsize)
         moved = None if own is None else _move(own)
@@ -92,7 +85,7 @@ class LocalRanks:
                 for local_rank, peer in enumerate(self.sockets):
                     if peer is not None:
                         [by_rank[local_rank]] = self._receive(local_rank, peer, 1)
-            # By its path, for then no descriptor stays open; there may be many vectors.
+            # By path, so that no descriptor stays open; there may be many vectors.
             paths = [f"/proc/self/fd/{by_rank[local_rank]}" for local_rank in range(self.size)]
             return [
                 own
@@ -105,7 +98,7 @@ class LocalRanks:
                 os.close(each)
 
     def close(self) -> None:
-        """Closes the sockets; shared vectors live on as long as someone holds them."""
+        """Close the sockets; shared vectors live on as long as they are held."""
         for peer in self.sockets:
             if peer is not None:
                 peer.close()
@@ -119,13 +112,11 @@ class LocalRanks:
                     raise self._lost(local_rank, error) from error
 
     def _receive(self, local_rank: int, peer: socket.socket, descriptors: int) -> list[int]:
-        """Receives the descriptors that come with a peer's message. The message is the peer's own
-        number, or that of a rank which it has lost.
-        """
         received: list[int] = []
         try:
-            # What comes beyond that is closed by the kernel.
+            # The kernel closes any further descriptors.
             message, received, _, _ = socket.recv_fds(peer, NUMBER.size, descriptors)
+            # A rank sends its own number, or that of a rank that it has lost.
             number = NUMBER.unpack(message)[0] if message else None
             if number == local_rank and len(received) == descriptors:
                 return received
@@ -138,10 +129,7 @@ class LocalRanks:
     def _lost(
         self, local_rank: int, error: OSError | None, last_word: int | None = None
     ) -> PeerLostError:
-        """The error about a rank that is gone; tells the others which one.
-
-        A rank that has lost another ends too, so whoever meets the end of it asks who was first.
-        """
+        # A rank that has lost another ends too, so ask which one was first, and tell the others.
         if last_word is None:
             last_word = self._last_word(local_rank)
         for peer in self.sockets:
@@ -158,7 +146,6 @@ class LocalRanks:
         return PeerLostError(f"rank {rank}, on this host, went away")
 
     def _last_word(self, local_rank: int) -> int:
-        """The last message of a rank that sends no more."""
         last = local_rank
         peer = self.sockets[local_rank]
         assert peer is not None
@@ -170,9 +157,7 @@ class LocalRanks:
 
 
 def _move(vector: Tensor) -> int | None:
-    """Moves a vector's storage, with whatever else lies in it, into shared memory. Returns its
-    descriptor, which the storage keeps; None if it cannot be moved, or /dev/shm has no room.
-    """
+    # The storage may hold more than this vector, and keeps the descriptor.
     storage = vector.untyped_storage()
     try:
         room = os.statvfs("/dev/shm")
@@ -185,21 +170,19 @@ def _move(vector: Tensor) -> int | None:
 
 
 def ranks_per_host(world: Group) -> int:
-    """The number of ranks of each host, the same on all ranks; 1 if hosts differ. Every rank must
-    call it.
-    """
+    """Return the ranks per host, the same on all ranks; 1 if hosts differ. All ranks call it."""
     size = world.local_world_size
     found = gather_text(world, f"{size} {world.rank - world.local_rank}")
     is_regular = found == [f"{size} {rank - rank % size}" for rank in range(world.world_size)]
-    # Whoever finds them regular finds its own size in all of them.
+    # A rank that finds them regular finds its own size in all of them.
     return size if is_regular and world.world_size % size == 0 else 1
 
 
 def meet_local_ranks(world: Group, timeout_s: float) -> LocalRanks | None:
-    """Connects the ranks that torchrun's LOCAL_WORLD_SIZE puts on one host.
+    """Connect the ranks that torchrun's LOCAL_WORLD_SIZE puts on one host. All ranks must call it.
 
-    Returns None, on all ranks of the world, if hosts have one rank each or different numbers, or if
-    ranks that should share a host cannot reach each other. Every rank must call it.
+    Return None, on all ranks, if hosts have one rank each or differ, or ranks cannot reach each
+    other.
     """
     size = ranks_per_host(world)
     if size < 2 or not sys.platform.startswith("linux"):

@@ -1,9 +1,8 @@
-"""Sockets between the ranks of one host: nobody else gets one.
+"""Sockets between the ranks of one host, which nobody else gets.
 
-Whoever has such a socket is sent the memory in which gradients lie. So each rank listens in a
-folder that its user alone may enter, the other side has to be the same user (`SO_PEERCRED`), and
-both have to say what their rank has told the others over the process group. Whoever does not is
-sent away, and the wait for the ranks goes on.
+They carry the memory in which gradients are. So each rank listens in a folder that only its user
+may enter, the other side must be the same user (`SO_PEERCRED`), and both must say what their ranks
+have told the others over the process group. Others are turned away; the wait continues.
 """
 
 import hmac
@@ -38,11 +37,10 @@ NAME = "ranks"
 def connect_local(
     world: Group, first: int, size: int, timeout_s: float
 ) -> tuple[socket.socket | None, ...] | None:
-    """Connects each two of the `size` ranks from `first` on, of which this is one. Returns the
-    socket to each, None for this one; or None, on all ranks of the world, if some cannot reach each
-    other. Every rank of the world must call it.
+    """Connect the `size` ranks from `first` on, of which this is one. Raises: PeerLostError.
 
-    Raises: PeerLostError if one does not come in time.
+    All ranks of the world call it. Return the socket to each, None for this one; or None, on all
+    ranks of the world, if some cannot reach each other.
     """
     own = world.rank - first
     with ExitStack() as opened, ExitStack() as meeting, ExitStack() as public:
@@ -62,7 +60,7 @@ def connect_local(
                 peer.send(hellos[own])
         except OSError as error:
             failure = str(error)
-        # Nobody waits for a connection that another could not make.
+        # No rank waits for a connection that another could not make.
         failures = [each for each in gather_text(world, failure) if each]
         if failures:
             if world.is_first:
@@ -79,18 +77,17 @@ def connect_local(
                     check_answer(sockets[number], hellos[number])
             except OSError as error:
                 raise PeerLostError(f"another rank of this host went away: {error}") from error
-        opened.pop_all()  # from here on they are closed with what holds them
+        opened.pop_all()  # from here on their holder closes them
         return tuple(sockets.get(number) for number in range(size))
 
 
 def hello(number: int, token: bytes) -> bytes:
-    """What a rank says first."""
     return NUMBER.pack(number) + token
 
 
 @contextmanager
 def in_folder(folder: str) -> Iterator[str]:
-    """The place of the socket in a folder, of any length: an address has 107 bytes at most."""
+    """Yield a short path of a folder's socket, because an address has 107 bytes at most."""
     descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         yield f"/proc/self/fd/{descriptor}/{NAME}"
@@ -100,8 +97,8 @@ def in_folder(folder: str) -> Iterator[str]:
 
 @contextmanager
 def listening(folder: str) -> Iterator[socket.socket]:
-    """A socket that listens in a folder, for a `with` block. Raises: OSError."""
-    # In packets, so that a message is whole or is not there.
+    """Open a socket that listens in a folder, for a `with` block. Raises: OSError."""
+    # In packets, so that a message is complete or missing.
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         with in_folder(folder) as place:
             listener.bind(place)
@@ -111,7 +108,7 @@ def listening(folder: str) -> Iterator[socket.socket]:
 
 
 def reach(folder: str, timeout_s: float) -> socket.socket:
-    """A socket to this user's process that listens in a folder. Raises: OSError."""
+    """Connect to this user's process that listens in a folder. Raises: OSError."""
     with ExitStack() as opened:
         peer = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         peer.settimeout(timeout_s)
@@ -124,7 +121,6 @@ def reach(folder: str, timeout_s: float) -> socket.socket:
 
 
 def is_same_user(peer: socket.socket) -> bool:
-    """Whether the process at a socket's other end runs as this one's user."""
     said = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
     return bool(CREDENTIALS.unpack(said)[1] == os.geteuid())
 
@@ -132,11 +128,7 @@ def is_same_user(peer: socket.socket) -> bool:
 def let_in(
     listener: socket.socket, expected: Mapping[int, bytes], timeout_s: float
 ) -> Iterator[tuple[int, socket.socket]]:
-    """The ranks that connect, with their numbers, until all have come. expected: what each will
-    say, by number. Whoever says something else is sent away, and who says nothing when all are in.
-
-    Raises: TimeoutError; what `accept` meets.
-    """
+    """Yield the expected ranks as they connect; turn others away. Raises: OSError."""
     missing, silent = dict(expected), dict[int, socket.socket]()
     until_s = time.monotonic() + timeout_s
     poll = select.poll()
@@ -170,7 +162,7 @@ def let_in(
 
 
 def who_says(comer: socket.socket, expected: Mapping[int, bytes]) -> int | None:
-    """The number of the rank that has connected; None if it is none of those that are expected."""
+    """Return the number of the rank that has connected; None if it is not expected."""
     try:
         said = comer.recv(NUMBER.size + TOKEN_BYTES + 1)
     except OSError:
@@ -182,6 +174,6 @@ def who_says(comer: socket.socket, expected: Mapping[int, bytes]) -> int | None:
 
 
 def check_answer(peer: socket.socket, expected: bytes) -> None:
-    """Raises: OSError unless the rank that was reached says what is expected."""
+    """Check that the rank that was reached says what is expected. Raises: OSError."""
     if not hmac.compare_digest(peer.recv(len(expected)), expected):
         raise ConnectionError("what listens there is no rank of this run")

@@ -1,8 +1,8 @@
 """Tells when work on a device is done, without stopping the host.
 
-A GPU works behind the host: what is called is only queued. The host marks places in that queue,
-lets one queue wait for a mark in another, and reads what has come to it a step later. A CPU has
-done what was called when the call returns; there every mark is over at once.
+A GPU works behind the host: a call only queues work. The host marks places in that queue, lets one
+queue wait for a mark in another, and reads results a step later. A CPU has done its work when a
+call returns, so its marks are over at once.
 """
 
 import time
@@ -21,7 +21,7 @@ class Mark(Protocol):
         """Whether the device has got there. Does not wait."""
 
     def seconds_after(self, earlier: Any) -> float:
-        """Seconds from an earlier mark to this one; both are over."""
+        """Return seconds from an earlier mark to this one; both are over."""
 
 
 class Queue(Protocol):
@@ -32,24 +32,20 @@ class Queue(Protocol):
         """Whether calls return before their work is done."""
 
     def mark(self) -> Mark:
-        """Marks the present place in the queue of the calling thread."""
+        """Mark the present place in the queue of the calling thread."""
 
     def wait(self, mark: Any) -> None:
-        """Lets what this thread queues from here on wait for the mark; the host does not wait."""
+        """Let what this thread queues from now on wait for the mark; the host does not wait."""
 
     @contextmanager
     def beside(self, tensors: Iterable[Tensor] = ()) -> Iterator[None]:
-        """Lets the block fill a second queue, in which the exchange goes beside backward. tensors:
-        those that are used there and were made in this one.
-        """
+        """Fill a second queue in the block, for the exchange; `tensors` were made in this one."""
 
     def to_host(self, tensor: Tensor) -> Tensor:
-        """Copies a tensor to the host; the copy is whole once a later mark is over."""
+        """Copy a tensor to the host; the copy is complete once a later mark is over."""
 
 
-class _Moment(float):
-    """A mark of a CPU: its time."""
-
+class _Moment(float):  # its time
     def is_over(self) -> bool:
         return True
 
@@ -58,8 +54,6 @@ class _Moment(float):
 
 
 class CpuQueue:
-    """Work that is done when the call returns."""
-
     works_behind = False
 
     def mark(self) -> Mark:
@@ -77,8 +71,6 @@ class CpuQueue:
 
 
 class _Event:
-    """A mark of a GPU."""
-
     def __init__(self) -> None:
         self.event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         self.event.record()
@@ -91,7 +83,7 @@ class _Event:
 
 
 class GpuQueue:
-    """The current stream of a GPU, and one beside it."""
+    """The current stream of a GPU, and one for the exchange."""
 
     works_behind = True
 
@@ -107,7 +99,7 @@ class GpuQueue:
     @contextmanager
     def beside(self, tensors: Iterable[Tensor] = ()) -> Iterator[None]:
         for tensor in tensors:
-            tensor.record_stream(self._beside)  # its memory is not given to others before
+            tensor.record_stream(self._beside)  # its memory is not reused before
         with torch.cuda.stream(self._beside):
             yield
 

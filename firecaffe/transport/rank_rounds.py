@@ -8,16 +8,16 @@ from itertools import takewhile
 from firecaffe.exchange.proof import check_round
 from firecaffe.exchange.schedule import VECTOR, Schedule, Transfer
 
+# A Gloo sender waits until it hears that its receiver is ready, and that word queues behind the
+# receiver's own sends. But if all links are busy, a peer that hears it so early sends while the one
+# before it still does, and the switch drops packets of both.
 AHEAD = 2
-"""The most rounds for which receives are posted before they are due. A Gloo sender waits until it
-hears that its receiver is ready, and that word queues behind whatever the receiver is sending. But
-if all links are busy, a peer that is told so early sends while the one before it still does, and
-the switch drops of both."""
+"""Most rounds for which receives are posted before they are due."""
 
 
 @dataclass(frozen=True, slots=True)
 class Receive:
-    """A receive of elements [start, stop) from `source`: into the vector, or into scratch."""
+    """A receive of elements [start, stop) from `source`, into scratch or (None) the vector."""
 
     source: int
     start: int
@@ -27,8 +27,6 @@ class Receive:
 
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """The addition of the parts that arrive for one slice in one round."""
-
     start: int
     stop: int
     parts: dict[int, int]
@@ -39,33 +37,25 @@ class Addition:
 
 @dataclass(frozen=True, slots=True)
 class RankRound:
-    """One round as one rank sees it."""
-
     number: int
     sends: list[tuple[int, int, int, int]]
-    """The sends: (destination, start, stop, what is read: an input's number, or the vector). The
-    next rank is first, so that not all send to one at a time."""
+    """Sends (destination, start, stop, input or VECTOR), the next rank first against incast."""
     receives: list[Receive]
     """The receives in the order in which others send them."""
     ahead: int
     """The number of rounds after this one whose receives are posted with its own."""
     additions: list[Addition]
     detours: list[tuple[int, int, int]]
-    """The receives through scratch, since their place is still in use when they are posted:
-    (start, stop, where in scratch)."""
+    """Receives (start, stop, place in scratch) whose target is in use when they are posted."""
 
 
 SendsAndReceives = tuple[int, list[Transfer], list[Transfer]]
-"""A round of one rank: (its number, what the rank sends, what arrives)."""
+"""A round of one rank: (its number, its sends, its arrivals)."""
 
 
 def rounds_of_rank(schedule: Schedule, rank: int) -> list[RankRound]:
-    """The work of one rank in each round in which it has any.
-
-    Between each two ranks sends and receives stand in one order, so they match without labels.
-
-    Raises: ValueError if what the rank is to do would depend on timing.
-    """
+    """Return a rank's work in each round. Raises: ValueError if it would depend on timing."""
+    # Between each two ranks, sends and receives are in one order, so they match without labels.
     own: list[SendsAndReceives] = []
     for number, transfers in schedule.rounds_of(rank):
         check_round(number, transfers, schedule)
@@ -78,7 +68,7 @@ def rounds_of_rank(schedule: Schedule, rank: int) -> list[RankRound]:
         {t for t in arriving if t.reduce or _is_in_use(own, index, t)}
         for index, (_, _, arriving) in enumerate(own)
     ]
-    # What is kept has scratch of its own, before that of the other rounds.
+    # Parts that are kept have their own scratch, before that of the other rounds.
     offset_of_kept = 0
     kept_parts: dict[tuple[int, int, bool], dict[int, int]] = defaultdict(dict)
     after_kept = sum(t.num_elements for transfers in kept for t in transfers)
@@ -133,7 +123,6 @@ def rounds_of_rank(schedule: Schedule, rank: int) -> list[RankRound]:
 
 
 def scratch_elements(rounds: list[RankRound]) -> int:
-    """The elements of scratch that the rounds need."""
     return max(
         (
             receive.scratch + receive.stop - receive.start
@@ -146,27 +135,21 @@ def scratch_elements(rounds: list[RankRound]) -> int:
 
 
 def sent_elements(rounds: list[RankRound]) -> int:
-    """The elements that the rank sends in all."""
     return sum(stop - start for round_ in rounds for _, start, stop, _ in round_.sends)
 
 
 def _ahead(own: Sequence[SendsAndReceives], index: int, early_rounds: int) -> int:
-    """The number of rounds after round `index` whose receives are posted with it: those that
-    receive from its peers only; all, if this rank sends nothing in it and so leaves its peers time.
-    None go with an early round, for the memory of later ones is another's as yet.
-    """
     number, sent, arriving = own[index]
     if number < early_rounds:
-        return 0
+        return 0  # the memory of later rounds is still another's
     peers = {t.destination for t in sent} | {t.source for t in arriving}
     following = own[index + 1 : index + 1 + AHEAD]
-    if not sent:
+    if not sent:  # this rank leaves its peers time
         return len(following)
     return sum(1 for _ in takewhile(lambda o: {t.source for t in o[2]} <= peers, following))
 
 
 def _is_in_use(own: Sequence[SendsAndReceives], index: int, copy: Transfer) -> bool:
-    """Whether a round in which the receive is posted already still touches its slice."""
     return any(
         touched.start < copy.stop and copy.start < touched.stop
         for _, sent, arriving in own[max(0, index - AHEAD) : index]

@@ -1,9 +1,8 @@
 """Sums over the ranks of one host, in place, in the memory that they share.
 
-They are the rounds within a host of `exchange.shared_memory`'s schedule, carried by memory instead
-of messages: what would arrive is read where it is, and what would be sent is written where it
-belongs. A barrier stands for what messages would wait for. On one host each element is read p times
-and written p times in all, never copied in or out, and no message carries any of it.
+They are the rounds within a host of `exchange.shared_memory`'s schedule, with reads, writes and
+barriers instead of messages. On one host each element is read p times and written p times in all,
+and never copied in or out.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,25 +17,20 @@ from firecaffe.exchange.shared_memory import memory_part
 from firecaffe.transport.local import LocalRanks
 
 BLOCK_ELEMENTS = 65_536
-"""Additions of a block find it in the cache where the copies then take it from. In shorter
-ones the calls take more than the memory does: LOG.md."""
+"""Elements that stay in the cache from addition to copy; shorter blocks take longer (LOG.md)."""
 
 Block = list[Tensor]
-"""The same elements of each local rank's vector."""
+"""One slice of each local rank's vector."""
 
 
 @dataclass(frozen=True)
-class SharedVector:
-    """A vector of each local rank, and what this rank does with them. Worked out once for all sums:
-    it took a quarter of a sum's time (LOG.md).
-    """
+class SharedVector:  # worked out once, as it took a quarter of a sum's time (LOG.md)
+    """A vector of each local rank, and this rank's work on them, for all sums."""
 
     by_rank: Sequence[Tensor]
-    """As `LocalRanks.share` gave them."""
     blocks: Sequence[Block]
-    """What this rank adds up."""
     into: Sequence[int]
-    """Local ranks whose vectors take these sums; the others' may be changed."""
+    """Local ranks whose vectors get these sums; the others' may be changed."""
     reads: int | None
     """The local rank whose total this one copies after the messages, if it sends none itself."""
     is_several: bool
@@ -44,7 +38,7 @@ class SharedVector:
 
 
 def shared_vector(local: LocalRanks, by_rank: Sequence[Tensor], schedule: Schedule) -> SharedVector:
-    """This rank's part of the schedule's rounds in memory."""
+    """Return this rank's part of the schedule's rounds in memory."""
     part = memory_part(schedule, local.first_rank + local.own)
     blocks = [
         [vector[start : min(start + BLOCK_ELEMENTS, stop)] for vector in by_rank]
@@ -59,10 +53,9 @@ def shared_vector(local: LocalRanks, by_rank: Sequence[Tensor], schedule: Schedu
 def sum_in_place(
     local: LocalRanks, shared: SharedVector, send: Callable[[], None], divide_by: int = 1
 ) -> None:
-    """The sum of all ranks' vectors, in place.
+    """Sum all ranks' vectors in place, each divided by `divide_by` first.
 
-    send: carries out this rank's messages, on its own vector. divide_by: each vector is divided by
-    this before the sum. When this returns on one rank it is done on all of the host.
+    send: carries out this rank's messages. When this returns on one rank, all of the host are done.
     """
     local.barrier()
     for parts in shared.blocks:
@@ -75,7 +68,7 @@ def sum_in_place(
     local.barrier()
     if shared.reads is not None:
         shared.by_rank[local.own].copy_(shared.by_rank[shared.reads])
-    # What is read may not change before everybody has read it.
+    # The vector may not change before all ranks have read it.
     local.barrier()
 
 

@@ -15,18 +15,14 @@ from firecaffe.cluster.group import Group
 T = TypeVar("T")
 
 LOOK_S = 0.1
-"""Seconds between two looks of who waits for a thread whether a rank is lost."""
+"""Seconds between two checks for a lost rank while waiting for a thread."""
 
 
 class Worker:
-    """Runs what is submitted, in order, in a thread of its own, until something fails.
-
-    After that nothing is run: it would send to ranks that still wait for what has failed, and these
-    would take it for that (Gloo ends a process that gets more bytes than it has room for).
-    """
+    """Runs submitted tasks in order, in another thread, until one fails."""
 
     def __init__(self, name: str, begin: Callable[[], None] = lambda: None) -> None:
-        """begin: a function that the thread calls first."""
+        """Start the thread, which calls `begin` first."""
         self._tasks: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         self.failure: BaseException | None = None
         """The first error in the thread; None if nothing has failed."""
@@ -35,15 +31,13 @@ class Worker:
         self.thread.start()
 
     def submit(self, task: Callable[[], T]) -> Future[T]:
-        """Submits a task. The future has its result or error, or the error of a task that failed
-        before it.
-        """
+        """Submit a task. Its future gets its result or error, or the error of an earlier task."""
         self._last = future = Future[T]()
         self._tasks.put((future, task))
         return future
 
     def run_here(self, task: Callable[[], T]) -> Future[T]:
-        """Does as `submit`, but in the calling thread, after all that this one has submitted."""
+        """Run a task in the calling thread, after all that it has submitted."""
         if self._last is not None:
             wait([self._last])
             self._last = None
@@ -52,7 +46,6 @@ class Worker:
         return future
 
     def close(self, wait: bool = True) -> None:
-        """Ends the thread after what was submitted. wait: whether to wait for that."""
         self._tasks.put(None)
         if wait:
             self.thread.join()
@@ -64,11 +57,13 @@ class Worker:
             self.failure = error
         while (item := self._tasks.get()) is not None:
             self._do(*item)
-            # Not until the next one: it may hold a step's tensors.
+            # Do not keep it until the next one: it may hold a step's tensors.
             del item
 
     def _do(self, future: Future[T], task: Callable[[], T]) -> None:
         try:
+            # A later task would send to ranks that still wait for the failed one's messages. They
+            # would take these for those (Gloo ends a process that gets too many bytes).
             if self.failure is not None:
                 raise self.failure
             future.set_result(task())
@@ -78,11 +73,8 @@ class Worker:
 
 
 def wait_for(world: Group, futures: Iterable[Future[Any]], workers: Sequence[Worker]) -> None:
-    """Waits until all of the futures are done. A thread that waits for a lost rank may never end:
-    then the watch tells, and the error that another of the workers has met is raised at once.
-
-    Raises: PeerLostError; what a worker has met.
-    """
+    """Wait for all futures. Raises: PeerLostError; the error that a worker has met."""
+    # A thread that waits for a lost rank may never end, so look at the watch and the other workers.
     pending = set(futures)
     while pending:
         if world.watch is not None:
@@ -93,7 +85,6 @@ def wait_for(world: Group, futures: Iterable[Future[Any]], workers: Sequence[Wor
 
 
 def raise_failure(workers: Sequence[Worker]) -> None:
-    """Raises the error that one of the threads has met, if any."""
     for worker in workers:
         if worker.failure is not None:
             raise worker.failure
