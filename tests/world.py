@@ -50,6 +50,7 @@ PRELOADED = (
     *(
         "firecaffe.training.build",
         "firecaffe.cli.train",
+        "firecaffe.cli.start_training",
         "firecaffe.cli.verify",
         "firecaffe.cli.evaluate",
         "firecaffe.cli.compress",

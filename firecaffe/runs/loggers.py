@@ -65,6 +65,7 @@ class MLflow:
 
 
 LOGGERS: dict[str, Callable[[], Logger]] = {"wandb": WeightsAndBiases, "mlflow": MLflow}
+"""Loggers by the name of their library, as `run.loggers` says it."""
 
 
 def check_loggers(names: Sequence[str]) -> None:

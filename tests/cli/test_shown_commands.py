@@ -22,7 +22,7 @@ from PIL import Image
 
 import firecaffe
 from firecaffe.cli import bench as bench_command
-from firecaffe.cli import check, main, train, twin
+from firecaffe.cli import check, main, start_training, twin
 from firecaffe.cluster.hosts import Hosts
 from firecaffe.cluster.last_word import LAUNCHED
 from firecaffe.data.cifar10 import open_cifar10
@@ -88,7 +88,7 @@ def here(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: Ran
         ranks.run(hosts.nproc_per_node, _run_rank, arguments, tmp_path, data)
         return []
 
-    for module in (bench_command, check, train, twin):
+    for module in (bench_command, check, start_training, twin):
         monkeypatch.setattr(module, "launch", launch)
     return tmp_path
 
