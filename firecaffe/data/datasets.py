@@ -42,6 +42,7 @@ DATASETS: dict[str, Callable[[DataConfig], DataParts]] = {
     "packed": open_packed,
     "generated": open_generated,
 }
+"""The sources of data by name: functions of [data] that return its parts."""
 
 
 GIVEN = "own data"

@@ -42,6 +42,7 @@ MODELS: dict[str, Model] = {
     "resnet50": Model(resnet50, (3, 224, 224), 1000, "docs/models/resnet.md"),
     "resnet152": Model(resnet152, (3, 224, 224), 1000, "docs/models/resnet.md"),
 }
+"""The networks by name."""
 
 
 def build_model(

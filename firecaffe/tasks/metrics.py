@@ -172,6 +172,7 @@ METRICS: dict[str, Row] = {
     "r2": Row(_regression("R2Score", in_float64), is_share=False),
     "spearman": Row(_regression("SpearmanCorrCoef"), is_share=False),
 }
+"""The metrics by name."""
 """The metrics by name. They are macro means over classes or labels, except accuracy of classes."""
 
 
