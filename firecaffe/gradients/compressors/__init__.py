@@ -26,6 +26,7 @@ COMPRESSORS: dict[str, RowCodec | TensorCodec | LowRank] = {
     "top_k": TOP_K,
     "power_sgd": LowRank(rank=16),
 }
+"""The codecs of gradients by name."""
 
 ONE_BY_ONE = tuple(
     name
