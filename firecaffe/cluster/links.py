@@ -248,9 +248,19 @@ class Neighbour:
     """Whether it said goodbye or sent a fault; then its socket's end means nothing."""
     gone_s: float | None = None
     """The time at which its socket closed without a word before."""
+    _beat_ns: tuple[int, int] | None = None
+    """Its clock as of its last beat, and ours then; None if that beat was answered."""
     _received: bytearray = field(default_factory=bytearray)
     _unsent: bytearray = field(default_factory=bytearray)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def note_beat(self, clock_ns: int) -> None:
+        self._beat_ns = clock_ns, time.monotonic_ns()
+
+    def take_echo_ns(self) -> int:
+        """Return its clock of its last beat plus the time since then; 0 if it was answered."""
+        beat_ns, self._beat_ns = self._beat_ns, None
+        return 0 if beat_ns is None else beat_ns[0] + time.monotonic_ns() - beat_ns[1]
 
     def send(self, message: bytes) -> None:
         """Send a message; what the kernel does not accept is sent with the next one."""

@@ -6,15 +6,14 @@ from typing import NamedTuple
 
 from firecaffe.faults import MOST_TEXT
 
-HEADER = struct.Struct("!BI?I?IQI")
-"""Fields: kind; step, waits; step, waits, rank of the one furthest behind; clock (ns); bytes."""
+HEADER = struct.Struct("!BI?I?IQQI")
+"""Fields: kind; step, waits; step, waits, rank of the one furthest behind; clock, echo; bytes."""
 
-BEAT, ECHO, GOODBYE, FAULT, PULSE, PARTING = range(6)
+BEAT, GOODBYE, FAULT, PULSE, PARTING = range(5)
 """The kinds.
 
-An echo returns the clock of the beat that it answers, for the time of the round trip. A pulse is
-the beat of the process next to the rank, and shows only that the rank is there. A parting says that
-another rank has said goodbye. Faults and partings are passed on.
+A pulse is the beat of the process next to the rank, and shows only that the rank is there. A
+parting says that another rank has said goodbye. Faults and partings are passed on.
 """
 
 MOST_BYTES = 40 * MOST_TEXT
@@ -49,6 +48,9 @@ class Message(NamedTuple):
     furthest_behind: Standing | None
     """The rank furthest behind that the sender's side of the tree knows of."""
     clock_ns: int
+    """The sender's clock; 0 if it wants no echo."""
+    echo_ns: int
+    """The receiver's clock of its last beat, plus the time that the sender held it; 0 if none."""
     text: bytes
 
 
@@ -57,17 +59,18 @@ def pack(
     place: Place,
     furthest_behind: Standing | None = None,
     clock_ns: int = 0,
+    echo_ns: int = 0,
     text: bytes = b"",
 ) -> bytes:
     behind = furthest_behind or Standing(0, False, NOBODY)
-    return HEADER.pack(kind, place.step, place.waits, *behind, clock_ns, len(text)) + text
+    return HEADER.pack(kind, place.step, place.waits, *behind, clock_ns, echo_ns, len(text)) + text
 
 
 def take_messages(received: bytearray) -> list[Message]:
     """Take the whole messages from the front of the received bytes; drop noise."""
     taken = []
     while len(received) >= HEADER.size:
-        kind, step, waits, *behind, clock_ns, length = HEADER.unpack_from(received)
+        kind, step, waits, *behind, clock_ns, echo_ns, length = HEADER.unpack_from(received)
         if length > MOST_BYTES or kind > PARTING:
             received.clear()  # no rank of ours sends this
             break
@@ -77,5 +80,5 @@ def take_messages(received: bytearray) -> list[Message]:
         del received[: HEADER.size + length]
         standing = Standing(*behind)
         known = None if standing.rank == NOBODY else standing
-        taken.append(Message(kind, step, waits, known, clock_ns, text))
+        taken.append(Message(kind, step, waits, known, clock_ns, echo_ns, text))
     return taken

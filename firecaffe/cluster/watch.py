@@ -19,7 +19,7 @@ from queue import SimpleQueue
 from firecaffe.cluster.calls import Calls
 from firecaffe.cluster.last_word import end_process, leave_report
 from firecaffe.cluster.links import Neighbour, Shape, links_of, star_of
-from firecaffe.cluster.message import BEAT, ECHO, FAULT, GOODBYE, PARTING, Message, Place, pack
+from firecaffe.cluster.message import BEAT, FAULT, GOODBYE, PARTING, Message, Place, pack
 from firecaffe.cluster.round_trips import RoundTrip, RoundTrips
 from firecaffe.cluster.verdict import SETTLE_S, Judge
 from firecaffe.errors import PeerLostError
@@ -71,7 +71,7 @@ class Watch:
         self._fault: Fault | None = None
         self._known = threading.Event()
         self._is_taken = self._is_told = False
-        self._has_one_left = False
+        self._has_one_left = self._is_one_gone = False
         self._round_trips = RoundTrips()
         self._lock = threading.Lock()
         self._end_s = float("inf")
@@ -178,9 +178,9 @@ class Watch:
         self._selector.close()
 
     def _run(self) -> None:
-        next_beat_s = looked_s = time.monotonic()
+        next_look_s = looked_s = time.monotonic()
         while not self._closing:
-            events = self._selector.select(max(0.0, next_beat_s - time.monotonic()))
+            events = self._selector.select(max(0.0, next_look_s - time.monotonic()))
             now = time.monotonic()
             for key, _ in events:
                 if key.data is not None:
@@ -193,21 +193,26 @@ class Watch:
                 for each in self._neighbours.values():
                     each.heard_s = now
             looked_s = now
-            if now >= next_beat_s:
+            if now >= next_look_s:
                 self._beat()
-                next_beat_s = now + self._judge.beat_s
-            if any(each.gone_s is not None for each in self._neighbours.values()):
-                next_beat_s = min(next_beat_s, now + SETTLE_S / 2)
-            if self._fault is None:
-                fault = self._judge.lost(now)
-                if fault is None and self._waits_too_long(now):
-                    fault = self._judge.behind(now)
-                if fault is not None:
-                    self._decide(fault)
+                self._look(now)
+                next_look_s = now + self._judge.beat_s
+            if self._is_one_gone:
+                next_look_s = min(next_look_s, now + SETTLE_S / 2)
             if now > self._end_s:
                 assert self._fault is not None
                 leave_report(self._fault.line, self._fault)
                 end_process(self._fault.exit_code)
+
+    def _look(self, now: float) -> None:
+        """Come to a verdict, if one is due."""
+        self._is_one_gone = any(each.gone_s is not None for each in self._neighbours.values())
+        if self._fault is None:
+            fault = self._judge.lost(now)
+            if fault is None and self._waits_too_long(now):
+                fault = self._judge.behind(now)
+            if fault is not None:
+                self._decide(fault)
 
     def _let_in(self, now: float) -> None:
         # In the watch's own thread, which iterates over all neighbours.
@@ -233,6 +238,7 @@ class Watch:
             self._selector.unregister(of.socket)
             if not of.has_left:
                 of.has_left, of.gone_s = True, now
+                self._is_one_gone = True
             return
         for message in messages:
             self._hear(rank, of, message)
@@ -241,11 +247,11 @@ class Watch:
         of.place = Place(message.step, message.waits)
         if message.kind == BEAT:
             of.furthest_behind = message.furthest_behind
-            of.send(pack(ECHO, self.place, clock_ns=message.clock_ns))
-        elif message.kind == ECHO:
-            taken_s = (time.monotonic_ns() - message.clock_ns) / 1e9
-            in_host = self.hosts[rank] == self.hosts[self.rank]
-            self._round_trips.add(RoundTrip(self.place.step, rank, in_host, taken_s))
+            of.note_beat(message.clock_ns)
+            if message.echo_ns:
+                taken_s = (time.monotonic_ns() - message.echo_ns) / 1e9
+                in_host = self.hosts[rank] == self.hosts[self.rank]
+                self._round_trips.add(RoundTrip(self.place.step, rank, in_host, taken_s))
         elif message.kind == FAULT:
             with suppress(ValueError):
                 fault = Fault.parse(message.text.decode(errors="replace"))
@@ -300,7 +306,9 @@ class Watch:
             # So each rank knows, some beats later, the rank furthest behind of all.
             is_of_tree = rank in self._in_tree
             behind = self._judge.furthest_behind(without=rank) if is_of_tree else None
-            each.send(pack(BEAT, self.place, behind, time.monotonic_ns()))
+            # Each beat answers the other's last one, as NTP does: a message less to wake up for.
+            clocks_ns = time.monotonic_ns(), each.take_echo_ns()
+            each.send(pack(BEAT, self.place, behind, *clocks_ns))
 
     def _send_to_all(self, kind: int, text: bytes = b"") -> None:
         message = pack(kind, self.place, text=text)

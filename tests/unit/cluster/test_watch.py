@@ -130,7 +130,7 @@ def test_the_first_verdict_stays() -> None:
     [
         b"",
         b"\xff" * 100,
-        HEADER.pack(BEAT, 1, False, 0, False, NOBODY, 0, 1 << 31),
+        HEADER.pack(BEAT, 1, False, 0, False, NOBODY, 0, 0, 1 << 31),
         b"GET / HTTP/1.1\r\n\r\n",
         b"\0" * 5000,
     ],
