@@ -1,1 +1,1 @@
-"""Which part of a model a rank holds, and how the ranks that hold one compute micro-batches."""
+"""Holdings: the part of a model that a rank has, and how ranks compute micro-batches with it."""

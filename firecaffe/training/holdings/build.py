@@ -1,4 +1,4 @@
-"""Which part of the model each rank holds: chosen here, where the training is put together."""
+"""Chooses which part of the model each rank holds, when a training is put together."""
 
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
@@ -29,16 +29,13 @@ from firecaffe.training.updates.part_sums import PartCodec
 
 @dataclass(frozen=True)
 class UnheldNetwork:
-    """A recipe's network, before ranks hold parts of it."""
-
     outline: nn.Module
-    """Its shapes; the network itself, if each rank holds all of it."""
+    """The network's shapes; the network itself if each rank holds all of it."""
     fresh: FreshNetwork | None
-    """What draws its parts; None if each rank holds all of it."""
 
 
 def unheld_network(run: Run, parts: Parts, data: Data, world: World) -> UnheldNetwork:
-    """Raises: RecipeError; OwnCodeError for what a user's code raises."""
+    """Make the network. Raises: RecipeError; OwnCodeError for errors in a user's code."""
     recipe = run.recipe
     if not (recipe.parallel.is_split or recipe.parallel.stages):
         return UnheldNetwork(build_network(recipe, parts, data.train, world.device), None)
@@ -50,10 +47,7 @@ def unheld_network(run: Run, parts: Parts, data: Data, world: World) -> UnheldNe
 def hold(
     unheld: UnheldNetwork, run: Run, task: Task, batches: Batches, mesh: Mesh, resources: ExitStack
 ) -> Holding:
-    """What this rank holds of a network. All ranks call it. resources: takes what has to be closed.
-
-    Raises: RecipeError if it cannot be held so.
-    """
+    """Make this rank's holding of a network. All ranks call it. Raises: RecipeError."""
     recipe, words, fresh = run.recipe, run.recipe.parallel, unheld.fresh
 
     def forward_of(places: nn.Module) -> Forward:

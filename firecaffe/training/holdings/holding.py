@@ -1,4 +1,4 @@
-"""The protocol of a holding: which part of a model is here, and how it computes."""
+"""The protocol of a holding: which part of a model a rank has, and how it computes."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -23,23 +23,18 @@ from firecaffe.training.wholes import Wholes
 
 
 class Holding(Protocol):
-    """What of a model a rank holds."""
-
     forward: Forward
     network: nn.Module
-    """In which this rank's tensors have their names."""
+    """The module in which this rank's tensors have their names."""
     named: dict[str, nn.Parameter]
-    """The parameters that are trained here."""
     everywhere: dict[str, nn.Parameter]
-    """These, and those of other ranks, on the meta device: patterns of names are those of the whole
-    network."""
+    """`named`, and other ranks' parameters on the meta device, so that name patterns match all."""
 
     knows_loss: bool
     """Whether this rank has the loss of its micro-batches."""
 
     @property
-    def has_inputs(self) -> bool:
-        """Whether this rank asks for batches."""
+    def has_inputs(self) -> bool: ...
 
     @property
     def evaluators(self) -> Group:
@@ -47,62 +42,53 @@ class Holding(Protocol):
 
     @property
     def tellers(self) -> Group:
-        """The ranks that then tell each other what they have found."""
+        """The ranks that then exchange their results of the evaluation."""
 
     def begin_step(self, first_leaf: int = 0) -> None:
-        """Begins a step: all its micro-batches, from the first one on, start from the same buffers.
-        With replicas it is called for each.
-        """
+        """Begin a step, or a replica's: all its micro-batches start from the same buffers."""
 
     def run(self, step: int, leaves: Sequence[int], fetch: FetchBatch) -> Iterator[Ready]:
-        """Yields each micro-batch of a step when its backward can be run; whoever asks for the next
-        one has run it. All ranks of a row ask for equally many, to the end. Raises: PeerLostError.
+        """Yield each micro-batch of a step when its backward can run. Raises: PeerLostError.
+
+        The caller runs this backward before it asks for the next micro-batch. All ranks of a row
+        ask for equally many, to the end.
         """
 
-    def counts(self) -> Tensor:
-        """What the task counts of this rank's micro-batches of the step."""
+    def counts(self) -> Tensor: ...
 
     def set_buffers(self, changes: Sequence[Tensor], weight: float) -> None:
-        """Moves the buffers by the sums of the step's changes, over so many full micro-batches."""
+        """Update the buffers with the summed changes of a step of `weight` full micro-batches."""
 
     def share_out(self, shares: Shares, order: Callable[[range], list[int]]) -> None:
-        """Hears which ranks compute which micro-batches from the next step on. order: that in which
-        a rank computes its share.
-        """
+        """Use other shares of micro-batches from the next step on, each computed in `order`."""
 
-    def spent(self) -> Spent:
-        """What forward and backward have spent for others so far."""
+    def spent(self) -> Spent: ...
 
     def outputs(
         self, batches: Iterator[EvalBatch], numbers: Sequence[int], num_samples: int
     ) -> Iterator[tuple[EvalBatch, Any]]:
-        """Yields this rank's batches of an evaluation with the network's outputs, where those are
-        known. numbers: theirs among all, of a data set of so many samples.
-        """
+        """Yield this rank's evaluation batches, `numbers` of all, with outputs if it has them."""
 
     def training_outputs(
         self, numbers: Sequence[int], inputs: Callable[[int], Any]
     ) -> Iterator[object]:
-        """Runs the network's forward as in training, for inputs by number: it is done when its
-        outputs, or something in their place, are yielded.
-        """
+        """Run forward as in training, for inputs by number. Yield something when each is done."""
 
     def try_outputs(self, inputs: Any) -> Any:
-        """What the network returns, in the mode in which it is; None where another rank has it."""
+        """Return the network's outputs in its present mode; None if another rank has them."""
 
     def first_backward(self, first: Batch) -> Tensor | None:
-        """Runs backward for the training's first micro-batch. Returns its loss, if it is known."""
+        """Run backward for the training's first micro-batch. Return its loss, if it is known."""
 
     def look_around(self, look: FirstLook, batches: Batches) -> Inventory | None:
-        """What a look at the network finds; None if no rank has all of it. All ranks call it.
+        """Examine the network. Return what is found; None if no rank has all of it.
 
-        Raises: RecipeError, on all ranks, if the promise cannot be kept.
+        All ranks call it. Raises: RecipeError, on all ranks, if other numbers of workers could get
+        other bits.
         """
 
     def reference(self) -> Mapping[str, Tensor]:
-        """What all ranks compute beside the first micro-batch, if they may have nothing else that
-        can be compared.
-        """
+        """Return results that all ranks compute equally, if they may have no others to compare."""
 
     @property
     def summed(self) -> dict[str, nn.Parameter]:
@@ -110,62 +96,53 @@ class Holding(Protocol):
 
     @property
     def part_sums(self) -> Sequence[PartSums]:
-        """What sums the gradients of the others."""
+        """The sums of the gradients of the other trained parameters."""
 
     def spread(self) -> Spread:
-        """What ranks that hold one model find out together. All of them call it."""
+        """Return how the ranks that hold one model agree on a step. All of them call it."""
 
     def spread_over(self, groups: Sequence[Group], updated: Mapping[str, nn.Parameter]) -> Spread:
-        """The same if each rank of these groups knows sums of what it updates alone: those
-        parameters, by its names.
-        """
+        """Return how ranks of `groups` agree if each knows sums of what it updates only."""
 
-    def wholes(self) -> Wholes:
-        """How weights come together of which this rank has parts."""
+    def wholes(self) -> Wholes: ...
 
     @property
-    def names(self) -> Names:
-        """The names of the whole network's tensors, by this rank's."""
+    def names(self) -> Names: ...
 
     def take_first_weights(self) -> list[int]:
-        """Gives all ranks the same first weights. Returns the ranks that had made others."""
+        """Give all ranks the same first weights. Return the ranks that had made others."""
 
-    def pieces(self) -> dict[str, Piece]:
-        """The weights and buffers, as pieces of a training's state."""
+    def pieces(self) -> dict[str, Piece]: ...
 
     def piece(self, piece: Piece) -> Piece:
-        """A piece of tensors by the network's names, as a state has it."""
+        """Convert a piece from the network's tensor names here to those in a state."""
 
     def piece_of_replicas(self, piece: Piece) -> Piece:
-        """The same of one whose names begin with a replica's number."""
+        """Convert a piece whose names begin with a replica's number."""
 
-    def memory(self, memory: CodecMemory) -> Piece:
-        """What codecs keep back. memory: that of `summed`."""
+    def memory(self, memory: CodecMemory) -> Piece: ...
 
     @property
     def outline(self) -> Mapping[str, nn.Parameter]:
-        """The whole network's parameters, in its order; those of others on the meta device."""
+        """The whole network's parameters, in its order; those of other ranks on the meta device."""
 
-    def numbers(self, numbers: Numbers) -> Numbers:
-        """Numbers by the network's names, as a state has them."""
+    def numbers(self, numbers: Numbers) -> Numbers: ...
 
     def numbers_of_row(self, numbers: Numbers) -> Numbers:
-        """Numbers by names, of all that the ranks that hold one model have."""
+        """Return the numbers, by name, of all ranks that hold one model."""
 
-    def whole_name(self, name: str) -> str:
-        """The name in the whole network, by this rank's."""
+    def whole_name(self, name: str) -> str: ...
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """The elements of each trained parameter of the whole network, in its order."""
+        """The number of elements of each trained parameter of the whole network, in its order."""
 
     @property
     def all_names(self) -> Sequence[tuple[str, nn.Parameter]]:
-        """The whole network's parameters by all their names; those of others on the meta device."""
+        """The network's parameters by all their names; those of other ranks on the meta device."""
 
     @property
     def split_layers(self) -> Mapping[str, str] | None:
-        """The layers that are split, each with its word; None if ranks do not hold parts."""
+        """The split layers, each with how it is split; None if ranks hold no parts of layers."""
 
-    def row(self, num_leaves: int) -> dict[str, Any] | None:
-        """What result.json says of it, of a training of so many micro-batches a step."""
+    def row(self, num_leaves: int) -> dict[str, Any] | None: ...

@@ -1,9 +1,7 @@
-"""What all ranks do alike that hold one model together with others, in whatever parts.
+"""The base of holdings in which several ranks hold one model together.
 
-A computation that all ranks make alike, to see whether they compute the same bits.
-
-Where ranks hold one model together, each computes parts that no other does, or a stage. So there
-may be nothing to compare, and another kind of processor would be noticed by nobody.
+Each rank computes parts or a stage that no other does. So there may be nothing to compare, and a
+different kind of processor would go unnoticed. Therefore all compute `reference_gradients`, too.
 """
 
 from collections.abc import Container, Mapping, Sequence
@@ -31,9 +29,10 @@ SAMPLES, CHANNELS, ROWS, CLASSES = 4, 16, 12, 10
 
 
 def reference_gradients(forward: Forward) -> dict[str, Tensor]:
-    """The gradients of a small network's weights, by names: convolution, batch normalization, a
-    pool, a fully connected layer. Weights and inputs are by formulas that are exact everywhere, and
-    the arithmetic is the training's.
+    """Return a small network's gradients by weight, which are to have the same bits on all ranks.
+
+    Weights and inputs come from formulas that are exact everywhere. The arithmetic is the
+    training's.
     """
     device = forward.device
     images = _numbers(SAMPLES, 3, ROWS, ROWS, device=device)
@@ -51,7 +50,7 @@ def reference_gradients(forward: Forward) -> dict[str, Tensor]:
 
 
 def _numbers(*shape: int, device: torch.device) -> Tensor:
-    """Numbers from -0.5 to 0.5 that need all digits: whole ones, divided by a prime."""
+    # Numbers from -0.5 to 0.5 that need all digits: integers divided by a prime.
     count = torch.Size(shape).numel()
     prime = 1009
     whole = torch.arange(count, device=device) * 7919 % prime
@@ -59,7 +58,7 @@ def _numbers(*shape: int, device: torch.device) -> Tensor:
 
 
 class InRow(Whole):
-    """See `Holding`. Its tensors are parts of the whole network's, and go by their names."""
+    """Implements `Holding`. This rank's tensors are parts of the whole network's tensors."""
 
     def __init__(self, forward: Forward, network: nn.Module, held: RowNetwork) -> None:
         super().__init__(forward, network, held.mesh.column)
@@ -76,7 +75,7 @@ class InRow(Whole):
         return self.spread_over([self.held.mesh.row], self.named)
 
     def spread_over(self, groups: Sequence[Group], updated: Mapping[str, nn.Parameter]) -> Spread:
-        """Of gradients in the order in which their sums come."""
+        # In the order in which the sums of gradients are made.
         names = [*self.summed, *(name for name in self.named if name not in self.summed)]
         return Among(
             groups,
@@ -96,7 +95,7 @@ class InRow(Whole):
         return self.held.names
 
     def take_first_weights(self) -> list[int]:
-        """They were taken when parts were drawn."""
+        """Return the ranks with other weights, which were replaced when parts were drawn."""
         return self.held.other_weights
 
     def pieces(self) -> dict[str, Piece]:

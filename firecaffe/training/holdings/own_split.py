@@ -1,8 +1,8 @@
 """One weird trick: ranks that hold parts of layers, and compute samples of their own.
 
-They wait for each other at each split layer, forward and backward. So each computes a micro-batch
-at a time, and equally many; whose micro-batch is empty computes a stand-in, of which nothing is
-kept, if another's is not.
+The ranks of a row wait for each other at each split layer, forward and backward. So each computes
+one micro-batch at a time, and all equally many. A rank whose micro-batch is empty computes a
+stand-in if another rank's is not; nothing of it is kept.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,19 +26,15 @@ from firecaffe.training.times import FetchBatch
 from firecaffe.training.updates.part_sums import PartCodec, PartSums
 
 STAND_IN_SAMPLES = 2
-"""A batch normalization refuses one."""
+"""The samples of a stand-in. Batch normalization refuses a single one."""
 
 
 def stand_in_of(first: Batch) -> Batch:
-    """A few samples for a rank that has none where others wait for it. first: a micro-batch of the
-    training, for what the network and the loss take is known of its samples alone.
-    """
+    """Return a few real samples for a rank without any; others may not suit the network."""
     return map_batch(lambda each: each[:STAND_IN_SAMPLES].clone(), first)
 
 
 class OwnSplit(SplitLayers):
-    """See `Holding`."""
-
     def __init__(
         self,
         forward: Forward,
@@ -49,9 +45,7 @@ class OwnSplit(SplitLayers):
         stand_in: Batch,
         codec: Callable[[Mapping[str, nn.Parameter]], PartCodec] | None,
     ) -> None:
-        """row: the split's group. stand_in: samples for a rank that has none. codec: makes what
-        encodes the gradients of parts, if something does.
-        """
+        """Hold parts in the group `row`. `codec` makes the encoder of their gradients."""
         super().__init__(forward, network, split)
         mesh = split.mesh
         size, self._row, self._order = mesh.row.world_size, row, run.order
@@ -109,13 +103,11 @@ class OwnSplit(SplitLayers):
                 yield batch, outputs
 
     def _filled(self, samples: Sequence[int]) -> list[int]:
-        """Samples of each rank, with those of stand-ins."""
         return [each or self._stands_in for each in samples]
 
 
 def _parts(
     leaves: Sequence[int], samples: Sequence[int], gradients: Sequence[Gradients]
 ) -> list[tuple[int, Gradients]]:
-    """The gradients of parts by each rank's micro-batch; none by a stand-in's."""
     of_row = zip(leaves, samples, gradients, strict=True)
     return [(leaf, each if there else {}) for leaf, there, each in of_row]

@@ -12,13 +12,10 @@ EMPTY: Sequence[tuple[int, Gradients]] = ()
 
 @dataclass(frozen=True)
 class Ready:
-    """A micro-batch that is ready for backward."""
-
     leaf: int
     root: Tensor | None
-    """To be differentiated; None if it has no samples, or nothing here has a gradient."""
+    """The tensor to differentiate; None without samples, or if nothing here has a gradient."""
     tail: Sequence[Tensor]
-    """The loss by itself, and the changes to buffers."""
+    """The plain loss, and the changes to buffers."""
     parts: Sequence[tuple[int, Gradients]] = field(default=EMPTY)
-    """Of micro-batches that other ranks of the row brought with it: their numbers, and the
-    gradients of this rank's parts, which backward fills in."""
+    """The row's micro-batches by number, with this rank's parts' gradients, set by backward."""

@@ -1,4 +1,4 @@
-"""A rank that holds parts of layers: the ranks of its row all compute the same samples."""
+"""A rank that holds parts of layers; all ranks of its row compute the same samples."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,7 @@ from firecaffe.training.times import Spent
 
 
 class SplitLayers(InRow):
-    """See `Holding`. What is split exchanges tensors by itself, in forward and backward."""
+    """Implements `Holding`. Split layers exchange tensors by themselves, forward and backward."""
 
     def __init__(self, forward: Forward, network: nn.Module, split: SplitNetwork) -> None:
         super().__init__(forward, network, split)

@@ -1,6 +1,6 @@
-"""A rank that holds a stage of the model, or parts of its layers: micro-batches go through ranks.
+"""A rank that holds a stage of the model, or parts of a stage's layers.
 
-The first stage takes the inputs, the last one has the loss and what the task counts.
+The first stage gets the inputs; the last stage has the loss and the task's counts.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,8 +25,6 @@ from firecaffe.training.times import FetchBatch, Spent
 
 
 class Stages(InRow):
-    """See `Holding`."""
-
     def __init__(
         self, forward: Forward, network: nn.Module, staged: StagedNetwork, order: SampleOrder
     ) -> None:
@@ -40,7 +38,7 @@ class Stages(InRow):
         training = staged.training
         self.knows_loss = training.is_last
         self.has_inputs = training.is_first or training.is_last  # or targets
-        if forward.scaler.is_enabled():  # the last stage alone scales a loss
+        if forward.scaler.is_enabled():  # only the last stage scales a loss
             forward.scaler.scale(torch.zeros((), device=forward.device))
         order_of = staged.words.pipeline
         self._runner = StageRunner(training, staged.mesh.line, order_of, forward.arithmetic)
@@ -50,11 +48,11 @@ class Stages(InRow):
         return self._staged.mesh.plane
 
     def close(self) -> None:
-        """Ends its threads, which may still wait for a rank that is lost."""
+        """End its threads, which may still wait for a lost rank."""
         self._runner.close(wait=False)
 
     def run(self, step: int, leaves: Sequence[int], fetch: FetchBatch) -> Iterator[Ready]:
-        """See `Holding`. Those without samples do not go through the stages."""
+        """Yield micro-batches. Those without samples do not pass through the stages."""
         coming = _InOrder(leaves, fetch if self.has_inputs else _no_batch)
         filled = [leaf for leaf in leaves if self._samples(step, leaf)]
         ready = self._runner.run(filled, _Step(self, step, coming))
@@ -75,7 +73,6 @@ class Stages(InRow):
         return Spent(between_s, self._idle_s, staged.training.number)
 
     def first_backward(self, first: Batch) -> Tensor | None:
-        """Runs backward for the training's first micro-batch. Returns its loss, if it is known."""
         self.forward.begin_step()
         root = None
         for ready in self.run(0, [0], lambda _: first):
@@ -99,13 +96,9 @@ class Stages(InRow):
     def training_outputs(
         self, numbers: Sequence[int], inputs: Callable[[int], Any]
     ) -> Iterator[object]:
-        """Runs the network's forward as in training; see `training.evaluation_weights.Run`."""
         yield from self._runner.outputs(self._staged.training, numbers, inputs, draws=True)
 
     def try_outputs(self, inputs: Any) -> Any:
-        """What the network returns, in the mode in which it is, to be differentiated by; None where
-        another rank has it.
-        """
         is_training = self.forward.model.training
         stage = self._staged.training if is_training else self._staged.evaluation
         ((_, outputs),) = self._runner.outputs(stage, [0], lambda _: inputs)
@@ -120,24 +113,19 @@ class Stages(InRow):
         return self._staged.chosen
 
     def row(self, num_leaves: int) -> dict[str, Any] | None:
-        """With the idle share of stages that have equal work."""
         mesh = self._staged.mesh
         idle = idle_share(mesh.line.world_size, ceil(num_leaves / mesh.column.world_size))
         return {**self._staged.row, "idle_if_equal": float(idle)}
 
     def _samples(self, step: int, leaf: int) -> int:
-        """The number of samples of a micro-batch; at the end of an epoch there may be none."""
         return self._order.samples_in_leaf(step, leaf)
 
 
 class _Step(MicroBatches[list[Tensor]]):
-    """The micro-batches of one step."""
-
     def __init__(self, stages: Stages, step: int, fetch: FetchBatch) -> None:
         self._stages, self._forward = stages, stages.forward
         self._step, self._fetch = step, fetch
         self._last: tuple[Tensor, Any, Mixed] | None = None
-        """The loss of the micro-batch that just ran, the outputs, and what it is of."""
 
     def inputs(self, leaf: int) -> Any:
         mixed = self._forward.begin(*self._fetch(leaf), self._step, leaf)
@@ -160,7 +148,7 @@ class _Step(MicroBatches[list[Tensor]]):
 
 
 class _InOrder:
-    """The micro-batches of a step, fetched in order. Those without samples are passed over."""
+    """The micro-batches of a step, fetched in order. It skips those without samples."""
 
     def __init__(self, leaves: Sequence[int], fetch: FetchBatch) -> None:
         self._coming = ((leaf, fetch(leaf)) for leaf in leaves)
@@ -169,7 +157,6 @@ class _InOrder:
         return next(batch for number, batch in self._coming if number == leaf)
 
     def finish(self) -> None:
-        """Takes those that are left."""
         for _ in self._coming:
             pass
 

@@ -25,13 +25,10 @@ from firecaffe.training.wholes import AllHere, Wholes
 
 
 class Whole:
-    """See `Holding`."""
-
     has_inputs = True
     knows_loss = True
 
     def __init__(self, forward: Forward, network: nn.Module, evaluators: Group) -> None:
-        """evaluators: the ranks that hold the same."""
         self.forward, self.network, self.evaluators = forward, network, evaluators
         self.named = {n: p for n, p in network.named_parameters() if p.requires_grad}
         self.everywhere = self.named
@@ -53,8 +50,7 @@ class Whole:
     def set_buffers(self, changes: Sequence[Tensor], weight: float) -> None:
         self.forward.buffers.finish_step(changes, weight)
 
-    def share_out(self, shares: Shares, order: Callable[[range], list[int]]) -> None:
-        """Nothing depends on it."""
+    def share_out(self, shares: Shares, order: Callable[[range], list[int]]) -> None: ...
 
     def spent(self) -> Spent:
         return Spent()

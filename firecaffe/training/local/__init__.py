@@ -1,1 +1,1 @@
-"""Local training: replicas that train by themselves, and are averaged every so many steps."""
+"""Local training: replicas that train on their own, and are averaged every so many steps."""

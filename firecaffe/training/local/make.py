@@ -1,7 +1,4 @@
-"""Builds what local training has beside others: replicas, the outer optimizer, the steps.
-
-What mode local has of its own: replicas, and averages of their differences.
-"""
+"""Builds local training: replicas, the outer optimizer, the steps, and the parts of its mode."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -38,21 +35,17 @@ from firecaffe.transport.exchange import Exchange
 
 @dataclass(frozen=True)
 class Local:
-    """What a training of replicas has beside others, before it is connected to other ranks."""
-
     rounds: Rounds
     replicas: Replicas
     outer: Outer
     sums: LocalSums
     fragments: Sequence[Fragment]
     moments: Sequence[Moments]
-    """Of each fragment."""
 
     num_replicas: int
-    """Of all ranks."""
+    """The replicas of all ranks."""
 
     def row(self, steps: int) -> dict[str, int]:
-        """What the record of a training of so many steps says of it."""
         return {
             "replicas": self.num_replicas,
             "synchronous_steps": min(steps, self.rounds.synchronous),
@@ -60,7 +53,6 @@ class Local:
         }
 
     def pieces(self, holding: Holding) -> dict[str, Piece]:
-        """The pieces of the state."""
         outer = OptimizerTensors(self.replicas.model, self.outer.optimizer)
         return {
             "outer": holding.piece(outer),
@@ -68,7 +60,7 @@ class Local:
         }
 
     def tails(self, forward: Forward) -> list[list[Tensor]]:
-        """The tail of a replica, in an average of each fragment."""
+        """Return a replica's tail, all zeros, for an average of each fragment."""
         return [
             [
                 self.sums.no_losses(),
@@ -84,13 +76,10 @@ def make_local(
     rank: int,
     update: EveryRank,
 ) -> Local:
-    """Makes the replicas of a rank, all with the network's weights.
+    """Make the replicas of a rank, all with the network's weights. Raises: RecipeError.
 
-    Args:
-        rank: The place of this one among those that share out the replicas.
-        update: Of the synchronous steps.
-
-    Raises: RecipeError.
+    `rank` is its place among those that share out the replicas. `update` makes the synchronous
+    steps.
     """
     words, solver, holding = run.recipe.synchrony, run.recipe.solver, update.holding
     forward, everywhere = holding.forward, holding.everywhere
@@ -100,7 +89,7 @@ def make_local(
     fragments = _fragments(holding, words.fragments)
     moments = [Moments(each.named) for each in fragments]
     if words.inner_momentum == "average":
-        # What an optimizer keeps is the same for all parameters; patterns may match none of these.
+        # An optimizer keeps the same for all parameters. Patterns may match none of a fragment's.
         plain = partial(make_optimizer, config=replace(solver, lr_mult={}, decay_mult={}))
         moments = [find_moments(each.named, plain) for each in fragments]
     sums = LocalSums(run.rounds.longest_wait, len(forward.task.counted), forward.device)
@@ -111,10 +100,7 @@ def make_local(
 
 
 def _fragments(holding: Holding, count: int) -> list[Fragment]:
-    """Whole parameters together, whoever holds which parts of them. Buffers go with the last one.
-
-    Raises: RecipeError if there are fewer parameters.
-    """
+    """Group whole parameters; the last group has the buffers. Raises: RecipeError if too few."""
     sizes, whole = holding.sizes, holding.whole_name
     names = list(sizes)
     cut = cut_fragments(list(sizes.values()), count)
@@ -135,14 +121,7 @@ def local_stepper(
     reducers: Sequence[GradientReducer],
     resources: ExitStack,
 ) -> LocalStepper:
-    """Makes what runs the steps.
-
-    Args:
-        synchronous: Of those before the first round.
-        update: Of these.
-        reducers: Of each fragment of the replicas of all ranks.
-        resources: Takes what has to be closed.
-    """
+    """Make what runs the steps; `synchronous` and `update` make those before the first round."""
     words, holding, forward = run.recipe.synchrony, update.holding, update.holding.forward
     sharers = mesh.sharers
     own = resources.enter_context(_sums_here(local, run, forward))
@@ -179,7 +158,6 @@ def local_stepper(
 
 
 def _sums_here(local: Local, run: Run, forward: Forward) -> GradientReducer:
-    """What adds the gradients of a replica's micro-batches, on this rank alone."""
     each = run.recipe.train.num_micro_batches // run.recipe.synchrony.replicas
     return GradientReducer(
         local.replicas.named,
@@ -193,8 +171,6 @@ def _sums_here(local: Local, run: Run, forward: Forward) -> GradientReducer:
 
 
 class LocalParts(EveryStepParts):
-    """See `ModeParts`."""
-
     def __init__(self, update: EveryRank, local: Local) -> None:
         super().__init__(update, Rise())
         self._local = local
@@ -206,7 +182,6 @@ class LocalParts(EveryStepParts):
         return run.synchronous if first_step < run.rounds.synchronous else run
 
     def summed(self) -> Sequence[Summed]:
-        """Fragments of the replicas' differences."""
         local, counts = self._local, self._local.sums.no_counts()
         tails = local.tails(self.holding.forward)
         parts = zip(local.fragments, tails, strict=True)

@@ -1,25 +1,18 @@
-"""The replicas of this rank: weights, buffers, an optimizer and a loss scale each; a piece of the
-state.
+"""This rank's replicas: weights, buffers, an optimizer and a loss scale each; a piece of the state.
 
-There is one network. At rest it holds the average x of all replicas; a replica trains in it by
-lending it its tensors. In a checkpoint a replica is whole and by its number, so that any number of
-ranks goes on with it:
+There is one network. At rest it holds the average x of all replicas. To train, a replica lends its
+tensors to the network. A checkpoint has each replica whole, under its number, so that any number of
+ranks can resume. A rank that holds parts has names such as `classifier.1.parts.2.weight`; in a
+checkpoint these are rows of `classifier.1.weight`, as one rank has it.
 
-    R/parameter/NAME, R/buffer/NAME   if replicas are apart; else all are as the average
-    R/optimizer/NAME/KEY              what its optimizer keeps
-    R/numbers                         what of that are no tensors: JSON, as bytes
+    R/parameter/NAME, R/buffer/NAME   if replicas differ; else all are as the average
+    R/optimizer/NAME/KEY              the optimizer's tensors
+    R/numbers                         the optimizer's other state: JSON, as bytes
     R/scale                           its loss scale, with float16: JSON, as bytes
 
-What replicas' optimizers keep for each weight, averaged with the weights if the recipe says so.
-
-These are tensors in the form of the weights: the momentum of sgd, both moments of adam. Counts of
-updates stay each replica's own. They go in the tail of an average, and no codec encodes them.
-
-The names of what replicas have, of a network that a row of ranks holds.
-
-By this rank's names a replica has `3/parameter/classifier.1.parts.2.weight`, or with what its
-optimizer keeps of that `3/optimizer/classifier.1.parts.2.weight/momentum_buffer`. In a checkpoint
-they are rows of `3/parameter/classifier.1.weight`, and so on, as one rank has it.
+The recipe may average moments with the weights: the momentum of sgd, both moments of adam, which
+have the form of the weights. They are in the tail of an average, and no codec encodes them. Counts
+of updates stay each replica's own.
 """
 
 import json
@@ -44,31 +37,26 @@ NUMBERS, SCALE = "numbers", "scale"
 
 @dataclass(frozen=True)
 class Fragment:
-    """What of a network is averaged together."""
+    """The tensors of a network that are averaged together."""
 
     named: Mapping[str, nn.Parameter]
-    """Those of its parameters that are trained."""
     has_buffers: bool
-    """Whether all buffers go with these."""
+    """Whether all buffers are averaged with these."""
 
 
 @dataclass
 class Replica:
-    """One copy of the network."""
-
     number: int
     weights: dict[str, Tensor]
-    """Those that are trained, by name."""
     buffers: dict[str, Tensor]
     optimizer: optim.Optimizer
     scale: dict[str, Any]
-    """The state of its loss scale; empty without one."""
     compared: dict[str, Tensor] = field(default_factory=dict)
-    """Its weights when the average that is under way was taken: those of a fragment."""
+    """A fragment's weights when the average that is under way was begun."""
 
 
 class Replicas:
-    """This rank's replicas; see `training.piece.Piece`."""
+    """This rank's replicas; implements `Piece`."""
 
     held_by_all = False
     is_result = True
@@ -79,11 +67,10 @@ class Replicas:
         numbers: Sequence[int],
         make: Callable[[], optim.Optimizer],
     ) -> None:
-        """make: an optimizer of what is trained."""
         self._holding, self.model, self.named = holding, holding.network, holding.named
         self._scaler = holding.forward.scaler
         self.is_apart = False
-        """Whether they have other weights than the average, at least of some fragment."""
+        """Whether their weights differ from the average, at least in some fragment."""
         self.own = [
             Replica(
                 number,
@@ -96,41 +83,40 @@ class Replicas:
         ]
 
     def join(self) -> None:
-        """Gives all replicas the average that the network holds."""
         self.take(Fragment(self.named, has_buffers=True))
         self.is_apart = False
 
     def end_step(self, are_together: bool) -> None:
-        """are_together: whether all have the weights of the average now."""
         self.is_apart = not are_together
 
     @torch.no_grad()
     def take(self, fragment: Fragment) -> None:
-        """Gives all replicas a fragment of the average that the network holds."""
+        """Give all replicas a fragment of the average that the network holds."""
         for replica in self.own:
             copy((replica.weights[name] for name in fragment.named), fragment.named.values())
             if fragment.has_buffers:
                 copy(replica.buffers.values(), self.model.buffers())
 
     def remember(self, fragment: Fragment) -> None:
-        """Remembers the weights that are compared, for replicas that go on meanwhile."""
+        """Remember a fragment's weights, for replicas that continue during its average."""
         for replica in self.own:
             replica.compared = {name: replica.weights[name].clone() for name in fragment.named}
 
     @torch.no_grad()
     def follow(self, fragment: Fragment) -> None:
-        """Gives each replica a fragment of the average that the network holds, and the way that it
-        has gone since it was compared. Its buffers go on: a variance might become negative so.
+        """Set a fragment to the average, plus each replica's change since `remember`.
+
+        Buffers stay as they are, because a variance might become negative.
         """
         for replica in self.own:
             weights = [replica.weights[name] for name in fragment.named]
-            if weights:  # torch takes no empty list, as of a stage without any
+            if weights:  # torch refuses an empty list, as in a stage without weights
                 torch._foreach_sub_(weights, list(replica.compared.values()))
                 torch._foreach_add_(weights, list(fragment.named.values()))
             replica.compared = {}
 
     def inherit(self, optimizer: optim.Optimizer) -> None:
-        """Gives all replicas what an optimizer keeps, and lets it forget it."""
+        """Move an optimizer's state to all replicas."""
         for replica in self.own:
             replica.scale = self._scaler.state_dict()
             for group, of_other in zip(
@@ -142,14 +128,13 @@ class Replicas:
         optimizer.state.clear()
 
     def forget(self, fragment: Fragment) -> None:
-        """Lets the replicas' optimizers begin anew with a fragment."""
         for replica in self.own:
             for parameter in fragment.named.values():
                 replica.optimizer.state.pop(parameter, None)
 
     @contextmanager
     def lent(self) -> Iterator[None]:
-        """Gives the network back the average after a `with` block in which replicas train in it."""
+        """Restore the network's average after a `with` block in which replicas train in it."""
         average = [parameter.detach() for parameter in self.named.values()]
         buffers = [buffer.clone() for buffer in self.model.buffers()]
         scale = self._scaler.state_dict()
@@ -162,14 +147,14 @@ class Replicas:
             copy(self.model.buffers(), buffers)
 
     def lend(self, replica: Replica) -> None:
-        """Puts a replica into the network: of its weights the memory, of its buffers the values."""
+        """Put a replica into the network: share the weights' memory, copy the buffers."""
         for name, parameter in self.named.items():
             parameter.data = replica.weights[name]
         copy(self.model.buffers(), replica.buffers.values())
         self._scaler.load_state_dict(replica.scale)
 
     def take_back(self, replica: Replica) -> None:
-        """Gives a replica what it has come to in the network, beside its weights."""
+        """Copy the network's buffers and loss scale to a replica."""
         copy(replica.buffers.values(), self.model.buffers())
         replica.scale = self._scaler.state_dict()
 
@@ -194,7 +179,7 @@ class Replicas:
         return found
 
     def load(self, stored: Stored) -> None:
-        """Raises: CheckpointError if a tensor is of another network."""
+        """Load the replicas. Raises: CheckpointError if a tensor is of another network."""
         self.join()
         for replica in self.own:
             own = Under(stored, str(replica.number))
@@ -211,42 +196,38 @@ class Replicas:
                 replica.scale = json.loads(own[SCALE].numpy().tobytes())
 
     def _numbers(self, replica: Replica) -> Numbers:
-        """Those of its optimizer, of all ranks that hold it."""
         return self._holding.numbers_of_row(OptimizerNumbers(self.model, replica.optimizer))
 
 
 @torch.no_grad()
 def copy(into: Iterable[Tensor], values: Iterable[Tensor]) -> None:
-    """Copies each of some tensors into another."""
     places = list(into)
-    if places:  # torch takes no empty list
+    if places:  # torch refuses an empty list
         torch._foreach_copy_(places, list(values))
 
 
 STEP = "step"
-"""The name of torch's counts, which have the form of a weight that is one number."""
+"""torch's name of a count of updates, which looks like a weight of one number."""
 
 
 @dataclass(frozen=True)
 class Moments:
-    """Which there are: (a parameter's name, the key of its optimizer)."""
+    """An optimizer's averaged tensors. `keys` are (parameter's name, key of its state)."""
 
     named: Mapping[str, nn.Parameter]
     keys: Sequence[tuple[str, str]] = ()
 
     def none(self) -> list[Tensor]:
-        """The sums over no replica."""
         return [torch.zeros_like(self.named[name]) for name, _ in self.keys]
 
     def of(self, replica: Replica) -> list[Tensor]:
-        """A replica's; zeros for what its optimizer has not made."""
+        """Return a replica's moments; zeros for what its optimizer has not made."""
         return [
             zeros if kept is None else kept
             for zeros, kept in zip(self.none(), self._kept(replica), strict=True)
         ]
 
     def give(self, replica: Replica, means: Sequence[Tensor]) -> None:
-        """Gives a replica the means, as far as its optimizer has made them."""
         for kept, mean in zip(self._kept(replica), means, strict=True):
             if kept is not None:
                 kept.copy_(mean)
@@ -260,9 +241,7 @@ def find_moments(
     named: Mapping[str, nn.Parameter],
     make: Callable[[dict[str, nn.Parameter]], optim.Optimizer],
 ) -> Moments:
-    """Finds out what an optimizer keeps, from an update of copies. make: the optimizer of some
-    parameters.
-    """
+    """Find out what an optimizer keeps, from an update of copies."""
     if not named:
         return Moments(named)
     copies = {name: nn.Parameter(each.detach().clone()) for name, each in named.items()}
@@ -280,14 +259,11 @@ def find_moments(
 
 
 KINDS = ("parameter", "buffer", "optimizer", NUMBERS, SCALE)
-"""In the order in which a replica tells its tensors."""
 
 
 @dataclass(frozen=True)
 class NamesOfReplicas:
-    """See `training.parallel.pieces.Naming`. Tensors are in order of replicas, then of kinds, then
-    of the network.
-    """
+    """Implements `Naming`: tensors in the order of replicas, then kinds, then the network."""
 
     names: Names
 
@@ -310,6 +286,5 @@ class NamesOfReplicas:
 
 
 def _cut(path: str) -> tuple[str, str]:
-    """Which replica's what it is, as `3/optimizer/`, and the rest of the path: of numbers none."""
     number, kind, *rest = path.split("/", 2)
     return f"{number}/{kind}/", "".join(rest)

@@ -1,17 +1,15 @@
-"""Steps of replicas that train by themselves, and the averages between them.
+"""Steps of replicas that train on their own, and the averages between them.
 
-A step is all micro-batches of the global batch, as ever. Replica r of R takes leaves
-[r M / R, (r + 1) M / R) of its M, adds their gradients by the tree over them, and makes an update
-of its own. A replica without samples, at the end of an epoch, makes none. Every rank hosts
-consecutive replicas and trains them one after the other in the same network.
+A step is all micro-batches of the global batch, as in other modes. Of these M leaves, replica r of
+R takes [r M / R, (r + 1) M / R), adds their gradients by the tree over them, and makes its own
+update. A replica without samples, at the end of an epoch, makes none. Every rank hosts consecutive
+replicas and trains them one after the other in the same network.
 
-The average of a fragment of all replicas: their differences go through the exchange as gradients
-do.
-
-Replica r is leaf r of the tree. What it brings is x - x_r, x being the weights that all began with;
-beside it in the tail, the changes of its buffers, and the losses of its steps since the last
-average of any fragment. So an average costs what a gradient of the same parameters does, by any
-exchange or codec, and its bits are the same on any number of workers.
+For an average of a fragment, replica r is leaf r of the tree. It sends x - x_r, where x are the
+weights that all began with, through the exchange, as gradients are sent. The tail has the changes
+of its buffers, and the losses of its steps since the last average of any fragment. So an average
+costs what a gradient of the same parameters does, with any exchange or codec, and its bits are the
+same on any number of workers.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -43,28 +41,22 @@ from firecaffe.training.updates.update import StepUpdate
 
 @dataclass
 class Average:
-    """Takes the average of a fragment of the replicas, and applies it."""
-
     fragment: Fragment
     reducer: GradientReducer
-    """Of the fragment's parameters, with the replicas as leaves."""
     forward: Forward
     replicas: Replicas
     order: Sequence[int]
-    """This rank's replicas, in the order in which the reducer takes them."""
+    """This rank's replicas, in the order in which the reducer adds them."""
     moments: Moments
-    """Those that are averaged too."""
     outer: Outer
     forgets: bool
-    """Whether replicas' optimizers begin anew after it."""
+    """Whether replicas' optimizers start afresh after it."""
     ema: Ema | None
-    """The moving average of the network at rest, if one is kept."""
+    """The moving average of the network at rest, if there is one."""
 
     @torch.no_grad()
     def begin(self, losses: dict[int, Tensor], counts: Tensor) -> None:
-        """Sends the differences on their way. losses: of each of this rank's replicas. counts: of
-        this rank.
-        """
+        """Start to send the differences, with the losses of this rank's replicas and its counts."""
         by_number = {replica.number: replica for replica in self.replicas.own}
         self.reducer.begin_step(self.reducer.num_leaves, self.order, lambda: counts)
         self.forward.buffers.begin_step()
@@ -77,28 +69,21 @@ class Average:
             self.reducer.add(number, None, tail)
 
     def _changes(self, replica: Replica) -> list[Tensor]:
-        """Those of its buffers. The network's are as they were afterwards."""
         buffers = self.forward.buffers
         copy(self.replicas.model.buffers(), replica.buffers.values())
         changes = buffers.take(replica.number, 1.0)
-        buffers.begin_micro_batch()
+        buffers.begin_micro_batch()  # restores the network's buffers
         return changes
 
     def finish(self) -> Totals:
-        """Waits for the others' differences. The mean difference is in `p.grad` of the fragment's
-        parameters then, and the others have none.
-
-        Raises: PeerLostError.
-        """
+        """Wait for the mean difference: the `grad` of the fragment. Raises: PeerLostError."""
         for parameter in self.replicas.named.values():
             parameter.grad = None
         return self.reducer.finish_step()
 
     @torch.no_grad()
     def apply(self, totals: Totals, steps: range, learning_rate: float) -> None:
-        """Updates the network at rest by what has come. steps: since the last average of these
-        parameters.
-        """
+        """Update the network at rest. `steps` are those since these parameters' last average."""
         count, first = self.reducer.num_leaves, 1 + len(self.moments.keys)
         self.outer.step(learning_rate)
         if self.ema is not None:
@@ -117,42 +102,30 @@ class Average:
 
 @dataclass
 class UnderWay:
-    """An average that has been taken and is not applied."""
-
     round: Round
     sent: list[LocalOutcome]
-    """The steps whose sums go with it."""
 
 
 @dataclass
 class LocalStepper:
-    """Runs steps on this rank; the first ones as synchronous steps."""
+    """Runs steps on this rank, the first ones as synchronous steps; implements `Mode`."""
 
     synchronous: EveryStep
     ahead: BatchesAhead
-    """Where the batches come from."""
     sharers: Group
-    """Those that share out the replicas."""
     rounds: Rounds
     replicas: Replicas
     averages: Sequence[Average]
-    """Of each fragment."""
     updates: Mapping[int, EveryRank]
-    """Of this rank's replicas, by number: each sums over its micro-batches, on this rank alone."""
+    """The updates of this rank's replicas, by number. Each sums on this rank alone."""
     optimizer: optim.Optimizer
-    """Of the synchronous steps."""
     spread: Spread
-    """Of a replica, over the ranks that hold one model with this one."""
     leaves: list[int]
-    """This rank's micro-batches of a local step."""
     num_replicas: int
-    """Of all ranks."""
     sums: LocalSums
     advice: str
-    """What may be done if the training diverges, for people."""
     _under_way: UnderWay | None = field(default=None, init=False)
     _have_parted: bool = field(default=False, init=False)
-    """Whether the last step was one of replicas."""
 
     @property
     def holding(self) -> Holding:
@@ -164,7 +137,6 @@ class LocalStepper:
 
     @property
     def behind(self) -> int:
-        """The number of steps, the last ones, whose outcome cannot be read without a message."""
         if not self._have_parted:
             return self.synchronous.behind
         sent = [] if self._under_way is None else self._under_way.sent
@@ -173,7 +145,7 @@ class LocalStepper:
     def run(
         self, step: int, learning_rate: float, vote: Callable[[], Votes] = Votes
     ) -> Outcome | LocalOutcome:
-        """Trains step `step`, counted from 0. vote: asked before an average is taken.
+        """Train step `step`, counted from 0. `vote` is called before an average begins.
 
         Raises: PeerLostError; NotFiniteError on all ranks, before an average is applied.
         """
@@ -233,9 +205,6 @@ class LocalStepper:
     def _update(
         self, replica: Replica, step: int, learning_rate: float, fetch: FetchBatch
     ) -> tuple[Tensor, Tensor]:
-        """Updates the replica that is in the network. Returns the sum of its losses, shape (1,),
-        and its counts, with 1 at the end if its gradient is not finite.
-        """
         holding, update = self.holding, self.updates[replica.number]
         each = update.reducer.num_leaves
         leaves = range(replica.number * each, (replica.number + 1) * each)
@@ -258,7 +227,6 @@ class LocalStepper:
         return sums[:1].clone(), torch.cat([sums[1:], broken])
 
     def _apply(self, under_way: UnderWay, outcome: LocalOutcome, learning_rate: float) -> None:
-        """Waits for an average and applies it. outcome: that of the present step."""
         average, round_ = self.averages[under_way.round.fragment], under_way.round
         totals = average.finish()
         outcome.times.sums_are_there(totals)
@@ -279,7 +247,6 @@ class LocalStepper:
 
 
 def samples_of(order: SampleOrder, step: int, leaves: range) -> int:
-    """Samples of some consecutive micro-batches of a step."""
     there = order.samples_in_step(step)
     ends = (min(there, leaf * order.micro_batch_size) for leaf in (leaves.start, leaves.stop))
     first, last = ends

@@ -1,7 +1,7 @@
-"""The sums over all workers of local steps: with the next average, or before it is wanted.
+"""The sums of local steps over all workers.
 
-Between averages nothing is exchanged. So what a step came to over all workers is told with the
-average that follows it; until then each rank has its own part.
+Nothing is exchanged between averages. So the sums of a step are sent with the average that follows
+it, or earlier if they are read. Until then each rank has its own part.
 """
 
 import json
@@ -22,34 +22,33 @@ from firecaffe.training.updates.update import Found
 
 @dataclass
 class LocalOutcome:
-    """A local step: what this rank knows of it, and later what it came to over all."""
+    """The outcome of a local step: this rank's part, and later the sums over all ranks."""
 
     step: int
     samples: int
-    """Of all replicas."""
+    """The samples of all replicas."""
     weight: float
-    """The same, as a number of full micro-batches."""
+    """The samples as a number of full micro-batches."""
     losses: dict[int, Tensor]
-    """The sum of the losses of each of this rank's replicas, shape (1,)."""
+    """The sum of the losses of each of this rank's replicas, shape (1,), by number."""
     counts: Tensor
-    """What the task counts, and the number of this rank's replicas whose gradient is not finite."""
+    """The task's counts, and the number of replicas here whose gradient is not finite."""
     metrics: Sequence[str]
     times: StepMarks
     replicas: int
-    """Of all ranks."""
     ask: Callable[[], None]
-    """Has all ranks sum what is not summed yet."""
+    """Makes all ranks sum what is not summed yet."""
     sums: Tensor | None = None
-    """Over all ranks: see `Outcome.found`."""
+    """The sums over all ranks; see `Outcome.found`."""
 
     def read(self, look: Callable[[], None] = lambda: None) -> StepResult:
-        """See `Outcome.read`. All ranks read the same outcomes in the same order."""
+        """Wait for the sums. All ranks read the same outcomes in order; see `Outcome.read`."""
         if self.sums is None:
             self.ask()
         return self._outcome().read(look)
 
     def take(self, loss: Tensor, counts: Tensor, votes: Tensor) -> None:
-        """Takes the sums over all ranks. Raises: NotFiniteError, on all ranks."""
+        """Set the sums over all ranks. Raises: NotFiniteError, on all ranks."""
         self.sums = torch.cat([loss.reshape(1), counts[:-1], votes])
         outcome, broken = self._outcome(), int(counts[-1])
         if broken:
@@ -68,43 +67,34 @@ class LocalOutcome:
 
 
 class LocalSums:
-    """The outcomes that wait for their sums, and their form in an average."""
-
     def __init__(self, longest: int, counted: int, device: torch.device) -> None:
-        """longest: the most steps before an average. counted: the numbers that the task counts."""
         self._longest, self._row, self._device = longest, counted + 1, device
         self.waiting: list[LocalOutcome] = []
 
     def add(self, outcome: LocalOutcome) -> None:
-        """Lets an outcome wait."""
         self.waiting.append(outcome)
 
     def take_waiting(self) -> list[LocalOutcome]:
-        """The outcomes that wait, which do so no longer."""
         taken, self.waiting = self.waiting, []
         return taken
 
     def no_losses(self) -> Tensor:
-        """The losses of a replica in the steps before an average; none."""
         return torch.zeros(self._longest, device=self._device)
 
     def no_counts(self) -> Tensor:
-        """The counts of a rank in the steps before an average, a row each, then its votes; none."""
+        """Return zeros for a rank's counts: a row for each step before an average, then votes."""
         return torch.zeros(self._longest * self._row + VOTES, device=self._device)
 
     def no_row(self) -> Tensor:
-        """The counts of a rank in a step; none."""
         return torch.zeros(self._row, device=self._device)
 
     def losses(self, number: int) -> Tensor:
-        """Those of a replica of this rank, in the steps that wait."""
         found = self.no_losses()
         if self.waiting:
             found[: len(self.waiting)] = torch.cat([each.losses[number] for each in self.waiting])
         return found
 
     def counts(self, votes: Tensor) -> Tensor:
-        """Those of this rank, with its votes."""
         found = self.no_counts()
         rows = [each.counts for each in self.waiting]
         if rows:
@@ -113,18 +103,15 @@ class LocalSums:
         return found
 
     def settle(self, sent: Sequence[LocalOutcome], losses: Tensor, counts: Tensor) -> None:
-        """Tells outcomes their sums. Raises: NotFiniteError, on all ranks."""
+        """Set the sums of outcomes. Raises: NotFiniteError, on all ranks."""
         rows = counts[:-VOTES].reshape(self._longest, self._row)
         for place, outcome in enumerate(sent):
-            # The votes belong to the average: they are told once.
+            # The votes belong to the average, so only its last step gets them.
             votes = counts[-VOTES:] if place == len(sent) - 1 else torch.zeros(VOTES)
             outcome.take(losses[place], rows[place], votes)
 
     def sum_now(self, sharers: Group) -> None:
-        """Sums what waits over all that host replicas, which all call it.
-
-        Raises: NotFiniteError, PeerLostError.
-        """
+        """Sum what waits, on all ranks with replicas. Raises: NotFiniteError, PeerLostError."""
         waiting = self.take_waiting()
         own = [
             [[each.item() for _, each in sorted(step.losses.items())], step.counts.tolist()]

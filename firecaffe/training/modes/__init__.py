@@ -1,1 +1,1 @@
-"""When ranks exchange what they have computed, and which contributions count."""
+"""Modes of a training: when ranks exchange what they computed, and which contributions count."""

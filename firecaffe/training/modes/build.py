@@ -1,4 +1,4 @@
-"""When ranks exchange, and what counts: chosen here, where the training is put together."""
+"""Chooses the mode, when a training is put together."""
 
 from firecaffe.recipe.run import Run
 from firecaffe.synchrony.config import LOCAL, SHARDED, SynchronyConfig
@@ -12,10 +12,7 @@ from firecaffe.training.updates.every_rank import EveryRank
 
 
 def make_mode(run: Run, update: EveryRank, mesh: Mesh, learners: int) -> ModeParts:
-    """What the recipe's mode has of its own. learners: of a server, at the beginning.
-
-    Raises: RecipeError.
-    """
+    """Make the recipe's mode; a server begins with `learners` learners. Raises: RecipeError."""
     words = run.recipe.synchrony
     if words.is_served:
         keeper = _keeper(words, mesh.sharers.world_size)
@@ -26,7 +23,6 @@ def make_mode(run: Run, update: EveryRank, mesh: Mesh, learners: int) -> ModePar
 
 
 def _keeper(words: SynchronyConfig, world_size: int) -> Keeper:
-    """Who keeps the weights for a server. One rank alone has them all."""
     if words.is_lockless:
         return Lockless()
     return InShards() if words.server == SHARDED and world_size > 1 else AtFirst()

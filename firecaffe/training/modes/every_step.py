@@ -1,11 +1,11 @@
-"""Every step is made by all ranks together: batch, forward, backward, sum, update.
+"""Steps that all ranks make together: batch, forward, backward, sum, update.
 
-A rank takes its micro-batches one after the other. Their gradients are added in the order of the
-micro-batch tree; during the last one's backward they leave for the other ranks, bucket by bucket.
-When all sums are there, whoever updates does it by the same numbers.
+A rank computes its micro-batches one after the other. Their gradients are added in the order of the
+micro-batch tree. During the last backward they are sent to the other ranks, bucket by bucket. Once
+all sums are known, every rank that updates uses the same numbers.
 
-The host is never to wait for a GPU here. What a step came to is read when the device has got there:
-on a CPU at once, before the update; on a GPU after the next step was queued.
+The host never waits for a GPU here. A step's outcome is read once the device has computed it: on a
+CPU at once, before the update; on a GPU after the next step was queued.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,8 +29,6 @@ from firecaffe.training.updates.update import StepUpdate
 
 
 class EveryStep:
-    """Runs steps on this rank."""
-
     def __init__(
         self,
         holding: Holding,
@@ -39,29 +37,24 @@ class EveryStep:
         leaves: Sequence[int],
         momentum: Callable[[int], float | None] = lambda _: None,
     ) -> None:
-        """leaves: this rank's micro-batches of a step, in the order in which they are computed; see
-        `Route.order`. momentum: of a step, counted from 0, if the policy moves it.
-        """
+        """Compute `leaves` in this order (see `Route.order`). A momentum of None stays as it is."""
         self.holding, self.update, self.batches = holding, update, batches
         self.leaves, self.momentum = leaves, momentum
 
     @property
     def behind(self) -> int:
-        """The number of steps, the last ones, whose outcome is not there yet."""
         return 1 if self.update.queue.works_behind else 0
 
     @property
     def advice(self) -> str:
-        """Nothing that is of this mode."""
         return ""
 
     def run(self, step: int, learning_rate: float, vote: Callable[[], Votes] = Votes) -> Outcome:
-        """Trains step `step`, counted from 0, and leaves every rank with the same weights.
+        """Train step `step`, counted from 0, and leave every rank with the same weights.
 
-        vote: asked before the last backward.
-
-        Raises: PeerLostError. NotFiniteError on all ranks, which keep the weights from before the
-        step; on a GPU the outcome raises it when it is read.
+        `vote` is called before the last backward. Raises: PeerLostError; NotFiniteError on all
+        ranks, which keep the weights from before the step. On a GPU the outcome raises
+        NotFiniteError when it is read.
         """
         holding, update, queue = self.holding, self.update, self.update.queue
         times = StepMarks(queue, len(self.leaves), self._spent)
@@ -72,7 +65,7 @@ class EveryStep:
         fetch = times.timed(partial(self.batches.train_batch, step))
         for ready in holding.run(step, self.leaves, fetch):
             update.add(ready)
-            del ready  # its gradients of parts may be as long as the weights
+            del ready  # its gradients of parts may be as large as the weights
         totals = update.sums()
         times.sums_are_there(totals)
         found = update.check(totals, VOTES).to_host(queue)
@@ -85,15 +78,12 @@ class EveryStep:
         return outcome
 
     def share_out(self, shares: Shares, order: Callable[[range], list[int]], own: range) -> None:
-        """Gives ranks other micro-batches from the next step on. order: that in which a rank
-        computes its share. own: that of this rank.
-        """
+        """Give ranks other micro-batches from the next step on, each share in `order`."""
         self.update.share_out(shares)
         self.holding.share_out(shares, order)
         self.leaves = order(own)
 
     def _counts(self, vote: Callable[[], Votes]) -> Tensor:
-        """What this rank has counted in the step, and its votes."""
         forward = self.holding.forward
         return torch.cat([self.holding.counts(), ballot(vote(), forward.device)])
 
@@ -102,7 +92,7 @@ class EveryStep:
 
 
 def empty_counts(forward: Forward) -> Tensor:
-    """Zeros in the form of what a rank counts in a step: the task's counts, then its votes."""
+    """Return zeros in the form of a rank's counts of a step: the task's counts, then its votes."""
     return torch.cat([forward.no_counts(), torch.zeros(VOTES, device=forward.device)])
 
 
@@ -114,7 +104,7 @@ def steps_of_whole(
     leaves: Sequence[int],
     clip_gradients: float = 0.0,
 ) -> EveryStep:
-    """Steps of ranks that hold the whole model and update all of it, as a measurement has them."""
+    """Make steps of ranks that hold and update the whole model, for measurements."""
     holding = Whole(forward, forward.model, reducer.exchange.world)
     applier = Applier(optimizer, LossScale(forward.scaler, optimizer, forward.device))
     update = EveryRank(holding, applier, holding.spread(), clip_gradients).connect(reducer)

@@ -1,7 +1,4 @@
-"""The protocol of a mode: when ranks exchange what they have computed, and what counts.
-
-What a mode has of its own before ranks are connected: state, and what it wants summed.
-"""
+"""The protocol of a mode; `ModeParts` is what exists of it before ranks are connected."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -30,24 +27,21 @@ from firecaffe.training.updates.update import StepUpdate
 
 
 class Queued(Protocol):
-    """A step that is queued, or whose sums are on their way."""
+    """A step that is queued, or whose sums are still being exchanged."""
 
     def read(self, look: Callable[[], None] = lambda: None) -> StepResult:
-        """Waits for its end. All ranks read the same steps in the same order. look: called
-        meanwhile; it may raise. Raises: NotFiniteError.
+        """Wait for the step's end. All ranks read the same steps in the same order.
+
+        `look` is called while waiting, and may raise. Raises: NotFiniteError.
         """
 
 
 class Mode(Protocol):
-    """Runs steps on this rank."""
+    @property
+    def holding(self) -> Holding: ...
 
     @property
-    def holding(self) -> Holding:
-        """What of the model is here."""
-
-    @property
-    def update(self) -> StepUpdate:
-        """Who updates it by sums of a step: of every step, or of the first ones."""
+    def update(self) -> StepUpdate: ...
 
     @property
     def behind(self) -> int:
@@ -55,10 +49,10 @@ class Mode(Protocol):
 
     @property
     def advice(self) -> str:
-        """What may be done if the loss stays above its start, for people."""
+        """Advice to people if the loss stays above its start."""
 
     def run(self, step: int, learning_rate: float, vote: Callable[[], Votes] = Votes) -> Queued:
-        """Trains step `step`, counted from 0. vote: asked once, before sums leave that tell it.
+        """Train step `step`, counted from 0. `vote` is called once, before the sums that carry it.
 
         Raises: PeerLostError; NotFiniteError, on all ranks, before the update.
         """
@@ -66,7 +60,7 @@ class Mode(Protocol):
 
 @dataclass(frozen=True)
 class Summed:
-    """Parameters of which something is summed over ranks, and examples of what goes along."""
+    """Parameters of which something is summed over ranks, and examples of what is sent along."""
 
     named: Mapping[str, nn.Parameter]
     tail: Sequence[Tensor]
@@ -75,81 +69,63 @@ class Summed:
 
 @dataclass(frozen=True)
 class Linked:
-    """A training whose ranks are connected, as a mode takes it."""
-
     run: Run
     mesh: Mesh
     step: EveryStep
-    """Of every step, or of those at the beginning."""
+    """The steps of the training, or those at its beginning."""
     reducers: Sequence[GradientReducer]
-    """Of what the mode wants summed."""
     ahead: BatchesAhead
-    """Where this rank's batches come from, in order."""
     batches: TrainBatches
-    """The same in any order."""
     state: State
     probe: str
     """The digest of what this machine computes for the probe's micro-batch."""
     resources: ExitStack
-    """Takes what has to be closed."""
     source: Source | None
-    """Of a server's events, instead of its clock."""
+    """The source of a server's events, instead of its clock."""
 
 
 @dataclass(frozen=True)
 class Steps:
-    """What runs a training's steps."""
-
     stepper: Mode
     ahead: BatchesAhead
-    """Where its batches come from."""
     real: RealRanks | None = None
-    """The ranks under the real clock; None if there is none."""
     shares: MeasuredShares | None = None
-    """Those that change between steps; None if they stay."""
+    """The shares of micro-batches, if they change between steps."""
 
 
 class ModeParts(Protocol):
-    """What a mode has of its own."""
-
     @property
     def rise(self) -> Rise | None:
-        """What sees a loss that stays above its start; None if all workers make each step together,
-        which cannot come to that by itself."""
+        """Detects a loss that stays above its start; None if all workers make steps together."""
 
-    def pieces(self) -> dict[str, Piece]:
-        """What of a training's state are tensors."""
+    def pieces(self) -> dict[str, Piece]: ...
 
     def numbers(self) -> dict[str, Numbers]:
-        """What of it are none, by its words in meta.json."""
+        """Return the mode's state that is not tensors, by its names in meta.json."""
 
     def first_run(self, run: Run, first_step: int) -> Run:
-        """The run as it goes on from a step."""
+        """Return the run as it continues from a step."""
 
     def last_ahead(self, run: Run) -> int:
-        """The step, one after the last, for which batches are asked in order."""
+        """Return the step after the last one whose batches are fetched in order."""
 
-    def summed(self) -> Sequence[Summed]:
-        """What is summed over ranks, a reducer each."""
+    def summed(self) -> Sequence[Summed]: ...
 
     def steps(self, linked: Linked) -> Steps:
-        """What runs the steps. All ranks call it."""
+        """Make what runs the steps. All ranks call it."""
 
-    def row(self, steps: int) -> Mapping[str, Any] | None:
-        """What the record of a training of so many steps says of it."""
+    def row(self, steps: int) -> Mapping[str, Any] | None: ...
 
     def open(self, folder: Path, checkpoint: Checkpoint | None) -> list[str]:
-        """Opens what is written in the run's folder, on rank 0. Returns lines for people."""
+        """Open the mode's files in the run's folder, on rank 0. Return lines for people."""
 
-    def last_words(self) -> list[str]:
-        """Lines for people at the run's end."""
+    def last_words(self) -> list[str]: ...
 
-    def close(self) -> None:
-        """Closes what was opened."""
+    def close(self) -> None: ...
 
 
 class EveryStepParts:
-    """See `ModeParts`."""
+    """Implements `ModeParts` for steps that all ranks make together; other modes extend it."""
 
     def __init__(self, update: EveryRank, rise: Rise | None = None) -> None:
         self.update, self.holding, self.rise = update, update.holding, rise
@@ -183,5 +159,4 @@ class EveryStepParts:
     def last_words(self) -> list[str]:
         return []
 
-    def close(self) -> None:
-        """Nothing was opened."""
+    def close(self) -> None: ...

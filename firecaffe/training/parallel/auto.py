@@ -1,9 +1,9 @@
-"""`parallel.scheme = "auto"`: the planner chooses the layout of the workers that there are.
+"""`parallel.scheme = "auto"`: the planner chooses the layout of the available workers.
 
-Layers are split as the recipe says, or else the fully connected ones as by one weird trick, into
-the recipe's parts; what is chosen is how many workers hold one model, and the scheme. No bit
-depends on it. Rank 0 prices every layout that there is by the functions of `firecaffe plan`, on the
-run's cluster; between hosts of which none is named, with one link that is measured.
+It chooses the scheme, and how many workers hold one model. The layers are split as the recipe says,
+or else the fully connected ones as in one weird trick, into the recipe's parts. No bit of a result
+depends on the choice. Rank 0 prices every layout with the functions of `firecaffe plan`, on the
+run's cluster. Between hosts without a named cluster, one link is measured.
 """
 
 import json
@@ -36,20 +36,17 @@ from firecaffe.transport.link import measure_link
 
 @dataclass(frozen=True)
 class LayoutChoice:
-    """What was chosen, the same on all ranks."""
-
     words: ParallelConfig
     reason: str
-    """For people, in one line."""
     predicted_s: dict[str, float]
-    """A step in each layout that there is."""
+    """Seconds of a step in each layout that is possible."""
 
 
 def with_named_split(recipe: CheckedRecipe, dataset: Dataset) -> CheckedRecipe:
-    """A recipe whose split says which layers it is of, if the layout is chosen: then it decides the
-    same bits as the one that is written down.
+    """Name the split layers in a recipe whose layout is chosen.
 
-    Raises: RecipeError, with the layer's name, if one cannot be split so.
+    So it decides the same bits as a recipe that names them. Raises: RecipeError, with the layer's
+    name, if one cannot be split so.
     """
     words = recipe.parallel
     if words.scheme != AUTO or words.split:
@@ -65,9 +62,10 @@ def with_named_split(recipe: CheckedRecipe, dataset: Dataset) -> CheckedRecipe:
 def choose_layout(
     recipe: CheckedRecipe, parts: Parts, world: World
 ) -> tuple[CheckedRecipe, LayoutChoice | None]:
-    """The recipe in the layout that is chosen, if it is; all ranks call it and get rank 0's choice.
+    """Return the recipe in the chosen layout, if it is chosen. All ranks get rank 0's choice.
 
-    Raises: RecipeError on all ranks if there is no layout, or none has a price; PeerLostError.
+    All ranks call it. Raises: RecipeError on all ranks if no layout is possible, or none has a
+    price; PeerLostError.
     """
     if recipe.parallel.scheme != AUTO:
         return recipe, None
@@ -95,9 +93,7 @@ def choose_layout(
 
 
 def _cluster(recipe: Recipe, world: World) -> Cluster:
-    """The run's cluster. All ranks call it: between hosts of which nothing is known a link is
-    measured. Raises: RecipeError.
-    """
+    """Return the run's cluster. All ranks call it: they may measure a link. Raises: RecipeError."""
     is_gpu = world.device.type == "cuda"
     name = torch.cuda.get_device_name(world.device) if is_gpu else ""
     cluster = cluster_for(recipe, name)
@@ -122,9 +118,7 @@ def _cluster(recipe: Recipe, world: World) -> Cluster:
 
 
 def _check_is_new(parts: Parts) -> None:
-    """Raises: RecipeError if a network that is given in Python is the same each time, for it would
-    be made before its seed; OwnCodeError.
-    """
+    """Raise RecipeError if model() returns one network twice: it would be made before its seed."""
     if parts.model is None:
         return
     with generators_kept():
@@ -163,12 +157,10 @@ def _way(plan: SplitPlan) -> str:
 
 
 def _line(plan: SplitPlan) -> str:
-    """A layout in numbers: gradients and activations that each worker sends."""
     step, lacks = plan.step, "" if plan.fits else ", more memory than there is"
     sent = f"{step.gradients_bytes / 1e6:,.3g} + {step.activations_bytes / 1e6:,.3g} MB"
     return f"{_way(plan)} {step.step_s:.3g} s a step, sends {sent}{lacks}"
 
 
 def notes_of_layout(choice: LayoutChoice | None) -> Sequence[str]:
-    """What is to be said of a choice: gradients and activations that each worker sends."""
     return [] if choice is None else [f"parallel: {choice.reason}"]

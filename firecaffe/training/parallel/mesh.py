@@ -1,7 +1,4 @@
-"""The ranks of a training as a mesh: rows hold one model together, columns the same parts.
-
-Networks of which a training has left this process a part, and that are no use as whole ones.
-"""
+"""The mesh of ranks: a row holds one model together, a column holds the same parts."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -18,29 +15,27 @@ from firecaffe.recipe.parallel import Layout
 
 @dataclass(frozen=True)
 class Mesh:
-    """This rank's groups; see `Layout`."""
-
     world: World
     row: Group
     stage: Group
-    """Those that hold one stage of one model; of a model that is not in stages, the row."""
+    """The ranks that hold one stage of one model; the row if the model is not in stages."""
     line: Group
-    """One of each stage, through which micro-batches go."""
+    """One rank of each stage; micro-batches pass through them."""
     plane: Group
-    """All lines of the same parts; they see all samples."""
+    """All lines with the same parts; they see all samples."""
     column: Group
-    """Those that hold the same parts of the same stage."""
+    """The ranks that hold the same parts of the same stage."""
     sharers: Group
-    """Those that share out the micro-batches of a step, and sum gradients over them."""
+    """The ranks that share out the micro-batches of a step, and sum gradients over them."""
 
     @property
     def groups(self) -> list[Group]:
-        """Over which what each rank has is summed one after the other, so that it counts once."""
+        """The groups to sum over, one after the other, so that each rank's value counts once."""
         return [self.sharers] if self.sharers is self.world else [self.sharers, self.row]
 
 
 def make_mesh(world: World, layout: Layout, resources: ExitStack) -> Mesh:
-    """All ranks call it. resources: takes the groups."""
+    """Make the mesh; all ranks call it."""
     alone = Group(0, 1, world.device, watch=world.watch, place=world.place)
     if layout.model == 1:
         return Mesh(world, alone, alone, alone, world, world, world)
@@ -63,12 +58,11 @@ _CUT_UP: WeakSet[nn.Module] = WeakSet()
 
 
 def mark_cut_up(network: nn.Module) -> None:
-    """Remembers that a network is whole no more."""
     _CUT_UP.add(network)
 
 
 def check_is_whole(network: nn.Module) -> nn.Module:
-    """The network that a function has returned. Raises: RecipeError if it was cut up before."""
+    """Return a network. Raises: RecipeError if a training has cut it up before."""
     if network in _CUT_UP:
         kind = type(network).__name__
         raise RecipeError(

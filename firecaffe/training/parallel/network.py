@@ -1,9 +1,4 @@
-"""A recipe's network, with its layers split.
-
-A network that the ranks of a row hold together, each a part of its tensors.
-
-Errors about split layers and stages, by the recipe's word that asked for them.
-"""
+"""A recipe's network with split layers, and errors that name the recipe's setting."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -32,40 +27,33 @@ from firecaffe.transport.local import LocalRanks, meet_local_ranks
 
 @dataclass(frozen=True)
 class RowNetwork:
-    """What a training has beside such a network."""
-
     mesh: Mesh
     names: Names
     has_buffers: bool
-    """Whether the whole network has any."""
     other_weights: list[int]
-    """The ranks that had made other first weights than rank 0, whose are taken."""
     outline: dict[str, nn.Parameter]
     """The whole network's parameters, in its order, on the meta device."""
 
     @property
     def trained_outline(self) -> dict[str, nn.Parameter]:
-        """Those that are trained."""
         return {name: each for name, each in self.outline.items() if each.requires_grad}
 
     def called(self, name: str) -> str:
-        """The whole tensor's name, by this rank's of a part."""
+        """Return the whole tensor's name for this rank's name of a part."""
         return self.names.source(name)[0].whole
 
     def part(self, name: str) -> Part:
-        """What one of this rank's tensors is of the whole network's."""
         source, _ = self.names.source(name)
         if not source.cut:
             return Part(source.whole)
         return Part(source.whole, source.part, len(source.cut) - 1)
 
     def numbers_of_row(self, numbers: Numbers) -> Numbers:
-        """Those that the ranks of the row keep together, by whole names. All of them ask."""
+        """Return numbers that the row keeps together, by whole names. All its ranks call it."""
         return NumbersOfRow(numbers, self.names, self.mesh.row)
 
 
 def outline_of(wholes: Mapping[str, Tensor]) -> dict[str, nn.Parameter]:
-    """The parameters among some tensors, on the meta device."""
     return {
         name: nn.Parameter(torch.empty_like(each, device="meta"), each.requires_grad)
         for name, each in wholes.items()
@@ -74,26 +62,20 @@ def outline_of(wholes: Mapping[str, Tensor]) -> dict[str, nn.Parameter]:
 
 
 FULLY_CONNECTED = ("neurons", "inputs")
-"""The words of layers that one weird trick splits."""
 
 
 @dataclass(frozen=True)
 class SplitNetwork(RowNetwork):
-    """A network whose layers are split."""
-
     group: PartGroup
-    """The row, with its parts."""
     parameters: frozenset[nn.Parameter]
-    """Those of which each rank of a row has a part."""
+    """The parameters of which each rank of a row has a part."""
     chosen: dict[str, str]
-    """The layers that are split, each with its word."""
+    """The split layers, each with its value of `parallel.split`."""
     outlines: dict[str, nn.Parameter]
-    """The trained parameters that other ranks have alone, on the meta device: patterns of names are
-    those of the whole network."""
+    """Trained parameters that only other ranks have, on meta, so that name patterns match them."""
 
     @property
     def row(self) -> dict[str, Any]:
-        """What a run's record says of it."""
         mesh = self.mesh
         return {
             "data": mesh.column.world_size,
@@ -110,7 +92,7 @@ class SplitNetwork(RowNetwork):
 
 
 def chosen_layers(model: nn.Module, words: ParallelConfig) -> dict[str, str]:
-    """The layers that a recipe splits; with no word for any, those that its scheme does.
+    """Return the layers that a recipe splits; if it names none, those that its scheme splits.
 
     Raises: RecipeError, with the layer's name, if one cannot be split so.
     """
@@ -126,9 +108,7 @@ def _nothing(_: nn.Module, __: str) -> dict[str, str]:
 
 
 def _fully_connected(model: nn.Module, scheme: str) -> dict[str, str]:
-    """By neurons and by inputs in turns; by inputs first if the first layer has fewer outputs than
-    inputs, for what is narrower is sent whole.
-    """
+    """Split by neurons and inputs in turns, the narrower first, because it is sent whole."""
     linear = [name for name, each in model.named_modules() if type(each) is nn.Linear]
     if not linear:
         raise RecipeError(f"parallel.scheme {scheme}: the network has no fully connected layer")
@@ -157,9 +137,7 @@ SCHEMES: dict[
     ONE_WEIRD_TRICK: (_fully_connected, _only_linear),
     AUTO: (_fully_connected, _any_layer),
 }
-"""For each scheme which layers are split if nobody says, each with its word; and what checks one
-that is.
-"""
+"""For each scheme, the layers that it splits by default, and the check of a split layer."""
 
 
 def split_network(
@@ -169,8 +147,7 @@ def split_network(
     exchange: ExchangeConfig,
     resources: ExitStack,
 ) -> tuple[nn.Module, SplitNetwork]:
-    """Makes a network whose layers are split; its outputs are whole. All ranks call it. resources:
-    takes what has to be closed.
+    """Make a network whose layers are split; its outputs are whole. All ranks call it.
 
     Raises: RecipeError, with the layer's name, if one cannot be split so.
     """
@@ -208,18 +185,13 @@ def split_network(
 
 @dataclass(frozen=True)
 class SplitTensors:
-    """What a rank has of a network's split layers."""
-
     sources: Mapping[str, Source]
-    """Of the tensors that are here, by this rank's names."""
     parameters: frozenset[nn.Parameter]
-    """Those of them that are cut."""
     elsewhere: frozenset[str]
-    """The whole tensors that other ranks have alone."""
+    """The whole tensors that only other ranks have."""
 
 
 def find_parts(model: nn.Module, group: PartGroup) -> SplitTensors:
-    """Finds the parts in a network whose layers are split."""
     sources: dict[str, Source] = {}
     parameters, elsewhere = set[nn.Parameter](), set[str]()
     for layer_name, layer in model.named_modules():
@@ -248,7 +220,6 @@ def _group(
 
 
 def _meet(row: Group, words: ExchangeConfig, resources: ExitStack) -> LocalRanks | None:
-    """The ranks of the row, if they may share memory."""
     is_one_host = row.local_world_size == row.world_size
     if not is_one_host or not words.shared_memory or row.device.type != "cpu":
         return None
@@ -263,12 +234,12 @@ def give_whole(_: nn.Module, __: Any, outputs: Any) -> Any:
 
 
 OF_LAYERS, OF_STAGES = "split", "stages"
-"""What such errors begin with, which `firecaffe.split` and `cut_stages` raise too."""
+"""The prefixes of such errors, which `firecaffe.split` and `cut_stages` raise too."""
 
 
 @contextmanager
 def in_words_of(words: ParallelConfig) -> Iterator[None]:
-    """Names in the block's errors the word that the recipe has. Raises: RecipeError."""
+    """Name the recipe's setting in the block's RecipeErrors."""
     try:
         yield
     except RecipeError as error:

@@ -1,10 +1,9 @@
-"""Pieces of a training's state whose tensors are cut among ranks, by the whole tensors' names.
+"""Pieces of a training's state whose tensors are cut among ranks, under the whole tensors' names.
 
-Another piece keeps them by this rank's own names, `classifier.1.parts.2.weight`, or with what an
-optimizer keeps of it behind, `classifier.1.parts.2.weight/momentum_buffer`. Here that is rows of
-`classifier.1.weight/momentum_buffer`, as any layout of ranks, and one rank, has it.
-
-Each rank keeps its own of the first weights as they are drawn.
+Another piece has them under this rank's names, such as `classifier.1.parts.2.weight`, or
+`classifier.1.parts.2.weight/momentum_buffer` for what an optimizer keeps. Here that is rows of
+`classifier.1.weight/momentum_buffer`, as any layout of ranks, or one rank, has it. When the first
+weights are drawn, each rank keeps its own parts.
 """
 
 import hashlib
@@ -34,44 +33,38 @@ from firecaffe.transport.collect import HeldPart
 
 @dataclass(frozen=True)
 class Source:
-    """Where a tensor of this rank's comes from."""
+    """The part of a whole tensor that one of this rank's tensors is."""
 
     whole: str
-    """The whole tensor's name."""
     dim: int = 0
     cut: Cut = ()
-    """How that dimension of the whole is cut; empty if it is not."""
+    """The cut of dimension `dim` of the whole tensor; empty if it is not cut."""
     part: int = 0
 
     @property
     def range(self) -> range:
-        """The rows that this part is."""
         return range(self.cut[self.part], self.cut[self.part + 1])
 
 
 @dataclass(frozen=True)
 class Names:
-    """The tensors of a network whose layers are split, parameters and buffers."""
-
     sources: Mapping[str, Source]
-    """Those of split layers that this rank has a part of, by its own names."""
+    """The parts of split layers that this rank has, by its own names."""
     places: Mapping[str, int]
-    """The place of each whole tensor in the network."""
     elsewhere: frozenset[str]
-    """The whole tensors that other ranks have alone."""
+    """The whole tensors that only other ranks have."""
 
     def source(self, path: str) -> tuple[Source, str]:
-        """Where a tensor of a piece comes from, and its path by the whole tensor's name."""
+        """Return the source of a piece's tensor, and its path under the whole tensor's name."""
         name, slash, key = path.partition("/")
         source = self.sources.get(name, Source(name))
         return source, source.whole + slash + key
 
     def place(self, path: str) -> int:
-        """The place among all of what has the path by the whole tensor's name."""
         return self.places[path.partition("/")[0]]
 
     def own(self, path: str) -> list[str]:
-        """This rank's paths of what has the path by the whole tensor's name."""
+        """Return this rank's paths for a path under the whole tensor's name."""
         name, slash, key = path.partition("/")
         if name in self.elsewhere:
             return []
@@ -86,15 +79,13 @@ class Names:
 
 
 class Naming(Protocol):
-    """The names of a piece's tensors, as `Names` has them of a network's."""
-
     def source(self, path: str) -> tuple[Source, str]: ...
     def place(self, path: str) -> int: ...
     def own(self, path: str) -> list[str]: ...
 
 
 class InParts:
-    """A piece, by whole names; see `training.piece.Piece`."""
+    """A piece under whole tensors' names; implements `Piece`."""
 
     held_by_all = False
 
@@ -118,7 +109,7 @@ class InParts:
 
 def _held(parts: Sequence[tuple[Source, Tensor]], place: int) -> HeldPart:
     source, first = parts[0]
-    # What an optimizer counts is no row of a weight.
+    # An optimizer's counts are no rows of a weight.
     if not source.cut or first.ndim <= source.dim or first.shape[source.dim] != len(source.range):
         return HeldPart(first, order=place)
     rest = tuple((other.range, tensor) for other, tensor in parts[1:])
@@ -126,9 +117,7 @@ def _held(parts: Sequence[tuple[Source, Tensor]], place: int) -> HeldPart:
 
 
 class NumbersInParts:
-    """Numbers of parts, by whole names; those of all parts of a tensor are the same. See
-    `training.piece.Numbers`.
-    """
+    """Numbers under whole names, equal for all parts of a tensor; implements `Numbers`."""
 
     def __init__(self, numbers: Numbers, names: Names) -> None:
         self._numbers, self._names = numbers, names
@@ -145,9 +134,7 @@ class NumbersInParts:
 
 
 class NumbersOfRow(NumbersInParts):
-    """Numbers of all parts that the ranks of a row have between them; all of them ask, and get the
-    same, in the network's order.
-    """
+    """Numbers of all parts of a row's ranks. All call `state_dict`, and get the same, in order."""
 
     def __init__(self, numbers: Numbers, names: Names, row: Group) -> None:
         super().__init__(numbers, names)
@@ -160,8 +147,6 @@ class NumbersOfRow(NumbersInParts):
 
 
 class _ByOwnNames(Stored):
-    """Whole tensors that are stored, as this rank's parts of them."""
-
     def __init__(self, stored: Stored, names: Naming) -> None:
         self._stored, self._names = stored, names
 
@@ -200,34 +185,31 @@ class _ByOwnNames(Stored):
 
 
 Own = Mapping[str, Sequence[LayerPiece]]
-"""What a rank has of those tensors of which it does not have all, by name; it may be nothing."""
+"""A rank's parts of tensors that it does not have whole, by name; there may be none."""
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """A network with its first weights, on this rank's device."""
-
     network: nn.Module
-    """It has zeros that take no memory for tensors of which this rank does not have all."""
+    """The network. Tensors that are not whole here are zeros that take no memory."""
     pieces: Mapping[str, Sequence[Tensor]]
-    """What it has of these."""
     other_weights: list[int]
-    """The ranks that had made other first weights than rank 0, whose are taken."""
+    """The ranks whose first weights were not rank 0's, and were replaced by these."""
 
 
 class FreshNetwork:
     """A recipe's network before its first weights are drawn."""
 
     def __init__(self, recipe: Recipe, parts: Parts, dataset: Dataset) -> None:
-        """Raises: RecipeError; OwnCodeError for what a user's code raises."""
+        """Make the outline. Raises: RecipeError; OwnCodeError for errors in a user's code."""
         self._recipe = recipe
         self._make = partial(make_model, recipe, parts, dataset)
         self._drawing = follow(self._make)
         self.outline = self._make() if self._drawing is None else self._drawing.outline
-        """Its shapes: on the meta device; or the network itself, if it has to be made whole."""
+        """The shapes on the meta device; the network itself if it has to be made whole."""
 
     def draw(self, world: World, own_of: Callable[[nn.Module], Own]) -> Drawn:
-        """Draws the first weights; every rank calls it. own_of: what this rank has, by the outline.
+        """Draw the first weights. All ranks call it. `own_of` returns this rank's parts.
 
         Raises: RecipeError, which `own_of` may raise; OwnCodeError; PeerLostError.
         """
@@ -253,11 +235,10 @@ class FreshNetwork:
     def _keep(
         self, drawing: Drawing, own_of: Callable[[nn.Module], Own], is_alone: bool
     ) -> "_Keeper | None":
-        """None if it has to be made whole."""
         try:
             own = own_of(drawing.outline)
         except RecipeError:
-            return None  # it may be for the outline alone, and is raised again if it is not
+            return None  # the error may be about the outline only; else it is raised again
         keeper = _Keeper(own, drawing.order, lambda take: drawing.draw([], take), is_alone)
         whole = [name for name in drawing.kept if name not in own]
         network = drawing.draw(whole, keeper.take)
@@ -286,8 +267,6 @@ class FreshNetwork:
 
 
 class _Keeper:
-    """Keeps what is this rank's of tensors that come one after the other."""
-
     network: nn.Module
 
     def __init__(
@@ -297,16 +276,12 @@ class _Keeper:
         again: Callable[[Callable[[str, Tensor], None]], object],
         is_alone: bool,
     ) -> None:
-        """order: that in which tensors come. again: lets them come again. is_alone: whether there
-        is no rank to compare them with.
-        """
         self.own, self._order, self._again = own, order, again
         self._is_alone = is_alone
         self.pieces: dict[str, Sequence[Tensor]] = {}
         self._digests: dict[str, str] = {}
 
     def put_in(self, network: nn.Module) -> None:
-        """Says what the tensors are of."""
         self.network = network
 
     def take(self, name: str, whole: Tensor) -> None:
@@ -315,11 +290,9 @@ class _Keeper:
 
     @property
     def digest(self) -> str:
-        """Of all tensors, whatever their order was."""
         return hashlib.sha256(json.dumps(self._digests, sort_keys=True).encode()).hexdigest()
 
     def take_from_first(self, world: World) -> None:
-        """Takes rank 0's instead, which lets its own come again. Raises: PeerLostError."""
         order: Iterable[str] = json.loads(text_of_first(world, json.dumps(self._order)))
         if world.is_first:
             self._again(lambda _, whole: broadcast(world, whole.contiguous()))
@@ -334,7 +307,7 @@ class _Keeper:
                 tensor.detach().copy_(whole)
 
     def _keep(self, name: str, whole: Tensor) -> None:
-        # Memory of its own: how it is aligned may show in the bits.
+        # A copy in memory of its own, because alignment may change bits.
         self.pieces[name] = [
             whole.narrow(dim, rows.start, len(rows)).clone(memory_format=torch.contiguous_format)
             for dim, rows in self.own.get(name, ())

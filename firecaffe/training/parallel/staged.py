@@ -1,9 +1,7 @@
 """A recipe's network, cut into stages, of which this rank has one, or parts of its layers.
 
-What goes between stages whose layers are split: a tensor in parts goes on in parts.
-
-Each worker of a stage sends its parts to the worker of the next one that has the same. So what
-follows there is computed part by part, as it is without stages, and a part is what is sent.
+Between stages, a tensor in parts stays in parts: each worker sends its parts to the worker of the
+next stage that has the same ones. So the next stage computes part by part, as without stages.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,13 +24,11 @@ from firecaffe.training.parallel.network import RowNetwork, chosen_layers, find_
 from firecaffe.training.parallel.pieces import FreshNetwork, Names, Own
 
 PARTS = "firecaffe: parts of a tensor"
-"""The first key of what stands for such a tensor on its way."""
+"""The first key of a dictionary that stands for a tensor in parts between stages."""
 
 
 def pass_in_parts(stage: Stage, group: PartGroup) -> None:
-    """Lets a stage take and give tensors in parts; what the last one gives is whole. group: the
-    ranks that hold the stage.
-    """
+    """Let a stage take and return tensors in parts; the last stage returns whole ones."""
 
     def take(_: nn.Module, taken: tuple[Any, ...]) -> Any:
         return tree_map(lambda each: _in_parts(each, group), taken, is_leaf=_stands_for_parts)
@@ -61,26 +57,21 @@ def _in_parts(value: Any, group: PartGroup) -> Any:
 
 @dataclass(frozen=True)
 class StagedNetwork(RowNetwork):
-    """A network in stages. What other ranks have is no longer in its modules here."""
+    """A network in stages. What only other ranks have is no longer in its modules here."""
 
     words: ParallelConfig
     training: Stage
-    """This rank's."""
     evaluation: Stage
     module: nn.Module
-    """All places in which this rank has tensors: those of its stages, and the network."""
+    """All modules with tensors of this rank: those of its stages, and the network."""
     tied: list[tuple[str, nn.Parameter]]
-    """The whole network's parameters by all their names; those of which this rank does not have all
-    on the meta device.
-    """
+    """The network's parameters by all their names; on meta if this rank lacks some of them."""
     group: PartGroup
-    """The ranks that hold this stage."""
     chosen: dict[str, str]
-    """The layers of all stages that are split, each with its word."""
+    """The split layers of all stages, each with its value of `parallel.split`."""
 
     @property
     def row(self) -> dict[str, Any]:
-        """What a run's record says of it."""
         found = {
             "data": self.mesh.column.world_size,
             "stages": self.words.stages,
@@ -92,7 +83,7 @@ class StagedNetwork(RowNetwork):
         return found | {"model": size, "parts": parts, "split": self.chosen}
 
     def trained(self) -> dict[str, nn.Parameter]:
-        """The whole network's trained parameters, in its order; those of others on meta."""
+        """Return the network's trained parameters, in its order; those of others on meta."""
         first_name: dict[nn.Parameter, str] = {}
         for name, each in self.tied:
             first_name.setdefault(each, name)
@@ -100,17 +91,14 @@ class StagedNetwork(RowNetwork):
 
 
 def check_stages(network: nn.Module, words: ParallelConfig) -> None:
-    """Raises: RecipeError if the network cannot be cut so, in training or in evaluation."""
+    """Raise RecipeError if the network cannot be cut so, in training or in evaluation."""
     _of_stage(network, words, 0)
 
 
 def cut_network(
     fresh: FreshNetwork, words: ParallelConfig, mesh: Mesh
 ) -> tuple[nn.Module, StagedNetwork]:
-    """Makes a network that is cut, with what this rank's stage needs. All ranks call it.
-
-    Raises: RecipeError if it cannot be cut so.
-    """
+    """Make a network in stages. All ranks call it. Raises: RecipeError if it cannot be cut so."""
     own, group = mesh.line.rank, PartGroup(mesh.stage, words.num_parts)
 
     def own_of(outline: nn.Module) -> Own:
@@ -126,8 +114,8 @@ def cut_network(
     tied = _tied(network, wholes, found, outline)
     mark_cut_up(network)
     _free(network, {wholes[name] for name in found.elsewhere})
-    # A stage has places of its own for what a followed forward takes; these come first, for there
-    # a micro-batch changes buffers.
+    # A stage has modules of its own for what a followed forward uses. They come first, because a
+    # micro-batch changes buffers there.
     stages = [found.training, found.evaluation]
     places = [*(stage.module for stage in stages), network]
     _split(network, found.split, group, drawn.pieces, places)
@@ -155,18 +143,14 @@ def cut_network(
 
 @dataclass(frozen=True)
 class _OfStage:
-    """What a network has in one of its stages."""
-
     training: Stage
     evaluation: Stage
     elsewhere: frozenset[str]
-    """The tensors of other stages. What no stage uses is in the first one."""
+    """The tensors of other stages. Tensors that no stage uses are in the first one."""
     chosen: dict[str, str]
-    """The layers of all stages that are to be split, each with its word."""
 
     @property
     def split(self) -> dict[str, str]:
-        """Those in this stage."""
         others = {name.rpartition(".")[0] for name in self.elsewhere}
         return {
             name: word
@@ -195,7 +179,6 @@ def _tied(
     found: _OfStage,
     outline: Mapping[str, nn.Parameter],
 ) -> list[tuple[str, nn.Parameter]]:
-    """The network's parameters by all their names, before what is not here goes."""
     is_here = {
         name
         for name in wholes
@@ -217,7 +200,6 @@ def _split(
     pieces: Mapping[str, Sequence[Tensor]],
     places: Sequence[nn.Module],
 ) -> None:
-    """Puts split layers into a network, and into other places that have these layers."""
     before = {name: network.get_submodule(name) for name in chosen}
     split_layers(network, chosen, group, pieces)
     for place in places:
@@ -228,17 +210,12 @@ def _split(
 
 
 def _cut(network: nn.Module, names: Sequence[str]) -> tuple[list[Stage], list[Stage]]:
-    """The stages in training and in evaluation."""
     training = cut_stages(network, names)
     with evaluating(network):
         return training, cut_stages(network, names)
 
 
 def _owners(training: Sequence[Stage], evaluation: Sequence[Stage]) -> Mapping[Tensor, int]:
-    """The number of the stage that has each tensor. What none uses is not there.
-
-    Raises: RecipeError if it is another one in evaluation than in training.
-    """
     found: dict[Tensor, int] = {}
     for stage in (*training, *evaluation):
         for name, each in (*stage.module.named_parameters(), *stage.module.named_buffers()):

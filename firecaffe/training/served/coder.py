@@ -1,18 +1,12 @@
-"""How a parameter's gradient is pushed to a server: as it is, or encoded by the exchange's codec.
+"""Pushes of gradients to a server: as they are, or encoded by the exchange's codec.
 
-The server applies what it decodes. So that it does not matter who computes a gradient, those that
-travel nowhere (rank 0's own, and all of a simulated clock or a replay) are encoded and decoded too.
+The server applies what it decodes. Gradients that travel nowhere (rank 0's own, and all of a
+simulated clock or a replay) are encoded and decoded too, so it does not matter who computes one.
 
-Error feedback with a server: what a learner's push did not send is added to its next gradient.
-
-The memory is a learner's, by parameter: it goes along with its pushes that count, in their order,
-which the log has. A push that does not count leaves it as it was, one that does not use a parameter
-leaves that parameter's. A learner that comes has none, and that of one which is lost is gone.
-
-Under the real clock it is in the process of its learner, and in no checkpoint: who goes on from one
-begins by losing all learners.
-
-Which gradients of a worker are finite, where these go elsewhere than to rank 0.
+With error feedback, what a learner's push did not send is added to its next gradient. This memory
+changes only with pushes that count, in their order, which the log has, and only for the parameters
+that a push uses. A learner that joins has none; a lost learner's is lost. Under the real clock it
+is in the learner's process and in no checkpoint: a resumed training begins by losing all learners.
 """
 
 from collections.abc import Iterable, Mapping
@@ -30,35 +24,32 @@ from firecaffe.transport.collect import HeldPart
 
 
 class Coder:
-    """Of the learners of this process. Gradients travel as they are; others subclass it."""
+    """The coder of the learners of a process. It sends gradients as they are; others extend it."""
 
     def example(self, gradient: Tensor) -> Tensor:
-        """A tensor of the type and the shape in which a gradient like this one travels."""
+        """Return a tensor of the dtype and shape in which a gradient like this one is sent."""
         return gradient
 
     def encode(self, learner: int, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What travels of a learner's gradients, by parameter, like `example`."""
+        """Return what is sent of a learner's gradients, by parameter, in the form of `example`."""
         return dict(gradients)
 
     def decode(self, sent: Tensor, num_elements: int) -> Tensor:
-        """The gradient, as so many elements in order, of what has come."""
+        """Return the gradient, as so many elements in order, from what was sent."""
         return sent.view(-1)
 
     def as_sent(self, learner: int, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """A learner's gradients by parameter, as whoever they are sent to decodes them."""
+        """Return a learner's gradients by parameter, as the receiver decodes them."""
         return dict(gradients)
 
     def drop(self, learner: int) -> None:
-        """What a learner encoded last does not count, and leaves no trace."""
+        """Undo a learner's last `encode`, because its push does not count."""
 
-    def forget(self, learner: int) -> None:
-        """A learner is gone."""
+    def forget(self, learner: int) -> None: ...
 
 
 class Encoder(Coder):
-    """Encodes each parameter by itself, in rows the last of which is filled up with zeros, or as a
-    whole.
-    """
+    """Encodes each parameter by itself: whole, or in rows, the last one padded with zeros."""
 
     def __init__(self, codec: RowCodec | TensorCodec) -> None:
         self._codec = codec
@@ -90,7 +81,7 @@ class Encoder(Coder):
         return found
 
     def _payload(self, x: Tensor, memory: Tensor) -> Tensor:
-        """What travels of float32 (n,): uint8 (bytes,). memory: what of x was kept back before."""
+        """Encode x, float32 (n,), as uint8 (bytes,). `memory` is what of x was kept back before."""
         if not x.numel():
             return x.new_empty(0, dtype=torch.uint8)
         if isinstance(self._codec, RowCodec):
@@ -99,9 +90,7 @@ class Encoder(Coder):
 
 
 class FeedbackEncoder(Encoder):
-    """An encoder that keeps what it has not sent. As a piece of a training's state
-    (`training.piece.Piece`) it is LEARNER.PARAMETER, each of shape (elements,).
-    """
+    """Keeps what it has not sent: a `Piece` with LEARNER.PARAMETER, each of shape (elements,)."""
 
     held_by_all = False
     is_result = False
@@ -109,10 +98,9 @@ class FeedbackEncoder(Encoder):
     def __init__(self, codec: RowCodec | TensorCodec, named: Mapping[str, nn.Parameter]) -> None:
         super().__init__(codec)
         self._named = named
+        # By learner and parameter. Tensors are replaced, never changed.
         self._memory: dict[int, dict[str, Tensor]] = {}
-        """By learner and parameter. Tensors are replaced, never changed."""
         self._before: dict[int, dict[str, Tensor]] = {}
-        """As it was before the learner's last push."""
 
     def encode(self, learner: int, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
         before = self._memory.get(learner, {})
@@ -142,7 +130,7 @@ class FeedbackEncoder(Encoder):
         }
 
     def load(self, stored: Stored) -> None:
-        """Raises: CheckpointError if it is that of another network."""
+        """Load the memory. Raises: CheckpointError if it is that of another network."""
         for path in stored:
             learner, _, name = path.partition(".")
             value, parameter = stored[path], self._named.get(name)
@@ -156,7 +144,7 @@ class FeedbackEncoder(Encoder):
 
 
 def make_coder(compressor: str, named: Mapping[str, nn.Parameter]) -> Coder:
-    """compressor: the name of a codec that encodes gradients one by one; empty for none."""
+    """Make a coder from the name of a codec that encodes gradients one by one; empty for none."""
     if not compressor:
         return Coder()
     codec = COMPRESSORS[compressor]
@@ -166,9 +154,10 @@ def make_coder(compressor: str, named: Mapping[str, nn.Parameter]) -> Coder:
 
 
 def are_finite(names: Iterable[str], runs: Iterable[tuple[str, Tensor]]) -> Tensor:
-    """Whether the gradient of each parameter is, bool, shape (parameters + 1,); one that was not
-    used is. The last place is for the norm of all, which whoever clips finds. runs: of gradients,
-    by their parameters.
+    """Return whether each parameter's gradient is finite: bool, shape (parameters + 1,).
+
+    A parameter that was not used counts as finite. The last place is for the norm of all, which
+    whoever clips computes. `runs` has parts of gradients with their parameters.
     """
     broken = {name for name, values in runs if not _is_finite(values)}
     return torch.tensor([*(name not in broken for name in names), True])

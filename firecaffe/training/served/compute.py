@@ -1,9 +1,7 @@
-"""The gradient of a work: computed here, at the weights that its learner had pulled.
+"""Computes the gradient of a work, at the weights that its learner had pulled.
 
-Gradients that are computed when their event comes: what a simulated clock and a replay need.
-
-They are computed at the weights and buffers of the version that the learner had pulled. What is
-dropped is never computed.
+A simulated clock and a replay compute a gradient when its event happens (`Computed`), at the
+weights and buffers of the version that the learner had pulled. They never compute what is dropped.
 """
 
 import threading
@@ -28,36 +26,29 @@ from firecaffe.training.served.server import Server
 
 @dataclass(frozen=True)
 class Contribution:
-    """What a learner brings."""
-
     gradient: Gradient
     counts: Tensor
-    """What the task counts of the leaf's samples."""
     data_s: float
     """Seconds for which the learner waited for the leaf's samples."""
     compute_s: float
-    """Seconds for which it then computed."""
     is_own: bool = True
-    """Whether it was this rank that computed."""
+    """Whether this rank computed it."""
     rank: int = 0
-    """The rank that computed."""
     is_finite: Tensor | None = None
-    """If gradients went to their owners, and are not here; see `coder.are_finite`."""
+    """See `coder.are_finite`; None unless the gradients went to their owners."""
     moved: tuple[int, int] = (0, 0)
-    """Bytes that the learner has pulled from owners so far, and pushed to them."""
+    """Bytes that the learner has pulled from owners and pushed to them so far."""
 
 
 class Contributions(Protocol):
-    """Where the gradients of works come from."""
-
     def of(self, work: Work) -> Contribution:
-        """That of a work which was just brought, and counts."""
+        """Return the contribution of a work that was just brought, and counts."""
 
 
 def compute(
     forward: Forward, named: Mapping[str, nn.Parameter], leaf: Leaf, batch: Batch
 ) -> tuple[Gradient, Tensor]:
-    """The gradient of a leaf at the present weights and buffers, and what the task counts of it."""
+    """Return a leaf's gradient at the present weights and buffers, and the task's counts."""
     forward.begin_step()
     loss, tail = forward(*batch, *leaf)
     assert loss is not None  # leaves without samples are not handed out
@@ -68,18 +59,15 @@ def compute(
     for parameter in named.values():
         parameter.grad = None
     if forward.device.type == "cuda":
-        torch.cuda.synchronize(forward.device)  # it is used by other threads, and timed
+        torch.cuda.synchronize(forward.device)  # other threads use it, and it is timed
     return Gradient(tensors, tail), forward.counts
 
 
 class Bench(Protocol):
-    """Where a learner computes."""
-
     def compute(self, work: Work, weights: Mapping[str, Tensor]) -> Contribution:
-        """Computes a work. weights: what the server has sent of its version."""
+        """Compute a work. `weights` are what the server has sent of its version."""
 
-    def end(self) -> None:
-        """The learner has ended."""
+    def end(self) -> None: ...
 
 
 class Workbench:
@@ -92,17 +80,12 @@ class Workbench:
         batches: TrainBatches,
         turn: threading.Lock,
     ) -> None:
-        """turn: held by whoever computes. Dropout, and a data set of the user's, draw from
-        generators that all threads share.
-        """
+        """Hold `turn` while computing: dropout and data sets may draw from shared generators."""
         self.forward, self.named, self._batches, self._turn = forward, named, batches, turn
 
     def compute(self, work: Work, weights: Mapping[str, Tensor]) -> Contribution:
-        """Computes a work at all weights and buffers of its version, on any device, in any
-        thread.
-        """
         device = self.forward.device
-        torch.set_num_threads(self.forward.config.threads)  # each thread has a number of its own
+        torch.set_num_threads(self.forward.config.threads)  # each thread has its own number
         if device.type == "cuda":
             torch.cuda.set_device(device)
         with self._turn:
@@ -113,15 +96,12 @@ class Workbench:
             gradient, counts = compute(self.forward, self.named, work.leaf, batch)
             return Contribution(gradient, counts, fetched - start, time.perf_counter() - fetched)
 
-    def end(self) -> None:
-        """Nothing has to end."""
+    def end(self) -> None: ...
 
     @torch.no_grad()
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Copies the weights and buffers of a version into the network; without weights, it has
-        them already.
-        """
-        self.forward.buffers.begin_micro_batch()  # a module may have put others in places
+        """Copy a version into the network. Without weights, the network has these already."""
+        self.forward.buffers.begin_micro_batch()  # a module may have replaced buffers
         for name in self.named.keys() & weights.keys():
             self.named[name].copy_(weights[name])
         for name, buffer in self.forward.model.named_buffers():
@@ -130,14 +110,12 @@ class Workbench:
 
 @dataclass(frozen=True)
 class Computed:
-    """Computes each gradient when it is asked for, in the server's process."""
+    """Computes each gradient when it is requested, in the server's process."""
 
     server: Server
     forward: Forward
     batches: TrainBatches
-    """Asked for leaves in any order."""
     coder: Coder
-    """Of what would have travelled."""
 
     def of(self, work: Work) -> Contribution:
         start = time.perf_counter()
@@ -150,9 +128,6 @@ class Computed:
 
     @contextmanager
     def _at(self, number: int) -> Iterator[None]:
-        """The network at a version, for a `with` block: the memory of the parameters is exchanged,
-        and the buffers, which are few, are copied.
-        """
         version, named = self.server.memory.versions[number], self.server.named
         model = self.forward.model
         mine = {name: parameter.detach() for name, parameter in named.items()}
@@ -165,7 +140,7 @@ class Computed:
         finally:
             for name, parameter in named.items():
                 parameter.data = mine[name]
-            self.forward.buffers.begin_micro_batch()  # a module may have put others in places
+            self.forward.buffers.begin_micro_batch()  # a module may have replaced buffers
             _copy(model, buffers)
 
 

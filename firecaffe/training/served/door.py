@@ -1,4 +1,4 @@
-"""Rank 0 takes workers that come to a training under the real clock."""
+"""Rank 0 admits workers that join a training under the real clock."""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -20,11 +20,11 @@ from firecaffe.training.served.real_clock import Arrivals, Came, Learner, Remote
 from firecaffe.transport.lane import Lane
 
 LOOK_S = 0.2
-"""Seconds between two looks whether somebody has come."""
+"""Seconds between two checks for new workers."""
 
 
 class Doorkeeper:
-    """Looks in a thread of its own, and makes the learners of who has come."""
+    """Admits workers in a thread of its own, and makes their learners."""
 
     def __init__(
         self,
@@ -39,9 +39,7 @@ class Doorkeeper:
         silent_s: float,
         say: Callable[[str], None],
     ) -> None:
-        """per_rank: learners of a worker. first_number: that no learner has yet, nor a later one.
-        timeout_s: how long `close` waits for a store that does not answer. say: tells a person.
-        """
+        """Number new learners from `first_number` on, `per_rank` for each worker."""
         self._world, self._forward, self._named = world, forward, named
         self._coder = coder
         self._per_rank, self._number, self._arrivals = per_rank, first_number, arrivals
@@ -51,7 +49,7 @@ class Doorkeeper:
         self._thread: threading.Thread | None = None
 
     def open(self, facts: dict[str, Any]) -> None:
-        """Takes workers from now on, if there is a store where they can ask. facts: of the run."""
+        """Admit workers from now on, if there is a store where they can ask."""
         store, world = lasting_store(), self._world
         if store is None or world.watch is None:
             return
@@ -63,7 +61,7 @@ class Doorkeeper:
         self._thread.start()
 
     def close(self) -> None:
-        """Takes nobody any more; who is being let in is waited for."""
+        """Admit no more workers. Wait for one that is being admitted, up to `timeout_s`."""
         self._is_over.set()
         if self._thread is not None:
             self._thread.join(self._timeout_s)
@@ -78,11 +76,10 @@ class Doorkeeper:
             self._say(f"workers can come no more: {str(error).splitlines()[0]}")
 
     def _take(self, door: Door) -> None:
-        """Takes who has asked."""
         try:
             while not self._is_over.is_set() and (comer := door.next()) is not None:
                 self._let_in(door, comer)
-        except LaunchError as error:  # the next look goes on behind it
+        except LaunchError as error:  # the next look continues with the next worker
             self._say(str(error))
 
     def _let_in(self, door: Door, comer: Comer) -> None:
@@ -103,10 +100,6 @@ class Doorkeeper:
         self._arrivals.put(Came(learners))
 
     def _learners_of(self, rank: int, store: Store) -> list[Learner]:
-        """Makes the learners of a worker; all, or none is left. store: of it and this rank alone.
-
-        Raises: PeerLostError if it does not come to a lane.
-        """
         learners: list[Learner] = []
         try:
             for place in range(self._per_rank):
@@ -122,5 +115,4 @@ class Doorkeeper:
 
 
 def _secret() -> str:
-    """What a worker's command says besides, if this run has a secret."""
     return "" if own_secret() is None else " --secret-file FILE, the one that this run was given"

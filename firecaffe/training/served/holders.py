@@ -1,7 +1,4 @@
-"""Who holds the weights of a training under the real clock, beside rank 0, which decides.
-
-What the holders of weights are told of an event.
-"""
+"""The holders of the weights under the real clock, other than rank 0, which decides."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +9,7 @@ from firecaffe.training.served.compute import Bench, Workbench
 
 @dataclass(frozen=True)
 class Told:
-    """An event, and what an update that it brings about takes from its step."""
+    """An event, and the settings of the update that it may cause."""
 
     event: Event
     rate: float
@@ -22,39 +19,33 @@ class Told:
 
 
 class Holders:
-    """Nobody: rank 0's server has them all, and sends them. Others subclass it."""
+    """No other holders: rank 0's server has all weights, and sends them. Others extend it."""
 
     are_others = False
-    """Whether somebody else has them, and gets gradients; then no worker can come later."""
+    """Whether others have the weights, and receive gradients; then no worker can join later."""
 
     def bench(self, bench: Workbench, place: int) -> Bench:
-        """Where this rank's learner at a place computes."""
         return bench
 
     def tell(self, told: Told) -> None:
-        """Tells the next event, on rank 0."""
+        """Send the next event to the holders, on rank 0."""
 
     def gather(self, look: Callable[[], None]) -> None:
-        """Brings the training's state up to date, on rank 0. look: called while it waits; it may
-        raise.
-        """
+        """Update the training's state, on rank 0. `look` is called while waiting, and may raise."""
 
     @property
     def moved(self) -> dict[int, tuple[int, int]]:
-        """Bytes that each rank has sent to learners of others as a server and received from them,
-        up to the last `gather`; empty if rank 0 alone is one.
-        """
+        """Bytes (sent, received) of each rank as a server, at `gather`; empty if only rank 0 is."""
         return {}
 
     def end(self) -> None:
-        """Ends it, on rank 0, once all learners have ended."""
+        """End the holders, on rank 0, once all learners have ended."""
 
     def join(self, timeout_s: float) -> bool:
-        """Waits for the end of this rank's threads. Returns whether it has come."""
+        """Wait for this rank's threads to end. Return whether they have."""
         return True
 
-    def check(self) -> None:
-        """Raises: what a thread has met."""
+    def check(self) -> None: ...
 
     def cut(self) -> None:
-        """Ends all waiting of this rank's threads."""
+        """End all waiting of this rank's threads."""

@@ -1,9 +1,4 @@
-"""Who keeps the weights of a training with a server; chosen in `modes/build.py`.
-
-AtFirst    rank 0's server, which sends them to learners and takes gradients
-InShards   every rank a shard of them; rank 0 decides, and has the buffers
-Lockless   the memory of one host, in which its workers make updates themselves
-"""
+"""Keepers of the weights of a training with a server; `modes/build.py` chooses one."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -38,34 +33,28 @@ class Whole:
     optimizer: optim.Optimizer
     state: State
     memory: ServerMemory
-    """Of all the weights."""
     server: Server
     coder: Coder
-    """Of gradients."""
 
 
 class Keeper(Protocol):
-    """Who has the weights once the warm steps are done."""
-
     has_weights: bool
-    """Whether rank 0's server has them; else it has the buffers alone."""
+    """Whether rank 0's server has the weights; else it has the buffers only."""
     needs_all: bool
-    """Whether a rank that is lost ends the run, for nobody else has its part of the weights."""
+    """Whether a lost rank ends the run, because no other has its part of the weights."""
 
     def open(self, clock: LoggedClock, folder: Path, checkpoint: Checkpoint | None) -> list[str]:
-        """Opens the log of events in the run's folder, if they say what the run comes to. Returns
-        lines for people.
-        """
+        """Open the log in the run's folder if events determine the run. Return lines for people."""
 
     def meet(self, whole: Whole) -> Holders:
-        """Gives the weights to their keepers, after the warm steps; every rank calls it.
+        """Give the weights to their keepers, after the warm steps. All ranks call it.
 
         Raises: RecipeError on all ranks if they cannot have them so; PeerLostError.
         """
 
 
 class AtFirst:
-    """See `Keeper`."""
+    """Keeps the weights on rank 0's server, which sends them and receives gradients."""
 
     has_weights, needs_all = True, False
 
@@ -77,7 +66,7 @@ class AtFirst:
 
 
 class InShards:
-    """See `Keeper`."""
+    """Keeps a shard of the weights on each rank; rank 0 decides, and has the buffers."""
 
     has_weights, needs_all = False, True
 
@@ -107,7 +96,7 @@ class InShards:
 
 
 class Lockless:
-    """See `Keeper`."""
+    """Keeps the weights in the memory of one host, where workers make updates themselves."""
 
     has_weights, needs_all = False, False
 

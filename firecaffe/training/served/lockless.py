@@ -1,14 +1,10 @@
-"""Where a worker computes and makes its own updates, in weights that others write to, too.
+"""Weights that all workers of one host read and write in the same memory, without a lock.
 
-Weights that all workers of one host read and write in the same memory, without a lock.
-
-Each worker computes a gradient at the weights as they are, while others write to them, and then
-makes its update where they are. Of two that write to one weight at the same time one may be lost,
-and a worker may read some weights before an update and others after it. Where a gradient touches
-few weights this is rare; elsewhere it is noise.
-
-The momentum is one for all, in the same memory. Buffers (BatchNorm's statistics), losses and counts
-go to rank 0, as with a server.
+Each worker computes a gradient at the present weights, while others write to them, and then makes
+its update in place. If two write to one weight at the same time, one write may be lost. A worker
+may read some weights before an update and others after it. This is rare if a gradient touches few
+weights; otherwise it is noise. There is one momentum for all, in the same memory. Buffers
+(BatchNorm's statistics), losses and counts go to rank 0, as with a server.
 
 Source: Niu, Recht, Ré, Wright 2011, "Hogwild: a lock-free approach to parallelizing stochastic
 gradient descent".
@@ -39,28 +35,21 @@ from firecaffe.transport.local import meet_local_ranks
 
 @dataclass(frozen=True)
 class Rule:
-    """How a worker makes an update."""
-
     optimizer_of: Callable[[Mapping[str, nn.Parameter]], optim.Optimizer]
     rate: Callable[[int], float]
-    """Of a step, counted from 0."""
     momentum: Callable[[int], float | None]
-    """Of a step; None if it does not change."""
     weight_of: Callable[[Leaf], float]
-    """Of a leaf, 1 if it is full."""
+    """The weight of a leaf; 1 if it is full."""
     clip_gradients: float = 0.0
-    """The largest norm of a worker's gradient; 0 does not clip."""
+    """The largest norm of a worker's gradient; 0 turns clipping off."""
 
 
 class LocklessBench:
-    """A rank's; see `compute.Bench`."""
-
     def __init__(self, bench: Workbench, optimizer: optim.Optimizer, rule: Rule) -> None:
-        """bench: its parameters are the shared weights. optimizer: of them."""
         self._bench, self._optimizer, self._rule = bench, optimizer, rule
 
     def compute(self, work: Work, weights: Mapping[str, Tensor]) -> Contribution:
-        """Computes a work at the present weights, and updates them. weights: the buffers."""
+        """Compute a work at the present weights, and update them. `weights` are the buffers."""
         brought = self._bench.compute(work, weights)
         start = time.perf_counter()
         is_finite = are_finite(self._bench.named, brought.gradient.tensors.items())
@@ -75,7 +64,7 @@ class LocklessBench:
 
     @torch.no_grad()
     def _update(self, leaf: Leaf, gradients: Mapping[str, Tensor]) -> bool:
-        """Makes an update. Returns whether it has: not by a norm beyond float32."""
+        """Make an update. Return False, and make none, if the norm is beyond float32."""
         weight, rule = self._rule.weight_of(leaf), self._rule
         for name, gradient in gradients.items():
             self._bench.named[name].grad = gradient.div_(weight)
@@ -90,17 +79,13 @@ class LocklessBench:
         self._optimizer.zero_grad()
         return True
 
-    def end(self) -> None:
-        """Nothing has to end."""
+    def end(self) -> None: ...
 
 
 WEIGHT, MOMENTUM = "weight", "momentum"
-"""What is shared of a parameter."""
 
 
 class SharedWeights(Holders):
-    """See `Holders`."""
-
     are_others = True
 
     @classmethod
@@ -112,8 +97,7 @@ class SharedWeights(Holders):
         rule: Rule,
         timeout_s: float,
     ) -> Self:
-        """Shares the weights and the momentum of a training, as they are on rank 0, with all ranks
-        of its host, which are all that there are; every rank calls it.
+        """Share rank 0's weights and momentum with all ranks, which are on one host. All call it.
 
         Raises: RecipeError on all ranks if they have no memory in common; PeerLostError.
         """
@@ -145,10 +129,8 @@ class SharedWeights(Holders):
         optimizer: optim.Optimizer,
         rule: Rule,
     ) -> None:
-        """named, optimizer: of the training's state."""
         self._shared, self._named, self._optimizer, self._rule = shared, named, optimizer, rule
         self._kept = "history" if isinstance(optimizer, CaffeSGD) else "momentum_buffer"
-        """What the optimizer calls a momentum."""
         self._at_work: list[nn.Parameter] = []
 
     def bench(self, bench: Workbench, place: int) -> Bench:
@@ -164,7 +146,7 @@ class SharedWeights(Holders):
 
     @torch.no_grad()
     def gather(self, look: Callable[[], None]) -> None:
-        """Copies them, while others may write to them."""
+        """Copy the shared weights to the state, while others may write to them."""
         for kind, name, view in self._views():
             parameter = self._named[name]
             if kind == MOMENTUM:
@@ -173,13 +155,12 @@ class SharedWeights(Holders):
                 parameter.copy_(view)
 
     def cut(self) -> None:
-        """Gives the networks that were at work here memory of their own."""
+        """Give the networks that were used here memory of their own."""
         for parameter in self._at_work:
             parameter.data = parameter.data.clone()
 
     @torch.no_grad()
     def _begin(self) -> None:
-        """Begins with the weights of the training's state, and its momentum, if it has some."""
         for kind, name, view in self._views():
             parameter = self._named[name]
             if kind == MOMENTUM:

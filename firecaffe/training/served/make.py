@@ -27,22 +27,19 @@ from firecaffe.training.updates.every_rank import EveryRank
 
 @dataclass
 class Served(NumbersOfParts):
-    """What a training with a server has beside others. Its state is JSON; the memory is a piece."""
+    """The parts of a training with a server. Its state is JSON; the memory is a piece."""
 
     keeper: Keeper
     server: Server
     memory: ServerMemory
-    """Of all the weights. If others keep them, the server has one of buffers alone."""
+    """The memory of all weights. If others keep them, the server has one of buffers only."""
     clock: LoggedClock
     real: RealClock | None
-    """The clock that is logged, if it is a real one."""
     leaves: Leaves
     progress: Progress
     coder: Coder
-    """Of what learners push."""
 
     def open(self, folder: Path, checkpoint: Checkpoint | None) -> list[str]:
-        """See `Keeper.open`."""
         return self.keeper.open(self.clock, folder, checkpoint)
 
     def stepper(
@@ -52,9 +49,7 @@ class Served(NumbersOfParts):
         source: Source | None = None,
         ranks: RealRanks | None = None,
     ) -> ServedStepper:
-        """What runs the steps. batches: asked for leaves in any order. source: of the events,
-        instead of the clock; then all gradients are computed here. ranks: those that hear of them.
-        """
+        """Make what runs the steps. With a `source` of events, all gradients are computed here."""
         brought: Contributions = Computed(self.server, warm.holding.forward, batches, self.coder)
         if source is None and self.real is not None:
             brought = self.real
@@ -71,7 +66,6 @@ class Served(NumbersOfParts):
         )
 
     def pieces(self) -> dict[str, Piece]:
-        """What of a training's state are tensors."""
         found: dict[str, Piece] = {"server": self.memory}
         if isinstance(self.coder, FeedbackEncoder) and self.real is None:
             found["compressor"] = self.coder
@@ -79,7 +73,6 @@ class Served(NumbersOfParts):
 
     @property
     def row(self) -> dict[str, Any]:
-        """What the events have come to, as result.json has it."""
         measured = {} if self.real is None else self.real.row
         return {**self.clock.tally.row, **measured}
 
@@ -92,7 +85,7 @@ class Served(NumbersOfParts):
 
 
 def make_served(run: Run, update: EveryRank, keeper: Keeper, learners: int) -> Served:
-    """update: of the warm steps. learners: those that are there at the beginning.
+    """Make a training with a server. `update` makes the warm steps.
 
     Raises: RecipeError if the training is no longer than its warm steps, or the file of measured
     speeds cannot be read.
@@ -120,7 +113,6 @@ def make_served(run: Run, update: EveryRank, keeper: Keeper, learners: int) -> S
 
 
 def leaves_of(order: SampleOrder, first_step: int, last_step: int) -> Leaves:
-    """The leaves with samples of some steps."""
     per_epoch = -(-order.num_samples // order.micro_batch_size)
     per_step = order.num_micro_batches
     return Leaves(first_step, last_step, order.steps_per_epoch, per_step, per_epoch)

@@ -1,21 +1,15 @@
-"""The tensors that a server keeps beside the weights.
+"""The tensors that a server keeps in addition to the weights.
 
-    version/V/NAME         parameters and buffers at version V, as long as a learner computes with
-                           them, or a gradient of that version waits to be applied
+    version/V/NAME             parameters and buffers at version V, while a learner computes with
+                               them, or a gradient of that version waits to be applied
     gradient/STEP.PLACE/NAME   a gradient that waits for others of its update
-    tail/STEP.PLACE/I      its loss and its changes to buffers
-    mean_square/NAME       of the gradients, for delay compensation
+    tail/STEP.PLACE/I          its loss and its changes to buffers
+    mean_square/NAME           the gradients' mean square, for delay compensation
 
-No more versions are kept than works are under way, so the staleness bounds them. On a CPU, those
-beyond MOST_BYTES are in files.
-
-A copy of the weights: in memory, or in a file that is mapped into it.
-
-A server keeps a version of the weights for each learner that computes with it. Of many learners, or
-of a large network, these are more than memory should hold. The pages of a mapped file are the
-system's to write out and to read again, and its tensors are used as any others. The file is in the
-folder for temporary files (TMPDIR) and has no name, so nothing is left of it however the process
-ends.
+There are no more versions than works under way, so the staleness bounds them. On a CPU, those
+beyond MOST_BYTES are in mapped files, whose pages the system writes out and reads again. A file is
+in the folder for temporary files (TMPDIR) and has no name, so nothing is left of it however the
+process ends.
 """
 
 import mmap
@@ -34,7 +28,7 @@ from firecaffe.training.tensor_file import Stored
 from firecaffe.transport.collect import HeldPart
 
 ALIGNMENT = 64
-"""Bytes between whose multiples tensors begin."""
+"""Bytes. Each tensor begins at a multiple of it."""
 
 
 def copy_in_memory(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -42,8 +36,9 @@ def copy_in_memory(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def copy_in_file(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """tensors: on the host, each in one piece of memory. The copies have their strides, on which
-    the bits of a convolution may depend. Raises: RunError if there is no room.
+    """Copy dense tensors on the host into a mapped file. Raises: RunError if there is no room.
+
+    The copies have the tensors' strides, on which the bits of a convolution may depend.
     """
     places, end = {}, 0
     for name, each in tensors.items():
@@ -57,19 +52,18 @@ def copy_in_file(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def bytes_in_file(size: int) -> Tensor:
-    """So many zeros. Raises: RunError if there is no room."""
+    """Return so many zeros in a mapped file. Raises: RunError if there is no room."""
     return torch.frombuffer(_mapped(max(size, 1)), dtype=torch.uint8)[:size]
 
 
 def size_of(tensors: Mapping[str, Tensor]) -> int:
-    """Bytes."""
     return sum(each.nbytes for each in tensors.values())
 
 
 def _mapped(size: int) -> mmap.mmap:
     try:
         with tempfile.TemporaryFile() as file:
-            if sys.platform.startswith("linux"):  # or a full disk would kill the process
+            if sys.platform.startswith("linux"):  # else a full disk would kill the process
                 os.posix_fallocate(file.fileno(), 0, size)
             else:
                 file.truncate(size)
@@ -83,28 +77,22 @@ def _mapped(size: int) -> mmap.mmap:
 
 
 MOST_BYTES = 2 << 30
-"""Of versions in memory."""
+"""The bytes of versions that may be in memory."""
 
 
 @dataclass
 class Gradient:
-    """What the computation of a leaf has come to."""
-
     tensors: dict[str, Tensor]
-    """By parameter, of the sum over the leaf's samples divided by a full leaf's; those that were
-    not used are not there."""
+    """Gradients of used parameters: the sum over the leaf's samples / a full leaf's samples."""
     tail: list[Tensor]
     """The loss, and the changes to buffers; see `training.forward`."""
 
 
 class ServerMemory:
-    """A piece of a training's state; see `training.piece.Piece`."""
-
     held_by_all = True
     is_result = True
 
     def __init__(self, model: nn.Module, named: Mapping[str, nn.Parameter], squares: bool) -> None:
-        """squares: whether mean squares of the gradients are kept."""
         self._model, self._named = model, named
         self.versions: dict[int, dict[str, Tensor]] = {}
         self.gradients: dict[Leaf, Gradient] = {}
@@ -113,7 +101,7 @@ class ServerMemory:
         )
 
     def keep(self, version: int) -> None:
-        """Keeps the present weights and buffers as those of a version."""
+        """Keep the present weights and buffers as a version."""
         if version in self.versions:
             return
         now = self._now()
@@ -125,7 +113,6 @@ class ServerMemory:
         return sum(map(size_of, self.versions.values())) + size > MOST_BYTES
 
     def release(self, needed: set[int]) -> None:
-        """Lets go of all versions but some."""
         for version in self.versions.keys() - needed:
             del self.versions[version]
 
@@ -146,7 +133,7 @@ class ServerMemory:
 
     @torch.no_grad()
     def load(self, stored: Stored) -> None:
-        """Raises: CheckpointError if a tensor is of another network, or of no server."""
+        """Load it. Raises: CheckpointError if a tensor is of another network, or of no server."""
         now = self._now()
         for path in stored:
             try:
@@ -177,6 +164,6 @@ def _like(example: Tensor, value: Tensor) -> Tensor:
 
 
 def _put(tail: list[Tensor], place: int, value: Tensor) -> None:
-    """Puts a part of a tail in its place; those of a checkpoint come in any order."""
+    # The parts of a checkpoint's tail come in any order.
     tail += [value.new_empty(0)] * (place + 1 - len(tail))
     tail[place] = value.clone()

@@ -1,12 +1,10 @@
-"""What goes over the lane between a server and a learner of another rank.
+"""The messages between a server and a learner of another rank, over a lane, as runs of bytes.
 
 server   HEAD: WORK, leaf, whether weights follow     then the weights, if they are new there
 learner  the contribution: times, a vote, what was used, gradient, tail, counts
 ...
 server   HEAD: END, the length of a text              then the text and the last weights
 learner  HEAD, that it has them
-
-Named tensors in one run of bytes, as they go over a lane.
 """
 
 from collections.abc import Mapping
@@ -24,14 +22,14 @@ from firecaffe.training.served.memory import Gradient
 from firecaffe.transport.lane import Lane
 
 ALIGNMENT = 64
-"""Bytes between whose multiples tensors begin."""
+"""Bytes. Each tensor begins at a multiple of it."""
 
 
 class Parcel:
-    """Memory on the host for tensors of known types and shapes; both ends make it alike."""
+    """Host memory for tensors of known dtypes and shapes; both ends make it the same way."""
 
     def __init__(self, examples: Mapping[str, Tensor], data: Tensor | None = None) -> None:
-        """data: `parcel_bytes` of memory that are used; without, they are made."""
+        """Use `data`, of `parcel_bytes` bytes, or allocate memory."""
         self.places: dict[str, int] = {}
         """The byte at which each tensor begins."""
         places, end = self.places, 0
@@ -39,23 +37,19 @@ class Parcel:
             places[name] = end
             end += _aligned(each)
         self.data = torch.zeros(end, dtype=torch.uint8) if data is None else data
-        """All bytes."""
         self.views = {
             name: self.data[places[name] : places[name] + each.numel() * each.dtype.itemsize]
             .view(each.dtype)
             .view(each.shape)
             for name, each in examples.items()
         }
-        """The tensors, as views of the bytes."""
 
     def fill(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copies tensors in; the others stay as they are."""
         for name, each in tensors.items():
             self.views[name].copy_(each.detach())
 
 
 def parcel_bytes(examples: Mapping[str, Tensor]) -> int:
-    """The length of a parcel."""
     return sum(map(_aligned, examples.values()))
 
 
@@ -64,24 +58,20 @@ def _aligned(tensor: Tensor) -> int:
 
 
 WORK, END = range(2)
-"""The kinds of messages."""
 
 
 @dataclass(frozen=True)
 class Head:
-    """Numbers that begin a message."""
-
     kind: int
     learner: int = 0
     step: int = 0
     place: int = 0
     version: int = 0
     has_weights: int = 0
-    """1 if weights follow."""
     length: int = 0
-    """Bytes of a text that follows."""
+    """The bytes of a text that follows."""
     is_dropped: int = 0
-    """1 if what the learner has sent before does not count."""
+    """1 if the learner's previous contribution does not count."""
 
     @property
     def work(self) -> Work:
@@ -89,7 +79,7 @@ class Head:
 
 
 class Messages:
-    """Messages over one lane; both ends make it alike."""
+    """The messages over one lane; both ends make them the same way."""
 
     def __init__(
         self,
@@ -99,14 +89,14 @@ class Messages:
         coder: Coder,
         is_elsewhere: bool = False,
     ) -> None:
-        """coder: of gradients. is_elsewhere: whether others hold the weights and get gradients."""
+        """Encode gradients with `coder`, unless others hold the weights and get them."""
         self.lane, self._coder = lane, coder
         self._named = {} if is_elsewhere else named
         buffers = dict(forward.model.named_buffers())
         self.weights = Parcel({**self._named, **buffers})
         self._whole = {**named, **buffers}
         self.last: Mapping[str, Tensor] = {}
-        """All weights and buffers, as they came with the end."""
+        """All weights and buffers, as received with the end."""
         self._head = Parcel({"": torch.zeros(len(astuple(Head(WORK))), dtype=torch.int64)})
         gradients = {f"gradient/{name}": coder.example(each) for name, each in self._named.items()}
         tails = {f"tail/{i}": each for i, each in enumerate(forward.empty_tail())}
@@ -139,12 +129,10 @@ class Messages:
             self.lane.send(self.weights.data)
 
     def receive_weights(self) -> None:
-        """Receives into `weights`."""
         if self.weights.data.numel():
             self.lane.receive(self.weights.data)
 
     def send_contribution(self, learner: int, brought: Contribution, asks_to_stop: bool) -> None:
-        """asks_to_stop: whether the sender's process was asked to."""
         tensors, views = brought.gradient.tensors, self._brought.views
         encoded = {} if self._is_elsewhere else self._coder.encode(learner, tensors)
         self._brought.fill({f"gradient/{name}": each for name, each in encoded.items()})
@@ -160,11 +148,11 @@ class Messages:
         self.lane.send(self._brought.data)
 
     def receive_contribution(self) -> tuple[Contribution, bool]:
-        """A contribution in memory of its own, and whether its sender was asked to stop."""
+        """Receive a contribution, in new memory, and whether its sender was asked to stop."""
         self.lane.receive(self._brought.data)
         views = self._brought.views
         is_used = views["is_used"].tolist()
-        # In the memory layout of the weights, as backward leaves them: a sum may depend on it.
+        # In the weights' memory layout, as after a backward, because a sum may depend on it.
         tensors = {
             name: self._decoded(views[f"gradient/{name}"], each)
             for (name, each), used in zip(self._named.items(), is_used, strict=True)
@@ -188,7 +176,7 @@ class Messages:
         return view.to(self._device, copy=True)
 
     def send_end(self, text: str, weights: Mapping[str, Tensor]) -> None:
-        """Ends the lane, once the other end has it all."""
+        """End the lane, once the other end has everything."""
         data = text.encode()
         self.send_head(Head(END, has_weights=bool(weights), length=len(data)))
         if data:
@@ -200,7 +188,7 @@ class Messages:
         self.receive_head()
 
     def receive_end(self, head: Head) -> str:
-        """The text; the weights are in `last`."""
+        """Return the text of the end; the weights are then in `last`."""
         data = torch.zeros(head.length, dtype=torch.uint8)
         if head.length:
             self.lane.receive(data)

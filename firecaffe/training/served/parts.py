@@ -1,4 +1,4 @@
-"""What a mode with a server has of its own; and its ranks under the real clock, once connected."""
+"""The parts of a mode with a server, and its ranks under the real clock, once connected."""
 
 import json
 from collections.abc import Mapping
@@ -18,8 +18,6 @@ from firecaffe.training.updates.every_rank import EveryRank
 
 
 class ServedParts(EveryStepParts):
-    """See `ModeParts`."""
-
     def __init__(self, update: EveryRank, served: Served) -> None:
         super().__init__(update, Rise())
         self.served = served
@@ -81,7 +79,7 @@ class ServedParts(EveryStepParts):
 
 
 def facts_of(run: Run, probe: str, learners: int) -> dict[str, Any]:
-    """What a worker that comes is told of a run. probe: its digest. learners: at the beginning."""
+    """Return what a worker that joins is told of a run, with the learners at its beginning."""
     deciding = json.loads(json.dumps(dict(run.deciding)))
     return {
         "deciding": deciding,

@@ -1,10 +1,8 @@
 """The ranks of a training under the real clock, once its warm steps are done.
 
-Rank 0 is the server, and has a learner too; every other rank computes for it, and holds a part of
-the weights if the server is in parts. Rank 0 alone evaluates, saves and records, and no rank waits
-for all others any more.
-
-A rank that computes for the server: takes works from its lanes until it is told the end.
+Rank 0 is the server, and has a learner too. Every other rank computes for it until it receives the
+end, and holds a part of the weights if the server is in parts. Rank 0 alone evaluates, saves and
+records. No rank waits for all others any more.
 """
 
 import copy
@@ -57,11 +55,10 @@ def work(
     asks_to_stop: Callable[[], bool],
     look: Callable[[], None],
 ) -> str:
-    """Computes what comes over any of the lanes until all have ended. Returns the text that came
-    with the end of the first; the last weights are in its message then.
+    """Compute what comes over any lane until all have ended. Return the first one's text.
 
-    benches: of each lane. asks_to_stop: whether this process was asked to. look: called meanwhile;
-    it may raise. Raises: PeerLostError if the server is gone; what computing raises.
+    The last weights are in the first lane's messages then. `look` is called while waiting, and may
+    raise. Raises: PeerLostError if the server is gone; errors of computing.
     """
     said: SimpleQueue[tuple[int, str | BaseException]] = SimpleQueue()
 
@@ -107,15 +104,13 @@ def _answer(messages: Messages, bench: Bench, asks_to_stop: Callable[[], bool]) 
 
 
 TOGETHER = (NotFiniteError, DivergedError, PreemptedError, LauncherLostError)
-"""Errors that all ranks are to end with; see `faults.TOGETHER`. Others the watch tells."""
+"""Errors with which all ranks end; see `faults.TOGETHER`. The watch reports others."""
 
 CUT_S = 5.0
-"""Seconds for the threads of learners and holders to end once they are cut."""
+"""Seconds in which the threads of learners and holders end once they are cut."""
 
 
 class RealRanks:
-    """This rank among those of a training under the real clock."""
-
     def __init__(
         self,
         world: World,
@@ -130,12 +125,12 @@ class RealRanks:
         store: Store | None = None,
         meet: Callable[[], Holders] = Holders,
     ) -> None:
-        """batches: asked for leaves in any order. facts: what workers that come are told of the
-        run. store: where this rank has its lanes; None: that of the world. meet: called by all
-        ranks once the warm steps are done; makes the holders of the weights.
+        """Prepare this rank. All ranks call `meet`, after the warm steps, to make the holders.
+
+        `facts` is what joining workers are told. `store` has this rank's lanes; None is the world's
+        store.
         """
         self.first_step = words.warm_steps
-        """The first step after the warm ones."""
         self._world, self._clock, self._per_rank = world, clock, words.in_flight
         self._forward, self._named, self._batches = forward, named, batches
         self._coder = coder
@@ -144,34 +139,31 @@ class RealRanks:
         self._door: Doorkeeper | None = None
         self._holders = Holders()
         self.turn = threading.Lock()
-        """Held by whoever computes on rank 0: a learner, or an evaluation."""
+        """The lock of whoever computes on rank 0: a learner, or an evaluation."""
 
     @property
     def is_asked_to_stop(self) -> bool:
-        """Whether the process of a learner was, as far as rank 0 knows."""
+        """Whether a learner's process was asked to stop, as far as rank 0 knows."""
         return any(each.asks_to_stop for each in self._clock.learners.values())
 
     def alone(self) -> World:
-        """The world of rank 0 that waits for no other."""
+        """Return a world of rank 0 that waits for no other."""
         return dataclasses.replace(
             self._world, world_size=1, group=None, exchange_group=None, local_world_size=1
         )
 
     def tell(self, told: Told) -> None:
-        """Tells an event to the holders of the weights."""
         self._holders.tell(told)
 
     def gather(self) -> None:
-        """Brings the training's state up to date, on rank 0, which may not have the weights."""
         self._holders.gather(self._look)
         self._clock.count_moved(self._holders.moved)
 
     def work(self, asks_to_stop: Callable[[], str]) -> dict[str, Any]:
-        """Computes for the server to its end, on every rank but the first. Returns what the server
-        has told at its end; the network has the last weights then.
+        """Compute for the server to its end, on ranks other than 0. Return what it has sent then.
 
-        asks_to_stop: why this process was asked to; empty if it was not. Raises: the error that
-        the training has ended with; PeerLostError.
+        The network has the last weights then. `asks_to_stop` returns why this process was asked to
+        stop, or an empty text. Raises: the error that the training has ended with; PeerLostError.
         """
         bench = Workbench(self._forward, self._named, self._batches, self.turn)
         rank = self._world.rank
@@ -182,7 +174,7 @@ class RealRanks:
                 text = work(lanes, benches, lambda: bool(asks_to_stop()), self._look)
                 self._join_holders()
         except PeerLostError as error:
-            with peers_may_be_lost(self._world):  # which knows who it is
+            with peers_may_be_lost(self._world):  # it knows which rank is lost
                 raise error
         told = json.loads(text)
         if lanes[0].last:
@@ -193,9 +185,7 @@ class RealRanks:
 
     @contextmanager
     def serving(self, say: Callable[[str], None]) -> Iterator[None]:
-        """Starts the clock with all learners, on rank 0, for a `with` block; an error that ends it
-        is told to the other ranks. say: tells a person.
-        """
+        """Run the clock with all learners in a `with` block, on rank 0; send errors to others."""
         model = copy.deepcopy(self._forward.model)
         forward = Forward(model, self._forward.task, self._forward.config, self._forward.mixing)
         named = {name: p for name, p in model.named_parameters() if name in self._named}
@@ -225,9 +215,9 @@ class RealRanks:
                 raise error
 
     def end(self, result: dict[str, Any]) -> None:
-        """Tells all workers the result, and the weights that the network has now.
+        """Send all workers the result, and the weights that the network has now.
 
-        Raises: what this process has met since the last event; PeerLostError.
+        Raises: errors of this process since the last event; PeerLostError.
         """
         buffers = dict(self._forward.model.named_buffers())
         self._end({"result": result}, {**self._named, **buffers})
@@ -248,9 +238,6 @@ class RealRanks:
         self._join_holders()
 
     def _take_rest(self, told: dict[str, Any]) -> None:
-        """Takes what has arrived since the last event. An error of this process is raised, unless
-        an earlier one is being told.
-        """
         error = self._clock.take_rest()
         if error is not None and "error" not in told:
             raise error
@@ -265,7 +252,6 @@ class RealRanks:
 
     @contextmanager
     def _holding(self) -> Iterator[None]:
-        """Gives the weights to their holders, for a `with` block."""
         self._holders = self._meet()
         try:
             yield
@@ -279,9 +265,6 @@ class RealRanks:
 
     @contextmanager
     def _tolerating(self, say: Callable[[str], None]) -> Iterator[OnLoss]:
-        """Lets the training go on without ranks that are lost, for a `with` block, if it can. Gives
-        who is told of each. say: tells a person.
-        """
         if self._clock.needs_all:
             yield lambda *_: None
             return
@@ -299,9 +282,6 @@ class RealRanks:
 
     @contextmanager
     def _keeping_door(self, count: int, say: Callable[[str], None]) -> Iterator[None]:
-        """Lets workers come, for a `with` block, if rank 0's server has the weights. count: of
-        learners at the beginning.
-        """
         if self._holders.are_others:
             yield
             return
@@ -322,7 +302,6 @@ class RealRanks:
 
     @contextmanager
     def _ended(self, learners: Sequence[Learner]) -> Iterator[None]:
-        """Ends learners after a `with` block, and those that have come, if they have not ended."""
         try:
             yield
         finally:
@@ -334,14 +313,12 @@ class RealRanks:
                 each.join(max(0.0, end_s - time.monotonic()))
 
     def _fault_of(self, rank: int, why: str) -> Fault:
-        """What has happened to a lost rank, as far as rank 0 knows."""
         watch, step = self._world.watch, self._world.place.step
         host = self._world.host if watch is None else watch.hosts[rank]
         seen = Fault("gone", rank, host, step, f"rank 0: {why}")
         return seen if watch is None else watch.losses.get(rank, seen)
 
     def _messages(self, rank: int, place: int) -> Messages:
-        """The lane of a rank's learner; each end calls it."""
         store, name = self._store or store_of(self._world), f"{rank}.{place}"
         lane = Lane(store, name, self._world.is_first, self._timeout_s)
         return Messages(lane, self._forward, self._named, self._coder, self._holders.are_others)

@@ -1,11 +1,8 @@
-"""The real clock: events as they happen, of learners that compute at the same time.
+"""The real clock: events as they happen, from learners that compute at the same time.
 
-One thread drives the policy: it hands out work, takes what arrives, and decides. So the order of
-its decisions is that of the log, and a replay needs nothing else.
-
-The learners of a server, as its main thread sees them: each a thread with one work at a time.
-
-One is asked by `begin`, and tells what became of it in a queue that all have in common.
+One thread drives the policy: it hands out work, receives results, and decides. So the log has the
+order of its decisions, and a replay needs nothing else. Each learner is a thread with one work at a
+time. `begin` gives it work, and it reports in a queue that all learners share.
 """
 
 import threading
@@ -31,8 +28,6 @@ from firecaffe.training.served.messages import WORK, Head, Messages
 
 @dataclass(frozen=True)
 class Arrival:
-    """A learner brings its work."""
-
     learner: "Learner"
     work: Work
     brought: Contribution
@@ -40,31 +35,23 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Gone:
-    """A learner cannot be reached any more."""
-
     learner: "Learner"
     why: str
 
 
 @dataclass(frozen=True)
 class LostRank:
-    """A rank is given up, with all its learners."""
-
     rank: int
     why: str
 
 
 @dataclass(frozen=True)
 class Came:
-    """Learners that have come to those that are there."""
-
     learners: "list[Learner]"
 
 
 @dataclass(frozen=True)
 class Failed:
-    """An error in this process, which ends the run."""
-
     error: BaseException
 
 
@@ -76,7 +63,7 @@ class Begin:
     work: Work
     weights: Mapping[str, Tensor]
     is_dropped: bool
-    """Whether what the learner has brought before does not count."""
+    """Whether the learner's previous contribution does not count."""
 
 
 @dataclass(frozen=True)
@@ -87,12 +74,9 @@ class _End:
 
 @dataclass
 class Spent:
-    """What a learner has cost so far."""
-
     pulled_bytes: int = 0
     pushed_bytes: int = 0
     busy_s: float = 0.0
-    """Seconds of fetching samples and computing."""
 
 
 class Learner(ABC):
@@ -110,23 +94,22 @@ class Learner(ABC):
         self._thread.start()
 
     def hear(self, counts: bool) -> None:
-        """Hears whether what it brought last counts."""
+        """Note whether its last contribution counts."""
         self._is_dropped = not counts
 
     def begin(self, work: Work, weights: Mapping[str, Tensor]) -> None:
-        """Gives it work. weights: parameters and buffers, which do not change any more."""
+        """Give it work. `weights` are parameters and buffers, which do not change any more."""
         self._orders.put(Begin(work, weights, self._is_dropped))
 
     def end(self, text: str, weights: Mapping[str, Tensor]) -> None:
-        """Ends it, after its work if it has some. text, weights: for the process that it is in."""
+        """End it, after its work if it has some. `text` and `weights` are for its process."""
         self._orders.put(_End(text, weights))
 
     def cut(self) -> None:
-        """Ends it whatever it does, from another thread."""
+        """End it whatever it does, from another thread."""
         self.end("", {})
 
     def join(self, timeout_s: float) -> bool:
-        """Waits for the thread's end. Returns whether it has come."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -150,8 +133,6 @@ class Learner(ABC):
 
 
 class OwnLearner(Learner):
-    """One that computes in its own thread."""
-
     def __init__(self, number: int, arrivals: Arrivals, bench: Bench, coder: Coder) -> None:
         self._bench, self._coder = bench, coder
         super().__init__(number, 0, arrivals)
@@ -162,7 +143,7 @@ class OwnLearner(Learner):
         brought = self._bench.compute(order.work, order.weights)
         self.spent.pulled_bytes, self.spent.pushed_bytes = brought.moved
         found = brought.gradient
-        if brought.is_finite is not None:  # it has gone elsewhere
+        if brought.is_finite is not None:  # the gradient went to its owners
             return brought
         sent = Gradient(self._coder.as_sent(self.number, found.tensors), found.tail)
         return replace(brought, gradient=sent)
@@ -172,11 +153,11 @@ class OwnLearner(Learner):
 
 
 class RemoteLearner(Learner):
-    """One on another rank, at the other end of a lane."""
+    """A learner on another rank, at the other end of a lane."""
 
     def __init__(self, number: int, rank: int, arrivals: Arrivals, messages: Messages) -> None:
         self._messages = messages
-        self._version = -1  # that the other end has
+        self._version = -1  # the one that the other end has
         super().__init__(number, rank, arrivals)
 
     def _do(self, order: Begin) -> Contribution:
@@ -202,33 +183,29 @@ class RemoteLearner(Learner):
 
 
 OnLoss = Callable[[int, str], object]
-"""(rank, why it is lost)."""
+"""A function of (rank, why it is lost)."""
 
 
 class RealClock:
-    """Brings events about, and the gradients with them. The state is JSON: the policy's. Works that
-    are under way are lost with their processes, so whoever goes on from a state begins with the
-    loss of all learners that were there.
+    """Makes events happen, with their gradients. Its state is the policy's, as JSON.
+
+    Works under way are lost with their processes. So a training that resumes from a state begins
+    with the loss of all learners that were there.
     """
 
     def __init__(self, policy: Policy, memory: ServerMemory, needs_all: bool = False) -> None:
-        """needs_all: whether it cannot go on without a rank, which owns a part of the weights."""
         self.policy, self._memory, self.needs_all = policy, memory, needs_all
         self.time_s = 0.0
         self.learners: dict[int, Learner] = {}
         self._moved: Mapping[int, tuple[int, int]] = {}
         self.arrivals: Arrivals = SimpleQueue()
         self.everybody: list[Learner] = []
-        """Also those that are lost."""
-        self._asking: list[int] = []
-        """Those without work, who asked first comes first."""
-        self._due: deque[Learner | int] = deque()
-        """Who comes, and the numbers of those who are lost."""
+        """All learners so far, with those that are lost."""
+        self._asking: list[int] = []  # learners without work, in the order in which they asked
+        self._due: deque[Learner | int] = deque()  # who joins, and the numbers of the lost
         self._lost_ranks: dict[int, str] = {}
-        """Those that are not there, and why."""
         self._came_s: dict[int, float] = {}
         self._left_s: dict[int, float] = {}
-        """By learner, when it came and was lost, by the clock."""
         self._is_resumed = False
         self._started_s = self._resumed_s = 0.0
         self._brought: Contribution | None = None
@@ -241,9 +218,9 @@ class RealClock:
         look: Callable[[], None] = lambda: None,
         on_loss: OnLoss = lambda *_: None,
     ) -> None:
-        """Starts the clock. learners: those that are there; at the beginning of a training those
-        that the policy knows. look: called while it waits; it may raise. on_loss: told of each
-        rank that is lost.
+        """Start the clock. A new training begins with the learners that the policy knows.
+
+        `look` is called while waiting, and may raise. `on_loss` is called for each lost rank.
         """
         self._look, self._on_loss = look, on_loss
         self._resumed_s = self.time_s
@@ -256,7 +233,7 @@ class RealClock:
             self._welcome(each)
 
     def next(self) -> Event:
-        """The next event. Raises: what an own learner has met, and what `look` raises."""
+        """Return the next event. Raises: an own learner's error, and what `look` raises."""
         while True:
             if self._due:
                 return self._come_or_go(self._due.popleft())
@@ -271,19 +248,15 @@ class RealClock:
                 return event
 
     def of(self, work: Work) -> Contribution:
-        """What the last push has brought; see `Contributions`."""
         assert self._brought is not None
         return self._brought
 
     def count_moved(self, by_rank: Mapping[int, tuple[int, int]]) -> None:
-        """Takes the bytes that each rank has moved so far as a server; see `Holders.moved`."""
         self._moved = by_rank
 
     @property
     def row(self) -> dict[str, Any]:
-        """What learners have cost since the start, as result.json has it. A rank is idle if it
-        neither fetches samples nor computes.
-        """
+        """Learners' costs, for result.json. A rank is idle if it neither fetches nor computes."""
         pulled, pushed, busy_s = Counter[str](), Counter[str](), defaultdict[str, float](float)
         for each in self.everybody:
             pulled[str(each.number)] += each.spent.pulled_bytes
@@ -302,15 +275,12 @@ class RealClock:
         }
 
     def _was_there_s(self, rank: int) -> float:
-        """Seconds since the start for which a rank had learners."""
         own = [each.number for each in self.everybody if each.rank == rank]
         left_s = max(self._left_s.get(number, self.time_s) for number in own)
         return max(left_s - min(self._came_s[number] for number in own), 1e-9)
 
     def take_rest(self) -> BaseException | None:
-        """Takes the losses since the last event, at the end, and those who have come since. Returns
-        the first error that this process has met since.
-        """
+        """Process losses and joins after the last event. Return this process's first error then."""
         error: BaseException | None = None
         comers = [each for each in self._due if isinstance(each, Learner)]
         while not self.arrivals.empty():

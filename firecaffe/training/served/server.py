@@ -1,11 +1,8 @@
 """The server: holds the weights, and executes events on tensors, in one process.
 
 An update adds its gradients by the tree in the order of their leaves, as a synchronous step does,
-and divides them by their samples.
-
-What is done to a gradient that is late, before it is applied: closed rules on lists of tensors.
-
-All of them leave a gradient of staleness 0 as it is.
+and divides them by their samples. Late gradients are corrected first, by rules that leave a
+gradient of staleness 0 as it is.
 """
 
 import math
@@ -30,17 +27,17 @@ LAMBDA = 2.0
 """The weight of delay compensation. Source: Zheng et al. 2017, as it is for CIFAR-10."""
 
 DECAY = 0.95
-"""Of the mean square of the gradients, in delay compensation. Source: as above."""
+"""The decay of the gradients' mean square, in delay compensation. Source: as for LAMBDA."""
 
 SQUARE = 1e-7
-"""Added to that mean square. Source: as above."""
+"""The number added to that mean square. Source: as for LAMBDA."""
 
 STEP_DECAY = 0.999
-"""Of the mean step, in the gap-aware rule; corrected for the mean's start at 0."""
+"""The decay of the mean step, in the gap-aware rule; corrected for the mean's start at 0."""
 
 
 def staleness_scale(form: str, staleness: int) -> float:
-    """The factor of a gradient: 1, or 1 / τ.
+    """Return the factor of a gradient: 1, or 1 / τ.
 
     Source: Zhang et al. 2016, "Staleness-aware async-SGD for distributed deep learning".
     """
@@ -53,10 +50,10 @@ def compensate_delay(
     pulled: Sequence[Tensor],
     mean_square: Sequence[Tensor],
 ) -> None:
-    """DC-ASGD-a: g + λ g ⊙ g ⊙ (W - W pulled), with λ = λ0 / √(mean of g ⊙ g). In place; the mean
-    square takes this gradient in first.
+    """Correct in place by DC-ASGD-a: g + λ g ⊙ g ⊙ (W - W pulled), λ = λ0 / √(mean of g ⊙ g).
 
-    Source: Zheng et al. 2017, "Asynchronous stochastic gradient descent with delay compensation".
+    The mean square takes this gradient in first. Source: Zheng et al. 2017, "Asynchronous
+    stochastic gradient descent with delay compensation".
     """
     for g, now, then, square in zip(gradients, weights, pulled, mean_square, strict=True):
         square.mul_(DECAY).addcmul_(g, g, value=1 - DECAY)
@@ -69,7 +66,7 @@ def compensate_gap(
     pulled: Sequence[Tensor],
     mean_step: float,
 ) -> None:
-    """Gap-aware: g / (1 + gap / mean step), both as root mean squares over all weights. In place.
+    """Correct in place: g / (1 + gap / mean step), both as root mean squares over all weights.
 
     Source: Barkai, Hakimi and Schuster 2020, "Gap-aware mitigation of gradient staleness".
     """
@@ -78,7 +75,7 @@ def compensate_gap(
 
 
 def distance(weights: Sequence[Tensor], others: Sequence[Tensor]) -> float:
-    """‖W - W'‖ / √k of k weights."""
+    """Return ‖W - W'‖ / √k of k weights."""
     squares = (
         float((now - then).double().square().sum())
         for now, then in zip(weights, others, strict=True)
@@ -94,7 +91,6 @@ class MeanStep:
 
     @property
     def value(self) -> float:
-        """0 before the first update."""
         return self._sum / (1 - STEP_DECAY**self._count) if self._count else 0.0
 
     def add(self, step: float) -> None:
@@ -117,25 +113,19 @@ class Server:
     memory: ServerMemory
     words: SynchronyConfig
     learners: set[int]
-    """Those that are there."""
     buffers: BufferChanges
     clip_gradients: float = 0.0
     ema: Ema | None = None
     norms_of_all: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] = dict
-    """Of the norms of these parameters' gradients those of all that were used, in the network's
-    order."""
+    """Maps the norms of these gradients to those of all used parameters, in network order."""
     mean_step: MeanStep = field(default_factory=MeanStep)
     _works: dict[Leaf, Work] = field(default_factory=dict)
-    """The works under way, and those whose gradients wait."""
 
     def keep(self, work: Work, gradient: Gradient) -> None:
-        """Keeps the gradient of a work until it is applied."""
         self.memory.gradients[work.leaf] = gradient
 
     def take(self, event: Event) -> None:
-        """Keeps what an event needs later, and lets go of what nobody needs any more. Called after
-        what the event asks for was done.
-        """
+        """Record an event that was executed; delete what nobody needs any more."""
         match event:
             case Pull():
                 self.memory.keep(event.work.version)
@@ -159,9 +149,10 @@ class Server:
 
     @torch.no_grad()
     def prepare(self, update: Update, weight_of: Callable[[Leaf], float]) -> tuple[Tensor, Tensor]:
-        """Puts the mean gradient of an update into every `p.grad`. weight_of: of a leaf, 1 if it
-        is full. Returns whether each parameter's gradient is finite, bool, shape (parameters,),
-        and the gradient's norm before it was clipped, 0 if it is not.
+        """Put the mean gradient of an update into every `p.grad`. A full leaf has weight 1.
+
+        Return whether each parameter's gradient is finite, bool, shape (parameters,), and the
+        gradient's norm before clipping, 0 without clipping.
         """
         late = [self._corrected(update, work) for work in update.works]
         weight = sum(weight_of(work.leaf) for work in update.works)
@@ -188,7 +179,6 @@ class Server:
         rate: float,
         momentum: float | None,
     ) -> None:
-        """Makes the update that was prepared, and sets the buffers."""
         before = None
         if self.words.compensate == "gap":
             before = [parameter.detach().clone() for parameter in self.named.values()]
@@ -205,15 +195,13 @@ class Server:
         self.buffers.finish_step([each for each in sums[1:] if each is not None], weight)
 
     def _norm(self) -> Tensor:
-        """Of the whole gradient, as `clip_grad_norm_` has it."""
         used = {name: p.grad for name, p in self.named.items() if p.grad is not None}
-        # One by one and added on the host, so that who has which of them changes no bit.
+        # One by one and added on the host, so that no bit depends on who has which of them.
         norms = [torch.linalg.vector_norm(each).cpu() for each in used.values()]
         of_all = self.norms_of_all(dict(zip(used, norms, strict=True)))
         return nn.utils.get_total_norm(list(of_all.values()), foreach=True)
 
     def _corrected(self, update: Update, work: Work) -> dict[str, Tensor]:
-        """A gradient as it is applied: what its staleness asks for is done to it."""
         tensors = self.memory.gradients[work.leaf].tensors
         names = list(tensors)
         if not names:
@@ -232,9 +220,6 @@ class Server:
         return tensors
 
     def _sum(self, update: Update, values: list[Tensor | None]) -> Tensor | None:
-        """The sum over an update's works by the tree, with zeros for what was dropped or not used.
-        None if nobody has used it.
-        """
         example = next((each for each in values if each is not None), None)
         if example is None:
             return None

@@ -1,10 +1,8 @@
 """Steps of a training with a server: events until the samples of a step are done.
 
-A step is as many leaves as a synchronous one has, whichever they are: those of faster learners may
-be of later steps. So the learning rate follows the samples that are done, and records, evaluations
-and checkpoints stay what they are.
-
-Where the events of a training come from: a clock that is logged, or a log.
+A step has as many leaves as a synchronous one, but any leaves: those of faster learners may be of
+later steps. So the learning rate follows the samples that are done, and records, evaluations and
+checkpoints stay as they are. The events come from a clock that is logged, or from a log.
 """
 
 from collections import deque
@@ -42,27 +40,24 @@ from firecaffe.transport.queue import Mark
 
 
 class Source(Protocol):
-    """Brings events, one after the other."""
-
     def next(self) -> Event: ...
 
 
-class Clock(Source, Numbers, Protocol):
-    """Brings events about. The state is JSON."""
+class Clock(Source, Numbers, Protocol): ...
 
 
 class LoggedClock(NumbersOfParts):
-    """A clock whose events are written as they come. The state is JSON."""
+    """A clock whose events are written as they happen. The state is JSON."""
 
     def __init__(self, clock: Clock, first_version: int, learners: int) -> None:
-        """first_version: of the weights before the first event. learners: at the beginning."""
         self._clock, self._head = clock, head(first_version, learners)
         self._lines, self.tally = Lines(), Tally()
         self._file: GrowingFile | None = None
 
     def open(self, folder: Path, checkpoint: Checkpoint | None) -> list[str]:
-        """Opens the log in a run's folder, with the events up to the checkpoint that the run is
-        resumed from. Returns a line for people if they are not there.
+        """Open the log in a run's folder, with the events up to the resumed checkpoint.
+
+        Return a line for people if these are not there.
         """
         path, notes = folder / EVENTS, []
         if self._lines.count and checkpoint is not None and checkpoint.folder is not None:
@@ -74,7 +69,7 @@ class LoggedClock(NumbersOfParts):
                     "that this run cannot be replayed"
                 )
         else:
-            path.unlink(missing_ok=True)  # an attempt that has saved nothing
+            path.unlink(missing_ok=True)  # from an attempt that has saved nothing
         self._file = GrowingFile(path, goes_on=path.exists())
         if not self._lines.count:
             self._file.write(self._lines.line(self._head))
@@ -98,9 +93,7 @@ class LoggedClock(NumbersOfParts):
 
 
 def keep_lines(path: Path, into: Path, count: int) -> bool:
-    """Copies the first lines of a log, or cuts the log there. Returns whether all are there; if
-    not, nothing is written.
-    """
+    """Copy a log's first lines, or cut it there. Return False and write nothing if it has fewer."""
     try:
         with open(path, encoding="ascii", newline="\n") as file:
             kept = [line for _, line in zip(range(count), file, strict=False)]
@@ -113,13 +106,11 @@ def keep_lines(path: Path, into: Path, count: int) -> bool:
 
 
 RECENT = 100
-"""As many gradients' mean staleness is told if the training diverges."""
+"""The gradients whose mean staleness is reported if the training diverges."""
 
 
 @dataclass
 class Progress:
-    """How far a training has got. The state is JSON."""
-
     done: int = 0
     """Leaves that are done: they count, or were given up."""
 
@@ -132,21 +123,18 @@ class Progress:
 
 @dataclass
 class ServedStepper:
-    """Runs steps of a training with a server; the first ones as synchronous steps."""
+    """Runs steps on this rank, the first ones as synchronous steps; implements `Mode`."""
 
     warm: EveryStep
     server: Server
     source: Source
     contributions: Contributions
-    """The gradients of the events."""
     plan: Leaves
     progress: Progress
     coder: Coder = field(default_factory=Coder)
-    """Of what learners push."""
     tell: Callable[[Told], None] = lambda _: None
-    """Tells owners of the weights an event that was executed here."""
+    """Sends the weights' owners an event that was executed here."""
     _staleness: deque[int] = field(default_factory=partial(deque, maxlen=RECENT), init=False)
-    """Of the last gradients that were applied."""
 
     @property
     def holding(self) -> Holding:
@@ -166,13 +154,12 @@ class ServedStepper:
 
     @property
     def advice(self) -> str:
-        """What may be done if the training diverges, for people."""
         late = sum(self._staleness) / max(1, len(self._staleness))
         momentum = float(self.server.optimizer.param_groups[0].get("momentum", 0.0))
         return for_server(self.server.words, len(self.server.learners), late, momentum)
 
     def run(self, step: int, learning_rate: float, vote: Callable[[], Votes] = Votes) -> Outcome:
-        """Trains step `step`, counted from 0. Raises: NotFiniteError, before the update."""
+        """Train step `step`, counted from 0. Raises: NotFiniteError, before the update."""
         is_warm = step < self.plan.first_step
         delay = self.server.words.delayed_updates(len(self.server.learners))
         set_delay(self.server.optimizer, 1 if is_warm else delay)
@@ -228,7 +215,6 @@ class ServedStepper:
         return round(weight_of(self.order, leaf) * self.order.micro_batch_size)
 
     def _check(self, outcome: Outcome) -> None:
-        """Raises: NotFiniteError, with what may be done about it."""
         try:
             outcome.check_finite()
         except NotFiniteError as error:
@@ -242,15 +228,17 @@ def _done_by(event: Push) -> int:
 
 
 def weight_of(order: SampleOrder, leaf: Leaf) -> float:
-    """The samples of a leaf, as a share of a full one's."""
+    """Return the samples of a leaf as a share of a full one's."""
     size = order.micro_batch_size
     return min(size, order.samples_in_step(leaf.step) - leaf.place * size) / size
 
 
 @dataclass(frozen=True)
 class ServerTimes:
-    """The times of a server's step. `data_s` and `compute_s` are those of rank 0's own learner; if
-    that is a thread beside, they and `update_s` may overlap. Nobody waits for an exchange.
+    """The times of a server's step. `data_s` and `compute_s` are those of rank 0's own learner.
+
+    If that learner has its own thread, these times and `update_s` may overlap. Nobody waits for an
+    exchange.
     """
 
     start: Mark

@@ -1,1 +1,1 @@
-"""Who applies an update of the weights, and how the sums of gradients get there."""
+"""Updates of the weights: who applies them, and how sums of gradients reach these ranks."""

@@ -1,4 +1,4 @@
-"""Who updates the weights: chosen here, where the training is put together."""
+"""Chooses who updates the weights, when a training is put together."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -27,11 +27,7 @@ from firecaffe.training.wholes import OfRanks
 def make_update(
     run: Run, holding: Holding, probe: Probe, mesh: Mesh, delayed: int = 0
 ) -> EveryRank:
-    """The update by sums of a step, before it is connected. All ranks call it. delayed: see
-    `make_optimizer`.
-
-    Raises: RecipeError.
-    """
+    """Make the update, which is not connected yet. All ranks call it. Raises: RecipeError."""
     if run.route.to_owners:
         return _owners(run, holding, probe, mesh)
     recipe, solver, named = run.recipe, run.recipe.solver, holding.named
@@ -49,11 +45,11 @@ def _owners(run: Run, holding: Holding, probe: Probe, mesh: Mesh) -> ShardOwners
     sharers, summed = mesh.sharers, holding.summed
     buckets = summed, probe.order_of(holding.named, summed), recipe.exchange.bucket_bytes
     alignment = ROW if recipe.exchange.codec else ALIGNMENT
-    is_cut = bool(holding.split_layers)  # not always by rows
+    is_cut = bool(holding.split_layers)  # split layers are not always cut by rows
     place, is_whole = (sharers.world_size, sharers.rank), is_cut or recipe.updates_whole_layers
     shards = make_shards(*buckets, *place, is_whole, alignment)
     own, names = shards.own, holding.whole_name
-    # What is not shared out every rank updates.
+    # Every rank updates the weights that are not shared out.
     own.update({name: each for name, each in holding.named.items() if name not in summed})
     spread = holding.spread_over(mesh.groups, own)
     optimizer = make_optimizer(

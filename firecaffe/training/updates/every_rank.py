@@ -1,4 +1,4 @@
-"""Every rank updates all that it holds, by the same sums."""
+"""An update that every rank makes of all that it holds, with the same sums."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -23,27 +23,22 @@ from firecaffe.transport.queue import Queue
 
 
 class EveryRank:
-    """See `StepUpdate`."""
-
     reducer: GradientReducer
-    """Of what each rank of a column sums; once it is connected."""
     shards: Shards | None = None
-    """What of the weights each rank updates; None: all."""
+    """The shards of the weights that ranks update; None if each rank updates all."""
 
     def __init__(
         self, holding: Holding, applier: Applier, spread: Spread, clip_gradients: float
     ) -> None:
-        """clip_gradients: the largest norm; 0 does not clip."""
+        """Clip gradients to the norm `clip_gradients`; 0 turns clipping off."""
         self.holding, self.applier, self.spread = holding, applier, spread
         self.parts, self._clip = holding.part_sums, clip_gradients
 
     def connect(self, reducer: GradientReducer) -> Self:
-        """Takes what sums gradients over ranks, before the first step."""
         self.reducer = reducer
         return self
 
     def pieces(self) -> dict[str, Piece]:
-        """What of a training's state is the update's."""
         found: dict[str, Piece] = {"optimizer": OptimizerTensors(self._own, self.applier.optimizer)}
         if self.applier.ema is not None:
             found["ema"] = self.applier.ema.piece
@@ -53,20 +48,17 @@ class EveryRank:
 
     @property
     def _own(self) -> nn.Module:
-        """What has the names of what is updated here."""
         return self.holding.network
 
     def piece(self, piece: Piece) -> Piece:
-        """A piece of tensors by the names of what is updated here, as a state has it."""
         return self.holding.piece(piece)
 
     def numbers(self) -> Numbers:
-        """What of the optimizer's state are no tensors."""
         of_all = OptimizerNumbers(self._own, self.applier.optimizer)
         return self.holding.numbers(of_all)
 
     def constrain(self) -> None:
-        """Brings a new training's first weights to what they have to obey. All ranks call it."""
+        """Make a new training's first weights obey the constraints. All ranks call it."""
         for each in self.applier.constraints:
             each.begin()
 

@@ -1,4 +1,4 @@
-"""The loss scale of float16, on which the ranks that hold one model agree."""
+"""The loss scale of float16: all ranks of a model skip a step if one has a non-finite gradient."""
 
 from typing import Any
 
@@ -7,10 +7,7 @@ from torch import Tensor, optim
 
 
 class LossScale:
-    """torch's `GradScaler`, of an optimizer of which other ranks may have other parts. A step is
-    skipped, and the scale lowered, if one of the ranks has seen a gradient that is not finite; with
-    torch's `ShardedGradScaler` it is alike.
-    """
+    """Wraps torch's `GradScaler` so that ranks agree, as torch's `ShardedGradScaler` does."""
 
     def __init__(
         self, scaler: torch.amp.GradScaler, optimizer: optim.Optimizer, device: torch.device
@@ -25,14 +22,13 @@ class LossScale:
 
     @property
     def factor(self) -> Tensor | None:
-        """What losses are multiplied by, on the device; None if by nothing."""
         if not self.is_on:
             return None
         factor: Tensor = self._scaler.scale(torch.ones((), device=self._device))
         return factor
 
     def undo(self) -> None:
-        """Divides the gradients by the scale."""
+        """Divide the gradients by the scale."""
         self._scaler.unscale_(self._optimizer)
 
     @property
@@ -41,15 +37,13 @@ class LossScale:
         return self.is_on and any(each.item() for each in self._found.values())
 
     def agree(self, has_overflowed: bool) -> None:
-        """Takes what all ranks have found."""
+        """Set whether a gradient of any rank was not finite."""
         if self.is_on:
-            # Also of a rank that has no gradient at all.
+            # Set even on a rank that has no gradient at all.
             self._found[self._device] = torch.tensor(float(has_overflowed), device=self._device)
 
     def step(self) -> bool:
-        """Lets the optimizer update, unless a gradient has overflowed; and moves the scale. Returns
-        whether it has updated.
-        """
+        """Update the weights and the scale; return False if a gradient has overflowed."""
         updates = not self.has_overflowed
         self._scaler.step(self._optimizer)
         self._scaler.update()

@@ -1,19 +1,14 @@
-"""Sums of the gradients of layers whose parts see the micro-batches of all ranks of a row.
+"""Sums of the gradients of split layers, whose parts see the micro-batches of all ranks of a row.
 
-With one weird trick a rank has gradients of its parts by each micro-batch of its row. They are the
-leaves of the same tree: each rank of the row stands for a share of them, and the tree goes on over
-the column, whose ranks hold the same parts. A row that is all there is exchanges nothing.
+With one weird trick, a rank has gradients of its parts for each micro-batch of its row. They are
+leaves of the one tree over micro-batches, which continues over the column, whose ranks hold the
+same parts. A single row exchanges nothing. These parts are most of a network's weights, so memory
+traffic counts: nothing is copied, and the last additions, the division and the check for finite
+values run block by block, in the cache.
 
-These are most of a network's weights, so what counts is how often they go through memory: nothing
-is copied, and the last additions, the division and the look for what is not finite are done block
-by block, in the cache.
-
-A compressor beside split layers and stages.
-
-A part is encoded as a tensor of its own, at the nodes of the tree over micro-batches, whoever has
-it. So how many ranks there are changes no bit. What is kept back of a part is in a checkpoint by
-NODE.NAME/PART, of other tensors by NODE.NAME, with the whole tensor's name; ranks read those of
-their nodes and parts.
+A codec encodes a part as a tensor of its own, at the tree's nodes, on whichever rank has it, so the
+number of ranks changes no bit. Checkpoints have its memory of parts under NODE.NAME/PART and of
+other tensors under NODE.NAME, with the whole tensor's name. Ranks read those of their nodes.
 """
 
 import time
@@ -41,7 +36,7 @@ from firecaffe.transport.queue import queue_of
 
 
 class PartCodec:
-    """Means of the gradients of parts, encoded, over the ranks of a column."""
+    """The mean of encoded gradients of parts over the ranks of a column."""
 
     def __init__(
         self,
@@ -51,9 +46,6 @@ class PartCodec:
         name: str,
         level: int,
     ) -> None:
-        """named: the parts that are trained. name, level: of the codec, and of the nodes that it
-        encodes.
-        """
         self.names, self.level = list(named), level
         parts, device = list(named.values()), column.device
         multiple = column.world_size * ROW
@@ -63,22 +55,19 @@ class PartCodec:
         self.memory = self._combine.memory
         self.begin_step, self.undo_step = self._combine.begin_step, self._combine.undo_step
         self.share_out = self._combine.share_out
-        # In a thread, as gradients of what is not in parts: a thread has another number of threads
-        # for one sum than the main one.
+        # In a thread, as for gradients of whole tensors: torch uses another number of threads for
+        # a sum there than in the main thread.
         self._threads = ExchangeThreads(column, self._combine.lanes, device, queue_of(device))
         self.seconds = 0.0
-        """What encoding and exchanges have taken so far."""
 
     def close(self) -> None:
-        """Ends its thread, which may still wait for a rank that is lost."""
+        """End its thread, which may still wait for a lost rank."""
         self._threads.close(wait=False)
 
     def mean(
         self, nodes: Sequence[Node], gradients: Sequence[Sequence[Tensor]], weight: float
     ) -> Sequence[Tensor]:
-        """The means, each shaped as its part. gradients: of each of this rank's nodes, those of the
-        parts. weight: what sums are divided by. Raises: PeerLostError.
-        """
+        """Return each part's mean from gradients of this rank's nodes. Raises: PeerLostError."""
         start_s, bucket = time.perf_counter(), self._bucket
         flats = list[Tensor]()
         for of_parts in gradients:
@@ -99,7 +88,7 @@ def _zeros(elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 class MemoryInParts:
-    """What compressors keep back, by whole names; see `training.piece.Piece`."""
+    """The compressors' memory under the names of whole tensors; implements `Piece`."""
 
     held_by_all = False
     is_result = False
@@ -107,7 +96,6 @@ class MemoryInParts:
     def __init__(
         self, memories: Sequence[tuple[Container[str], CodecMemory]], names: Names
     ) -> None:
-        """memories: each with the parameters that it is of, by this rank's names."""
         self._memories, self._names = memories, names
         self._paths = {
             own: f"{each.whole}/{each.part}" if each.cut else each.whole
@@ -126,7 +114,7 @@ class MemoryInParts:
         return found
 
     def load(self, stored: Stored) -> None:
-        """Raises: CheckpointError if there is memory of no parameter of this network."""
+        """Load the memory. Raises: CheckpointError if some is of no parameter of this network."""
         keys: list[dict[str, str]] = [{} for _ in self._memories]
         for key in stored:
             node, _, path = key.partition(".")
@@ -134,7 +122,7 @@ class MemoryInParts:
             if own == path and self._is_elsewhere(path):
                 continue
             of = (place for place, (names, _) in enumerate(self._memories) if own in names)
-            keys[next(of, 0)][f"{node}.{own}"] = key  # none has it: the first one tells of it
+            keys[next(of, 0)][f"{node}.{own}"] = key  # if none has it, the first one raises
         for own_keys, (_, memory) in zip(keys, self._memories, strict=True):
             memory.load(_ByOwnKeys(stored, own_keys))
 
@@ -144,8 +132,6 @@ class MemoryInParts:
 
 
 class _ByOwnKeys(Mapping[str, Tensor]):
-    """Stored tensors by other keys; read when they are asked for."""
-
     def __init__(self, stored: Stored, keys: Mapping[str, str]) -> None:
         self._stored, self._keys = stored, keys
 
@@ -160,14 +146,14 @@ class _ByOwnKeys(Mapping[str, Tensor]):
 
 
 BLOCK_ELEMENTS = 65_536
-"""On a CPU: 256 kB of each node, some of which fit into its cache."""
+"""Elements of a block on a CPU: 256 kB of each node, a few of which fit into its cache."""
 
 Leaf = list[Tensor]
-"""The gradients of one micro-batch, flat, then for each parameter whether it was used."""
+"""The flat gradients of a micro-batch by parameter, then for each parameter whether it was used."""
 
 
 class PartSums:
-    """Sums over the micro-batches of a step: `begin`, `add` for each round of them, `finish`."""
+    """Sums gradients of parts: `begin`, `add` for each round of micro-batches, `finish`."""
 
     def __init__(
         self,
@@ -177,9 +163,6 @@ class PartSums:
         shares: Shares,
         codec: PartCodec | None = None,
     ) -> None:
-        """named: the parts that are trained. shares: the micro-batches of all ranks, by rows of so
-        many. codec: what encodes the gradients, if something does.
-        """
         self.codec = codec
         self._level = None if codec is None else codec.level
         self.names = list(named)
@@ -187,11 +170,10 @@ class PartSums:
         self._column, self._row_size = column, row_size
         self._is_alone = column.world_size == 1
         self.finite = torch.ones(len(self.names), dtype=torch.bool)
-        """Whether each mean is finite, in the order of `names`; after `finish`."""
+        """Whether each mean is finite, in the order of `names`; set by `finish`."""
         self.share_out(shares)
 
     def share_out(self, shares: Shares) -> None:
-        """Takes other micro-batches, from the next step on."""
         rows = rows_of(shares, self._row_size)
         self._num_leaves = rows[-1][-1].stop
         self._own = rows[self._column.rank]
@@ -205,11 +187,9 @@ class PartSums:
 
     @property
     def seconds(self) -> float:
-        """What its exchanges on the host have taken so far."""
         return self._sum.seconds + (0.0 if self.codec is None else self.codec.seconds)
 
     def begin(self, scale: Tensor | None) -> None:
-        """Begins a step. scale: what losses are multiplied by, if they are, shape ()."""
         if self.codec is not None:
             self.codec.begin_step(scale)
         for each in self.parameters:
@@ -219,23 +199,19 @@ class PartSums:
         ]
 
     def undo_step(self) -> None:
-        """Lets a step of scaled losses that has updated nothing leave no trace in a codec."""
+        """Undo a codec's changes in a step of scaled losses that updated nothing."""
         if self.codec is not None:
             self.codec.undo_step()
 
     def add(self, of_row: Sequence[tuple[int, Gradients]]) -> None:
-        """Adds a micro-batch of each rank of the row: its number, and its gradients, which may be
-        changed.
-        """
+        """Add a micro-batch of each rank of the row, by number. May change the gradients."""
         if not self.names:
             return
         for counter, (leaf, gradients) in zip(self._counters, of_row, strict=True):
             counter.push(Node(0, leaf), self._leaf(gradients))
 
     def finish(self, weight: float) -> None:
-        """Leaves the mean in every `grad`; None if no micro-batch has used the parameter. weight:
-        what the sum is divided by. Raises: PeerLostError.
-        """
+        """Set each `grad` to the mean, or None if no micro-batch used it. Raises: PeerLostError."""
         if not self.names:
             return
         pending = [each for counter in self._counters for each in counter.pending]
@@ -250,7 +226,7 @@ class PartSums:
             means = self.codec.mean(nodes, leaves, weight)
             found = [(mean, mean.isfinite().all()) for mean in means]
         for parameter, (mean, _), used in zip(self.parameters, found, uses, strict=True):
-            # What a codec kept back may arrive in a step that does not use the parameter.
+            # What a codec kept back may arrive in a later step that does not use the parameter.
             has_any = used or (self.codec is not None and bool(mean.any()))
             parameter.grad = mean.view_as(parameter) if has_any else None
         self.finite = torch.stack([is_finite for _, is_finite in found]).cpu()
@@ -258,16 +234,13 @@ class PartSums:
     def _mean(
         self, nodes: Sequence[Node], vectors: Sequence[Tensor], weight: float
     ) -> tuple[Tensor, Tensor]:
-        """A parameter's mean, which may be in the first of the vectors, and whether all of it is
-        finite. vectors: of this rank's nodes.
-        """
         if not self._is_alone:
             vectors = [self._sum(vectors)]
         ends: list[Tensor] = []
         for block in _blocks(vectors):
             if self._is_alone:
                 sum_of_nodes(nodes, block, self._num_leaves, Tensor.add_)
-            # Twelve times as fast on a CPU as a norm.
+            # On a CPU this is twelve times as fast as a norm.
             ends += torch.aminmax(block[0].div_(weight))
         return vectors[0], torch.stack(ends).isfinite().all()
 
@@ -287,7 +260,6 @@ def _add_in_place(left: Leaf, right: Leaf) -> Leaf:
 
 
 def _blocks(vectors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """The same elements of each vector, as many at a time as stay in the cache."""
     length = len(vectors[0])
     step = length if vectors[0].is_cuda else BLOCK_ELEMENTS
     for start in range(0, length, step):

@@ -1,9 +1,9 @@
-"""Each rank updates a shard of the weights, and gives it to the others.
+"""An update in which each rank updates a shard of the weights and sends it to the others.
 
-A rank has the mean gradients of its shard alone, so which are finite, and their norms, all find out
-together before the update. Each holds all weights, and the optimizer's state and the moving average
-of its shard: pieces in parts, by the names of whole parameters, so that any layout goes on from any
-other's checkpoint.
+A rank has the mean gradients of its shard only. So before the update all ranks agree on which
+gradients are finite, and on the norms. A rank has the optimizer's state and the moving average of
+its shard only, as pieces under the names of whole parameters. So any layout of ranks can resume
+from any other's checkpoint.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,8 +28,6 @@ from firecaffe.training.wholes import Wholes
 
 
 class ShardOwners(EveryRank):
-    """See `StepUpdate`."""
-
     shards: Shards
 
     def __init__(
@@ -41,9 +39,7 @@ class ShardOwners(EveryRank):
         clip_gradients: float,
         wholes: Wholes,
     ) -> None:
-        """applier: of this rank's shard, whose parameters are views of the weights' rows. wholes:
-        how those of all ranks come together.
-        """
+        """Update views of the rows of this rank's shard. `wholes` combines all ranks' rows."""
         super().__init__(holding, applier, spread, clip_gradients)
         self.shards, self._wholes = shards, wholes
         self._exchanges: list[Span] = []
@@ -99,7 +95,7 @@ class ShardOwners(EveryRank):
 
     @torch.no_grad()
     def take_average(self) -> None:
-        """Puts the whole average in the weights' place, or back. Raises: PeerLostError."""
+        """Exchange the weights and the whole average, or undo it. Raises: PeerLostError."""
         ema = self.applier.ema
         if ema is None:
             return
@@ -115,9 +111,7 @@ class ShardOwners(EveryRank):
 
 
 def names_of(shards: Shards, names: Names) -> Names:
-    """The names of what this rank updates. names: of what it holds, of which shards are rows, or
-    some that are whole.
-    """
+    """Return the names of what this rank updates: tensors of `names`, whole or rows of them."""
     sources = {name: names.source(name)[0] for name in shards.own}
     elsewhere = names.places.keys() - {each.whole for each in sources.values()}
     rows = {
@@ -129,7 +123,7 @@ def names_of(shards: Shards, names: Names) -> Names:
 
 
 class _Own(nn.Module):
-    """Parameters by names with dots, which a module's own may not have."""
+    """A module of parameters whose names have dots, which torch forbids for its own ones."""
 
     def __init__(self, named: Mapping[str, nn.Parameter]) -> None:
         super().__init__()

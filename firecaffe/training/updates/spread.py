@@ -1,13 +1,13 @@
-"""What ranks that hold one model between them find out about a step together.
+"""Agreement about a step's results among the ranks that hold one model.
 
-One rank that knows all sums of a step (`Alone`) asks nobody. Others (`Among`) each know a part: the
-gradients of parts of layers, of a stage, of a shard. They agree on all that one rank would decide
-by: the sums, which gradients are finite, their norms, whether the loss scale was too large. It is
-one sum in double precision over each of their groups. What several of them know one tells, and the
-others add 0, so nothing is rounded on the way, and a NaN comes through.
+A rank that knows all sums (`Alone`) asks no other. Ranks that hold parts of layers, a stage or a
+shard (`Among`) agree on all that a single rank would decide by: the sums, which gradients are
+finite, their norms, and whether the loss scale was too large. For this they sum in double precision
+over each of their groups. If several ranks know a value, one sends it and the others add 0. So
+nothing is rounded, and a NaN is passed on.
 
-The norm of a tensor in parts is made of its parts' norms: the root of the sum of their squares, in
-the order of parts. One rank that holds all parts does alike, so the number of ranks changes no bit.
+The norm of a tensor in parts is the root of the sum of its parts' squared norms, in their order. A
+rank that holds all parts computes it the same way, so the number of ranks changes no bit.
 """
 
 import json
@@ -28,52 +28,42 @@ from firecaffe.training.updates.loss_scale import LossScale
 from firecaffe.training.updates.update import Found
 
 UNUSED = -1.0
-"""The norm of what has no gradient."""
+"""The norm that stands for a tensor without a gradient."""
 
 
 class Spread(Protocol):
-    """How a model's update is spread over ranks."""
-
     is_known: bool
-    """Whether what `agree` finds is in the host's memory when it returns."""
+    """Whether the result of `agree` is in the host's memory when it returns."""
 
     @property
-    def norms(self) -> Norms:
-        """The norms of whole tensors, for solvers."""
+    def norms(self) -> Norms: ...
 
     def agree(
         self, sums: Tensor, counted: int, finite: Tensor, clips: bool, scale: LossScale
     ) -> Found:
-        """What a step's sums are like; all ranks of the groups call it.
+        """Agree on a step's sums and gradients. All ranks of the groups call it.
 
-        Args:
-            sums: Of the loss and of counts, as far as this rank knows them.
-            counted: How many of them, the last ones, every rank has a share of.
-            finite: Whether each of this rank's gradients is.
-            clips: Whether the norm of the whole gradient is needed.
-            scale: Of the losses; it learns whether a gradient of any rank has overflowed.
-
-        Raises: PeerLostError.
+        Every rank has a share of the last `counted` sums. `clips` requests the norm of the whole
+        gradient. `scale` learns whether a gradient of any rank has overflowed. Raises:
+        PeerLostError.
         """
 
     def total(self, counts: Tensor) -> Tensor:
-        """The sum of what every rank of the groups has counted. Raises: PeerLostError."""
+        """Return the sum of the counts of every rank of the groups. Raises: PeerLostError."""
 
 
 class Alone:
-    """A rank that knows all sums of a step. Nothing here waits for a device."""
+    """A rank that knows all sums of a step. It never waits for a device."""
 
     is_known = False
     norms = staticmethod(own_norms)
 
     def __init__(self, named: Mapping[str, nn.Parameter]) -> None:
-        """named: the parameters that are updated."""
         self._names, self._parameters = list(named), list(named.values())
 
     def agree(
         self, sums: Tensor, counted: int, finite: Tensor, clips: bool, scale: LossScale
     ) -> Found:
-        """See `Spread.agree`."""
         norm = torch.zeros((), device=sums.device)
         if clips:
             used = [each.grad for each in self._parameters if each.grad is not None]
@@ -86,7 +76,7 @@ class Alone:
 
 @dataclass(frozen=True)
 class Part:
-    """A part of one of the network's tensors; the only one if it is whole."""
+    """A part of one of the network's tensors; the only one if the tensor is whole."""
 
     whole: str
     number: int = 0
@@ -94,7 +84,7 @@ class Part:
 
 
 class Among:
-    """Ranks of which each knows a part of a step's sums."""
+    """Ranks of which each knows some of a step's sums."""
 
     is_known = True
 
@@ -106,16 +96,12 @@ class Among:
         named: Mapping[str, nn.Parameter],
         knows_sums: bool = True,
     ) -> None:
-        """All ranks of the groups call it alike.
+        """Let ranks agree that hold one model. All of them call it. Raises: PeerLostError.
 
-        Args:
-            groups: Each rank is in all of them. Together they hold one model.
-            network: The types of its trained parameters, in its order.
-            parts: What each gradient that this rank has is of, by this rank's names.
-            named: The parameters that this rank updates, by the same names.
-            knows_sums: Whether this rank knows the loss.
-
-        Raises: PeerLostError.
+        This rank is in each of the groups. `network` has the dtypes of the network's trained
+        parameters, in its order. `parts` says what this rank's gradients are of, in the order of
+        `finite` in `agree`, and `named` has what it updates, by the same names. `knows_sums` says
+        whether it knows the loss.
         """
         self._groups = [group for group in groups if group.group is not None]
         self._names, self._dtypes = list(network), list(network.values())
@@ -128,7 +114,6 @@ class Among:
             counts = [max(of_ranks) for of_ranks in zip(*told, strict=True)]
         ends = torch.tensor([0, *counts]).cumsum(0).tolist()
         self._spans = [range(*span) for span in pairwise(ends)]
-        """Of each tensor, the places of its parts among those of all."""
         self._num_parts: int = ends[-1]
         self._places = [
             self._spans[place[each.whole]].start + each.number for each in parts.values()
@@ -144,10 +129,8 @@ class Among:
         self._place_of: dict[Tensor, int] = {
             each: at for each, at in place_of.items() if at in told_here
         }
-        """The places of the norms that this rank tells."""
 
     def _told_once(self, places: set[int]) -> set[int]:
-        """Those places that this rank tells: of all ranks that know one, the first."""
         of_ranks, own = [sorted(places)], 0
         for group in self._groups:
             told = [json.loads(text) for text in gather_text(group, json.dumps(of_ranks))]
@@ -158,7 +141,6 @@ class Among:
     def agree(
         self, sums: Tensor, counted: int, finite: Tensor, clips: bool, scale: LossScale
     ) -> Found:
-        """See `Spread.agree`."""
         own = sums.cpu().double()
         if not self._tells_sums:
             own[: len(own) - counted] = 0.0
@@ -177,16 +159,15 @@ class Among:
         return Found(in_all.to(sums.dtype), torch.tensor(is_finite), norm, self._names, scale.is_on)
 
     def total(self, counts: Tensor) -> Tensor:
-        """See `Spread.total`."""
         return self._sum(counts.cpu().double()).to(counts.dtype)
 
     def norms(
         self, weights: Sequence[Tensor], lists: Sequence[Sequence[Tensor]]
     ) -> Sequence[Sequence[Tensor]]:
-        """The norms of whole tensors; see `solvers.layer_rates.Norms`. Raises: PeerLostError."""
+        """Return whole tensors' norms; see `solvers.layer_rates.Norms`. Raises: PeerLostError."""
         own = own_norms(weights, lists)
         if self._num_parts == len(self._spans):
-            return own  # of whole tensors
+            return own  # all tensors are whole
         spans = [self._span_of[each] for each in weights]
         told = self._sum(self._told(weights, own))
         return [
@@ -206,7 +187,6 @@ class Among:
         return told
 
     def _told(self, weights: Sequence[Tensor], norms: Sequence[Sequence[Tensor]]) -> Tensor:
-        """The norms that this rank tells, shape (lists, parts)."""
         told = torch.zeros(len(norms), self._num_parts, dtype=torch.float64)
         here = [number for number, each in enumerate(weights) if each in self._place_of]
         places = [self._place_of[weights[number]] for number in here]
@@ -217,7 +197,6 @@ class Among:
 
     @staticmethod
     def _of_parts(norms: Tensor, span: range) -> Tensor:
-        """The norm of a tensor by its parts'; UNUSED if it is not used."""
         own = norms[span.start : span.stop]
         if len(own) == 1 or own[0] == UNUSED:
             return own[0]
@@ -230,9 +209,7 @@ class Among:
 
 
 def total(norms: Iterable[Tensor], dtypes: Iterable[torch.dtype]) -> Tensor:
-    """The norm of all tensors by theirs, in the network's order, as `clip_grad_norm_` has it of the
-    tensors themselves. norms: float64, shape () each. dtypes: the tensors'.
-    """
+    """Return the norm of all tensors from their float64 norms, in the network's order."""
     of_all = zip(norms, dtypes, strict=True)
     used = [norm.to(dtype) for norm, dtype in of_all if norm != UNUSED]
     return nn.utils.get_total_norm(used, foreach=True)

@@ -1,7 +1,4 @@
-"""The protocol of an update by sums of a step: how gradients are summed, and who applies them.
-
-What the sums of a step are like.
-"""
+"""The protocol of an update: how gradients are summed over ranks, and who applies the sums."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -19,23 +16,20 @@ from firecaffe.transport.queue import Queue
 
 @dataclass(frozen=True)
 class Found:
-    """The sums of a step, and whether its gradients are fit for an update: the same on all ranks
-    that hold one model.
-    """
+    """A step's sums, and whether its gradients are fit for an update; equal on a model's ranks."""
 
     sums: Tensor
-    """Of the loss, of what the task counts, and of what was counted with these."""
+    """The sums of the loss, of the task's counts, and of what was counted with them."""
     is_finite: Tensor
-    """Whether each parameter's mean gradient is: bool, shape (names,)."""
+    """Whether each parameter's mean gradient is finite: bool, shape (names,)."""
     norm: Tensor
-    """Of the whole gradient, if it is clipped, before that; else 0. Shape ()."""
+    """The norm of the whole gradient before clipping, shape (); 0 if gradients are not clipped."""
     names: Sequence[str]
-    """The parameters, in network order."""
+    """The parameters' names, in network order."""
     may_overflow: bool = False
-    """Whether gradients may be infinite: the loss scale mends that."""
+    """Whether gradients may be infinite because the loss scale handles it."""
 
     def to_host(self, queue: Queue) -> "Found":
-        """The same in the host's memory, once the device has got there."""
         return replace(
             self,
             sums=queue.to_host(self.sums),
@@ -45,62 +39,50 @@ class Found:
 
 
 class StepUpdate(Protocol):
-    """Sums the gradients of a step over ranks, and updates the weights by them."""
-
     @property
-    def queue(self) -> Queue:
-        """The work of this rank's device."""
+    def queue(self) -> Queue: ...
 
     @property
     def is_known(self) -> bool:
-        """Whether what `check` finds is there when it returns, and not a step later."""
+        """Whether the result of `check` is known when it returns, and not a step later."""
 
     def begin(self, weight: float, leaves: Sequence[int], counts: Callable[[], Tensor]) -> None:
-        """Begins a step. weight: the number of full micro-batches, by which sums are divided.
-        leaves: this rank's, in the order in which they are added. counts: asked before the last
-        backward for what this rank has counted of all.
+        """Begin a step of `weight` full micro-batches, by which sums are divided.
+
+        `leaves` are this rank's micro-batches, in the order in which they are added. `counts` is
+        called before the last backward, and returns all that this rank has counted.
         """
 
     def add(self, ready: Ready) -> None:
-        """Runs backward for a micro-batch, and adds its gradients. Sums leave for other ranks when
-        those of this rank's last micro-batch are there.
+        """Run backward for a micro-batch, and add its gradients.
+
+        Sums that include this rank's last micro-batch are sent to the other ranks at once.
         """
 
     def sums(self) -> Totals:
-        """Waits for the sums. The mean gradients are in the `grad` of what this rank updates then.
-        All ranks call it. Raises: PeerLostError.
-        """
+        """Wait for the sums; set each `grad` to the mean. All call it. Raises: PeerLostError."""
 
     def check(self, totals: Totals, counted: int) -> Found:
-        """Undoes the loss scale, clips, and finds out whether gradients are fit for an update. All
-        ranks call it. counted: as many of the counts, the last ones, every rank has a share of.
-
-        Raises: PeerLostError.
-        """
+        """Undo the loss scale, clip, check the gradients. All call it. Raises: PeerLostError."""
 
     def apply(self, step: int, learning_rate: float, momentum: float | None) -> None:
-        """Updates the weights; then all ranks that hold the same part have the same. All call it.
-        Raises: PeerLostError.
-        """
+        """Update the weights, equally on all ranks. All call it. Raises: PeerLostError."""
 
     def share_out(self, shares: Shares) -> None:
-        """Gives ranks other micro-batches from the next step on. No bit depends on it."""
+        """Give ranks other micro-batches from the next step on. This changes no bit of a result."""
 
     def evaluating(self) -> AbstractContextManager[None]:
-        """Puts the moving average in the weights' place, if one is kept, for a `with` block. All
-        ranks call it.
-        """
+        """Use the moving average, if there is one, in a `with` block. All ranks call it."""
 
     def take_average(self) -> None:
-        """Puts the moving average in the weights' place for good, if one is kept."""
+        """Replace the weights by the moving average for good, if there is one."""
 
     def close(self) -> None:
-        """Ends what exchanges gradients; nobody waits for other ranks from here on."""
+        """Stop exchanging gradients. No rank waits for others from here on."""
 
     @property
-    def parts_s(self) -> float:
-        """Seconds of exchanges of the gradients of parts of layers so far."""
+    def parts_s(self) -> float: ...
 
     @property
     def exchanges(self) -> Sequence[Span]:
-        """The exchanges of this step that no computation hides, beside those of gradients."""
+        """The exchanges of this step that no computation hides, other than those of gradients."""

@@ -1,1 +1,1 @@
-"""Owners of the weights of a training with a server, a run of their elements on each rank."""
+"""Owners of the weights of a training with a server: each rank owns a run of their elements."""

@@ -1,4 +1,4 @@
-"""Carries one learner's gradients to all owners, and the versions of the weights from them.
+"""Carries one learner's gradients to all owners, and versions of the weights back.
 
 learner  HEAD: ASK, a version                  owner  its bytes of that version
 learner  HEAD: BRING, a work, what was used    then the owner's bytes of the gradient
@@ -23,25 +23,20 @@ from firecaffe.training.served.shards.owner import Owner
 from firecaffe.transport.lane import Line
 
 ASK, BRING, END = range(3)
-"""The kinds of messages."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How all parameters lie in a parcel, and who owns which bytes of it."""
-
     named: Mapping[str, nn.Parameter]
     parcel: Parcel
     shards: Sequence[Shard]
-    """By rank. Those of a small network may be empty, and have no owner."""
+    """The shards by rank. In a small network some may be empty, and have no owner."""
     coder: Coder
-    """Of gradients. Where parameters are cut it keeps nothing back, and encodes a part by itself to
-    the same values."""
+    """The coder. On cut parameters it keeps nothing back, and encodes parts to the same values."""
     clips: bool
     """Whether gradients are clipped, so that the norm of all together has to be finite."""
 
     def letter(self, shard: Shard) -> Parcel:
-        """A parcel for an owner's part of a gradient."""
         return Parcel(
             {
                 name: self.coder.example(self.parcel.views[name].view(-1)[: len(elements)])
@@ -50,7 +45,7 @@ class Layout:
         )
 
     def opened(self, letter: Parcel, shard: Shard, used: Container[str]) -> Gradient:
-        """What an owner keeps of a gradient, in the letter's memory; buffers are rank 0's."""
+        """Return an owner's part of a gradient, in the letter's memory. Buffers are rank 0's."""
         return Gradient(
             {
                 name: self._shaped(name, letter.views[name], shard)
@@ -61,7 +56,7 @@ class Layout:
         )
 
     def _shaped(self, name: str, sent: Tensor, shard: Shard) -> Tensor:
-        """A gradient's run, like that of its parameter, in whose memory layout norms are taken."""
+        """Return a gradient's run in its parameter's memory layout, on which norms depend."""
         whole = self.named[name]
         flat = self.coder.decode(sent.to(whole.device), len(shard.pieces[name]))
         if not shard.has_whole(name, whole):
@@ -71,7 +66,7 @@ class Layout:
 
 
 class Head:
-    """The numbers that begin a message, and which parameters were used; each end has its own."""
+    """The numbers that begin a message, and which parameters were used; one for each end."""
 
     def __init__(self, layout: Layout) -> None:
         numbers = torch.zeros(5, dtype=torch.int64)
@@ -80,14 +75,12 @@ class Head:
         self._names = list(layout.named)
 
     def fill(self, kind: int, numbers: Sequence[int] = (), used: Container[str] = ()) -> Tensor:
-        """The bytes of a message's head."""
         views = self._parcel.views
         views["numbers"][: 1 + len(numbers)].copy_(torch.tensor([kind, *numbers]))
         views["used"].copy_(torch.tensor([name in used for name in self._names]))
         return self._parcel.data
 
     def receive(self, line: Line) -> tuple[int, list[int], set[str]]:
-        """The kind, the numbers and the names of what was used."""
         line.receive(self._parcel.data)
         kind, *numbers = self._parcel.views["numbers"].tolist()
         flags = zip(self._names, self._parcel.views["used"].tolist(), strict=True)
@@ -95,12 +88,11 @@ class Head:
 
 
 class Carrier:
-    """One learner's. Its methods are called by that learner's thread alone."""
+    """The carrier of one learner, whose thread alone calls the methods."""
 
     def __init__(
         self, layout: Layout, rank: int, own: Owner | None, lines: Mapping[int, Line]
     ) -> None:
-        """own: the owner on this rank. lines: to the other owners, by rank."""
         self._layout, self._rank, self._own, self._lines = layout, rank, own, lines
         self._weights = Parcel(layout.parcel.views)
         ranks = [*lines] if own is None else [*lines, rank]
@@ -110,12 +102,12 @@ class Carrier:
 
     @property
     def moved(self) -> tuple[int, int]:
-        """Bytes that were pulled and pushed so far, over the lines."""
+        """Bytes pulled and pushed so far, over the lines."""
         lines = self._lines.values()
         return sum(each.received_bytes for each in lines), sum(each.sent_bytes for each in lines)
 
     def pull(self, version: int) -> Mapping[str, Tensor]:
-        """The parameters at a version that this learner was given a work at."""
+        """Return the parameters at a version that this learner was given work at."""
         if version != self._version:
             shards = self._layout.shards
             head = self._head.fill(ASK, [version])
@@ -130,7 +122,7 @@ class Carrier:
         return self._weights.views
 
     def push(self, work: Work, gradient: Gradient) -> Tensor:
-        """Brings a gradient to its owners. Returns what of it is finite; see `coder.are_finite`."""
+        """Send a gradient to its owners. Return what of it is finite; see `coder.are_finite`."""
         layout, used = self._layout, gradient.tensors
         runs = {
             f"{rank}/{name}": layout.shards[rank].run_of(name, used[name]).reshape(-1)
@@ -162,7 +154,7 @@ class Carrier:
         return is_finite
 
     def end(self) -> None:
-        """Ends the lines, once the owners have it all: this rank may leave then."""
+        """End the lines, once the owners have everything; then this rank may leave."""
         head = self._head.fill(END)
         for line in self._lines.values():
             line.send(head)
@@ -172,7 +164,7 @@ class Carrier:
 
 
 def attend(line: Line, owner: Owner, shard: Shard, layout: Layout) -> None:
-    """An owner's end of a learner's line, until the learner ends it. Raises: PeerLostError."""
+    """Serve a learner's line, on an owner, until the learner ends it. Raises: PeerLostError."""
     head = Head(layout)
     while (found := head.receive(line))[0] != END:
         kind, numbers, used = found
@@ -182,5 +174,5 @@ def attend(line: Line, owner: Owner, shard: Shard, layout: Layout) -> None:
             letter = layout.letter(shard)
             line.receive(letter.data)
             owner.bring(work_of(numbers), layout.opened(letter, shard, used))
-    with suppress(PeerLostError):  # as above
+    with suppress(PeerLostError):  # the learner may have left
         line.send(head.fill(END))

@@ -1,8 +1,8 @@
-"""How parameters are cut among ranks: each owns a run of the bytes in which they are sent.
+"""Cuts parameters among ranks: each owns a run of the bytes in which they are sent.
 
-A rule that is applied to each element by itself gives the same bits wherever the parameters are
-cut, so how many ranks there are changes none. For one that needs whole parameters (their norms, or
-what a codec keeps back of them) they are cut between parameters.
+A rule for each element by itself gives the same bits wherever parameters are cut, so the number of
+ranks changes none. For a rule that needs whole parameters (their norms, or what a codec keeps back
+of them), the cuts are between parameters.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,20 +16,18 @@ from firecaffe.training.served.messages import ALIGNMENT, Parcel
 
 @dataclass(frozen=True)
 class Shard:
-    """A run of a parcel's bytes, on the host of its owner or within the whole parcel."""
+    """A run of a parcel's bytes, on its owner's host or within the whole parcel."""
 
     start: int
     stop: int
     pieces: Mapping[str, range]
-    """The elements of each tensor that are in it, in the order of the parcel; of a tensor that is
-    laid out row by row."""
+    """Its elements of each tensor, laid out row by row, in the order of the parcel."""
 
     def has_whole(self, name: str, tensor: Tensor) -> bool:
-        """Whether a tensor of that name is not cut."""
         return len(self.pieces[name]) == tensor.numel()
 
     def run_of(self, name: str, tensor: Tensor) -> Tensor:
-        """What of a tensor is in it: the tensor itself if it is whole, else of one dimension."""
+        """Return its part of a tensor: the tensor itself if it is whole, else of one dimension."""
         if self.has_whole(name, tensor):
             return tensor
         elements = self.pieces[name]
@@ -40,11 +38,10 @@ class Shard:
         return self.stop - self.start
 
     def of(self, parcel: Parcel) -> Tensor:
-        """Its bytes in a parcel of all."""
         return parcel.data[self.start : self.stop]
 
     def views(self, data: Tensor, parcel: Parcel) -> dict[str, Tensor]:
-        """The pieces in such bytes, shaped as `run_of`. parcel: any one of all."""
+        """Return the pieces in its bytes, shaped as by `run_of`. `parcel` is any one of all."""
         found = {}
         for name, elements in self.pieces.items():
             whole = parcel.views[name]
@@ -57,8 +54,9 @@ class Shard:
 
 
 def cut(parcel: Parcel, count: int, whole: bool = False) -> list[Shard]:
-    """Cuts a parcel into as many shards, equal but for `ALIGNMENT` bytes; or between its tensors,
-    where that is nearest to equal. Some may be empty.
+    """Cut a parcel into shards of equal size but for `ALIGNMENT` bytes. Some may be empty.
+
+    If `whole`, the cuts are between tensors, where that is nearest to equal.
     """
     total = parcel.data.nbytes
     ends = [total * each // count // ALIGNMENT * ALIGNMENT for each in range(count)] + [total]

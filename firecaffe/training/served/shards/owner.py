@@ -1,14 +1,11 @@
-"""An owner: has a run of the parameters' elements, and executes the events of the log on it.
+"""An owner: has a run of the parameters' elements, and executes the log's events on it.
 
-Rank 0 tells it the events, in their order. Learners bring it their gradients of these elements and
-ask it for versions of them, in any order: an event waits for its gradient, a learner for its
-version.
+Rank 0 sends it the events, in their order. Learners send it their gradients of these elements and
+request versions of them, in any order: an event waits for its gradient, a learner for its version.
 
-What an owner holds, in the pieces of a training's state, and how these are cut and put together.
-
-A piece of the whole training (`training.state`) and that of an owner have the same names in them;
-an owner's tensors are runs of the whole ones. So the whole is cut by loading its runs into the
-owner's pieces, and put together by loading the whole ones from the owners' runs.
+The pieces of the whole training (`training.state`) and of an owner have the same names; an owner's
+tensors are runs of the whole ones. So loading runs into its pieces cuts the whole, and loading all
+owners' runs into the whole pieces puts it together.
 """
 
 import threading
@@ -38,7 +35,7 @@ PIECES = ("parameter", "optimizer", "ema", "server")
 
 
 class Runs(nn.Module):
-    """The runs of parameters that an owner has, by their parameters' names."""
+    """An owner's runs of parameters, by the parameters' names."""
 
     def __init__(self, whole: Mapping[str, nn.Parameter], shard: Shard) -> None:
         super().__init__()
@@ -48,26 +45,25 @@ class Runs(nn.Module):
         }
 
     def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        """Names with dots, which a module's own parameters may not have."""
+        """Yield names with dots, which torch forbids for a module's own parameters."""
         return iter(self.named.items())
 
 
 class RunMemory(ServerMemory):
-    """A server's memory, of runs. Versions are kept as the bytes that are sent."""
+    """A server's memory of runs. Versions are kept as the bytes that are sent."""
 
     def __init__(self, runs: Runs, squares: bool, shard: Shard, layout: Parcel) -> None:
         super().__init__(runs, runs.named, squares)
         self._runs, self._shard, self._layout = runs, shard, layout
         self.sent: dict[int, Tensor] = {}
-        """The bytes of a version, on the host."""
+        """The bytes of each version, on the host."""
         self.nothing = torch.zeros(shard.nbytes, dtype=torch.uint8)
-        """As many bytes."""
+        """Zeros, as many bytes as a version has."""
         self.newest = -1
-        """The last version that was kept."""
 
     def keep(self, version: int) -> None:
         self.newest = version
-        if version in self.sent:  # not in `versions`, where those of a checkpoint are, too
+        if version in self.sent:  # `versions` has those of a checkpoint, too
             return
         size = self.nothing.nbytes
         data = bytes_in_file(size) if self.is_full(size) else torch.zeros_like(self.nothing)
@@ -83,8 +79,6 @@ class RunMemory(ServerMemory):
 
 
 class Held:
-    """The pieces of an owner's state."""
-
     def __init__(
         self, runs: Runs, optimizer: optim.Optimizer, ema: Ema | None, memory: RunMemory
     ) -> None:
@@ -99,7 +93,7 @@ class Held:
         self._numbers = OptimizerNumbers(runs, optimizer)
 
     def take(self, whole: Mapping[str, Piece], numbers: Mapping[str, Any], shard: Shard) -> None:
-        """Takes its runs of the whole pieces, and the optimizer's numbers."""
+        """Load this shard's runs of the whole pieces, and the optimizer's numbers."""
         for kind, piece in self._pieces.items():
             runs = {}
             for path, part in whole[kind].parts().items():
@@ -107,13 +101,13 @@ class Held:
                 if name in shard.pieces and not path.startswith("tail/"):
                     runs[path] = _run(path, name, part.tensor, shard)
             piece.load(InMemory(runs))
-        for leaf in _leaves(whole["server"]):  # also of gradients that are of no weight here
+        for leaf in _leaves(whole["server"]):  # also if a gradient has no elements here
             self.memory.gradients.setdefault(leaf, Gradient({}, []))
         own = {path: value for path, value in numbers.items() if _first(path) in shard.pieces}
         self._numbers.load_state_dict(own)
 
     def parts(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Its tensors, by KIND/PATH, and the optimizer's numbers."""
+        """Return its tensors, by KIND/PATH, and the optimizer's numbers."""
         tensors = {
             f"{kind}/{path}": part.tensor
             for kind, piece in self._pieces.items()
@@ -125,15 +119,13 @@ class Held:
 def put_together(
     named: Mapping[str, Tensor], shards: Sequence[Shard], parts: Sequence[Mapping[str, Tensor]]
 ) -> dict[str, dict[str, Tensor]]:
-    """The whole tensors by kind and path, from the parts of all owners, in their order. named: the
-    whole parameters.
-    """
+    """Return the whole tensors by kind and path, from the parts of all owners in order."""
     found: dict[str, dict[str, Tensor]] = {kind: {} for kind in PIECES}
     for shard, tensors in zip(shards, parts, strict=True):
         for full, value in tensors.items():
             kind, _, path = full.partition("/")
             name = parameter_of(kind, path)
-            if value.ndim == 0:  # an optimizer's count of steps, the same at all
+            if value.ndim == 0:  # an optimizer's count of steps, equal at all owners
                 found[kind][path] = value.clone()
                 continue
             if path not in found[kind]:
@@ -145,7 +137,6 @@ def put_together(
 
 
 def _leaves(server: Piece) -> Iterator[Leaf]:
-    """The leaves whose gradients wait; each has a tail."""
     for path in server.parts():
         if path.startswith("tail/"):
             step, place = path.split("/")[1].split(".")
@@ -153,12 +144,11 @@ def _leaves(server: Piece) -> Iterator[Leaf]:
 
 
 def parameter_of(kind: str, path: str) -> str:
-    """The parameter that a tensor of a piece belongs to: NAME, NAME/KEY, or WHAT/WHERE/NAME."""
+    """Return the parameter of a piece's tensor: NAME, NAME/KEY, or WHAT/WHERE/NAME."""
     return _first(path) if kind == "optimizer" else path.rpartition("/")[2]
 
 
 def _run(path: str, name: str, value: Tensor, shard: Shard) -> Tensor:
-    """The run of a tensor that has the shape of its parameter."""
     return value.clone() if path.endswith("/step") else shard.run_of(name, value)
 
 
@@ -167,22 +157,19 @@ def _first(path: str) -> str:
 
 
 class Owner:
-    """One rank's. `take` is called by one thread, the rest by any."""
+    """The owner on one rank. One thread calls `take`; any thread calls the rest."""
 
     def __init__(self, server: Server, held: Held, weight_of: Callable[[Leaf], float]) -> None:
-        """server: of its elements. weight_of: of a leaf, 1 if it is full."""
         self.held = held
         self._server, self._weight_of = server, weight_of
         self._changed = threading.Condition()
         self._gradients: dict[Work, Gradient] = {}
-        """Those of events that have not come yet."""
         self._unwanted: set[Work] = set()
         """Works that do not count, and whose gradient is still to come."""
         self._is_cut = False
         self._threads = torch.get_num_threads()
 
     def bring(self, work: Work, gradient: Gradient) -> None:
-        """A learner brings its gradient."""
         with self._changed:
             if work in self._unwanted:
                 self._unwanted.remove(work)
@@ -191,21 +178,22 @@ class Owner:
             self._changed.notify_all()
 
     def version(self, number: int) -> Tensor:
-        """The bytes of a version, which do not change any more. It waits for the version: whoever
-        asks was given a work at it, so that it will be kept. Raises: PeerLostError if the owner was
-        cut.
+        """Wait for a version, and return its bytes, which do not change any more.
+
+        Whoever asks was given work at it, so it will be kept. Raises: PeerLostError if the owner
+        was cut.
         """
         memory = self.held.memory
         with self._changed:
             self._wait(lambda: number <= memory.newest)
-            # That of a work which was given up meanwhile is gone. What becomes of it is dropped.
+            # The version of a work that was given up is gone. Its gradient will be dropped.
             return memory.sent.get(number, memory.nothing)
 
     @torch.no_grad()
     def take(self, told: Told) -> None:
-        """Executes the next event; it waits for the gradient. Raises: PeerLostError as above."""
+        """Execute the next event, once its gradient is here. Raises: PeerLostError if cut."""
         event = told.event
-        torch.set_num_threads(self._threads)  # each thread has a number of its own
+        torch.set_num_threads(self._threads)  # each thread has its own number
         if isinstance(event, Push):
             self._keep_gradient(event)
             if event.update is not None:
@@ -219,15 +207,14 @@ class Owner:
             self._changed.notify_all()
 
     def _spoil(self) -> None:
-        """Each gradient was finite, and the norm of their mean is not: to clip by it would make an
-        update of zeros. All owners do this, and whoever computes with these weights tells it.
-        """
+        """Set all gradients to NaN: clipping by an infinite norm would make an update of zeros."""
+        # All owners do this, and whoever computes with these weights reports it.
         for parameter in self._server.named.values():
             if parameter.grad is not None:
                 parameter.grad.fill_(torch.nan)
 
     def cut(self) -> None:
-        """Ends all waiting, from any thread."""
+        """End all waiting, from any thread."""
         with self._changed:
             self._is_cut = True
             self._changed.notify_all()

@@ -1,9 +1,4 @@
-"""This rank among those that own the weights in parts, from the end of the warm steps on.
-
-Where a learner computes whose weights are at their owners.
-
-Norms of parameters, which owners tell each other before an update is clipped.
-"""
+"""This rank among those that own the weights in parts, after the warm steps."""
 
 import threading
 import time
@@ -55,13 +50,12 @@ from firecaffe.transport.lane import Line, Mesh, store_of
 
 
 class OwnersBench:
-    """One learner's; see `compute.Bench`."""
+    """A learner's bench whose weights are at their owners; implements `Bench`."""
 
     def __init__(self, bench: Workbench, carrier: Carrier) -> None:
         self._bench, self._carrier = bench, carrier
 
     def compute(self, work: Work, weights: Mapping[str, Tensor]) -> Contribution:
-        """Computes a work between its pull and its push. weights: the buffers of its version."""
         parameters = self._carrier.pull(work.version)
         brought = self._bench.compute(work, {**parameters, **weights})
         is_finite = self._carrier.push(work, brought.gradient)
@@ -74,7 +68,7 @@ class OwnersBench:
 
 
 class NormsOfOwners:
-    """An owner's end. All owners make the same updates in the same order."""
+    """An owner's exchange of norms. All owners make the same updates in the same order."""
 
     def __init__(
         self,
@@ -83,15 +77,10 @@ class NormsOfOwners:
         others: Mapping[int, Shard],
         lines: Mapping[int, Line],
     ) -> None:
-        """named: all parameters. own, others: those that owners have whole. lines: to the others,
-        by rank.
-        """
         self._named, self._own, self._others, self._lines = named, own, others, lines
 
     def __call__(self, norms: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The norms of all parameters that were used, in the network's order; norms: of the owner's
-        own ones. Raises: PeerLostError.
-        """
+        """Return all used parameters' norms, in network order. Raises: PeerLostError."""
         mine = torch.tensor(
             [float(norms[name]) if name in norms else UNUSED for name in self._own.pieces],
             dtype=torch.float64,
@@ -116,41 +105,36 @@ class NormsOfOwners:
 
 
 TELL, ANSWER, NORMS, LEARNER = 2, 3, 4, 5
-"""Tags: from rank 0 to an owner, and back; between owners; from the first learner of a rank to an
-owner. Back to it is one more, and the next learner's are two more."""
+"""Tags: from rank 0 to an owner, and back; between owners; from a rank's first learner to one.
+
+The line back to a learner has one more, and the next learner's lines have two more.
+"""
 
 
 @dataclass(frozen=True)
 class WholeTraining:
-    """The training that is cut."""
-
     state: State
     named: Mapping[str, nn.Parameter]
     memory: ServerMemory
-    """What the checkpoint was loaded into, and the next one is saved from."""
+    """The memory that a checkpoint was loaded into, and the next one is saved from."""
     server: Server
-    """Rank 0's, which has the buffers and no weights."""
+    """Rank 0's server, which has the buffers and no weights."""
     optimizer_of: Callable[[Mapping[str, nn.Parameter]], optim.Optimizer]
-    """Makes the optimizer of runs of the parameters."""
     ema_of: Callable[[Mapping[str, nn.Parameter]], Ema | None]
     weight_of: Callable[[Leaf], float]
-    """Of a leaf, 1 if it is full."""
     coder: Coder
-    """Of gradients."""
     needs_whole: bool
-    """Whether who has some of a parameter needs all of it."""
+    """Whether an owner of some of a parameter needs all of it."""
 
 
 class Owners(Holders):
-    """All owners, as this rank has to do with them; see `Holders`."""
+    """All owners, as seen from this rank; implements `Holders`."""
 
     are_others = True
 
     @classmethod
     def meet(cls, world: World, whole: WholeTraining, per_rank: int, timeout_s: float) -> Self:
-        """Cuts a training among all ranks of a world; every rank calls it. per_rank: learners of
-        each rank. timeout_s: how long to wait for the others. Raises: PeerLostError.
-        """
+        """Cut a training among all ranks of a world. All ranks call it. Raises: PeerLostError."""
         store, rank, size = store_of(world), world.rank, world.world_size
         return cls(Mesh(store, "owners", rank, size, timeout_s), whole, per_rank)
 
@@ -176,7 +160,6 @@ class Owners(Holders):
 
     @property
     def _ranks(self) -> list[int]:
-        """The ranks of owners."""
         return [rank for rank, shard in enumerate(self._layout.shards) if shard.nbytes]
 
     @property
@@ -266,7 +249,6 @@ class Owners(Holders):
         return Owner(own, held, whole.weight_of)
 
     def _attend(self, owner: Owner, per_rank: int) -> None:
-        """Serves the learners of other ranks, and rank 0, if this is another one."""
         shard = self._layout.shards[self._mesh.rank]
         for rank in self._mesh.others:
             for place in range(per_rank):
@@ -292,7 +274,6 @@ class Owners(Holders):
         return sent, sum(line.received_bytes for line in self._lines)
 
     def _take_buffers(self) -> None:
-        """Gives rank 0's server the buffers of the versions, and the tails of gradients."""
         named, live = self._whole.named, self._whole.server.memory
         live.load(
             InMemory(

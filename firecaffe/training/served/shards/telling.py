@@ -1,8 +1,7 @@
-"""What rank 0 tells the owners: the events, one after the other, and when to give their parts.
+"""Rank 0's messages to the owners: events, one after the other, and requests for their parts.
 
-Each owner is told by a thread of rank 0, so that no owner which still waits for a gradient holds
-the others up. Over a line each message is a JSON text; parts are a text with their names, and then
-their bytes.
+A thread of rank 0 serves each owner, so an owner that still waits for a gradient does not delay the
+others. Each message is a JSON text; parts are a text with their names, and then their bytes.
 """
 
 import json
@@ -26,28 +25,24 @@ from firecaffe.transport.lane import Line
 
 @dataclass(frozen=True)
 class Give:
-    """Asks an owner for its parts, as they are after all events before."""
+    """Requests an owner's parts, as they are after all earlier events."""
 
 
 @dataclass(frozen=True)
-class End:
-    """Ends it."""
+class End: ...
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What an owner has; see `Held.parts`."""
-
     tensors: Mapping[str, Tensor]
     numbers: Mapping[str, Any]
     moved: tuple[int, int]
-    """Bytes that it has sent to learners of other ranks, and received from them."""
+    """Bytes sent to learners of other ranks, and received from them."""
 
 
 Order = Told | Give | End
 
 Moved = Callable[[], tuple[int, int]]
-"""Counts the bytes that an owner has sent and received."""
 
 
 class Teller:
@@ -56,9 +51,6 @@ class Teller:
     def __init__(
         self, do: Callable[[Order], Parts | None], failed: Callable[[BaseException], None]
     ) -> None:
-        """do: brings an order to its owner; it returns the parts that it asks for. failed: told an
-        error of it.
-        """
         self._do, self._failed = do, failed
         self._orders, self.answers = SimpleQueue[Order | None](), SimpleQueue[Parts]()
         self.thread = threading.Thread(target=self._run, name="teller", daemon=True)
@@ -68,7 +60,7 @@ class Teller:
         self._orders.put(order)
 
     def cut(self) -> None:
-        """Ends the thread, from any other, once it waits for no line: its owner is told nothing."""
+        """End the thread, from any other, once it waits for no line. Its owner is not told."""
         self._orders.put(None)
 
     def _run(self) -> None:
@@ -83,14 +75,13 @@ class Teller:
 
 
 def execute(owner: Owner, moved: Moved, order: Order) -> Parts | None:
-    """Executes an order in the owner's process."""
     if isinstance(order, Told):
         owner.take(order)
     return Parts(*owner.held.parts(), moved()) if isinstance(order, Give) else None
 
 
 def send_order(line: Line, order: Order) -> Parts | None:
-    """Sends an order over a line, and receives what it asks for. Raises: PeerLostError."""
+    """Send an order over a line, and receive what it requests. Raises: PeerLostError."""
     row: dict[str, Any] = {"order": type(order).__name__}
     if isinstance(order, Told):
         row |= {"event": to_row(order.event), "rate": order.rate}
@@ -103,7 +94,7 @@ def send_order(line: Line, order: Order) -> Parts | None:
 
 
 def listen(line: Line, owner: Owner, moved: Moved) -> None:
-    """Executes what comes over an owner's line, to its end. Raises: PeerLostError."""
+    """Execute the orders from an owner's line, to its end. Raises: PeerLostError."""
     while (row := _receive(line))["order"] != "End":
         if row["order"] == "Told":
             told = Told(from_row(row["event"]), row["rate"], row["momentum"], row["delay"])
