@@ -28,7 +28,7 @@ class Holders:
         return bench
 
     def tell(self, told: Told) -> None:
-        """Send the next event to the holders, on rank 0."""
+        ...
 
     def gather(self, look: Callable[[], None]) -> None:
         """Update the training's state, on rank 0. `look` is called while waiting, and may raise."""
