@@ -108,7 +108,11 @@ def _nothing(_: nn.Module, __: str) -> dict[str, str]:
 
 
 def _fully_connected(model: nn.Module, scheme: str) -> dict[str, str]:
-    """Split by neurons and inputs in turns, the narrower first, because it is sent whole."""
+    """Split by neurons and inputs in turns.
+
+    Inputs are first if the first layer has fewer outputs than inputs: the narrower side is sent
+    whole.
+    """
     linear = [name for name, each in model.named_modules() if type(each) is nn.Linear]
     if not linear:
         raise RecipeError(f"parallel.scheme {scheme}: the network has no fully connected layer")

@@ -32,7 +32,6 @@ class Contribution:
     """Seconds for which the learner waited for the leaf's samples."""
     compute_s: float
     is_own: bool = True
-    """Whether this rank computed it."""
     rank: int = 0
     is_finite: Tensor | None = None
     """See `coder.are_finite`; None unless the gradients went to their owners."""
@@ -110,8 +109,6 @@ class Workbench:
 
 @dataclass(frozen=True)
 class Computed:
-    """Computes each gradient when it is requested, in the server's process."""
-
     server: Server
     forward: Forward
     batches: TrainBatches

@@ -20,7 +20,6 @@ from firecaffe.training.served.real_clock import Arrivals, Came, Learner, Remote
 from firecaffe.transport.lane import Lane
 
 LOOK_S = 0.2
-"""Seconds between two checks for new workers."""
 
 
 class Doorkeeper:

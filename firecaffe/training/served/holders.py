@@ -27,8 +27,7 @@ class Holders:
     def bench(self, bench: Workbench, place: int) -> Bench:
         return bench
 
-    def tell(self, told: Told) -> None:
-        """Send the next event to the holders, on rank 0."""
+    def tell(self, told: Told) -> None: ...
 
     def gather(self, look: Callable[[], None]) -> None:
         """Update the training's state, on rank 0. `look` is called while waiting, and may raise."""

@@ -25,8 +25,6 @@ from firecaffe.training.state import State
 
 @dataclass(frozen=True)
 class Whole:
-    """A training whose weights are to be given to their keepers."""
-
     run: Run
     world: World
     named: Mapping[str, nn.Parameter]

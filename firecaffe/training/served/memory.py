@@ -101,7 +101,6 @@ class ServerMemory:
         )
 
     def keep(self, version: int) -> None:
-        """Keep the present weights and buffers as a version."""
         if version in self.versions:
             return
         now = self._now()
@@ -109,7 +108,6 @@ class ServerMemory:
         self.versions[version] = copy_in_file(now) if in_file else copy_in_memory(now)
 
     def is_full(self, size: int) -> bool:
-        """Whether memory has no room for a version of so many bytes."""
         return sum(map(size_of, self.versions.values())) + size > MOST_BYTES
 
     def release(self, needed: set[int]) -> None:

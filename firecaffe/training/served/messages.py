@@ -31,7 +31,6 @@ class Parcel:
     def __init__(self, examples: Mapping[str, Tensor], data: Tensor | None = None) -> None:
         """Use `data`, of `parcel_bytes` bytes, or allocate memory."""
         self.places: dict[str, int] = {}
-        """The byte at which each tensor begins."""
         places, end = self.places, 0
         for name, each in examples.items():
             places[name] = end
@@ -69,7 +68,6 @@ class Head:
     version: int = 0
     has_weights: int = 0
     length: int = 0
-    """The bytes of a text that follows."""
     is_dropped: int = 0
     """1 if the learner's previous contribution does not count."""
 

@@ -80,10 +80,7 @@ class Spent:
 
 
 class Learner(ABC):
-    """A learner, and its thread in this process."""
-
     asks_to_stop = False
-    """Whether its process was asked to stop."""
 
     def __init__(self, number: int, rank: int, arrivals: Arrivals) -> None:
         self.number, self.rank = number, rank
@@ -183,7 +180,6 @@ class RemoteLearner(Learner):
 
 
 OnLoss = Callable[[int, str], object]
-"""A function of (rank, why it is lost)."""
 
 
 class RealClock:

@@ -27,10 +27,10 @@ LAMBDA = 2.0
 """The weight of delay compensation. Source: Zheng et al. 2017, as it is for CIFAR-10."""
 
 DECAY = 0.95
-"""The decay of the gradients' mean square, in delay compensation. Source: as for LAMBDA."""
+"""The decay of the gradients' mean square in delay compensation. Source: Zheng et al. 2017."""
 
 SQUARE = 1e-7
-"""The number added to that mean square. Source: as for LAMBDA."""
+"""The number added to the mean square in delay compensation. Source: Zheng et al. 2017."""
 
 STEP_DECAY = 0.999
 """The decay of the mean step, in the gap-aware rule; corrected for the mean's start at 0."""
@@ -84,8 +84,6 @@ def distance(weights: Sequence[Tensor], others: Sequence[Tensor]) -> float:
 
 
 class MeanStep:
-    """The mean length of an update. The state is JSON."""
-
     def __init__(self) -> None:
         self._sum, self._count = 0.0, 0
 

@@ -47,8 +47,6 @@ class Clock(Source, Numbers, Protocol): ...
 
 
 class LoggedClock(NumbersOfParts):
-    """A clock whose events are written as they happen. The state is JSON."""
-
     def __init__(self, clock: Clock, first_version: int, learners: int) -> None:
         self._clock, self._head = clock, head(first_version, learners)
         self._lines, self.tally = Lines(), Tally()
@@ -123,8 +121,6 @@ class Progress:
 
 @dataclass
 class ServedStepper:
-    """Runs steps on this rank, the first ones as synchronous steps; implements `Mode`."""
-
     warm: EveryStep
     server: Server
     source: Source
@@ -264,8 +260,6 @@ class ServerTimes:
 
 
 class _Window:
-    """The sums over the leaves and updates of a step."""
-
     def __init__(self, counts: Tensor, parameters: int) -> None:
         self.loss, self.counts = counts.new_zeros(1), counts
         self.samples, self.micro_batches = 0, 0

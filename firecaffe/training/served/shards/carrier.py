@@ -66,8 +66,6 @@ class Layout:
 
 
 class Head:
-    """The numbers that begin a message, and which parameters were used; one for each end."""
-
     def __init__(self, layout: Layout) -> None:
         numbers = torch.zeros(5, dtype=torch.int64)
         used = torch.zeros(len(layout.named), dtype=torch.uint8)
@@ -102,7 +100,6 @@ class Carrier:
 
     @property
     def moved(self) -> tuple[int, int]:
-        """Bytes pulled and pushed so far, over the lines."""
         lines = self._lines.values()
         return sum(each.received_bytes for each in lines), sum(each.sent_bytes for each in lines)
 

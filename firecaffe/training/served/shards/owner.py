@@ -31,7 +31,6 @@ from firecaffe.training.served.shards.cut import Shard
 from firecaffe.training.tensor_file import InMemory
 
 PIECES = ("parameter", "optimizer", "ema", "server")
-"""The pieces of the state that owners hold parts of."""
 
 
 class Runs(nn.Module):
@@ -56,7 +55,6 @@ class RunMemory(ServerMemory):
         super().__init__(runs, runs.named, squares)
         self._runs, self._shard, self._layout = runs, shard, layout
         self.sent: dict[int, Tensor] = {}
-        """The bytes of each version, on the host."""
         self.nothing = torch.zeros(shard.nbytes, dtype=torch.uint8)
         """Zeros, as many bytes as a version has."""
         self.newest = -1

@@ -50,8 +50,6 @@ from firecaffe.transport.lane import Line, Mesh, store_of
 
 
 class OwnersBench:
-    """A learner's bench whose weights are at their owners; implements `Bench`."""
-
     def __init__(self, bench: Workbench, carrier: Carrier) -> None:
         self._bench, self._carrier = bench, carrier
 
@@ -128,8 +126,6 @@ class WholeTraining:
 
 
 class Owners(Holders):
-    """All owners, as seen from this rank; implements `Holders`."""
-
     are_others = True
 
     @classmethod

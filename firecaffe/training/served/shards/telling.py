@@ -46,8 +46,6 @@ Moved = Callable[[], tuple[int, int]]
 
 
 class Teller:
-    """Rank 0's thread for one owner."""
-
     def __init__(
         self, do: Callable[[Order], Parts | None], failed: Callable[[BaseException], None]
     ) -> None:
