@@ -37,20 +37,20 @@ KINDS = {
     "killed": Kind(10, "was killed", AGAIN),
     "frozen": Kind(11, "froze", "look for a stopped process or a stalled host, then " + AGAIN),
     "unreachable": Kind(12, "cannot be reached", "look at its host's network, then " + AGAIN),
-    "stuck": Kind(13, "is alive but does not get on", "look at what it waits for, then " + AGAIN),
+    "stuck": Kind(13, "is alive but makes no progress", "look at what it waits for, then " + AGAIN),
     "out_of_memory": Kind(
         14, "ran out of memory", "take smaller micro-batches, or fewer ranks on a host"
     ),
     "launcher_killed": Kind(15, "lost its launcher", RESUME),
     "not_finite": Kind(
         18,
-        "met, as all ranks did, a number that is not finite",
+        "computed a number that is not finite, as all ranks did",
         "at the first step look at the data and the loss; later take a lower solver.base_lr, a "
         "longer solver.warmup_steps, or solver.clip_gradients",
     ),
     "diverged": Kind(
         19,
-        "met, as all ranks did, a loss that stays far above its start",
+        "diverged, as all ranks did: the loss stays far above its start",
         "take a lower solver.base_lr, a longer solver.warmup_steps, or what the line says",
     ),
     "preempted": Kind(75, "was asked to stop", RESUME),
@@ -143,11 +143,11 @@ class Fault:
             raise ValueError(f"no fault: {error}") from error
         words = fault.kind, fault.host, fault.seen, fault.detail, fault.folder
         if not all(isinstance(word, str) and len(word) <= MOST_TEXT for word in words):
-            raise ValueError("no fault: a word is none, or too long")
+            raise ValueError("no fault: a text is missing or too long")
         if fault.kind not in KINDS or not all(
             type(n) is int for n in (fault.rank, fault.step, fault.code)
         ):
-            raise ValueError("no fault: a kind that there is not, or a number that is none")
+            raise ValueError("no fault: an unknown kind, or a rank, step or code that is no number")
         if type(fault.can_resume) is not bool:
             raise ValueError("no fault: can_resume is neither true nor false")
         return fault

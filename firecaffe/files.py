@@ -45,6 +45,9 @@ class GrowingFile:
                     raise
 
     def close(self) -> None:
+        """Write what has waited, if there is room by now, and close the file."""
+        if not self._file.closed:
+            self.write(b"")
         self._file.close()
 
 

@@ -130,7 +130,7 @@ def _explain_traces(paths: Sequence[Path], as_json: bool) -> int:
         if rank in timings:
             raise RunError(f"{path}: a second trace of rank {rank}; give one of each rank")
         timings[rank] = rows
-    explanation = explain_rows(dict(sorted(timings.items())), {}, paths[0])
+    explanation = explain_rows(dict(sorted(timings.items())), {})
     parts = measured_parts(timings)
     if as_json:
         print(json.dumps({**dataclasses.asdict(explanation), "parts": parts}, indent=2))
@@ -144,7 +144,7 @@ def _explain_traces(paths: Sequence[Path], as_json: bool) -> int:
 def lines(explanation: Explanation) -> list[str]:
     said = [sentence(slow) for slow in explanation.slow]
     if not said and not explanation.not_tested:
-        said.append("no rank is shown to be slow: none beyond the noise")
+        said.append("no rank is slower than the noise")
     if explanation.shares is not None:
         slow = [each.rank for each in explanation.slow if each.cause == "computes"]
         said += filter(None, [shares_line(explanation.shares, slow)])

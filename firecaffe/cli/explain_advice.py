@@ -57,7 +57,5 @@ def _line(folder: Path, seconds: Sequence[float], trust_code: bool) -> str:
     start = f"planned with these ranks' own times on {cluster.name}"
     if not better:
         return f"{start}, no mode is 5 % faster than {own.words}"
-    said = ", ".join(f"{each.gain:.2f} by {each.words}" for each in better[:MOST_TOLD])
-    return (
-        f"{start}, the samples/s of {own.words} are multiplied by {said}; accuracy is not planned"
-    )
+    said = ", ".join(f"{each.words} {each.gain:.2f} times" for each in better[:MOST_TOLD])
+    return f"{start}, the samples/s of {own.words}: {said}; accuracy is not predicted"

@@ -88,7 +88,7 @@ class Parser(ArgumentParser):
         )
 
     def add_overwrite(self) -> None:
-        self.add("--overwrite", action="store_true", help="a file that is there already")
+        self.add("--overwrite", action="store_true", help="replace the output file if it exists")
 
     def parse_args(self, args: Sequence[str], **more: Any) -> Namespace:  # type: ignore[override]
         line = self.read(list(args))

@@ -40,7 +40,7 @@ def start(argv: list[str]) -> int:
         _check_joins_alone(parser.read(argv).options)
         if options.secret_file:
             os.environ[SECRET] = read_secret(options.secret_file).decode()
-        say(f"the run has ended after step {join_run(recipe, options.join).steps}")
+        say(f"the run ended after step {join_run(recipe, options.join).steps}")
         return 0
     resume = Path(options.resume) if options.resume else None
     if is_launched(options.nnodes):

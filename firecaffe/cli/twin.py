@@ -40,8 +40,8 @@ def check_twins(twins: Iterable[Twin]) -> None:
 def _check(recipe: CheckedRecipe, workers: int) -> None:
     if recipe.synchrony.is_served:
         raise RecipeError(
-            f"synchrony.mode {recipe.synchrony.mode} has no twins of other numbers of workers: who "
-            "was early decides bits; train it, then firecaffe replay RUN, or verify RUN, compares"
+            f"synchrony.mode {recipe.synchrony.mode} gives other results on other numbers of "
+            "workers, which cannot be compared; train it, and firecaffe replay RUN computes it anew"
         )
     bare = dataclasses.replace(recipe, run=dataclasses.replace(recipe.run, folder=""))
     preflight(bare, workers)

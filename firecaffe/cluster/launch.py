@@ -196,7 +196,7 @@ class _Launch:
         self.handler.shutdown()
         self.agent.part(self.holds_store)
         if result is None:
-            raise LaunchError("the run is over; this host was not needed")
+            raise LaunchError("the run ended before this host could join it")
         if result.is_failed():
             raise self._told(result.failures, "the run ended")
         return self.folders
@@ -239,7 +239,7 @@ class _Launch:
         say(f"{told.event}; {GOES_ON}\n{own}".rstrip())
 
     def on_joined(self) -> None:
-        say("a host comes; the ranks save where they are and go on with those of it")
+        say("a host joins: all ranks save a checkpoint and restart with its ranks")
 
     def on_done(self) -> None:
         if self.agent.get_worker_group().group_rank == 0:

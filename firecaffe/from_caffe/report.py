@@ -66,7 +66,7 @@ class Report:
             ("Understood", self.understood, "Nothing."),
             ("Changed", self.changed, "Nothing."),
             ("Needed before a training", self.needed, "Nothing."),
-            ("Left out", self.left_out, "Nothing: all that the files ask for is there."),
+            ("Left out", self.left_out, "Nothing."),
         ):
             rows = [f"- `{note.place}`: {note.what}" for note in notes] or [none]
             parts.append("\n".join([f"## {heading}", "", *rows]))

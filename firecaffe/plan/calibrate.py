@@ -175,7 +175,9 @@ def _read(folder: Path, trust_code: bool) -> FinishedRun:
     recipe = recipe_of(folder, trust_code=trust_code)
     timings = read_timings(folder)
     if not timings:
-        raise RunError(f"{folder}: no timings there; this is no run, or it did no step")
+        raise RunError(
+            f"{folder}: holds no timings (timings/rank-*.jsonl); no run, or one that did no step"
+        )
     parts = measured_parts(timings)
     computed = [[row["compute_s"] for row in rows[1:]] for rows in timings.values()]
     scatter = [relative_spread(each) for each in computed if len(each) > 1]

@@ -60,7 +60,7 @@ def recipe_from(sections: dict[str, Any]) -> Recipe:
         }
         known = {field.name for field in dataclasses.fields(config)}
         for word in words.keys() - known:
-            raise RecipeError(f"{name}.{word}: there is no such word in a recipe")
+            raise RecipeError(f"{name}.{word}: a recipe has no such word")
         try:
             checked(words, type(config))
         except ValueError as error:

@@ -101,14 +101,16 @@ def explain(folder: Path, in_rounds: bool = False) -> Explanation:
     """
     timings = read_timings(folder)
     if not timings or not any(timings.values()):
-        raise RunError(f"{folder}: no timings there; this is no run, or it did no step")
+        raise RunError(
+            f"{folder}: holds no timings (timings/rank-*.jsonl); no run, or one that did no step"
+        )
     trips = _by_rank(folder, "round-trips-*.jsonl", TripRow)
-    found = explain_rows(timings, trips, folder, in_rounds, row_of(folder))
+    found = explain_rows(timings, trips, in_rounds, row_of(folder))
     return dataclasses.replace(found, shares=None) if in_rounds else found
 
 
 def explain_rows(
-    timings: Rows, trips: Rows, where: object, in_rounds: bool = False, row: Row = ALONE
+    timings: Rows, trips: Rows, in_rounds: bool = False, row: Row = ALONE
 ) -> Explanation:
     """Explain timings that were read elsewhere. `row`: the ranks that hold one model."""
     middle = statistics.fmean if in_rounds else statistics.median

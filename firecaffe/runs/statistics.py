@@ -80,7 +80,7 @@ class Ratio:
 def mean_of(values: Sequence[float], tests: int = 1) -> Mean:
     """Compute a mean, one of `tests` whose intervals hold together. Raises ValueError if empty."""
     if not values:
-        raise ValueError("no value has no mean")
+        raise ValueError("an empty list has no mean")
     half = inf
     if len(values) > 1:
         from scipy.stats import t  # takes a second, and most importers compare nothing

@@ -66,7 +66,8 @@ class OptimizerNumbers:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load numbers. Raises: CheckpointError if one belongs to no parameter of the network."""
         for path, value in state.items():
-            if path.startswith(f"{GROUPS}/"):
+            # A parameter may be called as the groups are: of that, only a key follows.
+            if path.startswith(f"{GROUPS}/") and path.count("/") > 1:
                 _, place, key = path.split("/", 2)
                 # JSON has one kind of list.
                 kept = tuple(value) if isinstance(value, list) else value

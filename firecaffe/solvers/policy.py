@@ -169,6 +169,8 @@ def check_policy(solver: SolverConfig) -> None:
         )
     if policy == "multistep" and sorted(set(solver.stepvalue)) != solver.stepvalue:
         raise RecipeError(f"solver.stepvalue is {solver.stepvalue}; it must be in rising order")
+    if policy == "multistep" and min(solver.stepvalue, default=0) < 0:
+        raise RecipeError(f"solver.stepvalue is {solver.stepvalue}; steps are counted from 0")
     if policy == "multistep" and not solver.stepvalue:
         raise RecipeError("solver.stepvalue is empty; lr_policy 'multistep' needs steps")
 

@@ -213,13 +213,13 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 def _checked(lines: Lines, data: bytes) -> dict[str, Any]:
     place = f"line {lines.count + 1}"
     if not data.endswith(b"\n"):
-        raise ValueError(f"{place}: ends in its middle")
+        raise ValueError(f"{place}: is cut off")
     try:
         row: dict[str, Any] = {**decoded(data, _Line)}
         check = row.pop("check")
         expected = lines.line(row)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{place}: is no line of a log ({error!s:.80})") from error
+        raise ValueError(f"{place}: is not a log entry ({error!s:.80})") from error
     if expected != data:
         raise ValueError(
             f"{place}: is not what was written; its check is {check!r:.20}, expected "

@@ -78,8 +78,8 @@ class Best:
     def no_better(self, last: int) -> str:
         shown = "none" if self.value is None else self.measure.shown(self.value)
         return (
-            f"stopped early, after step {last}: {self.without} evaluations came to no better "
-            f"{self.measure.words} than {shown}, after step {self.step} (train.stop_after)"
+            f"stopped early after step {last}: no better {self.measure.words} in {self.without} "
+            f"evaluations than {shown} after step {self.step} (train.stop_after)"
         )
 
     @property

@@ -184,7 +184,7 @@ def _checkpoint(where: Path, best: bool) -> tuple[Checkpoint, list[str]]:
     folder = where / "checkpoints" if (where / "checkpoints").is_dir() else where
     if not (folder / BEST).is_file():
         raise CheckpointError(
-            f"{where}: keeps no best checkpoint; a run does with checkpoint.best = true and "
+            f"{where}: has no best checkpoint; train with checkpoint.best = true and "
             "train.eval_every"
         )
     return load_newest(folder / BEST)

@@ -191,8 +191,8 @@ class Result:
         lines = [f"weights sha256 {self.weights_sha256[:12]}", self._waits()]
         if self.broken_images:
             lines.append(
-                f"warning: {len(self.broken_images)} broken images, for each the next whole one "
-                f"stood in; the first: {self.broken_images[0]}"
+                f"warning: {len(self.broken_images)} broken images were replaced by the next whole "
+                f"ones; the first: {self.broken_images[0]}"
             )
         new = (doubt for doubt in self.identity_doubts if doubt not in set(known_doubts))
         lines += [f"warning: {doubt}" for doubt in new]

@@ -65,8 +65,8 @@ class SaveCosts:
     def line(self) -> str:
         waited_s = self.copy_s + self.wait_s
         return (
-            f"{self.saved} checkpoints saved: steps waited {waited_s:.2f} s for them, "
-            f"and {self.write_s:.2f} s were written beside"
+            f"saved {self.saved} checkpoints: {waited_s:.2f} s of waiting, "
+            f"{self.write_s:.2f} s in the background"
         )
 
 

@@ -190,7 +190,7 @@ def run_trials(
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    raise PreemptedError("asked to stop; the same command goes on with it")
+    raise PreemptedError("stopped on request; the same command continues it")
 
 
 def _start(trial: Trial, workers: int, slot: int, lock: int) -> subprocess.Popen[bytes]:

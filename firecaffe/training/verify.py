@@ -328,7 +328,7 @@ def _compare_result(folder: Path, again: Again) -> None:
 def _differs(folder: Path, where: str) -> NoReturn:
     why = "; ".join(_reasons(folder))
     raise NotIdenticalError(
-        f"{folder} differs from its steps on one worker {where}; {why or 'no reason is known'}"
+        f"{folder} differs from its steps on one worker {where}; {why or 'the cause is unknown'}"
     )
 
 

@@ -100,7 +100,7 @@ def test_it_computes_beside_those_that_are_left(recipe: Path, tmp_path: Path) ->
             assert run.wait() == 0, errors
             told, errors = second.communicate()
             assert second.wait() == 0, errors
-            assert told.splitlines()[-1] == f"the run has ended after step {STEPS}"
+            assert told.splitlines()[-1] == f"the run ended after step {STEPS}"
     assert "rank 2 on" in said
     row = json.loads((folder / "result.json").read_text())["synchrony"]
     assert row["gradients"] == 6 * (STEPS - 2)

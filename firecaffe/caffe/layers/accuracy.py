@@ -57,9 +57,6 @@ class Accuracy(nn.Module):
         return (as_high <= self.top_k) & counted, counted, classes
 
 
-"""By the name of the type."""
-
-
 def softmax(spec: Spec) -> nn.Module:
     check_bottoms(spec, 1)
     spec.param.ignore("engine")

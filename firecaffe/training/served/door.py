@@ -55,7 +55,9 @@ class Doorkeeper:
         one_host = world.local_world_size == world.world_size
         door = Door(store, world.attempt, one_host=one_host)
         door.open(facts)
-        self._say(f"workers may come: firecaffe train RECIPE --join {lasting_place()}{_secret()}")
+        self._say(
+            f"more workers can join: firecaffe train RECIPE --join {lasting_place()}{_secret()}"
+        )
         self._thread = threading.Thread(target=self._look, args=(door,), name="door", daemon=True)
         self._thread.start()
 
@@ -72,7 +74,7 @@ class Doorkeeper:
                 self._take(door)
             door.close()
         except RuntimeError as error:  # the store is gone, with the launcher
-            self._say(f"workers can come no more: {str(error).splitlines()[0]}")
+            self._say(f"no more workers can join: {str(error).splitlines()[0]}")
 
     def _take(self, door: Door) -> None:
         try:
@@ -91,9 +93,9 @@ class Doorkeeper:
             self._resources.enter_context(pulse_beside([to_it], self._silent_s))
             learners = self._learners_of(rank, door.store_of(comer))
         except (FirecaffeError, OSError) as error:
-            self._say(f"a worker on {comer.host} asked to come, and did not: {error}")
+            self._say(f"a worker on {comer.host} asked to join and failed: {error}")
             return
-        self._say(f"rank {rank} on {comer.host} has come")
+        self._say(f"rank {rank} on {comer.host} has joined")
         if doubt := comer.facts.get("doubt"):
             self._say(f"warning: rank {rank} {doubt}")
         self._arrivals.put(Came(learners))

@@ -17,5 +17,5 @@ def test_a_run_of_an_earlier_version_has_words_that_are_gone() -> None:
     sections = {"parallel": {"model": 2, "head_updates": 1, "exchange": "at_once"}}
     assert recipe_from(sections).parallel == ParallelConfig(model=2)
     sections["parallel"]["head_updates"] = 2  # it was trained otherwise
-    with pytest.raises(RecipeError, match=r"parallel\.head_updates: there is no such word"):
+    with pytest.raises(RecipeError, match=r"parallel\.head_updates: a recipe has no such word"):
         recipe_from(sections)

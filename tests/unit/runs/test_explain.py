@@ -200,7 +200,7 @@ def test_what_is_no_timing_is_refused(tmp_path: Path, content: str) -> None:
 
 
 def test_no_run(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="no timings there"):
+    with pytest.raises(RunError, match="holds no timings"):
         explain(tmp_path)
 
 

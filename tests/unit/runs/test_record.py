@@ -91,6 +91,26 @@ def test_a_full_disk_is_nothing_that_a_thread_prints(
     assert capsys.readouterr().err == ""
 
 
+def test_bytes_that_had_no_room_are_written_when_the_file_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_full = True
+
+    class Disk(FileIO):
+        def write(self, data: Any, /) -> int:
+            if is_full:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return super().write(data)
+
+    monkeypatch.setattr(files, "FileIO", Disk)
+    file = files.GrowingFile(tmp_path / "a")
+    file.write(b"last words")
+    is_full = False
+    file.close()
+    file.close()
+    assert (tmp_path / "a").read_bytes() == b"last words"
+
+
 def test_what_a_lost_attempt_has_drawn_goes(tmp_path: Path) -> None:
     with Metrics(tmp_path, tensorboard=True) as metrics:
         for step in (1, 2, 3):

@@ -29,7 +29,7 @@ def test_a_mean_has_students_interval() -> None:
     assert found.half == pytest.approx(4.302652730 * 0.01 / sqrt(3))  # t at 97.5 %, 2 degrees
     assert found.values == (0.90, 0.91, 0.92)
     assert mean_of([0.5]).half == inf
-    with pytest.raises(ValueError, match="no value"):
+    with pytest.raises(ValueError, match="no mean"):
         mean_of([])
 
 

@@ -46,6 +46,25 @@ def test_it_has_its_arguments_and_the_policy_its_rate() -> None:
     torch.testing.assert_close(model.bias, bias - 0.2 * 0.9)
 
 
+class Grouped(nn.Module):
+    """With a parameter whose name is that of the numbers of groups in a checkpoint."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.groups = nn.Parameter(torch.ones(2))
+
+
+def test_a_parameter_may_be_called_groups() -> None:
+    config, model = SolverConfig(type="lamb", base_lr=0.1), Grouped()
+    optimizer = make_optimizer(dict(model.named_parameters()), config)
+    step(model, optimizer, 0.1)
+    kept = OptimizerNumbers(model, optimizer).state_dict()
+    assert kept == {"groups/step": 1}
+    again = make_optimizer(dict(model.named_parameters()), config)
+    OptimizerNumbers(model, again).load_state_dict(kept)
+    assert again.state[model.groups]["step"] == 1
+
+
 def test_what_it_keeps_goes_on_from_a_checkpoint() -> None:
     config = SolverConfig(type=f"{PLACE}:Signs")
     model, optimizer = made(config)

@@ -154,6 +154,7 @@ def test_warm_up_is_a_factor_on_the_policy() -> None:
             {"lr_policy": "multistep", "gamma": 0.1, "stepvalue": [5, 5]},
             r"solver\.stepvalue is \[5, 5\]",
         ),
+        ({"lr_policy": "multistep", "gamma": 0.1, "stepvalue": [-1, 5]}, r"stepvalue is \[-1, 5\]"),
     ],
 )
 def test_refused(words: dict[str, Any], message: str) -> None:

@@ -149,7 +149,7 @@ def test_a_search_that_is_asked_to_stop_leaves_no_training(parent: Path, number:
         return False
 
     first = trial(parent, "a", end=ask)
-    with pytest.raises(PreemptedError, match="the same command goes on"):
+    with pytest.raises(PreemptedError, match="the same command continues it"):
         run([first, trial(parent, "b", "waits")], parent)
     assert not [p for p in psutil.Process().children() if str(parent) in " ".join(p.cmdline())]
     assert signal.getsignal(number) is here

@@ -101,10 +101,10 @@ def test_those_behind_one_that_does_not_come_are_taken(
     made._look(Asked([no_worker, never_calls, has_no_socket, comes]))
     assert said == [
         "somebody asked",
-        "a worker on host1 asked to come, and did not: it did not call",
-        "a worker on host2 asked to come, and did not: too many open files",
-        "rank 1 on host3 has come",
-        "workers can come no more: Broken pipe",
+        "a worker on host1 asked to join and failed: it did not call",
+        "a worker on host2 asked to join and failed: too many open files",
+        "rank 1 on host3 has joined",
+        "no more workers can join: Broken pipe",
     ]
     assert isinstance(arrivals.get(timeout=ENDS_S), Came)
 
@@ -141,7 +141,7 @@ def test_a_worker_that_misses_a_lane_leaves_no_learner(
     monkeypatch.setattr(own, "Lane", lanes)
     made, arrivals = keeper(2)
     made._look(Asked([comes]))
-    assert "a worker on host0 asked to come, and did not: no lane to another rank" in said
+    assert "a worker on host0 asked to join and failed: no lane to another rank" in said
     assert lanes.cuts == 1
     gone = arrivals.get(timeout=ENDS_S)
     assert isinstance(gone, Gone)
