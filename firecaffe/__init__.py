@@ -17,37 +17,53 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from firecaffe.compression.config import PruneConfig, ShareConfig
-    from firecaffe.data import DataConfig, TensorDataset, from_torch
-    from firecaffe.errors import FirecaffeError
-    from firecaffe.gradients.config import ExchangeConfig
-    from firecaffe.models.config import ModelConfig
-    from firecaffe.parallel.config import ParallelConfig
-    from firecaffe.recipe.config import CheckpointConfig, TrainConfig
-    from firecaffe.recipe.sections import Recipe
-    from firecaffe.runs.folder import RunConfig
-    from firecaffe.script.attach import attach
-    from firecaffe.script.hook import comm_hook
-    from firecaffe.script.launch import launch
-    from firecaffe.script.local import local
-    from firecaffe.script.parallelize import parallelize
-    from firecaffe.script.split import split
-    from firecaffe.solvers.config import SolverConfig
-    from firecaffe.synchrony.config import SynchronyConfig
-    from firecaffe.tasks import Sums, Task, TaskConfig
-    from firecaffe.training.build import train
-    from firecaffe.training.load import load
-    from firecaffe.training.result import Result
+    from firecaffe.compression.config import PruneConfig as PruneConfig
+    from firecaffe.compression.config import ShareConfig as ShareConfig
+    from firecaffe.data import DataConfig as DataConfig
+    from firecaffe.data import TensorDataset as TensorDataset
+    from firecaffe.data import from_torch as from_torch
+    from firecaffe.errors import CheckpointError as CheckpointError
+    from firecaffe.errors import DataError as DataError
+    from firecaffe.errors import FirecaffeError as FirecaffeError
+    from firecaffe.errors import NotFiniteError as NotFiniteError
+    from firecaffe.errors import PeerLostError as PeerLostError
+    from firecaffe.errors import RecipeError as RecipeError
+    from firecaffe.gradients.config import ExchangeConfig as ExchangeConfig
+    from firecaffe.models.config import ModelConfig as ModelConfig
+    from firecaffe.parallel.config import ParallelConfig as ParallelConfig
+    from firecaffe.recipe.config import CheckpointConfig as CheckpointConfig
+    from firecaffe.recipe.config import TrainConfig as TrainConfig
+    from firecaffe.recipe.sections import Recipe as Recipe
+    from firecaffe.runs.folder import RunConfig as RunConfig
+    from firecaffe.script.attach import attach as attach
+    from firecaffe.script.hook import comm_hook as comm_hook
+    from firecaffe.script.launch import launch as launch
+    from firecaffe.script.local import local as local
+    from firecaffe.script.parallelize import parallelize as parallelize
+    from firecaffe.script.split import split as split
+    from firecaffe.solvers.config import SolverConfig as SolverConfig
+    from firecaffe.synchrony.config import SynchronyConfig as SynchronyConfig
+    from firecaffe.tasks import Sums as Sums
+    from firecaffe.tasks import Task as Task
+    from firecaffe.tasks import TaskConfig as TaskConfig
+    from firecaffe.training.build import train as train
+    from firecaffe.training.load import load as load
+    from firecaffe.training.result import Result as Result
 
 _PLACES = {
     "CheckpointConfig": "recipe.config",
+    "CheckpointError": "errors",
     "DataConfig": "data",
+    "DataError": "errors",
     "ExchangeConfig": "gradients.config",
     "FirecaffeError": "errors",
     "ModelConfig": "models.config",
+    "NotFiniteError": "errors",
     "ParallelConfig": "parallel.config",
+    "PeerLostError": "errors",
     "PruneConfig": "compression.config",
     "Recipe": "recipe.sections",
+    "RecipeError": "errors",
     "Result": "training.result",
     "RunConfig": "runs.folder",
     "ShareConfig": "compression.config",
@@ -70,38 +86,15 @@ _PLACES = {
 }
 """The module of each public name, imported on first use: a plan loads no training code."""
 
-__all__ = [
-    "CheckpointConfig",
-    "DataConfig",
-    "ExchangeConfig",
-    "FirecaffeError",
-    "ModelConfig",
-    "ParallelConfig",
-    "PruneConfig",
-    "Recipe",
-    "Result",
-    "RunConfig",
-    "ShareConfig",
-    "SolverConfig",
-    "Sums",
-    "SynchronyConfig",
-    "Task",
-    "TaskConfig",
-    "TensorDataset",
-    "TrainConfig",
-    "attach",
-    "comm_hook",
-    "from_torch",
-    "launch",
-    "load",
-    "local",
-    "parallelize",
-    "split",
-    "train",
-]
+__all__ = sorted(_PLACES)
 
 
 def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module 'firecaffe' has no attribute {name!r}")
     return getattr(import_module(f"firecaffe.{_PLACES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    """Return the public names, for tab completion and `help`, though none is imported yet."""
+    return __all__

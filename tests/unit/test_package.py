@@ -1,5 +1,6 @@
 """The package's own names: none hides a package, and none loads what it does not use."""
 
+import ast
 import json
 import pkgutil
 import subprocess
@@ -23,6 +24,14 @@ def test_a_name_hides_no_package(name: str) -> None:
     """`firecaffe.train` was a function and a package: each took the other's place."""
     assert getattr(firecaffe, name) is not None
     assert f"firecaffe.{name}" not in PACKAGES
+
+
+def test_what_a_reader_of_types_sees_is_what_there_is() -> None:
+    """And what tab completion and `help` show."""
+    tree = ast.parse(Path(firecaffe.__file__).read_text("utf-8"))
+    (block,) = (each for each in tree.body if isinstance(each, ast.If))
+    typed = {name.asname for each in block.body for name in each.names}  # type: ignore[attr-defined]
+    assert typed == set(firecaffe.__all__) == set(dir(firecaffe))
 
 
 @pytest.mark.parametrize("package", [firecaffe.data, firecaffe.models])
