@@ -11,7 +11,7 @@ from firecaffe.recipe.sections import Recipe
 from firecaffe.reference import REFERENCES, Untrusted, is_reference
 from firecaffe.runs.folder import RECIPE as RECIPE
 from firecaffe.runs.folder import read_run_recipe
-from firecaffe.schema import checked
+from firecaffe.schema import checked, parse_toml, read_file
 
 GONE: dict[str, Any] = {"parallel.head_updates": 1, "parallel.exchange": "at_once"}
 """Settings of earlier versions, each with the value that is equal to today's behaviour."""
@@ -42,6 +42,15 @@ def untrusted(recipe: Some, where: Path, named: Container[str] = ()) -> Some:
             config = dataclasses.replace(config, **{field: Untrusted(name, str(where))})
             recipe = dataclasses.replace(recipe, **{section: config})
     return recipe
+
+
+def read_recipe_file(path: Path) -> Recipe:
+    """Read a recipe's file, which has not been checked. Raises: RecipeError."""
+    sections = read_file(path, dict[str, Any], RecipeError, parse_toml, where=f"recipe {path}")
+    try:
+        return recipe_from(sections)
+    except RecipeError as error:
+        raise RecipeError(f"recipe {path}: {error}") from error
 
 
 def recipe_from(sections: dict[str, Any]) -> Recipe:

@@ -1,9 +1,13 @@
 """A whole run as data: the Configs of all parts, in one recipe."""
 
+import dataclasses
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
 
 from firecaffe.compression.config import PruneConfig, ShareConfig
 from firecaffe.data import DataConfig
+from firecaffe.errors import RecipeError
 from firecaffe.gradients.config import ExchangeConfig
 from firecaffe.models.config import ModelConfig
 from firecaffe.parallel.config import ParallelConfig
@@ -45,6 +49,32 @@ class Recipe:
     """Which weights are zero, and stay zero."""
     share: ShareConfig = field(default_factory=ShareConfig)
     """Which layers' weights share few values."""
+
+    @classmethod
+    def read(cls, path: str | Path) -> "Recipe":
+        """Read a recipe's file. Raises: RecipeError in one line that names the word."""
+        from firecaffe.recipe.of_run import read_recipe_file
+
+        return read_recipe_file(Path(path))
+
+    def write(self, path: str | Path) -> None:
+        """Write a file with every word, whole or not at all; a run has the same as recipe.toml."""
+        from firecaffe.files import write_atomically
+        from firecaffe.recipe.identity import to_toml
+
+        write_atomically(Path(path), to_toml(self))
+
+    def replace(self, word: str, value: Any) -> Self:
+        """Return the recipe with another value of a word, as `solver.base_lr`.
+
+        Raises: RecipeError if a recipe has no such word.
+        """
+        section, _, name = word.partition(".")
+        config: Any = getattr(self, section, None)
+        if name not in getattr(config, "__dataclass_fields__", ()):
+            raise RecipeError(f"{word}: a recipe has no such word; expected one as solver.base_lr")
+        changed: Any = {section: dataclasses.replace(config, **{name: value})}
+        return dataclasses.replace(self, **changed)
 
     @property
     def updates_whole_layers(self) -> bool:

@@ -98,7 +98,7 @@ def record_of(
 
 @from_script
 def train(
-    recipe: Recipe,
+    recipe: Recipe | str | Path,
     model: Callable[[], nn.Module] | None = None,
     train_set: Any = None,
     test_set: Any = None,
@@ -137,6 +137,8 @@ def train(
     """
     check_not_in_worker()
     parts = Parts(model, loss, task, train_set, test_set, validation_set, comm_hook)
+    if isinstance(recipe, str | Path):
+        recipe = Recipe.read(recipe)
     check_arguments(recipe, parts, resume)
     return _train(check_recipe(recipe, **parts.beside_recipe), parts, resume)
 

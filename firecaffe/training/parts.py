@@ -70,7 +70,7 @@ def check_arguments(recipe: Any, parts: Parts, resume: Any) -> None:
     if not isinstance(recipe, Recipe):
         raise RecipeError(
             f"recipe is {shown(recipe)}; expected a firecaffe.Recipe(train=firecaffe.TrainConfig("
-            "WORD=VALUE, …), …). A recipe file is trained by `firecaffe train FILE`"
+            "WORD=VALUE, …), …), or the path of a recipe's file"
         )
     _check_model(parts.model)
     check_given(recipe, parts.loss, parts.task)

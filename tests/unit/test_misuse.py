@@ -337,12 +337,12 @@ MISUSES: dict[str, tuple[dict[str, Any], type[FirecaffeError], list[str]]] = {
     "a recipe's file": (
         {"recipe": "recipe.toml"},
         RecipeError,
-        ["recipe is 'recipe.toml'", "firecaffe.Recipe(", "firecaffe train FILE"],
+        ["recipe recipe.toml: No such file"],
     ),
     "a recipe in a dict": (
         {"recipe": {"train": {"steps": 3}}},
         RecipeError,
-        ["recipe is {'train'", "firecaffe.Recipe("],
+        ["recipe is {'train'", "firecaffe.Recipe(", "the path of a recipe's file"],
     ),
     "words of another kind": (
         {"recipe": Recipe(solver=SolverConfig(base_lr="0.1"))},  # type: ignore[arg-type]
