@@ -1,5 +1,6 @@
 """The program: `firecaffe`, or `python -m firecaffe`."""
 
+import gc
 import os
 import sys
 
@@ -30,13 +31,20 @@ def _be_utf8() -> None:
     os.execve(sys.executable, words, {**environment, UTF8: "1"})
 
 
+def _look_for_garbage() -> None:
+    gc.freeze()
+    gc.enable()
+
+
 def run() -> NoReturn:
     """Run the command line and end the process: a rank at once, without waiting for its threads."""
     _be_utf8()
     # Without this, torch prints a warning for each host whose address has no name. torch reads the
     # variable when it is loaded. firecaffe reports errors itself.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    exit_code = main()
+    # Python would find no garbage in what modules hold, in a sixth of the time that a start takes.
+    gc.disable()
+    exit_code = main(loaded=_look_for_garbage)
     if "RANK" in os.environ:
         end_process(exit_code)
     sys.exit(exit_code)

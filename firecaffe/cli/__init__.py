@@ -1,11 +1,9 @@
 """The command line: one thin file per command, found in COMMANDS."""
 
-import gc
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib import import_module
 
 from firecaffe.advice_words import command_typed
@@ -58,19 +56,25 @@ GO_ON = {
 INTERRUPTED = 130
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Runs one command; returns its exit code. docs/usage.md lists the codes."""
+Loaded = Callable[[], object]
+
+
+def main(argv: list[str] | None = None, loaded: Loaded = lambda: None) -> int:
+    """Runs one command; returns its exit code. docs/usage.md lists the codes.
+
+    loaded: called when the command's modules are loaded.
+    """
     argv = sys.argv[1:] if argv is None else argv
     print_plainly()
     goes_on = "RANK" in os.environ or not GO_ON.isdisjoint(argv[:1])
     with outputs_kept(goes_on), command_typed():
-        return _ended(argv)
+        return _ended(argv, loaded)
 
 
-def _ended(argv: list[str]) -> int:
+def _ended(argv: list[str], loaded: Loaded) -> int:
     """The exit code of a command, after what is to be said of its end."""
     try:
-        exit_code = _run(argv)
+        exit_code = _run(argv, loaded)
         sys.stdout.flush()
         return exit_code
     except KeyboardInterrupt:
@@ -97,7 +101,7 @@ def _told(error: BaseException) -> int:
 HELP = ("-h", "--help")
 
 
-def _run(argv: list[str]) -> int:
+def _run(argv: list[str], loaded: Loaded) -> int:
     """Help and the version load nothing that trains."""
     if not argv or argv[0] in HELP or argv == ["help"]:
         print(_overview())
@@ -118,22 +122,9 @@ def _run(argv: list[str]) -> int:
         print(help_text([word for word in words if word not in HELP], is_asked))
         return 0
     module = MODULES.get(words[0], words[0])
-    with _no_collections():
-        command: Callable[[list[str]], int] = import_module(f"firecaffe.cli.{module}").main
+    command: Callable[[list[str]], int] = import_module(f"firecaffe.cli.{module}").main
+    loaded()
     return command(words[1:])
-
-
-@contextmanager
-def _no_collections() -> Iterator[None]:
-    """Lets Python look for no garbage while modules are loaded, and later not among what they hold:
-    it would find none in a sixth of the time that a command takes to start.
-    """
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 def _fail(message: str, exit_code: int, fault: Fault | None = None, own_traceback: str = "") -> int:

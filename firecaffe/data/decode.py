@@ -29,7 +29,7 @@ MOST_PIXELS = 1 << 28
 
 # Photos have 2 to 30 pixels per byte. Scanned pages and masks have the most per byte, but hardly
 # more than 16 million pixels.
-FEW_PIXELS, PIXELS_OF_BYTE = 1 << 24, 256
+FEW_PIXELS, PIXELS_OF_BYTE = 16_000_000, 256
 """Most pixels in any file, and per byte of a larger one: more is a decompression bomb."""
 
 STRIP_PIXELS = 1 << 20
