@@ -57,5 +57,5 @@ def _line(folder: Path, seconds: Sequence[float], trust_code: bool) -> str:
     start = f"planned with these ranks' own times on {cluster.name}"
     if not better:
         return f"{start}, no mode is 5 % faster than {own.words}"
-    said = ", ".join(f"{each.words} {each.gain:.2f} times" for each in better[:MOST_TOLD])
-    return f"{start}, the samples/s of {own.words}: {said}; accuracy is not predicted"
+    said = ", ".join(f"{each.words} ({each.gain:.2f} times)" for each in better[:MOST_TOLD])
+    return f"{start}, faster than {own.words}: {said}; accuracy is not predicted"

@@ -15,8 +15,8 @@ from firecaffe.errors import RecipeError
 from firecaffe.recipe.check import CheckedRecipe, check_recipe
 from firecaffe.recipe.identity import flatten
 from firecaffe.recipe.idle import COUNTS_WITH, idle_words
+from firecaffe.recipe.of_run import read_sections
 from firecaffe.recipe.sections import Recipe
-from firecaffe.schema import parse_toml, read_file
 
 
 def parse_recipe(parser: Parser, argv: list[str]) -> tuple[CheckedRecipe, Namespace]:
@@ -29,7 +29,7 @@ def parse_recipe(parser: Parser, argv: list[str]) -> tuple[CheckedRecipe, Namesp
             f"{parser.command} takes one recipe, found {found}{own}; {_usage(parser)}"
         )
     path = Path(line.positionals[0])
-    sections = _load(path)
+    sections = read_sections(path)
     parser.add_recipe()
     options = parser.parse_args(["--recipe", str(path), *line.options])
     built = parser.instantiate(options)
@@ -122,17 +122,3 @@ def _check_typed(parser: Parser, recipe: Recipe, typed: list[str]) -> None:
 
 def _usage(parser: Parser) -> str:
     return f"usage: {parser.usage}"
-
-
-def _load(path: Path) -> dict[str, dict[str, Any]]:
-    sections = read_file(path, dict[str, Any], RecipeError, parse_toml, where=f"recipe {path}")
-    known = tuple(Recipe.__dataclass_fields__)
-    for name, value in sections.items():
-        if name not in known:
-            raise RecipeError(f"recipe {path}: no section {name!r}; there are {', '.join(known)}")
-        if not isinstance(value, dict):
-            raise RecipeError(
-                f"recipe {path}: {name} is {value!r}; it is a section, with words of its own "
-                f"([{name}], then a word on each line)"
-            )
-    return sections

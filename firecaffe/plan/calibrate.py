@@ -27,7 +27,7 @@ from firecaffe.plan.of_recipe import workload_of
 from firecaffe.plan.step_cost import slowest_of
 from firecaffe.plan.workload import Workload
 from firecaffe.recipe.of_run import recipe_of
-from firecaffe.runs.explain import read_timings
+from firecaffe.runs.explain import require_timings
 from firecaffe.runs.folder import FORECAST, read_run_file
 from firecaffe.runs.schemas import TaughtForecast
 from firecaffe.runs.score import measured_parts
@@ -173,11 +173,7 @@ def _read(folder: Path, trust_code: bool) -> FinishedRun:
     if not (folder / FORECAST).is_file():
         raise RunError(f"{folder}: has no {FORECAST}; only a run that was forecast teaches a plan")
     recipe = recipe_of(folder, trust_code=trust_code)
-    timings = read_timings(folder)
-    if not timings:
-        raise RunError(
-            f"{folder}: holds no timings (timings/rank-*.jsonl); no run, or one that did no step"
-        )
+    timings = require_timings(folder)
     parts = measured_parts(timings)
     computed = [[row["compute_s"] for row in rows[1:]] for rows in timings.values()]
     scatter = [relative_spread(each) for each in computed if len(each) > 1]

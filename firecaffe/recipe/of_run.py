@@ -44,9 +44,24 @@ def untrusted(recipe: Some, where: Path, named: Container[str] = ()) -> Some:
     return recipe
 
 
+def read_sections(path: Path) -> dict[str, dict[str, Any]]:
+    """Read the words of a recipe's file, by section. Raises: RecipeError."""
+    sections = read_file(path, dict[str, Any], RecipeError, parse_toml, where=f"recipe {path}")
+    known = tuple(Recipe.__dataclass_fields__)
+    for name, value in sections.items():
+        if name not in known:
+            raise RecipeError(f"recipe {path}: no section {name!r}; there are {', '.join(known)}")
+        if not isinstance(value, dict):
+            raise RecipeError(
+                f"recipe {path}: {name} is {value!r}; it is a section, with words of its own "
+                f"([{name}], then a word on each line)"
+            )
+    return sections
+
+
 def read_recipe_file(path: Path) -> Recipe:
     """Read a recipe's file, which has not been checked. Raises: RecipeError."""
-    sections = read_file(path, dict[str, Any], RecipeError, parse_toml, where=f"recipe {path}")
+    sections = read_sections(path)
     try:
         return recipe_from(sections)
     except RecipeError as error:

@@ -99,11 +99,7 @@ def explain(folder: Path, in_rounds: bool = False) -> Explanation:
 
     `in_rounds`: ranks wait for each other only at the end of rounds, and have fixed shares.
     """
-    timings = read_timings(folder)
-    if not timings or not any(timings.values()):
-        raise RunError(
-            f"{folder}: holds no timings (timings/rank-*.jsonl); no run, or one that did no step"
-        )
+    timings = require_timings(folder)
     trips = _by_rank(folder, "round-trips-*.jsonl", TripRow)
     found = explain_rows(timings, trips, in_rounds, row_of(folder))
     return dataclasses.replace(found, shares=None) if in_rounds else found
@@ -126,6 +122,16 @@ def explain_rows(
 
 def read_timings(folder: Path) -> dict[int, list[dict[str, Any]]]:
     return _by_rank(folder, "rank-*.jsonl", TimingRow)
+
+
+def require_timings(folder: Path) -> dict[int, list[dict[str, Any]]]:
+    """Read the timings of a run. Raises: RunError if there are none."""
+    timings = read_timings(folder)
+    if not any(timings.values()):
+        raise RunError(
+            f"{folder}: holds no timings (timings/rank-*.jsonl); it is no run, or has done no step"
+        )
+    return timings
 
 
 def _by_rank(folder: Path, pattern: str, kind: Any) -> dict[int, list[dict[str, Any]]]:

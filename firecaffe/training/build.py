@@ -113,7 +113,7 @@ def train(
     Every rank calls it, and every rank returns the same result.
 
     Args:
-        recipe: The training. The other arguments replace what it names.
+        recipe: The training, or the path of its file. The other arguments replace what it names.
         model: A function that makes the network (a class will do), called under the recipe's seed.
         train_set: The training samples: a map-style torch Dataset (`from_torch` gives it workers),
             tensors or trees of them (`TensorDataset`, or the pair of inputs and targets), or an

@@ -19,6 +19,9 @@ Left = dict[Pair, None]
 TRIED = 8
 """Cases that are grown for each that is taken."""
 
+SEED, THINNINGS = 1, 60
+"""Of `cover`: the chance, and how often cases are taken out and tried anew."""
+
 
 @dataclass(frozen=True)
 class Pairwise:
@@ -44,14 +47,14 @@ class Pairwise:
         """In the order of the axes."""
         return combinations([(name, case[name]) for name in self.axes if name in case], 2)
 
-    def cover(self, seed: int = 1, rounds: int = 2000) -> list[Case]:
+    def cover(self) -> list[Case]:
         """Cases in which each pair stands that any case can have."""
-        chance = random.Random(seed)
+        chance = random.Random(SEED)
         pairs = self.all_pairs()
         starts = {pair: start for pair in pairs if (start := self.start(dict(pair))) is not None}
         cases = self._covering(starts, chance)
-        for _ in range(rounds):
-            cases = self._thinned(cases, chance)
+        for _ in range(THINNINGS):
+            cases = self._thinned(cases, starts, chance)
         return cases
 
     def _covering(self, starts: Mapping[Pair, Case], chance: random.Random) -> list[Case]:
@@ -66,7 +69,9 @@ class Pairwise:
                 left.pop(pair, None)
         return cases
 
-    def _thinned(self, cases: list[Case], chance: random.Random) -> list[Case]:
+    def _thinned(
+        self, cases: list[Case], starts: Mapping[Pair, Case], chance: random.Random
+    ) -> list[Case]:
         """No more of them: those that the fewest pairs need are tried anew."""
         counts = self._counts(cases)
         needed = [sum(counts[pair] == 1 for pair in self.pairs_of(case)) for case in cases]
@@ -74,9 +79,11 @@ class Pairwise:
         few = set(places[: chance.randint(1, 6)])
         kept = [case for place, case in enumerate(cases) if place not in few]
         stands = self._counts(kept)
-        lost = [(p, cases[i]) for i in few for p in self.pairs_of(cases[i]) if p not in stands]
-        chance.shuffle(lost)
-        again = self._covering(dict(lost), chance)
+        lost = {p: cases[i] for i in few for p in self.pairs_of(cases[i]) if p not in stands}
+        pairs = list(lost)
+        chance.shuffle(pairs)
+        # From the pair alone, for a case is full. What no pair begins stands in its case.
+        again = self._covering({pair: starts.get(pair, lost[pair]) for pair in pairs}, chance)
         return [*kept, *again] if len(again) <= len(few) else cases
 
     def _counts(self, cases: Iterable[Case]) -> Counter[Pair]:

@@ -44,13 +44,11 @@ ROWS = {"features.[01]": "rows", "features.4": "filters", **HEAD}
 
 LAYOUTS = {
     "data 2": ParallelConfig(split=HEAD, parts=4),
-    "data 4": ParallelConfig(split=HEAD, parts=4),
     "model 2": ParallelConfig(1, 2, HEAD, 4),
     "model 4": ParallelConfig(1, 4, HEAD, 4),
     "2 x 2": ParallelConfig(2, 2, HEAD, 4),
     "trick 1": ParallelConfig(1, 1, HEAD, 4, "one_weird_trick"),
     "trick 2": ParallelConfig(1, 2, HEAD, 4, "one_weird_trick"),
-    "trick 4": ParallelConfig(1, 4, HEAD, 4, "one_weird_trick"),
     "trick 2 x 2": ParallelConfig(2, 2, HEAD, 4, "one_weird_trick"),
 }
 WORKERS = {"data 2": 2, "model 2": 2, "trick 1": 1, "trick 2": 2}

@@ -29,8 +29,8 @@ def test_a_name_hides_no_package(name: str) -> None:
 def test_what_a_reader_of_types_sees_is_what_there_is() -> None:
     """And what tab completion and `help` show."""
     tree = ast.parse(Path(firecaffe.__file__).read_text("utf-8"))
-    (block,) = (each for each in tree.body if isinstance(each, ast.If))
-    typed = {name.asname for each in block.body for name in each.names}  # type: ignore[attr-defined]
+    imports = (each for each in ast.walk(tree) if isinstance(each, ast.ImportFrom))
+    typed = {name.asname for each in imports for name in each.names} - {None}
     assert typed == set(firecaffe.__all__) == set(dir(firecaffe))
 
 

@@ -15,7 +15,7 @@ def make_parser() -> Parser:
     add = parser.add
     add("--nproc-per-node", type=int, default=1, metavar="N", help="ranks to start on this host")
     add("--resume", type=str, default="", metavar="RUN", help="a run folder or a checkpoint")
-    add("--max-restarts", type=int, default=0, metavar="K", help="restarts after faults, at most")
+    add("--max-restarts", type=int, default=0, metavar="K", help="most restarts after faults")
     add("--print-config", action="store_true", help="print the recipe with every word, and stop")
     add("--master-port", type=int, default=0, metavar="PORT", help="where ranks meet; 0: any")
     add("--join", type=str, default="", metavar="HOST:PORT", help="join a run as one more worker")

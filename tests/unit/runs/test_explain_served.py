@@ -158,7 +158,7 @@ def test_other_modes_are_planned_where_a_rank_is_slow(
     own, *others = alternatives(work, on, row, recipe.synchrony, seconds)
     assert own.words == "stale, s = 0, float16"
     best = max(others, key=lambda each: each.gain)
-    assert f"of {own.words}: {best.words} {best.gain:.2f} times" in said
+    assert f"than {own.words}: {best.words} ({best.gain:.2f} times)" in said
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("firecaffe.cli.explain_advice.is_refused", lambda _: True)
         assert "no mode is 5 % faster" in told_of(one)  # of those that the other words leave

@@ -66,24 +66,26 @@ def test_a_last_line_cut_anywhere_is_left_out(tmp_path: Path) -> None:
         assert list(read_rows(tmp_path / "a.jsonl", dict)) == rows[:whole]
 
 
+class Disk(FileIO):
+    is_full = False
+
+    def write(self, data: Any, /) -> int:
+        if self.is_full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().write(data[:100])  # as much as there is room for
+
+
 def test_a_full_disk_is_nothing_that_a_thread_prints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Neither is a curve lost that had no room when it was drawn."""
-    is_full = True
-
-    class Disk(FileIO):
-        def write(self, data: Any, /) -> int:
-            if is_full:
-                raise OSError(errno.ENOSPC, "No space left on device")
-            return super().write(data[:100])  # as much as there is room for
-
     monkeypatch.setattr(files, "FileIO", Disk)
+    monkeypatch.setattr(Disk, "is_full", True)
     before = threading.active_count()
     with Metrics(tmp_path, tensorboard=True) as metrics:
         metrics.write("train", 1, {"loss": 0.5})
         assert threading.active_count() == before
-        is_full = False
+        monkeypatch.setattr(Disk, "is_full", False)
         metrics.write("train", 2, {"loss": 0.25})
     curves = event_accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
     curves.Reload()
@@ -94,18 +96,11 @@ def test_a_full_disk_is_nothing_that_a_thread_prints(
 def test_bytes_that_had_no_room_are_written_when_the_file_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    is_full = True
-
-    class Disk(FileIO):
-        def write(self, data: Any, /) -> int:
-            if is_full:
-                raise OSError(errno.ENOSPC, "No space left on device")
-            return super().write(data)
-
     monkeypatch.setattr(files, "FileIO", Disk)
+    monkeypatch.setattr(Disk, "is_full", True)
     file = files.GrowingFile(tmp_path / "a")
     file.write(b"last words")
-    is_full = False
+    monkeypatch.setattr(Disk, "is_full", False)
     file.close()
     file.close()
     assert (tmp_path / "a").read_bytes() == b"last words"
