@@ -34,6 +34,7 @@ class FirecaffeError(Exception):
 
     exit_code = 1
     fault: Fault | None = None
+    """The fault, if a rank has one; else None."""
     goes_along = False
     """Whether another rank reports the error."""
 
@@ -66,6 +67,7 @@ class OwnCodeError(RecipeError):
 
     @property
     def traceback(self) -> str:
+        """The traceback of the cause, from where it enters the user's code."""
         cause = self.__cause__
         if self.told or cause is None:
             return self.told
@@ -136,14 +138,17 @@ class PeerLostError(FirecaffeError, RuntimeError):
 
     @classmethod
     def of(cls, fault: Fault) -> "PeerLostError":
+        """Make the error of a fault."""
         return cls(fault.line, fault)
 
     @property
     def rank(self) -> int | None:
+        """The rank that is lost; None if it is not known."""
         return None if self.fault is None else self.fault.rank
 
     @property
     def host(self) -> str:
+        """The host of that rank; empty if it is not known."""
         return "" if self.fault is None else self.fault.host
 
     @property

@@ -76,22 +76,30 @@ MOST_TEXT = 2000
 
 @dataclass(frozen=True)
 class Fault:
+    """A fault of one rank."""
+
     kind: str
+    """A key of `KINDS`."""
     rank: int
+    """The rank with the fault."""
     host: str
+    """The rank's host."""
     step: int
     """The step in progress, counted from 1; 0 before the first."""
     seen: str
     """How, or by whom, the fault was noticed."""
     detail: str = ""
+    """The rank's own words, or what ended it."""
     code: int = 0
     """The exit code of an error that has its own; 0 for that of the kind."""
     can_resume: bool = True
     """Whether the run has a checkpoint to resume from, as far as is known."""
     folder: str = ""
+    """The run's folder; empty if it is not known."""
 
     @property
     def exit_code(self) -> int:
+        """The exit code of a command that ends with it."""
         return self.code or KINDS[self.kind].exit_code
 
     @property
@@ -113,6 +121,7 @@ class Fault:
         return f"{what} {when}{detail}{seen}"
 
     def as_json(self) -> dict[str, Any]:
+        """Return the content of fault.json."""
         return {**asdict(self), "exit_code": self.exit_code, "line": self.line}
 
     def as_text(self) -> str:

@@ -48,6 +48,7 @@ class PruneConfig:
 
     @property
     def is_on(self) -> bool:
+        """Whether any layer is pruned."""
         return bool(self.keep or self.threshold)
 
 
@@ -74,6 +75,7 @@ class ShareConfig:
 
     @property
     def is_on(self) -> bool:
+        """Whether any layer's weights are shared."""
         return bool(self.bits)
 
 

@@ -40,8 +40,10 @@ class Images(Dataset, Protocol):
     """
 
     sample_CHW: tuple[int, int, int]
+    """Channels, rows and columns of each image."""
 
     num_classes: int
+    """The number of classes; labels are 0 to num_classes - 1."""
 
 
 def is_images(dataset: Dataset) -> TypeGuard[Images]:
@@ -96,7 +98,9 @@ class TensorDataset:
     """
 
     sample_CHW: tuple[int, int, int]
+    """Channels, rows and columns of each image, if the samples are images."""
     num_classes: int
+    """The number of classes, if the samples are images or the caller gave it."""
 
     def __init__(
         self,
@@ -140,12 +144,14 @@ class TensorDataset:
 
     @property
     def layout(self) -> Layout:
+        """The shapes and types of one sample."""
         return Layout.of((self.inputs, self.targets))
 
     def __len__(self) -> int:
         return self._length
 
     def batch(self, indices_B: Tensor) -> Batch:
+        """Return the samples of `indices_B`, an int64 tensor of (B,)."""
         # 15 times as fast as an index in brackets, for 128 images of 3 kB.
         if isinstance(self.inputs, Tensor) and isinstance(self.targets, Tensor):
             return self.inputs.index_select(0, indices_B), self.targets[indices_B]

@@ -108,11 +108,14 @@ EVALUATION = -1
 
 
 class Key(NamedTuple):
+    """The key of a sample's random numbers."""
+
     seed: int
     """`train.seed` of the recipe; 0 in evaluations."""
     epoch: int
     """From 0; EVALUATION (-1) in evaluations."""
     sample: int
+    """The sample's number in the data set."""
 
 
 _current: ContextVar[Key] = ContextVar("firecaffe.data.current_key")

@@ -30,12 +30,16 @@ from firecaffe.words import INT64, MOST_THREADS, check_limits
 
 
 class DataParts(NamedTuple):
+    """The parts of a data set."""
+
     train: Dataset
+    """The training samples."""
     test: Dataset
     """The test samples, used once, at the end."""
     validation: Dataset | None = None
     """Samples for evaluations during training, on which choices are based, if there are any."""
     notes: tuple[str, ...] = ()
+    """Lines for the user about the data."""
 
 
 class TestPart(NamedTuple):

@@ -50,6 +50,7 @@ class Transfer(NamedTuple):
 
     @property
     def num_elements(self) -> int:
+        """The number of elements that are sent."""
         return self.stop - self.start
 
 
@@ -64,8 +65,11 @@ class Schedule:
     """A collective on vectors of `num_elements` elements, over `world_size` ranks."""
 
     algorithm: str
+    """The name of the algorithm."""
     world_size: int
+    """The number of ranks."""
     num_elements: int
+    """The elements of each rank's vector."""
     of_rank: Callable[[int], Iterator[OwnRound]] = field(repr=False, compare=False)
     """A function that yields a rank's rounds; `rounds_of` leaves out empty ones."""
     # Of all ranks together, known without asking each; the tests compare it with the union.
@@ -84,6 +88,7 @@ class Schedule:
     inputs: tuple[tuple[Node, ...], ...] = field(default=(), repr=False)
     """The nodes that are inputs, by rank, if there are any; numbered through in this order."""
     num_leaves: int = 0
+    """The leaves of the nodes' tree."""
     ranks_per_memory: int = 1
     """The number of consecutive ranks whose shared memory carries their transfers."""
     early_rounds: int = 0
@@ -91,6 +96,7 @@ class Schedule:
     cuts: tuple[int, ...] = field(default=(), repr=False)
     """The ends of shards that stay with their ranks, from 0; empty if they are `shards`."""
     whole: tuple[Round, ...] | None = field(default=None, repr=False)
+    """All rounds, if the schedule was written out."""
 
     @property
     def own_shards(self) -> list[tuple[int, int]]:

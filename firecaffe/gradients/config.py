@@ -53,14 +53,17 @@ class ExchangeConfig:
 
     @property
     def in_shards(self) -> bool:
+        """Whether each worker updates a shard of the weights."""
         return self.update_at == "shards"
 
     @property
     def codec(self) -> str:
+        """The compressor; empty if gradients travel as they are."""
         return "" if self.compressor == NO_COMPRESSOR else self.compressor
 
     @property
     def level(self) -> int:
+        """The level of the tree whose nodes are encoded whole; 0 without a compressor."""
         return self.compressor_level if self.codec else 0
 
 

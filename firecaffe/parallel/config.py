@@ -48,26 +48,32 @@ class ParallelConfig:
 
     @property
     def is_whole(self) -> bool:
+        """Whether each worker holds the whole network."""
         return not self.is_split and not self.stages
 
     @property
     def word(self) -> str:
+        """The setting that splits the network, as errors name it."""
         return "parallel.split" if self.split else f"parallel.scheme {self.scheme}"
 
     @property
     def num_parts(self) -> int:
+        """The parts of a split layer; they decide the bits."""
         return self.parts or self.model
 
     @property
     def row_size(self) -> int:
+        """The number of workers that hold one model together."""
         return self.num_stages * (self.model if self.is_split or not self.stages else 1)
 
     @property
     def num_stages(self) -> int:
+        """The number of stages; 1 for a network in one."""
         return len(self.stages) + 1
 
     @property
     def shares_samples(self) -> bool:
+        """Whether the workers of one model compute the same samples."""
         return self.scheme != ONE_WEIRD_TRICK
 
     def over(self, data: int, model: int) -> Self:

@@ -76,9 +76,11 @@ class TrainConfig:
 
     @property
     def num_micro_batches(self) -> int:
+        """The micro-batches of a step, of all workers together."""
         return self.global_batch_size // self.micro_batch_size
 
     def num_steps(self, steps_per_epoch: int) -> int:
+        """Return the steps of the whole training."""
         return self.steps or (self.epochs or 1) * steps_per_epoch
 
 

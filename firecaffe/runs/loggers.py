@@ -18,7 +18,8 @@ from firecaffe.errors import RecipeError
 class Logger(Protocol):
     """One run at a service. An error in its methods never ends a training."""
 
-    def begin(self, folder: Path, title: str, words: Mapping[str, Any]) -> None: ...
+    def begin(self, folder: Path, title: str, words: Mapping[str, Any]) -> None:
+        """Begin the run of a folder. `words`: the recipe's, by dotted name."""
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         """Send numbers by curve name at a step, counted from 1."""

@@ -32,14 +32,19 @@ class Measure:
     """A metric: its name in records, its direction, and whether it is a share of 1."""
 
     name: str = "top1"
+    """The name in records."""
     higher_is_better: bool = True
+    """Whether a higher value is better."""
     is_share: bool = True
+    """Whether it is a share of 1, shown in per cent with differences in points."""
 
     @property
     def words(self) -> str:
+        """The name for people."""
         return in_words(self.name)
 
     def shown(self, value: float) -> str:
+        """Format a value for people."""
         return f"{value:.2%}" if self.is_share else f"{value:.4g}"
 
     @property
@@ -49,6 +54,7 @@ class Measure:
 
     @property
     def unit(self) -> str:
+        """The unit behind a formatted value."""
         return " %" if self.is_share else ""
 
     def gain(self, value: float) -> float:

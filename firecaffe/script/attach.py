@@ -77,6 +77,7 @@ class Attached:
         return sum(each.seconds for each in self._groups)
 
     def detach(self) -> None:
+        """Remove all hooks and close the file."""
         self._handles.close()
         self._lines.close()
 

@@ -113,6 +113,7 @@ class LocalTraining:
         self.steps = 0
 
     def detach(self) -> None:
+        """Stop averaging; the training goes on alone."""
         self._detach()
         _averaged.discard(self._optimizer)
 

@@ -152,10 +152,12 @@ class SynchronyConfig:
 
     @property
     def is_simulated(self) -> bool:
+        """Whether one process computes for all learners."""
         return self.is_served and self.clock == "simulated"
 
     @property
     def goes_on_without_workers(self) -> bool:
+        """Whether the run goes on if a worker is lost."""
         return self.has_real_server and self.server == FIRST
 
     def delayed_updates(self, learners: int) -> int:
@@ -166,6 +168,7 @@ class SynchronyConfig:
         return max(1, learners // self.gradients_per_update)
 
     def num_learners(self, world_size: int) -> int:
+        """Return the number of learners at the beginning, for a number of workers."""
         return self.learners if self.clock == "simulated" else world_size * self.in_flight
 
 

@@ -60,9 +60,15 @@ class Sums:
 
     @property
     def reductions(self) -> Mapping[str, Reduction]:
+        """The sums of batches are added."""
         return {"sums": "sum"}
 
     def of_batch(self, outputs: Any, targets: Any) -> State:
+        """Return the sums of one batch.
+
+        Raises:
+            RecipeError: The function returned no tensor, or no single sum where one is needed.
+        """
         found = self.sums(outputs, targets)
         if not isinstance(found, Tensor):
             raise RecipeError(f"its function gave {shown(found)}; expected a tensor of sums")
@@ -74,6 +80,7 @@ class Sums:
         return {"sums": found.detach().to("cpu", torch.float64)}
 
     def value(self, state: State, samples: int) -> float:
+        """Return the value of the sums over `samples` samples."""
         if self.value_of is not None:
             return one_number(self.value_of(state["sums"]))
         return float(state["sums"]) / samples

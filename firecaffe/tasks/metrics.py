@@ -48,7 +48,9 @@ class Row:
     of: Mapping[str, Make]
     """By task name: a function from this row and the properties of the data to the metric."""
     higher_is_better: bool = True
+    """Whether a higher value is better."""
     is_share: bool = True
+    """Whether it is a share of 1, shown in per cent."""
 
 
 def _logits(outputs: Any, known: Known) -> Tensor:

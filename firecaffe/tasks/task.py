@@ -65,6 +65,7 @@ class Task:
 
     @property
     def counted(self) -> tuple[str, ...]:
+        """Return the names of what training steps count."""
         return () if self.counts is None else self.counts.names
 
     @cached_property
@@ -74,6 +75,7 @@ class Task:
 
     @property
     def measure(self) -> Measure:
+        """The metric that a run is judged by."""
         name = self.metric or next(iter(self.metrics), LOSS.name)
         if name == LOSS.name:
             return LOSS
@@ -83,6 +85,7 @@ class Task:
 
     @property
     def shares(self) -> list[str]:
+        """The metrics that are shares of 1."""
         return [name for name, metric in self.measured.items() if metric.is_share]
 
 

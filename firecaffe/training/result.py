@@ -139,16 +139,19 @@ class Result:
         self.__dict__[LIVE] = model.eval()
 
     def hold_function(self, make: Callable[[], nn.Module]) -> None:
+        """Keep the function that makes the network, in this process only."""
         self.__dict__[MAKE] = lambda: check_is_whole(make())
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in (LIVE, MAKE)}
 
     def as_message(self) -> dict[str, Any]:
+        """Return the result as JSON for `of_message` in another process."""
         return {**asdict(self), "folder": str(self.folder)}
 
     @classmethod
     def of_message(cls, row: dict[str, Any]) -> Self:
+        """Make a result of what `as_message` returned."""
         measure, costs = Measure(**row["measure"]), SaveCosts(**row["checkpoints"])
         folder = Path(row["folder"])
         return cls(**{**row, "measure": measure, "checkpoints": costs, "folder": folder})

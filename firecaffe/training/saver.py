@@ -51,7 +51,9 @@ class SaveCosts:
     """The costs of checkpoints. The steps waited only for `copy_s` and `wait_s`."""
 
     saved: int = 0
+    """Checkpoints that were saved."""
     failed: int = 0
+    """Checkpoints that could not be saved."""
     put_off: int = 0
     """Checkpoints that came late, because the disk was busy with the one before."""
     copy_s: float = 0.0
@@ -63,6 +65,7 @@ class SaveCosts:
 
     @property
     def line(self) -> str:
+        """The line about checkpoints at the end of a run."""
         waited_s = self.copy_s + self.wait_s
         return (
             f"saved {self.saved} checkpoints: {waited_s:.2f} s of waiting, "

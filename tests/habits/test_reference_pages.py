@@ -34,6 +34,23 @@ def described(public: Any) -> set[str]:
     return words | {name for owner, name in fields if owner == public.__qualname__}
 
 
+def members(public: type) -> set[str]:
+    """Its own public fields, methods and properties. A plain constant is none."""
+    values = {name: value for name, value in vars(public).items() if not name.startswith("_")}
+    constants = {name for name, value in values.items() if isinstance(value, int | str | None)}
+    fields = {name for name in inspect.get_annotations(public) if not name.startswith("_")}
+    return (set(values) | fields) - constants
+
+
+@pytest.mark.parametrize(
+    "public", [each for each in shown() if inspect.isclass(each)], ids=lambda each: each.__name__
+)
+def test_each_member_of_a_shown_class_is_described(public: type) -> None:
+    """Sphinx leaves out a member without a description, and says nothing."""
+    with_docstring = {name for name in vars(public) if inspect.getdoc(getattr(public, name, None))}
+    assert members(public) <= with_docstring | described(public)
+
+
 @pytest.mark.parametrize("name", firecaffe.__all__)
 def test_a_public_name_is_shown(name: str) -> None:
     assert any(each is getattr(firecaffe, name) for each in shown())

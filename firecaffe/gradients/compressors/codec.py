@@ -21,18 +21,25 @@ class RowCodec:
     encode: Callable[[Tensor], Tensor]
     """Encodes float32 (rows · ROW,) as uint8 (rows, row_bytes); `decode` reverses that."""
     decode: Callable[[Tensor], Tensor]
+    """Decode uint8 (rows, row_bytes) to float32 (rows * ROW,)."""
     row_bytes: int
+    """The bytes of an encoded row."""
     remembers: bool
     """Whether the rest that a step did not send is added to the next step; see `feedback`."""
     row_elements: int = ROW
+    """The elements of a row."""
 
 
 @dataclass(frozen=True)
 class TensorCodec:
+    """A codec for one parameter tensor at a time, which keeps back what it does not send."""
+
     encode: Callable[[Tensor, Tensor], Tensor]
     """Encodes gradient + memory, and memory, float32 (n,) each, as uint8 (bytes,)."""
     decode: Callable[[Tensor, int], Tensor]
+    """Decode uint8 (bytes,) to float32 (n,)."""
     has_fixed_length: bool = True
+    """Whether the payload's length depends on n alone."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +47,7 @@ class LowRank:
     """The low-rank method, which turns all nodes' gradients together into two thin matrices."""
 
     rank: int
+    """The columns of the first matrix and the rows of the second."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +73,8 @@ class Wire(Protocol):
     """
 
     @property
-    def num_nodes(self) -> int: ...
+    def num_nodes(self) -> int:
+        """The number of nodes of all ranks together."""
 
     def sum_nodes(self, vectors: list[Tensor]) -> Tensor:
         """Sum vectors over all nodes in tree order. They may have any one length."""
