@@ -39,6 +39,9 @@ ROOTED = ("parameter_server", "tree")
 SEGMENTED = ("pipelined_tree", "double_tree")
 """The algorithms whose schedules themselves cut the vector, into parts that follow each other."""
 
+FULL_DUPLEX = ("sharded_parameter_server", "ring", "recursive_doubling", "halving_doubling")
+"""The algorithms whose ranks send as much as they receive in each round."""
+
 NATIVE = "native"
 """The backend's own all_reduce, which has no schedule: the control of every benchmark."""
 
@@ -49,6 +52,18 @@ def parse_hierarchical(name: str) -> tuple[str, str] | None:
     """Return (inner, outer) of a name such as `hierarchical(tree,ring)`; None of any other."""
     match = re.fullmatch(r"hierarchical\((\w+),(\w+)\)", name)
     return None if match is None else (match[1], match[2])
+
+
+MOST_LANES = 2
+
+
+def useful_lanes(name: str) -> int:
+    """Return how many vectors should be under way at once by an algorithm.
+
+    One fills both directions of a link if ranks send as they receive; a second would only wake more
+    threads. Where the total comes down a tree, the next vector goes up meanwhile.
+    """
+    return 1 if name == NATIVE or name in FULL_DUPLEX else MOST_LANES
 
 
 def find_schedule(name: str, ranks_per_node: int = 1) -> Callable[[int, int], Schedule]:

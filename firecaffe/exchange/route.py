@@ -10,7 +10,13 @@
 from dataclasses import dataclass
 from functools import partial
 
-from firecaffe.exchange import NATIVE, find_schedule, parse_hierarchical, shared_memory
+from firecaffe.exchange import (
+    NATIVE,
+    find_schedule,
+    parse_hierarchical,
+    shared_memory,
+    useful_lanes,
+)
 from firecaffe.exchange.leaves import (
     largest_nodes,
     leaves_of,
@@ -51,6 +57,11 @@ class Route:
     def senders(self) -> int:
         """The number of ranks that send: all, or one of each host if others add in memory."""
         return self.world_size // self.ranks_per_host if self.shares_memory else self.world_size
+
+    @property
+    def lanes(self) -> int:
+        """How many vectors may be under way at once."""
+        return 1 if self.shares_memory else useful_lanes(self.algorithm)
 
     @property
     def summed_by(self) -> str:

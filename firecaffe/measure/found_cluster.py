@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import sqrt
 from statistics import median
 
+from firecaffe.exchange import MOST_LANES
 from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.exchange.route import find_route
 from firecaffe.measure.cluster import PairLink, RankFacts
@@ -18,7 +19,6 @@ from firecaffe.plan.network import Network
 from firecaffe.plan.price import Prices, ranks_per_node
 from firecaffe.recipe.check import CheckedRecipe
 from firecaffe.runs.explain import holm
-from firecaffe.transport.exchange import LANES
 
 ALPHA = 0.01
 LEAST_RATIO = 0.9
@@ -171,7 +171,7 @@ def cluster_of(found: MeasuredCluster, recipe: CheckedRecipe | None, name: str) 
         # Links within one host say nothing about links between hosts.
         most_devices=len(ranks) if hosts == 1 else 0,
         measured_devices=len(ranks),
-        lanes=LANES if hosts > 1 and not is_gpu else 1,
+        lanes=MOST_LANES if hosts > 1 and not is_gpu else 1,
         storage=Storage("the folder that was checked", median(reads) * size),
         sources=("firecaffe check",),
     )

@@ -118,7 +118,7 @@ class Cluster:
     measured_devices: Number = 0
     """Devices on which all was measured; further nodes are assumed to be equal. 0: unknown."""
     lanes: Some = 1
-    """Vectors in flight at once: 2 if ranks exchange through Gloo between hosts."""
+    """Most vectors in flight at once: 2 if ranks exchange through Gloo between hosts."""
     failures_per_node_hour: Amount = 0.0
     restart_s: Amount = 60.0
     sources: tuple[str, ...] = ()

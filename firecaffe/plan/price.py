@@ -12,6 +12,7 @@ from firecaffe.exchange import (
     fold,
     sharded_parameter_server,
     shared_memory,
+    useful_lanes,
 )
 from firecaffe.exchange.collectives import half
 from firecaffe.exchange.leaves import equal_shares
@@ -81,10 +82,15 @@ class Prices:
         times = [max(0.0, times[0] - slope * points[1]), *times]
         return [float(each) for each in np.interp(sizes, points, times)]
 
+    def lanes(self, most: int) -> int:
+        """How many vectors are under way at once on a cluster that allows `most`."""
+        is_one_by_one = bool(self.across) or self.algorithm == FOLD
+        return 1 if is_one_by_one else min(most, useful_lanes(self.algorithm))
+
     def share_beside_another(self, num_elements: int, lanes: int) -> float:
         """Time of vectors in all lanes at once over that in sequence; 1 if not simulated."""
         is_simulated = 1 < self.network.world_size <= SIMULATED_RANKS and self.in_pieces
-        if lanes == 1 or not is_simulated or self.across or self.algorithm in (NATIVE, FOLD):
+        if lanes == 1 or not is_simulated:
             return 1.0
         one_s = _simulated_s(self.algorithm, self.network, num_elements)
         return _simulated_s(self.algorithm, self.network, num_elements, lanes) / lanes / one_s

@@ -277,10 +277,9 @@ class SplitCost:
             more * next(taken[model]) for (model, _), more in zip(sent, of_nodes, strict=True)
         ]
         taken_s = [seconds * share for seconds, share in zip(whole_s, before, strict=True)]
-        lanes, together = self.cluster.lanes, 1.0
-        if any(self.prices(model).across for model in by_model):
-            lanes = 1
-        elif len(sent) > 1:
+        lanes = min((self.prices(model).lanes(self.cluster.lanes) for model in by_model), default=1)
+        together = 1.0
+        if len(sent) > 1:
             model, largest = max(sent, key=lambda each: each[1].num_elements)
             together = self.prices(model).share_beside_another(largest.num_elements, lanes)
         buckets = [bucket for _, bucket in sent]

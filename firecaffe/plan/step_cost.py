@@ -178,18 +178,19 @@ class StepCost:
         return prices_of(self.workload, self.exchange, network)
 
     def _lanes(self, world_size: int) -> int:
-        has_route = world_size > 1 and self.compressor == NO_COMPRESSOR
-        shares = has_route and self._prices(Network(self.cluster.links, world_size)).across
-        return 1 if shares else self.cluster.lanes
+        if world_size == 1 or self.compressor != NO_COMPRESSOR:
+            return self.cluster.lanes
+        return self._prices(Network(self.cluster.links, world_size)).lanes(self.cluster.lanes)
 
     def _share_beside(self, world_size: int) -> float:
-        if self.cluster.lanes == 1 or self.compressor != NO_COMPRESSOR or len(self.buckets) < 2:
+        lanes = self._lanes(world_size)
+        if lanes == 1 or self.compressor != NO_COMPRESSOR or len(self.buckets) < 2:
             return 1.0
         if world_size not in self._shares:
             network = Network(self.cluster.links, world_size)
             size = max(bucket.num_elements for bucket in self.buckets)
             prices = self._prices(network)
-            self._shares[world_size] = prices.share_beside_another(size, self.cluster.lanes)
+            self._shares[world_size] = prices.share_beside_another(size, lanes)
         return self._shares[world_size]
 
 

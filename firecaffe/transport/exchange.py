@@ -17,9 +17,6 @@ from firecaffe.transport.collectives import Collectives
 from firecaffe.transport.local import LocalRanks
 from firecaffe.transport.shared_sum import SharedVector, shared_vector, sum_in_place
 
-LANES = 2
-"""Vectors under way at once: while the total of one comes down a tree, the next goes up."""
-
 
 class Exchange:
     """Sums vectors over all ranks, in place. Each lane is used by one thread at a time."""
@@ -41,11 +38,9 @@ class Exchange:
     @property
     def lanes(self) -> int:
         """The number of vectors that may be under way at once."""
-        # One, if only their order tells messages apart.
-        is_one_by_one = self.route.algorithm == NATIVE or self.route.shares_memory
-        if self.world.exchange_group is None or self.world.device.type != "cpu" or is_one_by_one:
-            return 1
-        return LANES
+        # On a GPU only their order tells messages apart.
+        is_alone = self.world.exchange_group is None or self.world.device.type != "cpu"
+        return 1 if is_alone else self.route.lanes
 
     def empty(self, num_elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Return a vector of zeros to be summed. All ranks must ask for the same, in one order."""
