@@ -29,7 +29,7 @@ from benchmarks.forked_ranks import Place, on_hosts, on_one_host, run
 from benchmarks.virtual_cluster import VirtualCluster, parse_rate
 from firecaffe.files import write_atomically
 from firecaffe.runs.environment import commit, cpu_name
-from firecaffe.runs.folder import read_run_file
+from firecaffe.runs.run_folder import read_run_file
 from firecaffe.training.plugins import VARIABLE as PLUGINS
 
 RECORD = Path(__file__).parent / "results" / "as_typed.json"

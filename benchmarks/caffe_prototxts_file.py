@@ -17,9 +17,9 @@ from firecaffe.caffe.parameters import blobs_of
 from firecaffe.caffe.phase import layers_of
 from firecaffe.caffe.upgrade import current
 from firecaffe.errors import FirecaffeError
+from firecaffe.from_caffe.import_report import Report
 from firecaffe.from_caffe.nets import TO_TEST, TO_TRAIN, find_file
 from firecaffe.from_caffe.recipe import Asked, read
-from firecaffe.from_caffe.report import Report
 from firecaffe.from_caffe.samples import sources_of
 from firecaffe.from_caffe.solver import read_update
 from firecaffe.from_caffe.training import read_training

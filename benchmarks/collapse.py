@@ -41,7 +41,7 @@ from firecaffe.data.dataset import Dataset
 from firecaffe.data.datasets import open_data
 from firecaffe.errors import DivergedError, NotFiniteError
 from firecaffe.models import build_model
-from firecaffe.runs.folder import read_run_file
+from firecaffe.runs.run_folder import read_run_file
 
 SIDE, SAMPLES, LEAVES, IMAGES = 16, 16, 4, 1000
 """Pixels; samples of a gradient; gradients of a step; images that are trained on."""

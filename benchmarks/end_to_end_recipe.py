@@ -15,7 +15,7 @@ from firecaffe.gradients.config import NO_COMPRESSOR, ExchangeConfig
 from firecaffe.models import build_model
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.recipe.sections import Recipe
-from firecaffe.runs.folder import RunConfig
+from firecaffe.runs.run_folder import RunConfig
 from firecaffe.solvers.config import SolverConfig
 
 HOSTS = 4
@@ -88,7 +88,7 @@ def make_recipe(variant: str, seed: int, steps: int, folder: str = "") -> Recipe
 def convert(archive: Path, to: Path) -> None:
     """Decodes an archive of train/CLASS/*.jpg and test/CLASS/*.jpg once, to uint8 tensors.
 
-    Samples are in the order in which `firecaffe.data.folder` numbers them.
+    Samples are in the order in which `firecaffe.data.image_folder` numbers them.
     """
     images: dict[str, list[tuple[str, str, Tensor]]] = {"train": [], "test": []}
     with tarfile.open(archive) as files:

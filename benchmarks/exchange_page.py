@@ -16,8 +16,8 @@ from benchmarks.exchange_plan import (
 )
 from benchmarks.exchange_rows import Row, fits, read_rows
 from firecaffe.exchange import EXCHANGES
-from firecaffe.exchange.order import adds_in_tree_order
 from firecaffe.exchange.pieces import PIECES
+from firecaffe.exchange.route import adds_in_tree_order
 
 SERVER, TREE = "parameter_server", "tree"
 

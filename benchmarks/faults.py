@@ -35,7 +35,7 @@ from benchmarks.small_run import (
 from benchmarks.virtual_cluster import VirtualCluster
 from firecaffe.faults import KINDS
 from firecaffe.runs.environment import commit, cpu_name
-from firecaffe.runs.explain import explain
+from firecaffe.runs.rank_times import explain
 
 RANKS, VICTIM, STEP, STEPS, EVERY = 3, 1, 90, 120, 20
 SILENT_S = 3.0

@@ -34,7 +34,7 @@ from firecaffe.cluster.world import join
 from firecaffe.plan.cluster import load_cluster
 from firecaffe.plan.forecast import forecast
 from firecaffe.plan.of_recipe import workload_of
-from firecaffe.runs.explain import explain, read_timings
+from firecaffe.runs.rank_times import explain, read_timings
 from firecaffe.runs.score import Score, score, score_parallel
 
 MODULE = "benchmarks.forecast_layouts"

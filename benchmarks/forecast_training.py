@@ -25,8 +25,8 @@ import torch
 from benchmarks.virtual_cluster import VirtualCluster
 from firecaffe.plan.cluster import load_cluster
 from firecaffe.runs.environment import commit, cpu_name
-from firecaffe.runs.explain import explain, read_timings
-from firecaffe.runs.folder import FORECAST
+from firecaffe.runs.rank_times import explain, read_timings
+from firecaffe.runs.run_folder import FORECAST
 from firecaffe.runs.score import score
 
 RECIPE = """

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from firecaffe.exchange import EXCHANGES
-from firecaffe.exchange.order import keeps_tree_order
+from firecaffe.exchange.route import keeps_tree_order
 from firecaffe.gradients.compressors import COMPRESSORS
 from firecaffe.runs.environment import commit, cpu_name
 

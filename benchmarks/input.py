@@ -27,14 +27,14 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
-from firecaffe.cluster.memory import keep_freed_memory
+from firecaffe.cluster.malloc import keep_freed_memory
 from firecaffe.data import Batches, DataConfig, SampleOrder, TensorDataset
 from firecaffe.data.augment import box, cut, draws
 from firecaffe.data.decode import decode
 from firecaffe.data.decoded import DecodedSet
 from firecaffe.data.hash import Stream, below, hash64
 from firecaffe.data.packed import LIST, PackedPart, PackedSet, read_list
-from firecaffe.data.packing.pack import Packing, PackOptions
+from firecaffe.data.packing.pack_images import Packing, PackOptions
 from firecaffe.data.packing.source import open_source
 from firecaffe.data.shard import ShardWriter
 from firecaffe.data.shard_files import open_files

@@ -26,10 +26,10 @@ import torch
 
 from firecaffe.cli.parse import read_recipe
 from firecaffe.recipe.sections import Recipe
-from firecaffe.runs.compare import Run, differing_words, read_run
 from firecaffe.runs.environment import commit, cpu_name
-from firecaffe.runs.folder import read_run_file
-from firecaffe.runs.groups import differing_conditions
+from firecaffe.runs.run_folder import read_run_file
+from firecaffe.runs.run_table import Run, differing_words, read_run
+from firecaffe.runs.seed_groups import differing_conditions
 from firecaffe.training.trial import Trial, run_trials, working_in
 from firecaffe.tuning.larger_batch import with_batch
 

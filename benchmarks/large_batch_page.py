@@ -18,7 +18,7 @@ from benchmarks.large_batch import FAILED, LARS_RATE, RATES
 from firecaffe.cli.compare_groups import verdict as compared
 from firecaffe.runs.measure import percent, points
 from firecaffe.runs.statistics import BAND, CONFIDENCE, Difference, Mean, differences, mean_of
-from firecaffe.tuning.verdict import UNDECIDED, judge
+from firecaffe.tuning.accuracy_verdict import UNDECIDED, judge
 
 Record = Mapping[str, Any]
 

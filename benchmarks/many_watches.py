@@ -22,10 +22,10 @@ from multiprocessing.connection import Connection
 
 import psutil
 
-from firecaffe.cluster.beside import pulse_beside
 from firecaffe.cluster.links import links_of
-from firecaffe.cluster.message import Place
+from firecaffe.cluster.pulse_process import pulse_beside
 from firecaffe.cluster.watch import Watch
+from firecaffe.cluster.watch_message import Place
 
 SILENT_S = 20.0
 TIMEOUT_S = 300.0

@@ -19,7 +19,7 @@ from firecaffe.gradients.config import ExchangeConfig
 from firecaffe.models.config import ModelConfig
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.recipe.sections import Recipe
-from firecaffe.runs.folder import RunConfig
+from firecaffe.runs.run_folder import RunConfig
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.synchrony.config import SynchronyConfig
 

@@ -9,9 +9,9 @@ from typing import Any
 from firecaffe.synchrony.clock import Costs, SimulatedClock
 from firecaffe.synchrony.config import SynchronyConfig
 from firecaffe.synchrony.events import Event, Pull, Push
-from firecaffe.synchrony.leaves import Leaf, Leaves
+from firecaffe.synchrony.leaf_queue import Leaf, Leaves
 from firecaffe.synchrony.log import EVENTS, LogReader
-from firecaffe.synchrony.policies import make_policy
+from firecaffe.synchrony.server_policies import make_policy
 from firecaffe.synchrony.tally import Tally
 
 

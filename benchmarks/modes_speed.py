@@ -48,11 +48,11 @@ from firecaffe.models.config import ModelConfig
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.environment import commit, cpu_name
-from firecaffe.runs.folder import RunConfig
+from firecaffe.runs.run_folder import RunConfig
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.synchrony.clock import Costs
 from firecaffe.synchrony.config import EVERY_STEP, SynchronyConfig
-from firecaffe.synchrony.leaves import Leaf, Leaves
+from firecaffe.synchrony.leaf_queue import Leaf, Leaves
 from firecaffe.training.plugins import VARIABLE as PLUGINS
 
 MODULE = "benchmarks.modes_speed"

@@ -30,7 +30,7 @@ from firecaffe.measure.known_sum import difference, stop_at_fault
 from firecaffe.runs.environment import commit, cpu_name
 from firecaffe.transport.exchange import Exchange
 from firecaffe.transport.interpret import interpret
-from firecaffe.transport.local import meet_local_ranks
+from firecaffe.transport.local_ranks import meet_local_ranks
 
 SHARED, GLOO, SOCKETS = "shared memory", "Gloo's all_reduce", "tree over sockets"
 COPY = "copy of one's own"

@@ -1,4 +1,4 @@
-"""One training of ours, step by step: the same parts as `training.build` puts together."""
+"""One training of ours, step by step: the same parts as `training.build_training` puts together."""
 
 from dataclasses import replace
 

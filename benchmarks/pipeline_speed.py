@@ -27,8 +27,8 @@ from benchmarks.made_up_images import RECIPE
 from benchmarks.virtual_cluster import VirtualCluster, parse_rate
 from firecaffe.models.googlenet import GoogLeNet
 from firecaffe.parallel.pipeline import idle_share
-from firecaffe.runs.explain import explain, read_timings
-from firecaffe.runs.folder import read_run_file
+from firecaffe.runs.rank_times import explain, read_timings
+from firecaffe.runs.run_folder import read_run_file
 from firecaffe.runs.score import score, score_parallel
 
 CLASSES, SIZE = 10, 64

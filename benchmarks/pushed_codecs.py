@@ -38,12 +38,12 @@ from firecaffe.models.config import ModelConfig
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.environment import commit, cpu_name
-from firecaffe.runs.folder import RunConfig
+from firecaffe.runs.run_folder import RunConfig
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.synchrony.clock import Costs
 from firecaffe.synchrony.config import SynchronyConfig
 from firecaffe.synchrony.events import Push
-from firecaffe.synchrony.leaves import Leaves
+from firecaffe.synchrony.leaf_queue import Leaves
 
 MODULE = "benchmarks.pushed_codecs"
 MODEL = "lenet"

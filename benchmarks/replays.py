@@ -33,7 +33,7 @@ from firecaffe.errors import NotIdenticalError
 from firecaffe.faults import KINDS
 from firecaffe.runs.environment import commit, cpu_name
 from firecaffe.synchrony.events import Lose, Pull, Push
-from firecaffe.synchrony.policy import Work
+from firecaffe.synchrony.server_policies import Work
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "lenet_fashion.toml"
 

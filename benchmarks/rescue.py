@@ -32,7 +32,7 @@ from firecaffe import (
     TrainConfig,
 )
 from firecaffe.errors import NotFiniteError
-from firecaffe.runs.folder import read_run_file
+from firecaffe.runs.run_folder import read_run_file
 
 SAMPLES, LEAVES = 4, 16
 """Of a gradient, and gradients of a step."""

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from firecaffe.data.generated import generate
-from firecaffe.data.packing.pack import Packing, PackOptions
+from firecaffe.data.packing.pack_images import Packing, PackOptions
 from firecaffe.data.packing.source import open_source
 
 RECIPE = """

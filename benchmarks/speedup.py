@@ -28,8 +28,8 @@ from firecaffe.data import TensorDataset
 from firecaffe.data.generated import generate
 from firecaffe.plan.cluster import load_cluster
 from firecaffe.runs.environment import commit, cpu_name
-from firecaffe.runs.explain import explain, read_timings
-from firecaffe.runs.folder import read_run_file
+from firecaffe.runs.rank_times import explain, read_timings
+from firecaffe.runs.run_folder import read_run_file
 from firecaffe.runs.score import score
 
 RECORD = Path(__file__).parent / "results" / "speedup.json"

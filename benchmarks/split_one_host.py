@@ -25,8 +25,8 @@ from firecaffe.plan.held import memory_of
 from firecaffe.plan.of_recipe import workload_of_model
 from firecaffe.plan.split_plans import data_layouts, dense_layouts
 from firecaffe.plan.split_step import SplitCost
-from firecaffe.recipe.check import check_recipe
-from firecaffe.runs.folder import read_run_file
+from firecaffe.recipe.checked_recipe import check_recipe
+from firecaffe.runs.run_folder import read_run_file
 
 DATA, TRICK = "data", "one weird trick"
 PARTS = 4

@@ -29,7 +29,7 @@ from firecaffe.models import MODELS, build_model, classification_loss
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.runs.environment import cpu_name
 from firecaffe.transport.exchange import Exchange
-from firecaffe.transport.local import meet_local_ranks
+from firecaffe.transport.local_ranks import meet_local_ranks
 
 LEARNING_RATE = 0.01
 NUM_SAMPLES = 4096

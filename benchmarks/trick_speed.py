@@ -30,7 +30,7 @@ from benchmarks.step_starts import STARTS
 from benchmarks.virtual_cluster import VirtualCluster, parse_rate
 from firecaffe import DataConfig, ParallelConfig, Recipe, RunConfig, SolverConfig, TrainConfig
 from firecaffe.cluster.world import join
-from firecaffe.models.table import build_model
+from firecaffe.models.known_networks import build_model
 from firecaffe.runs.environment import commit, cpu_name
 from firecaffe.training.plugins import VARIABLE as PLUGINS
 

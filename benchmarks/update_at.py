@@ -22,8 +22,8 @@ from firecaffe import DataConfig, ExchangeConfig, ModelConfig, Recipe, SolverCon
 from firecaffe.cli.twin import Twin, train_twin
 from firecaffe.plan.memory import memory_bytes
 from firecaffe.plan.of_recipe import workload_of
-from firecaffe.recipe.check import check_recipe
-from firecaffe.runs.folder import read_run_file
+from firecaffe.recipe.checked_recipe import check_recipe
+from firecaffe.runs.run_folder import read_run_file
 
 ALL, MESSAGES, SHARDS = "all", "all, by messages", "shards"
 WAYS = {

@@ -32,9 +32,9 @@ from firecaffe import (
 )
 from firecaffe.cli.layouts import layouts_of
 from firecaffe.cli.twin import Twin, train_twin
-from firecaffe.recipe.check import check_recipe
-from firecaffe.runs.folder import read_run_file
+from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.runs.recorded import first_difference
+from firecaffe.runs.run_folder import read_run_file
 
 STEPS = 20
 TRAIN_IMAGES, TEST_IMAGES = 8, 1

@@ -11,8 +11,8 @@ from typing import Any
 from sphinx.ext.napoleon import GoogleDocstring
 
 from firecaffe.recipe.fits import FITS
-from firecaffe.recipe.ranks import WORKERS_FIT
 from firecaffe.recipe.refusals import REFUSALS, num_combinations
+from firecaffe.recipe.worker_numbers import WORKERS_FIT
 
 project = "firecaffe"
 extensions = ["myst_parser", "sphinx.ext.autodoc"]

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from firecaffe.recipe.config import CheckpointConfig as CheckpointConfig
     from firecaffe.recipe.config import TrainConfig as TrainConfig
     from firecaffe.recipe.sections import Recipe as Recipe
-    from firecaffe.runs.folder import RunConfig as RunConfig
+    from firecaffe.runs.run_folder import RunConfig as RunConfig
     from firecaffe.script.attach import attach as attach
     from firecaffe.script.hook import comm_hook as comm_hook
     from firecaffe.script.launch import launch as launch
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from firecaffe.tasks import Sums as Sums
     from firecaffe.tasks import Task as Task
     from firecaffe.tasks import TaskConfig as TaskConfig
-    from firecaffe.training.build import train as train
+    from firecaffe.training.build_training import train as train
     from firecaffe.training.load import load as load
     from firecaffe.training.result import Result as Result
 
@@ -65,7 +65,7 @@ _PLACES = {
     "Recipe": "recipe.sections",
     "RecipeError": "errors",
     "Result": "training.result",
-    "RunConfig": "runs.folder",
+    "RunConfig": "runs.run_folder",
     "ShareConfig": "compression.config",
     "SolverConfig": "solvers.config",
     "Sums": "tasks",
@@ -82,7 +82,7 @@ _PLACES = {
     "local": "script.local",
     "parallelize": "script.parallelize",
     "split": "script.split",
-    "train": "training.build",
+    "train": "training.build_training",
 }
 """The module of each public name, imported on first use: a plan loads no training code."""
 

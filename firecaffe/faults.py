@@ -8,7 +8,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-from firecaffe.advice_words import or_restarts, resume_word
+from firecaffe.resume_advice import or_restarts, resume_word
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from firecaffe.data import source
+from firecaffe.data import sources
 from firecaffe.data.dataset import TensorDataset
 from firecaffe.data.generated import generate
 
@@ -33,4 +33,4 @@ def give() -> tuple[TensorDataset, ...]:
     )
 
 
-vars(source)["generate"] = give
+vars(sources)["generate"] = give

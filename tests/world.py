@@ -48,7 +48,7 @@ PRELOADED = (
     "tests.while_loading",
     *("torch", "torch.distributed", "torch._dynamo", "torch.distributed.launcher"),
     *(
-        "firecaffe.training.build",
+        "firecaffe.training.build_training",
         "firecaffe.cli.train",
         "firecaffe.cli.start_training",
         "firecaffe.cli.verify",

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from benchmarks.fuzzed.reader import Reader
-from firecaffe.caffe import mean, solverstate, weights
+from firecaffe.caffe import caffemodel, mean, solverstate
 from firecaffe.caffe.judge import read_judges
 from firecaffe.caffe.net import Net
 from firecaffe.caffe.phase import PHASES
@@ -136,8 +136,8 @@ READERS = {
     "prototxt, a solver": Reader(
         make_solver, lambda folder: import_from(folder / "solver.prototxt"), damaged="*.prototxt"
     ),
-    "caffemodel": Reader(copied("*.caffemodel"), each_of("*.caffemodel", weights.read)),
-    "caffemodel, HDF5": Reader(copied("*.h5"), each_of("*.h5", weights.read)),
+    "caffemodel": Reader(copied("*.caffemodel"), each_of("*.caffemodel", caffemodel.read)),
+    "caffemodel, HDF5": Reader(copied("*.h5"), each_of("*.h5", caffemodel.read)),
     "binaryproto": Reader(copied("*.binaryproto"), each_of("*.binaryproto", mean.read)),
     "solverstate": Reader(copied("*.solverstate"), each_of("*.solverstate", solverstate.read)),
 }

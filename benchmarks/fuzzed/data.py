@@ -10,7 +10,7 @@ from benchmarks.fuzzed.reader import Reader
 from firecaffe.data.cifar10 import open_cifar10
 from firecaffe.data.config import DataConfig
 from firecaffe.data.idx import read_idx_pair
-from firecaffe.data.source import open_image_folder
+from firecaffe.data.sources import open_image_folder
 
 
 def make_idx(folder: Path) -> None:

@@ -8,11 +8,11 @@ import firecaffe
 from benchmarks.fuzzed.reader import Reader
 from benchmarks.fuzzed.records import digest_anew
 from firecaffe.cluster.world import join
-from firecaffe.recipe.of_run import recipe_of
+from firecaffe.recipe.recorded_recipe import recipe_of
 from firecaffe.schema import parse_json
 from firecaffe.synchrony.log import EVENTS, Lines
 from firecaffe.training.load import load_run
-from firecaffe.training.verify import replay
+from firecaffe.training.verification import replay
 
 
 def make_run(folder: Path) -> None:

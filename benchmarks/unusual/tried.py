@@ -20,7 +20,7 @@ from firecaffe import (
     TaskConfig,
     TrainConfig,
 )
-from firecaffe.data.own import check_own
+from firecaffe.data.own_data import check_own
 from firecaffe.errors import FirecaffeError
 from firecaffe.training.checkpoint import checkpoint_name
 

@@ -22,13 +22,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from firecaffe.cluster.from_script import from_script
 from firecaffe.cluster.groups import who_am_i
-from firecaffe.cluster.memory import keep_freed_memory
+from firecaffe.cluster.malloc import keep_freed_memory
 from firecaffe.errors import RecipeError
 from firecaffe.exchange.choose import AUTO
 from firecaffe.gradients.config import NO_COMPRESSOR
-from firecaffe.reference import shown
 from firecaffe.script.arguments import check_model, check_sums_nothing, check_words
 from firecaffe.script.hook import comm_hook
+from firecaffe.user_code import shown
 
 WITH_DDP = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
 

@@ -1,4 +1,7 @@
-"""Read and write BlobProto, Caffe's array of numbers (blob.cpp; field numbers of a real Caffe)."""
+"""Caffe's arrays in files: BlobProto, mean images, weights in HDF5, and solver states.
+
+Source: BVLC/caffe, src/caffe/blob.cpp; field numbers of a real Caffe.
+"""
 
 from collections.abc import Sequence
 from math import prod

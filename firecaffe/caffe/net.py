@@ -6,8 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from firecaffe.caffe import parameters, text
-from firecaffe.caffe import weights as caffemodel
+from firecaffe.caffe import caffemodel, parameters, text
 from firecaffe.caffe.assemble import Call, assemble, forgetting, run, write_over
 from firecaffe.caffe.blob import Array
 from firecaffe.caffe.graph import read_graph

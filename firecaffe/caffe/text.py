@@ -1,4 +1,4 @@
-"""Parse protobuf's text format without a schema: the format of .prototxt files.
+"""Read and write protobuf's text format without a schema: the format of .prototxt files.
 
 Source: "Text Format Language Specification", protobuf.dev/reference/protobuf/textformat-spec. Where
 it leaves a choice, the parser does what protobuf's C++ parser, which Caffe uses, does. The bytes of

@@ -1,14 +1,17 @@
-"""The network that a recipe trains: the part of a Caffe net that needs only the samples.
+"""A Caffe net as a module with its trained weights, and its deploy.prototxt.
 
 Losses, accuracies and all else that needs a label belong to the task (`tasks/caffe.py`), which
 takes its blobs from these layers. The net has two graphs, TRAIN and TEST, over the same weights.
 The module's mode selects the graph that runs.
+
+deploy.prototxt has an Input layer instead of the data layers, the layers of TEST that lead to the
+prediction, and a Softmax if the loss had one.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.utils import _pytree
@@ -23,11 +26,13 @@ from firecaffe.caffe.assemble import (
     unknown_shape,
     write_over,
 )
+from firecaffe.caffe.caffemodel import Layer
 from firecaffe.caffe.graph import Graph, Step, read_phases
 from firecaffe.caffe.judge import Judged, judged
 from firecaffe.caffe.layers import LAYERS
-from firecaffe.caffe.message import Message
+from firecaffe.caffe.message import CaffeError, Field, Message
 from firecaffe.caffe.net import Net
+from firecaffe.caffe.parameters import blobs_of
 from firecaffe.caffe.phase import PHASES
 from firecaffe.caffe.upgrade import current
 
@@ -212,3 +217,60 @@ def _tie(train: Assembled, test: Assembled) -> None:
                 f"{call.step.type} {call.step.name!r} has other weights in TEST than in TRAIN "
                 f"(line {other.step.layer.line}); expected the same shapes, or another name"
             )
+
+
+SOFTMAX_LOSS = "SoftmaxWithLoss"
+PROBABILITIES = "prob"
+
+OF_TRAINING = ("include", "exclude", "phase", "loss_weight", "propagate_down")
+
+
+class Deployed(NamedTuple):
+    net: Message
+    layers: list[Layer]
+    output: str
+    softmax_axis: int | None
+    """The axis of the added softmax; None if there is none."""
+
+
+def deployed(network: Trained) -> Deployed:
+    """Build both files' contents. Raises CaffeError if a layer is not as in its prototxt."""
+    answer = network.answering()
+    fields = [Field("name", answer.name, 0)] if answer.name else []
+    shape = Message([Field("dim", each, 0) for each in answer.shape])
+    param = Field("input_param", Message([Field("shape", shape, 0)]), 0)
+    fields.append(_layer(answer.source, "Input", [], [answer.source], param))
+    layers = []
+    for call in answer.calls:
+        kept = [each for each in call.step.layer.fields if each.name not in OF_TRAINING]
+        fields.append(Field("layer", Message(kept), 0))
+        module = network.get_submodule(call.module)
+        blobs = blobs_of(call.step.kind, module)
+        _check_whole(call.step.name, module, bool(blobs))
+        if blobs:
+            arrays = [each.detach().cpu().float().numpy() for each in blobs.values()]
+            layers.append(Layer(call.step.layer.text("name"), call.step.type, arrays))
+    output, axis = answer.blob, None
+    if answer.loss is not None and answer.loss.type == SOFTMAX_LOSS:
+        axis = answer.loss.layer.message("softmax_param").integer("axis", 1)
+        output = PROBABILITIES
+        while any(output in (each.step.name, *each.step.tops) for each in answer.calls):
+            output += "_"
+        param = Field("softmax_param", Message([Field("axis", axis, 0)]), 0)
+        fields.append(_layer(output, "Softmax", [answer.blob], [output], param))
+    return Deployed(Message(fields), layers, output, axis)
+
+
+def _layer(name: str, kind: str, bottoms: list[str], tops: list[str], param: Field) -> Field:
+    words = [Field("name", name, 0), Field("type", kind, 0)]
+    words += [Field("bottom", each, 0) for each in bottoms]
+    words += [Field("top", each, 0) for each in tops]
+    return Field("layer", Message([*words, param]), 0)
+
+
+def _check_whole(name: str, module: nn.Module, has_blobs: bool) -> None:
+    if not has_blobs and next(module.parameters(), None) is not None:
+        raise CaffeError(
+            f"layer {name!r} is no longer as its prototxt says (model.low_rank makes two of it); "
+            "Caffe has no such layer"
+        )

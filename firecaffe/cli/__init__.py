@@ -6,7 +6,6 @@ import traceback
 from collections.abc import Callable
 from importlib import import_module
 
-from firecaffe.advice_words import command_typed
 from firecaffe.cli.console import print_plainly
 from firecaffe.cli.suggest import did_you_mean
 from firecaffe.cluster.last_word import leave_report
@@ -20,6 +19,7 @@ from firecaffe.errors import (
 )
 from firecaffe.faults import Fault
 from firecaffe.output import outputs_kept
+from firecaffe.resume_advice import command_typed
 
 COMMANDS = {
     "plan": "forecast a training on a cluster: time, memory, cost, and what to change",

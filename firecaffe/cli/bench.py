@@ -29,11 +29,11 @@ from firecaffe.exchange.choose import Choice, choose
 from firecaffe.exchange.route import find_route
 from firecaffe.measure.conditions import conditions_since, read_counters
 from firecaffe.measure.encoded_sum import make_encoders
-from firecaffe.measure.exchange import time_exchanges
+from firecaffe.measure.exchange_times import time_exchanges
 from firecaffe.runs.environment import describe_environment
-from firecaffe.transport.auto import rank_elsewhere
+from firecaffe.transport.auto_exchange import rank_elsewhere
 from firecaffe.transport.link import Link, measure_link
-from firecaffe.transport.local import meet_local_ranks
+from firecaffe.transport.local_ranks import meet_local_ranks
 
 RANKS = 2
 """Number of ranks if neither --nproc-per-node nor a launcher gives it."""

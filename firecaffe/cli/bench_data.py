@@ -14,14 +14,14 @@ from rich.table import Table
 from firecaffe.cli.cluster_file import cluster_to_write, write_cluster
 from firecaffe.cli.console import make_console
 from firecaffe.cli.options.bench_data import make_parser
-from firecaffe.cluster.memory import keep_freed_memory
+from firecaffe.cluster.malloc import keep_freed_memory
 from firecaffe.data.config import DataConfig
 from firecaffe.data.decoded import decode_threads
 from firecaffe.data.packed import LIST, PackedPart, read_list
 from firecaffe.data.packing.part import Part, Source
 from firecaffe.data.packing.source import open_source
 from firecaffe.data.shard_files import is_remote, open_files
-from firecaffe.data.source import check_words
+from firecaffe.data.sources import check_words
 from firecaffe.errors import DataError, RecipeError
 from firecaffe.measure.input import (
     Stage,

@@ -10,9 +10,9 @@ from rich.table import Table
 
 from firecaffe.exchange import NATIVE
 from firecaffe.exchange.choose import BYTES_PER_ELEMENT, Choice
-from firecaffe.measure.exchange import WARM_UP, Timing
+from firecaffe.measure.exchange_times import WARM_UP, Timing
 from firecaffe.measure.known_sum import is_small
-from firecaffe.transport.auto import SHARED_MEMORY
+from firecaffe.transport.auto_exchange import SHARED_MEMORY
 from firecaffe.transport.link import Link
 
 MIN_WIDTH = 140

@@ -24,13 +24,12 @@ from firecaffe.cli.parse import parse_recipe
 from firecaffe.cluster.world import World, join
 from firecaffe.errors import MemoryFullError, RecipeError
 from firecaffe.measure.device import calibrated
-from firecaffe.measure.layers import LayerTypes, by_layer_type
-from firecaffe.measure.step import StepTimes, time_steps
+from firecaffe.measure.step_times import LayerTypes, StepTimes, by_layer_type, time_steps
 from firecaffe.models import MODELS
 from firecaffe.models.config import ModelConfig
 from firecaffe.plan.of_recipe import workload_of
 from firecaffe.plan.workload import input_of
-from firecaffe.recipe.check import CheckedRecipe, check_recipe
+from firecaffe.recipe.checked_recipe import CheckedRecipe, check_recipe
 from firecaffe.recipe.sections import Recipe
 
 SHORT_LAYER_NAMES = {

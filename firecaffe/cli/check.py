@@ -27,21 +27,21 @@ from firecaffe.cluster.hosts import Hosts, parse_nodes
 from firecaffe.cluster.launch import launch
 from firecaffe.cluster.world import TIMEOUT_S, World, is_launched, join
 from firecaffe.errors import RecipeError
-from firecaffe.measure.cluster import links_of, look_over
-from firecaffe.measure.exchange import time_exchanges
+from firecaffe.measure.exchange_times import time_exchanges
 from firecaffe.measure.found_cluster import MeasuredCluster, cluster_of, findings
 from firecaffe.measure.inventory import inventory_of
-from firecaffe.measure.step import (
+from firecaffe.measure.ranks_and_links import links_of, look_over
+from firecaffe.measure.step_times import (
     MOST_MICRO_BATCHES,
     StepTimes,
     time_steps,
     time_steps_beside_exchange,
 )
-from firecaffe.recipe.check import CheckedRecipe
+from firecaffe.recipe.checked_recipe import CheckedRecipe
 from firecaffe.recipe.parallel import layout_of
-from firecaffe.recipe.ranks import check_hosts
+from firecaffe.recipe.worker_numbers import check_hosts
 from firecaffe.runs.environment import cpu_name
-from firecaffe.transport.local import LocalRanks, meet_local_ranks
+from firecaffe.transport.local_ranks import LocalRanks, meet_local_ranks
 
 EXCHANGES = ("tree", "ring", "halving_doubling", "native")
 STEP_S = 1.5

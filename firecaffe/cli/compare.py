@@ -22,7 +22,8 @@ from firecaffe.cli.report import page
 from firecaffe.errors import RecipeError
 from firecaffe.files import write_atomically
 from firecaffe.runs.checklist import checklist
-from firecaffe.runs.compare import (
+from firecaffe.runs.measure import Measure
+from firecaffe.runs.run_table import (
     Row,
     Run,
     differing_words,
@@ -33,8 +34,7 @@ from firecaffe.runs.compare import (
     rows,
     weights_identical,
 )
-from firecaffe.runs.groups import differing, group_rows, group_runs
-from firecaffe.runs.measure import Measure
+from firecaffe.runs.seed_groups import differing, group_rows, group_runs
 
 NUMBER_COLUMNS = (
     "workers",

@@ -14,9 +14,9 @@ from rich.text import Text
 
 from firecaffe.files import finite
 from firecaffe.runs.checklist import Item
-from firecaffe.runs.compare import OWN_CODE
-from firecaffe.runs.groups import GroupRow, letters
 from firecaffe.runs.measure import Measure, in_words, of_difference, of_mean
+from firecaffe.runs.run_table import OWN_CODE
+from firecaffe.runs.seed_groups import GroupRow, letters
 from firecaffe.runs.statistics import MOST_RUNS, UNDECIDED, Difference, Mean, Ratio
 from firecaffe.synchrony.config import EVERY_STEP
 

@@ -23,11 +23,11 @@ from firecaffe.errors import NotKeptError, RecipeError
 from firecaffe.files import finite, write_json
 from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.measure import Measure
-from firecaffe.shrink.compress import CompressRequest, compress
-from firecaffe.shrink.layers import LayerSensitivity
-from firecaffe.shrink.record import as_record
+from firecaffe.shrink.compress_network import CompressRequest, compress
+from firecaffe.shrink.compression_record import as_record
+from firecaffe.shrink.layer_sizes import LayerSensitivity
 from firecaffe.shrink.scheme import find_scheme
-from firecaffe.shrink.start import check_weights, parse_target, recipe_of_run
+from firecaffe.shrink.start_network import check_weights, parse_target, recipe_of_run
 from firecaffe.training.load import run_of
 from firecaffe.training.named import check_named
 

@@ -5,8 +5,8 @@ from pathlib import Path
 from firecaffe.cli.options.data import make_parser
 from firecaffe.cli.suggest import did_you_mean
 from firecaffe.data import data_home
-from firecaffe.data.get import get as get_published
 from firecaffe.data.published import PUBLISHED
+from firecaffe.data.published import get as get_published
 from firecaffe.errors import RecipeError
 
 

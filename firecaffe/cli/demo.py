@@ -14,9 +14,9 @@ from firecaffe.cli.parse import parse_recipe
 from firecaffe.cli.twin import by_workers, check_twins, train_twin
 from firecaffe.data.published import PUBLISHED
 from firecaffe.errors import DataError, NotIdenticalError
-from firecaffe.recipe.check import CheckedRecipe
-from firecaffe.runs.compare import read_run
+from firecaffe.recipe.checked_recipe import CheckedRecipe
 from firecaffe.runs.environment import cpu_name
+from firecaffe.runs.run_table import read_run
 
 MOST_WORKERS = 4
 

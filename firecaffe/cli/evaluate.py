@@ -19,7 +19,7 @@ from firecaffe.training.checkpoint import best_step
 from firecaffe.training.evaluate_run import NEEDED, Evaluated, evaluate_run, task_of_run
 from firecaffe.training.load import load_run
 from firecaffe.training.named import check_named
-from firecaffe.training.predict import labels_of_run
+from firecaffe.training.prediction import labels_of_run
 from firecaffe.training.records import in_words, say
 
 

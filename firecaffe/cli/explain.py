@@ -17,7 +17,12 @@ from firecaffe.cli.explain_stages import stage_lines
 from firecaffe.cli.explain_words import ms, sentence
 from firecaffe.cli.options.explain import make_parser
 from firecaffe.errors import RecipeError, RunError
-from firecaffe.runs.explain import (
+from firecaffe.runs.explain_local import is_local, local_lines
+from firecaffe.runs.explain_served import ServedExplanation, explain_served
+from firecaffe.runs.fault import NAME
+from firecaffe.runs.kineto import is_trace, read_trace
+from firecaffe.runs.rank_shares import RankShares, shares_line, shares_of
+from firecaffe.runs.rank_times import (
     PARTS,
     Explanation,
     RankTimes,
@@ -25,11 +30,7 @@ from firecaffe.runs.explain import (
     explain_rows,
     read_timings,
 )
-from firecaffe.runs.explain_local import is_local, local_lines
-from firecaffe.runs.explain_served import ServedExplanation, explain_served
-from firecaffe.runs.fault import NAME
-from firecaffe.runs.folder import elsewhere, read_run_file
-from firecaffe.runs.kineto import is_trace, read_trace
+from firecaffe.runs.run_folder import elsewhere, read_run_file
 from firecaffe.runs.score import (
     ModeScore,
     ParallelScore,
@@ -40,7 +41,6 @@ from firecaffe.runs.score import (
     score_mode,
     score_parallel,
 )
-from firecaffe.runs.shares import RankShares, shares_line, shares_of
 
 HEADERS = {
     "data_s": "data",

@@ -7,14 +7,14 @@ from pathlib import Path
 from firecaffe.errors import FirecaffeError, RunError
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.plan.cluster import load_cluster
-from firecaffe.plan.codec import PRICED
+from firecaffe.plan.codec_cost import PRICED
 from firecaffe.plan.forecast import forecast
 from firecaffe.plan.modes import alternatives
 from firecaffe.plan.of_recipe import workload_of
-from firecaffe.plan.own_exchange import own_exchange
-from firecaffe.recipe.of_run import recipe_of
+from firecaffe.plan.step_cost import own_exchange
+from firecaffe.recipe.recorded_recipe import recipe_of
 from firecaffe.recipe.refusals import is_refused
-from firecaffe.runs.folder import FORECAST, read_run_file
+from firecaffe.runs.run_folder import FORECAST, read_run_file
 
 MOST_TOLD = 3
 

@@ -1,6 +1,6 @@
 """Description of a slow rank in words."""
 
-from firecaffe.runs.explain import Slow
+from firecaffe.runs.rank_times import Slow
 
 
 def sentence(slow: Slow, own_part: str = "its own part of a step takes") -> str:

@@ -12,14 +12,14 @@ from firecaffe.cli.options.export import make_parser
 from firecaffe.data import eval_batches, open_test
 from firecaffe.data.datasets import GIVEN
 from firecaffe.errors import RecipeError
-from firecaffe.reference import caffe_file, is_caffe
-from firecaffe.training.about import About
 from firecaffe.training.coded import is_coded
-from firecaffe.training.export import FORMATS, check_installed
+from firecaffe.training.export_file import FORMATS, check_installed
 from firecaffe.training.load import load_run, run_of
 from firecaffe.training.named import check_named
-from firecaffe.training.predict import AS_PREDICTED, meaning
+from firecaffe.training.prediction import AS_PREDICTED, meaning
 from firecaffe.training.records import say
+from firecaffe.training.run_facts import About
+from firecaffe.user_code import caffe_file, is_caffe
 
 SAMPLES = 8
 """Number of samples on which the file and the network are compared."""

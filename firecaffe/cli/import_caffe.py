@@ -8,7 +8,7 @@ from firecaffe.errors import LeftOutError, RecipeError, RunError
 from firecaffe.from_caffe.recipe import NET, Asked, Imported, read
 from firecaffe.from_caffe.write import RECIPE, REPORT, check_folder, files_of, write_folder
 from firecaffe.training.records import say
-from firecaffe.words import count_of
+from firecaffe.value_checks import count_of
 
 
 def main(argv: list[str]) -> int:

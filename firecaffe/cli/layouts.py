@@ -7,7 +7,7 @@ from typing import Any
 from firecaffe.cli.twin import Twin
 from firecaffe.errors import RecipeError
 from firecaffe.parallel.config import ONE_WEIRD_TRICK, ParallelConfig
-from firecaffe.recipe.check import check_recipe
+from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.sections import Recipe
 
 SCHEMES: dict[str, Any] = {"model": "none", "trick": ONE_WEIRD_TRICK}

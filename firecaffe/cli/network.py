@@ -6,8 +6,8 @@ from jsonargparse import Namespace
 
 from firecaffe.errors import RecipeError
 from firecaffe.models.config import ModelConfig
-from firecaffe.reference import is_caffe
-from firecaffe.words import check_kinds_of
+from firecaffe.user_code import is_caffe
+from firecaffe.value_checks import check_kinds_of
 
 MOST_PIXELS = 65_536
 

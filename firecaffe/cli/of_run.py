@@ -11,9 +11,9 @@ from firecaffe.cli.parse import parse_recipe
 from firecaffe.cli.parser import Parser
 from firecaffe.errors import RecipeError, RunError
 from firecaffe.files import write_atomically
-from firecaffe.recipe.check import CheckedRecipe
+from firecaffe.recipe.checked_recipe import CheckedRecipe
 from firecaffe.recipe.identity import flatten, to_toml
-from firecaffe.recipe.of_run import RECIPE, untrusted
+from firecaffe.recipe.recorded_recipe import RECIPE, untrusted
 from firecaffe.recipe.sections import Recipe
 from firecaffe.training.coded import described, is_coded, with_nets
 from firecaffe.training.load import run_of

@@ -14,12 +14,12 @@ from firecaffe.data.decode import MOST_PIXELS
 from firecaffe.data.decoded import cores
 from firecaffe.data.packed import PackedPart, PackedSet, read_list
 from firecaffe.data.packing.divide import with_test_part
-from firecaffe.data.packing.pack import Packing, PackOptions, verify
+from firecaffe.data.packing.pack_images import Packing, PackOptions, verify
 from firecaffe.data.packing.part import Source
 from firecaffe.data.packing.source import open_source
 from firecaffe.data.shard_files import open_files
 from firecaffe.errors import RecipeError
-from firecaffe.words import MOST_THREADS
+from firecaffe.value_checks import MOST_THREADS
 
 MOST_BROKEN = 20
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}

@@ -12,10 +12,10 @@ from jsonargparse import Namespace
 from firecaffe.cli.parser import Parser
 from firecaffe.cluster.last_word import LAUNCHED
 from firecaffe.errors import RecipeError
-from firecaffe.recipe.check import CheckedRecipe, check_recipe
+from firecaffe.recipe.checked_recipe import CheckedRecipe, check_recipe
 from firecaffe.recipe.identity import flatten
 from firecaffe.recipe.idle import COUNTS_WITH, idle_words
-from firecaffe.recipe.of_run import read_sections
+from firecaffe.recipe.recorded_recipe import read_sections
 from firecaffe.recipe.sections import Recipe
 
 

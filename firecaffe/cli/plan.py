@@ -27,13 +27,13 @@ from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.models.config import ModelConfig
 from firecaffe.plan.advice import paragraph
 from firecaffe.plan.cluster import Cluster, load_cluster
-from firecaffe.plan.codec import PRICED
+from firecaffe.plan.codec_cost import PRICED
 from firecaffe.plan.forecast import Forecast, by_workers, fastest, forecasts, is_own
 from firecaffe.plan.of_parallel import OwnLayout
 from firecaffe.plan.of_recipe import workload_of, workload_of_model
-from firecaffe.plan.update import UPDATES
+from firecaffe.plan.update_price import UPDATES
 from firecaffe.plan.workload import Workload
-from firecaffe.recipe.check import CheckedRecipe
+from firecaffe.recipe.checked_recipe import CheckedRecipe
 from firecaffe.synchrony.config import EVERY_STEP, SynchronyConfig
 
 MOST_WORKERS = 1_000_000

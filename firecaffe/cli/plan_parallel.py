@@ -19,10 +19,9 @@ from firecaffe.plan.cluster import Cluster
 from firecaffe.plan.forecast import Forecast
 from firecaffe.plan.layouts import words_of
 from firecaffe.plan.of_parallel import RECIPE, OwnLayout, own_cost
-from firecaffe.plan.own_exchange import own_exchange
-from firecaffe.plan.split_plans import WAYS, SplitPlan, exchange_for, split_plans
-from firecaffe.plan.split_reasons import Reason, reasons
+from firecaffe.plan.split_plans import WAYS, Reason, SplitPlan, exchange_for, reasons, split_plans
 from firecaffe.plan.split_step import SplitCost
+from firecaffe.plan.step_cost import own_exchange
 from firecaffe.plan.workload import Workload
 from firecaffe.recipe.sections import Recipe
 
@@ -217,7 +216,7 @@ def own_layout(recipe: Recipe, work: Workload) -> OwnLayout | None:
         return OwnLayout.of(recipe, {})
     # These modules load training code, so they are imported late.
     from firecaffe.parallel.split import check_parts
-    from firecaffe.training.parallel.network import chosen_layers
+    from firecaffe.training.parallel.split_network import chosen_layers
 
     def choose(network: nn.Module) -> dict[str, str]:
         found = chosen_layers(network, words)

@@ -18,10 +18,17 @@ from firecaffe.data import open_test
 from firecaffe.errors import DataError, RecipeError
 from firecaffe.files import write_atomically
 from firecaffe.training.forward import arithmetic
-from firecaffe.training.image_files import list_files, reader_of
 from firecaffe.training.load import load_run
 from firecaffe.training.named import check_named
-from firecaffe.training.predict import Prediction, meaning, of_files, of_samples, predictions
+from firecaffe.training.prediction import (
+    Prediction,
+    list_files,
+    meaning,
+    of_files,
+    of_samples,
+    predictions,
+    reader_of,
+)
 
 MOST_CLASSES = 256
 """Most classes of a mask: a gray PNG has eight bits."""

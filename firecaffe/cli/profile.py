@@ -17,10 +17,10 @@ from firecaffe.cli.profile_parallel import render_parallel
 from firecaffe.compression.transfer import LINKS, transfer_of
 from firecaffe.errors import RecipeError
 from firecaffe.models.config import ModelConfig
+from firecaffe.models.layer_costs import Profile
 from firecaffe.models.network import with_outline
-from firecaffe.models.profile import Profile
 from firecaffe.models.weights import FCZ
-from firecaffe.plan.parallel import volumes_of
+from firecaffe.plan.layer_traffic import volumes_of
 from firecaffe.plan.workload import images_of, input_of, profile_of
 from firecaffe.training.coded import check_outline, described, with_nets
 

@@ -5,7 +5,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from firecaffe.plan.parallel import BY_DATA, LayerVolumes, Volumes
+from firecaffe.plan.layer_traffic import BY_DATA, LayerVolumes, Volumes
 
 BY_OUTPUTS, BY_INPUTS = ("neurons", "filters"), ("inputs", "channels")
 

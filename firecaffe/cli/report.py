@@ -15,10 +15,10 @@ from jinja2 import Environment, StrictUndefined
 from firecaffe.cli.compare_groups import cells, headers, shown_words, verdicts
 from firecaffe.cli.picture import load_pyplot, take_literally
 from firecaffe.runs.checklist import Item
-from firecaffe.runs.compare import Run, places
 from firecaffe.runs.curves import Curves, Point, curves_of
-from firecaffe.runs.groups import Group, GroupRow, differing, letters
 from firecaffe.runs.measure import Measure
+from firecaffe.runs.run_table import Run, places
+from firecaffe.runs.seed_groups import Group, GroupRow, differing, letters
 
 ID_SALT = "firecaffe"
 """Salt of matplotlib's ids, which else are random: the same runs give the same bytes."""

@@ -15,10 +15,10 @@ from firecaffe.cluster.secret import SECRET, read_secret
 from firecaffe.cluster.world import is_launched
 from firecaffe.errors import RecipeError
 from firecaffe.faults import Fault
-from firecaffe.recipe.check import Prepared
+from firecaffe.recipe.checked_recipe import Prepared
 from firecaffe.recipe.identity import to_toml
 from firecaffe.runs.fault import settle_fault
-from firecaffe.solvers.policy import rate_notes
+from firecaffe.solvers.rate_policy import rate_notes
 from firecaffe.training.checks import preflight
 from firecaffe.training.join import join_run
 from firecaffe.training.plugins import check, load_plugins
@@ -45,7 +45,7 @@ def start(argv: list[str]) -> int:
     resume = Path(options.resume) if options.resume else None
     if is_launched(options.nnodes):
         check_launched(parser, argv, options.nproc_per_node)
-        from firecaffe.training.build import train_prepared
+        from firecaffe.training.build_training import train_prepared
 
         train_prepared(Prepared(recipe, resume), has_ranks_checked=False)
         return 0

@@ -18,12 +18,12 @@ from firecaffe.errors import NotEnoughError, NotKeptError, RecipeError
 from firecaffe.files import finite, write_atomically
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.recipe.sections import Recipe
-from firecaffe.runs.compare import read_run
-from firecaffe.runs.folder import read_run_file
+from firecaffe.runs.run_folder import read_run_file
+from firecaffe.runs.run_table import read_run
 from firecaffe.training.given_task import task_for
 from firecaffe.training.trial import Trial
-from firecaffe.tuning.tune import TuneRequest, TuneResult, recipe_file, tune
-from firecaffe.tuning.verdict import KEPT, LOST, UNDECIDED
+from firecaffe.tuning.accuracy_verdict import KEPT, LOST, UNDECIDED
+from firecaffe.tuning.batch_search import TuneRequest, TuneResult, recipe_file, tune
 
 MOST_TRAININGS = 10_000
 

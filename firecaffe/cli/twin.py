@@ -9,7 +9,7 @@ from firecaffe.cluster.hosts import Hosts, check_memory
 from firecaffe.cluster.launch import launch
 from firecaffe.errors import RecipeError
 from firecaffe.files import write_atomically
-from firecaffe.recipe.check import CheckedRecipe, Prepared
+from firecaffe.recipe.checked_recipe import CheckedRecipe, Prepared
 from firecaffe.recipe.identity import to_toml
 from firecaffe.training.checks import preflight
 

@@ -9,7 +9,7 @@ from firecaffe.cli.options.unpack import make_parser
 from firecaffe.compression import fcz
 from firecaffe.errors import RecipeError
 from firecaffe.training.records import say
-from firecaffe.training.unpack import unpack
+from firecaffe.training.unpack_fcz import unpack
 
 
 def main(argv: list[str]) -> int:

@@ -10,8 +10,8 @@ from firecaffe.cli.parse import parse_recipe
 from firecaffe.cli.twin import by_workers, check_twins, train_twin
 from firecaffe.cli.verify_run import main as verify_run
 from firecaffe.errors import NotIdenticalError, RecipeError
-from firecaffe.runs.folder import read_run_file
 from firecaffe.runs.recorded import first_difference
+from firecaffe.runs.run_folder import read_run_file
 
 
 def main(argv: list[str]) -> int:

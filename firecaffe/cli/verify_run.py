@@ -9,7 +9,7 @@ from firecaffe.cluster.world import join
 from firecaffe.errors import RecipeError
 from firecaffe.training.load import run_of
 from firecaffe.training.named import check_named
-from firecaffe.training.verify import Verified, verify_run
+from firecaffe.training.verification import Verified, verify_run
 
 NEEDED = ("model", "data", "task")
 """Recipe sections that determine what is computed."""

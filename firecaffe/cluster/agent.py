@@ -30,10 +30,10 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 
 from firecaffe.cluster.addresses import join_place
-from firecaffe.cluster.aside import LAST_S, Aside, PatientRendezvous
 from firecaffe.cluster.descriptors import NEEDED, wait_for_room
 from firecaffe.cluster.groups import ATTEMPT
 from firecaffe.cluster.hosts import PART_S, PATIENCE_S, SAY_EVERY_S, HostEnds
+from firecaffe.cluster.interruptible import LAST_S, Aside, PatientRendezvous
 from firecaffe.cluster.joining import ATTEMPTS
 from firecaffe.cluster.lost_ranks import TOGETHER, LetGo, LossReader, Seen, fault_in
 from firecaffe.cluster.rank_process import RankProcess

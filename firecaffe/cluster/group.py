@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from firecaffe.cluster.groups import backend_for, connected_when_used, destroy
-from firecaffe.cluster.message import Place
 from firecaffe.cluster.watch import Watch
+from firecaffe.cluster.watch_message import Place
 
 
 class Traffic:

@@ -19,11 +19,11 @@ from torch.distributed.elastic.rendezvous.api import RendezvousTimeoutError
 
 from firecaffe.cluster.addresses import LOOPBACK, interface_of, own_addresses
 from firecaffe.cluster.agent import SIGNALS, FaultAgent
-from firecaffe.cluster.aside import LAST_S, Aside, PatientRendezvous, participants
 from firecaffe.cluster.descriptors import room_kept, wait_for_room
 from firecaffe.cluster.groups import ATTEMPT, GLOO_INTERFACE
 from firecaffe.cluster.handover import hand
 from firecaffe.cluster.hosts import PATIENCE_S, Hosts, check_hosts_words, check_memory, say
+from firecaffe.cluster.interruptible import LAST_S, Aside, PatientRendezvous, participants
 from firecaffe.cluster.last_word import LAUNCHED
 from firecaffe.cluster.lost_ranks import fault_in
 from firecaffe.cluster.rendezvous import MEETING_ERRORS, meet_launchers

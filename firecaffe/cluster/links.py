@@ -34,10 +34,17 @@ from firecaffe.cluster.addresses import (
     own_addresses,
 )
 from firecaffe.cluster.handshake import accept, prove
-from firecaffe.cluster.message import MOST_BYTES, PULSE, Message, Place, Standing, take_messages
 from firecaffe.cluster.pulse import end_turn, take_turn
 from firecaffe.cluster.secret import own_secret, signed
 from firecaffe.cluster.store import BACKLOG
+from firecaffe.cluster.watch_message import (
+    MOST_BYTES,
+    PULSE,
+    Message,
+    Place,
+    Standing,
+    take_messages,
+)
 from firecaffe.errors import LaunchError
 
 FAN_OUT = 2

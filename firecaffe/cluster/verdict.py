@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from firecaffe.cluster.links import Neighbour
-from firecaffe.cluster.message import Place, Standing
+from firecaffe.cluster.watch_message import Place, Standing
 from firecaffe.faults import Fault
 
 BEATS = 4

@@ -5,25 +5,60 @@ it hears. A process beats as well, for the thread cannot while a call holds the 
 A rank is *gone* if its socket closes without a goodbye; *frozen* if it is silent while its host
 acknowledges beats; *unreachable* if its host does not; *stuck* if it beats, but is behind others
 that waited for it until an exchange ran out of time. A rank that comes to a verdict, or fails by
-itself, tells its neighbours, which pass it on, so that all ranks end with the same words.
+itself, tells its neighbours, which pass it on, so that all ranks end with the same words. Beats
+carry their round trips, which a run records for its links.
 """
 
 import selectors
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from queue import SimpleQueue
 
 from firecaffe.cluster.calls import Calls
 from firecaffe.cluster.last_word import end_process, leave_report
 from firecaffe.cluster.links import Neighbour, Shape, links_of, star_of
-from firecaffe.cluster.message import BEAT, FAULT, GOODBYE, PARTING, Message, Place, pack
-from firecaffe.cluster.round_trips import RoundTrip, RoundTrips
 from firecaffe.cluster.verdict import SETTLE_S, Judge
+from firecaffe.cluster.watch_message import BEAT, FAULT, GOODBYE, PARTING, Message, Place, pack
 from firecaffe.errors import PeerLostError
 from firecaffe.faults import Fault
+
+MOST_KEPT = 10_000
+
+
+@dataclass(frozen=True)
+class RoundTrip:
+    """A beat's way to a rank and back, in a step."""
+
+    step: int
+    peer: int
+    in_host: bool
+    """Whether both are on one host, so that no link is between them."""
+    round_trip_s: float
+
+
+class RoundTrips:
+    """The newest round trips. One thread adds them, another takes them."""
+
+    def __init__(self) -> None:
+        self._kept: deque[RoundTrip] = deque(maxlen=MOST_KEPT)
+
+    def add(self, trip: RoundTrip) -> None:
+        self._kept.append(trip)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def take(self) -> list[RoundTrip]:
+        taken = []
+        while self._kept:
+            taken.append(self._kept.popleft())
+        return taken
+
 
 GRACE_S = 10.0
 """Seconds from the verdict until a rank that does not return from a wait ends its process."""

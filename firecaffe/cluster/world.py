@@ -19,7 +19,6 @@ from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed import DistError
 
 from firecaffe.cluster.addresses import join_place, split_place
-from firecaffe.cluster.beside import pulse_beside
 from firecaffe.cluster.group import Group
 from firecaffe.cluster.groups import (
     attempt,
@@ -34,10 +33,11 @@ from firecaffe.cluster.hosts import say
 from firecaffe.cluster.last_word import LAUNCHED
 from firecaffe.cluster.launched_by import check_both_said, take_over
 from firecaffe.cluster.links import Shape, connect_ranks, links_of
-from firecaffe.cluster.memory import keep_freed_memory
-from firecaffe.cluster.message import Place
+from firecaffe.cluster.malloc import keep_freed_memory
+from firecaffe.cluster.pulse_process import pulse_beside
 from firecaffe.cluster.secret import signed
 from firecaffe.cluster.watch import Watch
+from firecaffe.cluster.watch_message import Place
 from firecaffe.errors import LaunchError, PeerLostError, memory_full
 
 TIMEOUT_S = 300.0

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from firecaffe.errors import RecipeError
-from firecaffe.words import MOST_STEPS, check_limits
+from firecaffe.value_checks import MOST_STEPS, check_limits
 
 MAGNITUDE: Literal["magnitude"] = "magnitude"
 GRADUAL = "gradual"

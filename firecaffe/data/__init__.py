@@ -4,7 +4,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from firecaffe.data.balance import drawing_of
     from firecaffe.data.batches import Batches, eval_batches, given_layout
     from firecaffe.data.config import DataConfig
     from firecaffe.data.dataset import Dataset, Images, TensorDataset, is_images, num_classes
@@ -13,29 +12,30 @@ if TYPE_CHECKING:
     from firecaffe.data.hold_out import num_held_out
     from firecaffe.data.image_batches import output_shape
     from firecaffe.data.layout import Batch, Layout, num_samples
-    from firecaffe.data.order import SampleOrder, epoch_order
-    from firecaffe.data.source import Data, DataParts, check_words, data_home, shard_counts
+    from firecaffe.data.sample_order import SampleOrder, epoch_order
+    from firecaffe.data.sample_weights import drawing_of
+    from firecaffe.data.sources import Data, DataParts, check_words, data_home, shard_counts
     from firecaffe.data.torch_set import from_torch
 
 _PLACES = {
     "Batch": "layout",
     "Batches": "batches",
     "DATASETS": "datasets",
-    "Data": "source",
+    "Data": "sources",
     "DataConfig": "config",
-    "DataParts": "source",
+    "DataParts": "sources",
     "Dataset": "dataset",
     "Images": "dataset",
     "Layout": "layout",
-    "SampleOrder": "order",
+    "SampleOrder": "sample_order",
     "TensorDataset": "dataset",
     "check_data": "datasets",
-    "check_words": "source",
+    "check_words": "sources",
     "current_key": "hash",
-    "data_home": "source",
+    "data_home": "sources",
     "divide": "datasets",
-    "drawing_of": "balance",
-    "epoch_order": "order",
+    "drawing_of": "sample_weights",
+    "epoch_order": "sample_order",
     "eval_batches": "batches",
     "from_torch": "torch_set",
     "given_layout": "batches",
@@ -46,7 +46,7 @@ _PLACES = {
     "open_data": "datasets",
     "open_test": "datasets",
     "output_shape": "image_batches",
-    "shard_counts": "source",
+    "shard_counts": "sources",
 }
 """The module of each name, imported on first use: reading a recipe needs no torch."""
 

@@ -13,8 +13,8 @@ from firecaffe.data.config import DataConfig
 from firecaffe.data.dataset import Dataset, ask, is_images, layout_of
 from firecaffe.data.image_batches import FETCH, cut_for_test, output_shape, to_test
 from firecaffe.data.layout import Batch, Layout, Leaf, map_batch, num_samples
-from firecaffe.data.order import SampleOrder
 from firecaffe.data.prefetch import ahead, sample_bytes
+from firecaffe.data.sample_order import SampleOrder
 from firecaffe.errors import DataError
 
 

@@ -18,7 +18,7 @@ from firecaffe.data.caffe_paths import Places
 from firecaffe.data.caffe_transform import Pixels
 from firecaffe.data.dataset import BrokenSampleError
 from firecaffe.data.decode import JPEG, PILLOW_ERRORS, PNG, check_size, decode, open_image
-from firecaffe.data.folder import read_image_file
+from firecaffe.data.image_folder import read_image_file
 from firecaffe.data.lmdb_file import LmdbFile
 from firecaffe.errors import DataError
 from firecaffe.files import read_bytes

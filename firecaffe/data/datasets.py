@@ -1,9 +1,10 @@
 """The data sets that a recipe may name, and the functions that open one of them.
 
-A new source is a function from `DataConfig` to `DataParts`, and a row in `DATASETS`.
+A new source is a function from `DataConfig` to `DataParts`, and a row in `DATASETS`. A user's
+function returns one, too: `data.name = "package.module:function"`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
@@ -12,12 +13,12 @@ import torch
 from torch.utils._pytree import tree_flatten
 
 from firecaffe.data.batches import given_layout
-from firecaffe.data.by_name import open_by_name
 from firecaffe.data.caffe_source import open_caffe, open_caffe_test
 from firecaffe.data.config import IMAGE_WORDS, DataConfig
 from firecaffe.data.dataset import Dataset, is_images, layout_of, num_classes
 from firecaffe.data.hold_out import hold_out
-from firecaffe.data.source import (
+from firecaffe.data.own_data import check_own
+from firecaffe.data.sources import (
     Data,
     DataParts,
     TestPart,
@@ -32,7 +33,43 @@ from firecaffe.data.source import (
     open_test_shards,
 )
 from firecaffe.errors import DataError, RecipeError
-from firecaffe.reference import CAFFE, is_caffe, is_reference, without_folder
+from firecaffe.user_code import CAFFE, call, find, is_caffe, is_reference, shown, without_folder
+
+PARTS = ("train", "test", "validation")
+BY_PLACE = {2: ("train", "test"), 3: ("train", "validation", "test")}
+
+
+def open_by_name(config: DataConfig) -> DataParts:
+    """Call the user's function that `data.name` names, and check the data sets that it returns.
+
+    It returns a dict with train, test and optionally validation, or a tuple of them (see BY_PLACE).
+    Raises RecipeError if there is no such function, OwnCodeError if it raises, and DataError if it
+    returns anything else.
+    """
+    function = find("data.name", config.name)
+    given = call("data.name", config.name, function, config.args)
+    named = _parts(config.name, given)
+    parts = {
+        name: check_own(f"{config.name} {name}", part)
+        for name, part in named.items()
+        if part is not None
+    }
+    return DataParts(parts["train"], parts["test"], parts.get("validation"))
+
+
+def _parts(name: str, given: Any) -> dict[str, Any]:
+    if isinstance(given, tuple | list) and len(given) in BY_PLACE:
+        return dict(zip(BY_PLACE[len(given)], given, strict=True))
+    if isinstance(given, Mapping) and {"train", "test"} <= given.keys() <= set(PARTS):
+        return dict(given)
+    found = (
+        f"a dict with {', '.join(map(str, given))}" if isinstance(given, Mapping) else shown(given)
+    )
+    raise DataError(
+        f"data.name {name!r} returned {found}; expected a dict with train, test and perhaps "
+        "validation, or (train, test), or (train, validation, test)"
+    )
+
 
 DATASETS: dict[str, Callable[[DataConfig], DataParts]] = {
     "fashion-mnist": open_fashion_mnist,

@@ -21,8 +21,8 @@ from firecaffe.data.shard import (
 )
 from firecaffe.data.shard_files import ShardFiles, read_text
 from firecaffe.errors import DataError
-from firecaffe.reference import shown
 from firecaffe.schema import Positive, decoded
+from firecaffe.user_code import shown
 
 LIST = "dataset.json"
 MOST_LIST_BYTES = 100_000_000

@@ -7,13 +7,13 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Subset, default_collate
 
-from firecaffe.by_value import packed
 from firecaffe.data.hash import EVALUATION, Key, Stream, keyed, seed_by
 from firecaffe.data.layout import Batch, kind_of
 from firecaffe.errors import DataError, FirecaffeError, RecipeError
 from firecaffe.generators import generators_kept
-from firecaffe.reference import failed, shown
-from firecaffe.words import MOST_THREADS
+from firecaffe.pickling import packed
+from firecaffe.user_code import failed, shown
+from firecaffe.value_checks import MOST_THREADS
 
 Collate = Callable[[list[Any]], Any]
 

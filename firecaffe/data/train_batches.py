@@ -10,8 +10,8 @@ import torch
 from firecaffe.data.batches import Batches
 from firecaffe.data.layout import Batch, map_batch
 from firecaffe.data.look import is_asked_again, same_bits
-from firecaffe.data.order import SampleOrder
 from firecaffe.data.prefetch import ahead, sample_bytes
+from firecaffe.data.sample_order import SampleOrder
 
 
 class TrainBatches(Protocol):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from firecaffe.exchange import ALGORITHMS
-from firecaffe.exchange.order import adds_in_tree_order
+from firecaffe.exchange.route import adds_in_tree_order
 from firecaffe.exchange.schedule import Schedule
 
 AUTO = "auto"

@@ -10,7 +10,7 @@ from firecaffe.caffe.as_text import as_text
 from firecaffe.caffe.message import Field, Message, Word
 from firecaffe.caffe.phase import PHASES, layers_of
 from firecaffe.caffe.upgrade import current
-from firecaffe.from_caffe.report import Note, Report
+from firecaffe.from_caffe.import_report import Note, Report
 from firecaffe.from_caffe.training import State
 
 OF_A_NET = ("layer", "layers", "input")

@@ -11,23 +11,23 @@ from firecaffe.caffe.message import CaffeError, Message
 from firecaffe.caffe.phase import layers_of
 from firecaffe.data.datasets import GIVEN
 from firecaffe.errors import RecipeError
-from firecaffe.from_caffe.nets import NetFile, find_file, find_net, is_net, looked_for, read_net
-from firecaffe.from_caffe.network import (
+from firecaffe.from_caffe.import_report import Note, Report
+from firecaffe.from_caffe.net_settings import (
     Described,
     describe,
     losses_in_words,
     micro_batch_of,
     nets_of,
 )
-from firecaffe.from_caffe.report import Note, Report
+from firecaffe.from_caffe.nets import NetFile, find_file, find_net, is_net, looked_for, read_net
 from firecaffe.from_caffe.samples import Phases, Samples, read_samples
 from firecaffe.from_caffe.solver import read_update
 from firecaffe.from_caffe.training import Around, read_training
 from firecaffe.from_caffe.weights import first_weights
-from firecaffe.recipe.check import check_recipe
-from firecaffe.recipe.of_run import recipe_from
+from firecaffe.recipe.checked_recipe import check_recipe
+from firecaffe.recipe.recorded_recipe import recipe_from
 from firecaffe.recipe.sections import Recipe
-from firecaffe.reference import CAFFE
+from firecaffe.user_code import CAFFE
 
 NET, WEIGHTS = "net.prototxt", "weights.safetensors"
 

@@ -15,9 +15,9 @@ from firecaffe.data.caffe_layers import CONVERT, OF_A_PROGRAM, data_layers
 from firecaffe.data.config import DataConfig
 from firecaffe.data.layout import Layout
 from firecaffe.errors import DataError, RecipeError
+from firecaffe.from_caffe.import_report import Report
 from firecaffe.from_caffe.nets import find_file, looked_for
-from firecaffe.from_caffe.report import Report
-from firecaffe.reference import CAFFE
+from firecaffe.user_code import CAFFE
 
 FILES = ("source", "mean_file")
 

@@ -7,7 +7,7 @@ src/caffe/solvers. Checked against a real Caffe.
 from typing import Any
 
 from firecaffe.caffe.message import Message
-from firecaffe.from_caffe.report import Report
+from firecaffe.from_caffe.import_report import Report
 
 TYPES = {
     "SGD": "sgd",

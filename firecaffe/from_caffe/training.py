@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from firecaffe.caffe.message import Message
-from firecaffe.from_caffe.report import Report
+from firecaffe.from_caffe.import_report import Report
 
 FORMATS = ("HDF5", "BINARYPROTO")
 MODES = ("CPU", "GPU")

@@ -5,10 +5,10 @@ from pathlib import Path
 import torch
 from safetensors.torch import save
 
-from firecaffe.caffe import weights
+from firecaffe.caffe import caffemodel
 from firecaffe.caffe.message import CaffeError
 from firecaffe.caffe.net import Net
-from firecaffe.from_caffe.report import Note, Report
+from firecaffe.from_caffe.import_report import Note, Report
 
 
 def first_weights(net: Net, path: Path, report: Report) -> bytes:
@@ -16,7 +16,7 @@ def first_weights(net: Net, path: Path, report: Report) -> bytes:
 
     Raises: CaffeError if the file is invalid, a layer has another shape, or no layer is in it.
     """
-    blobs = weights.read(path)
+    blobs = caffemodel.read(path)
     loaded = net.load({name: list(map(torch.from_numpy, each)) for name, each in blobs.items()})
     place = str(path)
     if not loaded.filled:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from firecaffe.errors import RunError
+from firecaffe.files import written_together
 from firecaffe.from_caffe.recipe import NET, WEIGHTS, Imported
-from firecaffe.runs.together import written_together
-from firecaffe.training.about import ABOUT, NOTHING, About
+from firecaffe.training.run_facts import ABOUT, NOTHING, About
 
 RECIPE, SOLVER, REPORT = "recipe.toml", "solver.prototxt", "report.md"
 

@@ -24,23 +24,22 @@ from torch import Tensor, nn
 from firecaffe.errors import RecipeError
 from firecaffe.exchange.leaves import Node, Shares, TreeSum, equal_shares
 from firecaffe.exchange.route import CODEC, FOLD, HOOK
-from firecaffe.gradients.buckets import ALIGNMENT, Bucket, layout_of, make_buckets, views_like
-from firecaffe.gradients.combine import (
+from firecaffe.gradients.bucket_sums import (
     AllReduce,
     Combine,
     Compressed,
     Fold,
     Hook,
     Hooked,
+    WeightGather,
     gradients_of,
 )
+from firecaffe.gradients.buckets import ALIGNMENT, Bucket, layout_of, make_buckets, views_like
 from firecaffe.gradients.compressors import make_compressor
 from firecaffe.gradients.compressors.codec import ROW
-from firecaffe.gradients.finite import all_finite, each_finite
-from firecaffe.gradients.gather import WeightGather
 from firecaffe.gradients.shards import Shards, all_of
 from firecaffe.gradients.threads import ExchangeThreads
-from firecaffe.gradients.totals import Totals
+from firecaffe.gradients.totals import Totals, all_finite, each_finite
 from firecaffe.transport.exchange import Exchange
 from firecaffe.transport.queue import queue_of
 

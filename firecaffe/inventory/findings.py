@@ -6,7 +6,7 @@ from typing import Any
 from firecaffe.inventory.forward_watch import Changes
 from firecaffe.inventory.loss_trial import MEAN, WHOLE
 from firecaffe.inventory.network_state import Kinds
-from firecaffe.words import some_of
+from firecaffe.value_checks import some_of
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from firecaffe.measure.step import StepTimes
+from firecaffe.measure.step_times import StepTimes
 from firecaffe.plan.calibrate import fit
 from firecaffe.plan.cluster import Cluster, Device
-from firecaffe.plan.compute import copies_s, micro_batch
+from firecaffe.plan.compute_time import copies_s, micro_batch
 from firecaffe.plan.of_recipe import workload_of
-from firecaffe.recipe.check import CheckedRecipe
+from firecaffe.recipe.checked_recipe import CheckedRecipe
 
 SIZES_TO_FIT = 3
 

@@ -12,8 +12,8 @@ from firecaffe.cluster.world import World
 from firecaffe.gradients.compressors import make_compressor
 from firecaffe.gradients.compressors.codec import ROW, Layout
 from firecaffe.gradients.compressors.top_k import num_sent
-from firecaffe.measure.exchange import Encoder
-from firecaffe.transport.fold import NodeWire
+from firecaffe.measure.exchange_times import Encoder
+from firecaffe.transport.fold_nodes import NodeWire
 
 ROUNDING = {
     "float16": 2.0**-11,

@@ -10,15 +10,15 @@ from statistics import median
 from firecaffe.exchange import MOST_LANES
 from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.exchange.route import find_route
-from firecaffe.measure.cluster import PairLink, RankFacts
 from firecaffe.measure.device import calibrated
-from firecaffe.measure.step import StepTimes
+from firecaffe.measure.ranks_and_links import PairLink, RankFacts
+from firecaffe.measure.step_times import StepTimes
 from firecaffe.plan.calibrate import relative_spread
 from firecaffe.plan.cluster import Cluster, Device, Link, Storage
 from firecaffe.plan.network import Network
 from firecaffe.plan.price import Prices, ranks_per_node
-from firecaffe.recipe.check import CheckedRecipe
-from firecaffe.runs.explain import holm
+from firecaffe.recipe.checked_recipe import CheckedRecipe
+from firecaffe.runs.rank_times import holm
 
 ALPHA = 0.01
 LEAST_RATIO = 0.9

@@ -26,10 +26,10 @@ from firecaffe.data.decode import decode
 from firecaffe.data.decoded import SKIP, DecodedSet, Encoded
 from firecaffe.data.hash import Stream, hash64
 from firecaffe.data.hold_out import SomeEncoded
-from firecaffe.data.order import SampleOrder
 from firecaffe.data.packed import PackedPart, read_list
-from firecaffe.data.packing.pack import Packing, PackOptions
+from firecaffe.data.packing.pack_images import Packing, PackOptions
 from firecaffe.data.packing.part import Part, Source
+from firecaffe.data.sample_order import SampleOrder
 from firecaffe.data.shard_files import open_files
 from firecaffe.data.train_batches import BatchesAhead
 from firecaffe.errors import DataError

@@ -4,8 +4,8 @@ import torch
 
 from firecaffe.data import Batches, SampleOrder
 from firecaffe.inventory.findings import Inventory
-from firecaffe.measure.step import dataset_of
-from firecaffe.recipe.check import CheckedRecipe
+from firecaffe.measure.step_times import dataset_of
+from firecaffe.recipe.checked_recipe import CheckedRecipe
 from firecaffe.training.first_look import FirstLook
 from firecaffe.training.forward import Forward, arithmetic
 from firecaffe.training.given_task import task_for

@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from firecaffe.models.known_networks import MODELS, build_model
     from firecaffe.models.model import (
         AUX_WEIGHT,
         HeadedLogits,
@@ -11,14 +12,13 @@ if TYPE_CHECKING:
         classification_loss,
         logits_of,
     )
-    from firecaffe.models.table import MODELS, build_model
 
 _PLACES = {
     "AUX_WEIGHT": "model",
     "HeadedLogits": "model",
-    "MODELS": "table",
+    "MODELS": "known_networks",
     "Model": "model",
-    "build_model": "table",
+    "build_model": "known_networks",
     "classification_loss": "model",
     "logits_of": "model",
 }

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from firecaffe.reference import without_folder
+from firecaffe.user_code import without_folder
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ from firecaffe.generators import generators_kept
 from firecaffe.meta_kernels import on_meta
 from firecaffe.models.config import ModelConfig
 from firecaffe.models.freeze import freeze
+from firecaffe.models.known_networks import MODELS, check_name, counts_of
 from firecaffe.models.low_rank import make_low_rank
-from firecaffe.models.table import MODELS, check_name, counts_of
-from firecaffe.reference import (
+from firecaffe.user_code import (
     CAFFE,
     caffe_file,
     call,

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from firecaffe.errors import CheckpointError, RecipeError
-from firecaffe.words import some_of
+from firecaffe.value_checks import some_of
 
 HELD_UNDER = ("state_dict", "model_state_dict", "model")
 """Keys under which programs store a state_dict."""

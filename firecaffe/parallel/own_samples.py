@@ -35,8 +35,8 @@ from firecaffe.exchange.leaves import sum_of_nodes
 from firecaffe.exchange.schedule import ALL_TO_ALL
 from firecaffe.parallel.cut import Cut
 from firecaffe.parallel.parts import PartGroup
-from firecaffe.transport.collectives import Collectives
-from firecaffe.transport.local import LocalRanks
+from firecaffe.transport.local_ranks import LocalRanks
+from firecaffe.transport.run_schedule import Collectives
 
 ALIGNMENT_BYTES = 64
 

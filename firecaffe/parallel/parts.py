@@ -18,8 +18,8 @@ from firecaffe.exchange.fold import inputs_of
 from firecaffe.exchange.leaves import Node, TreeSum, equal_shares
 from firecaffe.exchange.schedule import ALL_GATHER
 from firecaffe.parallel.cut import Cut
-from firecaffe.transport.collectives import Collectives
-from firecaffe.transport.fold import NodeSum
+from firecaffe.transport.fold_nodes import NodeSum
+from firecaffe.transport.run_schedule import Collectives
 
 
 class PartGroup:

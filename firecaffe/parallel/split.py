@@ -12,9 +12,9 @@ from torch.utils._pytree import tree_leaves
 
 from firecaffe.cluster.agree import agree, digest
 from firecaffe.errors import RecipeError
-from firecaffe.parallel.layers import Held, Piece, Place, SplitLayer
+from firecaffe.parallel.layers_in_parts import Held, Piece, Place, SplitLayer
 from firecaffe.parallel.parts import PartGroup
-from firecaffe.parallel.splits import SPLITS, can_split, check_elements, make_split, why_not
+from firecaffe.parallel.split_kinds import SPLITS, can_split, check_elements, make_split, why_not
 from firecaffe.parallel.tensor import whole
 from firecaffe.transport.collect import HeldPart, collect, list_wholes
 

@@ -7,7 +7,7 @@ from firecaffe.errors import RecipeError
 from firecaffe.exchange import NATIVE
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.plan.cluster import Cluster
-from firecaffe.plan.codec import PRICED
+from firecaffe.plan.codec_cost import PRICED
 from firecaffe.plan.forecast import (
     Forecast,
     exchanges_on,
@@ -16,7 +16,7 @@ from firecaffe.plan.forecast import (
     is_own,
     most_useful,
 )
-from firecaffe.plan.update import ALL
+from firecaffe.plan.update_price import ALL
 from firecaffe.plan.workload import Workload
 
 LEAST_GAIN = 0.02

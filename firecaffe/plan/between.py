@@ -6,7 +6,7 @@ next input. Backward does the same with gradients. Messages go straight to their
 `exchange.collectives`. If several workers have a part, the nearest send equal shares of it. The
 worker that lacks most stands for all.
 
-Source: the model of rounds of Thakur, Rabenseifner and Gropp 2005, as in `plan.rounds`.
+Source: the model of rounds of Thakur, Rabenseifner and Gropp 2005, as in `plan.round_prices`.
 """
 
 from collections.abc import Sequence

@@ -26,9 +26,9 @@ from firecaffe.plan.network import Network
 from firecaffe.plan.of_recipe import workload_of
 from firecaffe.plan.step_cost import slowest_of
 from firecaffe.plan.workload import Workload
-from firecaffe.recipe.of_run import recipe_of
-from firecaffe.runs.explain import require_timings
-from firecaffe.runs.folder import FORECAST, read_run_file
+from firecaffe.recipe.recorded_recipe import recipe_of
+from firecaffe.runs.rank_times import require_timings
+from firecaffe.runs.run_folder import FORECAST, read_run_file
 from firecaffe.runs.schemas import TaughtForecast
 from firecaffe.runs.score import measured_parts
 

@@ -22,7 +22,7 @@ from firecaffe.parallel.cut import cut
 from firecaffe.parallel.find_paths import PATHS, path_sizes
 from firecaffe.parallel.slide import Slide, check_enough, crossing_between, part_windows, pool_slide
 from firecaffe.parallel.volumes import by_both
-from firecaffe.plan.parallel import Layer, layers_on, paths_of
+from firecaffe.plan.layer_traffic import Layer, layers_on, paths_of
 from firecaffe.plan.rows_and_paths import PathModule, rows_of
 from firecaffe.plan.workload import PROFILED_IMAGES, LayerWork, Workload, on_zeros
 

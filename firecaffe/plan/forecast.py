@@ -21,15 +21,14 @@ from firecaffe.exchange.choose import AUTO
 from firecaffe.exchange.leaves import num_nodes
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.plan.cluster import Cluster
-from firecaffe.plan.codec import PRICED
-from firecaffe.plan.compute import error_of
+from firecaffe.plan.codec_cost import PRICED
+from firecaffe.plan.compute_time import error_of
 from firecaffe.plan.memory import memory_band, memory_bytes
 from firecaffe.plan.network import Network
-from firecaffe.plan.own_exchange import own_exchange
-from firecaffe.plan.step_cost import Step, StepCost
-from firecaffe.plan.update import update_of
+from firecaffe.plan.step_cost import Step, StepCost, own_exchange
+from firecaffe.plan.update_price import update_of
 from firecaffe.plan.workload import Workload
-from firecaffe.words import count_of
+from firecaffe.value_checks import count_of
 
 
 def time_between_failures_s(failures_per_node_hour: float, nodes: int) -> float:

@@ -10,7 +10,7 @@ from firecaffe.plan.chain import Unit
 from firecaffe.plan.in_parts import by_paths, by_rows, seen_bytes
 from firecaffe.plan.layouts import Layout
 from firecaffe.plan.memory import beside_micro_batch, memory_bytes
-from firecaffe.plan.update import update_of
+from firecaffe.plan.update_price import update_of
 from firecaffe.plan.workload import LayerWork, Workload
 
 Layouts = Sequence[Layout]

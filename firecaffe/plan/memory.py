@@ -1,7 +1,7 @@
 """Bytes that one worker holds in memory during a step."""
 
-from firecaffe.plan.compute import HALF_PRECISION
-from firecaffe.plan.update import update_of
+from firecaffe.plan.compute_time import HALF_PRECISION
+from firecaffe.plan.update_price import update_of
 from firecaffe.plan.workload import Workload
 
 LIBRARY_BYTES = 600_000_000

@@ -18,8 +18,8 @@ from firecaffe.exchange.leaves import Shares, equal_shares, num_nodes
 from firecaffe.gradients.compressors import ONE_BY_ONE
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.plan.cluster import Cluster
-from firecaffe.plan.codec import half_coded_s, sent_share
-from firecaffe.plan.compute import data_s, micro_batch, update_s
+from firecaffe.plan.codec_cost import half_coded_s, sent_share
+from firecaffe.plan.compute_time import data_s, micro_batch, update_s
 from firecaffe.plan.forecast import Forecast, errors_of
 from firecaffe.plan.network import Network
 from firecaffe.plan.server_costs import PlannedKeeper, planned_keeper
@@ -35,9 +35,9 @@ from firecaffe.synchrony.config import (
     SynchronyConfig,
 )
 from firecaffe.synchrony.events import Event, Pull, Push
-from firecaffe.synchrony.leaves import Leaves
-from firecaffe.synchrony.policies import make_policy
+from firecaffe.synchrony.leaf_queue import Leaves
 from firecaffe.synchrony.rounds import Rounds, cut_fragments
+from firecaffe.synchrony.server_policies import make_policy
 from firecaffe.synchrony.shares import balanced_shares
 from firecaffe.synchrony.tally import Tally
 

@@ -28,8 +28,8 @@ from firecaffe.plan.split_step import SplitCost, SplitStep
 from firecaffe.plan.step_cost import slowest_of
 from firecaffe.plan.workload import Workload
 from firecaffe.recipe.parallel import Auto, layout_of
-from firecaffe.recipe.ranks import auto_of
 from firecaffe.recipe.sections import Recipe
+from firecaffe.recipe.worker_numbers import auto_of
 
 RECIPE = "recipe"
 

@@ -20,8 +20,8 @@ from firecaffe.data import (
 )
 from firecaffe.data.augment import cropped_shape
 from firecaffe.data.decoded import DecodedSet
-from firecaffe.data.folder import ImageFolder
 from firecaffe.data.generated import NUM_TRAIN
+from firecaffe.data.image_folder import ImageFolder
 from firecaffe.data.packed import PackedPart
 from firecaffe.errors import DataError, FirecaffeError, RecipeError
 from firecaffe.files import write_json
@@ -29,21 +29,27 @@ from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.models import MODELS
 from firecaffe.models.config import ModelConfig
 from firecaffe.plan.cluster import Cluster, load_cluster
-from firecaffe.plan.codec import PRICED
+from firecaffe.plan.codec_cost import PRICED
 from firecaffe.plan.forecast import IMAGENET_IMAGES, forecast
 from firecaffe.plan.modes import forecast_mode, line_of
 from firecaffe.plan.of_parallel import OwnLayout, forecast_parallel
-from firecaffe.plan.optimizer import vectors_of
 from firecaffe.plan.step_cost import slowest_of
-from firecaffe.plan.workload import IMAGENET_CHW, Workload, images_of, input_of, layers_of
-from firecaffe.recipe.check import CheckedRecipe
+from firecaffe.plan.workload import (
+    IMAGENET_CHW,
+    Workload,
+    images_of,
+    input_of,
+    layers_of,
+    vectors_of,
+)
+from firecaffe.recipe.checked_recipe import CheckedRecipe
 from firecaffe.recipe.config import check_batch
 from firecaffe.recipe.sections import Recipe
-from firecaffe.reference import is_caffe, is_reference
-from firecaffe.runs.folder import FORECAST
+from firecaffe.runs.run_folder import FORECAST
 from firecaffe.synchrony.config import EVERY_STEP, MEASURED
 from firecaffe.synchrony.rounds import Rounds
-from firecaffe.words import MOST_MICRO_BATCHES
+from firecaffe.user_code import is_caffe, is_reference
+from firecaffe.value_checks import MOST_MICRO_BATCHES
 
 JPEG_BYTES = 110_000.0
 """Mean size of a photo of ImageNet's training set: 138 GB for 1.28 million."""

@@ -20,7 +20,7 @@ from firecaffe.exchange.route import FOLD
 from firecaffe.exchange.schedule import ALL_GATHER, ALL_REDUCE, Schedule
 from firecaffe.plan.cluster import Link
 from firecaffe.plan.network import Network
-from firecaffe.plan.rounds import like_rounds, rounds_s, sharded_s
+from firecaffe.plan.round_prices import like_rounds, rounds_s, sharded_s
 from firecaffe.plan.simulate import simulate_s
 
 SIMULATED_RANKS = 16

@@ -18,12 +18,12 @@ from firecaffe.parallel.pipeline import ORDERS, Action, most_held
 from firecaffe.parallel.stages import cut_stages
 from firecaffe.parallel.volumes import sum_numbers
 from firecaffe.plan.cluster import Device
-from firecaffe.plan.compute import MicroBatch, correction, data_s, layer_s, update_s
+from firecaffe.plan.compute_time import MicroBatch, correction, data_s, layer_s, update_s
 from firecaffe.plan.held import micro_batches_of, part_of
 from firecaffe.plan.layouts import Layout
 from firecaffe.plan.memory import memory_bytes
 from firecaffe.plan.split_step import SplitCost, SplitStep
-from firecaffe.plan.stages import turns
+from firecaffe.plan.stage_times import turns
 from firecaffe.plan.step_cost import buckets_of, overlap, slowest_of
 from firecaffe.plan.workload import PROFILED_IMAGES, LayerWork, Workload, on_zeros
 

@@ -5,11 +5,13 @@ and an exchange's cost on the layouts of both neighbors, so the cheapest way to 
 cheapest ways to layouts of the unit before. How well sums of gradients hide behind backward is no
 such cost. So they count with several shares of their time, and the shortest step wins.
 
-Source: Jia et al. 2018 (Exploring Hidden Dimensions in Parallelizing CNNs), the case of a chain.
+Source: Jia et al. 2018 (Exploring Hidden Dimensions in Parallelizing CNNs), the case of a chain. A
+plan gives its reason for each layer by numbers: weights against activations.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,16 +20,17 @@ from firecaffe.exchange import ALGORITHMS
 from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.exchange.route import FOLD
 from firecaffe.parallel.config import ParallelConfig
+from firecaffe.parallel.volumes import sum_numbers
 from firecaffe.plan.between import Boundary
 from firecaffe.plan.chain import Unit
 from firecaffe.plan.cluster import Cluster
 from firecaffe.plan.forecast import Forecast
 from firecaffe.plan.held import memory_of, micro_batches_of, nodes_of, widest
-from firecaffe.plan.layouts import Layout, allows, layouts_of
+from firecaffe.plan.layouts import Layout, allows, layouts_of, words_of
 from firecaffe.plan.price import SIZES, rounds_only_s
 from firecaffe.plan.recipe_stages import Crossing
 from firecaffe.plan.split_step import SplitCost, SplitStep, sent_nodes, weights_bytes
-from firecaffe.plan.stages import best_stages
+from firecaffe.plan.stage_times import best_stages
 from firecaffe.plan.workload import Workload
 
 Array = NDArray[np.float64]
@@ -301,3 +304,50 @@ def plan_of_step(
         sum(memory.values()) <= device_bytes,
         widest(memory, device_bytes),
     )
+
+
+@dataclass(frozen=True)
+class Reason:
+    """A layer's cost if all workers shared its batch, and its cost in the plan."""
+
+    name: str
+    words: str
+    weights_bytes: int
+    """Bytes of its gradients, |W|."""
+    data_bytes: float
+    """Bytes of its input and output for the whole batch, |D|."""
+    by_data_bytes: float
+    """Bytes that each worker would send in a step, if all shared the batch."""
+    by_data_s: float
+    sent_bytes: float
+    """Bytes that each worker sends of its gradients, and between it and the layer before."""
+    sent_s: float
+
+
+def reasons(plan: SplitPlan, cost: SplitCost) -> list[Reason]:
+    by_data = Layout(cost.workers)
+    pairs = [*enumerate(pairwise(plan.layouts))]
+    between = [(0.0, 0.0), *(cost.between(at, *pair) for at, pair in pairs)]
+    found = []
+    rows = zip(cost.chain, plan.layouts, between, strict=True)
+    for unit, layout, (seconds, sent) in rows:
+        if not unit.weights:
+            continue
+        if layout.rows * layout.paths > 1:  # sums of its gradients and its input's are inside it
+            own_s, own_sent = cost.inside(unit, layout, layout.batch)
+            seconds, sent = seconds + own_s, sent + own_sent
+        whole = BYTES_PER_ELEMENT * unit.weights
+        numbers = unit.inputs + unit.outputs
+        found.append(
+            Reason(
+                unit.name,
+                words_of(unit, layout),
+                whole,
+                cost.itemsize * numbers * cost.work.global_batch_size,
+                sum_numbers(cost.workers, whole),
+                cost.gradients_s(unit, by_data),
+                sum_numbers(layout.batch, weights_bytes(unit, layout)) + sent,
+                cost.gradients_s(unit, layout) + seconds,
+            )
+        )
+    return found

@@ -16,7 +16,7 @@ from firecaffe.parallel.volumes import sum_numbers
 from firecaffe.plan.between import Boundary, Exchanges, Traffic, boundary
 from firecaffe.plan.chain import Unit
 from firecaffe.plan.cluster import Cluster
-from firecaffe.plan.compute import (
+from firecaffe.plan.compute_time import (
     COPY_PASSES,
     HALF_PRECISION,
     correction,
@@ -39,7 +39,7 @@ from firecaffe.plan.layouts import Layout, through
 from firecaffe.plan.network import Network
 from firecaffe.plan.price import Prices, ranks_per_node
 from firecaffe.plan.step_cost import Bucket, overlap, prices_of, slowest_of, storage_s
-from firecaffe.plan.update import UPDATES
+from firecaffe.plan.update_price import UPDATES
 from firecaffe.plan.workload import Workload
 
 ADDITION_PASSES = 3

@@ -14,16 +14,16 @@ from itertools import accumulate
 from math import ceil, inf, sqrt
 from statistics import NormalDist
 
-from firecaffe.exchange.choose import BYTES_PER_ELEMENT
-from firecaffe.exchange.route import Route, find_route
+from firecaffe.exchange.choose import AUTO, BYTES_PER_ELEMENT, choose
+from firecaffe.exchange.route import SCHEDULE, Route, find_route
 from firecaffe.gradients.buckets import cut
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.plan.cluster import Cluster
-from firecaffe.plan.codec import coded_s
-from firecaffe.plan.compute import MicroBatch, data_s, micro_batch, update_s
+from firecaffe.plan.codec_cost import coded_s
+from firecaffe.plan.compute_time import MicroBatch, data_s, micro_batch, update_s
 from firecaffe.plan.network import Network
 from firecaffe.plan.price import Prices, ranks_per_node
-from firecaffe.plan.update import ALL, update_of
+from firecaffe.plan.update_price import ALL, update_of
 from firecaffe.plan.workload import Workload
 
 
@@ -226,3 +226,18 @@ def storage_s(
     if storage.decoded_images_per_s:
         taken_s = max(taken_s, images / storage.decoded_images_per_s)
     return max(0.0, factor * taken_s - step_s)
+
+
+def own_exchange(workload: Workload, cluster: Cluster, world_size: int) -> str:
+    """Return the recipe's exchange, what `auto` would choose, or "" if there is no recipe."""
+    if workload.exchange != AUTO:
+        return workload.exchange
+    network = Network(cluster.links, world_size)
+    tree = route_of(workload, "tree", network)
+    if tree.way != SCHEDULE or tree.senders == 1:  # there is no choice
+        return "tree"
+    sizes = workload.tensors_bytes
+    buckets = [sum(sizes[start:stop]) for start, stop in cut(sizes, workload.bucket_bytes)]
+    outer = network.link(0, world_size - 1)
+    link = outer.latency_s, outer.bandwidth_bytes_per_s
+    return choose(world_size, buckets, *link, tree.senders).algorithm

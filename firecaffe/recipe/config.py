@@ -6,7 +6,7 @@ from typing import Literal
 
 from firecaffe.data.config import DataConfig
 from firecaffe.errors import RecipeError
-from firecaffe.words import (
+from firecaffe.value_checks import (
     MOST_SAMPLES,
     MOST_STEPS,
     MOST_THREADS,

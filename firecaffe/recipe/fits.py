@@ -7,7 +7,7 @@ from firecaffe.data import Data
 from firecaffe.errors import RecipeError
 from firecaffe.exchange.leaves import num_nodes
 from firecaffe.recipe.sections import Recipe
-from firecaffe.solvers.policy import batch_scale, learning_rate
+from firecaffe.solvers.rate_policy import batch_scale, learning_rate
 from firecaffe.synchrony.config import (
     ASYNCHRONOUS,
     BACKUP,
@@ -16,7 +16,7 @@ from firecaffe.synchrony.config import (
     SynchronyConfig,
     learners_that_do_not_fit,
 )
-from firecaffe.words import LARGEST, MOST_MICRO_BATCHES
+from firecaffe.value_checks import LARGEST, MOST_MICRO_BATCHES
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ import tomli_w
 
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.recipe.sections import Recipe
-from firecaffe.reference import REFERENCES, without_folder
-from firecaffe.solvers.policy import OVER_THE_TRAINING
+from firecaffe.solvers.rate_policy import OVER_THE_TRAINING
 from firecaffe.synchrony.config import EVERY_STEP, LOCAL
+from firecaffe.user_code import REFERENCES, without_folder
 
 _FREE_WORDS = (
     "data.path",

@@ -15,16 +15,16 @@ from firecaffe.exchange.choose import AUTO
 from firecaffe.exchange.leaves import Shares, equal_shares
 from firecaffe.exchange.route import Route, find_route
 from firecaffe.gradients.config import NO_COMPRESSOR
-from firecaffe.recipe.check import CheckedRecipe
+from firecaffe.recipe.checked_recipe import CheckedRecipe
 from firecaffe.recipe.config import check_batch
 from firecaffe.recipe.fits import check_data_fit, too_short
 from firecaffe.recipe.identity import identity
 from firecaffe.recipe.sections import Recipe
-from firecaffe.reference import without_folder
-from firecaffe.solvers.policy import batch_scale, first_drop, learning_rate, momentum
+from firecaffe.solvers.rate_policy import batch_scale, first_drop, learning_rate, momentum
 from firecaffe.synchrony.config import EVERY_STEP, LOCAL, MEASURED
 from firecaffe.synchrony.rounds import Rounds, plan_rounds
-from firecaffe.words import MOST_STEPS
+from firecaffe.user_code import without_folder
+from firecaffe.value_checks import MOST_STEPS
 
 
 @dataclass(frozen=True)

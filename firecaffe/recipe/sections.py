@@ -15,7 +15,7 @@ from firecaffe.recipe.config import (
     CheckpointConfig,
     TrainConfig,
 )
-from firecaffe.runs.folder import RunConfig
+from firecaffe.runs.run_folder import RunConfig
 from firecaffe.solvers.config import SolverConfig, needs_norms
 from firecaffe.synchrony.config import SynchronyConfig
 from firecaffe.tasks.config import TaskConfig
@@ -53,7 +53,7 @@ class Recipe:
     @classmethod
     def read(cls, path: str | Path) -> "Recipe":
         """Read a recipe's file. Raises: RecipeError in one line that names the word."""
-        from firecaffe.recipe.of_run import read_recipe_file
+        from firecaffe.recipe.recorded_recipe import read_recipe_file
 
         return read_recipe_file(Path(path))
 

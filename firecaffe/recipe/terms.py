@@ -8,11 +8,10 @@ from typing import Any, Literal
 
 from firecaffe.data.config import IMAGE_WORDS
 from firecaffe.exchange.choose import AUTO as AUTO_EXCHANGE
-from firecaffe.exchange.order import keeps_tree_order
+from firecaffe.exchange.route import keeps_tree_order
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.parallel.config import AUTO, ONE_WEIRD_TRICK
 from firecaffe.recipe.sections import Recipe
-from firecaffe.reference import is_caffe, is_reference
 from firecaffe.synchrony.config import (
     ASYNCHRONOUS,
     EVERY_STEP,
@@ -23,6 +22,7 @@ from firecaffe.synchrony.config import (
     SHARDED,
     STALE,
 )
+from firecaffe.user_code import is_caffe, is_reference
 
 Facts = Mapping[str, Any]
 """The value of each setting, by its dotted name."""

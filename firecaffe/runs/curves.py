@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from firecaffe.errors import RunError
-from firecaffe.runs.compare import Run
-from firecaffe.runs.folder import METRICS
-from firecaffe.runs.mode import sent_per_step
+from firecaffe.runs.mode_facts import sent_per_step
+from firecaffe.runs.run_folder import METRICS
+from firecaffe.runs.run_table import Run
 from firecaffe.runs.schemas import MetricsRow, TimedRow
 from firecaffe.schema import Real, checked, read_rows
 

@@ -3,8 +3,8 @@
 from pathlib import Path
 from statistics import fmean
 
-from firecaffe.runs.explain import Rows
-from firecaffe.runs.folder import RECIPE, read_run_file, read_run_recipe
+from firecaffe.runs.rank_times import Rows
+from firecaffe.runs.run_folder import RECIPE, read_run_file, read_run_recipe
 from firecaffe.synchrony.config import LOCAL
 
 

@@ -2,7 +2,7 @@
 
 For each step after the warm ones, the timings of rank 0 have the micro-batches of each rank and
 their seconds. A rank is slow if its micro-batches take longer than the median of the others', by a
-signed-rank test over blocks of steps, as in `runs.explain`.
+signed-rank test over blocks of steps, as in `runs.rank_times`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,8 +12,8 @@ from statistics import fmean
 from typing import Any
 
 from firecaffe.errors import RunError
-from firecaffe.runs.explain import Rows, Slow, in_blocks, slow_by_blocks
-from firecaffe.runs.folder import read_run_file
+from firecaffe.runs.rank_times import Rows, Slow, in_blocks, slow_by_blocks
+from firecaffe.runs.run_folder import read_run_file
 from firecaffe.runs.schemas import ServerResult
 
 MOST_BARS = 8

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from firecaffe.errors import RunError
-from firecaffe.runs.folder import DIGESTS, METRICS, WEIGHTS
+from firecaffe.runs.run_folder import DIGESTS, METRICS, WEIGHTS
 from firecaffe.runs.schemas import DigestsRow, LossRow, WeightsRow
 from firecaffe.schema import read_rows
 

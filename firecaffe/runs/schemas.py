@@ -5,7 +5,7 @@ from typing import Annotated, Any, NotRequired, TypedDict
 from msgspec import Meta
 
 from firecaffe.schema import Amount, Count, Positive, Real
-from firecaffe.words import MOST_MICRO_BATCHES
+from firecaffe.value_checks import MOST_MICRO_BATCHES
 
 Share = Annotated[float, Meta(ge=0, le=1)]
 Seconds = Annotated[float, Meta(ge=-1e9, le=1e9)]

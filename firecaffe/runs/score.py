@@ -15,8 +15,8 @@ from statistics import fmean, median
 from typing import Any
 
 from firecaffe.errors import RunError
-from firecaffe.runs.explain import Explanation, Rows
-from firecaffe.runs.folder import FORECAST, read_run_file
+from firecaffe.runs.rank_times import Explanation, Rows
+from firecaffe.runs.run_folder import FORECAST, read_run_file
 from firecaffe.runs.schemas import (
     ActivationsRow,
     EveryStepForecast,

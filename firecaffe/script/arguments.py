@@ -15,11 +15,11 @@ from torch.distributed import ProcessGroup
 from firecaffe.errors import RecipeError
 from firecaffe.exchange import NATIVE, find_schedule, parse_hierarchical
 from firecaffe.exchange.choose import AUTO
-from firecaffe.exchange.order import keeps_tree_order
+from firecaffe.exchange.route import keeps_tree_order
 from firecaffe.gradients.compressors import COMPRESSORS
 from firecaffe.gradients.config import NO_COMPRESSOR, check_timeout
-from firecaffe.reference import shown
 from firecaffe.script.rank_mean import check_encodable
+from firecaffe.user_code import shown
 
 REFUSED = {
     "mixed_precision": "DDP sums these gradients itself; use torch.autocast, or model.to(dtype)",

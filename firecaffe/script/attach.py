@@ -23,11 +23,11 @@ from firecaffe.cluster.groups import attempt, who_am_i
 from firecaffe.cluster.world import lasting_store
 from firecaffe.errors import RunError
 from firecaffe.parallel.split import Split
-from firecaffe.reference import shown
 from firecaffe.runs.record import JsonLines
 from firecaffe.runs.schemas import StepRow
 from firecaffe.schema import read_rows
 from firecaffe.script.arguments import ArgumentError, check_network, check_optimizer
+from firecaffe.user_code import shown
 
 _timed: "weakref.WeakKeyDictionary[optim.Optimizer, Path]" = weakref.WeakKeyDictionary()
 """The optimizers that are timed: a second pair of hooks would time the first one."""

@@ -9,7 +9,7 @@ from torch import nn
 
 from firecaffe.inventory.forward_watch import Watch
 from firecaffe.inventory.network_state import kinds_of
-from firecaffe.words import some_of
+from firecaffe.value_checks import some_of
 
 
 def tell_of_own_state(module: nn.Module, call: str, averages: bool) -> None:

@@ -14,7 +14,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from firecaffe.by_value import packed
 from firecaffe.cluster.from_script import bind, from_script
 from firecaffe.cluster.hosts import Hosts, check_memory, say
 from firecaffe.cluster.launch import RankFailedError
@@ -22,9 +21,10 @@ from firecaffe.cluster.launch import launch as launch_ranks
 from firecaffe.cluster.world import is_launched
 from firecaffe.errors import FirecaffeError, RecipeError
 from firecaffe.output import kept_stdout
-from firecaffe.reference import shown
+from firecaffe.pickling import packed
 from firecaffe.runs.fault import settle_fault
 from firecaffe.script.call import CALL, CALLER, RETURNED, Caller
+from firecaffe.user_code import shown
 
 Value = TypeVar("Value")
 

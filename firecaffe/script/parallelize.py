@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.parallel.distributed import DistributedDataParallel
 
 from firecaffe.cluster.from_script import bind, from_script
-from firecaffe.cluster.memory import keep_freed_memory
+from firecaffe.cluster.malloc import keep_freed_memory
 from firecaffe.exchange.choose import AUTO
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.script.arguments import (
@@ -27,9 +27,9 @@ from firecaffe.script.arguments import (
     check_sums_nothing,
     check_words,
 )
-from firecaffe.script.exchange import join_launched_world
 from firecaffe.script.first_forward import tell_of_own_state
 from firecaffe.script.hook import BUCKET_BYTES, HookState, bucket_sizes, exchange_bucket
+from firecaffe.script.script_exchange import join_launched_world
 
 SIGNATURE = inspect.signature(DistributedDataParallel)
 
@@ -91,7 +91,7 @@ def parallelize(
     alone. All ranks of the group must call it, after the model was moved to its device. One rank
     alone has nothing to exchange: it gets plain DDP, and no gradient is encoded. Ranks of one host
     add in shared memory; sparse gradients go through torch's own all_reduce. The process keeps the
-    memory that it frees (`cluster.memory`), which makes training on CPUs faster.
+    memory that it frees (`cluster.malloc`), which makes training on CPUs faster.
 
     Args:
         module: The model, on its device.

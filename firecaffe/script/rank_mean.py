@@ -18,7 +18,7 @@ from firecaffe.gradients.compressors import make_compressor
 from firecaffe.gradients.compressors.codec import ROW, Compressor
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.transport.exchange import Exchange
-from firecaffe.transport.fold import NodeWire
+from firecaffe.transport.fold_nodes import NodeWire
 
 
 @dataclass(frozen=True)

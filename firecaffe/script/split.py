@@ -13,7 +13,6 @@ from firecaffe.cluster.from_script import from_script
 from firecaffe.inventory.network_state import check_state
 from firecaffe.parallel.parts import PartGroup
 from firecaffe.parallel.split import Split, check_parts, choose_layers, split_layers
-from firecaffe.reference import shown
 from firecaffe.script.arguments import (
     ArgumentError,
     check_group,
@@ -22,8 +21,9 @@ from firecaffe.script.arguments import (
     check_sums_nothing,
     check_whole_number,
 )
-from firecaffe.script.exchange import join_launched_world, leave, meet
 from firecaffe.script.first_forward import tell_of_own_state
+from firecaffe.script.script_exchange import join_launched_world, leave, meet
+from firecaffe.user_code import shown
 
 
 @from_script

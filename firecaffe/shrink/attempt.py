@@ -14,16 +14,16 @@ from torch import nn
 
 from firecaffe.cluster.world import World
 from firecaffe.compression.fcz import CODES, FileReport, write
-from firecaffe.compression.fold import fold_normalization
+from firecaffe.compression.selected_layers import fold_normalization
 from firecaffe.compression.transfer import BYTES_PER_WEIGHT
 from firecaffe.data import Data, Dataset, open_data
 from firecaffe.data.hold_out import SomeOfDataset
 from firecaffe.files import write_json
 from firecaffe.recipe.sections import Recipe
-from firecaffe.runs.folder import read_run_file
 from firecaffe.runs.measure import LOSS, Measure
-from firecaffe.shrink.layers import Choice
-from firecaffe.shrink.rounds import rounds_of
+from firecaffe.runs.run_folder import read_run_file
+from firecaffe.shrink.layer_sizes import Choice
+from firecaffe.shrink.pruning_rounds import rounds_of
 from firecaffe.shrink.scheme import Scheme
 from firecaffe.tasks import Task
 from firecaffe.training.coded import describe, tensors_of

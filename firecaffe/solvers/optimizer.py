@@ -8,13 +8,12 @@ import torch
 from torch import nn, optim
 
 from firecaffe.errors import RecipeError
-from firecaffe.reference import is_reference
-from firecaffe.solvers.caffe_adam import CaffeAdam
-from firecaffe.solvers.caffe_sgd import CaffeSGD
+from firecaffe.solvers.caffe_solvers import CaffeAdam, CaffeSGD
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.solvers.delayed_nesterov import DelayedNesterov
 from firecaffe.solvers.layer_rates import Lamb, Lars, LayerRates, Norms, own_norms
-from firecaffe.solvers.own import make_own
+from firecaffe.solvers.own_optimizer import make_own
+from firecaffe.user_code import is_reference
 
 Groups = Sequence[dict[str, Any]]
 """Groups of parameters, with their weight decay and `rate_factor`, which multiplies the rate."""

@@ -21,7 +21,7 @@ from firecaffe.errors import RecipeError
 from firecaffe.schema import read_rows
 from firecaffe.synchrony.config import SynchronyConfig
 from firecaffe.synchrony.events import Event, Pull, Push
-from firecaffe.synchrony.policy import Policy, Work, row_of, work_of
+from firecaffe.synchrony.server_policies import Policy, Work, row_of, work_of
 
 Seconds = Callable[[int, int], float]
 """(learner, the number of leaves that it had before) -> the time that its next one takes."""

@@ -5,7 +5,7 @@ from math import inf
 from typing import Literal
 
 from firecaffe.errors import RecipeError
-from firecaffe.words import MOST_STEPS, check_limits
+from firecaffe.value_checks import MOST_STEPS, check_limits
 
 EVERY_STEP, BACKUP, STALE, ASYNCHRONOUS = "every_step", "backup", "stale", "asynchronous"
 LOCAL = "local"

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, NotRequired, TypedDict
 
 from firecaffe.schema import Count, Real, checked
-from firecaffe.synchrony.leaves import Leaf
-from firecaffe.synchrony.policy import Update, Work, row_of, work_of
+from firecaffe.synchrony.leaf_queue import Leaf
+from firecaffe.synchrony.server_policies import Update, Work, row_of, work_of
 
 
 @dataclass(frozen=True)

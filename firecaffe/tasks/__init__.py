@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from firecaffe.tasks.classification import CLASSIFICATION
     from firecaffe.tasks.config import TaskConfig
+    from firecaffe.tasks.known_tasks import TASKS, task_of
     from firecaffe.tasks.metric import Sums
-    from firecaffe.tasks.table import TASKS, task_of
     from firecaffe.tasks.task import Loss, Task
 
 _PLACES = {
     "CLASSIFICATION": "classification",
     "Loss": "task",
     "Sums": "metric",
-    "TASKS": "table",
+    "TASKS": "known_tasks",
     "Task": "task",
     "TaskConfig": "config",
-    "task_of": "table",
+    "task_of": "known_tasks",
 }
 """The module of each name. It is imported on first use, as reading a recipe needs no torch."""
 

@@ -10,11 +10,11 @@ from torch import Tensor
 from firecaffe.caffe.graph import Step
 from firecaffe.caffe.judge import Blobs, Judge, read_judges
 from firecaffe.errors import RecipeError
-from firecaffe.reference import caffe_file
 from firecaffe.tasks.config import TaskConfig
 from firecaffe.tasks.metric import Sums
 from firecaffe.tasks.outputs import part_of, prediction_of
 from firecaffe.tasks.task import Counts, Task
+from firecaffe.user_code import caffe_file
 
 MEANINGS = {
     "InfogainLoss": "classification",

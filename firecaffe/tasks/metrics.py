@@ -16,11 +16,10 @@ from torch import Tensor
 from firecaffe.errors import RecipeError
 from firecaffe.runs.measure import LOSS
 from firecaffe.tasks.config import TaskConfig
-from firecaffe.tasks.metric import Metric, Reduction, State, Sums
+from firecaffe.tasks.metric import Metric, Prepare, Reduction, State, Sums, TorchMetric
 from firecaffe.tasks.outputs import prediction_of
 from firecaffe.tasks.pairs import flat, in_float64
 from firecaffe.tasks.task import Known
-from firecaffe.tasks.torch_metric import Prepare, TorchMetric
 
 PLACES = 5
 

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from firecaffe.errors import RecipeError
-from firecaffe.reference import shown
+from firecaffe.user_code import shown
 
 NAMES = ("logits", "out")
 """Names of the prediction: Hugging Face's (`ModelOutput`) and torchvision's for segmentation."""

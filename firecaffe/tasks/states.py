@@ -14,8 +14,8 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from firecaffe.errors import RecipeError
-from firecaffe.reference import failed
 from firecaffe.tasks.metric import Metric, Reduction, State
+from firecaffe.user_code import failed
 
 ANY_ORDER = ""
 

@@ -11,8 +11,7 @@ from torch import Tensor
 from firecaffe.errors import RecipeError
 from firecaffe.runs.measure import LOSS, Measure
 from firecaffe.tasks.config import TaskConfig
-from firecaffe.tasks.metric import Metric
-from firecaffe.tasks.own_metric import as_metric
+from firecaffe.tasks.metric import Metric, as_metric
 
 Loss = Callable[[Any, Any], Tensor]
 """A function of (outputs, targets) that returns the mean loss of the samples, a scalar."""

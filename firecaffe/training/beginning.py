@@ -1,7 +1,12 @@
-"""The beginning of a training: its folder, and the first lines for people."""
+"""The beginning of a training: its folder, and the first lines for people.
+
+Paths are from the current folder as typed, and absolute in the run's recipe.
+"""
 
 import json
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
@@ -11,13 +16,13 @@ from firecaffe.compression.config import prune_notes
 from firecaffe.data import Data
 from firecaffe.errors import RunError
 from firecaffe.files import write_atomically, write_json
+from firecaffe.models.freeze import Frozen
 from firecaffe.recipe.identity import to_toml, tuned_by
 from firecaffe.recipe.idle import idle_words
-from firecaffe.recipe.paths import with_absolute_paths
 from firecaffe.recipe.run import Run
 from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.environment import describe_environment
-from firecaffe.runs.folder import (
+from firecaffe.runs.run_folder import (
     APART,
     ENVIRONMENT,
     MARK,
@@ -25,13 +30,12 @@ from firecaffe.runs.folder import (
     create_run_folder,
     mark_of,
 )
-from firecaffe.solvers.policy import rate_notes
-from firecaffe.training.about import About, write_about
-from firecaffe.training.frozen import Frozen
+from firecaffe.solvers.rate_policy import rate_notes
 from firecaffe.training.learner import Learner
-from firecaffe.training.places import Places, find_places
 from firecaffe.training.plugins import Plugin, names
 from firecaffe.training.records import say
+from firecaffe.training.run_facts import About, write_about
+from firecaffe.training.run_places import Places, find_places
 from firecaffe.training.start import (
     Start,
     announce_folder,
@@ -39,7 +43,30 @@ from firecaffe.training.start import (
     remember_own_folder,
     withdraw_folder,
 )
-from firecaffe.transport.auto import AutoChoice
+from firecaffe.transport.auto_exchange import AutoChoice
+from firecaffe.user_code import REFERENCES, with_file
+
+
+def with_absolute_paths(recipe: Recipe) -> Recipe:
+    """Return the recipe with absolute paths, except those in `args`, which are the user's."""
+    changes: dict[str, Callable[[str], str]] = {
+        "model.weights": _absolute,
+        "data.path": _absolute,
+        "data.cache": _absolute,
+        "synchrony.speeds_from": _absolute,
+        "run.cluster": lambda name: _absolute(name) if name.endswith(".toml") else name,
+        **{word: lambda name: with_file(name, os.path.abspath) for word in REFERENCES},
+    }
+    for word, change in changes.items():
+        section, _, name = word.partition(".")
+        config = getattr(recipe, section)
+        config = replace(config, **{name: change(getattr(config, name))})
+        recipe = replace(recipe, **{section: config})
+    return recipe
+
+
+def _absolute(path: str) -> str:
+    return path if not path or "://" in path else os.path.abspath(os.path.expanduser(path))
 
 
 def make_folder(

@@ -40,11 +40,11 @@ from firecaffe.files import (
 )
 from firecaffe.recipe.identity import flatten
 from firecaffe.recipe.sections import Recipe
-from firecaffe.reference import wherever
 from firecaffe.schema import Count, checked, read_file
-from firecaffe.solvers.policy import OVER_THE_TRAINING
+from firecaffe.solvers.rate_policy import OVER_THE_TRAINING
 from firecaffe.synchrony.rounds import Rounds
 from firecaffe.training.tensor_file import InMemory, Stored, TensorFile
+from firecaffe.user_code import wherever
 
 FILE_NAME = r"[\w.-]{1,200}"
 

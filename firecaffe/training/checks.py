@@ -21,15 +21,14 @@ from firecaffe.meta_kernels import without_compiler
 from firecaffe.models import MODELS
 from firecaffe.models.network import make_network, with_outline
 from firecaffe.models.weights import load_weights
-from firecaffe.parallel.layers import check_called
+from firecaffe.parallel.layers_in_parts import check_called
 from firecaffe.parallel.slide import ROWS
 from firecaffe.parallel.split import check_parts
 from firecaffe.plan.of_recipe import cluster_for
-from firecaffe.recipe.check import CheckedRecipe
-from firecaffe.recipe.ranks import check_hosts
+from firecaffe.recipe.checked_recipe import CheckedRecipe
 from firecaffe.recipe.run import Ranks, Run, resolve
 from firecaffe.recipe.sections import Recipe
-from firecaffe.reference import failed, is_reference, shown
+from firecaffe.recipe.worker_numbers import check_hosts
 from firecaffe.runs.loggers import check_libraries
 from firecaffe.solvers.optimizer import make_optimizer
 from firecaffe.synchrony.config import LOCAL
@@ -40,14 +39,15 @@ from firecaffe.training.checkpoint import check_identity, check_whole, load_newe
 from firecaffe.training.constraints import check_constraints
 from firecaffe.training.evaluate import evaluating
 from firecaffe.training.evaluation_weights import check_layers
-from firecaffe.training.facts import describe_training
 from firecaffe.training.first_weights import find_weights
 from firecaffe.training.forward import Forward, check_compiler, laid_out
 from firecaffe.training.given_task import task_for
-from firecaffe.training.parallel.auto import with_named_split
-from firecaffe.training.parallel.network import chosen_layers, in_words_of
+from firecaffe.training.parallel.auto_layout import with_named_split
+from firecaffe.training.parallel.split_network import chosen_layers, in_words_of
 from firecaffe.training.parallel.staged import check_stages
 from firecaffe.training.parts import counts_of
+from firecaffe.training.shared_facts import describe_training
+from firecaffe.user_code import failed, is_reference, shown
 
 
 def check_prediction(task: Task, outputs: Any, recipe: Recipe) -> None:

@@ -19,11 +19,12 @@ from firecaffe.meta_kernels import on_meta
 from firecaffe.models.config import ModelConfig
 from firecaffe.models.network import make_network, with_outline
 from firecaffe.models.weights import FCZ, Outline, outline_of
-from firecaffe.recipe.check import check_recipe
+from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.identity import flatten
-from firecaffe.recipe.of_run import recipe_from, untrusted
+from firecaffe.recipe.recorded_recipe import recipe_from, untrusted
 from firecaffe.recipe.sections import Recipe
-from firecaffe.reference import (
+from firecaffe.training.run_facts import NOTHING, About
+from firecaffe.user_code import (
     CAFFE,
     caffe_file,
     file_digest,
@@ -32,7 +33,6 @@ from firecaffe.reference import (
     shown,
     without_folder,
 )
-from firecaffe.training.about import NOTHING, About
 
 if TYPE_CHECKING:
     from firecaffe.compression.fcz import Opened

@@ -6,15 +6,15 @@ from contextlib import ExitStack, closing
 from firecaffe.cluster.group import Group
 from firecaffe.cluster.groups import group_of_one
 from firecaffe.exchange.choose import AUTO
+from firecaffe.gradients.bucket_sums import Hook
 from firecaffe.gradients.buckets import cut
-from firecaffe.gradients.combine import Hook
 from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.recipe.run import Run
 from firecaffe.training.learner import Learner
 from firecaffe.training.modes.mode import Summed
-from firecaffe.transport.auto import AutoChoice, choose_exchange
+from firecaffe.transport.auto_exchange import AutoChoice, choose_exchange
 from firecaffe.transport.exchange import Exchange
-from firecaffe.transport.local import LocalRanks, meet_local_ranks
+from firecaffe.transport.local_ranks import LocalRanks, meet_local_ranks
 
 
 def connect(

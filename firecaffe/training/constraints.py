@@ -25,7 +25,6 @@ from firecaffe.compression.config import (
     PruneConfig,
     ShareConfig,
 )
-from firecaffe.compression.layers import BIAS, pruned_weights, shared_weights
 from firecaffe.compression.prune import (
     above,
     above_with_hold,
@@ -37,12 +36,13 @@ from firecaffe.compression.prune import (
     threshold_of,
     with_hold,
 )
+from firecaffe.compression.selected_layers import BIAS, pruned_weights, shared_weights
 from firecaffe.compression.share import share
 from firecaffe.errors import RecipeError
 from firecaffe.recipe.sections import Recipe
 from firecaffe.training.forward import key_of
 from firecaffe.training.piece import Piece, Weights
-from firecaffe.training.wholes import AllHere, Wholes
+from firecaffe.training.whole_tensors import AllHere, Wholes
 
 
 class Pruning:

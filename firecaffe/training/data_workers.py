@@ -21,7 +21,7 @@ import torch
 from firecaffe.data import Data, Dataset
 from firecaffe.data.hold_out import SomeOfDataset
 from firecaffe.data.layout import Batch
-from firecaffe.data.own import CheckedSet
+from firecaffe.data.own_data import CheckedSet
 from firecaffe.data.torch_set import Items, TorchSet
 from firecaffe.errors import (
     DataError,
@@ -30,8 +30,8 @@ from firecaffe.errors import (
     RecipeError,
     memory_full,
 )
-from firecaffe.reference import failed
 from firecaffe.training.batch_pipe import receive_batch, send_batch
+from firecaffe.user_code import failed
 
 PRELOADED = "firecaffe.training.data_workers"
 """The module that the server loads once for all workers, with torch."""

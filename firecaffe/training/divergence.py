@@ -6,17 +6,25 @@ for PATIENCE steps in a row. Medians, because the loss of a step with few sample
 loss stays near its start while a rate warms up, and may reach a few times a small start if training
 continues from good weights; neither exceeds the limit. The file also has advice for a training that
 diverges because workers do not all compute together.
+A run that ends so saves nothing more, and all ranks give the same reason.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, TypedDict
 
 from msgspec import Meta
 
+from firecaffe.cluster.agree import text_of_first
+from firecaffe.cluster.world import World
+from firecaffe.errors import DivergedError, NotFiniteError, RunError
 from firecaffe.schema import Count, checked
 from firecaffe.synchrony.config import ASYNCHRONOUS, BACKUP, STALE, SynchronyConfig
+from firecaffe.training.checkpoint import good_name
+from firecaffe.training.saver import Saver
 
 # With many updates a step, a training that diverges leaves its start within some steps.
 FIRST = 3
@@ -146,3 +154,24 @@ def for_replicas(words: SynchronyConfig, momentum: float) -> str:
         f"{words.outer}), with momentum {momentum:g}: try a lower rate or momentum"
         f"{shorter if words.local_steps > 1 else ''}{outer}"
     )
+
+
+@contextmanager
+def explained(
+    world: World, saver: Saver, folder: Path, rate: Callable[[int], float]
+) -> Iterator[None]:
+    """Add the learning rate and the last good checkpoint to a NotFiniteError or DivergedError.
+
+    The block raises it on all ranks. The checkpoint, in `folder`, is named once it is on the disk.
+    """
+    try:
+        yield
+    except (NotFiniteError, DivergedError) as error:
+        with suppress(RunError):
+            saver.wait(world)
+        name = text_of_first(world, good_name(folder) if world.is_first else "")
+        good = f"the last good checkpoint is {name}" if name else "there is no checkpoint"
+        step = error.step or world.place.step
+        told = type(error)(f"{error}; the learning rate is {rate(step - 1):.4g}; {good}")
+        told.goes_along, told.step = not world.is_first, step
+        raise told from None

@@ -17,11 +17,11 @@ from firecaffe.data import DataConfig, Dataset, eval_batches, num_samples
 from firecaffe.errors import RecipeError
 from firecaffe.gradients.buffers import KeptBuffers
 from firecaffe.recipe.config import TrainConfig
-from firecaffe.reference import failed
 from firecaffe.tasks import Task
 from firecaffe.tasks.metric import Metric, State
 from firecaffe.tasks.states import Parts, add_batch, pack, unpack
 from firecaffe.training.forward import AUTOCAST, laid_out, seed_random
+from firecaffe.user_code import failed
 
 EvalBatch = tuple[int, Any, Any]
 """The number of a batch, its inputs and its targets."""

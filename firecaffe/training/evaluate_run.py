@@ -7,13 +7,13 @@ from firecaffe.cluster.world import World
 from firecaffe.data import Data, num_classes, open_test
 from firecaffe.recipe.sections import Recipe
 from firecaffe.tasks import Task, task_of
-from firecaffe.training.about import About
 from firecaffe.training.data_workers import data_workers
 from firecaffe.training.evaluate import Evaluation, evaluate
 from firecaffe.training.forward import arithmetic
 from firecaffe.training.load import Trained, load_run
 from firecaffe.training.named import check_named
-from firecaffe.training.predict import labels_of_run
+from firecaffe.training.prediction import labels_of_run
+from firecaffe.training.run_facts import About
 
 NEEDED = ("model", "data", "task")
 """The sections of a recipe that say what is evaluated, and how."""

@@ -33,8 +33,8 @@ from firecaffe.cluster.agree import gather_bytes
 from firecaffe.cluster.group import Group
 from firecaffe.data import Batches
 from firecaffe.errors import RecipeError
-from firecaffe.parallel.layers import NormOverRows
-from firecaffe.synchrony.leaves import Leaf
+from firecaffe.parallel.layers_in_parts import NormOverRows
+from firecaffe.synchrony.leaf_queue import Leaf
 from firecaffe.training.forward import laid_out, seed_random
 from firecaffe.training.holdings.holding import Holding
 from firecaffe.training.piece import Weights

@@ -8,10 +8,10 @@ from torch import nn
 from firecaffe.data import Dataset
 from firecaffe.errors import RecipeError
 from firecaffe.recipe.sections import Recipe
-from firecaffe.reference import shown
 from firecaffe.tasks import Loss, Task, TaskConfig, task_of
+from firecaffe.tasks.known_tasks import check_own
 from firecaffe.tasks.over_samples import over_samples
-from firecaffe.tasks.table import check_own
+from firecaffe.user_code import shown
 
 OWN = "own task"
 """The name, in a record, of a task that was given in Python."""

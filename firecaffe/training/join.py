@@ -12,21 +12,20 @@ from dataclasses import replace
 from typing import Any
 
 from firecaffe.cluster.addresses import interface_of, own_addresses, split_place
-from firecaffe.cluster.beside import pulse_beside
 from firecaffe.cluster.groups import GLOO_INTERFACE
 from firecaffe.cluster.joining import Comes
 from firecaffe.cluster.links import star_of
-from firecaffe.cluster.message import Place
+from firecaffe.cluster.pulse_process import pulse_beside
 from firecaffe.cluster.watch import Watch
+from firecaffe.cluster.watch_message import Place
 from firecaffe.cluster.world import World, join
 from firecaffe.errors import AgreementError
-from firecaffe.recipe.check import CheckedRecipe
+from firecaffe.recipe.checked_recipe import CheckedRecipe
 from firecaffe.recipe.parallel import layout_of
-from firecaffe.recipe.ranks import check_takes_workers
 from firecaffe.recipe.run import Ranks, resolve
 from firecaffe.recipe.sections import Recipe
+from firecaffe.recipe.worker_numbers import check_takes_workers
 from firecaffe.training.data_workers import data_workers
-from firecaffe.training.facts import describe_training
 from firecaffe.training.forward import arithmetic
 from firecaffe.training.learner import Learner, build_learner
 from firecaffe.training.parallel.mesh import make_mesh
@@ -34,8 +33,9 @@ from firecaffe.training.parts import Parts, open_parts
 from firecaffe.training.plugins import around_batches, load_plugins
 from firecaffe.training.records import say
 from firecaffe.training.result import Result
-from firecaffe.training.served.parts import ServedParts, facts_of
 from firecaffe.training.served.real import RealRanks
+from firecaffe.training.served.served_parts import ServedParts, facts_of
+from firecaffe.training.shared_facts import describe_training
 from firecaffe.training.start import tell_faults
 from firecaffe.training.stop import StopRequest
 

@@ -11,29 +11,51 @@ from firecaffe.data import Batches, Data
 from firecaffe.errors import RecipeError
 from firecaffe.gradients.probe import Probe, run_probe
 from firecaffe.inventory.findings import Inventory
+from firecaffe.models.network import maker_of
 from firecaffe.models.weights import FirstWeights, outline_of
 from firecaffe.recipe.run import Run
 from firecaffe.recipe.sections import Recipe
 from firecaffe.training.best import Best
 from firecaffe.training.checkpoint import Checkpoint, check_identity, check_whole
 from firecaffe.training.checks import check_coded, check_outputs
+from firecaffe.training.choices import hold, make_mode, make_update, unheld_network
 from firecaffe.training.evaluation_weights import NORMS, Norms, check_layers
-from firecaffe.training.facts import doubt_of_data, doubt_of_weights, doubts_of, facts
 from firecaffe.training.first_look import FirstLook
 from firecaffe.training.first_weights import first_file
 from firecaffe.training.forward import Forward, cost_of_determinism
 from firecaffe.training.given_task import task_for
-from firecaffe.training.holdings.build import hold, unheld_network
 from firecaffe.training.holdings.holding import Holding
-from firecaffe.training.modes.build import make_mode
 from firecaffe.training.modes.mode import ModeParts
-from firecaffe.training.own_code import own_code
 from firecaffe.training.parallel.mesh import Mesh
 from firecaffe.training.parts import Parts
 from firecaffe.training.piece import Numbers
+from firecaffe.training.shared_facts import doubt_of_data, doubt_of_weights, doubts_of, facts
 from firecaffe.training.state import State
-from firecaffe.training.updates.build import make_update
 from firecaffe.training.updates.every_rank import EveryRank
+from firecaffe.user_code import caffe_file, file_digest, find, is_caffe, is_reference, source_digest
+
+
+def own_code(recipe: Recipe, parts: Parts) -> dict[str, str]:
+    """Return the sha256 or version of code that is not firecaffe's own, by recipe section."""
+    found = {"model": "", "task": ""}
+    if parts.model is None:
+        found["model"] = maker_of(recipe.model.name).code
+    else:
+        found["model"] = source_digest(parts.model)
+    loss = parts.loss if parts.task is None else parts.task.loss
+    if loss is not None:
+        found["task"] = source_digest(loss)
+    else:
+        found["task"] = _named("task.name", recipe.task.name)
+    found["data"] = _named("data.name", recipe.data.name)
+    found["solver"] = _named("solver.type", recipe.solver.type)
+    return {section: code for section, code in found.items() if code}
+
+
+def _named(word: str, name: str) -> str:
+    if is_caffe(name):
+        return file_digest(caffe_file(word, name))
+    return source_digest(find(word, name)) if is_reference(name) else ""
 
 
 @dataclass(frozen=True)

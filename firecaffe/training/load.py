@@ -15,18 +15,18 @@ from firecaffe.models.extra_state import hold_extra_state, let_go_of_extra_state
 from firecaffe.models.low_rank import make_low_rank
 from firecaffe.models.network import GIVEN_IN_PYTHON, check_made, make_network
 from firecaffe.models.weights import load_weights
-from firecaffe.recipe.of_run import RECIPE, recipe_of
+from firecaffe.recipe.recorded_recipe import RECIPE, recipe_of
 from firecaffe.recipe.sections import Recipe
-from firecaffe.reference import shown
-from firecaffe.runs.folder import ENVIRONMENT
-from firecaffe.training.about import NOTHING, About, about_of, read_about
+from firecaffe.runs.run_folder import ENVIRONMENT
 from firecaffe.training.checkpoint import BEST, POINTERS, SUMS, Checkpoint, load_newest
 from firecaffe.training.coded import check_outline, described, is_coded, with_nets
 from firecaffe.training.evaluation_weights import NORMS
 from firecaffe.training.forward import lay_out
 from firecaffe.training.parts import Parts
 from firecaffe.training.piece import Weights
+from firecaffe.training.run_facts import NOTHING, About, about_of, read_about
 from firecaffe.training.state import stored_piece
+from firecaffe.user_code import shown
 
 USED_LATER = ("data.name", "task.name")
 """Settings of a .fcz file that do not matter to its network."""

@@ -13,15 +13,14 @@ from firecaffe.data import Data, Dataset
 from firecaffe.data.train_batches import BatchesAhead
 from firecaffe.errors import DivergedError
 from firecaffe.recipe.run import Run
-from firecaffe.training.balance import MeasuredShares
 from firecaffe.training.best import Best, test_best
 from firecaffe.training.checkpoint import BEST, GOOD, Checkpoint, checkpoint_name
-from firecaffe.training.divergence import Rise
+from firecaffe.training.divergence import Rise, explained
 from firecaffe.training.evaluate import Evaluation, evaluate
 from firecaffe.training.evaluation_weights import Norms
-from firecaffe.training.finite import explained
 from firecaffe.training.modes.mode import Mode, Queued
 from firecaffe.training.outcome import Votes
+from firecaffe.training.rebalance import MeasuredShares
 from firecaffe.training.records import Records
 from firecaffe.training.result import Result, StepSums, result_of
 from firecaffe.training.saver import PATIENCE_S, Saver

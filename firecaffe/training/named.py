@@ -8,9 +8,9 @@ from firecaffe.errors import RecipeError
 from firecaffe.models.network import GIVEN_IN_PYTHON
 from firecaffe.recipe.sections import Recipe
 from firecaffe.tasks import TaskConfig
-from firecaffe.training.about import read_about
 from firecaffe.training.given_task import OWN
 from firecaffe.training.load import run_of
+from firecaffe.training.run_facts import read_about
 
 
 def check_named(where: Path, recipe: Recipe, needed: Collection[str]) -> None:

@@ -21,20 +21,20 @@ from firecaffe.data import (
 )
 from firecaffe.data.dataset import layout_of
 from firecaffe.data.layout import Leaf
-from firecaffe.data.own import check_own
+from firecaffe.data.own_data import check_own
 from firecaffe.errors import DataError, RecipeError
-from firecaffe.gradients.combine import Hook
+from firecaffe.gradients.bucket_sums import Hook
 from firecaffe.inventory.network_state import check_state
 from firecaffe.models.extra_state import hold_extra_state
 from firecaffe.models.freeze import freeze
 from firecaffe.models.low_rank import make_low_rank
 from firecaffe.models.network import check_made, make_network
 from firecaffe.recipe.sections import Recipe
-from firecaffe.reference import shown
 from firecaffe.tasks import Loss, Task
 from firecaffe.training.forward import lay_out, seed_random
 from firecaffe.training.given_task import check_given
 from firecaffe.training.parallel.mesh import check_is_whole
+from firecaffe.user_code import shown
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from importlib import import_module
 from firecaffe.cluster.world import World
 from firecaffe.data.train_batches import TrainBatches
 from firecaffe.errors import FirecaffeError, RecipeError
-from firecaffe.reference import look_here
 from firecaffe.training.saver import Write
+from firecaffe.user_code import look_here
 
 VARIABLE = "FIRECAFFE_PLUGINS"
 

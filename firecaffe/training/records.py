@@ -14,10 +14,10 @@ from firecaffe.cluster.world import World
 from firecaffe.output import kept_stdout
 from firecaffe.recipe.identity import flatten
 from firecaffe.recipe.run import Run
-from firecaffe.runs.folder import DIGESTS, WEIGHTS
 from firecaffe.runs.loggers import Loggers
 from firecaffe.runs.measure import Measure
 from firecaffe.runs.record import JsonLines, Metrics
+from firecaffe.runs.run_folder import DIGESTS, WEIGHTS
 from firecaffe.training.evaluate import Evaluation
 from firecaffe.training.outcome import StepResult
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
-from firecaffe.advice_words import resume_word
 from firecaffe.cluster.agree import gather_text, text_of_first
 from firecaffe.cluster.last_word import LAUNCHED
 from firecaffe.cluster.world import FOLDER, World, own_folder_key
 from firecaffe.errors import CheckpointError, MemoryFullError, RunError
 from firecaffe.faults import ANOTHER, GOES_ON, TOGETHER, Fault
+from firecaffe.resume_advice import resume_word
 from firecaffe.runs.fault import UNKNOWN_NEXT, fault_of, known_in, write_fault
 from firecaffe.training.checkpoint import Checkpoint, load_newest
 from firecaffe.training.pass_on import pass_on

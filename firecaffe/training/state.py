@@ -36,7 +36,7 @@ from firecaffe.cluster.world import World
 from firecaffe.errors import CheckpointError, NotFiniteError, UnfitCheckpointError
 from firecaffe.solvers.optimizer_state import OptimizerNumbers, OptimizerTensors
 from firecaffe.training.checkpoint import STATE, Checkpoint
-from firecaffe.training.parallel.pieces import NumbersInParts
+from firecaffe.training.parallel.cut_pieces import NumbersInParts
 from firecaffe.training.piece import Losses, Numbers, Piece, Weights
 from firecaffe.training.tensor_file import Stored, TensorFile, Under
 from firecaffe.transport.collect import Whole, collect, list_wholes

@@ -14,7 +14,7 @@ from firecaffe.training.modes.every_step import EveryStep
 from firecaffe.training.modes.mode import EveryStepParts, Linked, Steps
 from firecaffe.training.parallel.mesh import Mesh
 from firecaffe.training.plugins import Plugin, around_batches
-from firecaffe.training.served.stepper import Source
+from firecaffe.training.served.server_steps import Source
 
 
 def make_steps(

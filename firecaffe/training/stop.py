@@ -8,10 +8,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Self
 
-from firecaffe.advice_words import resume_word
 from firecaffe.cluster.last_word import LAUNCHED
 from firecaffe.cluster.signals import SAME_S, handlers_kept
 from firecaffe.errors import FirecaffeError, LauncherLostError, PreemptedError
+from firecaffe.resume_advice import resume_word
 
 # Sent by schedulers before they take the machine, by Ctrl-C, and by a terminal that is closed. A
 # second one, `SAME_S` seconds later or more, ends the process at once. Without a launcher a second

@@ -23,8 +23,8 @@ from firecaffe.files import read_small, write_atomically
 from firecaffe.recipe.identity import to_toml
 from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.fault import NAME as FAULT
-from firecaffe.runs.folder import METRICS
 from firecaffe.runs.measure import TOP1, Measure
+from firecaffe.runs.run_folder import METRICS
 from firecaffe.runs.schemas import FaultRow, LossRow
 from firecaffe.schema import Real, checked, read_file, read_rows
 

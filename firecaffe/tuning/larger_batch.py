@@ -7,7 +7,7 @@ from firecaffe.data import SampleOrder
 from firecaffe.errors import RecipeError
 from firecaffe.recipe.sections import Recipe
 from firecaffe.solvers.config import SolverConfig
-from firecaffe.solvers.policy import batch_scale
+from firecaffe.solvers.rate_policy import batch_scale
 
 
 def with_batch(recipe: Recipe, global_batch_size: int, num_samples: int) -> Recipe:

@@ -15,13 +15,13 @@ import firecaffe
 from firecaffe.cli import main
 from firecaffe.cli.options.export import make_parser
 from firecaffe.compression import fcz
-from firecaffe.compression.fcz.header import MAGIC, VERSION, varint
+from firecaffe.compression.fcz.format import MAGIC, VERSION, varint
 from firecaffe.errors import CheckpointError
 from firecaffe.models.network import make_network
-from firecaffe.training.about import NOTHING
 from firecaffe.training.coded import describe, described, tensors_of
-from firecaffe.training.export import FORMATS
+from firecaffe.training.export_file import FORMATS
 from firecaffe.training.load import load_run
+from firecaffe.training.run_facts import NOTHING
 from tests.cli.test_use_a_run import NETWORK, shown
 from tests.ranks.networks import Everything
 

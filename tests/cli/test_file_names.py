@@ -9,7 +9,7 @@ from PIL import Image
 
 from firecaffe.cli import main
 from firecaffe.errors import RunError
-from firecaffe.runs.folder import read_run_file
+from firecaffe.runs.run_folder import read_run_file
 from tests.typed import firecaffe
 
 CAFE, TEA = b"caf\xe9", b"th\xe9"

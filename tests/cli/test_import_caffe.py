@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
 import firecaffe
-from firecaffe.caffe import weights
-from firecaffe.recipe.of_run import recipe_of
-from firecaffe.runs.folder import read_run_file
+from firecaffe.caffe import caffemodel
+from firecaffe.recipe.recorded_recipe import recipe_of
+from firecaffe.runs.run_folder import read_run_file
 from tests import typed
 from tests.golden.caffe.data_cases import raw, write_lmdb
 
@@ -165,8 +165,8 @@ def blobs(*shapes: tuple[int, ...]) -> list[NDArray[np.float32]]:
     return [draw.standard_normal(shape).astype(np.float32) for shape in shapes]
 
 
-def caffemodel(path: Path, **layers: list[NDArray[np.float32]]) -> Path:
-    weights.write(path, [weights.Layer(name, "", each) for name, each in layers.items()])
+def write_caffemodel(path: Path, **layers: list[NDArray[np.float32]]) -> Path:
+    caffemodel.write(path, [caffemodel.Layer(name, "", each) for name, each in layers.items()])
     return path
 
 
@@ -174,7 +174,7 @@ def test_layers_are_filled_by_name_and_a_renamed_one_starts_afresh(
     home: Path, tmp_path: Path
 ) -> None:
     conv = blobs((4, 1, 3, 3), (4,))
-    file = caffemodel(
+    file = write_caffemodel(
         tmp_path / "x.caffemodel", **{"conv/1": conv, "fc8": blobs((1000, 36), (1000,))}
     )
     folder = tmp_path / "tuned"
@@ -197,7 +197,7 @@ def test_layers_are_filled_by_name_and_a_renamed_one_starts_afresh(
 
 
 def test_a_layer_of_that_name_with_another_shape_is_an_error(home: Path, tmp_path: Path) -> None:
-    file = caffemodel(tmp_path / "x.caffemodel", **{"conv/1": blobs((4, 3, 3, 3), (4,))})
+    file = write_caffemodel(tmp_path / "x.caffemodel", **{"conv/1": blobs((4, 3, 3, 3), (4,))})
     words = ("import", home / "models" / "solver.prototxt", "--weights", file)
     done = typed.firecaffe(*words, "--out", tmp_path / "no")
     assert done.returncode == 2
@@ -209,7 +209,7 @@ def test_a_net_with_all_its_weights_is_used_as_it_is(tmp_path: Path) -> None:
     net = tmp_path / "deploy.prototxt"
     net.write_text(DEPLOY)
     conv, other = blobs((4, 1, 3, 3), (4,)), blobs((3, 144), (3,))
-    file = caffemodel(tmp_path / "x.caffemodel", **{"conv/1": conv, "other": other})
+    file = write_caffemodel(tmp_path / "x.caffemodel", **{"conv/1": conv, "other": other})
     folder = tmp_path / "deploy"
     done = typed.firecaffe("import", net, "--weights", file, "--out", folder)
     assert done.returncode == 0, done.stderr

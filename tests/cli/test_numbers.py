@@ -74,10 +74,10 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
         raise Started
 
     monkeypatch.setattr("firecaffe.cluster.agent.FaultAgent.run", refuse)
-    monkeypatch.setattr("firecaffe.tuning.tune.run_trials", refuse)
+    monkeypatch.setattr("firecaffe.tuning.batch_search.run_trials", refuse)
     monkeypatch.setattr("firecaffe.cli.bench_step.time_steps", refuse)
     monkeypatch.setattr("firecaffe.cli.pack.Packing", refuse)
-    monkeypatch.setattr("firecaffe.data.source.generate", lambda: generate(0, 60, 20))
+    monkeypatch.setattr("firecaffe.data.sources.generate", lambda: generate(0, 60, 20))
 
 
 @pytest.mark.parametrize("line", LINES)

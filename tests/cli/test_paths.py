@@ -11,8 +11,8 @@ import torch
 
 from firecaffe.cli import main
 from firecaffe.recipe.identity import identity
-from firecaffe.recipe.of_run import recipe_of
-from firecaffe.runs.compare import differing_words, other_work, read_run
+from firecaffe.recipe.recorded_recipe import recipe_of
+from firecaffe.runs.run_table import differing_words, other_work, read_run
 from tests.typed import firecaffe
 
 CODE = """

@@ -11,7 +11,7 @@ import firecaffe.cli
 from firecaffe.cli.parse import read_recipe
 from firecaffe.errors import RunError
 from firecaffe.training.trial import Trial, TrialScore
-from firecaffe.tuning.tune import TuneRequest
+from firecaffe.tuning.batch_search import TuneRequest
 from tests import typed
 
 RECIPE = """

@@ -80,7 +80,7 @@ def test_evaluate_gives_the_numbers_of_the_run_itself(
 
 def evaluate_in_rank(run: str) -> dict[str, float]:
     from firecaffe.cluster.world import join
-    from firecaffe.recipe.of_run import recipe_of
+    from firecaffe.recipe.recorded_recipe import recipe_of
     from firecaffe.training.evaluate_run import evaluate_run
 
     recipe = recipe_of(Path(run))

@@ -7,7 +7,7 @@ import pytest
 
 from firecaffe.cli import main
 from firecaffe.cli.verify_run import line
-from firecaffe.training.verify import Verified
+from firecaffe.training.verification import Verified
 from tests.cli.stale_run import train_stale
 
 

@@ -19,9 +19,9 @@ from firecaffe.cli.train import main
 from firecaffe.cluster import joining
 from firecaffe.cluster.world import World
 from firecaffe.errors import AgreementError, LaunchError, RecipeError
-from firecaffe.recipe.of_run import recipe_of
+from firecaffe.recipe.recorded_recipe import recipe_of
 from firecaffe.training.plugins import VARIABLE as PLUGINS
-from firecaffe.training.verify import replay
+from firecaffe.training.verification import replay
 from tests.faults import held
 from tests.typed import TIMEOUT_S, Typed, firecaffe
 

@@ -14,8 +14,8 @@ from benchmarks.faults_on_purpose import environment
 from benchmarks.small_run import RECIPE, command, state_of
 from firecaffe import CheckpointConfig, RunConfig, SynchronyConfig
 from firecaffe.errors import CheckpointError
-from firecaffe.runs.folder import read_run_file
 from firecaffe.runs.record import JsonLines
+from firecaffe.runs.run_folder import read_run_file
 from firecaffe.schema import read_rows
 from firecaffe.training.checkpoint import load_newest
 from tests.ranks.networks import Everything, small_data

@@ -9,7 +9,7 @@ import torch
 from firecaffe.cluster.world import join
 from firecaffe.errors import PeerLostError
 from firecaffe.parallel.own_samples import OwnSamples
-from firecaffe.transport.local import meet_local_ranks
+from firecaffe.transport.local_ranks import meet_local_ranks
 from tests.ranks.test_own_samples import PARTS, SAMPLES, loss_of, split_by
 from tests.world import Ranks
 

@@ -15,9 +15,8 @@ import torch
 from firecaffe.cluster.agree import gather_text
 from firecaffe.cluster.world import join
 from firecaffe.errors import PeerLostError
-from firecaffe.transport import shared_sum
 from firecaffe.transport.exchange import Exchange
-from firecaffe.transport.local import LocalRanks, meet_local_ranks
+from firecaffe.transport.local_ranks import LocalRanks, meet_local_ranks
 from tests.faults.test_ranks_that_differ import lose_a_rank
 from tests.world import Ranks
 
@@ -54,7 +53,7 @@ def lose(victim: int, how: str) -> tuple[str, set[str]]:
                 exchange.close()
                 return "", files
             if how == "killed in the sum":
-                pytest.MonkeyPatch().setattr(shared_sum, "tree_sum", kill_this)
+                pytest.MonkeyPatch().setattr(exchange, "tree_sum", kill_this)
             elif how == "stopped":
                 os.kill(os.getpid(), signal.SIGSTOP)
             else:

@@ -14,8 +14,8 @@ from benchmarks.small_run import RECIPE, command
 from firecaffe.cluster.secret import SECRET
 from firecaffe.cluster.world import World
 from firecaffe.faults import KINDS
-from firecaffe.recipe.of_run import recipe_of
-from firecaffe.training.verify import replay
+from firecaffe.recipe.recorded_recipe import recipe_of
+from firecaffe.training.verification import replay
 from tests.typed import Typed, python
 
 SYNCHRONY = """

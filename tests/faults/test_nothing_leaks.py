@@ -14,27 +14,27 @@ from firecaffe import ExchangeConfig, ModelConfig, Recipe, RunConfig, TrainConfi
 from firecaffe.data import DataConfig
 from firecaffe.data.generated import generate
 from firecaffe.errors import PeerLostError
-from firecaffe.training import beginning, build, connect, learner, steps
+from firecaffe.training import beginning, build_training, connect, learner, steps
 from tests.world import Ranks
 
 STAGES = {
-    "find_start": build,
-    "open_parts": build,
+    "find_start": build_training,
+    "open_parts": build_training,
     "unheld_network": learner,
     "run_probe": learner,
-    "make_folder": build,
+    "make_folder": build_training,
     "meet_local_ranks": connect,
     "Exchange": connect,
     "GradientReducer": connect,
     "rate_notes": beginning,
-    "keep_forecast": build,
-    "Records": build,
-    "Saver": build,
+    "keep_forecast": build_training,
+    "Records": build_training,
+    "Saver": build_training,
     "BatchesAhead": steps,
     "around_batches": steps,
-    "Training": build,
-    "run_training": build,
-    "write_json": build,
+    "Training": build_training,
+    "run_training": build_training,
+    "write_json": build_training,
 }
 """What builds a training, in its order, and where it is called; each is made to fail."""
 
@@ -73,7 +73,7 @@ def left() -> tuple[set[str], int, int]:
 def test_one_worker_with_every_kind_of_thread(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("firecaffe.data.source.generate", lambda: generate(0, 60, 20))
+    monkeypatch.setattr("firecaffe.data.sources.generate", lambda: generate(0, 60, 20))
     before = left()
     met = []
     for stage in STAGES:

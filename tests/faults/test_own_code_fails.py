@@ -17,7 +17,7 @@ from firecaffe import ExchangeConfig, Recipe, RunConfig, TrainConfig
 from firecaffe.errors import FirecaffeError, PeerLostError
 from firecaffe.gradients.compressors import COMPRESSORS
 from firecaffe.gradients.compressors.casts import FLOAT16
-from firecaffe.runs.folder import read_run_file
+from firecaffe.runs.run_folder import read_run_file
 from tests.ranks.networks import Everything, small_data
 from tests.world import Ranks
 

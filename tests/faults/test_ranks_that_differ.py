@@ -13,7 +13,7 @@ from firecaffe import ExchangeConfig, ParallelConfig, Recipe, RunConfig, TrainCo
 from firecaffe.cluster.agree import agree
 from firecaffe.cluster.world import join
 from firecaffe.errors import AgreementError, PeerLostError
-from firecaffe.runs.folder import read_run_file
+from firecaffe.runs.run_folder import read_run_file
 from tests.ranks.networks import Everything, small_data
 from tests.ranks.test_layouts import Net
 from tests.world import RankError, Ranks

@@ -9,7 +9,7 @@ import pytest
 import firecaffe
 from firecaffe import CheckpointConfig, ExchangeConfig, Recipe, RunConfig, TrainConfig
 from firecaffe.cluster.world import World
-from firecaffe.training import build, loop, saver
+from firecaffe.training import build_training, loop, saver
 from firecaffe.training.checkpoint import Checkpoint, list_checkpoints
 from firecaffe.training.saver import Write
 from tests.ranks.networks import Everything, small_data
@@ -32,7 +32,7 @@ def train_on_a_slow_disk(folder: str) -> None:
         return written
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(build, "around_write", slowly)
+        patched.setattr(build_training, "around_write", slowly)
         patched.setattr(loop, "PATIENCE_S", saver.ROUND_S)
         recipe = Recipe(
             train=TrainConfig(global_batch_size=12, micro_batch_size=2, steps=12),

@@ -14,9 +14,16 @@ import torch
 from firecaffe.cluster.agree import gather_text
 from firecaffe.cluster.group import Group
 from firecaffe.cluster.world import join
-from firecaffe.transport import local_sockets
-from firecaffe.transport.local import meet_local_ranks
-from firecaffe.transport.local_sockets import NUMBER, TOKEN_BYTES, hello, listening, reach, who_says
+from firecaffe.transport import local_ranks
+from firecaffe.transport.local_ranks import (
+    NUMBER,
+    TOKEN_BYTES,
+    hello,
+    listening,
+    meet_local_ranks,
+    reach,
+    who_says,
+)
 from tests.world import Ranks, fork_server
 
 WAIT_S = 300.0
@@ -42,7 +49,7 @@ def meet_beside(says: str) -> tuple[list[float], bytes, list[str]]:
         tempfile.TemporaryDirectory(prefix="a" * 150) as folder,
     ):
         patch.setattr(tempfile, "tempdir", folder)
-        patch.setattr(local_sockets, "gather_text", connects_first)
+        patch.setattr(local_ranks, "gather_text", connects_first)
         local = meet_local_ranks(world, WAIT_S)
         assert local is not None
         vectors = local.share(3, torch.float32)
@@ -79,7 +86,7 @@ def meet_apart(blind: int) -> tuple[bool, list[str]]:
         is_blind = world.rank == blind
         with tempfile.TemporaryDirectory() as folder:
             patch.setattr(tempfile, "tempdir", folder)
-            patch.setattr(local_sockets, "gather_text", elsewhere)
+            patch.setattr(local_ranks, "gather_text", elsewhere)
             return meet_local_ranks(world, WAIT_S) is not None, os.listdir(folder)
 
 
@@ -108,7 +115,7 @@ def test_another_user_is_sent_away(mode: int, code: int) -> None:
     """Even one who knows what the rank will say, and whom the folder does not keep out."""
     said = hello(1, bytes(TOKEN_BYTES))
     with tempfile.TemporaryDirectory() as folder, listening(folder) as listener:
-        place = Path(folder) / local_sockets.NAME
+        place = Path(folder) / local_ranks.NAME
         place.chmod(0o777)
         assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
         Path(folder).chmod(mode)

@@ -10,10 +10,10 @@ import firecaffe
 from firecaffe import ExchangeConfig, Recipe, RunConfig, SolverConfig, TrainConfig
 from firecaffe.cluster.world import join
 from firecaffe.exchange import ALGORITHMS
-from firecaffe.exchange.order import keeps_tree_order
+from firecaffe.exchange.route import keeps_tree_order
 from firecaffe.gradients.compressors import COMPRESSORS
 from firecaffe.models import build_model
-from firecaffe.runs.folder import read_run_file
+from firecaffe.runs.run_folder import read_run_file
 from firecaffe.training.forward import cost_of_determinism
 from firecaffe.transport.exchange import Exchange
 from firecaffe.transport.interpret import interpret

@@ -12,15 +12,15 @@ from firecaffe.cluster.world import World
 from firecaffe.errors import RecipeError
 from firecaffe.exchange import EXCHANGES
 from firecaffe.exchange.leaves import leaf_share, num_nodes
-from firecaffe.exchange.order import keeps_tree_order
+from firecaffe.exchange.route import keeps_tree_order
 from firecaffe.gradients.compressors import COMPRESSORS, make_compressor
 from firecaffe.gradients.compressors.codec import ROW, Layout, LowRank, RowCodec, TensorCodec
 from firecaffe.gradients.config import ExchangeConfig
-from firecaffe.recipe.check import check_recipe
+from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.config import TrainConfig
-from firecaffe.recipe.ranks import check_ranks
 from firecaffe.recipe.sections import Recipe
-from firecaffe.transport.fold import NodeWire
+from firecaffe.recipe.worker_numbers import check_ranks
+from firecaffe.transport.fold_nodes import NodeWire
 from tests.habits.test_exchange_page import cells, evaluate
 
 PAGE = (Path(__file__).parents[2] / "docs" / "exchange.md").read_text(encoding="utf-8")

@@ -12,8 +12,8 @@ import pytest
 
 from firecaffe.exchange import ALGORITHMS, EXCHANGES, NATIVE, ROOTED, find_schedule
 from firecaffe.exchange.leaves import largest_nodes, leaf_share
-from firecaffe.exchange.order import adds_in_tree_order
 from firecaffe.exchange.pieces import SEGMENT_ELEMENTS, num_segments
+from firecaffe.exchange.route import adds_in_tree_order
 from firecaffe.exchange.schedule import Schedule, lower_bound_elements
 
 PAGE = (Path(__file__).parents[2] / "docs" / "exchange.md").read_text(encoding="utf-8")

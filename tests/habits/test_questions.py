@@ -28,7 +28,7 @@ INNOCENT = ("image", "rounds")
 
 CHOOSES = (
     *("recipe/", "parallel/config.py", "synchrony/config.py", "training/checks.py"),
-    *("training/modes/build.py", "training/holdings/build.py", "training/updates/build.py"),
+    *("training/choices.py", "training/choices.py", "training/choices.py"),
     *("plan/of_parallel.py", "plan/server_costs.py"),
 )
 """Where words are checked, and objects chosen."""

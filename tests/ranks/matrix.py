@@ -34,9 +34,9 @@ from firecaffe import (
     TrainConfig,
 )
 from firecaffe.errors import PeerLostError, RecipeError
-from firecaffe.recipe.check import check_recipe
-from firecaffe.recipe.ranks import check_ranks
-from firecaffe.training import balance
+from firecaffe.recipe.checked_recipe import check_recipe
+from firecaffe.recipe.worker_numbers import check_ranks
+from firecaffe.training import rebalance
 from firecaffe.training.parts import Parts
 from firecaffe.training.plugins import VARIABLE as PLUGINS
 from tests.ranks import killed_at
@@ -328,7 +328,7 @@ def fit(
             {PLUGINS: killed_at.__name__, **killed_at.words(killed, KILLED_AT, folder)}
         )
     parts = given()
-    with patch.object(balance, "own_seconds", AnySpeed(seed)):
+    with patch.object(rebalance, "own_seconds", AnySpeed(seed)):
         try:
             return firecaffe.train(
                 recipe,

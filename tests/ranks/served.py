@@ -22,11 +22,11 @@ from firecaffe import (
 from firecaffe.cluster.world import World
 from firecaffe.data import Batch, Batches
 from firecaffe.errors import FirecaffeError
-from firecaffe.recipe.of_run import recipe_of
+from firecaffe.recipe.recorded_recipe import recipe_of
 from firecaffe.synchrony.config import SERVED
 from firecaffe.synchrony.events import Event, from_row
 from firecaffe.training.parts import Parts
-from firecaffe.training.verify import Replayed, replay
+from firecaffe.training.verification import Replayed, replay
 from tests.ranks.networks import Everything, small_data
 from tests.unit.training.served.test_trainings import data, network
 

@@ -9,7 +9,7 @@ from torch import nn
 
 import firecaffe
 from firecaffe.errors import RunError
-from firecaffe.runs.explain import read_timings
+from firecaffe.runs.rank_times import read_timings
 from tests.world import Ranks
 
 

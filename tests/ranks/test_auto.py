@@ -14,10 +14,10 @@ from firecaffe import ExchangeConfig, Recipe, RunConfig, SynchronyConfig, TrainC
 from firecaffe.cluster.world import World, join
 from firecaffe.exchange.choose import choose
 from firecaffe.exchange.route import find_route
-from firecaffe.runs.folder import read_run_file
-from firecaffe.transport.auto import AutoChoice, choose_exchange, rank_elsewhere
+from firecaffe.runs.run_folder import read_run_file
+from firecaffe.transport.auto_exchange import AutoChoice, choose_exchange, rank_elsewhere
 from firecaffe.transport.link import Link
-from firecaffe.transport.local import ranks_per_host
+from firecaffe.transport.local_ranks import ranks_per_host
 from tests.ranks.networks import Everything, small_data
 from tests.world import Ranks
 
@@ -54,7 +54,7 @@ def chosen(
         return LINK if world.is_first else Link(first, second, (1.0,), (1.0,))
 
     with pytest.MonkeyPatch.context() as patch, join("cpu") as world:
-        patch.setattr("firecaffe.transport.auto.measure_link", measure_link)
+        patch.setattr("firecaffe.transport.auto_exchange.measure_link", measure_link)
         patch.setenv("HOME", str(Path(homes, str(world.rank))))
         tree = find_route(
             "tree",

@@ -21,7 +21,7 @@ from firecaffe import (
 from firecaffe.cli.parse import read_recipe
 from firecaffe.errors import RecipeError
 from firecaffe.models import build_model
-from firecaffe.recipe.check import check_recipe
+from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.training.checks import preflight
 from tests.ranks.test_auto import on_hosts_of
 from tests.world import Ranks

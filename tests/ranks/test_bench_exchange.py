@@ -11,10 +11,10 @@ from firecaffe.exchange import ALGORITHMS, EXCHANGES, ring
 from firecaffe.exchange.schedule import Schedule, from_rounds
 from firecaffe.gradients.compressors import COMPRESSORS
 from firecaffe.measure.encoded_sum import OneNodeEach, make_encoders
-from firecaffe.measure.exchange import Timing, time_exchanges
+from firecaffe.measure.exchange_times import Timing, time_exchanges
 from firecaffe.transport.exchange import Exchange
 from firecaffe.transport.link import Link, measure_link
-from firecaffe.transport.local import meet_local_ranks
+from firecaffe.transport.local_ranks import meet_local_ranks
 from tests.world import Ranks
 
 
@@ -81,7 +81,7 @@ def turns_and_times() -> tuple[list[str], list[Timing]]:
         return world.rank + 1.0
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("firecaffe.measure.exchange._time_once", time_once)
+        patch.setattr("firecaffe.measure.exchange_times._time_once", time_once)
         found = timings(["native", "tree", "ring"], [8, 64], 3)
     return turns, found
 
@@ -125,7 +125,7 @@ class WrongLater(Exchange):
 
 def refusal_of_a_sum_that_goes_wrong_later() -> str:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("firecaffe.measure.exchange.Exchange", WrongLater)
+        patch.setattr("firecaffe.measure.exchange_times.Exchange", WrongLater)
         return refusal(["native", "ring"])
 
 

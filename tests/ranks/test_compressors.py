@@ -20,8 +20,8 @@ from firecaffe.cluster.world import join
 from firecaffe.data import TensorDataset
 from firecaffe.gradients.compressors import COMPRESSORS
 from firecaffe.gradients.compressors.codec import LowRank
-from firecaffe.gradients.compressors.low_rank import matrix_columns
-from firecaffe.runs.folder import read_run_file
+from firecaffe.gradients.compressors.power_sgd import matrix_columns
+from firecaffe.runs.run_folder import read_run_file
 from firecaffe.training.checkpoint import load_newest
 from firecaffe.training.tensor_file import TensorFile
 from tests.ranks.networks import small_data
@@ -131,7 +131,7 @@ def fit_all(folder: Path, world_size: int, resume_from: Path | None) -> dict[str
     ends = {}
     with (
         join("cpu", 300) as world,
-        patch("firecaffe.training.build.join", lambda *_: contextlib.nullcontext(world)),
+        patch("firecaffe.training.build_training.join", lambda *_: contextlib.nullcontext(world)),
         patch.dict(COMPRESSORS, power_sgd=LowRank(RANK)),
     ):
         for name, recipe in recipes().items():

@@ -18,10 +18,10 @@ from firecaffe.exchange.schedule import (
     BROADCAST,
     shard,
 )
-from firecaffe.transport.collectives import Collectives
 from firecaffe.transport.exchange import Exchange
-from firecaffe.transport.fold import NodeSum
+from firecaffe.transport.fold_nodes import NodeSum
 from firecaffe.transport.interpret import interpret
+from firecaffe.transport.run_schedule import Collectives
 from tests.world import Ranks
 
 SIZES = (0, 1, 5, 1009, 800_003)

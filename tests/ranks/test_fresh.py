@@ -14,9 +14,9 @@ import firecaffe
 from firecaffe import ParallelConfig, Recipe, RunConfig, TrainConfig
 from firecaffe.cluster.world import join
 from firecaffe.recipe.parallel import layout_of
+from firecaffe.training.parallel.cut_pieces import FreshNetwork
 from firecaffe.training.parallel.mesh import make_mesh
-from firecaffe.training.parallel.network import split_network
-from firecaffe.training.parallel.pieces import FreshNetwork
+from firecaffe.training.parallel.split_network import split_network
 from firecaffe.training.parallel.staged import cut_network
 from firecaffe.training.parts import Parts
 from tests.ranks.networks import small_data

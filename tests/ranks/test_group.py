@@ -7,7 +7,7 @@ from firecaffe.cluster.agree import gather_text
 from firecaffe.cluster.group import check_parts, divide
 from firecaffe.cluster.world import World, join
 from firecaffe.transport.exchange import Exchange
-from firecaffe.transport.local import meet_local_ranks
+from firecaffe.transport.local_ranks import meet_local_ranks
 from tests.world import Ranks
 
 ROWS, COLUMNS = [[0, 1], [2, 3]], [[0, 2], [1, 3]]

@@ -18,8 +18,8 @@ from firecaffe import (
     TrainConfig,
 )
 from firecaffe.exchange import ALGORITHMS
-from firecaffe.exchange.order import keeps_tree_order
-from firecaffe.runs.folder import read_run_file
+from firecaffe.exchange.route import keeps_tree_order
+from firecaffe.runs.run_folder import read_run_file
 from firecaffe.training.checkpoint import load_newest
 from tests.ranks.networks import Everything, small_data
 from tests.world import Ranks

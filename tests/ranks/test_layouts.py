@@ -24,9 +24,9 @@ from firecaffe import (
 )
 from firecaffe.data import TensorDataset
 from firecaffe.errors import NotFiniteError, RecipeError
-from firecaffe.models.inception import Inception
+from firecaffe.models.googlenet import Inception
 from firecaffe.models.weights import load_weights
-from firecaffe.runs.explain import explain
+from firecaffe.runs.rank_times import explain
 from firecaffe.training.first_weights import find_weights
 from tests.ranks.networks import small_data
 from tests.world import Ranks

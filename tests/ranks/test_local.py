@@ -25,7 +25,7 @@ from firecaffe import (
 )
 from firecaffe.schema import read_rows
 from firecaffe.training.checkpoint import load_newest
-from firecaffe.training.local.stepper import Average, LocalStepper
+from firecaffe.training.local.replica_steps import Average, LocalStepper
 from firecaffe.training.local.sums import LocalOutcome
 from tests.ranks.networks import Everything, small_data
 from tests.ranks.test_invariance import RECIPE as INVARIANT

@@ -26,9 +26,9 @@ from firecaffe import (
 )
 from firecaffe.errors import NotFiniteError, RecipeError
 from firecaffe.gradients.reducer import GradientReducer
-from firecaffe.recipe.check import check_recipe
-from firecaffe.runs.explain import explain
-from firecaffe.runs.folder import read_run_file
+from firecaffe.recipe.checked_recipe import check_recipe
+from firecaffe.runs.rank_times import explain
+from firecaffe.runs.run_folder import read_run_file
 from firecaffe.training.checks import preflight
 from tests.ranks import test_layouts, test_stage_layouts
 from tests.ranks.networks import small_data

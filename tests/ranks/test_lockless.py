@@ -26,7 +26,7 @@ from firecaffe import (
 )
 from firecaffe.data import Batch, Batches, TensorDataset
 from firecaffe.errors import FirecaffeError
-from firecaffe.synchrony.leaves import Leaf
+from firecaffe.synchrony.leaf_queue import Leaf
 from firecaffe.training.served.lockless import LocklessBench, Rule
 from firecaffe.training.served.messages import parcel_bytes
 from tests.ranks.networks import Everything

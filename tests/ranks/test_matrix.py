@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import firecaffe
-from firecaffe.recipe.of_run import recipe_of as recipe_in
-from firecaffe.training.verify import replay
+from firecaffe.recipe.recorded_recipe import recipe_of as recipe_in
+from firecaffe.training.verification import replay
 from tests.ranks.matrix import (
     FIRST,
     PAIRWISE,

@@ -14,9 +14,9 @@ from firecaffe import ExchangeConfig, Recipe, RunConfig, SynchronyConfig
 from firecaffe.cluster import agree
 from firecaffe.data import Batch
 from firecaffe.data.train_batches import BatchesAhead
-from firecaffe.runs.folder import read_run_file
+from firecaffe.runs.run_folder import read_run_file
 from firecaffe.schema import read_rows
-from firecaffe.training import balance
+from firecaffe.training import rebalance
 from firecaffe.training.times import Timings
 from tests.ranks.networks import Everything, small_data
 from tests.ranks.test_invariance import RECIPE as INVARIANT
@@ -49,7 +49,7 @@ class AnySpeed:
 def fit(recipe: Recipe, folder: str, seed: int, resume: str | None = None) -> firecaffe.Result:
     recipe = dataclasses.replace(recipe, run=RunConfig(folder=folder, tensorboard=False))
     train, test = small_data(100), small_data(30, 1)
-    with patch.object(balance, "own_seconds", AnySpeed(seed)):
+    with patch.object(rebalance, "own_seconds", AnySpeed(seed)):
         return firecaffe.train(recipe, Everything, train, test, resume=resume)
 
 

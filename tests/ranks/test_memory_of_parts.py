@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import firecaffe
 from firecaffe import ParallelConfig, Recipe, RunConfig, SolverConfig, TrainConfig
-from firecaffe.training import build
+from firecaffe.training import build_training
 from firecaffe.training.loop import Training, train
 from firecaffe.training.modes.every_step import EveryStep
 from firecaffe.training.records import Records
@@ -98,7 +98,7 @@ def fit(parallel: ParallelConfig, folder: str) -> dict[str, int]:
         return result
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "run_training", run_training)
+        patch.setattr(build_training, "run_training", run_training)
         firecaffe.train(recipe, Net, small_data(100), small_data(30, 1))
     return found
 

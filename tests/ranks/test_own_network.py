@@ -15,9 +15,9 @@ from firecaffe.cli.parse import read_recipe
 from firecaffe.errors import RecipeError
 from firecaffe.models.config import ModelConfig
 from firecaffe.models.weights import load_weights
-from firecaffe.recipe.check import check_recipe
-from firecaffe.runs.compare import other_work, read_run
-from firecaffe.runs.folder import read_run_file
+from firecaffe.recipe.checked_recipe import check_recipe
+from firecaffe.runs.run_folder import read_run_file
+from firecaffe.runs.run_table import other_work, read_run
 from firecaffe.training.checks import preflight
 from tests.unit.models import own_nets
 from tests.world import Ranks

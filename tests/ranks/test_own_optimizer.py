@@ -6,8 +6,8 @@ from pathlib import Path
 import firecaffe
 from firecaffe import CheckpointConfig, DataConfig, Recipe, RunConfig, SolverConfig, TrainConfig
 from firecaffe.models.config import ModelConfig
-from firecaffe.recipe.check import check_recipe
-from firecaffe.runs.folder import read_run_file
+from firecaffe.recipe.checked_recipe import check_recipe
+from firecaffe.runs.run_folder import read_run_file
 from firecaffe.training.checks import preflight
 from tests.unit.solvers.own_optimizers import PLACE
 from tests.world import Ranks

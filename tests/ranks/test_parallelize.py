@@ -359,7 +359,7 @@ def use_torch_hooks_in_one_world(folder: str) -> dict[str, firecaffe.Result]:
     """One start of the ranks for all trainings."""
     with (
         join("cpu", 300) as world,
-        patch("firecaffe.training.build.join", lambda *_: nullcontext(world)),
+        patch("firecaffe.training.build_training.join", lambda *_: nullcontext(world)),
     ):
         return use_torch_hooks(folder)
 

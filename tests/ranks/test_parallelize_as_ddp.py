@@ -22,8 +22,8 @@ from torch.optim.swa_utils import AveragedModel
 
 import firecaffe
 from firecaffe.errors import FirecaffeError
-from firecaffe.script.exchange import timeout_of
 from firecaffe.script.hook import HookState
+from firecaffe.script.script_exchange import timeout_of
 from firecaffe.transport.exchange import Exchange
 from tests.world import Ranks
 

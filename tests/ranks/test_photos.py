@@ -10,7 +10,7 @@ from benchmarks.small_run import pack_photos
 from firecaffe import ExchangeConfig, Recipe, RunConfig, SolverConfig, TrainConfig
 from firecaffe.data import DataConfig
 from firecaffe.models.config import ModelConfig
-from firecaffe.runs.folder import read_run_file
+from firecaffe.runs.run_folder import read_run_file
 from tests.world import Ranks
 
 RECIPE = Recipe(

@@ -13,7 +13,7 @@ import firecaffe
 from firecaffe import DataConfig, ExchangeConfig, Recipe, RunConfig, TrainConfig
 from firecaffe.caffe.local_response_norm import LocalResponseNorm
 from firecaffe.models.config import ModelConfig
-from firecaffe.models.inception import Inception
+from firecaffe.models.googlenet import Inception
 from firecaffe.models.squeezenet import Fire
 from firecaffe.parallel.config import ParallelConfig
 from firecaffe.plan.cluster import load_cluster

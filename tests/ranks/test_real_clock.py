@@ -11,12 +11,12 @@ from statistics import median
 import pytest
 
 from firecaffe import CheckpointConfig, ExchangeConfig, Recipe, Result
-from firecaffe.recipe.of_run import recipe_of
-from firecaffe.runs.explain import read_timings
+from firecaffe.recipe.recorded_recipe import recipe_of
 from firecaffe.runs.explain_served import explain_served
+from firecaffe.runs.rank_times import read_timings
 from firecaffe.synchrony.events import Push
 from firecaffe.training.served.messages import ALIGNMENT
-from firecaffe.training.verify import verify_run
+from firecaffe.training.verification import verify_run
 from tests.ranks.networks import Everything
 from tests.ranks.served import (
     ALONE,

@@ -11,9 +11,9 @@ import pytest
 
 import firecaffe
 from firecaffe import ParallelConfig, RunConfig, SynchronyConfig
-from firecaffe.runs.explain import explain
-from firecaffe.runs.folder import read_run_file
-from firecaffe.training import balance
+from firecaffe.runs.rank_times import explain
+from firecaffe.runs.run_folder import read_run_file
+from firecaffe.training import rebalance
 from tests.ranks import test_layouts, test_stage_layouts
 from tests.ranks.networks import small_data
 from tests.ranks.test_measured_shares import AnySpeed
@@ -39,7 +39,7 @@ def fit(name: str, parallel: ParallelConfig, folder: str, seed: int | None = Non
     run = RunConfig(folder=folder, tensorboard=False)
     recipe = dataclasses.replace(words, parallel=parallel, run=run)
     sets = small_data(100), small_data(30, 1)
-    with patch.object(balance, "own_seconds", AnySpeed(seed or 0)):
+    with patch.object(rebalance, "own_seconds", AnySpeed(seed or 0)):
         return firecaffe.train(
             recipe, network, *sets, validation_set=small_data(20, 2)
         ).state_sha256

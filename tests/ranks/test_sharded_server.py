@@ -18,13 +18,13 @@ from firecaffe import Recipe, Result, SolverConfig
 from firecaffe.data import Batch, Batches
 from firecaffe.errors import FirecaffeError, NotFiniteError
 from firecaffe.synchrony.events import Pull, Push
-from firecaffe.training.served import memory
+from firecaffe.training.served import server_memory
 from firecaffe.training.served.coder import Coder
-from firecaffe.training.served.memory import bytes_in_file
 from firecaffe.training.served.messages import Parcel
+from firecaffe.training.served.server_memory import bytes_in_file
 from firecaffe.training.served.shards import owner
 from firecaffe.training.served.shards.carrier import ASK, Head, Layout
-from firecaffe.training.served.shards.cut import cut
+from firecaffe.training.served.shards.weight_cuts import cut
 from tests.ranks.networks import Everything
 from tests.ranks.served import (
     MODES,
@@ -207,7 +207,7 @@ def test_its_bytes_are_those_of_the_events(ranks: Ranks, compressor: str, tmp_pa
 def fit_in_files(made: Recipe) -> tuple[Result, int]:
     """With no room in memory. Also how many versions this rank has had in files."""
     with (
-        patch.object(memory, "MOST_BYTES", 0),
+        patch.object(server_memory, "MOST_BYTES", 0),
         patch.object(owner, "bytes_in_file", wraps=bytes_in_file) as in_file,
     ):
         return fit(made), in_file.call_count

@@ -14,7 +14,7 @@ from firecaffe.exchange.pieces import pieces
 from firecaffe.exchange.route import find_route
 from firecaffe.transport.exchange import Exchange
 from firecaffe.transport.interpret import interpret
-from firecaffe.transport.local import meet_local_ranks
+from firecaffe.transport.local_ranks import meet_local_ranks
 from tests.world import Ranks
 
 SIZES = (0, 1, 15, 16, 17, 1009, 800_003)

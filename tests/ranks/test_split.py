@@ -11,9 +11,9 @@ from torch import Tensor, nn
 import firecaffe
 from firecaffe.cluster.agree import digest
 from firecaffe.errors import AgreementError, RecipeError
-from firecaffe.models.inception import Inception
+from firecaffe.models.googlenet import Inception
 from firecaffe.parallel.split import Split
-from firecaffe.plan.parallel import layers_on
+from firecaffe.plan.layer_traffic import layers_on
 from tests.world import Ranks
 
 WORDS = {

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import firecaffe
 from firecaffe.errors import RecipeError
 from firecaffe.parallel.split import Split
-from firecaffe.runs.explain import explain
+from firecaffe.runs.rank_times import explain
 from tests.world import Ranks
 
 WORDS = {"0": "neurons", "3": "inputs"}

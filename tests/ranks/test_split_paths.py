@@ -5,10 +5,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import firecaffe
-from firecaffe.models.inception import Inception
+from firecaffe.models.googlenet import Inception
 from firecaffe.models.squeezenet import Fire
 from firecaffe.parallel.volumes import by_paths
-from firecaffe.plan.parallel import paths_on
+from firecaffe.plan.layer_traffic import paths_on
 from tests.ranks.splitting import compare_ranks, sent_by
 from tests.world import Ranks
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from firecaffe.caffe.local_response_norm import LocalResponseNorm
 from firecaffe.parallel.volumes import by_rows, gather_numbers
-from firecaffe.plan.parallel import layers_on
+from firecaffe.plan.layer_traffic import layers_on
 from tests.ranks.splitting import compare_ranks, sent_by
 from tests.world import Ranks
 

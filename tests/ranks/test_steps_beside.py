@@ -10,12 +10,12 @@ import torch
 from firecaffe.cli import check
 from firecaffe.cluster.world import World, join
 from firecaffe.errors import RecipeError
-from firecaffe.measure import step as measured_step
-from firecaffe.measure.step import StepTimes, time_steps_beside_exchange
-from firecaffe.recipe.check import check_recipe
+from firecaffe.measure import step_times as measured_step
+from firecaffe.measure.step_times import StepTimes, time_steps_beside_exchange
+from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.sections import Recipe
 from firecaffe.transport.exchange import Exchange
-from firecaffe.transport.local import meet_local_ranks
+from firecaffe.transport.local_ranks import meet_local_ranks
 from tests.world import Ranks
 
 WAIT_S = 300.0

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from firecaffe.cluster.world import World, join
 from firecaffe.exchange.leaves import leaf_share, tree_sum
-from firecaffe.transport.fold import NodeWire
+from firecaffe.transport.fold_nodes import NodeWire
 from tests.world import Ranks
 
 NODES = 8

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from benchmarks.faults_on_purpose import KINDS as INJECTIONS
 from firecaffe import errors
-from firecaffe.advice_words import command_typed
 from firecaffe.cluster.agent import HOPELESS
 from firecaffe.cluster.lost_ranks import TOGETHER
 from firecaffe.errors import FirecaffeError, PeerLostError
 from firecaffe.faults import GOES_ON, KINDS, MOST_TEXT, RESTARTS, RESUME, Fault
+from firecaffe.resume_advice import command_typed
 from firecaffe.runs.fault import NAME, fault_of, known_in, settle_fault, write_fault
 
 PAGE = (Path(__file__).parents[2] / "docs" / "faults.md").read_text()

@@ -12,7 +12,7 @@ SHAPES = """
 import gc, sys, torch
 from firecaffe.models import build_model
 from firecaffe.meta_kernels import on_meta
-from firecaffe.models.profile import profile
+from firecaffe.models.layer_costs import profile
 
 with on_meta():
     network = build_model("googlenet")

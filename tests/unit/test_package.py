@@ -42,7 +42,7 @@ def test_a_name_that_is_imported_when_asked_for_hides_no_module(package: ModuleT
     assert all(getattr(package, name) is not None for name in package.__all__)
 
 
-TRAINS = "firecaffe.training.build"
+TRAINS = "firecaffe.training.build_training"
 COMPILER = "torch._dynamo"
 TESTS = "scipy.stats"
 METRICS = "torchmetrics"

@@ -11,10 +11,10 @@ from firecaffe.models import build_model
 from firecaffe.plan.cluster import load_cluster
 from firecaffe.plan.forecast import forecast
 from firecaffe.plan.of_recipe import workload_of
-from firecaffe.recipe.check import check_recipe
+from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.sections import Recipe
 from firecaffe.solvers.optimizer import groups_of
-from firecaffe.solvers.policy import learning_rate
+from firecaffe.solvers.rate_policy import learning_rate
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").glob("*.toml"))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from firecaffe.errors import OwnCodeError, RecipeError
-from firecaffe.reference import (
+from firecaffe.user_code import (
     caffe_file,
     call,
     find,
@@ -103,7 +103,7 @@ def test_what_own_code_raises_keeps_its_traceback(folder: Path) -> None:
     assert "\n" not in str(caught.value)
     lines = caught.value.traceback.splitlines()
     assert str(folder / "lib" / "own_nets.py") in lines[1]
-    assert not any("firecaffe/reference.py" in line for line in lines)
+    assert not any("firecaffe/user_code.py" in line for line in lines)
     with pytest.raises(OwnCodeError, match="there_is_no_such_module") as imported:
         find("data.name", "lib/broken_nets.py:make")
     assert "broken_nets.py" in imported.value.traceback

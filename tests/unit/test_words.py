@@ -9,7 +9,7 @@ import pytest
 from firecaffe import DataConfig, ModelConfig, Recipe, TrainConfig
 from firecaffe.data.generated import generate
 from firecaffe.errors import FirecaffeError, RecipeError
-from firecaffe.recipe.check import check_recipe
+from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.training.checks import preflight
 
 RECIPE = Recipe(ModelConfig("lenet"), DataConfig("generated"), TrainConfig(8, 4, steps=2))
@@ -35,7 +35,7 @@ def numeric_words() -> Iterator[tuple[str, str, Any]]:
 
 @pytest.fixture(autouse=True)
 def few_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("firecaffe.data.source.generate", lambda: generate(0, 60, 20))
+    monkeypatch.setattr("firecaffe.data.sources.generate", lambda: generate(0, 60, 20))
 
 
 @pytest.mark.parametrize(("section", "word", "annotation"), [*numeric_words()])

@@ -1,7 +1,6 @@
 """The layers of Caffe's nets: one file per family, one row of `LAYERS` per type."""
 
 from firecaffe.caffe.layers import (
-    accuracy,
     batch_norm,
     combine,
     convolution,
@@ -12,14 +11,13 @@ from firecaffe.caffe.layers import (
     loss,
     loss_of_values,
     pooling,
+    recurrent,
     roi,
-    sequence,
     shape,
 )
 from firecaffe.caffe.layers.spec import Kind
 
 LAYERS: dict[str, Kind] = {
-    **accuracy.LAYERS,
     **batch_norm.LAYERS,
     **combine.LAYERS,
     **convolution.LAYERS,
@@ -31,6 +29,6 @@ LAYERS: dict[str, Kind] = {
     **loss_of_values.LAYERS,
     **pooling.LAYERS,
     **roi.LAYERS,
-    **sequence.LAYERS,
+    **recurrent.LAYERS,
     **shape.LAYERS,
 }

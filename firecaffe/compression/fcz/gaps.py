@@ -10,8 +10,7 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from firecaffe.compression.fcz.blocks import BlockReader, BlockWriter, Symbols
-from firecaffe.compression.fcz.header import DamagedError
+from firecaffe.compression.fcz.format import BlockReader, BlockWriter, DamagedError, Symbols
 from firecaffe.compression.fcz.huffman import code_lengths
 from firecaffe.compression.fcz.report import entropy_bytes
 from firecaffe.compression.fcz.sequence import How, read_sequence, write_sequence

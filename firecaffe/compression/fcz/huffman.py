@@ -10,7 +10,7 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from firecaffe.compression.fcz.header import DamagedError
+from firecaffe.compression.fcz.format import DamagedError
 
 MOST_BITS = 16
 STRIDE = 32

@@ -14,9 +14,8 @@ import constriction
 import numpy as np
 from numpy.typing import NDArray
 
-from firecaffe.compression.fcz.blocks import BlockReader, BlockWriter
 from firecaffe.compression.fcz.density import FACTORS, Density, classes_of
-from firecaffe.compression.fcz.header import DamagedError
+from firecaffe.compression.fcz.format import BlockReader, BlockWriter, DamagedError
 from firecaffe.compression.fcz.sequence import Adaptive, read_sequence, write_sequence
 
 STRENGTHS = 16

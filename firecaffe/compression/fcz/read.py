@@ -1,4 +1,4 @@
-"""Reads a .fcz file: its network at once, its tensors one after the other.
+"""Reads a .fcz file, at once or tensor by tensor, and reports what its bytes are spent on.
 
 A file may be malicious, so it is checked before memory is allocated: the header's length is
 limited, its checksum is verified first, and the decoded size must be plausible and allowed.
@@ -13,9 +13,14 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from firecaffe.compression.fcz.blocks import BlockReader
+from firecaffe.compression.fcz.format import (
+    BlockReader,
+    DamagedError,
+    Outline,
+    allowed_bytes,
+    read_header,
+)
 from firecaffe.compression.fcz.gaps import read_gaps
-from firecaffe.compression.fcz.header import DamagedError, Outline, allowed_bytes, read_header
 from firecaffe.compression.fcz.mask import read_mask
 from firecaffe.compression.fcz.patterns import GAPS, Patterns, unsigned
 from firecaffe.compression.fcz.values import read_values

@@ -17,8 +17,7 @@ import constriction
 import numpy as np
 from numpy.typing import NDArray
 
-from firecaffe.compression.fcz.blocks import BlockReader, BlockWriter, Symbols
-from firecaffe.compression.fcz.header import DamagedError
+from firecaffe.compression.fcz.format import BlockReader, BlockWriter, DamagedError, Symbols
 from firecaffe.compression.fcz.huffman import MOST_BITS, Code, Ints, code_lengths
 
 How = Literal["best", "huffman", "range"]

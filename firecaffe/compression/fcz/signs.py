@@ -11,8 +11,8 @@ import constriction
 import numpy as np
 from numpy.typing import NDArray
 
-from firecaffe.compression.fcz.blocks import BlockReader, BlockWriter
 from firecaffe.compression.fcz.density import neighbors
+from firecaffe.compression.fcz.format import BlockReader, BlockWriter
 from firecaffe.compression.fcz.patterns import Patterns
 
 CONTEXTS = 3

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from firecaffe.compression.fcz.blocks import BlockReader, BlockWriter
-from firecaffe.compression.fcz.header import DamagedError
+from firecaffe.compression.fcz.format import BlockReader, BlockWriter, DamagedError
 from firecaffe.compression.fcz.patterns import Patterns
 from firecaffe.compression.fcz.report import entropy_bytes
 from firecaffe.compression.fcz.sequence import How, read_sequence, write_sequence

@@ -9,16 +9,16 @@ from typing import Any, BinaryIO, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from firecaffe.compression.fcz.blocks import BlockWriter
-from firecaffe.compression.fcz.gaps import bits_of_gaps, write_gaps
-from firecaffe.compression.fcz.header import (
+from firecaffe.compression.fcz.format import (
     MOST_DIMENSIONS,
     MOST_NAME,
     MOST_TENSORS,
+    BlockWriter,
     Outline,
     allowed_bytes,
     header_bytes,
 )
+from firecaffe.compression.fcz.gaps import bits_of_gaps, write_gaps
 from firecaffe.compression.fcz.mask import TRIED, View, cheapest_view, write_mask
 from firecaffe.compression.fcz.patterns import DTYPES, GAPS, MASK, patterns_of
 from firecaffe.compression.fcz.report import FileReport, TensorReport, entropy_bytes

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import torch
 
-from firecaffe.data.folder import TESTS
 from firecaffe.data.hash import Stream, hash64
+from firecaffe.data.image_folder import TESTS
 from firecaffe.data.packing.part import Part, Source
 from firecaffe.errors import DataError, RecipeError
 

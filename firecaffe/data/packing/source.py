@@ -9,8 +9,8 @@ import numpy as np
 
 from firecaffe.data.cifar10 import ARCHIVE, TRAIN_FILES, open_cifar10
 from firecaffe.data.dataset import TensorDataset
-from firecaffe.data.folder import TESTS, ImageFolder, class_names, is_image, listed, notes_of
 from firecaffe.data.idx import open_idx
+from firecaffe.data.image_folder import TESTS, ImageFolder, class_names, is_image, listed, notes_of
 from firecaffe.data.packing.caffe_lmdb import is_lmdb, open_lmdbs
 from firecaffe.data.packing.part import Part, Source
 from firecaffe.data.packing.tar import open_tars

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 
-from firecaffe.data.folder import SUFFIXES, is_hidden, is_image, kind_of, notes_of
+from firecaffe.data.image_folder import SUFFIXES, is_hidden, is_image, kind_of, notes_of
 from firecaffe.data.limited import DAMAGED, limited
 from firecaffe.data.packing.part import MOST_CLASSES, Part, Source
 from firecaffe.errors import DataError

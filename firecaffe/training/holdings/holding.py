@@ -14,12 +14,12 @@ from firecaffe.training.evaluate import EvalBatch
 from firecaffe.training.first_look import FirstLook
 from firecaffe.training.forward import Forward
 from firecaffe.training.holdings.ready import Ready
-from firecaffe.training.parallel.pieces import Names
+from firecaffe.training.parallel.cut_pieces import Names
 from firecaffe.training.piece import Numbers, Piece
 from firecaffe.training.times import FetchBatch, Spent
 from firecaffe.training.updates.part_sums import PartSums
 from firecaffe.training.updates.spread import Spread
-from firecaffe.training.wholes import Wholes
+from firecaffe.training.whole_tensors import Wholes
 
 
 class Holding(Protocol):

@@ -21,7 +21,7 @@ from firecaffe.training.evaluate import EvalBatch
 from firecaffe.training.forward import Forward, laid_out
 from firecaffe.training.holdings.ready import Ready
 from firecaffe.training.holdings.split_layers import SplitLayers
-from firecaffe.training.parallel.network import SplitNetwork
+from firecaffe.training.parallel.split_network import SplitNetwork
 from firecaffe.training.times import FetchBatch
 from firecaffe.training.updates.part_sums import PartCodec, PartSums
 

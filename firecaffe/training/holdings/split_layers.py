@@ -1,14 +1,138 @@
-"""A rank that holds parts of layers; all ranks of its row compute the same samples."""
+"""Ranks that hold a model together, each with parts of its layers.
 
-from collections.abc import Mapping
+Each rank computes parts or a stage that no other does. So there may be nothing to compare, and a
+different kind of processor would go unnoticed. Therefore all compute `reference_gradients`, too.
+"""
+
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
-from torch import nn
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
+from firecaffe.cluster.group import Group
+from firecaffe.data import Batches
+from firecaffe.gradients.codec_memory import CodecMemory
+from firecaffe.inventory.findings import Inventory
+from firecaffe.training.first_look import FirstLook
 from firecaffe.training.forward import Forward
-from firecaffe.training.holdings.in_row import InRow
-from firecaffe.training.parallel.network import SplitNetwork
+from firecaffe.training.holdings.whole import Whole
+from firecaffe.training.local.replicas import NamesOfReplicas
+from firecaffe.training.parallel.cut_pieces import InParts, Names, NumbersInParts
+from firecaffe.training.parallel.split_network import RowNetwork, SplitNetwork
+from firecaffe.training.piece import Numbers, Piece
 from firecaffe.training.times import Spent
+from firecaffe.training.updates.part_sums import MemoryInParts
+from firecaffe.training.updates.spread import Among, Spread
+from firecaffe.training.whole_tensors import OfRanks, Wholes
+
+SAMPLES, CHANNELS, ROWS, CLASSES = 4, 16, 12, 10
+
+
+def reference_gradients(forward: Forward) -> dict[str, Tensor]:
+    """Return a small network's gradients by weight, which are to have the same bits on all ranks.
+
+    Weights and inputs come from formulas that are exact everywhere. The arithmetic is the
+    training's.
+    """
+    device = forward.device
+    images = _numbers(SAMPLES, 3, ROWS, ROWS, device=device)
+    filters = _numbers(CHANNELS, 3, 3, 3, device=device).requires_grad_()
+    scale = _numbers(CHANNELS, device=device).requires_grad_()
+    neurons = _numbers(CLASSES, CHANNELS * (ROWS // 2) ** 2, device=device).requires_grad_()
+    with torch.enable_grad(), forward.arithmetic():
+        x = F.conv2d(images, filters, padding=1)
+        x = F.batch_norm(x, None, None, scale, training=True).relu()
+        x = F.max_pool2d(x, 2).flatten(1)
+        loss = F.cross_entropy(F.linear(x, neurons), torch.arange(SAMPLES, device=device))
+    weights = {"filters": filters, "scale": scale, "neurons": neurons}
+    gradients = torch.autograd.grad(loss, list(weights.values()))
+    return dict(zip(weights, gradients, strict=True))
+
+
+def _numbers(*shape: int, device: torch.device) -> Tensor:
+    # Numbers from -0.5 to 0.5 that need all digits: integers divided by a prime.
+    count = torch.Size(shape).numel()
+    prime = 1009
+    whole = torch.arange(count, device=device) * 7919 % prime
+    return (whole / prime - 0.5).view(shape)
+
+
+class InRow(Whole):
+    """Implements `Holding`. This rank's tensors are parts of the whole network's tensors."""
+
+    def __init__(self, forward: Forward, network: nn.Module, held: RowNetwork) -> None:
+        super().__init__(forward, network, held.mesh.column)
+        self.held = held
+
+    def look_around(self, look: FirstLook, batches: Batches) -> Inventory | None:
+        look.of_parts(self.held.mesh.world)
+        return None
+
+    def reference(self) -> Mapping[str, Tensor]:
+        return reference_gradients(self.forward)
+
+    def spread(self) -> Spread:
+        return self.spread_over([self.held.mesh.row], self.named)
+
+    def spread_over(self, groups: Sequence[Group], updated: Mapping[str, nn.Parameter]) -> Spread:
+        # In the order in which the sums of gradients are made.
+        names = [*self.summed, *(name for name in self.named if name not in self.summed)]
+        return Among(
+            groups,
+            {name: each.dtype for name, each in self.held.trained_outline.items()},
+            {name: self.held.part(name) for name in names},
+            updated,
+            self.knows_loss,
+        )
+
+    def wholes(self) -> Wholes:
+        mesh = self.held.mesh
+        sharers = mesh.stage if self.split_layers else None
+        return OfRanks(mesh.world, sharers, self.piece, self.whole_name)
+
+    @property
+    def names(self) -> Names:
+        return self.held.names
+
+    def take_first_weights(self) -> list[int]:
+        """Return the ranks with other weights, which were replaced when parts were drawn."""
+        return self.held.other_weights
+
+    def pieces(self) -> dict[str, Piece]:
+        found = super().pieces()
+        in_parts = found if self.held.has_buffers else {"parameter": found["parameter"]}
+        return found | {name: self.piece(each) for name, each in in_parts.items()}
+
+    def piece(self, piece: Piece) -> Piece:
+        return InParts(piece, self.held.names)
+
+    def piece_of_replicas(self, piece: Piece) -> Piece:
+        return InParts(piece, NamesOfReplicas(self.held.names))
+
+    def memory(self, memory: CodecMemory) -> Piece:
+        coded = [each.codec for each in self.part_sums if each.codec is not None]
+        memories: list[tuple[Container[str], CodecMemory]] = [(self.summed, memory)]
+        memories += [(each.names, each.memory) for each in coded]
+        return MemoryInParts(memories, self.held.names)
+
+    @property
+    def outline(self) -> Mapping[str, nn.Parameter]:
+        return self.held.outline
+
+    def numbers(self, numbers: Numbers) -> Numbers:
+        return NumbersInParts(numbers, self.held.names)
+
+    def numbers_of_row(self, numbers: Numbers) -> Numbers:
+        return self.held.numbers_of_row(numbers)
+
+    def whole_name(self, name: str) -> str:
+        return self.held.called(name)
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        return {name: each.numel() for name, each in self.held.trained_outline.items()}
 
 
 class SplitLayers(InRow):

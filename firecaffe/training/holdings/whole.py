@@ -16,12 +16,12 @@ from firecaffe.training.evaluate import EvalBatch, autocast
 from firecaffe.training.first_look import FirstLook
 from firecaffe.training.forward import Forward, laid_out
 from firecaffe.training.holdings.ready import Ready
-from firecaffe.training.parallel.pieces import Names
+from firecaffe.training.parallel.cut_pieces import Names
 from firecaffe.training.piece import Numbers, Piece, Weights
 from firecaffe.training.times import FetchBatch, Spent
 from firecaffe.training.updates.part_sums import PartSums
 from firecaffe.training.updates.spread import Alone, Among, Part, Spread
-from firecaffe.training.wholes import AllHere, Wholes
+from firecaffe.training.whole_tensors import AllHere, Wholes
 
 
 class Whole:

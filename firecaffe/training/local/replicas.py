@@ -27,7 +27,7 @@ from torch import Tensor, nn, optim
 
 from firecaffe.solvers.optimizer_state import OptimizerNumbers, OptimizerTensors
 from firecaffe.training.holdings.holding import Holding
-from firecaffe.training.parallel.pieces import Names, Source
+from firecaffe.training.parallel.cut_pieces import Names, Source
 from firecaffe.training.piece import Numbers, load_parts
 from firecaffe.training.tensor_file import Stored, Under
 from firecaffe.transport.collect import HeldPart

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from firecaffe.data.train_batches import BatchesAhead, TrainBatches
 from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.recipe.run import Run
-from firecaffe.training.balance import MeasuredShares, measured_shares
 from firecaffe.training.checkpoint import Checkpoint
 from firecaffe.training.divergence import Rise
 from firecaffe.training.holdings.holding import Holding
@@ -19,8 +18,9 @@ from firecaffe.training.modes.every_step import EveryStep, empty_counts
 from firecaffe.training.outcome import StepResult, Votes
 from firecaffe.training.parallel.mesh import Mesh
 from firecaffe.training.piece import Numbers, Piece
+from firecaffe.training.rebalance import MeasuredShares, measured_shares
 from firecaffe.training.served.real import RealRanks
-from firecaffe.training.served.stepper import Source
+from firecaffe.training.served.server_steps import Source
 from firecaffe.training.state import State
 from firecaffe.training.updates.every_rank import EveryRank
 from firecaffe.training.updates.update import StepUpdate

@@ -19,9 +19,14 @@ from firecaffe.parallel.split import own_pieces, split_layers
 from firecaffe.parallel.stages import Stage, cut_stages
 from firecaffe.parallel.tensor import TensorInParts, whole
 from firecaffe.training.evaluate import evaluating
+from firecaffe.training.parallel.cut_pieces import FreshNetwork, Names, Own
 from firecaffe.training.parallel.mesh import Mesh, mark_cut_up
-from firecaffe.training.parallel.network import RowNetwork, chosen_layers, find_parts, outline_of
-from firecaffe.training.parallel.pieces import FreshNetwork, Names, Own
+from firecaffe.training.parallel.split_network import (
+    RowNetwork,
+    chosen_layers,
+    find_parts,
+    outline_of,
+)
 
 PARTS = "firecaffe: parts of a tensor"
 """The first key of a dictionary that stands for a tensor in parts between stages."""

@@ -8,8 +8,8 @@ from typing import Any
 from torch import nn
 from torch._C._distributed_c10d import Store
 
-from firecaffe.cluster.beside import pulse_beside
 from firecaffe.cluster.joining import COME_S, Comer, Door
+from firecaffe.cluster.pulse_process import pulse_beside
 from firecaffe.cluster.secret import own_secret
 from firecaffe.cluster.world import World, lasting_place, lasting_store
 from firecaffe.errors import FirecaffeError, LaunchError

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from firecaffe.synchrony.events import Event
-from firecaffe.training.served.compute import Bench, Workbench
+from firecaffe.training.served.work_gradient import Bench, Workbench
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from firecaffe.training.evaluation_weights import Ema
 from firecaffe.training.served.coder import Coder, FeedbackEncoder
 from firecaffe.training.served.holders import Holders
 from firecaffe.training.served.lockless import Rule, SharedWeights
-from firecaffe.training.served.memory import ServerMemory
 from firecaffe.training.served.server import Server
+from firecaffe.training.served.server_memory import ServerMemory
+from firecaffe.training.served.server_steps import LoggedClock, weight_of
 from firecaffe.training.served.shards.ranks import Owners, WholeTraining
-from firecaffe.training.served.stepper import LoggedClock, weight_of
 from firecaffe.training.state import State
 
 

@@ -21,16 +21,16 @@ from torch import Tensor, nn, optim
 
 from firecaffe.cluster.world import World
 from firecaffe.errors import RecipeError
-from firecaffe.solvers.caffe_sgd import CaffeSGD
+from firecaffe.solvers.caffe_solvers import CaffeSGD
 from firecaffe.solvers.optimizer import set_rate
-from firecaffe.synchrony.leaves import Leaf
-from firecaffe.synchrony.policy import Work
+from firecaffe.synchrony.leaf_queue import Leaf
+from firecaffe.synchrony.server_policies import Work
 from firecaffe.training.served.coder import are_finite
-from firecaffe.training.served.compute import Bench, Contribution, Workbench
 from firecaffe.training.served.holders import Holders
-from firecaffe.training.served.memory import Gradient
 from firecaffe.training.served.messages import Parcel, parcel_bytes
-from firecaffe.transport.local import meet_local_ranks
+from firecaffe.training.served.server_memory import Gradient
+from firecaffe.training.served.work_gradient import Bench, Contribution, Workbench
+from firecaffe.transport.local_ranks import meet_local_ranks
 
 
 @dataclass(frozen=True)

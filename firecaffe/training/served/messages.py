@@ -13,12 +13,12 @@ from dataclasses import astuple, dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from firecaffe.synchrony.leaves import Leaf
-from firecaffe.synchrony.policy import Work
+from firecaffe.synchrony.leaf_queue import Leaf
+from firecaffe.synchrony.server_policies import Work
 from firecaffe.training.forward import Forward
 from firecaffe.training.served.coder import Coder
-from firecaffe.training.served.compute import Contribution
-from firecaffe.training.served.memory import Gradient
+from firecaffe.training.served.server_memory import Gradient
+from firecaffe.training.served.work_gradient import Contribution
 from firecaffe.transport.lane import Lane
 
 ALIGNMENT = 64

@@ -34,7 +34,6 @@ from firecaffe.gradients.config import ExchangeConfig
 from firecaffe.synchrony.config import SynchronyConfig
 from firecaffe.training.forward import Forward
 from firecaffe.training.served.coder import Coder
-from firecaffe.training.served.compute import Bench, Workbench
 from firecaffe.training.served.door import Doorkeeper
 from firecaffe.training.served.holders import Holders, Told
 from firecaffe.training.served.messages import END, Messages
@@ -46,6 +45,7 @@ from firecaffe.training.served.real_clock import (
     RealClock,
     RemoteLearner,
 )
+from firecaffe.training.served.work_gradient import Bench, Workbench
 from firecaffe.transport.lane import Lane, store_of
 
 

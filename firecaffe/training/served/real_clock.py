@@ -19,11 +19,11 @@ from torch import Tensor
 from firecaffe.cluster.agree import LOOK_S
 from firecaffe.errors import PeerLostError
 from firecaffe.synchrony.events import Event, Join, Lose, Pull, Push
-from firecaffe.synchrony.policy import Policy, Work
+from firecaffe.synchrony.server_policies import Policy, Work
 from firecaffe.training.served.coder import Coder
-from firecaffe.training.served.compute import Bench, Contribution
-from firecaffe.training.served.memory import Gradient, ServerMemory
 from firecaffe.training.served.messages import WORK, Head, Messages
+from firecaffe.training.served.server_memory import Gradient, ServerMemory
+from firecaffe.training.served.work_gradient import Bench, Contribution
 
 
 @dataclass(frozen=True)

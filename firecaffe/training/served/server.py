@@ -18,10 +18,10 @@ from firecaffe.gradients.buffers import BufferChanges
 from firecaffe.solvers.optimizer import set_rate
 from firecaffe.synchrony.config import SynchronyConfig
 from firecaffe.synchrony.events import Event, Join, Lose, Pull, Push
-from firecaffe.synchrony.leaves import Leaf
-from firecaffe.synchrony.policy import Update, Work, row_of, work_of
+from firecaffe.synchrony.leaf_queue import Leaf
+from firecaffe.synchrony.server_policies import Update, Work, row_of, work_of
 from firecaffe.training.evaluation_weights import Ema
-from firecaffe.training.served.memory import Gradient, ServerMemory
+from firecaffe.training.served.server_memory import Gradient, ServerMemory
 
 LAMBDA = 2.0
 """The weight of delay compensation. Source: Zheng et al. 2017, as it is for CIFAR-10."""

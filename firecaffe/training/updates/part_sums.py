@@ -20,18 +20,18 @@ from torch import Tensor, nn
 
 from firecaffe.cluster.group import Group
 from firecaffe.exchange.leaves import Node, Shares, TreeSum, largest_nodes, sum_of_nodes
+from firecaffe.gradients.bucket_sums import Compressed
 from firecaffe.gradients.buckets import layout_of, make_bucket, views_like
 from firecaffe.gradients.codec_memory import CodecMemory
-from firecaffe.gradients.combine import Compressed
 from firecaffe.gradients.compressors import make_compressor
 from firecaffe.gradients.compressors.codec import ROW
 from firecaffe.gradients.threads import ExchangeThreads
 from firecaffe.parallel.own_samples import Gradients
 from firecaffe.recipe.parallel import rows_of
-from firecaffe.training.parallel.pieces import Names
+from firecaffe.training.parallel.cut_pieces import Names
 from firecaffe.training.tensor_file import Stored
 from firecaffe.transport.collect import HeldPart
-from firecaffe.transport.fold import NodeSum
+from firecaffe.transport.fold_nodes import NodeSum
 from firecaffe.transport.queue import queue_of
 
 

@@ -27,4 +27,4 @@ def no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("ranks were started")
 
     monkeypatch.setattr("firecaffe.cluster.agent.FaultAgent.run", refuse)
-    monkeypatch.setattr("firecaffe.data.source.generate", generate_once)
+    monkeypatch.setattr("firecaffe.data.sources.generate", generate_once)

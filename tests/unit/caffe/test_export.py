@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from firecaffe.caffe.text import parse
 from firecaffe.caffe.trained import Heads, Trained
 from firecaffe.errors import RecipeError
-from firecaffe.training.export import export_caffemodel, export_onnx
+from firecaffe.training.export_file import export_caffemodel, export_onnx
 
 INPUT = """layer { name: "in" type: "Input" top: "data" top: "label"
   input_param { shape { dim: 3 dim: 4 dim: 17 dim: 15 } shape { dim: 3 } } }

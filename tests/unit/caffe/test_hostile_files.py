@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from firecaffe.caffe import mean, solverstate, text, weights
+from firecaffe.caffe import caffemodel, mean, solverstate, text
 from firecaffe.caffe.message import CaffeError
 from firecaffe.caffe.phase import PHASES, layers_of
 from firecaffe.caffe.upgrade import current
@@ -42,11 +42,11 @@ def numbers(tag: int, kind: str, packed: bool) -> bytes:
 def files() -> dict[str, tuple[bytes, Reader]]:
     found: dict[str, tuple[bytes, Reader]] = {name: (each, net) for name, each in texts().items()}
     for name in ("current", "v1", "v0"):
-        found[f"{name}.caffemodel"] = (FILES / f"{name}.caffemodel").read_bytes(), weights.read
+        found[f"{name}.caffemodel"] = (FILES / f"{name}.caffemodel").read_bytes(), caffemodel.read
     found["mean"] = (FILES / "mean.binaryproto").read_bytes(), mean.read
     found["state"] = (FILES / "sgd.solverstate").read_bytes(), solverstate.read
-    found["unpacked"] = numbers(5, "<f", packed=False), weights.read
-    found["double"] = numbers(8, "<d", packed=True), weights.read
+    found["unpacked"] = numbers(5, "<f", packed=False), caffemodel.read
+    found["double"] = numbers(8, "<d", packed=True), caffemodel.read
     return found
 
 
@@ -224,7 +224,7 @@ BINARIES_THAT_ARE_READ |= {"layers", "names", "axes"}
 def test_files_made_to_take_memory_or_time(is_slow: bool, tmp_path: Path) -> None:
     for found, read, slow, are_read in (
         (hostile_texts(), text.read, SLOW_TEXTS, TEXTS_THAT_ARE_READ),
-        (hostile_binaries(), weights.read, SLOW_BINARIES, BINARIES_THAT_ARE_READ),
+        (hostile_binaries(), caffemodel.read, SLOW_BINARIES, BINARIES_THAT_ARE_READ),
     ):
         names = slow if is_slow else found.keys() - slow
         parsed = {name for name in names if not outcome(found[name], read, tmp_path / "x")}

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from firecaffe.caffe import blob, text
-from firecaffe.caffe.layers import accuracy, loss, loss_of_values
+from firecaffe.caffe.layers import loss, loss_of_values
 from firecaffe.caffe.layers.spec import Spec
 from firecaffe.caffe.message import CaffeError
 from tests.golden.caffe.losses_and_accuracies import CASES, FILE
 
-LAYERS = {**accuracy.LAYERS, **loss.LAYERS, **loss_of_values.LAYERS}
+LAYERS = {**loss.LAYERS, **loss.LAYERS, **loss_of_values.LAYERS}
 CAFFE = np.load(FILE)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from firecaffe.caffe import Net, weights
+from firecaffe.caffe import Net, caffemodel
 from firecaffe.caffe.message import CaffeError
 from firecaffe.caffe.text import parse
 
@@ -235,9 +235,11 @@ class TestLoad:
     def test_from_a_file(self, tmp_path: Path) -> None:
         net, file = net_of(self.TEXT), tmp_path / "x.caffemodel"
         layers = [
-            weights.Layer("b/c", "InnerProduct", [torch.ones(3, 3).numpy(), torch.ones(3).numpy()])
+            caffemodel.Layer(
+                "b/c", "InnerProduct", [torch.ones(3, 3).numpy(), torch.ones(3).numpy()]
+            )
         ]
-        weights.write(file, layers)
+        caffemodel.write(file, layers)
         found = Net(parse(self.TEXT), file)
         assert (found.get_parameter("b_c.weight") == 1).all()
         assert net.get_parameter("b_c.weight").std() > 0

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from firecaffe.caffe import mean, solverstate, weights
+from firecaffe.caffe import caffemodel, mean, solverstate
 from firecaffe.caffe.blob import Array
+from firecaffe.caffe.caffemodel import Layer
 from firecaffe.caffe.message import CaffeError
-from firecaffe.caffe.weights import Layer
 from firecaffe.caffe.wire import field, varint
 
 FILES = Path(__file__).parents[2] / "golden" / "caffe" / "files"
@@ -48,13 +48,13 @@ def same(found: dict[str, list[Array]], expected: dict[str, list[Array]]) -> Non
 
 @pytest.mark.parametrize(("name", "expected"), [("current", CURRENT), ("v1", OLD), ("v0", OLD)])
 def test_caffes_own_files(name: str, expected: dict[str, list[Array]]) -> None:
-    same(weights.read(FILES / f"{name}.caffemodel"), expected)
+    same(caffemodel.read(FILES / f"{name}.caffemodel"), expected)
 
 
 def test_caffes_own_hdf5_file() -> None:
     pytest.importorskip("h5py")
     renamed = {name.replace("/", ""): blobs for name, blobs in CURRENT.items()}
-    found = weights.read(FILES / "current.caffemodel.h5")
+    found = caffemodel.read(FILES / "current.caffemodel.h5")
     same({name: found[name] for name in renamed}, renamed)
     assert len(found) == len(renamed)
 
@@ -62,7 +62,7 @@ def test_caffes_own_hdf5_file() -> None:
 def test_hdf5_without_h5py_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "h5py", None)
     with pytest.raises(CaffeError, match=r"need h5py; pip install 'firecaffe\[hdf5\]'"):
-        weights.read(FILES / "current.caffemodel.h5")
+        caffemodel.read(FILES / "current.caffemodel.h5")
 
 
 def test_damaged_hdf5_is_one_line(tmp_path: Path) -> None:
@@ -98,8 +98,8 @@ def test_damaged_hdf5_is_one_line(tmp_path: Path) -> None:
 def test_what_is_written_is_what_caffe_writes(tmp_path: Path) -> None:
     """But for what a weight file has beside the weights: the layers' words, and those without."""
     path = tmp_path / "w.caffemodel"
-    weights.write(path, [Layer(name, "T", blobs) for name, blobs in CURRENT.items()], "net")
-    same(weights.read(path), CURRENT)
+    caffemodel.write(path, [Layer(name, "T", blobs) for name, blobs in CURRENT.items()], "net")
+    same(caffemodel.read(path), CURRENT)
     caffes, ours = (FILES / "current.caffemodel").read_bytes(), path.read_bytes()
     data = field(5, CURRENT["ip"][0].tobytes())
     blob = b"".join([*data, *field(7, field(1, varint(2) + varint(27)))])
@@ -110,7 +110,7 @@ def test_what_is_written_is_what_caffe_writes(tmp_path: Path) -> None:
 
 def test_what_is_written_has_the_fields_of_the_format(tmp_path: Path) -> None:
     path = tmp_path / "w.caffemodel"
-    weights.write(path, [Layer("é", "ReLU", [np.array([[1.5], [-2]], np.float32)])], "n")
+    caffemodel.write(path, [Layer("é", "ReLU", [np.array([[1.5], [-2]], np.float32)])], "n")
     numbers = struct.pack("<2f", 1.5, -2)
     blob = b"\x3a\x04\x0a\x02\x02\x01" + b"\x2a\x08" + numbers
     layer = b"\x0a\x02\xc3\xa9" + b"\x12\x04ReLU" + b"\x3a" + bytes([len(blob)]) + blob
@@ -122,19 +122,19 @@ def test_more_than_protobuf_can_read_is_not_written(
 ) -> None:
     path = tmp_path / "w.caffemodel"
     layers = [Layer("a", "T", [ramp(0, 4)])]
-    weights.write(path, layers)
+    caffemodel.write(path, layers)
     size = path.stat().st_size
-    monkeypatch.setattr(weights, "MOST_MESSAGE_BYTES", size - 1)
+    monkeypatch.setattr(caffemodel, "MOST_MESSAGE_BYTES", size - 1)
     with pytest.raises(CaffeError, match=f"would have {size} bytes; protobuf reads {size - 1}"):
-        weights.write(path, layers)
+        caffemodel.write(path, layers)
 
 
 def test_odd_shapes_come_back(tmp_path: Path) -> None:
     path = tmp_path / "w.caffemodel"
     blobs = [np.full((), 3.5, np.float32), np.zeros((0, 4), np.float32), ramp(0, 1, 1, 300)]
     blobs.append(ramp(0, 4, 6)[:, ::2])
-    weights.write(path, [Layer("a", "T", blobs)])
-    same(weights.read(path), {"a": blobs})
+    caffemodel.write(path, [Layer("a", "T", blobs)])
+    same(caffemodel.read(path), {"a": blobs})
 
 
 Parts = list[Any]
@@ -176,7 +176,7 @@ SIX = struct.pack("<6f", *range(6))
     ids=str,
 )
 def test_every_way_to_say_a_blob(tmp_path: Path, blob: list[Parts]) -> None:
-    found = weights.read(model(tmp_path, *blob))
+    found = caffemodel.read(model(tmp_path, *blob))
     same(found, {"a": [np.arange(6, dtype=np.float32).reshape(2, 3)]})
 
 
@@ -185,7 +185,7 @@ def test_long_runs_of_unpacked_numbers_that_look_like_tags(tmp_path: Path) -> No
     rows = rng.integers(0, 256, (100_003, 5), np.uint8)
     rows[::7] = 0x2D
     rows[:, 0] = 0x2D
-    found = weights.read(model(tmp_path, shape(100_003), [rows.tobytes()]))
+    found = caffemodel.read(model(tmp_path, shape(100_003), [rows.tobytes()]))
     numbers = rows[:, 1:].tobytes()
     assert found["a"][0].tobytes() == numbers
 
@@ -193,9 +193,9 @@ def test_long_runs_of_unpacked_numbers_that_look_like_tags(tmp_path: Path) -> No
 def test_legacy_axes_win_over_the_shape_and_missing_ones_are_zero(tmp_path: Path) -> None:
     axes = [field(3, 2), field(4, 3)]
     path = model(tmp_path, *axes, field(1, 1), field(2, 1), shape(6), field(5, SIX))
-    assert weights.read(path)["a"][0].shape == (1, 1, 2, 3)
+    assert caffemodel.read(path)["a"][0].shape == (1, 1, 2, 3)
     with pytest.raises(CaffeError, match=r"shape \(0, 0, 2, 3\) with 6 numbers"):
-        weights.read(model(tmp_path, *axes, field(5, SIX)))
+        caffemodel.read(model(tmp_path, *axes, field(5, SIX)))
 
 
 def test_the_last_layer_of_a_name_counts_and_those_without_blobs_are_left_out(
@@ -203,8 +203,8 @@ def test_the_last_layer_of_a_name_counts_and_those_without_blobs_are_left_out(
 ) -> None:
     path = tmp_path / "w.caffemodel"
     layers = [Layer("a", "T", [ramp(0, 2)]), Layer("b", "T", []), Layer("a", "T", [ramp(9, 1)])]
-    weights.write(path, layers)
-    same(weights.read(path), {"a": [ramp(9, 1)]})
+    caffemodel.write(path, layers)
+    same(caffemodel.read(path), {"a": [ramp(9, 1)]})
 
 
 def damaged(tmp_path: Path, content: bytes | Path) -> str:
@@ -212,7 +212,7 @@ def damaged(tmp_path: Path, content: bytes | Path) -> str:
     if isinstance(content, bytes):
         path.write_bytes(content)
     with pytest.raises(CaffeError) as error:
-        weights.read(path)
+        caffemodel.read(path)
     assert "\n" not in str(error.value)
     return str(error.value)
 

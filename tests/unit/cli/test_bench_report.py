@@ -8,7 +8,7 @@ from rich.console import Console
 
 from firecaffe.cli.bench_report import make_report, show
 from firecaffe.exchange.choose import Choice, choose
-from firecaffe.measure.exchange import Timing
+from firecaffe.measure.exchange_times import Timing
 from firecaffe.transport.link import Link
 
 ENVIRONMENT = {"cpu": "A processor", "gpus": [], "cores": 2, "torch": "2.13.0"}

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from firecaffe.cli import main, start_training, train
-from firecaffe.recipe import check, refusals
-from firecaffe.recipe.check import Prepared
+from firecaffe.recipe import checked_recipe, refusals
+from firecaffe.recipe.checked_recipe import Prepared
 
 WORDS = """
 [model]
@@ -37,7 +37,7 @@ def test_a_recipe_is_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         checks.append(args)
         once(*args, **words)
 
-    monkeypatch.setattr(check, "check_together", check_together)
+    monkeypatch.setattr(checked_recipe, "check_together", check_together)
     monkeypatch.setattr(start_training, "launch", launch)
     assert main(["train", str(path), "--train.seed", "3"]) == 0
     assert isinstance(given["for_ranks"], Prepared)

@@ -11,8 +11,8 @@ from torch.distributed import DistNetworkError
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 
-from firecaffe.cluster import aside
-from firecaffe.cluster.aside import Aside, PatientRendezvous
+from firecaffe.cluster import interruptible
+from firecaffe.cluster.interruptible import Aside, PatientRendezvous
 
 WAIT_S = 300.0
 
@@ -56,8 +56,8 @@ def asking() -> Iterator[Aside]:
 
 
 def test_a_store_out_of_reach_ends_no_ranks(asking: Aside, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aside, "ANSWER_S", 0.01)
-    monkeypatch.setattr(aside, "LAST_S", 0.01)
+    monkeypatch.setattr(interruptible, "ANSWER_S", 0.01)
+    monkeypatch.setattr(interruptible, "LAST_S", 0.01)
     store = Cut()
     meeting = PatientRendezvous(rendezvous_of(store), asking)
     assert meeting.num_nodes_waiting() == 0

@@ -10,9 +10,9 @@ import pytest
 
 from firecaffe.cluster import agent, groups, hosts, launch, rendezvous
 from firecaffe.cluster.addresses import LOOPBACK, join_place
-from firecaffe.cluster.aside import Aside
 from firecaffe.cluster.groups import choose_interface, meeting
 from firecaffe.cluster.hosts import Hosts, check_hosts_words, wait_for_endpoint
+from firecaffe.cluster.interruptible import Aside
 from firecaffe.cluster.launch import _Launch
 from firecaffe.errors import LaunchError, RecipeError
 

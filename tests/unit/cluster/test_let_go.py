@@ -12,8 +12,8 @@ from torch.distributed import DistNetworkError
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from firecaffe.cluster import lost_ranks
-from firecaffe.cluster.aside import Aside
 from firecaffe.cluster.hosts import HostEnds
+from firecaffe.cluster.interruptible import Aside
 from firecaffe.cluster.lost_ranks import TOGETHER, LetGo, LossReader, LossTeller, Seen
 from firecaffe.faults import ANOTHER, Fault
 

@@ -11,8 +11,8 @@ import pytest
 
 from firecaffe.cluster import pulse
 from firecaffe.cluster.links import MOST_UNSENT_BYTES, Neighbour
-from firecaffe.cluster.message import BEAT, FAULT, PULSE, Place, pack, take_messages
 from firecaffe.cluster.pulse import write
+from firecaffe.cluster.watch_message import BEAT, FAULT, PULSE, Place, pack, take_messages
 
 TEXT = b"x" * 70_000
 PULSE_MESSAGE = pack(PULSE, Place())

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from firecaffe.cluster.beside import pulse_beside
-from firecaffe.cluster.message import HEADER, PULSE, take_messages
 from firecaffe.cluster.pulse import is_stopped
+from firecaffe.cluster.pulse_process import pulse_beside
 from firecaffe.cluster.verdict import BEATS
+from firecaffe.cluster.watch_message import HEADER, PULSE, take_messages
 
 LONG_MS = 60_000
 SEIZE, INTERRUPT = 0x4206, 0x4207

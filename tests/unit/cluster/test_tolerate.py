@@ -6,8 +6,8 @@ import threading
 import pytest
 
 from firecaffe.cluster.links import Shape, links_of, star_of
-from firecaffe.cluster.message import FAULT, Place, pack, take_messages
 from firecaffe.cluster.watch import Watch
+from firecaffe.cluster.watch_message import FAULT, Place, pack, take_messages
 from firecaffe.errors import PeerLostError
 from firecaffe.faults import Fault
 from tests.unit.cluster.watches import LONG_S, SILENT_S, fault_of, until, watches

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from firecaffe.cluster.links import Neighbour
-from firecaffe.cluster.message import BEAT, FAULT, HEADER, NOBODY, Place, pack
+from firecaffe.cluster.watch_message import BEAT, FAULT, HEADER, NOBODY, Place, pack
 from firecaffe.errors import PeerLostError
 from firecaffe.faults import Fault
 from tests.unit.cluster.watches import LONG_S, SILENT_S, connect, fault_of, until, watches

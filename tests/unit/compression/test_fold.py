@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from firecaffe.compression.fold import fold_normalization
+from firecaffe.compression.selected_layers import fold_normalization
 
 
 def network() -> nn.Sequential:

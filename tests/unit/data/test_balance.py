@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from firecaffe.data import DataConfig, DataParts, SampleOrder, TensorDataset, divide, drawing_of
-from firecaffe.data.balance import SUM_BITS, whole
 from firecaffe.data.hash import Stream, hash64
-from firecaffe.data.order import Drawing
-from firecaffe.data.own import check_own
+from firecaffe.data.own_data import check_own
+from firecaffe.data.sample_order import Drawing
+from firecaffe.data.sample_weights import SUM_BITS, whole
 from firecaffe.errors import FirecaffeError
 from tests.unit.data.test_packed import make_folder
 

@@ -18,10 +18,10 @@ from firecaffe.cli.parse import read_recipe
 from firecaffe.data import DataConfig, is_images, open_data, shard_counts
 from firecaffe.data.look import is_repeatable
 from firecaffe.errors import DataError, OwnCodeError, RecipeError
-from firecaffe.measure.layers import by_layer_type
+from firecaffe.measure.step_times import by_layer_type
 from firecaffe.models.config import ModelConfig
 from firecaffe.plan.of_recipe import workload_of
-from firecaffe.recipe.check import check_recipe
+from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.training.checks import preflight
 
 ROOT = Path(__file__).parents[3]

@@ -11,7 +11,7 @@ import torch
 from firecaffe.data import DataConfig, check_data, open_data, open_test
 from firecaffe.data.dataset import ask
 from firecaffe.errors import FirecaffeError
-from firecaffe.training.facts import describe
+from firecaffe.training.shared_facts import describe
 from tests.golden.caffe.data_cases import (
     COUNT,
     data,

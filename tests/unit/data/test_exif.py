@@ -11,8 +11,8 @@ from firecaffe.cli import main
 from firecaffe.data import DataConfig, open_data
 from firecaffe.data.decode import APPLY, IGNORE, decode, decoded, orientation, with_orientation
 from firecaffe.errors import RecipeError
-from firecaffe.training.about import About
-from firecaffe.training.image_files import read_image
+from firecaffe.training.prediction import read_image
+from firecaffe.training.run_facts import About
 from tests.unit.data.test_decode import encoded, picture
 
 

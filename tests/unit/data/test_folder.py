@@ -13,9 +13,9 @@ from firecaffe.data import Dataset, is_images, open_data
 from firecaffe.data.config import DataConfig
 from firecaffe.data.decoded import DecodedSet
 from firecaffe.data.packing.source import open_source
-from firecaffe.data.source import open_image_folder
+from firecaffe.data.sources import open_image_folder
 from firecaffe.errors import DataError
-from firecaffe.training.image_files import list_files
+from firecaffe.training.prediction import list_files
 
 RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
 

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from firecaffe.cli.data import get as data_get
-from firecaffe.data.get import get
 from firecaffe.data.idx import open_idx
-from firecaffe.data.published import FILES, PUBLISHED
+from firecaffe.data.published import FILES, PUBLISHED, get
 from firecaffe.errors import DataError
 
 IMAGES = bytes.fromhex("00000803 00000002 00000003 00000003") + bytes(18)

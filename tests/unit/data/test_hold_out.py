@@ -13,7 +13,7 @@ from firecaffe.data.packed import RawPart
 from firecaffe.errors import RecipeError
 from firecaffe.models.config import ModelConfig
 from firecaffe.plan.of_recipe import workload_of
-from firecaffe.recipe.check import check_recipe
+from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.sections import Recipe
 from tests.unit.data.test_packed import make_folder, pack
 
@@ -69,7 +69,7 @@ def test_it_is_no_run_of_neighbors() -> None:
 def test_of_photos_and_of_raw_samples_read_from_shards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("firecaffe.data.source.HELD_BYTES", 0)
+    monkeypatch.setattr("firecaffe.data.sources.HELD_BYTES", 0)
     folder = make_folder(tmp_path / "photos")
     for kind, raw in ((DecodedSet, False), (RawPart, True)):
         dest = tmp_path / kind.__name__

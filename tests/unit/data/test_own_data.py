@@ -20,7 +20,7 @@ from firecaffe.data import Batches, DataConfig, SampleOrder, current_key, eval_b
 from firecaffe.data.dataset import ask
 from firecaffe.data.hash import EVALUATION, Key
 from firecaffe.data.look import same_bits
-from firecaffe.data.own import check_own
+from firecaffe.data.own_data import check_own
 from firecaffe.data.prefetch import fetchers_of
 from firecaffe.errors import DataError
 

@@ -11,19 +11,18 @@ import simplejpeg
 import torch
 from PIL import Image
 
-from firecaffe.data import DataConfig, TensorDataset, open_data
-from firecaffe.data import source as source_module
+from firecaffe.data import DataConfig, TensorDataset, open_data, sources
 from firecaffe.data.decoded import DecodedSet
 from firecaffe.data.hash import hash64
 from firecaffe.data.packed import PackedPart, PackedSet, RawPart, read_list
-from firecaffe.data.packing.pack import Packing, PackOptions, verify
+from firecaffe.data.packing.pack_images import Packing, PackOptions, verify
 from firecaffe.data.packing.source import open_source
 from firecaffe.data.shard import ShardInfo
 from firecaffe.data.shard_files import LocalFiles
 from firecaffe.errors import DataError, RecipeError
 from firecaffe.models.config import ModelConfig
 from firecaffe.plan.of_recipe import workload_of
-from firecaffe.recipe.check import check_recipe
+from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.recipe.sections import Recipe
 
@@ -156,7 +155,7 @@ def test_pixels_are_held_in_memory_or_read(
     pack(folder, tmp_path / "packed", resize=12, raw=True)
     config = DataConfig("packed", str(tmp_path / "packed"))
     held = open_data(config).train
-    monkeypatch.setattr(source_module, "HELD_BYTES", 0)
+    monkeypatch.setattr(sources, "HELD_BYTES", 0)
     read = open_data(config).train
     assert isinstance(held, TensorDataset)
     assert isinstance(read, RawPart)

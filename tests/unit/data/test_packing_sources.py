@@ -10,7 +10,7 @@ from torch import Tensor
 
 from firecaffe.data.cifar10 import TEST_FILES, TRAIN_FILES, open_cifar10
 from firecaffe.data.packing import source as source_module
-from firecaffe.data.packing.pack import Packing, PackOptions
+from firecaffe.data.packing.pack_images import Packing, PackOptions
 from firecaffe.data.packing.part import Source
 from firecaffe.data.packing.source import open_source, part_of
 from firecaffe.errors import DataError, RecipeError

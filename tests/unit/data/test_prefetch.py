@@ -14,8 +14,8 @@ from torch import Tensor
 from firecaffe.data import Batches, DataConfig, SampleOrder, TensorDataset, open_data
 from firecaffe.data.augment import AUGMENTS
 from firecaffe.data.image_batches import FETCH
-from firecaffe.data.order import epoch_order, epoch_order_by_shard
 from firecaffe.data.prefetch import FEWEST, MOST, ahead
+from firecaffe.data.sample_order import epoch_order, epoch_order_by_shard
 from firecaffe.data.train_batches import BatchesAhead
 from firecaffe.errors import DataError
 from firecaffe.exchange.leaves import leaf_share

@@ -17,7 +17,7 @@ from firecaffe.data.batches import Batches
 from firecaffe.data.config import DataConfig
 from firecaffe.data.layout import Batch
 from firecaffe.data.look import is_asked_again, is_repeatable, same_bits
-from firecaffe.data.order import SampleOrder
+from firecaffe.data.sample_order import SampleOrder
 from firecaffe.data.train_batches import BatchesAhead
 from tests.world import Ranks
 

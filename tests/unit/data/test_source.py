@@ -9,11 +9,18 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from firecaffe.data import DATASETS, DataConfig, check_data, data_home, is_images, open_data
-from firecaffe.data import source as source_module
+from firecaffe.data import (
+    DATASETS,
+    DataConfig,
+    check_data,
+    data_home,
+    is_images,
+    open_data,
+    sources,
+)
 from firecaffe.data.cifar10 import TEST_FILES, TRAIN_FILES, open_cifar10
 from firecaffe.data.generated import generate
-from firecaffe.data.packing.pack import Packing, PackOptions
+from firecaffe.data.packing.pack_images import Packing, PackOptions
 from firecaffe.data.packing.source import open_source
 from firecaffe.errors import DataError, RecipeError
 
@@ -59,8 +66,8 @@ EXPECTED = {
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FIRECAFFE_DATA", str(tmp_path / "home"))
     # The published files have 10,000 records; two are enough to be opened by name.
-    monkeypatch.setattr(source_module, "open_cifar10", lambda path: open_cifar10(path, 2))
-    monkeypatch.setattr(source_module, "generate", generate)  # all of it
+    monkeypatch.setattr(sources, "open_cifar10", lambda path: open_cifar10(path, 2))
+    monkeypatch.setattr(sources, "generate", generate)  # all of it
     write_idx_files(tmp_path / "home" / "fashion-mnist")
     write_idx_files(tmp_path / "home" / "mnist")
     write_cifar10(tmp_path / "home" / "cifar10")

@@ -4,7 +4,7 @@ import pytest
 
 from firecaffe.exchange import ALGORITHMS
 from firecaffe.exchange.choose import AUTO, choose, predict_s
-from firecaffe.exchange.order import adds_in_tree_order
+from firecaffe.exchange.route import adds_in_tree_order
 from firecaffe.exchange.schedule import lower_bound_elements
 
 ALPHA_S, BANDWIDTH = 50e-6, 25e6

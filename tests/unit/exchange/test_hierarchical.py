@@ -7,8 +7,8 @@ from itertools import product
 import pytest
 
 from firecaffe.exchange import ALGORITHMS, EXCHANGES, NATIVE, ROOTED, find_schedule
-from firecaffe.exchange.order import adds_in_tree_order, keeps_tree_order
 from firecaffe.exchange.proof import check, prove
+from firecaffe.exchange.route import adds_in_tree_order, keeps_tree_order
 from firecaffe.exchange.schedule import Schedule
 
 NODES = [(p, m) for p in range(1, 18) for m in range(1, p + 1) if p % m == 0]

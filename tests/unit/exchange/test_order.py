@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from firecaffe.exchange import ALGORITHMS, EXCHANGES, NATIVE
-from firecaffe.exchange.order import adds_in_tree_order, keeps_tree_order
 from firecaffe.exchange.proof import prove
+from firecaffe.exchange.route import adds_in_tree_order, keeps_tree_order
 
 WORLD_SIZES = range(1, 41)
 

@@ -6,8 +6,15 @@ import pytest
 
 from firecaffe.exchange import EXCHANGES
 from firecaffe.exchange.leaves import largest_nodes, leaf_share
-from firecaffe.exchange.order import adds_in_tree_order, keeps_tree_order
-from firecaffe.exchange.route import CODEC, FOLD, HOOK, SCHEDULE, find_route
+from firecaffe.exchange.route import (
+    CODEC,
+    FOLD,
+    HOOK,
+    SCHEDULE,
+    adds_in_tree_order,
+    find_route,
+    keeps_tree_order,
+)
 
 NAMES = (*EXCHANGES, "hierarchical(tree,ring)", "hierarchical(tree,halving_doubling)")
 

@@ -8,8 +8,8 @@ from firecaffe.caffe import text
 from firecaffe.caffe.as_text import as_text
 from firecaffe.caffe.message import CaffeError, Message
 from firecaffe.caffe.phase import layers_of
+from firecaffe.from_caffe.import_report import Report
 from firecaffe.from_caffe.nets import NetFile, find_file, find_net, is_net
-from firecaffe.from_caffe.report import Report
 from firecaffe.from_caffe.training import State
 
 

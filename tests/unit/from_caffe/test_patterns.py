@@ -5,7 +5,7 @@ from fnmatch import fnmatchcase
 
 import pytest
 
-from firecaffe.from_caffe.patterns import as_patterns, grouped
+from firecaffe.from_caffe.net_settings import as_patterns, grouped
 
 
 def value_of(patterns: dict[str, float], name: str) -> float:

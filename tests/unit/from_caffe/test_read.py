@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from firecaffe.caffe.message import CaffeError
-from firecaffe.from_caffe.network import micro_batch_of
+from firecaffe.from_caffe.import_report import Report
+from firecaffe.from_caffe.net_settings import micro_batch_of
 from firecaffe.from_caffe.recipe import Asked, read
-from firecaffe.from_caffe.report import Report
 
 SHAPE = "shape { dim: 2 dim: 3 dim: 8 dim: 8 }"
 INPUT = f'layer {{ name: "data" type: "Input" top: "data" input_param {{ {SHAPE} }} }}\n'

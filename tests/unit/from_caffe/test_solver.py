@@ -6,11 +6,11 @@ import pytest
 
 from firecaffe.caffe import text
 from firecaffe.caffe.message import CaffeError
-from firecaffe.from_caffe.report import Report
+from firecaffe.from_caffe.import_report import Report
 from firecaffe.from_caffe.solver import POLICIES, TYPES, read_update
 from firecaffe.from_caffe.training import Around, State, read_training
-from firecaffe.recipe.check import check_recipe
-from firecaffe.recipe.of_run import recipe_from
+from firecaffe.recipe.checked_recipe import check_recipe
+from firecaffe.recipe.recorded_recipe import recipe_from
 
 BASE = 'base_lr: 0.1 lr_policy: "fixed"\n'
 
@@ -98,7 +98,7 @@ def test_policies(words: str, expected: dict[str, Any]) -> None:
 
 
 def test_every_policy_is_known() -> None:
-    from firecaffe.solvers.policy import POLICIES as OURS
+    from firecaffe.solvers.rate_policy import POLICIES as OURS
 
     assert POLICIES.keys() <= OURS.keys()
 

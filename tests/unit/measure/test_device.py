@@ -6,11 +6,11 @@ import pytest
 
 from firecaffe import DataConfig, ModelConfig, Recipe, TrainConfig
 from firecaffe.measure.device import calibrated
-from firecaffe.measure.step import StepTimes
+from firecaffe.measure.step_times import StepTimes
 from firecaffe.plan.cluster import load_cluster
-from firecaffe.plan.compute import correction, micro_batch
+from firecaffe.plan.compute_time import correction, micro_batch
 from firecaffe.plan.of_recipe import workload_of
-from firecaffe.recipe.check import check_recipe
+from firecaffe.recipe.checked_recipe import check_recipe
 
 
 def test_the_overhead_of_a_call_has_no_copies_of_gradients_in_it() -> None:

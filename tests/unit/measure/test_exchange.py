@@ -2,7 +2,7 @@
 
 import pytest
 
-from firecaffe.measure.exchange import Timing
+from firecaffe.measure.exchange_times import Timing
 
 
 def timing(world_size: int, size_bytes: int, *samples_s: float) -> Timing:

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from firecaffe.measure.cluster import PairLink
 from firecaffe.measure.device import within_peak
 from firecaffe.measure.found_cluster import MeasuredCluster, findings
+from firecaffe.measure.ranks_and_links import PairLink
 from firecaffe.plan.cluster import load_cluster
 
 

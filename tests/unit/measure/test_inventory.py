@@ -9,7 +9,7 @@ from firecaffe.generators import TORCH
 from firecaffe.inventory.loss_trial import MEAN
 from firecaffe.measure.inventory import inventory_of
 from firecaffe.models.config import ModelConfig
-from firecaffe.recipe.check import check_recipe
+from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.training.checks import preflight
 
 UNUSUAL = "benchmarks.unusual.cases:"

@@ -8,9 +8,9 @@ from torch import nn
 
 from firecaffe import Recipe, SolverConfig
 from firecaffe.gradients.reducer import GradientReducer
-from firecaffe.measure import step as measured_step
+from firecaffe.measure import step_times as measured_step
 from firecaffe.models import build_model
-from firecaffe.recipe.check import check_recipe
+from firecaffe.recipe.checked_recipe import check_recipe
 
 
 def frozen_below(*arguments: object) -> nn.Module:

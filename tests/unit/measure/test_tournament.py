@@ -6,8 +6,8 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from firecaffe.measure.cluster import PairLink, RankFacts, tournament
 from firecaffe.measure.found_cluster import MeasuredCluster, cluster_of, findings, slower
+from firecaffe.measure.ranks_and_links import PairLink, RankFacts, tournament
 
 
 @pytest.mark.parametrize("players", range(8))

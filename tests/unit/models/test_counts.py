@@ -9,7 +9,7 @@ from torch import nn
 
 from firecaffe.models import MODELS, build_model
 from firecaffe.models.googlenet import googlenet, googlenet_bn
-from firecaffe.models.profile import Profile, profile
+from firecaffe.models.layer_costs import Profile, profile
 
 
 @functools.cache

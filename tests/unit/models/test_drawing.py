@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from firecaffe.models.drawing import follow, named_tensors
-from firecaffe.models.table import MODELS
+from firecaffe.models.known_networks import MODELS
 
 
 class Odd(nn.Module):

@@ -13,8 +13,8 @@ from firecaffe.models import (
     classification_loss,
     logits_of,
 )
+from firecaffe.models.layer_costs import profile
 from firecaffe.models.nin import nin_small
-from firecaffe.models.profile import profile
 
 HEADED = ["googlenet", "googlenet_bn"]
 

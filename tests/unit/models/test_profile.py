@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from firecaffe.models import MODELS, build_model
-from firecaffe.models.profile import Profile, profile
+from firecaffe.models.layer_costs import Profile, profile
 
 
 class Tied(nn.Module):

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from firecaffe.cli.profile import render
 from firecaffe.models import build_model
-from firecaffe.models.profile import profile
+from firecaffe.models.layer_costs import profile
 
 
 def test_table_shows_layers_totals_and_volumes() -> None:

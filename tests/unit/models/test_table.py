@@ -7,7 +7,7 @@ import torch
 
 from firecaffe.errors import RecipeError
 from firecaffe.models import MODELS, build_model
-from firecaffe.models.profile import profile
+from firecaffe.models.layer_costs import profile
 
 ROOT = Path(__file__).parents[3]
 

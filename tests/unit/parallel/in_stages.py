@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from firecaffe.models.table import build_model
-from firecaffe.parallel.channel import Arrivals, root_of
+from firecaffe.models.known_networks import build_model
 from firecaffe.parallel.passed import check_apart, pack, room_for, tensors_in, unpack
+from firecaffe.parallel.stage_run import Arrivals, root_of
 from firecaffe.parallel.stages import Stage, cut_stages
 
 NARROW = 8

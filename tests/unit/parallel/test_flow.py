@@ -13,11 +13,11 @@ from torch.utils.checkpoint import checkpoint
 from firecaffe.caffe.local_response_norm import LocalResponseNorm
 from firecaffe.cluster.group import Group
 from firecaffe.errors import RecipeError
-from firecaffe.models.inception import Inception
+from firecaffe.models.googlenet import Inception
+from firecaffe.models.known_networks import MODELS, build_model
 from firecaffe.models.resnet import Bottleneck
-from firecaffe.models.table import MODELS, build_model
 from firecaffe.parallel import halo
-from firecaffe.parallel.layers import SplitLayer
+from firecaffe.parallel.layers_in_parts import SplitLayer
 from firecaffe.parallel.parts import PartGroup
 from firecaffe.parallel.tensor import TensorInParts, whole
 from tests.unit.parallel.alone import compare, split_copy

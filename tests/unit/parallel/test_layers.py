@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from firecaffe.errors import RecipeError
-from firecaffe.models.table import build_model
+from firecaffe.models.known_networks import build_model
 from firecaffe.parallel.cut import cut
-from firecaffe.parallel.splits import SPLITS
+from firecaffe.parallel.split_kinds import SPLITS
 from tests.unit.parallel.alone import compare, split_copy
 
 NETWORKS = ("alexnet", "vgg16", "googlenet", "resnet18", "resnet50", "squeezenet1_1")

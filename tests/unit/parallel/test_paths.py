@@ -11,12 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from firecaffe.errors import RecipeError
-from firecaffe.models.googlenet import googlenet
-from firecaffe.models.inception import Inception
+from firecaffe.models.googlenet import Inception, googlenet
 from firecaffe.models.squeezenet import Fire, squeezenet1_1
 from firecaffe.parallel.cut import balanced
 from firecaffe.parallel.split import choose_layers, split_layers
-from firecaffe.parallel.splits import ByPaths
+from firecaffe.parallel.split_kinds import ByPaths
 from firecaffe.parallel.tensor import TensorInParts
 from tests.unit.parallel.alone import compare, split_copy
 

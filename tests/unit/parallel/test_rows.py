@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from firecaffe.caffe.local_response_norm import LocalResponseNorm
 from firecaffe.errors import RecipeError
 from firecaffe.models.alexnet import alexnet
+from firecaffe.models.known_networks import build_model
 from firecaffe.models.resnet import BasicBlock
-from firecaffe.models.table import build_model
 from firecaffe.parallel.slide import Slide
 from firecaffe.parallel.split import choose_layers
 from firecaffe.parallel.tensor import TensorInParts

@@ -15,7 +15,7 @@ from firecaffe.plan.between import Boundary, Exchanges, boundary
 from firecaffe.plan.cluster import Link
 from firecaffe.plan.layouts import Form, Layout, layouts_of
 from firecaffe.plan.network import Network
-from firecaffe.plan.rounds import EqualRounds, rounds_of, rounds_s
+from firecaffe.plan.round_prices import EqualRounds, rounds_of, rounds_s
 
 FLAT = (Link("flat", 1e-5, 1e9, addition_s_per_byte=1e-10),)
 NODES = (Link("inside", 2e-6, 1e10, group=4), Link("outside", 1e-5, 1e9, ports=2))

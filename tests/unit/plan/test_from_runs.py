@@ -11,7 +11,7 @@ from firecaffe.plan.calibrate import learn
 from firecaffe.plan.cluster import Cluster, load_cluster
 from firecaffe.plan.forecast import forecast
 from firecaffe.plan.of_recipe import workload_of
-from firecaffe.recipe.check import check_recipe
+from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.identity import to_toml
 from firecaffe.recipe.sections import Recipe
 

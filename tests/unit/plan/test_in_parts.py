@@ -9,12 +9,12 @@ from torch import nn
 
 from firecaffe.errors import RecipeError
 from firecaffe.models.config import ModelConfig
-from firecaffe.models.inception import Inception
+from firecaffe.models.googlenet import Inception
 from firecaffe.models.squeezenet import Fire
 from firecaffe.parallel.config import ParallelConfig
 from firecaffe.plan.chain import Unit
 from firecaffe.plan.cluster import load_cluster
-from firecaffe.plan.compute import layer_s
+from firecaffe.plan.compute_time import layer_s
 from firecaffe.plan.held import memory_of, part_of, rank_work
 from firecaffe.plan.layouts import Layout, layouts_of_words, through
 from firecaffe.plan.of_parallel import OwnLayout, own_cost

@@ -11,7 +11,7 @@ from firecaffe.models.config import ModelConfig
 from firecaffe.plan.advice import changes, paragraph
 from firecaffe.plan.calibrate import fit, line
 from firecaffe.plan.cluster import load_cluster
-from firecaffe.plan.codec import PRICED, sent_share
+from firecaffe.plan.codec_cost import PRICED, sent_share
 from firecaffe.plan.forecast import (
     LAWS,
     best_interval_s,

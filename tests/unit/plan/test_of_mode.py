@@ -10,11 +10,11 @@ import torch
 
 from firecaffe.data import DataConfig, open_data
 from firecaffe.models.config import ModelConfig
-from firecaffe.plan.compute import data_s, micro_batch, update_s
+from firecaffe.plan.compute_time import data_s, micro_batch, update_s
 from firecaffe.plan.forecast import forecast
 from firecaffe.plan.modes import forecast_mode
 from firecaffe.plan.of_recipe import write_forecast
-from firecaffe.recipe.check import check_recipe
+from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.recipe.sections import Recipe
 from firecaffe.synchrony.config import SynchronyConfig

@@ -10,16 +10,16 @@ import torch
 from firecaffe.cli.cluster_file import write_cluster
 from firecaffe.data import DataConfig, DataParts, TensorDataset, open_data
 from firecaffe.data.datasets import divide
-from firecaffe.data.own import check_own
+from firecaffe.data.own_data import check_own
 from firecaffe.models.config import ModelConfig
 from firecaffe.plan.cluster import load_cluster
-from firecaffe.plan.compute import micro_batch
+from firecaffe.plan.compute_time import micro_batch
 from firecaffe.plan.forecast import forecast
 from firecaffe.plan.of_recipe import workload_of, write_forecast
-from firecaffe.recipe.check import check_recipe
+from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.recipe.sections import Recipe
-from firecaffe.runs.folder import RunConfig
+from firecaffe.runs.run_folder import RunConfig
 from firecaffe.synchrony.config import SynchronyConfig
 from tests.unit.models.own_nets import PLACE
 

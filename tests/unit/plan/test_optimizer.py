@@ -10,7 +10,7 @@ from firecaffe.plan.held import memory_of
 from firecaffe.plan.layouts import Layout
 from firecaffe.plan.memory import memory_bytes
 from firecaffe.plan.of_recipe import workload_of_model
-from firecaffe.plan.optimizer import vectors_of
+from firecaffe.plan.workload import vectors_of
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.solvers.optimizer import SOLVERS
 

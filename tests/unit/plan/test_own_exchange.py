@@ -6,11 +6,11 @@ import pytest
 
 from firecaffe import ModelConfig
 from firecaffe.exchange.choose import AUTO, choose
-from firecaffe.exchange.order import adds_in_tree_order
+from firecaffe.exchange.route import adds_in_tree_order
 from firecaffe.plan.cluster import load_cluster
 from firecaffe.plan.forecast import forecasts, is_own
 from firecaffe.plan.of_recipe import workload_of_model
-from firecaffe.plan.own_exchange import own_exchange
+from firecaffe.plan.step_cost import own_exchange
 
 WORK = dataclasses.replace(workload_of_model(ModelConfig("lenet"), None, 128, 8), exchange=AUTO)
 SLOW = load_cluster("ethernet-1g")

@@ -14,8 +14,8 @@ from firecaffe.cli.profile_parallel import render_parallel
 from firecaffe.errors import RecipeError
 from firecaffe.models.config import ModelConfig
 from firecaffe.parallel.slide import ROWS
-from firecaffe.parallel.splits import SPLITS
-from firecaffe.plan.parallel import WORDS, LayerVolumes, Volumes, layers_on, volumes_of
+from firecaffe.parallel.split_kinds import SPLITS
+from firecaffe.plan.layer_traffic import WORDS, LayerVolumes, Volumes, layers_on, volumes_of
 from firecaffe.plan.workload import images_of, input_of
 
 PLACE = "tests.unit.plan.test_parallel"

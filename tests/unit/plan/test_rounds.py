@@ -9,7 +9,7 @@ from firecaffe.exchange.leaves import equal_shares
 from firecaffe.plan.cluster import Link
 from firecaffe.plan.network import Network
 from firecaffe.plan.price import Prices, rounds_only_s
-from firecaffe.plan.rounds import ROUNDS, like_rounds, rounds_of, rounds_s, sharded_s
+from firecaffe.plan.round_prices import ROUNDS, like_rounds, rounds_of, rounds_s, sharded_s
 from firecaffe.plan.simulate import simulate_s
 
 LATENCY_S, RATE = 1e-4, 1e8

@@ -12,13 +12,13 @@ from firecaffe.models import build_model
 from firecaffe.models.config import ModelConfig
 from firecaffe.plan.advice import changes
 from firecaffe.plan.cluster import Link, load_cluster
-from firecaffe.plan.compute import update_s
+from firecaffe.plan.compute_time import update_s
 from firecaffe.plan.forecast import forecast, forecasts
 from firecaffe.plan.memory import memory_bytes
 from firecaffe.plan.network import Network
 from firecaffe.plan.of_recipe import workload_of, workload_of_model
-from firecaffe.plan.update import shards_of, shards_s
-from firecaffe.recipe.check import check_recipe
+from firecaffe.plan.update_price import shards_of, shards_s
+from firecaffe.recipe.checked_recipe import check_recipe
 
 ALL = replace(workload_of_model(ModelConfig("alexnet"), None, 256, 16), optimizer_vectors=2)
 ROWS = replace(ALL, update_at="shards")

@@ -6,7 +6,7 @@ import pytest
 
 from firecaffe.models.config import ModelConfig
 from firecaffe.plan.cluster import Cluster, Link, load_cluster
-from firecaffe.plan.compute import micro_batch
+from firecaffe.plan.compute_time import micro_batch
 from firecaffe.plan.forecast import forecast
 from firecaffe.plan.network import Network
 from firecaffe.plan.of_recipe import workload_of_model

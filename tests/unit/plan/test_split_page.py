@@ -16,7 +16,7 @@ from firecaffe.plan.cluster import load_cluster
 from firecaffe.plan.forecast import forecasts
 from firecaffe.plan.of_recipe import workload_of_model
 from firecaffe.plan.split_plans import WAYS
-from firecaffe.training.parallel.network import chosen_layers
+from firecaffe.training.parallel.split_network import chosen_layers
 
 PAGE = (Path(__file__).parents[3] / "docs" / "parallel.md").read_text()
 

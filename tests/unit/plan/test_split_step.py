@@ -7,7 +7,7 @@ import pytest
 from firecaffe.models.config import ModelConfig
 from firecaffe.plan.chain import WHOLE, Unit, chain_of
 from firecaffe.plan.cluster import Cluster, MeasuredStep, load_cluster
-from firecaffe.plan.compute import micro_batch
+from firecaffe.plan.compute_time import micro_batch
 from firecaffe.plan.forecast import forecast
 from firecaffe.plan.held import WEIGHTS, memory_of, part_of, widest
 from firecaffe.plan.layouts import Layout, allows, layouts_of, words_of

@@ -8,7 +8,7 @@ import pytest
 from firecaffe.plan.held import memory_of
 from firecaffe.plan.layouts import Layout
 from firecaffe.plan.split_plans import WAYS, split_plans
-from firecaffe.plan.stages import balanced, best_stages
+from firecaffe.plan.stage_times import balanced, best_stages
 from tests.unit.plan.test_search_split import cost_of, dense
 
 

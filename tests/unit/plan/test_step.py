@@ -8,7 +8,7 @@ import pytest
 from firecaffe.models.config import ModelConfig
 from firecaffe.plan.advice import changes
 from firecaffe.plan.cluster import Cluster, Device, Link, MeasuredStep, Storage, load_cluster
-from firecaffe.plan.compute import MicroBatch, correction, micro_batch, update_s
+from firecaffe.plan.compute_time import MicroBatch, correction, micro_batch, update_s
 from firecaffe.plan.forecast import forecast
 from firecaffe.plan.memory import memory_bytes
 from firecaffe.plan.of_recipe import workload_of_model

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from firecaffe.parallel.pipeline import ORDERS, simulate
-from firecaffe.plan.stages import turns
+from firecaffe.plan.stage_times import turns
 
 
 @pytest.mark.parametrize("order", ORDERS)

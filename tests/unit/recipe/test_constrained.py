@@ -15,7 +15,7 @@ from firecaffe import (
 from firecaffe.compression.config import prune_notes
 from firecaffe.errors import RecipeError
 from firecaffe.gradients.compressors import COMPRESSORS
-from firecaffe.recipe.check import check_recipe
+from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.identity import identity, search_id
 from firecaffe.recipe.idle import idle_words
 

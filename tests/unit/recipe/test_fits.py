@@ -7,10 +7,10 @@ import pytest
 
 from firecaffe import Recipe
 from firecaffe.errors import RecipeError
-from firecaffe.recipe.check import check_recipe
+from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.fits import FITS
-from firecaffe.recipe.ranks import WORKERS_FIT, check_ranks
 from firecaffe.recipe.terms import DEFAULTS
+from firecaffe.recipe.worker_numbers import WORKERS_FIT, check_ranks
 from tests.unit.recipe.test_sections import changed
 
 

@@ -21,7 +21,7 @@ from firecaffe.recipe.idle import COUNTS_WITH, idle_words
 from firecaffe.recipe.sections import Recipe
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.solvers.optimizer import SOLVERS, make_optimizer
-from firecaffe.solvers.policy import POLICIES, learning_rate
+from firecaffe.solvers.rate_policy import POLICIES, learning_rate
 
 ROOT = Path(__file__).parents[3]
 OF_POLICY: dict[str, Any] = {"gamma": 0.4, "power": 0.7, "stepsize": 4, "stepvalue": [2, 5]}

@@ -9,9 +9,9 @@ import pytest
 from firecaffe import Recipe, SolverConfig, SynchronyConfig, TrainConfig
 from firecaffe.data import SampleOrder
 from firecaffe.errors import RecipeError
-from firecaffe.recipe.check import check_recipe
-from firecaffe.recipe.ranks import check_ranks
+from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.run import Ranks, Run
+from firecaffe.recipe.worker_numbers import check_ranks
 from firecaffe.synchrony.rounds import Rounds
 from tests.unit.recipe.test_sections import changed
 

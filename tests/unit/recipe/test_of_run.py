@@ -4,7 +4,7 @@ import pytest
 
 from firecaffe.errors import RecipeError
 from firecaffe.parallel.config import ParallelConfig
-from firecaffe.recipe.of_run import recipe_from
+from firecaffe.recipe.recorded_recipe import recipe_from
 
 
 @pytest.mark.parametrize("name", ["no_such", "__dict__", "__doc__", "__init__"])

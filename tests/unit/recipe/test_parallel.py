@@ -14,14 +14,14 @@ from firecaffe import (
     TrainConfig,
 )
 from firecaffe.errors import RecipeError
-from firecaffe.recipe.check import check_recipe
+from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.identity import identity
 from firecaffe.recipe.parallel import (
     Auto,
     Layout,
     layout_of,
 )
-from firecaffe.recipe.ranks import auto_of, check_ranks
+from firecaffe.recipe.worker_numbers import auto_of, check_ranks
 
 HEAD = {"classifier.*": "neurons"}
 TRICK: Any = "one_weird_trick"

@@ -7,8 +7,8 @@ import pytest
 from firecaffe import ExchangeConfig, Recipe, SynchronyConfig, TrainConfig
 from firecaffe.errors import RecipeError
 from firecaffe.parallel.config import ParallelConfig
-from firecaffe.recipe.check import check_recipe
-from firecaffe.recipe.ranks import check_hosts, check_ranks
+from firecaffe.recipe.checked_recipe import check_recipe
+from firecaffe.recipe.worker_numbers import check_hosts, check_ranks
 from tests.unit.recipe.test_parallel import HEAD, IN_STAGES, TRICK
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from firecaffe import Recipe
 from firecaffe.errors import RecipeError
-from firecaffe.recipe.check import check_recipe
+from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.refusals import REFUSALS, num_combinations, refusals
 from firecaffe.recipe.terms import (
     DEFAULTS,

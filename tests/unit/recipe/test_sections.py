@@ -26,7 +26,7 @@ from firecaffe.cli.parse import parse_recipe
 from firecaffe.data import DataConfig
 from firecaffe.errors import RecipeError
 from firecaffe.models.config import ModelConfig
-from firecaffe.recipe.check import check_recipe
+from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.identity import flatten, identity, to_toml
 
 SECTIONS = get_type_hints(Recipe)

@@ -12,7 +12,7 @@ from firecaffe import (
 )
 from firecaffe.errors import RecipeError
 from firecaffe.exchange.route import FOLD, SCHEDULE, find_route
-from firecaffe.recipe.check import check_recipe
+from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.identity import identity
 from firecaffe.solvers.config import needs_norms
 

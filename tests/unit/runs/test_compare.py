@@ -12,7 +12,7 @@ from rich.console import Console
 import firecaffe.cli
 from firecaffe.cli.compare import MIN_WIDTH, render
 from firecaffe.errors import RunError
-from firecaffe.runs.compare import (
+from firecaffe.runs.run_table import (
     Run,
     differing_words,
     names,

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from firecaffe.errors import RunError
-from firecaffe.runs.compare import Run
 from firecaffe.runs.curves import MOST_POINTS, Point, curves_of, time_to
+from firecaffe.runs.run_table import Run
 from tests.unit.runs.test_compare import planted
 
 

@@ -12,7 +12,7 @@ from scipy.stats import false_discovery_control
 from firecaffe.cli.explain import lines
 from firecaffe.cluster.links import links_of
 from firecaffe.errors import RunError
-from firecaffe.runs.explain import ALPHA, explain, holm
+from firecaffe.runs.rank_times import ALPHA, explain, holm
 
 STEPS = 120
 

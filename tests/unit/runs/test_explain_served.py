@@ -13,9 +13,9 @@ from firecaffe.plan.cluster import load_cluster
 from firecaffe.plan.forecast import forecast
 from firecaffe.plan.modes import alternatives
 from firecaffe.plan.of_recipe import workload_of
-from firecaffe.recipe.of_run import recipe_of
-from firecaffe.runs.explain import ALPHA, read_timings
+from firecaffe.recipe.recorded_recipe import recipe_of
 from firecaffe.runs.explain_served import ServedExplanation, explain_served
+from firecaffe.runs.rank_times import ALPHA, read_timings
 
 STEPS = 60
 CAME_TO = {

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from firecaffe.errors import RunError
-from firecaffe.runs.folder import RunConfig, create_run_folder, read_run_file
+from firecaffe.runs.run_folder import RunConfig, create_run_folder, read_run_file
 
 
 def test_a_named_folder_is_made_once(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ import firecaffe.cli
 from firecaffe.cli.compare_groups import render_groups
 from firecaffe.errors import RunError
 from firecaffe.runs.checklist import Item, checklist
-from firecaffe.runs.compare import Run
 from firecaffe.runs.curves import time_to
-from firecaffe.runs.groups import GroupRow, differing, group_rows, group_runs
+from firecaffe.runs.run_table import Run
+from firecaffe.runs.seed_groups import GroupRow, differing, group_rows, group_runs
 from firecaffe.runs.statistics import UNDECIDED
 from tests.unit.runs.test_compare import plant, planted
 

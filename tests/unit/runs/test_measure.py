@@ -14,11 +14,11 @@ from firecaffe.cli.compare_groups import render_groups
 from firecaffe.cli.report import lines_of
 from firecaffe.errors import RecipeError, RunError
 from firecaffe.runs.checklist import checklist
-from firecaffe.runs.compare import Run, other_work, read_run
 from firecaffe.runs.curves import curves_of, time_to
-from firecaffe.runs.groups import band_of, group_rows, group_runs
 from firecaffe.runs.learned import failure, has_learned
 from firecaffe.runs.measure import Measure, measure_of
+from firecaffe.runs.run_table import Run, other_work, read_run
+from firecaffe.runs.seed_groups import band_of, group_rows, group_runs
 from tests.unit.runs.test_compare import plant, planted
 
 NUMBERS = {

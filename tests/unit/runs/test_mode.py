@@ -7,9 +7,15 @@ from typing import Any
 import pytest
 
 from firecaffe.cli import main
-from firecaffe.runs.compare import Run
 from firecaffe.runs.curves import curves_of
-from firecaffe.runs.mode import given_up, mode_of, sent_per_step, staleness_of, trained_samples
+from firecaffe.runs.mode_facts import (
+    given_up,
+    mode_of,
+    sent_per_step,
+    staleness_of,
+    trained_samples,
+)
+from firecaffe.runs.run_table import Run
 from tests.unit.runs.test_compare import planted
 from tests.unit.runs.test_curves import train
 from tests.unit.runs.test_groups import over_seeds, rows_of, shown

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from firecaffe.runs.checklist import checklist
-from firecaffe.runs.compare import other_work
-from firecaffe.runs.groups import group_rows, group_runs
+from firecaffe.runs.run_table import other_work
+from firecaffe.runs.seed_groups import group_rows, group_runs
 from tests.unit.runs.test_compare import planted
 
 ONE, OTHER = 64 * "a", 64 * "b"

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from firecaffe.runs.folder import RECIPE
-from firecaffe.runs.shares import row_of
+from firecaffe.runs.rank_shares import row_of
+from firecaffe.runs.run_folder import RECIPE
 
 SPLIT = {"head": "neurons"}
 

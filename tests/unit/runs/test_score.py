@@ -10,8 +10,8 @@ import pytest
 
 from firecaffe.errors import RunError
 from firecaffe.runs import kineto
-from firecaffe.runs.explain import explain, read_timings
 from firecaffe.runs.kineto import is_trace, read_trace
+from firecaffe.runs.rank_times import explain, read_timings
 from firecaffe.runs.score import Score, causes, measured_parts, score
 
 STEPS = 80

@@ -8,7 +8,7 @@ import pytest
 
 from firecaffe.cli import main
 from firecaffe.errors import RunError
-from firecaffe.runs.explain import explain, read_timings
+from firecaffe.runs.rank_times import explain, read_timings
 from firecaffe.runs.score import ModeScore, score, score_mode
 
 FORECAST = {

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from firecaffe.runs.together import written_together
+from firecaffe.files import written_together
 
 
 def write(paths: list[Path], content: bytes) -> None:

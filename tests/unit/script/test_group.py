@@ -2,7 +2,7 @@
 
 import pytest
 
-from firecaffe.script.exchange import host_key, ranks_per_host
+from firecaffe.script.script_exchange import host_key, ranks_per_host
 
 
 def test_ranks_of_a_host_stand_together() -> None:

@@ -11,8 +11,8 @@ from firecaffe.compression.fcz import read
 from firecaffe.recipe.sections import Recipe
 from firecaffe.shrink.attempt import write_network
 from firecaffe.shrink.scheme import Scheme
-from firecaffe.training.about import NOTHING
 from firecaffe.training.load import Trained
+from firecaffe.training.run_facts import NOTHING
 
 
 def written(network: nn.Module, path: Path, **words: object) -> dict[str, np.ndarray]:

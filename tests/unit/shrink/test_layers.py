@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from firecaffe.shrink.layers import (
+from firecaffe.shrink.layer_sizes import (
     BITS,
     FEWEST,
     KEEPS,

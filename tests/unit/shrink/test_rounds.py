@@ -10,8 +10,8 @@ from firecaffe.errors import RecipeError
 from firecaffe.models.config import ModelConfig
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.recipe.sections import Recipe
-from firecaffe.shrink.layers import LayerChoice
-from firecaffe.shrink.rounds import rounds_of
+from firecaffe.shrink.layer_sizes import LayerChoice
+from firecaffe.shrink.pruning_rounds import rounds_of
 from firecaffe.shrink.scheme import Scheme, scheme_of
 from firecaffe.solvers.config import SolverConfig
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from firecaffe.shrink.rounds import (
+from firecaffe.shrink.pruning_rounds import (
     CLOSE,
     MOST_ATTEMPTS_OF_LOSS,
     MOST_ATTEMPTS_OF_SIZE,
@@ -12,7 +12,7 @@ from firecaffe.shrink.rounds import (
     best_of,
     next_aim,
 )
-from firecaffe.shrink.start import parse_target
+from firecaffe.shrink.start_network import parse_target
 
 WEIGHTS = 250_000
 WHOLE = 4 * WEIGHTS

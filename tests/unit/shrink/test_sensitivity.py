@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from firecaffe.shrink.layers import BITS, KEEPS, Layer, layers_of, measure_layers
+from firecaffe.shrink.layer_sizes import BITS, KEEPS, Layer, layers_of, measure_layers
 
 
 def network() -> nn.Sequential:

@@ -11,7 +11,7 @@ from firecaffe.errors import RecipeError
 from firecaffe.models.config import ModelConfig
 from firecaffe.recipe.sections import Recipe
 from firecaffe.shrink.scheme import Scheme
-from firecaffe.shrink.start import ranks_of, with_ranks, write_start
+from firecaffe.shrink.start_network import ranks_of, with_ranks, write_start
 
 
 def network() -> nn.Sequential:

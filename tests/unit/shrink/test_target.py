@@ -3,7 +3,7 @@
 import pytest
 
 from firecaffe.errors import RecipeError
-from firecaffe.shrink.start import parse_target
+from firecaffe.shrink.start_network import parse_target
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from torch import nn
 
 from firecaffe.solvers.config import MAY_L1, SolverConfig
 from firecaffe.solvers.optimizer import make_optimizer, set_rate
-from firecaffe.solvers.policy import learning_rate
+from firecaffe.solvers.rate_policy import learning_rate
 
 Array = npt.NDArray[np.float64]
 UPDATES, COUNT = 12, 20

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from firecaffe.solvers.outer import Outer
+from firecaffe.solvers.outer_optimizer import Outer
 
 
 def test_slowmo_at_a_rate_of_zero_is_an_average() -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import nn, optim
 
 from firecaffe.errors import OwnCodeError, RecipeError
-from firecaffe.recipe.check import check_recipe
+from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.identity import identity
 from firecaffe.recipe.idle import idle_words
 from firecaffe.recipe.sections import Recipe

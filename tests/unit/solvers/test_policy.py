@@ -14,7 +14,7 @@ from torch import nn, optim
 
 from firecaffe.errors import RecipeError
 from firecaffe.solvers.config import SolverConfig
-from firecaffe.solvers.policy import (
+from firecaffe.solvers.rate_policy import (
     OVER_THE_TRAINING,
     POLICIES,
     check_policy,

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from itertools import count
 
 from firecaffe.synchrony.events import Event, Join, Lose, Pull, Push
-from firecaffe.synchrony.leaves import Leaf, LeafQueue, Leaves
-from firecaffe.synchrony.policy import Policy, Update, Work
+from firecaffe.synchrony.leaf_queue import Leaf, LeafQueue, Leaves
+from firecaffe.synchrony.server_policies import Policy, Update, Work
 
 LEAVES = Leaves(first_step=2, last_step=7, steps_per_epoch=3, per_step=4, per_epoch=10)
 """Steps of 4, 4 and 2 leaves: the first one here is the last of an epoch."""

@@ -9,9 +9,9 @@ import pytest
 
 from firecaffe.errors import RunError
 from firecaffe.synchrony.events import Event, Push
-from firecaffe.synchrony.leaves import Leaves
+from firecaffe.synchrony.leaf_queue import Leaves
 from firecaffe.synchrony.log import Ledger, Lines, LogReader, head
-from firecaffe.synchrony.policies import Asynchronous, BackupAgain
+from firecaffe.synchrony.server_policies import Asynchronous, BackupAgain
 from tests.unit.synchrony.drive import LEAVES, drive
 from tests.unit.synchrony.test_policies import POLICIES
 

@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 
 from firecaffe.synchrony.config import SERVED, SynchronyConfig
 from firecaffe.synchrony.events import Pull, Push
-from firecaffe.synchrony.leaves import Leaf, LeafQueue, Leaves
+from firecaffe.synchrony.leaf_queue import Leaf, LeafQueue, Leaves
 from firecaffe.synchrony.log import Ledger
-from firecaffe.synchrony.policies import (
+from firecaffe.synchrony.server_policies import (
     SYNCHRONY,
     Asynchronous,
     Backup,
     BackupAgain,
+    Policy,
     Stale,
     make_policy,
 )
-from firecaffe.synchrony.policy import Policy
 from tests.unit.synchrony.drive import LEAVES, all_leaves, drive, updates
 
 POLICIES: dict[str, Callable[[LeafQueue], Policy]] = {

@@ -10,8 +10,8 @@ from firecaffe import Recipe, TaskConfig
 from firecaffe.errors import OwnCodeError, RecipeError
 from firecaffe.models.config import ModelConfig
 from firecaffe.tasks import TASKS, task_of
+from firecaffe.tasks.known_tasks import check_task
 from firecaffe.tasks.metrics import METRICS, names_for
-from firecaffe.tasks.table import check_task
 from firecaffe.training.checks import (
     check_learnable,
     check_metrics,

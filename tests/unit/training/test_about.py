@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from firecaffe.errors import RunError
-from firecaffe.training.about import ABOUT, NOTHING, read_about, write_about
+from firecaffe.training.run_facts import ABOUT, NOTHING, read_about, write_about
 
 SOME = replace(NOTHING, num_classes=2, class_names=("red", "blue"), sample_CHW=(3, 8, 8))
 

@@ -9,9 +9,9 @@ import torch
 from firecaffe.cluster.world import World
 from firecaffe.exchange.leaves import equal_shares
 from firecaffe.recipe.parallel import Layout
-from firecaffe.training import balance
-from firecaffe.training.balance import Balance
+from firecaffe.training import rebalance
 from firecaffe.training.outcome import StepResult
+from firecaffe.training.rebalance import Balance
 from firecaffe.training.times import Timings
 
 FULL = 32
@@ -34,13 +34,13 @@ def result(step: int, own_s: float, micro_batches: int, samples: int = FULL) -> 
 
 def two_ranks(monkeypatch: pytest.MonkeyPatch, other_s: str) -> Balance:
     """Rank 0 of two; the other one always says the same."""
-    monkeypatch.setattr(balance, "gather_text", lambda _, own: [own, other_s])
+    monkeypatch.setattr(rebalance, "gather_text", lambda _, own: [own, other_s])
     world, layout = World(0, 2, torch.device("cpu")), Layout(2, 1, True)
     return Balance(world, layout, 8, FULL, 4, equal_shares(8, 2))
 
 
 def test_own_time_is_what_a_smaller_share_would_shorten() -> None:
-    assert balance.own_seconds(result(1, 6.0, 3).timings) == 2.0
+    assert rebalance.own_seconds(result(1, 6.0, 3).timings) == 2.0
 
 
 def test_shares_follow_the_medians_of_full_steps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,8 +70,8 @@ def test_each_decision_is_by_the_steps_since_the_last(monkeypatch: pytest.Monkey
 
 def test_waits_for_the_row_count_too() -> None:
     timings = result(1, 6.0, 3).timings
-    assert balance.own_seconds(dataclasses.replace(timings, idle_s=1.5)) == 2.5
-    assert balance.own_seconds(dataclasses.replace(timings, activations_s=3.0)) == 3.0
+    assert rebalance.own_seconds(dataclasses.replace(timings, idle_s=1.5)) == 2.5
+    assert rebalance.own_seconds(dataclasses.replace(timings, activations_s=3.0)) == 3.0
 
 
 ROWS = {
@@ -91,7 +91,7 @@ def test_a_row_is_as_fast_as_its_slowest_rank(monkeypatch: pytest.MonkeyPatch, n
     shares_samples, first, counts, shares = ROWS[name]
     told = json.dumps
     monkeypatch.setattr(
-        balance, "gather_text", lambda _, own: [own, told(1.0), *map(told, (1.0, 2.0))]
+        rebalance, "gather_text", lambda _, own: [own, told(1.0), *map(told, (1.0, 2.0))]
     )
     world = World(2, 4, torch.device("cpu"))
     own = Balance(world, Layout(2, 2, shares_samples), 12, FULL, 4, first)

@@ -16,10 +16,10 @@ from firecaffe.compression import fcz
 from firecaffe.errors import CheckpointError, FirecaffeError
 from firecaffe.models.network import make_network
 from firecaffe.models.weights import load_weights
-from firecaffe.reference import file_digest
-from firecaffe.training.about import About
 from firecaffe.training.coded import describe, described, tensors_of
-from firecaffe.training.unpack import unpack
+from firecaffe.training.run_facts import About
+from firecaffe.training.unpack_fcz import unpack
+from firecaffe.user_code import file_digest
 from tests.unit.models.own_nets import Tied
 
 ABOUT = About(7, 1, ("a", "b"), (1, 28, 28), False, (1, 28, 28), "float32", ())

@@ -16,7 +16,7 @@ from firecaffe.solvers.config import BY_ELEMENT
 from firecaffe.solvers.optimizer import SOLVERS, make_optimizer, set_rate
 from firecaffe.training.constraints import Constraint, Pruning, Sharing, make_constraints
 from firecaffe.training.evaluation_weights import Ema
-from firecaffe.training.wholes import AllHere
+from firecaffe.training.whole_tensors import AllHere
 
 SHARE = Recipe(share=ShareConfig({"*": 2}))
 

@@ -21,8 +21,8 @@ from firecaffe.data import Data, DataParts, current_key, divide
 from firecaffe.data.batches import Batches, eval_batches
 from firecaffe.data.config import DataConfig
 from firecaffe.data.look import same_bits
-from firecaffe.data.order import SampleOrder
-from firecaffe.data.own import check_own
+from firecaffe.data.own_data import check_own
+from firecaffe.data.sample_order import SampleOrder
 from firecaffe.data.train_batches import BatchesAhead
 from firecaffe.errors import DataError, OwnCodeError
 from firecaffe.training.data_workers import data_workers

@@ -7,9 +7,8 @@ import torch
 from torch import nn
 
 from firecaffe.models.config import ModelConfig
-from firecaffe.models.freeze import freeze
+from firecaffe.models.freeze import freeze, frozen_of
 from firecaffe.models.weights import load_weights
-from firecaffe.training.frozen import frozen_of
 from tests.unit.models.own_nets import Net, Tied
 
 FREEZE = ["stem.*", "head.*"]

@@ -16,7 +16,7 @@ from firecaffe.solvers.optimizer import (
     make_optimizer,
     set_rate,
 )
-from firecaffe.solvers.policy import batch_scale, learning_rate, rate_notes
+from firecaffe.solvers.rate_policy import batch_scale, learning_rate, rate_notes
 
 # --- rates ----------------------------------------------------------------------------------------
 

@@ -15,10 +15,10 @@ from firecaffe import Recipe, SynchronyConfig
 from firecaffe.cluster.world import World
 from firecaffe.data import Batches, DataConfig, SampleOrder
 from firecaffe.errors import RecipeError
-from firecaffe.recipe.of_run import recipe_of
+from firecaffe.recipe.recorded_recipe import recipe_of
 from firecaffe.training.checkpoint import load_newest
 from firecaffe.training.parts import Parts
-from firecaffe.training.verify import replay
+from firecaffe.training.verification import replay
 from tests.unit.training.served.test_trainings import data, network, recipe
 
 SAMPLES, LEAF, PER_STEP = 50, 4, 8

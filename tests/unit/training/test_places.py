@@ -11,7 +11,7 @@ from torch._C._distributed_c10d import HashStore
 
 from firecaffe.cluster.world import FOLDER, World
 from firecaffe.errors import RunError
-from firecaffe.runs.folder import (
+from firecaffe.runs.run_folder import (
     APART,
     ENVIRONMENT,
     MARK,
@@ -21,7 +21,7 @@ from firecaffe.runs.folder import (
     mark_of,
 )
 from firecaffe.training import start
-from firecaffe.training.places import Places, find_places
+from firecaffe.training.run_places import Places, find_places
 
 ALONE = World(0, 1, torch.device("cpu"))
 

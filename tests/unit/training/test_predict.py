@@ -13,8 +13,8 @@ from firecaffe import DataConfig, ModelConfig, Recipe, RunConfig, TaskConfig, Tr
 from firecaffe.cli import main
 from firecaffe.data import open_data
 from firecaffe.errors import RecipeError
-from firecaffe.training.about import About
-from firecaffe.training.image_files import as_inputs, read_image
+from firecaffe.training.prediction import as_inputs, read_image
+from firecaffe.training.run_facts import About
 
 OWN = """
 import torch

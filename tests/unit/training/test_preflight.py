@@ -7,7 +7,7 @@ import torch
 
 from firecaffe import DataConfig, ModelConfig, Recipe, SynchronyConfig, TaskConfig, TrainConfig
 from firecaffe.errors import OwnCodeError, RecipeError
-from firecaffe.recipe.check import check_recipe
+from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.training.checks import preflight
 from tests.unit.tasks.test_table import OWN
 

@@ -10,10 +10,10 @@ from torch import nn
 
 import firecaffe
 from firecaffe import DataConfig, Recipe, RunConfig, TensorDataset, TrainConfig
-from firecaffe.data.source import open_image_folder
+from firecaffe.data.sources import open_image_folder
 from firecaffe.errors import RecipeError
-from firecaffe.runs.compare import read_run
 from firecaffe.runs.curves import curves_of, time_to
+from firecaffe.runs.run_table import read_run
 from tests.unit.data.test_folder import BLUE, GREEN, RED, draw
 
 

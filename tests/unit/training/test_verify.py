@@ -16,10 +16,10 @@ import firecaffe
 from firecaffe import RunConfig
 from firecaffe.cluster.world import World
 from firecaffe.errors import CheckpointError, NotIdenticalError, RunError
-from firecaffe.recipe.of_run import recipe_of
+from firecaffe.recipe.recorded_recipe import recipe_of
 from firecaffe.training.checkpoint import STATE, SUMS
 from firecaffe.training.parts import Parts
-from firecaffe.training.verify import Verified, verify_run
+from firecaffe.training.verification import Verified, verify_run
 from tests.unit.training.served.test_trainings import data, network, recipe
 
 ALONE = World(0, 1, torch.device("cpu"))

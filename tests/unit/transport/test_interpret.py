@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from firecaffe.exchange import ALGORITHMS, ROOTED, double_tree, find_schedule, pipelined_tree
-from firecaffe.exchange.order import adds_in_tree_order
+from firecaffe.exchange.route import adds_in_tree_order
 from firecaffe.exchange.schedule import Schedule, Transfer, from_rounds
 from firecaffe.transport.interpret import interpret
 from firecaffe.transport.rank_rounds import RankRound, rounds_of_rank, scratch_elements

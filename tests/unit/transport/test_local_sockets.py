@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from firecaffe.transport.local_sockets import (
+from firecaffe.transport.local_ranks import (
     NUMBER,
     TOKEN_BYTES,
     check_answer,

@@ -8,8 +8,8 @@ import torch
 
 from firecaffe.exchange.route import find_route
 from firecaffe.exchange.shared_memory import memory_part
-from firecaffe.transport.local import LocalRanks
-from firecaffe.transport.shared_sum import BLOCK_ELEMENTS, shared_vector
+from firecaffe.transport.exchange import BLOCK_ELEMENTS, shared_vector
+from firecaffe.transport.local_ranks import LocalRanks
 
 
 @pytest.mark.parametrize(("hosts", "size"), [(1, 2), (1, 3), (2, 4)])

@@ -12,7 +12,7 @@ from firecaffe.errors import RecipeError
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.recipe.sections import Recipe
 from firecaffe.solvers.config import SolverConfig
-from firecaffe.solvers.policy import learning_rate
+from firecaffe.solvers.rate_policy import learning_rate
 from firecaffe.tuning.larger_batch import with_batch
 
 POLICIES: dict[str, dict[str, Any]] = {

@@ -14,10 +14,10 @@ from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.measure import TOP1, Measure
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.training.trial import Trial, TrialScore
-from firecaffe.tuning.candidates import Candidate
-from firecaffe.tuning.search import (
+from firecaffe.tuning.candidates import (
     MOST_AT_ONCE,
     TESTS_OF_A_TRIAL,
+    Candidate,
     CandidateResult,
     Search,
     is_hopeless,

@@ -19,11 +19,12 @@ from firecaffe.models.weights import file_digest
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.recipe.identity import tuned_by
 from firecaffe.recipe.sections import Recipe
-from firecaffe.runs.compare import Run, read_run
+from firecaffe.runs.run_table import Run, read_run
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.training.trial import Trial
-from firecaffe.tuning import tune as tune_module
-from firecaffe.tuning.tune import (
+from firecaffe.tuning import batch_search
+from firecaffe.tuning.accuracy_verdict import KEPT, LOST
+from firecaffe.tuning.batch_search import (
     SearchCost,
     TuneRequest,
     TuneResult,
@@ -32,7 +33,6 @@ from firecaffe.tuning.tune import (
     recipe_file,
     tune,
 )
-from firecaffe.tuning.verdict import KEPT, LOST
 from tests.few_images import TEST_IMAGES
 
 RATE = 0.01
@@ -98,7 +98,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., TuneRe
                     plant(trial, judge)
                 trial.look()
 
-        monkeypatch.setattr(tune_module, "run_trials", run_trials)
+        monkeypatch.setattr(batch_search, "run_trials", run_trials)
         given = asked(tmp_path / "search", **words)
         return tune(given, lambda _: None, lambda _: None)
 
@@ -211,7 +211,7 @@ def test_the_whole_cost_is_said_before_the_first_training(
     def refuse(*_: object, **__: object) -> None:
         raise RunError("nothing is to be trained yet")
 
-    monkeypatch.setattr(tune_module, "run_trials", refuse)
+    monkeypatch.setattr(batch_search, "run_trials", refuse)
     with pytest.raises(RunError, match="nothing is to be trained yet"):
         tune(asked(tmp_path / "search", at_once=1), lambda _: None, said.append)
     (cost,) = said

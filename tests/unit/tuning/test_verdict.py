@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from firecaffe.tuning.verdict import KEPT, LOST, UNDECIDED, judge
+from firecaffe.tuning.accuracy_verdict import KEPT, LOST, UNDECIDED, judge
 
 BEFORE = [0.900, 0.901, 0.902]
 BAND = 0.003

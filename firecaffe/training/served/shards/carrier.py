@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from firecaffe.errors import PeerLostError
-from firecaffe.synchrony.policy import Work, row_of, work_of
+from firecaffe.synchrony.server_policies import Work, row_of, work_of
 from firecaffe.training.served.coder import Coder, are_finite
-from firecaffe.training.served.memory import Gradient
 from firecaffe.training.served.messages import Parcel
-from firecaffe.training.served.shards.cut import Shard
+from firecaffe.training.served.server_memory import Gradient
 from firecaffe.training.served.shards.owner import Owner
+from firecaffe.training.served.shards.weight_cuts import Shard
 from firecaffe.transport.lane import Line
 
 ASK, BRING, END = range(3)

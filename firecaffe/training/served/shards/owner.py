@@ -19,15 +19,15 @@ from firecaffe.errors import PeerLostError
 from firecaffe.solvers.delayed_nesterov import set_delay
 from firecaffe.solvers.optimizer_state import OptimizerNumbers, OptimizerTensors
 from firecaffe.synchrony.events import Push
-from firecaffe.synchrony.leaves import Leaf
-from firecaffe.synchrony.policy import Work
+from firecaffe.synchrony.leaf_queue import Leaf
+from firecaffe.synchrony.server_policies import Work
 from firecaffe.training.evaluation_weights import Ema
 from firecaffe.training.piece import Piece, Weights
 from firecaffe.training.served.holders import Told
-from firecaffe.training.served.memory import Gradient, ServerMemory, bytes_in_file
 from firecaffe.training.served.messages import Parcel
 from firecaffe.training.served.server import Server
-from firecaffe.training.served.shards.cut import Shard
+from firecaffe.training.served.server_memory import Gradient, ServerMemory, bytes_in_file
+from firecaffe.training.served.shards.weight_cuts import Shard
 from firecaffe.training.tensor_file import InMemory
 
 PIECES = ("parameter", "optimizer", "ema", "server")

@@ -15,17 +15,15 @@ from torch import Tensor, nn, optim
 from firecaffe.cluster.agree import LOOK_S
 from firecaffe.cluster.world import World
 from firecaffe.gradients.buffers import BufferChanges
-from firecaffe.synchrony.leaves import Leaf
-from firecaffe.synchrony.policy import Work
+from firecaffe.synchrony.leaf_queue import Leaf
+from firecaffe.synchrony.server_policies import Work
 from firecaffe.training.evaluation_weights import Ema
 from firecaffe.training.served.coder import Coder
-from firecaffe.training.served.compute import Bench, Contribution, Workbench
 from firecaffe.training.served.holders import Holders, Told
-from firecaffe.training.served.memory import Gradient, ServerMemory
 from firecaffe.training.served.messages import Parcel
 from firecaffe.training.served.server import Server
+from firecaffe.training.served.server_memory import Gradient, ServerMemory
 from firecaffe.training.served.shards.carrier import Carrier, Layout, attend
-from firecaffe.training.served.shards.cut import Shard, cut
 from firecaffe.training.served.shards.owner import (
     Held,
     Owner,
@@ -43,6 +41,8 @@ from firecaffe.training.served.shards.telling import (
     listen,
     send_order,
 )
+from firecaffe.training.served.shards.weight_cuts import Shard, cut
+from firecaffe.training.served.work_gradient import Bench, Contribution, Workbench
 from firecaffe.training.state import State
 from firecaffe.training.tensor_file import InMemory
 from firecaffe.training.updates.spread import UNUSED

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firecaffe.compression.fcz import read, write
-from firecaffe.compression.fcz.header import MAGIC, read_varint
+from firecaffe.compression.fcz.format import MAGIC, read_varint
 from firecaffe.compression.fcz.sequence import How
 
 Tensors = dict[str, NDArray[Any]]

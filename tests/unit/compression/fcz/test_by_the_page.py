@@ -8,7 +8,7 @@ import pytest
 
 from firecaffe.compression.fcz import CODES, write
 from firecaffe.compression.fcz.density import FACTORS
-from firecaffe.compression.fcz.header import DICTIONARY
+from firecaffe.compression.fcz.format import DICTIONARY
 from firecaffe.compression.fcz.mask import cheapest_view
 from firecaffe.compression.fcz.patterns import DTYPES
 from firecaffe.compression.fcz.report import entropy_bytes

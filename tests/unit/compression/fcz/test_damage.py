@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from firecaffe.compression.fcz import CODES, mask, read, values, write
-from firecaffe.compression.fcz.blocks import BlockReader, BlockWriter
-from firecaffe.compression.fcz.header import (
+from firecaffe.compression.fcz.format import (
     FEW_DECODED,
     MAGIC,
+    BlockReader,
+    BlockWriter,
     DamagedError,
     Outline,
     header_bytes,

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from firecaffe.gradients.compressors.low_rank import (
+from firecaffe.gradients.compressors.power_sgd import (
     first_query,
     matrix_columns,
     orthonormal,

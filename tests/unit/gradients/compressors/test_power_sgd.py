@@ -9,8 +9,7 @@ from torch import Tensor
 from firecaffe.errors import CheckpointError
 from firecaffe.gradients.compressors import COMPRESSORS
 from firecaffe.gradients.compressors.codec import LowRank
-from firecaffe.gradients.compressors.low_rank import first_query
-from firecaffe.gradients.compressors.power_sgd import PowerSGD
+from firecaffe.gradients.compressors.power_sgd import PowerSGD, first_query
 from tests.unit.gradients.compressors.local_wire import (
     flatten,
     make_layouts,

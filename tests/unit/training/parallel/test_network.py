@@ -5,8 +5,8 @@ from torch import nn
 
 from firecaffe import ParallelConfig
 from firecaffe.errors import RecipeError
-from firecaffe.models.table import build_model
-from firecaffe.training.parallel.network import chosen_layers
+from firecaffe.models.known_networks import build_model
+from firecaffe.training.parallel.split_network import chosen_layers
 
 TRICK = ParallelConfig(0, 2, scheme="one_weird_trick")
 

@@ -15,17 +15,17 @@ from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.synchrony.config import SynchronyConfig
 from firecaffe.synchrony.events import Event, Pull, Push
-from firecaffe.synchrony.leaves import Leaf
-from firecaffe.synchrony.policy import Policy, Update, Work
+from firecaffe.synchrony.leaf_queue import Leaf
+from firecaffe.synchrony.server_policies import Policy, Update, Work
 from firecaffe.tasks import CLASSIFICATION
 from firecaffe.training.forward import Forward
 from firecaffe.training.modes.every_step import empty_counts, steps_of_whole
+from firecaffe.training.served.build_served import leaves_of
 from firecaffe.training.served.coder import Coder
-from firecaffe.training.served.compute import Computed
-from firecaffe.training.served.make import leaves_of
-from firecaffe.training.served.memory import ServerMemory
 from firecaffe.training.served.server import Server
-from firecaffe.training.served.stepper import Progress, ServedStepper
+from firecaffe.training.served.server_memory import ServerMemory
+from firecaffe.training.served.server_steps import Progress, ServedStepper
+from firecaffe.training.served.work_gradient import Computed
 from firecaffe.transport.exchange import Exchange
 
 CURVATURE = torch.tensor([1.0, 0.5, 2.0])

@@ -17,9 +17,9 @@ from firecaffe.recipe.config import TrainConfig
 from firecaffe.tasks import CLASSIFICATION
 from firecaffe.training.forward import Forward
 from firecaffe.training.served.coder import Coder, FeedbackEncoder, make_coder
-from firecaffe.training.served.compute import Contribution
-from firecaffe.training.served.memory import Gradient
 from firecaffe.training.served.messages import ALIGNMENT, WORK, Head, Messages
+from firecaffe.training.served.server_memory import Gradient
+from firecaffe.training.served.work_gradient import Contribution
 from firecaffe.training.tensor_file import InMemory
 from firecaffe.transport.lane import Lane
 

@@ -9,12 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from firecaffe.synchrony.events import Event, Join, Lose, Pull, Push
-from firecaffe.synchrony.leaves import LeafQueue
+from firecaffe.synchrony.leaf_queue import LeafQueue
 from firecaffe.synchrony.log import Ledger
-from firecaffe.synchrony.policies import Asynchronous
-from firecaffe.synchrony.policy import Work
-from firecaffe.training.served.compute import Contribution
-from firecaffe.training.served.memory import Gradient, ServerMemory
+from firecaffe.synchrony.server_policies import Asynchronous, Work
 from firecaffe.training.served.messages import Parcel
 from firecaffe.training.served.real_clock import (
     Arrival,
@@ -26,6 +23,8 @@ from firecaffe.training.served.real_clock import (
     LostRank,
     RealClock,
 )
+from firecaffe.training.served.server_memory import Gradient, ServerMemory
+from firecaffe.training.served.work_gradient import Contribution
 from tests.unit.synchrony.drive import LEAVES, all_leaves
 
 BROUGHT = Contribution(Gradient({}, []), torch.zeros(0), 0.25, 0.5)

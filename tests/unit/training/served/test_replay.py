@@ -8,9 +8,9 @@ import torch
 
 from firecaffe.cluster.world import World
 from firecaffe.errors import RunError
-from firecaffe.recipe.of_run import recipe_of
+from firecaffe.recipe.recorded_recipe import recipe_of
 from firecaffe.training.parts import Parts
-from firecaffe.training.verify import Replayed, replay
+from firecaffe.training.verification import Replayed, replay
 from tests.unit.training.served.test_trainings import MODES, data, network, train
 
 ALONE = World(0, 1, torch.device("cpu"))

@@ -11,7 +11,7 @@ from firecaffe.data import TensorDataset
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.solvers.delayed_nesterov import DelayedNesterov
 from firecaffe.synchrony.config import SynchronyConfig
-from firecaffe.synchrony.leaves import Leaf
+from firecaffe.synchrony.leaf_queue import Leaf
 from tests.unit.training.served.made import CURVATURE, Made, Quadratic, late, quadratic_loss
 
 SAMPLES = torch.linspace(-1, 1, 36).reshape(12, 3)

@@ -12,9 +12,9 @@ from firecaffe.errors import NotFiniteError
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.synchrony.config import SynchronyConfig
 from firecaffe.synchrony.events import Event, Push
-from firecaffe.synchrony.leaves import Leaf, LeafQueue
-from firecaffe.synchrony.policies import Backup, BackupAgain, Stale
-from firecaffe.training.served.make import leaves_of
+from firecaffe.synchrony.leaf_queue import Leaf, LeafQueue
+from firecaffe.synchrony.server_policies import Backup, BackupAgain, Stale
+from firecaffe.training.served.build_served import leaves_of
 from tests.unit.training.served.made import Made, Quadratic, Some, in_order, late, quadratic_loss
 
 CONFIG = TrainConfig(global_batch_size=10, micro_batch_size=2, seed=5)

@@ -16,20 +16,19 @@ from firecaffe.solvers.config import SolverConfig, needs_norms
 from firecaffe.solvers.optimizer import SOLVERS, make_optimizer
 from firecaffe.synchrony.config import SynchronyConfig
 from firecaffe.synchrony.events import Event, Pull, Push
-from firecaffe.synchrony.leaves import LeafQueue
-from firecaffe.synchrony.policies import Asynchronous
-from firecaffe.synchrony.policy import Work
+from firecaffe.synchrony.leaf_queue import LeafQueue
+from firecaffe.synchrony.server_policies import Asynchronous, Work
 from firecaffe.training.evaluation_weights import Ema
-from firecaffe.training.served.compute import Contribution
+from firecaffe.training.served.build_served import leaves_of
 from firecaffe.training.served.holders import Told
-from firecaffe.training.served.make import leaves_of
-from firecaffe.training.served.memory import Gradient
 from firecaffe.training.served.messages import ALIGNMENT, Parcel
 from firecaffe.training.served.server import Server
-from firecaffe.training.served.shards.cut import Shard, cut
+from firecaffe.training.served.server_memory import Gradient
+from firecaffe.training.served.server_steps import ServedStepper, weight_of
 from firecaffe.training.served.shards.owner import Held, Owner, RunMemory, Runs, put_together
 from firecaffe.training.served.shards.telling import Order, Teller
-from firecaffe.training.served.stepper import ServedStepper, weight_of
+from firecaffe.training.served.shards.weight_cuts import Shard, cut
+from firecaffe.training.served.work_gradient import Contribution
 from firecaffe.training.state import State, state_of
 from tests.unit.training.served.made import Made, in_order
 from tests.unit.training.served.test_server import Net

@@ -9,7 +9,7 @@ import pytest
 
 from firecaffe.synchrony.events import Event
 from firecaffe.synchrony.log import Lines, head
-from firecaffe.training.served.stepper import keep_lines
+from firecaffe.training.served.server_steps import keep_lines
 from tests.unit.synchrony.drive import drive
 from tests.unit.synchrony.test_policies import POLICIES
 

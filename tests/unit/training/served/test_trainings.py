@@ -23,7 +23,7 @@ from firecaffe import (
     TrainConfig,
 )
 from firecaffe.errors import RecipeError
-from firecaffe.recipe.check import check_recipe
+from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.synchrony.config import SERVED
 from firecaffe.training.join import join_run
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from firecaffe.errors import RunError
-from firecaffe.training.served import memory
-from firecaffe.training.served.memory import copy_in_file
+from firecaffe.training.served import server_memory
+from firecaffe.training.served.server_memory import copy_in_file
 from tests.unit.training.served.test_trainings import MODES, train
 
 
@@ -49,7 +49,7 @@ def test_a_training_ends_in_the_same_bits(tmp_path: Path, monkeypatch: Any) -> N
         made.append(len(tensors))
         return copy_in_file(tensors)
 
-    monkeypatch.setattr(memory, "MOST_BYTES", 0)
-    monkeypatch.setattr(memory, "copy_in_file", counted)
+    monkeypatch.setattr(server_memory, "MOST_BYTES", 0)
+    monkeypatch.setattr(server_memory, "copy_in_file", counted)
     assert train(tmp_path / "files", words, steps=8).state_sha256 == expected
     assert len(made) > 8

@@ -1,0 +1,277 @@
+"""Checks of a user's data set, before training and at every batch. Each fault is one line."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_leaves
+from torch.utils.data import DataLoader, IterableDataset
+
+from firecaffe.data.dataset import (
+    OF_ITSELF,
+    OF_SAMPLES,
+    Dataset,
+    TensorDataset,
+    ask,
+    is_images,
+    take_facts,
+)
+from firecaffe.data.decoded import DecodedSet
+from firecaffe.data.hash import EVALUATION, Key, Stream, keyed, under
+from firecaffe.data.layout import Batch, Layout, leaf_of, named_leaves
+from firecaffe.data.packed import RawPart
+from firecaffe.data.torch_set import TorchSet, from_torch, is_map_style
+from firecaffe.errors import DataError, FirecaffeError
+from firecaffe.generators import generators_kept, noticed
+from firecaffe.user_code import failed
+from firecaffe.value_checks import MOST_THREADS
+
+EXPECTED = (
+    "expected a torch Dataset, firecaffe.TensorDataset(inputs, targets), the pair "
+    "(inputs, targets) of tensors, or an object with __len__() and batch(indices)"
+)
+DTYPES = (torch.uint8, torch.float32)
+ENDS = (IndexError, EOFError, StopIteration)
+"""Errors that a data set raises if it holds fewer samples than its length says."""
+
+
+def check_own(name: str, dataset: Any) -> Dataset:
+    """Return the data set that a user gave as `name`, wrapped so that each batch is checked.
+
+    A torch Dataset is converted by `from_torch`, a pair of tensors by `TensorDataset`. Raises
+    DataError if it is no data set, and OwnCodeError for what it raises.
+    """
+    if isinstance(dataset, TensorDataset | DecodedSet | RawPart):
+        return dataset
+    if isinstance(dataset, tuple | list) and len(dataset) == 2 and _are_tensors(dataset):
+        return TensorDataset(*dataset)
+    kind = _kind(dataset)
+    if kind:
+        raise DataError(f"{name} is {kind}; {EXPECTED}")
+    given = dataset if hasattr(dataset, "batch") else from_torch(dataset)
+    if isinstance(given, TorchSet):
+        given = replace(given, items=replace(given.items, name=name))
+        if given.workers:
+            given.items.pickled()
+    try:
+        length = len(given)
+    except (TypeError, ValueError) as error:  # raised by len() itself
+        raise DataError(f"{name} has no length: {error}") from error
+    if length == 0:
+        raise DataError(f"{name} holds no sample")
+    return CheckedSet(name, given)
+
+
+def _are_tensors(pair: Sequence[Any]) -> bool:
+    return all(isinstance(leaf, Tensor) for leaf in tree_leaves(tuple(pair)))
+
+
+def _kind(dataset: Any) -> str:
+    if isinstance(dataset, type):
+        return f"the class {dataset.__qualname__}, not one that is made of it"
+    if isinstance(dataset, DataLoader):
+        return (
+            "a torch DataLoader, whose batches come in an order of their own: give its dataset, or "
+            "firecaffe.from_torch(loader.dataset, collate=loader.collate_fn)"
+        )
+    if isinstance(dataset, IterableDataset):
+        return f"an IterableDataset ({type(dataset).__name__}), whose samples have no numbers"
+    if hasattr(dataset, "batch") and hasattr(dataset, "__len__"):
+        return ""
+    if not hasattr(dataset, "batch") and is_map_style(dataset):
+        return ""
+    if callable(dataset):
+        return f"the function {getattr(dataset, '__qualname__', dataset)}, not what it returns"
+    members = ("__len__", "batch")
+    missing = [member for member in members if not hasattr(dataset, member)]
+    return f"{_name_of(dataset)}, which lacks {', '.join(missing) or 'batch'}"
+
+
+def _name_of(value: Any) -> str:
+    word = type(value).__name__
+    return f"{'an' if word[0].lower() in 'aeiou' else 'a'} {word}"
+
+
+class CheckedSet:
+    """A user's data set that raises DataError for each batch that breaks the protocol.
+
+    Images must match the members of the data set, other samples must match sample 0. Without
+    `fetchers` the training's thread calls it; then it may draw from the process's generators, which
+    are seeded by the batch's key, and restored. With `fetchers`, that many threads call it during
+    training, and it must not use these generators, since both would draw from them.
+    """
+
+    sample_CHW: tuple[int, int, int]
+    num_classes: int
+
+    def __init__(self, name: str, dataset: Dataset) -> None:
+        self.name, self.dataset = name, dataset
+        take_facts(self, dataset, (*OF_ITSELF, *OF_SAMPLES))
+        self.shard_counts: tuple[int, ...] = getattr(dataset, "shard_counts", ())
+        self._check_facts()
+        self._found: Layout | None = None
+        try:
+            batch = self._first_batch()
+        except ENDS as error:
+            said = f"{type(error).__name__}: {error}"
+            raise DataError(f"{name} has a length, and no sample 0 ({said})") from error
+        if not is_images(self):
+            self._found = Layout.of(batch)
+
+    def _check_facts(self) -> None:
+        shape = getattr(self, "sample_CHW", None)
+        if shape is not None:
+            if not (
+                isinstance(shape, Sequence)
+                and len(shape) == 3
+                and all(isinstance(each, int) and each > 0 for each in shape)
+            ):
+                raise DataError(
+                    f"{self.name}.sample_CHW is {shape!r}; expected (channels, rows, columns)"
+                )
+            if not hasattr(self, "num_classes"):
+                raise DataError(
+                    f"{self.name} has sample_CHW and no num_classes; images of classes have both, "
+                    "other data no sample_CHW"
+                )
+            self.sample_CHW = (shape[0], shape[1], shape[2])
+        count = getattr(self, "num_classes", 1)
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise DataError(f"{self.name}.num_classes is {count!r}; expected a whole number from 1")
+        fetchers = self.fetchers
+        if type(fetchers) is not int or not 0 <= fetchers <= MOST_THREADS:
+            raise DataError(
+                f"{self.name}.fetchers is {fetchers!r}; expected 0 to {MOST_THREADS}, the threads "
+                "that ask for batches"
+            )
+
+    @property
+    def layout(self) -> Layout:
+        return Layout.of(self.batch(torch.tensor([0]))) if self._found is None else self._found
+
+    @property
+    def fetchers(self) -> int:
+        fetchers: int = getattr(self.dataset, "fetchers", 0)
+        return fetchers
+
+    def _first_batch(self) -> Batch:
+        first_1 = torch.tensor([0])
+        if not self.fetchers:
+            return self.batch(first_1)
+        with generators_kept(), keyed(Stream.BATCH, Key(0, 0, 0)), noticed() as touched:
+            batch = self.batch(first_1)
+            if hasattr(self.dataset, "keyed_batch"):
+                self.keyed_batch(first_1, 0, 0)
+        if touched:
+            raise DataError(
+                f"{self.name}.fetchers is {self.fetchers}, so threads ask it beside the training, "
+                f"but its batches draw from or seed {' and '.join(touched)}, which the training "
+                "uses; take a generator made of firecaffe.data.current_key(), or leave fetchers out"
+            )
+        return batch
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def batch(self, indices_B: Tensor) -> Batch:
+        return self._checked(self.dataset.batch, indices_B, 0, EVALUATION)
+
+    def keyed_batch(self, indices_B: Tensor, seed: int, epoch: int) -> Batch:
+        fetch = partial(ask, self.dataset, seed=seed, epoch=epoch)
+        return self._checked(fetch, indices_B, seed, epoch)
+
+    def _made(self, fetch: Callable[[Tensor], Any], indices_B: Tensor, key: Key) -> Any:
+        if self._is_torchs:  # each of its items has a key
+            return fetch(indices_B)
+        if self.fetchers:
+            with under(key):
+                return fetch(indices_B)
+        with generators_kept(), keyed(Stream.BATCH, key):
+            return fetch(indices_B)
+
+    def _checked(
+        self, fetch: Callable[[Tensor], Any], indices_B: Tensor, seed: int, epoch: int
+    ) -> Batch:
+        try:
+            given = self._made(fetch, indices_B, Key(seed, epoch, int(indices_B[0])))
+        except (FirecaffeError, *ENDS):
+            raise
+        except Exception as error:
+            raise failed(f"{self.name}.batch()", error) from error
+        if not (isinstance(given, tuple | list) and len(given) == 2):
+            raise self._wrong(_name_of(given), f"the pair (inputs, targets){self._remedy}")
+        batch = (given[0], () if given[1] is None else given[1])
+        if is_images(self):
+            self._check_images(*batch, count=len(indices_B))
+        else:
+            self._check_leaves(batch, indices_B)
+        return batch
+
+    def _check_images(self, images: Any, labels: Any, count: int) -> None:
+        for what, tensor in (("images", images), ("labels", labels)):
+            self._check_tensor(what, tensor)
+        expected = (len(images) if images.ndim else 0, *self.sample_CHW)
+        if images.dtype not in DTYPES or tuple(images.shape) != expected:
+            raise self._wrong(
+                f"images of {images.dtype}, {tuple(images.shape)}",
+                f"uint8 or float32 of {(count, *self.sample_CHW)}",
+            )
+        if labels.ndim != 1 or labels.is_floating_point():
+            raise self._wrong(
+                f"targets of {labels.dtype}, {tuple(labels.shape)}",
+                f"a class for each image, int64 of {(count,)}, as sample_CHW and num_classes "
+                "together say it; other targets have another task.name (segmentation, regression, "
+                "multilabel, or your own) and a data set without sample_CHW",
+            )
+        if labels.dtype != torch.int64:
+            raise self._wrong(
+                f"labels of {labels.dtype}, {tuple(labels.shape)}", f"int64 of {(count,)}"
+            )
+        wrong = labels[(labels < 0) | (labels >= self.num_classes)]
+        if len(wrong):
+            raise self._wrong(f"the label {int(wrong[0])}", f"0 to {self.num_classes - 1}")
+
+    def _check_leaves(self, batch: Batch, indices_B: Tensor) -> None:
+        count = len(indices_B)
+        if not tree_leaves(batch[0]):
+            raise self._wrong("no inputs", "some")
+        for what, leaf in named_leaves(batch):
+            self._check_tensor(what, leaf)
+            if leaf.ndim == 0 or len(leaf) != count:
+                raise self._wrong(f"{what} of {tuple(leaf.shape)}", f"a row for each of {count}")
+        if self._found is not None and Layout.of(batch) != self._found:
+            self._check_like_first(batch, self._found, int(indices_B[0]))
+
+    def _check_like_first(self, batch: Batch, first: Layout, sample: int) -> None:
+        expected, spec = tree_flatten((first.inputs, first.targets))
+        if tree_flatten(batch)[1] != spec:
+            raise self._wrong(f"{Layout.of(batch)} for sample {sample}", f"as sample 0: {first}")
+        # Shapes may differ from sample 0 only if the user's own code builds the batches.
+        is_uniform = isinstance(self.dataset, TorchSet) and self.dataset.is_uniform
+        for (what, leaf), wanted in zip(named_leaves(batch), expected, strict=True):
+            found = leaf_of(leaf)
+            if leaf.dtype != wanted.dtype or (is_uniform and found != wanted):
+                raise self._wrong(
+                    f"{what} of {found} for sample {sample}", f"{wanted}, as sample 0 has"
+                )
+
+    def _check_tensor(self, what: str, leaf: Any) -> None:
+        if not isinstance(leaf, Tensor):
+            raise self._wrong(f"{_name_of(leaf)} as {what}", "tensors")
+        if leaf.device.type != "cpu":
+            raise self._wrong(f"{what} on {leaf.device}", "them on the CPU")
+
+    @property
+    def _remedy(self) -> str:
+        return ", or firecaffe.from_torch(dataset, collate=…)" if self._is_torchs else ""
+
+    @property
+    def _is_torchs(self) -> bool:
+        return isinstance(self.dataset, TorchSet)
+
+    def _wrong(self, found: str, expected: str) -> DataError:
+        what = "'s items give" if self._is_torchs else ".batch() gave"
+        return DataError(f"{self.name}{what} {found}; expected {expected}")

@@ -1,0 +1,107 @@
+"""Weights by which an epoch's samples are drawn (`data.balance`); see `order.Drawing`.
+
+They become whole numbers of sum 2^52 at most, so that sums are the same on every machine.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from firecaffe.data.dataset import Dataset, TensorDataset
+from firecaffe.data.decoded import DecodedSet
+from firecaffe.data.hold_out import SomeOfDataset
+from firecaffe.data.packed import RawPart
+from firecaffe.data.sample_order import Drawing
+from firecaffe.errors import DataError, RecipeError
+
+NONE, CLASSES, OWN = "none", "classes", "own"
+BALANCES = (NONE, CLASSES, OWN)
+
+SUM_BITS = 52
+
+
+def drawing_of(dataset: Dataset, balance: str) -> Drawing | None:
+    """Return how the samples of an epoch are drawn, or None if each is used once.
+
+    Raises RecipeError if the data set states no classes or weights, DataError for invalid ones.
+    """
+    if balance == NONE:
+        return None
+    weights_N = _own_weights(dataset) if balance == OWN else _class_weights(dataset)
+    if not bool((weights_N > 0).any()):
+        raise DataError("sample_weights are all 0; expected some that are not")
+    return Drawing(whole(weights_N).cumsum(0))
+
+
+def whole(weights_N: Tensor) -> Tensor:
+    """Scale weights to whole numbers. Positive weights stay positive."""
+    count = len(weights_N)
+    scale = float(2 ** (SUM_BITS - count.bit_length()))
+    scaled_N = (weights_N / weights_N.max() * scale).floor().to(torch.int64)
+    return torch.where(weights_N > 0, scaled_N.clamp(min=1), 0)
+
+
+def _own_weights(dataset: Dataset) -> Tensor:
+    if isinstance(dataset, SomeOfDataset):
+        return _own_weights(dataset.dataset)[dataset.samples_N]
+    found = getattr(dataset, "sample_weights", None)
+    if found is None:
+        raise RecipeError(
+            "data.balance is own, but the data set has no sample_weights; expected a number for "
+            "each sample"
+        )
+    weights_N = _numbers("sample_weights", found, len(dataset)).double()
+    wrong = (~(weights_N.isfinite() & (weights_N >= 0))).nonzero()
+    if len(wrong):
+        first = int(wrong[0])
+        raise DataError(
+            f"sample_weights[{first}] is {float(weights_N[first])}; expected finite, 0 or more"
+        )
+    return weights_N
+
+
+def _class_weights(dataset: Dataset) -> Tensor:
+    classes_N = labels_of(dataset)
+    if classes_N is None:
+        raise RecipeError(
+            "data.balance is classes, but the data set does not say them; expected targets, the "
+            "class of each sample, or data.balance own with sample_weights"
+        )
+    least = int(classes_N.min())
+    if least < 0:
+        raise DataError(f"targets has the class {least}; expected numbers from 0")
+    return 1.0 / torch.bincount(classes_N).double()[classes_N]
+
+
+def labels_of(dataset: Dataset) -> Tensor | None:
+    """Return each sample's class, int64 of (N,), or None. Raises DataError if they are invalid."""
+    if isinstance(dataset, SomeOfDataset):
+        of_all = labels_of(dataset.dataset)
+        return None if of_all is None else of_all[dataset.samples_N]
+    if isinstance(dataset, DecodedSet):
+        return dataset.source.labels(torch.arange(len(dataset)))
+    if isinstance(dataset, RawPart):
+        return dataset.part.labels(torch.arange(len(dataset)))
+    found = getattr(dataset, "targets", None)
+    is_said = isinstance(found, Tensor) or not isinstance(dataset, TensorDataset)
+    if found is None or not is_said:
+        return None
+    classes_N = _numbers("targets", found, len(dataset))
+    if classes_N.is_floating_point() or classes_N.dtype == torch.bool:
+        raise DataError(
+            f"targets are {classes_N.dtype}; data.balance classes expects whole numbers"
+        )
+    return classes_N.long()
+
+
+def _numbers(name: str, found: Any, count: int) -> Tensor:
+    try:
+        numbers_N = torch.as_tensor(found)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"{name} are no numbers ({error}); expected one for each sample") from error
+    if numbers_N.shape != (count,):
+        raise DataError(
+            f"{name} have shape {tuple(numbers_N.shape)}; expected one for each of {count} samples"
+        )
+    return numbers_N

@@ -1,0 +1,210 @@
+"""Convert a net's properties: multipliers, frozen parameters, and what ties samples of a batch."""
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isqrt
+from typing import Any
+
+from firecaffe.caffe.graph import read_graph
+from firecaffe.caffe.judge import Judge, no_means, read_judges
+from firecaffe.caffe.layers import LAYERS
+from firecaffe.caffe.layers.data import shapes_of
+from firecaffe.caffe.layers.spec import Shape, ignore_other_types
+from firecaffe.caffe.message import Field, Message
+from firecaffe.caffe.net import Net
+from firecaffe.caffe.phase import layers_of
+from firecaffe.caffe.trained import Trained
+from firecaffe.data.caffe_layers import REFUSED
+from firecaffe.from_caffe.import_report import Report
+from firecaffe.from_caffe.samples import Phases, Samples, sources_of
+from firecaffe.meta_kernels import on_meta
+
+
+def as_patterns(values: Mapping[str, float]) -> dict[str, float]:
+    """Return patterns for a multiplier of each parameter, as `{"*.bias": 2.0}`.
+
+    The last pattern that matches counts. A parameter without a match has 1.
+    """
+    found = {}
+    for kind in dict.fromkeys(map(_kind, values)):  # weight, bias
+        of_kind = [value for name, value in values.items() if _kind(name) == kind]
+        most = Counter(of_kind).most_common(1)[0][0]
+        if most != 1:
+            found[f"*.{kind}"] = most
+    if len(set(values.values())) == 1 and found:
+        return {"*": next(iter(found.values()))}
+    usual = {name: found.get(f"*.{_kind(name)}", 1.0) for name in values}
+    others = {name: value for name, value in values.items() if value != usual[name]}
+    for value in dict.fromkeys(others.values()):
+        names = [name for name, own in others.items() if own == value]
+        alike = {name for name, own in values.items() if own == value}
+        found.update(dict.fromkeys(grouped(names, list(values), alike), value))
+    return found
+
+
+def grouped(names: Sequence[str], among: Sequence[str], may: Collection[str] = ()) -> list[str]:
+    """Return patterns for names: a layer's if `names` and `may` have all of it, else each name."""
+    found: list[str] = []
+    wanted = {*names, *may}
+    for name in names:
+        layer = name.rpartition(".")[0]
+        of_layer = [each for each in among if each.startswith(f"{layer}.")]
+        is_whole = layer and len(of_layer) > 1 and wanted.issuperset(of_layer)
+        found.append(f"{plain(layer)}.*" if is_whole else plain(name))
+    return list(dict.fromkeys(found))
+
+
+def plain(name: str) -> str:
+    return re.sub(r"[*?[]", r"[\g<0>]", name)
+
+
+def _kind(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+MIXING = {
+    "BatchNorm": "BatchNorm takes its statistics over a batch",
+    "BatchReindex": "BatchReindex takes samples of a batch in another order",
+}
+"""Layers through which a sample's result depends on other samples, and why."""
+
+OF_LAYERS = ("name", "type", "top", "phase", "include", "exclude")
+
+
+@dataclass(frozen=True)
+class Described:
+    solver: dict[str, Any]
+    """lr_mult and decay_mult, for the section [solver]."""
+    freeze: list[str]
+    mixing: str
+    """The reason why a batch must not be split into micro-batches; empty if it may be."""
+    losses: dict[str, float]
+    num_parameters: int
+
+
+def describe(
+    net: Message,
+    phases: Phases,
+    samples: Samples,
+    has_decay: bool,
+    report: Report,
+) -> Described:
+    """Build the net in both phases on the meta device. Raises CaffeError if a layer is invalid."""
+    for layers in phases.values():
+        if sources_of(layers):
+            read_graph(layers, LAYERS)
+    with on_meta():
+        nets = nets_of(net, phases, samples, report)
+        own = dict(Trained(net, samples.shapes[samples.input]).named_parameters())
+    whole = next(iter(nets.values()))
+    judge = read_judges(net)[0] if whole.losses else None
+    _say_unread(net, phases, report)
+    multipliers = {name: each for name, each in whole.multipliers.items() if name in own}
+    rates = {name: each.lr for name, each in multipliers.items()}
+    decays = {name: each.decay for name, each in multipliers.items() if each.lr}
+    still = [name for name, rate in rates.items() if not rate]
+    solver = {
+        "lr_mult": as_patterns({name: rate for name, rate in rates.items() if rate}),
+        "decay_mult": as_patterns(decays) if has_decay else {},
+    }
+    return Described(
+        {word: patterns for word, patterns in solver.items() if patterns},
+        [] if len(still) == len(rates) else grouped(still, list(rates)),
+        _mixing(phases["TRAIN"], judge),
+        whole.losses,
+        sum(each.numel() for each in own.values()),
+    )
+
+
+def nets_of(net: Message, phases: Phases, samples: Samples, report: Report) -> dict[str, Net]:
+    """Build the net of each phase that has its own layers, TRAIN first. Raises CaffeError."""
+    return {
+        phase: _built(net, phase, layers, samples, report)
+        for phase, layers in phases.items()
+        if layers == layers_of(net, phase)
+    }
+
+
+def _built(
+    net: Message,
+    phase: str,
+    layers: Sequence[Message],
+    samples: Samples,
+    report: Report,
+) -> Net:
+    batch = samples.batch_size if phase == "TRAIN" else samples.test_batch_size
+    inputs: dict[str, Shape] = {}
+    unknown: set[str] = set()
+    for layer in sources_of(layers):
+        for top, said in zip(layer.texts("top"), shapes_of(layer), strict=True):
+            if said is not None and said[1:] == samples.shapes.get(top):
+                continue  # the net's own batch sizes stay: inputs may differ
+            if top in samples.shapes:
+                inputs[top] = (batch or 1, *samples.shapes[top])
+            else:
+                unknown.add(top)
+    there, left = _without(layers, unknown)
+    for layer in left:
+        report.needs(
+            layer,
+            "type",
+            f"{layer.text('type')} {layer.text('name')!r} was not looked at: the shape of what it "
+            "takes is in the data, which are not there",
+        )
+        layer.ignore(*(each.name for each in layer.fields))
+    fields = [Field("layer", layer, layer.line) for layer in there]
+    return Net(Message(fields, net.line, net.where), phase=phase, inputs=inputs)
+
+
+def _without(layers: Iterable[Message], unknown: set[str]) -> tuple[list[Message], list[Message]]:
+    there, left = [], []
+    for layer in layers:
+        tops = layer.texts("top")
+        if unknown.intersection(layer.texts("bottom")):
+            left.append(layer)
+            unknown.update(tops)
+            continue
+        if tops and unknown.issuperset(tops) and not layer.has("bottom"):
+            continue
+        there.append(layer)
+    return there, left
+
+
+def _say_unread(net: Message, phases: Phases, report: Report) -> None:
+    for name, line in net.unread():
+        if not name.startswith("layer."):
+            report.did_not_read(net, line, name)
+    layers = {id(each): each for of_phase in phases.values() for each in of_phase}
+    for layer in layers.values():
+        if not layer.has("bottom"):
+            layer.ignore(*OF_LAYERS)
+            if layer.text("type") in REFUSED:  # reported for the layer as a whole
+                continue
+            ignore_other_types(layer)
+        for name, line in layer.unread():
+            report.did_not_read(net, line, f"{layer.text('name')}: {name}")
+
+
+def _mixing(layers: Sequence[Message], judge: Judge | None) -> str:
+    for layer in layers:
+        kind = layer.text("type")
+        if kind in MIXING and not layer.message("batch_norm_param").flag("use_global_stats"):
+            return MIXING[kind]
+    if judge is not None and no_means(judge):
+        return "a loss is no mean over its samples, but over a batch's labels that count, or a sum"
+    return ""
+
+
+def micro_batch_of(batch: int, mixing: str) -> int:
+    """Return about a quarter of Caffe's batch, for several workers, if samples do not mix."""
+    if mixing:
+        return batch
+    most = max(1, batch // 4)
+    small = [each for each in range(1, isqrt(batch) + 1) if batch % each == 0]
+    return max(each for each in (*small, *(batch // each for each in small)) if each <= most)
+
+
+def losses_in_words(losses: Mapping[str, float]) -> str:
+    return ", ".join(f"{blob} (weight {weight:g})" for blob, weight in losses.items())

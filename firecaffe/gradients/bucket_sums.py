@@ -1,0 +1,254 @@
+"""The ways to sum one bucket over all workers, and the gather of updated weights."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from firecaffe.cluster.group import Group
+from firecaffe.cluster.world import peers_may_be_lost
+from firecaffe.exchange import sharded_parameter_server
+from firecaffe.exchange.collectives import half
+from firecaffe.exchange.fold import inputs_of
+from firecaffe.exchange.leaves import Node, Shares, num_nodes
+from firecaffe.exchange.schedule import ALL_GATHER
+from firecaffe.gradients.buckets import Bucket
+from firecaffe.gradients.codec_memory import CodecMemory
+from firecaffe.gradients.compressors.codec import Compressor
+from firecaffe.gradients.shards import Shards
+from firecaffe.transport.exchange import Exchange
+from firecaffe.transport.fold_nodes import NodeSum, NodeWire
+from firecaffe.transport.run_schedule import Begun, Collectives
+
+
+class Combine(Protocol):
+    """A way to sum the workers' nodes of a bucket.
+
+    `top_level`: the tree level at which local sums stop; None: they continue as far as possible.
+    `takes_nodes`: the call receives this worker's nodes one by one; otherwise their sum. `lanes`:
+    how many buckets may be under way at once; bucket i uses lane i mod lanes, and each lane has a
+    thread. `takes_means`: gradients are divided by the step's weight before the call, not
+    afterwards.
+    """
+
+    @property
+    def top_level(self) -> int | None: ...
+    @property
+    def takes_nodes(self) -> bool: ...
+    @property
+    def lanes(self) -> int: ...
+    @property
+    def takes_means(self) -> bool: ...
+    def __call__(self, index: int, nodes: list[tuple[Node, Tensor]], bucket: Bucket) -> None:
+        """Replace the bucket's vector, which is the last of this worker's nodes, by the total."""
+
+
+class AllReduce:
+    top_level = None
+    takes_nodes = False
+    takes_means = False
+
+    def __init__(self, exchange: Exchange) -> None:
+        self.exchange = exchange
+        self.lanes = exchange.lanes
+
+    def __call__(self, index: int, nodes: list[tuple[Node, Tensor]], bucket: Bucket) -> None:
+        self.exchange.all_reduce(bucket.flat, index % self.lanes)
+
+
+Cuts = Mapping[tuple[int, ...], Sequence[int]]
+
+
+class Fold:
+    """The way for shares that are no subtrees, from all workers' largest nodes.
+
+    A bucket with cuts is sent only to the owners of its shards.
+    """
+
+    top_level = None
+    takes_nodes = True
+    lanes = 1
+    takes_means = False
+
+    def __init__(self, world: Group, num_leaves: int, shares: Shares, cuts: Cuts) -> None:
+        self._cuts = cuts
+        self._sum = NodeSum(world, inputs_of(num_leaves, shares), num_leaves, early=True)
+        self.num_early = self._sum.num_early
+        """The number of calls of `begin` for each bucket before its call."""
+        self.early = self._sum.own_early
+        self._begun: dict[int, Begun] = {}
+
+    def begin(self, number: int, index: int, nodes: dict[Node, Tensor], bucket: Bucket) -> None:
+        """Run an early round of a bucket with this worker's node for the round, if it has one."""
+        begun = self._begun.pop(index, None) if number else None
+        cuts = self._cuts.get(bucket.members, ())
+        self._begun[index] = self._sum.begin(number, nodes, bucket.flat, index, begun, cuts)
+
+    def __call__(self, index: int, nodes: list[tuple[Node, Tensor]], bucket: Bucket) -> None:
+        if cuts := self._cuts.get(bucket.members):
+            begun = self._begun.pop(index, None)
+            self._sum.to_owners(dict(nodes), bucket.flat, cuts, begun)
+            return
+        if self.num_early:
+            total = self._sum.finish(dict(nodes), self._begun.pop(index))
+        else:
+            total = self._sum([vector for _, vector in nodes])
+        bucket.flat.copy_(total)
+
+
+class Compressed:
+    """The way of a compressor, which encodes each node by itself on any number of workers."""
+
+    takes_nodes = True
+    lanes = 1
+    takes_means = True  # the memory is of means, because the next step's weight may differ
+
+    def __init__(
+        self,
+        world: Group,
+        compressor: Compressor,
+        num_leaves: int,
+        level: int,
+        num_parameters: int,
+    ) -> None:
+        self.compressor = compressor
+        self.top_level = level
+        self.num_parameters = num_parameters
+        self.wire = NodeWire(world, num_nodes(num_leaves, level))
+        self.memory = CodecMemory(compressor, self.wire.own_nodes)
+        self._scale: Tensor | None = None
+        self._before: dict[str, Tensor] = {}
+        # Kept for one step more, because a device may still read these tensors.
+        self._before_that: dict[str, Tensor] = {}
+
+    def share_out(self, shares: Shares) -> None:
+        """Move whole nodes between ranks. All ranks call it between steps. Raises PeerLostError."""
+        level = self.top_level
+        nodes = tuple(range(each.start >> level, -(-each.stop >> level)) for each in shares)
+        self.memory.move(self.wire.world, self.wire.shares, nodes)
+        self.wire.share_out(nodes)
+
+    def begin_step(self, scale: Tensor | None) -> None:
+        """Begin a step. The factor of its gradients, `scale`, (), is kept out of the memory."""
+        self._scale, self._before_that = scale, self._before
+        if scale is not None:
+            self._before = {name: each.clone() for name, each in self.compressor.state().items()}
+
+    def undo_step(self) -> None:
+        self.compressor.load_state(self._before, self.wire.own_nodes)
+
+    def __call__(self, index: int, nodes: list[tuple[Node, Tensor]], bucket: Bucket) -> None:
+        vectors = [vector for _, vector in nodes]
+        if bucket.members[0] >= self.num_parameters:  # the tail, which is not encoded
+            bucket.flat.copy_(self.wire.sum_nodes(vectors))
+            return
+        if self._scale is not None:
+            torch._foreach_div_(vectors, self._scale)
+        numbered = [(node.index, vector) for node, vector in nodes]
+        bucket.flat.copy_(self.compressor.reduce(index, numbered, self.wire))
+        if self._scale is not None:
+            bucket.flat.mul_(self._scale)
+
+
+Hook = Callable[[Any, Any], torch.futures.Future[Tensor]]
+"""A DDP communication hook: (state, bucket) -> future of the mean over ranks."""
+
+
+class Hooked:
+    top_level = None
+    takes_nodes = False
+    lanes = 1
+    takes_means = True
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        state: object,
+        hook: Hook,
+        parameters: Sequence[Tensor],
+        buckets: Sequence[Bucket],
+    ) -> None:
+        self.exchange = exchange
+        self.state = state
+        self.hook = hook
+        self.parameters = list(parameters)
+        self._places = [
+            index for index, bucket in enumerate(buckets) if bucket.members[0] < len(parameters)
+        ]
+
+    def __call__(self, index: int, nodes: list[tuple[Node, Tensor]], bucket: Bucket) -> None:
+        if bucket.members[0] >= len(self.parameters):
+            self.exchange.all_reduce(bucket.flat)
+            return
+        # A hook returns the mean over ranks, but the total is their sum.
+        bucket.flat.mul_(self.exchange.world.world_size)
+        is_last = index == self._places[-1]
+        view = HookBucket(bucket, self._places.index(index), is_last, self.parameters)
+        self.exchange.world.traffic.add_unknown()
+        with peers_may_be_lost(self.exchange.world, beside_own_code=True):
+            mean = self.hook(self.state, view).wait()
+        bucket.flat.copy_(mean)
+
+
+class HookBucket:
+    def __init__(
+        self, bucket: Bucket, index: int, is_last: bool, parameters: Sequence[Tensor]
+    ) -> None:
+        self._bucket = bucket
+        self._index = index
+        self._is_last = is_last
+        self._parameters = parameters
+        self._buffer = bucket.flat
+
+    def index(self) -> int:
+        return self._index
+
+    def is_last(self) -> bool:
+        return self._is_last
+
+    def buffer(self) -> Tensor:
+        return self._buffer
+
+    def set_buffer(self, buffer: Tensor) -> None:
+        self._buffer = buffer
+
+    def gradients(self) -> list[Tensor]:
+        """Return contiguous gradients in any memory format, as DDP does: hooks `view` them."""
+        starts = [self._bucket.start(member) for member in self._bucket.members]
+        return [
+            self._buffer[start : start + view.numel()].view(view.shape)
+            for start, view in zip(starts, self._bucket.views, strict=True)
+        ]
+
+    def parameters(self) -> list[Tensor]:
+        return [self._parameters[member] for member in self._bucket.members]
+
+
+def gradients_of(bucket: Bucket, num_parameters: int) -> Tensor:
+    """Return the part of a bucket's vector before the tail, whose members are last."""
+    tails = [member for member in bucket.members if member >= num_parameters]
+    return bucket.flat[: bucket.start(tails[0])] if tails else bucket.flat
+
+
+class WeightGather:
+    def __init__(
+        self, world: Group, shards: Shards, parameters: Mapping[str, nn.Parameter]
+    ) -> None:
+        self._shards, self._parameters = shards, list(parameters.items())
+        self._ranks = range(world.world_size)
+        self._collectives = Collectives(world)
+
+    def __call__(self, bucket: Bucket) -> None:
+        """Gather one bucket's weights. All ranks call it. Raises PeerLostError."""
+        named = [self._parameters[member] for member in bucket.members]
+        weights = [weight.detach() for _, weight in named]
+        for (name, _), weight, view in zip(named, weights, bucket.views, strict=True):
+            own = self._shards.own_part(name, view)
+            own.copy_(self._shards.own_part(name, weight))
+        cuts = self._shards.cuts[bucket.members]
+        gather = half(partial(sharded_parameter_server.schedule, cuts=cuts), ALL_GATHER)
+        make = partial(gather, len(self._ranks))
+        self._collectives.run((ALL_GATHER, cuts), make, bucket.flat, self._ranks)
+        torch._foreach_copy_(weights, list(bucket.views))

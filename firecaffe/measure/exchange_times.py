@@ -1,0 +1,224 @@
+"""Times exchanges in turns, so that other work on the machine affects all of them equally.
+
+Sums are checked before, and every result again. The names algbw and busbw are those of nccl-tests.
+"""
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from firecaffe.cluster.agree import differing_ranks, digest, gather_text
+from firecaffe.cluster.world import World, peers_may_be_lost
+from firecaffe.errors import NotIdenticalError
+from firecaffe.exchange import NATIVE
+from firecaffe.exchange.choose import BYTES_PER_ELEMENT
+from firecaffe.exchange.route import Route
+from firecaffe.measure.known_sum import (
+    EncodedSum,
+    SumsByName,
+    check_exchanges,
+    checks_bits,
+    difference,
+    noise,
+    summand,
+    true_sum,
+)
+from firecaffe.transport.exchange import Exchange
+from firecaffe.transport.link import finish
+from firecaffe.transport.local_ranks import LocalRanks
+
+WARM_UP = 1
+
+
+GROUP, MEMORY, BOTH = "group", "memory", "both"
+"""Ways of a sum: the backend's group, memory that a host's ranks share, or both."""
+
+Encoder = Callable[[World, int], EncodedSum]
+"""(world, elements) -> a sum of vectors of so many elements; called by all ranks."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """The times of one exchange at one size; each sample is the slowest rank's in a repetition."""
+
+    algorithm: str
+    world_size: int
+    size_bytes: int
+    samples_s: tuple[float, ...]
+    through: str = GROUP
+    wire_bytes: int | None = None
+    """Bytes one way through the busiest rank in one sum; None if only the backend knows."""
+    is_encoded: bool = False
+    bits_checked: bool = False
+
+    @property
+    def time_s(self) -> float:
+        return statistics.median(self.samples_s)
+
+    @property
+    def algbw_bytes_per_s(self) -> float:
+        """Size / time. Source: nccl-tests, doc/PERFORMANCE.md."""
+        return self.size_bytes / self.time_s
+
+    @property
+    def busbw_bytes_per_s(self) -> float:
+        """algbw · 2 (p - 1) / p, for an all-reduce. Source: nccl-tests, doc/PERFORMANCE.md."""
+        return self.algbw_bytes_per_s * 2 * (self.world_size - 1) / self.world_size
+
+    def ratio_to(self, control: "Timing") -> float:
+        """The median over repetitions of this time / the control's in the same repetition."""
+        pairs = zip(self.samples_s, control.samples_s, strict=True)
+        return statistics.median(own / other for own, other in pairs)
+
+    def share_of_bound(self, link_bytes_per_s: float) -> float:
+        """Least time of any all-reduce / the median time (Patarasuk, Yuan 2009, theorem 1)."""
+        return self.busbw_bytes_per_s / link_bytes_per_s
+
+
+@dataclass
+class _OwnTimes:
+    samples_s: list[float]
+    digests: list[str]
+    wire_bytes: int
+
+
+def time_exchanges(
+    world: World,
+    algorithms: Sequence[str],
+    sizes_bytes: Sequence[int],
+    repetitions: int,
+    progress: Callable[[str], None] = lambda _: None,
+    local: LocalRanks | None = None,
+    encoders: Mapping[str, Encoder] | None = None,
+) -> list[Timing]:
+    """Time each algorithm, then each encoder, at each size; all ranks must call this.
+
+    Sizes are multiples of 4 bytes. Making a schedule is not timed. local: the ranks of this host,
+    if they are to share memory. Raises: PeerLostError; NotIdenticalError, on every rank and before
+    any time is shown, if a sum is wrong.
+    """
+    coded = {} if encoders is None else encoders
+    routes: dict[str, Route] = {}
+
+    def make(num_elements: int) -> SumsByName:
+        # Made anew for each size, so that shared memory of one size is freed before the next.
+        ways = {name: Exchange.of_vectors(world, name, local) for name in algorithms}
+        routes.update((name, exchange.route) for name, exchange in ways.items())
+        return {**ways} | {name: encoder(world, num_elements) for name, encoder in coded.items()}
+
+    progress("is every sum right?")
+    check_exchanges(world, make, [size // BYTES_PER_ELEMENT for size in sizes_bytes])
+    own: list[dict[str, _OwnTimes]] = []
+    wrong = ""
+    for size_bytes in sizes_bytes:
+        progress(f"{size_bytes} bytes")
+        times, fault = _time_size(world, make, size_bytes, repetitions)
+        own.append(times)
+        wrong = wrong or fault
+    text = json.dumps([wrong, [{k: vars(v) for k, v in times.items()} for times in own]])
+    stated = [json.loads(each) for each in gather_text(world, text)]
+    for rank, (fault, _) in enumerate(stated):
+        if fault:
+            raise NotIdenticalError(
+                f"{fault} on rank {rank}, after a first sum that was right; "
+                "no time of a wrong sum is shown"
+            )
+    return [
+        _timing(
+            name,
+            routes.get(name),
+            size_bytes,
+            [_OwnTimes(**times[i][name]) for _, times in stated],
+        )
+        for i, size_bytes in enumerate(sizes_bytes)
+        for name in (*algorithms, *coded)
+    ]
+
+
+def _timing(
+    name: str, route: Route | None, size_bytes: int, by_rank: Sequence[_OwnTimes]
+) -> Timing:
+    """Merge the ranks' times. Raises: NotIdenticalError if ranks ended with different bits."""
+    samples_s = _slowest([times.samples_s for times in by_rank])
+    ranks, size = len(by_rank), size_bytes // BYTES_PER_ELEMENT
+    if route is None:
+        different = differing_ranks([json.dumps(times.digests) for times in by_rank])
+        if different:
+            raise NotIdenticalError(
+                f"{name} over {ranks} ranks, {size_bytes} bytes: rank "
+                f"{', '.join(map(str, different))} ended in other bits than most, after a first "
+                "sum that was right; no time of a wrong sum is shown"
+            )
+        most = max(times.wire_bytes for times in by_rank)
+        return Timing(name, ranks, size_bytes, samples_s, GROUP, most, is_encoded=True)
+    through, wire_bytes = way_of(route, size)
+    is_checked = checks_bits(route, size)
+    return Timing(name, ranks, size_bytes, samples_s, through, wire_bytes, bits_checked=is_checked)
+
+
+def way_of(route: Route, num_elements: int) -> tuple[str, int | None]:
+    """The way of a float32 sum, and the bytes one way through the busiest rank's port."""
+    if route.algorithm == NATIVE:
+        return GROUP, None
+    if route.shares_memory and route.senders == 1:
+        return MEMORY, 0
+    wire_bytes = route.schedule(num_elements).elements_of_busiest_rank() * BYTES_PER_ELEMENT
+    return BOTH if route.shares_memory else GROUP, wire_bytes
+
+
+def _time_size(
+    world: World, make: Callable[[int], SumsByName], size_bytes: int, repetitions: int
+) -> tuple[dict[str, _OwnTimes], str]:
+    num_elements = size_bytes // BYTES_PER_ELEMENT
+    own = summand(world.rank, world.world_size, num_elements).to(world.device)
+    expected = true_sum(world.world_size, num_elements).to(world.device)
+    sums = make(num_elements)
+    found = {name: _OwnTimes([], [], 0) for name in sums}
+    is_coded = not all(isinstance(way, Exchange) for way in sums.values())
+    noisy = noise(world.rank, num_elements).to(world.device) if is_coded else own
+    plain = torch.empty_like(own)  # shared by all exchanges that do not need their own memory
+    vectors = {
+        name: plain
+        if isinstance(way, Exchange) and not way.route.shares_memory
+        else way.empty(num_elements, torch.float32, world.device)
+        for name, way in sums.items()
+    }
+    wrong = ""
+    for repetition in range(-WARM_UP, repetitions):
+        turns = list(sums.items())
+        # Alternate the order, so that no exchange always follows the same one.
+        for name, way in turns if repetition % 2 == 0 else reversed(turns):
+            vector, times = vectors[name], found[name]
+            is_exact = isinstance(way, Exchange)
+            vector.copy_(own if is_exact else noisy)
+            taken_s = _time_once(world, way, vector)
+            if repetition >= 0:
+                times.samples_s.append(taken_s)
+            if not isinstance(way, Exchange):
+                times.digests.append(digest([("total", vector)]))
+                times.wire_bytes = max(times.wire_bytes, way.wire_bytes)
+            elif not torch.equal(vector, expected) and not wrong:
+                what = difference(vector.cpu(), expected.cpu())
+                wrong = f"{name} over {world.world_size} ranks, {size_bytes} bytes: {what}"
+    return found, wrong
+
+
+def _time_once(world: World, way: Exchange | EncodedSum, vector: Tensor) -> float:
+    finish(world.device)
+    with peers_may_be_lost(world):
+        # A sum on the CPU is a barrier. dist.barrier would use NCCL on a GPU's group.
+        dist.all_reduce(torch.zeros(1), group=world.group)
+    start_s = time.perf_counter()
+    way.all_reduce(vector)
+    finish(world.device)
+    return time.perf_counter() - start_s
+
+
+def _slowest(by_rank: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    return tuple(max(samples_s) for samples_s in zip(*by_rank, strict=True))

@@ -1,0 +1,223 @@
+"""Measures a cluster: each rank's device and files, and the link between every two hosts.
+
+Hosts are paired as in a round-robin tournament, so n hosts need n - 1 turns and no two measurements
+share a port.
+"""
+
+import json
+import os
+import platform
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from firecaffe.cluster.agree import gather_text
+from firecaffe.cluster.world import World, peers_may_be_lost
+from firecaffe.transport.link import Link, bandwidth_samples_bytes_per_s, finish, latency_samples_s
+
+LEAST_STREAM_S = 0.1
+PINGS = 10
+BURSTS = 5
+PAUSE_S = 0.1
+"""Seconds between bursts of pings, so that passing other work cannot disturb all of them."""
+FILE_BYTES = 64_000_000
+MATRIX_SIZE = 1024
+COPIED_BYTES = 64_000_000
+REPETITIONS = 7
+
+
+@dataclass(frozen=True)
+class RankFacts:
+    rank: int
+    host: str
+    group: str
+    """The launcher's name for the rank's host (GROUP_RANK)."""
+    versions: str
+    device: str
+    memory_bytes: int
+    free_memory_bytes: int
+    free_disk_bytes: int
+    clock_s: float
+    """This rank's clock minus the first rank's at one moment."""
+    clock_error_s: float
+    matrix_flops: tuple[float, ...]
+    """FLOP/s of each repetition of a float32 matrix product, with all ranks computing at once."""
+    copy_bytes_per_s: tuple[float, ...]
+    """Bytes read and written per second, for each repetition."""
+    file_write_bytes_per_s: float
+    file_read_bytes_per_s: float
+
+
+@dataclass(frozen=True)
+class PairLink(Link):
+    in_host: bool
+
+
+def look_over(
+    world: World, folder: Path, device_name: str, say: Callable[[str], None]
+) -> list[RankFacts]:
+    """Measure every rank; all ranks receive all results. folder: where test files are written.
+
+    Raises: OSError, only on a rank that cannot write a file there; PeerLostError.
+    """
+    say("clocks")
+    clock_s, clock_error_s = _clock(world)
+    say("computing")
+    flops = _matrix_flops(world.device)
+    copies = _copy_rates(world.device)
+    say("files")
+    written, read = _file_rates(folder, world.rank)
+    memory = psutil.virtual_memory()
+    has_gpu = world.device.type == "cuda"
+    total, free = memory.total, memory.available
+    if has_gpu:
+        free, total = torch.cuda.mem_get_info(world.device)
+    facts = RankFacts(
+        world.rank,
+        world.host,
+        os.environ.get("GROUP_RANK", ""),
+        f"python {platform.python_version()}, torch {torch.__version__}, {sys.platform}",
+        device_name,
+        total,
+        free,
+        psutil.disk_usage(str(folder)).free,
+        clock_s,
+        clock_error_s,
+        tuple(flops),
+        tuple(copies),
+        written,
+        read,
+    )
+    stated = [json.loads(text) for text in gather_text(world, json.dumps(asdict(facts)))]
+    return [_facts(words) for words in stated]
+
+
+def _facts(words: dict[str, Any]) -> RankFacts:
+    rates = {name: tuple(words[name]) for name in ("matrix_flops", "copy_bytes_per_s")}
+    return RankFacts(**{**words, **rates})
+
+
+def links_of(world: World, places: Sequence[object], say: Callable[[str], None]) -> list[PairLink]:
+    """Measure links between hosts, and one inside a host; all ranks receive all results.
+
+    places: the place (host) of each rank. One rank of each host measures.
+    """
+    firsts = [rank for rank, place in enumerate(places) if place not in places[:rank]]
+    turns = tournament(firsts)
+    second = next((rank for rank in range(len(places)) if rank not in firsts), None)
+    if second is not None:
+        turns.append([(places.index(places[second]), second)])
+    own: list[PairLink] = []
+    for number, pairs in enumerate(turns):
+        say(f"links, turn {number + 1} of {len(turns)}")
+        for first, other in pairs:
+            if world.rank in (first, other):
+                link = _measure(world, first, other, places[first] == places[other])
+                own += [link] if world.rank == first else []
+        gather_text(world, "")  # all end this turn before the next begins
+    stated = gather_text(world, json.dumps([asdict(link) for link in own]))
+    return [
+        PairLink(
+            words["first"],
+            words["second"],
+            tuple(words["latency_samples_s"]),
+            tuple(words["bandwidth_samples_bytes_per_s"]),
+            words["in_host"],
+        )
+        for text in stated
+        for words in json.loads(text)
+    ]
+
+
+def tournament(players: Sequence[int]) -> list[list[tuple[int, int]]]:
+    """Plan turns in which every two meet once and nobody is in two pairs (circle method)."""
+    circle: list[int | None] = [*players, *([None] if len(players) % 2 else [])]
+    turns = []
+    for _ in range(len(circle) - 1):
+        pairs = zip(circle, reversed(circle), strict=True)
+        meet = [(a, b) for a, b in list(pairs)[: len(circle) // 2]]
+        turns.append([(min(a, b), max(a, b)) for a, b in meet if a is not None and b is not None])
+        circle = [circle[0], circle[-1], *circle[1:-1]]
+    return turns if len(players) > 1 else []
+
+
+def _measure(world: World, first: int, second: int, in_host: bool) -> PairLink:
+    group = world.exchange_group
+    assert group is not None
+    starts = world.rank == first
+    peer = second if starts else first
+    with peers_may_be_lost(world):
+        latencies = []
+        for _ in range(BURSTS):
+            time.sleep(PAUSE_S)
+            latencies += latency_samples_s(group, peer, starts, world.device, PINGS)
+        rates = bandwidth_samples_bytes_per_s(group, peer, starts, world.device, LEAST_STREAM_S)
+    return PairLink(first, second, tuple(latencies), tuple(rates), in_host)
+
+
+def _clock(world: World) -> tuple[float, float]:
+    """Measure this clock minus the first rank's, and half the time that the question took."""
+    best = float("inf"), 0.0
+    for _ in range(5):
+        gather_text(world, "")
+        before = time.time()
+        stated = gather_text(world, repr(before))
+        after = time.time()
+        best = min(best, (after - before, before - float(stated[0])))
+    return best[1], best[0] / 2
+
+
+def _matrix_flops(device: torch.device) -> list[float]:
+    a = torch.randn(MATRIX_SIZE, MATRIX_SIZE, device=device)
+    torch.mm(a, a)
+    rates = []
+    for _ in range(REPETITIONS):
+        finish(device)
+        start_s = time.perf_counter()
+        torch.mm(a, a)
+        finish(device)
+        rates.append(2 * MATRIX_SIZE**3 / (time.perf_counter() - start_s))
+    return rates
+
+
+def _copy_rates(device: torch.device) -> list[float]:
+    source = torch.zeros(COPIED_BYTES, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    rates = []
+    for _ in range(REPETITIONS):
+        finish(device)
+        start_s = time.perf_counter()
+        target.copy_(source)
+        finish(device)
+        rates.append(2 * COPIED_BYTES / (time.perf_counter() - start_s))
+    return rates
+
+
+def _file_rates(folder: Path, rank: int) -> tuple[float, float]:
+    """Measure bytes/s to write and sync a file, and to read it again without the page cache."""
+    path = folder / f".firecaffe-check-{socket.gethostname()}-{os.getpid()}-{rank}"
+    data = os.urandom(1 << 20) * (FILE_BYTES >> 20)
+    try:
+        start_s = time.perf_counter()
+        with open(path, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        written = len(data) / (time.perf_counter() - start_s)
+        with open(path, "rb") as file:
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            start_s = time.perf_counter()
+            while file.read(1 << 22):
+                pass
+            read = len(data) / (time.perf_counter() - start_s)
+    finally:
+        path.unlink(missing_ok=True)
+    return written, read

@@ -1,0 +1,321 @@
+"""The kinds of split, and how each cuts its layers.
+
+`ByPaths` splits a module of several paths, whose outputs are concatenated (`find_paths`). All ranks
+compute what paths have in common (the squeeze of a Fire block). Each part is a consecutive run of
+paths, so the outputs of the parts are the output in parts.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx, nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from firecaffe.cluster.agree import gather_text
+from firecaffe.errors import RecipeError
+from firecaffe.meta_kernels import on_meta
+from firecaffe.parallel.cut import Cut, cut, scaled
+from firecaffe.parallel.find_paths import PATHS, NoPathsError, Paths, find_paths, share_paths
+from firecaffe.parallel.layers_in_parts import (
+    ByBoth,
+    ByInputs,
+    ByOutputs,
+    Held,
+    Made,
+    Place,
+    SplitLayer,
+    check_rows,
+    over_rows,
+)
+from firecaffe.parallel.parts import PartGroup
+from firecaffe.parallel.slide import ROWS
+from firecaffe.parallel.tensor import whole
+
+
+class ByPaths(SplitLayer):
+    """A module in runs of paths. `common` makes their inputs; `dim` is that of the outputs' cat."""
+
+    def __init__(self, place: Place, made: Made, common: nn.Module, dim: int) -> None:
+        super().__init__(place, made)
+        self.common, self.dim = common, dim
+        self._outline: dict[str, Tensor] = {}
+        self._is_trained = False
+        self._cuts_known: dict[object, Cut] = {}
+
+    def outline(self, layer: nn.Module) -> None:
+        self._outline = {
+            name: torch.empty_like(each, device="meta") for name, each in layer.state_dict().items()
+        }
+        self._is_trained = any(each.requires_grad for each in layer.parameters())
+
+    def held(self) -> dict[str, Held]:
+        own = {
+            name: each
+            for part in (self.common, *self.parts.values())
+            for name, each in part.state_dict(keep_vars=True).items()
+        }
+        return {
+            name: Held([own.get(name, each)], is_elsewhere=name not in own)
+            for name, each in self._outline.items()
+        }
+
+    def forward(self, *inputs: Any, **options: Any) -> Tensor:
+        taken = self.common(*whole(inputs), **whole(options))
+        own = self._each(*_copies(self.place.group, taken))
+        if torch.is_grad_enabled() and (self._is_trained or any(y.requires_grad for y in own)):
+            # Even without weights, because all ranks must run the same backward.
+            own = [y if y.requires_grad else y.detach().requires_grad_() for y in own]
+        dim = self.dim % own[0].ndim
+        return self._in_parts(own, self._cut(own, dim, taken), dim)
+
+    def _cut(self, own: Sequence[Tensor], dim: int, taken: Sequence[Any]) -> Cut:
+        # Ranks exchange the lengths once for each shape of the inputs.
+        shapes = tuple(each.shape for each in taken if isinstance(each, Tensor))
+        if shapes not in self._cuts_known:
+            lengths = " ".join(str(each.shape[dim]) for each in own[: len(self.parts)])
+            of_all = gather_text(self.place.group.group, lengths)
+            ends = accumulate(map(int, " ".join(of_all).split()), initial=0)
+            self._cuts_known[shapes] = tuple(ends)
+        return self._cuts_known[shapes]
+
+
+def by_paths(layer: nn.Module, place: Place) -> ByPaths:
+    found = find_paths(layer)
+    ends = share_paths(layer, found, place.group.num_parts)
+    parts = [
+        _part_of_path(layer, found, ends[number], ends[number + 1]) for number in place.group.own
+    ]
+    text = f"{type(layer).__name__} of {len(found.own)} paths"
+    made = ByPaths(place, Made(text, parts, {}), _common(layer, found), found.dim)
+    made.outline(layer)
+    return made.train(layer.training)
+
+
+def _common(layer: nn.Module, found: Paths) -> fx.GraphModule:
+    graph = fx.Graph()
+    made: dict[fx.Node, fx.Node] = {}
+    for node in found.common:
+        made[node] = graph.node_copy(node, made.__getitem__)
+    graph.output(tuple(made[each] for each in found.taken))
+    return fx.GraphModule(layer, graph)
+
+
+def _part_of_path(layer: nn.Module, found: Paths, first: int, last: int) -> fx.GraphModule:
+    graph = fx.Graph()
+    made = {each: graph.placeholder(f"taken_{i}") for i, each in enumerate(found.taken)}
+    for node in found.graph.nodes:
+        if any(node in path for path in found.own[first:last]):
+            made[node] = graph.node_copy(node, made.__getitem__)
+    ends = [made[each] for each in found.ends[first:last]]
+    graph.output(graph.call_function(torch.cat, (ends, found.dim)))
+    return fx.GraphModule(layer, graph)
+
+
+def _copies(group: PartGroup, taken: Sequence[Any]) -> list[Sequence[Any]]:
+    # Tensors are copied together: a rank whose paths need one of them goes backward through all.
+    tensors = [each for each in taken if isinstance(each, Tensor)]
+    copies = _CopyAll.apply(group, *tensors)  # type: ignore[no-untyped-call]
+    count = len(copies) // len(tensors)
+    by_tensor = iter(_runs(copies, count))
+    return [next(by_tensor) if isinstance(each, Tensor) else [each] * count for each in taken]
+
+
+class _CopyAll(Function):
+    @staticmethod
+    def forward(ctx: Any, group: PartGroup, *wholes: Tensor) -> tuple[Tensor, ...]:
+        ctx.group = group
+        return tuple(copy for each in wholes for copy in group.copies(each))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        wanted = ctx.needs_input_grad[1:]
+        count = len(gradients) // len(wanted)
+        return None, *(
+            ctx.group.sum(own) if is_wanted else None
+            for own, is_wanted in zip(_runs(gradients, count), wanted, strict=True)
+        )
+
+
+def _runs(values: Sequence[Any], length: int) -> list[Sequence[Any]]:
+    return [values[start : start + length] for start in range(0, len(values), length)]
+
+
+def _linear(_: nn.Module, inputs: int, outputs: int, groups: int, bias: bool) -> nn.Module:
+    return nn.Linear(inputs, outputs, bias)
+
+
+def _conv(whole: Any, inputs: int, outputs: int, groups: int, bias: bool) -> nn.Module:
+    shape = whole.kernel_size, whole.stride, whole.padding, whole.dilation
+    return nn.Conv2d(inputs, outputs, *shape, groups, bias, whole.padding_mode)
+
+
+def _norm(whole: Any, inputs: int, outputs: int, groups: int, bias: bool) -> nn.Module:
+    words = whole.eps, whole.momentum, whole.affine, whole.track_running_stats
+    made: nn.Module = type(whole)(outputs, *words, bias=bias)
+    return made
+
+
+class Kind(NamedTuple):
+    """A kind of layer: how to make a smaller one, and the attributes with its size."""
+
+    make: Callable[[nn.Module, int, int, int, bool], nn.Module]
+    """(whole layer, inputs, outputs, groups, whether it has a bias) -> a smaller layer."""
+    inputs: str
+    outputs: str
+    groups: str
+    dim: int
+    """The dimension of inputs and outputs: from the last, or 1 for the second."""
+
+
+KINDS: dict[type[nn.Module], Kind] = {
+    nn.Linear: Kind(_linear, "in_features", "out_features", "", -1),
+    nn.Conv2d: Kind(_conv, "in_channels", "out_channels", "groups", -3),
+    nn.BatchNorm1d: Kind(_norm, "num_features", "num_features", "num_features", 1),
+    nn.BatchNorm2d: Kind(_norm, "num_features", "num_features", "num_features", 1),
+}
+"""The layers that can be split. Their subclasses may do something else."""
+
+
+BY_OUTPUTS = ("neurons", "filters")
+"""The splits that cut a layer without groups between its outputs."""
+
+
+def elements_of(layer: nn.Module, word: str) -> tuple[int, str]:
+    """Return the number and the name of the elements that a split cuts a layer between."""
+    if word == PATHS:
+        return len(find_paths(layer).own), PATHS
+    kind = KINDS[type(layer)]
+    num_groups = getattr(layer, kind.groups, 1)
+    if kind.groups == kind.outputs:
+        return num_groups, "channels"
+    if num_groups > 1:
+        return num_groups, "groups"
+    return getattr(layer, kind.outputs if word in BY_OUTPUTS else kind.inputs), word
+
+
+def check_elements(name: str, layer: nn.Module, word: str, num_parts: int) -> None:
+    """Check a layer. Raises: RecipeError if it cannot be cut into so many parts."""
+    if word == ROWS:
+        check_rows(name, layer)
+        return
+    size, what = elements_of(layer, word)
+    if size < num_parts:
+        what = what if size > 1 else what.removesuffix("s")
+        raise RecipeError(
+            f"split: {name} has {size} {what}, fewer than {num_parts} parts; "
+            f"leave it out of split, or take parts={size} or fewer"
+        )
+
+
+def by_outputs(layer: nn.Module, place: Place) -> SplitLayer:
+    kind = KINDS[type(layer)]
+    inputs = getattr(layer, kind.inputs)
+    outputs = cut(getattr(layer, kind.outputs), place.group.num_parts)
+    cuts = {"weight": (0, outputs), "bias": (0, outputs)}
+    parts = [
+        _part(layer, place, cuts, number, inputs, _length(outputs, number))
+        for number in place.group.own
+    ]
+    return ByOutputs(place, Made(str(layer), parts, cuts), outputs, kind.dim)
+
+
+def by_inputs(layer: nn.Module, place: Place) -> SplitLayer:
+    kind, bias = KINDS[type(layer)], layer.bias
+    outputs = getattr(layer, kind.outputs)
+    inputs = cut(getattr(layer, kind.inputs), place.group.num_parts)
+    cuts = {"weight": (1, inputs)}
+    parts = [
+        _part(layer, place, cuts, number, _length(inputs, number), outputs, bias=False)
+        for number in place.group.own
+    ]
+    assert bias is None or isinstance(bias, nn.Parameter)
+    return ByInputs(place, Made(str(layer), parts, cuts), inputs, kind.dim, bias)
+
+
+def by_both(layer: nn.Module, place: Place) -> SplitLayer:
+    kind = KINDS[type(layer)]
+    num_groups = getattr(layer, kind.groups)
+    groups = cut(num_groups, place.group.num_parts)
+    inputs = scaled(groups, getattr(layer, kind.inputs) // num_groups)
+    outputs = scaled(groups, getattr(layer, kind.outputs) // num_groups)
+    cuts = dict.fromkeys(("weight", "bias", "running_mean", "running_var"), (0, outputs))
+    parts = []
+    for number in place.group.own:
+        sizes = [_length(each, number) for each in (inputs, outputs, groups)]
+        parts.append(_part(layer, place, cuts, number, *sizes))
+    return ByBoth(place, Made(str(layer), parts, cuts), inputs, outputs, kind.dim)
+
+
+def conv(layer: nn.Module, place: Place, ungrouped: Callable[..., SplitLayer]) -> SplitLayer:
+    return by_both(layer, place) if layer.groups != 1 else ungrouped(layer, place)
+
+
+SPLITS: dict[str, dict[type[nn.Module], Callable[[nn.Module, Place], nn.Module]]] = {
+    "neurons": {nn.Linear: by_outputs, nn.BatchNorm1d: by_both},
+    "inputs": {nn.Linear: by_inputs},
+    "filters": {nn.Conv2d: partial(conv, ungrouped=by_outputs), nn.BatchNorm2d: by_both},
+    "channels": {nn.Conv2d: partial(conv, ungrouped=by_inputs)},
+    ROWS: {nn.Conv2d: over_rows, nn.BatchNorm2d: over_rows},
+    PATHS: {},
+}
+"""The kinds of split with their layers. A batch norm follows the outputs of the layer before it."""
+
+
+def can_split(layer: nn.Module, word: str) -> bool:
+    return type(layer) in SPLITS[word] or (word == PATHS and not why_not(layer, word))
+
+
+def why_not(layer: nn.Module, word: str) -> str:
+    """Return why a module does not consist of paths; empty if it does, and for other splits."""
+    if word != PATHS:
+        return ""
+    try:
+        find_paths(layer)
+    except NoPathsError as error:
+        return str(error)
+    return ""
+
+
+def make_split(layer: nn.Module, place: Place) -> nn.Module:
+    return SPLITS[place.word].get(type(layer), by_paths)(layer, place)
+
+
+def _length(of: Cut, number: int) -> int:
+    return of[number + 1] - of[number]
+
+
+def _part(
+    layer: nn.Module,
+    place: Place,
+    cuts: Mapping[str, tuple[int, Cut]],
+    number: int,
+    inputs: int,
+    outputs: int,
+    groups: int = 1,
+    *,
+    bias: bool = True,
+) -> nn.Module:
+    with on_meta():
+        made = KINDS[type(layer)].make(
+            layer, inputs, outputs, groups, bias and layer.bias is not None
+        )
+    whole = layer.state_dict(keep_vars=True)
+    for name in made.state_dict():
+        if pieces := place.pieces.get(f"{place.name}.{name}"):
+            tensor = pieces[number - place.group.own.start]
+        else:
+            tensor = whole[name].detach()
+            if name in cuts:
+                dim, of = cuts[name]
+                tensor = tensor.narrow(dim, of[number], _length(of, number))
+            # A copy, because alignment may change bits.
+            tensor = tensor.clone(memory_format=torch.contiguous_format)
+        if name in made._parameters:
+            tensor = nn.Parameter(tensor, requires_grad=whole[name].requires_grad)
+        setattr(made, name, tensor)
+    return made.train(layer.training)

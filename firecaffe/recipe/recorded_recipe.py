@@ -1,0 +1,93 @@
+"""The recipe of an earlier run, from the recipe.toml in its folder."""
+
+import dataclasses
+from collections.abc import Container
+from pathlib import Path
+from typing import Any, TypeVar
+
+from firecaffe.errors import RecipeError, RunError
+from firecaffe.recipe.checked_recipe import CheckedRecipe, check_recipe
+from firecaffe.recipe.sections import Recipe
+from firecaffe.runs.run_folder import RECIPE as RECIPE
+from firecaffe.runs.run_folder import read_run_recipe
+from firecaffe.schema import checked, parse_toml, read_file
+from firecaffe.user_code import REFERENCES, Untrusted, is_reference
+
+GONE: dict[str, Any] = {"parallel.head_updates": 1, "parallel.exchange": "at_once"}
+"""Settings of earlier versions, each with the value that is equal to today's behaviour."""
+
+Some = TypeVar("Some", bound=Recipe)
+
+
+def recipe_of(folder: Path, *, trust_code: bool = False) -> CheckedRecipe:
+    """Read the recipe of a run's folder. `trust_code` lets its code run. Raises: RunError.
+
+    Settings newer than the run have their defaults. Those of `GONE` are left out.
+    """
+    sections = read_run_recipe(folder)
+    try:
+        recipe = check_recipe(recipe_from(sections))
+    except RecipeError as error:
+        raise RunError(f"{folder / RECIPE}: {error}") from error
+    return recipe if trust_code else untrusted(recipe, folder)
+
+
+def untrusted(recipe: Some, where: Path, named: Container[str] = ()) -> Some:
+    """Mark a recipe's code references as not trusted, except settings `named` by the user."""
+    for word in REFERENCES:
+        section, _, field = word.partition(".")
+        config = getattr(recipe, section)
+        name = getattr(config, field)
+        if is_reference(name) and word not in named:
+            config = dataclasses.replace(config, **{field: Untrusted(name, str(where))})
+            recipe = dataclasses.replace(recipe, **{section: config})
+    return recipe
+
+
+def read_sections(path: Path) -> dict[str, dict[str, Any]]:
+    """Read the words of a recipe's file, by section. Raises: RecipeError."""
+    sections = read_file(path, dict[str, Any], RecipeError, parse_toml, where=f"recipe {path}")
+    known = tuple(Recipe.__dataclass_fields__)
+    for name, value in sections.items():
+        if name not in known:
+            raise RecipeError(f"recipe {path}: no section {name!r}; there are {', '.join(known)}")
+        if not isinstance(value, dict):
+            raise RecipeError(
+                f"recipe {path}: {name} is {value!r}; it is a section, with words of its own "
+                f"([{name}], then a word on each line)"
+            )
+    return sections
+
+
+def read_recipe_file(path: Path) -> Recipe:
+    """Read a recipe's file, which has not been checked. Raises: RecipeError."""
+    sections = read_sections(path)
+    try:
+        return recipe_from(sections)
+    except RecipeError as error:
+        raise RecipeError(f"recipe {path}: {error}") from error
+
+
+def recipe_from(sections: dict[str, Any]) -> Recipe:
+    """Make an unchecked recipe of sections and defaults. Raises: RecipeError if one is unknown."""
+    default = Recipe()
+    sections_known = {field.name for field in dataclasses.fields(default)}
+    configs = {}
+    for name, words in sections.items():
+        if not isinstance(words, dict) or name not in sections_known:
+            raise RecipeError(f"{name}: a recipe has no such section")
+        config = getattr(default, name)
+        words = {
+            word: value
+            for word, value in words.items()
+            if (key := f"{name}.{word}") not in GONE or value != GONE[key]
+        }
+        known = {field.name for field in dataclasses.fields(config)}
+        for word in words.keys() - known:
+            raise RecipeError(f"{name}.{word}: a recipe has no such word")
+        try:
+            checked(words, type(config))
+        except ValueError as error:
+            raise RecipeError(f"{name}{str(error).removeprefix('$')}") from error
+        configs[name] = dataclasses.replace(config, **words)
+    return dataclasses.replace(default, **configs)

@@ -1,0 +1,186 @@
+"""The requirements of a recipe on the number of ranks, and on hosts that may leave and join."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from firecaffe.errors import RecipeError
+from firecaffe.exchange import NATIVE, find_schedule
+from firecaffe.exchange.choose import AUTO as AUTO_EXCHANGE
+from firecaffe.exchange.leaves import num_nodes
+from firecaffe.parallel.config import AUTO, ONE_WEIRD_TRICK, ParallelConfig
+from firecaffe.recipe.fits import SIZES, raise_first
+from firecaffe.recipe.parallel import Auto, Layout, layout_of
+from firecaffe.recipe.refusals import OF_RANKS, check_together, is_refused
+from firecaffe.recipe.sections import Recipe
+from firecaffe.synchrony.config import LOCAL, SynchronyConfig, learners_that_do_not_fit
+from firecaffe.value_checks import count_of
+
+
+@dataclass(frozen=True)
+class Workers:
+    world_size: int
+    per_host: int
+    layout: Layout
+
+
+@dataclass(frozen=True)
+class WorkersFit:
+    words: tuple[str, ...]
+    problem: Callable[[Recipe, Workers], str]
+
+
+def _equal_samples(recipe: Recipe, workers: Workers) -> str:
+    """With one weird trick, workers have equal numbers of micro-batches, or of encoded sums."""
+    layout, level = workers.layout, recipe.exchange.level
+    leaves, sharers = recipe.train.num_micro_batches, layout.sharers
+    if layout.shares_samples:
+        return ""
+    said = (
+        f"parallel.scheme one_weird_trick with {count_of(leaves, 'micro-batch', 'micro-batches')} "
+        f"a step on {sharers} workers"
+    )
+    if sharers > 1 and level and leaves % (sharers << level):
+        return (
+            f"{said}, of which {1 << level} are encoded together (exchange.compressor_level "
+            f"{level}): each worker must have equally many of these"
+        )
+    if leaves % sharers:
+        return f"{said}: they exchange one each at a time, so they must divide them"
+    return ""
+
+
+def _enough_micro_batches(recipe: Recipe, workers: Workers) -> str:
+    """Each worker, or row of workers, has a micro-batch, or an encoded sum."""
+    words, level, sharers = recipe.train, recipe.exchange.level, workers.layout.sharers
+    leaves = words.num_micro_batches
+    if level and sharers > num_nodes(leaves, level):
+        return _too_few_sums(sharers, num_nodes(leaves, level), "micro-batches", level)
+    if sharers > leaves:
+        return (
+            f"{sharers} ranks but only {count_of(leaves, 'micro-batch', 'micro-batches')} a step "
+            f"(train.global_batch_size {words.global_batch_size} / train.micro_batch_size "
+            f"{words.micro_batch_size}); use at most {count_of(leaves, 'rank', 'ranks')} or "
+            "smaller micro-batches"
+        )
+    return ""
+
+
+def _too_few_sums(ranks: int, nodes: int, of_what: str, level: int) -> str:
+    return (
+        f"{ranks} ranks but only {count_of(nodes, 'sum', 'sums')} of {1 << level} {of_what} to "
+        f"encode (exchange.compressor_level {level}); use at most "
+        f"{count_of(nodes, 'rank', 'ranks')} or a lower level"
+    )
+
+
+def check_takes_workers(words: SynchronyConfig) -> None:
+    """Check a run for --join. Raises: RecipeError if workers cannot join after its start."""
+    if not words.has_real_server:
+        raise RecipeError(
+            f"--join with synchrony.mode {words.mode}, synchrony.clock {words.clock}: workers come "
+            "to runs that have a server and the real clock"
+        )
+    if not words.goes_on_without_workers or words.is_lockless:
+        raise RecipeError(
+            f"--join with synchrony.server {words.server}, synchrony.lock {words.lock}: workers "
+            "come to runs whose weights are at rank 0, with server = first and lock = server"
+        )
+
+
+def _enough_learners(recipe: Recipe, workers: Workers) -> str:
+    """Under the real clock, the learners are the workers times their micro-batches in flight."""
+    words = recipe.synchrony
+    if not words.has_real_server:
+        return ""
+    count = words.num_learners(workers.world_size)
+    of = count_of(workers.world_size, "worker", "workers")
+    each = f" with synchrony.in_flight {words.in_flight}" if words.in_flight > 1 else ""
+    return learners_that_do_not_fit(words, count, f"{count}, the learners of {of}{each}")
+
+
+def _enough_replicas(recipe: Recipe, workers: Workers) -> str:
+    """Each worker, or row of workers, hosts a replica, or an encoded sum of some."""
+    words, level, sharers = recipe.synchrony, recipe.exchange.level, workers.layout.sharers
+    if words.mode != LOCAL:
+        return ""
+    if sharers > words.replicas:
+        return (
+            f"synchrony.replicas is {words.replicas} on {sharers} workers; each hosts one at "
+            f"least, so there may be 1 to {words.replicas} workers"
+        )
+    nodes = num_nodes(words.replicas, level)
+    return _too_few_sums(sharers, nodes, "replicas", level) if sharers > nodes else ""
+
+
+def _schedule(recipe: Recipe, workers: Workers) -> str:
+    """The exchange has a schedule for these workers and hosts."""
+    algorithm = recipe.exchange.algorithm
+    if algorithm in (NATIVE, AUTO_EXCHANGE):
+        return ""
+    try:
+        find_schedule(algorithm, workers.per_host)(workers.world_size, 1)
+    except ValueError as error:
+        return f"exchange.algorithm: {error}"
+    return ""
+
+
+WORKERS_FIT = (
+    WorkersFit(("parallel.scheme", "exchange.compressor_level", *SIZES), _equal_samples),
+    WorkersFit(("exchange.compressor_level", *SIZES), _enough_micro_batches),
+    WorkersFit(
+        ("synchrony.backup_workers", "synchrony.gradients_per_update", "synchrony.in_flight"),
+        _enough_learners,
+    ),
+    WorkersFit(("synchrony.replicas", "exchange.compressor_level"), _enough_replicas),
+    WorkersFit(("exchange.algorithm",), _schedule),
+)
+
+
+def check_hosts(recipe: Recipe, per_host: int, least: int, most: int, on_gpus: bool) -> Layout:
+    """Check a run for each number of hosts from `least` to `most`; return the layout of the most.
+
+    If a host leaves, the run has to continue. Raises: RecipeError.
+    """
+    layout = check_ranks(recipe, most * per_host, per_host, on_gpus)
+    for hosts in range(most - 1, least - 1, -1):
+        try:
+            check_ranks(recipe, hosts * per_host, per_host, on_gpus)
+        except RecipeError as error:
+            raise RecipeError(
+                f"--nnodes {least}:{most} may come to {hosts} host{'s' * (hosts > 1)}: {error}; "
+                f"{_instead(recipe.parallel, per_host)}give --nnodes one number"
+            ) from error
+    return layout
+
+
+def _instead(words: ParallelConfig, per_host: int) -> str:
+    if words.data:
+        return "leave parallel.data out, or "
+    if per_host % words.row_size:
+        return f"let each host have a multiple of {words.row_size} (--nproc-per-node), or "
+    return ""
+
+
+def check_ranks(recipe: Recipe, world_size: int, per_host: int, on_gpus: bool) -> Layout:
+    """Check all that depends on the number of ranks; return their layout. Raises: RecipeError."""
+    words = recipe.parallel
+    if words.scheme == AUTO:  # any layout will do
+        words = auto_of(recipe).layouts(words, world_size)[-1]
+    layout = layout_of(words, world_size)
+    hosts = -(-world_size // per_host)
+    check_together(
+        recipe, OF_RANKS, workers=world_size, hosts=hosts, gpus=on_gpus, system=sys.platform
+    )
+    workers = Workers(world_size, per_host, layout)
+    raise_first(each.problem(recipe, workers) for each in WORKERS_FIT)
+    return layout
+
+
+def auto_of(recipe: Recipe) -> Auto:
+    words, synchrony = recipe.parallel, recipe.synchrony
+    trick = replace(recipe, parallel=replace(words, scheme=ONE_WEIRD_TRICK))
+    schemes = ("none",) if is_refused(trick) else ("none", ONE_WEIRD_TRICK)
+    is_local = synchrony.mode == LOCAL
+    leaves = synchrony.replicas if is_local else recipe.train.num_micro_batches
+    return Auto(leaves, recipe.exchange.level, schemes)

@@ -1,0 +1,291 @@
+"""The parts of each rank's time in a run, and tests for ranks that are slow beyond the noise.
+
+A rank *computes* longer than others if its time before it waits (data, forward, backward) is longer
+than the median of the others' (of the same stage, if there are stages), by a signed-rank test over
+blocks of steps. A rank's *link* is slow if its round trips to other hosts take longer than those
+between all other ranks, by a rank-sum test over blocks. Both tests are one-sided, at ALPHA over all
+ranks together (Holm). They count blocks because neighboring steps are correlated. A rank measures
+round trips to few others (`cluster.links`), so those of a rank found slow are left out of the tests
+of the others.
+
+Source: Wilcoxon 1945; Mann and Whitney 1947; Holm 1979.
+"""
+
+import dataclasses
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import ceil, log2
+from pathlib import Path
+from typing import Any, TypeVar
+
+from firecaffe.errors import RunError
+from firecaffe.runs.explain_stages import StageTimes, stage_of, stages_of
+from firecaffe.runs.rank_shares import ALONE, RankShares, Row, row_of, shares_of
+from firecaffe.runs.schemas import TimingRow, TripRow
+from firecaffe.schema import read_rows
+
+PARTS = ("data_s", "compute_s", "exposed_communication_s", "update_s")
+
+ALPHA = 0.01
+
+BLOCKS = 10
+"""The number of blocks of steps. To reach ALPHA, each doubling of the ranks adds one."""
+
+FEWEST_STEPS = 5
+"""Steps of a block, so that one slow event of a few steps does not count as several."""
+
+BLOCKS_OF_PAIR = 4
+"""Blocks, and so samples, of the round trips between two ranks."""
+FEWEST_TRIPS = 3
+
+
+Step = TypeVar("Step")
+
+Rows = Mapping[int, Sequence[Mapping[str, Any]]]
+"""The rows of a file, by rank."""
+
+Pairs = list[tuple[tuple[int, int], float]]
+"""The two ranks, and the median time of a block of round trips between them."""
+
+
+@dataclass(frozen=True)
+class RankTimes:
+    """Medians over a rank's steps after the first, in seconds; means if ranks wait once a round."""
+
+    rank: int
+    steps: int
+    step_s: float
+    parts_s: dict[str, float]
+    waits_s: dict[str, float]
+    """The waits for activations and for gradients in a split network; otherwise empty."""
+
+    @property
+    def rest_s(self) -> float:
+        return self.step_s - sum(self.parts_s.values())
+
+
+@dataclass(frozen=True)
+class Slow:
+    rank: int
+    cause: str
+    """`computes`: before it waits for others; `link`: in sending or receiving."""
+    own_s: float
+    """The median of a step's time before waiting, or of a round trip."""
+    others_s: float
+    p_value: float
+    samples: int
+
+    @property
+    def factor(self) -> float:
+        return self.own_s / self.others_s if self.others_s else float("inf")
+
+
+@dataclass(frozen=True)
+class Explanation:
+    ranks: list[RankTimes]
+    slow: list[Slow]
+    """The slow ranks, the slowest first."""
+    not_tested: list[str]
+    """The reasons why tests were not possible."""
+    shares: RankShares | None = None
+    stages: list[StageTimes] = field(default_factory=list)
+
+
+def explain(folder: Path, in_rounds: bool = False) -> Explanation:
+    """Explain the timings of a run, finished or not. Raises RunError if there are none.
+
+    `in_rounds`: ranks wait for each other only at the end of rounds, and have fixed shares.
+    """
+    timings = require_timings(folder)
+    trips = _by_rank(folder, "round-trips-*.jsonl", TripRow)
+    found = explain_rows(timings, trips, in_rounds, row_of(folder))
+    return dataclasses.replace(found, shares=None) if in_rounds else found
+
+
+def explain_rows(
+    timings: Rows, trips: Rows, in_rounds: bool = False, row: Row = ALONE
+) -> Explanation:
+    """Explain timings that were read elsewhere. `row`: the ranks that hold one model."""
+    middle = statistics.fmean if in_rounds else statistics.median
+    ranks = [_times(rank, rows, middle) for rank, rows in timings.items() if rows]
+    found, not_tested = _slow_computers(timings)
+    links, why = _slow_links(trips)
+    stages = stages_of(timings)
+    # Stages of a network have other work each: only rows of them have shares.
+    shares = None if stages and row == ALONE else shares_of(timings, row)
+    slow = sorted([*found, *links], key=lambda each: each.own_s - each.others_s, reverse=True)
+    return Explanation(ranks, slow, [*not_tested, *why], shares, stages)
+
+
+def read_timings(folder: Path) -> dict[int, list[dict[str, Any]]]:
+    return _by_rank(folder, "rank-*.jsonl", TimingRow)
+
+
+def require_timings(folder: Path) -> dict[int, list[dict[str, Any]]]:
+    """Read the timings of a run. Raises: RunError if there are none."""
+    timings = read_timings(folder)
+    if not any(timings.values()):
+        raise RunError(
+            f"{folder}: holds no timings (timings/rank-*.jsonl); it is no run, or has done no step"
+        )
+    return timings
+
+
+def _by_rank(folder: Path, pattern: str, kind: Any) -> dict[int, list[dict[str, Any]]]:
+    found = {}
+    for path in (folder / "timings").glob(pattern):
+        rank = path.stem.rpartition("-")[2]
+        if rank.isdecimal():
+            found[int(rank)] = list(read_rows(path, kind))
+    return dict(sorted(found.items()))
+
+
+def _times(
+    rank: int,
+    rows: Sequence[Mapping[str, Any]],
+    middle: Callable[[Iterable[float]], float] = statistics.median,
+) -> RankTimes:
+    counted = rows[1:] or rows
+    return RankTimes(
+        rank,
+        len(rows),
+        middle(row["step_s"] for row in counted),
+        {part: middle(row[part] for row in counted) for part in PARTS},
+        {kind: middle(each) for kind, each in _waits(counted).items()},
+    )
+
+
+def _waits(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    if any(row.get("activations_s") is None for row in rows):
+        return {}
+    activations = [row["activations_s"] for row in rows]
+    exposed = [row["exposed_communication_s"] for row in rows]
+    gradients = [all_s - own_s for all_s, own_s in zip(exposed, activations, strict=True)]
+    return {"activations": activations, "gradients": gradients}
+
+
+def _slow_computers(timings: Rows) -> tuple[list[Slow], list[str]]:
+    last = max(rows[-1]["step"] for rows in timings.values() if rows)
+    own = {
+        rank: {row["step"]: row["data_s"] + row["compute_s"] for row in rows[1:]}
+        for rank, rows in timings.items()
+        # Ranks that ended earlier belong to hosts that have left.
+        if rows and rows[-1]["step"] >= last - 1
+    }
+    stage = {rank: stage_of(timings[rank]) for rank in own}
+    if len(set(stage.values())) == len(own) > 1:
+        return [], ["each stage has one rank: there is no other with the same work"]
+    steps = sorted(set.intersection(*(set(by_step) for by_step in own.values())))
+    blocks, notes = in_blocks(steps, len(own))
+    if notes:
+        return [], notes
+    medians = {
+        rank: [statistics.median(by_step[step] for step in block) for block in blocks]
+        for rank, by_step in own.items()
+    }
+    return slow_by_blocks(medians, stage), []
+
+
+def in_blocks(steps: Sequence[Step], ranks: int) -> tuple[list[Sequence[Step]], list[str]]:
+    """Return blocks of a run's steps by which ranks are compared, or the reasons why not."""
+    if ranks < 2:
+        return [], ["one rank: there is no other to compare it with"]
+    count = num_blocks(ranks)
+    if len(steps) < count * FEWEST_STEPS:
+        return [], [
+            f"{len(steps)} steps are too few to tell a slow rank from noise; "
+            f"it takes {count * FEWEST_STEPS}"
+        ]
+    bounds = [len(steps) * i // count for i in range(count + 1)]
+    return [steps[start:stop] for start, stop in pairwise(bounds)], []
+
+
+def num_blocks(ranks: int) -> int:
+    return BLOCKS + ceil(log2(ranks))
+
+
+def slow_by_blocks(
+    seconds: Mapping[int, Sequence[float]], work: Mapping[int, object] | None = None
+) -> list[Slow]:
+    """Return the ranks slower in their blocks of steps than others of the same `work`."""
+    from scipy.stats import wilcoxon  # takes a second: ranks, which import this file, do not test
+
+    p_values, values = {}, {}
+    work = work or dict.fromkeys(seconds)
+    for rank, of_rank in seconds.items():
+        alike = [seconds[other] for other in seconds if other != rank and work[other] == work[rank]]
+        if not alike:
+            continue
+        others = [statistics.median(each[i] for each in alike) for i in range(len(of_rank))]
+        gaps = [a - b for a, b in zip(of_rank, others, strict=True)]
+        p_values[rank] = float(wilcoxon(gaps, alternative="greater").pvalue) if any(gaps) else 1.0
+        values[rank] = statistics.median(of_rank), statistics.median(others)
+    return [
+        Slow(rank, "computes", *values[rank], p_value, len(seconds[rank]))
+        for rank, p_value in holm(p_values).items()
+        if p_value < ALPHA
+    ]
+
+
+def _slow_links(trips: Mapping[int, Sequence[Mapping[str, Any]]]) -> tuple[list[Slow], list[str]]:
+    pairs = _between_hosts(trips)
+    ranks = sorted({rank for ends, _ in pairs for rank in ends})
+    if not ranks:
+        return [], []
+    if len({tuple(sorted(ends)) for ends, _ in pairs}) < 2:
+        return [], ["two ranks have one link: there is no other to compare it with"]
+    slow: list[Slow] = []
+    tested = False
+    while ranks:
+        found = [each for each in (_slow_link(rank, pairs) for rank in ranks) if each is not None]
+        tested = tested or bool(found)
+        corrected = holm({each.rank: each.p_value for each in found})
+        worst = min(found, key=lambda each: (each.p_value, each.rank), default=None)
+        if worst is None or corrected[worst.rank] >= ALPHA:
+            break
+        slow.append(dataclasses.replace(worst, p_value=corrected[worst.rank]))
+        # A slow way to this rank does not speak against the ranks at the other ends.
+        pairs = [each for each in pairs if worst.rank not in each[0]]
+        ranks.remove(worst.rank)
+    if not tested:
+        return [], ["too few round trips between hosts to tell a slow link from noise"]
+    return slow, []
+
+
+def _slow_link(rank: int, pairs: Pairs) -> Slow | None:
+    own = [taken_s for ends, taken_s in pairs if rank in ends]
+    others = [taken_s for ends, taken_s in pairs if rank not in ends]
+    if min(len(own), len(others)) < BLOCKS_OF_PAIR:
+        return None
+    from scipy.stats import mannwhitneyu  # as above
+
+    p_value = float(mannwhitneyu(own, others, alternative="greater").pvalue)
+    medians = statistics.median(own), statistics.median(others)
+    return Slow(rank, "link", *medians, p_value, len(own))
+
+
+def _between_hosts(trips: Rows) -> Pairs:
+    blocks = []
+    for rank, rows in trips.items():
+        by_peer: dict[int, list[float]] = defaultdict(list)
+        for row in rows:
+            if row["step"] > 1 and not row["in_host"]:
+                by_peer[row["peer"]].append(row["round_trip_s"])
+        for peer, taken in by_peer.items():
+            if len(taken) >= BLOCKS_OF_PAIR * FEWEST_TRIPS:
+                bounds = [len(taken) * i // BLOCKS_OF_PAIR for i in range(BLOCKS_OF_PAIR + 1)]
+                for start, stop in pairwise(bounds):
+                    blocks.append(((rank, peer), statistics.median(taken[start:stop])))
+    return blocks
+
+
+def holm(p_values: Mapping[int, float]) -> dict[int, float]:
+    corrected: dict[int, float] = {}
+    largest = 0.0
+    for place, (name, p_value) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
+        largest = max(largest, min(1.0, (len(p_values) - place) * p_value))
+        corrected[name] = largest
+    return corrected

@@ -1,0 +1,169 @@
+"""The folder of a run. One run writes into it, and continues in it if a launcher restarts it.
+
+    recipe.toml        the recipe with every default filled in
+    environment.json   hardware, versions, commit, digest of the source
+    metrics.jsonl      a line for each step and each evaluation
+    timings/rank-R.jsonl   the parts of each step's time on each rank
+    timings/round-trips-R.jsonl   of the beats by which ranks watch each other
+    tensorboard/       the same curves as TensorBoard events
+    checkpoints/       see train.checkpoint
+    events.jsonl       of a mode with a server: see synchrony.log
+    weights.jsonl      the digest of the weights at each evaluation and checkpoint
+    digests.jsonl      digests of all tensors after each step, if run.digests
+    forecast.json      the planner's forecast of this run, if there is one
+    fault.json         the faults of ranks, if any; see runs.fault
+    result.json        written last: a run without it did not finish
+
+A host that does not see rank 0's folder has its own, with its environment, the timings of its ranks
+and the faults that it learns of; see training.run_places.
+"""
+
+import json
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from firecaffe.errors import RunError
+from firecaffe.files import written_aside
+from firecaffe.runs.schemas import SCHEMAS, RecipeWords, StepRow
+from firecaffe.schema import parse_toml, read_file, read_rows
+
+RECIPE, FORECAST = "recipe.toml", "forecast.json"
+ENVIRONMENT = "environment.json"
+METRICS, WEIGHTS, DIGESTS = "metrics.jsonl", "weights.jsonl", "digests.jsonl"
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """The folder of the run, and its records.
+
+    Args:
+        folder: Folder of this run, which must not exist. Empty: a new one below `runs`.
+        tensorboard: Write TensorBoard events.
+        loggers: Services to which the numbers are sent as well: wandb, mlflow.
+        digests: Write digests of all tensors after each step (`firecaffe verify` does).
+        cluster: The cluster for which the run is forecast: a file written by `firecaffe check`, or
+            a name that `firecaffe plan` knows. Empty: a shipped one with this device; for several
+            hosts without GPUs there is none.
+        tuned: The search for the learning rate, as `firecaffe tune` writes it into its recipe; it
+            has no effect if the recipe was changed afterwards. Empty: none.
+    """
+
+    folder: str = ""
+    tensorboard: bool = True
+    loggers: list[str] = field(default_factory=list)
+    digests: bool = False
+    cluster: str = ""
+    tuned: str = ""
+
+
+def create_run_folder(config: RunConfig, name: str, is_own: bool = False) -> Path:
+    """Create a new run's folder. `is_own`: this run may have begun to. Raises RunError."""
+    if os.fsencode(config.folder) != config.folder.encode(errors="replace"):
+        raise RunError(
+            f"run.folder {config.folder} is no UTF-8, and safetensors opens no such files; choose "
+            "another"
+        )
+    try:
+        if config.folder:
+            folder = Path(config.folder)
+            folder.mkdir(parents=True, exist_ok=is_own)
+        else:
+            folder = _first_free(Path("runs"), f"{time.strftime('%Y%m%d-%H%M%S')}-{name}")
+        (folder / "timings").mkdir(exist_ok=is_own)
+        (folder / "checkpoints").mkdir(exist_ok=is_own)
+    except FileExistsError:
+        raise RunError(
+            f"run.folder {config.folder} exists already; two runs never write into one folder"
+        ) from None
+    except OSError as error:
+        raise RunError(f"run.folder {config.folder or 'runs'}: {error.strerror}") from error
+    return folder
+
+
+def _first_free(parent: Path, name: str) -> Path:
+    parent.mkdir(parents=True, exist_ok=True)
+    for number in range(1, 1000):
+        folder = parent / (name if number == 1 else f"{name}-{number}")
+        try:
+            folder.mkdir()
+            return folder
+        except FileExistsError:
+            continue
+    raise FileExistsError(parent / name)
+
+
+def continue_run_folder(folder: Path, step: int) -> None:
+    """Cut the records after a step, because later steps are computed again. Raises RunError."""
+    records = [folder / name for name in (METRICS, WEIGHTS, DIGESTS)]
+    try:
+        for path in [*records, *(folder / "timings").glob("*.jsonl")]:
+            if path.is_file():
+                with written_aside(path) as aside, open(aside, "w", encoding="utf-8") as file:
+                    for row in read_rows(path, StepRow):
+                        if row["step"] <= step:
+                            file.write(json.dumps(row) + "\n")
+    except OSError as error:
+        raise RunError(f"{folder}: its records cannot be gone on with ({error})") from error
+
+
+def read_run_file(folder: Path, name: str, kind: Any = None) -> dict[str, Any]:
+    """Read a JSON file of a run by `kind`, or `SCHEMAS`. Raises RunError if missing or damaged."""
+    _check_is_there(folder)
+    absent = f"no {name}; the run did not finish, or this is no run"
+    kind = kind or SCHEMAS.get(name, dict[str, Any])
+    found: dict[str, Any] = read_file(folder / name, kind, RunError, absent=absent)
+    return found
+
+
+def read_run_recipe(folder: Path, absent: str = "this is no run folder") -> dict[str, Any]:
+    """Read a recipe's sections. Raises RunError, with the meaning of a missing file (`absent`)."""
+    _check_is_there(folder)
+    kind: Any = RecipeWords
+    found: dict[str, Any] = read_file(
+        folder / RECIPE, kind, RunError, parse_toml, absent=f"no {RECIPE}; {absent}"
+    )
+    return found
+
+
+def _check_is_there(folder: Path) -> None:
+    if not folder.is_dir():
+        raise RunError(f"{folder}: there is no such run folder")
+
+
+MARK = "run"
+"""The key of environment.json whose value identifies a run."""
+
+APART = "apart"
+"""The key of rank 0's environment.json: host and folder of timings elsewhere, by rank."""
+
+
+def mark_of(folder: Path) -> str:
+    """Return the mark of a folder's run; empty if there is none, or it is not visible here."""
+    try:
+        return str(read_run_file(folder, ENVIRONMENT).get(MARK, ""))
+    except RunError:
+        return ""
+
+
+def apart_mark(mark: str) -> str:
+    """Return the mark of a folder on a host that does not see rank 0's folder."""
+    return f"{mark} apart"
+
+
+def elsewhere(folder: Path, here: Iterable[int]) -> list[str]:
+    """Describe where timings of ranks other than `here` are. Raises RunError."""
+    if not (folder / ENVIRONMENT).is_file():
+        return []
+    known, places = set(here), dict[tuple[str, str], list[str]]()
+    for rank, (host, place) in read_run_file(folder, ENVIRONMENT).get(APART, {}).items():
+        if int(rank) not in known:
+            places.setdefault((host, place), []).append(rank)
+    return [
+        f"timings of rank {', '.join(ranks)} are on {host} in {place}/timings; copied to "
+        f"{folder}/timings they are counted, too"
+        for (host, place), ranks in places.items()
+    ]

@@ -1,0 +1,241 @@
+"""The compression of a trained network: rounds of a scheme, or a search for a target, to one file.
+
+It leaves in the folder next to the file, OUT-rounds:
+
+    compress.json        the request; the same one continues here, another is refused
+    0-low_rank.safetensors    with low_rank: the weights in lower rank
+    1-prune/, 2-share/   the rounds' run folders, with 1-prune.toml and 1-prune.log next to them
+    net.fcz, net.json    the result
+    sensitivity.json     with a target: the sensitivity of each layer
+    40x/                 with a target: the rounds and the file of a size that was tried
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, TypedDict
+
+from torch import nn
+
+from firecaffe.cluster.world import World
+from firecaffe.compression.transfer import BYTES_PER_WEIGHT
+from firecaffe.data import Data, check_data
+from firecaffe.errors import OwnCodeError, RecipeError, RunError
+from firecaffe.files import write_json, written_aside
+from firecaffe.models.weights import file_digest
+from firecaffe.recipe.checked_recipe import check_recipe
+from firecaffe.recipe.identity import to_toml
+from firecaffe.recipe.run import total_steps
+from firecaffe.recipe.sections import Recipe
+from firecaffe.runs.measure import Measure
+from firecaffe.schema import Count, Real, read_file
+from firecaffe.shrink.attempt import Judge, Made, Maker, Worth, judging
+from firecaffe.shrink.layer_sizes import LayerSensitivity, choose, layers_of, measure_layers
+from firecaffe.shrink.pruning_rounds import Attempt, best_of, next_aim, rounds_of
+from firecaffe.shrink.scheme import Scheme
+from firecaffe.shrink.start_network import (
+    Target,
+    ranks_of,
+    trained_network,
+    with_ranks,
+    write_start,
+)
+from firecaffe.training.checks import preflight
+from firecaffe.training.first_weights import find_weights
+from firecaffe.training.trial import LOCK, working_in
+
+HEADER_BYTES = 200
+"""The approximate size of a file besides its tensors."""
+
+
+@dataclass(frozen=True)
+class CompressRequest:
+    recipe: Recipe
+    """The trained network's recipe; `model.weights` says where its weights are."""
+    scheme: Scheme
+    target: Target | None
+    out: Path
+    workers: int
+
+    @property
+    def folder(self) -> Path:
+        return self.out.with_name(f"{self.out.stem}-rounds")
+
+
+@dataclass(frozen=True)
+class Compressed:
+    asked: CompressRequest
+    weights: int
+    """Parameters of the network; a ratio counts 4 bytes for each."""
+    float_worth: Worth
+    """The worth of the network before compression."""
+    made: Made
+    tried: Sequence[Made]
+    layers: Sequence[LayerSensitivity]
+    reached: bool
+    """Whether the target is reached; true without a target."""
+    measure: Measure
+
+
+def plan_compression(asked: CompressRequest) -> Data:
+    """Check everything before training. Raises RecipeError, and the errors of `preflight`."""
+    data = check_data(asked.recipe.data)
+    if asked.target is not None and data.validation is None:
+        raise RecipeError(
+            f"--target {asked.target.word} chooses by held-out training samples, and the run has "
+            "none; compress a run that was trained with data.hold_out, as 0.1"
+        )
+    network = trained_network(asked.recipe, data)
+    if asked.target is not None:
+        _check_target(
+            asked.target, asked.scheme, sum(each.numel() for each in network.parameters())
+        )
+    with _said_of(asked.scheme, ""):
+        recipe = with_ranks(asked.recipe, ranks_of(asked.scheme, network), "")
+    for trial in rounds_of(recipe, asked.scheme, total_steps(recipe, data), Path()):
+        # The weights were checked above, and those of later rounds do not exist yet.
+        model = replace(trial.recipe.model, weights="")
+        with _said_of(asked.scheme, f", round {trial.name}"):
+            preflight(check_recipe(replace(trial.recipe, model=model)), asked.workers)
+    return data
+
+
+def _check_target(target: Target, scheme: Scheme, weights: int) -> None:
+    whole = weights * BYTES_PER_WEIGHT
+    if target.is_of_size and target.most_bytes(weights) >= whole:
+        raise RecipeError(
+            f"--target {target.word}: the network's weights are {whole:,} bytes as float32 already"
+        )
+    words = (("prune", "keep"), ("prune", "threshold"), ("share", "bits"))
+    if not any(each.has(*word) for each in scheme.rounds for word in words):
+        raise RecipeError(
+            f"--target {target.word} chooses what layers keep and their bits, and scheme "
+            f"{scheme.name} neither prunes nor shares; leave --target out"
+        )
+
+
+@contextmanager
+def _said_of(scheme: Scheme, place: str) -> Iterator[None]:
+    try:
+        yield
+    except OwnCodeError:
+        raise
+    except RecipeError as error:
+        raise RecipeError(f"scheme {scheme.name}{place}: {error}") from error
+
+
+def compress(
+    asked: CompressRequest,
+    world: World,
+    say: Callable[[str], None],
+    say_layers: Callable[[Sequence[LayerSensitivity], Measure], None],
+) -> Compressed:
+    """Train the rounds, write the file and evaluate it; continue with what its folder holds.
+
+    `world` has only this process. `say` reports the end of each round, and `say_layers` the
+    sensitivities. Raises RunError if the folder holds another compression, and what `run_trials`
+    raises.
+    """
+    data = plan_compression(asked)
+    with working_in(asked.folder) as lock, judging(asked.recipe, world) as judge:
+        _claim(asked)
+        network = trained_network(asked.recipe, data)
+        before = judge.worth(network)
+        weights = sum(each.numel() for each in network.parameters())
+        recipe, network = _start(asked, network, data)
+        steps = total_steps(recipe, data)
+        maker = Maker(recipe, asked.scheme, steps, weights, before, judge, asked.workers, lock, say)
+        tried: list[Made] = []
+        layers: list[LayerSensitivity] = []
+        if asked.target is None:
+            made, reached = maker.make(asked.folder), True
+        else:
+            layers = _sensitivities(asked, network, judge)
+            say_layers(layers, judge.measure)
+            rest = _rest_bytes(network, layers, asked.scheme)
+            attempts: list[Attempt] = []
+            while (aim := next_aim(asked.target, attempts, weights)) is not None:
+                folder = asked.folder / f"{weights * BYTES_PER_WEIGHT / aim:.4g}x"
+                tried.append(maker.make(folder, choose(layers, aim, rest)))
+                lost = tried[-1].lost.held_out
+                assert lost is not None  # checked by plan_compression
+                attempts.append(Attempt(aim, tried[-1].report.num_bytes, lost))
+            place, reached = best_of(asked.target, attempts, weights)
+            made = tried[place]
+        if reached:
+            _put(made.path, asked.out)
+        return Compressed(asked, weights, before, made, tried, layers, reached, judge.measure)
+
+
+def _start(asked: CompressRequest, network: nn.Module, data: Data) -> tuple[Recipe, nn.Module]:
+    ranks = ranks_of(asked.scheme, network)
+    if not ranks:
+        return asked.recipe, network
+    recipe = with_ranks(asked.recipe, ranks, write_start(network, ranks, asked.folder))
+    return recipe, trained_network(recipe, data)
+
+
+class SensitivityRow(TypedDict):
+    name: str
+    weights: Count
+    keeps: dict[str, Real]
+    bits: dict[str, Real]
+
+
+class Sensitivities(TypedDict):
+    layers: list[SensitivityRow]
+
+
+def _sensitivities(
+    asked: CompressRequest, network: nn.Module, judge: Judge
+) -> list[LayerSensitivity]:
+    """Read the folder's sensitivities, or measure them: the same weights are tried once."""
+    path = asked.folder / "sensitivity.json"
+    if path.exists():
+        kept: Any = read_file(path, Sensitivities, RunError)
+        try:
+            return [LayerSensitivity.of_row(row) for row in kept["layers"]]
+        except ValueError as error:
+            raise RunError(f"{path}: {error}") from error
+    prunes = asked.scheme.means_biases("prune", "keep")
+    shares = asked.scheme.means_biases("share", "bits")
+    found = measure_layers(layers_of(network, prunes, shares), lambda: judge.tried(network))
+    write_json(path, {"layers": [asdict(each) for each in found]})
+    return found
+
+
+def _rest_bytes(network: nn.Module, layers: Sequence[LayerSensitivity], scheme: Scheme) -> float:
+    every: int = sum(each.numel() for each in network.state_dict().values())
+    return HEADER_BYTES + (every - sum(each.weights for each in layers)) * scheme.biases / 8
+
+
+def _claim(asked: CompressRequest) -> None:
+    """Raise RunError if the folder holds another compression, or other files."""
+    path = asked.folder / "compress.json"
+    weights = find_weights(asked.recipe.model.weights)[0]
+    run = replace(asked.recipe.run, folder="")
+    wanted: dict[str, Any] = {
+        "recipe": to_toml(replace(asked.recipe, run=run)),
+        "weights": f"sha256 {file_digest(weights)}",
+        "scheme": json.loads(json.dumps(asdict(asked.scheme))),
+    }
+    if not path.exists():
+        if any(each.name != LOCK for each in asked.folder.iterdir()):
+            raise RunError(f"{asked.folder}: holds other files; give --out another name")
+        write_json(path, wanted)
+        return
+    found = read_file(path, dict[str, Any], RunError)
+    unlike = [name for name in wanted if found.get(name) != wanted[name]]
+    if unlike:
+        raise RunError(
+            f"{asked.folder}: holds the rounds of another compression (another "
+            f"{', '.join(unlike)}); give --out another name"
+        )
+
+
+def _put(file: Path, out: Path) -> None:
+    with written_aside(out) as aside:
+        shutil.copyfile(file, aside)

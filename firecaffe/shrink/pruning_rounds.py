@@ -1,0 +1,225 @@
+"""The trainings of a scheme, and the choice of the next size to try.
+
+Each training is an ordinary run from the weights of the one before. The next size is a function of
+finished attempts only, so a restarted search asks for the same sizes and finds their trainings.
+Attempts are judged only on held-out training samples.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+from firecaffe.compression.config import PruneConfig, ShareConfig
+from firecaffe.compression.selected_layers import BIAS
+from firecaffe.compression.transfer import BYTES_PER_WEIGHT
+from firecaffe.errors import RecipeError
+from firecaffe.recipe.sections import Recipe
+from firecaffe.runs.measure import TOP1, Measure
+from firecaffe.shrink.layer_sizes import Choice, LayerChoice
+from firecaffe.shrink.scheme import Round, Scheme, Words
+from firecaffe.shrink.start_network import Target
+from firecaffe.solvers.config import SolverConfig
+from firecaffe.training.trial import Trial
+
+# A run's own policy changes the rate at steps of a training of another length.
+POLICY = "cosine"
+"""The default policy of a round's rate."""
+
+
+def rounds_of(
+    recipe: Recipe,
+    scheme: Scheme,
+    steps: int,
+    folder: Path,
+    choice: Choice | None = None,
+    measure: Measure = TOP1,
+) -> list[Trial]:
+    """Return the trainings in order, for runs in a folder. Raises RecipeError.
+
+    `recipe` is the run's, with the trained weights in `model.weights`; `steps` is the run's length.
+    `choice` replaces the scheme's `prune.keep` and `share.bits`.
+    """
+    trials: list[Trial] = []
+    weights = recipe.model.weights
+    own = (("prune", recipe.prune), ("share", recipe.share))
+    sections: dict[str, Words] = {name: asdict(words) for name, words in own if words.is_on}
+    for number, (each, chosen) in enumerate(_chosen(scheme.rounds, choice), start=1):
+        sections = _kept_on(sections) | chosen
+        trained = _round_recipe(recipe, each, sections, steps, weights)
+        trials.append(Trial(f"{number}-{each.name}", trained, folder, measure))
+        weights = str(trials[-1].folder)
+    return trials
+
+
+def _chosen(rounds: Sequence[Round], choice: Choice | None) -> list[tuple[Round, dict[str, Words]]]:
+    # Each of several rounds that prune keeps the same part of what the one before has kept.
+    prunes = [
+        each for each in rounds if each.has("prune", "keep") or each.has("prune", "threshold")
+    ]
+    found = []
+    for each in rounds:
+        words = dict(each.sections)
+        if choice is not None and each in prunes:
+            part = (prunes.index(each) + 1) / len(prunes)
+            keep = {layer: one.keep**part for layer, one in _meant(choice, each, "prune", "keep")}
+            chosen = {"keep": keep, "scope": "layer"}
+            words["prune"] = _without(words["prune"], "threshold") | chosen
+        if choice is not None and each.has("share", "bits"):
+            bits = {layer: one.bits for layer, one in _meant(choice, each, "share", "bits")}
+            words["share"] = {**words["share"], "bits": bits}
+        found.append((each, words))
+    return found
+
+
+def _kept_on(sections: Mapping[str, Words]) -> dict[str, Words]:
+    # By default a later round keeps zeros at zero and values shared.
+    kept: dict[str, Words] = {}
+    prune = sections.get("prune", {})
+    patterns = [*prune.get("keep", {}), *prune.get("threshold", {})]
+    if patterns:
+        kept["prune"] = {"keep": dict.fromkeys(patterns, 1.0)}
+    if "share" in sections:
+        kept["share"] = sections["share"]
+    return kept
+
+
+def _round_recipe(
+    recipe: Recipe,
+    each: Round,
+    sections: Mapping[str, Words],
+    steps: int,
+    weights: str,
+) -> Recipe:
+    train = replace(recipe.train, steps=max(1, round(each.length * steps)), epochs=0, stop_after=0)
+    words = dict(sections.get("train", {}))
+    if "epochs" in words:
+        words = {"steps": 0, **words}
+    train = replace(train, **words)
+    rate = recipe.solver.base_lr * each.rate
+    solver = _with_policy(recipe.solver, sections.get("solver", {}), rate)
+    prune = dict(sections.get("prune", {}))
+    if each.prune_over:
+        if not train.steps:
+            raise RecipeError(
+                f"round {each.name!r}: prune_over is a share of its steps, which "
+                "train.epochs leaves open; say length, or train.steps"
+            )
+        prune["steps"] = max(1, round(each.prune_over * train.steps))
+    checkpoint = replace(recipe.checkpoint, every=0, every_s=0.0, keep_last=1, best=False)
+    return replace(
+        recipe,
+        model=replace(recipe.model, weights=weights),
+        train=train,
+        solver=solver,
+        prune=replace(PruneConfig(), **prune),
+        share=replace(ShareConfig(), **sections.get("share", {})),
+        checkpoint=checkpoint,
+        run=replace(recipe.run, folder="", tuned=""),
+    )
+
+
+def _with_policy(run: SolverConfig, words: Mapping[str, Any], rate: float) -> SolverConfig:
+    default = SolverConfig()
+    fresh = {
+        word: getattr(default, word)
+        for word in ("gamma", "power", "stepsize", "stepvalue", "warmup_steps", "base_momentum")
+    }
+    fresh |= {"base_lr": rate, "lr_policy": POLICY, **words}
+    return replace(run, **fresh)
+
+
+def _meant(choice: Choice, each: Round, section: str, word: str) -> list[tuple[str, LayerChoice]]:
+    """Return the choice, without biases if the round's own patterns name none."""
+    own = each.sections[section].get(word, {})
+    has_biases = any(pattern.endswith(BIAS) for pattern in own)
+    return [(name, one) for name, one in choice.items() if has_biases or not name.endswith(BIAS)]
+
+
+def _without(words: Mapping[str, Any], word: str) -> dict[str, Any]:
+    return {name: value for name, value in words.items() if name != word}
+
+
+MOST_ATTEMPTS_OF_SIZE = 3
+MOST_ATTEMPTS_OF_LOSS = 6
+
+CLOSE = 0.95
+"""A file is large enough at this share of the allowed size."""
+
+MARGIN = 0.99
+"""The next aim after a missed size, as a share, so that it is not missed by a byte."""
+
+FIRST_RATIO, STEP = 20.0, 2.0
+"""The first ratio tried for a loss, and its growth while the loss is allowed."""
+
+FINE = 1.12
+"""Ratios nearer to each other than this factor are not refined."""
+
+ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class Attempt:
+    aim_bytes: float
+    """The size for which its layers were chosen."""
+    bytes: int
+    lost: float
+    """The loss on held-out samples in the target's unit, points of a share; gains are below 0."""
+
+
+def next_aim(target: Target, attempts: Sequence[Attempt], weights: int) -> float | None:
+    """Return the next size in bytes to aim at; None if there is nothing more to try."""
+    by_kind = _aim_of_size if target.is_of_size else _aim_of_loss
+    return by_kind(target, attempts, weights)
+
+
+def _aim_of_size(target: Target, attempts: Sequence[Attempt], weights: int) -> float | None:
+    wanted = target.most_bytes(weights)
+    if not attempts:
+        return wanted
+    last = attempts[-1]
+    is_met = CLOSE * wanted <= last.bytes <= wanted
+    if is_met or len(attempts) == MOST_ATTEMPTS_OF_SIZE:
+        return None
+    return last.aim_bytes * wanted / last.bytes * MARGIN
+
+
+def _aim_of_loss(target: Target, attempts: Sequence[Attempt], weights: int) -> float | None:
+    whole = float(weights * BYTES_PER_WEIGHT)
+    if not attempts:
+        return whole / FIRST_RATIO
+    if len(attempts) == MOST_ATTEMPTS_OF_LOSS:
+        return None
+    lost = [each.aim_bytes for each in attempts if not is_kept(target, each, weights)]
+    largest_lost = max(lost, default=0.0)
+    kept = [each.aim_bytes for each in attempts if is_kept(target, each, weights)]
+    if not lost:
+        return min(kept) / STEP
+    if not kept:
+        return None if largest_lost * STEP >= whole else largest_lost * STEP
+    if min(kept) / largest_lost < FINE:
+        return None
+    return sqrt(min(kept) * largest_lost)
+
+
+def is_kept(target: Target, attempt: Attempt, weights: int) -> bool:
+    if target.is_of_size:
+        return attempt.bytes <= target.most_bytes(weights)
+    return attempt.lost <= target.value + ROUNDING
+
+
+def best_of(target: Target, attempts: Sequence[Attempt], weights: int) -> tuple[int, bool]:
+    """Return the index of the best attempt, and whether it reaches the target (else the nearest).
+
+    For a size the best has the least loss, for a loss the least size.
+    """
+    places = range(len(attempts))
+    reaching = [place for place in places if is_kept(target, attempts[place], weights)]
+    if target.is_of_size:
+        if reaching:
+            return min(reaching, key=lambda place: attempts[place].lost), True
+        return min(places, key=lambda place: attempts[place].bytes), False
+    if reaching:
+        return min(reaching, key=lambda place: attempts[place].bytes), True
+    return min(places, key=lambda place: attempts[place].lost), False

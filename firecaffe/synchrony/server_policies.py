@@ -1,0 +1,315 @@
+"""The policies of the modes with a server: who computes which leaf, at which version.
+
+A policy knows events, but no time, thread or tensor. So it serves both clocks:
+
+    begin        a learner asks for work: a leaf at the present version, or it has to wait
+    contribute   a gradient arrived: it counts, or it is dropped
+    commit       whether an update is due, and of which gradients
+    lose, join   a learner is lost, and others get its leaf; a learner joins
+
+A *version* is the number of updates that a copy of the weights has received. A gradient's
+*staleness* is the version that it is applied to minus the version that it was computed at.
+
+`Asynchronous` applies each gradient as it arrives (Downpour: Dean et al. 2012), or the mean of each
+c. With c = ⌊N / n⌋ of N learners, it is n-softsync: mean staleness about n (Zhang et al. 2016).
+
+`Backup` (Chen et al. 2016) makes a step's update when all but b of its leaves have arrived, and
+drops later gradients by their old version. So all gradients of an update have its version. `Backup`
+forgets late leaves; `BackupAgain` hands them out first, so each leaf counts and there are more
+updates, each of a step's leaves but b, except the last. If the arrived leaves and those under way
+suffice, a further one would keep its learner from the next step. It goes only to a learner without
+a leaf of this step, or a whole turn (as many leaves as learners) ahead of another. (A learner
+behind by less is about to be done.)
+
+`Stale` (Ho et al. 2013) lets nobody get more than s steps ahead: a leaf of step c waits until all
+leaves of steps before c - s are applied, so its weights have all updates of steps up to c - s - 1.
+The source gives each worker leaves and a clock of its own, so one at half speed slows all others.
+Here leaves come from one queue, and a slow learner takes fewer. With s = 0, a step begins once the
+one before is applied.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from firecaffe.synchrony.config import ASYNCHRONOUS, BACKUP, STALE, SynchronyConfig
+from firecaffe.synchrony.leaf_queue import Leaf, LeafQueue, Leaves
+
+
+@dataclass(frozen=True)
+class Work:
+    learner: int
+    leaf: Leaf
+    version: int
+
+
+@dataclass(frozen=True)
+class Update:
+    """An update by the mean of gradients: a tree sum in leaf order, with zeros for dropped ones."""
+
+    version: int
+    works: tuple[Work, ...]
+    dropped: tuple[Leaf, ...] = ()
+    """Leaves that are no longer waited for. Their samples are lost."""
+    again: tuple[Leaf, ...] = ()
+    """Leaves that are no longer waited for, but are handed out again."""
+
+    def staleness(self, work: Work) -> int:
+        return self.version - 1 - work.version
+
+
+class Policy(Protocol):
+    """The protocol of a policy. All its state is JSON."""
+
+    @property
+    def version(self) -> int: ...
+
+    @property
+    def learners(self) -> set[int]: ...
+
+    def begin(self, learner: int) -> Work | None:
+        """Return the next work of a learner that has none, or None if it has to wait."""
+
+    def contribute(self, work: Work) -> bool:
+        """Receive a gradient; return False if it is dropped, as those of lost learners are."""
+
+    def commit(self) -> Update | None:
+        """Return the update that is due, which makes a new version, or None."""
+
+    def lose(self, learner: int) -> None: ...
+
+    def join(self, learner: int) -> None: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class Desk:
+    """The base of policies. A subclass decides who has to wait and which gradients count."""
+
+    def __init__(self, queue: LeafQueue, learners: int, version: int) -> None:
+        self.queue, self.version = queue, version
+        self.learners = set(range(learners))
+        self.in_flight: dict[int, Work] = {}
+
+    def hand_out(self, learner: int) -> Work:
+        """Give a learner the next leaf. Raises: ValueError if it has one or is not there."""
+        if learner in self.in_flight or learner not in self.learners:
+            raise ValueError(f"learner {learner} asks for work, and has some or is not there")
+        work = Work(learner, self.queue.take(), self.version)
+        self.in_flight[learner] = work
+        return work
+
+    def take_back(self, work: Work) -> bool:
+        if self.in_flight.get(work.learner) != work:
+            return False
+        del self.in_flight[work.learner]
+        return True
+
+    def take_off(self, learner: int) -> Work | None:
+        self.learners.discard(learner)
+        return self.in_flight.pop(learner, None)
+
+    def join(self, learner: int) -> None:
+        self.learners.add(learner)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "version": self.version,
+            "queue": self.queue.state_dict(),
+            "learners": sorted(self.learners),
+            "in_flight": [row_of(work) for work in self.in_flight.values()],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.version = state["version"]
+        self.queue.load_state_dict(state["queue"])
+        self.learners = set(state["learners"])
+        works = [work_of(row) for row in state["in_flight"]]
+        self.in_flight = {work.learner: work for work in works}
+
+
+def row_of(work: Work) -> list[int]:
+    return [work.learner, *work.leaf, work.version]
+
+
+def work_of(row: Sequence[int]) -> Work:
+    learner, step, place, version = row
+    return Work(learner, Leaf(step, place), version)
+
+
+class Asynchronous(Desk):
+    """A policy in which no learner waits, except for the last leaves; see `policy.Policy`."""
+
+    def __init__(
+        self, queue: LeafQueue, learners: int, version: int = 0, gradients_per_update: int = 1
+    ) -> None:
+        super().__init__(queue, learners, version)
+        self._per_update = gradients_per_update
+        self._pending: list[Work] = []
+
+    def begin(self, learner: int) -> Work | None:
+        return None if self.queue.first is None else self.hand_out(learner)
+
+    def contribute(self, work: Work) -> bool:
+        if not self.take_back(work):
+            return False
+        self._pending.append(work)
+        return True
+
+    def commit(self) -> Update | None:
+        is_end = self.queue.first is None and not self.in_flight
+        if len(self._pending) < (1 if is_end else self._per_update):
+            return None
+        works = tuple(sorted(self._pending, key=lambda work: work.leaf))
+        self._pending = []
+        self.version += 1
+        return Update(self.version, works)
+
+    def lose(self, learner: int) -> None:
+        work = self.take_off(learner)
+        if work is not None:
+            self.queue.put_back(work.leaf)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"desk": super().state_dict(), "pending": [row_of(w) for w in self._pending]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state["desk"])
+        self._pending = [work_of(row) for row in state["pending"]]
+
+
+class Backup(Desk):
+    """A policy with one update per step, which forgets late leaves; see `policy.Policy`."""
+
+    def __init__(
+        self, queue: LeafQueue, learners: int, version: int = 0, backup_workers: int = 0
+    ) -> None:
+        super().__init__(queue, learners, version)
+        self._backups = backup_workers
+        self._arrived: list[Work] = []
+        self._turns: dict[int, int] = {}
+        """The turn in which each learner got its last leaf of this update."""
+
+    def begin(self, learner: int) -> Work | None:
+        if not self._has_leaf or not self._may_be_needed(learner):
+            return None
+        self._turns[learner] = 1 + max(self._turns.values(), default=0)
+        return self.hand_out(learner)
+
+    def _may_be_needed(self, learner: int) -> bool:
+        if self._taken < self._enough or learner not in self._turns:
+            return True
+        turns = (self._turns[work.learner] for work in self._under_way)
+        return any(turn + len(self.learners) <= self._turns[learner] for turn in turns)
+
+    @property
+    def _under_way(self) -> list[Work]:
+        return [work for work in self.in_flight.values() if work.version == self.version]
+
+    @property
+    def _taken(self) -> int:
+        return len(self._arrived) + len(self._under_way)
+
+    @property
+    def _has_leaf(self) -> bool:
+        # Whether the update may still use a leaf. The version is the number of its step.
+        return self.queue.first is not None and self.queue.first.step == self.version
+
+    @property
+    def _enough(self) -> int:
+        return max(1, self.queue.leaves.of_step(self.version) - self._backups)
+
+    def contribute(self, work: Work) -> bool:
+        if not self.take_back(work) or work.version != self.version:
+            return False
+        self._arrived.append(work)
+        return True
+
+    def commit(self) -> Update | None:
+        if len(self._arrived) < self._enough:
+            return None
+        update = self._update(tuple(sorted(self._arrived, key=lambda work: work.leaf)))
+        self._arrived, self._turns = [], {}
+        self.version = update.version
+        return update
+
+    def _update(self, works: tuple[Work, ...]) -> Update:
+        while self._has_leaf:
+            self.queue.take()
+        counted = {work.leaf.place for work in works}
+        places = range(self.queue.leaves.of_step(self.version))
+        late = tuple(Leaf(self.version, place) for place in places if place not in counted)
+        return Update(self.version + 1, works, dropped=late)
+
+    def lose(self, learner: int) -> None:
+        work = self.take_off(learner)
+        if work is not None and work.version == self.version:
+            self.queue.put_back(work.leaf)
+
+    def state_dict(self) -> dict[str, Any]:
+        arrived = [row_of(work) for work in self._arrived]
+        turns = [list(each) for each in self._turns.items()]
+        desk = super().state_dict()
+        return {"desk": desk, "arrived": arrived, "turns": turns}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state["desk"])
+        self._arrived = [work_of(row) for row in state["arrived"]]
+        self._turns = dict(map(tuple, state["turns"]))
+
+
+class BackupAgain(Backup):
+    """A `Backup` that hands late leaves out again; see `policy.Policy`."""
+
+    @property
+    def _has_leaf(self) -> bool:
+        return self.queue.first is not None and self._taken < self.queue.leaves.per_step
+
+    @property
+    def _enough(self) -> int:
+        left = self._taken + self.queue.left
+        return max(1, min(self.queue.leaves.per_step - self._backups, left))
+
+    def _update(self, works: tuple[Work, ...]) -> Update:
+        late = tuple(sorted(work.leaf for work in self._under_way))
+        for leaf in late:
+            self.queue.put_back(leaf)
+        return Update(self.version + 1, works, again=late)
+
+
+class Stale(Asynchronous):
+    """A policy with an update per gradient and bounded staleness; see `policy.Policy`."""
+
+    def __init__(
+        self, queue: LeafQueue, learners: int, version: int = 0, max_staleness: int = 0
+    ) -> None:
+        super().__init__(queue, learners, version)
+        self._most = max_staleness
+
+    def begin(self, learner: int) -> Work | None:
+        first = self.queue.first
+        if first is None:
+            return None
+        # Leaves are handed out in order, so all missing leaves are under way.
+        oldest = min((work.leaf.step for work in self.in_flight.values()), default=first.step)
+        return None if first.step - oldest > self._most else super().begin(learner)
+
+
+SYNCHRONY: dict[str, Callable[[LeafQueue, SynchronyConfig, int], Policy]] = {
+    BACKUP: lambda queue, c, learners: (BackupAgain if c.dropped == "again" else Backup)(
+        queue, learners, queue.leaves.first_step, c.backup_workers
+    ),
+    STALE: lambda queue, c, learners: Stale(
+        queue, learners, queue.leaves.first_step, c.max_staleness
+    ),
+    ASYNCHRONOUS: lambda queue, c, learners: Asynchronous(
+        queue, learners, queue.leaves.first_step, c.gradients_per_update
+    ),
+}
+"""The policies by `synchrony.mode`. Versions count all updates, including those of warm steps."""
+
+
+def make_policy(config: SynchronyConfig, leaves: Leaves, learners: int) -> Policy:
+    return SYNCHRONY[config.mode](LeafQueue(leaves), config, learners)

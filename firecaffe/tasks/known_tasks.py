@@ -1,0 +1,148 @@
+"""The tasks that a recipe may name, and a user's own."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from difflib import get_close_matches
+from math import isfinite
+
+from firecaffe.errors import RecipeError
+from firecaffe.runs.measure import LOSS
+from firecaffe.tasks.classification import classification
+from firecaffe.tasks.config import TaskConfig
+from firecaffe.tasks.metrics import check_named, names_for
+from firecaffe.tasks.multilabel import multilabel
+from firecaffe.tasks.regression import regression
+from firecaffe.tasks.segmentation import segmentation
+from firecaffe.tasks.task import Task
+from firecaffe.user_code import call, find, is_caffe, is_reference, shown
+
+TASKS: dict[str, Callable[..., Task]] = {
+    "classification": classification,
+    "multilabel": multilabel,
+    "regression": regression,
+    "segmentation": segmentation,
+}
+"""The tasks by name: functions of [task], the number of classes or None, and own settings."""
+
+RESERVED = (
+    *("kind", "step", "samples", "loss", "learning_rate", "images_per_s", "largest_class_share"),
+    *("steps", "metrics", "metric", "shares", "test_loss", "test_samples", "validation"),
+)
+"""Names that are fields of a record already."""
+
+
+def check_task(config: TaskConfig) -> None:
+    """Check the section without loading anything. Raises RecipeError."""
+    if not 0 <= config.label_smoothing < 1:
+        raise RecipeError(
+            f"task.label_smoothing is {config.label_smoothing:g}; it must be at least 0 and below 1"
+        )
+    wrong = [each for each in config.class_weights if not (isfinite(each) and each >= 0)]
+    if wrong or (config.class_weights and not any(config.class_weights)):
+        raise RecipeError(
+            f"task.class_weights has {wrong[0]:g}; each must be 0 or more"
+            if wrong
+            else "task.class_weights are all 0; nothing would be learned"
+        )
+    if is_reference(config.name) or is_caffe(config.name):
+        return
+    if config.name not in TASKS:
+        meant = get_close_matches(config.name, TASKS, n=1)
+        raise RecipeError(
+            f"task.name is {config.name!r}; expected one of {', '.join(TASKS)}, a function that "
+            "returns a firecaffe.Task, as package.module:function, or a net of Caffe's, as "
+            "caffe:PATH/net.prototxt" + (f"; did you mean {meant[0]}?" if meant else "")
+        )
+    check_named(config, names_for(config.name))
+
+
+def task_of(config: TaskConfig, num_classes: int | None) -> Task:
+    """Return a checked recipe's task. Raises RecipeError, or OwnCodeError for an own function."""
+    if is_caffe(config.name):
+        from firecaffe.tasks.caffe import caffe_task  # loaded for such nets only
+
+        return _as_asked(caffe_task(config, RESERVED), config)
+    if not is_reference(config.name):
+        return _ours(config, num_classes)
+    function = find("task.name", config.name)
+    made = call("task.name", config.name, function, config.args)
+    if not isinstance(made, Task):
+        raise RecipeError(
+            f"task.name {config.name!r} gave {shown(made)}; expected a firecaffe.Task(loss=…)"
+        )
+    try:
+        check_own(made)
+    except RecipeError as error:
+        raise RecipeError(f"task.name {config.name!r}: {error}") from error
+    return _as_asked(made, config)
+
+
+def _ours(config: TaskConfig, num_classes: int | None) -> Task:
+    words = {"num_classes": num_classes, **config.args}
+    count = words.pop("num_classes")
+    if count is not None and (not isinstance(count, int) or count < 1):
+        raise RecipeError(f"task.args.num_classes is {count!r}; expected a whole number, 1 or more")
+    parameters = inspect.signature(TASKS[config.name]).parameters.values()
+    own = {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
+    for name, value in words.items():
+        if name not in own:
+            known = ["num_classes", *own]
+            meant = get_close_matches(name, known, n=1)
+            raise RecipeError(
+                f"task.args has {name!r}; task.name {config.name} takes {', '.join(known)}"
+                + (f"; did you mean {meant[0]}?" if meant else "")
+            )
+        kind = float if isinstance(own[name], float) else type(own[name])
+        if not isinstance(value, kind) and not (kind is float and isinstance(value, int)):
+            raise RecipeError(f"task.args.{name} is {value!r}; expected one like {own[name]!r}")
+    return TASKS[config.name](config, count, **words)
+
+
+def check_own(task: Task) -> None:
+    if isinstance(task.loss, type) or not callable(task.loss):
+        raise RecipeError(
+            f"task.loss is {shown(task.loss)}; expected a function of (outputs, targets), as "
+            "torch.nn.CrossEntropyLoss() is"
+        )
+    for name in task.metrics:
+        if not isinstance(name, str) or not name.isidentifier() or name in RESERVED:
+            raise RecipeError(
+                f"metric {name!r} of the task is called as no metric can be; expected letters, "
+                f"digits and _, and none of {', '.join(RESERVED)}"
+            )
+    _check_direction(task)
+
+
+def _check_direction(task: Task) -> None:
+    """Raise RecipeError if the direction of the metric that chooses is missing or disputed."""
+    name, said = task.metric or next(iter(task.metrics), LOSS.name), task.higher_is_better
+    if name != LOSS.name and name not in task.metrics:
+        raise RecipeError(
+            f"task.metric is {name!r}; the task's metrics are {', '.join(task.metrics) or 'none'}"
+        )
+    own = False if name == LOSS.name else task.measured[name].higher_is_better
+    way = {True: "higher", False: "lower"}
+    if said is not None and own is not None and said != own:
+        raise RecipeError(
+            f"task.higher_is_better is {said}, but of {name!r} {way[own]} is better; leave it out"
+        )
+    if said is None and own is None:
+        raise RecipeError(
+            f"metric {name!r} chooses, and nobody says which way it is better; give "
+            "firecaffe.Task(…, higher_is_better=True), or False"
+        )
+
+
+def _as_asked(task: Task, config: TaskConfig) -> Task:
+    check_named(config, list(task.metrics))
+    names: Sequence[str] = config.metrics or list(task.metrics)
+    if config.metric and config.metric != LOSS.name and config.metric not in names:
+        names = [*names, config.metric]
+    kept = {name: task.metrics[name] for name in names}
+    metric = config.metric or (task.metric if task.metric in (*kept, LOSS.name) else "")
+    is_same = (metric or next(iter(kept), LOSS.name)) == task.measure.name
+    higher = task.higher_is_better if is_same else None
+    asked = replace(task, metrics=kept, metric=metric, higher_is_better=higher)
+    _check_direction(asked)
+    return asked

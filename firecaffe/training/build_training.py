@@ -1,0 +1,341 @@
+"""Build a training from a recipe and a world, run it, and write its result.json.
+
+Only this file knows the planner, whose forecast it puts into the run's folder.
+"""
+
+import dataclasses
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from firecaffe.cluster.from_script import from_script
+from firecaffe.cluster.last_word import LAUNCHED
+from firecaffe.cluster.links import links_of, star_of
+from firecaffe.cluster.world import World, join
+from firecaffe.data import Data
+from firecaffe.data.datasets import GIVEN
+from firecaffe.errors import RunError
+from firecaffe.exchange.route import HOOK
+from firecaffe.files import write_json
+from firecaffe.gradients.bucket_sums import Hook
+from firecaffe.meta_kernels import without_compiler
+from firecaffe.models.freeze import Frozen, frozen_of
+from firecaffe.output import LOST
+from firecaffe.plan.of_recipe import write_forecast
+from firecaffe.recipe.checked_recipe import CheckedRecipe, Prepared, check_recipe
+from firecaffe.recipe.identity import tuned_by
+from firecaffe.recipe.parallel import layout_of
+from firecaffe.recipe.run import Ranks, Run, resolve
+from firecaffe.recipe.sections import Recipe
+from firecaffe.recipe.worker_numbers import check_ranks
+from firecaffe.runs.rank_times import read_timings
+from firecaffe.runs.score import score_mode
+from firecaffe.tasks import Loss, Task, TaskConfig
+from firecaffe.training.beginning import make_folder, notes_of, say_where
+from firecaffe.training.checkpoint import save_checkpoint
+from firecaffe.training.connect import connect
+from firecaffe.training.data_workers import check_not_in_worker
+from firecaffe.training.forward import arithmetic
+from firecaffe.training.given_task import OWN
+from firecaffe.training.learner import Learner, build_learner
+from firecaffe.training.loop import Training
+from firecaffe.training.loop import train as run_training
+from firecaffe.training.modes.mode import Steps
+from firecaffe.training.parallel.auto_layout import LayoutChoice, choose_layout, notes_of_layout
+from firecaffe.training.parallel.mesh import Mesh, make_mesh
+from firecaffe.training.parts import Parts, check_arguments, open_parts
+from firecaffe.training.plugins import Plugin, around_write, check, load_plugins, names
+from firecaffe.training.rebalance import MeasuredShares
+from firecaffe.training.records import Records, say
+from firecaffe.training.result import Result
+from firecaffe.training.run_facts import about_of
+from firecaffe.training.run_places import Places
+from firecaffe.training.saver import Saver
+from firecaffe.training.shared_facts import describe_training, unrepeatable
+from firecaffe.training.start import FaultTeller, Start, find_start, tell_faults
+from firecaffe.training.steps import make_steps
+from firecaffe.transport.auto_exchange import AutoChoice
+from firecaffe.transport.local_ranks import ranks_per_host
+from firecaffe.user_code import without_folder
+
+
+def keep_forecast(
+    folder: Path,
+    run: Run,
+    data: Data,
+    world: World,
+    parts: Parts,
+    chosen: Mapping[str, str] | None,
+) -> list[str]:
+    """Write the planner's forecast on rank 0, and return lines about it. chosen: the split layers.
+
+    Not for a network given as a Python object, which may be the very one that is trained, or if a
+    hook sums the gradients. Raises: RecipeError if the recipe's cluster is invalid.
+    """
+    if not world.is_first or parts.model is not None or run.route.way == HOOK:
+        return []
+    ranks = world.world_size, world.local_world_size, world.device
+    words = run.route.algorithm, run.rounds, chosen
+    return write_forecast(folder, run.recipe, data, *ranks, *words)
+
+
+def record_of(
+    result: Result,
+    run: Run,
+    learner: Learner,
+    world: World,
+    data: Data,
+    frozen: Frozen,
+    choice: AutoChoice | None,
+    shares: MeasuredShares | None,
+    start: Start,
+) -> dict[str, Any]:
+    recipe = run.recipe
+    return {
+        **result.as_row(),
+        "model": without_folder(recipe.model.name),
+        "first_weights": learner.first_weights and learner.first_weights.as_dict(),
+        "frozen_parameters": len(frozen.names),
+        "inventory": learner.inventory and learner.inventory.row,
+        "world_size": world.world_size,
+        "initial_lr": recipe.solver.base_lr * run.rate_scale,
+        "exchange": run.route.algorithm,
+        "exchange_choice": choice and dataclasses.asdict(choice),
+        "route": run.route.description,
+        "data": data.description,
+        "class_names": data.class_names,
+        "samples_seen": run.order.samples_before(result.steps),
+        "balance": shares and shares.balance.as_dict(),
+        "synchrony": learner.mode.row(result.steps),
+        "parallel": learner.holding.row(run.num_leaves),
+        "tuned": tuned_by(recipe),
+        "resumed_from": start.resumed_from,
+        "lost_output": dict(LOST),
+        "cost_of_determinism": learner.cost_of_determinism,
+    }
+
+
+@from_script
+def train(
+    recipe: Recipe | str | Path,
+    model: Callable[[], nn.Module] | None = None,
+    train_set: Any = None,
+    test_set: Any = None,
+    loss: Loss | None = None,
+    resume: str | Path | None = None,
+    comm_hook: tuple[object, Hook] | None = None,
+    validation_set: Any = None,
+    task: Task | None = None,
+) -> Result:
+    """Train in the world of torchrun's environment, or alone without one.
+
+    Every rank calls it, and every rank returns the same result.
+
+    Args:
+        recipe: The training, or the path of its file. The other arguments replace what it names.
+        model: A function that makes the network (a class will do), called under the recipe's seed.
+        train_set: The training samples: a map-style torch Dataset (`from_torch` gives it workers),
+            tensors or trees of them (`TensorDataset`, or the pair of inputs and targets), or an
+            object with the two members of `firecaffe.data.Dataset`.
+        test_set: The test samples, in the same forms. They are seen once, at the end.
+        loss: A function of (outputs, targets) that returns the mean loss of the samples, a scalar.
+        resume: A run folder or a checkpoint to resume, with any number of workers.
+        comm_hook: (state, hook), a communication hook as
+            `DistributedDataParallel.register_comm_hook` takes it. It sums the gradients instead of
+            the recipe's exchange.
+        validation_set: The samples that `train.eval_every` evaluates on. Without it `data.hold_out`
+            holds out a share of train_set.
+        task: A loss and metrics of your own.
+
+    When it returns, the settings that it changed in the process are restored: threads, kernels,
+    torch's generators, signals. One change cannot be undone: the C library's malloc then keeps
+    freed memory (`mallopt`).
+
+    Raises: FirecaffeError, one line for the user; its class says what it is about. A script that
+    does not catch it ends with that line and the error's exit code.
+    """
+    check_not_in_worker()
+    parts = Parts(model, loss, task, train_set, test_set, validation_set, comm_hook)
+    if isinstance(recipe, str | Path):
+        recipe = Recipe.read(recipe)
+    check_arguments(recipe, parts, resume)
+    return _train(check_recipe(recipe, **parts.beside_recipe), parts, resume)
+
+
+def train_prepared(prepared: Prepared, has_ranks_checked: bool = True) -> Result:
+    """Train as `train`. has_ranks_checked: whether a launcher checked every possible world size."""
+    return _train(prepared.recipe, Parts(), prepared.resume, has_ranks_checked)
+
+
+def _train(
+    recipe: CheckedRecipe,
+    parts: Parts,
+    resume: str | Path | None,
+    has_ranks_checked: bool = False,
+) -> Result:
+    plugins = load_plugins()
+    if parts.model is not None:
+        name = f"own {getattr(parts.model, '__qualname__', type(parts.model).__qualname__)}"
+        recipe = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, name=name))
+    if parts.train is not None:
+        recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, name=GIVEN))
+    if parts.task is not None:
+        recipe = dataclasses.replace(recipe, task=TaskConfig(OWN))
+    exchange = recipe.exchange
+    shape = star_of if recipe.synchrony.goes_on_without_workers else links_of
+    with (
+        join(recipe.train.device, exchange.timeout_s, exchange.silent_s, shape) as world,
+        ExitStack() as resources,
+        tell_faults(world) as found,  # innermost: others hear of faults before anything waits
+    ):
+        recipe, chosen_layout = choose_layout(recipe, parts, world)
+        if not has_ranks_checked:
+            on_gpus = world.device.type != "cpu"
+            check_ranks(recipe, world.world_size, world.local_world_size, on_gpus)
+        layout = layout_of(recipe.parallel, world.world_size)
+        if world.attempt == 0:  # a later attempt may have fewer ranks
+            check(plugins, world.world_size)
+        start = find_start(world, resume)
+        mesh = make_mesh(world, layout, resources)
+        return _train_in(mesh, recipe, parts, plugins, start, found, chosen_layout, resources)
+
+
+def _train_in(
+    mesh: Mesh,
+    recipe: CheckedRecipe,
+    parts: Parts,
+    plugins: Sequence[Plugin],
+    start: Start,
+    found: FaultTeller,
+    chosen_layout: LayoutChoice | None,
+    resources: ExitStack,
+) -> Result:
+    world = mesh.world
+    resources.enter_context(arithmetic(recipe.train, world.device))
+    if not recipe.train.compile:
+        resources.enter_context(without_compiler())  # an optimizer would load the compiler
+    data = open_parts(recipe, parts)
+    unlike = unrepeatable(world, data)
+    is_repeatable = "training" not in unlike
+    described = describe_training(recipe, data, is_repeatable)
+    run = resolve(recipe, data, _ranks(mesh), described=described, hook=parts.hook_name)
+    learners = recipe.synchrony.num_learners(world.world_size)
+    learner = build_learner(run, parts, data, mesh, start.checkpoint, unlike, resources, learners)
+    # From here on faults can be written to a folder.
+    places = make_folder(world, run, start, about_of(parts, data), learner.own_code)
+    folder = places.first
+    found.write_into(places.own)
+    run, reducers, choice = connect(
+        run, learner, learner.mode.summed(), mesh.sharers, parts.comm_hook, resources
+    )
+    is_resumed = start.checkpoint is not None
+    frozen = frozen_of(learner.holding.all_names, recipe.model, learner.first_weights, is_resumed)
+    notes = notes_of(run, data, learner, frozen, choice, start, plugins)
+    notes += notes_of_layout(chosen_layout)
+    notes += places.notes(world.host)
+    chosen = learner.holding.split_layers
+    notes += keep_forecast(folder, run, data, world, parts, chosen)
+    records, saver = _open_records(places, run, world, start, plugins, resources)
+    made = run, learner, mesh, data
+    steps = make_steps(*made, reducers, plugins, start.step, is_repeatable, resources)
+    if world.is_first:
+        notes += learner.mode.open(folder, start.checkpoint)
+    resources.enter_context(closing(learner.mode))
+    for note in notes:
+        records.say(note)
+    say_where(world, run, places)
+    training = _training_of(*made, steps, saver, folder, start)
+    result = run_training(training, records)
+    if chosen is not None and parts.model is not None:
+        result.hold_function(parts.model)
+    for line in learner.mode.last_words():
+        records.say(line)
+    if world.is_first:
+        parts_of_run = run, learner, world, data, frozen, choice, steps.shares, start
+        record = record_of(result, *parts_of_run)
+        record["plugins"] = names(plugins)
+        record["parallel_choice"] = chosen_layout and dataclasses.asdict(chosen_layout)
+        _keep_record(folder, run, record, records)
+    return result
+
+
+def _open_records(
+    places: Places,
+    run: Run,
+    world: World,
+    start: Start,
+    plugins: Sequence[Plugin],
+    resources: ExitStack,
+) -> tuple[Records, Saver]:
+    records = Records(places.own, run, world, start.step, goes_on=start.folder is not None)
+    resources.enter_context(closing(records))
+    write, keep_last = (
+        around_write(plugins, save_checkpoint, world),
+        run.recipe.checkpoint.keep_last,
+    )
+    folder = places.first / "checkpoints"
+    saver = Saver(folder, keep_last, write, records.say, records.weights)
+    return records, resources.enter_context(closing(saver))
+
+
+def _training_of(
+    run: Run,
+    learner: Learner,
+    mesh: Mesh,
+    data: Data,
+    steps: Steps,
+    saver: Saver,
+    folder: Path,
+    start: Start,
+) -> Training:
+    return Training(
+        run=run,
+        world=mesh.world,
+        evaluators=learner.holding.evaluators,
+        estimators=mesh.column,
+        tellers=learner.holding.tellers,
+        data=data,
+        stepper=steps.stepper,
+        ahead=steps.ahead,
+        shares=steps.shares,
+        state=learner.state,
+        best=learner.best,
+        norms=learner.norms,
+        rise=learner.mode.rise,
+        saver=saver,
+        folder=folder,
+        first_step=start.step,
+        probe=learner.probe.digest,
+        doubts=learner.doubts,
+        real=steps.real,
+    )
+
+
+def _keep_record(folder: Path, run: Run, record: dict[str, Any], records: Records) -> None:
+    write_json(folder / "result.json", record)
+    for line in _score(folder):
+        records.say(line)
+    records.end(record)
+    if LAUNCHED not in os.environ:  # our launcher prints it, if the folder stays
+        say(f"{run.title}  run folder: {folder}")
+
+
+def _ranks(mesh: Mesh) -> Ranks:
+    # All ranks call it.
+    ranks = mesh.sharers
+    share_memory = ranks.device.type == "cpu" and sys.platform.startswith("linux")
+    return Ranks(ranks.world_size, ranks_per_host(ranks), share_memory, mesh.world.world_size)
+
+
+def _score(folder: Path) -> list[str]:
+    # The forecast of every_step needs the timings of all ranks, which are not all here.
+    try:
+        scored = score_mode(folder, read_timings(folder))
+    except RunError as error:  # a full disk stored no rows
+        return [f"warning: the forecast is not scored: {error}"]
+    return [] if scored is None else scored.lines

@@ -1,0 +1,241 @@
+"""A run's network as a file for other programs, which is compared before it has its name."""
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from firecaffe.caffe import caffemodel
+from firecaffe.caffe.as_text import as_text
+from firecaffe.caffe.net import Net
+from firecaffe.caffe.trained import Trained, deployed
+from firecaffe.errors import NotIdenticalError, RecipeError
+from firecaffe.files import written_aside, written_together
+from firecaffe.models.extra_state import let_go_of_extra_state
+from firecaffe.tasks.outputs import prediction_of
+
+# An output may differ by ABSOLUTE times the largest, plus RELATIVE times itself: other kernels add
+# in another order.
+RELATIVE, ABSOLUTE = 1e-3, 1e-4
+
+NEEDED = ("onnx", "onnxscript", "onnxruntime")
+
+# the name of the dimension that may have any length
+BATCH = "batch"
+
+
+@dataclass(frozen=True)
+class Exported:
+    path: Path
+    compared: str
+    """In words: with what the file was compared, and by how much it differed."""
+
+
+class Predicting(nn.Module):
+    """A network whose only output is its prediction."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        let_go_of_extra_state(network)  # an exporter cannot follow it
+        self.network = network
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return prediction_of(self.network(inputs))
+
+
+def export_safetensors(network: nn.Module, inputs: Tensor | None, path: Path) -> Exported:
+    """Write the state_dict, tied tensors under each name. Raises: OSError; NotIdenticalError."""
+    weights = {
+        name: each.detach().cpu().contiguous().clone()
+        for name, each in network.state_dict().items()
+        if isinstance(each, Tensor)
+    }
+    with written_aside(path) as aside:
+        save_file(weights, aside, metadata={"format": "pt"})
+        read = load_file(aside)
+        same = read.keys() == weights.keys() and all(
+            torch.equal(read[name].view(torch.uint8), each.view(torch.uint8))
+            if each.ndim
+            else torch.equal(read[name], each)
+            for name, each in weights.items()
+        )
+        if not same:
+            raise NotIdenticalError(f"{path}: what was written is not the network's weights")
+    return Exported(path, f"{len(weights)} tensors, read again: the same bits")
+
+
+def export_onnx(network: nn.Module, inputs: Tensor | None, path: Path) -> Exported:
+    """Write the network by torch's exporter, and run the file in onnxruntime.
+
+    Raises: RecipeError if a package is missing, or torch cannot export the network;
+    NotIdenticalError if onnxruntime computes other outputs.
+    """
+    inputs = _needed(inputs)
+    runtime = _onnx()
+    predicting = Predicting(network).eval()
+    shapes = {"inputs": {0: torch.export.Dim(BATCH)}}
+    with written_aside(path) as aside:
+        with _quiet(), _explained("onnx"):
+            program = torch.onnx.export(
+                predicting,
+                (inputs,),
+                input_names=["inputs"],
+                output_names=["outputs"],
+                dynamic_shapes=shapes,
+                dynamo=True,
+                verbose=False,
+            )
+            assert program is not None
+            program.save(str(aside), external_data=False)
+        session = runtime.InferenceSession(str(aside), providers=["CPUExecutionProvider"])
+
+        def run(batch: Tensor) -> Tensor:
+            (found,) = session.run(["outputs"], {"inputs": batch.numpy()})
+            return torch.from_numpy(found)
+
+        most = _compare(predicting, run, inputs, path, f"onnxruntime {runtime.__version__}")
+    return Exported(path, most)
+
+
+def export_program(network: nn.Module, inputs: Tensor | None, path: Path) -> Exported:
+    """Write the network by torch.export, and load it. Raises: RecipeError; NotIdenticalError."""
+    inputs = _needed(inputs)
+    predicting = Predicting(network).eval()
+    with written_aside(path) as aside:
+        with _quiet(), _explained("torch_export"):
+            program = torch.export.export(
+                predicting, (inputs,), dynamic_shapes={"inputs": {0: torch.export.Dim(BATCH)}}
+            )
+            torch.export.save(program, aside)
+        loaded = torch.export.load(aside).module()
+        most = _compare(predicting, loaded, inputs, path, "torch.export.load")
+    return Exported(path, most)
+
+
+def export_caffemodel(network: nn.Module, inputs: Tensor | None, path: Path) -> Exported:
+    """Write a network imported from Caffe: its weights, and its deploy prototxt of the same name.
+
+    Both are read again and run. Raises: RecipeError if it was not imported; NotIdenticalError if
+    the files compute other bits; OSError. After an error, what was there before is there.
+    """
+    if not isinstance(network, Trained):
+        raise RecipeError(
+            f"--to caffemodel: the network is {type(network).__name__}, and Caffe has no layers "
+            "for it; networks that were imported go back (model.name = caffe:NET.prototxt)"
+        )
+    found = deployed(network)
+    text = path.with_suffix(".prototxt")
+    with written_together((text, path)) as (aside_text, aside):
+        aside_text.write_text(as_text(found.net))
+        caffemodel.write(aside, found.layers, found.net.text("name"))
+        again = Net(aside_text, aside)
+        seeded = torch.Generator().manual_seed(0)
+        samples = torch.rand(again.shapes[again.inputs[0]], generator=seeded)
+        was_training = network.training
+        with torch.no_grad():
+            expected = prediction_of(network.eval()(samples))
+            if found.softmax_axis is not None:
+                expected = expected.softmax(found.softmax_axis)
+            answer = again(samples)[found.output]
+        network.train(was_training)
+        if not torch.equal(answer, expected):
+            raise NotIdenticalError(f"{path}: what was written comes to other outputs; no file")
+    return Exported(path, f"with {text}, read again and run: the same bits")
+
+
+@dataclass(frozen=True)
+class Format:
+    write: Callable[[nn.Module, Tensor | None, Path], Exported]
+    suffix: str
+    takes_inputs: bool
+    # the suffix of a second file with the same name
+    beside: str = ""
+
+
+FORMATS: Mapping[str, Format] = {
+    "safetensors": Format(export_safetensors, ".safetensors", takes_inputs=False),
+    "onnx": Format(export_onnx, ".onnx", takes_inputs=True),
+    "torch_export": Format(export_program, ".pt2", takes_inputs=True),
+    "caffemodel": Format(export_caffemodel, ".caffemodel", takes_inputs=False, beside=".prototxt"),
+}
+
+
+def check_installed(name: str) -> None:
+    """Raise RecipeError if a format needs a package that is missing."""
+    if name == "onnx":
+        _onnx()
+
+
+def _onnx() -> Any:
+    for name in NEEDED:
+        try:
+            import_module(name)
+        except ImportError as error:
+            raise RecipeError(
+                f"--to onnx needs {name}, which cannot be imported ({error}); "
+                "pip install 'firecaffe[onnx]'"
+            ) from error
+    return import_module("onnxruntime")
+
+
+def _needed(inputs: Tensor | None) -> Tensor:
+    if inputs is None:
+        raise RecipeError("an export of the whole network needs inputs of one tensor")
+    return inputs
+
+
+def _compare(
+    network: nn.Module, other: Callable[[Tensor], Any], inputs: Tensor, path: Path, by: str
+) -> str:
+    # Also for one sample, so that the batch may have any size.
+    furthest = 0.0
+    for batch in (inputs, inputs[:1]):
+        with torch.no_grad():
+            expected = network(batch).float()
+            (found,) = tree_leaves(other(batch))
+        scale = float(expected.abs().max())
+        room = ABSOLUTE * scale + RELATIVE * expected.abs()
+        apart = (found.float() - expected).abs()
+        if found.shape != expected.shape or not bool((apart <= room).all()):
+            raise NotIdenticalError(
+                f"{path}: {by} comes to other outputs than the network, by up to "
+                f"{float(apart.max()):.2g} of {scale:.2g}; no file was written"
+            )
+        furthest = max(furthest, float(apart.max()) / scale if scale else 0.0)
+    return (
+        f"{by} on {len(inputs)} samples and on one: outputs differ by at most {furthest:.1g} of "
+        f"the largest (allowed: {ABSOLUTE:g}, and {RELATIVE:g} of each)"
+    )
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+@contextlib.contextmanager
+def _explained(name: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:  # of many types, for the network is a user's
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        said = lines[0].strip() if lines else type(error).__name__
+        raise RecipeError(f"--to {name}: torch cannot export this network: {said:.300}") from error

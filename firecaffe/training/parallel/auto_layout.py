@@ -1,0 +1,166 @@
+"""`parallel.scheme = "auto"`: the planner chooses the layout of the available workers.
+
+It chooses the scheme, and how many workers hold one model. The layers are split as the recipe says,
+or else the fully connected ones as in one weird trick, into the recipe's parts. No bit of a result
+depends on the choice. Rank 0 prices every layout with the functions of `firecaffe plan`, on the
+run's cluster. Between hosts without a named cluster, one link is measured.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+
+import torch
+from torch import nn
+
+from firecaffe.cluster.agree import text_of_first
+from firecaffe.cluster.world import World
+from firecaffe.data import Dataset
+from firecaffe.errors import FirecaffeError, RecipeError
+from firecaffe.generators import generators_kept
+from firecaffe.models.network import given_network, with_outline
+from firecaffe.parallel.config import AUTO, ParallelConfig
+from firecaffe.plan.cluster import Cluster, Link
+from firecaffe.plan.forecast import forecasts
+from firecaffe.plan.of_parallel import OwnLayout, own_cost
+from firecaffe.plan.of_recipe import cluster_for, workload_of
+from firecaffe.plan.split_plans import SplitPlan, exchange_for
+from firecaffe.recipe.checked_recipe import CheckedRecipe
+from firecaffe.recipe.sections import Recipe
+from firecaffe.training.parallel.split_network import chosen_layers
+from firecaffe.training.parts import Parts, counts_of, open_parts
+from firecaffe.transport.auto_exchange import LEAST_STREAM_S
+from firecaffe.transport.link import measure_link
+from firecaffe.user_code import call
+
+
+@dataclass(frozen=True)
+class LayoutChoice:
+    words: ParallelConfig
+    reason: str
+    predicted_s: dict[str, float]
+    """Seconds of a step in each layout that is possible."""
+
+
+def with_named_split(recipe: CheckedRecipe, dataset: Dataset) -> CheckedRecipe:
+    """Name the split layers in a recipe whose layout is chosen.
+
+    So it decides the same bits as a recipe that names them. Raises: RecipeError, with the layer's
+    name, if one cannot be split so.
+    """
+    words = recipe.parallel
+    if words.scheme != AUTO or words.split:
+        return recipe
+
+    def choose(network: nn.Module) -> dict[str, str]:
+        return chosen_layers(network, words)
+
+    split = with_outline(recipe.model, *counts_of(dataset), choose)
+    return replace(recipe, parallel=replace(words, split=split))
+
+
+def choose_layout(
+    recipe: CheckedRecipe, parts: Parts, world: World
+) -> tuple[CheckedRecipe, LayoutChoice | None]:
+    """Return the recipe in the chosen layout, if it is chosen. All ranks get rank 0's choice.
+
+    All ranks call it. Raises: RecipeError on all ranks if no layout is possible, or none has a
+    price; PeerLostError.
+    """
+    if recipe.parallel.scheme != AUTO:
+        return recipe, None
+    cluster, problem = None, ""
+    try:
+        cluster = _cluster(recipe, world)
+    except RecipeError as error:
+        problem = str(error)
+    stated = ""
+    if world.is_first:
+        try:
+            if cluster is None:
+                raise RecipeError(problem)
+            _check_is_new(parts)
+            with given_network(parts.model):
+                choice = _choose(recipe, parts, cluster, world.world_size)
+            stated = json.dumps({"choice": asdict(choice)})
+        except FirecaffeError as error:
+            stated = json.dumps({"problem": str(error)})
+    told = json.loads(text_of_first(world, stated))
+    if "problem" in told:
+        raise RecipeError(told["problem"])
+    choice = LayoutChoice(**told["choice"] | {"words": ParallelConfig(**told["choice"]["words"])})
+    return replace(recipe, parallel=choice.words), choice
+
+
+def _cluster(recipe: Recipe, world: World) -> Cluster:
+    """Return the run's cluster. All ranks call it: they may measure a link. Raises: RecipeError."""
+    is_gpu = world.device.type == "cuda"
+    name = torch.cuda.get_device_name(world.device) if is_gpu else ""
+    cluster = cluster_for(recipe, name)
+    if cluster is None:
+        raise RecipeError(
+            f"parallel.scheme auto: no cluster is known with {name}; firecaffe check measures one, "
+            "which run.cluster names"
+        )
+    on_host = world.local_world_size
+    if on_host >= world.world_size or recipe.run.cluster:
+        return cluster
+    found = measure_link(world, 0, on_host, LEAST_STREAM_S)
+    outer = Link("measured", found.latency_s, found.bandwidth_bytes_per_s)
+    inner = tuple(replace(each, group=on_host) for each in cluster.links[:1] if on_host > 1)
+    return replace(
+        cluster,
+        name=f"{cluster.name} with a link of {outer.bandwidth_bytes_per_s / 1e6:.1f} MB/s",
+        devices_per_node=on_host,
+        most_devices=0,
+        links=(*inner, outer),
+    )
+
+
+def _check_is_new(parts: Parts) -> None:
+    """Raise RecipeError if model() returns one network twice: it would be made before its seed."""
+    if parts.model is None:
+        return
+    with generators_kept():
+        one, other = (call("model", "model()", parts.model, {}) for _ in range(2))
+    if one is other:
+        raise RecipeError(
+            "parallel.scheme auto: model() returned the same network twice; the layout is chosen "
+            "by one of its own, so return a new one each time"
+        )
+
+
+def _choose(recipe: CheckedRecipe, parts: Parts, cluster: Cluster, workers: int) -> LayoutChoice:
+    data = open_parts(recipe, parts)
+    recipe = with_named_split(recipe, data.train)
+    words = recipe.parallel
+    chosen = with_outline(
+        recipe.model, *counts_of(data.train), lambda network: chosen_layers(network, words)
+    )
+    work = workload_of(recipe, data)
+    exchange = "tree"
+    if workers <= work.num_micro_batches:  # else the planner has no rows by data
+        exchange = exchange_for(forecasts(work, cluster, [workers]), workers)
+    cost = own_cost(recipe.model, work, OwnLayout.of(recipe, chosen))
+    plans = cost.plans(cluster, workers, exchange)
+    assert plans[0].words is not None
+    said = "; ".join(map(_line, plans))
+    predicted_s = {_way(each): each.step.step_s for each in plans}
+    reason = f"{said} (planned on {cluster.name}; no bit depends on it)"
+    return LayoutChoice(plans[0].words, reason, predicted_s)
+
+
+def _way(plan: SplitPlan) -> str:
+    assert plan.words is not None
+    scheme = "by data" if plan.model == 1 else plan.words.scheme
+    return f"{scheme} {plan.words.data} x {plan.model}"
+
+
+def _line(plan: SplitPlan) -> str:
+    step, lacks = plan.step, "" if plan.fits else ", more memory than there is"
+    sent = f"{step.gradients_bytes / 1e6:,.3g} + {step.activations_bytes / 1e6:,.3g} MB"
+    return f"{_way(plan)} {step.step_s:.3g} s a step, sends {sent}{lacks}"
+
+
+def notes_of_layout(choice: LayoutChoice | None) -> Sequence[str]:
+    return [] if choice is None else [f"parallel: {choice.reason}"]

@@ -1,0 +1,314 @@
+"""Pieces of a training's state whose tensors are cut among ranks, under the whole tensors' names.
+
+Another piece has them under this rank's names, such as `classifier.1.parts.2.weight`, or
+`classifier.1.parts.2.weight/momentum_buffer` for what an optimizer keeps. Here that is rows of
+`classifier.1.weight/momentum_buffer`, as any layout of ranks, or one rank, has it. When the first
+weights are drawn, each rank keeps its own parts.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from firecaffe.cluster.agree import broadcast, digest, gather_text, text_of_first
+from firecaffe.cluster.group import Group
+from firecaffe.cluster.world import World
+from firecaffe.data import Dataset
+from firecaffe.errors import RecipeError
+from firecaffe.models.drawing import Drawing, follow, named_tensors
+from firecaffe.parallel.cut import Cut
+from firecaffe.parallel.layers_in_parts import Piece as LayerPiece
+from firecaffe.recipe.sections import Recipe
+from firecaffe.training.parts import Parts, make_model, place_model
+from firecaffe.training.piece import Numbers, Piece
+from firecaffe.training.tensor_file import Stored
+from firecaffe.transport.collect import HeldPart
+
+
+@dataclass(frozen=True)
+class Source:
+    """The part of a whole tensor that one of this rank's tensors is."""
+
+    whole: str
+    dim: int = 0
+    cut: Cut = ()
+    """The cut of dimension `dim` of the whole tensor; empty if it is not cut."""
+    part: int = 0
+
+    @property
+    def range(self) -> range:
+        return range(self.cut[self.part], self.cut[self.part + 1])
+
+
+@dataclass(frozen=True)
+class Names:
+    sources: Mapping[str, Source]
+    """The parts of split layers that this rank has, by its own names."""
+    places: Mapping[str, int]
+    elsewhere: frozenset[str]
+    """The whole tensors that only other ranks have."""
+
+    def source(self, path: str) -> tuple[Source, str]:
+        """Return the source of a piece's tensor, and its path under the whole tensor's name."""
+        name, slash, key = path.partition("/")
+        source = self.sources.get(name, Source(name))
+        return source, source.whole + slash + key
+
+    def place(self, path: str) -> int:
+        return self.places[path.partition("/")[0]]
+
+    def own(self, path: str) -> list[str]:
+        """Return this rank's paths for a path under the whole tensor's name."""
+        name, slash, key = path.partition("/")
+        if name in self.elsewhere:
+            return []
+        return [each + slash + key for each in self._own.get(name, [name])]
+
+    @cached_property
+    def _own(self) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for name, source in self.sources.items():
+            found.setdefault(source.whole, []).append(name)
+        return found
+
+
+class Naming(Protocol):
+    def source(self, path: str) -> tuple[Source, str]: ...
+    def place(self, path: str) -> int: ...
+    def own(self, path: str) -> list[str]: ...
+
+
+class InParts:
+    """A piece under whole tensors' names; implements `Piece`."""
+
+    held_by_all = False
+
+    def __init__(self, piece: Piece, names: Naming) -> None:
+        self._piece, self._names = piece, names
+
+    @property
+    def is_result(self) -> bool:
+        return self._piece.is_result
+
+    def parts(self) -> dict[str, HeldPart]:
+        found: dict[str, list[tuple[Source, Tensor]]] = {}
+        for path, part in self._piece.parts().items():
+            source, whole = self._names.source(path)
+            found.setdefault(whole, []).append((source, part.tensor))
+        return {path: _held(parts, self._names.place(path)) for path, parts in found.items()}
+
+    def load(self, stored: Stored) -> None:
+        self._piece.load(_ByOwnNames(stored, self._names))
+
+
+def _held(parts: Sequence[tuple[Source, Tensor]], place: int) -> HeldPart:
+    source, first = parts[0]
+    # An optimizer's counts are no rows of a weight.
+    if not source.cut or first.ndim <= source.dim or first.shape[source.dim] != len(source.range):
+        return HeldPart(first, order=place)
+    rest = tuple((other.range, tensor) for other, tensor in parts[1:])
+    return HeldPart(first, source.range, source.cut[-1], place, source.dim, rest)
+
+
+class NumbersInParts:
+    """Numbers under whole names, equal for all parts of a tensor; implements `Numbers`."""
+
+    def __init__(self, numbers: Numbers, names: Names) -> None:
+        self._numbers, self._names = numbers, names
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            self._names.source(path)[1]: value for path, value in self._numbers.state_dict().items()
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._numbers.load_state_dict(
+            {each: value for path, value in state.items() for each in self._names.own(path)}
+        )
+
+
+class NumbersOfRow(NumbersInParts):
+    """Numbers of all parts of a row's ranks. All call `state_dict`, and get the same, in order."""
+
+    def __init__(self, numbers: Numbers, names: Names, row: Group) -> None:
+        super().__init__(numbers, names)
+        self._row = row
+
+    def state_dict(self) -> dict[str, Any]:
+        told = gather_text(self._row, json.dumps(super().state_dict()))
+        found = {path: value for own in told for path, value in json.loads(own).items()}
+        return dict(sorted(found.items(), key=lambda each: self._names.place(each[0])))
+
+
+class _ByOwnNames(Stored):
+    def __init__(self, stored: Stored, names: Naming) -> None:
+        self._stored, self._names = stored, names
+
+    def full_name(self, name: str) -> str:
+        return self._stored.full_name(self._names.source(name)[1])
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        source, whole = self._names.source(name)
+        shape = list(self._stored.shape(whole))
+        if self._is_cut(source, shape):
+            shape[source.dim] = len(source.range)
+        return tuple(shape)
+
+    def dtype(self, name: str) -> torch.dtype:
+        return self._stored.dtype(self._names.source(name)[1])
+
+    def __getitem__(self, name: str) -> Tensor:
+        source, whole = self._names.source(name)
+        if self._is_cut(source, self._stored.shape(whole)):
+            return self._stored.rows(whole, source.range, source.dim)
+        return self._stored[whole]
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and self._names.source(name)[1] in self._stored
+
+    def __iter__(self) -> Iterator[str]:
+        for path in self._stored:
+            yield from self._names.own(path)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    @staticmethod
+    def _is_cut(source: Source, shape: Sequence[int]) -> bool:
+        return bool(source.cut) and len(shape) > source.dim and shape[source.dim] == source.cut[-1]
+
+
+Own = Mapping[str, Sequence[LayerPiece]]
+"""A rank's parts of tensors that it does not have whole, by name; there may be none."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    network: nn.Module
+    """The network. Tensors that are not whole here are zeros that take no memory."""
+    pieces: Mapping[str, Sequence[Tensor]]
+    other_weights: list[int]
+    """The ranks whose first weights were not rank 0's, and were replaced by these."""
+
+
+class FreshNetwork:
+    """A recipe's network before its first weights are drawn."""
+
+    def __init__(self, recipe: Recipe, parts: Parts, dataset: Dataset) -> None:
+        """Make the outline. Raises: RecipeError; OwnCodeError for errors in a user's code."""
+        self._recipe = recipe
+        self._make = partial(make_model, recipe, parts, dataset)
+        self._drawing = follow(self._make)
+        self.outline = self._make() if self._drawing is None else self._drawing.outline
+        """The shapes on the meta device; the network itself if it has to be made whole."""
+
+    def draw(self, world: World, own_of: Callable[[nn.Module], Own]) -> Drawn:
+        """Draw the first weights. All ranks call it. `own_of` returns this rank's parts.
+
+        Raises: RecipeError, which `own_of` may raise; OwnCodeError; PeerLostError.
+        """
+        is_alone = world.group is None
+        keeper = None
+        if self._drawing is not None:
+            keeper = self._keep(self._drawing, own_of, is_alone)
+        if keeper is None:
+            keeper = self._whole(is_alone)
+        told = gather_text(world, keeper.digest)
+        others = [rank for rank, text in enumerate(told) if text != told[0]]
+        if others:
+            keeper.take_from_first(world)
+        network = keeper.network
+        for name, tensor in named_tensors(network):
+            if name in keeper.own:
+                zero = torch.zeros((), dtype=tensor.dtype, device=world.device)
+                tensor.data = zero.expand(tensor.shape)
+        place_model(network, self._recipe, world.device)
+        pieces = {n: [each.to(world.device) for each in has] for n, has in keeper.pieces.items()}
+        return Drawn(network, pieces, others)
+
+    def _keep(
+        self, drawing: Drawing, own_of: Callable[[nn.Module], Own], is_alone: bool
+    ) -> "_Keeper | None":
+        try:
+            own = own_of(drawing.outline)
+        except RecipeError:
+            return None  # the error may be about the outline only; else it is raised again
+        keeper = _Keeper(own, drawing.order, lambda take: drawing.draw([], take), is_alone)
+        whole = [name for name in drawing.kept if name not in own]
+        network = drawing.draw(whole, keeper.take)
+        if network is None:
+            return None
+        keeper.put_in(network)
+        return keeper
+
+    def _whole(self, is_alone: bool) -> "_Keeper":
+        network = self.outline if self._drawing is None else self._make()
+        named = dict(named_tensors(network))
+        if any(each.is_meta for each in named.values()):
+            raise RecipeError(
+                "model() returned the network that it had made before; one that is split or in "
+                "stages is made more than once, so return a new one each time"
+            )
+
+        def again(take: Callable[[str, Tensor], None]) -> None:
+            for name, tensor in named.items():
+                take(name, tensor.detach())
+
+        keeper = _Keeper({}, list(named), again, is_alone)
+        keeper.put_in(network)
+        again(keeper.take)
+        return keeper
+
+
+class _Keeper:
+    network: nn.Module
+
+    def __init__(
+        self,
+        own: Own,
+        order: Sequence[str],
+        again: Callable[[Callable[[str, Tensor], None]], object],
+        is_alone: bool,
+    ) -> None:
+        self.own, self._order, self._again = own, order, again
+        self._is_alone = is_alone
+        self.pieces: dict[str, Sequence[Tensor]] = {}
+        self._digests: dict[str, str] = {}
+
+    def put_in(self, network: nn.Module) -> None:
+        self.network = network
+
+    def take(self, name: str, whole: Tensor) -> None:
+        self._digests[name] = "" if self._is_alone else digest([(name, whole)])
+        self._keep(name, whole)
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(json.dumps(self._digests, sort_keys=True).encode()).hexdigest()
+
+    def take_from_first(self, world: World) -> None:
+        order: Iterable[str] = json.loads(text_of_first(world, json.dumps(self._order)))
+        if world.is_first:
+            self._again(lambda _, whole: broadcast(world, whole.contiguous()))
+            return
+        named = dict(named_tensors(self.network))
+        for name in order:
+            tensor = named[name]
+            whole = torch.empty(tensor.shape, dtype=tensor.dtype)
+            broadcast(world, whole)
+            self._keep(name, whole)
+            if name not in self.own:
+                tensor.detach().copy_(whole)
+
+    def _keep(self, name: str, whole: Tensor) -> None:
+        # A copy in memory of its own, because alignment may change bits.
+        self.pieces[name] = [
+            whole.narrow(dim, rows.start, len(rows)).clone(memory_format=torch.contiguous_format)
+            for dim, rows in self.own.get(name, ())
+        ]

@@ -1,0 +1,254 @@
+"""A recipe's network with split layers, and errors that name the recipe's setting."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from firecaffe.cluster.group import Group
+from firecaffe.errors import RecipeError
+from firecaffe.gradients.config import ExchangeConfig
+from firecaffe.models.drawing import named_tensors
+from firecaffe.parallel.config import AUTO, ONE_WEIRD_TRICK, ParallelConfig
+from firecaffe.parallel.layers_in_parts import SplitLayer
+from firecaffe.parallel.own_samples import OwnSamples
+from firecaffe.parallel.parts import PartGroup
+from firecaffe.parallel.split import choose_layers, own_pieces, split_layers
+from firecaffe.parallel.tensor import whole
+from firecaffe.training.parallel.cut_pieces import FreshNetwork, Names, NumbersOfRow, Source
+from firecaffe.training.parallel.mesh import Mesh, mark_cut_up
+from firecaffe.training.piece import Numbers
+from firecaffe.training.updates.spread import Part
+from firecaffe.transport.local_ranks import LocalRanks, meet_local_ranks
+
+
+@dataclass(frozen=True)
+class RowNetwork:
+    mesh: Mesh
+    names: Names
+    has_buffers: bool
+    other_weights: list[int]
+    outline: dict[str, nn.Parameter]
+    """The whole network's parameters, in its order, on the meta device."""
+
+    @property
+    def trained_outline(self) -> dict[str, nn.Parameter]:
+        return {name: each for name, each in self.outline.items() if each.requires_grad}
+
+    def called(self, name: str) -> str:
+        """Return the whole tensor's name for this rank's name of a part."""
+        return self.names.source(name)[0].whole
+
+    def part(self, name: str) -> Part:
+        source, _ = self.names.source(name)
+        if not source.cut:
+            return Part(source.whole)
+        return Part(source.whole, source.part, len(source.cut) - 1)
+
+    def numbers_of_row(self, numbers: Numbers) -> Numbers:
+        """Return numbers that the row keeps together, by whole names. All its ranks call it."""
+        return NumbersOfRow(numbers, self.names, self.mesh.row)
+
+
+def outline_of(wholes: Mapping[str, Tensor]) -> dict[str, nn.Parameter]:
+    return {
+        name: nn.Parameter(torch.empty_like(each, device="meta"), each.requires_grad)
+        for name, each in wholes.items()
+        if isinstance(each, nn.Parameter)
+    }
+
+
+FULLY_CONNECTED = ("neurons", "inputs")
+
+
+@dataclass(frozen=True)
+class SplitNetwork(RowNetwork):
+    group: PartGroup
+    parameters: frozenset[nn.Parameter]
+    """The parameters of which each rank of a row has a part."""
+    chosen: dict[str, str]
+    """The split layers, each with its value of `parallel.split`."""
+    outlines: dict[str, nn.Parameter]
+    """Trained parameters that only other ranks have, on meta, so that name patterns match them."""
+
+    @property
+    def row(self) -> dict[str, Any]:
+        mesh = self.mesh
+        return {
+            "data": mesh.column.world_size,
+            "model": mesh.row.world_size,
+            "scheme": "none" if self.own_samples is None else ONE_WEIRD_TRICK,
+            "parts": self.group.num_parts,
+            "split": self.chosen,
+        }
+
+    @property
+    def own_samples(self) -> OwnSamples | None:
+        """The row, if its ranks have samples of their own."""
+        return self.group if isinstance(self.group, OwnSamples) else None
+
+
+def chosen_layers(model: nn.Module, words: ParallelConfig) -> dict[str, str]:
+    """Return the layers that a recipe splits; if it names none, those that its scheme splits.
+
+    Raises: RecipeError, with the layer's name, if one cannot be split so.
+    """
+    choose, check = SCHEMES[words.scheme]
+    chosen = choose_layers(model, words.split or choose(model, words.scheme))
+    for name, word in chosen.items():
+        check(name, word, model.get_submodule(name))
+    return chosen
+
+
+def _nothing(_: nn.Module, __: str) -> dict[str, str]:
+    return {}
+
+
+def _fully_connected(model: nn.Module, scheme: str) -> dict[str, str]:
+    """Split by neurons and inputs in turns.
+
+    Inputs are first if the first layer has fewer outputs than inputs: the narrower side is sent
+    whole.
+    """
+    linear = [name for name, each in model.named_modules() if type(each) is nn.Linear]
+    if not linear:
+        raise RecipeError(f"parallel.scheme {scheme}: the network has no fully connected layer")
+    first: Any = model.get_submodule(linear[0])
+    shift = int(first.out_features < first.in_features)
+    return {name: FULLY_CONNECTED[(place + shift) % 2] for place, name in enumerate(linear)}
+
+
+def _any_layer(_: str, __: str, ___: nn.Module) -> None:
+    pass
+
+
+def _only_linear(name: str, word: str, layer: nn.Module) -> None:
+    if type(layer) is not nn.Linear:
+        raise RecipeError(
+            f"parallel.split has {name} by {word}: one_weird_trick splits fully connected layers "
+            "alone; leave it out, or take parallel.scheme none"
+        )
+
+
+SCHEMES: dict[
+    str,
+    tuple[Callable[[nn.Module, str], dict[str, str]], Callable[[str, str, nn.Module], None]],
+] = {
+    "none": (_nothing, _any_layer),
+    ONE_WEIRD_TRICK: (_fully_connected, _only_linear),
+    AUTO: (_fully_connected, _any_layer),
+}
+"""For each scheme, the layers that it splits by default, and the check of a split layer."""
+
+
+def split_network(
+    fresh: FreshNetwork,
+    words: ParallelConfig,
+    mesh: Mesh,
+    exchange: ExchangeConfig,
+    resources: ExitStack,
+) -> tuple[nn.Module, SplitNetwork]:
+    """Make a network whose layers are split; its outputs are whole. All ranks call it.
+
+    Raises: RecipeError, with the layer's name, if one cannot be split so.
+    """
+    group = _group(mesh.stage, words, exchange, resources)
+    drawn = fresh.draw(
+        mesh.world, lambda outline: own_pieces(outline, chosen_layers(outline, words), group)
+    )
+    model = drawn.network
+    wholes = dict(named_tensors(model))
+    has_buffers = any(True for _ in model.buffers())
+    outline = outline_of(wholes)
+    chosen = chosen_layers(model, words)
+    mark_cut_up(model)
+    split_layers(model, chosen, group, drawn.pieces)
+    model.register_forward_hook(give_whole)
+    found = find_parts(model, group)
+    names = Names(found.sources, {n: place for place, n in enumerate(wholes)}, found.elsewhere)
+    outlines = {
+        name: nn.Parameter(torch.empty_like(wholes[name], device="meta"))
+        for name in sorted(found.elsewhere)
+        if wholes[name].requires_grad
+    }
+    return model, SplitNetwork(
+        mesh,
+        names,
+        has_buffers,
+        drawn.other_weights,
+        outline,
+        group,
+        found.parameters,
+        chosen,
+        outlines,
+    )
+
+
+@dataclass(frozen=True)
+class SplitTensors:
+    sources: Mapping[str, Source]
+    parameters: frozenset[nn.Parameter]
+    elsewhere: frozenset[str]
+    """The whole tensors that only other ranks have."""
+
+
+def find_parts(model: nn.Module, group: PartGroup) -> SplitTensors:
+    sources: dict[str, Source] = {}
+    parameters, elsewhere = set[nn.Parameter](), set[str]()
+    for layer_name, layer in model.named_modules():
+        if isinstance(layer, SplitLayer):
+            own_names = {id(each): n for n, each in layer.state_dict(keep_vars=True).items()}
+            for name, held in layer.held().items():
+                whole_name = f"{layer_name}.{name}"
+                if held.is_elsewhere:
+                    elsewhere.add(whole_name)
+                    continue
+                for number, tensor in enumerate(held.own):
+                    part = group.own.start + number
+                    own = f"{layer_name}.{own_names[id(tensor)]}"
+                    sources[own] = Source(whole_name, held.dim, held.cut, part)
+                    if held.cut and isinstance(tensor, nn.Parameter):
+                        parameters.add(tensor)
+    return SplitTensors(sources, frozenset(parameters), frozenset(elsewhere))
+
+
+def _group(
+    row: Group, words: ParallelConfig, exchange: ExchangeConfig, resources: ExitStack
+) -> PartGroup:
+    if words.shares_samples:
+        return PartGroup(row, words.num_parts)
+    return OwnSamples(row, words.num_parts, _meet(row, exchange, resources))
+
+
+def _meet(row: Group, words: ExchangeConfig, resources: ExitStack) -> LocalRanks | None:
+    is_one_host = row.local_world_size == row.world_size
+    if not is_one_host or not words.shared_memory or row.device.type != "cpu":
+        return None
+    local = meet_local_ranks(row, words.timeout_s)
+    if local is not None:
+        resources.callback(local.close)
+    return local
+
+
+def give_whole(_: nn.Module, __: Any, outputs: Any) -> Any:
+    return whole(outputs)
+
+
+OF_LAYERS, OF_STAGES = "split", "stages"
+"""The prefixes of such errors, which `firecaffe.split` and `cut_stages` raise too."""
+
+
+@contextmanager
+def in_words_of(words: ParallelConfig) -> Iterator[None]:
+    """Name the recipe's setting in the block's RecipeErrors."""
+    try:
+        yield
+    except RecipeError as error:
+        of, _, said = str(error).partition(": ")
+        word = {OF_LAYERS: words.word, OF_STAGES: "parallel.stages"}.get(of)
+        if word is None:
+            raise
+        raise RecipeError(f"{word}: {said}") from error

@@ -1,0 +1,380 @@
+"""Predictions of a run's network, for image files or for a data set's test samples."""
+
+import io
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import UnidentifiedImageError
+from torch import Tensor, nn
+
+from firecaffe.data import Data, DataConfig, Dataset, eval_batches, is_images, num_classes
+from firecaffe.data.augment import center_crop, middle, normalize
+from firecaffe.data.caffe_source import reader_of_files
+from firecaffe.data.dataset import BrokenSampleError
+from firecaffe.data.decode import FORMATS, decoded, scale
+from firecaffe.data.image_folder import (
+    SUFFIXES,
+    is_image,
+    kind_of,
+    listed,
+    notes_of,
+    read_image_file,
+)
+from firecaffe.errors import DataError, RecipeError
+from firecaffe.recipe.config import TrainConfig
+from firecaffe.recipe.sections import Recipe
+from firecaffe.tasks.outputs import prediction_of
+from firecaffe.training.forward import AUTOCAST, laid_out, seed_random
+from firecaffe.training.run_facts import About
+from firecaffe.user_code import is_caffe
+
+GRAY = (19595, 38470, 7471)
+"""Weights of red, green and blue in gray, of 65536. Source: ITU-R BT.601, as Pillow rounds it."""
+
+ARRAY = ".npy"
+
+Read = Callable[[Path], list[tuple[str, Tensor]]]
+"""Reads the samples of a file, each with its name. Raises: DataError, which names the file."""
+
+
+def list_files(words: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """List files, with the images and arrays in folders; and lines on others. Raises: DataError."""
+    found: list[Path] = []
+    unread: dict[str, Counter[str]] = {}
+    for word in words:
+        path = Path(word)
+        if path.is_dir():
+            inside = sorted(_files_in(path))
+            taken = [each for each in inside if is_image(each.name) or _is_array(each)]
+            unread[word] = Counter(kind_of(each.name) for each in set(inside) - set(taken))
+            if not taken:
+                raise DataError(
+                    f"{path}: holds no images ({unread[word].total()} other files), expected files "
+                    f"in {', '.join(SUFFIXES)}"
+                )
+            found += taken
+        elif path.exists():
+            found.append(path)
+        else:
+            raise DataError(f"{path}: there is no such image or folder")
+    return found, notes_of(unread)
+
+
+def _files_in(folder: Path) -> Iterator[Path]:
+    try:
+        inside = listed(folder)
+    except OSError as error:
+        raise DataError(f"{folder}: cannot be read, {error.strerror}") from error
+    for each in inside:
+        if each.is_dir(follow_symlinks=False):
+            yield from _files_in(Path(each.path))
+        elif each.is_file():
+            yield Path(each.path)
+
+
+def _is_array(path: Path) -> bool:
+    return path.suffix.lower() == ARRAY
+
+
+def reader_of(paths: Sequence[Path], about: About, config: DataConfig) -> Read:
+    """Return a reader of such files. Raises: RecipeError if inputs are not made from such files."""
+    if not about.input_shape and any(map(_is_array, paths)):
+        raise RecipeError(
+            "the run's inputs are several tensors, which no one array has; leave IMAGES out and "
+            "name data: --data.name, --data.path"
+        )
+    if about.is_decoded and (array := next(filter(_is_array, paths), None)):
+        raise RecipeError(f"{array} is an array, and the run's inputs are images that are decoded")
+    image = None if all(map(_is_array, paths)) else _image_reader(about, config)
+
+    def read(path: Path) -> list[tuple[str, Tensor]]:
+        if image is None or _is_array(path):
+            return read_array(path, about, config)
+        return [(str(path), image(path))]
+
+    return read
+
+
+def _image_reader(about: About, config: DataConfig) -> Callable[[Path], Tensor]:
+    if is_caffe(config.name):
+        make = reader_of_files(config, about.input_shape[0] if about.input_shape else 3)
+        return lambda path: _of_caffe(path, make, about)
+    if about.sample_CHW and about.sample_CHW[0] in (1, 3):
+        return lambda path: read_image(path, about, config)
+    shape = "x".join(map(str, about.input_shape)) or "no one tensor"
+    raise RecipeError(
+        f"the run's inputs ({shape}) are made by a data set of one's own, so predict does not know "
+        "how an image becomes one; give arrays of that shape (.npy), or leave IMAGES out and name "
+        "data: --data.name, --data.path"
+    )
+
+
+def _of_caffe(path: Path, make: Callable[[bytes], Tensor], about: About) -> Tensor:
+    try:
+        image_CHW = make(read_image_file(path))
+    except BrokenSampleError as error:
+        raise _broken(path, error) from error
+    except DataError as error:
+        raise DataError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from error
+    _check_shape(path, image_CHW, about)
+    return image_CHW
+
+
+def _broken(path: Path, error: BrokenSampleError) -> DataError:
+    if isinstance(error.__cause__, UnidentifiedImageError):
+        return DataError(f"{path}: is no image that is read ({', '.join(FORMATS)})")
+    return DataError(f"{path}: {error}")
+
+
+def _check_shape(path: Path, sample: Tensor, about: About) -> None:
+    if tuple(sample.shape) != about.input_shape:
+        raise DataError(
+            f"{path}: comes to {_by(sample.shape)}; the network takes {_by(about.input_shape)}"
+        )
+
+
+def _by(shape: Sequence[int]) -> str:
+    return " x ".join(map(str, shape)) or "one number"
+
+
+def read_array(path: Path, about: About, config: DataConfig) -> list[tuple[str, Tensor]]:
+    """Read one sample, or several in rows, as the run's data set gives them; images are cropped.
+
+    Several are named by the file and their number. Raises: DataError if the file cannot be read, or
+    has another shape or type.
+    """
+    try:
+        array = np.load(io.BytesIO(read_image_file(path)), allow_pickle=False)
+    except (ValueError, EOFError, OSError, MemoryError) as error:  # as a shape beyond the file
+        said = " ".join(str(error).split())
+        raise DataError(f"{path}: is no array that is read ({said:.80})") from error
+    expected = "uint8" if about.sample_CHW else about.input_dtype
+    if array.dtype.name == "float64" and expected == "float32":
+        array = array.astype(np.float32)  # numpy's default
+    if array.dtype.name != expected:
+        raise DataError(f"{path}: is of {array.dtype}; expected {expected}, as the run's samples")
+    is_one = array.ndim == len(about.input_shape)
+    if not is_one and array.ndim != len(about.input_shape) + 1:
+        raise DataError(
+            f"{path}: is {_by(array.shape)}; expected {_by(about.input_shape)}, or rows of that"
+        )
+    samples = torch.from_numpy(np.ascontiguousarray(array[None] if is_one else array))
+    is_cut = config.crop or config.pad
+    if is_cut and min(samples.shape[-2:]) + 2 * config.pad >= config.crop:
+        samples = center_crop(samples, config.crop, config.pad)
+    for sample in samples[:1]:
+        _check_shape(path, sample, about)
+    if not about.sample_CHW and (config.mean or config.std):
+        samples = normalize(samples, config.mean, config.std, "cpu")
+    return [
+        (str(path) if is_one else f"{path}[{number}]", sample)
+        for number, sample in enumerate(samples)
+    ]
+
+
+def read_image(path: Path, about: About, config: DataConfig) -> Tensor:
+    """Read one image, uint8 of C x H x W, scaled and cropped as in a test. Raises: DataError."""
+    try:
+        image_CHW = decoded(read_image_file(path), config.exif)
+    except BrokenSampleError as error:
+        raise _broken(path, error) from error
+    if about.is_decoded and config.augment == "inception":
+        return middle(image_CHW, config.resize, config.crop)
+    channels, rows, columns = about.sample_CHW
+    if channels == 1:
+        image_CHW = _gray(image_CHW)
+    if about.is_decoded:
+        rows = columns = config.resize
+    image_1CHW = scale(image_CHW, rows, columns).unsqueeze(0)
+    return center_crop(image_1CHW, config.crop, config.pad).squeeze(0)
+
+
+def as_inputs(
+    samples: Sequence[Tensor], about: About, config: DataConfig, device: torch.device
+) -> Tensor:
+    """Return a batch for the network: image bytes become normalized float32 of B x C x H x W."""
+    batch = torch.stack(list(samples))
+    if about.sample_CHW:
+        return normalize(batch, config.mean, config.std, device)
+    return batch.to(device)
+
+
+def _gray(image_CHW: Tensor) -> Tensor:
+    weights_C11 = torch.tensor(GRAY).view(3, 1, 1)
+    sum_1HW = (image_CHW.to(torch.int64) * weights_C11).sum(0, keepdim=True)
+    return ((sum_1HW + (1 << 15)) >> 16).to(torch.uint8)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    sample: str
+    """The image's path, or the sample's number in its data set."""
+    classes: tuple[int, ...] = ()
+    """In classification the labels, the most probable first."""
+    probabilities: tuple[float, ...] = ()
+    """Probabilities of `classes`; with several labels, of each label."""
+    values: tuple[float, ...] = ()
+    """In regression, and for a user's task, the outputs."""
+    mask_HW: Tensor | None = None
+    """In segmentation, the label of each pixel."""
+
+
+Named = tuple[list[str], Any]
+"""The samples of a batch by name, and the network's inputs."""
+
+
+def of_files(
+    paths: Sequence[Path],
+    read: Read,
+    about: About,
+    config: DataConfig,
+    batch_size: int,
+    device: torch.device,
+    broken: Callable[[DataError], None],
+) -> Iterator[Named]:
+    """Yield batches of files' samples. broken: receives the error of each file that is left out."""
+    samples = _samples(paths, read, broken)
+    while taken := list(islice(samples, batch_size)):
+        names, tensors = zip(*taken, strict=True)
+        yield list(names), as_inputs(tensors, about, config, device)
+
+
+def _samples(
+    paths: Sequence[Path], read: Read, broken: Callable[[DataError], None]
+) -> Iterator[tuple[str, Tensor]]:
+    for path in paths:
+        try:
+            found = read(path)
+        except DataError as error:
+            broken(error)
+        else:
+            yield from found
+
+
+def of_samples(
+    dataset: Dataset, config: DataConfig, batch_size: int, device: torch.device
+) -> Iterator[Named]:
+    """Yield batches of a data set's samples, which are named by their numbers, from 0."""
+    batches = eval_batches(dataset, batch_size, 0, 1, config=config, device=device)
+    for number, inputs, _ in batches:
+        start = number * batch_size
+        stop = min(start + batch_size, len(dataset))
+        yield [str(sample) for sample in range(start, stop)], inputs
+
+
+def predictions(
+    model: nn.Module, recipe: Recipe, batches: Iterator[Named], device: torch.device
+) -> Iterator[Prediction]:
+    read = READERS.get(meaning(recipe.task.name), _values)
+    for number, (names, inputs) in enumerate(batches):
+        seed_random(recipe.train.seed, "evaluation", number)
+        outputs = outputs_of(model, inputs, recipe.train, device)
+        yield from map(read, names, outputs.float().cpu())
+
+
+@torch.no_grad()
+def outputs_of(model: nn.Module, inputs: Any, config: TrainConfig, device: torch.device) -> Tensor:
+    """Return the network's prediction, in the arithmetic of the run's evaluation."""
+    dtype = AUTOCAST.get(config.autocast)
+    with torch.autocast(device.type, dtype, enabled=dtype is not None):
+        return prediction_of(model(laid_out(inputs, config)))
+
+
+def meaning(task: str) -> str:
+    """Return our task with such outputs, or a name that is not in READERS. Raises: RecipeError."""
+    if not is_caffe(task):
+        return task
+    from firecaffe.tasks.caffe import meaning_of  # imported here, because only Caffe nets need it
+
+    return meaning_of(task)
+
+
+def _classes(name: str, logits: Tensor) -> Prediction:
+    if logits.numel() > len(logits):
+        return _values(name, logits)
+    logits = logits.flatten()  # Caffe's may be of (classes, 1, 1)
+    probabilities, classes = logits.softmax(0).sort(descending=True, stable=True)
+    return Prediction(name, tuple(classes.tolist()), tuple(probabilities.tolist()))
+
+
+def _labels(name: str, logits: Tensor) -> Prediction:
+    return Prediction(name, probabilities=tuple(logits.sigmoid().tolist()))
+
+
+def _values(name: str, outputs: Tensor) -> Prediction:
+    return Prediction(name, values=tuple(outputs.flatten().tolist()))
+
+
+def _mask(name: str, logits_CHW: Tensor) -> Prediction:
+    return Prediction(name, mask_HW=logits_CHW.argmax(0))
+
+
+READERS: dict[str, Callable[[str, Tensor], Prediction]] = {
+    "classification": _classes,
+    "multilabel": _labels,
+    "regression": _values,
+    "segmentation": _mask,
+}
+"""Functions that interpret an output, by `meaning`; other outputs are just numbers."""
+
+AS_PREDICTED = {
+    "classification": "logits; predict's probabilities are outputs.softmax(1)",
+    "multilabel": "logits; predict's probabilities are outputs.sigmoid()",
+    "segmentation": "logits; predict's masks are outputs.argmax(1)",
+}
+"""Explanations of outputs and their predictions, by `meaning`; others are the prediction."""
+
+
+# classes that a line names
+MOST_NAMED = 5
+
+
+def labels_of_run(about: About, data: Data, config: DataConfig) -> Tensor | None:
+    """Return the run's label of each label of the test data, int64 of (classes,).
+
+    None if they are the same, or if either side does not name its classes. Raises: DataError if the
+    run does not know a class, or had fewer of them.
+    """
+    where = config.path or config.name
+    names, known = _names(data), about.class_names
+    if not names or not known:
+        found = num_classes(data.train)
+        if found is not None and about.num_classes is not None and found > about.num_classes:
+            raise DataError(
+                f"{where}: the data have {found} classes, the run was trained on "
+                f"{about.num_classes}; expected no more"
+            )
+        return None
+    if names == known[: len(names)]:
+        return None
+    if unknown := [name for name in names if name not in known]:
+        raise DataError(
+            f"{where}: the run does not know {_listed(unknown)}; its "
+            f"{len(known)} classes are {_listed(known)}"
+        )
+    if not is_images(data.test):
+        raise DataError(
+            f"{where}: the classes are {_listed(names)}, the run's {_listed(known)}; "
+            "expected them in the same order, as the targets are not one class for each sample"
+        )
+    return torch.tensor([known.index(name) for name in names])
+
+
+def _names(data: Data) -> tuple[str, ...]:
+    names = _named(data.test) or _named(data.train)
+    return names if len(names) >= (num_classes(data.train) or 0) else ()
+
+
+def _named(dataset: Dataset) -> tuple[str, ...]:
+    return tuple(map(str, getattr(dataset, "class_names", ())))
+
+
+def _listed(names: list[str] | tuple[str, ...]) -> str:
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(map(repr, names[:MOST_NAMED])) + more

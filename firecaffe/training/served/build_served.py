@@ -1,0 +1,118 @@
+"""Builds a training with a server from a run: its policy, its clock and its memory."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from firecaffe.data import SampleOrder
+from firecaffe.data.train_batches import TrainBatches
+from firecaffe.errors import RecipeError
+from firecaffe.recipe.run import Run
+from firecaffe.synchrony.clock import SimulatedClock, seconds_of
+from firecaffe.synchrony.leaf_queue import Leaves
+from firecaffe.synchrony.server_policies import make_policy
+from firecaffe.training.checkpoint import Checkpoint
+from firecaffe.training.modes.every_step import EveryStep
+from firecaffe.training.piece import Numbers, NumbersOfParts, Piece
+from firecaffe.training.served.coder import Coder, FeedbackEncoder, make_coder
+from firecaffe.training.served.keeper import Keeper
+from firecaffe.training.served.real import RealRanks
+from firecaffe.training.served.real_clock import RealClock
+from firecaffe.training.served.server import Server
+from firecaffe.training.served.server_memory import ServerMemory
+from firecaffe.training.served.server_steps import LoggedClock, Progress, ServedStepper, Source
+from firecaffe.training.served.work_gradient import Computed, Contributions
+from firecaffe.training.updates.every_rank import EveryRank
+
+
+@dataclass
+class Served(NumbersOfParts):
+    """The parts of a training with a server. Its state is JSON; the memory is a piece."""
+
+    keeper: Keeper
+    server: Server
+    memory: ServerMemory
+    """The memory of all weights. If others keep them, the server has one of buffers only."""
+    clock: LoggedClock
+    real: RealClock | None
+    leaves: Leaves
+    progress: Progress
+    coder: Coder
+
+    def open(self, folder: Path, checkpoint: Checkpoint | None) -> list[str]:
+        return self.keeper.open(self.clock, folder, checkpoint)
+
+    def stepper(
+        self,
+        warm: EveryStep,
+        batches: TrainBatches,
+        source: Source | None = None,
+        ranks: RealRanks | None = None,
+    ) -> ServedStepper:
+        """Make what runs the steps. With a `source` of events, all gradients are computed here."""
+        brought: Contributions = Computed(self.server, warm.holding.forward, batches, self.coder)
+        if source is None and self.real is not None:
+            brought = self.real
+        events = self.clock if source is None else source
+        return ServedStepper(
+            warm,
+            self.server,
+            events,
+            brought,
+            self.leaves,
+            self.progress,
+            self.coder,
+            (lambda _: None) if ranks is None else ranks.tell,
+        )
+
+    def pieces(self) -> dict[str, Piece]:
+        found: dict[str, Piece] = {"server": self.memory}
+        if isinstance(self.coder, FeedbackEncoder) and self.real is None:
+            found["compressor"] = self.coder
+        return found
+
+    @property
+    def row(self) -> dict[str, Any]:
+        measured = {} if self.real is None else self.real.row
+        return {**self.clock.tally.row, **measured}
+
+    def close(self) -> None:
+        self.clock.close()
+
+    @property
+    def _parts(self) -> dict[str, Numbers]:
+        return {"server": self.server, "clock": self.clock, "progress": self.progress}
+
+
+def make_served(run: Run, update: EveryRank, keeper: Keeper, learners: int) -> Served:
+    """Make a training with a server. `update` makes the warm steps.
+
+    Raises: RecipeError if the training is no longer than its warm steps, or the file of measured
+    speeds cannot be read.
+    """
+    words, train = run.recipe.synchrony, run.recipe.train
+    forward, named = update.holding.forward, update.holding.named
+    optimizer, ema = update.applier.optimizer, update.applier.ema
+    if words.warm_steps >= run.steps:
+        raise RecipeError(
+            f"synchrony.warm_steps is {words.warm_steps}, the training has {run.steps} steps; it "
+            "must be less"
+        )
+    leaves = leaves_of(run.order, words.warm_steps, run.steps)
+    memory = ServerMemory(forward.model, named, squares=words.compensate == "delay")
+    clip, there = run.recipe.solver.clip_gradients, set(range(learners))
+    own = memory if keeper.has_weights else ServerMemory(forward.model, {}, squares=False)
+    made = named, optimizer, own, words, there, forward.buffers, clip
+    server = Server(*made, ema=ema if keeper.has_weights else None)
+    policy = make_policy(words, leaves, learners)
+    real = RealClock(policy, own, keeper.needs_all) if words.clock == "real" else None
+    clock = real or SimulatedClock(policy, seconds_of(words, train.seed))
+    logged = LoggedClock(clock, leaves.first_step, learners)
+    coder = make_coder(run.recipe.exchange.codec, named)
+    return Served(keeper, server, memory, logged, real, leaves, Progress(), coder)
+
+
+def leaves_of(order: SampleOrder, first_step: int, last_step: int) -> Leaves:
+    per_epoch = -(-order.num_samples // order.micro_batch_size)
+    per_step = order.num_micro_batches
+    return Leaves(first_step, last_step, order.steps_per_epoch, per_step, per_epoch)

@@ -1,0 +1,167 @@
+"""The tensors that a server keeps in addition to the weights.
+
+    version/V/NAME             parameters and buffers at version V, while a learner computes with
+                               them, or a gradient of that version waits to be applied
+    gradient/STEP.PLACE/NAME   a gradient that waits for others of its update
+    tail/STEP.PLACE/I          its loss and its changes to buffers
+    mean_square/NAME           the gradients' mean square, for delay compensation
+
+There are no more versions than works under way, so the staleness bounds them. On a CPU, those
+beyond MOST_BYTES are in mapped files, whose pages the system writes out and reads again. A file is
+in the folder for temporary files (TMPDIR) and has no name, so nothing is left of it however the
+process ends.
+"""
+
+import mmap
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from firecaffe.errors import CheckpointError, RunError
+from firecaffe.synchrony.leaf_queue import Leaf
+from firecaffe.training.tensor_file import Stored
+from firecaffe.transport.collect import HeldPart
+
+ALIGNMENT = 64
+"""Bytes. Each tensor begins at a multiple of it."""
+
+
+def copy_in_memory(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: each.clone() for name, each in tensors.items()}
+
+
+def copy_in_file(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copy dense tensors on the host into a mapped file. Raises: RunError if there is no room.
+
+    The copies have the tensors' strides, on which the bits of a convolution may depend.
+    """
+    places, end = {}, 0
+    for name, each in tensors.items():
+        places[name] = end
+        end += -(-each.nbytes // ALIGNMENT) * ALIGNMENT
+    data, copies = bytes_in_file(end), {}
+    for name, each in tensors.items():
+        run = data[places[name] : places[name] + each.nbytes].view(each.dtype)
+        copies[name] = run.as_strided(each.shape, each.stride()).copy_(each)
+    return copies
+
+
+def bytes_in_file(size: int) -> Tensor:
+    """Return so many zeros in a mapped file. Raises: RunError if there is no room."""
+    return torch.frombuffer(_mapped(max(size, 1)), dtype=torch.uint8)[:size]
+
+
+def size_of(tensors: Mapping[str, Tensor]) -> int:
+    return sum(each.nbytes for each in tensors.values())
+
+
+def _mapped(size: int) -> mmap.mmap:
+    try:
+        with tempfile.TemporaryFile() as file:
+            if sys.platform.startswith("linux"):  # else a full disk would kill the process
+                os.posix_fallocate(file.fileno(), 0, size)
+            else:
+                file.truncate(size)
+            return mmap.mmap(file.fileno(), size)
+    except OSError as error:
+        raise RunError(
+            f"{tempfile.gettempdir()}: no room for a version of the weights, {size:,} bytes "
+            f"({error.strerror}); another folder for temporary files is set by TMPDIR, and fewer "
+            "learners have fewer versions"
+        ) from error
+
+
+MOST_BYTES = 2 << 30
+"""The bytes of versions that may be in memory."""
+
+
+@dataclass
+class Gradient:
+    tensors: dict[str, Tensor]
+    """Gradients of used parameters: the sum over the leaf's samples / a full leaf's samples."""
+    tail: list[Tensor]
+    """The loss, and the changes to buffers; see `training.forward`."""
+
+
+class ServerMemory:
+    held_by_all = True
+    is_result = True
+
+    def __init__(self, model: nn.Module, named: Mapping[str, nn.Parameter], squares: bool) -> None:
+        self._model, self._named = model, named
+        self.versions: dict[int, dict[str, Tensor]] = {}
+        self.gradients: dict[Leaf, Gradient] = {}
+        self.mean_square = (
+            {name: torch.zeros_like(each) for name, each in named.items()} if squares else {}
+        )
+
+    def keep(self, version: int) -> None:
+        if version in self.versions:
+            return
+        now = self._now()
+        in_file = self.is_full(size_of(now)) and all(each.is_cpu for each in now.values())
+        self.versions[version] = copy_in_file(now) if in_file else copy_in_memory(now)
+
+    def is_full(self, size: int) -> bool:
+        return sum(map(size_of, self.versions.values())) + size > MOST_BYTES
+
+    def release(self, needed: set[int]) -> None:
+        for version in self.versions.keys() - needed:
+            del self.versions[version]
+
+    def _now(self) -> dict[str, Tensor]:
+        buffers = dict(self._model.named_buffers())
+        return {name: each.detach() for name, each in {**self._named, **buffers}.items()}
+
+    def parts(self) -> dict[str, HeldPart]:
+        found: dict[str, Tensor] = {}
+        for version, tensors in sorted(self.versions.items()):
+            found |= {f"version/{version}/{name}": each for name, each in tensors.items()}
+        for leaf, gradient in sorted(self.gradients.items()):
+            where = f"{leaf.step}.{leaf.place}"
+            found |= {f"gradient/{where}/{name}": each for name, each in gradient.tensors.items()}
+            found |= {f"tail/{where}/{place}": each for place, each in enumerate(gradient.tail)}
+        found |= {f"mean_square/{name}": each for name, each in self.mean_square.items()}
+        return {name: HeldPart(each) for name, each in found.items()}
+
+    @torch.no_grad()
+    def load(self, stored: Stored) -> None:
+        """Load it. Raises: CheckpointError if a tensor is of another network, or of no server."""
+        now = self._now()
+        for path in stored:
+            try:
+                kind, where, *rest = path.split("/")
+                name = rest[0] if rest else ""
+                if kind == "version":
+                    self.versions.setdefault(int(where), {})[name] = _like(now[name], stored[path])
+                elif kind == "mean_square":
+                    self.mean_square[where].copy_(stored[path])
+                else:
+                    step, place = map(int, where.split("."))
+                    gradient = self.gradients.setdefault(Leaf(step, place), Gradient({}, []))
+                    if kind == "gradient":
+                        gradient.tensors[name] = _like(now[name], stored[path])
+                    else:
+                        _put(gradient.tail, int(name), stored[path])
+            except (KeyError, ValueError, RuntimeError) as error:
+                raise CheckpointError(
+                    f"checkpoint holds {stored.full_name(path)}, which this training does not have"
+                ) from error
+        for kept in self.versions.values():
+            if kept.keys() != now.keys():
+                raise CheckpointError("checkpoint lacks tensors of a version of the weights")
+
+
+def _like(example: Tensor, value: Tensor) -> Tensor:
+    return torch.empty_like(example, dtype=value.dtype).copy_(value)
+
+
+def _put(tail: list[Tensor], place: int, value: Tensor) -> None:
+    # The parts of a checkpoint's tail come in any order.
+    tail += [value.new_empty(0)] * (place + 1 - len(tail))
+    tail[place] = value.clone()

@@ -1,0 +1,161 @@
+"""Facts that ranks must share before they train together, and doubts about identical bits."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from firecaffe.cluster.agree import digest, gather_text
+from firecaffe.cluster.world import World
+from firecaffe.data import Data, Dataset, drawing_of, is_images, shard_counts
+from firecaffe.data.dataset import layout_of
+from firecaffe.data.layout import named_leaves
+from firecaffe.data.look import is_repeatable
+from firecaffe.errors import RunError
+from firecaffe.exchange import parse_hierarchical
+from firecaffe.exchange.route import HOOK
+from firecaffe.gradients.probe import Probe
+from firecaffe.recipe.identity import flatten
+from firecaffe.recipe.run import Run
+from firecaffe.recipe.sections import Recipe
+from firecaffe.runs.environment import source_digest
+from firecaffe.runs.run_folder import ENVIRONMENT, read_run_file
+from firecaffe.training.checkpoint import Checkpoint
+
+
+def facts(
+    recipe: Recipe,
+    world: World,
+    data: Data,
+    model: nn.Module,
+    checkpoint: Checkpoint | None,
+    unlike: Sequence[str],
+    own_code: Mapping[str, str],
+    weights_sha256: str,
+) -> dict[str, str]:
+    """Return the facts that all ranks must share before they train together, by their names.
+
+    model: the whole network. unlike: the `unrepeatable` parts of the data, of which only the size
+    is compared. own_code: see `training.learner`. weights_sha256: of the file of the first
+    weights.
+    """
+    code = {"torch": torch.__version__, "source": source_digest()[:12]}
+    code |= {section: digest[:12] for section, digest in own_code.items()}
+    words = {k: str(v) for k, v in flatten(recipe).items() if not k.startswith("run.")}
+    resumed = "none" if checkpoint is None else f"step {checkpoint.step}, {checkpoint.digest[:12]}"
+    nodes = {}
+    if parse_hierarchical(recipe.exchange.algorithm) is not None:
+        nodes["the number of ranks on its host"] = str(world.local_world_size)
+    return {
+        **nodes,
+        "the code": ", ".join(f"{what} {which}" for what, which in code.items()),
+        "the file of the first weights": weights_sha256,
+        **words,
+        "the kind of device": world.device.type,
+        "the training data": describe_training(recipe, data, "training" not in unlike),
+        "the validation data": "none"
+        if data.validation is None
+        else describe(data.validation, "validation" not in unlike),
+        "the test data": describe(data.test, "test" not in unlike),
+        "the model": json.dumps(_outline(model)),
+        "the checkpoint": resumed,
+    }
+
+
+def _outline(model: nn.Module) -> dict[str, str]:
+    named = (*model.named_parameters(), *model.named_buffers())
+    return {name: f"{each.dtype} {tuple(each.shape)}" for name, each in named}
+
+
+def describe(dataset: Dataset, is_repeatable: bool = True) -> str:
+    """Describe a data set by its size and a digest of three samples, to tell data sets apart."""
+    if is_images(dataset):
+        shape = "x".join(map(str, dataset.sample_CHW))
+        words = f"{len(dataset)} images of {shape}, {dataset.num_classes} classes"
+    else:
+        words = f"{len(dataset)} samples of {layout_of(dataset)}"
+    if transform := getattr(dataset, "transform_words", ""):
+        words += f", {transform}"
+    if not is_repeatable:
+        return f"{words}, others each time"
+    last = len(dataset) - 1
+    batch = dataset.batch(torch.tensor([0, last // 2, last]))
+    if is_images(dataset):
+        samples = digest(zip(("images", "labels"), batch, strict=True))
+    else:
+        samples = digest(named_leaves(batch))
+    return f"{words}, {samples[:12]}"
+
+
+def describe_training(recipe: Recipe, data: Data, is_repeatable: bool = True) -> str:
+    """Describe the training set, with its shards or weights if they decide the order."""
+    counts = shard_counts(data.train, recipe.data)
+    shards = f", shards {hashlib.sha256(repr(counts).encode()).hexdigest()[:12]}" if counts else ""
+    drawing = drawing_of(data.train, recipe.data.balance)
+    drawn = "" if drawing is None else f", weights {digest([('sums', drawing.sums_N)])[:12]}"
+    return describe(data.train, is_repeatable) + shards + drawn
+
+
+def unrepeatable(world: World, data: Data) -> list[str]:
+    """Return the parts of the data that gave a rank other samples when they were read twice."""
+    own = [name for name, part in data.parts.items() if not is_repeatable(part)]
+    stated = [json.loads(text) for text in gather_text(world, json.dumps(own))]
+    return [name for name in data.parts if any(name in names for names in stated)]
+
+
+def doubt_of_data(part: str) -> str:
+    return (
+        f"the {part} set draws random numbers: asked twice for the same samples, it gave others; "
+        "batch(indices) must depend on the indices alone"
+    )
+
+
+def doubt_of_weights(ranks: Sequence[int]) -> list[str]:
+    if not ranks:
+        return []
+    told = ", ".join(map(str, ranks))
+    return [f"rank {told} made other initial weights from the same seed; rank 0's were taken"]
+
+
+def doubts_of(run: Run, world: World, probe: Probe, checkpoint: Checkpoint | None) -> list[str]:
+    """Return reasons why other numbers of workers, or other machines, may get other bits."""
+    doubts = list(checkpoint.doubts) if checkpoint is not None else []
+    route = run.route
+    if not route.is_invariant:
+        adds = f"exchange.algorithm {route.algorithm} does not add"
+        if route.way == HOOK:
+            adds = f"communication hook {route.hook} need not add"
+        doubts.append(
+            f"{adds} in the order of the micro-batch tree at {world.world_size} workers and "
+            f"{run.leaves_in_words}"
+        )
+    if probe.deviating_ranks:
+        ranks = ", ".join(map(str, probe.deviating_ranks))
+        doubts.append(f"rank {ranks} computes other bits than most ranks on the same micro-batch")
+    if checkpoint is not None and checkpoint.probe != probe.digest:
+        doubts.append("this machine computes other bits than the one that wrote the checkpoint")
+    if checkpoint is not None:
+        doubts += doubts_of_versions(checkpoint)
+    if world.device.type == "cuda" and not run.recipe.train.deterministic:
+        doubts.append("train.deterministic is false; kernels may give other bits in each run")
+    return doubts
+
+
+def doubts_of_versions(checkpoint: Checkpoint) -> list[str]:
+    # The probe compares one micro-batch anyway, which may give the same bits with other versions.
+    run = None if checkpoint.folder is None else checkpoint.folder.resolve().parent.parent
+    if run is None or not (run / ENVIRONMENT).is_file():
+        return []
+    try:
+        before = read_run_file(run, ENVIRONMENT)
+    except RunError as error:
+        return [f"what the checkpoint was written with is not known: {error}"]
+    now = {"torch": torch.__version__, "cpu_capability": torch.backends.cpu.get_cpu_capability()}
+    return [
+        f"the checkpoint of step {checkpoint.step} was written with {word} {before[word]}, and the "
+        f"run goes on with {word} {value}: bits may differ from there on"
+        for word, value in now.items()
+        if word in before and before[word] != value
+    ]

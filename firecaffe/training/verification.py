@@ -1,0 +1,341 @@
+"""Trains a run again on one worker, and compares its steps or its end with what it recorded.
+
+`verify_run` compares each step's loss, to the last bit; the digests of the weights at evaluations
+and checkpoints; the digests of all tensors after each step, if the run wrote them (run.digests);
+every tensor of its remaining checkpoints; and its result, if it ends within these steps.
+
+`replay` computes a run with a server again, and compares its end. No clock is needed: events.jsonl
+has who computed what at which version, and what was dropped. All else is a function of the recipe,
+so the bits have to be the same.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NoReturn
+
+from firecaffe.cluster.agree import digest
+from firecaffe.cluster.world import World
+from firecaffe.errors import NotIdenticalError, RunError
+from firecaffe.recipe.checked_recipe import CheckedRecipe
+from firecaffe.recipe.parallel import layout_of
+from firecaffe.recipe.run import Ranks, Run, resolve
+from firecaffe.runs.environment import describe_environment
+from firecaffe.runs.recorded import Recorded, recorded_of
+from firecaffe.runs.run_folder import DIGESTS, METRICS, read_run_file
+from firecaffe.runs.run_folder import WEIGHTS as WEIGHTS_FILE
+from firecaffe.runs.schemas import DigestsResult
+from firecaffe.synchrony.log import EVENTS, LogReader
+from firecaffe.training.checkpoint import (
+    Checkpoint,
+    checkpoint_name,
+    list_checkpoints,
+    load_checkpoint,
+    load_newest,
+)
+from firecaffe.training.connect import connect
+from firecaffe.training.forward import arithmetic
+from firecaffe.training.learner import Learner, build_learner
+from firecaffe.training.modes.mode import Queued, Steps
+from firecaffe.training.parallel.mesh import make_mesh
+from firecaffe.training.parts import Parts, open_parts
+from firecaffe.training.saver import Saver
+from firecaffe.training.served.build_served import leaves_of
+from firecaffe.training.shared_facts import describe_training
+from firecaffe.training.state import WEIGHTS, State, state_digest
+from firecaffe.training.steps import make_steps
+
+
+class Again:
+    """A training that continues as far as it is asked to."""
+
+    def __init__(self, run: Run, learner: Learner, steps: Steps, log: LogReader | None) -> None:
+        self.run, self.learner = run, learner
+        self._stepper, self._log = steps.stepper, log
+        # the number of steps that are done
+        self.done = 0
+
+    @property
+    def state(self) -> State:
+        return self.learner.state
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        """Put the weights that evaluations use in place, for a `with` block."""
+        return self._stepper.update.evaluating()
+
+    @property
+    def updates(self) -> int:
+        """The number of a server's updates so far; 0 without a server."""
+        return 0 if self._log is None else self._log.version
+
+    def advance(self) -> dict[int, float]:
+        """Train a step, or several until replicas are averaged. Returns each step's loss, from 1.
+
+        Raises: RunError with the line if the log is damaged, NotFiniteError.
+        """
+        run = self.run
+        outcomes: dict[int, Queued] = {}
+        while not outcomes or not run.rounds.is_whole(self.done):
+            outcome = self._stepper.run(self.done, run.learning_rate(self.done))
+            self.done += 1
+            outcomes[self.done] = outcome
+        losses = {step: outcome.read().loss for step, outcome in outcomes.items()}
+        for loss in losses.values():
+            self.state.losses.add(loss)
+        return losses
+
+
+@contextmanager
+def train_again(folder: Path, recipe: CheckedRecipe, world: World, parts: Parts) -> Iterator[Again]:
+    """Train a run from its beginning, for a `with` block, on this process alone.
+
+    parts: what was given to the run in Python. Raises: RunError if the run has a server, and no log
+    of its events or no locks.
+    """
+    if recipe.synchrony.is_lockless:
+        raise RunError(
+            f"{folder}: synchrony.lock none, so that workers wrote to the same weights at times "
+            "that nobody knows; such a run cannot be computed again"
+        )
+    log = LogReader(folder / EVENTS) if recipe.synchrony.is_served else None
+    recipe = replace(recipe, parallel=recipe.parallel.over(1, 1))
+    with ExitStack() as resources:
+        resources.enter_context(arithmetic(recipe.train, world.device))
+        data = open_parts(recipe, parts)
+        described = describe_training(recipe, data)
+        run = resolve(recipe, data, Ranks(), described=described)
+        if log is not None:
+            log.expect(leaves_of(run.order, recipe.synchrony.warm_steps, run.steps))
+        learners = 0 if log is None else log.learners
+        mesh = make_mesh(world, layout_of(recipe.parallel, 1), resources)
+        learner = build_learner(run, parts, data, mesh, None, (), resources, learners)
+        run, reducers, _ = connect(
+            run, learner, learner.mode.summed(), mesh.sharers, None, resources
+        )
+        made = run, learner, mesh, data, reducers
+        steps = make_steps(*made, (), 0, True, resources, source=log)
+        yield Again(run, learner, steps, log)
+
+
+@dataclass(frozen=True)
+class Digests:
+    """SHA-256 digests after a step: of the weights, and of all state with all losses."""
+
+    step: int
+    weights: str
+    state: str
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """A run's digests, and those that came out when it was computed again."""
+
+    recorded: Digests
+    found: Digests
+    updates: int
+
+    @property
+    def is_same(self) -> bool:
+        return self.recorded == self.found
+
+
+def replay(
+    folder: Path,
+    recipe: CheckedRecipe,
+    world: World,
+    to: Path | None = None,
+    parts: Parts | None = None,
+) -> Replayed:
+    """Replay a run up to its end; one that did not finish, up to its newest checkpoint.
+
+    Args:
+        to: A new folder for the checkpoint of what came out; None keeps none.
+        parts: What was given to the run in Python.
+
+    Raises: RunError if the run wrote no events, or its log was damaged, with the line.
+    """
+    if not recipe.synchrony.is_served:
+        raise RunError(
+            f"{folder}: synchrony.mode {recipe.synchrony.mode} writes no events, for its result "
+            "depends on its recipe alone; train it again, or compare workers with verify"
+        )
+    if to is not None and to.exists():
+        raise RunError(f"{to} exists already; what is replayed goes into a new folder")
+    is_finished = (folder / "result.json").is_file()
+    checkpoint = None if is_finished else load_newest(folder)[0]
+    last = digests_of_result(folder).step if checkpoint is None else checkpoint.step
+    with train_again(folder, recipe, world, parts or Parts()) as again:
+        while again.done < last:
+            again.advance()
+        state = again.state
+        found = Digests(last, state.compare_weights()[0], state.sha256())
+        recorded = (
+            digests_of_result(folder) if checkpoint is None else _of_checkpoint(checkpoint, state)
+        )
+        if to is not None:
+            about = Checkpoint(last, dict(again.run.deciding), again.learner.probe.digest)
+            _keep(to, again, about)
+    return Replayed(recorded, found, again.updates)
+
+
+def digests_of_result(folder: Path) -> Digests:
+    """Return the digests of a finished run. Raises: RunError."""
+    row = read_run_file(folder, "result.json", DigestsResult)
+    return Digests(row["steps"], row["weights_sha256"], row["state_sha256"])
+
+
+def _of_checkpoint(checkpoint: Checkpoint, state: State) -> Digests:
+    # `state` says in which order tensors are digested, others last, and which are no results.
+    stored, order = checkpoint.tensors, list(state.tensors_held_by_all())
+    every = [*(name for name in order if name in stored), *sorted(stored.keys() - set(order))]
+    beside = {name for name, piece in state.pieces.items() if not piece.is_result}
+    names = [name for name in every if name.partition("/")[0] not in beside]
+    weights = (name for name in names if name.partition("/")[0] in WEIGHTS)
+    tensors = digest((name, stored[name]) for name in names)
+    return Digests(
+        checkpoint.step,
+        digest((name, stored[name]) for name in weights),
+        state_digest(tensors, checkpoint.history),
+    )
+
+
+def _keep(folder: Path, again: Again, about: Checkpoint) -> None:
+    learner = again.learner
+    if learner.norms is not None:
+        with again.evaluating():
+            learner.norms.estimate(learner.state.world, about.step)
+    (folder / "checkpoints").mkdir(parents=True)
+    with closing(Saver(folder / "checkpoints", 0)) as saver:
+        saver.save(about, learner.state)
+        saver.finish()
+
+
+FACTS = ("cpu", "cpu_capability", "gpus", "torch", "cuda", "source")
+"""Facts of an environment that may change bits."""
+
+
+@dataclass
+class Verified:
+    """Comparisons with a run; `weights` and `tensors` list the steps after which each was made."""
+
+    last: int
+    """The last step that the run has recorded."""
+    steps: int = 0
+    """The number of steps that were trained again."""
+    updates: int = 0
+    """A server's updates; 0 without a server."""
+    losses: int = 0
+    weights: list[int] = field(default_factory=list)
+    tensors: list[int] = field(default_factory=list)
+    result: bool = False
+    """Whether the run's end was compared."""
+
+
+def verify_run(
+    folder: Path, recipe: CheckedRecipe, world: World, steps: int, parts: Parts | None = None
+) -> Verified:
+    """Train the first steps of a run again, and compare.
+
+    Args:
+        steps: At least so many steps: replicas that are apart continue until they are averaged. A
+            shorter run is trained to its end.
+        parts: What was given to the run in Python.
+
+    Raises: NotIdenticalError with the first place that differs; RunError if the run has recorded
+    nothing of these steps, or a file of it was damaged, with the line of the log of events;
+    CheckpointError if a checkpoint was.
+    """
+    recorded = recorded_of(folder)
+    until = min(steps, recorded.last)
+    if not any(step <= until for step in recorded.losses):
+        first = min(recorded.losses, default=0)
+        raise RunError(
+            f"{folder}: begins with step {first}, where it was resumed, so --steps must be at "
+            f"least {first}"
+            if first
+            else f"{folder}: has recorded no step"
+        )
+    is_finished = (folder / "result.json").is_file()
+    checkpoints = list_checkpoints(folder / "checkpoints")
+    found = Verified(recorded.last)
+    with train_again(folder, recipe, world, parts or Parts()) as again:
+        while again.done < until:
+            _compare_losses(folder, recorded, again.advance(), found)
+            _compare_digests(folder, recorded, again, found)
+            if checkpoint_name(again.done) in checkpoints:
+                _compare_checkpoint(folder, again, found)
+        if is_finished and again.done == digests_of_result(folder).step:
+            _compare_result(folder, again)
+            found.result = True
+        found.steps, found.updates = again.done, again.updates
+    return found
+
+
+def _compare_losses(
+    folder: Path, recorded: Recorded, losses: dict[int, float], found: Verified
+) -> None:
+    for step, ours in losses.items():
+        if step < min(recorded.losses):
+            continue  # a step of the run that this one was resumed from
+        if step not in recorded.losses:
+            raise RunError(f"{folder / METRICS}: has no loss of step {step}")
+        found.losses += 1
+        theirs = recorded.losses[step]
+        if ours != theirs:
+            _differs(folder, f"in step {step}: loss {theirs!r} in {METRICS}, {ours!r} here")
+
+
+def _compare_digests(folder: Path, recorded: Recorded, again: Again, found: Verified) -> None:
+    step = again.done
+    if step in recorded.tensors:
+        _compare_tensors(folder, again, recorded.tensors[step], DIGESTS)
+        found.tensors.append(step)
+    if step in recorded.weights:
+        ours, theirs = again.state.compare_weights()[0], recorded.weights[step]
+        if ours != theirs:
+            words = f"weights {theirs[:12]} in {WEIGHTS_FILE}, {ours[:12]} here"
+            _differs(folder, f"after step {step}: {words}")
+        found.weights.append(step)
+
+
+def _compare_checkpoint(folder: Path, again: Again, found: Verified) -> None:
+    where = f"checkpoints/{checkpoint_name(again.done)}"
+    theirs = again.state.digest_each_of(load_checkpoint(folder / where))
+    _compare_tensors(folder, again, theirs, where)
+    found.tensors.append(again.done)
+
+
+def _compare_tensors(folder: Path, again: Again, theirs: dict[str, str], where: str) -> None:
+    ours = again.state.digest_each()
+    names = [*ours, *(theirs.keys() - ours.keys())]
+    name = next((name for name in names if ours.get(name) != theirs.get(name)), "")
+    if name:
+        _differs(folder, f"after step {again.done}: first in {name}, by {where}")
+
+
+def _compare_result(folder: Path, again: Again) -> None:
+    theirs = digests_of_result(folder)
+    ours = again.state.compare_weights()[0], again.state.sha256()
+    for what, our, their in zip(
+        ("weights", "state"), ours, (theirs.weights, theirs.state), strict=True
+    ):
+        if our != their:
+            words = f"{what} {their[:12]} in result.json, {our[:12]} here"
+            _differs(folder, f"at its end, after step {again.done}: {words}")
+
+
+def _differs(folder: Path, where: str) -> NoReturn:
+    why = "; ".join(_reasons(folder))
+    raise NotIdenticalError(
+        f"{folder} differs from its steps on one worker {where}; {why or 'the cause is unknown'}"
+    )
+
+
+def _reasons(folder: Path) -> list[str]:
+    ours, theirs = describe_environment(), read_run_file(folder, "environment.json")
+    unlike = [fact for fact in FACTS if ours[fact] != theirs.get(fact)]
+    found = [f"this machine is another in {', '.join(unlike)}"] if unlike else []
+    if (folder / "result.json").is_file():
+        found += map(str, read_run_file(folder, "result.json").get("identity_doubts", ()))
+    return found

@@ -1,0 +1,233 @@
+"""Sums and gathers of nodes of the micro-batch tree, by the schedule of `exchange.fold`.
+
+A rank may hold several nodes, and nodes may be encoded on the way. They are added decoded, and the
+total is encoded for the way back, also on one rank.
+"""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from firecaffe.cluster.group import Group
+from firecaffe.cluster.world import peers_may_be_lost
+from firecaffe.exchange import fold
+from firecaffe.exchange.leaves import Node, Shares, equal_shares, sum_of_nodes
+from firecaffe.exchange.schedule import REDUCE_SCATTER, Schedule
+from firecaffe.transport.run_schedule import Begun, Collectives
+
+
+class RowCoding(Protocol):
+    """A codec whose rows stand alone; see `gradients.compressors.codec.RowCodec`."""
+
+    @property
+    def row_elements(self) -> int: ...
+    @property
+    def encode(self) -> Callable[[Tensor], Tensor]: ...
+    @property
+    def decode(self) -> Callable[[Tensor], Tensor]: ...
+
+
+class NodeSum:
+    """Computes the root over all ranks' nodes, the same bits on all; for one thread at a time."""
+
+    def __init__(
+        self,
+        world: Group,
+        nodes_of_rank: Sequence[Sequence[Node]],
+        num_leaves: int,
+        early: bool = False,
+    ) -> None:
+        """Set each rank's nodes, in order the whole tree. early: `begin` sends early nodes."""
+        self.world = world
+        self.num_leaves = num_leaves
+        self.nodes_of_rank = nodes_of_rank
+        self._nodes = [node for owned in nodes_of_rank for node in owned]
+        self.num_early = fold.num_early(nodes_of_rank) if early else 0
+        """The number of early rounds: of calls of `begin` before each `finish`."""
+        self._collectives = Collectives(world)
+
+    @property
+    def seconds(self) -> float:
+        return self._collectives.seconds
+
+    @property
+    def own_nodes(self) -> Sequence[Node]:
+        return self.nodes_of_rank[self.world.rank]
+
+    @property
+    def own_early(self) -> Sequence[Node]:
+        """This rank's nodes that `begin` sends, one after the other."""
+        return fold.early_nodes(self.own_nodes, self.num_leaves) if self.num_early else []
+
+    def begin(
+        self,
+        number: int,
+        vectors: Mapping[Node, Tensor],
+        like: Tensor,
+        place: Hashable,
+        begun: Begun | None,
+        cuts: Sequence[int] = (),
+    ) -> Begun:
+        """Send an early node of this rank, and receive the others'. Raises: PeerLostError.
+
+        All ranks call it, also one without a node. vectors: of the node; kept until the sum. like:
+        a vector as long. place: one for each sum that is begun at a time. cuts: of a `to_owners`
+        that follows.
+        """
+        name, make = self._to_owners(cuts) if cuts else (1, self._make(1))
+        ranks, inputs = range(self.world.world_size), self._inputs(vectors)
+        return self._collectives.begin(name, make, like, ranks, inputs, number, place, begun)
+
+    def finish(self, vectors: Mapping[Node, Tensor], begun: Begun) -> Tensor:
+        """Return the root, from nodes not sent early and those sent. Raises: PeerLostError."""
+        return self._sum(self._inputs(vectors), 1, self._add, begun)
+
+    def to_owners(
+        self,
+        vectors: Mapping[Node, Tensor],
+        total: Tensor,
+        cuts: Sequence[int],
+        begun: Begun | None = None,
+    ) -> None:
+        """Leave this rank's shard of the root in `total`, maybe one of the vectors.
+
+        vectors: not sent early; may be changed. cuts: ends of shards, from 0. Raises:
+        PeerLostError.
+        """
+        name, make = self._to_owners(cuts)
+        ranks, inputs = range(self.world.world_size), self._inputs(vectors)
+        self._collectives.run(
+            name, make, total, ranks, inputs=inputs, sum_inputs=self._add, begun=begun
+        )
+
+    def __call__(self, vectors: Sequence[Tensor], codec: RowCoding | None = None) -> Tensor:
+        """Return the root. A codec needs whole rows; vectors may change. Raises: PeerLostError."""
+        if codec is None:
+            return self._sum(dict(enumerate(vectors)), 1, self._add)
+        encoded = [codec.encode(vector) for vector in vectors]
+        rows = encoded[0].shape
+        grain = encoded[0].numel() // rows[0] if rows[0] else 1
+        flat = [each.reshape(-1) for each in encoded]
+
+        def add(parts: Sequence[Tensor]) -> Tensor:
+            decoded = [codec.decode(part.view(-1, *rows[1:])) for part in parts]
+            return codec.encode(self._add(decoded)).reshape(-1)
+
+        return codec.decode(self._sum(dict(enumerate(flat)), grain, add).view(rows))
+
+    def scattered(self, vectors: Sequence[Tensor]) -> Tensor:
+        """Return this rank's shard of the root; `vectors` may be changed. Raises: PeerLostError."""
+        if self.world.exchange_group is None:
+            return self._add(vectors)
+        total, ranks = vectors[0].new_empty(vectors[0].numel()), range(self.world.world_size)
+        make = partial(fold.reduce_scatter, self.nodes_of_rank, self.num_leaves)
+        inputs = dict(enumerate(vectors))
+        self._collectives.run(
+            REDUCE_SCATTER, make, total, ranks, inputs=inputs, sum_inputs=self._add
+        )
+        return total.view(len(ranks), -1)[self.world.rank]
+
+    def _sum(
+        self,
+        inputs: Mapping[int, Tensor],
+        grain: int,
+        add: Callable[[Sequence[Tensor]], Tensor],
+        begun: Begun | None = None,
+    ) -> Tensor:
+        vectors = list(inputs.values())
+        if self.world.exchange_group is None:
+            return add(vectors)
+        total = vectors[0].new_empty(vectors[0].numel())
+        ranks = range(self.world.world_size)
+        make = self._make(grain)
+        self._collectives.run(grain, make, total, ranks, inputs=inputs, sum_inputs=add, begun=begun)
+        return total
+
+    def _inputs(self, vectors: Mapping[Node, Tensor]) -> dict[int, Tensor]:
+        return {self.own_nodes.index(node): vector for node, vector in vectors.items()}
+
+    def _to_owners(self, cuts: Sequence[int]) -> tuple[Hashable, Callable[[int], Schedule]]:
+        make = partial(
+            fold.reduce_scatter,
+            self.nodes_of_rank,
+            self.num_leaves,
+            early=self.num_early > 0,
+            cuts=cuts,
+        )
+        return (REDUCE_SCATTER, tuple(cuts)), make
+
+    def _make(self, grain: int) -> Callable[[int], Schedule]:
+        return partial(_schedule, self.nodes_of_rank, self.num_leaves, grain, self.num_early > 0)
+
+    def _add(self, parts: Sequence[Tensor]) -> Tensor:
+        return sum_of_nodes(self._nodes, parts, self.num_leaves, Tensor.add_)
+
+
+def _schedule(
+    nodes: Sequence[Sequence[Node]], num_leaves: int, grain: int, early: bool, num_elements: int
+) -> Schedule:
+    return fold.schedule(nodes, num_leaves, num_elements, grain, early)
+
+
+class NodeWire:
+    """Sums one level's nodes in one thread; all ranks call the same methods in the same order."""
+
+    def __init__(self, world: Group, num_nodes: int) -> None:
+        self.world = world
+        self.num_nodes = num_nodes
+        self.share_out(equal_shares(num_nodes, world.world_size))
+
+    def share_out(self, shares: Shares) -> None:
+        """Give ranks other nodes. All ranks call it between the same two sums."""
+        self.shares = shares
+        self._nodes_of_rank = [[Node(0, index) for index in share] for share in shares]
+        self._sum = NodeSum(self.world, self._nodes_of_rank, self.num_nodes)
+
+    @property
+    def own_nodes(self) -> list[int]:
+        return list(self.shares[self.world.rank])
+
+    def sum_nodes(self, vectors: list[Tensor]) -> Tensor:
+        """Return the sum over all nodes of all ranks, in tree order."""
+        return self._sum(vectors)
+
+    def sum_rows(self, vectors: list[Tensor], codec: RowCoding) -> Tensor:
+        """Return the sum, with nodes and total encoded on the way, by rows that stand alone."""
+        num_elements = vectors[0].numel()
+        missing = -num_elements % codec.row_elements
+        if missing:
+            vectors = [torch.nn.functional.pad(vector, (0, missing)) for vector in vectors]
+        return self._sum(vectors, codec)[:num_elements]
+
+    def gather(self, payloads: list[Tensor]) -> list[Tensor]:
+        """Return all nodes' payloads (uint8, of any length) in node order, from this rank's."""
+        group = self.world.exchange_group
+        if group is None:
+            return payloads
+        device = payloads[0].device
+        counts = [len(nodes) for nodes in self._nodes_of_rank]
+        own_lengths = torch.zeros(max(counts), dtype=torch.int64, device=device)
+        for index, payload in enumerate(payloads):
+            own_lengths[index] = payload.numel()
+        rows = [torch.empty_like(own_lengths) for _ in counts]
+        with peers_may_be_lost(self.world):
+            dist.all_gather(rows, own_lengths, group=group)
+        lengths = [row[:count].tolist() for row, count in zip(rows, counts, strict=True)]
+        longest = max(sum(of_rank) for of_rank in lengths)
+        own = torch.zeros(longest, dtype=torch.uint8, device=device)
+        torch.cat(payloads, out=own[: sum(p.numel() for p in payloads)])
+        gathered = [torch.empty_like(own) for _ in counts]
+        with peers_may_be_lost(self.world):
+            dist.all_gather(gathered, own, group=group)
+        # In a ring every rank sends on all but one, all at the length of the longest.
+        sent_bytes = own_lengths.nbytes + own.nbytes
+        self.world.traffic.add((self.world.world_size - 1) * sent_bytes)
+        return [
+            payload
+            for row, of_rank in zip(gathered, lengths, strict=True)
+            for payload in row[: sum(of_rank)].split_with_sizes(of_rank)
+        ]

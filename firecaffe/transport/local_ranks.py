@@ -1,0 +1,358 @@
+"""The ranks of one host: memory that they share, and a barrier that notices a lost rank.
+
+Memory is anonymous (memfd) and passed over sockets, so a killed rank leaves nothing behind. Each
+pair of ranks has a socket. A barrier is a number to and from each; the end of a process closes its
+sockets, which wakes all that wait.
+
+The sockets carry the memory in which gradients are. So each rank listens in a folder that only its
+user may enter, the other side must be the same user (`SO_PEERCRED`), and both must say what their
+ranks have told the others over the process group. Others are turned away; the wait continues.
+"""
+
+import hmac
+import json
+import os
+import secrets
+import select
+import socket
+import struct
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from firecaffe.cluster.agree import gather_text
+from firecaffe.cluster.group import Group
+from firecaffe.cluster.hosts import say
+from firecaffe.cluster.world import peers_may_be_lost
+from firecaffe.errors import PeerLostError
+
+NUMBER = struct.Struct("!I")
+"""The number of a rank on its host, as it is sent."""
+
+TOKEN_BYTES = 32
+
+CREDENTIALS = struct.Struct("iII")
+"""Linux's ucred: process, user, group."""
+
+NAME = "ranks"
+
+
+def connect_local(
+    world: Group, first: int, size: int, timeout_s: float
+) -> tuple[socket.socket | None, ...] | None:
+    """Connect the `size` ranks from `first` on, of which this is one. Raises: PeerLostError.
+
+    All ranks of the world call it. Return the socket to each, None for this one; or None, on all
+    ranks of the world, if some cannot reach each other.
+    """
+    own = world.rank - first
+    with ExitStack() as opened, ExitStack() as meeting, ExitStack() as public:
+        token, folder, failure = secrets.token_bytes(TOKEN_BYTES), "", ""
+        try:
+            folder = public.enter_context(tempfile.TemporaryDirectory(prefix="firecaffe-"))
+            listener = meeting.enter_context(listening(folder))
+        except OSError as error:
+            failure = str(error)
+        told = [json.loads(each) for each in gather_text(world, json.dumps([folder, token.hex()]))]
+        folders, tokens = zip(*told[first : first + size], strict=True)
+        hellos = [hello(number, bytes.fromhex(each)) for number, each in enumerate(tokens)]
+        sockets: dict[int, socket.socket] = {}
+        try:
+            for number in range(0 if failure else own):
+                peer = sockets[number] = opened.enter_context(reach(folders[number], timeout_s))
+                peer.send(hellos[own])
+        except OSError as error:
+            failure = str(error)
+        # No rank waits for a connection that another could not make.
+        failures = [each for each in gather_text(world, failure) if each]
+        if failures:
+            if world.is_first:
+                say(f"ranks of one host share no memory, they send messages: {failures[0]}")
+            return None
+        public.close()  # all have connected
+        with peers_may_be_lost(world):
+            try:
+                came = let_in(listener, dict(enumerate(hellos[own + 1 :], own + 1)), timeout_s)
+                for number, peer in came:
+                    sockets[number] = opened.enter_context(peer)
+                    peer.send(hellos[own])
+                for number in range(own):
+                    check_answer(sockets[number], hellos[number])
+            except OSError as error:
+                raise PeerLostError(f"another rank of this host went away: {error}") from error
+        opened.pop_all()  # from here on their holder closes them
+        return tuple(sockets.get(number) for number in range(size))
+
+
+def hello(number: int, token: bytes) -> bytes:
+    return NUMBER.pack(number) + token
+
+
+@contextmanager
+def in_folder(folder: str) -> Iterator[str]:
+    """Yield a short path of a folder's socket, because an address has 107 bytes at most."""
+    descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        yield f"/proc/self/fd/{descriptor}/{NAME}"
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def listening(folder: str) -> Iterator[socket.socket]:
+    """Open a socket that listens in a folder, for a `with` block. Raises: OSError."""
+    # In packets, so that a message is complete or missing.
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        with in_folder(folder) as place:
+            listener.bind(place)
+        listener.setblocking(False)
+        listener.listen(socket.SOMAXCONN)
+        yield listener
+
+
+def reach(folder: str, timeout_s: float) -> socket.socket:
+    """Connect to this user's process that listens in a folder. Raises: OSError."""
+    with ExitStack() as opened:
+        peer = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        peer.settimeout(timeout_s)
+        with in_folder(folder) as place:
+            peer.connect(place)
+        if not is_same_user(peer):
+            raise PermissionError(f"another user listens in {folder}")
+        opened.pop_all()
+        return peer
+
+
+def is_same_user(peer: socket.socket) -> bool:
+    said = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+    return bool(CREDENTIALS.unpack(said)[1] == os.geteuid())
+
+
+def let_in(
+    listener: socket.socket, expected: Mapping[int, bytes], timeout_s: float
+) -> Iterator[tuple[int, socket.socket]]:
+    """Yield the expected ranks as they connect; turn others away. Raises: OSError."""
+    missing, silent = dict(expected), dict[int, socket.socket]()
+    until_s = time.monotonic() + timeout_s
+    poll = select.poll()
+    poll.register(listener, select.POLLIN)
+    try:
+        while missing:
+            ready = poll.poll(max(0.0, until_s - time.monotonic()) * 1000)
+            if not ready:
+                waits_for = ", ".join(map(str, missing))
+                raise TimeoutError(f"local rank {waits_for} did not come in {timeout_s:g} s")
+            for descriptor, _ in ready:
+                if descriptor == listener.fileno():
+                    with suppress(BlockingIOError, ConnectionAbortedError):
+                        comer, _ = listener.accept()
+                        comer.setblocking(False)
+                        silent[comer.fileno()] = comer
+                        poll.register(comer, select.POLLIN)
+                    continue
+                poll.unregister(descriptor)
+                comer = silent.pop(descriptor)
+                number = who_says(comer, missing)
+                if number is None:
+                    comer.close()
+                    continue
+                del missing[number]
+                comer.settimeout(timeout_s)
+                yield number, comer
+    finally:
+        for comer in silent.values():
+            comer.close()
+
+
+def who_says(comer: socket.socket, expected: Mapping[int, bytes]) -> int | None:
+    """Return the number of the rank that has connected; None if it is not expected."""
+    try:
+        said = comer.recv(NUMBER.size + TOKEN_BYTES + 1)
+    except OSError:
+        return None
+    number: int = NUMBER.unpack_from(said)[0] if len(said) >= NUMBER.size else -1
+    if number not in expected or not hmac.compare_digest(said, expected[number]):
+        return None
+    return number if is_same_user(comer) else None
+
+
+def check_answer(peer: socket.socket, expected: bytes) -> None:
+    """Check that the rank that was reached says what is expected. Raises: OSError."""
+    if not hmac.compare_digest(peer.recv(len(expected)), expected):
+        raise ConnectionError("what listens there is no rank of this run")
+
+
+@dataclass(frozen=True)
+class LocalRanks:
+    """The ranks of this host, consecutive in the world, and this one's place among them."""
+
+    first_rank: int
+    sockets: tuple[socket.socket | None, ...]
+    """The socket to each local rank; None for this one."""
+    world: Group
+
+    @property
+    def size(self) -> int:
+        return len(self.sockets)
+
+    @property
+    def own(self) -> int:
+        return self.sockets.index(None)
+
+    def barrier(self) -> None:
+        """Return when all local ranks have called it. Raises: PeerLostError about a missing one."""
+        with peers_may_be_lost(self.world):
+            self._meet()
+
+    def _meet(self) -> None:
+        self._to_all([])
+        waiting = {peer.fileno(): peer for peer in self.sockets if peer is not None}
+        poll = select.poll()
+        for descriptor in waiting:
+            poll.register(descriptor, select.POLLIN)
+        # Not one by one, to see the end of a rank also while another is late.
+        while waiting:
+            first = next(iter(waiting.values()))
+            timeout_s = first.gettimeout()
+            ready = poll.poll(None if timeout_s is None else timeout_s * 1000)
+            if not ready:
+                raise self._lost(self.sockets.index(first), TimeoutError())
+            for descriptor, _ in ready:
+                poll.unregister(descriptor)
+                peer = waiting.pop(descriptor)
+                self._receive(self.sockets.index(peer), peer, 0)
+
+    def share(
+        self, num_elements: int, dtype: torch.dtype, own: Tensor | None = None
+    ) -> list[Tensor]:
+        """Make one vector for each local rank, which all can read and write. Raises: PeerLostError.
+
+        All local ranks call it in the same order. own: this rank's vector, which moves into shared
+        memory with all its views; without it, or without room for it, one of zeros.
+        """
+        num_bytes = max(1, num_elements * dtype.itemsize)
+        moved = None if own is None else _move(own)
+        if moved is None:
+            own = None
+            descriptor = os.memfd_create("firecaffe", os.MFD_CLOEXEC)
+            os.ftruncate(descriptor, num_bytes)
+        else:
+            descriptor = os.dup(moved)
+        by_rank = {self.own: descriptor}
+        try:
+            with peers_may_be_lost(self.world):
+                self._to_all([descriptor])
+                for local_rank, peer in enumerate(self.sockets):
+                    if peer is not None:
+                        [by_rank[local_rank]] = self._receive(local_rank, peer, 1)
+            # By path, so that no descriptor stays open; there may be many vectors.
+            paths = [f"/proc/self/fd/{by_rank[local_rank]}" for local_rank in range(self.size)]
+            return [
+                own
+                if own is not None and local_rank == self.own
+                else torch.from_file(path, shared=True, size=num_elements, dtype=dtype)
+                for local_rank, path in enumerate(paths)
+            ]
+        finally:
+            for each in by_rank.values():
+                os.close(each)
+
+    def close(self) -> None:
+        """Close the sockets; shared vectors live on as long as they are held."""
+        for peer in self.sockets:
+            if peer is not None:
+                peer.close()
+
+    def _to_all(self, descriptors: list[int]) -> None:
+        for local_rank, peer in enumerate(self.sockets):
+            if peer is not None:
+                try:
+                    socket.send_fds(peer, [NUMBER.pack(self.own)], descriptors)
+                except OSError as error:
+                    raise self._lost(local_rank, error) from error
+
+    def _receive(self, local_rank: int, peer: socket.socket, descriptors: int) -> list[int]:
+        received: list[int] = []
+        try:
+            # The kernel closes any further descriptors.
+            message, received, _, _ = socket.recv_fds(peer, NUMBER.size, descriptors)
+            # A rank sends its own number, or that of a rank that it has lost.
+            number = NUMBER.unpack(message)[0] if message else None
+            if number == local_rank and len(received) == descriptors:
+                return received
+        except OSError as error:
+            raise self._lost(local_rank, error) from error
+        for each in received:
+            os.close(each)
+        raise self._lost(local_rank, None, None if number == local_rank else number)
+
+    def _lost(
+        self, local_rank: int, error: OSError | None, last_word: int | None = None
+    ) -> PeerLostError:
+        # A rank that has lost another ends too, so ask which one was first, and tell the others.
+        if last_word is None:
+            last_word = self._last_word(local_rank)
+        for peer in self.sockets:
+            if peer is not None:
+                peer.setblocking(False)
+                with suppress(OSError):
+                    peer.send(NUMBER.pack(last_word))
+        rank = self.world.in_world(self.first_rank + last_word)
+        if last_word != local_rank:
+            by = self.world.in_world(self.first_rank + local_rank)
+            return PeerLostError(f"rank {rank}, on this host, was lost, says rank {by}")
+        if isinstance(error, TimeoutError):
+            return PeerLostError(f"rank {rank}, on this host, did not answer in time")
+        return PeerLostError(f"rank {rank}, on this host, went away")
+
+    def _last_word(self, local_rank: int) -> int:
+        last = local_rank
+        peer = self.sockets[local_rank]
+        assert peer is not None
+        peer.setblocking(False)
+        with suppress(OSError):
+            while message := peer.recv(NUMBER.size):
+                [last] = NUMBER.unpack(message)
+        return last
+
+
+def _move(vector: Tensor) -> int | None:
+    # The storage may hold more than this vector, and keeps the descriptor.
+    storage = vector.untyped_storage()
+    try:
+        room = os.statvfs("/dev/shm")
+        if storage.nbytes() > room.f_bavail * room.f_frsize or vector.storage_offset():
+            return None
+        descriptor: int = storage._share_fd_cpu_()[0]
+    except (OSError, RuntimeError):
+        return None
+    return descriptor
+
+
+def ranks_per_host(world: Group) -> int:
+    """Return the ranks per host, the same on all ranks; 1 if hosts differ. All ranks call it."""
+    size = world.local_world_size
+    found = gather_text(world, f"{size} {world.rank - world.local_rank}")
+    is_regular = found == [f"{size} {rank - rank % size}" for rank in range(world.world_size)]
+    # A rank that finds them regular finds its own size in all of them.
+    return size if is_regular and world.world_size % size == 0 else 1
+
+
+def meet_local_ranks(world: Group, timeout_s: float) -> LocalRanks | None:
+    """Connect the ranks that torchrun's LOCAL_WORLD_SIZE puts on one host. All ranks must call it.
+
+    Return None, on all ranks, if hosts have one rank each or differ, or ranks cannot reach each
+    other.
+    """
+    size = ranks_per_host(world)
+    if size < 2 or not sys.platform.startswith("linux"):
+        return None
+    first = world.rank - world.local_rank
+    sockets = connect_local(world, first, size, timeout_s)
+    return None if sockets is None else LocalRanks(first, sockets, world)
