@@ -69,7 +69,7 @@ def checked(words: Any, kind: type[T]) -> T:
 def check_known(words: Any, made: Any, place: str = "$") -> None:
     """Raise ValueError for a key that the dataclass made of `words`, or one inside, lacks."""
     if dataclasses.is_dataclass(made):
-        known = [each.name for each in dataclasses.fields(made)]
+        known = [field.name for field in dataclasses.fields(made)]
         for word, value in words.items():
             if word not in known:
                 raise ValueError(f"{place}: no word {word!r}; there are {', '.join(known)}")

@@ -108,7 +108,7 @@ def find(word: str, name: str) -> Callable[..., Any]:
     try:
         found = reduce(getattr, member.split("."), module)
     except AttributeError:
-        public = [each for each in vars(module) if not each.startswith("_")]
+        public = [var for var in vars(module) if not var.startswith("_")]
         raise RecipeError(
             f"{word} is {name!r}, but {place} has no {member!r}; it has {_list(public)}"
         ) from None

@@ -12,12 +12,12 @@ def as_text(message: Message) -> str:
 
 
 def _lines(message: Message, indent: str) -> Iterator[str]:
-    for each in message.fields:
-        if isinstance(each.value, Message):
-            yield f"{indent}{each.name} {{"
-            yield from _lines(each.value, indent + "  ")
+    for field in message.fields:
+        if isinstance(field.value, Message):
+            yield f"{indent}{field.name} {{"
+            yield from _lines(field.value, indent + "  ")
             yield f"{indent}}}"
-        elif isinstance(each.value, str) and not isinstance(each.value, Word):
-            yield f'{indent}{each.name}: "{each.value.translate(ESCAPES)}"'
+        elif isinstance(field.value, str) and not isinstance(field.value, Word):
+            yield f'{indent}{field.name}: "{field.value.translate(ESCAPES)}"'
         else:
-            yield f"{indent}{each.name}: {each.value}"
+            yield f"{indent}{field.name}: {field.value}"

@@ -162,7 +162,7 @@ def unknown_shape(source: Source) -> CaffeError:
 def _make(step: Step, bottoms: list[Tensor], phase: str) -> nn.Module:
     layer, kind = step.layer, step.kind
     param = layer.message(kind.param) if kind.param else Message(where=layer.where)
-    shapes = [tuple(each.shape) for each in bottoms]
+    shapes = [tuple(bottom.shape) for bottom in bottoms]
     own_phase = phase_of(layer, phase)
     spec = Spec(step.name, step.type, layer, param, shapes, len(step.tops), own_phase)
     try:
@@ -208,7 +208,7 @@ def _outline(call: Call, module: nn.Module, bottoms: list[Tensor]) -> dict[str, 
             prefixed = {f"inner.{name}": each for name, each in shadows.items()}
             tops: dict[str, Tensor] = functional_call(Outline(), prefixed, tuple(bottoms))
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        taken = ", ".join(shown(each.shape) for each in bottoms) or "nothing"
+        taken = ", ".join(shown(bottom.shape) for bottom in bottoms) or "nothing"
         raise step.layer.error(
             f"{step.type} {step.name!r} cannot take {taken} for {len(step.tops)} tops: "
             f"{_first_line(error)}"

@@ -86,9 +86,9 @@ def write(path: Path, layers: Sequence[Layer], name: str = "") -> None:
 
 def _written(layers: Sequence[Layer]) -> Iterator[Buffer]:
     names = FORMS[LAYER]
-    for each in layers:
-        words = [*field(names.name, each.name.encode()), *field(TYPE, each.type.encode())]
-        blobs = [part for one in each.blobs for part in field(names.blobs, blob.fields(one))]
+    for layer in layers:
+        words = [*field(names.name, layer.name.encode()), *field(TYPE, layer.type.encode())]
+        blobs = [part for one in layer.blobs for part in field(names.blobs, blob.fields(one))]
         yield from field(LAYER, [*words, *blobs])
 
 

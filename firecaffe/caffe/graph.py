@@ -56,7 +56,7 @@ class Graph:
     @property
     def outputs(self) -> tuple[str, ...]:
         """The losses and the blobs that no later layer takes, in the order of first writing."""
-        written: dict[str, bool] = {each.blob: True for each in self.sources}
+        written: dict[str, bool] = {source.blob: True for source in self.sources}
         losses = set()
         for step in self.steps:
             written.update((blob, False) for blob in step.bottoms)
@@ -160,7 +160,7 @@ def _check_types(layers: Sequence[Message], kinds: Mapping[str, Kind]) -> None:
 
 
 def _lines(layers: Sequence[Message]) -> str:
-    lines = [str(each.line) for each in layers[:MOST_NAMED]]
+    lines = [str(layer.line) for layer in layers[:MOST_NAMED]]
     more = " …" if len(layers) > MOST_NAMED else ""
     return f"{'line' if len(layers) == 1 else 'lines'} {', '.join(lines)}{more}"
 

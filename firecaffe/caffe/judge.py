@@ -32,31 +32,31 @@ class Judged:
     @property
     def labels(self) -> tuple[str, ...]:
         """The targets with one number per sample, as far as the file says their shape."""
-        shaped = [(each.blob, each.shape) for each in self.targets]
+        shaped = [(target.blob, target.shape) for target in self.targets]
         return tuple(blob for blob, shape in shaped if shape and prod(shape[1:]) == 1)
 
     @property
     def maps(self) -> tuple[str, ...]:
         """The targets that have their own data layer, as label images do."""
-        return tuple(each.blob for each in self.targets if each.is_first)
+        return tuple(target.blob for target in self.targets if target.is_first)
 
     @property
     def losses(self) -> tuple[Step, ...]:
-        return tuple(each for each in self.judges if each.is_loss)
+        return tuple(judge for judge in self.judges if judge.is_loss)
 
     @property
     def main_loss(self) -> Step | None:
         """The loss with the largest weight (the last of equals); None if there is no loss."""
         found = None
-        for each in self.losses:
-            if found is None or max(each.loss_weights) >= max(found.loss_weights):
-                found = each
+        for loss in self.losses:
+            if found is None or max(loss.loss_weights) >= max(found.loss_weights):
+                found = loss
         return found
 
 
 def judged(graph: Graph) -> Judged:
     targets = graph.sources[1:]
-    theirs = {each.blob for each in targets}
+    theirs = {target.blob for target in targets}
     network: list[Step] = []
     judges: list[Step] = []
     blobs: dict[str, None] = {}
@@ -65,7 +65,7 @@ def judged(graph: Graph) -> Judged:
         if not (needs_target or step.is_loss or step.kind.is_loss or step.kind.takes_targets):
             network.append(step)
             continue
-        blobs.update(dict.fromkeys(each for each in step.bottoms if each not in theirs))
+        blobs.update(dict.fromkeys(bottom for bottom in step.bottoms if bottom not in theirs))
         theirs.update(step.tops)
         judges.append(step)
     return Judged((*network,), (*judges,), (*blobs,), targets)
@@ -80,14 +80,14 @@ class Judge:
 
     def __init__(self, net: Message, phase: str, parts: Judged) -> None:
         self.net, self.phase, self.parts = net, phase, parts
-        self._targets = [each.blob for each in parts.targets]
+        self._targets = [target.blob for target in parts.targets]
         self._modules: dict[int, nn.Module] = {}
 
     @property
     def accuracies(self) -> list[Step]:
         """The accuracies in the file's order, those on the main loss's output first."""
         main = self.parts.main_loss
-        found = [each for each in self.parts.judges if each.type == "Accuracy"]
+        found = [judge for judge in self.parts.judges if judge.type == "Accuracy"]
         return sorted(found, key=lambda each: main is None or each.bottoms[0] != main.bottoms[0])
 
     def loss(self, blobs: Blobs, targets: Any) -> Tensor:
@@ -130,7 +130,7 @@ class Judge:
             return found
         layer, kind = step.layer, step.kind
         param = layer.message(kind.param) if kind.param else Message(where=layer.where)
-        shapes = [tuple(each.shape) for each in bottoms]
+        shapes = [tuple(bottom.shape) for bottom in bottoms]
         phase = phase_of(layer, self.phase)
         spec = Spec(step.name, step.type, layer, param, shapes, len(step.tops), phase)
         made = kind.make(spec)
@@ -189,7 +189,7 @@ def read_judges(where: Path | Message) -> tuple[Judge, Judge]:
             0,
         )
     test = _with(test, train, lambda step: step.type == "Accuracy")
-    if not any(each.type == "Accuracy" for each in test.judges):
+    if not any(judge.type == "Accuracy" for judge in test.judges):
         test = _with_accuracy(test)
     return Judge(net, "TRAIN", train), Judge(net, "TEST", test)
 
@@ -211,13 +211,13 @@ def no_means(judge: Judge) -> list[str]:
 
 
 def _with(parts: Judged, others: Judged, is_wanted: Callable[[Step], bool]) -> Judged:
-    if any(is_wanted(each) for each in parts.judges):
+    if any(is_wanted(judge) for judge in parts.judges):
         return parts
     made = {top for each in parts.network for top in each.tops}
     main = others.main_loss
     given = {*(parts.blobs or others.blobs)} | ({main.bottoms[0]} if main is not None else set())
-    theirs = {each.blob for each in parts.targets}
-    theirs |= {top for each in parts.judges for top in each.tops}
+    theirs = {target.blob for target in parts.targets}
+    theirs |= {top for judge in parts.judges for top in judge.tops}
     there = (given & (made | {*parts.blobs})) | theirs
     added = [e for e in others.judges if is_wanted(e) and there.issuperset(e.bottoms)]
     taken = {blob: None for each in added for blob in each.bottoms if blob not in theirs}

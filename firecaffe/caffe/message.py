@@ -55,13 +55,15 @@ class Message:
 
     def all(self, name: str) -> list[Field]:
         self.asked.add(name)
-        return [each for each in self.fields if each.name == name]
+        return [field for field in self.fields if field.name == name]
 
     def has(self, name: str) -> bool:
         return bool(self.all(name))
 
     def line_of(self, name: str) -> int:
-        return next((each.line for each in reversed(self.fields) if each.name == name), self.line)
+        return next(
+            (field.line for field in reversed(self.fields) if field.name == name), self.line
+        )
 
     def messages(self, name: str) -> list[Message]:
         """Return all messages of that name. All readers here raise CaffeError for a wrong kind."""
@@ -78,7 +80,7 @@ class Message:
         if len(found) == 1:
             return found[0]
         line = found[0].line if found else self.line
-        merged = Message([each for part in found for each in part.fields], line, self.where)
+        merged = Message([field for part in found for field in part.fields], line, self.where)
         for part in found:
             part._asked = merged.asked
         return merged
@@ -151,18 +153,18 @@ class Message:
     def ignore(self, *names: str) -> None:
         """Mark names as read that have no effect here, with all the fields of their messages."""
         self.asked.update(names)
-        for each in self.fields:
-            if each.name in names and isinstance(each.value, Message):
-                each.value.ignore(*(inner.name for inner in each.value.fields))
+        for field in self.fields:
+            if field.name in names and isinstance(field.value, Message):
+                field.value.ignore(*(inner.name for inner in field.value.fields))
 
     def unread(self, path: str = "") -> Iterator[tuple[str, int]]:
         """Yield path and line of each field nobody asked for, here and in the messages below."""
-        for each in self.fields:
-            name = f"{path}.{each.name}" if path else each.name
-            if each.name not in self.asked:
-                yield name, each.line
-            elif isinstance(each.value, Message):
-                yield from each.value.unread(name)
+        for field in self.fields:
+            name = f"{path}.{field.name}" if path else field.name
+            if field.name not in self.asked:
+                yield name, field.line
+            elif isinstance(field.value, Message):
+                yield from field.value.unread(name)
 
     def _wrong(self, field: Field, expected: str) -> CaffeError:
         return self.error(f"{field.name} is {shown(field.value)}; expected {expected}", field.line)

@@ -62,7 +62,7 @@ class Net(nn.Module):
         graph = read_graph(layers_of(net, phase, stages, level), LAYERS)
         if not graph.sources and not graph.steps:
             raise net.error(f"no layer in {phase}; expected a net", 0)
-        self.inputs = [each.blob for each in graph.sources]
+        self.inputs = [source.blob for source in graph.sources]
         self.outputs, self.losses = [*graph.outputs], graph.losses
         _check_inputs(inputs or {}, self.inputs, net)
         made = assemble(graph, inputs or {}, phase, Net)

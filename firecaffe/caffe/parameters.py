@@ -143,7 +143,7 @@ def load(
 def _check_fits(call: Call, own: Mapping[str, Tensor], found: Sequence[Tensor | Array]) -> None:
     shapes = [each.shape for each in own.values()], [each.shape for each in found]
     if list(map(_without_ones, shapes[0])) != list(map(_without_ones, shapes[1])):
-        expected, given = (", ".join(map(shown, each)) or "none" for each in shapes)
+        expected, given = (", ".join(map(shown, shape)) or "none" for shape in shapes)
         raise _unfit(call, f"blobs of {given}; the layer has {expected}")
 
 

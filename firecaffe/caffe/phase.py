@@ -27,7 +27,7 @@ def layers_of(
     own = net.message("state")
     own.ignore("phase")
     state = State(phase, level or own.integer("level"), frozenset((*stages, *own.texts("stage"))))
-    return [each for each in net.messages("layer") if _is_in(each, state)]
+    return [message for message in net.messages("layer") if _is_in(message, state)]
 
 
 def phase_of(layer: Message, phase: str) -> str:

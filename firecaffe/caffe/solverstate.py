@@ -46,5 +46,5 @@ def read(path: Path) -> SolverState:
     iteration, step = numbers.get(ITERATION, -1), numbers.get(CURRENT_STEP, 0)
     if iteration < 0 or step < 0:
         raise CaffeError(f"{path}: says no iteration; expected a .solverstate")
-    history = [blob.read(wire, each.start, each.stop) for each in places]
+    history = [blob.read(wire, place.start, place.stop) for place in places]
     return SolverState(iteration, learned_net, step, history)

@@ -242,13 +242,13 @@ def deployed(network: Trained) -> Deployed:
     fields.append(_layer(answer.source, "Input", [], [answer.source], param))
     layers = []
     for call in answer.calls:
-        kept = [each for each in call.step.layer.fields if each.name not in OF_TRAINING]
+        kept = [field for field in call.step.layer.fields if field.name not in OF_TRAINING]
         fields.append(Field("layer", Message(kept), 0))
         module = network.get_submodule(call.module)
         blobs = blobs_of(call.step.kind, module)
         _check_whole(call.step.name, module, bool(blobs))
         if blobs:
-            arrays = [each.detach().cpu().float().numpy() for each in blobs.values()]
+            arrays = [blob.detach().cpu().float().numpy() for blob in blobs.values()]
             layers.append(Layer(call.step.layer.text("name"), call.step.type, arrays))
     output, axis = answer.blob, None
     if answer.loss is not None and answer.loss.type == SOFTMAX_LOSS:
@@ -263,8 +263,8 @@ def deployed(network: Trained) -> Deployed:
 
 def _layer(name: str, kind: str, bottoms: list[str], tops: list[str], param: Field) -> Field:
     words = [Field("name", name, 0), Field("type", kind, 0)]
-    words += [Field("bottom", each, 0) for each in bottoms]
-    words += [Field("top", each, 0) for each in tops]
+    words += [Field("bottom", bottom, 0) for bottom in bottoms]
+    words += [Field("top", top, 0) for top in tops]
     return Field("layer", Message([*words, param]), 0)
 
 

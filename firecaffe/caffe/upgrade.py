@@ -38,8 +38,8 @@ def _layers(net: Message) -> tuple[list[Field], list[str]]:
     form = 'layers { layer { type: "conv" } }' if is_v0 else "layers { type: CONVOLUTION }"
     note = f'{form}, {len(old)} of them, read as layer {{ type: "Convolution" }}'
     layers = v0.in_v1(net, old) if is_v0 else old
-    others = [each for each in net.fields if each.name != "layers"]
-    upgraded = [Field("layer", v1.in_current(each), each.line) for each in layers]
+    others = [field for field in net.fields if field.name != "layers"]
+    upgraded = [Field("layer", v1.in_current(layer), layer.line) for layer in layers]
     return others + upgraded, [_note(net, old[0].line, note)]
 
 
@@ -50,28 +50,28 @@ def _inputs(net: Message, fields: list[Field]) -> tuple[list[Field], list[str]]:
         return fields, []
     line = names[0].line
     if not net.has("input_shape") and not net.has("input_dim") and _are_given(names, fields):
-        others = [each for each in fields if each.name != "input"]
+        others = [field for field in fields if field.name != "input"]
         return others, [_note(net, line, "input without a shape left out: a layer gives that blob")]
     inside = [
         Field("name", "input", line),
         Field("type", "Input", line),
-        *(each._replace(name="top") for each in names),
+        *(name._replace(name="top") for name in names),
     ]
     shapes, used = _shapes(net, len(names))
     if shapes:
         param = Message(shapes, shapes[0].line, net.where)
         inside.append(Field("input_param", param, param.line))
     layer = Field("layer", Message(inside, line, net.where), line)
-    gone = {id(each) for each in (*names, *used)}
-    others = [each for each in fields if id(each) not in gone]
+    gone = {id(name) for name in (*names, *used)}
+    others = [field for field in fields if id(field) not in gone]
     shown = ", ".join(net.texts("input"))
     return [layer, *others], [_note(net, line, f"input ({shown}) read as a layer of type Input")]
 
 
 def _are_given(names: list[Field], fields: list[Field]) -> bool:
-    layers = [each.value for each in fields if isinstance(each.value, Message)]
+    layers = [field.value for field in fields if isinstance(field.value, Message)]
     tops = {top for layer in layers if not layer.has("bottom") for top in layer.texts("top")}
-    return tops.issuperset(str(each.value) for each in names)
+    return tops.issuperset(str(name.value) for name in names)
 
 
 def _shapes(net: Message, num_inputs: int) -> tuple[list[Field], list[Field]]:
@@ -82,11 +82,11 @@ def _shapes(net: Message, num_inputs: int) -> tuple[list[Field], list[Field]]:
         what = f"{len(shapes)} input_shape; expected one for each of {num_inputs} inputs"
         raise net.error(what, shapes[0].line)
     if shapes:
-        return [each._replace(name="shape") for each in shapes], shapes
+        return [shape._replace(name="shape") for shape in shapes], shapes
     if dims and len(dims) < 4 * num_inputs:
         what = f"{len(dims)} input_dim; expected 4 for each of {num_inputs} inputs"
         raise net.error(what, dims[0].line)
-    named = [each._replace(name="dim") for each in dims]
+    named = [dim._replace(name="dim") for dim in dims]
     fours = [named[at : at + 4] for at in range(0, len(named), 4)]
     return [
         Field("shape", Message(four, four[0].line, net.where), four[0].line) for four in fours
@@ -96,27 +96,28 @@ def _shapes(net: Message, num_inputs: int) -> tuple[list[Field], list[Field]]:
 def _batch_norms(net: Message, fields: list[Field]) -> tuple[list[Field], list[str]]:
     """Set the multipliers of BatchNorm's three blobs to 0. Today's Caffe always fixes them."""
     found, notes = [], []
-    for each in fields:
-        layer = each.value
-        if each.name == "layer" and isinstance(layer, Message) and _moves_statistics(layer):
+    for field in fields:
+        layer = field.value
+        if field.name == "layer" and isinstance(layer, Message) and _moves_statistics(layer):
             still = [_still(part) if part.name == "param" else part for part in layer.fields]
-            each = each._replace(value=Message(still, layer.line, layer.where))
+            field = field._replace(value=Message(still, layer.line, layer.where))
             notes.append(_note(net, layer.line_of("param"), "BatchNorm's statistics get lr_mult 0"))
-        found.append(each)
+        found.append(field)
     return found, notes
 
 
 def _moves_statistics(layer: Message) -> bool:
     params = layer.messages("param") if layer.text("type") == "BatchNorm" else []
     return len(params) == BATCH_NORM_BLOBS and any(
-        each.number("lr_mult", 1.0) or each.number("decay_mult", 1.0) for each in params
+        parameter.number("lr_mult", 1.0) or parameter.number("decay_mult", 1.0)
+        for parameter in params
     )
 
 
 def _still(param: Field) -> Field:
     assert isinstance(param.value, Message)
     names = ("lr_mult", "decay_mult")
-    kept = [each for each in param.value.fields if each.name not in names]
+    kept = [field for field in param.value.fields if field.name not in names]
     zeros = [Field(name, 0.0, param.line) for name in names]
     return param._replace(value=Message([*kept, *zeros], param.line, param.value.where))
 

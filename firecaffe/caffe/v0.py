@@ -79,16 +79,16 @@ def _layer(layers: Message, bottoms: list[Field]) -> Message:
     old = TYPES.get(kind, Old(kind))
     own: list[Field] = []
     transform: list[Field] = []
-    fields = [each for each in layers.fields if each.name not in ("layer", "bottom")]
-    for each in inner.fields:
-        if each.name in old.words:
-            own.append(each._replace(name=old.words[each.name]))
-        elif each.name in TRANSFORM:
-            transform.append(each._replace(name=TRANSFORM[each.name]))
-        elif each.name == "type":
-            fields.append(each._replace(value=Word(old.type)))
+    fields = [field for field in layers.fields if field.name not in ("layer", "bottom")]
+    for field in inner.fields:
+        if field.name in old.words:
+            own.append(field._replace(name=old.words[field.name]))
+        elif field.name in TRANSFORM:
+            transform.append(field._replace(name=TRANSFORM[field.name]))
+        elif field.name == "type":
+            fields.append(field._replace(value=Word(old.type)))
         else:
-            fields.append(each)
+            fields.append(field)
     for name, found in ((old.param, own), ("transform_param", transform)):
         if found:
             inside = Message(found, found[0].line, layers.where)
@@ -100,14 +100,14 @@ def _padded(net: Message, layers: Sequence[Message]) -> list[tuple[Message, list
     """Drop padding layers and move their pad to the next layer. Return layers with bottoms."""
     writers: dict[str, Message | None] = dict.fromkeys(net.texts("input"))
     found: list[tuple[Message, list[Field]]] = []
-    for each in layers:
-        inner = each.message("layer")
+    for layer in layers:
+        inner = layer.message("layer")
         kind = inner.text("type")
-        bottoms = each.all("bottom")
+        bottoms = layer.all("bottom")
         changed = []
-        for bottom, name in zip(bottoms, each.texts("bottom"), strict=True):
+        for bottom, name in zip(bottoms, layer.texts("bottom"), strict=True):
             if name not in writers:
-                raise each.error(f"bottom is {name}, which no layer before has made", bottom.line)
+                raise layer.error(f"bottom is {name}, which no layer before has made", bottom.line)
             writer = writers[name]
             before = None if writer is None else writer.message("layer")
             if writer is None or before is None or before.text("type") != "padding":
@@ -123,9 +123,9 @@ def _padded(net: Message, layers: Sequence[Message]) -> list[tuple[Message, list
             others = [field for field in inner.fields if field.name != "pad"]
             pad = Field("pad", before.integer("pad"), before.line_of("pad"))
             inner = Message([*others, pad], inner.line, inner.where)
-        writers.update(dict.fromkeys(each.texts("top"), each))
+        writers.update(dict.fromkeys(layer.texts("top"), layer))
         if kind != "padding":
-            others = [field for field in each.fields if field.name != "layer"]
-            whole = Message([*others, Field("layer", inner, inner.line)], each.line, each.where)
+            others = [field for field in layer.fields if field.name != "layer"]
+            whole = Message([*others, Field("layer", inner, inner.line)], layer.line, layer.where)
             found.append((whole, changed))
     return found

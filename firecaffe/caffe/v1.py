@@ -72,7 +72,7 @@ TRANSFORM = ("scale", "mean_file", "crop_size", "mirror")
 
 def in_current(layers: Message) -> Message:
     """Convert a layer to today's form. An unknown type stays. Raises CaffeError on wrong values."""
-    fields = [each for each in layers.fields if each.name not in (*PER_BLOB, "type")]
+    fields = [field for field in layers.fields if field.name not in (*PER_BLOB, "type")]
     kind = ""
     for each in layers.all("type"):
         kind = _type(layers, each)
@@ -98,7 +98,7 @@ def _params(layers: Message) -> list[Field]:
         (
             "share_mode",
             "blob_share_mode",
-            [Word(each) for each in layers.choices("blob_share_mode", SHARE_MODES)],
+            [Word(choice) for choice in layers.choices("blob_share_mode", SHARE_MODES)],
         ),
         ("lr_mult", "blobs_lr", layers.numbers("blobs_lr")),
         ("decay_mult", "weight_decay", layers.numbers("weight_decay")),
@@ -115,11 +115,11 @@ def _params(layers: Message) -> list[Field]:
 
 def _transformed(layers: Message, fields: list[Field], param: str) -> list[Field]:
     own = layers.message(param)
-    moved = [each for each in own.fields if each.name in TRANSFORM]
+    moved = [field for field in own.fields if field.name in TRANSFORM]
     if not moved:
         return fields
-    kept = [each for each in own.fields if each.name not in TRANSFORM]
-    others = [each for each in fields if each.name not in (param, "transform_param")]
+    kept = [field for field in own.fields if field.name not in TRANSFORM]
+    others = [field for field in fields if field.name not in (param, "transform_param")]
     transform = [*layers.message("transform_param").fields, *moved]
     inside = {param: (kept, own.line), "transform_param": (transform, moved[0].line)}
     return others + [

@@ -46,7 +46,7 @@ class InputRates:
     """Images/s read from storage, cold, for the same images in each format."""
 
     def rate(self, name: str) -> float | None:
-        return next((each.images_per_s for each in self.stages if each.name == name), None)
+        return next((stage.images_per_s for stage in self.stages if stage.name == name), None)
 
 
 def main(argv: list[str]) -> int:
@@ -152,7 +152,7 @@ def _files_of(path: Path, part: Part) -> list[Path]:
 
 
 def storage_of(found: InputRates) -> Storage:
-    cold = next((each for each in found.stages if each.name == "storage, cold"), found.stages[0])
+    cold = next((stage for stage in found.stages if stage.name == "storage, cold"), found.stages[0])
     together = found.rate("together, warm") or 0.0
     return Storage(
         "as `firecaffe bench data` found it",
@@ -164,7 +164,7 @@ def storage_of(found: InputRates) -> Storage:
 
 def advice(found: InputRates, model_rate: float) -> list[str]:
     """Return lines on the bottleneck, the needs of `model_rate` images/s and other formats."""
-    alone = [each for each in found.stages if each.name not in WHOLE_INPUT]
+    alone = [stage for stage in found.stages if stage.name not in WHOLE_INPUT]
     slowest = min(alone, key=lambda each: each.images_per_s)
     lines = [f"what limits: {slowest.name}, {slowest.images_per_s:,.4g} images/s"]
     together = found.rate("together, warm")
@@ -200,9 +200,9 @@ def _table(found: InputRates) -> Table:
 def _rows(stages: Sequence[Stage]) -> list[tuple[str, str, str]]:
     return [
         (
-            each.name,
-            f"{each.images_per_s:,.0f}",
-            f"{each.bytes_per_s / 1e6:,.1f}" if each.bytes_per_s else "",
+            stage.name,
+            f"{stage.images_per_s:,.0f}",
+            f"{stage.bytes_per_s / 1e6:,.1f}" if stage.bytes_per_s else "",
         )
-        for each in stages
+        for stage in stages
     ]

@@ -145,7 +145,7 @@ def _look(
     is_gpu = world.device.type == "cuda"
     name = torch.cuda.get_device_name(world.device) if is_gpu else cpu_name()
     ranks = look_over(world, folder, name, say)
-    places = [(each.host, each.group) for each in ranks]
+    places = [(rank.host, rank.group) for rank in ranks]
     links = links_of(world, places, say) if world.world_size > 1 else []
     timed: list[list[StepTimes]] = []
     if recipe is not None:
@@ -180,7 +180,7 @@ def _steps(
         say(f"steps of {each} samples")
         gather_text(world, "")  # all at once, as in training
         steps.append(time_steps(recipe, world.device, each, STEP_S, _micro_batches(world, recipe)))
-    own = [dataclasses.asdict(each) for each in steps]
+    own = [dataclasses.asdict(step) for step in steps]
     stated = [json.loads(text) for text in gather_text(world, json.dumps(own))]
     return [[StepTimes(**_tuples(words)) for words in of_rank] for of_rank in stated]
 
@@ -223,8 +223,8 @@ def _exchanges(
     sizes = sorted({max(4, bucket // 16 // 4 * 4), max(4, bucket // 4 * 4)})
     timings = time_exchanges(world, names, sizes, REPETITIONS, lambda _: None, local, {})
     found: dict[str, dict[int, float]] = {}
-    for each in timings:
-        found.setdefault(each.algorithm, {})[each.size_bytes] = each.time_s
+    for timing in timings:
+        found.setdefault(timing.algorithm, {})[timing.size_bytes] = timing.time_s
     return found
 
 

@@ -40,12 +40,12 @@ def as_words(cluster: Cluster) -> dict[str, Any]:
 
 def _words(value: Any) -> dict[str, Any]:
     words: dict[str, Any] = {}
-    for each in dataclasses.fields(value):
-        part = getattr(value, each.name)
+    for field in dataclasses.fields(value):
+        part = getattr(value, field.name)
         if dataclasses.is_dataclass(part):
-            words[each.name] = _words(part)
+            words[field.name] = _words(part)
         elif isinstance(part, tuple) and part and dataclasses.is_dataclass(part[0]):
-            words[each.name] = [_words(row) for row in part]
-        elif part != each.default and part is not None:
-            words[each.name] = list(part) if isinstance(part, tuple) else part
+            words[field.name] = [_words(row) for row in part]
+        elif part != field.default and part is not None:
+            words[field.name] = list(part) if isinstance(part, tuple) else part
     return words

@@ -41,8 +41,8 @@ Record = Mapping[str, Any]
 def sensitivity_charts(layers: Sequence[LayerSensitivity], measure: Measure) -> list[Table]:
     """Return tables of the loss if one layer alone is pruned, or shares values of few bits."""
     return [
-        _chart([each for each in layers if each.keeps], measure, "keeps", "{:.3g} %", 100),
-        _chart([each for each in layers if each.bits], measure, "bits", "{} bits", 1),
+        _chart([layer for layer in layers if layer.keeps], measure, "keeps", "{:.3g} %", 100),
+        _chart([layer for layer in layers if layer.bits], measure, "bits", "{} bits", 1),
     ]
 
 
@@ -99,10 +99,10 @@ def _tensors(record: Record) -> Table:
     table = Table(box=SIMPLE_HEAD, show_edge=False, show_footer=True, padding=(0, 1, 0, 0))
     rows = record["tensors"]
     sums = {
-        word: sum(each[word] for each in rows)
+        word: sum(row[word] for row in rows)
         for word in ("size", "mask_bytes", "symbol_bytes", "codebook_bytes", "bytes", "floor_bytes")
     }
-    kept = sum(each["kept_share"] * each["size"] for each in rows)
+    kept = sum(row["kept_share"] * row["size"] for row in rows)
     table.add_column("tensor", "all")
     for header, total in (
         ("elements", f"{sums['size']:,}"),
@@ -117,17 +117,17 @@ def _tensors(record: Record) -> Table:
         ("above it", f"{sums['bytes'] / sums['floor_bytes'] - 1:+.1%}"),
     ):
         table.add_column(header, total, justify="right")
-    for each in rows:
+    for row in rows:
         table.add_row(
-            each["name"],
-            f"{each['size']:,}",
-            f"{each['kept_share']:.1%}",
-            str(each["values"] or ""),
-            str(each["bits"] or ""),
-            *(f"{each[word]:,.0f}" for word in ("mask_bytes", "symbol_bytes", "codebook_bytes")),
-            f"{each['bytes']:,.0f}",
-            f"{each['floor_bytes']:,.0f}",
-            f"{each['above_floor']:+.1%}" if each["floor_bytes"] else "",
+            row["name"],
+            f"{row['size']:,}",
+            f"{row['kept_share']:.1%}",
+            str(row["values"] or ""),
+            str(row["bits"] or ""),
+            *(f"{row[word]:,.0f}" for word in ("mask_bytes", "symbol_bytes", "codebook_bytes")),
+            f"{row['bytes']:,.0f}",
+            f"{row['floor_bytes']:,.0f}",
+            f"{row['above_floor']:+.1%}" if row["floor_bytes"] else "",
         )
     return table
 

@@ -97,7 +97,7 @@ def _lines(rows: Sequence[tuple[str, str, list[str], str, str] | str], workers: 
 
 def _whole(row: tuple[str, str, list[str], str, str], widest: int) -> tuple[str, ...]:
     name, word, cells, *rest = row
-    return (name, word, *(each if len(each) > 1 else each * widest for each in cells), *rest)
+    return (name, word, *(cell if len(cell) > 1 else cell * widest for cell in cells), *rest)
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:

@@ -48,9 +48,9 @@ def _line(folder: Path, seconds: Sequence[float], trust_code: bool) -> str:
     row = forecast(workload, cluster, len(seconds), exchange, compressor)
     own, *others = alternatives(workload, cluster, row, recipe.synchrony, seconds)
     possible = [
-        each
-        for each in others
-        if not is_refused(replace(recipe, synchrony=replace(recipe.synchrony, **each.synchrony)))
+        other
+        for other in others
+        if not is_refused(replace(recipe, synchrony=replace(recipe.synchrony, **other.synchrony)))
     ]
     better = [each for each in possible if each.gain >= LEAST_GAIN]
     better.sort(key=lambda each: each.gain, reverse=True)

@@ -12,8 +12,8 @@ def stage_lines(stages: Sequence[StageTimes]) -> list[str]:
     if not stages:
         return []
     most = max(stages, key=lambda each: each.own_s)
-    own = ", ".join(ms(each.own_s) for each in stages)
-    idle = ", ".join(f"{each.idle:.0%}" for each in stages)
+    own = ", ".join(ms(stage.own_s) for stage in stages)
+    idle = ", ".join(f"{stage.idle:.0%}" for stage in stages)
     count, micro_batches = len(stages), stages[0].micro_batches
     expected = float(idle_share(count, micro_batches))
     return [

@@ -61,7 +61,7 @@ def section_help(name: str) -> str:
         )
     config = SECTIONS[name]
     documented = parse_docstring(inspect.getdoc(config) or "")
-    said = {each.arg_name: each.description or "" for each in documented.params}
+    said = {parameter.arg_name: parameter.description or "" for parameter in documented.params}
     lines = [f"[{name}] {documented.short_description}", ""]
     for word, default in vars(config()).items():
         shown = str(default).lower() if isinstance(default, bool) else str(default)

@@ -101,6 +101,6 @@ def _word_of(command: str, name: str, options: Mapping[str, Action], words: Coll
         return found
     if dot and words:
         raise RecipeError(f"{found}: there is no such word in a recipe{did_you_mean(found, words)}")
-    shown = [each for each in options if each.startswith("--")]
+    shown = [option for option in options if option.startswith("--")]
     shown += [f"--{each}" for each in words]
     raise RecipeError(f"{command} has no option {name}{did_you_mean(name, shown)}")

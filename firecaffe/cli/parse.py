@@ -51,7 +51,7 @@ def _own_recipe(options: list[str]) -> str:
         return ""
     folder = Path(words[words.index("--resume") + 1])
     recipes = [each / "recipe.toml" for each in (folder, *folder.parents)]
-    found = next((each for each in recipes if each.is_file()), None)
+    found = next((recipe for recipe in recipes if recipe.is_file()), None)
     return "" if found is None else f" (that of the run to resume is {found})"
 
 
@@ -95,9 +95,9 @@ def _read_otherwise(
     for word, others in READ_OTHERWISE.items():
         before = in_file.get(word, default[word])
         kept = [
-            f"{each} {found[each]}"
-            for each in others
-            if each in in_file.keys() - typed and COUNTS_WITH[each].holds(found)
+            f"{other} {found[other]}"
+            for other in others
+            if other in in_file.keys() - typed and COUNTS_WITH[other].holds(found)
         ]
         if word in typed and found[word] != before and kept:
             lines.append(

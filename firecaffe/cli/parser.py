@@ -96,7 +96,9 @@ class Parser(ArgumentParser):
             raise RecipeError(f"--{line.words[0]} is a word of a recipe, and no recipe is given")
         defaults = _recipe_words() if self.takes_recipe else {}
         lists = {f"--{word}" for word, value in defaults.items() if isinstance(value, list)}
-        return super().parse_args([_with_json(each, lists) for each in line.arguments], **more)
+        return super().parse_args(
+            [_with_json(argument, lists) for argument in line.arguments], **more
+        )
 
     def parse_path(self, path: Any, **more: Any) -> Namespace:
         """Parse a recipe's file, in which a path may not be UTF-8."""

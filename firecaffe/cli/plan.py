@@ -104,7 +104,7 @@ def main(argv: list[str]) -> int:
 
 def _links(clusters: Sequence[Cluster]) -> dict[str, float]:
     """Return bits/s of the links between hosts, and of a slow one, for the transfer of a file."""
-    ours = {f"{each.links[-1].name} ({each.name})": each.links[-1] for each in clusters}
+    ours = {f"{cluster.links[-1].name} ({cluster.name})": cluster.links[-1] for cluster in clusters}
     bits = {name: 8 * link.bandwidth_bytes_per_s for name, link in ours.items()}
     return {**bits, SLOWEST: LINKS[SLOWEST]}
 
@@ -254,8 +254,8 @@ def _show(
         f"{UPDATES[work.update_at].said}, on {cluster.name} ({cluster.about})",
         markup=False,
     )
-    for each in _assumptions(work, cluster, rows, modes):
-        console.print(f"note: {each}", markup=False, soft_wrap=True)
+    for assumption in _assumptions(work, cluster, rows, modes):
+        console.print(f"note: {assumption}", markup=False, soft_wrap=True)
     table = Table(box=SIMPLE_HEAD)
     table.add_column("workers", justify="right", no_wrap=True)
     table.add_column("exchange", no_wrap=True)

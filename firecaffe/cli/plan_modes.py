@@ -38,7 +38,7 @@ class Modes:
         ]
 
     def as_dicts(self) -> list[dict[str, Any]]:
-        return [{"workers": self.row.workers, **asdict(each)} for each in self.rows]
+        return [{"workers": self.row.workers, **asdict(row)} for row in self.rows]
 
     def show(self, console: Console) -> None:
         table = Table(box=SIMPLE_HEAD)
@@ -46,16 +46,16 @@ class Modes:
         table.add_column(f"mode, on {workers}", no_wrap=True)
         for header in HEADERS:
             table.add_column(header, justify="right", no_wrap=True)
-        for each in self.rows:
+        for row in self.rows:
             table.add_row(
-                each.words,
-                f"{each.step_s * 1e3:.3g} ms",
-                f"{each.images_per_s:,.0f}",
-                f"{each.gain:.2f}",
-                f"{each.staleness:.2f}",
-                f"{each.dropped:.1%}",
-                f"{each.idle:.0%}",
-                f"{each.bytes_per_step / 1e6:,.1f}",
+                row.words,
+                f"{row.step_s * 1e3:.3g} ms",
+                f"{row.images_per_s:,.0f}",
+                f"{row.gain:.2f}",
+                f"{row.staleness:.2f}",
+                f"{row.dropped:.1%}",
+                f"{row.idle:.0%}",
+                f"{row.bytes_per_step / 1e6:,.1f}",
             )
         console.print(table)
         console.print(self.paragraph(), markup=False, soft_wrap=True)
@@ -63,7 +63,7 @@ class Modes:
 
     def paragraph(self) -> str:
         said = ["All rows are rates; what late gradients cost in accuracy, no plan knows."]
-        same = [each for each in self.rows[1:] if each.words.startswith("every_step")]
+        same = [row for row in self.rows[1:] if row.words.startswith("every_step")]
         if same and same[0].gain >= 1.02:
             said.append(
                 f"Measured shares bring {same[0].gain - 1:+.0%} samples/s to the same bits "

@@ -101,7 +101,7 @@ class Parallel:
     def as_dict(self) -> dict[str, Any]:
         return {
             "plans": [self._as_dict(plan) for plan in self.plans],
-            "layers": [asdict(each) for each in self.reasons],
+            "layers": [asdict(reason) for reason in self.reasons],
         }
 
     def _as_dict(self, plan: SplitPlan) -> dict[str, Any]:
@@ -166,13 +166,13 @@ class Parallel:
         table.add_column("layout", no_wrap=True)
         for header in ("|W|", "|D|", "by data", "ms", "so", "ms"):
             table.add_column(header, justify="right", no_wrap=True)
-        for each in self.reasons:
+        for reason in self.reasons:
             table.add_row(
-                each.name,
-                each.words,
-                *(f"{size / 1e6:,.2f}" for size in (each.weights_bytes, each.data_bytes)),
-                *(f"{each.by_data_bytes / 1e6:,.2f}", f"{each.by_data_s * 1e3:,.2f}"),
-                *(f"{each.sent_bytes / 1e6:,.2f}", f"{each.sent_s * 1e3:,.2f}"),
+                reason.name,
+                reason.words,
+                *(f"{size / 1e6:,.2f}" for size in (reason.weights_bytes, reason.data_bytes)),
+                *(f"{reason.by_data_bytes / 1e6:,.2f}", f"{reason.by_data_s * 1e3:,.2f}"),
+                *(f"{reason.sent_bytes / 1e6:,.2f}", f"{reason.sent_s * 1e3:,.2f}"),
             )
         return table
 
@@ -249,7 +249,7 @@ def _cells(plan: SplitPlan) -> list[str]:
         time_words(step.step_s),
         f"{plan.images_per_s:,.0f}",
         f"{plan.speedup:.3g}",
-        *(time_words(each) for each in times),
+        *(time_words(time) for time in times),
         f"{sent[0]:,.1f} + {sent[1]:,.1f}",
         f"{plan.memory_bytes / 1e9:.2f} GB{'' if plan.fits else '!'}",
         f"{plan.widest:.2f}",

@@ -51,14 +51,14 @@ def _paths(volumes: Volumes) -> Table:
     for header in ("paths", "weights", "in", "out", "data", "by paths"):
         table.add_column(header, justify="right")
     table.add_column("cheapest")
-    for each in volumes.paths:
+    for path in volumes.paths:
         table.add_row(
-            each.name,
-            each.kind,
-            *(f"{number:,}" for number in (each.paths, each.weights, each.inputs, each.outputs)),
-            _millions(each.by_data),
-            _millions(each.by_paths),
-            each.cheapest,
+            path.name,
+            path.kind,
+            *(f"{number:,}" for number in (path.paths, path.weights, path.inputs, path.outputs)),
+            _millions(path.by_data),
+            _millions(path.by_paths),
+            path.cheapest,
         )
     return table
 
@@ -73,8 +73,8 @@ def _millions(numbers: float | None) -> str:
 
 def _told(volumes: Volumes) -> list[str]:
     layers = volumes.layers
-    split = [each for each in layers if each.cheapest != BY_DATA]
-    whole = [each for each in layers if not each.by_model]
+    split = [layer for layer in layers if layer.cheapest != BY_DATA]
+    whole = [layer for layer in layers if not layer.by_model]
     said = [
         f"all layers by data: {volumes.bytes_by_data / 1e6:,.1f} MB",
         f"all by their better split: {volumes.bytes_by_model / 1e6:,.1f} MB",

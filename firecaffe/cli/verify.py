@@ -16,7 +16,7 @@ from firecaffe.runs.run_folder import read_run_file
 
 def main(argv: list[str]) -> int:
     parser = make_parser()
-    if any(Path(each).is_dir() for each in parser.read(argv).positionals):
+    if any(Path(positional).is_dir() for positional in parser.read(argv).positionals):
         return verify_run(argv)
     recipe, options = parse_recipe(parser, argv)
     if options.steps < 1:

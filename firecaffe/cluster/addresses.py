@@ -59,14 +59,14 @@ def own_addresses(towards: str) -> list[str]:
             with suppress(OSError), socket.socket(family, kind) as probe:
                 probe.connect(there)  # sends nothing
                 found.append(probe.getsockname()[0])
-    for each in psutil.net_if_addrs().values():
+    for net_if_addr in psutil.net_if_addrs().values():
         known = (socket.AF_INET, socket.AF_INET6)
-        found += [address.address for address in each if address.family in known]
-    return [each for each in dict.fromkeys(found) if _is_outward(each)] or [LOOPBACK]
+        found += [address.address for address in net_if_addr if address.family in known]
+    return [fromkey for fromkey in dict.fromkeys(found) if _is_outward(fromkey)] or [LOOPBACK]
 
 
 def is_here(host: str) -> bool:
-    own = {each.address for addresses in psutil.net_if_addrs().values() for each in addresses}
+    own = {address.address for addresses in psutil.net_if_addrs().values() for address in addresses}
     return any(found in own or _is_loopback(found) for found in _addresses_of(host))
 
 

@@ -146,7 +146,7 @@ class FaultAgent(SimpleElasticAgent):
         finally:
             self._is_starting = False
         self._raise_noted()
-        return {each.local_rank: each.process.pid for each in self._ranks.values()}
+        return {rank.local_rank: rank.process.pid for rank in self._ranks.values()}
 
     def _start(self, worker_group: WorkerGroup, worker: Worker) -> RankProcess:
         spec = worker_group.spec

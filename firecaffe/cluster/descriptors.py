@@ -84,14 +84,14 @@ def _keep(port: int, is_over: threading.Event) -> None:
         wait_s = CROWDED_S if limit - len(descriptors) < LEFT else LOOK_S
         patience_s = PROVE_S if wait_s == LOOK_S else CROWDED_S
         now, before, silent_since = time.monotonic(), silent_since, {}
-        for each in descriptors:
-            caller = _silent_caller(each, port)
+        for descriptor in descriptors:
+            caller = _silent_caller(descriptor, port)
             if caller is None:
                 continue
-            since_s = silent_since[each, caller] = before.get((each, caller), now)
+            since_s = silent_since[descriptor, caller] = before.get((descriptor, caller), now)
             if now - since_s >= patience_s:
                 os.close(spare)
-                _cut_off(each, caller, port)
+                _cut_off(descriptor, caller, port)
                 spare = _spare()
     os.close(spare)
 

@@ -77,7 +77,7 @@ def call_in(store: Store, rank: int, world_size: int, timeout: timedelta) -> Non
 
 def _missing(store: Store, world_size: int, timeout: timedelta) -> str:
     numbers = range(world_size)
-    missing = [str(each) for each in numbers if not store.check([f"here/{each}/count"])]
+    missing = [str(number) for number in numbers if not store.check([f"here/{number}/count"])]
     named = ", ".join(missing[:MOST_NAMED]) + (", …" if len(missing) > MOST_NAMED else "")
     return (
         f"{world_size - len(missing)} of WORLD_SIZE={world_size} ranks came in "
@@ -146,8 +146,8 @@ def destroy(groups: Iterable[ProcessGroup], is_lost: bool) -> None:
 def keep_for_ever(*groups: ProcessGroup | None) -> None:
     """Keep groups, unknown to torch, until the process ends."""
     # torch would wait for all operations of a group before it drops it, and cannot cancel them.
-    for each in groups:
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
+    for group in groups:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
 def who_am_i() -> tuple[int, int]:

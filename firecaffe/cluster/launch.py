@@ -256,7 +256,7 @@ class _Launch:
         )
 
     def _there(self) -> list[str]:
-        return sorted(str(each.addr) for each in participants(self.met))
+        return sorted(str(participant.addr) for participant in participants(self.met))
 
     def _asked(self, error: SignalException) -> FirecaffeError:
         # This process's ranks have had the signal, too.

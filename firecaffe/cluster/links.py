@@ -110,7 +110,7 @@ def _in_tree(place: int, ranks: Sequence[int], fan_out: int) -> Links:
         beside += [each for each in (place - 1, place + 1) if each in level]
     return Links(
         None if parent is None else ranks[parent],
-        tuple(ranks[each] for each in children(place)),
+        tuple(ranks[child] for child in children(place)),
         tuple(ranks[each] for each in beside),
     )
 
@@ -195,12 +195,12 @@ def _share(
         store.wait(keys, timeout)
         store.set(LISTENERS, json.dumps([json.loads(store.get(key)) for key in keys]))
     store.wait([LISTENERS], timeout)
-    return [Listener(**each) for each in json.loads(store.get(LISTENERS))]
+    return [Listener(**load) for load in json.loads(store.get(LISTENERS))]
 
 
 def host_names(listeners: Sequence[Listener]) -> list[str]:
     """Return the ranks' host names, by rank; with addresses if several hosts have one name."""
-    found = [(each.host, each.addresses[0]) for each in listeners]
+    found = [(listener.host, listener.addresses[0]) for listener in listeners]
     unique = len({address for _, address in found}) == len({name for name, _ in found})
     return [name if unique else f"{name}/{address}" for name, address in found]
 
@@ -313,7 +313,11 @@ class Neighbour:
             return None
         self.heard_s = now
         self._received += data
-        return [each for each in take_messages(self._received) if each.kind != PULSE]
+        return [
+            take_message
+            for take_message in take_messages(self._received)
+            if take_message.kind != PULSE
+        ]
 
     def last_acknowledged_s(self) -> float:
         """Return seconds since its host acknowledged bytes of ours; 0 if that is not known."""

@@ -72,8 +72,8 @@ def beat(process: int, beat_s: float, message: bytes, sockets: Sequence[int]) ->
     left = dict.fromkeys(sockets, b"")
     while os.getppid() == process:
         if not is_stopped(process):
-            for each in sockets:
-                left[each] = write(each, left[each], message)
+            for socket in sockets:
+                left[socket] = write(socket, left[socket], message)
         time.sleep(beat_s)
 
 

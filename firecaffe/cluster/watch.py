@@ -205,9 +205,9 @@ class Watch:
         if self._calls is not None:
             self._calls.close(WRITE_S)
         end_s = time.monotonic() + WRITE_S
-        for each in self._neighbours.values():
-            each.flush_until(end_s)
-            each.socket.close()
+        for neighbour in self._neighbours.values():
+            neighbour.flush_until(end_s)
+            neighbour.socket.close()
         self._wake.close()
         self._wake_end.close()
         self._selector.close()
@@ -225,8 +225,8 @@ class Watch:
                     self._let_in(now)
             if now - looked_s > self._judge.silent_s / 2:
                 # This process has been asleep, so it cannot judge which rank was silent.
-                for each in self._neighbours.values():
-                    each.heard_s = now
+                for neighbour in self._neighbours.values():
+                    neighbour.heard_s = now
             looked_s = now
             if now >= next_look_s:
                 self._beat()
@@ -241,7 +241,9 @@ class Watch:
 
     def _look(self, now: float) -> None:
         """Come to a verdict, if one is due."""
-        self._is_one_gone = any(each.gone_s is not None for each in self._neighbours.values())
+        self._is_one_gone = any(
+            neighbour.gone_s is not None for neighbour in self._neighbours.values()
+        )
         if self._fault is None:
             fault = self._judge.lost(now)
             if fault is None and self._waits_too_long(now):
@@ -348,5 +350,5 @@ class Watch:
     def _send_to_all(self, kind: int, text: bytes = b"") -> None:
         message = pack(kind, self.place, text=text)
         # A copy, because the watch's own thread may add a rank meanwhile.
-        for each in list(self._neighbours.values()):
-            each.send(message)
+        for neighbour in list(self._neighbours.values()):
+            neighbour.send(message)

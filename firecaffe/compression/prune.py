@@ -30,8 +30,8 @@ def largest(scores: Mapping[str, Tensor], counts: Mapping[str, int]) -> dict[str
 
 
 def largest_of_all(scores: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
-    together = torch.cat([each.reshape(-1) for each in scores.values()])
-    masks = torch.split(_largest(together, count), [each.numel() for each in scores.values()])
+    together = torch.cat([score.reshape(-1) for score in scores.values()])
+    masks = torch.split(_largest(together, count), [score.numel() for score in scores.values()])
     found = zip(scores.items(), masks, strict=True)
     return {name: mask.view(each.shape) for (name, each), mask in found}
 

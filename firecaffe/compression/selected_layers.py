@@ -71,7 +71,7 @@ def _no_match(pattern: str, weights: list[str]) -> str:
     if pattern.endswith(BIAS):
         return "which no bias matches; biases are called as their layers, and then .bias"
     layers = list(dict.fromkeys(map(_layer, weights)))
-    if any(each.startswith(f"{pattern}.") for each in layers):
+    if any(layer.startswith(f"{pattern}.") for layer in layers):
         return f"which is no layer but has some; say {pattern + '.*'!r}"
     if not layers:
         return "but the network has no layer with weights"

@@ -51,7 +51,7 @@ def transfer_of(path: Path) -> Transfer:
     from firecaffe.compression import fcz  # its coder is needed only for such a file
 
     with fcz.read(path) as opened:
-        weights = sum(each.size for each in opened.outlines)
+        weights = sum(outline.size for outline in opened.outlines)
     return Transfer(str(path), path.stat().st_size, BYTES_PER_WEIGHT * weights)
 
 

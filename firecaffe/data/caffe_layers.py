@@ -70,7 +70,7 @@ class DataLayer:
 
 def data_layers(layers: Sequence[Message]) -> list[DataLayer]:
     """Return the data layers of one phase. Raises CaffeError if one is unsupported or invalid."""
-    return [_READ[kind](each) for each in layers if (kind := _kind(each)) in _READ]
+    return [_READ[kind](layer) for layer in layers if (kind := _kind(layer)) in _READ]
 
 
 def _kind(layer: Message) -> str:

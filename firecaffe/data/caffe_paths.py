@@ -62,4 +62,4 @@ class Places:
 
 
 def _joined(folders: Iterable[str], *names: str) -> list[str]:
-    return list(dict.fromkeys(os.path.join(each, name) for each in folders for name in names))
+    return list(dict.fromkeys(os.path.join(folder, name) for folder in folders for name in names))

@@ -282,7 +282,7 @@ def _by_folder(files: Sequence[str], labels: Sequence[int]) -> tuple[str, ...]:
 
 def _of_several_labels(path: Path, file: str) -> DataError | None:
     numbers = file.split(" ")[1:]
-    if not numbers or not all(each.lstrip("-").isdigit() for each in numbers):
+    if not numbers or not all(number.lstrip("-").isdigit() for number in numbers):
         return None
     return DataError(
         f"{path}: has {len(numbers) + 1} labels for the first image; expected one (several of them "

@@ -57,7 +57,7 @@ class CaffeSet:
 
     @property
     def fetchers(self) -> int:
-        return 0 if all(each.is_held for each in self.layers) else FETCHERS
+        return 0 if all(layer.is_held for layer in self.layers) else FETCHERS
 
     @cached_property
     def layout(self) -> Layout:
@@ -69,12 +69,12 @@ class CaffeSet:
         return self.keyed_batch(indices_B, 0, EVALUATION)
 
     def keyed_batch(self, indices_B: Tensor, seed: int, epoch: int) -> Batch:
-        is_random = any(each.is_random for each in self.layers)
+        is_random = any(layer.is_random for layer in self.layers)
         return self._fetched(indices_B, draws(indices_B, seed, epoch) if is_random else None)
 
     def _fetched(self, indices_B: Tensor, drawn: Draws) -> Batch:
         samples = indices_B.tolist()
-        inputs, *targets = [top for each in self.layers for top in each.fetch(samples, drawn)]
+        inputs, *targets = [top for layer in self.layers for top in layer.fetch(samples, drawn)]
         return inputs, targets[0] if len(targets) == 1 else tuple(targets)
 
 
@@ -107,7 +107,7 @@ def open_caffe(config: DataConfig) -> DataParts:
         )
     train = _set(layers, TRAIN, config)
     notes = [TESTED if test_layers else NOT_TESTED]
-    if any(each.is_in_order for each in layers):
+    if any(layer.is_in_order for layer in layers):
         notes.append(SHUFFLED)
     if not test_layers:
         return DataParts(train, train, None, tuple(notes))
@@ -118,7 +118,7 @@ def open_caffe(config: DataConfig) -> DataParts:
 def open_caffe_test(config: DataConfig) -> TestPart | None:
     """Return the test part if it exists and the training samples are missing, else None."""
     _, layers, test_layers = _opened(config)
-    if not test_layers or all(is_there(each, config.path) for each in layers):
+    if not test_layers or all(is_there(layer, config.path) for layer in layers):
         return None
     return TestPart(_set(test_layers, TEST, config))
 
@@ -137,8 +137,8 @@ def is_there(layer: DataLayer, home: str = "") -> bool:
 
 
 def _set(layers: Sequence[DataLayer], phase: str, config: DataConfig) -> CaffeSet:
-    tops = [open_tops(each, phase, config).in_memory() for each in layers]
-    counts = {len(each) for each in tops}
+    tops = [open_tops(layer, phase, config).in_memory() for layer in layers]
+    counts = {len(top) for top in tops}
     if len(counts) > 1:
         told = ", ".join(
             f"{len(top)} for {layer.tops[0]}" for top, layer in zip(tops, layers, strict=True)
@@ -146,7 +146,7 @@ def _set(layers: Sequence[DataLayer], phase: str, config: DataConfig) -> CaffeSe
         raise layers[0].layer.error(
             f"the data layers of {phase} have other numbers of samples ({told}); expected as many"
         )
-    transform = "; ".join(each.words for each in layers)
+    transform = "; ".join(layer.words for layer in layers)
     found = CaffeSet(tops, transform, is_training=phase == TRAIN)
     _ = found.layout  # reads the first sample now, before any rank starts
     return found
@@ -159,7 +159,7 @@ def open_tops(layer: DataLayer, phase: str, config: DataConfig) -> Tops:
     source = places.find(f"{at}: source", layer.source)
     if layer.type == "HDF5Data":
         names = [line.strip() for line in read_lines(source)]
-        return Hdf5Tops([places.find(f"{source}: file", each) for each in names], layer.tops)
+        return Hdf5Tops([places.find(f"{source}: file", name) for name in names], layer.tops)
     transformer = _transformer(layer, phase, config)
     records = _records(layer, source, places)
     return ImageTops(records, transformer, len(layer.tops) > 1, config.decode_threads)

@@ -85,8 +85,8 @@ class ImageFolder:
                 entries = listed(folder / name)
             except OSError as error:
                 raise DataError(f"{folder / name}: cannot be read, {error.strerror}") from error
-            files = [each.name for each in entries if is_image(each.name)]
-            unread = Counter(_kind(each) for each in entries if not is_image(each.name))
+            files = [entry.name for entry in entries if is_image(entry.name)]
+            unread = Counter(_kind(entry) for entry in entries if not is_image(entry.name))
             if not files:
                 found = f" ({_listed(unread)})" if unread else ""
                 raise DataError(

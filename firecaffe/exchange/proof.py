@@ -128,7 +128,7 @@ def _judge(
         if is_whole or owner == rank
     ]
     return Proof(
-        complete=sums.all_exact and all(sums.ranks[each] == sums.everybody for each in results),
+        complete=sums.all_exact and all(sums.ranks[result] == sums.everybody for result in results),
         in_tree_order=all(value == tree for value in results),
     )
 

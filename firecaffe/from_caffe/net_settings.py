@@ -153,7 +153,7 @@ def _built(
             f"{layer.text('type')} {layer.text('name')!r} was not looked at: the shape of what it "
             "takes is in the data, which are not there",
         )
-        layer.ignore(*(each.name for each in layer.fields))
+        layer.ignore(*(field.name for field in layer.fields))
     fields = [Field("layer", layer, layer.line) for layer in there]
     return Net(Message(fields, net.line, net.where), phase=phase, inputs=inputs)
 

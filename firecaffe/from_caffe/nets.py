@@ -42,7 +42,7 @@ def is_net(message: Message) -> bool:
     if any(message.has(name) for name in OF_A_NET):
         return True
     if not any(message.has(name) for name in (*OF_A_SOLVER, *TO_TRAIN, *TO_TEST)):
-        names = [*dict.fromkeys(each.name for each in message.fields)]
+        names = [*dict.fromkeys(field.name for field in message.fields)]
         found = f"says {', '.join(names[:MOST_NAMED])}" if names else "says nothing"
         raise message.error(
             f"the file {found}{' …' if len(names) > MOST_NAMED else ''}; expected a solver, which "
@@ -130,7 +130,11 @@ def folders(beside: str | Path, root: str) -> list[str]:
     own = Path(os.path.abspath(beside)).parent
     found = [".", os.path.relpath(own), *map(str, own.parents)]
     here = os.getcwd()
-    return [each for each in dict.fromkeys(found) if each == "." or os.path.abspath(each) != here]
+    return [
+        fromkey
+        for fromkey in dict.fromkeys(found)
+        if fromkey == "." or os.path.abspath(fromkey) != here
+    ]
 
 
 def looked_for(name: str, beside: str | Path, root: str) -> str:
@@ -145,16 +149,16 @@ def looked_for(name: str, beside: str | Path, root: str) -> str:
 
 def _joined(train: NetFile, test: NetFile, states: dict[str, State]) -> NetFile:
     layers = [
-        _only_in(phase, each)
+        _only_in(phase, layer)
         for phase, of in (("TRAIN", train), ("TEST", test))
-        for each in _layers(of, phase, states)
+        for layer in _layers(of, phase, states)
     ]
     return _of_layers(train, layers)
 
 
 def _resolved(file: NetFile, states: dict[str, State], report: Report) -> NetFile:
     """Return the net reduced to the layers that the solver's stages and levels choose, if any."""
-    if all(each == State() for each in states.values()):
+    if all(state == State() for state in states.values()):
         return file
     report.changed.append(
         Note(
@@ -165,11 +169,11 @@ def _resolved(file: NetFile, states: dict[str, State], report: Report) -> NetFil
     train, test = (_layers(file, phase, states) for phase in PHASES)
     in_both = {id(each) for each in train} & {id(each) for each in test}
     layers = []
-    for each in file.net.messages("layer"):
-        if id(each) in in_both:
-            layers.append(_without_rules(each))
-        elif any(each is other for other in (*train, *test)):
-            layers.append(_only_in(PHASES[not any(each is other for other in train)], each))
+    for message in file.net.messages("layer"):
+        if id(message) in in_both:
+            layers.append(_without_rules(message))
+        elif any(message is other for other in (*train, *test)):
+            layers.append(_only_in(PHASES[not any(message is other for other in train)], message))
     return _of_layers(file, layers)
 
 
@@ -179,7 +183,7 @@ def _layers(file: NetFile, phase: str, states: dict[str, State]) -> list[Message
 
 
 def _of_layers(file: NetFile, layers: Sequence[Message]) -> NetFile:
-    fields = [Field("layer", each, each.line) for each in layers]
+    fields = [Field("layer", layer, layer.line) for layer in layers]
     net = Message(fields, file.net.line, str(file.path))
     return replace(file, net=net, content=as_text(net).encode())
 
@@ -192,5 +196,5 @@ def _only_in(phase: str, layer: Message) -> Message:
 
 def _without_rules(layer: Message) -> Message:
     rules = ("include", "exclude")
-    kept = [each for each in layer.fields if each.name not in rules]
+    kept = [field for field in layer.fields if field.name not in rules]
     return Message(kept, layer.line, layer.where)

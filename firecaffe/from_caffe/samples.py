@@ -41,7 +41,7 @@ class Samples:
 
 
 def sources_of(layers: Iterable[Message]) -> list[Message]:
-    return [each for each in layers if not each.has("bottom") and each.has("top")]
+    return [layer for layer in layers if not layer.has("bottom") and layer.has("top")]
 
 
 def read_samples(path: str, phases: Phases, root: str, given: Shape, report: Report) -> Samples:
@@ -79,9 +79,9 @@ def read_samples(path: str, phases: Phases, root: str, given: Shape, report: Rep
 
 def _batch_size(sources: Sequence[Message]) -> int:
     for layer in sources:
-        for each in layer.fields:
-            if isinstance(each.value, Message) and each.value.has("batch_size"):
-                return max(1, each.value.integer("batch_size", 1))
+        for field in layer.fields:
+            if isinstance(field.value, Message) and field.value.has("batch_size"):
+                return max(1, field.value.integer("batch_size", 1))
         shape = shapes_of(layer)[0]
         if shape:
             return shape[0]
@@ -92,16 +92,16 @@ def _can_read(sources: Sequence[Message], report: Report, unread: list[str]) -> 
     try:
         layers = data_layers(sources)
     except CaffeError as error:
-        kinds = {each.text("type") for each in sources}
+        kinds = {source.text("type") for source in sources}
         if not kinds.issubset(OF_A_PROGRAM):
             report.lacks_as(error)
             unread.append(str(error))
         elif kinds != {"Input"}:
             report.needs_as(error)
         return False
-    for each in layers:
-        if each.backend != "LMDB":
-            report.needs(each.layer, "type", CONVERT)
+    for layer in layers:
+        if layer.backend != "LMDB":
+            report.needs(layer.layer, "type", CONVERT)
     return bool(layers)
 
 
@@ -126,12 +126,12 @@ def _find_files(path: str, sources: Phases, root: str, report: Report) -> tuple[
 
 def _naming(layers: Sequence[Message]) -> list[tuple[Message, str]]:
     return [
-        (each.value, name)
+        (field.value, name)
         for layer in layers
-        for each in layer.fields
-        if isinstance(each.value, Message)
+        for field in layer.fields
+        if isinstance(field.value, Message)
         for name in FILES
-        if each.value.text(name)
+        if field.value.text(name)
     ]
 
 
@@ -150,7 +150,7 @@ def _of_data(path: str, root: str, sources: Sequence[Message]) -> dict[str, Shap
     layout = data.layout or Layout.of(data.train.batch(torch.tensor([0])))
     tops = [top for layer in sources for top in layer.texts("top")]
     leaves = tree_leaves((layout.inputs, layout.targets))
-    return dict(zip(tops, (each.shape for each in leaves), strict=False))
+    return dict(zip(tops, (leaf.shape for leaf in leaves), strict=False))
 
 
 def _say_guess(layer: Message, shapes: Mapping[str, Shape], report: Report) -> None:

@@ -126,7 +126,7 @@ class Compressed:
     def share_out(self, shares: Shares) -> None:
         """Move whole nodes between ranks. All ranks call it between steps. Raises PeerLostError."""
         level = self.top_level
-        nodes = tuple(range(each.start >> level, -(-each.stop >> level)) for each in shares)
+        nodes = tuple(range(share.start >> level, -(-share.stop >> level)) for share in shares)
         self.memory.move(self.wire.world, self.wire.shares, nodes)
         self.wire.share_out(nodes)
 

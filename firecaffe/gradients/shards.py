@@ -71,7 +71,7 @@ def make_shards(
         return Shards({}, {}, rank)
     buckets = members_of(parameters, [ready_order], bucket_bytes)
     rows_in = [(1, each.numel()) if whole else _rows_in_memory(each) for each in parameters]
-    found_spans = (spans_of([rows_in[m] for m in each], alignment) for each in buckets)
+    found_spans = (spans_of([rows_in[m] for m in bucket], alignment) for bucket in buckets)
     spans, ends = zip(*found_spans, strict=True)
     cuts = dict(zip(buckets, cut_buckets(spans, ends, world_size), strict=True))
     rows_of = {

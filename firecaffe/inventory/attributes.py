@@ -29,7 +29,7 @@ Digests = dict[str, str]
 
 def attributes_of(network: nn.Module) -> Digests:
     """Digest every attribute whose values can be compared."""
-    known = {id(each) for each in network.modules()}
+    known = {id(module) for module in network.modules()}
     return {
         path: _digest(value)
         for name, module in network.named_modules()

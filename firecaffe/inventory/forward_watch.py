@@ -47,10 +47,10 @@ class Watch:
         frozen = self.changed_parameters()
         in_places, steps = {}, {}
         of_batch_norm = {
-            f"{name}.{each}" if name else each
+            f"{name}.{buffer}" if name else buffer
             for name, module in self.network.named_modules()
             if isinstance(module, _NormBase)
-            for each in module._buffers
+            for buffer in module._buffers
         }
         for name, now in self.network.named_buffers():
             before = self._buffers[name]

@@ -101,7 +101,9 @@ def raw_stages(
     with ThreadPoolExecutor(threads) as pool:
         stages, contents = _storage(found, pool)
     shape = part.shape
-    pixels = [torch.frombuffer(bytearray(each), dtype=torch.uint8).view(shape) for each in contents]
+    pixels = [
+        torch.frombuffer(bytearray(content), dtype=torch.uint8).view(shape) for content in contents
+    ]
     return [*stages, *_batch_and_device(pixels, config, device)]
 
 

@@ -146,9 +146,9 @@ def _timed(
     return StepTimes(
         micro_batch_size,
         micro_batches,
-        tuple(each.compute_s / micro_batches for each in timings),
-        tuple(each.data_s / micro_batches for each in timings),
-        tuple(each.update_s for each in timings),
+        tuple(timing.compute_s / micro_batches for timing in timings),
+        tuple(timing.data_s / micro_batches for timing in timings),
+        tuple(timing.update_s for timing in timings),
         used,
     )
 

@@ -204,8 +204,8 @@ class _Numbered(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _numbers_of(self, tensors: Iterable[Tensor]) -> tuple[int, ...]:
         found = []
-        for each in tensors:
-            storage = each.untyped_storage()
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
             known = _known(storage)
             if known in self._numbers or storage.nbytes() >= LEAST_BYTES:
                 found.append(self._numbers.setdefault(known, len(self._numbers)))
@@ -280,8 +280,8 @@ class _Drawer(_Numbered):  # type: ignore[no-untyped-call]
                     give_back_freed_memory()
 
     def _storages(self, tensors: Iterable[Tensor]) -> Iterator[tuple[int, UntypedStorage]]:
-        for each in tensors:
-            storage = each.untyped_storage()
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
             number = self._numbers.get(_known(storage))
             if number is not None:
                 yield number, storage
@@ -300,7 +300,7 @@ def _sets_all(func: Any, given: Sequence[Tensor], takes: Sequence[int]) -> bool:
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:
-    return (each for each in tree_leaves(values) if isinstance(each, Tensor))
+    return (tree_leave for tree_leave in tree_leaves(values) if isinstance(tree_leave, Tensor))
 
 
 def named_tensors(network: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -29,7 +29,7 @@ class ExtraState:
         self._network, self._named = network, named
         self._lies_in: dict[str, bytes] = {}
         for name, module in named.items():
-            if any(each.is_meta for each in network.parameters()):
+            if any(parameter.is_meta for parameter in network.parameters()):
                 raise RecipeError(
                     f"module {_shown(name)} has an extra state (get_extra_state), and a network "
                     "whose layers or stages are shared out among ranks has no place for it; leave "

@@ -129,10 +129,10 @@ def _check_layer(network: nn.Module, name: str, layer: nn.Module) -> None:
             "of the pattern"
         )
     weights = [
-        each
+        parameter
         for _, other in network.named_modules(remove_duplicate=False)
-        for each in other._parameters.values()
-        if each is layer.weight
+        for parameter in other._parameters.values()
+        if parameter is layer.weight
     ]
     if len(weights) > 1:
         raise RecipeError(

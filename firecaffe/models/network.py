@@ -117,7 +117,7 @@ def with_outline(
     try:
         with on_meta():
             network = make_network(config, num_classes, in_channels)
-        if all(each.is_meta for each in (*network.parameters(), *network.buffers())):
+        if all(parameter.is_meta for parameter in (*network.parameters(), *network.buffers())):
             return use(network)
     except OwnCodeError:
         if config.name in MODELS:

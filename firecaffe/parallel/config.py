@@ -102,6 +102,6 @@ def check_parallel(words: ParallelConfig) -> None:
         value = getattr(words, word)
         if not least <= value <= MOST:
             raise RecipeError(f"parallel.{word} is {value}; it must be {least} to {MOST}")
-    twice = next((each for each in words.stages if words.stages.count(each) > 1), None)
+    twice = next((stage for stage in words.stages if words.stages.count(stage) > 1), None)
     if twice is not None:
         raise RecipeError(f"parallel.stages has {twice!r} twice; a stage begins there once")

@@ -40,7 +40,7 @@ class Paths:
 def find_paths(layer: nn.Module) -> Paths:
     """Trace a module. Raises: NoPathsError if its forward is not a concatenation of paths."""
     graph = _trace(layer)
-    [output] = [each for each in graph.nodes if each.op == "output"]
+    [output] = [node for node in graph.nodes if node.op == "output"]
     cat = output.args[0]
     if not isinstance(cat, fx.Node) or cat.target not in CONCATENATE:
         raise NoPathsError("its forward does not return a torch.cat of paths")
@@ -48,18 +48,26 @@ def find_paths(layer: nn.Module) -> Paths:
     dim = cat.args[1] if len(cat.args) > 1 else cat.kwargs.get("dim", 0)
     if not isinstance(tensors, (list, tuple)) or not isinstance(dim, int) or len(tensors) < 2:
         raise NoPathsError("its torch.cat is not one of a list of paths")
-    ends = tuple(each for each in tensors if isinstance(each, fx.Node))
-    needed = [_needed(each) for each in ends]
-    nodes = [each for each in graph.nodes if each not in (cat, output)]
+    ends = tuple(tensor for tensor in tensors if isinstance(tensor, fx.Node))
+    needed = [_needed(end) for end in ends]
+    nodes = [node for node in graph.nodes if node not in (cat, output)]
     common = tuple(
-        each
-        for each in nodes
-        if each.op == "placeholder" or sum(each in those for those in needed) > 1
+        node
+        for node in nodes
+        if node.op == "placeholder" or sum(node in those for those in needed) > 1
     )
     own = tuple(
-        tuple(each for each in nodes if each in those and each not in common) for those in needed
+        tuple(node for node in nodes if node in those and node not in common) for those in needed
     )
-    used = {*ends, *(each for path in own for node in path for each in node.all_input_nodes)}
+    used = {
+        *ends,
+        *(
+            all_input_node
+            for path in own
+            for node in path
+            for all_input_node in node.all_input_nodes
+        ),
+    }
     taken = tuple(each for each in common if each in used)
     _check(layer, [common, *own])
     return Paths(graph, ends, common, taken, own, dim)
@@ -97,12 +105,12 @@ def _needed(end: fx.Node) -> set[fx.Node]:
 
 def tensors_of(layer: nn.Module, nodes: Sequence[fx.Node]) -> list[Tensor]:
     found: list[Tensor] = []
-    for each in nodes:
-        if each.op == "call_module":
-            module = layer.get_submodule(str(each.target))
+    for node in nodes:
+        if node.op == "call_module":
+            module = layer.get_submodule(str(node.target))
             found += [*module.parameters(), *module.buffers()]
-        elif each.op == "get_attr":
-            module_name, _, name = str(each.target).rpartition(".")
+        elif node.op == "get_attr":
+            module_name, _, name = str(node.target).rpartition(".")
             found.append(getattr(layer.get_submodule(module_name), name))
     return found
 
@@ -114,7 +122,7 @@ def _check(layer: nn.Module, groups: Sequence[Sequence[fx.Node]]) -> None:
         if tensors & seen:
             raise NoPathsError("its paths share weights, which one rank is to hold")
         seen |= tensors
-    if any(id(each) not in seen for each in (*layer.parameters(), *layer.buffers())):
+    if any(id(parameter) not in seen for parameter in (*layer.parameters(), *layer.buffers())):
         raise NoPathsError("it has weights that its forward does not use")
     for name in (each for nodes in groups[1:] for node in nodes for each in _called(layer, node)):
         if any(word in name.lower() for word in DRAWS):

@@ -61,13 +61,13 @@ class _WithHalos(Function):
         pieces = _pieces(cut, windows)
         part_of = dict(zip(group.own, own, strict=True))
         known = {
-            each: each.of(part_of[each.source], cut[each.source], dim)
-            for each in pieces
-            if each.source in part_of
+            piece: piece.of(part_of[piece.source], cut[piece.source], dim)
+            for piece in pieces
+            if piece.source in part_of
         }
         known |= _exchange(group, pieces, known, own[0], dim)
         return tuple(
-            torch.cat([known[each] for each in pieces if each.window == number], dim)
+            torch.cat([known[piece] for piece in pieces if piece.window == number], dim)
             for number in group.own
         )
 
@@ -78,9 +78,9 @@ class _WithHalos(Function):
         pieces = _pieces(cut, ctx.windows)
         gradient_of = dict(zip(group.own, gradients, strict=True))
         known = {
-            each: each.of(gradient_of[each.window], ctx.windows[each.window].start, dim)
-            for each in pieces
-            if each.window in gradient_of
+            piece: piece.of(gradient_of[piece.window], ctx.windows[piece.window].start, dim)
+            for piece in pieces
+            if piece.window in gradient_of
         }
         known |= _exchange(group, pieces, known, gradients[0], dim, back=True)
         totals = []
@@ -88,9 +88,9 @@ class _WithHalos(Function):
             shape = list(gradients[0].shape)
             shape[dim] = cut[number + 1] - cut[number]
             total = gradients[0].new_zeros(shape)
-            for each in pieces:
-                if each.source == number:
-                    each.of(total, cut[number], dim).add_(known[each])
+            for piece in pieces:
+                if piece.source == number:
+                    piece.of(total, cut[number], dim).add_(known[piece])
             totals.append(total)
         return None, None, None, None, *totals
 

@@ -106,7 +106,7 @@ class PartGroup:
         self, own: Sequence[Tensor], shapes: Sequence[torch.Size], dim: int
     ) -> list[Tensor]:
         # Returns the tensors of all ranks as views of one vector. All send as much as the largest.
-        most = max(each.numel() for each in shapes)
+        most = max(shape.numel() for shape in shapes)
         size = self.group.world_size
         vector = own[0].new_empty(size * most)
         places = [

@@ -109,8 +109,8 @@ def _form(tensor: Tensor) -> list[Any]:
 
 def _runs(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [
-        torch.as_strided(each.detach(), (_span(each.shape, each.stride()),), (1,))
-        for each in tensors
+        torch.as_strided(tensor.detach(), (_span(tensor.shape, tensor.stride()),), (1,))
+        for tensor in tensors
     ]
 
 

@@ -100,7 +100,7 @@ def _part_by_part(
 
     own = [
         func(
-            *(part(each, number) for each in args),
+            *(part(argument, number) for argument in args),
             **{name: part(each, number) for name, each in kwargs.items()},
         )
         for number in range(len(x.own))

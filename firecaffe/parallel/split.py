@@ -48,7 +48,11 @@ class Split(nn.Module):
         if self.group.group.world_size == 1 or self.training in self._compared:
             return whole(self.module(*inputs, **options))
         self._compared.add(self.training)
-        tensors = [each for each in tree_leaves((inputs, options)) if isinstance(each, Tensor)]
+        tensors = [
+            tree_leave
+            for tree_leave in tree_leaves((inputs, options))
+            if isinstance(tree_leave, Tensor)
+        ]
         samples = digest((str(place), each) for place, each in enumerate(tensors))
         agree(
             self.group.group, {"what it gives the split network, which must be the same": samples}
@@ -247,13 +251,15 @@ def _check_layer(model: nn.Module, named: Mapping[str, nn.Module], name: str) ->
                 f"split: {name} is {other} too; a layer that stands twice stays whole"
             )
         for own in layer.parameters():
-            if module not in inner and any(own is each for each in module._parameters.values()):
+            if module not in inner and any(
+                own is parameter for parameter in module._parameters.values()
+            ):
                 raise RecipeError(
                     f"split: {name} shares a parameter with {other}; leave it out of split"
                 )
 
 
 def _random_state(tensors: list[Tensor]) -> Tensor:
-    on_gpu = next((each.device for each in tensors if each.is_cuda), None)
+    on_gpu = next((tensor.device for tensor in tensors if tensor.is_cuda), None)
     host = torch.get_rng_state()
     return host if on_gpu is None else torch.cat([host, torch.cuda.get_rng_state(on_gpu)])

@@ -50,7 +50,7 @@ class ByPaths(SplitLayer):
         self._outline = {
             name: torch.empty_like(each, device="meta") for name, each in layer.state_dict().items()
         }
-        self._is_trained = any(each.requires_grad for each in layer.parameters())
+        self._is_trained = any(parameter.requires_grad for parameter in layer.parameters())
 
     def held(self) -> dict[str, Held]:
         own = {
@@ -110,7 +110,7 @@ def _part_of_path(layer: nn.Module, found: Paths, first: int, last: int) -> fx.G
     for node in found.graph.nodes:
         if any(node in path for path in found.own[first:last]):
             made[node] = graph.node_copy(node, made.__getitem__)
-    ends = [made[each] for each in found.ends[first:last]]
+    ends = [made[end] for end in found.ends[first:last]]
     graph.output(graph.call_function(torch.cat, (ends, found.dim)))
     return fx.GraphModule(layer, graph)
 

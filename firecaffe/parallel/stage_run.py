@@ -309,12 +309,12 @@ class StageRunner:
         if self._to_after is not None:
             check_apart(ends)
             self._to_after.send((given, self._generators()))
-        return _Held(arrivals, [each for each in ends if each.requires_grad], kept)
+        return _Held(arrivals, [end for end in ends if end.requires_grad], kept)
 
     def _check_drawn(self, generators: Sequence[str]) -> None:
         # The states of python's and numpy's generators do not go from stage to stage.
         self._has_looked = True
-        others = [each for each in generators if each != TORCH]
+        others = [generator for generator in generators if generator != TORCH]
         if others and self._from_before is not None:
             raise RecipeError(
                 f"stages: layers of stage {self.stage.number} draw from {' and '.join(others)}, "

@@ -88,7 +88,11 @@ class TensorInParts(Tensor):
         if func in METADATA or getattr(func, "__name__", "") == "__get__":
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
-        found = [each for each in (*args, *kwargs.values()) if isinstance(each, TensorInParts)]
+        found = [
+            argument
+            for argument in (*args, *kwargs.values())
+            if isinstance(argument, TensorInParts)
+        ]
         for each in found:
             each.check_followed()
         result = go_on(func, found, args, kwargs) if found else NotImplemented

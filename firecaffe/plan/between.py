@@ -179,9 +179,9 @@ class Exchanges:
 def stacked(traffics: Sequence[Traffic], links: int) -> tuple[Array, Array, Array]:
     """Stack traffics into shapes (traffics, links), (traffics, links), (traffics,)."""
     shape = len(traffics), links
-    messages = np.array([each.messages for each in traffics], dtype=float).reshape(shape)
-    share = np.array([each.share for each in traffics], dtype=float).reshape(shape)
-    return messages, share, np.array([each.added for each in traffics])
+    messages = np.array([traffic.messages for traffic in traffics], dtype=float).reshape(shape)
+    share = np.array([traffic.share for traffic in traffics], dtype=float).reshape(shape)
+    return messages, share, np.array([traffic.added for traffic in traffics])
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ def _cuts(before: Layout, after: Layout, forward: bool, backward: bool) -> list[
 
 def _sent(fetches: Sequence[Traffic]) -> tuple[float, float]:
     # The outermost link counts first, because it is the slowest.
-    return sum(each.far[0] for each in fetches), sum(each.far[1] for each in fetches)
+    return sum(fetch.far[0] for fetch in fetches), sum(fetch.far[1] for fetch in fetches)
 
 
 def _count(digits: Sequence[Digit]) -> int:

@@ -170,7 +170,7 @@ class Unit:
 
     @property
     def weights(self) -> int:
-        return sum(sum(each.parameters_bytes) for each in self.works) // BYTES_PER_ELEMENT
+        return sum(sum(work.parameters_bytes) for work in self.works) // BYTES_PER_ELEMENT
 
 
 def chain_of(config: ModelConfig, work: Workload, paths: Collection[str] = ()) -> tuple[Unit, ...]:
@@ -210,7 +210,7 @@ def _modules(network: nn.Module, inputs: Any, paths: Collection[str]) -> Modules
         channels[part] = taken[0].shape[1]
 
     norms: dict[str, Any] = {name: each for name, each in named.items() if type(each) in NORMS}
-    handles = [each.register_forward_pre_hook(note) for each in norms.values()]
+    handles = [norm.register_forward_pre_hook(note) for norm in norms.values()]
     layers: dict[str, Layer] = {}
 
     def run() -> None:
@@ -267,13 +267,13 @@ def units_of(works: tuple[LayerWork, ...], modules: Modules) -> tuple[Unit, ...]
 
 
 def _module_of(name: str, paths: Mapping[str, PathModule]) -> PathModule | None:
-    return next((each for each in paths.values() if name.startswith(f"{each.name}.")), None)
+    return next((path for path in paths.values() if name.startswith(f"{path.name}.")), None)
 
 
 def _paths_unit(module: PathModule, works: tuple[LayerWork, ...]) -> Unit:
     def called(nodes: Collection[fx.Node]) -> tuple[LayerWork, ...]:
         names = {f"{module.name}.{node.target}" for node in nodes if node.op == "call_module"}
-        own = ((each, each.name.partition("#")[0]) for each in works)
+        own = ((work, work.name.partition("#")[0]) for work in works)
         return tuple(
             work for work, name in own if any(f"{name}.".startswith(f"{n}.") for n in names)
         )
@@ -283,7 +283,7 @@ def _paths_unit(module: PathModule, works: tuple[LayerWork, ...]) -> Unit:
         called(found.common),
         tuple(called(nodes) for nodes in found.own),
         tuple(path_sizes(module.layer, found)),
-        tuple(sizes[each] for each in found.ends),
+        tuple(sizes[end] for end in found.ends),
         sum(sizes.get(each, 0) for each in found.taken),
     )
     given = sum(numbers for node, numbers in sizes.items() if node.op == "placeholder")

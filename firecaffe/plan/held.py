@@ -33,7 +33,7 @@ def part_of(unit: Unit, layout: Layout) -> tuple[LayerWork, ...]:
     out = _share(unit.output_elements, layout.outputs) * _share(unit.group_elements, layout.groups)
     into = _share(unit.input_elements, layout.inputs)
     taken = into * _share(unit.group_elements, layout.groups)
-    return tuple(_part(each, layout, out, into, taken) for each in unit.works)
+    return tuple(_part(work, layout, out, into, taken) for work in unit.works)
 
 
 def _share(elements: int, workers: int) -> float:

@@ -119,7 +119,7 @@ def unevenness(unit: Unit, layout: Layout) -> float:
 
 def unevenness_of_input(unit: Unit, layout: Layout) -> float:
     """The largest worker's rows of the input over an equal part; 1 if not by rows."""
-    first = next((each for each in unit.images if each is not None), None)
+    first = next((image for image in unit.images if image is not None), None)
     if layout.rows == 1 or first is None:
         return 1.0
     return layout.rows * first.given(layout.in_parts.rows, layout.rows)
@@ -176,7 +176,7 @@ class PartExchanges:
 
     def _sums(self, unit: Unit, layout: Layout) -> list[tuple[float, float]]:
         sizes = [size for work in unit.works for size in work.parameters_bytes]
-        layer = next((each for each in unit.images if each is not None and each.is_layer), None)
+        layer = next((image for image in unit.images if image is not None and image.is_layer), None)
         if layer is not None and layer.summed:
             times = 4 if unit.has_input_gradient else 2
             sizes += [BYTES_PER_ELEMENT * layer.summed] * times
@@ -188,4 +188,4 @@ class PartExchanges:
         shares = Form(channels=(digit,))
         traffics = [self.exchanges.sums(digit, Form()), self.exchanges.fetch(shares, Form())]
         seconds = self.exchanges.seconds(traffics, num_bytes, self.rounds)
-        return seconds, num_bytes * sum(float(each.share.sum()) for each in traffics)
+        return seconds, num_bytes * sum(float(traffic.share.sum()) for traffic in traffics)

@@ -85,15 +85,15 @@ class Volumes:
 
     @property
     def bytes_by_data(self) -> float:
-        return BYTES_PER_ELEMENT * sum(each.by_data for each in self.layers)
+        return BYTES_PER_ELEMENT * sum(layer.by_data for layer in self.layers)
 
     @property
     def bytes_by_model(self) -> float:
-        return BYTES_PER_ELEMENT * sum(each.least_by_model for each in self.layers)
+        return BYTES_PER_ELEMENT * sum(layer.least_by_model for layer in self.layers)
 
     @property
     def bytes_by_layer(self) -> float:
-        ways = (min(each.by_data, each.least_by_model) for each in self.layers)
+        ways = (min(layer.by_data, layer.least_by_model) for layer in self.layers)
         return BYTES_PER_ELEMENT * sum(ways)
 
     def as_dict(self) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def volumes_of(config: ModelConfig, layout: Layout, batch_size: int, workers: in
         raise RecipeError(
             f"{config.name} has no weights that are trained, so nothing is to be sent for them"
         )
-    rows = (_volumes(each, batch_size, workers) for each in layers)
+    rows = (_volumes(layer, batch_size, workers) for layer in layers)
     return Volumes(workers, batch_size, tuple(rows), tuple(paths))
 
 
@@ -143,7 +143,7 @@ def layers_on(network: nn.Module, inputs: Any) -> list[Layer]:
     layers: list[Layer] = []
     seen: set[int] = set()
     for name, part in network.named_modules():
-        own = [each for each in part.parameters(recurse=False) if each.requires_grad]
+        own = [parameter for parameter in part.parameters(recurse=False) if parameter.requires_grad]
         new = [each for each in own if id(each) not in seen]
         seen.update(map(id, new))
         if not own:
@@ -215,7 +215,7 @@ def _calls(network: nn.Module, inputs: Any) -> dict[nn.Module, _Calls]:
     def count(part: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         calls, taken = found[part], _tensors((args, kwargs))
         calls.inputs += sum(each.numel() for each in taken)
-        calls.outputs += sum(each.numel() for each in _tensors(output))
+        calls.outputs += sum(tensor.numel() for tensor in _tensors(output))
         calls.input_has_gradient |= any(each.requires_grad for each in taken)
         calls.times += 1
         calls.shape = tuple(taken[0].shape) if taken else ()

@@ -236,4 +236,4 @@ def _is_by_channels(layout: Layout) -> bool:
 
 
 def _is_of_images(unit: Unit) -> bool:
-    return any(each is not None and each.is_layer for each in unit.images)
+    return any(image is not None and image.is_layer for image in unit.images)

@@ -105,7 +105,7 @@ def alternatives(
     """
     workers = _Workers(workload, cluster, row, words, seconds=seconds)
     own = workers.own()
-    others = [each for each in workers.modes() if each.words != own.words]
+    others = [mode for mode in workers.modes() if mode.words != own.words]
     if words.is_served and words.in_flight == 1:
         twice = replace(words, in_flight=2)
         found = _Workers(workload, cluster, row, twice, seconds=seconds).own()
@@ -218,7 +218,7 @@ class _Workers:
         slowest_s, computed_s = self._rounds(self._hosted(), max(1, steps // fragments))
         own_s = slowest_s + self.update_s * ceil(self.words.replicas / self.size)
         shares = fragment_shares(self.workload, self.words)
-        waits_s = sum(max(0.0, each * self.exchange_s - beside * own_s) for each in shares)
+        waits_s = sum(max(0.0, share * self.exchange_s - beside * own_s) for share in shares)
         words = f"local, H = {steps}" + f", {fragments} fragments" * (fragments > 1)
         words += f", {beside} steps beside" * bool(beside)
         sent = self._gradient_bytes(self.words.replicas) / steps

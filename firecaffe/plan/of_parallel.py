@@ -141,7 +141,7 @@ class _Auto(_Split):
         is_dense = all(unit.is_dense for unit in split)
         auto = self.layout.auto or Auto(self.work.num_micro_batches, self.work.compressor_level)
         names = auto.layouts(self.layout.words, workers, is_dense)
-        found = [self.plan(each, cluster, workers, exchange) for each in names]
+        found = [self.plan(name, cluster, workers, exchange) for name in names]
         return sorted(found, key=lambda each: (not each.fits, each.step.step_s))
 
 

@@ -76,7 +76,7 @@ class Prices:
         largest = max(2, *sizes)
         fewer = [each for each in SIZES if 4 * each < largest] or [max(1, largest // 16)]
         points = [0, *fewer, largest]
-        times = [self._exact_s(each) for each in points[1:]]
+        times = [self._exact_s(point) for point in points[1:]]
         # The latency remains when the bytes shrink to zero.
         slope = (times[1] - times[0]) / (points[2] - points[1])
         times = [max(0.0, times[0] - slope * points[1]), *times]

@@ -66,7 +66,11 @@ def crossings_of(config: ModelConfig, work: Workload, names: Sequence[str]) -> l
         with without_compiler():
             for stage in stages[:-1]:
                 values = stage.module(*values)
-                given = [each for each in tree_leaves(values) if isinstance(each, Tensor)]
+                given = [
+                    tree_leave
+                    for tree_leave in tree_leaves(values)
+                    if isinstance(tree_leave, Tensor)
+                ]
                 wanted = [each for each in given if each.requires_grad]
                 sizes = (sum(each.numel() for each in those) for those in (given, wanted))
                 found.append(Crossing(*(size / PROFILED_IMAGES for size in sizes)))
@@ -84,7 +88,7 @@ def works_of(works: Sequence[LayerWork], names: Sequence[str]) -> list[tuple[Lay
     """Split calls into stages, from each module's first call. Raises: ValueError if not called."""
     begins = [0]
     for name in names:
-        own = (each.name.partition("#")[0] for each in works)
+        own = (work.name.partition("#")[0] for work in works)
         place = next((at for at, each in enumerate(own) if f"{each}.".startswith(f"{name}.")), None)
         if place is None:
             raise ValueError(f"{name} is not called")
@@ -130,7 +134,7 @@ def split_stages(
     ends = [*accumulate(map(len, works_of([*joined.from_iterable(parts)], names)))]
     begins = accumulate(map(len, parts), initial=0)
     # The last unit has no layer; it makes the network's outputs whole.
-    numbers = [min(bisect_right(ends, each), len(ends) - 1) for each in begins]
+    numbers = [min(bisect_right(ends, begin), len(ends) - 1) for begin in begins]
     most = max(each.batch for each in layouts)
     found = [StageWork((), 0.0, ()) for _ in ends]
     for at, (unit, layout, part) in enumerate(zip(cost.chain, layouts, parts, strict=True)):
@@ -214,7 +218,7 @@ def stages_step(
 
 def _held(stage: Workload, actions: Sequence[Action]) -> Workload:
     """The stage with activations of all micro-batches between their forward and backward."""
-    activations = sum(each.output_bytes for each in stage.layers if each.backward_share > 0)
+    activations = sum(layer.output_bytes for layer in stage.layers if layer.backward_share > 0)
     return replace(stage, activation_bytes=most_held(actions) * activations)
 
 
@@ -222,8 +226,8 @@ def _sums_s(cost: SplitCost, row: int, stage: Workload, backward: tuple[float, .
     """Seconds that gradients' sums add to a last backward. backward: from the last layer on."""
     slowdown = cost.cluster.device.exchange_slowdown
     buckets = buckets_of(stage, MicroBatch(0.0, backward))
-    whole_s = cost.prices(row).seconds([each.num_elements for each in buckets])
-    taken_s = [each * cost.update.share_before for each in whole_s]
+    whole_s = cost.prices(row).seconds([bucket.num_elements for bucket in buckets])
+    taken_s = [whole_ * cost.update.share_before for whole_ in whole_s]
     slowed_s, exposed_s = overlap(buckets, taken_s, sum(backward), slowdown=slowdown)
     back_s = sum(whole_s) - sum(taken_s)
     return slowed_s - sum(backward) + exposed_s + back_s
@@ -237,6 +241,6 @@ def _message_s(cost: SplitCost, cut: int, model: int, numbers: float, has_state:
 
 def _sent(cost: SplitCost, crossings: Sequence[Crossing], layout: Layout) -> list[float]:
     images = cost.itemsize * cost.work.global_batch_size / layout.batch
-    forward = [*(images * each.forward for each in crossings), 0.0]
-    backward = [0.0, *(images * each.backward for each in crossings)]
+    forward = [*(images * crossing.forward for crossing in crossings), 0.0]
+    backward = [0.0, *(images * crossing.backward for crossing in crossings)]
     return [a + b for a, b in zip(forward, backward, strict=True)]

@@ -58,9 +58,9 @@ def like_rounds(
     inside = list(like_rounds(inner, ranks_per_node, num_elements))
     in_all = [_shifted(each, first) for each in inside]
     yield from (each for each in in_all if each.reduce.all())
-    for each in like_rounds(outer, len(first), num_elements):
-        ends = first[each.source], first[each.destination]
-        yield EqualRounds(each.count, *ends, each.elements, each.reduce)
+    for like_round in like_rounds(outer, len(first), num_elements):
+        ends = first[like_round.source], first[like_round.destination]
+        yield EqualRounds(like_round.count, *ends, like_round.elements, like_round.reduce)
     yield from (each for each in in_all if not each.reduce.any())
 
 
@@ -102,7 +102,7 @@ def _round_s(round_: EqualRounds, network: Network, itemsize: int) -> float:
             if link.congestion:
                 wanted = np.bincount(destination, 1 / np.bincount(source)[source])
                 senders, at = np.unique(wanted, return_inverse=True)
-                crowd = np.array([crowding(link.congestion, each) for each in senders])
+                crowd = np.array([crowding(link.congestion, sender) for sender in senders])
                 taken_bytes *= crowd[at[b]]
             busy_s = link.latency_s + taken_bytes / link.bandwidth_bytes_per_s
             added_bytes = sent_bytes[meets] * round_.reduce[meets]
@@ -138,7 +138,7 @@ def _parameter_server(p: int, n: int) -> Iterator[EqualRounds]:
 
 
 def _sharded_parameter_server(p: int, n: int) -> Iterator[EqualRounds]:
-    source, destination = (each.ravel() for each in np.indices((p, p)))
+    source, destination = (index.ravel() for index in np.indices((p, p)))
     apart = source != destination
     source, destination = source[apart], destination[apart]
     cuts = n * np.arange(p + 1) // p
@@ -172,8 +172,8 @@ def _double_tree(p: int, n: int) -> Iterator[EqualRounds]:
     trees = []
     for levels in double_tree.two_trees(p):
         pairs = [np.array(level, dtype=np.int64).T for level in levels if level]
-        up = [(each[0], each[1]) for each in reversed(pairs)]
-        back = [(each[1], each[0]) for each in pairs]
+        up = [(pair[0], pair[1]) for pair in reversed(pairs)]
+        back = [(pair[1], pair[0]) for pair in pairs]
         none = np.zeros(0, dtype=np.int64)
         spaced = [part for each in (*up, *back) for part in (each, (none, none))][:-1]
         # The way up uses every second round from the first, and the way down the rounds between.

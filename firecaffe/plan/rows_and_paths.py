@@ -89,9 +89,11 @@ class PathModule:
 
     def volumes(self, samples: int, workers: int) -> PathsVolumes:
         """samples: of a micro-batch, which all workers compute."""
-        weights = sum(each.numel() for each in self.layer.parameters() if each.requires_grad)
+        weights = sum(
+            parameter.numel() for parameter in self.layer.parameters() if parameter.requires_grad
+        )
         inputs = sum(self.sizes.get(each, 0) for each in self.found.taken)
-        ends = [self.sizes[each] for each in self.found.ends]
+        ends = [self.sizes[end] for end in self.found.ends]
         numbers = None
         if len(ends) >= workers:
             runs = pairwise(share_paths(self.layer, self.found, workers))

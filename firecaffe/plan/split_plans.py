@@ -125,13 +125,13 @@ def _line(cost: SplitCost, model: int) -> tuple[float, float]:
 def between_costs(cost: SplitCost, layouts: Sequence[Layout]) -> list[Array]:
     """Seconds between each unit and the next one, shape (layouts, layouts of the next)."""
     tables: dict[bool, tuple[Array, Array, Array]] = {}
-    shares = np.array([micro_batches_of(cost.work, each) for each in layouts])
+    shares = np.array([micro_batches_of(cost.work, layout) for layout in layouts])
     rounds = np.minimum(shares[:, None], shares)[..., None]
     found = []
     for at, unit in enumerate(cost.chain[1:]):
         if unit.has_input_gradient not in tables:
             tables[unit.has_input_gradient] = _table(cost, layouts, unit.has_input_gradient)
-        sizes = np.array([cost.size(at, each) for each in layouts])[:, None, None]
+        sizes = np.array([cost.size(at, layout) for layout in layouts])[:, None, None]
         table = tables[unit.has_input_gradient]
         found.append(cost.exchanges.seconds_of(*table, sizes, rounds).sum(-1))
     return found
@@ -268,7 +268,7 @@ def dense_layouts(cost: SplitCost, is_trick: bool) -> Iterator[tuple[int, Layout
                 is_split = unit.is_dense and allows(unit, split)
                 layouts.append(split if is_split else whole)
                 turn = turn + 1 if is_split else begins
-            if any(each.parts > 1 for each in layouts):
+            if any(layout.parts > 1 for layout in layouts):
                 yield model, layouts
 
 

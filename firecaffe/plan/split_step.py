@@ -102,8 +102,8 @@ class SplitCost:
         """Price the step of these layouts. Raises: ValueError if they cannot use the exchange."""
         work, device = self.work, self.cluster.device
         own = [*zip(self.chain, layouts, strict=True)]
-        most = max(each.batch for each in layouts)
-        rounds = min(micro_batches_of(work, each) for each in layouts)
+        most = max(layout.batch for layout in layouts)
+        rounds = min(micro_batches_of(work, layout) for layout in layouts)
         computed_s = sum(self.unit_s(*each) for each in own)
         computed_s += sum(self.apart_s(*each, most) for each in own)
         tensors, backward_s = self._last_backward(layouts)
@@ -146,7 +146,7 @@ class SplitCost:
         work, device = self.work, self.cluster.device
         # All paths of a worker count as one part.
         parts = part_of(unit, layout if unit.paths else layout.in_parts)
-        times = [layer_s(each, work, device, work.micro_batch_size) for each in parts]
+        times = [layer_s(part, work, device, work.micro_batch_size) for part in parts]
         scale = self._scale * layout.products
         backward_s = tuple(scale * backward for _, backward in times)
         return scale * sum(forward for forward, _ in times), backward_s
@@ -183,7 +183,7 @@ class SplitCost:
         traffics = 2 * [self.exchanges.halos((1, layout.groups), share)]
         num_bytes = self.itemsize * unit.inputs * self.work.global_batch_size
         seconds = self.exchanges.seconds(traffics, num_bytes, micro_batches_of(self.work, layout))
-        return seconds, num_bytes * sum(float(each.share.sum()) for each in traffics)
+        return seconds, num_bytes * sum(float(traffic.share.sum()) for traffic in traffics)
 
     def masks(self, unit: Unit, layout: Layout, most: int) -> tuple[float, float]:
         """Seconds, and bytes sent by each worker, for others' parts of its dropout masks."""
@@ -219,7 +219,7 @@ class SplitCost:
         found = self.boundary(before, after, follows.has_input_gradient)
         traffics: list[Traffic] = [*found.sums, *found.fetches]
         seconds = self.exchanges.seconds(traffics, num_bytes, rounds)
-        return seconds, num_bytes * sum(float(each.share.sum()) for each in traffics)
+        return seconds, num_bytes * sum(float(traffic.share.sum()) for traffic in traffics)
 
     def size(self, at: int, before: Layout) -> float:
         """Bytes of the batch between two units; addends are summed before a pool shrinks them."""

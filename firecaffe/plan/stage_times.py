@@ -81,9 +81,9 @@ def _step(
     )
     micro_batches = micro_batches_of(work, layout)
     turns = micro_batches + layout.model - 1
-    weights = [sum(weights_bytes(each, layout) for each in units[a:b]) for _, (a, b) in parts]
+    weights = [sum(weights_bytes(unit, layout) for unit in units[a:b]) for _, (a, b) in parts]
     # Stages end in turn, the first one last; meanwhile the sums of the others are in flight.
-    sums_s = cost.prices(layout.model).seconds([each // BYTES_PER_ELEMENT for each in weights])
+    sums_s = cost.prices(layout.model).seconds([weight // BYTES_PER_ELEMENT for weight in weights])
     exposed_s = max(each - k * own_s / 2 for k, each in enumerate(sums_s))
     images = work.global_batch_size / layout.batch
     edges = [0.0, *(cost.itemsize * units[start].inputs * images for _, (start, _) in parts[1:])]
@@ -102,7 +102,7 @@ def _step(
 
 def _memory(cost: SplitCost, units: Sequence[Unit], layout: Layout, kept: int) -> dict[str, float]:
     works = tuple(joined.from_iterable(unit.works for unit in units))
-    activations = sum(each.output_bytes for each in works if each.backward_share > 0)
+    activations = sum(work.output_bytes for work in works if work.backward_share > 0)
     own = replace(cost.work, layers=works, activation_bytes=kept * activations)
     return memory_bytes(own, layout.batch, is_whole=False)
 

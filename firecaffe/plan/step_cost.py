@@ -133,7 +133,7 @@ class StepCost:
         share = ceil(work.num_micro_batches / world_size)
         taken_s = [exchange * each for each in self._exchanges(world_size)]
         backward_s = compute * sum(self.one.backward_s)
-        ready = [Bucket(compute * each.ready_s, each.num_elements) for each in self.buckets]
+        ready = [Bucket(compute * bucket.ready_s, bucket.num_elements) for bucket in self.buckets]
         lanes, share_beside = self._lanes(world_size), self._share_beside(world_size)
         beside_s, exposed_s = overlap(
             ready, taken_s, backward_s, lanes, share_beside, device.exchange_slowdown

@@ -169,7 +169,7 @@ def on_zeros(
     use: Callable[[nn.Module, Any], T],
 ) -> T:
     """Call `use` with the network and a batch of zeros, on its device. Raises: as `profile_of`."""
-    device = next((each.device for each in network.parameters()), torch.device("cpu"))
+    device = next((parameter.device for parameter in network.parameters()), torch.device("cpu"))
     inputs, _ = layout.zeros(samples, device)
     try:
         return use(network, inputs)
@@ -251,12 +251,12 @@ class _Made(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        given = {each.untyped_storage().data_ptr() for each in _matrices((args, kwargs))}
+        given = {matrix.untyped_storage().data_ptr() for matrix in _matrices((args, kwargs))}
         made = func(*args, **(kwargs or {}))
-        for each in _matrices(made):
-            if each.untyped_storage().data_ptr() not in given:  # not in place, not a view
+        for matrix in _matrices(made):
+            if matrix.untyped_storage().data_ptr() not in given:  # not in place, not a view
                 self._now += 1
-                weakref.finalize(each, self._gone)
+                weakref.finalize(matrix, self._gone)
         self.most = max(self.most, self._now)
         return made
 
@@ -266,4 +266,4 @@ class _Made(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _matrices(value: Any) -> list[Tensor]:
     leaves = tree_leaves(value)
-    return [each for each in leaves if isinstance(each, Tensor) and each.shape == SHAPE]
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.shape == SHAPE]

@@ -242,4 +242,4 @@ def is_refused(recipe: Recipe) -> bool:
 
 def num_combinations() -> int:
     """Count the refused combinations: alternatives within a row count once each."""
-    return len({each for row in REFUSALS for each in combinations(row.when)})
+    return len({combination for row in REFUSALS for combination in combinations(row.when)})

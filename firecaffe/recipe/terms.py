@@ -132,7 +132,7 @@ def combinations(when: tuple[Condition, ...]) -> list[tuple[Term, ...]]:
 
 
 def terms_of(when: tuple[Condition, ...]) -> list[Term]:
-    return list(dict.fromkeys(term for each in combinations(when) for term in each))
+    return list(dict.fromkeys(term for combination in combinations(when) for term in combination))
 
 
 def words_of(when: tuple[Condition, ...]) -> list[str]:

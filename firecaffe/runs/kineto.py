@@ -130,8 +130,12 @@ def _load(path: Path) -> tuple[list[Event], int]:
     try:
         trace = decoded(_unpacked(path), Trace)
         # An event whose end the profiler has not seen may have a time below 0.
-        events = [each for each in trace.traceEvents if each.ph == "X" and each.dur >= 0]
-        if any(each.ts is None for each in events):
+        events = [
+            traceEvent
+            for traceEvent in trace.traceEvents
+            if traceEvent.ph == "X" and traceEvent.dur >= 0
+        ]
+        if any(event.ts is None for event in events):
             raise ValueError("an event has no ts")
     except OSError as error:
         raise RunError(f"{path}: {error.strerror or error}") from error
@@ -155,7 +159,7 @@ def _unpacked(path: Path) -> bytes | bytearray:
 def _covered(events: Iterable[Event]) -> list[Interval]:
     # All lists of intervals in this file are sorted and without overlaps.
     merged: list[Interval] = []
-    for start, stop in sorted(each.span for each in events):
+    for start, stop in sorted(event.span for event in events):
         if merged and start <= merged[-1][1]:
             merged[-1] = merged[-1][0], max(merged[-1][1], stop)
         else:

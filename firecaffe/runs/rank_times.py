@@ -248,7 +248,7 @@ def _slow_links(trips: Mapping[int, Sequence[Mapping[str, Any]]]) -> tuple[list[
             break
         slow.append(dataclasses.replace(worst, p_value=corrected[worst.rank]))
         # A slow way to this rank does not speak against the ranks at the other ends.
-        pairs = [each for each in pairs if worst.rank not in each[0]]
+        pairs = [pair for pair in pairs if worst.rank not in pair[0]]
         ranks.remove(worst.rank)
     if not tested:
         return [], ["too few round trips between hosts to tell a slow link from noise"]

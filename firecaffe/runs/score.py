@@ -213,7 +213,7 @@ class ModeScore:
     @property
     def lines(self) -> list[str]:
         cluster = f"{self.cluster} in mode {self.mode}"
-        return [step_line(cluster, self.step), *(each.line for each in self.figures)]
+        return [step_line(cluster, self.step), *(figure.line for figure in self.figures)]
 
 
 def score_mode(folder: Path, timings: Rows) -> ModeScore | None:
@@ -273,7 +273,7 @@ class ParallelScore:
 
     @property
     def lines(self) -> list[str]:
-        return [step_line(self.cluster, self.step), *(each.line for each in self.figures)]
+        return [step_line(self.cluster, self.step), *(figure.line for figure in self.figures)]
 
 
 def score_parallel(folder: Path, timings: Rows) -> ParallelScore | None:

@@ -225,11 +225,11 @@ def _row(
         measure=measure,
         value=mean_of([measure.value_in(run.result) for run in results]),
         others={
-            each.name: mean_of([each.value_in(run.result) for run in results])
-            for each in others
-            if all(isinstance(run.result.get(each.name), int | float) for run in results)
+            other.name: mean_of([other.value_in(run.result) for run in results])
+            for other in others
+            if all(isinstance(run.result.get(other.name), int | float) for run in results)
         },
-        shares=[each.name for each in others if each.is_share],
+        shares=[other.name for other in others if other.is_share],
         mode=mode_of(group.first),
         test_loss=_mean([run.result.get("test_loss") for run in results]),
         staleness=_mean([staleness_of(run) for run in results]),
@@ -244,7 +244,7 @@ def _row(
 
 def _mean(values: Sequence[float | None]) -> Mean | None:
     # If one value is unknown, a mean of the others would look too good.
-    known = [float(each) for each in values if each is not None]
+    known = [float(value) for value in values if value is not None]
     return mean_of(known) if len(known) == len(values) else None
 
 
@@ -283,14 +283,14 @@ def _against(groups: Sequence[Group], band: float) -> list[Difference | None]:
 def _why_no_speedup(
     groups: Sequence[Group], times: Sequence[Sequence[float]], place: int, target: float | None
 ) -> str:
-    for each in dict.fromkeys((place, 0)):
-        name = letters(len(groups))[each]
-        if _failure(groups[each]):
+    for fromkey in dict.fromkeys((place, 0)):
+        name = letters(len(groups))[fromkey]
+        if _failure(groups[fromkey]):
             return f"{name} has failed"
-        if is_simulated(groups[each].first):
+        if is_simulated(groups[fromkey].first):
             return f"{name} ran under the simulated clock, in one process"
-        if not times[each]:
-            name = groups[each].names[0]
+        if not times[fromkey]:
+            name = groups[fromkey].names[0]
             if target is None:
                 return f"{name} has no rate"
             return f"{name} did not reach {groups[0].first.measure.shown(target)}"

@@ -171,7 +171,7 @@ def check_optimizer(function: str, value: Any, network: nn.Module) -> None:
             f"{function}: optimizer is a wrapper ({type(value).__name__}), which has no hooks of "
             "its own; give the optimizer inside it (of accelerate, optimizer.optimizer)"
         )
-    own = {id(each) for each in network.parameters()}
+    own = {id(parameter) for parameter in network.parameters()}
     if not any(id(each) in own for group in value.param_groups for each in group["params"]):
         raise ArgumentError(
             f"{function}: optimizer has none of the model's parameters; make it of "

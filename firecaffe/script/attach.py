@@ -57,7 +57,7 @@ class Attached:
         # Backward runs ahead of a GPU, whose work is timed by its own events.
         make: Any = torch.cuda.Event
         self._events = [make(enable_timing=True) for _ in range(2)] if is_gpu else []
-        self._groups = [each.group for each in model.modules() if isinstance(each, Split)]
+        self._groups = [module.group for module in model.modules() if isinstance(module, Split)]
         self._exchanged_s = self._exchanges_s
         self._ended_s = time.perf_counter()
         self._forward_s = self._ready_s = self._waited_s = 0.0
@@ -74,7 +74,7 @@ class Attached:
 
     @property
     def _exchanges_s(self) -> float:
-        return sum(each.seconds for each in self._groups)
+        return sum(group.seconds for group in self._groups)
 
     def detach(self) -> None:
         """Remove all hooks and close the file."""

@@ -102,7 +102,7 @@ def _check(function: Any, nproc_per_node: int, args: Any, kwargs: Any, max_resta
             f"launch: args is {shown(args)}; expected the arguments in a tuple, as args=(1, 2), or "
             "args=(1,) for one"
         )
-    is_named = isinstance(kwargs, Mapping) and all(isinstance(each, str) for each in kwargs)
+    is_named = isinstance(kwargs, Mapping) and all(isinstance(kwarg, str) for kwarg in kwargs)
     if kwargs is not None and not is_named:
         raise RecipeError(
             f"launch: kwargs is {shown(kwargs)}; expected the arguments by name, as "

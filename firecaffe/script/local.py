@@ -339,8 +339,8 @@ def _trained(model: nn.Module, compressor: str) -> dict[str, nn.Parameter]:
 def _check_rows(model: nn.Module, process_group: ProcessGroup | None) -> None:
     # Ranks that hold different parts of one network must not be averaged.
     averaged = dist.get_process_group_ranks(process_group or dist.group.WORLD)
-    for each in model.modules():
-        row = each.group.group.exchange_group if isinstance(each, Split) else None
+    for module in model.modules():
+        row = module.group.group.exchange_group if isinstance(module, Split) else None
         held = [] if row is None else dist.get_process_group_ranks(row)
         if len(set(held).intersection(averaged)) > 1:
             raise ArgumentError(

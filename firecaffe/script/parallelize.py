@@ -49,7 +49,7 @@ class Parallelized(DistributedDataParallel):
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         # Wrappers such as accelerate may put another DDP, which would sum too, around this one.
         outer = DistributedDataParallel._active_ddp_module
-        if outer not in (None, self) and any(each is self for each in outer.modules()):
+        if outer not in (None, self) and any(module is self for module in outer.modules()):
             raise ArgumentError(
                 "parallelize: the model that it made is in another DistributedDataParallel, so "
                 "each gradient would be summed twice; give that one the network itself, and its "

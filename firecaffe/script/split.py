@@ -63,7 +63,7 @@ def split(
     check_network("split", "model", model)
     instead = "split the network first, and give what comes to DDP over the ranks of equal parts"
     check_sums_nothing("split", "model", model, instead)
-    if any(isinstance(each, Split) for each in model.modules()):
+    if any(isinstance(module, Split) for module in model.modules()):
         raise ArgumentError("split: model is split already; name all layers in one call")
     _check_layers(layers)
     check_group("split", process_group)
@@ -74,7 +74,7 @@ def split(
     chosen = choose_layers(model, layers)
     if parts is not None:
         check_parts(model, chosen, parts)  # before a world is joined, which would stay
-    devices = sorted({str(each.device) for each in model.parameters()})
+    devices = sorted({str(parameter.device) for parameter in model.parameters()})
     if len(devices) > 1:
         raise ArgumentError(
             f"split: the parameters are on {', '.join(devices)}; it takes those of one device"

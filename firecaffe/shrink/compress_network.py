@@ -91,7 +91,7 @@ def plan_compression(asked: CompressRequest) -> Data:
     network = trained_network(asked.recipe, data)
     if asked.target is not None:
         _check_target(
-            asked.target, asked.scheme, sum(each.numel() for each in network.parameters())
+            asked.target, asked.scheme, sum(parameter.numel() for parameter in network.parameters())
         )
     with _said_of(asked.scheme, ""):
         recipe = with_ranks(asked.recipe, ranks_of(asked.scheme, network), "")
@@ -144,7 +144,7 @@ def compress(
         _claim(asked)
         network = trained_network(asked.recipe, data)
         before = judge.worth(network)
-        weights = sum(each.numel() for each in network.parameters())
+        weights = sum(parameter.numel() for parameter in network.parameters())
         recipe, network = _start(asked, network, data)
         steps = total_steps(recipe, data)
         maker = Maker(recipe, asked.scheme, steps, weights, before, judge, asked.workers, lock, say)
@@ -209,7 +209,7 @@ def _sensitivities(
 
 def _rest_bytes(network: nn.Module, layers: Sequence[LayerSensitivity], scheme: Scheme) -> float:
     every: int = sum(each.numel() for each in network.state_dict().values())
-    return HEADER_BYTES + (every - sum(each.weights for each in layers)) * scheme.biases / 8
+    return HEADER_BYTES + (every - sum(layer.weights for layer in layers)) * scheme.biases / 8
 
 
 def _claim(asked: CompressRequest) -> None:

@@ -33,18 +33,18 @@ def as_record(found: Compressed) -> dict[str, Any]:
             "file": seconds(found.made.report.num_bytes),
         },
         "rounds": [{**asdict(each), "folder": str(each.folder)} for each in found.made.rounds],
-        "tensors": [tensor_row(each) for each in found.made.report.tensors],
+        "tensors": [tensor_row(tensor) for tensor in found.made.report.tensors],
         "tried": [made.as_row for made in found.tried],
         "sizes": sizes_in(asked.folder),
-        "sensitivity": [asdict(each) for each in found.layers],
+        "sensitivity": [asdict(layer) for layer in found.layers],
     }
 
 
 def sizes_in(folder: Path) -> list[dict[str, Any]]:
     """Return all files of this network and scheme, for any target, by ratio. Raises RunError."""
-    places = [each.parent for each in (*folder.glob("net.json"), *folder.glob("*/net.json"))]
+    places = [path.parent for path in (*folder.glob("net.json"), *folder.glob("*/net.json"))]
     return sorted(
-        (read_run_file(each, "net.json") for each in places), key=lambda row: row["ratio"]
+        (read_run_file(place, "net.json") for place in places), key=lambda row: row["ratio"]
     )
 
 

@@ -182,9 +182,9 @@ def _by_bits(bits: Mapping[int, float]) -> dict[int, float]:
     if not bits:
         return {MOST_BITS: 0.0}
     lost, found = 0.0, {}
-    for each in sorted(bits, reverse=True):
-        lost = max(lost, bits[each])
-        found[each] = lost
+    for bit in sorted(bits, reverse=True):
+        lost = max(lost, bits[bit])
+        found[bit] = lost
     return found
 
 
@@ -209,8 +209,8 @@ def measure_layers(layers: Sequence[Layer], score: Score) -> list[LayerSensitivi
     found = []
     for layer in layers:
         kept = {keep: before - _with(layer.weights, _pruned(keep), score) for keep in layer.keeps}
-        bits = {each: before - _with(layer.weights, _shared(each), score) for each in layer.bits}
-        count = sum(each.numel() for each in layer.weights)
+        bits = {bit: before - _with(layer.weights, _shared(bit), score) for bit in layer.bits}
+        count = sum(weight.numel() for weight in layer.weights)
         found.append(LayerSensitivity(layer.name, count, kept, bits))
     return found
 
@@ -218,7 +218,7 @@ def measure_layers(layers: Sequence[Layer], score: Score) -> list[LayerSensitivi
 def _with(
     weights: Sequence[nn.Parameter], change: Callable[[Tensor], Tensor], score: Score
 ) -> float:
-    own = [each.detach().clone() for each in weights]
+    own = [weight.detach().clone() for weight in weights]
     for each in weights:
         each.copy_(change(each.detach()))
     try:

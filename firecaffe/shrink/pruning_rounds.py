@@ -191,9 +191,9 @@ def _aim_of_loss(target: Target, attempts: Sequence[Attempt], weights: int) -> f
         return whole / FIRST_RATIO
     if len(attempts) == MOST_ATTEMPTS_OF_LOSS:
         return None
-    lost = [each.aim_bytes for each in attempts if not is_kept(target, each, weights)]
+    lost = [attempt.aim_bytes for attempt in attempts if not is_kept(target, attempt, weights)]
     largest_lost = max(lost, default=0.0)
-    kept = [each.aim_bytes for each in attempts if is_kept(target, each, weights)]
+    kept = [attempt.aim_bytes for attempt in attempts if is_kept(target, attempt, weights)]
     if not lost:
         return min(kept) / STEP
     if not kept:

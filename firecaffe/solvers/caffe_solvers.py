@@ -44,9 +44,9 @@ class CaffeAdam(GroupedOptimizer):
         if group["weight_decay"]:
             added = torch._foreach_add(gradients, weights, alpha=group["weight_decay"])
             gradients = list(added)
-        states = [self.state[each] for each in weights]
+        states = [self.state[weight] for weight in weights]
         means, squares = moments(states, gradients, group["betas"])
-        steps = [counted(each) for each in states]
+        steps = [counted(state) for state in states]
         moved = list(torch._foreach_sqrt(squares))
         torch._foreach_add_(moved, group["delta"])
         rates = [-group["lr"] * math.sqrt(1 - beta2**step) / (1 - beta1**step) for step in steps]
@@ -72,7 +72,7 @@ class CaffeSGD(GroupedOptimizer):
         rate, momentum = group["lr"], group["momentum"]
         moved = torch._foreach_add(gradients, weights, alpha=group["weight_decay"])
         torch._foreach_mul_(moved, rate)
-        histories = [self._history(each, rate) for each in weights]
+        histories = [self._history(weight, rate) for weight in weights]
         before: list[Tensor] = []
         if self.nesterov:
             before = list(torch._foreach_mul(histories, momentum))

@@ -17,7 +17,7 @@ class GroupedOptimizer(optim.Optimizer):
         for group in self.param_groups:
             weights = [each for each in group["params"] if each.grad is not None]
             if weights:
-                self.update(group, weights, [each.grad for each in weights])
+                self.update(group, weights, [weight.grad for weight in weights])
 
     def update(self, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]) -> None:
         """Update the weights in place. `group` holds the group's settings, as "lr"."""

@@ -42,14 +42,14 @@ class LayerRates(optim.Optimizer, ABC):
         for group in self.param_groups:
             weights = [each for each in group["params"] if each.grad is not None]
             if weights:
-                gradients = [each.grad for each in weights]
+                gradients = [weight.grad for weight in weights]
                 found.append((group, weights, self.directions(group, weights, gradients)))
-        every = [each for _, weights, _ in found for each in weights]
+        every = [weight for _, weights, _ in found for weight in weights]
         directions = [each for _, _, own in found for each in own]
         lengths = zip(*self._norms(every, [every, directions]), strict=True)
         of_weights = dict(zip(every, lengths, strict=True))
         for group, weights, own in found:
-            self.update(group, weights, own, [of_weights[each] for each in weights])
+            self.update(group, weights, own, [of_weights[weight] for weight in weights])
 
     @abstractmethod
     def directions(
@@ -94,7 +94,7 @@ class Lars(LayerRates):
             for weight, (own, theirs) in zip(weights, lengths, strict=True)
         ]
         torch._foreach_mul_(moved, rates)
-        velocities = [kept(self.state[each], "velocity", each) for each in weights]
+        velocities = [kept(self.state[weight], "velocity", weight) for weight in weights]
         torch._foreach_mul_(velocities, group["momentum"])
         torch._foreach_add_(velocities, moved)
         torch._foreach_sub_(weights, velocities)
@@ -116,9 +116,9 @@ class Lamb(LayerRates):
         self, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]
     ) -> list[Tensor]:
         beta1, beta2 = group["betas"]
-        states = [self.state[each] for each in weights]
+        states = [self.state[weight] for weight in weights]
         means, squares = moments(states, gradients, group["betas"])
-        steps = [counted(each) for each in states]
+        steps = [counted(state) for state in states]
         roots = torch._foreach_div(squares, [1 - beta2**step for step in steps])
         torch._foreach_sqrt_(roots)
         torch._foreach_add_(roots, group["delta"])

@@ -106,7 +106,9 @@ def make_optimizer(
     if is_reference(config.type):
         return make_own(groups, config)
     if config.decay_form != "l2":
-        groups = [{**each, "weight_decay": 0.0, "decay": each["weight_decay"]} for each in groups]
+        groups = [
+            {**group, "weight_decay": 0.0, "decay": group["weight_decay"]} for group in groups
+        ]
     optimizer = SOLVERS[config.type](groups, config)
     if config.decay_form != "l2":
         optimizer.register_step_pre_hook(BEFORE_THE_UPDATE[config.decay_form])
@@ -143,7 +145,7 @@ def _add_signs(optimizer: optim.Optimizer, *_: object) -> None:
     for group in optimizer.param_groups:
         weights = [each for each in group["params"] if each.grad is not None]
         if weights and group["decay"]:
-            gradients = [each.grad for each in weights]
+            gradients = [weight.grad for weight in weights]
             torch._foreach_add_(gradients, torch._foreach_sign(weights), alpha=group["decay"])
 
 

@@ -46,7 +46,9 @@ class Outer:
     @torch.no_grad()
     def step(self, learning_rate: float) -> None:
         """Update the weights. `learning_rate` is the present one of the replicas."""
-        trained: list[Tensor] = [each for each in self._parameters if each.grad is not None]
+        trained: list[Tensor] = [
+            parameter for parameter in self._parameters if parameter.grad is not None
+        ]
         if self._is_slowmo and trained:
             gradients = [each.grad for each in trained if each.grad is not None]
             if learning_rate == 0:  # D / a has no value

@@ -37,9 +37,10 @@ def make_own(groups: Sequence[dict[str, Any]], config: SolverConfig) -> optim.Op
             f"solver.type {config.type!r} gave {shown(optimizer)}; expected a torch.optim.Optimizer"
         )
     needed = [
-        each.name
-        for each in inspect.signature(optimizer.step).parameters.values()
-        if each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+        parameter.name
+        for parameter in inspect.signature(optimizer.step).parameters.values()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     ]
     if needed:
         raise RecipeError(

@@ -147,7 +147,7 @@ class SimulatedClock:
             return {} if is_server else {f"port {theirs}": took}
         part = took / costs.workers
         others = [each for each in range(costs.workers) if each != worker]
-        return {f"port {theirs} {each}": part for each in others} | {
+        return {f"port {theirs} {other}": part for other in others} | {
             f"port {mine} {worker}": part * len(others)
         }
 
@@ -163,8 +163,8 @@ class SimulatedClock:
         return {
             "time_s": self.time_s,
             "asking": list(self._asking),
-            "counts": [list(each) for each in self._counts.items()],
-            "ends": [list(each) for each in sorted(self._ends)],
+            "counts": [list(item) for item in self._counts.items()],
+            "ends": [list(end) for end in sorted(self._ends)],
             "free_at": dict(self._free_at),
             "works": [row_of(work) for work in self._works.values()],
             "policy": self.policy.state_dict(),

@@ -101,11 +101,13 @@ def plan_rounds(
             length = max(length, _grown(words.growth_coefficient, highest[cycle]))
         # A cycle of this length averages no fragment before the training's end.
         length = int(min(length, steps * words.fragments))
-        parts = [(each, cycle + length * (each + 1) // words.fragments) for each in fragments]
+        parts = [
+            (fragment, cycle + length * (fragment + 1) // words.fragments) for fragment in fragments
+        ]
         stops += [(each, stop) for each, stop in parts if stop < steps]
         cycle += length
     if synchronous < steps:
-        stops += [(each, steps) for each in fragments]
+        stops += [(fragment, steps) for fragment in fragments]
     rounds, firsts = list[Round](), [synchronous] * words.fragments
     for each, stop in stops:
         applied = min(steps, stop + words.overlap_steps)

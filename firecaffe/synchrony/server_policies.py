@@ -250,7 +250,7 @@ class Backup(Desk):
 
     def state_dict(self) -> dict[str, Any]:
         arrived = [row_of(work) for work in self._arrived]
-        turns = [list(each) for each in self._turns.items()]
+        turns = [list(item) for item in self._turns.items()]
         desk = super().state_dict()
         return {"desk": desk, "arrived": arrived, "turns": turns}
 

@@ -81,7 +81,7 @@ def _fewest_nodes(
 
 def _shortest(num_leaves: int, seconds: Sequence[float]) -> float:
     # The smallest longest time is some worker's time for a whole number of leaves.
-    times = sorted({count * each for each in seconds for count in range(1, num_leaves + 1)})
+    times = sorted({count * second for second in seconds for count in range(1, num_leaves + 1)})
     low, high = 0, len(times) - 1
     while low < high:
         middle = (low + high) // 2
@@ -99,20 +99,20 @@ def _is_enough(limit: float, seconds: Sequence[float], num_leaves: int) -> bool:
 
 def _within(limit: float, seconds: Sequence[float], num_leaves: int) -> list[int]:
     found = []
-    for each in seconds:
-        count = min(int(limit / each), num_leaves)
+    for second in seconds:
+        count = min(int(limit / second), num_leaves)
         # A quotient may be rounded up or down.
-        while count * each > limit:
+        while count * second > limit:
             count -= 1
-        while count < num_leaves and (count + 1) * each <= limit:
+        while count < num_leaves and (count + 1) * second <= limit:
             count += 1
         found.append(count)
     return found
 
 
 def _positive(seconds: Sequence[float]) -> list[float]:
-    least = min((each for each in seconds if 0 < each < float("inf")), default=1.0)
-    return [each if 0 < each < float("inf") else least for each in seconds]
+    least = min((second for second in seconds if 0 < second < float("inf")), default=1.0)
+    return [second if 0 < second < float("inf") else least for second in seconds]
 
 
 @cache

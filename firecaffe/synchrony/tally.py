@@ -79,9 +79,9 @@ class Tally:
             "dropped": self.dropped,
             "again": self.again,
             "lost": self.lost,
-            "staleness": [list(each) for each in sorted(self.staleness.items())],
-            "waits_since": [list(each) for each in self._waits_since.items()],
-            "idle_s": [list(each) for each in self._idle_s.items()],
+            "staleness": [list(item) for item in sorted(self.staleness.items())],
+            "waits_since": [list(item) for item in self._waits_since.items()],
+            "idle_s": [list(item) for item in self._idle_s.items()],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

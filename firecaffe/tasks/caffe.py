@@ -56,7 +56,7 @@ def caffe_task(config: TaskConfig, reserved: tuple[str, ...] = ()) -> Task:
             is_share=True,
         )
 
-    names = _names([each.tops[0] for each in test.accuracies], reserved)
+    names = _names([accuracy.tops[0] for accuracy in test.accuracies], reserved)
     steps = dict(zip(names, test.accuracies, strict=True))
     return Task(
         loss,

@@ -38,7 +38,11 @@ def check_task(config: TaskConfig) -> None:
         raise RecipeError(
             f"task.label_smoothing is {config.label_smoothing:g}; it must be at least 0 and below 1"
         )
-    wrong = [each for each in config.class_weights if not (isfinite(each) and each >= 0)]
+    wrong = [
+        class_weight
+        for class_weight in config.class_weights
+        if not (isfinite(class_weight) and class_weight >= 0)
+    ]
     if wrong or (config.class_weights and not any(config.class_weights)):
         raise RecipeError(
             f"task.class_weights has {wrong[0]:g}; each must be 0 or more"
@@ -84,7 +88,11 @@ def _ours(config: TaskConfig, num_classes: int | None) -> Task:
     if count is not None and (not isinstance(count, int) or count < 1):
         raise RecipeError(f"task.args.num_classes is {count!r}; expected a whole number, 1 or more")
     parameters = inspect.signature(TASKS[config.name]).parameters.values()
-    own = {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
+    own = {
+        parameter.name: parameter.default
+        for parameter in parameters
+        if parameter.kind is parameter.KEYWORD_ONLY
+    }
     for name, value in words.items():
         if name not in own:
             known = ["num_classes", *own]

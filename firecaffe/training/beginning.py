@@ -125,7 +125,7 @@ def notes_of(
     said += frozen.notes(model)
     if learner.inventory is not None:
         said += learner.inventory.notes
-    said += [each.line for each in learner.update.applier.constraints]
+    said += [constraint.line for constraint in learner.update.applier.constraints]
     return said + [f"warning: {doubt}" for doubt in learner.doubts]
 
 

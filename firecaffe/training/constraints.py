@@ -201,9 +201,9 @@ class Sharing:
     @property
     def line(self) -> str:
         codes = (each.flatten() for _, each in self._wholes.one_by_one(self.codes))
-        counts = [each.bincount()[1:] for each in codes]
-        weights = sum(int(each.sum()) for each in counts)
-        values = sum(int(each.count_nonzero()) for each in counts)
+        counts = [code.bincount()[1:] for code in codes]
+        weights = sum(int(count.sum()) for count in counts)
+        values = sum(int(count.count_nonzero()) for count in counts)
         layers = len(counts)
         return f"share: {weights} weights that are not zero of {layers} layers have {values} values"
 

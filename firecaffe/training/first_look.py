@@ -30,9 +30,9 @@ class FirstLook:
         self.forward, self.keeps_frozen = forward, keeps_frozen
         self._watch = Watch(forward.model)
         self._frozen = {
-            each: each.detach().clone()
-            for each in forward.model.parameters()
-            if not each.requires_grad
+            parameter: parameter.detach().clone()
+            for parameter in forward.model.parameters()
+            if not parameter.requires_grad
         }
 
     def of_parts(self, world: Group) -> None:

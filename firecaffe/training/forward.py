@@ -236,7 +236,7 @@ class Forward:
     def go_along(self, inputs: Any, targets: Any, step: int, leaf: int) -> None:
         """Compute a micro-batch for ranks that wait at the same layers, and discard all results."""
         loss, _, _ = self._loss(inputs, targets, step, leaf)
-        trained = [each for each in self.model.parameters() if each.requires_grad]
+        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         torch.autograd.grad(loss, trained, allow_unused=True)
         self.buffers.begin_micro_batch()
 

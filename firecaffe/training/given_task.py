@@ -19,7 +19,9 @@ OWN = "own task"
 
 def check_given(recipe: Recipe, loss: Any, task: Any) -> None:
     """Check the `loss` and the `task` of `firecaffe.train`. Raises: RecipeError."""
-    if isinstance(loss, nn.Module) and any(each.requires_grad for each in loss.parameters()):
+    if isinstance(loss, nn.Module) and any(
+        parameter.requires_grad for parameter in loss.parameters()
+    ):
         raise RecipeError(
             f"loss is {type(loss).__name__}, which has parameters, and the network's alone are "
             "trained; make them the network's, and let it return what the loss needs"

@@ -100,7 +100,7 @@ class _Loop:
     def __init__(self, t: Training, records: Records, stop: StopRequest) -> None:
         self.t, self._records, self._stop = t, records, stop
         self._known = list(t.doubts)
-        broken = [getattr(each, "skipped", {}) for each in t.data.parts.values()]
+        broken = [getattr(part, "skipped", {}) for part in t.data.parts.values()]
         self._sums = StepSums(t.first_step + 1, broken=broken)
         self._saved_s, self._is_put_off = time.monotonic(), False
         t.world.traffic.begin()  # earlier traffic belongs to no step

@@ -38,7 +38,7 @@ class Change:
         now = ", ".join(map(str, self.micro_batches_by_rank[::row_size]))
         then = ", ".join(map(str, before[::row_size]))
         seconds = rows_of(self.seconds_by_rank, row_size)
-        taken = ", ".join(f"{max(each) * 1e3:.3g}" for each in seconds)
+        taken = ", ".join(f"{max(second) * 1e3:.3g}" for second in seconds)
         return (
             f"shares from step {self.step + 1} on: {now} micro-batches (before: {then}); "
             f"one takes {taken} ms"

@@ -126,7 +126,7 @@ class State:
 
     def own_bytes(self, name: str) -> int:
         parts = self.pieces[name].parts().values()
-        return sum(each.nbytes for part in parts for each in part.tensors)
+        return sum(tensor.nbytes for part in parts for tensor in part.tensors)
 
     def names_held_in_parts(self) -> list[str]:
         return [name for name, piece in self.pieces.items() if not piece.held_by_all]
@@ -251,7 +251,7 @@ def state_of(world: World, model: nn.Module, optimizer: optim.Optimizer) -> Stat
 
 def weights_digest(tensors: Mapping[str, Tensor]) -> str:
     """Return the digest of the parameters and buffers among tensors by PIECE/NAME."""
-    return digest(each for each in tensors.items() if each[0].partition("/")[0] in WEIGHTS)
+    return digest(item for item in tensors.items() if item[0].partition("/")[0] in WEIGHTS)
 
 
 def state_digest(tensors: str, history: str) -> str:

@@ -22,10 +22,11 @@ def unpack(file: fcz.Opened, target: Path) -> None:
     Raises: CheckpointError if the .fcz file is damaged, or safetensors cannot have a tensor;
     OSError.
     """
-    if any(each.name == METADATA for each in file.outlines):
+    if any(outline.name == METADATA for outline in file.outlines):
         raise CheckpointError(f"{target}: safetensors cannot have a tensor called {METADATA}")
     listed = [
-        Whole(each.name, each.shape, getattr(torch, each.dtype), ()) for each in file.outlines
+        Whole(outline.name, outline.shape, getattr(torch, outline.dtype), ())
+        for outline in file.outlines
     ]
     with written_aside(target) as aside:
         problem = write_tensors(aside, listed, _decoded(file))

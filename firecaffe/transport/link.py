@@ -288,7 +288,7 @@ def _read() -> list[KnownLink]:
         return []
     now_s = time.time()
     is_ours = file.version == VERSION
-    return [each for each in file.links if is_ours and 0 <= now_s - each.measured_at_s < MOST_AGE_S]
+    return [link for link in file.links if is_ours and 0 <= now_s - link.measured_at_s < MOST_AGE_S]
 
 
 def _path() -> Path:

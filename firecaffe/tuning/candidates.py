@@ -256,7 +256,7 @@ def ranked(found: Sequence[CandidateResult], measure: Measure = TOP1) -> list[Ca
 
 
 def late_value(scores: Sequence[TrialScore]) -> float:
-    return fmean(each.value for each in scores if each.step >= LATE_SHARE * scores[-1].step)
+    return fmean(score.value for score in scores if score.step >= LATE_SHARE * scores[-1].step)
 
 
 def is_hopeless(
@@ -272,7 +272,7 @@ def is_hopeless(
         return False
     gain = measure.gain
     then = [gain(each.value) for of_one in finished for each in of_one if each.step == last.step]
-    return bool(then) and max(gain(each.value) for each in scores) < median(then)
+    return bool(then) and max(gain(score.value) for score in scores) < median(then)
 
 
 def _state(trial: Trial) -> str:

@@ -17,8 +17,8 @@ from firecaffe.caffe.layers.spec import Kind, Spec, positive
 class Product(nn.Module):
     def forward(self, first: Tensor, *others: Tensor) -> Tensor:
         product = first
-        for each in others:
-            product = product * each
+        for other in others:
+            product = product * other
         return product
 
 
@@ -35,7 +35,7 @@ class Sum(nn.Module):
         return total
 
     def extra_repr(self) -> str:
-        return ", ".join(f"{each:g}" for each in self.coefficients)
+        return ", ".join(f"{coefficient:g}" for coefficient in self.coefficients)
 
 
 class Maximum(nn.Module):

@@ -26,18 +26,18 @@ from firecaffe.caffe.message import Field, Message
 
 class Convolutions(nn.Conv2d):
     def forward(self, *bottoms: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
-        return tuple(super(Convolutions, self).forward(each) for each in bottoms)
+        return tuple(super(Convolutions, self).forward(bottom) for bottom in bottoms)
 
 
 class Deconvolutions(nn.ConvTranspose2d):
     def forward(self, *bottoms: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
-        return tuple(super(Deconvolutions, self).forward(each) for each in bottoms)
+        return tuple(super(Deconvolutions, self).forward(bottom) for bottom in bottoms)
 
 
 def _make(spec: Spec, one: type[nn.Module], several: type[nn.Module]) -> nn.Module:
     param = spec.param
     param.ignore("engine", "force_nd_im2col")
-    if not spec.bottoms or any(len(each) != 4 for each in spec.bottoms):
+    if not spec.bottoms or any(len(bottom) != 4 for bottom in spec.bottoms):
         found = ", ".join(map(shown, spec.bottoms)) or "nothing"
         raise spec.layer.error(
             f"{spec.type} {spec.name!r} goes over {found}; expected batch x channels x rows x "

@@ -49,7 +49,7 @@ def _memory(layer: Message) -> list[Shape | None]:
 
 
 def _shapes(layer: Message, name: str) -> list[Shape | None]:
-    return [tuple(each.integers("dim")) for each in layer.message(name).messages("shape")]
+    return [tuple(message.integers("dim")) for message in layer.message(name).messages("shape")]
 
 
 def _input(layer: Message) -> list[Shape | None]:
@@ -102,7 +102,7 @@ class Filter(nn.Module):
         *values, selector = bottoms
         if not selector.is_meta:
             chosen = selector.flatten() != 0
-            values = [each[chosen] for each in values]
+            values = [value[chosen] for value in values]
         return values[0] if len(values) == 1 else tuple(values)
 
 
@@ -120,10 +120,10 @@ def filtered(spec: Spec) -> Filter:
             f"Filter {spec.name!r} chooses by {tuple(selector)}; expected (B, 1, …) behind "
             "what is chosen from"
         )
-    for each in values:
-        if each[0] != selector[0]:
+    for value in values:
+        if value[0] != selector[0]:
             raise spec.layer.error(
-                f"Filter {spec.name!r} chooses among {each[0]} samples by {selector[0]}; "
+                f"Filter {spec.name!r} chooses among {value[0]} samples by {selector[0]}; "
                 "expected as many"
             )
     return Filter()

@@ -290,7 +290,7 @@ def detection_output(spec: Spec) -> DetectionOutput:
         )
     files = param.message("save_output_param")
     if not files.text("output_directory"):
-        files.ignore(*(each.name for each in files.fields))  # no file is written
+        files.ignore(*(field.name for field in files.fields))  # no file is written
     if not param.flag("visualize"):
         param.ignore("visualize_threshold", "save_file")
     rules = Rules(

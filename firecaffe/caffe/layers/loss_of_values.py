@@ -75,7 +75,7 @@ class SmoothL1Loss(nn.Module):
         self.beta = 1 / sigma**2
 
     def forward(self, values: Tensor, targets: Tensor, *weights: Tensor) -> Tensor:
-        inside_and_outside = [alike(self.spec, values, each).detach() for each in weights]
+        inside_and_outside = [alike(self.spec, values, weight).detach() for weight in weights]
         difference = values - alike(self.spec, values, targets)
         if inside_and_outside:
             difference = inside_and_outside[0] * difference

@@ -116,9 +116,9 @@ def header_bytes(network: Mapping[str, Any], tensors: Sequence[Outline], body_by
     if len(text.encode()) > MOST_NETWORK:
         raise ValueError(f"it takes {len(text.encode())} bytes; at most {MOST_NETWORK}")
     parts = [_counted(text.encode()), varint(len(tensors))]
-    for each in tensors:
-        parts += [_counted(each.name.encode()), bytes([DTYPES.index(each.dtype)])]
-        parts += [varint(len(each.shape)), *map(varint, each.shape)]
+    for tensor in tensors:
+        parts += [_counted(tensor.name.encode()), bytes([DTYPES.index(tensor.dtype)])]
+        parts += [varint(len(tensor.shape)), *map(varint, tensor.shape)]
     plain = b"".join(parts)
     if len(plain) > MOST_HEADER:
         raise ValueError(f"the header takes {len(plain)} bytes; at most {MOST_HEADER}")
@@ -216,7 +216,7 @@ def _parse(plain: bytes) -> tuple[dict[str, Any], list[Outline]]:
         tensors.append(Outline(name, DTYPES[dtype], shape))
     if rest.place != len(plain):
         raise DamagedError("the header has bytes after its last tensor")
-    if len({each.name for each in tensors}) != len(tensors):
+    if len({tensor.name for tensor in tensors}) != len(tensors):
         raise DamagedError("two tensors have the same name")
     return network, tensors
 

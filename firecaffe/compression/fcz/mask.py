@@ -117,7 +117,7 @@ def cheapest_view(
     if not screened or min(screened.values()) > NEAR * enough:
         return None
     best = min(screened, key=screened.__getitem__)
-    near = [replace(best, distance=each) for each in _distances(best, kept, shape)]
+    near = [replace(best, distance=distance) for distance in _distances(best, kept, shape)]
     near = [each for each in near if len(each.matrix(kept, shape)) <= each.most_rows]
     near = [each for each in near if fits(each) and may_tell(each)]
     best = min([best, *near], key=cost) if near else best

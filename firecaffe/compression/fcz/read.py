@@ -45,7 +45,7 @@ class Opened:
             """The network that was given to `write`."""
             self.outlines: Sequence[Outline] = header.tensors
             """Name, type and shape of each tensor, in the order of the file."""
-            needed = sum(each.num_bytes for each in header.tensors)
+            needed = sum(tensor.num_bytes for tensor in header.tensors)
             most_bytes = allowed_bytes(file_bytes) if most_bytes is None else most_bytes
             if needed > most_bytes:
                 raise DamagedError(
@@ -129,16 +129,16 @@ def _read_tensor(reader: BlockReader, outline: Outline) -> NDArray[Any]:
 def _fill(flat: Patterns, kept: int, values: Iterator[Patterns]) -> None:
     if kept == len(flat):
         start = 0
-        for each in values:
-            flat[start : start + len(each)] = each
-            start += len(each)
+        for value in values:
+            flat[start : start + len(value)] = value
+            start += len(value)
         return
     waiting = np.empty(0, np.int64)
     scanned = 0
-    for each in values:
-        while len(waiting) < len(each):
+    for value in values:
+        while len(waiting) < len(value):
             found = np.flatnonzero(flat[scanned : scanned + SCANNED]) + scanned
             waiting = np.concatenate([waiting, found])
             scanned += SCANNED
-        flat[waiting[: len(each)]] = each
-        waiting = waiting[len(each) :]
+        flat[waiting[: len(value)]] = value
+        waiting = waiting[len(value) :]

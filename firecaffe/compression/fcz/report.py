@@ -47,7 +47,7 @@ class FileReport:
     @property
     def raw_bytes(self) -> int:
         """The size of the tensors without any coding."""
-        return sum(each.size * np.dtype(each.dtype).itemsize for each in self.tensors)
+        return sum(tensor.size * np.dtype(tensor.dtype).itemsize for tensor in self.tensors)
 
     @property
     def ratio(self) -> float:

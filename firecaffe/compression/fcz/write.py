@@ -73,7 +73,7 @@ def write(
         except (TypeError, ValueError) as error:
             raise RecipeError(f"the network of a .fcz file has to be JSON: {error}") from error
         file_bytes = len(header) + body_bytes
-        needed, allowed = sum(each.num_bytes for each in outlines), allowed_bytes(file_bytes)
+        needed, allowed = sum(outline.num_bytes for outline in outlines), allowed_bytes(file_bytes)
         if needed > allowed:
             raise RecipeError(
                 f"{path}: tensors of {needed:,} bytes would be a file of {file_bytes:,}, of which "

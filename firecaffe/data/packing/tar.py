@@ -62,8 +62,8 @@ def _labeled(file: Path, part: str, unread: Counter[str]) -> list[tuple[str, _Me
     images, labels = _listed(file, unread)
     if labels:
         key_of = _key_of(file, images, labels)
-        by_key = {key_of(each.name): each for each in labels}
-        return [(part, each, _read_label(by_key[key_of(each.name)])) for each in images]
+        by_key = {key_of(label.name): label for label in labels}
+        return [(part, image, _read_label(by_key[key_of(image.name)])) for image in images]
     found: list[tuple[str, _Member, str | int]] = []
     for member in images:
         folders = PurePosixPath(member.name).parts[:-1]
@@ -72,7 +72,7 @@ def _labeled(file: Path, part: str, unread: Counter[str]) -> list[tuple[str, _Me
                 f"{file}: {member.name} has no label; expected {_to_last_dot(member.name)}{LABEL} "
                 "beside it, or a folder for each class"
             )
-        named = next((PARTS[each] for each in folders if each in PARTS), part)
+        named = next((PARTS[folder] for folder in folders if folder in PARTS), part)
         found.append((named, member, folders[-1]))
     return found
 
@@ -95,16 +95,16 @@ def _key_of(file: Path, images: Sequence[_Member], labels: Sequence[_Member]) ->
     # label, the name up to its last dot is tried, which "lens_1.4_001.png" needs.
     for key_of in (_to_first_dot, _to_last_dot):
         of_images, of_labels = (
-            Counter(key_of(each.name) for each in members) for members in (images, labels)
+            Counter(key_of(member.name) for member in members) for members in (images, labels)
         )
         if all(of_images[key] == of_labels[key] == 1 for key in of_images):
             return key_of
     # Up to the last dot, no two images of one suffix share a key, so an image may lack a label.
-    alone = next((each for each in images if _to_last_dot(each.name) not in of_labels), None)
+    alone = next((image for image in images if _to_last_dot(image.name) not in of_labels), None)
     if alone is not None:
         raise DataError(f"{file}: {alone.name} has no {_to_last_dot(alone.name)}{LABEL} beside it")
     key, _ = max(of_images.items(), key=lambda each: each[1])
-    first, second, *_ = [each.name for each in images if _to_last_dot(each.name) == key]
+    first, second, *_ = [image.name for image in images if _to_last_dot(image.name) == key]
     raise DataError(f"{file}: {first} and {second} share a label; expected one image for each")
 
 

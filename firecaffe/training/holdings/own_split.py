@@ -103,7 +103,7 @@ class OwnSplit(SplitLayers):
                 yield batch, outputs
 
     def _filled(self, samples: Sequence[int]) -> list[int]:
-        return [each or self._stands_in for each in samples]
+        return [sample or self._stands_in for sample in samples]
 
 
 def _parts(

@@ -112,7 +112,7 @@ class InRow(Whole):
         return InParts(piece, NamesOfReplicas(self.held.names))
 
     def memory(self, memory: CodecMemory) -> Piece:
-        coded = [each.codec for each in self.part_sums if each.codec is not None]
+        coded = [part_sum.codec for part_sum in self.part_sums if part_sum.codec is not None]
         memories: list[tuple[Container[str], CodecMemory]] = [(self.summed, memory)]
         memories += [(each.names, each.memory) for each in coded]
         return MemoryInParts(memories, self.held.names)

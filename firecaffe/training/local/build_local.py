@@ -87,11 +87,11 @@ def make_local(
     make = partial(make_optimizer, everywhere, solver, called=called, norms=norms)
     replicas = Replicas(holding, run.shares[rank], make)
     fragments = _fragments(holding, words.fragments)
-    moments = [Moments(each.named) for each in fragments]
+    moments = [Moments(fragment.named) for fragment in fragments]
     if words.inner_momentum == "average":
         # An optimizer keeps the same for all parameters. Patterns may match none of a fragment's.
         plain = partial(make_optimizer, config=replace(solver, lr_mult={}, decay_mult={}))
-        moments = [find_moments(each.named, plain) for each in fragments]
+        moments = [find_moments(fragment.named, plain) for fragment in fragments]
     sums = LocalSums(run.rounds.longest_wait, len(forward.task.counted), forward.device)
     rate = None if words.outer_lr == -1 else words.outer_lr
     momentum = None if words.outer_momentum == -1 else words.outer_momentum

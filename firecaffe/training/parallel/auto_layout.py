@@ -107,7 +107,7 @@ def _cluster(recipe: Recipe, world: World) -> Cluster:
         return cluster
     found = measure_link(world, 0, on_host, LEAST_STREAM_S)
     outer = Link("measured", found.latency_s, found.bandwidth_bytes_per_s)
-    inner = tuple(replace(each, group=on_host) for each in cluster.links[:1] if on_host > 1)
+    inner = tuple(replace(link, group=on_host) for link in cluster.links[:1] if on_host > 1)
     return replace(
         cluster,
         name=f"{cluster.name} with a link of {outer.bandwidth_bytes_per_s / 1e6:.1f} MB/s",
@@ -145,7 +145,7 @@ def _choose(recipe: CheckedRecipe, parts: Parts, cluster: Cluster, workers: int)
     plans = cost.plans(cluster, workers, exchange)
     assert plans[0].words is not None
     said = "; ".join(map(_line, plans))
-    predicted_s = {_way(each): each.step.step_s for each in plans}
+    predicted_s = {_way(plan): plan.step.step_s for plan in plans}
     reason = f"{said} (planned on {cluster.name}; no bit depends on it)"
     return LayoutChoice(plans[0].words, reason, predicted_s)
 

@@ -160,7 +160,7 @@ class _OfStage:
         return {
             name: word
             for name, word in self.chosen.items()
-            if not any(f"{each}.".startswith(f"{name}.") for each in others)
+            if not any(f"{other}.".startswith(f"{name}.") for other in others)
         }
 
 
@@ -170,7 +170,7 @@ def _of_stage(network: nn.Module, words: ParallelConfig, number: int) -> _OfStag
     elsewhere = {n for n, each in named_tensors(network) if owners.get(each, 0) != number}
     chosen = chosen_layers(network, words)
     for name in chosen:
-        inside = next((each for each in words.stages if each.startswith(f"{name}.")), None)
+        inside = next((stage for stage in words.stages if stage.startswith(f"{name}.")), None)
         if inside is not None:
             raise RecipeError(
                 f"stages: {inside} is in {name}, which is split; let the stage begin elsewhere"

@@ -109,8 +109,8 @@ class Doorkeeper:
                 learners.append(RemoteLearner(self._number, rank, self._arrivals, messages))
                 self._number += 1
         except BaseException:
-            for each in learners:
-                each.cut()
+            for learner in learners:
+                learner.cut()
             raise
         return learners
 

@@ -144,7 +144,7 @@ class RealRanks:
     @property
     def is_asked_to_stop(self) -> bool:
         """Whether a learner's process was asked to stop, as far as rank 0 knows."""
-        return any(each.asks_to_stop for each in self._clock.learners.values())
+        return any(learner.asks_to_stop for learner in self._clock.learners.values())
 
     def alone(self) -> World:
         """Return a world of rank 0 that waits for no other."""
@@ -226,13 +226,13 @@ class RealRanks:
         if self._door is not None:
             self._door.close()
         self._take_rest(told)
-        for each in self._clock.learners.values():
-            each.end(json.dumps(told), weights)
-        for each in self._clock.learners.values():
-            while not each.join(LOOK_S):
+        for learner in self._clock.learners.values():
+            learner.end(json.dumps(told), weights)
+        for learner in self._clock.learners.values():
+            while not learner.join(LOOK_S):
                 self._look()
-                if self._world.watch is not None and each.rank in self._world.watch.losses:
-                    each.cut()
+                if self._world.watch is not None and learner.rank in self._world.watch.losses:
+                    learner.cut()
         self._take_rest(told)
         self._holders.end()
         self._join_holders()

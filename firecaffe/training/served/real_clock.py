@@ -225,8 +225,8 @@ class RealClock:
             self._due.extend(sorted(self.policy.learners))
             self._due.extend(learners)
             return
-        for each in learners:
-            self._welcome(each)
+        for learner in learners:
+            self._welcome(learner)
 
     def next(self) -> Event:
         """Return the next event. Raises: an own learner's error, and what `look` raises."""
@@ -286,8 +286,8 @@ class RealClock:
             self._take_loss(arrived)
             comers += arrived.learners if isinstance(arrived, Came) else []
         self._due.clear()
-        for each in comers:
-            self._welcome(each)
+        for comer in comers:
+            self._welcome(comer)
         return error
 
     def _arrived(self) -> Event | None:

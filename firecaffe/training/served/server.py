@@ -80,7 +80,7 @@ def distance(weights: Sequence[Tensor], others: Sequence[Tensor]) -> float:
         float((now - then).double().square().sum())
         for now, then in zip(weights, others, strict=True)
     )
-    return math.sqrt(sum(squares) / sum(each.numel() for each in weights))
+    return math.sqrt(sum(squares) / sum(weight.numel() for weight in weights))
 
 
 class MeanStep:
@@ -218,7 +218,7 @@ class Server:
         return tensors
 
     def _sum(self, update: Update, values: list[Tensor | None]) -> Tensor | None:
-        example = next((each for each in values if each is not None), None)
+        example = next((value for value in values if value is not None), None)
         if example is None:
             return None
         of_leaf = dict(zip((work.leaf for work in update.works), values, strict=True))

@@ -57,7 +57,7 @@ def bytes_in_file(size: int) -> Tensor:
 
 
 def size_of(tensors: Mapping[str, Tensor]) -> int:
-    return sum(each.nbytes for each in tensors.values())
+    return sum(tensor.nbytes for tensor in tensors.values())
 
 
 def _mapped(size: int) -> mmap.mmap:

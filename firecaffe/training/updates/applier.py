@@ -24,13 +24,13 @@ class Applier:
     def apply(self, step: int, learning_rate: float, momentum: float | None) -> bool:
         """Update the weights. Return False if the loss scale skips step `step`, counted from 0."""
         set_rate(self.optimizer, learning_rate, momentum)
-        for each in self.constraints:
-            each.before_update(step)
+        for constraint in self.constraints:
+            constraint.before_update(step)
         updates = self.scale.step()
-        for each in self.constraints:
-            each.after_update(step)
+        for constraint in self.constraints:
+            constraint.after_update(step)
         if self.ema is not None:
             self.ema.update(step)
-            for each in self.constraints:
-                each.restrict(self.ema.average)
+            for constraint in self.constraints:
+                constraint.restrict(self.ema.average)
         return updates

@@ -59,8 +59,8 @@ class EveryRank:
 
     def constrain(self) -> None:
         """Make a new training's first weights obey the constraints. All ranks call it."""
-        for each in self.applier.constraints:
-            each.begin()
+        for constraint in self.applier.constraints:
+            constraint.begin()
 
     @property
     def queue(self) -> Queue:
@@ -74,22 +74,22 @@ class EveryRank:
         self._weight = weight
         scale = self.applier.scale.factor
         self.reducer.begin_step(weight, leaves, counts, scale)
-        for each in self.parts:
-            each.begin(scale)
+        for part in self.parts:
+            part.begin(scale)
 
     def add(self, ready: Ready) -> None:
         self.reducer.add(ready.leaf, ready.root, ready.tail)
-        for each in self.parts:
-            each.add(ready.parts)
+        for part in self.parts:
+            part.add(ready.parts)
 
     def sums(self) -> Totals:
         totals = self.reducer.finish_step()
-        for each in self.parts:
-            each.finish(self._weight)
+        for part in self.parts:
+            part.finish(self._weight)
         return totals
 
     def check(self, totals: Totals, counted: int) -> Found:
-        finite = torch.cat([self.reducer.finite(), *(each.finite for each in self.parts)])
+        finite = torch.cat([self.reducer.finite(), *(part.finite for part in self.parts)])
         self.applier.scale.undo()
         sums = torch.cat([totals.tail[0], totals.counts])
         clips = self._clip > 0
@@ -101,18 +101,18 @@ class EveryRank:
 
     @property
     def _updated(self) -> Sequence[nn.Parameter]:
-        return [*self.reducer.parameters, *(p for each in self.parts for p in each.parameters)]
+        return [*self.reducer.parameters, *(p for part in self.parts for p in part.parameters)]
 
     def apply(self, step: int, learning_rate: float, momentum: float | None) -> None:
         if not self.applier.apply(step, learning_rate, momentum):
             self.reducer.undo_step()
-            for each in self.parts:
-                each.undo_step()
+            for part in self.parts:
+                part.undo_step()
 
     def share_out(self, shares: Shares) -> None:
         self.reducer.share_out(shares)
-        for each in self.parts:
-            each.share_out(shares)
+        for part in self.parts:
+            part.share_out(shares)
 
     def evaluating(self) -> AbstractContextManager[None]:
         ema = self.applier.ema
@@ -127,7 +127,7 @@ class EveryRank:
 
     @property
     def parts_s(self) -> float:
-        return sum((each.seconds for each in self.parts), 0.0)
+        return sum((part.seconds for part in self.parts), 0.0)
 
     @property
     def exchanges(self) -> Sequence[Span]:

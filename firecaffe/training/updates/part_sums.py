@@ -102,7 +102,7 @@ class MemoryInParts:
             for own, each in names.sources.items()
         }
         self._own = {path: own for own, path in self._paths.items()}
-        self._cut = {each.whole for each in names.sources.values() if each.cut}
+        self._cut = {source.whole for source in names.sources.values() if source.cut}
 
     def parts(self) -> dict[str, HeldPart]:
         found = {}
@@ -192,8 +192,8 @@ class PartSums:
     def begin(self, scale: Tensor | None) -> None:
         if self.codec is not None:
             self.codec.begin_step(scale)
-        for each in self.parameters:
-            each.grad = None
+        for parameter in self.parameters:
+            parameter.grad = None
         self._counters: list[TreeSum[Leaf]] = [
             TreeSum(self._num_leaves, _add_in_place, self._level) for _ in self._own
         ]
@@ -246,10 +246,12 @@ class PartSums:
 
     def _leaf(self, gradients: Gradients) -> Leaf:
         like = self.parameters[0]
-        uses = like.new_tensor([float(each in gradients) for each in self.parameters])
+        uses = like.new_tensor([float(parameter in gradients) for parameter in self.parameters])
         parts = [
-            gradients[each].reshape(-1) if each in gradients else each.new_zeros(each.numel())
-            for each in self.parameters
+            gradients[parameter].reshape(-1)
+            if parameter in gradients
+            else parameter.new_zeros(parameter.numel())
+            for parameter in self.parameters
         ]
         return [*parts, uses]
 

@@ -113,7 +113,7 @@ class ShardOwners(EveryRank):
 def names_of(shards: Shards, names: Names) -> Names:
     """Return the names of what this rank updates: tensors of `names`, whole or rows of them."""
     sources = {name: names.source(name)[0] for name in shards.own}
-    elsewhere = names.places.keys() - {each.whole for each in sources.values()}
+    elsewhere = names.places.keys() - {source.whole for source in sources.values()}
     rows = {
         name: Source(name, 0, cut, shards.rank)
         for name, cut in shards.rows.items()

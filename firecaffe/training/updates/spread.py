@@ -66,7 +66,7 @@ class Alone:
     ) -> Found:
         norm = torch.zeros((), device=sums.device)
         if clips:
-            used = [each.grad for each in self._parameters if each.grad is not None]
+            used = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
             norm = nn.utils.get_total_norm(used, foreach=True)
         return Found(sums, finite, norm, self._names, scale.is_on)
 
@@ -168,7 +168,7 @@ class Among:
         own = own_norms(weights, lists)
         if self._num_parts == len(self._spans):
             return own  # all tensors are whole
-        spans = [self._span_of[each] for each in weights]
+        spans = [self._span_of[weight] for weight in weights]
         told = self._sum(self._told(weights, own))
         return [
             [

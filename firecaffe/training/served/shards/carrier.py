@@ -101,7 +101,7 @@ class Carrier:
     @property
     def moved(self) -> tuple[int, int]:
         lines = self._lines.values()
-        return sum(each.received_bytes for each in lines), sum(each.sent_bytes for each in lines)
+        return sum(line.received_bytes for line in lines), sum(line.sent_bytes for line in lines)
 
     def pull(self, version: int) -> Mapping[str, Tensor]:
         """Return the parameters at a version that this learner was given work at."""

@@ -190,7 +190,7 @@ class Owners(Holders):
         }
         whole, memory, live = self._whole.state, self._whole.memory, self._whole.server.memory
         owned = [self._layout.shards[rank] for rank in self._ranks]
-        found = put_together(self._whole.named, owned, [each.tensors for each in parts])
+        found = put_together(self._whole.named, owned, [part.tensors for part in parts])
         frozen = {name: part.tensor for name, part in whole.pieces["parameter"].parts().items()}
         found["parameter"] = {**frozen, **found["parameter"]}
         found["server"] |= {path: part.tensor for path, part in live.parts().items()}
@@ -199,7 +199,7 @@ class Owners(Holders):
         for kind, tensors in found.items():
             if kind in whole.pieces:
                 whole.pieces[kind].load(InMemory(tensors))
-        numbers = {path: value for each in parts for path, value in each.numbers.items()}
+        numbers = {path: value for part in parts for path, value in part.numbers.items()}
         whole.numbers["scalars"].load_state_dict(numbers)
         self._has_changed = False
 
@@ -208,7 +208,7 @@ class Owners(Holders):
             teller.tell(End())
 
     def join(self, timeout_s: float) -> bool:
-        threads = [*self._threads, *(each.thread for each in self._tellers.values())]
+        threads = [*self._threads, *(teller.thread for teller in self._tellers.values())]
         end_s = time.monotonic() + timeout_s
         for thread in threads:
             thread.join(max(0.0, end_s - time.monotonic()))
