@@ -17,6 +17,7 @@ from firecaffe.recipe.identity import flatten
 from firecaffe.recipe.idle import COUNTS_WITH, idle_words
 from firecaffe.recipe.recorded_recipe import read_sections
 from firecaffe.recipe.sections import Recipe
+from firecaffe.recipe.shipped import recipe_path
 
 
 def parse_recipe(parser: Parser, argv: list[str]) -> tuple[CheckedRecipe, Namespace]:
@@ -28,7 +29,7 @@ def parse_recipe(parser: Parser, argv: list[str]) -> tuple[CheckedRecipe, Namesp
         raise RecipeError(
             f"{parser.command} takes one recipe, found {found}{own}; {_usage(parser)}"
         )
-    path = Path(line.positionals[0])
+    path = recipe_path(line.positionals[0])
     sections = read_sections(path)
     parser.add_recipe()
     options = parser.parse_args(["--recipe", str(path), *line.options])

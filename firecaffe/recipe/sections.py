@@ -52,10 +52,14 @@ class Recipe:
 
     @classmethod
     def read(cls, path: str | Path) -> "Recipe":
-        """Read a recipe's file. Raises: RecipeError in one line that names the word."""
-        from firecaffe.recipe.recorded_recipe import read_recipe_file
+        """Read a recipe's file, or a shipped recipe by its name, for example `nin_small`.
 
-        return read_recipe_file(Path(path))
+        Raises: RecipeError in one line that names the word.
+        """
+        from firecaffe.recipe.recorded_recipe import read_recipe_file
+        from firecaffe.recipe.shipped import recipe_path
+
+        return read_recipe_file(recipe_path(path))
 
     def write(self, path: str | Path) -> None:
         """Write a file with every word, whole or not at all; a run has the same as recipe.toml."""

@@ -14,6 +14,9 @@ import torch
 
 SOURCES = ("*.py", "*.toml", "*.jinja")
 
+RECIPES = "recipes/"
+"""The shipped recipes: a run has its own, and in a checkout this folder is a link."""
+
 
 def describe_environment() -> dict[str, Any]:
     """Return the facts of this host that may change bits or speed."""
@@ -51,8 +54,10 @@ def source_digest() -> str:
     sha = hashlib.sha256()
     root = Path(__file__).resolve().parent.parent
     for path in sorted(path for kind in SOURCES for path in root.rglob(kind)):
-        content = path.read_bytes()
-        sha.update(f"{path.relative_to(root).as_posix()} {len(content)}\n".encode() + content)
+        name = path.relative_to(root).as_posix()
+        if not name.startswith(RECIPES):
+            content = path.read_bytes()
+            sha.update(f"{name} {len(content)}\n".encode() + content)
     return sha.hexdigest()
 
 

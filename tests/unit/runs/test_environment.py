@@ -71,6 +71,8 @@ def test_the_source_has_a_digest_without_git(
     assert len(first) == 64
     (installed / "__pycache__").mkdir()
     (installed / "__pycache__" / "environment.cpython-311.pyc").touch()
+    (installed.parent / "recipes").mkdir()
+    (installed.parent / "recipes" / "lenet.toml").touch()  # a link in a checkout, which is no code
     assert source_of(installed, monkeypatch) == source_of(elsewhere / "runs", monkeypatch) == first
     (installed / "new.py").write_text("x = 1\n")
     with_one = source_of(installed, monkeypatch)
