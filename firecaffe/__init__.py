@@ -92,6 +92,10 @@ __all__ = sorted(_PLACES)
 def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module 'firecaffe' has no attribute {name!r}")
+    from firecaffe.platforms import why_not
+
+    if problem := why_not():
+        raise ImportError(problem)
     return getattr(import_module(f"firecaffe.{_PLACES[name]}"), name)
 
 

@@ -15,6 +15,12 @@ if __name__ == "__main__":
 
 from typing import NoReturn
 
+from firecaffe.platforms import why_not
+
+if problem := why_not():  # the modules below need Unix
+    print(f"firecaffe: {problem}", file=sys.stderr)
+    sys.exit(2)
+
 from firecaffe.cli import main
 from firecaffe.cluster.last_word import end_process
 

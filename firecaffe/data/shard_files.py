@@ -68,7 +68,8 @@ class _Opened:
         self._file = open_regular(path)
         self.descriptor = self._file.fileno()
         # Samples are read in random order, so most of what the system reads ahead is wasted.
-        os.posix_fadvise(self.descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self.descriptor, 0, 0, os.POSIX_FADV_RANDOM)
 
     def __del__(self) -> None:
         if hasattr(self, "_file"):
