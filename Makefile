@@ -1,6 +1,5 @@
 # The two commands: `make demo` and `make test`. Both make .venv and install what they need.
-# `make faults` lets every fault happen (about 12 minutes; the links' need root); `make soak` tries
-# every composition of a training (hours).
+# `make help` says a line on each target: what stands behind `##`.
 
 PYTHON ?= python3
 VENV := .venv
@@ -20,39 +19,47 @@ pathlib.Path(sysconfig.get_path("purelib"), "firecaffe_clone.pth").write_text(li
 endef
 export PATH_LINE
 
-.PHONY: demo test tests soak faults lint docs clean
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint docs tests install wheel faults soak clean
 
-demo: $(VENV)/installed
+help: ## say a line on each target
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+demo: $(VENV)/installed ## two trainings of a real network: how much faster, and the same bits?
 	$(RUN)/firecaffe demo recipes/nin_small.toml
 
 # Tests beside formatting, types and docs; then those that measure rates, which have the machine for
 # themselves.
-test: $(VENV)/installed-dev
+test: $(VENV)/installed-dev ## lint, docs and tests: what CI runs; at most 14 minutes on two idle cores
 	@$(MAKE) --no-print-directory -j 3 lint docs tests || { \
 	  echo "make test: lint, docs or tests failed; see above" >&2; exit 1; }
 	$(RUN)/python -m pytest -m 'alone and not slow' tests/cluster
 
 # Files of tests side by side, the longest first (tests/order.py).
-tests: $(VENV)/installed-dev
+tests: $(VENV)/installed-dev ## the tests alone, but for those that measure rates
 	$(RUN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m 'not slow and not alone and not soak'
 
-# Each composition of holding, update, shares and ranks, under all words that touch sums: hours.
-soak: $(VENV)/installed-dev
+soak: $(VENV)/installed-dev ## every composition of a training, under all settings that touch sums: hours
 	$(RUN)/python -m pytest -n auto -m soak tests/ranks
 
-faults: $(VENV)/installed-dev
+faults: $(VENV)/installed-dev ## let every fault happen: 12 minutes; those of links need root
 	$(RUN)/python -m benchmarks.faults --page benchmarks/results/faults.md
 
-lint: $(VENV)/installed-dev
+lint: $(VENV)/installed-dev ## formatting, lint, types and layers
 	$(RUN)/ruff format --check .
 	$(RUN)/ruff check .
 	$(RUN)/mypy
 	$(RUN)/lint-imports
 
 # All pages and the reference as a site. -E: a page that is not read anew would keep its warnings.
-docs: $(VENV)/installed-dev
+docs: $(VENV)/installed-dev ## the pages and the reference as a site, in build/docs
 	$(RUN)/python -m sphinx -E -W -q -c docs . build/docs
 	@echo build/docs/docs/index.html
+
+install: $(VENV)/installed-dev ## make .venv, with the package and the tools of its tests
+
+wheel: $(VENV)/installed-dev ## a wheel and an sdist, in dist
+	$(RUN)/python -m build --outdir dist
 
 # A torch that the Python at hand already has (with its GPU support) is used; else 2.13.0.
 $(VENV)/bin/python:
@@ -71,5 +78,5 @@ $(VENV)/installed-dev: $(VENV)/installed
 	$(INSTALL) --quiet -e '.[dev]'
 	@touch $@
 
-clean:
-	rm -rf $(VENV) build *.egg-info
+clean: ## remove .venv and what was built
+	rm -rf $(VENV) build dist *.egg-info
