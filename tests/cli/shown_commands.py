@@ -33,6 +33,8 @@ NOT_RUN = {
     "make lint": "a part of `make test`",
     "make soak": "hours of tests",
     "make docs": "a part of `make test`",
+    "make help": "tests/unit/test_repository.py has its lines",
+    "make wheel": "tests/cli/test_wheel.py builds, installs and runs",
     "torchrun --nnodes": "needs more hosts, which the command leaves open",
     "pip install": "installs: `make demo` and CI do so",
     "sbatch examples": "needs Slurm; with a stand-in: tests/habits/test_cluster_examples.py",

@@ -2,10 +2,11 @@
 
 import re
 import sys
+from pathlib import Path
 
 import pytest
 
-from benchmarks import starts
+from benchmarks import as_typed_ddp, starts, starts_ddp
 from benchmarks.starts import MOST, check_network, page, timed
 
 RECORD = {
@@ -18,9 +19,15 @@ RECORD = {
 
 def test_the_bare_scripts_network_is_nin_small(monkeypatch: pytest.MonkeyPatch) -> None:
     check_network()
-    monkeypatch.setattr(starts, "build_model", lambda name: starts.network()[:-3])
+    monkeypatch.setattr(starts, "build_model", lambda name: starts_ddp.network()[:-3])
     with pytest.raises(SystemExit, match="nin_small"):
         check_network()
+
+
+def test_the_bare_script_loads_nothing_of_firecaffe() -> None:
+    for module in (starts_ddp, as_typed_ddp):
+        source = Path(str(module.__file__)).read_text("utf-8")
+        assert re.findall(r"^ *(?:from|import) firecaffe", source, re.M) == []
 
 
 def test_a_page_has_medians_of_pairs() -> None:
