@@ -29,7 +29,7 @@ from benchmarks.starts_ddp import batch, network
 from firecaffe.files import write_atomically
 from firecaffe.models import build_model
 from firecaffe.runs.environment import commit, cpu_name
-from firecaffe.runs.folder import read_run_file
+from firecaffe.runs.run_folder import read_run_file
 
 RECORD = Path(__file__).parent / "results" / "starts.json"
 PAIRS = 9
