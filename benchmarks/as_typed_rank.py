@@ -9,7 +9,7 @@ import torch
 
 from benchmarks import as_typed_ddp, step_starts
 from firecaffe.cli import main
-from firecaffe.cli.parse import read_recipe
+from firecaffe.cli.typed_recipe import read_recipe
 from firecaffe.data import Batches, SampleOrder, TensorDataset
 from firecaffe.data.generated import generate
 from firecaffe.models import build_model

@@ -29,7 +29,7 @@ from benchmarks import raw_lines
 from benchmarks.made_up_images import RECIPE
 from benchmarks.trick_speed import ddp_step
 from benchmarks.virtual_cluster import VirtualCluster, parse_rate
-from firecaffe.cli.parse import read_recipe
+from firecaffe.cli.typed_recipe import read_recipe
 from firecaffe.cluster.world import join
 from firecaffe.plan.cluster import load_cluster
 from firecaffe.plan.forecast import forecast

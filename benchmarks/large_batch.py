@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from firecaffe.cli.parse import read_recipe
+from firecaffe.cli.typed_recipe import read_recipe
 from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.environment import commit, cpu_name
 from firecaffe.runs.run_folder import read_run_file

@@ -12,7 +12,7 @@ from contextlib import suppress
 import torch
 
 from firecaffe.cli import check
-from firecaffe.cli.options.train import make_parser
+from firecaffe.cli.train import make_parser
 from firecaffe.recipe.sections import Recipe
 from firecaffe.runs import environment
 from tests import few_images

@@ -14,8 +14,8 @@ from torch import Tensor
 from benchmarks.fuzzed.reader import Reader
 from firecaffe.cli import compare as compare_command
 from firecaffe.cli import explain as explain_command
-from firecaffe.cli.cluster_file import as_words
-from firecaffe.cli.parse import read_recipe
+from firecaffe.cli.cluster_file import as_table
+from firecaffe.cli.typed_recipe import read_recipe
 from firecaffe.plan.cluster import load_cluster
 from firecaffe.recipe.identity import to_toml
 from firecaffe.recipe.sections import Recipe
@@ -31,7 +31,7 @@ def make_recipe(folder: Path) -> None:
 
 
 def make_cluster(folder: Path) -> None:
-    (folder / "cluster.toml").write_text(tomli_w.dumps(as_words(load_cluster("ec2-p3"))))
+    (folder / "cluster.toml").write_text(tomli_w.dumps(as_table(load_cluster("ec2-p3"))))
 
 
 def make_checkpoint(folder: Path) -> None:

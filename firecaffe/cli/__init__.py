@@ -7,7 +7,6 @@ from collections.abc import Callable
 from importlib import import_module
 
 from firecaffe.cli.console import print_plainly
-from firecaffe.cli.suggest import did_you_mean
 from firecaffe.cluster.last_word import leave_report
 from firecaffe.errors import (
     FirecaffeError,
@@ -56,13 +55,15 @@ GO_ON = {
 INTERRUPTED = 130
 
 
+WITHOUT_TORCH = {"schedule", "compare", "explain"}
+
 Loaded = Callable[[], object]
 
 
 def main(argv: list[str] | None = None, loaded: Loaded = lambda: None) -> int:
     """Runs one command; returns its exit code. docs/usage.md lists the codes.
 
-    loaded: called when the command's modules are loaded.
+    loaded: called when the command's module is loaded, and torch, if the command needs it.
     """
     argv = sys.argv[1:] if argv is None else argv
     print_plainly()
@@ -114,6 +115,8 @@ def _run(argv: list[str], loaded: Loaded) -> int:
     is_asked = argv[0] == "help"
     words = argv[1:] if is_asked else argv
     if words[0] not in COMMANDS:
+        from firecaffe.cli.arguments import did_you_mean
+
         close = did_you_mean(words[0], COMMANDS)
         raise RecipeError(f"no command {words[0]!r}{close}; the commands are {', '.join(COMMANDS)}")
     if is_asked or set(words) & set(HELP):
@@ -123,6 +126,8 @@ def _run(argv: list[str], loaded: Loaded) -> int:
         return 0
     module = MODULES.get(words[0], words[0])
     command: Callable[[list[str]], int] = import_module(f"firecaffe.cli.{module}").main
+    if words[0] not in WITHOUT_TORCH:
+        import_module("torch")  # most of what a command loads; it does so where it uses it
     loaded()
     return command(words[1:])
 

@@ -1,37 +1,64 @@
 """`firecaffe bench data PATH`: images/s of each stage of the input, and the slowest stage."""
 
+from __future__ import annotations
+
 import dataclasses
 import json
 from collections.abc import Sequence
 from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from firecaffe.cli.cluster_file import cluster_to_write, write_cluster
+from firecaffe.cli.arguments import Parser
+from firecaffe.cli.cluster_file import add_cluster_file, cluster_to_write, write_cluster
 from firecaffe.cli.console import make_console
-from firecaffe.cli.options.bench_data import make_parser
 from firecaffe.cluster.malloc import keep_freed_memory
 from firecaffe.data.config import DataConfig
-from firecaffe.data.decoded import decode_threads
-from firecaffe.data.packed import LIST, PackedPart, read_list
 from firecaffe.data.packing.part import Part, Source
-from firecaffe.data.packing.source import open_source
-from firecaffe.data.shard_files import is_remote, open_files
-from firecaffe.data.sources import check_words
 from firecaffe.errors import DataError, RecipeError
-from firecaffe.measure.input import (
-    Stage,
-    StoredImages,
-    encoded_stages,
-    formats,
-    raw_stages,
-    sample,
-)
 from firecaffe.plan.cluster import Storage
+
+if TYPE_CHECKING:
+    import torch
+
+    from firecaffe.measure.input import Stage
+
+USAGE = "PATH [--model-rate R] [--threads N] [--write FILE.toml [--overwrite]] [options]"
+ABOUT = (
+    "Measure the input of a packed data set, a folder of images or tar files: images/s of storage, "
+    "decoding, cropping, batching and copying, alone and together; what limits; and what another "
+    "format would give."
+)
+
+
+def make_parser() -> Parser:
+    parser = Parser("bench data", USAGE, ABOUT)
+    add = parser.add
+    add("path", type=str, help="a packed data set, a folder of images, or tar files")
+    add(
+        "--model-rate",
+        type=float,
+        default=0.0,
+        metavar="R",
+        help="images/s that a training wants of a node",
+    )
+    add(
+        "--images",
+        type=int,
+        default=1000,
+        metavar="N",
+        help="that are measured, at most, at random",
+    )
+    add("--threads", type=int, default=0, metavar="N", help="0: one for each core")
+    add("--resize", type=int, default=256, metavar="S", help="data.resize")
+    add("--crop", type=int, default=224, metavar="S", help="data.crop")
+    add_cluster_file(parser, "a cluster file with these rates, for plan")
+    add("--json", action="store_true", help="print JSON")
+    return parser
+
 
 WHOLE_INPUT = ("together, warm", "together, cold")
 
@@ -50,6 +77,10 @@ class InputRates:
 
 
 def main(argv: list[str]) -> int:
+    import torch
+
+    from firecaffe.data.sources import check_words
+
     options = make_parser().parse_args(argv)
     if options.images < 1 or not 0 < options.crop <= options.resize:
         raise RecipeError("--images and --crop are 1 or more, --resize at least --crop")
@@ -59,17 +90,17 @@ def main(argv: list[str]) -> int:
     cluster = cluster_to_write(options)
     torch.set_num_threads(1)
     keep_freed_memory()  # as in a training
-    found = measure(options)
+    rates = measure(options)
     if cluster is not None:
         path = Path(options.write)
-        write_cluster(path, dataclasses.replace(cluster, name=path.stem, storage=storage_of(found)))
-    said = advice(found, options.model_rate)
+        write_cluster(path, dataclasses.replace(cluster, name=path.stem, storage=storage_of(rates)))
+    advised = advice(rates, options.model_rate)
     if options.json:
-        print(json.dumps({**dataclasses.asdict(found), "said": said}, indent=2))
+        print(json.dumps({**dataclasses.asdict(rates), "said": advised}, indent=2))
         return 0
     console = make_console()
-    console.print(_table(found))
-    for line in said:
+    console.print(_table(rates))
+    for line in advised:
         console.print(line, markup=False, soft_wrap=True)
     if options.write:
         print(f"wrote {options.write}")
@@ -78,6 +109,14 @@ def main(argv: list[str]) -> int:
 
 def measure(options: Any) -> InputRates:
     """Measure the input at `options.path`. Raises DataError if there is nothing to read."""
+    import torch
+
+    from firecaffe.data.decoded import decode_threads
+    from firecaffe.data.packed import LIST, PackedPart, read_list
+    from firecaffe.data.packing.source import open_source
+    from firecaffe.data.shard_files import is_remote, open_files
+    from firecaffe.measure.input import StoredImages, encoded_stages, formats, raw_stages, sample
+
     threads = decode_threads(options.threads)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     config = DataConfig(
@@ -97,26 +136,26 @@ def measure(options: Any) -> InputRates:
             raise DataError(f"{path}: holds no images")
         part = PackedPart(packed, name, open_files(path))
         files = [] if is_remote(path) else [Path(path) / info.file for info in part.infos]
-        found = StoredImages(part.read, sample(len(part), options.images), files)
+        stored = StoredImages(part.read, sample(len(part), options.images), files)
         if packed.kind == "raw":
             own = dataclasses.replace(config, mean=[], std=[])
-            stages = raw_stages(part, found, threads, own, device)
+            stages = raw_stages(part, stored, threads, own, device)
         else:
-            stages = encoded_stages(part, found, threads, config, device)
+            stages = encoded_stages(part, stored, threads, config, device)
         about, shape = f"{path}, packed ({packed.kind})", packed.shape
     else:
         source = open_source(Path(path))
         if source.kind == "raw":
             raise DataError(f"{path}: {source.about} are held in memory; pack them to measure")
         encoded = _AsEncoded(source)
-        found = StoredImages(
+        stored = StoredImages(
             encoded.read, sample(len(encoded), options.images), _files_of(Path(path), encoded.part)
         )
-        stages = encoded_stages(encoded, found, threads, config, device)
+        stages = encoded_stages(encoded, stored, threads, config, device)
         about, shape = f"{path}, {source.about}", source.shape
-    contents = [len(found.read(each)) for each in found.samples[:100]]
+    contents = [len(stored.read(number)) for number in stored.samples[:100]]
     beside = Path.cwd() if is_remote(path) else Path(path).resolve().parent
-    rates = formats(found, shape, threads, beside)
+    rates = formats(stored, shape, threads, beside)
     return InputRates(about, threads, sum(contents) / len(contents), stages, rates)
 
 
@@ -138,6 +177,8 @@ class _AsEncoded:
         return self.part.names[number]
 
     def labels(self, samples_B: torch.Tensor) -> torch.Tensor:
+        import torch
+
         return torch.tensor(self.part.labels)[samples_B]
 
 
@@ -151,9 +192,9 @@ def _files_of(path: Path, part: Part) -> list[Path]:
     )
 
 
-def storage_of(found: InputRates) -> Storage:
-    cold = next((stage for stage in found.stages if stage.name == "storage, cold"), found.stages[0])
-    together = found.rate("together, warm") or 0.0
+def storage_of(rates: InputRates) -> Storage:
+    cold = next((stage for stage in rates.stages if stage.name == "storage, cold"), rates.stages[0])
+    together = rates.rate("together, warm") or 0.0
     return Storage(
         "as `firecaffe bench data` found it",
         read_bytes_per_s=cold.bytes_per_s,
@@ -162,37 +203,37 @@ def storage_of(found: InputRates) -> Storage:
     )
 
 
-def advice(found: InputRates, model_rate: float) -> list[str]:
+def advice(measured: InputRates, model_rate: float) -> list[str]:
     """Return lines on the bottleneck, the needs of `model_rate` images/s and other formats."""
-    alone = [stage for stage in found.stages if stage.name not in WHOLE_INPUT]
-    slowest = min(alone, key=lambda each: each.images_per_s)
+    alone = [stage for stage in measured.stages if stage.name not in WHOLE_INPUT]
+    slowest = min(alone, key=lambda stage: stage.images_per_s)
     lines = [f"what limits: {slowest.name}, {slowest.images_per_s:,.4g} images/s"]
-    together = found.rate("together, warm")
-    cold = found.rate("storage, cold")
+    together = measured.rate("together, warm")
+    cold = measured.rate("storage, cold")
     if model_rate > 0:
         needs = []
         if together:
-            needs.append(f"{ceil(model_rate / (together / found.threads))} decoding threads")
+            needs.append(f"{ceil(model_rate / (together / measured.threads))} decoding threads")
         if cold:
-            node = f"{cold * found.image_bytes / 1e6:,.4g} MB/s"
+            node = f"{cold * measured.image_bytes / 1e6:,.4g} MB/s"
             needs.append(f"{ceil(model_rate / cold)} times this storage ({node} cold)")
-        rate = min(each for each in (together, cold, slowest.images_per_s) if each)
+        rate = min(known for known in (together, cold, slowest.images_per_s) if known)
         enough = "is enough" if rate >= model_rate else "is not enough"
         lines.append(
             f"for {model_rate:,.4g} images/s: {' and '.join(needs) or 'no more threads'}; what is "
             f"here {enough}"
         )
-    each = [f"{name} {rate:,.0f} images/s" for name, rate in found.formats.items()]
-    lines.append(f"the same images written anew, read cold at random: {', '.join(each)}")
+    others = [f"{name} {rate:,.0f} images/s" for name, rate in measured.formats.items()]
+    lines.append(f"the same images written anew, read cold at random: {', '.join(others)}")
     return lines
 
 
-def _table(found: InputRates) -> Table:
-    title = f"{found.about}; {found.image_bytes / 1e3:.3g} kB an image; {found.threads} threads"
+def _table(rates: InputRates) -> Table:
+    title = f"{rates.about}; {rates.image_bytes / 1e3:.3g} kB an image; {rates.threads} threads"
     table = Table(box=SIMPLE_HEAD, title=title)
     for header in ("stage", "images/s", "MB/s"):
         table.add_column(header, justify="right" if header != "stage" else "left", no_wrap=True)
-    for row in _rows(found.stages):
+    for row in _rows(rates.stages):
         table.add_row(*row)
     return table
 

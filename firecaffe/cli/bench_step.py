@@ -3,34 +3,63 @@
 It shows the rate, the time by type of layer, and memory, after Keuper and Pfreundt 2016.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import psutil
-import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from firecaffe.cli.cluster_file import cluster_to_write, write_cluster
+from firecaffe.cli.arguments import Parser
+from firecaffe.cli.cluster_file import add_cluster_file, cluster_to_write, write_cluster
 from firecaffe.cli.console import make_console
-from firecaffe.cli.launched import check_alone
-from firecaffe.cli.network import network_of
-from firecaffe.cli.options.bench_step import USAGE, make_parser
-from firecaffe.cli.parse import parse_recipe
-from firecaffe.cluster.world import World, join
+from firecaffe.cli.typed_network import NAME, network_of, network_words
 from firecaffe.errors import MemoryFullError, RecipeError
-from firecaffe.measure.device import calibrated
-from firecaffe.measure.step_times import LayerTypes, StepTimes, by_layer_type, time_steps
-from firecaffe.models import MODELS
 from firecaffe.models.config import ModelConfig
-from firecaffe.plan.of_recipe import workload_of
-from firecaffe.plan.workload import input_of
-from firecaffe.recipe.checked_recipe import CheckedRecipe, check_recipe
 from firecaffe.recipe.sections import Recipe
+
+if TYPE_CHECKING:
+    from firecaffe.cluster.world import World
+    from firecaffe.measure.step_times import LayerTypes, StepTimes
+    from firecaffe.recipe.checked_recipe import CheckedRecipe
+
+USAGE = (
+    "RECIPE.toml | --model NAME [--sizes 1,2,4,…] [--cluster NAME|FILE] "
+    "[--write FILE.toml [--overwrite]]"
+)
+ABOUT = (
+    "Time steps of one worker alone, against the micro-batch size: samples/s, time by type of "
+    "layer, memory. With --write, a cluster file with what was measured, for `firecaffe plan`."
+)
+DEFAULT_SIZES = "1,2,4,8,16,32"
+INSTEAD = {"train.micro_batch_size": "--sizes says which are measured"}
+
+
+def make_parser(has_recipe: bool = False) -> Parser:
+    """Make the parser. With `has_recipe`, it lacks the options that replace a recipe."""
+    parser = Parser(
+        "bench step",
+        USAGE,
+        ABOUT,
+        takes_recipe=True,
+        instead=INSTEAD,
+    )
+    add = parser.add
+    add("--sizes", type=str, default=DEFAULT_SIZES, metavar="N,N", help="micro-batch sizes")
+    add("--seconds", type=float, default=2.0, metavar="S", help="of each size, at least")
+    add_cluster_file(parser, "a cluster file to write")
+    add("--json", action="store_true", help="print JSON")
+    if not has_recipe:
+        add = parser.add_group("instead of a recipe")
+        add("--model", type=str, default="", metavar="NAME", help=NAME)
+        network_words(add)
+    return parser
+
 
 SHORT_LAYER_NAMES = {
     "convolution": "conv",
@@ -43,6 +72,12 @@ MOST_SECONDS = 3600
 
 
 def main(argv: list[str]) -> int:
+    from firecaffe.cli.launched import check_alone
+    from firecaffe.cli.typed_recipe import parse_recipe
+    from firecaffe.cluster.world import join
+    from firecaffe.measure.device import calibrated
+    from firecaffe.measure.step_times import by_layer_type
+
     check_alone("bench step")
     if make_parser().read(argv).positionals:
         recipe, options = parse_recipe(make_parser(has_recipe=True), argv)
@@ -67,8 +102,12 @@ def main(argv: list[str]) -> int:
         print(
             json.dumps(
                 [
-                    {**dataclasses.asdict(row), "images_per_s": row.images_per_s, **each.as_dict()}
-                    for row, each in zip(rows, types, strict=True)
+                    {
+                        **dataclasses.asdict(row),
+                        "images_per_s": row.images_per_s,
+                        **kinds.as_dict(),
+                    }
+                    for row, kinds in zip(rows, types, strict=True)
                 ]
             )
         )
@@ -81,32 +120,40 @@ def main(argv: list[str]) -> int:
 
 def recipe_for(config: ModelConfig, input_CHW: tuple[int, int, int] | None) -> CheckedRecipe:
     """Make a recipe for images that need not exist. Raises RecipeError if no data set fits."""
+    from firecaffe.models import MODELS
+    from firecaffe.plan.workload import input_of
+    from firecaffe.recipe.checked_recipe import check_recipe
+
     shape = input_CHW or input_of(config)
     channels, side, columns = shape
     is_imagenet = config.name not in MODELS or MODELS[config.name].num_classes == 1000
-    words: dict[str, Any] = {"name": "folder", "resize": side, "crop": side}
+    data: dict[str, Any] = {"name": "folder", "resize": side, "crop": side}
     if shape == (1, 28, 28):
-        words = {"name": "generated"}
+        data = {"name": "generated"}
     elif shape == (3, 32, 32) and not is_imagenet:
-        words = {"name": "cifar10"}
+        data = {"name": "cifar10"}
     elif channels != 3 or side != columns:
         by = "x".join(map(str, shape))
         raise RecipeError(f"--input is {by}; without a recipe it must be 1x28x28 or 3xSxS")
     recipe = Recipe(model=config)
-    return check_recipe(dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, **words)))
+    return check_recipe(dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, **data)))
 
 
-def _sizes(words: str) -> list[int]:
+def _sizes(typed: str) -> list[int]:
     try:
-        sizes = sorted({int(word) for word in words.split(",")})
+        sizes = sorted({int(word) for word in typed.split(",")})
     except ValueError:
         sizes = [0]
     if sizes[0] < 1:
-        raise RecipeError(f"--sizes is {words!r}; it must be numbers from 1, as 1,2,4")
+        raise RecipeError(f"--sizes is {typed!r}; it must be numbers from 1, as 1,2,4")
     return sizes
 
 
 def _check_memory(recipe: CheckedRecipe, sizes: Sequence[int]) -> None:
+    import psutil
+
+    from firecaffe.plan.of_recipe import workload_of
+
     needed_bytes = max(sizes) * workload_of(recipe).activation_bytes
     has_bytes = psutil.virtual_memory().total
     if recipe.train.device != "cuda" and needed_bytes > has_bytes:
@@ -117,6 +164,10 @@ def _check_memory(recipe: CheckedRecipe, sizes: Sequence[int]) -> None:
 
 
 def _time(recipe: CheckedRecipe, world: World, size: int, seconds: float) -> StepTimes:
+    import torch
+
+    from firecaffe.measure.step_times import time_steps
+
     try:
         return time_steps(recipe, world.device, size, seconds)
     except torch.OutOfMemoryError as error:
@@ -128,15 +179,15 @@ def _time(recipe: CheckedRecipe, world: World, size: int, seconds: float) -> Ste
 def _show(
     console: Console, recipe: CheckedRecipe, rows: Sequence[StepTimes], types: Sequence[LayerTypes]
 ) -> None:
-    names = list(dict.fromkeys(name for each in types for name in each.time_s))
+    names = list(dict.fromkeys(name for kinds in types for name in kinds.time_s))
     table = Table(box=SIMPLE_HEAD, title=f"{recipe.model.label}, one worker")
     for header in ("samples", "ms", "samples/s", "of best", "update, ms", "MB"):
         table.add_column(header, justify="right", no_wrap=True)
     for name in names:
         table.add_column(SHORT_LAYER_NAMES.get(name, name), justify="right", no_wrap=True)
     best = max(row.images_per_s for row in rows)
-    for row, each in zip(rows, types, strict=True):
-        whole = sum(each.time_s.values())
+    for row, kinds in zip(rows, types, strict=True):
+        whole = sum(kinds.time_s.values())
         table.add_row(
             str(row.micro_batch_size),
             f"{1e3 * row.micro_batch_size / row.images_per_s:.2f}",
@@ -144,7 +195,7 @@ def _show(
             f"{row.images_per_s / best:.0%}",
             f"{1e3 * sorted(row.update_s)[len(row.update_s) // 2]:.2f}",
             f"{row.memory_bytes / 1e6:,.0f}",
-            *(f"{each.time_s.get(name, 0.0) / whole:.0%}" for name in names),
+            *(f"{kinds.time_s.get(name, 0.0) / whole:.0%}" for name in names),
         )
     console.print(table)
     largest = types[-1]

@@ -7,15 +7,30 @@ from typing import Any
 import tomli_w
 from jsonargparse import Namespace
 
+from firecaffe.cli.arguments import Parser
 from firecaffe.cli.console import check_target
-from firecaffe.cli.options.plan import DEFAULT_CLUSTER
 from firecaffe.errors import RecipeError
 from firecaffe.files import write_atomically
 from firecaffe.plan.cluster import Cluster, load_cluster
 
+DEFAULT_CLUSTER = "cpu-host"
+
+
+def add_cluster_file(parser: Parser, what: str) -> None:
+    """Add --write, described by `what`, and --cluster, which it starts from."""
+    parser.add("--write", type=str, default="", metavar="FILE", help=what)
+    parser.add_overwrite()
+    parser.add(
+        "--cluster",
+        type=str,
+        default="",
+        metavar="NAME",
+        help=f"with --write: what else the file says; else {DEFAULT_CLUSTER}",
+    )
+
 
 def write_cluster(path: Path, cluster: Cluster) -> None:
-    write_atomically(path, tomli_w.dumps(as_words(cluster)))
+    write_atomically(path, tomli_w.dumps(as_table(cluster)))
 
 
 def check_cluster_file(options: Namespace) -> None:
@@ -33,19 +48,19 @@ def cluster_to_write(options: Namespace) -> Cluster | None:
     return None
 
 
-def as_words(cluster: Cluster) -> dict[str, Any]:
+def as_table(cluster: Cluster) -> dict[str, Any]:
     """Return the content of a cluster file, without values at their defaults."""
-    return {name: value for name, value in _words(cluster).items() if value not in (None, {}, [])}
+    return {name: value for name, value in _table(cluster).items() if value not in (None, {}, [])}
 
 
-def _words(value: Any) -> dict[str, Any]:
-    words: dict[str, Any] = {}
+def _table(value: Any) -> dict[str, Any]:
+    table: dict[str, Any] = {}
     for field in dataclasses.fields(value):
         part = getattr(value, field.name)
         if dataclasses.is_dataclass(part):
-            words[field.name] = _words(part)
+            table[field.name] = _table(part)
         elif isinstance(part, tuple) and part and dataclasses.is_dataclass(part[0]):
-            words[field.name] = [_words(row) for row in part]
+            table[field.name] = [_table(row) for row in part]
         elif part != field.default and part is not None:
-            words[field.name] = list(part) if isinstance(part, tuple) else part
-    return words
+            table[field.name] = list(part) if isinstance(part, tuple) else part
+    return table

@@ -1,5 +1,7 @@
 """`firecaffe compare RUN [RUN…]`: a table of finished runs and of the fields that differ."""
 
+from __future__ import annotations
+
 import dataclasses
 import json
 import sys
@@ -7,34 +9,71 @@ from collections import Counter
 from collections.abc import Sequence
 from math import inf, isfinite
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from firecaffe.cli.compare_groups import as_json as as_group_json
-from firecaffe.cli.compare_groups import render_groups
-from firecaffe.cli.options.compare import make_parser
+from firecaffe.cli.arguments import Parser
 from firecaffe.cli.picture import check_picture
-from firecaffe.cli.report import page
 from firecaffe.errors import RecipeError
 from firecaffe.files import write_atomically
-from firecaffe.runs.checklist import checklist
-from firecaffe.runs.measure import Measure
-from firecaffe.runs.run_table import (
-    Row,
-    Run,
-    differing_words,
-    doubts,
-    names,
-    other_measures,
-    read_run,
-    rows,
-    weights_identical,
+
+if TYPE_CHECKING:
+    from firecaffe.runs.measure import Measure
+    from firecaffe.runs.run_table import Row, Run
+
+USAGE = (
+    "RUN [RUN…] [--baseline RUN] [--by recipe] [--target VALUE] [--band POINTS] "
+    "[--html FILE [--overwrite]] [--allow-unequal] [--json]"
 )
-from firecaffe.runs.seed_groups import differing, group_rows, group_runs
+
+
+def make_parser() -> Parser:
+    parser = Parser(
+        "compare",
+        USAGE,
+        "Compare finished runs: rate, speedup against the first one, accuracy, weights, and every "
+        "hyperparameter that differs.",
+    )
+    add = parser.add
+    add(
+        "runs",
+        nargs="+",
+        type=str,
+        help="run folders; the first is the baseline; --html draws the curves of one alone, too",
+    )
+    add("--baseline", type=str, default="", metavar="RUN", help="another than the first")
+    add("--by", choices=["run", "recipe"], default="run", help="recipe: groups over seeds")
+    add(
+        "--target",
+        type=float,
+        default=None,
+        metavar="VALUE",
+        help="with --by recipe: time to this value of the task's metric; shares in per cent",
+    )
+    add(
+        "--band",
+        type=float,
+        default=None,
+        metavar="POINTS",
+        help="with --by recipe: of the metric, that are no difference; 0.3 of shares, else 1 in "
+        "100",
+    )
+    add("--allow-unequal", action="store_true", help="speedups between runs of other work, marked")
+    add(
+        "--html",
+        type=str,
+        default="",
+        metavar="FILE",
+        help="a page of the groups over seeds, with curves, in one file",
+    )
+    parser.add_overwrite()
+    add("--json", action="store_true", help="print one JSON object instead")
+    return parser
+
 
 NUMBER_COLUMNS = (
     "workers",
@@ -46,7 +85,7 @@ NUMBER_COLUMNS = (
     "exposed\ncomm.",
 )
 
-MIN_WIDTH = 96
+MIN_WIDTH_OF_RUNS = 96
 """Least width. A narrower terminal breaks the lines, which reads better than folded cells."""
 
 PIPE_WIDTH = 10_000
@@ -54,6 +93,13 @@ PIPE_WIDTH = 10_000
 
 
 def main(argv: list[str]) -> int:
+    from firecaffe.cli.compare_groups import as_json as as_group_json
+    from firecaffe.cli.compare_groups import render_groups
+    from firecaffe.cli.compare_page import page
+    from firecaffe.runs.checklist import checklist
+    from firecaffe.runs.run_table import other_measures, read_run
+    from firecaffe.runs.seed_groups import differing, group_rows, group_runs
+
     options = make_parser().parse_args(argv)
     is_grouped = options.by == "recipe" or bool(options.html)
     for word in ("target", "band"):
@@ -121,12 +167,14 @@ def show(runs: Sequence[Run], allow_unequal: bool = False) -> None:
 
 def _print(parts: Sequence[RenderableType]) -> None:
     console = Console(file=sys.stdout)
-    console.width = max(console.width, MIN_WIDTH) if console.is_terminal else PIPE_WIDTH
+    console.width = max(console.width, MIN_WIDTH_OF_RUNS) if console.is_terminal else PIPE_WIDTH
     for part in parts:
         console.print(part)
 
 
 def as_json(runs: Sequence[Run], allow_unequal: bool = False) -> dict[str, Any]:
+    from firecaffe.runs.run_table import differing_words, doubts, rows, weights_identical
+
     return {
         "rows": [dataclasses.asdict(row) for row in rows(runs, allow_unequal)],
         "differing": differing_words(runs),
@@ -137,6 +185,8 @@ def as_json(runs: Sequence[Run], allow_unequal: bool = False) -> dict[str, Any]:
 
 def render(runs: Sequence[Run], allow_unequal: bool = False) -> list[RenderableType]:
     """Return the table and, for two or more runs, the fields that differ and remarks."""
+    from firecaffe.runs.run_table import differing_words, other_measures, rows, weights_identical
+
     table = rows(runs, allow_unequal)
     parts: list[RenderableType] = [_table(table), Text()]
     if len(runs) > 1:
@@ -154,6 +204,8 @@ def render(runs: Sequence[Run], allow_unequal: bool = False) -> list[RenderableT
 
 
 def _doubts(runs: Sequence[Run]) -> list[RenderableType]:
+    from firecaffe.runs.run_table import doubts
+
     return [Text(f"{name}: {doubt}") for name, own in doubts(runs).items() for doubt in own]
 
 
@@ -183,6 +235,8 @@ def _table(table: Sequence[Row]) -> Table:
 
 
 def _words(runs: Sequence[Run], words: dict[str, list[Any]]) -> Table:
+    from firecaffe.runs.run_table import names
+
     shown = _empty_table()
     shown.add_column("differs", overflow="fold")
     for name in names(runs):

@@ -33,17 +33,17 @@ def headers(rows: Sequence[GroupRow]) -> list[str]:
 def _of_modes(rows: Sequence[GroupRow]) -> dict[str, Callable[[GroupRow], str]]:
     if all(row.mode == EVERY_STEP for row in rows):
         return {}
-    found: dict[str, Callable[[GroupRow], str]] = {
+    columns: dict[str, Callable[[GroupRow], str]] = {
         "mode": lambda row: row.mode,
         "test loss": lambda row: _plain(row.test_loss),
     }
     if any(row.staleness is not None for row in rows):
-        found["staleness"] = lambda row: _plain(row.staleness)
+        columns["staleness"] = lambda row: _plain(row.staleness)
     if any(row.given_up for row in rows):
-        found["given up"] = lambda row: f"{row.given_up:.1%}"
+        columns["given up"] = lambda row: f"{row.given_up:.1%}"
     if any(row.sent_bytes for row in rows):
-        found["sent"] = lambda row: _bytes(row.sent_bytes)
-    return found
+        columns["sent"] = lambda row: _bytes(row.sent_bytes)
+    return columns
 
 
 def _plain(mean: Mean | None) -> str:
@@ -62,11 +62,11 @@ def _others(first: GroupRow) -> list[str]:
 
 def as_json(rows: Sequence[GroupRow], items: Sequence[Item]) -> str:
     """Return JSON with null for infinities, which an interval of a single run has."""
-    words = {
+    record = {
         "groups": [finite(dataclasses.asdict(row)) for row in rows],
         "checklist": [dataclasses.asdict(item) for item in items],
     }
-    return json.dumps(words, indent=2)
+    return json.dumps(record, indent=2)
 
 
 def render_groups(
@@ -84,8 +84,8 @@ def render_groups(
     for letter, row in zip(letters(len(rows)), rows, strict=True):
         table.add_row(letter, *cells(row, rows))
     differ = [
-        f"{word}: {', '.join(f'{a} {b}' for a, b in zip(letters(len(rows)), each, strict=True))}"
-        for word, each in shown_words(words).items()
+        f"{word}: {', '.join(f'{a} {b}' for a, b in zip(letters(len(rows)), values, strict=True))}"
+        for word, values in shown_words(words).items()
     ]
     lines = [*differ, *([""] if differ else []), *verdicts(rows), "", *_checks(items)]
     return [table, Text(), *(Text(line) for line in [*lines, "", *_sources(rows)])]
@@ -97,8 +97,8 @@ DIGESTS = ("environment.source", OWN_CODE)
 def shown_words(words: Mapping[str, Sequence[Any]]) -> dict[str, list[str]]:
     """Return values as a table shows them: digests shortened, `-` for a missing one."""
     return {
-        word: [_word(value)[:12] if word.startswith(DIGESTS) else _word(value) for value in each]
-        for word, each in words.items()
+        word: [_word(value)[:12] if word.startswith(DIGESTS) else _word(value) for value in values]
+        for word, values in words.items()
     }
 
 
@@ -144,18 +144,19 @@ def _time(mean: Mean) -> str:
     return f"{mean.value / scale:.3g}{interval} {unit}"
 
 
-def ratio(found: Ratio) -> str:
-    interval = f" ({found.low:.3g} to {found.high:.3g})" if found.low < found.high < inf else ""
-    return f"{found.value:.2f}x{interval}"
+def ratio(speedup: Ratio) -> str:
+    is_known = speedup.low < speedup.high < inf
+    interval = f" ({speedup.low:.3g} to {speedup.high:.3g})" if is_known else ""
+    return f"{speedup.value:.2f}x{interval}"
 
 
-def verdict(found: Difference) -> str:
+def verdict(difference: Difference) -> str:
     """Return a verdict; if undecided, with the number of runs that would decide it."""
-    if found.verdict != UNDECIDED:
-        return found.verdict
-    if found.more is None:
+    if difference.verdict != UNDECIDED:
+        return difference.verdict
+    if difference.more is None:
         return f"{UNDECIDED} (nor would {MOST_RUNS} of each)"
-    return f"{UNDECIDED} (about {found.more} more of each would do)"
+    return f"{UNDECIDED} (about {difference.more} more of each would do)"
 
 
 def verdicts(rows: Sequence[GroupRow]) -> list[str]:
@@ -164,7 +165,7 @@ def verdicts(rows: Sequence[GroupRow]) -> list[str]:
         if row.failure:
             lines.append(f"{letter}: failed: {row.failure}")
         if row.idle_by_stage and row.idle_if_equal is not None:
-            idle = ", ".join(f"{each:.0%}" for each in row.idle_by_stage)
+            idle = ", ".join(f"{share:.0%}" for share in row.idle_by_stage)
             lines.append(
                 f"{letter}: stages idle for {idle}; equal ones for {row.idle_if_equal:.0%}"
             )
@@ -177,23 +178,23 @@ def verdicts(rows: Sequence[GroupRow]) -> list[str]:
             lines += _of_speedup(letter, row.speedup)
         if row.against is None:
             continue
-        found = row.against
-        said = f"{letter}: {row.measure.words} {of_difference(found, row.measure)} from A"
-        if isfinite(found.low):
-            said += f", p = {found.p_value:.2g}, g = {found.effect:+.2g}"
+        difference = row.against
+        said = f"{letter}: {row.measure.words} {of_difference(difference, row.measure)} from A"
+        if isfinite(difference.low):
+            said += f", p = {difference.p_value:.2g}, g = {difference.effect:+.2g}"
         below = (
             f"; its speedup is to a worse {row.measure.words}"
             if row.is_worse and row.speedup
             else ""
         )
-        lines.append(f"{said}: {verdict(found)}{below}")
+        lines.append(f"{said}: {verdict(difference)}{below}")
     return lines
 
 
-def _of_speedup(letter: str, found: Ratio) -> list[str]:
-    if found.high == inf:
+def _of_speedup(letter: str, speedup: Ratio) -> list[str]:
+    if speedup.high == inf:
         return [f"{letter}: its speedup is of too few runs for an interval"]
-    if not found.is_shown:
+    if not speedup.is_shown:
         return [
             f"{letter}: neither faster nor slower is shown: the interval of its speedup has 1 in it"
         ]

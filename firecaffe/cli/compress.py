@@ -1,209 +1,89 @@
 """`firecaffe compress RUN`: make a trained network small, in one file, and report the loss."""
 
+from __future__ import annotations
+
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from math import log
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from jsonargparse import Namespace
-from rich.box import SIMPLE_HEAD
-from rich.console import RenderableType
-from rich.table import Table
 
+from firecaffe.cli.arguments import Parser
 from firecaffe.cli.console import check_target, make_console
-from firecaffe.cli.launched import check_alone
-from firecaffe.cli.of_run import parse_run
-from firecaffe.cli.options.compress import make_parser
-from firecaffe.cli.parse import parse_recipe
-from firecaffe.cli.picture import SUFFIXES, check_picture, load_pyplot, write_picture
-from firecaffe.cluster.world import join
+from firecaffe.cli.picture import SUFFIXES, check_picture
 from firecaffe.errors import NotKeptError, RecipeError
 from firecaffe.files import finite, write_json
 from firecaffe.recipe.sections import Recipe
-from firecaffe.runs.measure import Measure
-from firecaffe.shrink.compress_network import CompressRequest, compress
-from firecaffe.shrink.compression_record import as_record
-from firecaffe.shrink.layer_sizes import LayerSensitivity
-from firecaffe.shrink.scheme import find_scheme
-from firecaffe.shrink.start_network import check_weights, parse_target, recipe_of_run
-from firecaffe.training.load import run_of
-from firecaffe.training.named import check_named
 
-BARS = " ▁▂▃▄▅▆▇█"
-LEAST_BAR, MOST_BAR = 0.1, 100.0
-"""Losses at which a bar begins and is full, on a logarithmic scale."""
+if TYPE_CHECKING:
+    from firecaffe.runs.measure import Measure
+    from firecaffe.shrink.layer_sizes import LayerSensitivity
 
-Record = Mapping[str, Any]
+USAGE = (
+    "RUN|RECIPE.toml [--scheme best|deep_compression|FILE.toml] [--target 40x|27KB|0.1points] "
+    "[--best] [--nproc-per-node N] [--out NET.fcz [--overwrite]] [--plot FILE.png|.html] [--json]"
+)
 
 
-def sensitivity_charts(layers: Sequence[LayerSensitivity], measure: Measure) -> list[Table]:
-    """Return tables of the loss if one layer alone is pruned, or shares values of few bits."""
-    return [
-        _chart([layer for layer in layers if layer.keeps], measure, "keeps", "{:.3g} %", 100),
-        _chart([layer for layer in layers if layer.bits], measure, "bits", "{} bits", 1),
-    ]
-
-
-def _chart(
-    layers: Sequence[LayerSensitivity],
-    measure: Measure,
-    what: str,
-    header: str,
-    scale: int,
-) -> Table:
-    """Return a table of the layers' field `what`; `header` formats a level times `scale`."""
-    levels = sorted(getattr(layers[0], what), reverse=True)
-    unit = "points of " if measure.is_share else ""
-    said = "keeps" if what == "keeps" else "shares values of"
-    table = Table(
-        title=f"{unit}{measure.words} lost on held-out samples if a layer alone {said} …",
-        title_justify="left",
-        box=SIMPLE_HEAD,
-        show_edge=False,
-        padding=(0, 1, 0, 0),
+def make_parser() -> Parser:
+    parser = Parser(
+        "compress",
+        USAGE,
+        "Make a trained network small: prune, retrain, share values, retrain, code; one file, "
+        "whose accuracy is that of the network decoded from it. Of a finished run, or of a recipe "
+        "whose model.weights are trained. Exit code 16 if no size that was tried reaches the "
+        "target.",
+        takes_recipe=True,
+        instead={
+            "run.folder": "--out says where the file is, and the rounds lie beside it",
+            "run.tuned": "rounds have rates of their own",
+        },
     )
-    table.add_column("layer")
-    table.add_column("weights", justify="right")
-    for level in levels:
-        table.add_column(header.format(scale * level), justify="right")
-    for layer in layers:
-        lost = [getattr(layer, what)[level] for level in levels]
-        table.add_row(layer.name, f"{layer.weights:,}", *(f"{bar(x)}{x:.1f}" for x in lost))
-    return table
-
-
-def bar(lost: float) -> str:
-    if lost < LEAST_BAR:
-        return BARS[0]
-    part = log(lost / LEAST_BAR) / log(MOST_BAR / LEAST_BAR)
-    return BARS[min(1 + int(part * (len(BARS) - 1)), len(BARS) - 1)]
-
-
-def report(record: Record) -> Iterator[RenderableType]:
-    measure = measure_of(record)
-    yield _tensors(record)
-    if record["tried"]:
-        yield _tried(record, measure)
-    for each in record["rounds"]:
-        yield f"{each['folder']}: test {measure.words} {measure.shown(each['test'])}"
-    yield worth_line("float network", record["float"], measure)
-    yield worth_line("decoded file", record["decoded"], measure) + f"; {lost_words(record)}"
-    times = record["seconds_over_10_mbit_per_s"]
-    yield (f"over 10 Mbit/s: {times['file']:.3g} s instead of {times['float']:.3g} s, as float32")
-    yield size_line(record)
-
-
-def _tensors(record: Record) -> Table:
-    table = Table(box=SIMPLE_HEAD, show_edge=False, show_footer=True, padding=(0, 1, 0, 0))
-    rows = record["tensors"]
-    sums = {
-        word: sum(row[word] for row in rows)
-        for word in ("size", "mask_bytes", "symbol_bytes", "codebook_bytes", "bytes", "floor_bytes")
-    }
-    kept = sum(row["kept_share"] * row["size"] for row in rows)
-    table.add_column("tensor", "all")
-    for header, total in (
-        ("elements", f"{sums['size']:,}"),
-        ("kept", f"{kept / sums['size']:.1%}"),
-        ("values", ""),
-        ("bits", ""),
-        ("where, B", f"{sums['mask_bytes']:,.0f}"),
-        ("which, B", f"{sums['symbol_bytes']:,.0f}"),
-        ("values, B", f"{sums['codebook_bytes']:,.0f}"),
-        ("bytes", f"{sums['bytes']:,.0f}"),
-        ("entropy, B", f"{sums['floor_bytes']:,.0f}"),
-        ("above it", f"{sums['bytes'] / sums['floor_bytes'] - 1:+.1%}"),
-    ):
-        table.add_column(header, total, justify="right")
-    for row in rows:
-        table.add_row(
-            row["name"],
-            f"{row['size']:,}",
-            f"{row['kept_share']:.1%}",
-            str(row["values"] or ""),
-            str(row["bits"] or ""),
-            *(f"{row[word]:,.0f}" for word in ("mask_bytes", "symbol_bytes", "codebook_bytes")),
-            f"{row['bytes']:,.0f}",
-            f"{row['floor_bytes']:,.0f}",
-            f"{row['above_floor']:+.1%}" if row["floor_bytes"] else "",
-        )
-    return table
-
-
-def _tried(record: Record, measure: Measure) -> Table:
-    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("tried")
-    for header in ("bytes", "ratio", f"held-out {measure.words}", "lost", "test", "lost"):
-        table.add_column(header, justify="right")
-    for each in record["tried"]:
-        cells = []
-        for part in ("held_out", "test"):
-            cells += [measure.shown(each["decoded"][part]), f"{each['lost'][part]:.2f}"]
-        table.add_row(each["file"], f"{each['bytes']:,}", f"{each['ratio']:.1f}x", *cells)
-    return table
-
-
-def measure_of(record: Record) -> Measure:
-    """Return the metric. Its direction is already in the record's losses."""
-    return Measure(record["metric"], is_share=record["is_share"])
-
-
-def worth_line(what: str, worth: Record, measure: Measure) -> str:
-    found = f"{what}: test {measure.words} {measure.shown(worth['test'])}"
-    if worth["held_out"] is None:
-        return found
-    return f"{found}, held-out {measure.shown(worth['held_out'])}"
-
-
-def lost_words(record: Record) -> str:
-    unit = " points" if record["is_share"] else ""
-    lost = record["lost"]
-    found = f"lost {lost['test']:.2f}{unit} of test"
-    return found if lost["held_out"] is None else f"{found}, {lost['held_out']:.2f} of held-out"
-
-
-def size_line(record: Record) -> str:
-    return (
-        f"{record['file']}: {record['bytes']:,} bytes, {record['ratio']:.1f}x "
-        f"(the whole file against 4 bytes for each of {record['weights']:,} weights)"
+    add = parser.add
+    add("--scheme", type=str, default="best", metavar="NAME", help="how; a name, or FILE.toml")
+    add(
+        "--target",
+        type=str,
+        default="",
+        metavar="WHAT",
+        help="40x, 27KB or 0.1points: search what each layer keeps, by held-out samples",
     )
-
-
-def not_reached(record: Record) -> str:
-    return (
-        f"--target {record['target']}: none of {len(record['tried'])} sizes reaches it; the "
-        f"nearest is {size_line(record)}, {lost_words(record)}"
+    parser.add_best()
+    parser.add_trust()
+    add("--nproc-per-node", type=int, default=1, metavar="N", help="ranks of each training")
+    add(
+        "--out",
+        type=str,
+        default="",
+        metavar="FILE",
+        help="the file; else model.fcz in the run's folder, or RECIPE.fcz here",
     )
-
-
-def plot_sizes(path: Path, record: Mapping[str, Any]) -> None:
-    """Draw all sizes tried, for any target. Raises RecipeError if matplotlib is missing."""
-    pyplot = load_pyplot()
-    figure, axes = pyplot.subplots(figsize=(7, 4.2))
-    ratios = [each["ratio"] for each in record["sizes"]]
-    for part, words in (("held_out", "held-out samples"), ("test", "test samples")):
-        lost = [each["lost"][part] for each in record["sizes"]]
-        if None not in lost:
-            axes.plot(ratios, lost, marker="o", label=words)
-    axes.axhline(0, color="gray", linestyle=":", label="float network")
-    unit = "points of " if record["is_share"] else ""
-    axes.set(
-        xscale="log",
-        xlabel="4 bytes a weight / bytes of the whole file",
-        ylabel=f"{unit}{record['metric']} lost",
-        title=f"{record['network']}, {record['scheme']}",
+    add(
+        "--plot",
+        type=str,
+        default="",
+        metavar="FILE",
+        help="draw size against error of all sizes that were tried: FILE.png or FILE.html",
     )
-    axes.legend()
-    write_picture(path, figure, "firecaffe compress", "what is lost against the ratio")
-    pyplot.close(figure)
+    parser.add_overwrite()
+    add("--json", action="store_true", help="print one JSON object instead")
+    return parser
 
 
 SUFFIX = ".fcz"
 
 
 def main(argv: list[str]) -> int:
+    from firecaffe.cli.compress_report import not_reached, plot_sizes, report, sensitivity_charts
+    from firecaffe.cli.launched import check_alone
+    from firecaffe.cluster.world import join
+    from firecaffe.shrink.compress_network import CompressRequest, compress
+    from firecaffe.shrink.compression_record import as_record
+    from firecaffe.shrink.scheme import find_scheme
+    from firecaffe.shrink.start_network import parse_target
+
     check_alone("compress")
     recipe, options, out = _read(argv)
     if options.nproc_per_node < 1:
@@ -230,9 +110,9 @@ def main(argv: list[str]) -> int:
             console.print(chart)
 
     with join(recipe.train.device) as world:
-        found = compress(asked, world, say, say_layers)
-    record = as_record(found)
-    if found.reached:
+        compressed = compress(asked, world, say, say_layers)
+    record = as_record(compressed)
+    if compressed.reached:
         write_json(record_to, record)
     if options.plot:
         plot_sizes(Path(options.plot), record)
@@ -240,14 +120,20 @@ def main(argv: list[str]) -> int:
         print(json.dumps(finite(record), indent=2))
     else:
         console = make_console()
-        for each in report(record):
-            console.print(each, markup=False)
-    if not found.reached:
+        for part in report(record):
+            console.print(part, markup=False)
+    if not compressed.reached:
         raise NotKeptError(not_reached(record))
     return 0
 
 
 def _read(argv: list[str]) -> tuple[Recipe, Namespace, Path]:
+    from firecaffe.cli.typed_recipe import parse_recipe
+    from firecaffe.cli.typed_run import parse_run
+    from firecaffe.shrink.start_network import check_weights, recipe_of_run
+    from firecaffe.training.load import run_of
+    from firecaffe.training.named import check_named
+
     parser = make_parser()
     positionals = parser.read(argv).positionals
     if len(positionals) == 1 and positionals[0].endswith(".toml"):

@@ -2,12 +2,18 @@
 
 from pathlib import Path
 
-from firecaffe.cli.options.data import make_parser
-from firecaffe.cli.suggest import did_you_mean
-from firecaffe.data import data_home
+from firecaffe.cli.arguments import Parser, did_you_mean
 from firecaffe.data.published import PUBLISHED
 from firecaffe.data.published import get as get_published
 from firecaffe.errors import RecipeError
+
+
+def make_parser() -> Parser:
+    parser = Parser("data", "get NAME [--dest FOLDER]", "Obtain a data set.")
+    parser.add("action", choices=["get"])
+    parser.add("name", type=str, help="fashion-mnist or mnist")
+    parser.add("--dest", type=str, default="", metavar="FOLDER", help="for its files")
+    return parser
 
 
 def main(argv: list[str]) -> int:
@@ -18,6 +24,8 @@ def main(argv: list[str]) -> int:
 
 def get(name: str, dest: str = "") -> Path:
     """Obtain a data set. Raises RecipeError for an unknown name; DataError if no way works."""
+    from firecaffe.data import data_home
+
     if name not in PUBLISHED:
         raise RecipeError(
             f"data get: there is no way to fetch {name!r}, expected one of {', '.join(PUBLISHED)}"

@@ -1,27 +1,47 @@
 """`firecaffe demo RECIPE.toml`: train on one worker, then on several, and compare the runs."""
 
+from __future__ import annotations
+
 import dataclasses
 import os
 import tempfile
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from firecaffe.cli import data as data_command
-from firecaffe.cli.compare import show
-from firecaffe.cli.options.demo import make_parser
-from firecaffe.cli.parse import parse_recipe
-from firecaffe.cli.twin import by_workers, check_twins, train_twin
+from firecaffe.cli.arguments import Parser
 from firecaffe.data.published import PUBLISHED
 from firecaffe.errors import DataError, NotIdenticalError
-from firecaffe.recipe.checked_recipe import CheckedRecipe
-from firecaffe.runs.environment import cpu_name
-from firecaffe.runs.run_table import read_run
+
+if TYPE_CHECKING:
+    from firecaffe.recipe.checked_recipe import CheckedRecipe
+
+
+def make_parser() -> Parser:
+    from firecaffe.cli.verify import OF_TWINS
+
+    return Parser(
+        "demo",
+        "RECIPE.toml [--section.word value …]",
+        "Train a recipe on one worker and on as many as there are cores (2 to 4), and compare. "
+        "Exit code 0 only if both end with the same weights.",
+        takes_recipe=True,
+        instead=OF_TWINS,
+    )
+
 
 MOST_WORKERS = 4
 
 
 def main(argv: list[str]) -> int:
+    import torch
+
+    from firecaffe.cli.compare import show
+    from firecaffe.cli.twins import by_workers, check_twins, train_twin
+    from firecaffe.cli.typed_recipe import parse_recipe
+    from firecaffe.runs.environment import cpu_name
+    from firecaffe.runs.run_table import read_run
+
     recipe, _ = parse_recipe(make_parser(), argv)
     recipe = _with_data(recipe)
     counts = (1, max(2, min(MOST_WORKERS, _cores())))

@@ -1,29 +1,50 @@
 """`firecaffe evaluate RUN`: a run's network on its test data, or on other data."""
 
+from __future__ import annotations
+
 import json
 import sys
+from typing import TYPE_CHECKING
 
-import torch
-
-from firecaffe.cli.launched import check_launched
-from firecaffe.cli.of_run import OfRun, parse_run
-from firecaffe.cli.options.evaluate import make_parser
+from firecaffe.cli.arguments import Parser
 from firecaffe.cluster.handover import handed
-from firecaffe.cluster.hosts import Hosts
-from firecaffe.cluster.launch import launch
-from firecaffe.cluster.world import is_launched, join
-from firecaffe.data import open_test
 from firecaffe.errors import RecipeError
 from firecaffe.files import finite
-from firecaffe.training.checkpoint import best_step
-from firecaffe.training.evaluate_run import NEEDED, Evaluated, evaluate_run, task_of_run
-from firecaffe.training.load import load_run
-from firecaffe.training.named import check_named
-from firecaffe.training.prediction import labels_of_run
-from firecaffe.training.records import in_words, say
+
+if TYPE_CHECKING:
+    from firecaffe.cli.typed_run import OfRun
+    from firecaffe.training.evaluate_run import Evaluated
+
+
+def make_parser() -> Parser:
+    parser = Parser(
+        "evaluate",
+        "RUN [--best] [--nproc-per-node N] [--data.name NAME] [--data.path FOLDER] [--json]",
+        "The loss and metrics of a run's network on its test data, or on other data.",
+        takes_recipe=True,
+    )
+    add = parser.add
+    parser.add_best()
+    parser.add_trust()
+    add("--nproc-per-node", type=int, default=1, metavar="N", help="ranks to start on this host")
+    add("--json", action="store_true", help="print one JSON object instead")
+    return parser
 
 
 def main(argv: list[str]) -> int:
+    import torch
+
+    from firecaffe.cli.launched import check_launched
+    from firecaffe.cli.typed_run import OfRun, parse_run
+    from firecaffe.cluster.hosts import Hosts
+    from firecaffe.cluster.launch import launch
+    from firecaffe.cluster.world import is_launched
+    from firecaffe.data import open_test
+    from firecaffe.training.evaluate_run import NEEDED, task_of_run
+    from firecaffe.training.load import load_run
+    from firecaffe.training.named import check_named
+    from firecaffe.training.prediction import labels_of_run
+
     if isinstance(typed := handed(), OfRun):
         return _evaluate(typed)
     parser = make_parser()
@@ -48,6 +69,9 @@ def main(argv: list[str]) -> int:
 
 
 def _evaluate(typed: OfRun) -> int:
+    from firecaffe.cluster.world import join
+    from firecaffe.training.evaluate_run import evaluate_run
+
     exchange = typed.recipe.exchange
     with join(typed.recipe.train.device, exchange.timeout_s, exchange.silent_s) as world:
         found = evaluate_run(typed.where, typed.recipe, world, best=typed.options.best)
@@ -56,8 +80,11 @@ def _evaluate(typed: OfRun) -> int:
     return 0
 
 
-def _show(typed: OfRun, found: Evaluated) -> None:
-    trained, evaluation = found.trained, found.evaluation
+def _show(typed: OfRun, evaluated: Evaluated) -> None:
+    from firecaffe.training.checkpoint import best_step
+    from firecaffe.training.records import in_words, say
+
+    trained, evaluation = evaluated.trained, evaluated.evaluation
     for note in trained.notes:
         print(f"warning: {note}", file=sys.stderr)
     if typed.options.json:
@@ -67,7 +94,7 @@ def _show(typed: OfRun, found: Evaluated) -> None:
             "evaluated": trained.evaluated,
             "best": typed.options.best,
             "best_step": best_step(typed.where),
-            "data": found.data.description,
+            "data": evaluated.data.description,
             **evaluation.row,
             "metrics": list(evaluation.metrics),
         }
@@ -75,7 +102,7 @@ def _show(typed: OfRun, found: Evaluated) -> None:
         return
     which = " (moving average)" if trained.evaluated == "ema" else ""
     at = "" if trained.step is None else f" at step {trained.step}"
-    say(found.data.description)
+    say(evaluated.data.description)
     say(
         f"{typed.where}  test{at}{which}: "
         f"{in_words(evaluation.metrics, evaluation.shares)}loss {evaluation.loss:.4f} "

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -11,14 +12,16 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from firecaffe.cli.arguments import Parser
 from firecaffe.cli.console import make_console
-from firecaffe.cli.explain_served import show_served
-from firecaffe.cli.explain_stages import stage_lines
-from firecaffe.cli.explain_words import ms, sentence
-from firecaffe.cli.options.explain import make_parser
-from firecaffe.errors import RecipeError, RunError
+from firecaffe.errors import FirecaffeError, RecipeError, RunError
+from firecaffe.gradients.config import NO_COMPRESSOR
+from firecaffe.parallel.pipeline import idle_share
+from firecaffe.plan.cluster import load_cluster
+from firecaffe.recipe.refusals import is_refused
 from firecaffe.runs.explain_local import is_local, local_lines
-from firecaffe.runs.explain_served import ServedExplanation, explain_served
+from firecaffe.runs.explain_served import ServedExplanation, ServedRank, explain_served
+from firecaffe.runs.explain_stages import StageTimes
 from firecaffe.runs.fault import NAME
 from firecaffe.runs.kineto import is_trace, read_trace
 from firecaffe.runs.rank_shares import RankShares, shares_line, shares_of
@@ -26,11 +29,12 @@ from firecaffe.runs.rank_times import (
     PARTS,
     Explanation,
     RankTimes,
+    Slow,
     explain,
     explain_rows,
     read_timings,
 )
-from firecaffe.runs.run_folder import elsewhere, read_run_file
+from firecaffe.runs.run_folder import FORECAST, elsewhere, read_run_file
 from firecaffe.runs.score import (
     ModeScore,
     ParallelScore,
@@ -41,6 +45,20 @@ from firecaffe.runs.score import (
     score_mode,
     score_parallel,
 )
+
+
+def make_parser() -> Parser:
+    parser = Parser(
+        "explain",
+        "RUN | TRACE.json … [--json]",
+        "Where the time of each rank of a run went, finished or not; the rank that is slow beyond "
+        "the noise, in what it computes or in its link; and the run's forecast against it.",
+    )
+    parser.add("run", nargs="+", help="a run folder, or traces of torch's profiler")
+    parser.add_trust()
+    parser.add("--json", action="store_true", help="print one JSON object instead")
+    return parser
+
 
 HEADERS = {
     "data_s": "data",
@@ -67,10 +85,10 @@ def main(argv: list[str]) -> int:
     if scored is None and isinstance(explained, Explanation):
         scored = score(folder, timings, explained)
     if options.json:
-        words = dataclasses.asdict(explained)
-        words["elsewhere"] = elsewhere(folder, timings)
-        words["score"] = None if scored is None else dataclasses.asdict(scored)
-        print(json.dumps(words, indent=2))
+        record = dataclasses.asdict(explained)
+        record["elsewhere"] = elsewhere(folder, timings)
+        record["score"] = None if scored is None else dataclasses.asdict(scored)
+        print(json.dumps(record, indent=2))
         return 0
     console = make_console()
     if isinstance(explained, Explanation):
@@ -79,7 +97,7 @@ def main(argv: list[str]) -> int:
     else:
         said = show_served(console, explained)
     shares = shares_of(timings) if in_rounds else None
-    said += _advice(folder, explained, shares, options.trust_code)
+    said += _advice_if_idle(folder, explained, shares, options.trust_code)
     if isinstance(scored, Score):
         console.print(_parts(scored))
     said += scored.lines if scored is not None else []
@@ -91,7 +109,7 @@ MOST_IDLE = 0.2
 """Share of the time that ranks idle with a server, above which other modes are planned."""
 
 
-def _advice(
+def _advice_if_idle(
     folder: Path,
     explained: Explanation | ServedExplanation,
     shares: RankShares | None,
@@ -106,8 +124,6 @@ def _advice(
         seconds = [rank.seconds for rank in explained.ranks]
     if not is_worth_it or not seconds:
         return []
-    from firecaffe.cli.explain_advice import advice  # this import loads torch
-
     return advice(folder, seconds, trust_code)
 
 
@@ -146,7 +162,7 @@ def lines(explanation: Explanation) -> list[str]:
     if not said and not explanation.not_tested:
         said.append("no rank is slower than the noise")
     if explanation.shares is not None:
-        slow = [each.rank for each in explanation.slow if each.cause == "computes"]
+        slow = [rank.rank for rank in explanation.slow if rank.cause == "computes"]
         said += filter(None, [shares_line(explanation.shares, slow)])
     said += stage_lines(explanation.stages)
     said += _waits(explanation.ranks)
@@ -158,8 +174,8 @@ def _waits(ranks: Sequence[RankTimes]) -> list[str]:
         return []
     step_s = median(rank.step_s for rank in ranks)
     seconds = {kind: median(rank.waits_s[kind] for rank in ranks) for kind in ranks[0].waits_s}
-    words = (f"for {kind} {ms(each)} ({each / step_s:.0%})" for kind, each in seconds.items())
-    return [f"split layers: in a step the median rank waits {', '.join(words)}"]
+    waits = (f"for {kind} {ms(wait_s)} ({wait_s / step_s:.0%})" for kind, wait_s in seconds.items())
+    return [f"split layers: in a step the median rank waits {', '.join(waits)}"]
 
 
 def _table(explanation: Explanation) -> Table:
@@ -185,3 +201,126 @@ def _parts(scored: Score) -> Table:
         name = part.name.removesuffix("_s").replace("exchange", "exposed exchange")
         table.add_row(name, ms(part.forecast_s), band, ms(part.measured_s), gap)
     return table
+
+
+SERVED_HEADERS = ("rank", "micro-batches", "one takes", "idle", "pulled", "pushed")
+
+
+def show_served(console: Console, explained: ServedExplanation) -> list[str]:
+    """Print the table of ranks, and return the remarks, one per line."""
+    table = Table(box=SIMPLE_HEAD)
+    for header in SERVED_HEADERS:
+        table.add_column(header, justify="right", no_wrap=True)
+    for rank in explained.ranks:
+        table.add_row(*_served_cells(rank))
+    console.print(table)
+    step = (
+        f"{explained.steps:,} steps of {explained.step_s * 1e3:,.1f} ms; the server's updates take "
+        f"{explained.update_s * 1e3:,.1f} ms of each"
+    )
+    slow = [sentence(rank, "a micro-batch takes") for rank in explained.slow]
+    if not slow and not explained.not_tested:
+        slow.append("no rank is shown to be slow: none beyond the noise")
+    return [step, *explained.lines, *slow, *(f"not tested: {why}" for why in explained.not_tested)]
+
+
+def _served_cells(rank: ServedRank) -> list[str]:
+    return [
+        str(rank.rank),
+        f"{rank.micro_batches:,}",
+        f"{rank.seconds * 1e3:,.1f} ms",
+        "-" if rank.idle is None else f"{rank.idle:.0%}",
+        _megabytes(rank.pulled_bytes),
+        _megabytes(rank.pushed_bytes),
+    ]
+
+
+def _megabytes(count: int | None) -> str:
+    return "-" if count is None else f"{count / 1e6:,.1f} MB"
+
+
+def stage_lines(stages: Sequence[StageTimes]) -> list[str]:
+    """Return which stage has the most work and how long each idles; empty without stages."""
+    if not stages:
+        return []
+    most = max(stages, key=lambda stage: stage.own_s)
+    own = ", ".join(ms(stage.own_s) for stage in stages)
+    idle = ", ".join(f"{stage.idle:.0%}" for stage in stages)
+    count, micro_batches = len(stages), stages[0].micro_batches
+    expected = float(idle_share(count, micro_batches))
+    return [
+        f"stages: stage {most.stage} has the most work, and sets the pace: in a step they take "
+        f"{own}, and idle for {idle}",
+        f"stages: {count} of equal work, with {micro_batches} micro-batches a step and messages "
+        f"that take no time, idle for {expected:.0%} each",
+    ]
+
+
+MOST_MODES = 3
+
+LEAST_GAIN = 1.05
+"""Least factor of the rate that is reported as a gain."""
+
+
+def advice(folder: Path, seconds: Sequence[float], trust_code: bool) -> list[str]:
+    """Return a line on the rate in other modes. `seconds` are each rank's for a micro-batch.
+
+    The result is empty for a run without a forecast, whose cluster is unknown, and for a split
+    network, which has no other mode. `trust_code` lets code that the run names run.
+    """
+    if not (folder / FORECAST).is_file() or "parallel" in read_run_file(folder, FORECAST):
+        return []
+    try:
+        return [_other_modes(folder, seconds, trust_code)]
+    except (FirecaffeError, ValueError) as error:
+        return [f"what another mode would bring is not known: {error}"]
+
+
+def _other_modes(folder: Path, seconds: Sequence[float], trust_code: bool) -> str:
+    from firecaffe.plan.codec_cost import PRICED
+    from firecaffe.plan.forecast import forecast
+    from firecaffe.plan.modes import alternatives
+    from firecaffe.plan.of_recipe import workload_of
+    from firecaffe.plan.step_cost import own_exchange
+    from firecaffe.recipe.recorded_recipe import recipe_of
+
+    recipe = recipe_of(folder, trust_code=trust_code)
+    kept = read_run_file(folder, FORECAST)
+    if len(seconds) != kept.get("workers"):
+        raise RunError(f"{len(seconds)} of {kept.get('workers')} ranks are in the timings")
+    cluster = load_cluster(str(kept.get("cluster_file") or kept.get("cluster")))
+    workload = workload_of(recipe)
+    compressor = recipe.exchange.compressor
+    compressor = compressor if compressor in PRICED else NO_COMPRESSOR
+    exchange = own_exchange(workload, cluster, len(seconds))
+    row = forecast(workload, cluster, len(seconds), exchange, compressor)
+    own, *others = alternatives(workload, cluster, row, recipe.synchrony, seconds)
+    possible = [
+        mode
+        for mode in others
+        if not is_refused(replace(recipe, synchrony=replace(recipe.synchrony, **mode.synchrony)))
+    ]
+    better = [mode for mode in possible if mode.gain >= LEAST_GAIN]
+    better.sort(key=lambda mode: mode.gain, reverse=True)
+    start = f"planned with these ranks' own times on {cluster.name}"
+    if not better:
+        return f"{start}, no mode is 5 % faster than {own.words}"
+    said = ", ".join(f"{mode.words} ({mode.gain:.2f} times)" for mode in better[:MOST_MODES])
+    return f"{start}, faster than {own.words}: {said}; accuracy is not predicted"
+
+
+def sentence(slow: Slow, own_part: str = "its own part of a step takes") -> str:
+    """Describe a slow rank; `own_part` is the text for a rank that computes slowly."""
+    what = (
+        f"computes longer than the others: {own_part}"
+        if slow.cause == "computes"
+        else "has a slow link: round trips with it take"
+    )
+    return (
+        f"rank {slow.rank} {what} {ms(slow.own_s)}, against {ms(slow.others_s)} "
+        f"({slow.factor:.2f} times; p = {slow.p_value:.2g}, n = {slow.samples})"
+    )
+
+
+def ms(seconds: float) -> str:
+    return f"{seconds * 1e3:,.1f} ms"

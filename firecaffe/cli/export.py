@@ -1,31 +1,57 @@
 """`firecaffe export RUN --to FORMAT`: write a run's network as a file for other programs."""
 
+from __future__ import annotations
+
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
+from firecaffe.cli.arguments import Parser
 from firecaffe.cli.console import check_target
-from firecaffe.cli.of_run import OfRun, parse_run
-from firecaffe.cli.options.export import make_parser
-from firecaffe.data import eval_batches, open_test
-from firecaffe.data.datasets import GIVEN
 from firecaffe.errors import RecipeError
-from firecaffe.training.coded import is_coded
-from firecaffe.training.export_file import FORMATS, check_installed
-from firecaffe.training.load import load_run, run_of
-from firecaffe.training.named import check_named
-from firecaffe.training.prediction import AS_PREDICTED, meaning
-from firecaffe.training.records import say
-from firecaffe.training.run_facts import About
 from firecaffe.user_code import caffe_file, is_caffe
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from firecaffe.cli.typed_run import OfRun
+    from firecaffe.training.run_facts import About
+
+
+def make_parser() -> Parser:
+    parser = Parser(
+        "export",
+        "RUN --to safetensors|onnx|torch_export|caffemodel [--best] [--out FILE] [--overwrite]",
+        "A run's network as a file for other programs, compared with the network before it has "
+        "its name.",
+        takes_recipe=True,
+    )
+    add = parser.add
+    add(
+        "--to",
+        choices=["safetensors", "onnx", "torch_export", "caffemodel"],
+        default=None,
+        help="weights alone, the whole network, or files for Caffe",
+    )
+    parser.add_best()
+    parser.add_trust()
+    add("--out", type=str, default="", metavar="FILE", help="else model.SUFFIX in the run's folder")
+    parser.add_overwrite()
+    return parser
+
 
 SAMPLES = 8
 """Number of samples on which the file and the network are compared."""
 
 
 def main(argv: list[str]) -> int:
+    from firecaffe.cli.typed_run import parse_run
+    from firecaffe.training.export_file import FORMATS, check_installed
+    from firecaffe.training.load import load_run
+    from firecaffe.training.named import check_named
+    from firecaffe.training.prediction import AS_PREDICTED, meaning
+    from firecaffe.training.records import say
+
     typed = parse_run(make_parser(), argv)
     options = typed.options
     if not options.to:
@@ -54,6 +80,9 @@ def main(argv: list[str]) -> int:
 
 
 def _beside(where: Path, suffix: str) -> Path:
+    from firecaffe.training.coded import is_coded
+    from firecaffe.training.load import run_of
+
     if is_coded(where):
         return where.with_suffix(suffix)
     return (run_of(where) or where) / f"model{suffix}"
@@ -70,6 +99,13 @@ def _check_not_its_net(path: Path, name: str) -> None:
 
 def _inputs(typed: OfRun, about: About) -> Tensor:
     """Return the first test samples, or random inputs if the run's data were given in Python."""
+    import torch
+    from torch import Tensor
+
+    from firecaffe.data import eval_batches, open_test
+    from firecaffe.data.datasets import GIVEN
+    from firecaffe.training.records import say
+
     config = typed.recipe.data
     if config.name == GIVEN:
         if not about.input_shape:

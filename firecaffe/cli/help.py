@@ -9,13 +9,13 @@ from importlib import import_module
 from docstring_parser import parse as parse_docstring
 
 from firecaffe.cli import MODULES
-from firecaffe.cli.parser import Parser
-from firecaffe.cli.suggest import did_you_mean
+from firecaffe.cli.arguments import Parser, did_you_mean
+from firecaffe.cli.bench import PARTS as BENCH_PARTS
 from firecaffe.errors import RecipeError
 from firecaffe.recipe.refusals import REFUSALS
 from firecaffe.recipe.sections import Recipe
 
-PARTS = {"bench": ("exchange", "step", "data")}
+PARTS = {"bench": BENCH_PARTS}
 
 
 def help_text(words: list[str], is_asked: bool) -> str:
@@ -30,7 +30,7 @@ def help_text(words: list[str], is_asked: bool) -> str:
             return f"usage: firecaffe {command} {'|'.join(PARTS[command])} …\n\n{rows}"
         command, rest = f"{command}_{rest[0]}", rest[1:]
     command = MODULES.get(command, command)
-    parser: Parser = import_module(f"firecaffe.cli.options.{command}").make_parser()
+    parser: Parser = import_module(f"firecaffe.cli.{command}").make_parser()
     if is_asked and rest:
         if not parser.takes_recipe:
             raise RecipeError(f"{parser.command} takes no recipe, so it has no section {rest[0]!r}")
@@ -61,11 +61,11 @@ def section_help(name: str) -> str:
         )
     config = SECTIONS[name]
     documented = parse_docstring(inspect.getdoc(config) or "")
-    said = {parameter.arg_name: parameter.description or "" for parameter in documented.params}
+    meanings = {field.arg_name: field.description or "" for field in documented.params}
     lines = [f"[{name}] {documented.short_description}", ""]
     for word, default in vars(config()).items():
         shown = str(default).lower() if isinstance(default, bool) else str(default)
-        text = " ".join(said[word].split())
+        text = " ".join(meanings[word].split())
         lines.append(f"  --{name}.{word}" + (f" (default: {shown})" if shown else ""))
         lines.append(textwrap.indent(textwrap.fill(text, _width() - 8), " " * 8))
         lines += _refusals_of(f"{name}.{word}")
@@ -73,11 +73,13 @@ def section_help(name: str) -> str:
 
 
 def _refusals_of(word: str) -> list[str]:
-    told = [row.told_of(word) for row in REFUSALS if word in row.subjects]
     own = " " * 8
     return [
-        textwrap.fill(each, _width(), initial_indent=f"{own}- ", subsequent_indent=f"{own}  ")
-        for each in told
+        textwrap.fill(
+            row.told_of(word), _width(), initial_indent=f"{own}- ", subsequent_indent=f"{own}  "
+        )
+        for row in REFUSALS
+        if word in row.subjects
     ]
 
 

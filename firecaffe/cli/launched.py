@@ -2,7 +2,7 @@
 
 import os
 
-from firecaffe.cli.parser import Parser
+from firecaffe.cli.arguments import Parser
 from firecaffe.cluster.groups import who_am_i
 from firecaffe.cluster.last_word import LAUNCHED
 from firecaffe.errors import LaunchError, RecipeError

@@ -1,31 +1,93 @@
 """`firecaffe pack SOURCE DEST`: pack many small files, or another format, into shards."""
 
+from __future__ import annotations
+
 import re
 from collections import Counter
 from math import isqrt
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from firecaffe.cli.arguments import Parser
 from firecaffe.cli.console import make_console
-from firecaffe.cli.options.pack import USAGE, make_parser
-from firecaffe.data.decode import MOST_PIXELS
-from firecaffe.data.decoded import cores
-from firecaffe.data.packed import PackedPart, PackedSet, read_list
-from firecaffe.data.packing.divide import with_test_part
-from firecaffe.data.packing.pack_images import Packing, PackOptions, verify
 from firecaffe.data.packing.part import Source
-from firecaffe.data.packing.source import open_source
-from firecaffe.data.shard_files import open_files
 from firecaffe.errors import RecipeError
 from firecaffe.value_checks import MOST_THREADS
+
+if TYPE_CHECKING:
+    from firecaffe.data.packed import PackedSet
+    from firecaffe.data.packing.pack_images import PackOptions
+
+USAGE = (
+    "SOURCE DEST [--resize S] [--quality Q] [--raw] [--hold-out SHARE] [--shard-size 256MB] "
+    "[--threads N]"
+)
+
+
+def make_parser() -> Parser:
+    parser = Parser(
+        "pack",
+        f"{USAGE} | --verify DEST | --info DEST",
+        "Pack images into shards: a folder of images, tar files, idx or CIFAR-10 files, Caffe's "
+        "LMDBs. A packing that was ended goes on where it was.",
+    )
+    add = parser.add
+    add("paths", nargs="*", help="what is packed, and the folder for the shards")
+    add(
+        "--resize",
+        type=int,
+        default=0,
+        metavar="S",
+        help="shorter side of larger images; 0: as they are",
+    )
+    add(
+        "--quality",
+        type=int,
+        default=0,
+        metavar="Q",
+        help="JPEG quality; 0: 90 if resized, else as it was",
+    )
+    add("--raw", action="store_true", help="keep pixels: all of one size, or --resize x --resize")
+    add(
+        "--hold-out",
+        type=float,
+        default=None,
+        metavar="SHARE",
+        help="of the images of a source without a test part, that become one; else 0.1",
+    )
+    add(
+        "--shard-size",
+        type=str,
+        default="256MB",
+        metavar="SIZE",
+        help="of the source's bytes in a shard",
+    )
+    add("--threads", type=int, default=0, metavar="N", help="0: one for each core")
+    add("--channel-order", choices=["bgr", "rgb"], help="of raw color LMDBs; else bgr")
+    add(
+        "--verify",
+        type=str,
+        default="",
+        metavar="DEST",
+        help="compare a packed data set with its checksums",
+    )
+    add("--info", type=str, default="", metavar="DEST", help="say what a packed data set holds")
+    return parser
+
 
 MOST_BROKEN = 20
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
 
 
 def main(argv: list[str]) -> int:
+    from firecaffe.data.decode import MOST_PIXELS
+    from firecaffe.data.decoded import cores
+    from firecaffe.data.packing.divide import with_test_part
+    from firecaffe.data.packing.pack_images import PackOptions
+    from firecaffe.data.packing.source import open_source
+
     parser = make_parser()
     options = parser.parse_args(argv)
     if options.verify or options.info:
@@ -33,15 +95,15 @@ def main(argv: list[str]) -> int:
             raise RecipeError("pack takes SOURCE and DEST; or --verify DEST alone; or --info DEST")
         return _verify(options.verify) if options.verify else _info(options.info)
     if len(options.paths) != 2:
-        found = " ".join(options.paths) or "nothing"
+        given = " ".join(options.paths) or "nothing"
         raise RecipeError(
-            f"pack takes SOURCE and DEST; found {found}; usage: firecaffe pack {USAGE}"
+            f"pack takes SOURCE and DEST; found {given}; usage: firecaffe pack {USAGE}"
         )
     limits = {"resize": isqrt(MOST_PIXELS), "quality": 100, "threads": MOST_THREADS}
     for word, most in limits.items():
         if not 0 <= getattr(options, word) <= most:
-            found = getattr(options, word)
-            raise RecipeError(f"--{word} is {found}; it must be 1 to {most}, or 0")
+            given = getattr(options, word)
+            raise RecipeError(f"--{word} is {given}; it must be 1 to {most}, or 0")
     packing = PackOptions(options.resize, options.quality, options.raw, _bytes(options.shard_size))
     path, dest = (Path(path).expanduser() for path in options.paths)
     if options.hold_out is not None and not 0 <= options.hold_out < 1:
@@ -52,15 +114,19 @@ def main(argv: list[str]) -> int:
     return _pack(source, dest, packing, options.threads or cores(), said)
 
 
-def _bytes(words: str) -> int:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)B?", words.strip(), re.IGNORECASE)
-    size = int(float(found[1]) * UNITS[found[2].upper()]) if found else 0
+def _bytes(typed: str) -> int:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)B?", typed.strip(), re.IGNORECASE)
+    size = int(float(match[1]) * UNITS[match[2].upper()]) if match else 0
     if size < 1:
-        raise RecipeError(f"--shard-size is {words!r}; it must be as 256MB or 1GB")
+        raise RecipeError(f"--shard-size is {typed!r}; it must be as 256MB or 1GB")
     return size
 
 
 def _pack(source: Source, dest: Path, options: PackOptions, threads: int, said: str) -> int:
+    import torch
+
+    from firecaffe.data.packing.pack_images import Packing
+
     torch.set_num_threads(1)  # the packing threads share the cores
     total = sum(len(part) for part in source.parts.values())
     with _progress("packing") as progress:
@@ -89,6 +155,9 @@ def _progress(title: str) -> Progress:
 
 
 def _verify(root: str) -> int:
+    from firecaffe.data.packed import read_list
+    from firecaffe.data.packing.pack_images import verify
+
     packed = read_list(root)
     with _progress("verifying") as progress:
         task = progress.add_task("verifying", total=sum(map(packed.count, packed.parts)))
@@ -99,6 +168,11 @@ def _verify(root: str) -> int:
 
 
 def _info(root: str) -> int:
+    import torch
+
+    from firecaffe.data.packed import PackedPart, read_list
+    from firecaffe.data.shard_files import open_files
+
     packed = read_list(root)
     console = make_console()
     for line in describe(packed, root):
@@ -107,8 +181,8 @@ def _info(root: str) -> int:
     for name in packed.parts:
         part = PackedPart(packed, name, files)
         counts = Counter(part.labels(torch.arange(len(part))).tolist())
-        told = ", ".join(f"{packed.classes[label]} {counts[label]}" for label in sorted(counts))
-        console.print(f"{name}: {told[:2000]}", markup=False, soft_wrap=True)
+        by_class = ", ".join(f"{packed.classes[label]} {counts[label]}" for label in sorted(counts))
+        console.print(f"{name}: {by_class[:2000]}", markup=False, soft_wrap=True)
     return 0
 
 

@@ -1,40 +1,63 @@
 """`firecaffe predict RUN IMAGES…`: the predictions of a run's network for images."""
 
+from __future__ import annotations
+
 import csv
 import io
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-from PIL import Image
-
+from firecaffe.cli.arguments import Parser
 from firecaffe.cli.console import check_target
-from firecaffe.cli.launched import check_alone
-from firecaffe.cli.of_run import parse_run
-from firecaffe.cli.options.predict import make_parser
-from firecaffe.cluster.world import join
-from firecaffe.data import open_test
 from firecaffe.errors import DataError, RecipeError
 from firecaffe.files import write_atomically
-from firecaffe.training.forward import arithmetic
-from firecaffe.training.load import load_run
-from firecaffe.training.named import check_named
-from firecaffe.training.prediction import (
-    Prediction,
-    list_files,
-    meaning,
-    of_files,
-    of_samples,
-    predictions,
-    reader_of,
-)
+
+if TYPE_CHECKING:
+    import torch
+
+    from firecaffe.training.prediction import Prediction
+
+
+def make_parser() -> Parser:
+    parser = Parser(
+        "predict",
+        "RUN [IMAGE|FOLDER …] [--best] [--top 5] [--csv FILE|-] [--out FOLDER] [--overwrite]",
+        "What a run's network says of images, or, without any, of the run's test samples.",
+        takes_recipe=True,
+    )
+    add = parser.add
+    parser.add_best()
+    parser.add_trust()
+    add("--top", type=int, default=5, metavar="K", help="classes of each image")
+    add("--csv", type=str, default="", metavar="FILE", help="a table of all; -: printed")
+    add("--out", type=str, default="", metavar="FOLDER", help="for masks of a segmentation")
+    parser.add_overwrite()
+    return parser
+
 
 MOST_CLASSES = 256
 """Most classes of a mask: a gray PNG has eight bits."""
 
 
 def main(argv: list[str]) -> int:
+    from firecaffe.cli.launched import check_alone
+    from firecaffe.cli.typed_run import parse_run
+    from firecaffe.cluster.world import join
+    from firecaffe.data import open_test
+    from firecaffe.training.forward import arithmetic
+    from firecaffe.training.load import load_run
+    from firecaffe.training.named import check_named
+    from firecaffe.training.prediction import (
+        list_files,
+        meaning,
+        of_files,
+        of_samples,
+        predictions,
+        reader_of,
+    )
+
     check_alone("predict")
     typed = parse_run(make_parser(), argv, takes_files=True)
     options, recipe = typed.options, typed.recipe
@@ -82,31 +105,31 @@ def main(argv: list[str]) -> int:
 Row = dict[str, str | float]
 
 
-def _row(found: Prediction, names: Sequence[str], top: int, masks: Path | None) -> Row:
-    row: Row = {"sample": found.sample}
-    if found.mask_HW is not None and masks is not None:
-        row["mask"] = str(_write_mask(found.sample, found.mask_HW, masks))
-    elif found.classes:
-        best = list(zip(found.classes, found.probabilities, strict=True))[:top]
+def _row(prediction: Prediction, names: Sequence[str], top: int, masks: Path | None) -> Row:
+    row: Row = {"sample": prediction.sample}
+    if prediction.mask_HW is not None and masks is not None:
+        row["mask"] = str(_write_mask(prediction.sample, prediction.mask_HW, masks))
+    elif prediction.classes:
+        best = list(zip(prediction.classes, prediction.probabilities, strict=True))[:top]
         for place, (label, probability) in enumerate(best, 1):
             row[f"class_{place}"] = _name(label, names)
             row[f"probability_{place}"] = probability
-    elif found.probabilities:
-        for label, probability in enumerate(found.probabilities):
+    elif prediction.probabilities:
+        for label, probability in enumerate(prediction.probabilities):
             row[_name(label, names)] = probability
     else:
-        row |= {f"value_{place}": value for place, value in enumerate(found.values, 1)}
+        row |= {f"value_{place}": value for place, value in enumerate(prediction.values, 1)}
     return row
 
 
-def _line(found: Prediction, row: Row, names: Sequence[str], top: int) -> str:
-    if found.classes:
-        best = list(zip(found.classes, found.probabilities, strict=True))[:top]
-        return f"{found.sample}  " + ", ".join(f"{_name(k, names)} {p:.2%}" for k, p in best)
-    if found.probabilities:
-        each = enumerate(found.probabilities)
-        return f"{found.sample}  " + ", ".join(f"{_name(k, names)} {p:.2%}" for k, p in each)
-    return "  ".join(f"{each:.4g}" if isinstance(each, float) else each for each in row.values())
+def _line(prediction: Prediction, row: Row, names: Sequence[str], top: int) -> str:
+    if prediction.classes:
+        best = list(zip(prediction.classes, prediction.probabilities, strict=True))[:top]
+        return f"{prediction.sample}  " + ", ".join(f"{_name(k, names)} {p:.2%}" for k, p in best)
+    if prediction.probabilities:
+        best = list(enumerate(prediction.probabilities))
+        return f"{prediction.sample}  " + ", ".join(f"{_name(k, names)} {p:.2%}" for k, p in best)
+    return "  ".join(f"{cell:.4g}" if isinstance(cell, float) else cell for cell in row.values())
 
 
 def _name(label: int, names: Sequence[str]) -> str:
@@ -158,6 +181,9 @@ def _check_names(paths: Sequence[Path], masks: Path | None) -> None:
 
 def _write_mask(sample: str, mask_HW: torch.Tensor, folder: Path) -> Path:
     """Write labels as a gray PNG. Raises DataError if a label is too large."""
+    import torch
+    from PIL import Image
+
     most = int(mask_HW.max())
     if most >= MOST_CLASSES:
         raise DataError(f"{sample}: has class {most}; a mask has classes below {MOST_CLASSES}")

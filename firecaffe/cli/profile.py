@@ -1,28 +1,51 @@
 """`firecaffe profile MODEL`: parameters, activations, FLOPs and traffic, layer by layer."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jsonargparse import Namespace
 from rich import box
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
+from rich.text import Text
 
+from firecaffe.cli.arguments import Parser
 from firecaffe.cli.console import make_console
-from firecaffe.cli.network import network_of
-from firecaffe.cli.options.profile import make_parser
-from firecaffe.cli.profile_parallel import render_parallel
+from firecaffe.cli.typed_network import NAME, network_of, network_words
 from firecaffe.compression.transfer import LINKS, transfer_of
 from firecaffe.errors import RecipeError
 from firecaffe.models.config import ModelConfig
-from firecaffe.models.layer_costs import Profile
-from firecaffe.models.network import with_outline
-from firecaffe.models.weights import FCZ
-from firecaffe.plan.layer_traffic import volumes_of
-from firecaffe.plan.workload import images_of, input_of, profile_of
-from firecaffe.training.coded import check_outline, described, with_nets
+
+if TYPE_CHECKING:
+    from firecaffe.models.layer_costs import Profile
+    from firecaffe.plan.layer_traffic import LayerVolumes, Volumes
+
+
+def make_parser() -> Parser:
+    parser = Parser(
+        "profile",
+        "MODEL|NET.fcz [--args TABLE] [--batch-size B] [--input 3x224x224] "
+        "[--parallel [--workers N]] [--json]",
+        "Shapes, parameters, activations and FLOPs of a network; takes no memory.",
+    )
+    add = parser.add
+    add("model", type=str, help=f"{NAME}; or a file of firecaffe compress")
+    add("--batch-size", type=int, default=1, metavar="B", help="samples at once")
+    network_words(add)
+    add(
+        "--parallel",
+        action="store_true",
+        help="what each worker sends by data, and with layers split; B is of all workers",
+    )
+    add("--workers", type=int, default=None, metavar="N", help="with --parallel; else 8")
+    parser.add_trust()
+    add("--json", action="store_true", help="print JSON")
+    return parser
+
 
 Shape = tuple[int, int, int]
 """Channels, rows and columns."""
@@ -36,6 +59,11 @@ MOST_IMAGES = 1_000_000_000
 
 
 def main(argv: list[str]) -> int:
+    from firecaffe.models.network import with_outline
+    from firecaffe.models.weights import FCZ
+    from firecaffe.plan.layer_traffic import volumes_of
+    from firecaffe.plan.workload import images_of, input_of, profile_of
+
     options = make_parser().parse_args(argv)
     if not 1 <= options.batch_size <= MOST_IMAGES:
         raise RecipeError(f"--batch-size is {options.batch_size}; it must be 1 to {MOST_IMAGES:,}")
@@ -49,7 +77,7 @@ def main(argv: list[str]) -> int:
     input_CHW = shape or input_of(config)
     if options.parallel:
         volumes = volumes_of(config, images_of(input_CHW), options.batch_size, workers)
-        _tell(options, volumes.as_dict(), lambda: render_parallel(volumes))
+        _show(options, volumes.as_dict(), lambda: render_parallel(volumes))
         return 0
     result = with_outline(
         config,
@@ -57,10 +85,10 @@ def main(argv: list[str]) -> int:
         None if shape is None else shape[0],
         lambda network: profile_of(config, network, images_of(input_CHW), options.batch_size),
     )
-    found = result.as_dict()
+    record = result.as_dict()
     if transfer is not None:
-        found["transfer"] = transfer.as_dict(LINKS)
-    _tell(options, found, lambda: render(result))
+        record["transfer"] = transfer.as_dict(LINKS)
+    _show(options, record, lambda: render(result))
     if transfer is not None and not options.json:
         print(*transfer.words(LINKS), sep="\n")
     return 0
@@ -70,6 +98,8 @@ def _in_file(
     path: Path, typed: Shape | None, trust_code: bool
 ) -> tuple[ModelConfig, Shape, int | None]:
     """Return a .fcz file's network, image shape (`typed`, if given) and number of classes."""
+    from firecaffe.training.coded import check_outline, described, with_nets
+
     recipe, about = described(path, (), trust_code=trust_code)
     recipe = with_nets(path, recipe, ())
     check_outline(path, recipe.model, about)
@@ -81,11 +111,11 @@ def _in_file(
     return recipe.model, (channels, rows, columns), about.num_classes
 
 
-def _tell(
-    options: Namespace, found: dict[str, Any], rendered: Callable[[], RenderableType]
+def _show(
+    options: Namespace, record: dict[str, Any], rendered: Callable[[], RenderableType]
 ) -> None:
     if options.json:
-        print(json.dumps(found))
+        print(json.dumps(record))
     else:
         make_console().print(rendered())
 
@@ -147,3 +177,97 @@ def render(profile: Profile) -> Table:
 
 def _millions(n: int) -> str:
     return f"{n / 1e6:,.2f}"
+
+
+BY_OUTPUTS, BY_INPUTS = ("neurons", "filters"), ("inputs", "channels")
+
+WAYS = ("neurons, filters", "inputs, channels", "rows")
+
+
+def render_parallel(volumes: Volumes) -> Group:
+    """Return a line per layer with weights, in numbers, and the network's totals in bytes."""
+    table = Table(
+        title=f"batch {volumes.batch_size} over {volumes.workers} workers: "
+        "millions of numbers that each sends in a step",
+        box=box.SIMPLE,
+    )
+    table.add_column("layer", no_wrap=True)
+    table.add_column("kind")
+    for header in ("weights", "MB", "in", "out", "data", *WAYS):
+        table.add_column(header, justify="right")
+    table.add_column("fewer up to batch", justify="right")
+    table.add_column("cheapest")
+    for layer in volumes.layers:
+        table.add_row(
+            layer.name,
+            layer.kind,
+            f"{layer.weights:,}",
+            f"{layer.weight_bytes / 1e6:,.2f}",
+            f"{layer.inputs:,}",
+            f"{layer.outputs:,}",
+            f"{layer.by_data / 1e6:,.3f}",
+            _by(layer, BY_OUTPUTS),
+            _by(layer, BY_INPUTS),
+            _in_millions(layer.by_rows),
+            "-" if layer.most_samples is None else f"{layer.most_samples:,}",
+            layer.cheapest,
+        )
+    shown = [table, *([_paths(volumes)] if volumes.paths else [])]
+    return Group(*shown, *(Text(line) for line in _totals(volumes)))
+
+
+def _paths(volumes: Volumes) -> Table:
+    table = Table(title="modules of paths, whose layers are above, too", box=box.SIMPLE)
+    table.add_column("module", no_wrap=True)
+    table.add_column("kind")
+    for header in ("paths", "weights", "in", "out", "data", "by paths"):
+        table.add_column(header, justify="right")
+    table.add_column("cheapest")
+    for paths in volumes.paths:
+        table.add_row(
+            paths.name,
+            paths.kind,
+            *(
+                f"{number:,}"
+                for number in (paths.paths, paths.weights, paths.inputs, paths.outputs)
+            ),
+            _in_millions(paths.by_data),
+            _in_millions(paths.by_paths),
+            paths.cheapest,
+        )
+    return table
+
+
+def _by(layer: LayerVolumes, words: tuple[str, ...]) -> str:
+    return _in_millions(next((layer.by_model[w] for w in words if w in layer.by_model), None))
+
+
+def _in_millions(numbers: float | None) -> str:
+    return "-" if numbers is None else f"{numbers / 1e6:,.3f}"
+
+
+def _totals(volumes: Volumes) -> list[str]:
+    from firecaffe.plan.layer_traffic import BY_DATA
+
+    layers = volumes.layers
+    split = [layer for layer in layers if layer.cheapest != BY_DATA]
+    whole = [layer for layer in layers if not layer.by_model]
+    said = [
+        f"all layers by data: {volumes.bytes_by_data / 1e6:,.1f} MB",
+        f"all by their better split: {volumes.bytes_by_model / 1e6:,.1f} MB",
+        f"each layer the cheapest way: {volumes.bytes_by_layer / 1e6:,.1f} MB, "
+        f"{len(split)} of {len(layers)} split",
+    ]
+    if whole:
+        some = ", ".join(layer.name or "the network's own" for layer in whole[:4])
+        said[1] += (
+            f"; by data {len(whole)} that cannot be split over {volumes.workers} workers: "
+            f"{some}{', …' if len(whole) > 4 else ''}"
+        )
+    return [
+        *said,
+        "in, out: numbers a sample. Each layer is counted by itself, its input and output whole: "
+        "what is exchanged between layers that are cut differently is left out, and what "
+        "neurons, then inputs, save. By rows weights are not shared out, and their gradients are "
+        "summed as by data: activations are what a worker holds less of.",
+    ]

@@ -2,20 +2,37 @@
 
 from pathlib import Path
 
-from firecaffe.cli.launched import check_alone
-from firecaffe.cli.of_run import parse_run
-from firecaffe.cli.options.replay import make_parser
-from firecaffe.cluster.world import join
+from firecaffe.cli.arguments import Parser
 from firecaffe.errors import NotIdenticalError
-from firecaffe.training.load import run_of
-from firecaffe.training.named import check_named
-from firecaffe.training.verification import replay
+
+
+def make_parser() -> Parser:
+    parser = Parser(
+        "replay",
+        "RUN [--to FOLDER]",
+        "Compute a run with a server again, on one worker, from its log of events alone, and "
+        "compare the digests of weights, buffers and optimizer state.",
+        takes_recipe=True,
+    )
+    parser.add(
+        "--to", type=str, default="", metavar="FOLDER", help="keep what comes out, as a checkpoint"
+    )
+    parser.add_trust()
+    return parser
+
 
 NEEDED = ("model", "data", "task")
 """Recipe sections that determine what is computed."""
 
 
 def main(argv: list[str]) -> int:
+    from firecaffe.cli.launched import check_alone
+    from firecaffe.cli.typed_run import parse_run
+    from firecaffe.cluster.world import join
+    from firecaffe.training.load import run_of
+    from firecaffe.training.named import check_named
+    from firecaffe.training.verification import replay
+
     check_alone("replay")
     typed = parse_run(make_parser(), argv)
     check_named(typed.where, typed.recipe, NEEDED)
@@ -24,9 +41,9 @@ def main(argv: list[str]) -> int:
     to = Path(typed.options.to) if typed.options.to else None
     exchange = typed.recipe.exchange
     with join(typed.recipe.train.device, exchange.timeout_s, exchange.silent_s) as world:
-        found = replay(folder, typed.recipe, world, to)
-    ours, theirs = found.found, found.recorded
-    if not found.is_same:
+        replayed = replay(folder, typed.recipe, world, to)
+    ours, theirs = replayed.found, replayed.recorded
+    if not replayed.is_same:
         what = "weights" if ours.weights != theirs.weights else "optimizer state or losses"
         raise NotIdenticalError(
             f"{folder} differs from its replay after step {ours.step}: {what}; weights "
@@ -34,7 +51,7 @@ def main(argv: list[str]) -> int:
             "data or hardware than the run's may be why"
         )
     print(
-        f"same: {found.updates:,} updates of {ours.step} steps; weights {ours.weights[:12]}, "
+        f"same: {replayed.updates:,} updates of {ours.step} steps; weights {ours.weights[:12]}, "
         f"state {ours.state[:12]}"
     )
     return 0

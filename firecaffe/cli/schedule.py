@@ -7,9 +7,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from firecaffe.cli.options.schedule import ELEMENTS_PER_RANK, MICRO_BATCHES, make_parser
+from firecaffe.cli.arguments import Parser
 from firecaffe.errors import RecipeError
-from firecaffe.exchange import fold, parse_hierarchical
+from firecaffe.exchange import ALGORITHMS, fold, parse_hierarchical
 from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.exchange.collectives import find_collective
 from firecaffe.exchange.draw import draw
@@ -21,11 +21,62 @@ from firecaffe.exchange.schedule import (
     ALL_TO_ALL,
     AVERAGE,
     BROADCAST,
+    KINDS,
     VECTOR,
     Schedule,
     Transfer,
     lower_bound_elements,
 )
+
+ELEMENTS_PER_RANK = 1024
+"""Elements per rank with which all shards, though not all segments, are equal at every size."""
+
+MICRO_BATCHES = 16
+
+
+def make_parser() -> Parser:
+    parser = Parser(
+        "schedule",
+        "EXCHANGE WORKERS [--kind KIND] [--ranks-per-node M] [--shared-memory] [--elements N] "
+        "[--draw] [--json]",
+        f"The rounds and transfers of an exchange: {', '.join(ALGORITHMS)}, "
+        f"'hierarchical(INNER,OUTER)', {FOLD}.",
+    )
+    add = parser.add
+    add("exchange", type=str, help="exchange.algorithm in a recipe")
+    add("workers", type=int, help="how many ranks")
+    add(
+        "--ranks-per-node",
+        type=int,
+        default=1,
+        metavar="M",
+        help="how many ranks a node has, for hierarchical(INNER,OUTER) and --shared-memory",
+    )
+    add(
+        "--shared-memory",
+        action="store_true",
+        help="ranks of a node add in memory that they share, as trainings on CPUs do",
+    )
+    add(
+        "--elements",
+        type=int,
+        default=None,
+        metavar="N",
+        help=f"length of the float32 vector; by default {ELEMENTS_PER_RANK} for each rank, "
+        "which gives equal shards",
+    )
+    add("--kind", choices=KINDS, default=ALL_REDUCE, help="another collective than an all-reduce")
+    add(
+        "--micro-batches",
+        type=int,
+        default=None,
+        metavar="N",
+        help=f"of a step, for {FOLD}; by default {MICRO_BATCHES}",
+    )
+    add("--draw", action="store_true", help="draw the rounds instead of a table")
+    add("--json", action="store_true", help="print one JSON object, complete")
+    return parser
+
 
 MAX_WORLD_SIZE = 1024
 MAX_ROWS = 64
@@ -52,20 +103,20 @@ def main(argv: list[str]) -> int:
             f"{options.kind} goes by messages"
         )
     schedule = _schedule(options)
-    found = facts(schedule, ranks_per_node)
+    figures = facts(schedule, ranks_per_node)
     if options.json:
         transfers = [
             {"round": number, **_facts_of(transfer, schedule)}
             for number, transfer in _numbered(schedule)
         ]
-        print(json.dumps({**found, "transfers": transfers}))
+        print(json.dumps({**figures, "transfers": transfers}))
         return 0
     console = Console(highlight=False, soft_wrap=True)
     if options.draw:
         console.print(draw(schedule, console.width), markup=False)
     else:
         _print_transfers(schedule, console)
-    _print_totals(found, console)
+    _print_totals(figures, console)
     return 0
 
 
@@ -164,22 +215,22 @@ def _print_transfers(schedule: Schedule, console: Console) -> None:
         console.print(f"… and {left_out} more transfers; --json has all of them")
 
 
-def _print_totals(found: dict[str, Any], console: Console) -> None:
-    ratio = found["ratio_to_lower_bound"]
+def _print_totals(figures: dict[str, Any], console: Console) -> None:
+    ratio = figures["ratio_to_lower_bound"]
     times = "" if ratio is None else f", {ratio:.2f} times the least that any all-reduce needs"
-    order = "the order of the fixed tree" if found["adds_in_tree_order"] else "another order"
+    order = "the order of the fixed tree" if figures["adds_in_tree_order"] else "another order"
     adds = f"in {order} at this world size"
-    if found["kind"] in (ALL_GATHER, BROADCAST, ALL_TO_ALL):
+    if figures["kind"] in (ALL_GATHER, BROADCAST, ALL_TO_ALL):
         adds = "none"
-    kind = "" if found["kind"] == ALL_REDUCE else f"{found['kind']} of "
-    ranks = "1 rank" if found["world_size"] == 1 else f"{found['world_size']} ranks"
+    kind = "" if figures["kind"] == ALL_REDUCE else f"{figures['kind']} of "
+    ranks = "1 rank" if figures["world_size"] == 1 else f"{figures['world_size']} ranks"
     rows = {
-        "exchange": f"{kind}{found['algorithm']}, {ranks}, "
-        f"{found['num_elements']} float32 elements",
-        "rounds": f"{found['num_rounds']}, of {found['num_transfers']} transfers in all",
-        "busiest rank": f"{found['busiest_rank_bytes']} bytes one way{times}",
-        "in lock step": f"{found['serial_messages']} messages, {found['serial_bytes']} bytes, "
-        f"{found['serial_additions']} additions, one after the other",
+        "exchange": f"{kind}{figures['algorithm']}, {ranks}, "
+        f"{figures['num_elements']} float32 elements",
+        "rounds": f"{figures['num_rounds']}, of {figures['num_transfers']} transfers in all",
+        "busiest rank": f"{figures['busiest_rank_bytes']} bytes one way{times}",
+        "in lock step": f"{figures['serial_messages']} messages, {figures['serial_bytes']} bytes, "
+        f"{figures['serial_additions']} additions, one after the other",
         "additions": adds,
     }
     console.print()

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from firecaffe.cli.launched import OF_OUR_LAUNCHER, check_alone, check_launched
-from firecaffe.cli.options.train import make_parser
-from firecaffe.cli.parse import parse_recipe
+from firecaffe.cli.train import make_parser
+from firecaffe.cli.typed_recipe import parse_recipe
 from firecaffe.cluster.hosts import Hosts, parse_nodes
 from firecaffe.cluster.launch import RankFailedError, launch
 from firecaffe.cluster.secret import SECRET, read_secret

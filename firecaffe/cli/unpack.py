@@ -4,20 +4,35 @@ import json
 import os
 from pathlib import Path
 
+from firecaffe.cli.arguments import Parser
 from firecaffe.cli.console import check_target
-from firecaffe.cli.options.unpack import make_parser
-from firecaffe.compression import fcz
 from firecaffe.errors import RecipeError
-from firecaffe.training.records import say
-from firecaffe.training.unpack_fcz import unpack
+
+
+def make_parser() -> Parser:
+    parser = Parser(
+        "unpack",
+        "NET.fcz [--to NET.safetensors] [--overwrite]",
+        "The weights of a .fcz file as safetensors, to the bit. No network is built, so that the "
+        "file may be a stranger's.",
+    )
+    add = parser.add
+    add("paths", nargs="*", metavar="NET.fcz", help="one file")
+    add("--to", type=str, default="", metavar="FILE", help="else the same name, .safetensors")
+    parser.add_overwrite()
+    return parser
 
 
 def main(argv: list[str]) -> int:
+    from firecaffe.compression import fcz
+    from firecaffe.training.records import say
+    from firecaffe.training.unpack_fcz import unpack
+
     parser = make_parser()
     options = parser.parse_args(argv)
     if len(options.paths) != 1:
-        found = " and ".join(options.paths) or "none"
-        raise RecipeError(f"unpack takes one file, found {found}; usage: {parser.usage}")
+        given = " and ".join(options.paths) or "none"
+        raise RecipeError(f"unpack takes one file, found {given}; usage: {parser.usage}")
     path = Path(options.paths[0])
     target = Path(options.to) if options.to else path.with_suffix(".safetensors")
     with fcz.read(path) as file:

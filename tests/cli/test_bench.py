@@ -123,7 +123,7 @@ def bench(*argv: str) -> tuple[int, str, str]:
         redirect_stderr(errors),
         pytest.MonkeyPatch.context() as patch,
     ):
-        patch.setattr("firecaffe.cli.bench.measure_link", short)
+        patch.setattr("firecaffe.transport.link.measure_link", short)
         code = main(["bench", "exchange", *argv])
     return code, out.getvalue(), errors.getvalue()
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 import firecaffe
 from firecaffe.cli import main
-from firecaffe.cli.options.export import make_parser
+from firecaffe.cli.export import make_parser
 from firecaffe.compression import fcz
 from firecaffe.compression.fcz.format import MAGIC, VERSION, varint
 from firecaffe.errors import CheckpointError

@@ -9,7 +9,8 @@ from pkgutil import ModuleInfo, iter_modules
 
 import pytest
 
-from firecaffe.cli import main, options
+from firecaffe import cli
+from firecaffe.cli import main
 from firecaffe.cli.console import PLAIN_SIGNS
 from firecaffe.data.generated import generate
 
@@ -52,9 +53,9 @@ LINES = {
 }
 
 
-@pytest.mark.parametrize("module", [*iter_modules(options.__path__)], ids=lambda each: each.name)
+@pytest.mark.parametrize("module", [*iter_modules(cli.__path__)], ids=lambda module: module.name)
 def test_every_numeric_option_is_among_them(module: ModuleInfo) -> None:
-    make_parser = getattr(import_module(f"{options.__name__}.{module.name}"), "make_parser", None)
+    make_parser = getattr(import_module(f"{cli.__name__}.{module.name}"), "make_parser", None)
     if make_parser is None:
         return
     command = module.name.replace("_", " ")
@@ -75,8 +76,8 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("firecaffe.cluster.agent.FaultAgent.run", refuse)
     monkeypatch.setattr("firecaffe.tuning.batch_search.run_trials", refuse)
-    monkeypatch.setattr("firecaffe.cli.bench_step.time_steps", refuse)
-    monkeypatch.setattr("firecaffe.cli.pack.Packing", refuse)
+    monkeypatch.setattr("firecaffe.measure.step_times.time_steps", refuse)
+    monkeypatch.setattr("firecaffe.data.packing.pack_images.Packing", refuse)
     monkeypatch.setattr("firecaffe.data.sources.generate", lambda: generate(0, 60, 20))
 
 

@@ -123,7 +123,14 @@ def test_a_plan_takes_the_recipe_s_compressor_or_those_asked_for() -> None:
         ([str(RECIPE), "--global-batch-size", "8"], "--train.global_batch_size"),
         ([str(RECIPE), "--exchange.compressor", "threshold"], "exchange.compressor is 'threshold'"),
         (["--train.steps", "3", "--model", "lenet"], "--train.steps is a word of a recipe"),
-        (["--model", "googlenet", "--exchanges", "smoke"], "no exchange 'smoke'"),
+        (["--model", "googlenet", "--exchanges", "smoke"], "--exchanges: no exchange 'smoke'"),
+        (
+            [
+                *("--model", "lenet", "--cluster", "dgx-a100", "--workers", "12"),
+                *("--exchanges", "hierarchical(tree,ring)"),
+            ],
+            "--workers: 12 ranks do not fill nodes of 8",
+        ),
         (["--model", "googlenet", "--compressors", "zip"], "no 'zip'"),
         (["--model", "googlenet", "--micro-batch-size", "0"], "at least 1"),
         (
@@ -160,6 +167,14 @@ def test_impossible_input_gets_one_line(words: list[str], said: str) -> None:
     (line,) = err.splitlines()
     assert line.startswith("firecaffe: ")
     assert said in line
+
+
+def test_exchanges_of_a_plan_may_be_named() -> None:
+    """The backend's own is among them, and a comma within parentheses parts nothing."""
+    names = ["native", "hierarchical(tree,ring)"]
+    words = ["--model", "lenet", "--cluster", "dgx-a100", "--workers", "16"]
+    (lenet,) = planned(*words, "--exchanges", ",".join(names))
+    assert {row["exchange"] for row in lenet["rows"]} == {*names}
 
 
 def test_modes_are_planned_where_they_are_asked_for_and_where_a_recipe_has_one(

@@ -14,7 +14,7 @@ import tomli_w
 
 import firecaffe
 from firecaffe.cli import main
-from firecaffe.cli.explain_advice import advice
+from firecaffe.cli.explain import advice
 from firecaffe.compression import fcz
 from firecaffe.errors import FirecaffeError, OwnCodeError, RecipeError
 from firecaffe.recipe.recorded_recipe import recipe_of

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from firecaffe.cli import main
-from firecaffe.cli.verify_run import line
+from firecaffe.cli.verify import line
 from firecaffe.training.verification import Verified
 from tests.cli.stale_run import train_stale
 

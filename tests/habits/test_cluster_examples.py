@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from firecaffe.cli.options.train import make_parser
+from firecaffe.cli.train import make_parser
 from firecaffe.cluster.hosts import Hosts, check_hosts_words
 
 FOLDER = Path(__file__).parents[2] / "examples" / "clusters"

@@ -18,7 +18,7 @@ from firecaffe import (
     SynchronyConfig,
     TrainConfig,
 )
-from firecaffe.cli.parse import read_recipe
+from firecaffe.cli.typed_recipe import read_recipe
 from firecaffe.errors import RecipeError
 from firecaffe.models import build_model
 from firecaffe.recipe.checked_recipe import check_recipe

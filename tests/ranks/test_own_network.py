@@ -11,7 +11,7 @@ import torch
 
 import firecaffe
 from firecaffe import DataConfig, Recipe, RunConfig, SolverConfig, TrainConfig
-from firecaffe.cli.parse import read_recipe
+from firecaffe.cli.typed_recipe import read_recipe
 from firecaffe.errors import RecipeError
 from firecaffe.models.config import ModelConfig
 from firecaffe.models.weights import load_weights

@@ -13,6 +13,8 @@ import pytest
 import firecaffe
 import firecaffe.data
 import firecaffe.models
+from firecaffe.cli import COMMANDS, MODULES
+from firecaffe.cli.bench import PARTS
 
 PACKAGES = [
     each.name for each in pkgutil.walk_packages(firecaffe.__path__, "firecaffe.") if each.ispkg
@@ -52,31 +54,40 @@ RANKS = (
     "firecaffe.transport",
 )
 
+OPTIONS = [
+    f"firecaffe.cli.{MODULES.get(name, name)}"
+    for name in (*COMMANDS, *(f"bench_{part}" for part in PARTS))
+]
+"""Modules of commands, each with its options, of which help is made."""
+
 NOT_LOADED: dict[str, tuple[str, ...]] = {
     "firecaffe.recipe.sections": ("torch", "numpy"),
-    "firecaffe.cli.help": ("torch", "numpy"),
-    "firecaffe.cli.schedule": ("torch", "numpy"),
-    "firecaffe.cli.compare": ("torch", TESTS),
-    "firecaffe.cli.explain": ("torch", TESTS),
-    "firecaffe.cli.train": ("firecaffe.cli.parser", "jsonargparse", TRAINS, *RANKS[2:]),
+    **dict.fromkeys(("firecaffe.cli.help", *OPTIONS), ("torch", "numpy")),
+    "firecaffe.cli.train": ("torch", "firecaffe.cli.arguments", "jsonargparse"),
     "firecaffe.cli.start_training": (TRAINS, COMPILER, TESTS, METRICS, CODER),
     TRAINS: ("jsonargparse", "firecaffe.cluster.launch", COMPILER, TESTS, METRICS, CODER),
-    "firecaffe.cli.verify": (COMPILER, TESTS, METRICS, CODER),
-    "firecaffe.cli.tune": (COMPILER, TESTS, METRICS),
-    "firecaffe.cli.check": (COMPILER, TESTS, METRICS),
-    "firecaffe.cli.bench": (COMPILER, TESTS, METRICS),
-    "firecaffe.cli.compress": (COMPILER, TESTS, METRICS),
-    "firecaffe.cli.replay": (COMPILER, TESTS, METRICS),
-    "firecaffe.cli.plan": (TRAINS, *RANKS, COMPILER, TESTS, METRICS, CODER),
-    "firecaffe.cli.evaluate": (TRAINS, COMPILER, TESTS, METRICS),
-    "firecaffe.cli.predict": (TRAINS, COMPILER, TESTS, METRICS),
-    "firecaffe.cli.export": (TRAINS, COMPILER, TESTS, METRICS),
     "firecaffe.script.launch": (TRAINS, COMPILER, TESTS, METRICS),
     "firecaffe.script.attach": (TRAINS, COMPILER, TESTS, METRICS),
     "firecaffe.script.split": (TRAINS, COMPILER, TESTS, METRICS),
     "firecaffe.script.parallelize": (TRAINS, COMPILER, TESTS, METRICS),
 }
 """What a module does not load until it is used, for it takes long: a second, or all that trains."""
+
+NOT_LOADED_TO_RUN: dict[str, tuple[str, ...]] = {
+    "compare": ("torch", TESTS),
+    "verify": (COMPILER, TESTS, METRICS, CODER),
+    "tune": (COMPILER, TESTS, METRICS),
+    "check": (COMPILER, TESTS, METRICS),
+    "bench_exchange": (COMPILER, TESTS, METRICS),
+    "bench_step": (COMPILER, TESTS, METRICS),
+    "bench_data": (COMPILER, TESTS, METRICS),
+    "compress": (COMPILER, TESTS, METRICS),
+    "replay": (COMPILER, TESTS, METRICS),
+    "evaluate": (TRAINS, COMPILER, TESTS, METRICS),
+    "predict": (TRAINS, COMPILER, TESTS, METRICS),
+    "export": (TRAINS, COMPILER, TESTS, METRICS),
+}
+"""What the functions of a command do not import."""
 
 RUN = """
 import os, torch
@@ -137,18 +148,41 @@ def places():
 for name, heavy in not_loaded.items():
     if "torch" in heavy:
         alone(name, lambda: load(name))
+for program, heavy in programs.items():
+    if "torch" in heavy:
+        alone(program, lambda: run(program))
 import torch.distributed.elastic.agent.server.api
 for name, heavy in not_loaded.items():
     if "torch" not in heavy:
         alone(name, lambda: load(name))
-for program in programs:
-    alone(program, lambda: run(program))
+for program, heavy in programs.items():
+    if "torch" not in heavy:
+        alone(program, lambda: run(program))
 alone("packages", places)
 """
 
 
+def imports_within(command: str) -> str:
+    """Return a program that imports a command's module, and all that its functions import."""
+    module = Path(firecaffe.__file__).parent / "cli" / f"{command}.py"
+    tree = ast.parse(module.read_text("utf-8"))
+    functions = (node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef))
+    imports = [
+        ast.unparse(node)
+        for function in functions
+        for node in ast.walk(function)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    ]
+    assert imports, command
+    return "\n".join([f"import firecaffe.cli.{command}", *imports])
+
+
 def test_imports_follow_use(tmp_path: Path) -> None:
     """And a package is where its name says. One Python, for torch is loaded once; a fork each."""
-    programs = {RUN: (COMPILER, TESTS, METRICS, CODER), PLAN: NOT_LOADED["firecaffe.cli.plan"]}
+    programs = {
+        **{imports_within(name): heavy for name, heavy in NOT_LOADED_TO_RUN.items()},
+        RUN: (COMPILER, TESTS, METRICS, CODER),
+        PLAN: (TRAINS, *RANKS, COMPILER, TESTS, METRICS, CODER),
+    }
     asked = json.dumps([NOT_LOADED, programs, PACKAGES, str(tmp_path)])
     subprocess.run([sys.executable, "-c", EACH_ALONE, asked], check=True)

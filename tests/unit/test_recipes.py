@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from firecaffe.cli.parse import read_recipe
+from firecaffe.cli.typed_recipe import read_recipe
 from firecaffe.models import build_model
 from firecaffe.plan.cluster import load_cluster
 from firecaffe.plan.forecast import forecast

@@ -23,9 +23,9 @@ def test_a_name_is_no_formula(tmp_path: Path, place: str) -> None:
 @pytest.mark.parametrize(
     ("argv", "work"),
     [
-        (["compare", "run", "--html", "a.html"], "compare.read_run"),
-        (["plan", "--model", "lenet", "--plot", "a.png"], "plan.load_cluster"),
-        (["compress", "run", "--plot", "a.png"], "compress.compress"),
+        (["compare", "run", "--html", "a.html"], "runs.run_table.read_run"),
+        (["plan", "--model", "lenet", "--plot", "a.png"], "cli.plan.load_cluster"),
+        (["compress", "run", "--plot", "a.png"], "shrink.compress_network.compress"),
     ],
     ids=lambda each: each[0] if isinstance(each, list) else "",
 )
@@ -38,7 +38,7 @@ def test_what_draws_is_asked_for_before_the_work(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setattr(f"firecaffe.cli.{work}", lambda *_: pytest.fail("the work has begun"))
+    monkeypatch.setattr(f"firecaffe.{work}", lambda *_: pytest.fail("the work has begun"))
     if argv[0] == "compress":
         (tmp_path / "run.toml").write_text('[model]\nname = "lenet"\nweights = "w"\n')
         argv = ["compress", "run.toml", *argv[2:]]

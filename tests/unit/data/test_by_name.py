@@ -14,7 +14,7 @@ import torch
 
 import firecaffe
 from firecaffe import Recipe, RunConfig, TrainConfig
-from firecaffe.cli.parse import read_recipe
+from firecaffe.cli.typed_recipe import read_recipe
 from firecaffe.data import DataConfig, is_images, open_data, shard_counts
 from firecaffe.data.look import is_repeatable
 from firecaffe.errors import DataError, OwnCodeError, RecipeError

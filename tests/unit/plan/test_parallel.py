@@ -10,7 +10,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from firecaffe.cli import main
-from firecaffe.cli.profile_parallel import render_parallel
+from firecaffe.cli.profile import render_parallel
 from firecaffe.errors import RecipeError
 from firecaffe.models.config import ModelConfig
 from firecaffe.parallel.slide import ROWS

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from firecaffe.cli.plan_parallel import Parallel
+from firecaffe.cli.plan_layouts import Parallel
 from firecaffe.models.config import ModelConfig
 from firecaffe.models.network import with_outline
 from firecaffe.parallel.config import ONE_WEIRD_TRICK, ParallelConfig, check_parallel

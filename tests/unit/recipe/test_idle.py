@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from firecaffe.cli.options.demo import make_parser as of_demo
-from firecaffe.cli.options.plan import make_parser as of_plan
-from firecaffe.cli.options.train import make_parser as of_train
-from firecaffe.cli.options.tune import make_parser as of_tune
-from firecaffe.cli.options.verify import make_parser as of_verify
-from firecaffe.cli.parse import parse_recipe, read_recipe
-from firecaffe.cli.parser import Parser
+from firecaffe.cli.arguments import Parser
+from firecaffe.cli.demo import make_parser as of_demo
+from firecaffe.cli.plan import make_parser as of_plan
+from firecaffe.cli.train import make_parser as of_train
+from firecaffe.cli.tune import make_parser as of_tune
+from firecaffe.cli.typed_recipe import parse_recipe, read_recipe
+from firecaffe.cli.verify import make_parser as of_verify
 from firecaffe.errors import RecipeError
 from firecaffe.recipe.identity import flatten
 from firecaffe.recipe.idle import COUNTS_WITH, idle_words

@@ -7,7 +7,7 @@ import pytest
 
 import firecaffe
 from firecaffe import Recipe, RecipeError, SolverConfig, TrainConfig
-from firecaffe.cli.parse import read_recipe
+from firecaffe.cli.typed_recipe import read_recipe
 from tests.ranks.networks import small_data
 
 ROOT = Path(__file__).parents[3]

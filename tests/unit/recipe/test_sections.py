@@ -21,8 +21,8 @@ from firecaffe import (
     TaskConfig,
     TrainConfig,
 )
-from firecaffe.cli.options.train import make_parser
-from firecaffe.cli.parse import parse_recipe
+from firecaffe.cli.train import make_parser
+from firecaffe.cli.typed_recipe import parse_recipe
 from firecaffe.data import DataConfig
 from firecaffe.errors import RecipeError
 from firecaffe.models.config import ModelConfig

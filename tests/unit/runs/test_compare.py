@@ -10,7 +10,7 @@ import tomli_w
 from rich.console import Console
 
 import firecaffe.cli
-from firecaffe.cli.compare import MIN_WIDTH, render
+from firecaffe.cli.compare import MIN_WIDTH_OF_RUNS, render
 from firecaffe.errors import RunError
 from firecaffe.runs.run_table import (
     Run,
@@ -229,7 +229,7 @@ def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_narrowest_table_loses_nothing(tmp_path: Path) -> None:
     one = planted(tmp_path / "20260101-120000-googlenet_small_bn-16w")
-    shown = text([one, planted(tmp_path / "b", result__steps=1)], MIN_WIDTH, True)
+    shown = text([one, planted(tmp_path / "b", result__steps=1)], MIN_WIDTH_OF_RUNS, True)
     assert "…" not in shown
     for cell in ("400", "1,000", "1.00*", "0.0%", "90.00%", "5f59c6bf0087"):
         assert cell in shown

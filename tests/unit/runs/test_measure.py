@@ -11,7 +11,7 @@ from rich.console import Console
 import firecaffe.cli
 from firecaffe.cli.compare import render
 from firecaffe.cli.compare_groups import render_groups
-from firecaffe.cli.report import lines_of
+from firecaffe.cli.compare_page import lines_of
 from firecaffe.errors import RecipeError, RunError
 from firecaffe.runs.checklist import checklist
 from firecaffe.runs.curves import curves_of, time_to

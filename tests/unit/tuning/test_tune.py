@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from firecaffe.cli.parse import read_recipe
+from firecaffe.cli.typed_recipe import read_recipe
 from firecaffe.data import DataConfig
 from firecaffe.errors import RecipeError, RunError
 from firecaffe.files import finite

@@ -1,27 +1,144 @@
-"""Parsing of options by jsonargparse, with errors in one line and short help."""
+"""Arguments and options of a command: reading a line, parsing values, errors in one line.
+
+Options may stand before or after the arguments, as in torchrun, with dashes or underscores. They
+cannot be abbreviated: a later option with the same start would change what `--nproc 2` means.
+"""
 
 import json
 import re
 import tomllib
 from argparse import Action, HelpFormatter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import partial
 from typing import Any, NoReturn
 
 from jsonargparse import ArgumentParser, Namespace
 
-from firecaffe.cli.line import TypedWords, read_line
-from firecaffe.cli.suggest import did_you_mean
 from firecaffe.errors import RecipeError
 from firecaffe.files import MOST_BYTES, read_bytes
+from firecaffe.value_checks import KINDS
 
-KINDS = {
-    "int": "a whole number",
-    "float": "a finite number",
-    "bool": "true or false",
-    "list": "a list",
-    "dict": "a table: { NAME = VALUE, … }",
-}
+NUMBER = re.compile(r"-(\d|\.\d|inf|nan)")
+
+
+@dataclass(frozen=True)
+class TypedWords:
+    positionals: list[str]
+    options: list[str]
+    words: list[str]
+    """Dotted names of the recipe fields among the options."""
+
+    @property
+    def arguments(self) -> list[str]:
+        return [*self.positionals, *self.options]
+
+
+def read_line(
+    command: str, argv: list[str], options: Mapping[str, Action], words: Collection[str]
+) -> TypedWords:
+    """Split a command line into arguments and options.
+
+    `options` maps every spelling to its option. `words` are a recipe's dotted fields, none if the
+    command takes no recipe. Raises RecipeError for an unknown option, with the likely one.
+    """
+    line = TypedWords([], [], [])
+    left = deque(argv)
+    while left:
+        token = left.popleft()
+        if not _is_option(token):
+            line.positionals.append(token)
+            continue
+        name, has_value, value = _split(token)
+        action = options.get(name)
+        if action is None:
+            word = _word_of(command, name, options, words)
+            line.words.append(word)
+        if has_value:
+            line.options.append(f"{name}={value}" if name.startswith("--") else name + value)
+        elif action is None or action.nargs is None:
+            line.options.extend(_with_value(name, left))
+        else:
+            line.options.append(name)
+            for _ in range(_most_values(action, len(left))):
+                if _is_option(left[0]):
+                    break
+                line.options.append(left.popleft())
+    return line
+
+
+def _is_option(token: str) -> bool:
+    return len(token) > 1 and token.startswith("-") and not NUMBER.match(token)
+
+
+def _split(token: str) -> tuple[str, bool, str]:
+    if not token.startswith("--"):  # -b 8, or -b8
+        return token[:2], len(token) > 2, token[2:]
+    name, equals, value = token.partition("=")
+    return _spelled(name), bool(equals), value
+
+
+def _spelled(name: str) -> str:
+    """Spell an option with dashes, and a recipe's field with underscores."""
+    section, dot, word = name[2:].partition(".")
+    if not dot:
+        return f"--{section.replace('_', '-')}"
+    own, more, key = word.partition(".")  # the key of a table stays as it is
+    return f"--{section}.{own.replace('-', '_')}{more}{key}"
+
+
+def _with_value(name: str, left: deque[str]) -> list[str]:
+    if not left or _is_option(left[0]):
+        return [name]  # the parser reports the missing value
+    return [f"{name}={left.popleft()}" if name.startswith("--") else name + left.popleft()]
+
+
+def _most_values(action: Action, there: int) -> int:
+    if action.nargs in ("+", "*"):
+        return there
+    return min(there, 1 if action.nargs == "?" else int(action.nargs or 0))
+
+
+def _word_of(command: str, name: str, options: Mapping[str, Action], words: Collection[str]) -> str:
+    """Return the recipe's field, or the section, that an option sets."""
+    section, dot, word = name[2:].partition(".")
+    field = f"{section}.{word.split('.')[0].rstrip('+')}" if dot else section
+    if field in words or field in {known.split(".")[0] for known in words}:
+        return field
+    if dot and words:
+        raise RecipeError(f"{field}: there is no such word in a recipe{did_you_mean(field, words)}")
+    shown = [option for option in options if option.startswith("--")]
+    shown += [f"--{known}" for known in words]
+    raise RecipeError(f"{command} has no option {name}{did_you_mean(name, shown)}")
+
+
+ACCUMULATION = (
+    "accumulate_grad_batches",
+    "gradient_accumulation_steps",
+    "accumulation_steps",
+    "iter_size",
+)
+"""Names for accumulation over micro-batches in Lightning, Hugging Face, Caffe and others."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return `; did you mean …?`, longer forms of `name` first, or nothing if none is close."""
+    known = list(known)
+    if _last_part(name) in ACCUMULATION:
+        return (
+            "; gradients are accumulated over train.global_batch_size / train.micro_batch_size "
+            "micro-batches"
+        )
+    longer = [full for full in known if full.startswith(name)]
+    alike = [full for full in known if _last_part(full) == _last_part(name)]
+    likely = (longer or alike or get_close_matches(name, known, n=1))[:3]
+    return f"; did you mean {' or '.join(likely)}?" if likely else ""
+
+
+def _last_part(name: str) -> str:
+    return name.rpartition(".")[2].lstrip("-").replace("-", "_")
 
 
 class Parser(ArgumentParser):
@@ -75,8 +192,8 @@ class Parser(ArgumentParser):
 
     def read(self, argv: list[str]) -> TypedWords:
         """Split a command line. Raises RecipeError for an unknown option."""
-        options = {name: each for each in self.own for name in each.option_strings}
-        words = _recipe_words() if self.takes_recipe else ()
+        options = {name: action for action in self.own for name in action.option_strings}
+        words = _recipe_fields() if self.takes_recipe else ()
         return read_line(f"firecaffe {self.command}", argv, options, words)
 
     def add_best(self) -> None:
@@ -94,7 +211,7 @@ class Parser(ArgumentParser):
         line = self.read(list(args))
         if line.words and not self._has_recipe:
             raise RecipeError(f"--{line.words[0]} is a word of a recipe, and no recipe is given")
-        defaults = _recipe_words() if self.takes_recipe else {}
+        defaults = _recipe_fields() if self.takes_recipe else {}
         lists = {f"--{word}" for word, value in defaults.items() if isinstance(value, list)}
         return super().parse_args(
             [_with_json(argument, lists) for argument in line.arguments], **more
@@ -103,15 +220,15 @@ class Parser(ArgumentParser):
     def parse_path(self, path: Any, **more: Any) -> Namespace:
         """Parse a recipe's file, in which a path may not be UTF-8."""
         content = read_bytes(str(path), MOST_BYTES).decode(errors="surrogateescape")
-        words: Namespace = self.parse_string(content, path=str(path), **more)
-        return words
+        recipe: Namespace = self.parse_string(content, path=str(path), **more)
+        return recipe
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        named = {each.dest: each.option_strings or [each.dest.upper()] for each in self.own}
+        named = {own.dest: own.option_strings or [own.dest.upper()] for own in self.own}
         raise RecipeError(one_line(message, named)) from ex
 
 
-def _recipe_words() -> dict[str, Any]:
+def _recipe_fields() -> dict[str, Any]:
     from firecaffe.recipe.identity import flatten
     from firecaffe.recipe.sections import Recipe
 
@@ -152,6 +269,6 @@ def one_line(message: str, named: Mapping[str, Sequence[str]]) -> str:
         return f"{word} is {value[3]}; it must be {KINDS.get(value[2], choice)}"
     unknown = re.match(r"Group '([\w.]+)' does not accept option '([\w.]+)'", line)
     if unknown:
-        found = f"{unknown[1]}.{unknown[2]}"
-        line = f"{found}: there is no such word in a recipe{did_you_mean(found, _recipe_words())}"
+        field = f"{unknown[1]}.{unknown[2]}"
+        line = f"{field}: there is no such word in a recipe{did_you_mean(field, _recipe_fields())}"
     return line

@@ -7,8 +7,8 @@ from tempfile import TemporaryDirectory
 
 from jsonargparse import Namespace
 
-from firecaffe.cli.parse import parse_recipe
-from firecaffe.cli.parser import Parser
+from firecaffe.cli.arguments import Parser
+from firecaffe.cli.typed_recipe import parse_recipe
 from firecaffe.errors import RecipeError, RunError
 from firecaffe.files import write_atomically
 from firecaffe.recipe.checked_recipe import CheckedRecipe
@@ -44,8 +44,8 @@ def parse_run(parser: Parser, argv: list[str], takes_files: bool = False) -> OfR
     parser.instead |= {word: TRAINED for word in flatten(Recipe()) if not word.startswith(USED)}
     line = parser.read(argv)
     if not line.positionals or (len(line.positionals) > 1 and not takes_files):
-        found = " and ".join(line.positionals) or "none"
-        raise RecipeError(f"{parser.command} takes one run, found {found}; usage: {parser.usage}")
+        given = " and ".join(line.positionals) or "none"
+        raise RecipeError(f"{parser.command} takes one run, found {given}; usage: {parser.usage}")
     where, *others = line.positionals
     if is_coded(Path(where)):
         return _of_file(parser, Path(where), line.options, others, line.words)
@@ -66,7 +66,7 @@ def _of_file(
     with TemporaryDirectory() as folder:
         path = Path(folder, RECIPE)
         write_atomically(path, to_toml(with_nets(file, own, words)))
-        recipe, found = parse_recipe(parser, [str(path), *options])
-    if not found.trust_code:
+        recipe, parsed = parse_recipe(parser, [str(path), *options])
+    if not parsed.trust_code:
         recipe = untrusted(recipe, file, words)
-    return OfRun(file, recipe, found, others, words)
+    return OfRun(file, recipe, parsed, others, words)

@@ -15,7 +15,7 @@ from firecaffe.measure.known_sum import is_small
 from firecaffe.transport.auto_exchange import SHARED_MEMORY
 from firecaffe.transport.link import Link
 
-MIN_WIDTH = 140
+MIN_WIDTH_OF_EXCHANGES = 140
 """Least width. A narrower terminal breaks the lines, which reads better than folded cells."""
 
 HEADERS = (
@@ -99,12 +99,12 @@ def _by_node(
     environments: Sequence[dict[str, Any]],
     conditions: Sequence[dict[str, Any]],
 ) -> list[dict[str, Any]]:
-    found = []
+    by_node = []
     for node in dict.fromkeys(nodes):
         ranks = [rank for rank, other in enumerate(nodes) if other == node]
         stated = conditions[ranks[0]]
         own_share = sum(conditions[rank]["process_cpu_share"] for rank in ranks)
-        found.append(
+        by_node.append(
             {
                 "host": node[0],
                 "ranks": ranks,
@@ -117,7 +117,7 @@ def _by_node(
                 },
             }
         )
-    return found
+    return by_node
 
 
 def _control(timing: Timing, timings: Sequence[Timing]) -> Timing:
@@ -149,7 +149,7 @@ def show(report: dict[str, Any], console: Console) -> None:
     for line in _head(report):
         console.print(line, markup=False, soft_wrap=True)
     if console.is_terminal:
-        console.width = max(console.width, MIN_WIDTH)
+        console.width = max(console.width, MIN_WIDTH_OF_EXCHANGES)
     box = SIMPLE_HEAD if console.is_terminal else None
     table = Table(box=box, show_edge=False, pad_edge=False)
     for header in HEADERS:
@@ -224,13 +224,13 @@ def _head(report: dict[str, Any]) -> list[str]:
         f"bound      uses {_rate(used_bits_per_s)}, {source}",
     ]
     for node in nodes:
-        found = node["conditions"]
+        conditions = node["conditions"]
         lines.append(
             f"conditions {node['host']} from rank {node['ranks'][0]} on: "
-            f"congestion control {found['congestion_control'] or '?'}, "
-            f"retransmitted segments {_or_unknown(found['retransmitted_segments'])}, "
-            f"processors {found['cpu_busy_share']:.0%} busy, "
-            f"{found['cpu_own_share']:.0%} by these ranks"
+            f"congestion control {conditions['congestion_control'] or '?'}, "
+            f"retransmitted segments {_or_unknown(conditions['retransmitted_segments'])}, "
+            f"processors {conditions['cpu_busy_share']:.0%} busy, "
+            f"{conditions['cpu_own_share']:.0%} by these ranks"
         )
     return lines
 

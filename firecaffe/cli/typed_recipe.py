@@ -1,4 +1,4 @@
-"""Reading of a recipe from its file and the command line."""
+"""A recipe as a command gets it: from its file, with the options of the line."""
 
 import os
 import sys
@@ -9,13 +9,13 @@ from typing import Any
 
 from jsonargparse import Namespace
 
-from firecaffe.cli.parser import Parser
+from firecaffe.cli.arguments import Parser
 from firecaffe.cluster.last_word import LAUNCHED
 from firecaffe.errors import RecipeError
 from firecaffe.recipe.checked_recipe import CheckedRecipe, check_recipe
 from firecaffe.recipe.identity import flatten
 from firecaffe.recipe.idle import COUNTS_WITH, idle_words
-from firecaffe.recipe.recorded_recipe import read_sections
+from firecaffe.recipe.recorded_recipe import RECIPE, read_sections
 from firecaffe.recipe.sections import Recipe
 from firecaffe.recipe.shipped import recipe_path
 
@@ -24,24 +24,25 @@ def parse_recipe(parser: Parser, argv: list[str]) -> tuple[CheckedRecipe, Namesp
     """Read `RECIPE.toml [options]`; set `options.recipe` to its path. Raises RecipeError."""
     line = parser.read(argv)
     if len(line.positionals) != 1:
-        found = f"{' and '.join(line.positionals)}" or "none"
+        given = " and ".join(line.positionals) or "none"
         own = "" if line.positionals else _own_recipe(line.options)
         raise RecipeError(
-            f"{parser.command} takes one recipe, found {found}{own}; {_usage(parser)}"
+            f"{parser.command} takes one recipe, found {given}{own}; {_usage(parser)}"
         )
     path = recipe_path(line.positionals[0])
     sections = read_sections(path)
     parser.add_recipe()
     options = parser.parse_args(["--recipe", str(path), *line.options])
     built = parser.instantiate(options)
-    words: dict[str, Any] = {name: built[name] for name in Recipe.__dataclass_fields__}
-    written, note = _with_length(Recipe(**words), set(line.words), set(sections.get("train", ())))
+    parts: dict[str, Any] = {name: built[name] for name in Recipe.__dataclass_fields__}
+    written, note = _with_length(Recipe(**parts), set(line.words), set(sections.get("train", ())))
     recipe = check_recipe(written)
     _check_typed(parser, recipe, line.words)
     notes = [f"{note} of {path}"] if note else []
     notes += _read_otherwise(recipe, set(line.words), sections, path)
-    for each in notes if LAUNCHED not in os.environ and os.environ.get("RANK", "0") == "0" else ():
-        print(f"note: {each}", file=sys.stderr)
+    if LAUNCHED not in os.environ and os.environ.get("RANK", "0") == "0":
+        for text in notes:
+            print(f"note: {text}", file=sys.stderr)
     options.recipe = path
     return recipe, options
 
@@ -51,9 +52,9 @@ def _own_recipe(options: list[str]) -> str:
     if "--resume" not in words[:-1]:
         return ""
     folder = Path(words[words.index("--resume") + 1])
-    recipes = [each / "recipe.toml" for each in (folder, *folder.parents)]
-    found = next((recipe for recipe in recipes if recipe.is_file()), None)
-    return "" if found is None else f" (that of the run to resume is {found})"
+    recipes = [parent / RECIPE for parent in (folder, *folder.parents)]
+    own = next((path for path in recipes if path.is_file()), None)
+    return "" if own is None else f" (that of the run to resume is {own})"
 
 
 def read_recipe(path: Path) -> CheckedRecipe:
@@ -73,8 +74,8 @@ def _with_length(recipe: Recipe, typed: set[str], in_file: set[str]) -> tuple[Re
         if not value and not before:
             raise RecipeError(f"train.{word} is 0; it must be at least 1")
         if value and before and other in in_file:
-            found = {other: 0, word: value}
-            train = replace(recipe.train, steps=found["steps"], epochs=found["epochs"])
+            length = {other: 0, word: value}
+            train = replace(recipe.train, steps=length["steps"], epochs=length["epochs"])
             line = f"--train.{word} {value} takes the place of train.{other} {before}"
             return replace(recipe, train=train), line
     return recipe, ""
@@ -91,18 +92,20 @@ def _read_otherwise(
     recipe: Recipe, typed: set[str], sections: Mapping[str, Mapping[str, Any]], path: Path
 ) -> list[str]:
     """Return notes on values in the file whose meaning a typed formula has changed."""
-    found, default, lines = flatten(recipe), flatten(Recipe()), []
-    in_file = {f"{name}.{word}": each for name in sections for word, each in sections[name].items()}
+    values, default, lines = flatten(recipe), flatten(Recipe()), []
+    in_file = {
+        f"{name}.{word}": value for name in sections for word, value in sections[name].items()
+    }
     for word, others in READ_OTHERWISE.items():
         before = in_file.get(word, default[word])
         kept = [
-            f"{other} {found[other]}"
+            f"{other} {values[other]}"
             for other in others
-            if other in in_file.keys() - typed and COUNTS_WITH[other].holds(found)
+            if other in in_file.keys() - typed and COUNTS_WITH[other].holds(values)
         ]
-        if word in typed and found[word] != before and kept:
+        if word in typed and values[word] != before and kept:
             lines.append(
-                f"--{word} {found[word]} takes {', '.join(kept)}, as {path} has it for {before}; "
+                f"--{word} {values[word]} takes {', '.join(kept)}, as {path} has it for {before}; "
                 "what is typed beside it counts instead"
             )
     return lines

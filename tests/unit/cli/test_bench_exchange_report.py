@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from firecaffe.cli.bench_report import make_report, show
+from firecaffe.cli.bench_exchange_report import make_report, show
 from firecaffe.exchange.choose import Choice, choose
 from firecaffe.measure.exchange_times import Timing
 from firecaffe.transport.link import Link

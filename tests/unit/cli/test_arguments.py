@@ -2,12 +2,11 @@
 
 import pytest
 
-from firecaffe.cli.options.compare import make_parser as of_compare
-from firecaffe.cli.options.plan import make_parser as of_plan
-from firecaffe.cli.options.train import make_parser as of_train
-from firecaffe.cli.options.tune import make_parser as of_tune
-from firecaffe.cli.parser import Parser
-from firecaffe.cli.suggest import did_you_mean
+from firecaffe.cli.arguments import Parser, did_you_mean
+from firecaffe.cli.compare import make_parser as of_compare
+from firecaffe.cli.plan import make_parser as of_plan
+from firecaffe.cli.train import make_parser as of_train
+from firecaffe.cli.tune import make_parser as of_tune
 from firecaffe.errors import RecipeError
 
 

@@ -1,6 +1,8 @@
-"""A network that the command line names, without a recipe."""
+"""A network that the command line names, without a recipe: its options, and what they give."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from jsonargparse import Namespace
 
@@ -34,3 +36,11 @@ def parse_input(text: str, word: str = "--input") -> tuple[int, int, int]:
             f"{MOST_PIXELS:,}"
         )
     return channels, rows, columns
+
+
+NAME = "a network of docs/models, or a function's: package.module:function, path/file.py:function"
+
+
+def network_words(add: Callable[..., Any]) -> None:
+    add("--args", type=dict[str, Any], default={}, metavar="TABLE", help="as '{width = 32}'")
+    add("--input", type=str, default="", metavar="CxHxW", help="as 3x224x224; else its own")

@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from firecaffe.cli.bench_words import (
+from firecaffe.cli.bench_exchange import (
+    make_parser,
     make_plan,
     parse_compressors,
     parse_exchanges,
@@ -12,7 +13,6 @@ from firecaffe.cli.bench_words import (
     parse_size,
     sizes,
 )
-from firecaffe.cli.options.bench_exchange import make_parser
 from firecaffe.errors import RecipeError
 from firecaffe.exchange import EXCHANGES
 

@@ -70,12 +70,12 @@ def unit_for(largest: float, units: Units) -> tuple[str, float]:
 def smoothed(values: Sequence[float]) -> list[float]:
     """Average each value with its neighbours on both sides, with fewer at the ends."""
     reach = round(SMOOTHING_SHARE * len(values) / 2) if len(values) > MOST_MARKED_POINTS else 0
-    found = []
+    averages = []
     for place in range(len(values)):
         near = min(reach, place, len(values) - 1 - place)
         window = values[place - near : place + near + 1]
-        found.append(sum(window) / len(window))
-    return found
+        averages.append(sum(window) / len(window))
+    return averages
 
 
 def line_names(called: Sequence[str], words: Mapping[str, Sequence[str]]) -> list[str]:
@@ -95,7 +95,7 @@ def pictures(names: Sequence[str], groups: Sequence[Group]) -> list[Picture]:
     pyplot = load_pyplot("--html")
     measure = groups[0].first.measure
     of_groups = [[_curves(run, measure) for run in group.runs] for group in groups]
-    found = []
+    drawn = []
     with pyplot.rc_context({"svg.hashsalt": ID_SALT, "svg.fonttype": "path", "font.size": 12}):
         for line in lines_of(measure).values():
             ylabel, points_of, _ = line
@@ -103,20 +103,20 @@ def pictures(names: Sequence[str], groups: Sequence[Group]) -> list[Picture]:
                 known = [
                     x_of(point) or 0
                     for several in of_groups
-                    for each in several
-                    for point in points_of(each)
+                    for curves in several
+                    for point in points_of(curves)
                 ]
                 if any(known):
                     unit, size = unit_for(max(known), units)
                     xlabel = f"{what}, {unit}" if unit else what
                     address = _draw(names, of_groups, axis, line, xlabel, size)
-                    found.append(Picture(f"{ylabel} against {xlabel}", address))
-    return found
+                    drawn.append(Picture(f"{ylabel} against {xlabel}", address))
+    return drawn
 
 
 def _curves(run: Run, measure: Measure) -> Curves:
-    found = curves_of(run)
-    return found if run.measure == measure else Curves(found.loss, [])
+    curves = curves_of(run)
+    return curves if run.measure == measure else Curves(curves.loss, [])
 
 
 def _draw(
@@ -133,8 +133,8 @@ def _draw(
     figure, place = pyplot.subplots(figsize=(5, 3.4))
     for number, (name, several) in enumerate(zip(names, of_groups, strict=True)):
         color = f"C{number % 10}"
-        for each in several:
-            points = [(x_of(point), point.value) for point in points_of(each)]
+        for curves in several:
+            points = [(x_of(point), point.value) for point in points_of(curves)]
             known = [(x / size, unit * y) for x, y in points if x is not None and y is not None]
             xs, ys = [x for x, _ in known], [y for _, y in known]
             mark = "." if len(known) <= MOST_MARKED_POINTS else ""
@@ -158,7 +158,7 @@ def page(
 ) -> str:
     """Return the report as HTML that needs no other file. Raises the errors of `pictures`."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    template = resources.files(__package__).joinpath("report.html.jinja").read_text("utf-8")
+    template = resources.files(__package__).joinpath("compare_page.html.jinja").read_text("utf-8")
     names = ["", *(header.replace("\n", " ") for header in headers(rows))]
     if target is not None:
         names[names.index("time")] = f"time to {rows[0].measure.shown(target)}"

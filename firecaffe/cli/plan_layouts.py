@@ -1,7 +1,8 @@
 """The tables of `firecaffe plan --ways`: ways to share a network, with reasons per layer."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from itertools import groupby, pairwise
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -10,25 +11,27 @@ from rich.table import Table
 from torch import nn
 
 from firecaffe.cli.console import time_words
-from firecaffe.cli.draw_layout import draw, draw_stages
 from firecaffe.errors import RecipeError
 from firecaffe.models.config import ModelConfig
 from firecaffe.models.network import with_outline
+from firecaffe.parallel.find_paths import PATHS
+from firecaffe.parallel.slide import ROWS
 from firecaffe.plan.chain import Unit, chain_of
 from firecaffe.plan.cluster import Cluster
 from firecaffe.plan.forecast import Forecast
-from firecaffe.plan.layouts import words_of
+from firecaffe.plan.layouts import Layout, words_of
 from firecaffe.plan.of_parallel import RECIPE, OwnLayout, own_cost
+from firecaffe.plan.recipe_stages import works_of
 from firecaffe.plan.split_plans import WAYS, Reason, SplitPlan, exchange_for, reasons, split_plans
 from firecaffe.plan.split_step import SplitCost
 from firecaffe.plan.step_cost import own_exchange
-from firecaffe.plan.workload import Workload
+from firecaffe.plan.workload import LayerWork, Workload
 from firecaffe.recipe.sections import Recipe
 
-MOST_WORKERS = 512
+MOST_OF_WAYS = 512
 """Most workers: the search compares every pair of them."""
 
-HEADERS = (
+WAY_HEADERS = (
     "step",
     "samples/s",
     "speedup",
@@ -65,9 +68,9 @@ class Parallel:
         """Plan the ways, and a recipe's layout `own`. Raises RecipeError if none is possible."""
         self.work, self.cluster = work, cluster
         workers = sorted({row.workers for row in rows if row.workers > 1})
-        if not workers or workers[-1] > MOST_WORKERS:
-            found = max(row.workers for row in rows)
-            raise RecipeError(f"--ways plans for 2 to {MOST_WORKERS} workers; found {found}")
+        if not workers or workers[-1] > MOST_OF_WAYS:
+            most = max(row.workers for row in rows)
+            raise RecipeError(f"--ways plans for 2 to {MOST_OF_WAYS} workers; found {most}")
         self.chain = chain_of(config, work)
         self.plans: list[SplitPlan] = []
         self.price = price = None if own is None else own_cost(config, work, own)
@@ -145,14 +148,14 @@ class Parallel:
         table = Table(box=SIMPLE_HEAD)
         table.add_column("workers", justify="right", no_wrap=True)
         table.add_column("way", no_wrap=True)
-        for header in HEADERS:
+        for header in WAY_HEADERS:
             table.add_column(header, justify="right", no_wrap=True)
         before = 0
         for plan in self.plans:
             if before not in (0, plan.workers):
                 table.add_section()
             before = plan.workers
-            table.add_row(str(plan.workers), _way(plan), *_cells(plan))
+            table.add_row(str(plan.workers), _way(plan), *_way_cells(plan))
         console.print(table)
         if self.best is not None:
             console.print(self._why(self.best))
@@ -209,19 +212,19 @@ SCHEMES = {"same_samples": "none", "one_weird_trick": "one_weird_trick"}
 
 def own_layout(recipe: Recipe, work: Workload) -> OwnLayout | None:
     """Return a split recipe's layout, else None. Raises RecipeError that names a wrong layer."""
-    words = recipe.parallel
-    if words.is_whole:
+    parallel = recipe.parallel
+    if parallel.is_whole:
         return None
-    if not words.is_split:
+    if not parallel.is_split:
         return OwnLayout.of(recipe, {})
     # These modules load training code, so they are imported late.
     from firecaffe.parallel.split import check_parts
     from firecaffe.training.parallel.split_network import chosen_layers
 
     def choose(network: nn.Module) -> dict[str, str]:
-        found = chosen_layers(network, words)
-        check_parts(network, found, words.num_parts)
-        return found
+        layers = chosen_layers(network, parallel)
+        check_parts(network, layers, parallel.num_parts)
+        return layers
 
     sizes = work.num_classes or None, work.layout.channels
     return OwnLayout.of(recipe, with_outline(recipe.model, *sizes, choose))
@@ -231,8 +234,8 @@ def _way(plan: SplitPlan) -> str:
     if plan.name == RECIPE and plan.idle:
         assert plan.words is not None
         stages = plan.words.num_stages
-        each = f" of {plan.model // stages}" if plan.model > stages else ""
-        return f"{RECIPE}, {stages} stages{each}, {plan.idle:.0%} not computing"
+        workers = f" of {plan.model // stages}" if plan.model > stages else ""
+        return f"{RECIPE}, {stages} stages{workers}, {plan.idle:.0%} not computing"
     if plan.words is not None:
         scheme = "by data" if plan.model == 1 else f"{plan.words.scheme}, {plan.model} a model"
         return f"{RECIPE}, {scheme}"
@@ -241,7 +244,7 @@ def _way(plan: SplitPlan) -> str:
     return plan.name if plan.model == 1 else f"{plan.name}, {plan.model} a model"
 
 
-def _cells(plan: SplitPlan) -> list[str]:
+def _way_cells(plan: SplitPlan) -> list[str]:
     step = plan.step
     times = (step.compute_s, step.activations_s, step.exposed_communication_s)
     sent = step.gradients_bytes / 1e6, step.activations_bytes / 1e6
@@ -249,8 +252,131 @@ def _cells(plan: SplitPlan) -> list[str]:
         time_words(step.step_s),
         f"{plan.images_per_s:,.0f}",
         f"{plan.speedup:.3g}",
-        *(time_words(time) for time in times),
+        *(time_words(time_s) for time_s in times),
         f"{sent[0]:,.1f} + {sent[1]:,.1f}",
         f"{plan.memory_bytes / 1e9:.2f} GB{'' if plan.fits else '!'}",
         f"{plan.widest:.2f}",
     ]
+
+
+MOST_RANKS = 16
+
+OWN, OTHERS = "█", "·"
+
+DRAWING_HEADERS = ("layers", "by", "samples", "gradients")
+
+
+INSIDE = {ROWS: "halos and sums of gradients", PATHS: "sums of gradients"}
+"""Names of the data exchanged within a layer, by the word of its split."""
+
+
+def draw(plan: SplitPlan, cost: SplitCost) -> str:
+    """Draw a line for each run of layers in one layout, and for each exchange between them.
+
+    A layer's line shows the parts that each rank holds. An exchange's line shows the MB of
+    activations that each worker sends in a step. Raises RecipeError if there are too many ranks.
+    """
+    _check_ranks(plan.workers)
+    rows: list[tuple[str, str, list[str], str, str] | str] = []
+    names: list[str] = []
+    pairs = [*zip(cost.chain, plan.layouts, strict=True)]
+    sent = [0.0, *(cost.between(at, *pair)[1] for at, pair in enumerate(pairwise(plan.layouts)))]
+    most = max(layout.batch for layout in plan.layouts)
+    for at, (unit, layout) in enumerate(pairs):
+        if sent[at]:
+            rows += [
+                *_row(names, pairs[at - 1][1]),
+                f"↕ activations, {sent[at] / 1e6:,.1f} MB",
+            ]
+            names = []
+        elif names and (layout != pairs[at - 1][1] or layout.parts > 1):
+            rows += _row(names, pairs[at - 1][1])
+            names = []
+        if unit.weights:
+            names.append(_called(unit.name, unit.words, layout))
+        inside = cost.inside(unit, layout, most)[1]
+        if inside:
+            what = INSIDE.get(_called("", unit.words, layout).strip(), "halos and masks")
+            rows += [*_row(names, layout), f"↕ {what}, {inside / 1e6:,.1f} MB"]
+            names = []
+    rows += _row(names, pairs[-1][1])
+    return _lines(rows, plan.workers)
+
+
+def _called(name: str, words: tuple[str, str], layout: Layout) -> str:
+    """Return the layer's name and the word of its split, separated by a tab."""
+    shared = layout.in_parts
+    if shared.rows > 1:
+        return f"{name}\t{ROWS}"
+    word = words[1] if shared.inputs > 1 else words[0] if shared.parts > 1 else "-"
+    return f"{name}\t{word}"
+
+
+def _row(names: Sequence[str], layout: Layout) -> Iterator[tuple[str, str, list[str], str, str]]:
+    for word, own in groupby(names, lambda name: name.partition("\t")[2]):
+        first, *rest = (called.partition("\t")[0] for called in own)
+        name = f"{first} … {rest[-1]}" if rest else first
+        cells = [held(layout, rank) for rank in range(layout.workers)]
+        together = layout.workers // layout.batch
+        samples = "own" if together == 1 else f"of {together}"
+        yield name, word, cells, samples, f"{layout.batch} workers" if layout.batch > 1 else "-"
+
+
+def held(layout: Layout, rank: int) -> str:
+    """Draw the parts of a layer's weights, with those of this rank filled."""
+    place = 0
+    for stride, size in (layout.output_digit, layout.input_digit, (1, layout.groups)):
+        place = place * size + rank // stride % size
+    own = layout.held
+    parts = layout.parts * own
+    if parts == 1:
+        return OWN
+    return OTHERS * (place * own) + OWN * own + OTHERS * (parts - (place + 1) * own)
+
+
+def _lines(rows: Sequence[tuple[str, str, list[str], str, str] | str], workers: int) -> str:
+    widest = max(len(row[2][0]) for row in rows if not isinstance(row, str))
+    shown = [row if isinstance(row, str) else _whole(row, widest) for row in rows]
+    ranks = [f"rank {rank}" for rank in range(workers)]
+    table = [(DRAWING_HEADERS[0], DRAWING_HEADERS[1], *ranks, *DRAWING_HEADERS[2:])]
+    table += [row for row in shown if not isinstance(row, str)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    body = (f"  {row}" if isinstance(row, str) else _line(row, widths) for row in shown)
+    return "\n".join([_line(table[0], widths), *body])
+
+
+def _whole(row: tuple[str, str, list[str], str, str], widest: int) -> tuple[str, ...]:
+    name, word, cells, *rest = row
+    return (name, word, *(cell if len(cell) > 1 else cell * widest for cell in cells), *rest)
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    return "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
+
+
+def draw_stages(plan: SplitPlan, layers: Sequence[LayerWork]) -> str:
+    """Draw each stage with its ranks, and each cut. Raises RecipeError for too many ranks."""
+    _check_ranks(plan.workers)
+    assert plan.words is not None
+    names = plan.words.stages
+    works = works_of(layers, names)
+    batch, size = plan.workers // plan.model, plan.words.num_stages
+    per_stage = plan.model // size
+    rows: list[tuple[str, str, list[str], str, str] | str] = []
+    for stage, calls in enumerate(works):
+        own = [rank % plan.model // per_stage for rank in range(plan.workers)]
+        cells = [OWN if number == stage else OTHERS for number in own]
+        called = f"{calls[0].name} … {calls[-1].name}" if len(calls) > 1 else calls[0].name
+        gradients = f"{batch} workers" if batch > 1 else "-"
+        rows.append((called, f"stage {stage}", cells, f"of {size}" * (size > 1), gradients))
+        if stage < size - 1:
+            crossing = plan.crossings[stage]
+            rows.append(
+                f"↕ {crossing.forward:,.0f} numbers a sample, {crossing.backward:,.0f} back"
+            )
+    return _lines(rows, plan.workers)
+
+
+def _check_ranks(workers: int) -> None:
+    if workers > MOST_RANKS:
+        raise RecipeError(f"--draw shows at most {MOST_RANKS} workers; found {workers}")

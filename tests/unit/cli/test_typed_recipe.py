@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from firecaffe.cli.options.train import make_parser
-from firecaffe.cli.parse import parse_recipe
+from firecaffe.cli.train import make_parser
+from firecaffe.cli.typed_recipe import parse_recipe
 
 FILE = """
 [solver]

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from firecaffe.cli.draw_layout import held
-from firecaffe.cli.plan_parallel import Parallel
+from firecaffe.cli.plan_layouts import Parallel, held
 from firecaffe.errors import RecipeError
 from firecaffe.models.config import ModelConfig
 from firecaffe.parallel.config import ParallelConfig

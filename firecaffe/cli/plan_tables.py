@@ -1,0 +1,292 @@
+"""What `firecaffe plan` prints: the table of forecasts, the modes, JSON, and a plot."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from firecaffe.cli.console import time_words
+from firecaffe.cli.picture import load_pyplot, write_picture
+from firecaffe.cli.plan_layouts import Parallel
+from firecaffe.compression.transfer import LINKS, SLOWEST, Transfer
+from firecaffe.gradients.config import NO_COMPRESSOR
+from firecaffe.plan.advice import paragraph
+from firecaffe.plan.cluster import Cluster
+from firecaffe.plan.forecast import Forecast, by_workers, fastest, is_own
+from firecaffe.plan.modes import Mode, hidden_s, modes_of
+from firecaffe.plan.update_price import UPDATES
+from firecaffe.plan.workload import Workload
+from firecaffe.synchrony.config import EVERY_STEP, SynchronyConfig
+
+MODE_HEADERS = ("step", "samples/s", "gain", "staleness", "given up", "idle", "MB a step")
+
+
+class Modes:
+    """The modes on the largest planned number of workers, with its fastest exchange."""
+
+    def __init__(
+        self, work: Workload, cluster: Cluster, rows: Sequence[Forecast], synchrony: SynchronyConfig
+    ) -> None:
+        self.row = fastest(rows)[-1]
+        self.synchrony = synchrony
+        self.rows: list[Mode] = modes_of(work, cluster, self.row, synchrony)
+        self._hidden_s = hidden_s(work, cluster)
+
+    @property
+    def notes(self) -> list[str]:
+        if self.synchrony.mode == EVERY_STEP:
+            return []
+        return [
+            f"the table and its hours are those of synchrony.mode {EVERY_STEP}; what "
+            f"{self.synchrony.mode} makes of the rate is in the table of modes"
+        ]
+
+    def as_dicts(self) -> list[dict[str, Any]]:
+        return [{"workers": self.row.workers, **asdict(mode)} for mode in self.rows]
+
+    def show(self, console: Console) -> None:
+        table = Table(box=SIMPLE_HEAD)
+        workers = "1 worker" if self.row.workers == 1 else f"{self.row.workers} workers"
+        table.add_column(f"mode, on {workers}", no_wrap=True)
+        for header in MODE_HEADERS:
+            table.add_column(header, justify="right", no_wrap=True)
+        for mode in self.rows:
+            table.add_row(
+                mode.words,
+                f"{mode.step_s * 1e3:.3g} ms",
+                f"{mode.images_per_s:,.0f}",
+                f"{mode.gain:.2f}",
+                f"{mode.staleness:.2f}",
+                f"{mode.dropped:.1%}",
+                f"{mode.idle:.0%}",
+                f"{mode.bytes_per_step / 1e6:,.1f}",
+            )
+        console.print(table)
+        console.print(self.paragraph(), markup=False, soft_wrap=True)
+        console.print()
+
+    def paragraph(self) -> str:
+        said = ["All rows are rates; what late gradients cost in accuracy, no plan knows."]
+        same = [mode for mode in self.rows[1:] if mode.words.startswith("every_step")]
+        if same and same[0].gain >= 1.02:
+            said.append(
+                f"Measured shares bring {same[0].gain - 1:+.0%} samples/s to the same bits "
+                "(synchrony.shares measured)."
+            )
+        best = max(self.rows, key=lambda mode: mode.gain)
+        if best.gain < 1.02:
+            said.append("No mode brings 2 %: stay with every_step.")
+        elif best not in same:
+            said.append(f"The fastest is {best.words}: {best.gain:.2f} times equal shares.")
+        saved_s = self.row.exchange_s * (1 - 1 / self.synchrony.local_steps)
+        pays = "more than" if saved_s > self._hidden_s else "less than"
+        if self.row.workers > 1:
+            said.append(
+                f"Local steps save {saved_s * 1e3:.3g} ms of exchange a step, {pays} the "
+                f"{self._hidden_s * 1e3:.3g} ms of backward that can hide it."
+            )
+        return " ".join(said)
+
+
+def links_of(clusters: Sequence[Cluster]) -> dict[str, float]:
+    """Return bits/s of the links between hosts, and of a slow one, for the transfer of a file."""
+    ours = {f"{own.links[-1].name} ({own.name})": own.links[-1] for own in clusters}
+    bits = {name: 8 * link.bandwidth_bytes_per_s for name, link in ours.items()}
+    return {**bits, SLOWEST: LINKS[SLOWEST]}
+
+
+def as_dict(
+    name: str,
+    work: Workload,
+    cluster: Cluster,
+    rows: Sequence[Forecast],
+    modes: Modes | None,
+    parallel: Parallel | None,
+    transfer: Transfer | None,
+) -> dict[str, Any]:
+    return {
+        "workload": name,
+        "model": work.model,
+        "cluster": cluster.name,
+        "global_batch_size": work.global_batch_size,
+        "micro_batch_size": work.micro_batch_size,
+        "parameter_bytes": work.parameter_bytes,
+        "assumption": "; ".join(_assumptions(work, cluster, rows, modes)),
+        "rows": [row.as_dict() for row in rows],
+        "advice": paragraph(work, cluster, rows),
+        "modes": modes and modes.as_dicts(),
+        "parallel": parallel and parallel.as_dict(),
+        "transfer": transfer and transfer.as_dict(links_of([cluster])),
+    }
+
+
+def show(
+    console: Console,
+    name: str,
+    work: Workload,
+    cluster: Cluster,
+    rows: Sequence[Forecast],
+    modes: Modes | None,
+    parallel: Parallel | None,
+    is_long: bool,
+    is_drawn: bool,
+) -> None:
+    console.print(
+        f"{name}: {work.model}, batch {work.global_batch_size} in micro-batches of "
+        f"{work.micro_batch_size}, {work.parameter_bytes / 1e6:,.1f} MB of gradients"
+        f"{UPDATES[work.update_at].said}, on {cluster.name} ({cluster.about})",
+        markup=False,
+    )
+    for note in _assumptions(work, cluster, rows, modes):
+        console.print(f"note: {note}", markup=False, soft_wrap=True)
+    table = Table(box=SIMPLE_HEAD)
+    table.add_column("workers", justify="right", no_wrap=True)
+    table.add_column("exchange", no_wrap=True)
+    for header in HEADERS:
+        table.add_column(header, justify="right", no_wrap=True)
+    for _, own in by_workers(rows):
+        alone = own[0].workers == 1
+        first = own if is_long else own[: 1 if alone else 3]
+        taken = [row for row in own if is_own(row, work, cluster)]
+        for row in (row for row in own if row in first or row in taken):
+            way = row.exchange if row.compressor == NO_COMPRESSOR else row.compressor
+            way = "-" if alone else f"{way} (own)" if row in taken else way
+            table.add_row(str(row.workers), way, *_cells(row, cluster.device.memory_bytes))
+        table.add_section()
+    console.print(table)
+    console.print(paragraph(work, cluster, rows), markup=False, soft_wrap=True)
+    best = fastest(rows)[-1]
+    if best.hours is not None or best.hours_to_accuracy is not None:
+        console.print(_totals(best), markup=False, soft_wrap=True)
+    console.print()
+    if modes is not None:
+        modes.show(console)
+    if parallel is not None:
+        if parallel.has_own:
+            console.print("By [parallel] of the recipe; above, by data:", markup=False)
+        if is_drawn:
+            console.print(parallel.picture(), markup=False, highlight=False, soft_wrap=True)
+            console.print()
+        parallel.show(console)
+
+
+def _assumptions(
+    work: Workload, cluster: Cluster, rows: Sequence[Forecast], modes: Modes | None
+) -> list[str]:
+    said = [work.assumption] if work.assumption else []
+    measured = cluster.measured_devices
+    if 0 < measured < max(row.workers for row in rows):
+        said.append(
+            f"{cluster.name} was measured on {measured} workers; more of them are forecast as if "
+            "there were further hosts like these"
+        )
+    return said if modes is None else said + modes.notes
+
+
+HEADERS = (
+    "step",
+    "low - high",
+    "compute",
+    "exposed",
+    "data",
+    "update",
+    "samples/s",
+    "speedup",
+    "eff.",
+    "memory",
+)
+
+
+def _cells(row: Forecast, device_bytes: float) -> list[str]:
+    return [
+        time_words(row.step_s),
+        _band(row.step_low_s, row.step_high_s),
+        time_words(row.compute_s),
+        time_words(row.exposed_communication_s),
+        time_words(row.data_s),
+        time_words(row.update_s),
+        f"{row.images_per_s:,.0f}",
+        f"{row.speedup:.3g}",
+        f"{row.efficiency:.0%}",
+        _memory(row, device_bytes),
+    ]
+
+
+def _memory(row: Forecast, device_bytes: float) -> str:
+    """Format the memory's band, with ! if it does not fit and ? if it may not."""
+    low, high = row.memory_low_bytes, row.memory_high_bytes
+    sign = "!" if not row.fits else "?" if high > device_bytes else ""
+    return f"{low / 1e9:.2f} - {high / 1e9:.2f} GB{sign}"
+
+
+def _totals(row: Forecast) -> str:
+    said = []
+    if row.hours is not None:
+        said.append(f"the recipe's steps take {_hours_band(row, row.hours)}")
+    if row.hours_to_accuracy is not None:
+        said.append(
+            f"to its published accuracy {row.epochs_to_accuracy:.3g} epochs, "
+            f"{_hours_band(row, row.hours_to_accuracy)}"
+        )
+    if row.kwh is not None:
+        said.append(f"{row.kwh:,.3g} kWh")
+    if row.usd is not None:
+        said.append(f"{row.usd:,.4g} USD")
+    if row.goodput < 1:
+        said.append(f"{row.goodput:.1%} of the time, after failures and checkpoints")
+    who = f"{row.workers} workers" if row.workers > 1 else "one worker"
+    return f"With {who}: {'; '.join(said)}."
+
+
+def _hours_band(row: Forecast, hours: float) -> str:
+    """Format hours with the relative band of a step: the number of steps is exact."""
+    low, high = (hours * step_s / row.step_s for step_s in (row.step_low_s, row.step_high_s))
+    return f"{_hours(hours)} ({_hours(low)} to {_hours(high)})"
+
+
+def _hours(hours: float) -> str:
+    if hours >= 48:
+        return f"{hours / 24:.3g} days"
+    if hours >= 1:
+        return f"{hours:.3g} hours"
+    return f"{hours * 60:.3g} minutes" if hours >= 1 / 60 else f"{hours * 3600:.3g} seconds"
+
+
+def _band(low_s: float, high_s: float) -> str:
+    scale, unit = (1.0, "s") if high_s >= 1 else (1e3, "ms")
+    return f"{low_s * scale:.3g} - {high_s * scale:.3g} {unit}"
+
+
+def plot(path: Path, plans: Sequence[tuple[str, Sequence[Forecast]]]) -> None:
+    """Draw plans, given by name. Raises RecipeError if matplotlib is missing."""
+    pyplot = load_pyplot()
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.2))
+    most = 1
+    for name, rows in plans:
+        best = fastest(rows)
+        workers = [row.workers for row in best]
+        most = max(most, *workers)
+        (line,) = left.plot(workers, [row.speedup for row in best], marker="o", label=name)
+        alone_s = best[0].step_s * best[0].speedup
+        lowest = [alone_s / row.step_high_s for row in best]
+        highest = [alone_s / row.step_low_s for row in best]
+        left.fill_between(workers, lowest, highest, alpha=0.15, color=line.get_color())
+    left.plot([1, most], [1, most], color="gray", linestyle=":", label="as many times as workers")
+    left.set(xscale="log", yscale="log", xlabel="workers", ylabel="speedup")
+    left.legend()
+    best = fastest(plans[0][1])
+    place = range(len(best))
+    floor = [0.0] * len(best)
+    for part in ("compute_s", "exposed_communication_s", "data_s", "update_s"):
+        heights = [getattr(row, part) for row in best]
+        right.bar(place, heights, bottom=floor, label=part.removesuffix("_s").replace("_", " "))
+        floor = [a + b for a, b in zip(floor, heights, strict=True)]
+    right.set_xticks(list(place), [str(row.workers) for row in best])
+    right.set(xlabel="workers", ylabel="seconds of a step", title=plans[0][0])
+    right.legend()
+    write_picture(path, figure, "firecaffe plan", "speedup and step time against workers")
+    pyplot.close(figure)
