@@ -55,8 +55,9 @@ LINES = {
 
 @pytest.mark.parametrize("module", [*iter_modules(cli.__path__)], ids=lambda module: module.name)
 def test_every_numeric_option_is_among_them(module: ModuleInfo) -> None:
-    make_parser = getattr(import_module(f"{cli.__name__}.{module.name}"), "make_parser", None)
-    if make_parser is None:
+    name = f"{cli.__name__}.{module.name}"
+    make_parser = getattr(import_module(name), "make_parser", None)
+    if make_parser is None or make_parser.__module__ != name:
         return
     command = module.name.replace("_", " ")
     swept = {each for line in LINES if line.startswith(command) for each in LINES[line]}
