@@ -80,10 +80,10 @@ def make_folder(
     environment: dict[str, object] = {}
     if world.is_first:
         if start.folder is None:
-            words = run.recipe.run
-            is_own = bool(words.folder) and announce_folder(world, start, Path(words.folder))
+            config = run.recipe.run
+            is_own = bool(config.folder) and announce_folder(world, start, Path(config.folder))
             try:
-                folder = create_run_folder(words, run.title, is_own)
+                folder = create_run_folder(config, run.title, is_own)
             except RunError:
                 withdraw_folder(world, start)
                 raise
@@ -155,8 +155,10 @@ def say_where(world: World, run: Run, places: Places) -> None:
     """On each other host's first rank, print which host reports the run, and its folder."""
     hosts = [world.host] if world.watch is None else world.watch.hosts
     if hosts[0] != world.host and hosts.index(world.host) == world.rank:
-        own = f"; this host does not see it, and records in {places.own}" if places.is_apart else ""
+        note = (
+            f"; this host does not see it, and records in {places.own}" if places.is_apart else ""
+        )
         say(
             f"{run.title}  rank {world.rank} of {world.world_size}; rank 0 on {hosts[0]} tells how "
-            f"it goes, and the run folder is {places.first} there{own}"
+            f"it goes, and the run folder is {places.first} there{note}"
         )

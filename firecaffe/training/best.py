@@ -127,15 +127,16 @@ def test_best(
     try:
         checkpoint, _ = load_together(world, Path(best.checkpoint))
         with in_place(state, checkpoint):
-            found = test()
+            evaluation = test()
     except CheckpointError as error:  # the run's own result does not depend on it
         say(f"warning: the best weights, of step {best.step}, are not tested: {error}")
         return None
     say(
-        f"test of the best weights, of step {best.step}: {in_words(found.metrics, found.shares)}"
-        f"loss {found.loss:.4f}; the test above is of the last weights"
+        f"test of the best weights, of step {best.step}: "
+        f"{in_words(evaluation.metrics, evaluation.shares)}"
+        f"loss {evaluation.loss:.4f}; the test above is of the last weights"
     )
-    return found
+    return evaluation
 
 
 @contextmanager
@@ -145,13 +146,13 @@ def in_place(state: State, checkpoint: Checkpoint) -> Iterator[None]:
     All ranks enter it. Raises: CheckpointError if the weights do not fit.
     """
     pieces = {name: state.pieces[name] for name in EVALUATED if name in state.pieces}
-    live = [t for each in pieces.values() for part in each.parts().values() for t in part.tensors]
-    own = [tensor.clone() for tensor in live]
+    live = [t for piece in pieces.values() for part in piece.parts().values() for t in part.tensors]
+    clones = [tensor.clone() for tensor in live]
     try:
         for name, piece in pieces.items():
             piece.load(stored_piece(checkpoint, name, piece.held_by_all))
         yield
     finally:
         with torch.no_grad():
-            for tensor, value in zip(live, own, strict=True):
+            for tensor, value in zip(live, clones, strict=True):
                 tensor.copy_(value)

@@ -80,8 +80,8 @@ def keep_forecast(
     if not world.is_first or parts.model is not None or run.route.way == HOOK:
         return []
     ranks = world.world_size, world.local_world_size, world.device
-    words = run.route.algorithm, run.rounds, chosen
-    return write_forecast(folder, run.recipe, data, *ranks, *words)
+    choices = run.route.algorithm, run.rounds, chosen
+    return write_forecast(folder, run.recipe, data, *ranks, *choices)
 
 
 def record_of(
@@ -191,7 +191,7 @@ def _train(
     with (
         join(recipe.train.device, exchange.timeout_s, exchange.silent_s, shape) as world,
         ExitStack() as resources,
-        tell_faults(world) as found,  # innermost: others hear of faults before anything waits
+        tell_faults(world) as teller,  # innermost: others hear of faults before anything waits
     ):
         recipe, chosen_layout = choose_layout(recipe, parts, world)
         if not has_ranks_checked:
@@ -202,7 +202,7 @@ def _train(
             check(plugins, world.world_size)
         start = find_start(world, resume)
         mesh = make_mesh(world, layout, resources)
-        return _train_in(mesh, recipe, parts, plugins, start, found, chosen_layout, resources)
+        return _train_in(mesh, recipe, parts, plugins, start, teller, chosen_layout, resources)
 
 
 def _train_in(
@@ -211,7 +211,7 @@ def _train_in(
     parts: Parts,
     plugins: Sequence[Plugin],
     start: Start,
-    found: FaultTeller,
+    teller: FaultTeller,
     chosen_layout: LayoutChoice | None,
     resources: ExitStack,
 ) -> Result:
@@ -229,7 +229,7 @@ def _train_in(
     # From here on faults can be written to a folder.
     places = make_folder(world, run, start, about_of(parts, data), learner.own_code)
     folder = places.first
-    found.write_into(places.own)
+    teller.write_into(places.own)
     run, reducers, choice = connect(
         run, learner, learner.mode.summed(), mesh.sharers, parts.comm_hook, resources
     )

@@ -139,7 +139,7 @@ def remove_old(folder: Path, keep_last: int) -> None:
     """Remove all checkpoints but the newest `keep_last` and the marked ones; 0 keeps all."""
     if keep_last:
         marked = [_named_by(folder / mark) for mark in (BEST, GOOD)]
-        for old in (each for each in _by_step(folder)[keep_last:] if each not in marked):
+        for old in (path for path in _by_step(folder)[keep_last:] if path not in marked):
             # Renamed first: nobody may see a checkpoint with half of its files.
             gone = folder / f".{old.name}.partial"
             os.rename(old, gone)
@@ -181,9 +181,9 @@ def load_newest(where: Path) -> tuple[Checkpoint, list[str]]:
         return load_checkpoint(where), []
     folder = where / "checkpoints" if (where / "checkpoints").is_dir() else where
     damaged: list[str] = []
-    for each in _by_step(folder):
+    for path in _by_step(folder):
         try:
-            return load_checkpoint(each), damaged
+            return load_checkpoint(path), damaged
         except CheckpointError as error:
             damaged.append(str(error))
     if damaged:
@@ -205,8 +205,8 @@ def list_checkpoints(folder: Path) -> list[str]:
 
 
 def _by_step(folder: Path) -> list[Path]:
-    found = [path for path in folder.glob("step-*") if path.is_dir() and not path.is_symlink()]
-    return sorted(found, key=lambda path: (len(path.name), path.name), reverse=True)
+    folders = [path for path in folder.glob("step-*") if path.is_dir() and not path.is_symlink()]
+    return sorted(folders, key=lambda path: (len(path.name), path.name), reverse=True)
 
 
 def load_checkpoint(where: Path) -> Checkpoint:
@@ -242,10 +242,10 @@ def verify_checkpoint(where: Path) -> list[str]:
             raise CheckpointError(f"{where / SUMS}: {name!r:.80} is no name of a checkpoint's file")
         if not (where / name).is_file():
             raise CheckpointError(f"{where / name}: is missing")
-        found = _sha256(where / name)
-        if found != expected.get(name):
+        digest = _sha256(where / name)
+        if digest != expected.get(name):
             raise CheckpointError(
-                f"{where / name}: damaged; its SHA-256 is {found[:12]}…, "
+                f"{where / name}: damaged; its SHA-256 is {digest[:12]}…, "
                 f"SHA256SUMS says {expected.get(name, 'nothing')[:12]}…"
             )
     return files

@@ -119,9 +119,9 @@ def _check_value(word: str, value: Any, outputs: Any) -> None:
         )
     # A loss for each sample is one number, too, if there is one sample: so no dimension at all.
     if not isinstance(value, Tensor) or value.ndim or not value.is_floating_point():
-        found = f"{value.dtype} of {tuple(value.shape)}" if isinstance(value, Tensor) else value
+        described = f"{value.dtype} of {tuple(value.shape)}" if isinstance(value, Tensor) else value
         raise RecipeError(
-            f"{word} gave {found!s:.80}; expected one number, the mean of the samples"
+            f"{word} gave {described!s:.80}; expected one number, the mean of the samples"
         )
     if not value.requires_grad:
         raise RecipeError(
@@ -155,8 +155,8 @@ def _failure(said: str, error: Exception, is_own: bool) -> RecipeError:
 
 
 def _kinds(targets: Any) -> str:
-    each = [f"{tuple(leaf.shape)}, {leaf.dtype}" for leaf in _tensors(targets)]
-    return f"targets of {'; '.join(each) or shown(targets)}"
+    kinds = [f"{tuple(leaf.shape)}, {leaf.dtype}" for leaf in _tensors(targets)]
+    return f"targets of {'; '.join(kinds) or shown(targets)}"
 
 
 def _tensors(tree: Any) -> list[Tensor]:
@@ -310,7 +310,9 @@ def _check_network(recipe: Recipe, dataset: Dataset, is_resumed: bool) -> None:
         make_optimizer(named, recipe.solver)
         check_constraints(recipe, network)
         if recipe.synchrony.mode == LOCAL:
-            cut_fragments([each.numel() for each in named.values()], recipe.synchrony.fragments)
+            cut_fragments(
+                [parameter.numel() for parameter in named.values()], recipe.synchrony.fragments
+            )
         with in_words_of(recipe.parallel):
             if recipe.parallel.is_split:
                 chosen = chosen_layers(network, recipe.parallel)

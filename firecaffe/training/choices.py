@@ -67,21 +67,21 @@ def hold(
     unheld: UnheldNetwork, run: Run, task: Task, batches: Batches, mesh: Mesh, resources: ExitStack
 ) -> Holding:
     """Make this rank's holding of a network. All ranks call it. Raises: RecipeError."""
-    recipe, words, fresh = run.recipe, run.recipe.parallel, unheld.fresh
+    recipe, parallel, fresh = run.recipe, run.recipe.parallel, unheld.fresh
 
     def forward_of(places: nn.Module) -> Forward:
         mixing = mixing_of(recipe.data, recipe.train.seed)
-        return Forward(places, task, recipe.train, mixing, words.is_split, mesh.world.device)
+        return Forward(places, task, recipe.train, mixing, parallel.is_split, mesh.world.device)
 
     if fresh is None:
         return Whole(forward_of(unheld.outline), unheld.outline, mesh.column)
-    with in_words_of(words):
-        if words.stages:
-            network, staged = cut_network(fresh, words, mesh)
+    with in_words_of(parallel):
+        if parallel.stages:
+            network, staged = cut_network(fresh, parallel, mesh)
             stages = Stages(forward_of(staged.module), network, staged, run.order)
             resources.callback(stages.close)
             return stages
-        network, split = split_network(fresh, words, mesh, recipe.exchange, resources)
+        network, split = split_network(fresh, parallel, mesh, recipe.exchange, resources)
     row = split.own_samples
     if row is None:
         return SplitLayers(forward_of(network), network, split)
@@ -122,17 +122,21 @@ def _owners(run: Run, holding: Holding, probe: Probe, mesh: Mesh) -> ShardOwners
     is_cut = bool(holding.split_layers)  # split layers are not always cut by rows
     place, is_whole = (sharers.world_size, sharers.rank), is_cut or recipe.updates_whole_layers
     shards = make_shards(*buckets, *place, is_whole, alignment)
-    own, names = shards.own, holding.whole_name
+    local_weights, names = shards.own, holding.whole_name
     # Every rank updates the weights that are not shared out.
-    own.update({name: each for name, each in holding.named.items() if name not in summed})
-    spread = holding.spread_over(mesh.groups, own)
+    local_weights.update(
+        {name: parameter for name, parameter in holding.named.items() if name not in summed}
+    )
+    spread = holding.spread_over(mesh.groups, local_weights)
     optimizer = make_optimizer(
-        holding.everywhere, solver, runs=own, called=names, norms=spread.norms
+        holding.everywhere, solver, runs=local_weights, called=names, norms=spread.norms
     )
     in_parts = partial(InParts, names=names_of(shards, holding.names))
     wholes = OfRanks(mesh.world, mesh.world if is_cut else None, in_parts, names)
-    constraints = make_constraints(recipe, holding.outline, own, wholes)
-    applier = Applier(optimizer, _scale(holding, optimizer), constraints, _average(recipe, own))
+    constraints = make_constraints(recipe, holding.outline, local_weights, wholes)
+    applier = Applier(
+        optimizer, _scale(holding, optimizer), constraints, _average(recipe, local_weights)
+    )
     return ShardOwners(holding, shards, applier, spread, solver.clip_gradients, wholes)
 
 
@@ -141,22 +145,22 @@ def _scale(holding: Holding, optimizer: optim.Optimizer) -> LossScale:
 
 
 def _average(recipe: Recipe, weights: Mapping[str, nn.Parameter]) -> Ema | None:
-    words = recipe.train
-    return Ema(weights, words.ema_decay, words.ema_warmup) if words.ema_decay else None
+    config = recipe.train
+    return Ema(weights, config.ema_decay, config.ema_warmup) if config.ema_decay else None
 
 
 def make_mode(run: Run, update: EveryRank, mesh: Mesh, learners: int) -> ModeParts:
     """Make the recipe's mode; a server begins with `learners` learners. Raises: RecipeError."""
-    words = run.recipe.synchrony
-    if words.is_served:
-        keeper = _keeper(words, mesh.sharers.world_size)
+    synchrony = run.recipe.synchrony
+    if synchrony.is_served:
+        keeper = _keeper(synchrony, mesh.sharers.world_size)
         return ServedParts(update, make_served(run, update, keeper, learners))
-    if words.mode == LOCAL:
+    if synchrony.mode == LOCAL:
         return LocalParts(update, make_local(run, mesh.sharers.rank, update))
     return EveryStepParts(update)
 
 
-def _keeper(words: SynchronyConfig, world_size: int) -> Keeper:
-    if words.is_lockless:
+def _keeper(synchrony: SynchronyConfig, world_size: int) -> Keeper:
+    if synchrony.is_lockless:
         return Lockless()
-    return InShards() if words.server == SHARDED and world_size > 1 else AtFirst()
+    return InShards() if synchrony.server == SHARDED and world_size > 1 else AtFirst()

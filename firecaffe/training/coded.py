@@ -116,16 +116,16 @@ def describe(recipe: Recipe, about: About) -> dict[str, Any]:
 def tensors_of(network: nn.Module) -> dict[str, NDArray[Any]]:
     """Return the state_dict with tied tensors once. Raises: RecipeError for a type numpy lacks."""
     known: set[int] = set()
-    found = {}
+    arrays = {}
     for name, tensor in network.state_dict(keep_vars=True).items():
         if not isinstance(tensor, Tensor) or id(tensor) in known:
             continue
         known.add(id(tensor))
         try:
-            found[name] = tensor.detach().cpu().numpy()
+            arrays[name] = tensor.detach().cpu().numpy()
         except TypeError as error:
             raise RecipeError(f"{name} is of {tensor.dtype}, which a .fcz file has not") from error
-    return found
+    return arrays
 
 
 def described(
@@ -145,9 +145,9 @@ def described(
         )
     try:
         sections = {name: network[name] for name in SECTIONS if name in network}
-        words = (f"{name}.{word}" for name, section in sections.items() for word in section)
-        if found := next((word for word in words if word in LEFT_OUT), None):
-            raise ValueError(f"{found} is no word of a file, but of a machine or of a training")
+        settings = (f"{name}.{word}" for name, section in sections.items() for word in section)
+        if left_out := next((word for word in settings if word in LEFT_OUT), None):
+            raise ValueError(f"{left_out} is no word of a file, but of a machine or of a training")
         recipe = recipe_from(sections)
         check_recipe(recipe)
         facts = {fact: network[fact] for fact in KINDS if network.get(fact) is not None}
@@ -181,13 +181,13 @@ def _net_of(file: Path, word: str, name: str, digest: str | None) -> Path:
     for path in there:
         if digest is None or file_digest(path) == digest:
             return path
-    found = (
+    problem = (
         f"{there[0]} is another net than its own"
         if there
         else f"there is no {base} in {' or '.join(map(str, folders))}"
     )
     raise RecipeError(
-        f"{file}: {word} is {name!r}, and {found}; put its net beside it, or say where one is: "
+        f"{file}: {word} is {name!r}, and {problem}; put its net beside it, or say where one is: "
         f"--{word} {CAFFE}PATH"
     )
 
@@ -201,13 +201,13 @@ def check_outline(file: Path, config: ModelConfig, about: About) -> None:
             raise
         raise CheckpointError(f"{file}: cannot be a network: {error}") from error
     with _opened(file) as opened:
-        held = {each.name: each.shape for each in opened.outlines}
+        held = {tensor.name: tensor.shape for tensor in opened.outlines}
     for names, shape in outline.values():
-        name = next((each for each in names if each in held), None)
+        name = next((candidate for candidate in names if candidate in held), None)
         if name is None or held[name] != tuple(shape):
-            found = "missing" if name is None else f"of shape {held[name]}"
+            problem = "missing" if name is None else f"of shape {held[name]}"
             raise CheckpointError(
-                f"{file}: {name or names[0]} is {found}; in the network {config.label} it is of "
+                f"{file}: {name or names[0]} is {problem}; in the network {config.label} it is of "
                 f"shape {tuple(shape)}"
             )
 

@@ -29,32 +29,32 @@ def connect(
 
     Returns also the run as these ranks can do it, and `auto`'s choice if the recipe asks for it.
     """
-    words = run.recipe.exchange
+    config = run.recipe.exchange
     local: LocalRanks | None = None
     if run.route.shares_memory:
-        local = meet_local_ranks(world, words.timeout_s)
+        local = meet_local_ranks(world, config.timeout_s)
     if local is None:
         run = run.without_shared_memory()
     else:
         resources.callback(local.close)  # also if there is no exchange yet that closes it
     named, order_of = learner.holding.named, learner.probe.order_of
-    orders = [order_of(named, each.named) for each in summed]
+    orders = [order_of(named, part.named) for part in summed]
     choice = None
     if run.algorithm == AUTO and run.has_exchange:
         buckets = list[int]()
-        for each, order in zip(summed, orders, strict=True):
-            tensors = list(each.named.values())
+        for part, order in zip(summed, orders, strict=True):
+            tensors = list(part.named.values())
             sizes = [tensors[place].nbytes for place in order]
-            buckets += [sum(sizes[start:stop]) for start, stop in cut(sizes, words.bucket_bytes)]
+            buckets += [sum(sizes[start:stop]) for start, stop in cut(sizes, config.bucket_bytes)]
         choice = choose_exchange(world, buckets, run.route)
         run = run.by(choice.algorithm)
     if hook is not None and world.group is None:
         resources.enter_context(group_of_one(world.device))
     exchange = resources.enter_context(closing(Exchange(world, run.route, local)))
-    made = run.num_leaves, exchange, words.bucket_bytes, hook, learner.update.shards
+    made = run.num_leaves, exchange, config.bucket_bytes, hook, learner.update.shards
     reducers = [
-        resources.enter_context(GradientReducer(each.named, order, each.tail, each.counts, *made))
-        for each, order in zip(summed, orders, strict=True)
+        resources.enter_context(GradientReducer(part.named, order, part.tail, part.counts, *made))
+        for part, order in zip(summed, orders, strict=True)
     ]
     for place, reducer in enumerate(reducers):
         if reducer.coded is not None:

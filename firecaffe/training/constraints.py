@@ -66,12 +66,12 @@ class Pruning:
         self._words, self._wholes = words, wholes
         # True where a weight is kept
         self.masks = {
-            name: torch.ones_like(each, dtype=torch.bool) for name, each in weights.items()
+            name: torch.ones_like(weight, dtype=torch.bool) for name, weight in weights.items()
         }
         # with surgery, the weights that masked ones are made of
         self.dense: dict[str, Tensor] = {}
         if words.how == SURGERY:
-            self.dense = {name: each.detach().clone() for name, each in weights.items()}
+            self.dense = {name: weight.detach().clone() for name, weight in weights.items()}
 
     @property
     def pieces(self) -> dict[str, Piece]:
@@ -82,14 +82,14 @@ class Pruning:
 
     @property
     def line(self) -> str:
-        found = [(int(m.sum()), m.numel()) for _, m in self._wholes.one_by_one(self.masks)]
-        kept, of = sum(some for some, _ in found), sum(each for _, each in found)
-        return f"prune: {kept} of {of} weights of {len(found)} layers are kept"
+        counts = [(int(m.sum()), m.numel()) for _, m in self._wholes.one_by_one(self.masks)]
+        kept, of = sum(some for some, _ in counts), sum(count for _, count in counts)
+        return f"prune: {kept} of {of} weights of {len(counts)} layers are kept"
 
     @torch.no_grad()
     def begin(self) -> None:
-        for name, each in self._wholes.of_own(self._weights).items():
-            if not each.any() and not name.endswith(BIAS):
+        for name, weight in self._wholes.of_own(self._weights).items():
+            if not weight.any() and not name.endswith(BIAS):
                 layer = name.rpartition(".")[0]
                 raise RecipeError(
                     f"prune: the weights of {layer} are all zero at the start, of which none "
@@ -128,35 +128,35 @@ class Pruning:
         return self._words.how == SURGERY and step < self._words.steps
 
     def _choose(self, done: int) -> None:
-        found = {}
+        chosen = {}
         whole = self._wholes.of_own if self._words.scope == LAYER else self._wholes.of_all
         may_return = self._words.how == SURGERY
         weights = whole(self.dense if may_return else self._weights)
         masks = whole(self.masks) if may_return else {}
         scores = {name: weights[name].abs() for name in self._keep if name in weights}
         if may_return:
-            scores = {name: with_hold(each, masks[name]) for name, each in scores.items()}
+            scores = {name: with_hold(score, masks[name]) for name, score in scores.items()}
         counts = {
-            name: count_of(self._share(name, done), each.numel()) for name, each in scores.items()
+            name: count_of(self._share(name, done), score.numel()) for name, score in scores.items()
         }
         if self._words.scope == ADAPTIVE:
-            scores = {name: adaptive(each) for name, each in scores.items()}
+            scores = {name: adaptive(score) for name, score in scores.items()}
         if self._words.scope != LAYER:
-            found = largest_of_all(scores, sum(counts.values()))
+            chosen = largest_of_all(scores, sum(counts.values()))
         else:
-            found = largest(scores, counts)
+            chosen = largest(scores, counts)
         for name, deviations in self._threshold.items():
             if name not in weights:
                 continue
             weight, threshold = weights[name], threshold_of(weights[name], deviations)
             if may_return:
-                found[name] = above_with_hold(weight, threshold, masks[name])
+                chosen[name] = above_with_hold(weight, threshold, masks[name])
             else:
-                found[name] = above(weight, threshold)
-        for name, mask in found.items():
+                chosen[name] = above(weight, threshold)
+        for name, mask in chosen.items():
             if not mask.any() and not name.endswith(BIAS):
                 raise RecipeError(_none_left(name, self._threshold.get(name)))
-        self._wholes.put(found, self.masks)
+        self._wholes.put(chosen, self.masks)
 
     def _share(self, name: str, done: int) -> float:
         keep = self._keep[name]
@@ -191,7 +191,7 @@ class Sharing:
         # the values by code before the first update, if they are not trained
         self._fixed: dict[str, Tensor] | None = None
         self.codes = {
-            name: torch.zeros_like(each, dtype=torch.int32) for name, each in weights.items()
+            name: torch.zeros_like(weight, dtype=torch.int32) for name, weight in weights.items()
         }
 
     @property
@@ -200,7 +200,7 @@ class Sharing:
 
     @property
     def line(self) -> str:
-        codes = (each.flatten() for _, each in self._wholes.one_by_one(self.codes))
+        codes = (of_layer.flatten() for _, of_layer in self._wholes.one_by_one(self.codes))
         counts = [code.bincount()[1:] for code in codes]
         weights = sum(int(count.sum()) for count in counts)
         values = sum(int(count.count_nonzero()) for count in counts)
@@ -227,12 +227,16 @@ class Sharing:
         codes = self._codes  # all ranks assemble them together, also a rank that has none
         if not self._words.train:
             if self._fixed is None:
-                own = {name: each.detach() for name, each in self._weights.items()}
-                self._fixed = self._values(own)
+                local_weights = {name: weight.detach() for name, weight in self._weights.items()}
+                self._fixed = self._values(local_weights)
             return
-        gradients = {n: each.grad for n, each in self._weights.items() if each.grad is not None}
+        gradients = {
+            n: weight.grad for n, weight in self._weights.items() if weight.grad is not None
+        }
         whole = self._wholes.of_own(gradients)
-        shared = {n: self._shared(n, codes[n].reshape(-1), each) for n, each in whole.items()}
+        shared = {
+            n: self._shared(n, codes[n].reshape(-1), gradient) for n, gradient in whole.items()
+        }
         self._wholes.put(shared, gradients)
 
     def _shared(self, name: str, codes: Tensor, gradient: Tensor) -> Tensor:
@@ -252,10 +256,10 @@ class Sharing:
     def restrict(self, weights: Mapping[str, Tensor]) -> None:
         # A solver may round differently at a tensor's end, so all weights of a value equal its
         # first.
-        own = {name: weights[name] for name in self.codes}
-        whole = self._values(own) if self._fixed is None else self._fixed
-        shared = {n: whole[n][each.reshape(-1)].view(each.shape) for n, each in self._codes.items()}
-        self._wholes.put(shared, own)
+        local_weights = {name: weights[name] for name in self.codes}
+        whole = self._values(local_weights) if self._fixed is None else self._fixed
+        shared = {n: whole[n][code.reshape(-1)].view(code.shape) for n, code in self._codes.items()}
+        self._wholes.put(shared, local_weights)
 
     def _values(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {
@@ -324,13 +328,15 @@ def make_constraints(
     own: the network's parameters that this rank updates, or parts of them. Raises: RecipeError,
     with the layer's name, if they cannot be constrained so.
     """
-    found: list[Constraint] = []
+    constraints: list[Constraint] = []
     if recipe.prune.is_on:
         keep, threshold = pruned_weights(network, recipe.prune)
-        pruned = {n: each for n, each in own.items() if wholes.name(n) in {**keep, **threshold}}
-        found.append(Pruning(pruned, keep, threshold, recipe.prune, wholes))
+        pruned = {
+            n: parameter for n, parameter in own.items() if wholes.name(n) in {**keep, **threshold}
+        }
+        constraints.append(Pruning(pruned, keep, threshold, recipe.prune, wholes))
     if recipe.share.is_on:
         bits = shared_weights(network, recipe.share)
-        shared = {n: each for n, each in own.items() if wholes.name(n) in bits}
-        found.append(Sharing(shared, bits, recipe.share, recipe.train.seed, wholes))
-    return found
+        shared = {n: parameter for n, parameter in own.items() if wholes.name(n) in bits}
+        constraints.append(Sharing(shared, bits, recipe.share, recipe.train.seed, wholes))
+    return constraints

@@ -64,14 +64,14 @@ def check_not_in_worker() -> None:
 
 
 def torch_sets(data: Data) -> Iterator[TorchSet]:
-    found: list[TorchSet] = []
+    sets: list[TorchSet] = []
     for part in data.parts.values():
         inner: Dataset = part
         while isinstance(inner, CheckedSet | SomeOfDataset):
             inner = inner.dataset
-        if isinstance(inner, TorchSet) and not any(inner is each for each in found):
-            found.append(inner)
-    yield from found
+        if isinstance(inner, TorchSet) and not any(inner is other for other in sets):
+            sets.append(inner)
+    yield from sets
 
 
 class DataWorkers:
@@ -110,10 +110,10 @@ class DataWorkers:
             raise self._gone(pipe, samples) from error
         finally:
             self._idle.put(pipe)
-        kind, words, told = value
-        again: FirecaffeError = kind(words)
+        kind, message, traceback = value
+        again: FirecaffeError = kind(message)
         if isinstance(again, OwnCodeError):
-            again.told = told
+            again.told = traceback
         raise again
 
     def _start(self) -> None:
@@ -121,12 +121,12 @@ class DataWorkers:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([PRELOADED])
         for _ in range(self.count):
-            own, other = context.Pipe()
+            local_end, other = context.Pipe()
             process = context.Process(target=work, args=(other,), daemon=True)
             process.start()
             other.close()
-            self._processes[own] = process
-            self._idle.put(own)
+            self._processes[local_end] = process
+            self._idle.put(local_end)
 
     def _gone(self, pipe: Connection, samples: Sequence[int]) -> DataError:
         process = self._processes[pipe]
@@ -182,8 +182,8 @@ def _end_with_rank() -> None:
 def _told(error: Exception) -> tuple[type[FirecaffeError], str, str]:
     error = memory_full(error) or error
     if not isinstance(error, FirecaffeError):
-        own = failed("a data worker", error)
-        own.__cause__ = error
-        error = own
+        failure = failed("a data worker", error)
+        failure.__cause__ = error
+        error = failure
     traceback = error.traceback if isinstance(error, OwnCodeError) else ""
     return type(error), str(error), traceback

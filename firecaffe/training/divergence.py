@@ -113,26 +113,26 @@ def for_server(words: SynchronyConfig, learners: int, staleness: float, momentum
     return ADVICE[words.mode](words, learners, staleness, momentum)
 
 
-def _for_backup(words: SynchronyConfig, _: int, __: float, momentum: float) -> str:
+def _for_backup(synchrony: SynchronyConfig, _: int, __: float, momentum: float) -> str:
     return (
-        f"updates are means over the micro-batches of a step but {words.backup_workers}, in "
-        f"synchrony.mode {words.mode}, with momentum {momentum:g}: try a lower rate or momentum"
+        f"updates are means over the micro-batches of a step but {synchrony.backup_workers}, in "
+        f"synchrony.mode {synchrony.mode}, with momentum {momentum:g}: try a lower rate or momentum"
     )
 
 
-def _for_late(words: SynchronyConfig, learners: int, staleness: float, momentum: float) -> str:
-    is_delayed = words.server_momentum == "delayed_nesterov"
-    has_server = not words.is_lockless  # that applies the updates itself
+def _for_late(synchrony: SynchronyConfig, learners: int, staleness: float, momentum: float) -> str:
+    is_delayed = synchrony.server_momentum == "delayed_nesterov"
+    has_server = not synchrony.is_lockless  # that applies the updates itself
     tries = {
-        "staleness_rate inverse": words.staleness_rate == "none" and has_server,
+        "staleness_rate inverse": synchrony.staleness_rate == "none" and has_server,
         "server_momentum delayed_nesterov": momentum > 0 and not is_delayed and has_server,
-        "warm_steps": not words.warm_steps,
+        "warm_steps": not synchrony.warm_steps,
     }
     left = [word for word, is_open in tries.items() if is_open]
     more = f", synchrony.{', or '.join(left)}" if left else ""
     how = "that is delayed" if is_delayed else "in each update"
     return (
-        f"gradients of {learners} learners come late in synchrony.mode {words.mode}, by "
+        f"gradients of {learners} learners come late in synchrony.mode {synchrony.mode}, by "
         f"{staleness:.2f} updates in the mean of the last, with momentum {momentum:g} {how}: try a "
         f"lower rate or momentum{more}"
     )
@@ -172,6 +172,6 @@ def explained(
         name = text_of_first(world, good_name(folder) if world.is_first else "")
         good = f"the last good checkpoint is {name}" if name else "there is no checkpoint"
         step = error.step or world.place.step
-        told = type(error)(f"{error}; the learning rate is {rate(step - 1):.4g}; {good}")
-        told.goes_along, told.step = not world.is_first, step
-        raise told from None
+        raised = type(error)(f"{error}; the learning rate is {rate(step - 1):.4g}; {good}")
+        raised.goes_along, raised.step = not world.is_first, step
+        raise raised from None

@@ -93,7 +93,7 @@ def evaluate(
         tellers: The ranks that exchange results, each of its own batches; None means world.
     """
     outputs_of = outputs_of or partial(_outputs_of, model, config)
-    own = _Own()
+    local_results = _Own()
     batches = eval_batches(
         dataset,
         config.eval_batch_size,
@@ -109,13 +109,15 @@ def evaluate(
             if labels_L is not None:
                 targets = labels_L.to(targets.device)[targets]
             samples = num_samples(inputs, targets)
-            own.rows.append((number, samples, task.loss(outputs, targets).item() * samples))
-            add_batch(own.parts, task.measured, number, outputs, targets)
+            local_results.rows.append(
+                (number, samples, task.loss(outputs, targets).item() * samples)
+            )
+            add_batch(local_results.parts, task.measured, number, outputs, targets)
             if task.classes is not None:
-                own.classes.update(task.classes(targets))
+                local_results.classes.update(task.classes(targets))
             kept.put_back()
         kept.put_back()
-    return _of_all(own, task, config, tellers or world)
+    return _of_all(local_results, task, config, tellers or world)
 
 
 @dataclass
@@ -126,10 +128,12 @@ class _Own:
     classes: Counter[int] = field(default_factory=Counter)
 
 
-def _of_all(own: _Own, task: Task, config: TrainConfig, tellers: Group) -> Evaluation:
+def _of_all(local_results: _Own, task: Task, config: TrainConfig, tellers: Group) -> Evaluation:
     # All ranks call it.
     metrics = task.measured
-    stated = json.dumps({"rows": own.rows, "classes": list(own.classes.items())})
+    stated = json.dumps(
+        {"rows": local_results.rows, "classes": list(local_results.classes.items())}
+    )
     gathered = [json.loads(text) for text in gather_text(tellers, stated)]
     in_batch_order = sorted(tuple(row) for part in gathered for row in part["rows"])
     classes: Counter[int] = Counter()
@@ -137,7 +141,7 @@ def _of_all(own: _Own, task: Task, config: TrainConfig, tellers: Group) -> Evalu
         classes.update(dict(part["classes"]))
     _, counts, losses = zip(*in_batch_order, strict=True)
     count = sum(counts)
-    states = unpack(metrics, gather_bytes(tellers, pack(own.parts))) if metrics else {}
+    states = unpack(metrics, gather_bytes(tellers, pack(local_results.parts))) if metrics else {}
     seed_random(config.seed, "metrics")
     return Evaluation(
         samples=count,

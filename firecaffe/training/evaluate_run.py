@@ -36,8 +36,8 @@ def evaluate_run(where: Path, recipe: Recipe, world: World, *, best: bool = Fals
         labels = labels_of_run(trained.about, data, recipe.data)
         model = trained.model.to(world.device)
         with data_workers(data):
-            found = evaluate(model, task, data.test, recipe.data, recipe.train, world, labels)
-    return Evaluated(trained, data, found)
+            evaluation = evaluate(model, task, data.test, recipe.data, recipe.train, world, labels)
+    return Evaluated(trained, data, evaluation)
 
 
 def task_of_run(about: About, recipe: Recipe, data: Data) -> Task:

@@ -50,7 +50,7 @@ class Ema:
     ) -> None:
         self._weights: dict[str, Tensor] = dict(named)
         self._decay, self._warmup = decay, warmup
-        self.average = {name: each.detach().clone() for name, each in named.items()}
+        self.average = {name: parameter.detach().clone() for name, parameter in named.items()}
 
     @property
     def piece(self) -> Weights:
@@ -138,7 +138,7 @@ class Norms:
             )
         places = range(samples // order.micro_batch_size)
         self._leaves = [Leaf(*divmod(place, order.num_micro_batches)) for place in places]
-        self._statistics = {name: each.clone() for name, each in self._running().items()}
+        self._statistics = {name: buffer.clone() for name, buffer in self._running().items()}
         self._step = -1
 
     @property
@@ -157,33 +157,33 @@ class Norms:
         have the same layers.
         """
         places = range(ranks.rank, len(self._leaves), ranks.world_size)
-        own = {
-            f"{place}/{name}": each
-            for place, found in zip(places, self._of_leaves(places), strict=True)
-            for name, each in found.items()
+        local_statistics = {
+            f"{place}/{name}": buffer
+            for place, statistics in zip(places, self._of_leaves(places), strict=True)
+            for name, buffer in statistics.items()
         }
-        told: dict[str, Tensor] = {}
-        for data in gather_bytes(ranks, save(own) if own else b""):
-            told |= load(data) if data else {}
-        for name, each in self._statistics.items():
-            of_leaves = [told[f"{place}/{name}"] for place in range(len(self._leaves))]
-            each.copy_(torch.stack(of_leaves).double().mean(0))
+        gathered: dict[str, Tensor] = {}
+        for data in gather_bytes(ranks, save(local_statistics) if local_statistics else b""):
+            gathered |= load(data) if data else {}
+        for name, buffer in self._statistics.items():
+            of_leaves = [gathered[f"{place}/{name}"] for place in range(len(self._leaves))]
+            buffer.copy_(torch.stack(of_leaves).double().mean(0))
         self._step = step
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Use these statistics instead of the training's own, for a `with` block."""
-        own = {name: each.clone() for name, each in self._running().items()}
+        kept = {name: buffer.clone() for name, buffer in self._running().items()}
         self.put()
         try:
             yield
         finally:
-            for name, each in self._running().items():
-                each.copy_(own[name])
+            for name, buffer in self._running().items():
+                buffer.copy_(kept[name])
 
     def put(self) -> None:
-        for name, each in self._running().items():
-            each.copy_(self._statistics[name])
+        for name, buffer in self._running().items():
+            buffer.copy_(self._statistics[name])
 
     def _running(self) -> dict[str, Tensor]:
         return {
@@ -200,7 +200,7 @@ class Norms:
             layer.momentum = 1.0  # so that earlier values count for nothing
         try:
             for _ in self._holding.training_outputs(places, self._inputs):
-                yield {name: each.cpu().clone() for name, each in self._running().items()}
+                yield {name: buffer.cpu().clone() for name, buffer in self._running().items()}
                 forward.buffers.begin_micro_batch()  # restores all buffers
         finally:
             for name, layer in self._layers.items():

@@ -56,18 +56,18 @@ class Predicting(nn.Module):
 def export_safetensors(network: nn.Module, inputs: Tensor | None, path: Path) -> Exported:
     """Write the state_dict, tied tensors under each name. Raises: OSError; NotIdenticalError."""
     weights = {
-        name: each.detach().cpu().contiguous().clone()
-        for name, each in network.state_dict().items()
-        if isinstance(each, Tensor)
+        name: tensor.detach().cpu().contiguous().clone()
+        for name, tensor in network.state_dict().items()
+        if isinstance(tensor, Tensor)
     }
     with written_aside(path) as aside:
         save_file(weights, aside, metadata={"format": "pt"})
         read = load_file(aside)
         same = read.keys() == weights.keys() and all(
-            torch.equal(read[name].view(torch.uint8), each.view(torch.uint8))
-            if each.ndim
-            else torch.equal(read[name], each)
-            for name, each in weights.items()
+            torch.equal(read[name].view(torch.uint8), weight.view(torch.uint8))
+            if weight.ndim
+            else torch.equal(read[name], weight)
+            for name, weight in weights.items()
         )
         if not same:
             raise NotIdenticalError(f"{path}: what was written is not the network's weights")
@@ -100,8 +100,8 @@ def export_onnx(network: nn.Module, inputs: Tensor | None, path: Path) -> Export
         session = runtime.InferenceSession(str(aside), providers=["CPUExecutionProvider"])
 
         def run(batch: Tensor) -> Tensor:
-            (found,) = session.run(["outputs"], {"inputs": batch.numpy()})
-            return torch.from_numpy(found)
+            (outputs,) = session.run(["outputs"], {"inputs": batch.numpy()})
+            return torch.from_numpy(outputs)
 
         most = _compare(predicting, run, inputs, path, f"onnxruntime {runtime.__version__}")
     return Exported(path, most)
@@ -133,20 +133,20 @@ def export_caffemodel(network: nn.Module, inputs: Tensor | None, path: Path) -> 
             f"--to caffemodel: the network is {type(network).__name__}, and Caffe has no layers "
             "for it; networks that were imported go back (model.name = caffe:NET.prototxt)"
         )
-    found = deployed(network)
+    converted = deployed(network)
     text = path.with_suffix(".prototxt")
     with written_together((text, path)) as (aside_text, aside):
-        aside_text.write_text(as_text(found.net))
-        caffemodel.write(aside, found.layers, found.net.text("name"))
+        aside_text.write_text(as_text(converted.net))
+        caffemodel.write(aside, converted.layers, converted.net.text("name"))
         again = Net(aside_text, aside)
         seeded = torch.Generator().manual_seed(0)
         samples = torch.rand(again.shapes[again.inputs[0]], generator=seeded)
         was_training = network.training
         with torch.no_grad():
             expected = prediction_of(network.eval()(samples))
-            if found.softmax_axis is not None:
-                expected = expected.softmax(found.softmax_axis)
-            answer = again(samples)[found.output]
+            if converted.softmax_axis is not None:
+                expected = expected.softmax(converted.softmax_axis)
+            answer = again(samples)[converted.output]
         network.train(was_training)
         if not torch.equal(answer, expected):
             raise NotIdenticalError(f"{path}: what was written comes to other outputs; no file")
@@ -202,11 +202,11 @@ def _compare(
     for batch in (inputs, inputs[:1]):
         with torch.no_grad():
             expected = network(batch).float()
-            (found,) = tree_leaves(other(batch))
+            (actual,) = tree_leaves(other(batch))
         scale = float(expected.abs().max())
         room = ABSOLUTE * scale + RELATIVE * expected.abs()
-        apart = (found.float() - expected).abs()
-        if found.shape != expected.shape or not bool((apart <= room).all()):
+        apart = (actual.float() - expected).abs()
+        if actual.shape != expected.shape or not bool((apart <= room).all()):
             raise NotIdenticalError(
                 f"{path}: {by} comes to other outputs than the network, by up to "
                 f"{float(apart.max()):.2g} of {scale:.2g}; no file was written"

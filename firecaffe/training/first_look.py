@@ -88,12 +88,14 @@ class FirstLook:
         return changes, outputs, tensor_digest(loss)
 
     def _attributes(self) -> Digests:
-        found = attributes_of(self.forward.model)
+        digests = attributes_of(self.forward.model)
         loss = self.forward.task.loss
         if isinstance(loss, nn.Module):
-            found |= {f"loss.{path}": each for path, each in attributes_of(loss).items()}
-            found |= {f"loss.{name}": tensor_digest(each) for name, each in loss.named_buffers()}
-        return found
+            digests |= {f"loss.{path}": digest for path, digest in attributes_of(loss).items()}
+            digests |= {
+                f"loss.{name}": tensor_digest(buffer) for name, buffer in loss.named_buffers()
+            }
+        return digests
 
     @torch.no_grad()
     def _put_back(self) -> None:

@@ -46,5 +46,5 @@ def task_for(recipe: Recipe, loss: Loss | None, task: Task | None, dataset: Data
     """Return a training's task. Raises: RecipeError; OwnCodeError for a user's errors."""
     if task is not None:
         return task
-    found = task_of(recipe.task, getattr(dataset, "num_classes", None))
-    return found if loss is None else replace(found, loss=over_samples(loss))
+    named_task = task_of(recipe.task, getattr(dataset, "num_classes", None))
+    return named_task if loss is None else replace(named_task, loss=over_samples(loss))

@@ -46,11 +46,11 @@ def join_run(recipe: CheckedRecipe, place: str) -> Result:
     Raises: RecipeError; LaunchError if no run accepts workers there; AgreementError for another
     recipe or other data; PeerLostError if the server is gone; the error that the run ends with.
     """
-    words, exchange = recipe.synchrony, recipe.exchange
-    check_takes_workers(words)
+    synchrony, exchange = recipe.synchrony, recipe.exchange
+    check_takes_workers(synchrony)
     comes = Comes(place, exchange.timeout_s)
     # in_flight decides no bits, but rank 0 connects as many lanes as the run has.
-    recipe = replace(recipe, synchrony=replace(words, in_flight=comes.facts["in_flight"]))
+    recipe = replace(recipe, synchrony=replace(synchrony, in_flight=comes.facts["in_flight"]))
     if sys.platform.startswith("linux"):
         address = own_addresses(split_place(place)[0])[0]
         os.environ.setdefault(GLOO_INTERFACE, interface_of(address))
@@ -63,11 +63,11 @@ def join_run(recipe: CheckedRecipe, place: str) -> Result:
         mesh = make_mesh(alone, layout_of(recipe.parallel, 1), resources)
         learners = comes.facts["learners"]
         learner = build_learner(run, parts, data, mesh, None, (), resources, learners)
-        own = facts_of(run, learner.probe.digest, learners)
-        check_same(own, comes.facts)
+        local_facts = facts_of(run, learner.probe.digest, learners)
+        check_same(local_facts, comes.facts)
         resources.enter_context(data_workers(data))
         doubt = ""
-        if own["probe"] != comes.facts["probe"]:
+        if local_facts["probe"] != comes.facts["probe"]:
             doubt = "computes other bits than rank 0, so that a replay may come to others"
         given = comes.enter({"doubt": doubt})
         where, sockets = Place(), {0: given.socket}

@@ -37,19 +37,19 @@ from firecaffe.user_code import caffe_file, file_digest, find, is_caffe, is_refe
 
 def own_code(recipe: Recipe, parts: Parts) -> dict[str, str]:
     """Return the sha256 or version of code that is not firecaffe's own, by recipe section."""
-    found = {"model": "", "task": ""}
+    codes = {"model": "", "task": ""}
     if parts.model is None:
-        found["model"] = maker_of(recipe.model.name).code
+        codes["model"] = maker_of(recipe.model.name).code
     else:
-        found["model"] = source_digest(parts.model)
+        codes["model"] = source_digest(parts.model)
     loss = parts.loss if parts.task is None else parts.task.loss
     if loss is not None:
-        found["task"] = source_digest(loss)
+        codes["task"] = source_digest(loss)
     else:
-        found["task"] = _named("task.name", recipe.task.name)
-    found["data"] = _named("data.name", recipe.data.name)
-    found["solver"] = _named("solver.type", recipe.solver.type)
-    return {section: code for section, code in found.items() if code}
+        codes["task"] = _named("task.name", recipe.task.name)
+    codes["data"] = _named("data.name", recipe.data.name)
+    codes["solver"] = _named("solver.type", recipe.solver.type)
+    return {section: code for section, code in codes.items() if code}
 
 
 def _named(word: str, name: str) -> str:
@@ -103,8 +103,8 @@ def build_learner(
     if recipe.train.batch_norm_samples:
         check_layers(unheld.outline, recipe.train.batch_norm_samples)
     file, code = first_file(recipe, checkpoint), own_code(recipe, parts)
-    told = recipe, world, data, unheld.outline, checkpoint, unlike, code, file.sha256
-    agree(world, facts(*told))
+    known = recipe, world, data, unheld.outline, checkpoint, unlike, code, file.sha256
+    agree(world, facts(*known))
     outline = outline_of(unheld.outline)  # of the whole network, before it is split
     batches = Batches(data.train, run.order, recipe.data, world.device)
     task = task_for(recipe, parts.loss, parts.task, data.train)
@@ -155,11 +155,11 @@ def _probe(
     recipe: Recipe, holding: Holding, batches: Batches, mesh: Mesh
 ) -> tuple[Probe, float | None]:
     forward, world = holding.forward, mesh.world
-    backward, beside = (
+    backward, reference = (
         partial(holding.first_backward, batches.train_batch(0, 0)),
         holding.reference(),
     )
-    probe = run_probe(forward.buffers, holding.named, backward, world, mesh.column, beside)
+    probe = run_probe(forward.buffers, holding.named, backward, world, mesh.column, reference)
     is_timed = world.device.type == "cuda" and recipe.train.deterministic
     return probe, _cost_of_determinism(forward, backward) if is_timed else None
 

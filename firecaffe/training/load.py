@@ -155,7 +155,7 @@ def run_of(where: Path) -> Path | None:
     if is_coded(where):
         return None
     around = (where, where.resolve().parent, where.resolve().parent.parent)
-    return next((each for each in around if (each / RECIPE).is_file()), None)
+    return next((folder for folder in around if (folder / RECIPE).is_file()), None)
 
 
 @torch.no_grad()
@@ -219,9 +219,9 @@ def _from_coded(
         raise RecipeError(f"{file}: is a file; best is asked of a run's folder")
     named = USED_LATER if model is None else ("model.name", *USED_LATER)
     given = named if recipe is None else ("model.name",)
-    own, about = described(file, given, trust_code=trust_code)
+    stated, about = described(file, given, trust_code=trust_code)
     if recipe is None:
-        recipe = with_nets(file, own, named)
+        recipe = with_nets(file, stated, named)
     if model is None:
         check_outline(file, recipe.model, about)
     network = _made(model, recipe, about)
@@ -246,11 +246,11 @@ def _from_file(file: Path, model: Given | None, best: bool, trust_code: bool) ->
 
 def _take_all(network: nn.Module, file: Path) -> None:
     try:
-        found = load_weights(network, str(file))
+        loaded = load_weights(network, str(file))
     except RecipeError as error:
         raise CheckpointError(_without_word(str(error))) from error
-    if found.missing or found.unexpected or found.reshaped:
-        raise CheckpointError(f"{_without_word(found.line)}; expected all to fit")
+    if loaded.missing or loaded.unexpected or loaded.reshaped:
+        raise CheckpointError(f"{_without_word(loaded.line)}; expected all to fit")
 
 
 def _without_word(line: str) -> str:

@@ -133,24 +133,24 @@ class _Loop:
                 self._step(self._last)
 
     def _step(self, step: int) -> None:
-        t, run, words = self.t, self.t.run, self.t.run.recipe
+        t, run, recipe = self.t, self.t.run, self.t.run.recipe
         start, done = time.perf_counter(), step + 1
         self._last = done
         t.world.place.step = done
         self._queued.append(t.stepper.run(step, run.learning_rate(step), self._vote))
         votes = self._read(0 if _is_looked_at(run, done) else t.stepper.behind)
-        if words.run.digests:
+        if recipe.run.digests:
             _make_whole(t)
             self._records.digests(done, t.state.digest_each())
         if not run.rounds.is_whole(done):
             self._sums.add_time(done, time.perf_counter() - start)
             return
         self._validation = None
-        if done < run.steps and not votes.stop and _is_due(run, words.train.eval_every, done):
+        if done < run.steps and not votes.stop and _is_due(run, recipe.train.eval_every, done):
             begun = time.perf_counter()
             self._validation = _validate(t, done, self._records)
             start += time.perf_counter() - begun  # evaluation is no part of the step
-        is_due = _is_due(run, words.checkpoint.every, done) or _is_new_best(t, done)
+        is_due = _is_due(run, recipe.checkpoint.every, done) or _is_new_best(t, done)
         if not self.is_over and (is_due or votes.save or votes.stop):
             self._read(0)  # what these steps vote for is done now
             self._save(done, is_now=votes.stop or _is_new_best(t, done))
@@ -207,7 +207,7 @@ class _Loop:
             self.t.world.watch.check()
 
     def end(self) -> Result:
-        t, words, last, records = self.t, self.t.run.recipe, self._last, self._records
+        t, recipe, last, records = self.t, self.t.run.recipe, self._last, self._records
         with self._explained():
             if t.first_step < last:
                 self._save(last, is_now=True)  # before the evaluation, which may fail
@@ -217,7 +217,7 @@ class _Loop:
                     t.best.keep(_path(t, last))
                     t.saver.wait(t.world)
                     t.saver.mark_best(last)
-            stopped_early = t.best.is_enough(words.train.stop_after)
+            stopped_early = t.best.is_enough(recipe.train.stop_after)
             if stopped_early:
                 records.say(t.best.no_better(last))
             test = _evaluate(t, t.data.test, "test", last, records)
@@ -227,7 +227,7 @@ class _Loop:
             if stopped_early and t.best.step < last and t.real is None:
                 tested = partial(_evaluated, t, t.data.test)
                 test_of_best = test_best(t.world, t.state, t.best, tested, records.say)
-        if words.checkpoint.every or words.checkpoint.every_s:
+        if recipe.checkpoint.every or recipe.checkpoint.every_s:
             records.say(t.saver.costs.line)
         result = result_of(
             t.world,
@@ -265,9 +265,9 @@ def _is_due(run: Run, every: int, done: int) -> bool:
 
 def _is_looked_at(run: Run, done: int) -> bool:
     # Whether the state after this step is needed, with all losses so far.
-    words = run.recipe
-    is_due = any(_is_due(run, n, done) for n in (words.checkpoint.every, words.train.eval_every))
-    return run.rounds.is_whole(done) and (done == run.steps or is_due or words.run.digests)
+    recipe = run.recipe
+    is_due = any(_is_due(run, n, done) for n in (recipe.checkpoint.every, recipe.train.eval_every))
+    return run.rounds.is_whole(done) and (done == run.steps or is_due or recipe.run.digests)
 
 
 def _make_whole(t: Training) -> None:
@@ -309,24 +309,24 @@ def _is_new_best(t: Training, done: int) -> bool:
 def _validate(t: Training, done: int, records: Records) -> Evaluation | None:
     if t.data.validation is None:
         return None
-    found = _evaluate(t, t.data.validation, "validation", done, records)
+    evaluation = _evaluate(t, t.data.validation, "validation", done, records)
     if t.world.is_first and t.state.has_all_weights:
         records.weights(done, weights_digest(t.state.tensors_held_by_all(WEIGHTS)))
     if t.best.evaluated != done:  # else the run was resumed from there
-        t.best.add(done, found)
-    return found
+        t.best.add(done, evaluation)
+    return evaluation
 
 
 def _evaluate(t: Training, dataset: Dataset, split: str, done: int, records: Records) -> Evaluation:
     _make_whole(t)
     _estimate_norms(t, done)
-    found = _evaluated(t, dataset)
-    records.evaluation(split, done, found)
-    return found
+    evaluation = _evaluated(t, dataset)
+    records.evaluation(split, done, evaluation)
+    return evaluation
 
 
 def _evaluated(t: Training, dataset: Dataset) -> Evaluation:
-    holding, words = t.stepper.holding, t.run.recipe
+    holding, recipe = t.stepper.holding, t.run.recipe
     averaged = t.stepper.update.evaluating()
     estimated = nullcontext() if t.norms is None else t.norms.in_place()
     with averaged, estimated, _turn(t), t.world.traffic.uncounted():
@@ -334,8 +334,8 @@ def _evaluated(t: Training, dataset: Dataset) -> Evaluation:
             holding.forward.model,
             holding.forward.task,
             dataset,
-            words.data,
-            words.train,
+            recipe.data,
+            recipe.train,
             t.evaluators,
             outputs_of=partial(holding.outputs, num_samples=len(dataset)),
             tellers=t.tellers,

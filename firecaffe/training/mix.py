@@ -44,10 +44,10 @@ class Mixed:
     """The weight of `targets`; the rest is the partners'."""
 
     def loss(self, loss: Loss, outputs: Any) -> Tensor:
-        own = loss(outputs, self.targets)
+        target_loss = loss(outputs, self.targets)
         if self.partners is None:
-            return own
-        return self.share * own + (1 - self.share) * loss(outputs, self.partners)
+            return target_loss
+        return self.share * target_loss + (1 - self.share) * loss(outputs, self.partners)
 
     @property
     def counted(self) -> Any:
@@ -138,15 +138,15 @@ def _beta(alpha: float, draw: float) -> float:
 
 def _uniforms(hashes: Tensor) -> Iterator[float]:
     # Strictly between 0 and 1, from the upper 53 bits of hashes.
-    return (((each >> 11) % 2**53 + 0.5) / 2**53 for each in hashes.tolist())
+    return (((bits >> 11) % 2**53 + 0.5) / 2**53 for bits in hashes.tolist())
 
 
 def _check_images(inputs: Any) -> None:
     if not (isinstance(inputs, Tensor) and inputs.ndim == 4 and inputs.is_floating_point()):
-        found = tuple(inputs.shape) if isinstance(inputs, Tensor) else type(inputs).__name__
+        given = tuple(inputs.shape) if isinstance(inputs, Tensor) else type(inputs).__name__
         raise RecipeError(
             f"data.cutmix and data.erasing take images of (samples, channels, rows, columns); the "
-            f"data give {found}"
+            f"data give {given}"
         )
 
 

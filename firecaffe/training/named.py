@@ -27,9 +27,9 @@ def check_named(where: Path, recipe: Recipe, needed: Collection[str]) -> None:
             unnamed["task"] = word
     missing = {section: what for section, what in unnamed.items() if section in needed}
     if missing:
-        words = " ".join(f"--{section}.name path/file.py:function" for section in missing)
+        options = " ".join(f"--{section}.name path/file.py:function" for section in missing)
         raise RecipeError(
             f"{where}: given in Python, or not at all, and named nowhere: "
             f"{', '.join(missing.values())}"
-            f"; name functions that return the same: {words}"
+            f"; name functions that return the same: {options}"
         )

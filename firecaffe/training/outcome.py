@@ -28,11 +28,11 @@ class Votes:
 
 
 def ballot(votes: Votes, device: torch.device) -> Tensor:
-    found = torch.zeros(VOTES, device=device)
+    ballots = torch.zeros(VOTES, device=device)
     for place, is_wanted in enumerate((votes.stop, votes.save)):
         if is_wanted:
-            found[place].fill_(1.0)  # by the device: a copy from the host would wait for it
-    return found
+            ballots[place].fill_(1.0)  # by the device: a copy from the host would wait for it
+    return ballots
 
 
 @dataclass(frozen=True)
@@ -78,18 +78,18 @@ class Outcome:
     @property
     def problem(self) -> str:
         """A description of what is not finite; empty if all is."""
-        loss, found = self.loss, self.found
-        if math.isfinite(loss) and found.may_overflow:
+        loss, checked = self.loss, self.found
+        if math.isfinite(loss) and checked.may_overflow:
             return ""
-        if not bool(found.is_finite.all()):
-            layer = found.names[found.is_finite.tolist().index(False)]
+        if not bool(checked.is_finite.all()):
+            layer = checked.names[checked.is_finite.tolist().index(False)]
             return (
                 f"the loss is {loss:.4g}; the first gradient in network order that is not finite "
                 f"is that of {layer}"
             )
         if not math.isfinite(loss):
             return f"the loss is {loss:.4g}, though all gradients are finite"
-        return "" if bool(found.norm.isfinite()) else "the norm of the gradient is beyond float32"
+        return "" if bool(checked.norm.isfinite()) else "the norm of the gradient is beyond float32"
 
     def read(self, look: Callable[[], None] = lambda: None) -> StepResult:
         """Wait for the step's end. look: called meanwhile; it may raise. Raises: NotFiniteError."""

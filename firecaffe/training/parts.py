@@ -117,12 +117,12 @@ def open_parts(recipe: Recipe, parts: Parts) -> Data:
         raise DataError("train_set and test_set come together; one of them is missing")
     check_words(recipe.data)
     validation = parts.validation
-    own = DataParts(
+    data_parts = DataParts(
         check_own("train_set", parts.train),
         check_own("test_set", parts.test),
         None if validation is None else check_own("validation_set", validation),
     )
-    return divide(own, recipe.data)
+    return divide(data_parts, recipe.data)
 
 
 def counts_of(dataset: Dataset) -> tuple[int | None, int | None]:

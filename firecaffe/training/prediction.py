@@ -45,25 +45,25 @@ Read = Callable[[Path], list[tuple[str, Tensor]]]
 
 def list_files(words: Sequence[str]) -> tuple[list[Path], list[str]]:
     """List files, with the images and arrays in folders; and lines on others. Raises: DataError."""
-    found: list[Path] = []
+    files: list[Path] = []
     unread: dict[str, Counter[str]] = {}
     for word in words:
         path = Path(word)
         if path.is_dir():
             inside = sorted(_files_in(path))
-            taken = [each for each in inside if is_image(each.name) or _is_array(each)]
-            unread[word] = Counter(kind_of(each.name) for each in set(inside) - set(taken))
+            taken = [file for file in inside if is_image(file.name) or _is_array(file)]
+            unread[word] = Counter(kind_of(file.name) for file in set(inside) - set(taken))
             if not taken:
                 raise DataError(
                     f"{path}: holds no images ({unread[word].total()} other files), expected files "
                     f"in {', '.join(SUFFIXES)}"
                 )
-            found += taken
+            files += taken
         elif path.exists():
-            found.append(path)
+            files.append(path)
         else:
             raise DataError(f"{path}: there is no such image or folder")
-    return found, notes_of(unread)
+    return files, notes_of(unread)
 
 
 def _files_in(folder: Path) -> Iterator[Path]:
@@ -71,11 +71,11 @@ def _files_in(folder: Path) -> Iterator[Path]:
         inside = listed(folder)
     except OSError as error:
         raise DataError(f"{folder}: cannot be read, {error.strerror}") from error
-    for each in inside:
-        if each.is_dir(follow_symlinks=False):
-            yield from _files_in(Path(each.path))
-        elif each.is_file():
-            yield Path(each.path)
+    for entry in inside:
+        if entry.is_dir(follow_symlinks=False):
+            yield from _files_in(Path(entry.path))
+        elif entry.is_file():
+            yield Path(entry.path)
 
 
 def _is_array(path: Path) -> bool:
@@ -250,11 +250,11 @@ def _samples(
 ) -> Iterator[tuple[str, Tensor]]:
     for path in paths:
         try:
-            found = read(path)
+            samples = read(path)
         except DataError as error:
             broken(error)
         else:
-            yield from found
+            yield from samples
 
 
 def of_samples(
@@ -344,10 +344,10 @@ def labels_of_run(about: About, data: Data, config: DataConfig) -> Tensor | None
     where = config.path or config.name
     names, known = _names(data), about.class_names
     if not names or not known:
-        found = num_classes(data.train)
-        if found is not None and about.num_classes is not None and found > about.num_classes:
+        classes = num_classes(data.train)
+        if classes is not None and about.num_classes is not None and classes > about.num_classes:
             raise DataError(
-                f"{where}: the data have {found} classes, the run was trained on "
+                f"{where}: the data have {classes} classes, the run was trained on "
                 f"{about.num_classes}; expected no more"
             )
         return None

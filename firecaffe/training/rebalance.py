@@ -76,14 +76,14 @@ class Balance:
         """
         if not self._measured:  # so on all ranks
             return ""
-        own = statistics.median(self._measured)
+        local_s = statistics.median(self._measured)
         self._measured = []
-        seconds = [float(text) for text in gather_text(self.world, json.dumps(own))]
+        seconds = [float(text) for text in gather_text(self.world, json.dumps(local_s))]
         of_rows = [max(row) for row in rows_of(seconds, self.layout.model)]
         before, counts = self.shares, self.micro_batches_by_rank
-        each, level = self.layout.at_a_time, self.level
-        rounds = next_shares(self.num_leaves // (each << level), of_rows, self._rounds)
-        in_nodes = shares_in_rows(rounds, each)
+        at_a_time, level = self.layout.at_a_time, self.level
+        rounds = next_shares(self.num_leaves // (at_a_time << level), of_rows, self._rounds)
+        in_nodes = shares_in_rows(rounds, at_a_time)
         self.shares = tuple(range(one.start << level, one.stop << level) for one in in_nodes)
         if self.shares == before:
             return ""
@@ -96,15 +96,15 @@ class Balance:
 
     @property
     def micro_batches_by_rank(self) -> list[int]:
-        each = self.layout.ranks_of_a_sharer
-        return [len(share) for share in self.shares for _ in range(each)]
+        num_ranks = self.layout.ranks_of_a_sharer
+        return [len(share) for share in self.shares for _ in range(num_ranks)]
 
     @property
     def _rounds(self) -> Shares:
         # In units of what a row computes at a time, or of whole nodes.
-        each = self.layout.at_a_time
-        unit = each << self.level
-        rows = rows_of(self.shares, each)
+        at_a_time = self.layout.at_a_time
+        unit = at_a_time << self.level
+        rows = rows_of(self.shares, at_a_time)
         return tuple(range(row[0].start // unit, row[-1].stop // unit) for row in rows)
 
     def as_dict(self) -> dict[str, object]:
@@ -136,14 +136,14 @@ def measured_shares(
     run: Run, mesh: Mesh, step: EveryStep, ahead: BatchesAhead
 ) -> MeasuredShares | None:
     """Return None unless the recipe measures shares and there are several rows."""
-    words = run.recipe.synchrony
+    synchrony = run.recipe.synchrony
     layout = layout_of(run.recipe.parallel, mesh.world.world_size)
-    if words.shares != MEASURED or layout.data == 1:
+    if synchrony.shares != MEASURED or layout.data == 1:
         return None
     full_step = run.recipe.train.global_batch_size
-    at_first = words.shares_every, run.shares, run.recipe.exchange.level
-    own = Balance(mesh.world, layout, run.num_leaves, full_step, *at_first)
-    return MeasuredShares(own, step, ahead, partial(run.route.order, run.num_leaves))
+    at_first = synchrony.shares_every, run.shares, run.recipe.exchange.level
+    balance = Balance(mesh.world, layout, run.num_leaves, full_step, *at_first)
+    return MeasuredShares(balance, step, ahead, partial(run.route.order, run.num_leaves))
 
 
 def shares_in_rows(rounds: Shares, size: int) -> Shares:

@@ -31,8 +31,8 @@ def say(line: str) -> None:
 
 
 def in_words(metrics: Mapping[str, float], shares: Sequence[str]) -> str:
-    found = [(Measure(name, is_share=name in shares), value) for name, value in metrics.items()]
-    return "".join(f"{each.words} {each.shown(value)}, " for each, value in found)
+    measured = [(Measure(name, is_share=name in shares), value) for name, value in metrics.items()]
+    return "".join(f"{measure.words} {measure.shown(value)}, " for measure, value in measured)
 
 
 class RunProgress:
@@ -105,11 +105,11 @@ class Records:
             self._trips = enter(JsonLines(timings / f"round-trips-{world.rank}.jsonl", goes_on))
             if world.is_first:
                 after = first_step if goes_on else None
-                words = run.recipe.run
-                self._loggers = Loggers(words.loggers, self.say)
+                config = run.recipe.run
+                self._loggers = Loggers(config.loggers, self.say)
                 opened.callback(self._loggers.end, None)
                 self._loggers.begin(folder, run.title, flatten(run.recipe))
-                self._metrics = enter(Metrics(folder, words.tensorboard, after, self._loggers))
+                self._metrics = enter(Metrics(folder, config.tensorboard, after, self._loggers))
                 self._weights = enter(JsonLines(folder / WEIGHTS, goes_on))
                 if run.recipe.run.digests:
                     self._digests = enter(JsonLines(folder / DIGESTS, goes_on))
@@ -121,7 +121,7 @@ class Records:
     def step(self, done: int, learning_rate: float, result: StepResult) -> None:
         """Record step `done`, counted from 1."""
         timings = asdict(result.timings).items()
-        self._timings.write({name: each for name, each in timings if each is not None})
+        self._timings.write({name: seconds for name, seconds in timings if seconds is not None})
         for trip in self._watch.take_round_trips() if self._watch is not None else ():
             self._trips.write(asdict(trip))
         self._progress.step(done, learning_rate, result)

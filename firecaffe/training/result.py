@@ -206,8 +206,8 @@ class Result:
     def _waits(self) -> str:
         waits = self.data_wait_by_rank
         if len(waits) <= MOST_LISTED_RANKS:
-            each = ", ".join(f"{wait:.1%} on rank {rank}" for rank, wait in enumerate(waits))
-            return f"waited for data: {each}"
+            listed = ", ".join(f"{wait:.1%} on rank {rank}" for rank, wait in enumerate(waits))
+            return f"waited for data: {listed}"
         worst = waits.index(max(waits))
         return f"waited for data: {min(waits):.1%} to {max(waits):.1%}, most on rank {worst}"
 
@@ -297,7 +297,7 @@ def _stated(
         "sent": world.traffic.sent_bytes,
         "memory": peak_memory_bytes(world.device),
         "optimizer": state.own_bytes("optimizer"),
-        "broken": [each for of_part in sums.broken for each in of_part.values()],
+        "broken": [name for of_part in sums.broken for name in of_part.values()],
         "doubts": list(doubts),
     }
 
@@ -315,7 +315,7 @@ def _of_ranks(ranks: Sequence[dict[str, Any]], steps: int) -> dict[str, Any]:
         "optimizer_bytes_by_rank": [rank["optimizer"] for rank in ranks],
         "checkpoints": SaveCosts(**ranks[0]["checkpoints"]),
         "broken_images": sorted({name for rank in ranks for name in rank["broken"]}),
-        "identity_doubts": list(dict.fromkeys(each for rank in ranks for each in rank["doubts"])),
+        "identity_doubts": list(dict.fromkeys(doubt for rank in ranks for doubt in rank["doubts"])),
     }
 
 

@@ -45,7 +45,12 @@ def about_of(parts: Parts, data: Data) -> About:
     if is_images(test) and (is_decoded or _inputs(layout_of(test))[1] == "uint8"):
         CHW = tuple(test.sample_CHW)
     shape, dtype = _inputs(data.layout)
-    own = {"model": parts.model, "loss": parts.loss, "task": parts.task, "train_set": parts.train}
+    given_parts = {
+        "model": parts.model,
+        "loss": parts.loss,
+        "task": parts.task,
+        "train_set": parts.train,
+    }
     return About(
         *counts_of(data.train),
         class_names=data.class_names,
@@ -53,7 +58,7 @@ def about_of(parts: Parts, data: Data) -> About:
         is_decoded=is_decoded,
         input_shape=shape,
         input_dtype=dtype,
-        given=tuple(name for name, value in own.items() if value is not None),
+        given=tuple(name for name, value in given_parts.items() if value is not None),
     )
 
 

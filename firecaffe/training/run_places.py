@@ -45,8 +45,8 @@ class Places:
         for rank, where in self.apart.items():
             ranks.setdefault(where, []).append(rank)
         said = [
-            f"{name} keeps the timings of rank {', '.join(map(str, own))} in {folder}"
-            for (name, folder), own in list(ranks.items())[:MOST_NAMED]
+            f"{name} keeps the timings of rank {', '.join(map(str, numbers))} in {folder}"
+            for (name, folder), numbers in list(ranks.items())[:MOST_NAMED]
         ]
         if len(ranks) > MOST_NAMED:
             said.append(f"{len(ranks) - MOST_NAMED} others in theirs")
@@ -63,30 +63,30 @@ def find_places(world: World, words: RunConfig, first: Path, mark: str, goes_on_
     RunError if such a folder cannot be made, or is another run's.
     """
     sees, marks = mark_of(first) == mark, (mark, apart_mark(mark))
-    own = first if sees else Path(words.folder or Path("runs", first.name)).absolute()
+    local_folder = first if sees else Path(words.folder or Path("runs", first.name)).absolute()
     if not sees:
-        _make(own, first, mark, goes_on_at, world.host)
-    said = gather_text(world, "" if sees else json.dumps([world.host, str(own)]))
+        _make(local_folder, first, mark, goes_on_at, world.host)
+    said = gather_text(world, "" if sees else json.dumps([world.host, str(local_folder)]))
     # Another rank of this host may have made and marked it by now. Or it is rank 0's, which a slow
     # shared disk shows late.
-    if mark_of(own) not in marks:
+    if mark_of(local_folder) not in marks:
         raise RunError(
-            f"run.folder {own} exists already on {world.host}, which does not see {first} of rank "
-            "0; two runs never write into one folder"
+            f"run.folder {local_folder} exists already on {world.host}, which does not see "
+            f"{first} of rank 0; two runs never write into one folder"
         )
     apart = {rank: tuple(json.loads(text)) for rank, text in enumerate(said) if text}
-    return Places(first, own, not sees, apart)
+    return Places(first, local_folder, not sees, apart)
 
 
-def _make(own: Path, first: Path, mark: str, goes_on_at: int, host: str) -> None:
+def _make(folder: Path, first: Path, mark: str, goes_on_at: int, host: str) -> None:
     try:
-        own.mkdir(parents=True)
-        (own / "timings").mkdir()
+        folder.mkdir(parents=True)
+        (folder / "timings").mkdir()
         facts = {**describe_environment(), MARK: apart_mark(mark), "folder_of_rank_0": str(first)}
-        write_json(own / ENVIRONMENT, facts)
+        write_json(folder / ENVIRONMENT, facts)
     except FileExistsError:
-        if mark_of(own) == apart_mark(mark):
-            with alone_in(own):
-                continue_run_folder(own, goes_on_at)
+        if mark_of(folder) == apart_mark(mark):
+            with alone_in(folder):
+                continue_run_folder(folder, goes_on_at)
     except OSError as error:
-        raise RunError(f"run.folder {own} on {host}: {error.strerror}") from error
+        raise RunError(f"run.folder {folder} on {host}: {error.strerror}") from error

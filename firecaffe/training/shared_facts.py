@@ -43,7 +43,7 @@ def facts(
     """
     code = {"torch": torch.__version__, "source": source_digest()[:12]}
     code |= {section: digest[:12] for section, digest in own_code.items()}
-    words = {k: str(v) for k, v in flatten(recipe).items() if not k.startswith("run.")}
+    settings = {k: str(v) for k, v in flatten(recipe).items() if not k.startswith("run.")}
     resumed = "none" if checkpoint is None else f"step {checkpoint.step}, {checkpoint.digest[:12]}"
     nodes = {}
     if parse_hierarchical(recipe.exchange.algorithm) is not None:
@@ -52,7 +52,7 @@ def facts(
         **nodes,
         "the code": ", ".join(f"{what} {which}" for what, which in code.items()),
         "the file of the first weights": weights_sha256,
-        **words,
+        **settings,
         "the kind of device": world.device.type,
         "the training data": describe_training(recipe, data, "training" not in unlike),
         "the validation data": "none"
@@ -66,27 +66,27 @@ def facts(
 
 def _outline(model: nn.Module) -> dict[str, str]:
     named = (*model.named_parameters(), *model.named_buffers())
-    return {name: f"{each.dtype} {tuple(each.shape)}" for name, each in named}
+    return {name: f"{tensor.dtype} {tuple(tensor.shape)}" for name, tensor in named}
 
 
 def describe(dataset: Dataset, is_repeatable: bool = True) -> str:
     """Describe a data set by its size and a digest of three samples, to tell data sets apart."""
     if is_images(dataset):
         shape = "x".join(map(str, dataset.sample_CHW))
-        words = f"{len(dataset)} images of {shape}, {dataset.num_classes} classes"
+        text = f"{len(dataset)} images of {shape}, {dataset.num_classes} classes"
     else:
-        words = f"{len(dataset)} samples of {layout_of(dataset)}"
+        text = f"{len(dataset)} samples of {layout_of(dataset)}"
     if transform := getattr(dataset, "transform_words", ""):
-        words += f", {transform}"
+        text += f", {transform}"
     if not is_repeatable:
-        return f"{words}, others each time"
+        return f"{text}, others each time"
     last = len(dataset) - 1
     batch = dataset.batch(torch.tensor([0, last // 2, last]))
     if is_images(dataset):
         samples = digest(zip(("images", "labels"), batch, strict=True))
     else:
         samples = digest(named_leaves(batch))
-    return f"{words}, {samples[:12]}"
+    return f"{text}, {samples[:12]}"
 
 
 def describe_training(recipe: Recipe, data: Data, is_repeatable: bool = True) -> str:
@@ -100,8 +100,8 @@ def describe_training(recipe: Recipe, data: Data, is_repeatable: bool = True) ->
 
 def unrepeatable(world: World, data: Data) -> list[str]:
     """Return the parts of the data that gave a rank other samples when they were read twice."""
-    own = [name for name, part in data.parts.items() if not is_repeatable(part)]
-    stated = [json.loads(text) for text in gather_text(world, json.dumps(own))]
+    local_names = [name for name, part in data.parts.items() if not is_repeatable(part)]
+    stated = [json.loads(text) for text in gather_text(world, json.dumps(local_names))]
     return [name for name in data.parts if any(name in names for names in stated)]
 
 
@@ -115,8 +115,8 @@ def doubt_of_data(part: str) -> str:
 def doubt_of_weights(ranks: Sequence[int]) -> list[str]:
     if not ranks:
         return []
-    told = ", ".join(map(str, ranks))
-    return [f"rank {told} made other initial weights from the same seed; rank 0's were taken"]
+    listed = ", ".join(map(str, ranks))
+    return [f"rank {listed} made other initial weights from the same seed; rank 0's were taken"]
 
 
 def doubts_of(run: Run, world: World, probe: Probe, checkpoint: Checkpoint | None) -> list[str]:

@@ -71,22 +71,22 @@ def find_start(world: World, resume: str | Path | None) -> Start:
 
 def load_together(world: World, where: Path) -> tuple[Checkpoint, list[str]]:
     """Load the checkpoint that rank 0 chooses, and return why newer ones are damaged."""
-    found: Checkpoint | None = None
+    checkpoint: Checkpoint | None = None
     damaged: list[str] = []
     problem: CheckpointError | None = None
     if world.is_first:
         try:
-            found, damaged = load_newest(where)
+            checkpoint, damaged = load_newest(where)
         except CheckpointError as error:
             problem = error
-    is_there = gather_text(world, "" if found is None else "yes")[0]
+    is_there = gather_text(world, "" if checkpoint is None else "yes")[0]
     if problem is not None:
         raise problem
     if not is_there:
         none = CheckpointError(f"{where}: rank 0 found no checkpoint there")
         none.goes_along = True
         raise none
-    return pass_on(world, found), damaged
+    return pass_on(world, checkpoint), damaged
 
 
 def announce_folder(world: World, start: Start, folder: Path) -> bool:

@@ -104,10 +104,10 @@ class State:
         """Raise UnfitCheckpointError if the resumed checkpoint holds more than was loaded."""
         if self._resumed is None:
             return
-        words = {word for word, values in self._resumed.numbers.items() if values}
+        resumed = {word for word, values in self._resumed.numbers.items() if values}
         left = {
             *(self._resumed.piece_files.keys() - self.pieces.keys()),
-            *(words - self.numbers.keys()),
+            *(resumed - self.numbers.keys()),
         }
         if left:
             names = ", ".join(sorted(left))
@@ -141,21 +141,25 @@ class State:
 
     def collect_numbers(self) -> dict[str, dict[str, Any]]:
         """Return all numbers by their keys, on rank 0. All ranks call it. Raises: PeerLostError."""
-        found: dict[str, dict[str, Any]] = {}
+        collected: dict[str, dict[str, Any]] = {}
         for word, numbers in self.numbers.items():
             if isinstance(numbers, NumbersInParts):
-                told = gather_text(self.world, json.dumps(numbers.state_dict()))
-                found[word] = {name: each for own in told for name, each in json.loads(own).items()}
+                texts = gather_text(self.world, json.dumps(numbers.state_dict()))
+                collected[word] = {
+                    name: value for text in texts for name, value in json.loads(text).items()
+                }
             elif self.world.is_first:
-                found[word] = numbers.state_dict()
-        return found
+                collected[word] = numbers.state_dict()
+        return collected
 
     def begin(self) -> None:
         """Remember which buffers are not finite before the first step, as a mask of infinities."""
-        own = self._own_results()
-        buffers = {name: each for name, each in own.items() if name.startswith("buffer/")}
+        local_results = self._own_results()
+        buffers = {
+            name: tensor for name, tensor in local_results.items() if name.startswith("buffer/")
+        }
         self._begun_infinite = {
-            name for name, each in buffers.items() if first_not_finite({name: each})
+            name for name, tensor in buffers.items() if first_not_finite({name: tensor})
         }
 
     def check_finite(self) -> None:
@@ -164,11 +168,11 @@ class State:
         Rank 0 checks the pieces that all hold, for it saves them, and each rank its parts of the
         others. Raises: NotFiniteError on all ranks.
         """
-        own = self._own_results()
+        local_results = self._own_results()
         for name in self._begun_infinite:
-            own.pop(name, None)
-        said = gather_text(self.world, first_not_finite(own))
-        broken = next((each for each in said if each), "")
+            local_results.pop(name, None)
+        said = gather_text(self.world, first_not_finite(local_results))
+        broken = next((text for text in said if text), "")
         if broken:
             raise NotFiniteError(f"after the update {broken} is not finite")
 
@@ -187,10 +191,10 @@ class State:
 
     def compare_weights(self) -> tuple[str, list[int]]:
         """Return the digest of all weights, this rank's if it has them, and ranks that differ."""
-        own = weights_digest(self.tensors_held_by_all(WEIGHTS))
-        different = ranks_that_differ(self.world, own)
+        local_digest = weights_digest(self.tensors_held_by_all(WEIGHTS))
+        different = ranks_that_differ(self.world, local_digest)
         if self.has_all_weights:
-            return own, different
+            return local_digest, different
         return self._digest(WEIGHTS), different
 
     def sha256(self) -> str:
@@ -200,15 +204,19 @@ class State:
 
     def digest_each(self) -> dict[str, str]:
         """Return digests of all tensors and losses, 16 hex digits, on rank 0. All ranks call it."""
-        each = digest_each(self._wholes(self._results()))
-        return {name: value[:16] for name, value in {**each, "losses": self.losses.history}.items()}
+        digests = digest_each(self._wholes(self._results()))
+        return {
+            name: value[:16] for name, value in {**digests, "losses": self.losses.history}.items()
+        }
 
     def digest_each_of(self, checkpoint: Checkpoint) -> dict[str, str]:
-        found: dict[str, str] = {}
+        digests: dict[str, str] = {}
         for name in self._results():
             stored = stored_piece(checkpoint, name, self.pieces[name].held_by_all)
-            found |= digest_each((f"{name}/{key}", stored[key]) for key in stored)
-        return {name: each[:16] for name, each in {**found, "losses": checkpoint.history}.items()}
+            digests |= digest_each((f"{name}/{key}", stored[key]) for key in stored)
+        return {
+            name: value[:16] for name, value in {**digests, "losses": checkpoint.history}.items()
+        }
 
     def _results(self) -> list[str]:
         return [name for name, piece in self.pieces.items() if piece.is_result]

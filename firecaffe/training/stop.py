@@ -65,12 +65,12 @@ class StopRequest:
 
 def stopped(reason: str, done: int, folder: Path) -> FirecaffeError:
     """Return the error that ends a run that was asked to stop after `done` steps."""
-    words = (
+    message = (
         f"stopped after step {done} ({reason or 'another rank was asked to'}); "
         f"a checkpoint is saved, resume with {resume_word(folder)}"
     )
     if reason == LAUNCHER:
-        return LauncherLostError(words)
-    error = PreemptedError(words)
+        return LauncherLostError(message)
+    error = PreemptedError(message)
     error.goes_along = not reason
     return error

@@ -218,11 +218,11 @@ class TensorFile(Stored):
 def _header(listed: Sequence[Whole]) -> bytes:
     places = {}
     start = 0
-    for each in listed:
-        stop = start + each.nbytes
-        places[each.name] = {
-            "dtype": DTYPES[each.dtype],
-            "shape": list(each.shape),
+    for whole in listed:
+        stop = start + whole.nbytes
+        places[whole.name] = {
+            "dtype": DTYPES[whole.dtype],
+            "shape": list(whole.shape),
             "data_offsets": [start, stop],
         }
         start = stop

@@ -66,8 +66,8 @@ class Trial:
 
     @property
     def text(self) -> str:
-        words = replace(self.recipe.run, folder=str(self.folder), tensorboard=False)
-        return to_toml(replace(self.recipe, run=words))
+        run = replace(self.recipe.run, folder=str(self.folder), tensorboard=False)
+        return to_toml(replace(self.recipe, run=run))
 
     @property
     def is_there(self) -> bool:
@@ -83,9 +83,9 @@ class Trial:
 
     def look(self) -> bool:
         """Read the new evaluations. Returns whether the training is to be ended now."""
-        found = scores(self.folder, self.measure)
-        while not self.ended_early and len(self.told) < len(found):
-            self.told.append(found[len(self.told)])
+        evaluations = scores(self.folder, self.measure)
+        while not self.ended_early and len(self.told) < len(evaluations):
+            self.told.append(evaluations[len(self.told)])
             last = self.told[-1]
             is_last = last.is_finite and last.step >= self.recipe.train.steps > 0
             self.ended_early = not is_last and self.end(self.told)
@@ -97,10 +97,10 @@ def scores(folder: Path, measure: Measure = TOP1) -> list[TrialScore]:
     path = folder / METRICS
     lines = read_rows(path, LossRow, holding=b'"validation"')
     try:
-        found = [_score({**row}, measure) for row in lines if row["kind"] == "validation"]
+        validations = [_score({**row}, measure) for row in lines if row["kind"] == "validation"]
     except ValueError as error:
         raise RunError(f"{path}: cannot be read ({error})") from error
-    return [*found, *_diverged(folder, found, measure)]
+    return [*validations, *_diverged(folder, validations, measure)]
 
 
 class Value(TypedDict):
@@ -115,7 +115,9 @@ def _score(row: dict[str, Any], measure: Measure) -> TrialScore:
     return TrialScore(row["step"], worst if value is None else value, is_finite)
 
 
-def _diverged(folder: Path, found: Sequence[TrialScore], measure: Measure) -> list[TrialScore]:
+def _diverged(
+    folder: Path, validations: Sequence[TrialScore], measure: Measure
+) -> list[TrialScore]:
     # The score of a run that has ended because it diverged.
     if not (folder / FAULT).exists():
         return []
@@ -123,7 +125,7 @@ def _diverged(folder: Path, found: Sequence[TrialScore], measure: Measure) -> li
     if fault.get("kind") not in ("not_finite", "diverged"):
         return []
     none = 0.0 if measure.is_share and measure.higher_is_better else measure.gain(-inf)
-    return [TrialScore(fault.get("step", 0), found[-1].value if found else none, False)]
+    return [TrialScore(fault.get("step", 0), validations[-1].value if validations else none, False)]
 
 
 @contextmanager
@@ -225,8 +227,10 @@ def environment_of(slot: int, workers: int) -> dict[str, str]:
     """Return a slot's environment, with its own GPUs if there are enough for all slots."""
     shown = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = shown.split(",") if shown else list(map(str, range(torch.cuda.device_count())))
-    own = gpus[slot * workers : (slot + 1) * workers]
-    return os.environ | ({"CUDA_VISIBLE_DEVICES": ",".join(own)} if len(own) == workers else {})
+    slot_gpus = gpus[slot * workers : (slot + 1) * workers]
+    return os.environ | (
+        {"CUDA_VISIBLE_DEVICES": ",".join(slot_gpus)} if len(slot_gpus) == workers else {}
+    )
 
 
 def _check_end(trial: Trial, code: int) -> None:

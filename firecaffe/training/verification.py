@@ -169,14 +169,14 @@ def replay(
         while again.done < last:
             again.advance()
         state = again.state
-        found = Digests(last, state.compare_weights()[0], state.sha256())
+        computed = Digests(last, state.compare_weights()[0], state.sha256())
         recorded = (
             digests_of_result(folder) if checkpoint is None else _of_checkpoint(checkpoint, state)
         )
         if to is not None:
             about = Checkpoint(last, dict(again.run.deciding), again.learner.probe.digest)
             _keep(to, again, about)
-    return Replayed(recorded, found, again.updates)
+    return Replayed(recorded, computed, again.updates)
 
 
 def digests_of_result(folder: Path) -> Digests:
@@ -189,8 +189,8 @@ def _of_checkpoint(checkpoint: Checkpoint, state: State) -> Digests:
     # `state` says in which order tensors are digested, others last, and which are no results.
     stored, order = checkpoint.tensors, list(state.tensors_held_by_all())
     every = [*(name for name in order if name in stored), *sorted(stored.keys() - set(order))]
-    beside = {name for name, piece in state.pieces.items() if not piece.is_result}
-    names = [name for name in every if name.partition("/")[0] not in beside]
+    others = {name for name, piece in state.pieces.items() if not piece.is_result}
+    names = [name for name in every if name.partition("/")[0] not in others]
     weights = (name for name in names if name.partition("/")[0] in WEIGHTS)
     tensors = digest((name, stored[name]) for name in names)
     return Digests(
@@ -258,52 +258,52 @@ def verify_run(
         )
     is_finished = (folder / "result.json").is_file()
     checkpoints = list_checkpoints(folder / "checkpoints")
-    found = Verified(recorded.last)
+    verified = Verified(recorded.last)
     with train_again(folder, recipe, world, parts or Parts()) as again:
         while again.done < until:
-            _compare_losses(folder, recorded, again.advance(), found)
-            _compare_digests(folder, recorded, again, found)
+            _compare_losses(folder, recorded, again.advance(), verified)
+            _compare_digests(folder, recorded, again, verified)
             if checkpoint_name(again.done) in checkpoints:
-                _compare_checkpoint(folder, again, found)
+                _compare_checkpoint(folder, again, verified)
         if is_finished and again.done == digests_of_result(folder).step:
             _compare_result(folder, again)
-            found.result = True
-        found.steps, found.updates = again.done, again.updates
-    return found
+            verified.result = True
+        verified.steps, verified.updates = again.done, again.updates
+    return verified
 
 
 def _compare_losses(
-    folder: Path, recorded: Recorded, losses: dict[int, float], found: Verified
+    folder: Path, recorded: Recorded, losses: dict[int, float], verified: Verified
 ) -> None:
     for step, ours in losses.items():
         if step < min(recorded.losses):
             continue  # a step of the run that this one was resumed from
         if step not in recorded.losses:
             raise RunError(f"{folder / METRICS}: has no loss of step {step}")
-        found.losses += 1
+        verified.losses += 1
         theirs = recorded.losses[step]
         if ours != theirs:
             _differs(folder, f"in step {step}: loss {theirs!r} in {METRICS}, {ours!r} here")
 
 
-def _compare_digests(folder: Path, recorded: Recorded, again: Again, found: Verified) -> None:
+def _compare_digests(folder: Path, recorded: Recorded, again: Again, verified: Verified) -> None:
     step = again.done
     if step in recorded.tensors:
         _compare_tensors(folder, again, recorded.tensors[step], DIGESTS)
-        found.tensors.append(step)
+        verified.tensors.append(step)
     if step in recorded.weights:
         ours, theirs = again.state.compare_weights()[0], recorded.weights[step]
         if ours != theirs:
-            words = f"weights {theirs[:12]} in {WEIGHTS_FILE}, {ours[:12]} here"
-            _differs(folder, f"after step {step}: {words}")
-        found.weights.append(step)
+            text = f"weights {theirs[:12]} in {WEIGHTS_FILE}, {ours[:12]} here"
+            _differs(folder, f"after step {step}: {text}")
+        verified.weights.append(step)
 
 
-def _compare_checkpoint(folder: Path, again: Again, found: Verified) -> None:
+def _compare_checkpoint(folder: Path, again: Again, verified: Verified) -> None:
     where = f"checkpoints/{checkpoint_name(again.done)}"
     theirs = again.state.digest_each_of(load_checkpoint(folder / where))
     _compare_tensors(folder, again, theirs, where)
-    found.tensors.append(again.done)
+    verified.tensors.append(again.done)
 
 
 def _compare_tensors(folder: Path, again: Again, theirs: dict[str, str], where: str) -> None:
@@ -321,8 +321,8 @@ def _compare_result(folder: Path, again: Again) -> None:
         ("weights", "state"), ours, (theirs.weights, theirs.state), strict=True
     ):
         if our != their:
-            words = f"{what} {their[:12]} in result.json, {our[:12]} here"
-            _differs(folder, f"at its end, after step {again.done}: {words}")
+            text = f"{what} {their[:12]} in result.json, {our[:12]} here"
+            _differs(folder, f"at its end, after step {again.done}: {text}")
 
 
 def _differs(folder: Path, where: str) -> NoReturn:
@@ -335,7 +335,7 @@ def _differs(folder: Path, where: str) -> NoReturn:
 def _reasons(folder: Path) -> list[str]:
     ours, theirs = describe_environment(), read_run_file(folder, "environment.json")
     unlike = [fact for fact in FACTS if ours[fact] != theirs.get(fact)]
-    found = [f"this machine is another in {', '.join(unlike)}"] if unlike else []
+    reasons = [f"this machine is another in {', '.join(unlike)}"] if unlike else []
     if (folder / "result.json").is_file():
-        found += map(str, read_run_file(folder, "result.json").get("identity_doubts", ()))
-    return found
+        reasons += map(str, read_run_file(folder, "result.json").get("identity_doubts", ()))
+    return reasons

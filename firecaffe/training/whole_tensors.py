@@ -67,17 +67,17 @@ class OfRanks:
 
     def of_own(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
         held = self._piece(parts).parts()
-        found = dict[str, Tensor]()
+        wholes = dict[str, Tensor]()
         if self.sharers is not None:  # also a rank without a part calls it
             cut = {name: part for name, part in held.items() if part.rows is not None}
-            found = dict(give_all(self.sharers, cut))
+            wholes = dict(give_all(self.sharers, cut))
         return {
-            name: found[name].to(part.tensor.device) if name in found else part.tensor
+            name: wholes[name].to(part.tensor.device) if name in wholes else part.tensor
             for name, part in held.items()
         }
 
     def of_all(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: each.to(self.world.device) for name, each in self.one_by_one(parts)}
+        return {name: tensor.to(self.world.device) for name, tensor in self.one_by_one(parts)}
 
     def one_by_one(self, parts: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         return give_all(self.world, self._piece(parts).parts())

@@ -31,7 +31,7 @@ STAND_IN_SAMPLES = 2
 
 def stand_in_of(first: Batch) -> Batch:
     """Return a few real samples for a rank without any; others may not suit the network."""
-    return map_batch(lambda each: each[:STAND_IN_SAMPLES].clone(), first)
+    return map_batch(lambda tensor: tensor[:STAND_IN_SAMPLES].clone(), first)
 
 
 class OwnSplit(SplitLayers):
@@ -53,13 +53,21 @@ class OwnSplit(SplitLayers):
         self._leaves = [run.micro_batches(rank) for rank in range(first, first + size)]
         self._stand_in, self._stands_in = stand_in, num_samples(*stand_in)
         self.evaluators: Group = mesh.world
-        parts = {name: each for name, each in self.named.items() if each in split.parameters}
+        parts = {
+            name: parameter
+            for name, parameter in self.named.items()
+            if parameter in split.parameters
+        }
         coded = None if codec is None or not parts else codec(parts)
         self._sums = PartSums(parts, mesh.column, size, run.shares, coded)
 
     @property
     def summed(self) -> dict[str, nn.Parameter]:
-        return {name: each for name, each in self.named.items() if name not in self._sums.names}
+        return {
+            name: parameter
+            for name, parameter in self.named.items()
+            if name not in self._sums.names
+        }
 
     @property
     def part_sums(self) -> Sequence[PartSums]:
@@ -69,7 +77,7 @@ class OwnSplit(SplitLayers):
         for number, leaf in enumerate(leaves):
             batch = fetch(leaf)
             of_row = [of_rank[number] for of_rank in self._leaves]
-            samples = [self._order.samples_in_leaf(step, each) for each in of_row]
+            samples = [self._order.samples_in_leaf(step, row_leaf) for row_leaf in of_row]
             with self._row.apart(self._filled(samples)) as gradients:
                 if any(samples) and not samples[self._row.group.rank]:
                     self.forward.go_along(*self._stand_in, step, leaf)
@@ -110,4 +118,4 @@ def _parts(
     leaves: Sequence[int], samples: Sequence[int], gradients: Sequence[Gradients]
 ) -> list[tuple[int, Gradients]]:
     of_row = zip(leaves, samples, gradients, strict=True)
-    return [(leaf, each if there else {}) for leaf, there, each in of_row]
+    return [(leaf, of_leaf if there else {}) for leaf, there, of_leaf in of_row]

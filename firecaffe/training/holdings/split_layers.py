@@ -81,7 +81,7 @@ class InRow(Whole):
         names = [*self.summed, *(name for name in self.named if name not in self.summed)]
         return Among(
             groups,
-            {name: each.dtype for name, each in self.held.trained_outline.items()},
+            {name: parameter.dtype for name, parameter in self.held.trained_outline.items()},
             {name: self.held.part(name) for name in names},
             updated,
             self.knows_loss,
@@ -101,9 +101,9 @@ class InRow(Whole):
         return self.held.other_weights
 
     def pieces(self) -> dict[str, Piece]:
-        found = super().pieces()
-        in_parts = found if self.held.has_buffers else {"parameter": found["parameter"]}
-        return found | {name: self.piece(each) for name, each in in_parts.items()}
+        pieces = super().pieces()
+        in_parts = pieces if self.held.has_buffers else {"parameter": pieces["parameter"]}
+        return pieces | {name: self.piece(piece) for name, piece in in_parts.items()}
 
     def piece(self, piece: Piece) -> Piece:
         return InParts(piece, self.held.names)
@@ -114,7 +114,7 @@ class InRow(Whole):
     def memory(self, memory: CodecMemory) -> Piece:
         coded = [part_sum.codec for part_sum in self.part_sums if part_sum.codec is not None]
         memories: list[tuple[Container[str], CodecMemory]] = [(self.summed, memory)]
-        memories += [(each.names, each.memory) for each in coded]
+        memories += [(codec.names, codec.memory) for codec in coded]
         return MemoryInParts(memories, self.held.names)
 
     @property
@@ -132,7 +132,7 @@ class InRow(Whole):
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        return {name: each.numel() for name, each in self.held.trained_outline.items()}
+        return {name: parameter.numel() for name, parameter in self.held.trained_outline.items()}
 
 
 class SplitLayers(InRow):

@@ -33,8 +33,12 @@ class Stages(InRow):
         # A stage may have nothing that is trained.
         self.everywhere = dict[str, nn.Parameter]()
         for name, outline in staged.trained().items():
-            own = [each for each in staged.names.own(name) if each in self.named]
-            self.everywhere |= {each: self.named[each] for each in own} or {name: outline}
+            local_names = [
+                local_name for local_name in staged.names.own(name) if local_name in self.named
+            ]
+            self.everywhere |= {
+                local_name: self.named[local_name] for local_name in local_names
+            } or {name: outline}
         training = staged.training
         self.knows_loss = training.is_last
         self.has_inputs = training.is_first or training.is_last  # or targets

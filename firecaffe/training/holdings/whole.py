@@ -99,7 +99,7 @@ class Whole:
         return Alone(self.named)
 
     def spread_over(self, groups: Sequence[Group], updated: Mapping[str, nn.Parameter]) -> Spread:
-        network = {name: each.dtype for name, each in self.named.items()}
+        network = {name: parameter.dtype for name, parameter in self.named.items()}
         return Among(groups, network, {name: Part(name) for name in self.named}, updated)
 
     def wholes(self) -> Wholes:
@@ -111,7 +111,9 @@ class Whole:
 
     def take_first_weights(self) -> list[int]:
         pieces = self.pieces().items()
-        named = {f"{kind}/{n}": p.tensor for kind, each in pieces for n, p in each.parts().items()}
+        named = {
+            f"{kind}/{n}": p.tensor for kind, piece in pieces for n, p in piece.parts().items()
+        }
         return take_from_first(self.evaluators, named)
 
     def pieces(self) -> dict[str, Piece]:
@@ -145,7 +147,7 @@ class Whole:
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        return {name: each.numel() for name, each in self.named.items()}
+        return {name: parameter.numel() for name, parameter in self.named.items()}
 
     @property
     def all_names(self) -> Sequence[tuple[str, nn.Parameter]]:

@@ -81,22 +81,22 @@ def make_local(
     `rank` is its place among those that share out the replicas. `update` makes the synchronous
     steps.
     """
-    words, solver, holding = run.recipe.synchrony, run.recipe.solver, update.holding
+    synchrony, solver, holding = run.recipe.synchrony, run.recipe.solver, update.holding
     forward, everywhere = holding.forward, holding.everywhere
     called, norms = holding.whole_name, update.spread.norms
     make = partial(make_optimizer, everywhere, solver, called=called, norms=norms)
     replicas = Replicas(holding, run.shares[rank], make)
-    fragments = _fragments(holding, words.fragments)
+    fragments = _fragments(holding, synchrony.fragments)
     moments = [Moments(fragment.named) for fragment in fragments]
-    if words.inner_momentum == "average":
+    if synchrony.inner_momentum == "average":
         # An optimizer keeps the same for all parameters. Patterns may match none of a fragment's.
         plain = partial(make_optimizer, config=replace(solver, lr_mult={}, decay_mult={}))
         moments = [find_moments(fragment.named, plain) for fragment in fragments]
     sums = LocalSums(run.rounds.longest_wait, len(forward.task.counted), forward.device)
-    rate = None if words.outer_lr == -1 else words.outer_lr
-    momentum = None if words.outer_momentum == -1 else words.outer_momentum
-    outer = Outer(list(everywhere.values()), words.outer, rate, momentum)
-    return Local(run.rounds, replicas, outer, sums, fragments, moments, words.replicas)
+    rate = None if synchrony.outer_lr == -1 else synchrony.outer_lr
+    momentum = None if synchrony.outer_momentum == -1 else synchrony.outer_momentum
+    outer = Outer(list(everywhere.values()), synchrony.outer, rate, momentum)
+    return Local(run.rounds, replicas, outer, sums, fragments, moments, synchrony.replicas)
 
 
 def _fragments(holding: Holding, count: int) -> list[Fragment]:
@@ -106,8 +106,8 @@ def _fragments(holding: Holding, count: int) -> list[Fragment]:
     cut = cut_fragments(list(sizes.values()), count)
     wholes = [{names[place] for place in places} for places in cut]
     return [
-        Fragment({n: p for n, p in holding.named.items() if whole(n) in each}, each is wholes[-1])
-        for each in wholes
+        Fragment({n: p for n, p in holding.named.items() if whole(n) in group}, group is wholes[-1])
+        for group in wholes
     ]
 
 
@@ -122,11 +122,11 @@ def local_stepper(
     resources: ExitStack,
 ) -> LocalStepper:
     """Make what runs the steps; `synchronous` and `update` make those before the first round."""
-    words, holding, forward = run.recipe.synchrony, update.holding, update.holding.forward
+    synchrony, holding, forward = run.recipe.synchrony, update.holding, update.holding.forward
     sharers = mesh.sharers
-    own = resources.enter_context(_sums_here(local, run, forward))
+    local_reducer = resources.enter_context(_sums_here(local, run, forward))
     order = run.route.order(run.num_leaves, run.shares[sharers.rank])
-    forgets = words.inner_momentum == "zero"
+    forgets = synchrony.inner_momentum == "zero"
     parts = zip(local.fragments, reducers, local.moments, strict=True)
     of_all = local.outer, forgets, update.applier.ema
     averages = [
@@ -138,7 +138,7 @@ def local_stepper(
     def update_of(replica: Replica) -> EveryRank:
         scale = LossScale(forward.scaler, replica.optimizer, forward.device)
         applier = Applier(replica.optimizer, scale)
-        return EveryRank(holding, applier, update.spread, clip).connect(own)
+        return EveryRank(holding, applier, update.spread, clip).connect(local_reducer)
 
     return LocalStepper(
         synchronous=synchronous,
@@ -147,25 +147,25 @@ def local_stepper(
         rounds=local.rounds,
         replicas=local.replicas,
         averages=averages,
-        updates={each.number: update_of(each) for each in local.replicas.own},
+        updates={replica.number: update_of(replica) for replica in local.replicas.own},
         optimizer=update.applier.optimizer,
         spread=update.spread,
         leaves=run.micro_batches(sharers.rank),
         num_replicas=local.num_replicas,
         sums=local.sums,
-        advice=for_replicas(words, run.recipe.solver.momentum),
+        advice=for_replicas(synchrony, run.recipe.solver.momentum),
     )
 
 
 def _sums_here(local: Local, run: Run, forward: Forward) -> GradientReducer:
-    each = run.recipe.train.num_micro_batches // run.recipe.synchrony.replicas
+    num_leaves = run.recipe.train.num_micro_batches // run.recipe.synchrony.replicas
     return GradientReducer(
         local.replicas.named,
         list(range(len(local.replicas.named))),
         forward.empty_tail(),
         forward.no_counts(),
-        each,
-        Exchange(Group(0, 1, forward.device), find_route("tree", each, 1)),
+        num_leaves,
+        Exchange(Group(0, 1, forward.device), find_route("tree", num_leaves, 1)),
         run.recipe.exchange.bucket_bytes,
     )
 

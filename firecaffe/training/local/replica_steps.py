@@ -164,7 +164,9 @@ class LocalStepper:
         for round_ in self.rounds.taken(done):
             average = self.averages[round_.fragment]
             votes = ballot(vote(), self.holding.forward.device)
-            losses = {each.number: self.sums.losses(each.number) for each in self.replicas.own}
+            losses = {
+                replica.number: self.sums.losses(replica.number) for replica in self.replicas.own
+            }
             average.begin(losses, self.sums.counts(votes))
             self._under_way = UnderWay(round_, self.sums.take_waiting())
             if round_.applied == done:
@@ -206,11 +208,11 @@ class LocalStepper:
         self, replica: Replica, step: int, learning_rate: float, fetch: FetchBatch
     ) -> tuple[Tensor, Tensor]:
         holding, update = self.holding, self.updates[replica.number]
-        each = update.reducer.num_leaves
-        leaves = range(replica.number * each, (replica.number + 1) * each)
+        num_leaves = update.reducer.num_leaves
+        leaves = range(replica.number * num_leaves, (replica.number + 1) * num_leaves)
         samples = samples_of(self._order, step, leaves)
         weight = samples / self._order.micro_batch_size
-        update.begin(weight, range(each), holding.counts)
+        update.begin(weight, range(num_leaves), holding.counts)
         holding.begin_step(leaves[0])
         for place, ready in enumerate(holding.run(step, leaves, fetch)):
             if samples:
@@ -218,11 +220,11 @@ class LocalStepper:
         if not samples:
             return torch.zeros(1, device=holding.forward.device), self.sums.no_row()
         totals = update.sums()
-        found = update.check(totals, counted=0)
+        checked = update.check(totals, counted=0)
         update.apply(step, learning_rate, self.synchronous.momentum(step))
         holding.set_buffers(totals.tail[1:], weight)
-        is_fit = found.is_finite.all() & found.norm.isfinite() | found.may_overflow
-        sums = found.sums.to(holding.forward.device)
+        is_fit = checked.is_finite.all() & checked.norm.isfinite() | checked.may_overflow
+        sums = checked.sums.to(holding.forward.device)
         broken = (~is_fit).to(sums).reshape(1)
         return sums[:1].clone(), torch.cat([sums[1:], broken])
 

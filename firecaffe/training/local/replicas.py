@@ -74,8 +74,8 @@ class Replicas:
         self.own = [
             Replica(
                 number,
-                {name: each.detach().clone() for name, each in self.named.items()},
-                {name: each.clone() for name, each in self.model.named_buffers()},
+                {name: parameter.detach().clone() for name, parameter in self.named.items()},
+                {name: buffer.clone() for name, buffer in self.model.named_buffers()},
                 make(),
                 self._scaler.state_dict(),
             )
@@ -122,7 +122,7 @@ class Replicas:
             for group, of_other in zip(
                 replica.optimizer.param_groups, optimizer.param_groups, strict=True
             ):
-                group |= {key: each for key, each in of_other.items() if key != "params"}
+                group |= {key: value for key, value in of_other.items() if key != "params"}
             for parameter, kept in optimizer.state.items():
                 replica.optimizer.state[parameter] = deepcopy(kept)
         optimizer.state.clear()
@@ -159,12 +159,12 @@ class Replicas:
         replica.scale = self._scaler.state_dict()
 
     def parts(self) -> dict[str, HeldPart]:
-        found: dict[str, HeldPart] = {}
+        parts: dict[str, HeldPart] = {}
         for replica in self.own:
             tensors = dict[str, Tensor]()
             if self.is_apart:
-                tensors |= {f"parameter/{name}": each for name, each in replica.weights.items()}
-                tensors |= {f"buffer/{name}": each for name, each in replica.buffers.items()}
+                tensors |= {f"parameter/{name}": weight for name, weight in replica.weights.items()}
+                tensors |= {f"buffer/{name}": buffer for name, buffer in replica.buffers.items()}
             kept = OptimizerTensors(self.model, replica.optimizer).parts()
             tensors |= {f"optimizer/{name}": part.tensor for name, part in kept.items()}
             numbers = self._numbers(replica).state_dict()
@@ -172,28 +172,30 @@ class Replicas:
                 if values:
                     text = bytearray(json.dumps(values).encode())
                     tensors[name] = torch.frombuffer(text, dtype=torch.uint8)
-            found |= {
-                f"{replica.number}/{name}": HeldPart(each, order=replica.number)
-                for name, each in tensors.items()
+            parts |= {
+                f"{replica.number}/{name}": HeldPart(tensor, order=replica.number)
+                for name, tensor in tensors.items()
             }
-        return found
+        return parts
 
     def load(self, stored: Stored) -> None:
         """Load the replicas. Raises: CheckpointError if a tensor is of another network."""
         self.join()
         for replica in self.own:
-            own = Under(stored, str(replica.number))
+            of_replica = Under(stored, str(replica.number))
             for kind, tensors in (("parameter", replica.weights), ("buffer", replica.buffers)):
-                found = Under(own, kind)
-                if len(found):
+                of_kind = Under(of_replica, kind)
+                if len(of_kind):
                     self.is_apart = True
-                    load_parts({name: HeldPart(each) for name, each in tensors.items()}, found)
-            OptimizerTensors(self.model, replica.optimizer).load(Under(own, "optimizer"))
-            if NUMBERS in own:
-                numbers = json.loads(own[NUMBERS].numpy().tobytes())
+                    load_parts(
+                        {name: HeldPart(tensor) for name, tensor in tensors.items()}, of_kind
+                    )
+            OptimizerTensors(self.model, replica.optimizer).load(Under(of_replica, "optimizer"))
+            if NUMBERS in of_replica:
+                numbers = json.loads(of_replica[NUMBERS].numpy().tobytes())
                 self._numbers(replica).load_state_dict(numbers)
-            if SCALE in own:
-                replica.scale = json.loads(own[SCALE].numpy().tobytes())
+            if SCALE in of_replica:
+                replica.scale = json.loads(of_replica[SCALE].numpy().tobytes())
 
     def _numbers(self, replica: Replica) -> Numbers:
         return self._holding.numbers_of_row(OptimizerNumbers(self.model, replica.optimizer))
@@ -244,16 +246,16 @@ def find_moments(
     """Find out what an optimizer keeps, from an update of copies."""
     if not named:
         return Moments(named)
-    copies = {name: nn.Parameter(each.detach().clone()) for name, each in named.items()}
-    for each in copies.values():
-        each.grad = torch.zeros_like(each)
+    copies = {name: nn.Parameter(parameter.detach().clone()) for name, parameter in named.items()}
+    for parameter in copies.values():
+        parameter.grad = torch.zeros_like(parameter)
     optimizer = make(copies)
     optimizer.step()
     keys = [
         (name, key)
-        for name, each in copies.items()
-        for key, kept in sorted(optimizer.state.get(each, {}).items())
-        if isinstance(kept, Tensor) and kept.shape == each.shape and key != STEP
+        for name, parameter in copies.items()
+        for key, kept in sorted(optimizer.state.get(parameter, {}).items())
+        if isinstance(kept, Tensor) and kept.shape == parameter.shape and key != STEP
     ]
     return Moments(named, keys)
 
@@ -268,15 +270,15 @@ class NamesOfReplicas:
     names: Names
 
     def source(self, path: str) -> tuple[Source, str]:
-        of_replica, own = _cut(path)
-        if not own:
+        of_replica, local_path = _cut(path)
+        if not local_path:
             return Source(path), path
-        source, whole = self.names.source(own)
+        source, whole = self.names.source(local_path)
         return source, of_replica + whole
 
     def own(self, path: str) -> list[str]:
         of_replica, whole = _cut(path)
-        return [of_replica + own for own in self.names.own(whole)] if whole else [path]
+        return [of_replica + name for name in self.names.own(whole)] if whole else [path]
 
     def place(self, path: str) -> int:
         number, kind, *_ = path.split("/")

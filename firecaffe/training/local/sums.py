@@ -62,8 +62,8 @@ class LocalOutcome:
 
     def _outcome(self) -> Outcome:
         assert self.sums is not None
-        found = Found(self.sums, torch.ones(1, dtype=torch.bool), torch.zeros(()), ())
-        return Outcome(self.step, self.samples, self.weight, self.metrics, found, self.times)
+        checked = Found(self.sums, torch.ones(1, dtype=torch.bool), torch.zeros(()), ())
+        return Outcome(self.step, self.samples, self.weight, self.metrics, checked, self.times)
 
 
 class LocalSums:
@@ -89,18 +89,20 @@ class LocalSums:
         return torch.zeros(self._row, device=self._device)
 
     def losses(self, number: int) -> Tensor:
-        found = self.no_losses()
+        losses = self.no_losses()
         if self.waiting:
-            found[: len(self.waiting)] = torch.cat([each.losses[number] for each in self.waiting])
-        return found
+            losses[: len(self.waiting)] = torch.cat(
+                [outcome.losses[number] for outcome in self.waiting]
+            )
+        return losses
 
     def counts(self, votes: Tensor) -> Tensor:
-        found = self.no_counts()
-        rows = [each.counts for each in self.waiting]
+        counts = self.no_counts()
+        rows = [outcome.counts for outcome in self.waiting]
         if rows:
-            found[: len(rows) * self._row] = torch.cat(rows)
-        found[-VOTES:] = votes
-        return found
+            counts[: len(rows) * self._row] = torch.cat(rows)
+        counts[-VOTES:] = votes
+        return counts
 
     def settle(self, sent: Sequence[LocalOutcome], losses: Tensor, counts: Tensor) -> None:
         """Set the sums of outcomes. Raises: NotFiniteError, on all ranks."""
@@ -113,12 +115,14 @@ class LocalSums:
     def sum_now(self, sharers: Group) -> None:
         """Sum what waits, on all ranks with replicas. Raises: NotFiniteError, PeerLostError."""
         waiting = self.take_waiting()
-        own = [
-            [[each.item() for _, each in sorted(step.losses.items())], step.counts.tolist()]
+        local_steps = [
+            [[loss.item() for _, loss in sorted(step.losses.items())], step.counts.tolist()]
             for step in waiting
         ]
-        told = [json.loads(text) for text in gather_text(sharers, json.dumps(own))]
-        for outcome, *of_ranks in zip(waiting, *told, strict=True):
-            losses = [torch.tensor(each) for of_rank, _ in of_ranks for each in of_rank]
+        steps_of_ranks = [
+            json.loads(text) for text in gather_text(sharers, json.dumps(local_steps))
+        ]
+        for outcome, *of_ranks in zip(waiting, *steps_of_ranks, strict=True):
+            losses = [torch.tensor(loss) for of_rank, _ in of_ranks for loss in of_rank]
             counts = torch.tensor([counted for _, counted in of_ranks]).sum(0)
             outcome.take(tree_sum(losses, torch.add), counts, torch.zeros(VOTES))

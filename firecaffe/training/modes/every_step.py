@@ -68,8 +68,8 @@ class EveryStep:
             del ready  # its gradients of parts may be as large as the weights
         totals = update.sums()
         times.sums_are_there(totals)
-        found = update.check(totals, VOTES).to_host(queue)
-        outcome = Outcome(step, samples, weight, holding.forward.task.counted, found, times)
+        checked = update.check(totals, VOTES).to_host(queue)
+        outcome = Outcome(step, samples, weight, holding.forward.task.counted, checked, times)
         if update.is_known:
             outcome.check_finite()
         update.apply(step, learning_rate, self.momentum(step))

@@ -48,15 +48,15 @@ def with_named_split(recipe: CheckedRecipe, dataset: Dataset) -> CheckedRecipe:
     So it decides the same bits as a recipe that names them. Raises: RecipeError, with the layer's
     name, if one cannot be split so.
     """
-    words = recipe.parallel
-    if words.scheme != AUTO or words.split:
+    parallel = recipe.parallel
+    if parallel.scheme != AUTO or parallel.split:
         return recipe
 
     def choose(network: nn.Module) -> dict[str, str]:
-        return chosen_layers(network, words)
+        return chosen_layers(network, parallel)
 
     split = with_outline(recipe.model, *counts_of(dataset), choose)
-    return replace(recipe, parallel=replace(words, split=split))
+    return replace(recipe, parallel=replace(parallel, split=split))
 
 
 def choose_layout(
@@ -85,10 +85,12 @@ def choose_layout(
             stated = json.dumps({"choice": asdict(choice)})
         except FirecaffeError as error:
             stated = json.dumps({"problem": str(error)})
-    told = json.loads(text_of_first(world, stated))
-    if "problem" in told:
-        raise RecipeError(told["problem"])
-    choice = LayoutChoice(**told["choice"] | {"words": ParallelConfig(**told["choice"]["words"])})
+    answer = json.loads(text_of_first(world, stated))
+    if "problem" in answer:
+        raise RecipeError(answer["problem"])
+    choice = LayoutChoice(
+        **answer["choice"] | {"words": ParallelConfig(**answer["choice"]["words"])}
+    )
     return replace(recipe, parallel=choice.words), choice
 
 
@@ -105,8 +107,8 @@ def _cluster(recipe: Recipe, world: World) -> Cluster:
     on_host = world.local_world_size
     if on_host >= world.world_size or recipe.run.cluster:
         return cluster
-    found = measure_link(world, 0, on_host, LEAST_STREAM_S)
-    outer = Link("measured", found.latency_s, found.bandwidth_bytes_per_s)
+    measurement = measure_link(world, 0, on_host, LEAST_STREAM_S)
+    outer = Link("measured", measurement.latency_s, measurement.bandwidth_bytes_per_s)
     inner = tuple(replace(link, group=on_host) for link in cluster.links[:1] if on_host > 1)
     return replace(
         cluster,
@@ -133,9 +135,9 @@ def _check_is_new(parts: Parts) -> None:
 def _choose(recipe: CheckedRecipe, parts: Parts, cluster: Cluster, workers: int) -> LayoutChoice:
     data = open_parts(recipe, parts)
     recipe = with_named_split(recipe, data.train)
-    words = recipe.parallel
+    parallel = recipe.parallel
     chosen = with_outline(
-        recipe.model, *counts_of(data.train), lambda network: chosen_layers(network, words)
+        recipe.model, *counts_of(data.train), lambda network: chosen_layers(network, parallel)
     )
     work = workload_of(recipe, data)
     exchange = "tree"

@@ -68,14 +68,14 @@ class Names:
         name, slash, key = path.partition("/")
         if name in self.elsewhere:
             return []
-        return [each + slash + key for each in self._own.get(name, [name])]
+        return [local_name + slash + key for local_name in self._own.get(name, [name])]
 
     @cached_property
     def _own(self) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = {}
+        names: dict[str, list[str]] = {}
         for name, source in self.sources.items():
-            found.setdefault(source.whole, []).append(name)
-        return found
+            names.setdefault(source.whole, []).append(name)
+        return names
 
 
 class Naming(Protocol):
@@ -97,11 +97,11 @@ class InParts:
         return self._piece.is_result
 
     def parts(self) -> dict[str, HeldPart]:
-        found: dict[str, list[tuple[Source, Tensor]]] = {}
+        by_whole: dict[str, list[tuple[Source, Tensor]]] = {}
         for path, part in self._piece.parts().items():
             source, whole = self._names.source(path)
-            found.setdefault(whole, []).append((source, part.tensor))
-        return {path: _held(parts, self._names.place(path)) for path, parts in found.items()}
+            by_whole.setdefault(whole, []).append((source, part.tensor))
+        return {path: _held(parts, self._names.place(path)) for path, parts in by_whole.items()}
 
     def load(self, stored: Stored) -> None:
         self._piece.load(_ByOwnNames(stored, self._names))
@@ -129,7 +129,11 @@ class NumbersInParts:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._numbers.load_state_dict(
-            {each: value for path, value in state.items() for each in self._names.own(path)}
+            {
+                local_path: value
+                for path, value in state.items()
+                for local_path in self._names.own(path)
+            }
         )
 
 
@@ -141,9 +145,9 @@ class NumbersOfRow(NumbersInParts):
         self._row = row
 
     def state_dict(self) -> dict[str, Any]:
-        told = gather_text(self._row, json.dumps(super().state_dict()))
-        found = {path: value for own in told for path, value in json.loads(own).items()}
-        return dict(sorted(found.items(), key=lambda each: self._names.place(each[0])))
+        texts = gather_text(self._row, json.dumps(super().state_dict()))
+        numbers = {path: value for text in texts for path, value in json.loads(text).items()}
+        return dict(sorted(numbers.items(), key=lambda item: self._names.place(item[0])))
 
 
 class _ByOwnNames(Stored):
@@ -219,8 +223,8 @@ class FreshNetwork:
             keeper = self._keep(self._drawing, own_of, is_alone)
         if keeper is None:
             keeper = self._whole(is_alone)
-        told = gather_text(world, keeper.digest)
-        others = [rank for rank, text in enumerate(told) if text != told[0]]
+        digests = gather_text(world, keeper.digest)
+        others = [rank for rank, text in enumerate(digests) if text != digests[0]]
         if others:
             keeper.take_from_first(world)
         network = keeper.network
@@ -229,18 +233,18 @@ class FreshNetwork:
                 zero = torch.zeros((), dtype=tensor.dtype, device=world.device)
                 tensor.data = zero.expand(tensor.shape)
         place_model(network, self._recipe, world.device)
-        pieces = {n: [each.to(world.device) for each in has] for n, has in keeper.pieces.items()}
+        pieces = {n: [piece.to(world.device) for piece in has] for n, has in keeper.pieces.items()}
         return Drawn(network, pieces, others)
 
     def _keep(
         self, drawing: Drawing, own_of: Callable[[nn.Module], Own], is_alone: bool
     ) -> "_Keeper | None":
         try:
-            own = own_of(drawing.outline)
+            local_pieces = own_of(drawing.outline)
         except RecipeError:
             return None  # the error may be about the outline only; else it is raised again
-        keeper = _Keeper(own, drawing.order, lambda take: drawing.draw([], take), is_alone)
-        whole = [name for name in drawing.kept if name not in own]
+        keeper = _Keeper(local_pieces, drawing.order, lambda take: drawing.draw([], take), is_alone)
+        whole = [name for name in drawing.kept if name not in local_pieces]
         network = drawing.draw(whole, keeper.take)
         if network is None:
             return None
@@ -250,7 +254,7 @@ class FreshNetwork:
     def _whole(self, is_alone: bool) -> "_Keeper":
         network = self.outline if self._drawing is None else self._make()
         named = dict(named_tensors(network))
-        if any(each.is_meta for each in named.values()):
+        if any(tensor.is_meta for tensor in named.values()):
             raise RecipeError(
                 "model() returned the network that it had made before; one that is split or in "
                 "stages is made more than once, so return a new one each time"

@@ -36,7 +36,9 @@ class RowNetwork:
 
     @property
     def trained_outline(self) -> dict[str, nn.Parameter]:
-        return {name: each for name, each in self.outline.items() if each.requires_grad}
+        return {
+            name: parameter for name, parameter in self.outline.items() if parameter.requires_grad
+        }
 
     def called(self, name: str) -> str:
         """Return the whole tensor's name for this rank's name of a part."""
@@ -55,9 +57,9 @@ class RowNetwork:
 
 def outline_of(wholes: Mapping[str, Tensor]) -> dict[str, nn.Parameter]:
     return {
-        name: nn.Parameter(torch.empty_like(each, device="meta"), each.requires_grad)
-        for name, each in wholes.items()
-        if isinstance(each, nn.Parameter)
+        name: nn.Parameter(torch.empty_like(tensor, device="meta"), tensor.requires_grad)
+        for name, tensor in wholes.items()
+        if isinstance(tensor, nn.Parameter)
     }
 
 
@@ -113,7 +115,7 @@ def _fully_connected(model: nn.Module, scheme: str) -> dict[str, str]:
     Inputs are first if the first layer has fewer outputs than inputs: the narrower side is sent
     whole.
     """
-    linear = [name for name, each in model.named_modules() if type(each) is nn.Linear]
+    linear = [name for name, layer in model.named_modules() if type(layer) is nn.Linear]
     if not linear:
         raise RecipeError(f"parallel.scheme {scheme}: the network has no fully connected layer")
     first: Any = model.get_submodule(linear[0])
@@ -167,11 +169,13 @@ def split_network(
     mark_cut_up(model)
     split_layers(model, chosen, group, drawn.pieces)
     model.register_forward_hook(give_whole)
-    found = find_parts(model, group)
-    names = Names(found.sources, {n: place for place, n in enumerate(wholes)}, found.elsewhere)
+    split_tensors = find_parts(model, group)
+    names = Names(
+        split_tensors.sources, {n: place for place, n in enumerate(wholes)}, split_tensors.elsewhere
+    )
     outlines = {
         name: nn.Parameter(torch.empty_like(wholes[name], device="meta"))
-        for name in sorted(found.elsewhere)
+        for name in sorted(split_tensors.elsewhere)
         if wholes[name].requires_grad
     }
     return model, SplitNetwork(
@@ -181,7 +185,7 @@ def split_network(
         drawn.other_weights,
         outline,
         group,
-        found.parameters,
+        split_tensors.parameters,
         chosen,
         outlines,
     )
@@ -200,7 +204,7 @@ def find_parts(model: nn.Module, group: PartGroup) -> SplitTensors:
     parameters, elsewhere = set[nn.Parameter](), set[str]()
     for layer_name, layer in model.named_modules():
         if isinstance(layer, SplitLayer):
-            own_names = {id(each): n for n, each in layer.state_dict(keep_vars=True).items()}
+            own_names = {id(entry): n for n, entry in layer.state_dict(keep_vars=True).items()}
             for name, held in layer.held().items():
                 whole_name = f"{layer_name}.{name}"
                 if held.is_elsewhere:
@@ -208,26 +212,26 @@ def find_parts(model: nn.Module, group: PartGroup) -> SplitTensors:
                     continue
                 for number, tensor in enumerate(held.own):
                     part = group.own.start + number
-                    own = f"{layer_name}.{own_names[id(tensor)]}"
-                    sources[own] = Source(whole_name, held.dim, held.cut, part)
+                    local_name = f"{layer_name}.{own_names[id(tensor)]}"
+                    sources[local_name] = Source(whole_name, held.dim, held.cut, part)
                     if held.cut and isinstance(tensor, nn.Parameter):
                         parameters.add(tensor)
     return SplitTensors(sources, frozenset(parameters), frozenset(elsewhere))
 
 
 def _group(
-    row: Group, words: ParallelConfig, exchange: ExchangeConfig, resources: ExitStack
+    row: Group, parallel: ParallelConfig, exchange: ExchangeConfig, resources: ExitStack
 ) -> PartGroup:
-    if words.shares_samples:
-        return PartGroup(row, words.num_parts)
-    return OwnSamples(row, words.num_parts, _meet(row, exchange, resources))
+    if parallel.shares_samples:
+        return PartGroup(row, parallel.num_parts)
+    return OwnSamples(row, parallel.num_parts, _meet(row, exchange, resources))
 
 
-def _meet(row: Group, words: ExchangeConfig, resources: ExitStack) -> LocalRanks | None:
+def _meet(row: Group, exchange: ExchangeConfig, resources: ExitStack) -> LocalRanks | None:
     is_one_host = row.local_world_size == row.world_size
-    if not is_one_host or not words.shared_memory or row.device.type != "cpu":
+    if not is_one_host or not exchange.shared_memory or row.device.type != "cpu":
         return None
-    local = meet_local_ranks(row, words.timeout_s)
+    local = meet_local_ranks(row, exchange.timeout_s)
     if local is not None:
         resources.callback(local.close)
     return local

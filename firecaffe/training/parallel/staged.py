@@ -36,7 +36,7 @@ def pass_in_parts(stage: Stage, group: PartGroup) -> None:
     """Let a stage take and return tensors in parts; the last stage returns whole ones."""
 
     def take(_: nn.Module, taken: tuple[Any, ...]) -> Any:
-        return tree_map(lambda each: _in_parts(each, group), taken, is_leaf=_stands_for_parts)
+        return tree_map(lambda value: _in_parts(value, group), taken, is_leaf=_stands_for_parts)
 
     def give(_: nn.Module, __: Any, given: Any) -> Any:
         return whole(given) if stage.is_last else tree_map_only(TensorInParts, _on_its_way, given)
@@ -77,22 +77,24 @@ class StagedNetwork(RowNetwork):
 
     @property
     def row(self) -> dict[str, Any]:
-        found = {
+        row = {
             "data": self.mesh.column.world_size,
             "stages": self.words.stages,
             "pipeline": self.words.pipeline,
         }
         if not self.chosen:
-            return found
+            return row
         size, parts = self.mesh.stage.world_size, self.group.num_parts
-        return found | {"model": size, "parts": parts, "split": self.chosen}
+        return row | {"model": size, "parts": parts, "split": self.chosen}
 
     def trained(self) -> dict[str, nn.Parameter]:
         """Return the network's trained parameters, in its order; those of others on meta."""
         first_name: dict[nn.Parameter, str] = {}
-        for name, each in self.tied:
-            first_name.setdefault(each, name)
-        return {name: each for each, name in first_name.items() if each.requires_grad}
+        for name, parameter in self.tied:
+            first_name.setdefault(parameter, name)
+        return {
+            name: parameter for parameter, name in first_name.items() if parameter.requires_grad
+        }
 
 
 def check_stages(network: nn.Module, words: ParallelConfig) -> None:
@@ -104,45 +106,45 @@ def cut_network(
     fresh: FreshNetwork, words: ParallelConfig, mesh: Mesh
 ) -> tuple[nn.Module, StagedNetwork]:
     """Make a network in stages. All ranks call it. Raises: RecipeError if it cannot be cut so."""
-    own, group = mesh.line.rank, PartGroup(mesh.stage, words.num_parts)
+    local_stage, group = mesh.line.rank, PartGroup(mesh.stage, words.num_parts)
 
     def own_of(outline: nn.Module) -> Own:
-        found = _of_stage(outline, words, own)
-        pieces = own_pieces(outline, found.split, group)
-        return {**dict.fromkeys(found.elsewhere, ()), **pieces}
+        of_stage = _of_stage(outline, words, local_stage)
+        pieces = own_pieces(outline, of_stage.split, group)
+        return {**dict.fromkeys(of_stage.elsewhere, ()), **pieces}
 
     drawn = fresh.draw(mesh.world, own_of)
     network = drawn.network
     wholes = dict(named_tensors(network))
-    found = _of_stage(network, words, own)
+    of_stage = _of_stage(network, words, local_stage)
     outline = outline_of(wholes)
-    tied = _tied(network, wholes, found, outline)
+    tied = _tied(network, wholes, of_stage, outline)
     mark_cut_up(network)
-    _free(network, {wholes[name] for name in found.elsewhere})
+    _free(network, {wholes[name] for name in of_stage.elsewhere})
     # A stage has modules of its own for what a followed forward uses. They come first, because a
     # micro-batch changes buffers there.
-    stages = [found.training, found.evaluation]
+    stages = [of_stage.training, of_stage.evaluation]
     places = [*(stage.module for stage in stages), network]
-    _split(network, found.split, group, drawn.pieces, places)
-    if found.chosen:
+    _split(network, of_stage.split, group, drawn.pieces, places)
+    if of_stage.chosen:
         for stage in stages:
             pass_in_parts(stage, group)
     parts = find_parts(network, group)
     order = {name: place for place, name in enumerate(wholes)}
-    has_buffers = any(not isinstance(each, nn.Parameter) for each in wholes.values())
+    has_buffers = any(not isinstance(tensor, nn.Parameter) for tensor in wholes.values())
     return network, StagedNetwork(
         mesh,
-        Names(parts.sources, order, parts.elsewhere | found.elsewhere),
+        Names(parts.sources, order, parts.elsewhere | of_stage.elsewhere),
         has_buffers,
         drawn.other_weights,
         outline,
         words,
-        found.training,
-        found.evaluation,
+        of_stage.training,
+        of_stage.evaluation,
         nn.ModuleList(places),
         tied,
         group,
-        found.chosen,
+        of_stage.chosen,
     )
 
 
@@ -164,13 +166,13 @@ class _OfStage:
         }
 
 
-def _of_stage(network: nn.Module, words: ParallelConfig, number: int) -> _OfStage:
-    training, evaluation = _cut(network, words.stages)
+def _of_stage(network: nn.Module, parallel: ParallelConfig, number: int) -> _OfStage:
+    training, evaluation = _cut(network, parallel.stages)
     owners = _owners(training, evaluation)
-    elsewhere = {n for n, each in named_tensors(network) if owners.get(each, 0) != number}
-    chosen = chosen_layers(network, words)
+    elsewhere = {n for n, tensor in named_tensors(network) if owners.get(tensor, 0) != number}
+    chosen = chosen_layers(network, parallel)
     for name in chosen:
-        inside = next((stage for stage in words.stages if stage.startswith(f"{name}.")), None)
+        inside = next((stage for stage in parallel.stages if stage.startswith(f"{name}.")), None)
         if inside is not None:
             raise RecipeError(
                 f"stages: {inside} is in {name}, which is split; let the stage begin elsewhere"
@@ -181,20 +183,20 @@ def _of_stage(network: nn.Module, words: ParallelConfig, number: int) -> _OfStag
 def _tied(
     network: nn.Module,
     wholes: Mapping[str, Tensor],
-    found: _OfStage,
+    of_stage: _OfStage,
     outline: Mapping[str, nn.Parameter],
 ) -> list[tuple[str, nn.Parameter]]:
     is_here = {
         name
         for name in wholes
-        if name not in found.elsewhere
-        and not any(name.startswith(f"{each}.") for each in found.split)
+        if name not in of_stage.elsewhere
+        and not any(name.startswith(f"{layer}.") for layer in of_stage.split)
     }
-    first_name = {each: name for name, each in wholes.items()}
+    first_name = {tensor: name for name, tensor in wholes.items()}
     named = network.named_parameters(remove_duplicate=False)
     return [
-        (name, each if first_name[each] in is_here else outline[first_name[each]])
-        for name, each in named
+        (name, tensor if first_name[tensor] in is_here else outline[first_name[tensor]])
+        for name, tensor in named
     ]
 
 
@@ -221,20 +223,20 @@ def _cut(network: nn.Module, names: Sequence[str]) -> tuple[list[Stage], list[St
 
 
 def _owners(training: Sequence[Stage], evaluation: Sequence[Stage]) -> Mapping[Tensor, int]:
-    found: dict[Tensor, int] = {}
+    owners: dict[Tensor, int] = {}
     for stage in (*training, *evaluation):
-        for name, each in (*stage.module.named_parameters(), *stage.module.named_buffers()):
-            if found.setdefault(each, stage.number) != stage.number:
+        for name, tensor in (*stage.module.named_parameters(), *stage.module.named_buffers()):
+            if owners.setdefault(tensor, stage.number) != stage.number:
                 raise RecipeError(
-                    f"stages: {name} is in stage {found[each]} in training and in stage "
+                    f"stages: {name} is in stage {owners[tensor]} in training and in stage "
                     f"{stage.number} in evaluation; let the next stage begin elsewhere"
                 )
-    return found
+    return owners
 
 
 def _free(network: nn.Module, tensors: set[Tensor]) -> None:
     for module in network.modules():
         for held in (module._parameters, module._buffers):
-            for name, each in held.items():
-                if each in tensors:
+            for name, tensor in held.items():
+                if tensor in tensors:
                     held[name] = None

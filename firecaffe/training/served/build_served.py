@@ -66,10 +66,10 @@ class Served(NumbersOfParts):
         )
 
     def pieces(self) -> dict[str, Piece]:
-        found: dict[str, Piece] = {"server": self.memory}
+        pieces: dict[str, Piece] = {"server": self.memory}
         if isinstance(self.coder, FeedbackEncoder) and self.real is None:
-            found["compressor"] = self.coder
-        return found
+            pieces["compressor"] = self.coder
+        return pieces
 
     @property
     def row(self) -> dict[str, Any]:
@@ -90,23 +90,23 @@ def make_served(run: Run, update: EveryRank, keeper: Keeper, learners: int) -> S
     Raises: RecipeError if the training is no longer than its warm steps, or the file of measured
     speeds cannot be read.
     """
-    words, train = run.recipe.synchrony, run.recipe.train
+    synchrony, train = run.recipe.synchrony, run.recipe.train
     forward, named = update.holding.forward, update.holding.named
     optimizer, ema = update.applier.optimizer, update.applier.ema
-    if words.warm_steps >= run.steps:
+    if synchrony.warm_steps >= run.steps:
         raise RecipeError(
-            f"synchrony.warm_steps is {words.warm_steps}, the training has {run.steps} steps; it "
-            "must be less"
+            f"synchrony.warm_steps is {synchrony.warm_steps}, the training has {run.steps} steps; "
+            "it must be less"
         )
-    leaves = leaves_of(run.order, words.warm_steps, run.steps)
-    memory = ServerMemory(forward.model, named, squares=words.compensate == "delay")
+    leaves = leaves_of(run.order, synchrony.warm_steps, run.steps)
+    memory = ServerMemory(forward.model, named, squares=synchrony.compensate == "delay")
     clip, there = run.recipe.solver.clip_gradients, set(range(learners))
-    own = memory if keeper.has_weights else ServerMemory(forward.model, {}, squares=False)
-    made = named, optimizer, own, words, there, forward.buffers, clip
+    local_memory = memory if keeper.has_weights else ServerMemory(forward.model, {}, squares=False)
+    made = named, optimizer, local_memory, synchrony, there, forward.buffers, clip
     server = Server(*made, ema=ema if keeper.has_weights else None)
-    policy = make_policy(words, leaves, learners)
-    real = RealClock(policy, own, keeper.needs_all) if words.clock == "real" else None
-    clock = real or SimulatedClock(policy, seconds_of(words, train.seed))
+    policy = make_policy(synchrony, leaves, learners)
+    real = RealClock(policy, local_memory, keeper.needs_all) if synchrony.clock == "real" else None
+    clock = real or SimulatedClock(policy, seconds_of(synchrony, train.seed))
     logged = LoggedClock(clock, leaves.first_step, learners)
     coder = make_coder(run.recipe.exchange.codec, named)
     return Served(keeper, server, memory, logged, real, leaves, Progress(), coder)

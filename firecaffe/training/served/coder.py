@@ -62,7 +62,7 @@ class Encoder(Coder):
         return self._payload(zeros, zeros)
 
     def encode(self, learner: int, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        flat = {name: each.detach().reshape(-1) for name, each in gradients.items()}
+        flat = {name: gradient.detach().reshape(-1) for name, gradient in gradients.items()}
         return {name: self._payload(x, x) for name, x in flat.items()}
 
     def decode(self, sent: Tensor, num_elements: int) -> Tensor:
@@ -73,12 +73,12 @@ class Encoder(Coder):
         return self._codec.decode(sent, num_elements)
 
     def as_sent(self, learner: int, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        found = {}
+        sent = {}
         for name, payload in self.encode(learner, gradients).items():
-            each = gradients[name]
-            decoded = self.decode(payload, each.numel())
-            found[name] = torch.empty_like(each).copy_(decoded.view(each.shape))
-        return found
+            gradient = gradients[name]
+            decoded = self.decode(payload, gradient.numel())
+            sent[name] = torch.empty_like(gradient).copy_(decoded.view(gradient.shape))
+        return sent
 
     def _payload(self, x: Tensor, memory: Tensor) -> Tensor:
         """Encode x, float32 (n,), as uint8 (bytes,). `memory` is what of x was kept back before."""
@@ -124,9 +124,9 @@ class FeedbackEncoder(Encoder):
 
     def parts(self) -> dict[str, HeldPart]:
         return {
-            f"{learner}.{name}": HeldPart(each)
+            f"{learner}.{name}": HeldPart(tensor)
             for learner, memory in sorted(self._memory.items())
-            for name, each in memory.items()
+            for name, tensor in memory.items()
         }
 
     def load(self, stored: Stored) -> None:

@@ -73,8 +73,8 @@ class InShards:
 
     def meet(self, whole: Whole) -> Holders:
         recipe = whole.run.recipe
-        config, words = recipe.train, recipe.synchrony
-        delayed = words.delayed_updates(len(whole.server.learners))
+        config, synchrony = recipe.train, recipe.synchrony
+        delayed = synchrony.delayed_updates(len(whole.server.learners))
 
         def ema_of(runs: Mapping[str, nn.Parameter]) -> Ema | None:
             return Ema(runs, config.ema_decay, config.ema_warmup) if config.ema_decay else None
@@ -90,7 +90,7 @@ class InShards:
             weight_of=partial(weight_of, whole.run.order),
             needs_whole=recipe.updates_whole_layers or isinstance(whole.coder, FeedbackEncoder),
         )
-        return Owners.meet(whole.world, training, words.in_flight, recipe.exchange.timeout_s)
+        return Owners.meet(whole.world, training, synchrony.in_flight, recipe.exchange.timeout_s)
 
 
 class Lockless:

@@ -101,9 +101,9 @@ class SharedWeights(Holders):
 
         Raises: RecipeError on all ranks if they have no memory in common; PeerLostError.
         """
-        examples = {f"{WEIGHT}/{name}": each for name, each in named.items()}
+        examples = {f"{WEIGHT}/{name}": parameter for name, parameter in named.items()}
         if any(group["momentum"] for group in optimizer.param_groups):
-            examples |= {f"{MOMENTUM}/{name}": each for name, each in named.items()}
+            examples |= {f"{MOMENTUM}/{name}": parameter for name, parameter in named.items()}
         local = meet_local_ranks(world, timeout_s)
         if local is None and world.world_size > 1:
             raise RecipeError(
@@ -111,16 +111,16 @@ class SharedWeights(Holders):
                 "lock = server"
             )
         if local is None:
-            found = cls(Parcel(examples), named, optimizer, rule)
-            found._begin()
-            return found
+            holders = cls(Parcel(examples), named, optimizer, rule)
+            holders._begin()
+            return holders
         with closing(local):
             memory = local.share(parcel_bytes(examples), torch.uint8)[0]  # rank 0's
-            found = cls(Parcel(examples, memory), named, optimizer, rule)
+            holders = cls(Parcel(examples, memory), named, optimizer, rule)
             if world.is_first:
-                found._begin()
+                holders._begin()
             local.barrier()
-        return found
+        return holders
 
     def __init__(
         self,

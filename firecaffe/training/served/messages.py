@@ -32,20 +32,20 @@ class Parcel:
         """Use `data`, of `parcel_bytes` bytes, or allocate memory."""
         self.places: dict[str, int] = {}
         places, end = self.places, 0
-        for name, each in examples.items():
+        for name, example in examples.items():
             places[name] = end
-            end += _aligned(each)
+            end += _aligned(example)
         self.data = torch.zeros(end, dtype=torch.uint8) if data is None else data
         self.views = {
-            name: self.data[places[name] : places[name] + each.numel() * each.dtype.itemsize]
-            .view(each.dtype)
-            .view(each.shape)
-            for name, each in examples.items()
+            name: self.data[places[name] : places[name] + example.numel() * example.dtype.itemsize]
+            .view(example.dtype)
+            .view(example.shape)
+            for name, example in examples.items()
         }
 
     def fill(self, tensors: Mapping[str, Tensor]) -> None:
-        for name, each in tensors.items():
-            self.views[name].copy_(each.detach())
+        for name, tensor in tensors.items():
+            self.views[name].copy_(tensor.detach())
 
 
 def parcel_bytes(examples: Mapping[str, Tensor]) -> int:
@@ -96,9 +96,11 @@ class Messages:
         self.last: Mapping[str, Tensor] = {}
         """All weights and buffers, as received with the end."""
         self._head = Parcel({"": torch.zeros(len(astuple(Head(WORK))), dtype=torch.int64)})
-        gradients = {f"gradient/{name}": coder.example(each) for name, each in self._named.items()}
-        tails = {f"tail/{i}": each for i, each in enumerate(forward.empty_tail())}
-        beside = {
+        gradients = {
+            f"gradient/{name}": coder.example(parameter) for name, parameter in self._named.items()
+        }
+        tails = {f"tail/{i}": tensor for i, tensor in enumerate(forward.empty_tail())}
+        facts = {
             "is_used": torch.zeros(len(self._named), dtype=torch.uint8),
             "is_finite": torch.zeros((len(named) + 1) * is_elsewhere, dtype=torch.uint8),
             "moved": torch.zeros(2 * is_elsewhere, dtype=torch.int64),
@@ -106,7 +108,7 @@ class Messages:
             "votes": torch.zeros(1, dtype=torch.uint8),
             "counts": forward.no_counts(),
         }
-        self._brought = Parcel({**gradients, **tails, **beside})
+        self._brought = Parcel({**gradients, **tails, **facts})
         self._tails, self._is_elsewhere = list(tails), is_elsewhere
         self._device = forward.device
 
@@ -133,7 +135,7 @@ class Messages:
     def send_contribution(self, learner: int, brought: Contribution, asks_to_stop: bool) -> None:
         tensors, views = brought.gradient.tensors, self._brought.views
         encoded = {} if self._is_elsewhere else self._coder.encode(learner, tensors)
-        self._brought.fill({f"gradient/{name}": each for name, each in encoded.items()})
+        self._brought.fill({f"gradient/{name}": tensor for name, tensor in encoded.items()})
         self._brought.fill(dict(zip(self._tails, brought.gradient.tail, strict=True)))
         views["counts"].copy_(brought.counts)
         views["is_used"].copy_(torch.tensor([name in tensors for name in self._named]))
@@ -152,8 +154,8 @@ class Messages:
         is_used = views["is_used"].tolist()
         # In the weights' memory layout, as after a backward, because a sum may depend on it.
         tensors = {
-            name: self._decoded(views[f"gradient/{name}"], each)
-            for (name, each), used in zip(self._named.items(), is_used, strict=True)
+            name: self._decoded(views[f"gradient/{name}"], parameter)
+            for (name, parameter), used in zip(self._named.items(), is_used, strict=True)
             if used
         }
         tail = [self._own(views[name]) for name in self._tails]
@@ -167,8 +169,8 @@ class Messages:
         return brought, bool(views["votes"].item())
 
     def _decoded(self, view: Tensor, parameter: Tensor) -> Tensor:
-        found = self._coder.decode(view.to(parameter.device), parameter.numel())
-        return torch.empty_like(parameter, requires_grad=False).copy_(found.view(parameter.shape))
+        decoded = self._coder.decode(view.to(parameter.device), parameter.numel())
+        return torch.empty_like(parameter, requires_grad=False).copy_(decoded.view(parameter.shape))
 
     def _own(self, view: Tensor) -> Tensor:
         return view.to(self._device, copy=True)

@@ -69,8 +69,10 @@ def work(
             said.put((place, error))
 
     threads = [
-        threading.Thread(target=answer, args=each, name=f"lane-{each[0]}", daemon=True)
-        for each in enumerate(lanes)
+        threading.Thread(
+            target=answer, args=numbered_lane, name=f"lane-{numbered_lane[0]}", daemon=True
+        )
+        for numbered_lane in enumerate(lanes)
     ]
     for thread in threads:
         thread.start()
@@ -79,12 +81,12 @@ def work(
         while len(texts) < len(lanes):
             look()
             try:
-                place, found = said.get(timeout=LOOK_S)
+                place, outcome = said.get(timeout=LOOK_S)
             except Empty:
                 continue
-            if isinstance(found, BaseException):
-                raise found
-            texts[place] = found
+            if isinstance(outcome, BaseException):
+                raise outcome
+            texts[place] = outcome
     except BaseException:
         for messages in lanes:
             messages.lane.cut()
@@ -176,12 +178,12 @@ class RealRanks:
         except PeerLostError as error:
             with peers_may_be_lost(self._world):  # it knows which rank is lost
                 raise error
-        told = json.loads(text)
+        report = json.loads(text)
         if lanes[0].last:
             bench.load(lanes[0].last)
-        if "error" in told:
-            _raise(told["error"], goes_along=not asks_to_stop())
-        return dict(told["result"])
+        if "error" in report:
+            _raise(report["error"], goes_along=not asks_to_stop())
+        return dict(report["result"])
 
     @contextmanager
     def serving(self, say: Callable[[str], None]) -> Iterator[None]:
@@ -222,24 +224,24 @@ class RealRanks:
         buffers = dict(self._forward.model.named_buffers())
         self._end({"result": result}, {**self._named, **buffers})
 
-    def _end(self, told: dict[str, Any], weights: Mapping[str, Tensor]) -> None:
+    def _end(self, report: dict[str, Any], weights: Mapping[str, Tensor]) -> None:
         if self._door is not None:
             self._door.close()
-        self._take_rest(told)
+        self._take_rest(report)
         for learner in self._clock.learners.values():
-            learner.end(json.dumps(told), weights)
+            learner.end(json.dumps(report), weights)
         for learner in self._clock.learners.values():
             while not learner.join(LOOK_S):
                 self._look()
                 if self._world.watch is not None and learner.rank in self._world.watch.losses:
                     learner.cut()
-        self._take_rest(told)
+        self._take_rest(report)
         self._holders.end()
         self._join_holders()
 
-    def _take_rest(self, told: dict[str, Any]) -> None:
+    def _take_rest(self, report: dict[str, Any]) -> None:
         error = self._clock.take_rest()
-        if error is not None and "error" not in told:
+        if error is not None and "error" not in report:
             raise error
 
     @contextmanager
@@ -306,11 +308,11 @@ class RealRanks:
             yield
         finally:
             everybody = {*learners, *self._clock.everybody}
-            for each in everybody:
-                each.cut()
+            for learner in everybody:
+                learner.cut()
             end_s = time.monotonic() + CUT_S
-            for each in everybody:
-                each.join(max(0.0, end_s - time.monotonic()))
+            for learner in everybody:
+                learner.join(max(0.0, end_s - time.monotonic()))
 
     def _fault_of(self, rank: int, why: str) -> Fault:
         watch, step = self._world.watch, self._world.place.step
@@ -331,8 +333,8 @@ class RealRanks:
 
 def _raise(error: tuple[str, str, int], goes_along: bool) -> NoReturn:
     name, message, step = error
-    found = next(kind for kind in TOGETHER if kind.__name__ == name)(message)
-    found.goes_along = goes_along
-    if isinstance(found, NotFiniteError | DivergedError):
-        found.step = step
-    raise found
+    raised = next(kind for kind in TOGETHER if kind.__name__ == name)(message)
+    raised.goes_along = goes_along
+    if isinstance(raised, NotFiniteError | DivergedError):
+        raised.step = step
+    raise raised

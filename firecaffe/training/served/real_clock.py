@@ -139,10 +139,10 @@ class OwnLearner(Learner):
             self._coder.drop(self.number)
         brought = self._bench.compute(order.work, order.weights)
         self.spent.pulled_bytes, self.spent.pushed_bytes = brought.moved
-        found = brought.gradient
+        gradient = brought.gradient
         if brought.is_finite is not None:  # the gradient went to its owners
             return brought
-        sent = Gradient(self._coder.as_sent(self.number, found.tensors), found.tail)
+        sent = Gradient(self._coder.as_sent(self.number, gradient.tensors), gradient.tail)
         return replace(brought, gradient=sent)
 
     def _tell_end(self, text: str, weights: Mapping[str, Tensor]) -> None:
@@ -254,16 +254,16 @@ class RealClock:
     def row(self) -> dict[str, Any]:
         """Learners' costs, for result.json. A rank is idle if it neither fetches nor computes."""
         pulled, pushed, busy_s = Counter[str](), Counter[str](), defaultdict[str, float](float)
-        for each in self.everybody:
-            pulled[str(each.number)] += each.spent.pulled_bytes
-            pushed[str(each.number)] += each.spent.pushed_bytes
-            busy_s[str(each.rank)] += each.spent.busy_s
+        for learner in self.everybody:
+            pulled[str(learner.number)] += learner.spent.pulled_bytes
+            pushed[str(learner.number)] += learner.spent.pushed_bytes
+            busy_s[str(learner.rank)] += learner.spent.busy_s
         moved = self._moved or {0: (pulled.total(), pushed.total())}
         return {
-            "rank_by_learner": {str(each.number): each.rank for each in self.everybody},
+            "rank_by_learner": {str(learner.number): learner.rank for learner in self.everybody},
             "pulled_bytes_by_learner": dict(pulled),
             "pushed_bytes_by_learner": dict(pushed),
-            "server_bytes_by_rank": {str(rank): list(each) for rank, each in moved.items()},
+            "server_bytes_by_rank": {str(rank): list(numbers) for rank, numbers in moved.items()},
             "idle_by_rank": {
                 rank: 1 - busy / self._was_there_s(int(rank)) for rank, busy in busy_s.items()
             },
@@ -271,14 +271,14 @@ class RealClock:
         }
 
     def _was_there_s(self, rank: int) -> float:
-        own = [each.number for each in self.everybody if each.rank == rank]
-        left_s = max(self._left_s.get(number, self.time_s) for number in own)
-        return max(left_s - min(self._came_s[number] for number in own), 1e-9)
+        numbers = [learner.number for learner in self.everybody if learner.rank == rank]
+        left_s = max(self._left_s.get(number, self.time_s) for number in numbers)
+        return max(left_s - min(self._came_s[number] for number in numbers), 1e-9)
 
     def take_rest(self) -> BaseException | None:
         """Process losses and joins after the last event. Return this process's first error then."""
         error: BaseException | None = None
-        comers = [each for each in self._due if isinstance(each, Learner)]
+        comers = [due for due in self._due if isinstance(due, Learner)]
         while not self.arrivals.empty():
             arrived = self.arrivals.get()
             if isinstance(arrived, Failed):

@@ -40,7 +40,7 @@ class ServedParts(EveryStepParts):
 
     def _ranks(self, linked: Linked) -> RealRanks:
         run, served, holding = linked.run, self.served, self.holding
-        words, world, exchange = run.recipe.synchrony, linked.mesh.world, run.recipe.exchange
+        synchrony, world, exchange = run.recipe.synchrony, linked.mesh.world, run.recipe.exchange
         assert served.real is not None
         whole = Whole(
             run=run,
@@ -59,9 +59,9 @@ class ServedParts(EveryStepParts):
             holding.named,
             served.coder,
             linked.batches,
-            words,
+            synchrony,
             exchange,
-            facts_of(run, linked.probe, words.num_learners(world.world_size)),
+            facts_of(run, linked.probe, synchrony.num_learners(world.world_size)),
             meet=partial(served.keeper.meet, whole),
         )
 

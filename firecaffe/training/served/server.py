@@ -138,8 +138,8 @@ class Server:
                         self.memory.gradients.pop(leaf, None)
             case Lose():
                 self.learners.discard(event.learner)
-                gone = (each for each in self._works.values() if each.learner == event.learner)
-                for work in [each for each in gone if each.leaf not in self.memory.gradients]:
+                gone = (held for held in self._works.values() if held.learner == event.learner)
+                for work in [held for held in gone if held.leaf not in self.memory.gradients]:
                     del self._works[work.leaf]
             case Join():
                 self.learners.add(event.learner)
@@ -156,7 +156,7 @@ class Server:
         weight = sum(weight_of(work.leaf) for work in update.works)
         finite = []
         for name, parameter in self.named.items():
-            total = self._sum(update, [each.get(name) for each in late])
+            total = self._sum(update, [gradients.get(name) for gradients in late])
             parameter.grad = None if total is None else total.div_(weight)
             finite.append(torch.ones((), dtype=torch.bool, device=parameter.device))
             if total is not None and total.numel():
@@ -190,12 +190,14 @@ class Server:
         sums = [self._sum(update, list(parts)) for parts in zip(*tails, strict=True)]
         self.buffers.begin_step()
         weight = sum(weight_of(work.leaf) for work in update.works)
-        self.buffers.finish_step([each for each in sums[1:] if each is not None], weight)
+        self.buffers.finish_step(
+            [buffer_sum for buffer_sum in sums[1:] if buffer_sum is not None], weight
+        )
 
     def _norm(self) -> Tensor:
         used = {name: p.grad for name, p in self.named.items() if p.grad is not None}
         # One by one and added on the host, so that no bit depends on who has which of them.
-        norms = [torch.linalg.vector_norm(each).cpu() for each in used.values()]
+        norms = [torch.linalg.vector_norm(gradient).cpu() for gradient in used.values()]
         of_all = self.norms_of_all(dict(zip(used, norms, strict=True)))
         return nn.utils.get_total_norm(list(of_all.values()), foreach=True)
 

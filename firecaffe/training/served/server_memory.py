@@ -32,7 +32,7 @@ ALIGNMENT = 64
 
 
 def copy_in_memory(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: each.clone() for name, each in tensors.items()}
+    return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
 def copy_in_file(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -41,13 +41,13 @@ def copy_in_file(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     The copies have the tensors' strides, on which the bits of a convolution may depend.
     """
     places, end = {}, 0
-    for name, each in tensors.items():
+    for name, tensor in tensors.items():
         places[name] = end
-        end += -(-each.nbytes // ALIGNMENT) * ALIGNMENT
+        end += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
     data, copies = bytes_in_file(end), {}
-    for name, each in tensors.items():
-        run = data[places[name] : places[name] + each.nbytes].view(each.dtype)
-        copies[name] = run.as_strided(each.shape, each.stride()).copy_(each)
+    for name, tensor in tensors.items():
+        run = data[places[name] : places[name] + tensor.nbytes].view(tensor.dtype)
+        copies[name] = run.as_strided(tensor.shape, tensor.stride()).copy_(tensor)
     return copies
 
 
@@ -97,14 +97,16 @@ class ServerMemory:
         self.versions: dict[int, dict[str, Tensor]] = {}
         self.gradients: dict[Leaf, Gradient] = {}
         self.mean_square = (
-            {name: torch.zeros_like(each) for name, each in named.items()} if squares else {}
+            {name: torch.zeros_like(parameter) for name, parameter in named.items()}
+            if squares
+            else {}
         )
 
     def keep(self, version: int) -> None:
         if version in self.versions:
             return
         now = self._now()
-        in_file = self.is_full(size_of(now)) and all(each.is_cpu for each in now.values())
+        in_file = self.is_full(size_of(now)) and all(tensor.is_cpu for tensor in now.values())
         self.versions[version] = copy_in_file(now) if in_file else copy_in_memory(now)
 
     def is_full(self, size: int) -> bool:
@@ -116,18 +118,22 @@ class ServerMemory:
 
     def _now(self) -> dict[str, Tensor]:
         buffers = dict(self._model.named_buffers())
-        return {name: each.detach() for name, each in {**self._named, **buffers}.items()}
+        return {name: tensor.detach() for name, tensor in {**self._named, **buffers}.items()}
 
     def parts(self) -> dict[str, HeldPart]:
-        found: dict[str, Tensor] = {}
+        by_path: dict[str, Tensor] = {}
         for version, tensors in sorted(self.versions.items()):
-            found |= {f"version/{version}/{name}": each for name, each in tensors.items()}
+            by_path |= {f"version/{version}/{name}": tensor for name, tensor in tensors.items()}
         for leaf, gradient in sorted(self.gradients.items()):
             where = f"{leaf.step}.{leaf.place}"
-            found |= {f"gradient/{where}/{name}": each for name, each in gradient.tensors.items()}
-            found |= {f"tail/{where}/{place}": each for place, each in enumerate(gradient.tail)}
-        found |= {f"mean_square/{name}": each for name, each in self.mean_square.items()}
-        return {name: HeldPart(each) for name, each in found.items()}
+            by_path |= {
+                f"gradient/{where}/{name}": tensor for name, tensor in gradient.tensors.items()
+            }
+            by_path |= {
+                f"tail/{where}/{place}": tensor for place, tensor in enumerate(gradient.tail)
+            }
+        by_path |= {f"mean_square/{name}": tensor for name, tensor in self.mean_square.items()}
+        return {name: HeldPart(tensor) for name, tensor in by_path.items()}
 
     @torch.no_grad()
     def load(self, stored: Stored) -> None:

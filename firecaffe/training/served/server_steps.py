@@ -186,7 +186,7 @@ class ServedStepper:
             self.tell(Told(event, learning_rate, momentum, delay))
         end = queue.mark()
         votes = ballot(vote(), forward.device)
-        found = Found(
+        checked = Found(
             sums=torch.cat([window.loss, window.counts, votes]),
             is_finite=window.gradients_are_finite,
             norm=window.norm,
@@ -194,7 +194,7 @@ class ServedStepper:
         )
         weight = window.samples / self.order.micro_batch_size
         times = ServerTimes(start, end, window)
-        outcome = Outcome(step, window.samples, weight, forward.task.counted, found, times)
+        outcome = Outcome(step, window.samples, weight, forward.task.counted, checked, times)
         self._check(outcome)
         return outcome
 
@@ -214,9 +214,9 @@ class ServedStepper:
         try:
             outcome.check_finite()
         except NotFiniteError as error:
-            told = NotFiniteError(f"{error}; {self.advice}")
-            told.step = error.step
-            raise told from None
+            advised = NotFiniteError(f"{error}; {self.advice}")
+            advised.step = error.step
+            raise advised from None
 
 
 def _done_by(event: Push) -> int:
@@ -273,9 +273,9 @@ class _Window:
         self.loss = self.loss + brought.gradient.tail[0]
         self.counts = self.counts + brought.counts
         if brought.is_finite is not None:
-            found = brought.is_finite.to(self.counts.device)
-            self.gradients_are_finite = self.gradients_are_finite & found[:-1]
-            self.norm = torch.where(found[-1], self.norm, torch.inf)
+            is_finite = brought.is_finite.to(self.counts.device)
+            self.gradients_are_finite = self.gradients_are_finite & is_finite[:-1]
+            self.norm = torch.where(is_finite[-1], self.norm, torch.inf)
         self.samples += samples
         count, seconds = self.by_rank.get(brought.rank, (0, 0.0))
         took_s = brought.data_s + brought.compute_s
@@ -292,4 +292,4 @@ class _Window:
     @property
     def is_finite(self) -> bool:
         are_finite = (self.loss.isfinite(), self.gradients_are_finite, self.norm.isfinite())
-        return all(bool(each.all()) for each in are_finite)
+        return all(bool(flag.all()) for flag in are_finite)

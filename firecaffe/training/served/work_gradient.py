@@ -119,8 +119,8 @@ class Computed:
         batch = self.batches.train_batch(*work.leaf)
         fetched = time.perf_counter()
         with self._at(work.version):
-            found, counts = compute(self.forward, self.server.named, work.leaf, batch)
-        sent = Gradient(self.coder.as_sent(work.learner, found.tensors), found.tail)
+            gradient, counts = compute(self.forward, self.server.named, work.leaf, batch)
+        sent = Gradient(self.coder.as_sent(work.learner, gradient.tensors), gradient.tail)
         return Contribution(sent, counts, fetched - start, time.perf_counter() - fetched)
 
     @contextmanager
@@ -128,7 +128,7 @@ class Computed:
         version, named = self.server.memory.versions[number], self.server.named
         model = self.forward.model
         mine = {name: parameter.detach() for name, parameter in named.items()}
-        buffers = {name: each.detach().clone() for name, each in model.named_buffers()}
+        buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
         for name, parameter in named.items():
             parameter.data = version[name]
         _copy(model, version)

@@ -39,12 +39,14 @@ class EveryRank:
         return self
 
     def pieces(self) -> dict[str, Piece]:
-        found: dict[str, Piece] = {"optimizer": OptimizerTensors(self._own, self.applier.optimizer)}
+        pieces: dict[str, Piece] = {
+            "optimizer": OptimizerTensors(self._own, self.applier.optimizer)
+        }
         if self.applier.ema is not None:
-            found["ema"] = self.applier.ema.piece
-        for each in self.applier.constraints:
-            found |= each.pieces
-        return {name: self.piece(each) for name, each in found.items()}
+            pieces["ema"] = self.applier.ema.piece
+        for constraint in self.applier.constraints:
+            pieces |= constraint.pieces
+        return {name: self.piece(piece) for name, piece in pieces.items()}
 
     @property
     def _own(self) -> nn.Module:
@@ -93,11 +95,11 @@ class EveryRank:
         self.applier.scale.undo()
         sums = torch.cat([totals.tail[0], totals.counts])
         clips = self._clip > 0
-        found = self.spread.agree(sums, counted, finite, clips, self.applier.scale)
+        checked = self.spread.agree(sums, counted, finite, clips, self.applier.scale)
         if clips:
-            norm = found.norm.to(sums.device)
+            norm = checked.norm.to(sums.device)
             nn.utils.clip_grads_with_norm_(self._updated, self._clip, norm, foreach=True)
-        return found
+        return checked
 
     @property
     def _updated(self) -> Sequence[nn.Parameter]:

@@ -34,7 +34,7 @@ class LossScale:
     @property
     def has_overflowed(self) -> bool:
         """Whether a gradient of this rank was not finite."""
-        return self.is_on and any(each.item() for each in self._found.values())
+        return self.is_on and any(flag.item() for flag in self._found.values())
 
     def agree(self, has_overflowed: bool) -> None:
         """Set whether a gradient of any rank was not finite."""
@@ -51,5 +51,5 @@ class LossScale:
 
     @property
     def _found(self) -> dict[Any, Tensor]:
-        found: dict[Any, Tensor] = self._scaler._found_inf_per_device(self._optimizer)
-        return found
+        by_device: dict[Any, Tensor] = self._scaler._found_inf_per_device(self._optimizer)
+        return by_device

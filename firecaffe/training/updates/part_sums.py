@@ -98,31 +98,33 @@ class MemoryInParts:
     ) -> None:
         self._memories, self._names = memories, names
         self._paths = {
-            own: f"{each.whole}/{each.part}" if each.cut else each.whole
-            for own, each in names.sources.items()
+            local_name: f"{source.whole}/{source.part}" if source.cut else source.whole
+            for local_name, source in names.sources.items()
         }
-        self._own = {path: own for own, path in self._paths.items()}
+        self._own = {path: local_name for local_name, path in self._paths.items()}
         self._cut = {source.whole for source in names.sources.values() if source.cut}
 
     def parts(self) -> dict[str, HeldPart]:
-        found = {}
+        parts = {}
         for _, memory in self._memories:
             for key, part in memory.parts().items():
-                node, _, own = key.partition(".")
-                order = self._names.places[self._names.source(own)[0].whole]
-                found[f"{node}.{self._paths.get(own, own)}"] = replace(part, order=order)
-        return found
+                node, _, local_name = key.partition(".")
+                order = self._names.places[self._names.source(local_name)[0].whole]
+                parts[f"{node}.{self._paths.get(local_name, local_name)}"] = replace(
+                    part, order=order
+                )
+        return parts
 
     def load(self, stored: Stored) -> None:
         """Load the memory. Raises: CheckpointError if some is of no parameter of this network."""
         keys: list[dict[str, str]] = [{} for _ in self._memories]
         for key in stored:
             node, _, path = key.partition(".")
-            own = self._own.get(path, path)
-            if own == path and self._is_elsewhere(path):
+            local_name = self._own.get(path, path)
+            if local_name == path and self._is_elsewhere(path):
                 continue
-            of = (place for place, (names, _) in enumerate(self._memories) if own in names)
-            keys[next(of, 0)][f"{node}.{own}"] = key  # if none has it, the first one raises
+            of = (place for place, (names, _) in enumerate(self._memories) if local_name in names)
+            keys[next(of, 0)][f"{node}.{local_name}"] = key  # if none has it, the first one raises
         for own_keys, (_, memory) in zip(keys, self._memories, strict=True):
             memory.load(_ByOwnKeys(stored, own_keys))
 
@@ -214,22 +216,22 @@ class PartSums:
         """Set each `grad` to the mean, or None if no micro-batch used it. Raises: PeerLostError."""
         if not self.names:
             return
-        pending = [each for counter in self._counters for each in counter.pending]
+        pending = [pair for counter in self._counters for pair in counter.pending]
         self._counters = []
-        pending.sort(key=lambda each: each[0].index << each[0].level)
+        pending.sort(key=lambda pair: pair[0].index << pair[0].level)
         nodes = [node for node, _ in pending]
         uses = self._sum([leaf[-1] for _, leaf in pending]).tolist()
         leaves = [leaf[:-1] for _, leaf in pending]
         if self.codec is None:
-            found = [self._mean(nodes, vectors, weight) for vectors in zip(*leaves, strict=True)]
+            results = [self._mean(nodes, vectors, weight) for vectors in zip(*leaves, strict=True)]
         else:
             means = self.codec.mean(nodes, leaves, weight)
-            found = [(mean, mean.isfinite().all()) for mean in means]
-        for parameter, (mean, _), used in zip(self.parameters, found, uses, strict=True):
+            results = [(mean, mean.isfinite().all()) for mean in means]
+        for parameter, (mean, _), used in zip(self.parameters, results, uses, strict=True):
             # What a codec kept back may arrive in a later step that does not use the parameter.
             has_any = used or (self.codec is not None and bool(mean.any()))
             parameter.grad = mean.view_as(parameter) if has_any else None
-        self.finite = torch.stack([is_finite for _, is_finite in found]).cpu()
+        self.finite = torch.stack([is_finite for _, is_finite in results]).cpu()
 
     def _mean(
         self, nodes: Sequence[Node], vectors: Sequence[Tensor], weight: float

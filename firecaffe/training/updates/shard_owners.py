@@ -56,8 +56,8 @@ class ShardOwners(EveryRank):
         super().constrain()
         named, names = self.holding.named, self.holding.names
         for whole, tensor in self._wholes.one_by_one(self.shards.own):
-            own = {name: named[name] for name in names.own(whole) if name in named}
-            self.holding.wholes().put({whole: tensor}, own)
+            local_tensors = {name: named[name] for name in names.own(whole) if name in named}
+            self.holding.wholes().put({whole: tensor}, local_tensors)
 
     def numbers(self) -> Numbers:
         return NumbersInParts(OptimizerNumbers(self._own, self.applier.optimizer), self._names)
@@ -68,9 +68,9 @@ class ShardOwners(EveryRank):
 
     def check(self, totals: Totals, counted: int) -> Found:
         begun = self.queue.mark()
-        found = super().check(totals, counted)
+        checked = super().check(totals, counted)
         self._exchanges = [(begun, self.queue.mark())]
-        return found
+        return checked
 
     @property
     def _updated(self) -> Sequence[nn.Parameter]:

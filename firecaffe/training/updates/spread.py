@@ -110,47 +110,48 @@ class Among:
         for part in parts.values():
             counts[place[part.whole]] = part.count
         for group in self._groups:  # some rank may have no part of a tensor
-            told = (json.loads(text) for text in gather_text(group, json.dumps(counts)))
-            counts = [max(of_ranks) for of_ranks in zip(*told, strict=True)]
+            counts_of_ranks = (json.loads(text) for text in gather_text(group, json.dumps(counts)))
+            counts = [max(of_ranks) for of_ranks in zip(*counts_of_ranks, strict=True)]
         ends = torch.tensor([0, *counts]).cumsum(0).tolist()
         self._spans = [range(*span) for span in pairwise(ends)]
         self._num_parts: int = ends[-1]
         self._places = [
-            self._spans[place[each.whole]].start + each.number for each in parts.values()
+            self._spans[place[part.whole]].start + part.number for part in parts.values()
         ]
         self._span_of: dict[Tensor, range] = {
             named[name]: self._spans[place[parts[name].whole]] for name in named
         }
         place_of = {
-            each: self._span_of[each].start + parts[name].number for name, each in named.items()
+            parameter: self._span_of[parameter].start + parts[name].number
+            for name, parameter in named.items()
         }
         told_here = self._told_once({*place_of.values(), *([-1] if knows_sums else [])})
         self._tells_sums = -1 in told_here
         self._place_of: dict[Tensor, int] = {
-            each: at for each, at in place_of.items() if at in told_here
+            parameter: at for parameter, at in place_of.items() if at in told_here
         }
 
     def _told_once(self, places: set[int]) -> set[int]:
-        of_ranks, own = [sorted(places)], 0
+        of_ranks, position = [sorted(places)], 0
         for group in self._groups:
-            told = [json.loads(text) for text in gather_text(group, json.dumps(of_ranks))]
-            own += group.rank * len(of_ranks)
-            of_ranks = [each for of_group in told for each in of_group]
-        return places.difference(*of_ranks[:own])
+            of_groups = [json.loads(text) for text in gather_text(group, json.dumps(of_ranks))]
+            position += group.rank * len(of_ranks)
+            of_ranks = [place for of_group in of_groups for place in of_group]
+        return places.difference(*of_ranks[:position])
 
     def agree(
         self, sums: Tensor, counted: int, finite: Tensor, clips: bool, scale: LossScale
     ) -> Found:
-        own = sums.cpu().double()
+        local_sums = sums.cpu().double()
         if not self._tells_sums:
-            own[: len(own) - counted] = 0.0
+            local_sums[: len(local_sums) - counted] = 0.0
         broken = torch.zeros(self._num_parts, dtype=torch.float64)
         broken[self._places] = 1.0 - finite.cpu().double()
         norms = self._norms_of_gradients() if clips else broken[:0]
         overflowed = broken.new_tensor([float(scale.has_overflowed)])
-        told = self._sum(torch.cat([own, broken, norms, overflowed]))
-        sizes = [len(own), len(broken), len(norms), 1]
-        in_all, broken, norms, overflowed = torch.split(told, sizes)
+        summed = self._sum(torch.cat([local_sums, broken, norms, overflowed]))
+        sizes = [len(local_sums), len(broken), len(norms), 1]
+        in_all, broken, norms, overflowed = torch.split(summed, sizes)
         scale.agree(bool(overflowed))
         norm = torch.zeros(())
         if clips:
@@ -165,47 +166,49 @@ class Among:
         self, weights: Sequence[Tensor], lists: Sequence[Sequence[Tensor]]
     ) -> Sequence[Sequence[Tensor]]:
         """Return whole tensors' norms; see `solvers.layer_rates.Norms`. Raises: PeerLostError."""
-        own = own_norms(weights, lists)
+        local_norms = own_norms(weights, lists)
         if self._num_parts == len(self._spans):
-            return own  # all tensors are whole
+            return local_norms  # all tensors are whole
         spans = [self._span_of[weight] for weight in weights]
-        told = self._sum(self._told(weights, own))
+        all_norms = self._sum(self._told(weights, local_norms))
         return [
             [
                 norm if len(span) == 1 else self._of_parts(norms, span).to(norm)
                 for norm, span in zip(of_own, spans, strict=True)
             ]
-            for of_own, norms in zip(own, told, strict=True)
+            for of_own, norms in zip(local_norms, all_norms, strict=True)
         ]
 
     def _norms_of_gradients(self) -> Tensor:
-        gradients = {each: each.grad for each in self._place_of if each.grad is not None}
+        gradients = {
+            parameter: parameter.grad for parameter in self._place_of if parameter.grad is not None
+        }
         used = list(gradients)
-        own = own_norms(used, [list(gradients.values())]) if used else [[]]
-        told = self._told(used, own)[0]
-        told[[at for each, at in self._place_of.items() if each.grad is None]] = UNUSED
-        return told
+        local_norms = own_norms(used, [list(gradients.values())]) if used else [[]]
+        norms = self._told(used, local_norms)[0]
+        norms[[at for parameter, at in self._place_of.items() if parameter.grad is None]] = UNUSED
+        return norms
 
     def _told(self, weights: Sequence[Tensor], norms: Sequence[Sequence[Tensor]]) -> Tensor:
-        told = torch.zeros(len(norms), self._num_parts, dtype=torch.float64)
-        here = [number for number, each in enumerate(weights) if each in self._place_of]
+        table = torch.zeros(len(norms), self._num_parts, dtype=torch.float64)
+        here = [number for number, weight in enumerate(weights) if weight in self._place_of]
         places = [self._place_of[weights[number]] for number in here]
-        for row, own in zip(told, norms, strict=True):
+        for row, local_norms in zip(table, norms, strict=True):
             if places:
-                row[places] = torch.stack([own[number].double() for number in here]).cpu()
-        return told
+                row[places] = torch.stack([local_norms[number].double() for number in here]).cpu()
+        return table
 
     @staticmethod
     def _of_parts(norms: Tensor, span: range) -> Tensor:
-        own = norms[span.start : span.stop]
-        if len(own) == 1 or own[0] == UNUSED:
-            return own[0]
-        return own.square().sum().sqrt()
+        part_norms = norms[span.start : span.stop]
+        if len(part_norms) == 1 or part_norms[0] == UNUSED:
+            return part_norms[0]
+        return part_norms.square().sum().sqrt()
 
-    def _sum(self, told: Tensor) -> Tensor:
+    def _sum(self, values: Tensor) -> Tensor:
         for group in self._groups:
-            finish(group, partial(dist.all_reduce, told, group=group.group))
-        return told
+            finish(group, partial(dist.all_reduce, values, group=group.group))
+        return values
 
 
 def total(norms: Iterable[Tensor], dtypes: Iterable[torch.dtype]) -> Tensor:

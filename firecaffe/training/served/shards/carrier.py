@@ -94,7 +94,7 @@ class Carrier:
         self._layout, self._rank, self._own, self._lines = layout, rank, own, lines
         self._weights = Parcel(layout.parcel.views)
         ranks = [*lines] if own is None else [*lines, rank]
-        self._letters = {each: layout.letter(layout.shards[each]) for each in ranks}
+        self._letters = {owner: layout.letter(layout.shards[owner]) for owner in ranks}
         self._head = Head(layout)
         self._version = -1
 
@@ -140,8 +140,8 @@ class Carrier:
             copy.data.copy_(self._letters[self._rank].data)
             self._own.bring(work, layout.opened(copy, mine, used))
         decoded = (
-            (path.partition("/")[2], layout.coder.decode(each, runs[path].numel()))
-            for path, each in sent.items()
+            (path.partition("/")[2], layout.coder.decode(payload, runs[path].numel()))
+            for path, payload in sent.items()
         )
         is_finite = are_finite(layout.named, decoded)
         if layout.clips:
@@ -163,8 +163,8 @@ class Carrier:
 def attend(line: Line, owner: Owner, shard: Shard, layout: Layout) -> None:
     """Serve a learner's line, on an owner, until the learner ends it. Raises: PeerLostError."""
     head = Head(layout)
-    while (found := head.receive(line))[0] != END:
-        kind, numbers, used = found
+    while (received := head.receive(line))[0] != END:
+        kind, numbers, used = received
         if kind == ASK:
             line.send(owner.version(numbers[0]))
         else:

@@ -101,8 +101,10 @@ class Held:
             piece.load(InMemory(runs))
         for leaf in _leaves(whole["server"]):  # also if a gradient has no elements here
             self.memory.gradients.setdefault(leaf, Gradient({}, []))
-        own = {path: value for path, value in numbers.items() if _first(path) in shard.pieces}
-        self._numbers.load_state_dict(own)
+        local_numbers = {
+            path: value for path, value in numbers.items() if _first(path) in shard.pieces
+        }
+        self._numbers.load_state_dict(local_numbers)
 
     def parts(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return its tensors, by KIND/PATH, and the optimizer's numbers."""
@@ -118,20 +120,20 @@ def put_together(
     named: Mapping[str, Tensor], shards: Sequence[Shard], parts: Sequence[Mapping[str, Tensor]]
 ) -> dict[str, dict[str, Tensor]]:
     """Return the whole tensors by kind and path, from the parts of all owners in order."""
-    found: dict[str, dict[str, Tensor]] = {kind: {} for kind in PIECES}
+    wholes: dict[str, dict[str, Tensor]] = {kind: {} for kind in PIECES}
     for shard, tensors in zip(shards, parts, strict=True):
         for full, value in tensors.items():
             kind, _, path = full.partition("/")
             name = parameter_of(kind, path)
             if value.ndim == 0:  # an optimizer's count of steps, equal at all owners
-                found[kind][path] = value.clone()
+                wholes[kind][path] = value.clone()
                 continue
-            if path not in found[kind]:
-                found[kind][path] = torch.empty(named[name].shape, dtype=value.dtype)
+            if path not in wholes[kind]:
+                wholes[kind][path] = torch.empty(named[name].shape, dtype=value.dtype)
             elements = shard.pieces[name]
-            flat = found[kind][path].view(-1)
+            flat = wholes[kind][path].view(-1)
             flat[elements.start : elements.stop] = value.cpu().reshape(-1)
-    return found
+    return wholes
 
 
 def _leaves(server: Piece) -> Iterator[Leaf]:

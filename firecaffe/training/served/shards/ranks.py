@@ -92,13 +92,13 @@ class NormsOfOwners:
             waits.append(line.begin_receive(theirs[rank].view(torch.uint8)))
         for wait in waits:
             wait()
-        told = dict(zip(self._own.pieces, mine, strict=True))
+        gathered = dict(zip(self._own.pieces, mine, strict=True))
         for rank, shard in self._others.items():
-            told |= zip(shard.pieces, theirs[rank], strict=True)
+            gathered |= zip(shard.pieces, theirs[rank], strict=True)
         return {
-            name: told[name].to(each.dtype)
-            for name, each in self._named.items()
-            if name in told and told[name] != UNUSED
+            name: gathered[name].to(parameter.dtype)
+            for name, parameter in self._named.items()
+            if name in gathered and gathered[name] != UNUSED
         }
 
 
@@ -186,17 +186,17 @@ class Owners(Holders):
             teller.tell(Give())
         parts = [_answer(teller, look) for teller in self._tellers.values()]
         self._moved_by_rank = {
-            rank: each.moved for rank, each in zip(self._ranks, parts, strict=True)
+            rank: part.moved for rank, part in zip(self._ranks, parts, strict=True)
         }
         whole, memory, live = self._whole.state, self._whole.memory, self._whole.server.memory
         owned = [self._layout.shards[rank] for rank in self._ranks]
-        found = put_together(self._whole.named, owned, [part.tensors for part in parts])
+        wholes = put_together(self._whole.named, owned, [part.tensors for part in parts])
         frozen = {name: part.tensor for name, part in whole.pieces["parameter"].parts().items()}
-        found["parameter"] = {**frozen, **found["parameter"]}
-        found["server"] |= {path: part.tensor for path, part in live.parts().items()}
+        wholes["parameter"] = {**frozen, **wholes["parameter"]}
+        wholes["server"] |= {path: part.tensor for path, part in live.parts().items()}
         memory.versions.clear()
         memory.gradients.clear()
-        for kind, tensors in found.items():
+        for kind, tensors in wholes.items():
             if kind in whole.pieces:
                 whole.pieces[kind].load(InMemory(tensors))
         numbers = {path: value for part in parts for path, value in part.numbers.items()}
@@ -212,7 +212,7 @@ class Owners(Holders):
         end_s = time.monotonic() + timeout_s
         for thread in threads:
             thread.join(max(0.0, end_s - time.monotonic()))
-        return not any(each.is_alive() for each in threads)
+        return not any(thread.is_alive() for thread in threads)
 
     def check(self) -> None:
         if self._errors:
@@ -240,9 +240,9 @@ class Owners(Holders):
         lines = {rank: self._mesh.line(rank, NORMS, NORMS) for rank in others}
         norms = NormsOfOwners(whole.named, shard, others, lines)
         made = runs.named, optimizer, memory, server.words, there, none, server.clip_gradients
-        own = Server(*made, ema=ema, norms_of_all=norms)
-        own.load_state_dict(server.state_dict())
-        return Owner(own, held, whole.weight_of)
+        local_server = Server(*made, ema=ema, norms_of_all=norms)
+        local_server.load_state_dict(server.state_dict())
+        return Owner(local_server, held, whole.weight_of)
 
     def _attend(self, owner: Owner, per_rank: int) -> None:
         shard = self._layout.shards[self._mesh.rank]

@@ -95,8 +95,8 @@ def listen(line: Line, owner: Owner, moved: Moved) -> None:
     """Execute the orders from an owner's line, to its end. Raises: PeerLostError."""
     while (row := _receive(line))["order"] != "End":
         if row["order"] == "Told":
-            told = Told(from_row(row["event"]), row["rate"], row["momentum"], row["delay"])
-            execute(owner, moved, told)
+            message = Told(from_row(row["event"]), row["rate"], row["momentum"], row["delay"])
+            execute(owner, moved, message)
         elif (parts := execute(owner, moved, Give())) is not None:
             _send_parts(line, parts)
     with suppress(PeerLostError):
@@ -121,8 +121,8 @@ def _send_parts(line: Line, parts: Parts) -> None:
     parcel = Parcel(parts.tensors)
     parcel.fill(parts.tensors)
     kinds = [
-        [name, str(each.dtype).removeprefix("torch."), list(each.shape)]
-        for name, each in parts.tensors.items()
+        [name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
+        for name, tensor in parts.tensors.items()
     ]
     _send(line, {"tensors": kinds, "numbers": parts.numbers, "moved": parts.moved})
     line.send(parcel.data)

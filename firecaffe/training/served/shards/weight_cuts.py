@@ -42,15 +42,15 @@ class Shard:
 
     def views(self, data: Tensor, parcel: Parcel) -> dict[str, Tensor]:
         """Return the pieces in its bytes, shaped as by `run_of`. `parcel` is any one of all."""
-        found = {}
+        views = {}
         for name, elements in self.pieces.items():
             whole = parcel.views[name]
             dtype = whole.dtype
             begin = parcel.places[name] + elements.start * dtype.itemsize - self.start
-            found[name] = data[begin : begin + len(elements) * dtype.itemsize].view(dtype)
+            views[name] = data[begin : begin + len(elements) * dtype.itemsize].view(dtype)
             if self.has_whole(name, whole):
-                found[name] = found[name].view(whole.shape)
-        return found
+                views[name] = views[name].view(whole.shape)
+        return views
 
 
 def cut(parcel: Parcel, count: int, whole: bool = False) -> list[Shard]:
@@ -59,7 +59,7 @@ def cut(parcel: Parcel, count: int, whole: bool = False) -> list[Shard]:
     If `whole`, the cuts are between tensors, where that is nearest to equal.
     """
     total = parcel.data.nbytes
-    ends = [total * each // count // ALIGNMENT * ALIGNMENT for each in range(count)] + [total]
+    ends = [total * number // count // ALIGNMENT * ALIGNMENT for number in range(count)] + [total]
     if whole:
         between = [*parcel.places.values(), total]
         ends = [_nearest(between, end) for end in ends]
@@ -71,7 +71,7 @@ def _nearest(places: Sequence[int], wanted: int) -> int:
 
 
 def _pieces(parcel: Parcel, start: int, stop: int) -> dict[str, range]:
-    found = {}
+    pieces = {}
     is_last = start < stop == parcel.data.nbytes
     for name, view in parcel.views.items():
         place, size = parcel.places[name], view.dtype.itemsize
@@ -79,5 +79,5 @@ def _pieces(parcel: Parcel, start: int, stop: int) -> dict[str, range]:
         last = min((stop - place) // size, view.numel())
         is_empty = not view.numel() and (start <= place < stop or (place == stop and is_last))
         if first < last or is_empty:
-            found[name] = range(first, last) if first < last else range(0)
-    return found
+            pieces[name] = range(first, last) if first < last else range(0)
+    return pieces
