@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tests.golden.caffe.passes import FAMILIES, filled, passed
-from tests.golden.caffe.record import Record
-from tests.golden.caffe.solvers import LOOKS, TRAININGS
-from tests.golden.caffe.trained import errors_of
+from tools.caffe_goldens.passes import FAMILIES, filled, passed
+from tools.caffe_goldens.record import Record
+from tools.caffe_goldens.solvers import LOOKS, TRAININGS
+from tools.caffe_goldens.trained import errors_of
 
 PAGE = Path(__file__).parent / "results/caffe_numbers.md"
 HEAD = """# Layers and solvers against a real Caffe
@@ -26,10 +26,10 @@ HEAD = """# Layers and solvers against a real Caffe
 
 Each number is the norm of the difference over the norm of what Caffe has, in float32 on one thread
 of a CPU (torch {torch}). Caffe is PyPI's kendryte-caffe 1.0.0.20210829; how its numbers were made
-stands in tests/golden/caffe/make.py. Its BatchNorm does not compute a batch's own statistics: in
+stands in tools/caffe_goldens/make.py. Its BatchNorm does not compute a batch's own statistics: in
 these cases its other layers do. The net that is trained has ceil and padded pooling, groups, both
 kinds of LRN, an auxiliary loss and multipliers of the rate and the decay (WHOLE in
-tests/golden/caffe/nets.py).
+tools/caffe_goldens/nets.py).
 
 ## Blobs and gradients, forward and backward
 

@@ -5,7 +5,7 @@
 
 A request is a line of JSON: path, phase, and image, the shape of one where the net does not say it.
 An answer is one too: the request with what
-tests/golden/caffe/shapes.py says of it, or `error`, Caffe's own first line. Each net has a process
+tools/caffe_goldens/shapes.py says of it, or `error`, Caffe's own first line. Each net has a process
 of its own, since Caffe ends it where a net is wrong, with a limit of time and of memory. The schema
 is each message's fields, by the names of both.
 """
@@ -21,7 +21,7 @@ import tempfile
 from typing import Any
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path.insert(0, os.path.join(os.path.dirname(HERE), "tests", "golden", "caffe"))
+sys.path.insert(0, os.path.join(os.path.dirname(HERE), "tools", "caffe_goldens"))
 
 SECONDS, BYTES = 120, 12 << 30
 

@@ -25,8 +25,8 @@ from firecaffe.data.packing.pack_images import Packing, PackOptions, verify
 from firecaffe.data.packing.source import open_source
 from firecaffe.data.shard import PROLOGUE
 from firecaffe.errors import DataError
-from tests.golden.caffe.data_cases import datum, pixels, png, raw, write_lmdb
 from tests.unit.compression.fcz.made import pruned, small, with_sums
+from tools.caffe_goldens.data_cases import datum, pixels, png, raw, write_lmdb
 
 
 def make_shards(folder: Path) -> None:

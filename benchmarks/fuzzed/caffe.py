@@ -21,9 +21,9 @@ from firecaffe.caffe.trained import Trained
 from firecaffe.errors import FirecaffeError
 from firecaffe.from_caffe.recipe import Asked, read
 from firecaffe.from_caffe.write import files_of
-from tests.golden.caffe.nets import WHOLE
-from tests.golden.caffe.passes import FAMILIES
-from tests.golden.caffe.solvers import TRAININGS
+from tools.caffe_goldens.nets import WHOLE
+from tools.caffe_goldens.passes import FAMILIES
+from tools.caffe_goldens.solvers import TRAININGS
 
 MADE = Path(__file__).parents[2] / "tests" / "golden" / "caffe" / "files"
 

@@ -205,8 +205,13 @@ def _compare(
             (actual,) = tree_leaves(other(batch))
         scale = float(expected.abs().max())
         room = ABSOLUTE * scale + RELATIVE * expected.abs()
+        if actual.shape != expected.shape:
+            raise NotIdenticalError(
+                f"{path}: {by} comes to outputs of shape {tuple(actual.shape)}, the network to "
+                f"{tuple(expected.shape)}; no file was written"
+            )
         apart = (actual.float() - expected).abs()
-        if actual.shape != expected.shape or not bool((apart <= room).all()):
+        if not bool((apart <= room).all()):
             raise NotIdenticalError(
                 f"{path}: {by} comes to other outputs than the network, by up to "
                 f"{float(apart.max()):.2g} of {scale:.2g}; no file was written"

@@ -13,7 +13,7 @@ from firecaffe.caffe import caffemodel
 from firecaffe.recipe.recorded_recipe import recipe_of
 from firecaffe.runs.run_folder import read_run_file
 from tests import typed
-from tests.golden.caffe.data_cases import raw, write_lmdb
+from tools.caffe_goldens.data_cases import raw, write_lmdb
 
 NET = """
 name: "Small"

@@ -10,7 +10,7 @@ import pytest
 from firecaffe.cli import main
 from firecaffe.data import DataConfig, open_data
 from firecaffe.plan.cluster import load_cluster
-from tests.unit.data.test_packed import make_folder, photo
+from tests.kit.data_photos import make_folder, photo
 
 
 def typed(*words: object) -> tuple[int, str, str]:

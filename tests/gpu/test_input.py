@@ -7,7 +7,7 @@ import torch
 
 from firecaffe.data import Batches, DataConfig, SampleOrder, open_data
 from firecaffe.data.train_batches import BatchesAhead
-from tests.unit.data.test_packed import make_folder, pack
+from tests.kit.data_photos import make_folder, pack
 
 pytestmark = [
     pytest.mark.gpu,

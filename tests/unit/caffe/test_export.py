@@ -42,8 +42,7 @@ NETS = {
     + layer("LRN", "b", "c", "lrn_param { local_size: 5 alpha: 0.5 k: 2 }")
     + layer("Pooling", "c", "d", "pooling_param { pool: AVE kernel_size: 3 stride: 2 pad: 1 }")
     + layer(
-        *("LRN", "d", "e"),
-        "lrn_param { norm_region: WITHIN_CHANNEL local_size: 3 alpha: 0.5 }",
+        *("LRN", "d", "e"), "lrn_param { norm_region: WITHIN_CHANNEL local_size: 3 alpha: 0.5 }"
     )
     + layer("Pooling", "e", "last", "pooling_param { pool: AVE kernel_size: 2 stride: 2 }"),
     "normalized": conv("data", "a", "num_output: 6 kernel_size: 3 dilation: 2 bias_term: false")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from firecaffe.caffe import fillers
 from firecaffe.caffe.message import CaffeError
 from firecaffe.caffe.text import parse
-from firecaffe.models import MODELS, build_model
+from firecaffe.models import build_model
 
 
 @pytest.fixture(autouse=True)
@@ -147,85 +147,69 @@ def test_starts_of_the_networks(name: str) -> None:
             assert (layer.bias == torch.tensor(bias, dtype=torch.float32)).all(), layer_name
 
 
-@pytest.mark.parametrize("name", ["lenet", "nin_small", "googlenet_small_bn", "squeezenet1_1"])
-def test_start_is_a_function_of_the_seed(name: str) -> None:
-    starts = []
-    for seed in (1, 1, 2):
-        torch.manual_seed(seed)
-        starts.append(torch.cat([p.detach().flatten() for p in build_model(name).parameters()]))
-    assert torch.equal(starts[0], starts[1])
-    assert not torch.equal(starts[0], starts[2])
-
-
-def test_every_start_list_names_a_network() -> None:
-    assert STARTS.keys() <= MODELS.keys()
-
-
 def filled(words: str, *shape: int) -> Tensor:
     weight = torch.empty(shape)
     fillers.filler(parse(words))(weight)
     return weight
 
 
-class TestOfWords:
-    """What weight_filler { … } says."""
+def test_nothing_is_a_constant() -> None:
+    assert not filled("", 3, 4).any()
+    weight = torch.empty(3)
+    fillers.filler(parse(""), 0.25)(weight)
+    assert (weight == 0.25).all()
+    assert not filled('type: "constant"', 3).any()
+    assert (filled("value: 0.5", 3) == 0.5).all()
 
-    def test_nothing_is_a_constant(self) -> None:
-        assert not filled("", 3, 4).any()
-        weight = torch.empty(3)
-        fillers.filler(parse(""), 0.25)(weight)
-        assert (weight == 0.25).all()
-        assert not filled('type: "constant"', 3).any()
-        assert (filled("value: 0.5", 3) == 0.5).all()
 
-    def test_uniform(self) -> None:
-        weight = filled('type: "uniform" min: 2 max: 3', 50, 100)
-        assert 2 <= weight.min() < 2.01
-        assert 2.99 < weight.max() <= 3
-        assert filled('type: "uniform"', 1000).max() > 0.98
+def test_numbers_that_are_drawn() -> None:
+    weight = filled('type: "uniform" min: 2 max: 3', 50, 100)
+    assert 2 <= weight.min() < 2.01
+    assert 2.99 < weight.max() <= 3
+    assert filled('type: "uniform"', 1000).max() > 0.98
+    weight = filled('type: "gaussian" mean: 3 std: 0.5', 100, 100)
+    assert weight.mean().item() == pytest.approx(3, abs=0.03)
+    assert weight.std().item() == pytest.approx(0.5, rel=0.05)
+    assert filled('type: "gaussian"', 10_000).std().item() == pytest.approx(1, rel=0.05)
+    weight = filled('type: "gaussian" sparse: 20', 100, 200)
+    assert (weight != 0).float().mean().item() == pytest.approx(0.2, abs=0.02)
 
-    def test_gaussian(self) -> None:
-        weight = filled('type: "gaussian" mean: 3 std: 0.5', 100, 100)
-        assert weight.mean().item() == pytest.approx(3, abs=0.03)
-        assert weight.std().item() == pytest.approx(0.5, rel=0.05)
-        assert filled('type: "gaussian"', 10_000).std().item() == pytest.approx(1, rel=0.05)
 
-    def test_a_sparse_one_keeps_so_many_of_the_outputs(self) -> None:
-        weight = filled('type: "gaussian" sparse: 20', 100, 200)
-        assert (weight != 0).float().mean().item() == pytest.approx(0.2, abs=0.02)
+@pytest.mark.parametrize(
+    ("norm", "fan"), [("FAN_IN", 800), ("FAN_OUT", 1600), ("AVERAGE", 1200), ("2", 1200)]
+)
+def test_fans(norm: str, fan: int) -> None:
+    for kind, variance in (("xavier", 1 / fan), ("msra", 2 / fan)):
+        weight = filled(f'type: "{kind}" variance_norm: {norm}', 64, 32, 5, 5)
+        assert weight.var().item() == pytest.approx(variance, rel=0.05)
 
-    @pytest.mark.parametrize(
-        ("norm", "fan"), [("FAN_IN", 800), ("FAN_OUT", 1600), ("AVERAGE", 1200), ("2", 1200)]
-    )
-    def test_fans(self, norm: str, fan: int) -> None:
-        for kind, variance in (("xavier", 1 / fan), ("msra", 2 / fan)):
-            weight = filled(f'type: "{kind}" variance_norm: {norm}', 64, 32, 5, 5)
-            assert weight.var().item() == pytest.approx(variance, rel=0.05)
 
-    def test_positive_unitball(self) -> None:
-        weight = filled('type: "positive_unitball"', 6, 3, 2, 2)
-        assert weight.min() >= 0
-        torch.testing.assert_close(weight.flatten(1).sum(1), torch.ones(6))
+def test_positive_unitball() -> None:
+    weight = filled('type: "positive_unitball"', 6, 3, 2, 2)
+    assert weight.min() >= 0
+    torch.testing.assert_close(weight.flatten(1).sum(1), torch.ones(6))
 
-    @pytest.mark.parametrize("factor", [2, 3])
-    def test_bilinear_interpolates(self, factor: int) -> None:
-        """A ramp that a deconvolution enlarges is a ramp, within its edges."""
-        size = 2 * factor - factor % 2
-        weight = filled('type: "bilinear"', 1, 1, size, size)
-        ramp = torch.arange(6.0).expand(1, 1, 6, 6)
-        pad = (factor - 1) // 2 if factor % 2 else factor // 2
-        large = nn.functional.conv_transpose2d(ramp, weight, stride=factor, padding=pad)
-        steps = large[0, 0, 2 * factor, 2 * factor : 4 * factor].diff()
-        torch.testing.assert_close(steps, torch.full_like(steps, 1 / factor))
 
-    @pytest.mark.parametrize(
-        ("words", "said"),
-        [
-            ('type: "orthogonal"', 'no filler "orthogonal"; known: constant'),
-            ('type: "xavier" variance_norm: 7', "expected one of FAN_IN"),
-            ('type: "bilinear"', "square filters; found weights of"),
-        ],
-    )
-    def test_refused(self, words: str, said: str) -> None:
-        with pytest.raises(CaffeError, match=said):
-            filled(words, 4, 4, 2, 3)
+@pytest.mark.parametrize("factor", [2, 3])
+def test_bilinear_interpolates(factor: int) -> None:
+    """A ramp that a deconvolution enlarges is a ramp, within its edges."""
+    size = 2 * factor - factor % 2
+    weight = filled('type: "bilinear"', 1, 1, size, size)
+    ramp = torch.arange(6.0).expand(1, 1, 6, 6)
+    pad = (factor - 1) // 2 if factor % 2 else factor // 2
+    large = nn.functional.conv_transpose2d(ramp, weight, stride=factor, padding=pad)
+    steps = large[0, 0, 2 * factor, 2 * factor : 4 * factor].diff()
+    torch.testing.assert_close(steps, torch.full_like(steps, 1 / factor))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ('type: "orthogonal"', 'no filler "orthogonal"; known: constant'),
+        ('type: "xavier" variance_norm: 7', "expected one of FAN_IN"),
+        ('type: "bilinear"', "square filters; found weights of"),
+    ],
+)
+def test_refused(words: str, said: str) -> None:
+    with pytest.raises(CaffeError, match=said):
+        filled(words, 4, 4, 2, 3)

@@ -11,15 +11,16 @@ from torch import Tensor
 
 from firecaffe.caffe import text
 from firecaffe.caffe.net import Net
-from tests.golden.caffe import layers
-from tests.golden.caffe.cases import Case
-from tests.golden.caffe.passes import FAMILIES, filled, parameters, passed
-from tests.golden.caffe.record import FOLDER, Record
+from tools.caffe_goldens import layers
+from tools.caffe_goldens.cases import Case
+from tools.caffe_goldens.passes import FAMILIES, filled, parameters, passed
+from tools.caffe_goldens.record import FOLDER, Record
 
 TOLERANCE = 1e-4
 CANCELED = 1e-5
 """What may be left where Caffe's sums come to nothing."""
 CAFFE = "FIRECAFFE_CAFFE_PYTHON"
+MAKER = Path(layers.__file__).with_name("make.py")
 
 each_case = pytest.mark.parametrize(
     ("family", "case"),
@@ -67,8 +68,8 @@ def test_batch_norm_stores_decaying_sums_of_means_and_variances(name: str) -> No
 @pytest.mark.slow
 def test_records_are_what_a_real_caffe_makes_today(tmp_path: Path) -> None:
     if CAFFE not in os.environ:
-        pytest.skip(f"{CAFFE} names no Python that has a real Caffe (tests/golden/caffe/make.py)")
-    command = [os.environ[CAFFE], str(FOLDER / "make.py"), "--out", str(tmp_path)]
+        pytest.skip(f"{CAFFE} names no Python that has a real Caffe (tools/caffe_goldens/make.py)")
+    command = [os.environ[CAFFE], str(MAKER), "--out", str(tmp_path)]
     subprocess.run(command, check=True, capture_output=True)
     for family in (*FAMILIES, "solvers"):
         name = f"{family}.npz"

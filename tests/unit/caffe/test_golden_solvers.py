@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.golden.caffe.record import Record
-from tests.golden.caffe.solvers import LOOKS, TRAININGS, Training
-from tests.golden.caffe.trained import errors_of
+from tools.caffe_goldens.record import Record
+from tools.caffe_goldens.solvers import LOOKS, TRAININGS, Training
+from tools.caffe_goldens.trained import errors_of
 
 TOLERANCE = 1e-5
 ALIKE = {("nesterov", "old_form")}

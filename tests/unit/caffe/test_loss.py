@@ -6,34 +6,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from firecaffe.caffe import blob, text
-from firecaffe.caffe.layers import loss, loss_of_values
-from firecaffe.caffe.layers.spec import Spec
+from firecaffe.caffe import blob
 from firecaffe.caffe.message import CaffeError
-from tests.golden.caffe.losses_and_accuracies import CASES, FILE
+from tests.unit.caffe.layers import made
+from tools.caffe_goldens.losses_and_accuracies import CASES, FILE
 
-LAYERS = {**loss.LAYERS, **loss.LAYERS, **loss_of_values.LAYERS}
 CAFFE = np.load(FILE)
 
 
-def made(prototxt: str, bottoms: dict[str, Any]) -> nn.Module:
-    layer = text.parse(prototxt).message("layer")
-    kind = LAYERS[layer.text("type")]
-    shapes = [tuple(each.shape) for each in bottoms.values()]
-    param = layer.message(kind.param) if kind.param else text.parse("")
-    num_tops = len(layer.texts("top"))
-    spec = Spec(layer.text("name"), layer.text("type"), layer, param, shapes, num_tops, "TRAIN")
-    module = kind.make(spec)
-    layer.ignore("bottom", "loss_weight")
-    assert not list(layer.unread())
-    return module
-
-
-def run(prototxt: str, bottoms: dict[str, Any]) -> tuple[Tensor, ...]:
-    found = made(prototxt, bottoms)(*map(torch.as_tensor, bottoms.values()))
-    return found if isinstance(found, tuple) else (found,)
+def run(words: str, bottoms: dict[str, Any]) -> tuple[Tensor, ...]:
+    values = [*map(torch.as_tensor, bottoms.values())]
+    return made.run(made.module_of(words, *(tuple(each.shape) for each in values)), *values)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -176,5 +161,5 @@ def test_no_number_is_not_correct() -> None:
 def test_what_cannot_be_is_said(prototxt: str, bottoms: dict[str, Any], said: str) -> None:
     with pytest.raises(CaffeError) as error:
         run(prototxt, bottoms)
-    assert str(error.value).startswith(("prototxt:1: ", "no.binaryproto"))
+    assert str(error.value).startswith(("net.prototxt:1: ", "no.binaryproto"))
     assert said in str(error.value)

@@ -1,5 +1,6 @@
-"""Nets: which layer takes what from which, names, shared weights, multipliers, losses."""
+"""Nets: what takes what, names, shared weights, multipliers, losses; nothing huge is made."""
 
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ from torch import Tensor, nn
 from firecaffe.caffe import Net, caffemodel
 from firecaffe.caffe.message import CaffeError
 from firecaffe.caffe.text import parse
+from firecaffe.caffe.trained import Trained
+from tools.caffe_goldens.cases import inputs
 
 DATA = 'layer { name: "data" type: "Input" top: "data" input_param { shape { dim: 4 dim: 3 } } }\n'
 LABEL = 'layer { name: "y" type: "Input" top: "label" input_param { shape { dim: 4 } } }\n'
@@ -49,20 +52,17 @@ class TestGraph:
         torch.testing.assert_close(net.blobs["a"], before + 5)
 
     def test_relu_writes_over_only_what_nobody_else_needs(self) -> None:
-        alone = net_of(DATA + full("a", "data", "a") + layer("ReLU", "a", "a"))
-        read = net_of(
-            DATA + full("a", "data", "a") + layer("AbsVal", "a", "b") + layer("ReLU", "a", "a")
-        )
-        behind = net_of(
-            DATA + full("a", "data", "a") + layer("Sigmoid", "a", "a") + layer("ReLU", "a", "a")
-        )
-        of_data = net_of(DATA + layer("ReLU", "data", "data") + full("a", "data", "a"))
-        found = [net.layers["relu"] for net in (alone, read, behind, of_data)]
-        assert [isinstance(each, nn.ReLU) and each.inplace for each in found] == [
-            True, False, False, False,
-        ]  # fmt: skip
-        for net in (alone, read, behind, of_data):
-            x = samples().requires_grad_()
+        before, relu = full("a", "data", "a"), layer("ReLU", "a", "a")
+        for body, is_inplace in (
+            (before + relu, True),
+            (before + layer("AbsVal", "a", "b") + relu, False),
+            (before + layer("Sigmoid", "a", "a") + relu, False),
+            (layer("ReLU", "data", "data") + before, False),
+        ):
+            net, x = net_of(DATA + body), samples().requires_grad_()
+            module = net.layers["relu"]
+            assert isinstance(module, nn.ReLU)
+            assert module.inplace == is_inplace
             sum(each.sum() for each in net(x).values()).backward()
             assert x.grad is not None
 
@@ -74,7 +74,7 @@ class TestGraph:
     def test_layers_without_their_bottoms_are_left_out(self) -> None:
         text = DATA + LABEL + full("a", "data", "a") + layer("SoftmaxWithLoss", "a label", "loss")
         net = net_of(text + layer("Softmax", "a", "p"))
-        assert [*net(samples())] == ["p"]
+        assert [*net(samples())] == [*net(samples())] == ["p"]
         assert [*net(samples(), torch.zeros(4, dtype=torch.long))] == ["loss", "p"]
         assert [*net(None, torch.zeros(4, dtype=torch.long))] == []
         with pytest.raises(ValueError, match="3 inputs are given"):
@@ -188,12 +188,8 @@ def test_multipliers() -> None:
     more = "param { lr_mult: 0 } param { lr_mult: 2 decay_mult: 0 }"
     text = DATA + full("a", "data", "a", more=more) + full("b", "a", "b")
     text += layer("BatchNorm", "b", "b", "param { lr_mult: 0 }")
-    assert net_of(text).multipliers == {
-        "a.weight": (0, 1),
-        "a.bias": (2, 0),
-        "b.weight": (1, 1),
-        "b.bias": (1, 1),
-    }
+    kept = {"b.weight": (1, 1), "b.bias": (1, 1)}
+    assert net_of(text).multipliers == {"a.weight": (0, 1), "a.bias": (2, 0), **kept}
 
 
 def test_the_mode_is_the_phases() -> None:
@@ -223,23 +219,72 @@ class TestLoad:
         assert (net.get_parameter("a.weight") == 2).all()
         assert (net.get_buffer("batchnorm.variance") == 2).all()
 
-    def test_other_shapes_are_refused(self) -> None:
-        blobs = {"a": [torch.ones(3, 4), torch.ones(3)]}
-        with pytest.raises(
-            CaffeError, match=r"blobs of 3 x 4, 3; the layer has 3 x 3, 3.*another name"
-        ):
-            net_of(self.TEXT).load(blobs)
-        with pytest.raises(CaffeError, match="blobs of 3 x 3; the layer has 3 x 3, 3"):
-            net_of(self.TEXT).load({"a": [torch.ones(3, 3)]})
+    @pytest.mark.parametrize(("blobs", "said"), [([(3, 4), (3,)], "3 x 4, 3"), ([(3, 3)], "3 x 3")])
+    def test_other_shapes_are_refused(self, blobs: list[tuple[int, ...]], said: str) -> None:
+        with pytest.raises(CaffeError, match=f"blobs of {said}; the layer has 3 x 3, 3"):
+            net_of(self.TEXT).load({"a": [torch.ones(shape) for shape in blobs]})
 
     def test_from_a_file(self, tmp_path: Path) -> None:
-        net, file = net_of(self.TEXT), tmp_path / "x.caffemodel"
-        layers = [
-            caffemodel.Layer(
-                "b/c", "InnerProduct", [torch.ones(3, 3).numpy(), torch.ones(3).numpy()]
-            )
-        ]
-        caffemodel.write(file, layers)
-        found = Net(parse(self.TEXT), file)
-        assert (found.get_parameter("b_c.weight") == 1).all()
-        assert net.get_parameter("b_c.weight").std() > 0
+        file, blobs = tmp_path / "x.caffemodel", [torch.ones(3, 3).numpy(), torch.ones(3).numpy()]
+        caffemodel.write(file, [caffemodel.Layer("b/c", "InnerProduct", blobs)])
+        assert (Net(parse(self.TEXT), file).get_parameter("b_c.weight") == 1).all()
+        assert net_of(self.TEXT).get_parameter("b_c.weight").std() > 0
+
+
+LINE = inputs(x=(2, 100_000))
+MAPS = inputs(x=(1, 3, 4, 4))
+CONVOLVED = "convolution_param { num_output: 4 kernel_size: %d %s }"
+HUGE = {
+    "an input": inputs(x=(200_000, 200_000)),
+    "a batch": inputs(x=(2**62, 2**62)),
+    "a weight": LINE + layer("InnerProduct", "x", "y", "inner_product_param { num_output: 90000 }"),
+    "beyond 64 bits": MAPS + layer("Convolution", "x", "y", CONVOLVED % (2**40, "")),
+    "a filler": MAPS
+    + layer("Convolution", "x", "y", CONVOLVED % (2**40, 'weight_filler { type: "bilinear" }')),
+    "a top": LINE + layer("Tile", "x", "y", "tile_param { tiles: 20000 }"),
+    "a blob without bottoms": layer(
+        "Parameter", "", "y", "parameter_param { shape { dim: 4000000000 dim: 8 } }"
+    ),
+    "ones": layer(
+        *("ContinuationIndicator", "", "y"),
+        "continuation_indicator_param { time_step: 100000 batch_size: 100000 }",
+    ),
+    "steps": inputs(x=(1_000_000, 1, 2), cont=(1_000_000, 1))
+    + layer("LSTM", "x cont", "y", "recurrent_param { num_output: 2 }"),
+}
+
+
+@pytest.mark.parametrize("net", HUGE.values(), ids=HUGE)
+def test_one_line_and_no_memory(net: str) -> None:
+    message = parse(net)
+    tracemalloc.start()
+    try:
+        with pytest.raises(CaffeError) as found:
+            Net(message)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert "prototxt:" in str(found.value)
+    assert str(found.value).isprintable()
+    assert peak < 64 << 20
+
+
+def test_the_outline_draws_no_numbers() -> None:
+    """A layer's outline is made before the layer: its fillers must not be."""
+    words = 'inner_product_param { num_output: 3 weight_filler { type: "gaussian" } }'
+    torch.manual_seed(7)
+    net = Net(parse(inputs(x=(2, 5)) + layer("InnerProduct", "x", "y", words)))
+    torch.manual_seed(7)
+    expected = torch.empty(3, 5).normal_(0, 1)
+    assert torch.equal(net.get_parameter("innerproduct.weight"), expected)
+
+
+def test_a_net_without_layers_is_told() -> None:
+    with pytest.raises(CaffeError, match="no layer in TEST"):
+        Net(parse('name: "nothing"'))
+
+
+def test_an_input_of_no_shape_that_nobody_takes_is_told() -> None:
+    net = 'layer { name: "d" type: "Data" top: "x" data_param { source: "s" } }'
+    with pytest.raises(CaffeError, match="does not say the shape"):
+        Trained(parse(net))

@@ -282,7 +282,7 @@ def test_a_mean_image(tmp_path: Path) -> None:
         mean.read(path)
 
 
-def test_where_a_solver_stood() -> None:
+def test_where_a_solver_stood(tmp_path: Path) -> None:
     """Two inputs of 1 and a bias, all fitted to 3 from 0: three updates of a rate of 1/8, halved
     after the first, with a momentum of 1/2. All three parameters move alike.
     """
@@ -290,7 +290,10 @@ def test_where_a_solver_stood() -> None:
     for rate in (1 / 8, 1 / 16, 1 / 16):
         history = rate * (3 * weight - 3) + history / 2
         weight -= history
-    found = solverstate.read(FILES / "sgd.solverstate")
+    path = tmp_path / "sgd.solverstate"
+    state = (FILES / "sgd.solverstate").read_bytes()
+    path.write_bytes(state + b"".join(field(FORK, b"other")))
+    found = solverstate.read(path)
     assert (found.iteration, found.current_step) == (3, 1)
     assert found.learned_net == "g/snap_iter_3.caffemodel"
     assert [each.tolist() for each in found.history] == [[[history, history]], [history]]

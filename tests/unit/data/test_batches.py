@@ -1,11 +1,14 @@
-"""Training batches by step and leaf; evaluation on any number of ranks."""
+"""A set's samples in batches of steps and leaves; in evaluations on any ranks; held out."""
 
 from collections import Counter
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from firecaffe.data import (
     Batches,
@@ -13,10 +16,85 @@ from firecaffe.data import (
     SampleOrder,
     TensorDataset,
     eval_batches,
+    is_images,
+    num_classes,
+    open_data,
     output_shape,
 )
 from firecaffe.data.augment import normalize, random_crop_mirror
-from firecaffe.errors import RecipeError
+from firecaffe.data.decoded import DecodedSet
+from firecaffe.data.generated import generate
+from firecaffe.data.hold_out import hold_out, num_held_out
+from firecaffe.data.packed import RawPart
+from firecaffe.errors import DataError, RecipeError
+from firecaffe.models.config import ModelConfig
+from firecaffe.plan.of_recipe import workload_of
+from firecaffe.recipe.checked_recipe import check_recipe
+from firecaffe.recipe.sections import Recipe
+from tests.kit.data_photos import make_folder, pack
+
+
+def test_a_batch_is_the_samples_asked_for() -> None:
+    images = torch.randint(0, 256, (7, 2, 3, 4), dtype=torch.uint8)
+    dataset = TensorDataset(images, torch.arange(7, dtype=torch.uint8))
+    assert (len(dataset), dataset.num_classes, dataset.sample_CHW) == (7, 7, (2, 3, 4))
+    got, labels = dataset.batch(torch.tensor([6, 0, 6]))
+    assert torch.equal(got, torch.stack([images[6], images[0], images[6]]))
+    assert labels.dtype == torch.int64
+    assert labels.tolist() == [6, 0, 6]
+
+
+IMAGES = torch.zeros(3, 1, 2, 2, dtype=torch.uint8)
+LABELS = torch.tensor([0, 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "num_classes", "words"),
+    [
+        (IMAGES, LABELS[:2], None, "3 inputs and 2 targets"),
+        (IMAGES, LABELS[0], None, r"targets has shape \(\)"),
+        ({"a": IMAGES, "b": IMAGES[:2]}, LABELS, None, r"3 .* and 2 inputs\['b'\]"),
+        ({"a": IMAGES, "b": [3]}, LABELS, None, r"inputs\['b'\]\[0\] is a int"),
+        (IMAGES[:0], LABELS[:0], None, "expected at least one"),
+        (IMAGES, LABELS, 2, "label 2 of sample 2 is out of range, expected 0 to 1"),
+        (IMAGES, LABELS - 1, None, "label -1 of sample 0"),
+    ],
+)
+def test_what_is_not_a_data_set(
+    images: Any, labels: torch.Tensor, num_classes: int | None, words: str
+) -> None:
+    with pytest.raises(DataError, match=words):
+        TensorDataset(images, labels, num_classes)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "targets"),
+    [(IMAGES.double(), LABELS), (IMAGES, LABELS.float()), (IMAGES, LABELS.view(3, 1))],
+)
+def test_what_is_no_image_of_a_class_is_other_data(inputs: Any, targets: Any) -> None:
+    assert is_images(TensorDataset(IMAGES, LABELS))
+    assert not is_images(TensorDataset(inputs, targets))
+
+
+def test_generated_is_a_function_of_its_seed() -> None:
+    train, test = generate(seed=3, num_train=40, num_test=20)
+    again, _ = generate(seed=3, num_train=60, num_test=1)
+    other, _ = generate(seed=4, num_train=40, num_test=20)
+    assert (train.sample_CHW, train.num_classes) == ((1, 28, 28), 10)
+    assert (len(train), len(test)) == (40, 20)
+    assert torch.equal(again.inputs, torch.cat([train.inputs, test.inputs]))
+    assert not torch.equal(train.inputs, other.inputs)
+
+
+def test_generated_classes_can_be_told_apart_but_not_at_a_glance() -> None:
+    """The nearest class mean of the training set: far above chance, well below all right."""
+    train, test = generate(num_train=3000, num_test=1000)
+    pixels = train.inputs.flatten(1).float()
+    means = torch.stack([pixels[train.targets == label].mean(0) for label in range(10)])
+    nearest = torch.cdist(test.inputs.flatten(1).float(), means).argmin(1)
+    accuracy = float((nearest == test.targets).float().mean())
+    assert 0.5 < accuracy < 0.99
+    assert len({bytes(image) for image in train.inputs[:1000].flatten(1).tolist()}) == 1000
 
 
 def numbered(num_samples: int, side: int = 6) -> TensorDataset:
@@ -114,3 +192,88 @@ def test_output_shape(config: DataConfig, shape: tuple[int, int, int]) -> None:
 def test_settings_that_do_not_fit_the_images(config: DataConfig, words: str) -> None:
     with pytest.raises(RecipeError, match=words):
         output_shape(numbered(2), config)
+
+
+@pytest.mark.parametrize(("count", "share"), [(1000, 0.1), (17, 0.5), (1000, 0.001)])
+def test_every_image_is_on_one_side(count: int, share: float) -> None:
+    whole = numbered(count, 1)
+    parts = hold_out(whole, share)
+    assert len(parts[1]) == num_held_out(count, share) == round(count * share)
+    found = []
+    for part in parts:
+        images, labels = part.batch(torch.arange(len(part)))
+        numbers = images.flatten().long()
+        assert torch.equal(labels, numbers)
+        assert num_classes(part) == whole.num_classes
+        assert torch.equal(numbers, numbers.sort().values)
+        found += numbers.tolist()
+    assert sorted(found) == list(range(count))
+
+
+def test_of_anyones_data_set() -> None:
+    class Own:
+        """No class of ours."""
+
+        sample_CHW, num_classes = (1, 1, 1), 10
+
+        def __len__(self) -> int:
+            return 20
+
+        def batch(self, indices_B: Tensor) -> tuple[Tensor, Tensor]:
+            return indices_B.view(-1, 1, 1, 1).float(), indices_B % 10
+
+    rest, held = hold_out(Own(), 0.2)
+    assert is_images(held)
+    numbers = [part.batch(torch.arange(len(part)))[0].flatten().tolist() for part in (rest, held)]
+    assert (len(rest), len(held)) == (16, 4)
+    assert sorted(numbers[0] + numbers[1]) == list(range(20))
+    assert (held.num_classes, held.sample_CHW) == (10, (1, 1, 1))
+
+
+def test_it_is_no_run_of_neighbors() -> None:
+    _, held = hold_out(numbered(1000, 1), 0.1)
+    images, _ = held.batch(torch.arange(len(held)))
+    assert 300 < images.mean() < 700
+
+
+def test_of_photos_and_of_raw_samples_read_from_shards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("firecaffe.data.sources.HELD_BYTES", 0)
+    folder = make_folder(tmp_path / "photos")
+    for kind, raw in ((DecodedSet, False), (RawPart, True)):
+        dest = tmp_path / kind.__name__
+        pack(folder, dest, resize=16, raw=raw)
+        config = DataConfig("packed", str(dest), resize=16)
+        whole = open_data(config).train
+        assert isinstance(whole, kind)
+        images, labels = whole.batch(torch.arange(30))
+        data = open_data(DataConfig("packed", str(dest), resize=16, hold_out=0.2))
+        assert "24 training, 6 held-out and " in data.description
+        assert data.validation is not None
+        seen: list[int] = []
+        for part in (data.train, data.validation):
+            for number in range(len(part)):
+                image, label = part.batch(torch.tensor([number]))
+                [place] = [n for n in range(30) if torch.equal(images[n], image[0])]
+                assert label[0] == labels[place]
+                seen.append(place)
+        assert sorted(seen) == list(range(30))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"hold_out": 1.0}, "data.hold_out is 1, expected 0 or more and less than 1"),
+        ({"hold_out": -0.1}, "data.hold_out is -0.1"),
+        ({"hold_out": 1e-9}, "which is 0 of 10000 training samples"),
+    ],
+)
+def test_what_cannot_be_is_refused(words: dict[str, float], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        open_data(DataConfig(name="generated", **words))  # type: ignore[arg-type]
+
+
+def test_a_plan_counts_what_is_left() -> None:
+    recipe = Recipe(model=ModelConfig("lenet"), data=DataConfig(hold_out=0.1))
+    assert workload_of(check_recipe(recipe)).samples == 54_000

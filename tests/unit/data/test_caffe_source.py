@@ -1,4 +1,4 @@
-"""`data.name = "caffe:PATH/net.prototxt"`: what it opens, and each way to be wrong in one line."""
+"""Nets of Caffe's as data: what they open, bits beside a real Caffe's, each way to be wrong."""
 
 import os
 from dataclasses import replace
@@ -8,21 +8,154 @@ import numpy as np
 import pytest
 import torch
 
+from firecaffe.caffe.message import CaffeError
+from firecaffe.caffe.text import parse
 from firecaffe.data import DataConfig, check_data, open_data, open_test
+from firecaffe.data.augment import random_crop_mirror
+from firecaffe.data.caffe_layers import data_layers
 from firecaffe.data.dataset import ask
+from firecaffe.data.hold_out import hold_out
 from firecaffe.errors import FirecaffeError
 from firecaffe.training.shared_facts import describe
-from tests.golden.caffe.data_cases import (
+from tools.caffe_goldens.data_cases import (
+    CASES,
     COUNT,
+    RECORDED,
     data,
     datum,
     images,
+    mean_image,
     pixels,
     png,
     raw,
+    write_all,
     write_lmdb,
 )
-from tests.unit.data.caffe_net import net
+
+
+def net(folder: Path, text: str) -> DataConfig:
+    """The net of that text, in the current folder."""
+    (folder / "net.prototxt").write_text(text)
+    return DataConfig(name="caffe:net.prototxt")
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, which has the cases' files."""
+    write_all(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def layer(kind: str, words: str = "", top: str = 'top: "data"') -> str:
+    return f'layer {{ name: "d" type: "{kind}" {top} {words} }}'
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (layer("Data", "data_param { backend: LMDB }"), "without a source"),
+        (layer("Data", 'data_param { source: "x" backend: LMDB batch_size: 0 }'), "batch_size"),
+        (layer("Data", 'data_param { source: "x" backend: 1 }', ""), "has 0 tops; expected 1 to 2"),
+        (data("x", "force_color: true force_gray: true"), "force_color and force_gray"),
+        (data("x", 'mean_value: 1 mean_file: "x"'), "mean_file and mean_value"),
+        (data("x", "crop_size: -1"), "crop_size is -1"),
+        (images("new_height: 3"), "new_height is 3 with new_width 0"),
+        (layer("HDF5Data", "transform_param { }"), "takes no transform_param"),
+        (layer("MemoryData"), "MemoryData is filled by a program; expected Data, ImageData or"),
+        (layer("Python"), "Python is a program of its own"),
+        (layer("DummyData"), "DummyData holds no samples"),
+        (layer("WindowData"), "WindowData cuts windows"),
+    ],
+)
+def test_what_cannot_be_names_its_line(text: str, expected: str) -> None:
+    with pytest.raises(CaffeError, match=expected) as raised:
+        data_layers(parse(f"\n\n{text}").messages("layer"))
+    assert str(raised.value).startswith("prototxt:3: ")
+
+
+def test_words_of_data_layers() -> None:
+    text = layer("Data", 'data_param { source: "x" }')
+    text += layer(
+        "Data",
+        'data_param { source: "x" backend: LMDB batch_size: 9 prefetch: 3 shuffle: 1 cache: 1 }'
+        "transform_param { scale: 2 mirror: true crop_size: 3 mean_value: 1 force_gray: 0 }",
+    )
+    text += images("rand_skip: 3 shuffle: true is_color: false new_height: 4 new_width: 5")
+    for other in ("Python", "ReLU"):  # which are none of ours
+        text += layer(other, 'bottom: "x"')
+    message = parse(text + layer("Parameter"))
+    plain, data_layer, listed = data_layers(message.messages("layer"))
+    assert (plain.backend, plain.is_in_order) == ("LEVELDB", True)
+    unread = message.messages("layer")[1].unread()
+    assert {name.partition(".")[0] for name, _ in unread} <= {"name"}
+    assert (data_layer.backend, data_layer.is_in_order) == ("LMDB", False)
+    assert (data_layer.batch_size, data_layer.words) == (9, "crop 3, mirror, mean 1, scale 2")
+    assert (listed.words, listed.is_in_order) == ("no transform, gray, resized to (4, 5)", False)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_test_sees_the_bits_of_a_real_caffe(case: str, files: Path) -> None:
+    images_BCHW, labels_B = open_data(net(files, CASES[case])).test.batch(torch.arange(COUNT))
+    with np.load(RECORDED) as recorded:
+        assert np.array_equal(images_BCHW.numpy(), recorded[f"{case}:data"])
+        assert labels_B.tolist() == recorded[f"{case}:label"].tolist()
+    assert labels_B.dtype == torch.int64
+
+
+def test_training_draws_a_crop_and_a_mirror_by_seed_epoch_and_sample(files: Path) -> None:
+    words = 'mean_file: "mean.binaryproto" crop_size: 5 mirror: true scale: 0.3'
+    train = open_data(net(files, data("color", words))).train
+    samples_B = torch.tensor([2, 0, 1])
+    given = [pixels((3, 9, 12), int(each)).astype(np.float32) for each in samples_B]
+    cases = set()
+    for epoch in range(20):
+        images_BChw, _ = ask(train, samples_B, 3, epoch)
+        wanted_BCHW = torch.from_numpy((np.stack(given) - mean_image()) * np.float32(0.3))
+        wanted_BChw = random_crop_mirror(
+            wanted_BCHW, samples_B, seed=3, epoch=epoch, crop=5, mirror=True
+        )
+        # The mean is cut where the image is, and mirrored with it.
+        assert torch.equal(images_BChw, wanted_BChw)
+        cases.add(images_BChw[0].numpy().tobytes())
+    assert len(cases) > 15
+
+
+def test_a_test_is_cut_from_the_middle_and_mirrored_as_the_net_says(files: Path) -> None:
+    """Caffe mirrors in TEST too; here once and for all."""
+    write_lmdb(files / "many", [raw(pixels((1, 4, 4), each), 0) for each in range(40)])
+    nets = data("color", "", "TRAIN") + data("many", "mirror: true", "TEST")
+    test = open_data(net(files, nets)).test
+    images_BCHW, _ = test.batch(torch.arange(40))
+    assert torch.equal(images_BCHW, test.batch(torch.arange(40))[0])
+    given_BCHW = torch.stack([torch.from_numpy(pixels((1, 4, 4), each)) for each in range(40)])
+    is_plain = [torch.equal(*pair) for pair in zip(images_BCHW, given_BCHW.float(), strict=True)]
+    is_flipped = [
+        torch.equal(*pair) for pair in zip(images_BCHW, given_BCHW.flip(3).float(), strict=True)
+    ]
+    assert all(one != other for one, other in zip(is_plain, is_flipped, strict=True))
+    assert 10 < sum(is_flipped) < 30
+
+
+def test_what_is_held_out_is_seen_as_in_a_test(files: Path) -> None:
+    train = open_data(net(files, data("color", "crop_size: 5 mirror: true"))).train
+    rest, held_out = hold_out(train, 1 / 3)
+    assert (len(rest), len(held_out)) == (2, 1)
+    (image_CHW,), (label,) = held_out.batch(torch.tensor([0]))
+    sample = 2 - int(label)
+    assert np.array_equal(image_CHW, pixels((3, 9, 12), sample)[:, 2:7, 3:8])
+
+
+def test_many_images_are_read_when_they_are_asked_for(
+    files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = "crop_size: 5 mirror: true mean_value: 3"
+    held = open_data(net(files, data("color", words))).train
+    monkeypatch.setattr("firecaffe.data.caffe_tops.HELD_BYTES", 0)
+    read = open_data(net(files, data("color", words))).train
+    samples_B = torch.tensor([1, 1, 0, 2])
+    for one, other in zip(ask(held, samples_B, 1, 2), ask(read, samples_B, 1, 2), strict=True):
+        assert torch.equal(one, other)
 
 
 def error_of(config: DataConfig) -> str:

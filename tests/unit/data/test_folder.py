@@ -1,33 +1,29 @@
-"""A folder of images: what it holds, and each way in which it can be wrong."""
+"""A folder of images: what it holds, a first look at it, and each way in which it can be wrong."""
 
-import io
 import struct
 import zlib
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from firecaffe.cli import main
 from firecaffe.data import Dataset, is_images, open_data
 from firecaffe.data.config import DataConfig
 from firecaffe.data.decoded import DecodedSet
+from firecaffe.data.look import LOOKED_AT, evenly
 from firecaffe.data.packing.source import open_source
 from firecaffe.data.sources import open_image_folder
 from firecaffe.errors import DataError
 from firecaffe.training.prediction import list_files
-
-RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
+from tests.kit.data_photos import BLUE, GREEN, RED, draw, encoded
 
 
 def open_folder(path: Path, resize: int) -> tuple[Dataset, Dataset]:
     train, test, *_ = open_image_folder(DataConfig("folder", str(path), resize=resize))
     return train, test
-
-
-def draw(path: Path, color: tuple[int, int, int], size: tuple[int, int] = (5, 9)) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", size, color).save(path)
 
 
 def test_what_is_left_out_is_counted_and_said(images: Path) -> None:
@@ -100,11 +96,10 @@ def test_an_image_is_warped_to_a_square(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", ["L", "P", "RGBA", "1", "CMYK"])
 def test_every_image_becomes_rgb(tmp_path: Path, mode: str) -> None:
     suffix = "jpg" if mode == "CMYK" else "png"
-    for part in ("train", "test"):
-        (tmp_path / part / "c").mkdir(parents=True)
-        Image.new("RGB", (6, 6), (255, 255, 255)).convert(mode).save(
-            tmp_path / part / "c" / f"1.{suffix}"
-        )
+    folder = tmp_path / "train" / "c"
+    folder.mkdir(parents=True)
+    Image.new("RGB", (6, 6), (255, 255, 255)).convert(mode).save(folder / f"1.{suffix}")
+    draw(tmp_path / "test" / "c" / "1.png", RED)
     pixels, _ = open_folder(tmp_path, 6)[0].batch(torch.tensor([0]))
     assert torch.equal(pixels, torch.full((1, 3, 6, 6), 255, dtype=torch.uint8))
 
@@ -118,9 +113,7 @@ def test_an_empty_batch(images: Path) -> None:
 def noise(file_format: str, side: int) -> bytes:
     """An image file that does not compress, so that it is long enough to be damaged anywhere."""
     pixels = torch.randint(0, 256, (side * side * 3,), generator=torch.Generator().manual_seed(0))
-    file = io.BytesIO()
-    Image.frombytes("RGB", (side, side), bytes(pixels.tolist())).save(file, file_format)
-    return file.getvalue()
+    return encoded(Image.frombytes("RGB", (side, side), bytes(pixels.tolist())), file_format)
 
 
 JPEG, PNG, BMP = noise("JPEG", 64), noise("PNG", 200), noise("BMP", 8)
@@ -157,21 +150,17 @@ def test_a_broken_image_is_named(images: Path, content: bytes | None) -> None:
     assert ('data.on_error = "skip"' in str(caught.value)) == can_be_skipped
 
 
-def test_no_training_folder(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"holds no folder train; .*firecaffe pack"):
-        open_folder(tmp_path, 8)
-
-
-def test_no_classes(tmp_path: Path) -> None:
-    (tmp_path / "train").mkdir()
-    (tmp_path / "train" / "1.jpg").write_text("")
-    with pytest.raises(DataError, match="train: holds no folders, expected one folder per class"):
-        open_folder(tmp_path, 8)
-
-
-def test_no_test_folder(tmp_path: Path) -> None:
-    draw(tmp_path / "train" / "a" / "1.png", RED)
-    with pytest.raises(DataError, match="holds no folder test or val"):
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("notes/1.png", "holds no folder train; .*firecaffe pack"),
+        ("train/1.png", "train: holds no folders, expected one folder per class"),
+        ("train/a/1.png", "holds no folder test or val"),
+    ],
+)
+def test_no_folder_of_that_kind(tmp_path: Path, file: str, said: str) -> None:
+    draw(tmp_path / file, RED)
+    with pytest.raises(DataError, match=said):
         open_folder(tmp_path, 8)
 
 
@@ -190,3 +179,67 @@ def test_a_class_that_training_does_not_know(images: Path) -> None:
     draw(images / "val" / "c" / "1.png", RED)
     with pytest.raises(DataError, match="class 'c' is not among the 2 training classes"):
         open_folder(images, 8)
+
+
+def write(folder: Path, arrays: dict[str, np.ndarray]) -> Path:
+    """Images by class, the same ones to train on and to test by."""
+    for part in ("train", "test"):
+        for name, pixels in arrays.items():
+            for number in range(2):
+                path = folder / part / name / f"{number}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(pixels).save(path)
+    return folder
+
+
+def ramp(most: int) -> np.ndarray:
+    return np.linspace(0, most, 64).astype(np.uint16).reshape(8, 8)
+
+
+def test_sixteen_bits_are_scaled_to_eight_and_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write(tmp_path / "deep", {"a": ramp(65_535), "b": ramp(30_000)})
+    data = open_data(DataConfig("folder", str(folder), resize=8))
+    images, _ = data.train.batch(torch.tensor([0, 2]))
+    assert (images.amin((1, 2, 3)).tolist(), images.amax((1, 2, 3)).tolist()) == (
+        [0, 0],
+        [255, 116],
+    )
+    assert [note.split(" images")[0] for note in data.notes] == ["train: 4 of 4", "test: 4 of 4"]
+    assert all("16 bits" in note and "65,535" in note for note in data.notes)
+    assert main(["pack", str(folder), str(tmp_path / "raw"), "--raw"]) == 0
+    assert "8 images have 16 bits a value" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("arrays", "said"),
+    [
+        ({"dim": ramp(100), "bright": ramp(250)}, ["[0, 0, 0]", "16 bits", "scale them"]),
+        ({"a": np.full((8, 8), 7, np.uint8), "b": np.full((9, 9), 7, np.uint8)}, ["[7, 7, 7]"]),
+    ],
+)
+def test_images_in_which_nothing_is_to_be_seen_are_refused(
+    tmp_path: Path, arrays: dict[str, np.ndarray], said: list[str]
+) -> None:
+    config = DataConfig("folder", str(write(tmp_path, arrays)), resize=8)
+    with pytest.raises(DataError) as caught:
+        open_data(config)
+    (line,) = str(caught.value).splitlines()
+    assert line.startswith("train: all 4 images looked at have one color")
+    assert all(each in line for each in said)
+
+
+def test_one_that_is_not_blank_or_of_another_color_will_do(tmp_path: Path) -> None:
+    plain, other = np.full((8, 8), 7, np.uint8), np.full((8, 8), 8, np.uint8)
+    for name, arrays in (("a", {"a": plain, "b": ramp(200).astype(np.uint8)}), ("b", {"a": other})):
+        folder = write(tmp_path / name, {"0": plain, **arrays})
+        assert not open_data(DataConfig("folder", str(folder), resize=8)).notes
+
+
+def test_those_looked_at_come_from_all_over() -> None:
+    for count in (1, LOOKED_AT - 1, LOOKED_AT, LOOKED_AT + 1, 100 * LOOKED_AT + 7):
+        samples = evenly(count)
+        assert 1 <= len(samples) <= LOOKED_AT
+        assert samples[0] == 0
+        assert count - samples[-1] <= -(-count // LOOKED_AT)

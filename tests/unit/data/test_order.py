@@ -1,15 +1,33 @@
-"""Every sample exactly once in an epoch, whoever asks for which leaf."""
+"""Every sample exactly once in an epoch, or as often as its weight says, whoever asks."""
 
-from collections import Counter
+from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from firecaffe.data import SampleOrder, epoch_order
+from firecaffe.data import (
+    DataConfig,
+    DataParts,
+    SampleOrder,
+    TensorDataset,
+    divide,
+    drawing_of,
+    epoch_order,
+    num_classes,
+    open_data,
+)
 from firecaffe.data.hash import Stream, hash64
-from firecaffe.errors import DataError, RecipeError
+from firecaffe.data.own_data import check_own
+from firecaffe.data.sample_order import Drawing, epoch_order_by_shard
+from firecaffe.data.sample_weights import SUM_BITS, whole
+from firecaffe.errors import DataError, FirecaffeError, RecipeError
+from firecaffe.exchange.leaves import leaf_share
+from tests.kit.data_photos import make_folder
 
 SEEDS = st.integers(0, 2**63)
 
@@ -43,28 +61,6 @@ def test_an_epoch_is_a_permutation(order: SampleOrder, epoch: int) -> None:
 
 
 @settings(max_examples=60)
-@given(orders(), st.integers(1, 9), st.integers(0, 3))
-def test_workers_get_the_same_leaves_in_any_number(
-    order: SampleOrder, num_workers: int, epoch: int
-) -> None:
-    """Workers take turns asking, each for its own leaves, each with an order of its own."""
-    first = epoch * order.steps_per_epoch
-    alone = leaves_of_epoch(order, epoch)
-    leaves = order.num_micro_batches
-    seen: Counter[int] = Counter()
-    for worker in range(num_workers):
-        own = SampleOrder(
-            order.seed, order.num_samples, order.global_batch_size, order.micro_batch_size
-        )
-        for step in range(order.steps_per_epoch):
-            for leaf in range(worker * leaves // num_workers, (worker + 1) * leaves // num_workers):
-                got = own.micro_batch(first + step, leaf)
-                assert torch.equal(got, alone[step * leaves + leaf])
-                seen.update(got.tolist())
-    assert seen == Counter(range(order.num_samples))
-
-
-@settings(max_examples=60)
 @given(orders(), st.integers(0, 500))
 def test_sizes_add_up(order: SampleOrder, step: int) -> None:
     sizes = [len(order.micro_batch(step, leaf)) for leaf in range(order.num_micro_batches)]
@@ -76,14 +72,53 @@ def test_sizes_add_up(order: SampleOrder, step: int) -> None:
     assert (order.samples_in_step(step) == order.global_batch_size) == whole_steps
 
 
+@settings(max_examples=60)
+@given(
+    seed=st.integers(0, 2**63),
+    epoch=st.integers(0, 1000),
+    shards=st.lists(st.integers(0, 30), min_size=1, max_size=12).filter(lambda s: sum(s) > 0),
+    micro=st.integers(1, 5),
+    leaves=st.integers(1, 9),
+    by_shard=st.booleans(),
+)
+def test_all_world_sizes_see_every_sample_once_in_the_same_order(
+    seed: int, epoch: int, shards: list[int], micro: int, leaves: int, by_shard: bool
+) -> None:
+    count = sum(shards)
+    counts = tuple(shards) if by_shard else ()
+    order = SampleOrder(seed, count, micro * leaves, micro, counts)
+    first = epoch * order.steps_per_epoch
+    steps = range(first, first + order.steps_per_epoch)
+    seen = []
+    for world_size in range(1, min(8, leaves) + 1):
+        shares = [leaf_share(leaves, world_size, rank) for rank in range(world_size)]
+        seen.append(
+            [
+                sample
+                for step in steps
+                for share in shares
+                for leaf in share
+                for sample in order.micro_batch(step, leaf).tolist()
+            ]
+        )
+    assert sorted(seen[0]) == list(range(count))
+    assert all(other == seen[0] for other in seen)
+    if by_shard:
+        ends = torch.tensor(shards).cumsum(0)
+        shard_of = torch.searchsorted(ends, torch.tensor(seen[0]), right=True).tolist()
+        changes = sum(a != b for a, b in pairwise(shard_of))
+        assert changes == sum(size > 0 for size in shards) - 1
+
+
 def test_the_order_is_that_of_the_hashes() -> None:
-    hashes = [int(hash64(3, Stream.ORDER, 2, sample)) for sample in range(50)]
-    assert epoch_order(3, 2, 50).tolist() == sorted(range(50), key=hashes.__getitem__)
+    for seed, epoch in ((3, 2), (3, 0), (2**62, 10**6)):
+        hashes = [int(hash64(seed, Stream.ORDER, epoch, sample)) for sample in range(50)]
+        assert epoch_order(seed, epoch, 50).tolist() == sorted(range(50), key=hashes.__getitem__)
 
 
-def test_seeds_and_epochs_have_orders_of_their_own() -> None:
-    seen = {tuple(epoch_order(seed, epoch, 20).tolist()) for seed in range(5) for epoch in range(5)}
-    assert len(seen) == 25
+def test_the_order_by_shard_is_another_each_epoch() -> None:
+    orders = {tuple(epoch_order_by_shard(0, epoch, [10, 20, 30]).tolist()) for epoch in range(5)}
+    assert len(orders) == 5
 
 
 def test_each_sample_comes_at_each_position_equally_often() -> None:
@@ -133,3 +168,108 @@ def test_samples_are_counted_as_steps_take_them(order: SampleOrder, steps: int) 
         assert (
             abs(order.samples_before(order.steps_for(seen)) - seen) <= order.global_batch_size / 2
         )
+
+
+CLASSES = torch.tensor([0] * 90 + [1] * 9 + [2])
+INPUTS = torch.zeros(100, 2)
+
+
+class Said:
+    """A data set of the protocol that says its classes, or anything else."""
+
+    def __init__(self, **words: Any) -> None:
+        vars(self).update(words)
+
+    def __len__(self) -> int:
+        return 100
+
+    def batch(self, indices: torch.Tensor) -> Any:
+        return INPUTS[indices], CLASSES[indices]
+
+
+def test_a_position_s_sample_is_the_formula_in_exact_arithmetic() -> None:
+    weights = [5, 0, 1, 2**40, 3]
+    sums = torch.tensor(weights).cumsum(0)
+    for seed, epoch in ((0, 0), (7, 3), (2**62, 10**6)):
+        found = Drawing(sums).epoch_order(seed, epoch).tolist()
+        for position, sample in enumerate(found):
+            bits = int(hash64(seed, Stream.BALANCE, epoch, position)) % 2**64 >> 11
+            place = float(Fraction(bits, 2**53)) * sum(weights)  # one rounding, as IEEE has it
+            assert int(sums[sample]) > int(place) >= int(sums[sample]) - weights[sample]
+            assert weights[sample]
+
+
+def test_weights_as_whole_numbers_keep_their_ratios_and_never_vanish() -> None:
+    weights = torch.tensor([1.0, 1e-30, 0.0, 0.25, 3.0], dtype=torch.float64)
+    found = whole(weights)
+    assert found.tolist()[1:3] == [1, 0]
+    assert int(found.sum()) <= 2**SUM_BITS
+    assert torch.allclose(found.double() / found.max(), weights / weights.max(), atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "balance"),
+    [
+        (TensorDataset(INPUTS, CLASSES), "classes"),
+        (Said(targets=CLASSES.tolist()), "classes"),
+        (TensorDataset(INPUTS, CLASSES, sample_weights=1 / CLASSES.bincount()[CLASSES]), "own"),
+        (Said(sample_weights=[1 / [90, 9, 1][each] for each in CLASSES.tolist()]), "own"),
+    ],
+)
+@pytest.mark.parametrize("held_out", [0.0, 0.5])
+def test_every_class_comes_as_often(dataset: Any, balance: str, held_out: float) -> None:
+    """Of 30,000 draws a third each, within five standard deviations of a binomial; by own weights,
+    what they say of the samples that are not held out.
+    """
+    config = DataConfig(balance=balance, hold_out=held_out)
+    own = check_own("train_set", dataset)
+    data = divide(DataParts(own, own), config)
+    drawing = drawing_of(data.train, balance)
+    assert drawing is not None
+    assert len(drawing.sums_N) == len(data.train)
+    _, classes = data.train.batch(torch.arange(len(data.train)))
+    drawn = torch.cat([drawing.epoch_order(1, epoch) for epoch in range(30_000 // len(data.train))])
+    weights = 1 / (classes if balance == "classes" else CLASSES).bincount().double()[classes]
+    for each in classes.unique():
+        share = float(weights[classes == each].sum() / weights.sum())
+        spread = (len(drawn) * share * (1 - share)) ** 0.5
+        assert abs(int((classes[drawn] == each).sum()) - len(drawn) * share) < 5 * spread
+
+
+def test_an_order_that_draws_has_epochs_of_as_many_samples() -> None:
+    drawing = drawing_of(TensorDataset(INPUTS, CLASSES), "classes")
+    assert drawing is not None
+    order = SampleOrder(3, 100, 24, 8, drawing=drawing)
+    for epoch in range(2):
+        steps = range(epoch * order.steps_per_epoch, (epoch + 1) * order.steps_per_epoch)
+        seen = torch.cat([order.micro_batch(step, leaf) for step in steps for leaf in range(3)])
+        assert torch.equal(seen, drawing.epoch_order(3, epoch))
+
+
+def test_photos_say_their_classes_and_their_names(tmp_path: Path) -> None:
+    config = DataConfig("folder", str(make_folder(tmp_path)), balance="classes", resize=16)
+    data = open_data(config)
+    assert drawing_of(data.train, "classes") is not None
+    assert len(data.class_names) == num_classes(data.train)
+
+
+@pytest.mark.parametrize(
+    ("words", "balance", "parts"),
+    [
+        ({}, "classes", ["data.balance is classes", "targets", "sample_weights"]),
+        ({}, "own", ["data.balance is own", "no sample_weights"]),
+        ({"targets": [0, 1]}, "classes", ["targets", "(2,)", "100"]),
+        ({"targets": ["a"] * 100}, "classes", ["targets are no numbers"]),
+        ({"targets": INPUTS[:, 0]}, "classes", ["torch.float32", "whole numbers"]),
+        ({"targets": CLASSES - 1}, "classes", ["the class -1"]),
+        ({"sample_weights": [1.0] * 99 + [-1.0]}, "own", ["sample_weights[99] is -1"]),
+        ({"sample_weights": [float("inf")] * 100}, "own", ["sample_weights[0] is inf"]),
+        ({"sample_weights": [0] * 100}, "own", ["all 0"]),
+    ],
+)
+def test_what_cannot_be_drawn_by_is_one_line(
+    words: dict[str, Any], balance: str, parts: list[str]
+) -> None:
+    with pytest.raises(FirecaffeError) as caught:
+        drawing_of(check_own("train_set", Said(**words)), balance)
+    assert all(part in str(caught.value) for part in parts), caught.value

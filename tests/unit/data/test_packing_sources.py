@@ -14,8 +14,9 @@ from firecaffe.data.packing.pack_images import Packing, PackOptions
 from firecaffe.data.packing.part import Source
 from firecaffe.data.packing.source import open_source, part_of
 from firecaffe.errors import DataError, RecipeError
-from tests.unit.data.test_packed import make_folder, photo
+from tests.kit.data_photos import make_folder, photo
 from tests.unit.data.test_source import write_idx_files
+from tools.caffe_goldens.data_cases import write_lmdb
 
 
 def write_tar(path: Path, members: dict[str, bytes]) -> None:
@@ -25,6 +26,11 @@ def write_tar(path: Path, members: dict[str, bytes]) -> None:
             entry = tarfile.TarInfo(name)
             entry.size = len(content)
             archive.addfile(entry, io.BytesIO(content))
+
+
+def of_tar(folder: Path, members: dict[str, bytes]) -> Source:
+    write_tar(folder / "a.tar", members)
+    return open_source(folder / "a.tar")
 
 
 def contents(source: Source, part: str) -> list[tuple[bytes, str]]:
@@ -75,37 +81,26 @@ def test_names_with_dots(tmp_path: Path, names: list[str]) -> None:
     """Labels lie behind all images, as some tars have them."""
     members = {f"{name}.jpg": photo(number) for number, name in enumerate(names)}
     members |= {f"{name}.cls": str(number).encode() for number, name in enumerate(names)}
-    write_tar(tmp_path / "train.tar", members)
-    source = open_source(tmp_path / "train.tar")
+    source = of_tar(tmp_path, members)
     assert contents(source, "train") == [(photo(n), str(n)) for n in range(len(names))]
 
 
 def test_what_is_hidden_in_a_tar_is_left_out(tmp_path: Path) -> None:
     members = {"train/cat/1.jpg": photo(1), "train/dog/2.jpg": photo(2)}
     hidden = ["train/.old/1.jpg", "train/cat/._1.jpg", "__MACOSX/train/dog/2.jpg"]
-    write_tar(tmp_path / "a.tar", members | dict.fromkeys(hidden, b"no image"))
-    source = open_source(tmp_path / "a.tar")
+    source = of_tar(tmp_path, members | dict.fromkeys(hidden, b"no image"))
     assert source.classes == ["cat", "dog"]
     assert contents(source, "train") == [(photo(1), "cat"), (photo(2), "dog")]
 
 
 def test_a_folder_of_images_in_a_tar(tmp_path: Path) -> None:
-    photos = [photo(number) for number in range(3)]
-    write_tar(
-        tmp_path / "photos.tar",
-        {
-            "LICENSE": b"free",
-            "train/dog/1.jpg": photos[0],
-            "train/cat/1.jpg": photos[1],
-            "test/cat/2.jpg": photos[2],
-        },
-    )
-    source = open_source(tmp_path / "photos.tar")
+    images = {"train/dog/1.jpg": photo(0), "train/cat/1.jpg": photo(1), "test/cat/2.jpg": photo(2)}
+    source = of_tar(tmp_path, {"LICENSE": b"free", **images})
     assert source.classes == ["cat", "dog"]
-    assert contents(source, "train") == [(photos[0], "dog"), (photos[1], "cat")]
-    assert contents(source, "test") == [(photos[2], "cat")]
+    assert contents(source, "train") == [(photo(0), "dog"), (photo(1), "cat")]
+    assert contents(source, "test") == [(photo(2), "cat")]
     (note,) = source.notes
-    assert note.startswith("photos.tar: 1 files are left out (1 without a suffix)")
+    assert note.startswith("a.tar: 1 files are left out (1 without a suffix)")
 
 
 @pytest.mark.parametrize(
@@ -123,15 +118,13 @@ def test_a_folder_of_images_in_a_tar(tmp_path: Path) -> None:
 def test_tars_without_labels_or_images(
     tmp_path: Path, members: dict[str, bytes], said: str
 ) -> None:
-    write_tar(tmp_path / "a.tar", members)
     with pytest.raises(DataError, match=said):
-        open_source(tmp_path / "a.tar")
+        of_tar(tmp_path, members)
 
 
 def test_class_folders_may_be_called_like_numbers(tmp_path: Path) -> None:
     members = {"007/a.jpg": photo(1), "4006381333931/a.jpg": photo(2), "\u00b2/a.jpg": photo(3)}
-    write_tar(tmp_path / "a.tar", members)
-    source = open_source(tmp_path / "a.tar")
+    source = of_tar(tmp_path, members)
     assert source.classes == ["007", "4006381333931", "\u00b2"]
     assert contents(source, "train")[1] == (photo(2), "4006381333931")
 
@@ -170,14 +163,6 @@ def test_cifar10(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (source.kind, source.shape) == ("raw", (3, 32, 32))
     assert contents(source, "train")[3] == (bytes([1] * 3072), "1")
     assert contents(source, "test")[0] == (bytes([5] * 3072), "5")
-
-
-def write_lmdb(folder: Path, datums: list[bytes]) -> None:
-    lmdb = pytest.importorskip("lmdb")
-    folder.mkdir(parents=True)
-    with lmdb.open(str(folder), map_size=1 << 24) as base, base.begin(write=True) as view:
-        for number, datum in enumerate(datums):
-            view.put(f"{number:08d}".encode(), datum)
 
 
 def datum(pixels: Tensor | bytes, label: int) -> bytes:
@@ -277,4 +262,4 @@ def test_pixels_of_another_size_than_they_say_are_left_out(tmp_path: Path) -> No
     write_lmdb(tmp_path / "train", [datum(pixels, 0), cut])
     found = Packing(open_source(tmp_path), tmp_path / "packed", PackOptions(), 1).run()
     assert found.count("train") == 1
-    assert found.skipped == ("train:00000001: 3 bytes of pixels, expected 4",)
+    assert found.skipped == ("train:00000001_name: 3 bytes of pixels, expected 4",)

@@ -1,25 +1,29 @@
-"""Batches ahead: the same batches, in order, each made once; errors and ends in their place."""
+"""Batches ahead: the same batches, in order, each made once; doubts and errors in their place."""
 
+import json
+import os
+import random
 import threading
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
-from firecaffe.data import Batches, DataConfig, SampleOrder, TensorDataset, open_data
+import firecaffe
+from firecaffe import Recipe, RunConfig, TrainConfig
+from firecaffe.cli import main
+from firecaffe.data import Batches, DataConfig, SampleOrder, TensorDataset, open_data, train_batches
 from firecaffe.data.augment import AUGMENTS
-from firecaffe.data.image_batches import FETCH
+from firecaffe.data.layout import Batch
+from firecaffe.data.look import is_asked_again, is_repeatable, same_bits
 from firecaffe.data.prefetch import FEWEST, MOST, ahead
-from firecaffe.data.sample_order import epoch_order, epoch_order_by_shard
 from firecaffe.data.train_batches import BatchesAhead
 from firecaffe.errors import DataError
 from firecaffe.exchange.leaves import leaf_share
-from tests.unit.data.test_packed import make_folder, pack
+from tests.kit.data_photos import make_folder, pack
+from tests.world import Ranks
 
 
 class Slow:
@@ -62,27 +66,22 @@ def test_the_same_batches_in_order_and_each_once(world_size: int) -> None:
         taken = 0
         for step in range(2, 11):
             for leaf in share:
-                images, labels = ahead_of.train_batch(step, leaf)
-                expected_images, expected_labels = plain.train_batch(step, leaf)
-                assert torch.equal(images, expected_images)
-                assert torch.equal(labels, expected_labels)
-                taken += len(labels)
+                batch = ahead_of.train_batch(step, leaf)
+                assert same_bits(batch, plain.train_batch(step, leaf))
+                taken += len(batch[1])
         ahead_of.close()
         assert len(own.asked) == taken
 
 
 def test_other_leaves_from_a_step_on() -> None:
     """As if they had been those from the start; what waited is made for nothing, never taken."""
-    own, plain = Slow(20), batches_of(Slow(20), batch=12)
-    ahead_of = BatchesAhead(batches_of(own, batch=12), range(3), 0, 12)
+    plain = batches_of(Slow(20), batch=12)
+    ahead_of = BatchesAhead(batches_of(Slow(20), batch=12), range(3), 0, 12)
     for step, leaves in enumerate([[0, 1, 2], [0, 1, 2], [4, 2, 3], [4, 2, 3], [5], [5]]):
         if list(leaves) != list(ahead_of.leaves):
             ahead_of.go_on(leaves, step)
         for leaf in leaves:
-            images, labels = ahead_of.train_batch(step, leaf)
-            expected_images, expected_labels = plain.train_batch(step, leaf)
-            assert torch.equal(images, expected_images)
-            assert torch.equal(labels, expected_labels)
+            assert same_bits(ahead_of.train_batch(step, leaf), plain.train_batch(step, leaf))
     ahead_of.close()
 
 
@@ -90,10 +89,8 @@ def test_an_error_comes_with_its_batch() -> None:
     order = SampleOrder(0, 20, 6, 2)
     bad = int(order.micro_batch(1, 2)[0])
     batches = BatchesAhead(batches_of(Slow(20, bad)), range(3), 0, 100)
-    for leaf in range(3):
-        batches.train_batch(0, leaf)
-    for leaf in range(2):
-        batches.train_batch(1, leaf)
+    for step, leaf in [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]:
+        batches.train_batch(step, leaf)
     with pytest.raises(DataError, match=f"sample {bad} is bad"):
         batches.train_batch(1, 2)
     batches.close()
@@ -107,15 +104,12 @@ def test_no_more_is_made_than_may_wait() -> None:
             begun.append(number)
             yield lambda: 0
 
-    made = ahead(calls(), Slow(1), batch_bytes=1)
-    next(made)
-    assert len(begun) <= MOST + 1
-    made.close()
-    begun.clear()
-    made = ahead(calls(), Slow(1), batch_bytes=10**12)
-    next(made)
-    assert len(begun) <= FEWEST + 1
-    made.close()
+    for batch_bytes, most in ((1, MOST), (10**12, FEWEST)):
+        begun.clear()
+        made = ahead(calls(), Slow(1), batch_bytes)
+        next(made)
+        assert len(begun) <= most + 1
+        made.close()
 
 
 def test_closing_ends_the_threads() -> None:
@@ -137,70 +131,6 @@ def test_data_in_memory_need_no_thread() -> None:
     assert not [each for each in threading.enumerate() if each.name.startswith("fetch")]
 
 
-# --- the order of samples -------------------------------------------------------------------------
-
-
-@settings(max_examples=60)
-@given(
-    seed=st.integers(0, 2**63),
-    epoch=st.integers(0, 1000),
-    shards=st.lists(st.integers(0, 30), min_size=1, max_size=12).filter(lambda s: sum(s) > 0),
-    micro=st.integers(1, 5),
-    leaves=st.integers(1, 9),
-    by_shard=st.booleans(),
-)
-def test_all_world_sizes_see_every_sample_once_in_the_same_order(
-    seed: int, epoch: int, shards: list[int], micro: int, leaves: int, by_shard: bool
-) -> None:
-    count = sum(shards)
-    counts = tuple(shards) if by_shard else ()
-    order = SampleOrder(seed, count, micro * leaves, micro, counts)
-    first = epoch * order.steps_per_epoch
-    steps = range(first, first + order.steps_per_epoch)
-    seen = []
-    for world_size in range(1, min(8, leaves) + 1):
-        shares = [leaf_share(leaves, world_size, rank) for rank in range(world_size)]
-        seen.append(
-            [
-                sample
-                for step in steps
-                for share in shares
-                for leaf in share
-                for sample in order.micro_batch(step, leaf).tolist()
-            ]
-        )
-    assert sorted(seen[0]) == list(range(count))
-    assert all(other == seen[0] for other in seen)
-    if by_shard:
-        ends = torch.tensor(shards).cumsum(0)
-        shard_of = torch.searchsorted(ends, torch.tensor(seen[0]), right=True).tolist()
-        changes = sum(a != b for a, b in pairwise(shard_of))
-        assert changes == sum(size > 0 for size in shards) - 1
-
-
-@given(st.integers(0, 10), st.integers(1, 40), st.integers(0, 39), st.integers(1, 8))
-def test_a_resume_repeats_and_skips_none(
-    seed: int, steps: int, at: int, other_world_size: int
-) -> None:
-    """Half by one rank and the rest by others: what is left of the epoch."""
-    at = min(at, steps)
-    order = SampleOrder(seed, steps * 16, 16, 2)
-    before = [s for step in range(at) for leaf in range(8) for s in order.micro_batch(step, leaf)]
-    after = [
-        sample
-        for step in range(at, steps)
-        for rank in range(other_world_size)
-        for leaf in leaf_share(8, other_world_size, rank)
-        for sample in order.micro_batch(step, leaf)
-    ]
-    assert [int(s) for s in before + after] == epoch_order(seed, 0, steps * 16).tolist()
-
-
-def test_the_order_by_shard_is_another_each_epoch() -> None:
-    orders = {tuple(epoch_order_by_shard(0, epoch, [10, 20, 30]).tolist()) for epoch in range(5)}
-    assert len(orders) == 5
-
-
 @pytest.mark.parametrize("augment", AUGMENTS)
 def test_photos_do_not_depend_on_threads_or_batches(tmp_path: Path, augment: str) -> None:
     """The same pixels one by one and together, from the folder and from shards, ahead and not."""
@@ -213,12 +143,128 @@ def test_photos_do_not_depend_on_threads_or_batches(tmp_path: Path, augment: str
     single = Batches(open_data(alone).train, SampleOrder(5, 30, 8, 1), alone)
     for step in range(8):
         for leaf in range(2):
-            images, labels = together.train_batch(step, leaf)
             parts = [single.train_batch(step, 4 * leaf + place) for place in range(4)]
-            assert torch.equal(images, torch.cat([image for image, _ in parts]))
-            assert torch.equal(labels, torch.cat([label for _, label in parts]))
+            images, labels = map(torch.cat, zip(*parts, strict=True))
+            assert same_bits(together.train_batch(step, leaf), (images, labels))
     together.close()
 
 
-def test_every_word_of_augment_has_its_way() -> None:
-    assert tuple(FETCH) == AUGMENTS
+IMAGES = torch.arange(16 * 16, dtype=torch.float32).view(16, 1, 4, 4)
+LABELS = torch.arange(16) % 2
+FIXED = TensorDataset(IMAGES, LABELS, 2)
+
+
+class Drawing:
+    """A data set that draws from a generator of its own, from the `after`-th batch on."""
+
+    sample_CHW, num_classes = (1, 4, 4), 2
+
+    def __init__(self, after: int = 0) -> None:
+        self.asked, self.after = 0, after
+        self.coin = random.Random()
+
+    def __len__(self) -> int:
+        return len(IMAGES)
+
+    def batch(self, indices_B: Tensor) -> tuple[Tensor, Tensor]:
+        self.asked += 1
+        images = IMAGES[indices_B].clone()
+        if self.asked > self.after:
+            for place in range(len(images)):
+                images[place] += self.coin.random()
+        return images, indices_B % 2
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 2))
+
+
+def run(folder: Path, train_set: object, test_set: object, steps: int = 6) -> firecaffe.Result:
+    recipe = Recipe(
+        train=TrainConfig(8, 4, steps=steps), run=RunConfig(str(folder), tensorboard=False)
+    )
+    return firecaffe.train(recipe, network, train_set, test_set)
+
+
+def on_one_rank_alone(folder: Path, rank_that_draws: int) -> list[str]:
+    is_drawing = int(os.environ["RANK"]) == rank_that_draws
+    return run(folder, Drawing() if is_drawing else FIXED, FIXED).identity_doubts
+
+
+def test_what_is_asked_twice_before_the_first_step() -> None:
+    assert not is_repeatable(Drawing())
+    assert is_repeatable(Drawing(after=2))
+    assert is_repeatable(TensorDataset(IMAGES, torch.arange(16), 16))
+    nothing = torch.full((2, 1, 4, 4), torch.nan)
+    assert is_repeatable(TensorDataset(nothing, torch.arange(2), 2))
+    assert not same_bits((IMAGES, ()), (IMAGES.double(), ()))
+    assert same_bits(({"a": IMAGES}, [LABELS]), ({"a": IMAGES.clone()}, [LABELS]))
+    assert not same_bits(({"a": IMAGES}, LABELS), ({"b": IMAGES}, LABELS))
+
+
+def test_it_stands_in_the_record_the_lines_and_the_comparison(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, sets in (("a", (Drawing(), FIXED)), ("b", (FIXED, Drawing())), ("c", (FIXED, FIXED))):
+        run(tmp_path / name, *sets)
+    lines = capsys.readouterr().out
+    found = [
+        json.loads((tmp_path / name / "result.json").read_text())["identity_doubts"]
+        for name in "abc"
+    ]
+    assert [len(doubts) for doubts in found] == [1, 1, 0]
+    assert "the training set draws random numbers" in found[0][0]
+    assert "the test set draws random numbers" in found[1][0]
+    assert all(f"warning: {doubt}" in lines for doubts in found for doubt in doubts)
+    assert main(["compare", *(str(tmp_path / name) for name in "abc")]) == 0
+    compared = capsys.readouterr().out
+    assert f"a: {found[0][0]}" in compared
+    assert "c: " not in compared
+
+
+def test_one_that_begins_to_draw_later_is_found_by_the_batches_that_are_asked_for_again(
+    tmp_path: Path,
+) -> None:
+    [doubt] = run(tmp_path / "late", Drawing(after=20), FIXED, steps=40).identity_doubts
+    assert "asked once more" in doubt
+    assert json.loads((tmp_path / "late" / "result.json").read_text())["identity_doubts"] == [doubt]
+
+
+def test_what_it_costs() -> None:
+    """The batches of 256 steps of 8 leaves, and 9 more: half a hundredth."""
+    assert sum(map(is_asked_again, range(256))) == 9
+    counted = Drawing(after=10**9)
+    batches = Batches(counted, SampleOrder(0, 16, 16, 2), DataConfig())
+    ahead = BatchesAhead(batches, range(8), 0, 256, [])
+    for step in range(256):
+        for leaf in range(8):
+            ahead.train_batch(step, leaf)
+    ahead.close()
+    assert counted.asked == 256 * 8 + 9
+
+
+def test_two_threads_that_find_it_at_once_say_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first steps are both asked for twice; the doubt is about the first of them."""
+    together = threading.Barrier(2)
+
+    def both_have_compared(first: Batch, second: Batch) -> bool:
+        found = same_bits(first, second)
+        together.wait(60)
+        return found
+
+    monkeypatch.setattr(train_batches, "same_bits", both_have_compared)
+    drawing, doubts = Drawing(), list[str]()
+    monkeypatch.setattr(drawing, "fetchers", 2, raising=False)
+    batches = Batches(drawing, SampleOrder(0, 16, 16, 1), DataConfig())
+    ahead = BatchesAhead(batches, [0], 0, 2, doubts)
+    for step in range(2):
+        ahead.train_batch(step, 0)
+    ahead.close()
+    assert len(doubts) == 1
+    assert "samples of step 1," in doubts[0]
+
+
+def test_a_doubt_of_one_rank_is_every_rank_s(ranks: Ranks, tmp_path: Path) -> None:
+    first, second = ranks.run(2, on_one_rank_alone, tmp_path / "run", 1)
+    assert first == second
+    assert any("the training set draws random numbers" in doubt for doubt in first)

@@ -1,8 +1,9 @@
-"""The shard format: what is written is read, and whatever else is there is told as damage."""
+"""The shard format, and where shards are read from: far away, from a cache, by many threads."""
 
 import json
 import zlib
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,14 +12,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from firecaffe.data.packed import PackedPart, read_list
 from firecaffe.data.shard import PROLOGUE, Read, ShardIndex, ShardWriter, check_sample, read_index
+from firecaffe.data.shard_files import CachedFiles, open_files
 from firecaffe.errors import DataError
+from tests.kit.data_photos import flip, make_folder, pack, part_of
+from tests.typed import Typed
 
 SAMPLES = [b"first", b"", b"the third one", bytes(range(256))]
 LABELS = [3, 0, 1, 2]
 
 
-def write(path: Path) -> bytes:
+def write_shard(path: Path) -> bytes:
     with ShardWriter(path, "jpeg") as writer:
         for content, label in zip(SAMPLES, LABELS, strict=True):
             writer.add(content, label)
@@ -31,7 +36,7 @@ def reader(content: bytes) -> Read:
     return lambda start, length: content[start : start + length]
 
 
-def samples(content: bytes, index: ShardIndex) -> list[bytes]:
+def samples_of(content: bytes, index: ShardIndex) -> list[bytes]:
     ends = index.offsets.tolist()
     found = [content[a:b] for a, b in pairwise(ends)]
     for each, checksum, start, stop in zip(
@@ -42,16 +47,16 @@ def samples(content: bytes, index: ShardIndex) -> list[bytes]:
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
-    content = write(tmp_path / "a.shard")
+    content = write_shard(tmp_path / "a.shard")
     index = read_index(reader(content), "a", len(content))
-    assert samples(content, index) == SAMPLES
+    assert samples_of(content, index) == SAMPLES
     assert index.labels.tolist() == LABELS
     assert index.skipped == ("broken.jpg: not a whole image",)
 
 
 def test_the_layout_is_the_documented_one(tmp_path: Path) -> None:
     """Parsed here by docs/shards.md alone."""
-    content = write(tmp_path / "a.shard")
+    content = write_shard(tmp_path / "a.shard")
     assert content[:8] == b"FIRECAFF"
     version = int.from_bytes(content[8:12], "little")
     header_bytes = int.from_bytes(content[12:16], "little")
@@ -75,7 +80,7 @@ def test_the_layout_is_the_documented_one(tmp_path: Path) -> None:
 def test_a_cut_or_changed_file_is_told_or_gives_the_same(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    content = bytearray(write(tmp_path_factory.mktemp("shard") / "a.shard"))
+    content = bytearray(write_shard(tmp_path_factory.mktemp("shard") / "a.shard"))
     if data.draw(st.booleans()):
         content = content[: data.draw(st.integers(0, len(content) - 1))]
     else:
@@ -83,7 +88,7 @@ def test_a_cut_or_changed_file_is_told_or_gives_the_same(
         content[place] ^= data.draw(st.integers(1, 255))
     try:
         index = read_index(reader(bytes(content)), "a", len(content))
-        found = samples(bytes(content), index)
+        found = samples_of(bytes(content), index)
     except DataError:
         pass
     else:
@@ -132,7 +137,94 @@ def test_a_shard_that_was_not_finished_leaves_nothing(tmp_path: Path) -> None:
     ],
 )
 def test_other_files_are_named_as_such(tmp_path: Path, place: int, value: bytes, said: str) -> None:
-    content = bytearray(write(tmp_path / "a.shard"))
+    content = bytearray(write_shard(tmp_path / "a.shard"))
     content[place : place + 1] = value
     with pytest.raises(DataError, match=said):
         read_index(reader(bytes(content)), "a", len(content))
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> Path:
+    pack(make_folder(tmp_path / "photos"), tmp_path / "packed")
+    return tmp_path / "packed"
+
+
+def test_a_remote_data_set_gives_the_same_samples(packed: Path) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    memory = fsspec.filesystem("memory")
+    for path in packed.iterdir():
+        memory.pipe_file(f"/bucket/{path.name}", path.read_bytes())
+    root = "memory://bucket"
+    remote = PackedPart(read_list(root), "train", open_files(root))
+    here = part_of(packed)
+    assert [remote.read(i) for i in range(30)] == [here.read(i) for i in range(30)]
+    memory.rm("/bucket/train-00000.shard")
+    with pytest.raises(DataError, match="memory://bucket: FileNotFoundError"):
+        PackedPart(read_list(root), "train", open_files(root))
+    with pytest.raises(DataError, match="nosuch://x"):
+        read_list("nosuch://x")
+
+
+def test_a_cache_fetches_each_shard_once_and_keeps_to_its_limit(
+    packed: Path, tmp_path: Path
+) -> None:
+    infos = read_list(str(packed)).parts["train"]
+    limit = sum(info.num_bytes for info in infos[:2]) + 100
+    files = open_files(str(packed), str(tmp_path / "cache"), limit)
+    assert isinstance(files, CachedFiles)
+    part = PackedPart(read_list(str(packed)), "train", files)
+    here = part_of(packed)
+    for number in (*range(30), *range(30)):
+        assert part.read(number) == here.read(number)
+        held = sum(path.stat().st_size for path in (tmp_path / "cache").glob("*.shard"))
+        assert held <= limit
+    with pytest.raises(
+        DataError, match=r"a shard of .* MB does not fit .*; raise data.cache_bytes"
+    ):
+        PackedPart(
+            read_list(str(packed)), "train", open_files(str(packed), str(tmp_path / "tiny"), 100)
+        ).read(0)
+
+
+def test_processes_may_share_a_cache_at_its_limit(packed: Path, tmp_path: Path) -> None:
+    """Room for one shard, and three processes that want all of them at once."""
+    infos = read_list(str(packed)).parts["train"]
+    limit = max(info.num_bytes for info in infos) + 10
+    script = (
+        "import sys\n"
+        "from firecaffe.data.packed import PackedPart, read_list\n"
+        "from firecaffe.data.shard_files import open_files\n"
+        "root, cache, limit, seed = sys.argv[1:]\n"
+        "files = open_files(root, cache, int(limit))\n"
+        "part = PackedPart(read_list(root), 'train', files)\n"
+        "for number in range(90): part.read(number * int(seed) % 30)\n"
+    )
+    cache = tmp_path / "cache"
+    with ExitStack() as stack:
+        started = [
+            stack.enter_context(Typed("-c", script, packed, cache, limit, seed))
+            for seed in (7, 11, 13)
+        ]
+        assert [(*process.communicate(), process.wait()) for process in started] == 3 * [
+            ("", "", 0)
+        ]
+    assert sum(path.stat().st_size for path in cache.glob("*.shard")) <= limit
+    assert not list(cache.glob("*.partial"))
+
+
+def test_a_cache_does_not_keep_what_was_not_packed(packed: Path, tmp_path: Path) -> None:
+    part = PackedPart(
+        read_list(str(packed)), "train", open_files(str(packed), str(tmp_path / "cache"))
+    )
+    flip(packed / "train-00000.shard", 60)
+    with pytest.raises(DataError, match="not what was packed"):
+        part.read(0)
+    assert not list((tmp_path / "cache").glob("*.shard"))
+    assert not list((tmp_path / "cache").glob("*.partial"))
+
+
+def test_many_threads_may_ask_for_the_first_sample_at_once(packed: Path) -> None:
+    for _ in range(30):
+        part = part_of(packed)
+        with ThreadPoolExecutor(8) as pool:
+            assert len(set(pool.map(part.read, [0] * 16))) == 1

@@ -1,10 +1,14 @@
-"""Every network: shapes, gradients for every parameter, heads, loss."""
+"""Every network: shapes, gradients, heads, loss; names as their authors', its row and its page."""
+
+import json
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from firecaffe.errors import RecipeError
 from firecaffe.models import (
     AUX_WEIGHT,
     MODELS,
@@ -17,6 +21,7 @@ from firecaffe.models.layer_costs import profile
 from firecaffe.models.nin import nin_small
 
 HEADED = ["googlenet", "googlenet_bn"]
+SMALL = ("nin_small", "nin_cifar", "googlenet_small_bn")
 
 
 @pytest.fixture(autouse=True)
@@ -50,11 +55,7 @@ def test_number_of_classes_and_channels_can_be_chosen(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "side"),
     [("lenet", 28), ("lenet_300_100", 28), ("vgg_small_bn", 32)]
-    + [
-        (name, side)
-        for name in ("nin_small", "nin_cifar", "googlenet_small_bn")
-        for side in (28, 32)
-    ],
+    + [(name, side) for name in SMALL for side in (28, 32)],
 )
 def test_small_networks_on_real_numbers(name: str, side: int, in_channels: int) -> None:
     network = build_model(name, in_channels=in_channels)
@@ -66,13 +67,6 @@ def test_small_networks_on_real_numbers(name: str, side: int, in_channels: int) 
     for parameter_name, parameter in network.named_parameters():
         assert parameter.grad is not None, parameter_name
         assert parameter.grad.isfinite().all(), parameter_name
-
-
-@pytest.mark.parametrize("name", ["nin", "alexnet", "alexnet_ungrouped", "caffenet"])
-@pytest.mark.parametrize("side", [224, 227])
-def test_both_crops_of_the_authors_fit(name: str, side: int) -> None:
-    with torch.device("meta"):
-        assert build_model(name)(torch.empty(2, 3, side, side)).shape == (2, 1000)
 
 
 @pytest.mark.parametrize("name", HEADED)
@@ -188,6 +182,104 @@ def test_no_layer_without_a_deterministic_backward(name: str) -> None:
         # To a size of one it is a mean.
         if isinstance(part, nn.AdaptiveAvgPool2d):
             assert part.output_size in (1, (1, 1))
+
+
+ROOT = Path(__file__).parents[3]
+TORCHVISION: dict[str, str] = json.loads(
+    Path(__file__).with_name("torchvision_keys.json").read_text()
+)
+"""NAME=SHAPE of each tensor of a state_dict, in order, by network."""
+
+OURS = {"alexnet": "alexnet_owt", "googlenet": "googlenet_bn"}
+"""Our names of networks that have others there."""
+
+
+@pytest.mark.parametrize("name", [name for name in TORCHVISION if name != "source"])
+def test_names_shapes_and_their_order_are_torchvisions(name: str) -> None:
+    with torch.device("meta"):
+        state = build_model(OURS.get(name, name)).state_dict()
+    found = [f"{key}={'x'.join(map(str, each.shape))}" for key, each in state.items()]
+    assert found == TORCHVISION[name].split()
+
+
+def test_names_of_googlenet_follow_the_same_style() -> None:
+    with torch.device("meta"):
+        state = build_model("googlenet").state_dict()
+    assert state["conv1.conv.bias"].shape == (64,)
+    assert state["inception3a.branch3.1.conv.weight"].shape == (32, 16, 5, 5)
+    assert state["aux1.fc1.weight"].shape == (1024, 2048)
+
+
+def nin(blocks: int) -> str:
+    return " ".join(f"conv{n} cccp{2 * n - 1} cccp{2 * n}" for n in range(1, blocks + 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [
+        ("lenet", "conv1 conv2 ip1 ip2"),
+        ("lenet_300_100", "ip1 ip2 ip3"),
+        ("nin_small", nin(3)),
+        ("nin_cifar", nin(3)),
+        ("nin", nin(4)),
+    ],
+)
+def test_names_are_the_authors(name: str, layers: str) -> None:
+    with torch.device("meta"):
+        state = build_model(name).state_dict()
+    assert list(state) == [
+        f"{each}.{kind}" for each in layers.split() for kind in ("weight", "bias")
+    ]
+
+
+def test_unknown_name_is_answered_with_the_closest_and_all() -> None:
+    with pytest.raises(RecipeError) as caught:
+        build_model("resnet-50")
+    message = str(caught.value)
+    assert message.startswith("model.name: no network is called 'resnet-50'")
+    assert "did you mean 'resnet50'?" in message
+    assert all(name in message for name in MODELS)
+    assert "\n" not in message
+    with pytest.raises(RecipeError, match="known: lenet, ") as caught:
+        build_model("transformer-xxl")
+    assert "did you mean" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "arguments"),
+    [("num_classes", {"num_classes": 0}), ("in_channels", {"in_channels": -1})],
+)
+def test_numbers_below_one_are_refused(field: str, arguments: dict[str, int]) -> None:
+    with pytest.raises(RecipeError, match=rf"^model\.{field}: found .*, must be at least 1"):
+        build_model("lenet", **arguments)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_page_has_the_row_with_its_counts(name: str) -> None:
+    page = (ROOT / MODELS[name].page).read_text()
+    input_CHW = MODELS[name].input_CHW
+    with torch.device("meta"):
+        volumes = profile(build_model(name), input_CHW, 1)
+    [row] = [line for line in page.splitlines() if line.startswith(f"| `{name}` |")]
+    assert [cell.strip() for cell in row.split("|")[2:8]] == [
+        "x".join(map(str, input_CHW)),
+        str(MODELS[name].num_classes),
+        f"{volumes.parameters:,}",
+        f"{volumes.macs / 1e6:,.1f} M",
+        f"{volumes.weight_bytes / 1e6:,.1f}",
+        f"{1024 * volumes.data_bytes / 1e6:,.0f}",
+    ]
+    path = Path(MODELS[name].page)
+    lines = (ROOT / path.parent / "README.md").read_text().splitlines()
+    assert [f"({path.name})" in line for line in lines if f"`{name}`" in line] == [True]
+
+
+def test_every_page_has_its_rows() -> None:
+    pages = {f"docs/models/{path.name}" for path in (ROOT / "docs" / "models").glob("*.md")}
+    assert pages == {model.page for model in MODELS.values()} | {
+        "docs/models/README.md",
+        "docs/models/own.md",
+    }
 
 
 def test_nin_small_learns() -> None:

@@ -1,13 +1,19 @@
-"""How the profile counts, on networks small enough to count by hand."""
+"""The profile: counted by hand, beside published figures, and as people read it."""
 
+import functools
 import json
+import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from torch import Tensor, nn
 
+from firecaffe.cli.profile import render
 from firecaffe.models import MODELS, build_model
+from firecaffe.models.googlenet import googlenet, googlenet_bn
 from firecaffe.models.layer_costs import Profile, profile
 
 
@@ -44,12 +50,10 @@ def test_rows_of_a_convolution_by_hand() -> None:
     network = nn.Sequential(nn.Conv2d(3, 8, 5, stride=2), nn.ReLU(), nn.Flatten())
     conv, relu, flatten = profile(network, (3, 9, 9), 2).layers
     assert (conv.name, conv.kind, conv.output_shape) == ("0", "Conv2d", (2, 8, 3, 3))
-    assert conv.parameters == 8 * 3 * 25 + 8
-    assert conv.weight_bytes == 4 * conv.parameters
+    assert (conv.parameters, conv.weight_bytes) == (8 * 3 * 25 + 8, 4 * conv.parameters)
     assert conv.input_activation_bytes == 4 * 2 * 3 * 9 * 9
     assert conv.output_activation_bytes == 4 * 2 * 8 * 3 * 3
-    assert conv.macs == 2 * (8 * 3 * 3) * (3 * 25)
-    assert conv.forward_backward_flops == 6 * conv.macs
+    assert (conv.macs, conv.forward_backward_flops) == (2 * 72 * 75, 6 * conv.macs)
     assert (relu.macs, relu.parameters, relu.output_shape) == (0, 0, (2, 8, 3, 3))
     assert flatten.output_shape == (2, 72)
 
@@ -79,15 +83,6 @@ def test_parameters_outside_of_called_leaves_are_in_the_totals() -> None:
     volumes = profile(Scale(), (3, 1, 1), 1)
     assert {row.name: row.parameters for row in volumes.layers} == {"fc": 8, "": 3}
     assert volumes.parameters == 3 + 8 + 42
-
-
-@pytest.mark.parametrize("batch_size", [1, 7, 1024])
-def test_activations_follow_the_batch_and_weights_do_not(batch_size: int) -> None:
-    network = build_model("lenet")
-    one, many = profile(network, (1, 28, 28), 1), profile(network, (1, 28, 28), batch_size)
-    assert many.data_bytes == batch_size * one.data_bytes
-    assert many.macs == batch_size * one.macs
-    assert many.weight_bytes == one.weight_bytes
 
 
 def test_bytes_follow_the_precision() -> None:
@@ -152,15 +147,134 @@ def test_takes_no_memory_for_a_network_that_has_its_own() -> None:
     assert not any(tensor.is_meta for tensor in network.state_dict().values())
 
 
-def test_rows_are_in_network_order() -> None:
-    names = [row.name for row in profile(build_model("lenet"), (1, 28, 28), 1).layers]
-    assert names == ["conv1", "pool1", "conv2", "pool2", "flatten", "ip1", "relu1", "ip2"]
-
-
 def test_as_dict_survives_json() -> None:
     volumes: Profile = profile(build_model("lenet"), (1, 28, 28), 2)
     plain = json.loads(json.dumps(volumes.as_dict()))
     assert plain["macs"] == volumes.macs
     assert plain["input_CHW"] == [1, 28, 28]
     assert plain["layers"][0]["output_shape"] == [2, 20, 24, 24]
-    assert len(plain["layers"]) == len(volumes.layers)
+    names = [row["name"] for row in plain["layers"]]
+    assert names == ["conv1", "pool1", "conv2", "pool2", "flatten", "ip1", "relu1", "ip2"]
+
+
+@functools.cache
+def of_one_image(name: str) -> Profile:
+    with torch.device("meta"):
+        network = build_model(name)
+    return profile(network, MODELS[name].input_CHW, 1)
+
+
+# VGG, SqueezeNet, ResNet, googlenet_bn: torchvision's num_params. Others: from the authors' files.
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("lenet", 431_080),
+        ("lenet_300_100", 266_610),
+        ("cifar10_quick", 145_578),
+        ("cifar10_full", 89_578),
+        ("nin_cifar", 966_986),
+        ("nin", 7_595_176),
+        ("alexnet", 60_965_224),
+        ("alexnet_ungrouped", 62_378_344),
+        ("alexnet_owt", 61_100_840),
+        ("caffenet", 60_965_224),
+        ("googlenet", 13_378_280),
+        ("googlenet_bn", 13_004_888),
+        ("vgg16", 138_357_544),
+        ("vgg19", 143_667_240),
+        # convolutions without biases, a scale and a shift for each of 944 channels, a classifier
+        ("vgg_small_bn", 1_166_256 + 2 * 944 + 2_570),
+        ("squeezenet1_0", 1_248_424),
+        ("squeezenet1_1", 1_235_496),
+        ("resnet18", 11_689_512),
+        ("resnet50", 25_557_032),
+        ("resnet152", 60_192_808),
+    ],
+)
+def test_parameters(name: str, parameters: int) -> None:
+    assert of_one_image(name).parameters == parameters
+
+
+@pytest.mark.parametrize(
+    ("build", "parameters"), [(googlenet, 6_998_552), (googlenet_bn, 6_624_904)]
+)
+def test_parameters_without_heads(build: Callable[..., nn.Module], parameters: int) -> None:
+    with torch.device("meta"):
+        network = build(aux_logits=False)
+    assert profile(network, (3, 224, 224), 1).parameters == parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"),
+    [
+        ("lenet", 2.293),
+        ("lenet_300_100", 0.266),
+        # 5x5x3x32 at 32x32, 5x5x32x32 at 16x16, 5x5x32x64 at 8x8, then 1024 to 64 to 10
+        ("cifar10_quick", 12.354),
+        ("cifar10_full", 12.298),
+        ("nin_cifar", 222.5),
+        ("nin", 1100.2),
+        ("alexnet", 724.4),
+        ("caffenet", 724.4),
+        ("googlenet", 1591.0),
+        ("vgg19", 19632),
+        # torchvision's _ops, in G
+        ("vgg16", 15470),
+        ("squeezenet1_0", 819),
+        ("squeezenet1_1", 349),
+        ("resnet18", 1814),
+        ("resnet50", 4089),
+        ("resnet152", 11514),
+    ],
+)
+def test_forward_macs_of_one_image(name: str, millions: float) -> None:
+    assert of_one_image(name).macs / 1e6 == pytest.approx(millions, rel=1e-3)
+
+
+def test_macs_of_googlenet_bn_without_heads_are_torchvisions() -> None:
+    with torch.device("meta"):
+        macs = profile(googlenet_bn(aux_logits=False), (3, 224, 224), 1).macs
+    assert macs / 1e9 == pytest.approx(1.498, abs=5e-4)
+
+
+# FireCaffe's volumes, recomputed: MB of weights, MB of inputs, TFLOP.
+@pytest.mark.parametrize(
+    ("name", "side", "weights", "data", "tera"),
+    [
+        ("nin", 224, 30.4, 5793, 6.76),
+        ("nin", 227, 30.4, 5895, None),
+        ("alexnet", 224, 243.9, 1683, 4.43),
+        ("alexnet", 227, 243.9, 1700, None),
+        ("alexnet_ungrouped", 224, 249.5, 1683, 6.95),
+        ("alexnet_ungrouped", 227, 249.5, 1700, None),
+        ("googlenet", 224, 53.5, 19195, 9.78),
+        ("vgg19", 224, 574.7, 42679, 120.6),
+    ],
+)
+def test_volumes_of_a_batch_of_1024(
+    name: str, side: int, weights: float, data: float, tera: float | None
+) -> None:
+    with torch.device("meta"):
+        volumes = profile(build_model(name), (3, side, side), 1024)
+    assert volumes.weight_bytes / 1e6 == pytest.approx(weights, rel=1e-3)
+    assert volumes.data_bytes / 1e6 == pytest.approx(data, rel=1e-3)
+    if tera is not None:
+        assert volumes.forward_backward_flops / 1e12 == pytest.approx(tera, rel=1e-3)
+
+
+def test_table_shows_layers_totals_and_volumes() -> None:
+    console = Console(width=160)
+    with console.capture() as capture:
+        console.print(render(profile(build_model("lenet"), (1, 28, 28), 100)))
+    text = capture.get()
+    assert "batch 100 of 1x28x28" in text
+    cells = {}
+    for line in text.splitlines():
+        row = re.split(r"\s{2,}", line.strip())
+        cells[row[0]] = row[1:]
+    # ip1: 800 x 500 weights and 500 biases, 0.4 MAC per image.
+    assert cells["ip1"] == ["Linear", "100x500", "400,500", "1.60", "0.32", "0.20", "40.00", "0.24"]
+    assert cells["pool1"] == ["MaxPool2d", "100x20x12x12", "4.61", "1.15"]
+    assert cells["total"] == ["431,080", "1.72", "229.30", "1.38"]
+    # D: 784 + 20 x 12 x 12 + 800 + 500 floats per image; 6 x 229.3 M operations.
+    assert "|W| 1.72 MB, D 1.99 MB, D / |W| 1.2, 1.4 GFLOP per step" in text

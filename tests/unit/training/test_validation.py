@@ -14,7 +14,7 @@ from firecaffe.data.sources import open_image_folder
 from firecaffe.errors import RecipeError
 from firecaffe.runs.curves import curves_of, time_to
 from firecaffe.runs.run_table import read_run
-from tests.unit.data.test_folder import BLUE, GREEN, RED, draw
+from tests.kit.data_photos import BLUE, GREEN, RED, draw
 
 
 def images(count: int, seed: int) -> TensorDataset:

@@ -1,14 +1,24 @@
-"""A layer made from its text, for bottoms of some shapes."""
+"""A layer made from its text, alone or in a net, for bottoms of some shapes."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from firecaffe.caffe import text
+from firecaffe.caffe import Net, text
 from firecaffe.caffe.layers import LAYERS
 from firecaffe.caffe.layers.spec import Shape, Spec
 from firecaffe.caffe.message import CaffeError
+
+
+def layer(kind: str, words: str = "", tops: int = 1) -> str:
+    names = " ".join(f'top: "y{place}"' for place in range(tops))
+    return f'layer {{ name: "it" type: "{kind}" {names} {words} }}'
+
+
+def own(kind: str, words: str) -> str:
+    """The words as the message of that kind of layer."""
+    return f"{LAYERS[kind].param} {{ {words} }}" if words else ""
 
 
 def spec_of(words: str, bottoms: Sequence[Shape]) -> Spec:
@@ -29,20 +39,30 @@ def spec_of(words: str, bottoms: Sequence[Shape]) -> Spec:
 def module_of(words: str, *bottoms: Shape) -> nn.Module:
     spec = spec_of(words, bottoms)
     module = LAYERS[spec.type].make(spec)
-    spec.layer.ignore("bottom")
+    spec.layer.ignore("bottom", "loss_weight")
     assert not list(spec.layer.unread())
     return module
 
 
-def layer(kind: str, words: str = "", tops: int = 1) -> str:
-    names = " ".join(f'top: "t{place}"' for place in range(tops))
-    return f'layer {{ name: "it" type: "{kind}" {names} {words} }}'
+def layer_of(kind: str, words: str, *bottoms: Shape) -> nn.Module:
+    return module_of(layer(kind, words), *bottoms)
+
+
+def net_of(words: str, *bottoms: Shape) -> Net:
+    """The layer over inputs x0, x1 …, in one line."""
+    line = ""
+    for place, shape in enumerate(bottoms):
+        dims = " ".join(f"dim: {size}" for size in shape)
+        line += f'layer {{ name: "x{place}" type: "Input" top: "x{place}" '
+        line += f"input_param {{ shape {{ {dims} }} }} }} "
+    names = " ".join(f'bottom: "x{place}"' for place in range(len(bottoms)))
+    return Net(text.parse(f"{line} {words[:-1]} {names} }}", "net.prototxt"))
 
 
 def refusal(words: str, *bottoms: Shape) -> str:
-    """The line that a layer is refused with."""
+    """The line that a net with such a layer is refused with."""
     try:
-        module_of(words, *bottoms)
+        net_of(words, *bottoms)
     except CaffeError as error:
         return str(error)
     raise AssertionError("the layer was made")
@@ -58,3 +78,7 @@ def on_meta(words: str, *bottoms: Shape) -> list[Shape]:
     with torch.device("meta"):
         module = module_of(words, *bottoms)
         return [tuple(top.shape) for top in run(module, *map(torch.empty, bottoms))]
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from firecaffe.caffe.layers.pooling import AveragePool, AverageWindows, MaxWindows
 from firecaffe.caffe.message import CaffeError
-from tests.unit.caffe.layers.alone import layer_of, net_of, random
+from tests.unit.caffe.layers.made import layer_of, random
 
 
 def by_loops(x: Tensor, method: str, kernel: int, stride: int, pad: int, up: bool) -> Tensor | None:
@@ -77,14 +77,6 @@ def test_global() -> None:
         torch.testing.assert_close(layer(x).flatten(1), expected)
 
 
-def test_places_of_the_largest() -> None:
-    net = net_of("Pooling", "pooling_param { kernel_size: 2 stride: 2 }", (1, 2, 3, 4), tops=2)
-    x = random(1, 2, 3, 4)
-    largest, places = net(x).values()
-    assert places.dtype == x.dtype
-    torch.testing.assert_close(x.flatten(2).gather(2, places.flatten(2).long()), largest.flatten(2))
-
-
 class TestStochastic:
     words = "pooling_param { pool: STOCHASTIC kernel_size: 2 stride: 2 }"
 
@@ -110,19 +102,3 @@ class TestStochastic:
         expected = [each.square().sum() / each.sum() for each in (x[..., :2, :], x[..., 2:, :])]
         torch.testing.assert_close(y.flatten(), torch.stack(expected))
         assert not layer_of("Pooling", self.words, (1, 1, 3, 2)).eval()(x * 0).any()
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("global_pooling: true kernel_size: 3", "no kernel_size"),
-        ("global_pooling: true pad: 1", "no pad"),
-        ("kernel_size: 2 pad: 2", "padding below"),
-        ("pool: STOCHASTIC kernel_size: 3 pad: 1", "no padding"),
-        ("kernel_size: 9", "fits 5 x 6"),
-        ("pool: MEDIAN kernel_size: 2", "expected one of MAX, AVE, STOCHASTIC"),
-    ],
-)
-def test_refused(words: str, said: str) -> None:
-    with pytest.raises(CaffeError, match=said):
-        layer_of("Pooling", f"pooling_param {{ {words} }}", (1, 1, 5, 6))

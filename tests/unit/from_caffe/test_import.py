@@ -1,0 +1,324 @@
+"""What an import says of a net and of its files, and what it writes."""
+
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from firecaffe.caffe import text
+from firecaffe.caffe.as_text import as_text
+from firecaffe.caffe.message import CaffeError, Message
+from firecaffe.caffe.phase import layers_of
+from firecaffe.errors import RunError
+from firecaffe.from_caffe.import_report import Report
+from firecaffe.from_caffe.net_settings import micro_batch_of
+from firecaffe.from_caffe.nets import NetFile, find_file, find_net, is_net
+from firecaffe.from_caffe.recipe import Asked, read
+from firecaffe.from_caffe.training import State
+from firecaffe.from_caffe.write import as_toml, check_folder, write_folder
+
+
+def layer(name: str, words: str = "") -> str:
+    return f'layer {{ name: "{name}" type: "ReLU" bottom: "x" top: "x" {words} }}\n'
+
+
+def net_of(
+    solver: str, folder: Path, states: dict[str, State] | None = None, **files: str
+) -> tuple[NetFile, Report]:
+    """files: prototxts beside the solver's, by name."""
+    for name, content in files.items():
+        (folder / f"{name}.prototxt").write_text(content)
+    report, path = Report(), folder / "solver.prototxt"
+    return find_net(text.parse(solver, "s.prototxt"), path, "", states or {}, report), report
+
+
+def names(net: Message, phase: str) -> list[str]:
+    return [each.text("name") for each in layers_of(net, phase)]
+
+
+def of_content(file: NetFile, phase: str) -> list[str]:
+    """The layers of what is written down."""
+    return names(text.parse(file.content.decode()), phase)
+
+
+def test_one_file_is_kept_as_it_is(tmp_path: Path) -> None:
+    file, report = net_of('net: "net.prototxt"', tmp_path, net=f"# mine\n{layer('a')}")
+    assert file.content == (tmp_path / "net.prototxt").read_bytes()
+    assert [note.place for note in report.understood] == ["s.prototxt:1"]
+    assert not report.changed
+
+
+def test_two_files_become_one(tmp_path: Path) -> None:
+    solver = 'train_net: "train.prototxt" test_net: "test.prototxt"'
+    train, test = layer("a") + layer("t"), layer("a") + layer("b", "include { phase: TEST }")
+    file, report = net_of(solver, tmp_path, train=train, test=test)
+    for found in (file.net, text.parse(file.content.decode())):
+        assert names(found, "TRAIN") == ["a", "t"]
+        assert names(found, "TEST") == ["a", "b"]
+    assert len(report.changed) == 1
+    same, _ = net_of(solver, tmp_path, test=train)
+    assert same.content == (tmp_path / "train.prototxt").read_bytes()
+
+
+def test_a_solvers_own_net_is_written_down(tmp_path: Path) -> None:
+    own = layer("a", "relu_param { negative_slope: 0.5 }")
+    file, report = net_of(f"net_param {{ {own} }}", tmp_path)
+    assert of_content(file, "TRAIN") == ["a"]
+    assert [note.place for note in report.changed] == ["s.prototxt:1"]
+
+
+def test_stages_are_resolved(tmp_path: Path) -> None:
+    net = (
+        layer("always")
+        + layer("x", 'include { phase: TRAIN stage: "x" }')
+        + layer("y", 'include { phase: TEST stage: "y" }')
+        + layer("other", 'include { stage: "z" }')
+        + layer("high", "include { min_level: 2 }")
+    )
+    states = {"TRAIN": State(("x",)), "TEST": State(("y",), 3)}
+    file, report = net_of('net: "net.prototxt"', tmp_path, states, net=net)
+    assert of_content(file, "TRAIN") == names(file.net, "TRAIN") == ["always", "x"]
+    assert of_content(file, "TEST") == names(file.net, "TEST") == ["always", "y", "high"]
+    assert len(report.changed) == 1
+
+
+@pytest.mark.parametrize(
+    ("solver", "tested"),
+    [
+        ('net: "a.prototxt" test_net: "b.prototxt"', "a"),
+        ('train_net: "a.prototxt" test_net: "b.prototxt" test_net: "c.prototxt"', "b"),
+    ],
+)
+def test_several_nets_to_test_are_left_out(tmp_path: Path, solver: str, tested: str) -> None:
+    file, report = net_of(solver, tmp_path, None, **{name: layer(name) for name in "abc"})
+    assert of_content(file, "TEST") == [tested]
+    assert len(report.left_out) == 1
+
+
+@pytest.mark.parametrize(
+    ("solver", "said"),
+    [
+        ("base_lr: 1", "s.prototxt:1: found none; expected one of net, net_param"),
+        ('net: "a"\ntrain_net: "b"', "found net and train_net; expected one"),
+        ('\nnet: "no.prototxt"', 's.prototxt:2: net "no.prototxt" is not there; looked in'),
+        ('net: "/no/such"', "expected a file there"),
+    ],
+)
+def test_refused(tmp_path: Path, solver: str, said: str) -> None:
+    with pytest.raises(CaffeError) as raised:
+        net_of(solver, tmp_path)
+    assert said in str(raised.value)
+
+
+def test_files_are_looked_for_here_beside_the_file_and_above_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    solver = tmp_path / "caffe" / "examples" / "mnist" / "s.prototxt"
+    solver.parent.mkdir(parents=True)
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    name = "examples/mnist/n.prototxt"
+    assert find_file(name, solver, "") == (None, "")
+    (tmp_path / "caffe" / name).write_text("")
+    assert find_file(name, solver, "") == (tmp_path / "caffe" / name, str(tmp_path / "caffe"))
+    beside = solver.parent / name
+    beside.parent.mkdir(parents=True)
+    beside.write_text("")
+    assert find_file(name, solver, "")[0].samefile(beside)  # type: ignore[union-attr]
+    (here / name).parent.mkdir(parents=True)
+    (here / name).write_text("")
+    assert find_file(name, solver, "") == (Path(name), ".")
+    root = str(tmp_path / "caffe")
+    assert find_file(name, solver, root) == (tmp_path / "caffe" / name, root)
+    assert find_file(name, solver, str(tmp_path)) == (None, "")
+
+
+def test_a_net_is_told_from_a_solver() -> None:
+    assert is_net(text.parse(layer("a")))
+    assert is_net(text.parse("layers { }"))
+    assert is_net(text.parse('input: "data"'))
+    assert not is_net(text.parse('net: "x" base_lr: 1'))
+
+
+def test_what_is_written_is_read_to_the_same() -> None:
+    words = r"""
+        a: 1 b: -2.5e-3 c: "x\"y\\z\n" d: WORD e: true f { g: 1 g: 2 h { } } i: 1e30 j: inf k: -inf
+    """
+    read = text.parse(words)
+    again = text.parse(as_text(read))
+
+    def values(message: Message) -> list[object]:
+        return [
+            (each.name, values(each.value) if isinstance(each.value, Message) else each.value)
+            for each in message.fields
+        ]
+
+    assert values(again) == values(read)
+    assert [type(each.value) for each in again.fields] == [type(each.value) for each in read.fields]
+
+
+SHAPE = "shape { dim: 2 dim: 3 dim: 8 dim: 8 }"
+INPUT = f'layer {{ name: "data" type: "Input" top: "data" input_param {{ {SHAPE} }} }}\n'
+CONV = (
+    'layer { name: "conv" type: "Convolution" bottom: "data" top: "conv" '
+    "convolution_param { num_output: 4 kernel_size: 3 } %s }\n"
+)
+
+
+def report_of(text: str, folder: Path) -> Report:
+    path = folder / "net.prototxt"
+    path.write_text(text)
+    return read(path, Asked(folder=str(folder / "out"))).report
+
+
+def lines(notes: Sequence[tuple[str, str]]) -> str:
+    return "\n".join(": ".join(each) for each in notes)
+
+
+def data(words: str, kind: str = "Data", more: str = "") -> str:
+    return (
+        f'layer {{ name: "data" type: "{kind}" top: "data" {more} {words} '
+        "transform_param { crop_size: 8 } }\n"
+    )
+
+
+def database(source: str, backend: str = "LMDB", more: str = "") -> str:
+    words = f'data_param {{ source: "{source}" batch_size: 2 backend: {backend} }}'
+    return data(words, more=more)
+
+
+def listed(words: str) -> str:
+    words = f"image_data_param {{ {words} batch_size: 2 }}"
+    return f'layer {{ name: "data" type: "ImageData" top: "data" top: "label" {words} }}\n'
+
+
+OTHERS = "softmax_param { axis: 2 } loss_param { ignore_label: 255 } data_param { source: 'x' }"
+DUMMY = f'dummy_data_param {{ {SHAPE} data_filler {{ type: "gaussian" }} }}'
+SECOND = INPUT.replace('"data"', '"other"').replace("dim: 2", "dim: 1", 1)
+CROP = 'layer { name: "crop" type: "Crop" bottom: "data" bottom: "other" top: "crop" %s }'
+TEST = "include { phase: TEST }"
+
+# net, what is left out, what is needed
+NOTES = {
+    "words for layers of other types": (INPUT + CONV % OTHERS, "", ""),
+    "a fork's message": (INPUT + CONV % "quantization_param { bw: 8 }", "is not understood", ""),
+    "a fork's word": (INPUT + CONV % "convolution_param { algorithm: 3 }", "is not understood", ""),
+    "leveldb": (database("no/such", "LEVELDB") + CONV % "", "", "convert it to an LMDB"),
+    "dummies": (data(DUMMY, "DummyData") + CONV % "", "", "holds no samples"),
+    "windows": (
+        data("window_data_param { batch_size: 2 }", "WindowData") + CONV % "",
+        "WindowData",
+        "",
+    ),
+    "batches of inputs": (INPUT + SECOND + CROP % "crop_param { axis: 0 offset: 0 }", "", ""),
+    "no data to train": (database("no/such", more=TEST) + CONV % "", "", "TRAIN has no data layer"),
+    "data to test that are there": (
+        database("there", more=TEST) + CONV % "",
+        "",
+        "no data layer in its TRAIN phase",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NOTES)
+def test_what_is_left_out_or_needed(name: str, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    net, left_out, needed = NOTES[name]
+    report = report_of(net, tmp_path)
+    assert bool(report.left_out) == bool(left_out)
+    assert left_out in lines(report.left_out)
+    assert needed in lines(report.needed)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("", ["says nothing", "layer { … }", "base_lr"]),
+        ("# a net\n", ["says nothing"]),
+        ('name: "x" a { b: 1 }', ["says name, a"]),
+        ('net: "net.prototxt"', ["lr_policy"]),
+        (
+            listed('source: "no/such/list.txt"') + CONV % "",
+            ['"no/such/list.txt" is not there', "--root", "--input-shape"],
+        ),
+        (listed(f'source: "{"x" * 5_000}"') + CONV % "", ["is not there"]),
+        (listed('sourc: "list.txt"') + CONV % "", ["without a source, with sourc, batch_size"]),
+        (listed('root_folder: "list.txt"') + CONV % "", ["without a source, with root_folder"]),
+        *[
+            (
+                database("no/such").replace("size: 2", f"size: {batch}") + CONV % "",
+                ["2,147,483,647"],
+            )
+            for batch in (200_000_000_000, 2**63 - 1)
+        ],
+    ],
+)
+def test_what_cannot_be_imported_is_said(text: str, parts: list[str], tmp_path: Path) -> None:
+    with pytest.raises(CaffeError) as caught:
+        report_of(text, tmp_path)
+    assert [part for part in parts if part not in str(caught.value)] == []
+
+
+def test_a_large_batch_is_cut_without_trying_each_number() -> None:
+    assert micro_batch_of(2**31 - 1, "") == 1
+    assert micro_batch_of(2**30, "") == 2**28
+    for batch in range(1, 200):
+        most = max(1, batch // 4)
+        assert micro_batch_of(batch, "") == max(n for n in range(1, most + 1) if batch % n == 0)
+
+
+FILES = {"net.prototxt": b"net", "report.md": b"report", "recipe.toml": b"recipe"}
+
+
+def test_all_files_are_written(tmp_path: Path) -> None:
+    folder = tmp_path / "deep" / "out"
+    write_folder(folder, FILES)
+    assert {each.name: each.read_bytes() for each in folder.iterdir()} == FILES
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_there_is_no_recipe_if_a_file_cannot_be_written(tmp_path: Path, is_there: bool) -> None:
+    folder = tmp_path / "out"
+    if is_there:
+        folder.mkdir()
+        (folder / "recipe.toml").write_bytes(b"before")
+        (folder / "report.md").mkdir()
+    names = FILES if is_there else {"no/such/folder": b"", **FILES}
+    with pytest.raises(OSError, match=r"report\.md" if is_there else r"no/such"):
+        write_folder(folder, names)
+    assert not list(folder.glob(".*"))
+    if is_there:
+        assert (folder / "recipe.toml").read_bytes() == b"before"
+        assert not (folder / "net.prototxt").exists()
+    else:
+        assert not folder.exists()
+
+
+def test_a_folder_that_is_there(tmp_path: Path) -> None:
+    check_folder(tmp_path / "new", overwrite=False)
+    check_folder(tmp_path, overwrite=False)  # an empty one
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="--overwrite"):
+        check_folder(tmp_path, overwrite=False)
+    check_folder(tmp_path, overwrite=True)
+    with pytest.raises(RunError, match="is a file"):
+        check_folder(tmp_path / "file", overwrite=True)
+
+
+def test_a_recipe_reads_to_the_same_words() -> None:
+    sections: dict[str, dict[str, Any]] = {
+        "model": {"name": 'a "b" \\ ä', "args": {"input_CHW": [1, 28, 28]}, "freeze": ["x.*"]},
+        "data": {},
+        "solver": {
+            "base_lr": 1e-8,
+            "lr_mult": {"*.bias": 2.0, "conv[[]1].weight": 0.5, "plain": 1.0},
+            "stepvalue": [1, 2],
+            "momentum_correction": False,
+        },
+    }
+    written = as_toml(sections, "From x.\nBy y.")
+    assert tomllib.loads(written) == {name: words for name, words in sections.items() if words}
+    assert written.startswith("# From x.\n# By y.\n")
