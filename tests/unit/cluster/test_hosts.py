@@ -1,20 +1,114 @@
-"""Hosts that meet: where, and what is said while they do."""
+"""Addresses of both kinds, hosts that meet, where, and what is said while they do; who reaches the
+stores that ranks hold for each other.
+"""
 
 import os
 import socket
 import threading
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import patch
 
+import psutil
 import pytest
+from torch._C._distributed_c10d import TCPStore
 
 from firecaffe.cluster import agent, groups, hosts, launch, rendezvous
-from firecaffe.cluster.addresses import LOOPBACK, join_place
-from firecaffe.cluster.groups import choose_interface, meeting
+from firecaffe.cluster.addresses import (
+    LOOPBACK,
+    check_outward,
+    is_here,
+    is_inward,
+    join_place,
+    listen_to_all,
+    own_addresses,
+    split_place,
+)
+from firecaffe.cluster.groups import _own_store, choose_interface, meeting
 from firecaffe.cluster.hosts import Hosts, check_hosts_words, wait_for_endpoint
 from firecaffe.cluster.interruptible import Aside
 from firecaffe.cluster.launch import _Launch
 from firecaffe.errors import LaunchError, RecipeError
+from tests.loopback import has_ipv6
+
+PLACES = {
+    "node-a.example:29400": ("node-a.example", 29400),
+    "192.0.2.1:1": ("192.0.2.1", 1),
+    "[2001:db8::1]:65535": ("2001:db8::1", 65535),
+    "[fe80::1%eth0]:29400": ("fe80::1%eth0", 29400),
+}
+NO_HOST = ["", "node", ":29400", "[]:1", "a b:1", "[a]b:1", "[::1]", "::1:29400"]
+NO_PORT = ["node:", "node:0", "node:65536", "node:port", "[::1]29400"]
+
+
+def test_a_place_is_taken_apart_and_put_together() -> None:
+    for text, place in PLACES.items():
+        assert (split_place(text), join_place(*place)) == (place, text)
+
+
+@pytest.mark.parametrize("text", [*NO_HOST, *NO_PORT])
+def test_what_is_no_place(text: str) -> None:
+    with pytest.raises(ValueError, match="HOST:PORT"):
+        split_place(text)
+
+
+def interfaces(*addresses: str) -> dict[str, list[SimpleNamespace]]:
+    """As psutil tells them, which adds the interface to an address of one link alone."""
+    families = [socket.AF_INET6 if ":" in each else socket.AF_INET for each in addresses]
+    pairs = zip(families, addresses, strict=True)
+    return {"eth0": [SimpleNamespace(family=family, address=each) for family, each in pairs]}
+
+
+def test_what_a_host_tells_others_and_whose_an_address_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    for has, tells in (
+        (["127.0.0.1", "::1", "192.0.2.1", "2001:db8::1"], ["192.0.2.1", "2001:db8::1"]),
+        (["::1", "2001:db8::1", "fe80::1%eth0"], ["2001:db8::1"]),
+        (["127.0.0.1", "::1"], [LOOPBACK]),
+    ):
+        monkeypatch.setattr(psutil, "net_if_addrs", partial(interfaces, *has))
+        assert own_addresses(LOOPBACK) == tells
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: interfaces("192.0.2.1", "2001:db8::1"))
+    assert is_here("2001:db8::1")
+    assert not is_here("2001:db8::2")
+    assert not is_here("no host has spaces")
+
+
+def names_lead_to(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every name leads there, as the host's own does to 127.0.1.1 on Debian."""
+    found = [(socket.AF_INET, socket.SOCK_DGRAM, 17, "", (address, 9))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+
+
+def test_a_hosts_own_name_may_lead_to_its_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: interfaces(LOOPBACK, "192.0.2.1"))
+    names_lead_to("127.0.1.1", monkeypatch)
+    assert is_here("node-a")
+    assert is_inward("node-a")
+    check_outward("node-a", "")  # the only interface it can be
+    names_lead_to("192.0.2.9", monkeypatch)
+    assert not is_here("node-a")
+    assert not is_inward("node-a")
+
+
+def test_a_name_that_leads_to_none_of_several_interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    several = {"eth0": interfaces("192.0.2.1")["eth0"], "docker0": interfaces("172.17.0.1")["eth0"]}
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: several)
+    names_lead_to("127.0.1.1", monkeypatch)
+    with pytest.raises(LaunchError, match=r"node-a is 127\.0\.1\.1 .*192\.0\.2\.1.*; say which"):
+        check_outward("node-a", "say which")
+    check_outward("localhost", "")  # all of them on this host
+    names_lead_to("192.0.2.9", monkeypatch)
+    check_outward("node-a", "")
+
+
+def test_a_listener_is_called_by_both_kinds() -> None:
+    with listen_to_all(2) as listener:
+        port = listener.getsockname()[1]
+        for host in (LOOPBACK, "::1") if has_ipv6() else (LOOPBACK,):
+            with socket.create_connection((host, port)), listener.accept()[0]:
+                pass
 
 
 def free_port() -> int:
@@ -155,3 +249,29 @@ def test_a_host_alone_waits_for_nobody(capsys: pytest.CaptureFixture[str], tmp_p
     alone.on_waiting(10.0)
     assert capsys.readouterr().err == ""
     alone.handler.shutdown()
+
+
+TIMEOUT = timedelta(seconds=300)
+
+
+def listens_at(store: TCPStore) -> set[str]:
+    places = psutil.Process(os.getpid()).net_connections("inet")
+    listening = (each.laddr for each in places if each.status == psutil.CONN_LISTEN)
+    return {each.ip for each in listening if each.port == store.port}
+
+
+@pytest.mark.parametrize("host", [LOOPBACK, "localhost", "a-name.invalid"])
+def test_ranks_of_one_host_meet_at_its_loopback(host: str) -> None:
+    store = _own_store(host, 0, 0, True, TIMEOUT)
+    assert listens_at(store) <= {LOOPBACK, "::1"}
+    other = _own_store(host, store.port, 1, True, TIMEOUT)
+    store.set("key", "value")
+    assert other.get("key") == b"value"
+    # As a script that initializes torch.distributed by itself has it, in the process of rank 0.
+    again = _own_store(host, store.port, 0, True, TIMEOUT)
+    assert again.get("key") == b"value"
+
+
+def test_ranks_of_several_hosts_are_reached_from_all() -> None:
+    store = _own_store(LOOPBACK, 0, 0, False, TIMEOUT)
+    assert listens_at(store) <= {"::", "0.0.0.0"}

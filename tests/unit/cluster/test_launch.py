@@ -1,15 +1,31 @@
-"""What a launch changes in its caller's process, and gives back."""
+"""What a launch changes in its caller's process, and gives back; what it hands to its ranks; their
+processes, how they end, and what is known of it.
+"""
 
+import json
 import logging
 import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
 
 import pytest
+from torch._C._distributed_c10d import HashStore
 
+from firecaffe.cluster import groups
 from firecaffe.cluster.addresses import LOOPBACK
-from firecaffe.cluster.groups import ATTEMPT
+from firecaffe.cluster.groups import ATTEMPT, call_in
+from firecaffe.cluster.handover import HANDED, hand, handed
 from firecaffe.cluster.hosts import Hosts
+from firecaffe.cluster.last_word import LAUNCHED
 from firecaffe.cluster.launch import MEETING_LOGGER, _environment, _silent, _words_of_ranks
+from firecaffe.cluster.rank_process import RankProcess
 from firecaffe.cluster.secret import SECRET
+from firecaffe.errors import LaunchError
 
 SET = "FIRECAFFE_TEST_SET"
 
@@ -47,3 +63,112 @@ def test_torchs_agent_alone_is_silent(
     torchs.error("heard again")
     assert caplog.messages == ["one line", "heard again"]
     assert capsys.readouterr().err == ""
+
+
+def test_ranks_find_what_a_launcher_has_handed_to_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(LAUNCHED, str(os.getpid()))
+    for value in ({"a": [1, 2.5]}, None):
+        for word, text in hand(value, tmp_path).items():
+            monkeypatch.setenv(word, text)
+        assert handed() == value
+    monkeypatch.setenv(HANDED, str(tmp_path / "handed"))
+    monkeypatch.delenv(LAUNCHED)
+    assert handed() is None
+
+
+Start = Callable[[str], RankProcess]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    started: list[RankProcess] = []
+
+    def begin(program: str) -> RankProcess:
+        command = [sys.executable, "-I", "-S", "-c", program]
+        words, report = {"RANK": "3"}, tmp_path / "0" / "1.json"
+        started.append(RankProcess.start(1, command, words, report))
+        return started[-1]
+
+    yield begin
+    for each in started:
+        each.kill()
+
+
+def test_what_it_leaves_to_its_launcher(start: Start) -> None:
+    said = {"message": {"message": "no", "extraInfo": {"timestamp": "7"}}}
+    rank = start(
+        "import json, os, sys\n"
+        "assert os.environ['RANK'] == '3' and os.getsid(0) == os.getpid()\n"
+        f"json.dump({json.dumps(said)}, open(os.environ['TORCHELASTIC_ERROR_FILE'], 'w'))\n"
+        "sys.exit(5)"
+    )
+    rank.process.wait()
+    failure = rank.failure
+    assert failure is not None
+    assert (failure.local_rank, failure.exitcode, failure.error_file_data) == (1, 5, said)
+    assert rank.seen().has_ended
+
+
+def test_one_that_ends_well_has_no_failure(start: Start) -> None:
+    rank = start("")
+    rank.process.wait()
+    assert (rank.has_ended, rank.is_stopped, rank.failure) == (True, False, None)
+    rank.send(signal.SIGTERM)  # nobody is there, and nothing happens
+
+
+def test_a_stopped_one_is_seen_and_can_be_killed(start: Start) -> None:
+    rank = start("import os, signal; os.kill(os.getpid(), signal.SIGSTOP)")
+    while not rank.is_stopped:
+        assert not rank.has_ended
+    rank.kill()
+    failure = rank.failure
+    assert failure is not None
+    assert failure.exitcode == -9
+
+
+SHORT, LONG = timedelta(seconds=0.1), timedelta(seconds=300)
+
+
+def said_by(ranks: Sequence[int], world_size: int, timeout: timedelta) -> list[str]:
+    """What each of these ranks is told, as threads."""
+    store = HashStore()
+
+    def call(rank: int) -> str:
+        try:
+            call_in(store, rank, world_size, timeout)
+        except LaunchError as error:
+            return str(error)
+        return ""
+
+    with ThreadPoolExecutor(len(ranks)) as threads:
+        return list(threads.map(call, ranks))
+
+
+def test_the_missing_are_named_to_all_others() -> None:
+    assert said_by([2, 0, 1], 3, LONG) == ["", "", ""]
+    for said in said_by([0, 2], 4, SHORT):
+        assert "2 of WORLD_SIZE=4" in said
+        assert "no rank 1, 3" in said
+
+
+def test_who_is_there_twice_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = iter(["node-a", "node-b"])
+    monkeypatch.setattr(groups, "_myself", lambda: {"host": next(hosts), "pid": 1})
+    for said in said_by([0, 0], 2, LONG):
+        assert "RANK=0" in said
+        assert "node-a and node-b" in said or "node-b and node-a" in said
+
+
+def test_a_rank_that_was_started_again_is_not_there_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = HashStore()
+    dead = {"host": socket.gethostname(), "pid": 1 << 30}
+    monkeypatch.setattr(groups, "_myself", lambda: dead)
+    with ThreadPoolExecutor() as threads:
+        threads.submit(call_in, store, 1, 2, LONG)
+        store.wait(["here/1"], LONG)
+        monkeypatch.undo()
+        again = threads.submit(call_in, store, 1, 2, LONG)
+        call_in(store, 0, 2, LONG)
+        again.result()

@@ -5,12 +5,7 @@ The variables are those that Open MPI 4.1.4 and MPICH 4.0.2 were seen to set, an
 
 import pytest
 
-from firecaffe.cluster.launched_by import (
-    check_both_said,
-    first_host,
-    tasks_of_node,
-    words_of,
-)
+from firecaffe.cluster.launched_by import check_both_said, first_host, tasks_of_node, words_of
 from firecaffe.errors import LaunchError
 
 OPEN_MPI = {
@@ -87,17 +82,12 @@ def test_who_is_no_rank_or_knows_it_already(environment: dict[str, str]) -> None
     assert words_of(environment) == {}
 
 
-@pytest.mark.parametrize("environment", [{}, {"WORLD_SIZE": "1"}, {"RANK": "0", "WORLD_SIZE": "2"}])
-def test_both_are_said_or_neither(environment: dict[str, str]) -> None:
-    check_both_said(environment)
-
-
-@pytest.mark.parametrize(
-    ("environment", "missing"), [({"RANK": "0"}, "WORLD_SIZE"), ({"WORLD_SIZE": "2"}, "RANK")]
-)
-def test_a_rank_that_is_told_half(environment: dict[str, str], missing: str) -> None:
-    with pytest.raises(LaunchError, match=f"{missing} is not set"):
+def test_both_are_said_or_neither() -> None:
+    for environment in ({}, {"WORLD_SIZE": "1"}, {"RANK": "0", "WORLD_SIZE": "2"}):
         check_both_said(environment)
+    for environment, missing in (({"RANK": "0"}, "WORLD_SIZE"), ({"WORLD_SIZE": "2"}, "RANK")):
+        with pytest.raises(LaunchError, match=f"{missing} is not set"):
+            check_both_said(environment)
 
 
 @pytest.mark.parametrize(
@@ -117,22 +107,18 @@ def test_one_of_several_that_does_not_know_enough(environment: dict[str, str], n
         words_of(environment)
 
 
-@pytest.mark.parametrize(
-    ("hosts", "first"),
-    [
-        ("node[01-03,07]", "node01"),
-        ("node7", "node7"),
-        ("login,node[1-2]", "login"),
-        ("rack[1-2]-node[08-11],x", "rack1-node08"),
-        ("gnode[10,20,25,37]", "gnode10"),
-        ("a.example,b.example", "a.example"),
-    ],
-)
-def test_the_first_of_slurms_hosts(hosts: str, first: str) -> None:
-    assert first_host(hosts) == first
+FIRST = {
+    "node[01-03,07]": "node01",
+    "node7": "node7",
+    "login,node[1-2]": "login",
+    "rack[1-2]-node[08-11],x": "rack1-node08",
+    "gnode[10,20,25,37]": "gnode10",
+    "a.example,b.example": "a.example",
+}
 
 
-def test_slurms_tasks_by_node() -> None:
+def test_the_first_of_slurms_hosts_and_tasks_by_node() -> None:
+    assert {hosts: first_host(hosts) for hosts in FIRST} == FIRST
     assert [tasks_of_node("5,4(x3)", node) for node in range(4)] == [5, 4, 4, 4]
     for tasks, node in (("5,4(x3)", 4), ("", 0), ("4(x", 0)):
         with pytest.raises(ValueError, match="no "):

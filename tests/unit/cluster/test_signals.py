@@ -1,13 +1,30 @@
-"""Signals come back to whoever handled them, and who is not to hear one does not."""
+"""Signals come back to whoever handled them; the agent ends once, at the first, with all its ranks;
+and what is said of an error that a script does not catch.
+"""
 
+import io
+import os
 import signal
-import threading
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from torch.distributed.elastic.agent.server.api import WorkerState
+from torch.distributed.elastic.multiprocessing.api import SignalException
 
-from firecaffe.cluster.signals import handlers_kept, heard
-from tests.typed import python
+from firecaffe.cluster import agent as agents
+from firecaffe.cluster.agent import SIGNALS, FaultAgent
+from firecaffe.cluster.groups import ATTEMPT
+from firecaffe.cluster.last_word import tell_uncaught
+from firecaffe.cluster.rank_process import RankProcess
+from firecaffe.cluster.signals import SAME_S, handlers_kept, heard
+from firecaffe.errors import RecipeError
+from tests.typed import TIMEOUT_S, python
 
 OF_C = """
 import faulthandler, signal, sys
@@ -44,30 +61,181 @@ def test_a_handler_of_python_comes_back_after_an_error() -> None:
     assert signal.getsignal(signal.SIGUSR1) is before
 
 
-@pytest.mark.parametrize(
-    ("number", "handler", "is_heard"),
-    [
+def test_who_hears(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other thread does."""
+    for number, handler, is_heard in (
         (signal.SIGHUP, signal.SIG_IGN, False),
         (signal.SIGHUP, signal.SIG_DFL, True),
         (signal.SIGINT, signal.SIG_IGN, True),
         (signal.SIGTERM, None, False),
-    ],
-)
-def test_who_hears(
-    monkeypatch: pytest.MonkeyPatch, number: signal.Signals, handler: object, is_heard: bool
+    ):
+        monkeypatch.setattr(signal, "getsignal", partial(lambda given, _: given, handler))
+        assert heard([number]) == ([number] if is_heard else [])
+    monkeypatch.undo()
+    with ThreadPoolExecutor() as threads, handlers_kept([signal.SIGTERM]) as own:
+        assert (own, threads.submit(handlers_of, signal.SIGTERM).result()) == ([signal.SIGTERM], [])
+
+
+def handlers_of(number: signal.Signals) -> list[signal.Signals]:
+    with handlers_kept([number]) as numbers:
+        return [*numbers]
+
+
+class Ranks:
+    """Two processes as their starter knows them, and who lets them go."""
+
+    def __init__(self) -> None:
+        self.codes: list[int | None] = [None, None]
+        self.ranks: set[int] = set()
+
+    def process(self, rank: int) -> RankProcess:
+        process = SimpleNamespace(pid=os.getpid(), poll=lambda: self.codes[rank])
+        return RankProcess(rank, cast(Any, process), Path("none"))
+
+    def look(self, seen: Any) -> bool:
+        """Rank 0 takes its time to answer, and rank 1 is killed meanwhile."""
+        if self.codes[1] is not None and seen[1].has_ended:
+            self.ranks.add(1)
+        self.codes[1] = -9
+        return True
+
+
+def bare_agent() -> Any:
+    agent: Any = object.__new__(FaultAgent)
+    agent.ended_by_us, agent._signal, agent._is_starting = set(), None, False
+    agent._let_go, agent._ranks = None, {}
+    return agent
+
+
+def test_a_rank_that_ends_after_the_look_is_looked_at_again() -> None:
+    ranks, agent = Ranks(), bare_agent()
+    agent._let_go = ranks
+    agent._ranks = {rank: ranks.process(rank) for rank in range(2)}
+    for let_go in (set[int](), {1}):
+        assert agent._monitor_workers(SimpleNamespace()).state == WorkerState.HEALTHY
+        assert ranks.ranks == let_go
+
+
+def test_signals_that_come_together_end_the_agent_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second exception would leave torch's handling of the first half done."""
+    now_s = 100.0
+    monkeypatch.setattr(agents, "time", SimpleNamespace(monotonic=lambda: now_s))
+    agent = bare_agent()
+    with handlers_kept(SIGNALS):
+        agent._start_workers(SimpleNamespace(workers=[], spec=None))
+        with pytest.raises(SignalException) as ended:
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert ended.value.sigval == signal.SIGHUP
+        now_s += SAME_S
+        os.kill(os.getpid(), signal.SIGTERM)
+        now_s += SAME_S
+        with pytest.raises(SignalException):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+class Interrupted:
+    """Python drops what a destructor raises."""
+
+    def __del__(self) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_signal_that_comes_in_a_destructor_is_not_lost() -> None:
+    agent = bare_agent()
+    with handlers_kept(SIGNALS):
+        agent._start_workers(SimpleNamespace(workers=[], spec=None))
+        Interrupted()
+        for look in (agent._monitor_workers, agent._restart_workers):
+            with pytest.raises(SignalException) as ended:
+                look(SimpleNamespace())
+            assert ended.value.sigval == signal.SIGINT
+
+
+def test_a_signal_leaves_no_rank_that_has_just_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(signal, "getsignal", lambda _: handler)
-    assert heard([number]) == ([number] if is_heard else [])
+    """It comes after the fork, before anybody knows of the process."""
+    begun = []
+
+    def start(local_rank: int, *_: object) -> RankProcess:
+        begun.append(local_rank)
+        os.kill(os.getpid(), signal.SIGINT)
+        return Ranks().process(0)
+
+    monkeypatch.setattr(RankProcess, "start", start)
+    monkeypatch.setenv(ATTEMPT, "0")
+    monkeypatch.setattr(FaultAgent, "_words_of", lambda *_: {})
+    agent = bare_agent()
+    agent.reports = tmp_path
+    workers = [SimpleNamespace(local_rank=rank, global_rank=rank) for rank in range(2)]
+    spec = SimpleNamespace(entrypoint="rank", args=())
+    with handlers_kept(SIGNALS):
+        with pytest.raises(SignalException) as ended:
+            agent._start_workers(SimpleNamespace(workers=workers, spec=spec))
+        assert ended.value.sigval == signal.SIGINT
+        assert sorted(agent._ranks) == begun == [0, 1]
 
 
-def test_no_other_thread_handles_signals() -> None:
-    found: list[object] = []
+MISTAKE = RecipeError("data.name is 'x'")
 
-    def ask() -> None:
-        with handlers_kept([signal.SIGTERM]) as numbers:
-            found.extend(numbers)
 
-    thread = threading.Thread(target=ask)
-    thread.start()
-    thread.join()
-    assert found == []
+def test_torchs_hook_around_ours_hides_nothing(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """`init_process_group` gathers what a hook prints, and prints it when that returns."""
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    tell_uncaught()
+    gathered = io.StringIO()
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "stderr", gathered)
+        with pytest.raises(SystemExit) as ended:
+            sys.excepthook(RecipeError, MISTAKE, None)
+        assert sys.stderr is gathered
+    assert ended.value.code == 2
+    assert capfd.readouterr().err == "firecaffe: data.name is 'x'\n"
+
+
+def typed(words: list[str], lines: str) -> subprocess.CompletedProcess[str]:
+    """A Python to which the lines are typed. It loads no torch."""
+    ends: Any = {"capture_output": True, "text": True, "timeout": TIMEOUT_S}
+    return subprocess.run([sys.executable, *words], input=lines, check=False, **ends)
+
+
+MISTAKEN = """
+from firecaffe.cluster.last_word import tell_uncaught
+from firecaffe.errors import RecipeError
+tell_uncaught()
+raise RecipeError('mine')
+"""
+HELD = "print('still here')\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "lines"),
+    [
+        (["-i"], MISTAKEN + HELD),
+        (["-i", "-c", MISTAKEN], HELD),
+        (["-c", "import code; code.interact()"], MISTAKEN + HELD),
+    ],
+    ids=["prompt", "after a script", "code.interact"],
+)
+def test_a_prompt_stays_with_all_that_it_holds(words: list[str], lines: str) -> None:
+    done = typed(words, lines)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("still here") == 1
+    assert done.stderr.count("firecaffe: mine\n") == 1
+    assert "Traceback" not in done.stderr
+
+
+def test_a_script_from_stdin_is_no_prompt() -> None:
+    done = typed(["-"], MISTAKEN + HELD)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "firecaffe: mine\n")
+
+
+def test_ipython_shows_the_line() -> None:
+    pytest.importorskip("IPython", reason="needs IPython: pip install -e '.[dev]'")
+    words = ["-m", "IPython", "--quick", "--colors=NoColor", "-c", MISTAKEN]
+    done = typed(words, "")
+    assert "firecaffe: mine" in done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr

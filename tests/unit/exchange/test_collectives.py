@@ -1,15 +1,22 @@
-"""Collectives of every kind: proof, closed formulas, and what a wrong one is found out by."""
+"""Collectives of every kind, fold, and sums in shared memory, as schedules: proof, closed formulas,
+and what a wrong one is found out by.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
+from itertools import pairwise, product
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from firecaffe.exchange import ALGORITHMS, sharded_parameter_server
+from firecaffe.exchange import ALGORITHMS, fold, sharded_parameter_server
 from firecaffe.exchange.collectives import COLLECTIVES, average, find_collective, half
+from firecaffe.exchange.leaves import Node, equal_shares, leaves_of
 from firecaffe.exchange.proof import check, prove
+from firecaffe.exchange.route import find_route
 from firecaffe.exchange.schedule import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -18,34 +25,36 @@ from firecaffe.exchange.schedule import (
     BROADCAST,
     KINDS,
     REDUCE_SCATTER,
+    Schedule,
 )
+from firecaffe.exchange.shared_memory import LINE_ELEMENTS, memory_part
+from firecaffe.exchange.shared_memory import schedule as in_memory
+from tests.kit.exchange import WORLD_SIZES
 
 PAIRS = [(kind, name) for kind, by_name in COLLECTIVES.items() for name in by_name]
-WORLD_SIZES = range(1, 18)
 DIVISIBLE = (720720 * 17) ** 2
 """A multiple of every world size squared, so that all shards and blocks are equal."""
 
 
-def test_every_kind_has_an_algorithm() -> None:
-    assert {*COLLECTIVES, ALL_REDUCE, AVERAGE} == set(KINDS)
-    assert all(COLLECTIVES.values())
+def in_tree_order(schedule: Schedule, has_empty: bool = False) -> bool:
+    """Of a schedule that is allowed and complete, and counts its messages; there is none for an
+    empty slice.
+    """
+    check(schedule)
+    proof, transfers = prove(schedule), list(schedule.transfers())
+    assert proof.complete
+    assert schedule.sent_elements == sum(t.num_elements for t in transfers)
+    assert has_empty or schedule.num_messages == len(transfers)
+    return proof.in_tree_order
 
 
 @pytest.mark.parametrize(("kind", "name"), PAIRS)
 def test_every_rank_ends_with_what_the_kind_says(kind: str, name: str) -> None:
-    for world_size in WORLD_SIZES:
-        for num_elements in (0, 1, 64, 1009):
-            schedule = COLLECTIVES[kind][name](world_size, num_elements)
-            check(schedule)
-            proof = prove(schedule)
-            assert (schedule.kind, schedule.algorithm) == (kind, name)
-            assert proof.complete
-            # Empty shards have no order, and there is no message for an empty block.
-            if num_elements > world_size**2:
-                assert proof.in_tree_order == schedule.in_tree_order
-                assert schedule.num_messages == len(list(schedule.transfers()))
-            sent = sum(t.num_elements for t in schedule.transfers())
-            assert schedule.sent_elements == sent
+    for world_size, num_elements in product(WORLD_SIZES, (0, 1, 64, 1009)):
+        schedule = COLLECTIVES[kind][name](world_size, num_elements)
+        assert (schedule.kind, schedule.algorithm) == (kind, name)
+        has_empty = num_elements <= world_size**2  # slices, which have no order
+        assert in_tree_order(schedule, has_empty) == schedule.in_tree_order or has_empty
 
 
 @pytest.mark.parametrize(("kind", "name"), PAIRS)
@@ -92,7 +101,9 @@ def test_an_average_is_the_all_reduce_with_another_kind(algorithm: str) -> None:
     assert find_collective(ALL_REDUCE, algorithm) is ALGORITHMS[algorithm]
 
 
-def test_what_there_is_not_is_refused_with_what_there_is() -> None:
+def test_every_kind_has_an_algorithm_and_what_there_is_not_is_refused() -> None:
+    assert {*COLLECTIVES, ALL_REDUCE, AVERAGE} == set(KINDS)
+    assert all(COLLECTIVES.values())
     with pytest.raises(ValueError, match=r"no broadcast 'ring'; .*parameter_server, tree"):
         find_collective(BROADCAST, "ring")
 
@@ -101,10 +112,180 @@ def test_shards_of_any_length_are_gathered() -> None:
     cuts = (0, 7, 7, 50, 64)
     server = partial(sharded_parameter_server.schedule, cuts=cuts)
     schedule = half(server, ALL_GATHER)(4, 64)
-    check(schedule)
     assert schedule.own_shards == [(0, 7), (7, 7), (7, 50), (50, 64)]
-    assert prove(schedule).complete
+    in_tree_order(schedule, has_empty=True)
     for rank, (start, stop) in enumerate(schedule.own_shards):
         sent = sum(t.num_elements for t in schedule.transfers() if t.source == rank)
         assert sent == 3 * (stop - start)
     assert not prove(replace(schedule, cuts=(0, 8, 8, 50, 64))).complete
+
+
+def schedules(num_elements: int, grain: int = 1) -> list[Schedule]:
+    return [
+        fold.schedule(inputs_of(leaves, p), leaves, num_elements, grain, early)
+        for early in (False, True)
+        for leaves in (1, 2, 3, 7, 8, 16, 21, 33)
+        for p in range(1, min(leaves, 17) + 1)
+    ]
+
+
+@pytest.mark.parametrize("num_elements", [0, 1, 61, 1009])
+def test_every_rank_ends_with_every_leaf_once_in_tree_order(num_elements: int) -> None:
+    for schedule in schedules(num_elements):
+        assert in_tree_order(schedule, has_empty=num_elements < 61)
+
+
+def test_the_way_to_the_owners_alone() -> None:
+    for leaves, p in ((1, 1), (2, 2), (6, 2), (7, 3), (16, 4), (21, 5)):
+        schedule = fold.reduce_scatter(inputs_of(leaves, p), leaves, 61)
+        assert (schedule.kind, len(schedule.rounds)) == (REDUCE_SCATTER, int(p > 1))
+        assert in_tree_order(schedule)
+    early = fold.reduce_scatter(inputs_of(16, 3), 16, 61, early=True)
+    assert len(early.rounds) == early.num_rounds == early.early_rounds + 1
+    assert all(t.reduce for t in early.transfers())
+
+
+@settings(max_examples=60)
+@given(st.integers(1, 24), st.integers(1, 6), st.booleans(), st.data())
+def test_shards_of_any_length(leaves: int, p: int, early: bool, data: st.DataObject) -> None:
+    p = min(p, leaves)
+    inner = data.draw(st.lists(st.integers(0, 61), min_size=p - 1, max_size=p - 1))
+    cuts = (0, *sorted(inner), 61)
+    for schedule in (
+        fold.schedule(inputs_of(leaves, p), leaves, 61, early=early, cuts=cuts),
+        fold.reduce_scatter(inputs_of(leaves, p), leaves, 61, early, cuts),
+    ):
+        assert schedule.own_shards == list(pairwise(cuts))
+        assert in_tree_order(schedule, has_empty=True)
+
+
+def inputs_of(num_leaves: int, world_size: int) -> list[list[Node]]:
+    return fold.inputs_of(num_leaves, equal_shares(num_leaves, world_size))
+
+
+@settings(max_examples=60)
+@given(st.integers(1, 24), st.sets(st.integers(1, 23), max_size=5), st.booleans())
+def test_shares_of_any_size(num_leaves: int, cuts: set[int], early: bool) -> None:
+    bounds = [0, *sorted(cut for cut in cuts if cut < num_leaves), num_leaves]
+    shares = tuple(range(a, b) for a, b in pairwise(bounds))
+    schedule = fold.schedule(fold.inputs_of(num_leaves, shares), num_leaves, 61, early=early)
+    assert in_tree_order(schedule, has_empty=True)
+
+
+def test_after_the_early_rounds_one_node_of_each_rank_is_left() -> None:
+    """Which is the sharded server's traffic, whatever shares are."""
+    for p, leaves in ((3, 16), (5, 13), (7, 64)):
+        schedule = fold.schedule(inputs_of(leaves, p), leaves, 4 * p, early=True)
+        early, late = schedule.rounds[:-2], schedule.rounds[-2:]
+        assert len(early) == schedule.early_rounds == max(map(len, schedule.inputs)) - 1
+        server = ALGORITHMS["sharded_parameter_server"](p, 4 * p)
+        assert [len(round_) for round_ in late] == [len(round_) for round_ in server.rounds]
+        assert schedule.late().serial_elements() == server.serial_elements()
+        # Each rank sends its nodes in the order of their sizes.
+        nodes = [node for own in schedule.inputs for node in own]
+        for rank in range(p):
+            sent = [t for round_ in (*early, late[0]) for t in round_ if t.source == rank]
+            sizes = [len(leaves_of(nodes[t.reads], leaves)) for t in sent]
+            assert sizes == sorted(sizes)
+    one_each = fold.schedule(inputs_of(8, 4), 8, 61, early=True)
+    assert (one_each.early_rounds, one_each.num_rounds) == (0, 2)
+
+
+def test_a_rank_with_m_of_all_nodes_sends_what_the_page_says() -> None:
+    for p, leaves in ((3, 16), (5, 11), (7, 64), (4, 4)):
+        n = 4 * p
+        inputs = inputs_of(leaves, p)
+        schedule = fold.schedule(inputs, leaves, n)
+        for rank, own in enumerate(inputs):
+            sent = sum(t.num_elements for t in schedule.transfers() if t.source == rank)
+            assert sent == (len(own) + 1) * (p - 1) * n // p
+
+
+def test_with_one_node_a_rank_it_is_the_sharded_server() -> None:
+    for p in (1, 2, 4, 8):
+        ours = fold.schedule([[Node(0, rank)] for rank in range(p)], p, 61)
+        ways = [[t[:5] for t in round_] for round_ in ours.rounds]
+        servers = ALGORITHMS["sharded_parameter_server"](p, 61).rounds
+        assert ways == [[t[:5] for t in round_] for round_ in servers]
+
+
+def test_shards_are_of_whole_grains() -> None:
+    for schedule in schedules(40, grain=8):
+        assert prove(schedule).in_tree_order
+        assert all(t.start % 8 == t.stop % 8 == 0 for t in schedule.transfers())
+
+
+def test_no_transfer_can_be_spared_and_no_input_taken_for_another() -> None:
+    whole = fold.schedule(inputs_of(7, 3), 7, 12)
+    first, last = whole.rounds
+    for place in range(len(first)):
+        swapped = first[place]._replace(reads=(first[place].reads + 1) % whole.own_inputs(2).stop)
+        others = first[:place] + first[place + 1 :]
+        for rest in (others, (*others, swapped)):
+            assert not prove(replace(whole, whole=(rest, last))).complete
+
+
+HOSTS = [(1, 2), (1, 3), (1, 7), (2, 2), (2, 3), (3, 2), (4, 4), (5, 2)]
+
+
+def shared(hosts: int, m: int, num_elements: int, outer: str = "tree") -> Schedule:
+    return in_memory(hosts * m, num_elements, outer=ALGORITHMS[outer], ranks_per_host=m)
+
+
+@pytest.mark.parametrize("outer", ALGORITHMS)
+def test_sums_in_memory_end_with_every_part_once(outer: str) -> None:
+    for (hosts, m), num_elements in product(HOSTS, (0, 1, 15, 1009)):
+        whole = shared(hosts, m, num_elements, outer)
+        check(whole)
+        proof = prove(whole)
+        assert proof.complete
+        if num_elements:
+            assert proof.in_tree_order >= whole.in_tree_order
+        sent = [t for t in whole.transfers() if not whole.in_memory(t)]
+        assert all(t.source % m == t.destination % m == 0 for t in sent)
+        assert sent == list(whole.by_messages().transfers())
+        assert whole.sent_elements == sum(t.num_elements for t in sent)
+        if num_elements > 1000:
+            assert proof.in_tree_order == whole.in_tree_order
+            assert whole.num_messages == len(sent)
+            assert len(whole.rounds) <= whole.num_rounds
+
+
+@pytest.mark.parametrize("outer", ["tree", "ring", "halving_doubling", "double_tree"])
+def test_what_leaves_a_host_is_what_outer_sends(outer: str) -> None:
+    between, whole = ALGORITHMS[outer](3, 1009), shared(3, 4, 1009, outer)
+    assert whole.serial_messages() == between.serial_messages()
+    assert whole.serial_elements() == between.serial_elements()
+    assert whole.elements_of_busiest_rank() == between.elements_of_busiest_rank()
+    alone = shared(1, 4, 1009, outer)
+    assert alone.elements_of_busiest_rank() == alone.serial_messages() == 0
+
+
+def test_a_route_is_invariant_if_its_schedule_is_in_tree_order() -> None:
+    names = *ALGORITHMS, "hierarchical(tree,tree)", "hierarchical(tree,ring)"
+    for name, (hosts, m) in product(names, HOSTS):
+        route = find_route(name, 2 * hosts * m, hosts * m, m, shared_memory=True)
+        if route.shares_memory:
+            assert prove(route.schedule(1009)).in_tree_order >= route.is_invariant
+
+
+@pytest.mark.parametrize(("hosts", "m"), HOSTS)
+@pytest.mark.parametrize("num_elements", [0, 1, 15, 16, 100, 1009, 200_003])
+def test_the_ranks_of_a_host_add_each_element_once(hosts: int, m: int, num_elements: int) -> None:
+    whole = shared(hosts, m, num_elements)
+    for host in range(hosts):
+        first = host * m
+        parts = {rank: memory_part(whole, rank) for rank in range(first, first + m)}
+        added = sorted(slice_ for part in parts.values() for slice_ in part.adds)
+        assert [e for start, stop in added for e in range(start, stop)] == [*range(num_elements)]
+        assert all(start % LINE_ELEMENTS == 0 for start, _ in added)
+        for rank, part in parts.items():
+            if part.adds:
+                assert part.into == ([*parts] if hosts == 1 else [first])
+            has_total = hosts == 1 or rank == first or not num_elements
+            assert part.reads == (None if has_total else first)
+
+
+def test_ranks_that_fill_no_hosts_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"7 .* 2"):
+        in_memory(7, 10, outer=ALGORITHMS["tree"], ranks_per_host=2)

@@ -2,44 +2,35 @@
 
 import random
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 
 import pytest
 
-from firecaffe.exchange import ALGORITHMS, double_tree, find_schedule, pipelined_tree
+from firecaffe.exchange import ALGORITHMS, find_schedule
 from firecaffe.exchange.schedule import Schedule
+from tests.kit.exchange import MAKERS, OVER_NODES, WORLD_SIZES
 
-NODES = {
-    f"hierarchical({inner},{outer})": (inner, outer)
-    for inner in ("parameter_server", "tree")
-    for outer in ALGORITHMS
-}
-MAKERS: dict[str, Callable[[int, int], Schedule]] = {
-    **ALGORITHMS,
-    "pipelined_tree, many segments": partial(pipelined_tree.schedule, segment_elements=7),
-    "double_tree, many segments": partial(double_tree.schedule, segment_elements=7),
-    "nodes of one": find_schedule("hierarchical(tree,ring)", 1),
-}
+ALL = {**MAKERS, "nodes of one": find_schedule("hierarchical(tree,ring)", 1)}
 MANY = 4096
 ELEMENTS = 7_000_000
 
 
 def schedules(name: str) -> Iterator[Schedule]:
-    if name in NODES:
+    if name in OVER_NODES:
         for nodes in (1, 2, 3, 4, 5):
             for size in (1, 61, 1009):
                 yield find_schedule(name, 3)(3 * nodes, size)
     else:
-        for world_size in (*range(1, 18), 24, 31, 33):
+        for world_size in (*WORLD_SIZES, 24, 31, 33):
             for size in (1, 61, 400 if "segments" in name else 40_003):
-                yield MAKERS[name](world_size, size)
+                yield ALL[name](world_size, size)
 
 
-@pytest.mark.parametrize("name", [*MAKERS, *NODES])
+@pytest.mark.parametrize("name", [*ALL, *OVER_NODES])
 def test_what_is_said_of_all_ranks_is_so(name: str) -> None:
-    """Counts, and the ranks that are enough to know each round's busiest port."""
+    """Counts, the ranks that are enough to know each round's busiest port, and rounds by number."""
     for schedule in schedules(name):
         transfers = list(schedule.transfers())
         assert schedule.sent_elements == sum(t.num_elements for t in transfers)
@@ -49,11 +40,6 @@ def test_what_is_said_of_all_ranks_is_so(name: str) -> None:
         assert schedule.serial_messages() == by_all.serial_messages()
         assert schedule.serial_elements() == by_all.serial_elements()
         assert schedule.serial_additions() == by_all.serial_additions()
-
-
-@pytest.mark.parametrize("name", [*MAKERS, *NODES])
-def test_rounds_come_by_number(name: str) -> None:
-    for schedule in schedules(name):
         for rank in range(schedule.world_size):
             numbers = [number for number, _ in schedule.rounds_of(rank)]
             assert numbers == sorted(set(numbers))

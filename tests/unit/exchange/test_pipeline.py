@@ -1,7 +1,6 @@
 """The segmented exchanges, with many segments: right sums, closed formulas, the shape of trees."""
 
 from collections import Counter
-from collections.abc import Iterable
 from itertools import chain, pairwise, product
 from math import ceil, log2
 
@@ -12,66 +11,48 @@ from firecaffe.exchange.double_tree import two_trees
 from firecaffe.exchange.pieces import num_segments, overlay
 from firecaffe.exchange.proof import check, prove
 from firecaffe.exchange.schedule import OwnRound, Transfer
+from tests.kit.exchange import WORLD_SIZES, add
 
-WORLD_SIZES = range(1, 18)
-SEGMENTED = {
-    "pipelined_tree": pipelined_tree.schedule,
-    "double_tree": double_tree.schedule,
-}
+SEGMENTED = {"pipelined_tree": pipelined_tree.schedule, "double_tree": double_tree.schedule}
+SEGMENTS = ((0, 5), (1, 5), (2, 1), (5, 1), (64, 10), (1009, 37), (12345, 1000))
+"""Elements of vectors, and of a segment."""
 
 
 @pytest.mark.parametrize("algorithm", SEGMENTED)
 def test_every_rank_ends_with_every_part_once(algorithm: str) -> None:
-    for world_size in WORLD_SIZES:
-        sizes = ((0, 5), (1, 5), (2, 1), (5, 1), (64, 10), (1009, 37), (12345, 1000))
-        for num_elements, segment_elements in sizes:
-            schedule = SEGMENTED[algorithm](
-                world_size, num_elements, segment_elements=segment_elements
-            )
-            check(schedule)
-            assert (schedule.algorithm, schedule.world_size) == (algorithm, world_size)
-            assert all(0 < t.num_elements <= segment_elements for t in schedule.transfers())
-            slices = {(t.start, t.stop) for t in schedule.transfers()}
-            if world_size > 1 and num_elements:
-                assert len(slices) >= num_elements / segment_elements
-                lengths = {stop - start for start, stop in slices}
-                assert max(lengths) - min(lengths) <= 1
-            proof = prove(schedule)
-            assert proof.complete
-            if algorithm == "pipelined_tree":
-                assert proof.in_tree_order
-
-
-@pytest.mark.parametrize("algorithm", SEGMENTED)
-def test_a_segment_holds_something(algorithm: str) -> None:
-    with pytest.raises(ValueError, match=r"segment_elements is .*; it must be at least 1"):
+    for world_size, (num_elements, most) in product(WORLD_SIZES, SEGMENTS):
+        schedule = SEGMENTED[algorithm](world_size, num_elements, segment_elements=most)
+        check(schedule)
+        assert (schedule.algorithm, schedule.world_size) == (algorithm, world_size)
+        assert all(0 < t.num_elements <= most for t in schedule.transfers())
+        slices = {(t.start, t.stop) for t in schedule.transfers()}
+        if world_size > 1 and num_elements:
+            assert len(slices) >= num_elements / most
+            lengths = {stop - start for start, stop in slices}
+            assert max(lengths) - min(lengths) <= 1
+        proof = prove(schedule)
+        assert proof.complete
+        assert proof.in_tree_order or algorithm == "double_tree"
+    with pytest.raises(ValueError, match="segment_elements is 0"):
         SEGMENTED[algorithm](4, 100, segment_elements=0)
 
 
-@pytest.mark.parametrize(
-    ("num_elements", "segments"), [(0, 1), (1, 1), (10, 1), (11, 2), (20, 2), (21, 3)]
-)
-def test_number_of_segments(num_elements: int, segments: int) -> None:
-    assert num_segments(num_elements, 10) == segments
+def test_number_of_segments() -> None:
+    assert [num_segments(n, 10) for n in (0, 1, 10, 11, 20, 21)] == [1, 1, 1, 2, 2, 3]
 
 
 def test_overlay_by_hand() -> None:
-    a, b = (Transfer(0, rank, 0, 0, reduce=True) for rank in (1, 2))
     halves = [(0, 5), (5, 9)]
-    (a1, a2), (b1, b2) = ([t._replace(start=i, stop=j) for i, j in halves] for t in (a, b))
-    one_by_one = [(0, [a]), (1, [b])]
-    with_a_gap = [(0, [a]), (2, [b])]
-    rounds = [(0, [a1]), (1, [b1, a2]), (2, [b2])]
-    assert by_number(overlay(one_by_one, halves, stride=1)) == by_number(rounds)
-    rounds = [(0, [a1]), (1, [b1]), (2, [a2]), (3, [b2])]
-    assert by_number(overlay(one_by_one, halves, stride=2)) == by_number(rounds)
-    rounds = [(0, [a1]), (2, [b1, a2]), (4, [b2])]
-    assert by_number(overlay(with_a_gap, halves, stride=2)) == by_number(rounds)
+    (a1, a2), (b1, b2) = ([add(0, rank, *half) for half in halves] for rank in (1, 2))
+
+    def laid(second: int, stride: int) -> list[tuple[int, set[Transfer]]]:
+        own: list[OwnRound] = [(0, [add(0, 1, 0, 0)]), (second, [add(0, 2, 0, 0)])]
+        return [(number, {*ts}) for number, ts in overlay(own, halves, stride=stride)]
+
+    assert laid(second=1, stride=1) == [(0, {a1}), (1, {b1, a2}), (2, {b2})]
+    assert laid(second=1, stride=2) == [(0, {a1}), (1, {b1}), (2, {a2}), (3, {b2})]
+    assert laid(second=2, stride=2) == [(0, {a1}), (2, {b1, a2}), (4, {b2})]
     assert list(overlay([], halves, stride=1)) == []
-
-
-def by_number(rounds: Iterable[OwnRound]) -> list[tuple[int, set[Transfer]]]:
-    return [(number, set(transfers)) for number, transfers in rounds]
 
 
 def segments_of_pipelined_tree(p: int, s: int) -> int:

@@ -1,11 +1,17 @@
-"""How gradients go: one function for all who ask."""
+"""How gradients go, and what goes by it: one function for all who ask; the choice by a link,
+against docs/exchange.md's formulas, worked out by hand; how many vectors are under way; how they
+are cut.
+"""
 
-from itertools import product
+from collections import Counter
+from itertools import pairwise, product
 
 import pytest
 
-from firecaffe.exchange import EXCHANGES
+from firecaffe.exchange import ALGORITHMS, EXCHANGES, NATIVE, useful_lanes
+from firecaffe.exchange.choose import choose, predict_s
 from firecaffe.exchange.leaves import largest_nodes, leaf_share
+from firecaffe.exchange.pieces import PIECES, SHORTEST_MESSAGE_BYTES, SHORTEST_WHOLE_BYTES, pieces
 from firecaffe.exchange.route import (
     CODEC,
     FOLD,
@@ -15,6 +21,7 @@ from firecaffe.exchange.route import (
     find_route,
     keeps_tree_order,
 )
+from firecaffe.exchange.schedule import lower_bound_elements
 
 NAMES = (*EXCHANGES, "hierarchical(tree,ring)", "hierarchical(tree,halving_doubling)")
 
@@ -53,14 +60,16 @@ def test_a_codec_or_a_hook_takes_the_gradients_whatever_the_algorithm(ranks: int
 
 
 def test_what_a_record_says() -> None:
+    nested = "hierarchical(tree,ring)"
     assert find_route("tree", 8, 4).description == "tree"
     assert find_route("tree", 8, 3).description == "fold"
-    assert find_route("tree", 8, 4, 4, shared_memory=True).description == "shared memory"
-    both = find_route("tree", 8, 4, 2, shared_memory=True).description
-    assert both == "shared memory, tree between hosts"
-    nested = find_route("hierarchical(tree,ring)", 8, 4, 2, shared_memory=True).description
-    assert nested == "shared memory, ring between hosts"
     assert find_route("tree", 8, 2, codec="int8", level=1).description.startswith("int8 at level 1")
+    for name, size, said in (
+        ("tree", 4, "shared memory"),
+        ("tree", 2, "shared memory, tree between hosts"),
+        (nested, 2, "shared memory, ring between hosts"),
+    ):
+        assert find_route(name, 8, 4, size, shared_memory=True).description == said
 
 
 def test_nothing_stands_in_for_an_exchange_of_vectors() -> None:
@@ -74,6 +83,146 @@ def test_nothing_stands_in_for_an_exchange_of_vectors() -> None:
 
 
 def test_the_exchange_between_hosts_is_the_routes() -> None:
-    for name, across in {"tree": "tree", "hierarchical(tree,ring)": "ring", "native": ""}.items():
+    for name, across in {"tree": "tree", "hierarchical(tree,ring)": "ring", NATIVE: ""}.items():
         assert find_route(name, None, 6, 2, shared_memory=True).across == across
         assert find_route(name, None, 6, 2).across == ""
+
+
+ALPHA_S, BANDWIDTH = 50e-6, 25e6
+"""The emulated cluster's: 50 µs and 200 Mbit/s."""
+SIZE_BYTES = 7_000_000
+SERIAL = {  # messages one after the other, and vectors' lengths, at p = 8
+    "parameter_server": (14, 14),
+    "sharded_parameter_server": (14, 14 / 8),
+    "tree": (6, 6),
+    "recursive_doubling": (3, 3),
+    "halving_doubling": (6, 14 / 8),
+}
+
+
+@pytest.mark.parametrize("name", SERIAL)
+def test_prediction_is_the_formula(name: str) -> None:
+    messages, vectors = SERIAL[name]
+    schedule = ALGORITHMS[name](8, SIZE_BYTES // 4)
+    predicted_s = predict_s(schedule, ALPHA_S, BANDWIDTH, 4)
+    assert predicted_s == pytest.approx(messages * ALPHA_S + vectors * SIZE_BYTES / BANDWIDTH)
+    assert choose(8, [SIZE_BYTES], ALPHA_S, BANDWIDTH).by_algorithm[name] == pytest.approx(
+        predicted_s
+    )
+
+
+def test_bytes_of_an_element_count() -> None:
+    schedule = ALGORITHMS["tree"](4, 1000)
+    assert predict_s(schedule, 0.0, 1.0, 2) == 4 * 2000
+    assert predict_s(schedule, 1.0, 1e30, 4) == pytest.approx(4)
+
+
+def test_long_vectors_want_few_bytes_and_short_ones_few_messages() -> None:
+    """3 α + 3 B β against 6 α + 14/8 B β: equal at B = 3 α / (5/4 β) = 3000 bytes."""
+    few, many = "recursive_doubling", "halving_doubling"
+    for size_bytes, algorithm in ((2900, few), (3100, many), (SIZE_BYTES, many)):
+        assert choose(8, [size_bytes], ALPHA_S, BANDWIDTH).algorithm == algorithm
+
+
+@pytest.mark.parametrize("world_size", range(2, 18))
+def test_only_what_keeps_every_bit_is_chosen_from_and_the_fastest_taken(world_size: int) -> None:
+    for size_bytes in (4, 100_000, SIZE_BYTES):
+        found = choose(world_size, [size_bytes], ALPHA_S, BANDWIDTH)
+        in_order = [name for name in ALGORITHMS if adds_in_tree_order(name, world_size)]
+        assert list(found.by_algorithm) == in_order
+        assert found.predicted_s == min(found.by_algorithm.values())
+        assert found.predicted_s == found.by_algorithm[found.algorithm]
+        least = lower_bound_elements(world_size, size_bytes // 4) * 4 / BANDWIDTH
+        assert found.predicted_s >= least
+
+
+def test_times_of_all_vectors_add_up() -> None:
+    both = choose(8, [4000, SIZE_BYTES, 4000], ALPHA_S, BANDWIDTH)
+    short, long = (choose(8, [size], ALPHA_S, BANDWIDTH) for size in (4000, SIZE_BYTES))
+    for name, seconds in both.by_algorithm.items():
+        assert seconds == pytest.approx(2 * short.by_algorithm[name] + long.by_algorithm[name])
+
+
+def test_ties_go_to_the_earlier_row() -> None:
+    # With no latency halving-doubling and the sharded server both send the least there is.
+    found = choose(8, [8000], 0.0, BANDWIDTH)
+    assert found.by_algorithm["halving_doubling"] == found.predicted_s
+    assert found.algorithm == "sharded_parameter_server"
+    assert choose(8, [], ALPHA_S, BANDWIDTH).algorithm == "parameter_server"
+
+
+def test_where_one_rank_of_each_host_sends_it_is_predicted_for_them() -> None:
+    for world_size, senders in ((1, None), (4, 1)):  # nothing is sent
+        found = choose(world_size, [SIZE_BYTES], ALPHA_S, BANDWIDTH, senders)
+        assert (found.algorithm, found.predicted_s) == ("tree", 0)
+    found = choose(24, [SIZE_BYTES], ALPHA_S, BANDWIDTH, senders=6)
+    messages_and_bytes = 6 * ALPHA_S + 6 * SIZE_BYTES / BANDWIDTH
+    assert found.by_algorithm["tree"] == pytest.approx(messages_and_bytes)
+    # In tree order over 6 hosts, but not over the 10 ranks that the same name stands for.
+    assert adds_in_tree_order("recursive_doubling", 6)
+    assert "recursive_doubling" not in choose(10, [SIZE_BYTES], ALPHA_S, BANDWIDTH, 6).by_algorithm
+    assert "ring" not in choose(8, [SIZE_BYTES], ALPHA_S, BANDWIDTH, senders=2).by_algorithm
+    # And the other way round: over the 12 ranks, but not over 5 that send.
+    assert adds_in_tree_order("recursive_doubling", 12)
+    assert "recursive_doubling" not in choose(12, [SIZE_BYTES], ALPHA_S, BANDWIDTH, 5).by_algorithm
+
+
+def test_bytes_that_do_not_fill_an_element_count_as_one() -> None:
+    for part, whole in ((1, 4), (5, 8), (4001, 4004)):
+        of_part = choose(4, [part], ALPHA_S, BANDWIDTH)
+        assert of_part.by_algorithm == choose(4, [whole], ALPHA_S, BANDWIDTH).by_algorithm
+
+
+RANKS, ELEMENTS = 8, 840
+
+
+def ports_are_alike(algorithm: str) -> bool:
+    """Whether all ranks send and receive equally much in each round."""
+    schedule = ALGORITHMS[algorithm](RANKS, ELEMENTS)
+    for transfers in schedule.rounds:
+        sent, arrived = Counter[int](), Counter[int]()
+        for transfer in transfers:
+            sent[transfer.source] += transfer.num_elements
+            arrived[transfer.destination] += transfer.num_elements
+        if len({*sent.values(), *arrived.values()}) > 1 or len(sent) < RANKS:
+            return False
+    return True
+
+
+def test_a_second_vector_goes_where_a_direction_of_a_link_is_idle() -> None:
+    """By hosts, the total comes down a tree; and a library tells vectors apart by their order."""
+    for algorithm in ALGORITHMS:
+        assert useful_lanes(algorithm) == (1 if ports_are_alike(algorithm) else 2)
+    assert (useful_lanes("hierarchical(tree,ring)"), useful_lanes(NATIVE)) == (2, 1)
+
+
+LEAST, WHOLE = SHORTEST_MESSAGE_BYTES // 4, SHORTEST_WHOLE_BYTES // 4
+"""Elements of float32."""
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "world_size", "num_elements", "count"),
+    [
+        ("tree", 2, 2 * WHOLE - 1, 1),  # every message is the whole vector
+        ("tree", 2, 2 * WHOLE, 2),
+        ("tree", 8, 100 * WHOLE, PIECES),
+        ("tree", 8, 4_000_000, PIECES),
+        ("tree", 8, 4_000_001, 2 * PIECES),
+        ("ring", 8, 8 * WHOLE, 1),  # every message is an eighth; its cuts decide bits
+        ("ring", 8, 16 * WHOLE, 2),
+        ("halving_doubling", 4, 8 * LEAST, 3),  # halves and quarters: 3 / 8 on average
+        ("recursive_doubling", 4, 3 * WHOLE, 3),
+        ("pipelined_tree", 8, 20 * LEAST, 1),
+        ("double_tree", 8, 20 * LEAST, 1),
+        ("tree", 1, 20 * WHOLE, 1),
+        ("tree", 4, 0, 1),
+    ],
+)
+def test_pieces_have_messages_of_some_length(
+    algorithm: str, world_size: int, num_elements: int, count: int
+) -> None:
+    schedule = ALGORITHMS[algorithm](world_size, num_elements)
+    found = pieces(schedule, 4)
+    assert len(found) == count
+    assert (found[0][0], found[-1][1]) == (0, num_elements)
+    assert all(stop == start for (_, stop), (start, _) in pairwise(found))

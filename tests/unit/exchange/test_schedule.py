@@ -1,4 +1,6 @@
-"""What a schedule may say, what it counts, and the one order of additions."""
+"""What a schedule may say, what it counts, the one order of additions; and the proof against
+schedules that are wrong in every way that it must notice.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -9,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from firecaffe.exchange import ALGORITHMS
 from firecaffe.exchange.leaves import tree_sum
-from firecaffe.exchange.proof import check
+from firecaffe.exchange.proof import Proof, check, prove
 from firecaffe.exchange.schedule import (
     OwnRound,
     Round,
@@ -20,18 +23,9 @@ from firecaffe.exchange.schedule import (
     shard,
     shards,
 )
+from tests.kit.exchange import add, copy
 
 Sum: TypeAlias = "int | tuple[Sum, Sum]"
-
-
-def add(source: int, destination: int, start: int = 0, stop: int = 10) -> Transfer:
-    return Transfer(source, destination, start, stop, reduce=True)
-
-
-def copy(source: int, destination: int, start: int = 0, stop: int = 10) -> Transfer:
-    return Transfer(source, destination, start, stop, reduce=False)
-
-
 REFUSED: dict[str, tuple[Round, str]] = {
     "source beyond the ranks": ((add(3, 0),), r"round 1: .* names a rank outside 0\.\.2"),
     "destination beyond the ranks": ((add(0, 3),), r"names a rank outside 0\.\.2"),
@@ -116,12 +110,6 @@ def test_counts_of_a_schedule_written_by_hand() -> None:
     assert list(schedule.transfers()) == [*rounds[0], *rounds[1]]
 
 
-def test_an_empty_schedule_counts_nothing() -> None:
-    empty = from_rounds("by hand", 1, 20, ())
-    assert empty.elements_of_busiest_rank() == 0
-    assert empty.serial_elements() == empty.serial_messages() == empty.serial_additions() == 0
-
-
 @pytest.mark.parametrize(("world_size", "bound"), [(1, 0), (2, 60), (3, 80), (4, 90), (6, 100)])
 def test_lower_bound(world_size: int, bound: float) -> None:
     assert lower_bound_elements(world_size, 60) == pytest.approx(bound)
@@ -144,10 +132,6 @@ def test_tree_sum_is_the_tree_seen_from_its_root(count: int) -> None:
     assert values == list(range(count))
 
 
-def test_tree_sum_by_hand() -> None:
-    assert tree_sum(list("abcdefg"), lambda a, b: f"({a}{b})") == "(((ab)(cd))((ef)g))"
-
-
 @given(st.integers(0, 10**6), st.integers(1, 300))
 def test_shards_cover_the_vector_evenly(num_elements: int, parts: int) -> None:
     slices = shards(num_elements, parts)
@@ -158,3 +142,59 @@ def test_shards_cover_the_vector_evenly(num_elements: int, parts: int) -> None:
     assert all(stop == start for (_, stop), (start, _) in pairwise(slices))
     lengths = {stop - start for start, stop in slices}
     assert max(lengths) - min(lengths) <= 1
+
+
+RIGHT = Proof(complete=True, in_tree_order=True)
+OTHER_ORDER = Proof(complete=True, in_tree_order=False)
+WRONG = Proof(complete=False, in_tree_order=False)
+BY_HAND: dict[str, tuple[int, tuple[Round, ...], Proof]] = {
+    "one rank": (1, (), RIGHT),
+    "swap": (2, ((add(0, 1), add(1, 0)),), RIGHT),
+    "through rank 0": (2, ((add(1, 0),), (copy(0, 1),)), RIGHT),
+    "through rank 1": (2, ((add(0, 1),), (copy(1, 0),)), RIGHT),
+    "chain of three": (3, ((add(2, 1),), (add(1, 0),), (copy(0, 1), copy(0, 2))), OTHER_ORDER),
+    "tree of three": (3, ((add(1, 0),), (add(2, 0),), (copy(0, 1), copy(0, 2))), RIGHT),
+    "one round at a server": (3, ((add(2, 0), add(1, 0)), (copy(0, 1), copy(0, 2))), RIGHT),
+    "nothing sent": (2, (), WRONG),
+    "one way only": (2, ((add(0, 1),),), WRONG),
+    "no way back": (3, ((add(1, 0), add(2, 0)), (copy(0, 1),)), WRONG),
+    "a rank never heard": (3, ((add(1, 0),), (copy(0, 1), copy(0, 2))), WRONG),
+    "added twice": (2, ((add(1, 0),), (add(1, 0),), (copy(0, 1),)), WRONG),
+    "added twice in one round": (2, ((add(1, 0), add(1, 0)), (copy(0, 1),)), WRONG),
+    "added where it should overwrite": (2, ((add(1, 0),), (add(0, 1),)), WRONG),
+    "overwritten where it should add": (2, ((copy(1, 0),), (copy(0, 1),)), WRONG),
+    "last element forgotten": (2, ((add(1, 0, 0, 9),), (copy(0, 1),)), WRONG),
+    "first element forgotten": (2, ((add(1, 0, 1, 10),), (copy(0, 1),)), WRONG),
+    "other slice comes back": (2, ((add(1, 0),), (copy(0, 1, 0, 9),)), WRONG),
+    "wrong half added": (2, ((add(0, 1, 5, 10), add(1, 0, 0, 5)), (copy(0, 1, 5, 10),)), WRONG),
+    # Both start from the vectors before the round, so each has only two of the three parts.
+    "a sum used in its own round": (3, ((add(2, 1), add(1, 0)), (copy(0, 1), copy(0, 2))), WRONG),
+}
+
+
+@pytest.mark.parametrize(("world_size", "rounds", "proof"), BY_HAND.values(), ids=BY_HAND)
+def test_by_hand(world_size: int, rounds: tuple[Round, ...], proof: Proof) -> None:
+    assert prove(from_rounds("by hand", world_size, 10, rounds)) == proof
+
+
+def test_tree_order_is_lost_in_one_element_alone() -> None:
+    """Four ranks: the last element is summed as a chain, all others by the tree."""
+    tree = [[add(1, 0, 0, 9), add(3, 2, 0, 9)], [add(2, 0, 0, 9)]]
+    chain = [[add(3, 2, 9, 10)], [add(2, 1, 9, 10)], [add(1, 0, 9, 10)]]
+    down = tuple(copy(0, rank) for rank in (1, 2, 3))
+    rounds = (*map(tuple, [*tree, *chain]), down)
+    assert prove(from_rounds("by hand", 4, 10, rounds)) == OTHER_ORDER
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("world_size", [2, 3, 5, 8])
+def test_every_transfer_of_every_algorithm_is_needed(algorithm: str, world_size: int) -> None:
+    """With its whole slice."""
+    schedule = ALGORITHMS[algorithm](world_size, 4 * world_size)
+    for index, round_ in enumerate(schedule.rounds):
+        for left_out in range(len(round_)):
+            rest = round_[:left_out] + round_[left_out + 1 :]
+            shorter = round_[left_out]._replace(stop=round_[left_out].stop - 1)
+            for changed in (rest, (*rest, shorter)):
+                rounds = (*schedule.rounds[:index], changed, *schedule.rounds[index + 1 :])
+                assert not prove(replace(schedule, whole=rounds)).complete

@@ -1,5 +1,8 @@
 """Buffers: every micro-batch from the step's start, mean changes weighted, counts once a step."""
 
+from collections.abc import Callable, Sequence
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -29,22 +32,33 @@ class Counted(nn.Module):
         self.count += 1
 
 
-def run_step(model: Counted, values: list[float], weights: list[float]) -> None:
-    changes = BufferChanges(model)
+def run_step(
+    changes: BufferChanges,
+    micro_batches: Sequence[Callable[[], object]],
+    weights: Sequence[float] = (1.0, 1.0),
+) -> None:
+    """What a micro-batch returns is differentiated: `take` has not touched what backward needs."""
     changes.begin_step()
     total = changes.no_changes()
-    for micro_batch, (value, weight) in enumerate(zip(values, weights, strict=True)):
+    for micro_batch, (run, weight) in enumerate(zip(micro_batches, weights, strict=True)):
         changes.begin_micro_batch()
-        model.see(value)
+        loss = run()
         torch._foreach_add_(total, changes.take(micro_batch, weight))
+        if isinstance(loss, Tensor):
+            torch.autograd.backward(loss)
+    changes.begin_micro_batch()
     changes.finish_step(total, sum(weights))
+
+
+def seen(model: Counted, *values: float) -> list[Callable[[], None]]:
+    return [partial(model.see, value) for value in values]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_step(dtype: torch.dtype) -> None:
     model = Counted(dtype)
     model.mean += 4
-    run_step(model, [2.0, 4.0, 8.0], [1, 1, 0.5])
+    run_step(BufferChanges(model), seen(model, 2.0, 4.0, 8.0), [1, 1, 0.5])
     # Each from the start: mean 4 -> 2 + value; weighted over 2.5.
     expected = 4 + ((2 + 2 - 4) + (2 + 4 - 4) + 0.5 * (2 + 8 - 4)) / 2.5
     torch.testing.assert_close(model.mean, torch.full((2, 2), expected, dtype=dtype))
@@ -55,7 +69,8 @@ def test_a_step(dtype: torch.dtype) -> None:
 def test_a_constant_stays_the_same_bits() -> None:
     model = Counted()
     for _ in range(10):
-        run_step(model, [1.0] * 3, [1] * 3)  # a mean of three 0.1 would drift
+        # A mean of three 0.1 would drift.
+        run_step(BufferChanges(model), seen(model, 1.0, 1.0, 1.0), [1] * 3)
     assert torch.equal(model.constant, torch.tensor(0.1))
 
 
@@ -68,6 +83,7 @@ def test_a_shared_buffer_counts_once() -> None:
 
 def test_a_model_without_buffers() -> None:
     changes = BufferChanges(nn.Linear(2, 2))
+    assert changes.no_changes() == []
     changes.begin_step()
     changes.begin_micro_batch()
     assert changes.take(0, 1.0) == []
@@ -100,15 +116,7 @@ class Odd(nn.Module):
 
 def test_odd_buffers() -> None:
     model = Odd()
-    changes = BufferChanges(model)
-    changes.begin_step()
-    total = changes.no_changes()
-    for micro_batch in range(2):
-        changes.begin_micro_batch()
-        loss = model(torch.ones(2))
-        torch._foreach_add_(total, changes.take(micro_batch, 1.0))
-        torch.autograd.backward(loss)  # take has not touched what backward needs
-    changes.finish_step(total, 2.0)
+    run_step(BufferChanges(model), [partial(model, torch.ones(2))] * 2)
     state = model.state_dict()
     assert state["mask"].tolist() == [False, True]
     assert torch.equal(state["causal"], torch.tensor([[0.0, -torch.inf], [0.0, 0.0]]))
@@ -149,42 +157,33 @@ class Behind(nn.Module):
 
 @pytest.mark.parametrize("way", ["turn", "turn_behind", "follow", "add_behind"])
 def test_whatever_way_a_value_is_changed_in(way: str) -> None:
-    model, expected = Behind(), Behind()
+    """Each micro-batch begins with what was there, and an evaluation ends with it."""
+    model, expected, begun = Behind(), Behind(), Behind()
     getattr(expected, way)()
-    changes = BufferChanges(model, ["teacher"])
-    changes.begin_step()
-    total = changes.no_changes()
-    for micro_batch in range(2):
-        changes.begin_micro_batch()
+
+    def change() -> None:
+        assert torch.equal(model.table, begun.table)
+        assert torch.equal(model.teacher, begun.teacher)
         getattr(model, way)()
-        torch._foreach_add_(total, changes.take(micro_batch, 1.0))
-    changes.begin_micro_batch()
-    begun = Behind()
-    assert torch.equal(model.table, begun.table)
-    assert torch.equal(model.teacher, begun.teacher)
-    changes.finish_step(total, 2.0)
+
+    run_step(BufferChanges(model, ["teacher"]), [change, change])
     assert torch.equal(model.table, expected.table)
     assert torch.equal(model.teacher, expected.teacher)
-
-
-@pytest.mark.parametrize("way", ["turn", "turn_behind", "add_behind"])
-def test_an_evaluation_changes_no_buffer(way: str) -> None:
-    model = Behind()
-    kept = KeptBuffers(model)
-    getattr(model, way)()
+    evaluated = Behind()
+    kept = KeptBuffers(evaluated)
+    getattr(evaluated, way)()
     kept.put_back()
-    assert torch.equal(model.table, Behind().table)
+    assert torch.equal(evaluated.table, begun.table)
 
 
 def test_from_infinity_to_any_value() -> None:
     model = nn.Module()
     model.register_buffer("least", torch.full((3,), torch.inf))
-    changes = BufferChanges(model)
-    changes.begin_step()
-    total = changes.no_changes()
-    for micro_batch, values in enumerate(([0.0, 2.0, torch.inf], [0.0, 4.0, torch.inf])):
-        changes.begin_micro_batch()
+
+    def see(*values: float) -> None:
         model.get_buffer("least").copy_(torch.tensor(values))
-        torch._foreach_add_(total, changes.take(micro_batch, 1.0))
-    changes.finish_step(total, 2.0)
+
+    run_step(
+        BufferChanges(model), [partial(see, 0.0, 2.0, torch.inf), partial(see, 0.0, 4.0, torch.inf)]
+    )
     assert model.get_buffer("least").tolist() == [0.0, 3.0, torch.inf]

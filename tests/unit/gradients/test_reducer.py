@@ -41,30 +41,34 @@ def no_counts() -> Tensor:
     return torch.zeros(1)
 
 
+def alone() -> Exchange:
+    return Exchange.of_vectors(World(0, 1, torch.device("cpu")), "tree")
+
+
 def make_reducer(
-    model: nn.Sequential,
+    model: nn.Module,
     exchange: Exchange,
     order: list[int],
     codec: str = "",
     num_leaves: int = 2,
+    ranks: int = 2,
+    tail: int = 0,
 ) -> GradientReducer:
-    exchange.route = find_route("tree", num_leaves, 2, codec=codec)
-    return GradientReducer(
-        dict(model.named_parameters()),
-        order,
-        [],
-        torch.zeros(1),
-        num_leaves,
-        exchange,
-        bucket_bytes=1,
-    )
+    exchange.route = find_route("tree", num_leaves, ranks, codec=codec)
+    named, tails = dict(model.named_parameters()), [torch.zeros(tail)] if tail else []
+    counts = torch.zeros(1)
+    return GradientReducer(named, order, tails, counts, num_leaves, exchange, bucket_bytes=1)
+
+
+def two_layers() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 5, bias=False), nn.Linear(5, 7, bias=False))
 
 
 def test_a_bucket_is_exchanged_while_backward_still_runs() -> None:
     """Backward of the first layer waits until the last layer's gradients have been exchanged."""
-    first, second = nn.Linear(3, 5, bias=False), nn.Linear(5, 7, bias=False)
+    first, second = model = two_layers()
     exchange = RecordingExchange()
-    reducer = make_reducer(nn.Sequential(first, second), exchange, [1, 0])
+    reducer = make_reducer(model, exchange, [1, 0])
 
     def wait(_: Tensor) -> None:
         assert exchange.happened.wait(WAIT_S), "no bucket left before backward was over"
@@ -80,8 +84,7 @@ def test_a_bucket_is_exchanged_while_backward_still_runs() -> None:
 
 
 def test_buckets_leave_in_one_order_whatever_is_ready_first() -> None:
-    model = nn.Sequential(nn.Linear(3, 5, bias=False), nn.Linear(5, 7, bias=False))
-    exchange = RecordingExchange()
+    model, exchange = two_layers(), RecordingExchange()
     reducer = make_reducer(model, exchange, [0, 1])  # not the order of backward
     reducer.begin_step(1.0, [0], no_counts)
     reducer.add(0, model(torch.ones(1, 3)).sum(), [])
@@ -92,9 +95,7 @@ def test_buckets_leave_in_one_order_whatever_is_ready_first() -> None:
 
 def test_a_tail_of_its_own_goes_before_the_last_gradients() -> None:
     """Behind them its few bytes would wait in the queues of a slow network."""
-    model = nn.Sequential(nn.Linear(3, 5, bias=False), nn.Linear(5, 7, bias=False))
-    alone = Exchange.of_vectors(World(0, 1, torch.device("cpu")), "tree")
-    reducer = make_reducer(model, alone, [1, 0], "int8")
+    reducer = make_reducer(two_layers(), alone(), [1, 0], "int8")
     counts = 2
     assert [bucket.members for bucket in reducer.buckets] == [(1,), (counts,), (0,)]
     reducer.close()
@@ -104,12 +105,11 @@ def test_a_share_that_is_no_subtree_is_summed_in_tree_order() -> None:
     """Leaves 1 to 4 of 8, which a ring's worker may hold: 1 + ((2 + 3) + 4)."""
     big = 2.0**25  # one less or one more is no float32
     layer = nn.Linear(1, 1, bias=False)
-    model = nn.Sequential(layer)
-    reducer = make_reducer(model, RecordingExchange(), [0], num_leaves=8)
+    reducer = make_reducer(layer, RecordingExchange(), [0], num_leaves=8)
     gradients = {1: 1.0, 2: big, 3: 0.0, 4: -big}
     reducer.begin_step(1.0, list(gradients), no_counts)
     for leaf, gradient in gradients.items():
-        reducer.add(leaf, model(torch.full((1, 1), gradient)).sum(), [])
+        reducer.add(leaf, layer(torch.full((1, 1), gradient)).sum(), [])
     reducer.finish_step()
     reducer.close()
     assert layer.weight.grad is not None
@@ -120,17 +120,7 @@ def test_a_share_that_is_no_subtree_is_summed_in_tree_order() -> None:
 def test_gradients_become_means_and_a_tail_stays_a_sum(codec: str) -> None:
     """Two micro-batches of weight 2 each: whoever reads a tail divides it by what it counts."""
     layer = nn.Linear(1, 1, bias=False)
-    alone = Exchange.of_vectors(World(0, 1, torch.device("cpu")), "tree")
-    alone.route = find_route("tree", 2, 1, codec=codec)
-    reducer = GradientReducer(
-        dict(layer.named_parameters()),
-        [0],
-        [torch.zeros(2)],
-        torch.zeros(1),
-        2,
-        alone,
-        bucket_bytes=1,
-    )
+    reducer = make_reducer(layer, alone(), [0], codec, ranks=1, tail=2)
     reducer.begin_step(4.0, [0, 1], lambda: torch.tensor([3.0]))
     reducer.add(0, layer(torch.full((1, 1), 6.0)).sum(), [torch.tensor([1.0, 2.0])])
     reducer.add(1, layer(torch.full((1, 1), 2.0)).sum(), [torch.tensor([10.0, 20.0])])
@@ -143,7 +133,7 @@ def test_gradients_become_means_and_a_tail_stays_a_sum(codec: str) -> None:
 
 
 def test_a_failed_exchange_fails_the_step() -> None:
-    model = nn.Sequential(nn.Linear(2, 2))
+    model = nn.Linear(2, 2)
     reducer = make_reducer(model, FailingExchange(), [1, 0])
     reducer.begin_step(1.0, [0], no_counts)
 
@@ -173,14 +163,13 @@ class OneLaneFails(RecordingExchange):
 def test_a_lane_that_fails_is_heard_while_another_waits() -> None:
     """In finish_step, or in the middle of backward where that goes on for long."""
     exchange = OneLaneFails()
-    layers = [nn.Linear(2, 2, bias=False) for _ in range(3)]
-    model = nn.Sequential(*layers)
-    reducer = make_reducer(model, exchange, [2, 1, 0])
+    first, *others = layers = nn.Sequential(*(nn.Linear(2, 2, bias=False) for _ in range(3)))
+    reducer = make_reducer(layers, exchange, [2, 1, 0])
     reducer.begin_step(1.0, [0], no_counts)
-    hidden = layers[0](torch.ones(1, 2))
+    hidden = first(torch.ones(1, 2))
     hidden.register_hook(lambda _: wait_for_failure(reducer))
     with pytest.raises(ConnectionError, match="the cable is out"):
-        reducer.add(0, layers[2](layers[1](hidden)).sum(), [])
+        reducer.add(0, nn.Sequential(*others)(hidden).sum(), [])
     with pytest.raises(ConnectionError, match="the cable is out"):
         reducer.finish_step()
     exchange.happened.set()
@@ -196,10 +185,8 @@ def wait_for_failure(reducer: GradientReducer) -> None:
 
 
 def test_closing_leaves_no_hook() -> None:
-    model = nn.Sequential(nn.Linear(2, 2))
-    exchange = RecordingExchange()
-    reducer = make_reducer(model, exchange, [0, 1])
-    reducer.close()
+    model, exchange = nn.Linear(2, 2), RecordingExchange()
+    make_reducer(model, exchange, [0, 1]).close()
     model(torch.ones(1, 2)).sum().backward()
     assert exchange.lengths == []
 
@@ -225,10 +212,7 @@ def test_time_that_two_exchanges_share_counts_once() -> None:
 def test_gradients_that_are_in_the_buckets_are_let_go() -> None:
     """Each is as long as the weights, and would be there during the update and a checkpoint."""
     layer = nn.Linear(3, 2, bias=False)
-    alone = Exchange.of_vectors(World(0, 1, torch.device("cpu")), "tree")
-    alone.route = find_route("tree", 2, 1)
-    words = [0], [torch.zeros(1)], torch.zeros(1), 2, alone
-    reducer = GradientReducer(dict(layer.named_parameters()), *words, bucket_bytes=1)
+    reducer = make_reducer(layer, alone(), [0], ranks=1, tail=1)
     made: list[weakref.ref[Tensor]] = []
     layer.weight.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
         lambda parameter: made.append(weakref.ref(parameter.grad))

@@ -1,17 +1,28 @@
-"""What modes of synchrony make of the rate: closed forms on a cluster whose links cost nothing."""
+"""What modes of synchrony make of the rate: closed forms on a cluster whose links cost nothing; a
+run's forecast in them, and what is kept of it.
+"""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from firecaffe.data import DataConfig, open_data
 from firecaffe.models.config import ModelConfig
 from firecaffe.plan.cluster import Cluster, Link, load_cluster
+from firecaffe.plan.compute_time import data_s, micro_batch, update_s
 from firecaffe.plan.forecast import forecast
-from firecaffe.plan.modes import Mode, alternatives, modes_of
-from firecaffe.plan.of_recipe import workload_of_model
+from firecaffe.plan.modes import Mode, alternatives, forecast_mode, modes_of
+from firecaffe.plan.of_recipe import workload_of_model, write_forecast
 from firecaffe.plan.workload import Workload
+from firecaffe.recipe.checked_recipe import check_recipe
+from firecaffe.recipe.config import TrainConfig
+from firecaffe.recipe.sections import Recipe
 from firecaffe.synchrony.config import SynchronyConfig
+from firecaffe.synchrony.rounds import Rounds, plan_rounds
 
 
 def cluster(bandwidth: float = 1e15) -> Cluster:
@@ -25,13 +36,11 @@ def work(num_micro_batches: int) -> Workload:
     return workload_of_model(ModelConfig("lenet"), (1, 28, 28), 64 * num_micro_batches, 64)
 
 
-def modes(
-    num_micro_batches: int, on: Cluster, exchange: str = "tree", **words: Any
-) -> dict[str, Mode]:
-    made = work(num_micro_batches)
-    row = forecast(made, on, 4, exchange)
-    found = modes_of(made, on, row, SynchronyConfig(**words))
-    return {each.words: each for each in found}
+def modes(made: Workload | int, on: Cluster, codec: str = "none", **words: Any) -> dict[str, Mode]:
+    """By their words, of four workers; a workload by its micro-batches."""
+    made = work(made) if isinstance(made, int) else made
+    row = forecast(made, on, 4, "tree", codec)
+    return {each.words: each for each in modes_of(made, on, row, SynchronyConfig(**words))}
 
 
 ONE_SLOW: dict[str, Any] = {"speeds": "one_slow", "slow_factor": 2.0}
@@ -49,28 +58,27 @@ def test_workers_of_one_speed_gain_nothing() -> None:
 def test_one_of_four_at_half_the_speed() -> None:
     """They are worth 3.5 fast ones; equal shares make them 2."""
     found = modes(56, cluster(), max_staleness=4, local_steps=8, **ONE_SLOW)
-    assert found["every_step, measured shares"].gain == pytest.approx(3.5 / 2, rel=0.01)
-    assert found["asynchronous"].gain == pytest.approx(3.5 / 2, rel=0.01)
     # While the slow one computes a micro-batch, the others do not get four steps further.
-    assert found["stale, s = 4"].gain == pytest.approx(3.5 / 2, rel=0.01)
+    for name in ("every_step, measured shares", "asynchronous", "stale, s = 4"):
+        assert found[name].gain == pytest.approx(3.5 / 2, rel=0.01)
     # The exchange costs nothing; whoever is slow is waited for at the end of a round.
     assert found["local, H = 8"].gain == pytest.approx(1, abs=0.02)
     assert found["every_step"].idle == pytest.approx(3 / 8, abs=0.01)
 
 
-def test_what_is_given_up_does_not_count() -> None:
-    """Four micro-batches a step, one of each worker, the slowest of which is not waited for."""
-    found = modes(4, cluster(), backup_workers=1, **ONE_SLOW)["backup, 3 + 1"]
-    assert found.dropped == pytest.approx(1 / 4)
-    assert found.gain == pytest.approx(2 * 3 / 4, rel=0.02)
-
-
-def test_what_is_computed_again_is_not_given_up() -> None:
-    """The slow one is late each time, so the other three do all."""
-    words = {"backup_workers": 1, "dropped": "again", **ONE_SLOW}
-    found = modes(4, cluster(), **words)["backup, 3 + 1, again"]
-    assert found.dropped == 0
-    assert found.gain == pytest.approx(3 / 2, rel=0.02)
+@pytest.mark.parametrize(
+    ("dropped", "name", "share", "gain"),
+    [("forget", "backup, 3 + 1", 1 / 4, 2 * 3 / 4), ("again", "backup, 3 + 1, again", 0, 3 / 2)],
+)
+def test_what_is_given_up_does_not_count(
+    dropped: str, name: str, share: float, gain: float
+) -> None:
+    """Four micro-batches a step, one of each worker, the slowest of which is not waited for. If it
+    is computed again, it is late each time, so the other three do all.
+    """
+    found = modes(4, cluster(), backup_workers=1, dropped=dropped, **ONE_SLOW)[name]
+    assert found.dropped == pytest.approx(share)
+    assert found.gain == pytest.approx(gain, rel=0.02)
 
 
 def test_ports_of_a_server_in_parts_bound_the_asynchronous_rate() -> None:
@@ -87,24 +95,19 @@ def test_a_codec_shortens_pushes_alone() -> None:
     """Pulls and pushes are of as many bytes, so half of each push is a quarter of all. So it
     is with a server in parts, and without a lock nothing is encoded.
     """
-    on, made = cluster(bandwidth=1e6), work(16)
 
-    def found(compressor: str, **words: Any) -> dict[str, Mode]:
-        row = forecast(made, on, 4, "tree", compressor)
-        rows = modes_of(made, on, row, SynchronyConfig("asynchronous", **words))
-        return {each.words: each for each in rows}
+    def found(codec: str, **words: Any) -> dict[str, Mode]:
+        return modes(16, cluster(bandwidth=1e6), codec, mode="asynchronous", **words)
 
-    whole = found("none")["asynchronous"].bytes_per_step
-    for compressor, share in (("float16", 1 / 2), ("int8", 65 / 256), ("top_k", 1 / 32)):
-        bytes_per_step = found(compressor)[f"asynchronous, {compressor}"].bytes_per_step
-        assert bytes_per_step == pytest.approx((1 + share) / 2 * whole, rel=0.02)
-    plain = found("none", server="sharded")["asynchronous, sharded"]
-    for compressor, share in (("float16", 1 / 2), ("int8", 65 / 256)):
-        coded = found(compressor, server="sharded")[f"asynchronous, sharded, {compressor}"]
-        assert coded.bytes_per_step == pytest.approx(
-            (1 + share) / 2 * plain.bytes_per_step, rel=0.02
-        )
-        assert coded.step_s < plain.step_s
+    shares = {"float16": 1 / 2, "int8": 65 / 256, "top_k": 1 / 32}
+    for server, name in (("first", "asynchronous"), ("sharded", "asynchronous, sharded")):
+        plain = found("none", server=server)[name]
+        for codec, share in shares.items():
+            if (codec, server) != ("top_k", "sharded"):
+                coded = found(codec, server=server)[f"{name}, {codec}"]
+                expected = (1 + share) / 2 * plain.bytes_per_step
+                assert coded.bytes_per_step == pytest.approx(expected, rel=0.02)
+                assert coded.step_s < plain.step_s or server == "first"
     assert "asynchronous, no lock" in found("float16", lock="none")
 
 
@@ -114,19 +117,15 @@ def test_a_codec_sends_each_node_of_its_level(
 ) -> None:
     """Of 18 micro-batches, and of 6 replicas, a worker of four has so many nodes at most."""
     made = replace(work(18), compressor_level=level)
-    row = forecast(made, cluster(), 4, "tree", "float16")
-    words = SynchronyConfig("local", replicas=6, local_steps=8)
-    found = {each.words: each for each in modes_of(made, cluster(), row, words)}
+    words: Any = {"mode": "local", "replicas": 6, "local_steps": 8}
+    found = modes(made, cluster(), "float16", **words)
     half = made.parameter_bytes / 2
     assert found["every_step"].bytes_per_step == pytest.approx(micro_batches * half)
     assert found["local, H = 8"].bytes_per_step == pytest.approx(replicas * half / 8)
     assert "every_step, measured shares" not in found  # no recipe has both
-
-
-def test_without_a_codec_a_worker_sends_one_sum() -> None:
-    found = modes(18, cluster(), replicas=6, local_steps=8)
-    assert found["every_step"].bytes_per_step == work(18).parameter_bytes
-    assert found["local, H = 8"].bytes_per_step == work(18).parameter_bytes / 8
+    plain = modes(made, cluster(), **words)  # in which a worker sends one sum
+    assert plain["every_step"].bytes_per_step == made.parameter_bytes
+    assert plain["local, H = 8"].bytes_per_step == made.parameter_bytes / 8
 
 
 def test_without_a_lock_nothing_travels() -> None:
@@ -196,3 +195,109 @@ def test_two_in_flight_hide_a_slow_link() -> None:
     assert own.step_s == pytest.approx(16 / (1 + 3 / 1.2), rel=0.03)
     expected = 4 / (1 + 3 / 1.2)
     assert gains["asynchronous with in_flight 2"] == pytest.approx(expected, rel=0.03)
+
+
+STEPS = 64
+
+
+def forecast_in(leaves: int, bandwidth: float = 1e15, **words: Any) -> dict[str, Any]:
+    made, on, config = work(leaves), cluster(bandwidth), SynchronyConfig(**words)
+    rounds = Rounds(STEPS)
+    if config.mode == "local":
+        rounds = plan_rounds(config, config.warm_steps, STEPS, lambda _: 0.1)
+    return forecast_mode(made, on, forecast(made, on, 4, "tree"), config, rounds)
+
+
+def taken(leaves: int) -> tuple[float, float]:
+    """Seconds of a micro-batch, and of an update."""
+    made, device = work(leaves), cluster().device
+    leaf_s = micro_batch(made, device, made.micro_batch_size).compute_s + data_s(made, device)
+    return leaf_s, update_s(made, device)
+
+
+def test_nobody_waits_for_a_server_that_costs_nothing() -> None:
+    row = forecast_in(32, mode="asynchronous", warm_steps=5)
+    leaf_s, _ = taken(32)
+    assert row["step_s"] == pytest.approx(32 / 4 * leaf_s, rel=0.02)
+    assert row["staleness"] == pytest.approx(3, abs=0.05)  # a learner for each of 4 workers
+    assert row["bytes_per_step"] == pytest.approx(2 * 24 * work(32).parameter_bytes, rel=0.01)
+    assert (row["after_step"], row["mode_in_words"]) == (5, "asynchronous")
+    error = cluster().device.error
+    assert row["step_low_s"] == pytest.approx((1 - error) * row["step_s"], rel=0.01)
+    assert row["step_high_s"] == pytest.approx((1 + error) * row["step_s"], rel=0.01)
+    assert forecast_in(32, mode="asynchronous", in_flight=2)["staleness"] == pytest.approx(
+        7, abs=0.2
+    )
+
+
+@pytest.mark.parametrize(("local_steps", "mean"), [(8, 8), (10, 9)])
+def test_replicas_wait_once_a_round(local_steps: int, mean: int) -> None:
+    """64 steps are rounds of 8, or six of 10 and one of 4, 9.1 on average; ahead are 0."""
+    row = forecast_in(32, 1e7, mode="local", local_steps=local_steps, replicas=8)
+    leaf_s, update = taken(32)
+    exchange_s = forecast(work(32), cluster(1e7), 4, "tree").exchange_s
+    own_s, waits_s = 8 * leaf_s + 2 * update, exchange_s / mean
+    assert row["step_s"] == pytest.approx(own_s + waits_s, rel=0.01)
+    # The band is that of the device and of the link.
+    compute, link = cluster().device.error, cluster().links[0].error
+    assert compute != link
+    for word, sign in (("low", -1), ("high", 1)):
+        expected = (1 + sign * compute) * own_s + (1 + sign * link) * waits_s
+        assert row[f"step_{word}_s"] == pytest.approx(expected, rel=0.01)
+    assert row["average_s"] == pytest.approx(exchange_s)
+    assert row["mode_in_words"] == f"local, H = {mean}"
+    assert forecast_in(32, mode="local", warm_steps=6)["after_step"] == 6
+
+
+def test_fragments_are_averaged_one_by_one() -> None:
+    """LeNet's largest parameter has 93 % of its bytes: it is a fragment, and bounds the peak. In
+    all a cycle sends as much; what is under way beside a step is short enough, or not.
+    """
+    words = {"mode": "local", "local_steps": 8, "replicas": 8, "overlap_steps": 1}
+    whole, parts = (forecast_in(32, 1e7, fragments=count, **words) for count in (1, 4))
+    assert parts["bytes_per_step"] == whole["bytes_per_step"]
+    assert parts["average_s"] == pytest.approx(whole["average_s"] / 4)
+    assert whole["average_bytes"] == work(32).parameter_bytes
+    sizes = sorted(work(32).tensors_bytes)
+    assert parts["average_bytes"] == pytest.approx(sizes[-1])
+    assert sizes[-1] > sum(sizes[:-1])
+    leaf_s, update = taken(32)
+    own_s, exchange_s = 8 * leaf_s + 2 * update, whole["average_s"]
+    largest_s = exchange_s * sizes[-1] / sum(sizes)
+    assert (exchange_s - largest_s) < own_s < largest_s  # one of four takes longer than a step
+    assert parts["step_s"] == pytest.approx(own_s + (largest_s - own_s) / 8, rel=0.01)
+    assert whole["step_s"] == pytest.approx(own_s + (exchange_s - own_s) / 8, rel=0.01)
+    assert parts["mode_in_words"] == "local, H = 8, 4 fragments, 1 steps beside"
+
+
+def test_who_hosts_more_replicas_is_waited_for() -> None:
+    """Of six, four workers host 2, 2, 1 and 1, of four micro-batches each."""
+    row = forecast_in(24, mode="local", replicas=6)
+    leaf_s, update = taken(24)
+    assert row["step_s"] == pytest.approx(8 * leaf_s + 2 * update, rel=0.01)
+
+
+RECIPE = Recipe(
+    model=ModelConfig(name="lenet"),
+    data=DataConfig(name="generated"),
+    train=TrainConfig(global_batch_size=32, micro_batch_size=8, steps=STEPS),
+)
+
+
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [("stale", "in mode stale, s = 4; staleness "), ("local", "H = 8; an average takes ")],
+)
+def test_it_is_kept_and_said(tmp_path: Path, mode: str, said: str) -> None:
+    recipe = replace(RECIPE, synchrony=SynchronyConfig(mode))
+    rounds = plan_rounds(recipe.synchrony, 0, STEPS, lambda _: 0.1)
+    where = open_data(RECIPE.data), 4, 4, torch.device("cpu"), "tree", rounds
+    [line] = write_forecast(tmp_path, check_recipe(recipe), *where)
+    assert line.startswith("forecast: ")
+    assert said in line
+    kept = json.loads((tmp_path / "forecast.json").read_text())
+    assert (kept["mode"], kept["cluster"], kept["workers"]) == (mode, "cpu-host", 4)
+    assert kept["step_low_s"] < kept["step_s"] < kept["step_high_s"]
+    simulated = SynchronyConfig("stale", clock="simulated")
+    [line] = write_forecast(tmp_path, check_recipe(replace(recipe, synchrony=simulated)), *where)
+    assert line.startswith("no forecast: under the simulated clock")

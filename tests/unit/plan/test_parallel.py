@@ -1,7 +1,11 @@
-"""What each layer would send: found of a network, by each way; AlexNet's published sizes."""
+"""What each layer would send, by each way, AlexNet's published sizes; docs/parallel.md has the
+tables that the commands print.
+"""
 
 import json
 import re
+import tomllib
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,13 +14,20 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from firecaffe.cli import main
+from firecaffe.cli.plan_layouts import Parallel
 from firecaffe.cli.profile import render_parallel
-from firecaffe.errors import RecipeError
 from firecaffe.models.config import ModelConfig
+from firecaffe.models.network import with_outline
+from firecaffe.parallel.config import ONE_WEIRD_TRICK, ParallelConfig, check_parallel
 from firecaffe.parallel.slide import ROWS
 from firecaffe.parallel.split_kinds import SPLITS
+from firecaffe.plan.cluster import load_cluster
+from firecaffe.plan.forecast import forecasts
 from firecaffe.plan.layer_traffic import WORDS, LayerVolumes, Volumes, layers_on, volumes_of
+from firecaffe.plan.of_recipe import workload_of_model
+from firecaffe.plan.split_plans import WAYS
 from firecaffe.plan.workload import images_of, input_of
+from firecaffe.training.parallel.split_network import chosen_layers
 
 PLACE = "tests.unit.plan.test_parallel"
 SHAPE = (1, 8, 8)
@@ -70,7 +81,8 @@ def test_layers_by_hand() -> None:
     layers = found(4)
     assert [*layers] == ["", "first", "again", "norm", "groups", "tied", "twin", "unused"]
     image, inner = 8 * 64, 8 * 36
-    assert layers["first"].weights == 8 * 9 + 8
+    own = {name: layers[name].weights for name in ("first", "tied", "twin", "unused")}
+    assert own == {"first": 8 * 9 + 8, "tied": 64 + 8, "twin": 8, "unused": 42}
     assert layers["first"].by_data == 2 * 3 / 4 * 80
     # One input channel cannot be cut into 4; nobody wants the gradient of the images.
     assert layers["first"].by_model == {"filters": 10 * 3 / 4 * image}
@@ -81,20 +93,12 @@ def test_layers_by_hand() -> None:
     assert layers["groups"].by_model == dict.fromkeys(
         ("filters", "channels"), 10 * 3 / 4 * (image + inner)
     )
-    assert layers["tied"].weights == 64 + 8
-    assert layers["twin"].weights == 8
     for name in ("", "tied", "twin", "unused"):
-        assert layers[name].by_model == {}
-        assert layers[name].cheapest == "data"
-        assert layers[name].most_samples is None
-    assert layers["unused"].weights == 42
-
-
-def test_too_few_for_the_workers() -> None:
-    layers = found(8)
-    assert layers["groups"].by_model == {}
-    assert set(layers["again"].by_model) == {"filters", "channels"}
-    assert found(9)["again"].by_model == {}
+        layer = layers[name]
+        assert (layer.by_model, layer.cheapest, layer.most_samples) == ({}, "data", None)
+    # With more workers than there are channels, or groups of them, nothing is split.
+    assert found(8)["groups"].by_model == found(9)["again"].by_model == {}
+    assert set(found(8)["again"].by_model) == {"filters", "channels"}
 
 
 def alexnet(batch_size: int, workers: int) -> Volumes:
@@ -152,11 +156,6 @@ def test_totals_on_the_page(name: str) -> None:
         assert re.search(rf" {total / 1e6:,.1f}\b", PAGE), total
 
 
-def test_a_network_without_weights() -> None:
-    with pytest.raises(RecipeError, match="Nothing has no weights that are trained"):
-        volumes_of(ModelConfig(f"{PLACE}:Nothing"), images_of(SHAPE), 1, 2)
-
-
 def test_nothing_is_left_on_the_network() -> None:
     network = Mixed()
     layers_on(network, torch.zeros(2, *SHAPE))
@@ -183,3 +182,40 @@ def test_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["profile", f"{PLACE}:Nothing", "--input", "1x8x8", "--parallel"]) == 2
     assert "has no weights" in capsys.readouterr().err
     assert main(["profile", f"{PLACE}:Nothing", "--input", "1x8x8"]) == 0
+
+
+def planned(model: str, ways: list[str], exchanges: list[str] | None = None) -> Parallel:
+    config, cluster = ModelConfig(model), load_cluster("ethernet-10g")
+    work = workload_of_model(config, None, 256, 8)
+    return Parallel(config, work, cluster, forecasts(work, cluster, [4], exchanges), ways)
+
+
+@pytest.mark.parametrize(("model", "name"), [("alexnet", "AlexNet"), ("vgg16", "VGG-16")])
+def test_the_page_shows_what_plan_does(model: str, name: str) -> None:
+    found = planned(model, [*WAYS])
+    console = Console(width=250)
+    with console.capture() as capture:
+        found.show(console)
+    lines = [re.split(r"\s{2,}", line.strip()) for line in capture.get().splitlines()]
+    ways = [f"| {name} | {' | '.join(cells[1:])} |" for cells in lines if cells[0] == "4"]
+    assert len(ways) == len(WAYS)
+    assert [line for line in PAGE.splitlines() if line.startswith(f"| {name} | ")] == ways
+    if model == "alexnet":
+        units = {unit.name for unit in found.chain}
+        layers = [f"| `{c[0]}` | {' | '.join(c[1:])} |" for c in lines if c[0] in units]
+        after = PAGE.partition("## Planning a split")[2].splitlines()
+        assert [line for line in after if line.startswith("| `") and " x " in line] != []
+        assert [line for line in after if re.match(r"\| `(features|classifier)", line)] == layers
+
+
+def test_a_recipe_takes_what_the_command_says_of_it() -> None:
+    found = planned("alexnet", ["same_samples", "one_weird_trick"], ["ring"])
+    lines = [line for line in found.lines() if "parallel.model" in line]
+    for plan, line in zip(found.plans, lines, strict=True):
+        words = line.partition(": ")[2].replace(", parallel.", "\nparallel.")
+        recipe = ParallelConfig(**tomllib.loads(words)["parallel"])
+        check_parallel(recipe)
+        assert recipe.model == plan.model
+        assert (recipe.scheme == ONE_WEIRD_TRICK) == (plan.name == ONE_WEIRD_TRICK)
+        chosen = partial(chosen_layers, words=recipe)
+        assert with_outline(ModelConfig("alexnet"), None, None, chosen) == recipe.split

@@ -1,5 +1,8 @@
-"""Like rounds against the schedule that is executed; closed formulas against both."""
+"""Like rounds against the schedule that is executed; closed formulas against both; ports that
+connections share, against what fair shares and full ports give.
+"""
 
+from itertools import product
 from math import ceil, log2
 
 import pytest
@@ -10,7 +13,7 @@ from firecaffe.plan.cluster import Link
 from firecaffe.plan.network import Network
 from firecaffe.plan.price import Prices, rounds_only_s
 from firecaffe.plan.round_prices import ROUNDS, like_rounds, rounds_of, rounds_s, sharded_s
-from firecaffe.plan.simulate import simulate_s
+from firecaffe.plan.simulate import BLOCK_BYTES, LONG_BLOCKS, Clock, Ports, crowding, simulate_s
 
 LATENCY_S, RATE = 1e-4, 1e8
 FLAT = (Link("net", LATENCY_S, RATE, congestion=0.1, addition_s_per_byte=1e-10),)
@@ -23,23 +26,18 @@ SIZES = (0, 1, 1000, 400_003)
 RANKS = (*range(1, 18), 24, 31, 33, 48)
 
 
-def test_there_are_like_rounds_of_every_exchange() -> None:
-    assert list(ROUNDS) == list(ALGORITHMS)
-
-
 @pytest.mark.parametrize("links", [FLAT, NODES], ids=["flat", "nodes"])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_like_rounds_take_what_the_schedule_takes(algorithm: str, links: tuple[Link, ...]) -> None:
-    for ranks in RANKS:
+    assert list(ROUNDS) == list(ALGORITHMS)
+    for ranks, size in product(RANKS, SIZES):
         network = Network(links, ranks)
-        for size in SIZES:
-            schedule = ALGORITHMS[algorithm](ranks, size)
-            exact_s = rounds_s(rounds_of(schedule), network)
-            like_s = rounds_s(like_rounds(algorithm, ranks, size), network)
-            if size < ranks:  # a schedule leaves out what is empty
-                continue
-            # Slices differ by an element; a class of like rounds has the longest.
-            longest_s = 64 * 4 / RATE * len(schedule.rounds)
+        schedule = ALGORITHMS[algorithm](ranks, size)
+        exact_s = rounds_s(rounds_of(schedule), network)
+        like_s = rounds_s(like_rounds(algorithm, ranks, size), network)
+        # Slices differ by an element; a class of like rounds has the longest.
+        longest_s = 64 * 4 / RATE * len(schedule.rounds)
+        if size >= ranks:  # a schedule leaves out what is empty
             assert exact_s * (1 - 1e-9) <= like_s <= exact_s + longest_s, (ranks, size)
 
 
@@ -122,20 +120,78 @@ def test_groups_that_are_not_full_have_their_messages_listed() -> None:
 def test_pieces_overlap_the_rounds_of_a_server() -> None:
     """Four pieces through two rounds: the second begins when a quarter of the first is there."""
     network = Network((Link("net", 0.0, RATE),), 5)
-    size = 1_000_000
-    whole_s = 4 * size * 4 / RATE
-    assert simulate_s(ALGORITHMS["parameter_server"], network, size) == pytest.approx(
-        1.25 * whole_s
-    )
+    taken_s = simulate_s(ALGORITHMS["parameter_server"], network, 1_000_000)
+    assert taken_s == pytest.approx(1.25 * 4 * 4e6 / RATE)
 
 
 def test_who_shares_a_port_takes_turns() -> None:
     """Two nodes of two ranks with one port each: a ring crosses twice, a swap of all four times."""
-    one = Network((Link("node", 0.0, 1e15, group=2), Link("net", 0.0, RATE)), 4)
-    size = 4000
-    crossing_s = size * 4 / RATE
-    doubling_s = simulate_s(ALGORITHMS["recursive_doubling"], one, size, in_pieces=False)
-    assert doubling_s == pytest.approx(2 * crossing_s, rel=1e-3)
-    two = Network((Link("node", 0.0, 1e15, group=2), Link("net", 0.0, RATE, ports=2)), 4)
-    doubling_s = simulate_s(ALGORITHMS["recursive_doubling"], two, size, in_pieces=False)
-    assert doubling_s == pytest.approx(crossing_s, rel=1e-3)
+    for ports, crossings in ((1, 2), (2, 1)):
+        links = Link("node", 0.0, 1e15, group=2), Link("net", 0.0, RATE, ports=ports)
+        doubling = ALGORITHMS["recursive_doubling"]
+        taken_s = simulate_s(doubling, Network(links, 4), 4000, in_pieces=False)
+        assert taken_s == pytest.approx(crossings * 4000 * 4 / RATE, rel=1e-3)
+
+
+LENGTH = 9_000_000
+ALONE_S = LENGTH / RATE
+BLOCK_S = ALONE_S / LONG_BLOCKS
+
+
+def arrivals(
+    messages: list[tuple[int, int, int]], links: tuple[Link, ...] = (Link("net", 0.0, RATE),)
+) -> list[float]:
+    """When messages (source, destination, bytes) that are all sent at once have arrived."""
+    clock = Clock()
+    ports = Ports(Network(links, 8), clock)
+    arrived: dict[int, float] = {}
+    for number, (source, destination, num_bytes) in enumerate(messages):
+
+        def note(number: int = number) -> None:
+            arrived[number] = clock.now_s
+
+        ports.send(source, destination, num_bytes, 1.0, note)
+    clock.run()
+    return [arrived[number] for number in range(len(messages))]
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, BLOCK_BYTES, BLOCK_BYTES + 1, LENGTH])
+def test_a_message_alone_takes_its_bytes(num_bytes: int) -> None:
+    assert arrivals([(0, 1, num_bytes)]) == [pytest.approx(num_bytes / RATE)]
+
+
+def test_messages_of_one_connection_follow_each_other_and_two_ways_are_at_once() -> None:
+    assert arrivals([(0, 1, LENGTH), (0, 1, LENGTH)]) == pytest.approx([ALONE_S, 2 * ALONE_S])
+    assert arrivals([(0, 1, LENGTH), (1, 0, LENGTH)]) == pytest.approx([ALONE_S, ALONE_S])
+
+
+@pytest.mark.parametrize("peers", [2, 3, 7])
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_port_with_several_is_full_and_none_is_there_sooner(peers: int, is_there: bool) -> None:
+    """All go at one rate, so the first is there a block of each other before the last."""
+    pairs = [(0, peer) if is_there else (peer, 0) for peer in range(1, peers + 1)]
+    ends = arrivals([(*pair, LENGTH) for pair in pairs])
+    assert max(ends) == pytest.approx(peers * ALONE_S)
+    assert min(ends) >= peers * ALONE_S - (2 * peers - 1) * BLOCK_S
+
+
+def test_who_waits_for_a_full_port_holds_nobody_up_behind_it() -> None:
+    """Rank 0 sends to 1, to whom five others send, and to 2, to whom nobody does."""
+    crowd = [(peer, 1, LENGTH) for peer in range(3, 8)]
+    ends = arrivals([(0, 1, LENGTH), (0, 2, LENGTH), *crowd])
+    assert ends[1] <= ALONE_S * (1 + 1 / 6) + 3 * BLOCK_S
+    assert max(ends) == pytest.approx(6 * ALONE_S)
+
+
+def test_ranks_of_a_node_share_its_port() -> None:
+    nodes = (Link("node", 0.0, 1e12, group=4), Link("net", 0.0, RATE))
+    assert max(arrivals([(0, 4, LENGTH), (1, 5, LENGTH)], nodes)) == pytest.approx(2 * ALONE_S)
+    two = (nodes[0], Link("net", 0.0, RATE, ports=2))
+    assert max(arrivals([(0, 4, LENGTH), (1, 5, LENGTH)], two)) == pytest.approx(ALONE_S)
+    assert max(arrivals([(0, 1, LENGTH), (0, 4, LENGTH)], nodes)) == pytest.approx(ALONE_S)
+
+
+def test_a_crowd_at_a_port_costs_what_was_observed() -> None:
+    assert crowding(0.0, 7) == 1
+    assert crowding(0.2, 1) == 1
+    assert [crowding(0.14, k) for k in (3, 7, 15)] == pytest.approx([1.14, 1.28, 1.42])

@@ -1,19 +1,28 @@
-"""A step's parts: computing, exposed exchange, stragglers, memory; against closed formulas."""
+"""A step's parts: computing, exposed exchange, stragglers, memory, sums in shared memory, and what
+an update makes; against closed formulas, and what the sources of optimizers say.
+"""
 
-import dataclasses
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from firecaffe.models.config import ModelConfig
 from firecaffe.plan.advice import changes
+from firecaffe.plan.chain import chain_of
 from firecaffe.plan.cluster import Cluster, Device, Link, MeasuredStep, Storage, load_cluster
 from firecaffe.plan.compute_time import MicroBatch, correction, micro_batch, update_s
 from firecaffe.plan.forecast import forecast
+from firecaffe.plan.held import memory_of
+from firecaffe.plan.layouts import Layout
 from firecaffe.plan.memory import memory_bytes
+from firecaffe.plan.network import Network
 from firecaffe.plan.of_recipe import workload_of_model
+from firecaffe.plan.price import Prices
 from firecaffe.plan.step_cost import Bucket, buckets_of, overlap, slowest_of
-from firecaffe.plan.workload import PROFILED_IMAGES, LayerWork, Workload, layers_of
+from firecaffe.plan.workload import PROFILED_IMAGES, LayerWork, layers_of, vectors_of
+from firecaffe.solvers.config import SolverConfig
+from firecaffe.solvers.optimizer import SOLVERS
 
 DEVICE = Device("d", 1e12, 1e15, {"float32": 1e12}, efficiency=1.0, overhead_s=0.0)
 WORK = workload_of_model(ModelConfig("googlenet"), None, 256, 8)
@@ -23,11 +32,13 @@ def test_without_overhead_the_work_decides() -> None:
     """3 x 2 MAC on a device whose memory is no limit: the published 1.591 G MAC an image."""
     step = micro_batch(WORK, DEVICE, 8)
     assert step.compute_s == pytest.approx(8 * 6 * 1.591e9 / 1e12, rel=0.002)
+    starved = replace(DEVICE, memory_bytes_per_s=1e6)  # whose memory is the limit
+    assert micro_batch(WORK, starved, 8).compute_s > 100 * step.compute_s
 
 
 def test_small_batches_use_less_of_the_device() -> None:
     """Hockney: with an overhead, half of the rate is reached where the work takes as long."""
-    slow = dataclasses.replace(DEVICE, overhead_s=1e-4)
+    slow = replace(DEVICE, overhead_s=1e-4)
     per_image = [micro_batch(WORK, slow, n).compute_s / n for n in (1, 4, 16, 64, 256)]
     assert per_image == sorted(per_image, reverse=True)
     bare = micro_batch(WORK, DEVICE, 1).compute_s
@@ -45,20 +56,15 @@ def test_what_stands_in_for_an_exchange_is_priced_in_its_place() -> None:
     assert forecast(WORK, titan, 3, "ring").exchange_s not in named[3]
 
 
-def test_memory_can_be_the_limit() -> None:
-    starved = dataclasses.replace(DEVICE, memory_bytes_per_s=1e6)
-    assert micro_batch(WORK, starved, 8).compute_s > 100 * micro_batch(WORK, DEVICE, 8).compute_s
-
-
 def test_what_was_measured_replaces_what_is_computed() -> None:
     rows = tuple(MeasuredStep("googlenet", n, 0.1 * n, 0.01 * n, 0.5, error=0.02) for n in (4, 16))
-    device = dataclasses.replace(DEVICE, measured=rows)
+    device = replace(DEVICE, measured=rows)
     for size in (4, 16):
         assert micro_batch(WORK, device, size).compute_s == pytest.approx(0.1 * size)
     between = micro_batch(WORK, device, 8).compute_s
     assert 0.4 < between < 1.6
     assert update_s(WORK, device) == 0.5
-    other = dataclasses.replace(WORK, autocast="bfloat16")
+    other = replace(WORK, autocast="bfloat16")
     assert correction(other, device, 8) == 1.0  # measured in other arithmetic
 
 
@@ -75,7 +81,7 @@ def test_a_bucket_is_ready_with_its_last_gradient() -> None:
     a fourth of it.
     """
     layers = tuple(LayerWork("linear", 0.0, 0.0, 400.0, ((10, 10),)) for _ in range(3))
-    work = dataclasses.replace(WORK, layers=layers, bucket_bytes=800)
+    work = replace(WORK, layers=layers, bucket_bytes=800)
     found = buckets_of(work, MicroBatch(1.0, (0.1, 0.2, 0.4)))
     assert [each.num_elements for each in found] == [100, 200]
     assert [each.ready_s for each in found] == pytest.approx([0.1, 0.1 + 0.2 + 0.4])
@@ -167,7 +173,7 @@ def test_memory_is_counted_by_volume() -> None:
     copied = few["parameters"] + few["optimizer"]
     assert few["saving"] == max(0.0, copied - few["running"] - few["activations"])
     assert memory_bytes(WORK, WORK.num_micro_batches, is_whole=False)["saving"] == 0
-    more = memory_bytes(dataclasses.replace(WORK, optimizer_vectors=2, micro_batch_size=16), 4)
+    more = memory_bytes(replace(WORK, optimizer_vectors=2, micro_batch_size=16), 4)
     assert more["optimizer"] == 2 * weights
     assert more["activations"] == 2 * held["activations"]
 
@@ -189,10 +195,8 @@ def test_an_infinite_network_scales_and_a_slow_one_does_not() -> None:
 
 def test_computing_beside_an_exchange_takes_as_much_longer_as_was_measured() -> None:
     plain = cluster(1e7)
-    slow = dataclasses.replace(
-        plain, device=dataclasses.replace(DEVICE, exchange_slowdown=0.5, jitter=0.0)
-    )
-    work = dataclasses.replace(WORK, bucket_bytes=4)  # the first is on its way from the start
+    slow = replace(plain, device=replace(DEVICE, exchange_slowdown=0.5, jitter=0.0))
+    work = replace(WORK, bucket_bytes=4)  # the first is on its way from the start
     alone, beside = (forecast(work, each, 4, "ring") for each in (plain, slow))
     last_s = sum(micro_batch(work, DEVICE, work.micro_batch_size).backward_s)
     first_s = micro_batch(work, DEVICE, work.micro_batch_size).backward_s[0]
@@ -201,31 +205,116 @@ def test_computing_beside_an_exchange_takes_as_much_longer_as_was_measured() -> 
     assert beside.step_s == pytest.approx(alone.step_s)
 
 
-def test_storage_that_is_too_slow_is_waited_for() -> None:
-    starved = cluster(1e18, storage=Storage("s", 1e6))
-    row = forecast(WORK, starved, 8, "tree")
-    assert row.data_s > 0
+def test_storage_and_decoding_that_are_too_slow_are_waited_for_and_threads_advised() -> None:
     per_node = WORK.global_batch_size / 8
+    row = forecast(WORK, cluster(1e18, Storage("s", 1e6)), 8, "tree")
+    assert row.data_s > 0
     assert row.step_s == pytest.approx(per_node * WORK.stored_bytes / 1e6, rel=1e-6)
-
-
-def test_decoding_that_is_too_slow_is_waited_for_and_threads_are_advised() -> None:
-    storage = Storage("s", 1e12, decoded_images_per_s=10)
-    starved = cluster(1e18, storage=storage)
+    starved = cluster(1e18, Storage("s", 1e12, decoded_images_per_s=10))
     row = forecast(WORK, starved, 8, "tree")
-    assert row.step_s == pytest.approx(WORK.global_batch_size / 8 / 10, rel=1e-6)
+    assert row.step_s == pytest.approx(per_node / 10, rel=1e-6)
     best = changes(WORK, starved, row)[0]
     assert best.what == "twice the decoding threads"
     assert best.gain == pytest.approx(1, rel=0.01)
 
 
 def test_unequal_shares_wait_for_the_largest() -> None:
-    seven = forecast(WORK, cluster(1e18), 7, "tree")  # 32 micro-batches: five on some
+    """Of 32 micro-batches of images as their authors took them, some of seven have five."""
+    assert (WORK.layout.inputs.shape, WORK.num_micro_batches) == ((3, 224, 224), 32)
+    seven = forecast(WORK, cluster(1e18), 7, "tree")
     assert seven.micro_batches == 5
     assert seven.speedup == pytest.approx(32 / 5, rel=0.02)
 
 
-def test_the_workload_of_a_network_is_its_authors() -> None:
-    assert isinstance(WORK, Workload)
-    assert WORK.layout.inputs.shape == (3, 224, 224)
-    assert WORK.num_micro_batches == 32
+MEMORY = Link("within a host", 1e-5, 1e9, group=4, memory_bytes_per_s=8e9)
+
+
+def test_a_sum_in_the_memory_of_one_host_reads_and_writes_each_vector_once() -> None:
+    network, size = Network((replace(MEMORY, group=0),), 4), 2**20
+    [found_s] = Prices("tree", network, across="tree").seconds([size])
+    assert found_s == pytest.approx(2 * 4 * size / 8e9)
+
+
+@pytest.mark.parametrize("outer", ["tree", "ring"])
+def test_several_hosts_add_in_memory_and_send_between_their_first_ranks(outer: str) -> None:
+    """A rank reads its shard of 4 vectors and writes it once; it reads and writes the total."""
+    between, size = Link("net", 1e-4, 1e8), 2**20
+    [found_s] = Prices(outer, Network((MEMORY, between), 12), across=outer).seconds([size])
+    [outer_s] = Prices(outer, Network((between,), 3)).seconds([size])
+    in_memory_s = 4 * size * (4 + 1 + 2 * 4) / 4 / 8e9
+    assert found_s == pytest.approx(in_memory_s + outer_s)
+
+
+def test_only_a_file_with_the_rate_of_memory_prices_sums_there() -> None:
+    cluster = load_cluster("cpu-host")
+    [link] = cluster.links
+    shared = replace(cluster, links=(replace(link, memory_bytes_per_s=1e12),))
+    work = workload_of_model(ModelConfig("googlenet"), None, 256, 8)
+    by_messages = replace(work, shared_memory=False)
+    before = forecast(work, cluster, 4, "tree").exchange_s
+    assert forecast(by_messages, shared, 4, "tree").exchange_s == before
+    buckets = buckets_of(work, micro_batch(work, cluster.device, work.micro_batch_size))
+    size = sum(bucket.num_elements for bucket in buckets)
+    assert forecast(work, shared, 4, "tree").exchange_s == pytest.approx(2 * 4 * size / 1e12)
+
+
+MADE = {
+    "sgd": (0, 1),  # gradients with the decay
+    "nesterov": (0, 1),
+    "adagrad": (2, 2),  # the root, and the gradient times the rate; the decay in the latter's place
+    "adadelta": (2, 3),  # two roots
+    "rmsprop": (1, 2),  # the root
+    "adam": (1, 1),  # gradients with the decay are let go before the root is made
+    "adamw": (1, 1),
+    "lars": (1, 1),  # gradients with the decay, in any case
+    "lamb": (2, 2),  # the root, and the direction
+}
+"""What torch 2.13's `foreach` forms make, and ours; without a decay, and with one."""
+
+
+def test_what_an_update_makes() -> None:
+    assert set(MADE) == set(SOLVERS)
+    for name, expected in MADE.items():
+        solvers = (SolverConfig(type=name, weight_decay=decay) for decay in (0.0, 0.1))
+        assert tuple(vectors_of(each).made for each in solvers) == expected, name
+    caffe = SolverConfig(momentum_form="caffe")
+    assert vectors_of(caffe).made == 1
+    # Of Nesterov's in Caffe's words: what moves, the history before, and how far it goes ahead.
+    assert vectors_of(replace(caffe, type="nesterov")).made == 3
+    assert vectors_of(SolverConfig("adam", momentum_form="caffe")) == (2, 1)  # the root
+    signs = SolverConfig("rmsprop", weight_decay=0.1, decay_form="l1")
+    assert vectors_of(signs).made == 1  # the signs are let go before the root is made
+    kept = {name: vectors_of(SolverConfig(type=name)).kept for name in MADE}
+    twice = {"adam", "adamw", "lamb", "adadelta"}
+    assert kept == {name: 1 + (name in twice) for name in MADE}
+
+
+def test_an_update_is_the_peak_if_it_makes_more_than_a_micro_batch() -> None:
+    """The running micro-batch's gradients are as long as the weights, so one vector is no more."""
+    work = replace(workload_of_model(ModelConfig("alexnet"), None, 8, 8), activation_bytes=1e5)
+    weights, activations = work.parameter_bytes, 8e5
+    base = memory_bytes(work, 1, is_whole=False)
+    assert base["running"] == weights
+    assert base["updating"] == 0
+    under_way = base["running"] + base["sums"] + activations
+    for vectors in (1, 4):
+        found = memory_bytes(replace(work, update_vectors=vectors), 1, is_whole=False)
+        assert found["updating"] == max(0, vectors * weights - under_way)
+    # A checkpoint is another time: of both the one that takes more counts.
+    whole = memory_bytes(replace(work, update_vectors=4), 1)
+    assert whole["saving"] > 0 or base["sums"] >= weights
+    assert whole["saving"] + whole["updating"] == 4 * weights - under_way
+
+
+@pytest.mark.parametrize("vectors", [0, 4])
+def test_an_update_is_of_own_parts(vectors: int) -> None:
+    config = ModelConfig("alexnet")
+    work = replace(
+        workload_of_model(config, None, 8, 8), activation_bytes=0.0, update_vectors=vectors
+    )
+    chain = chain_of(config, work)
+    layouts = [Layout(outputs=2) if unit.is_dense else Layout(copies=2) for unit in chain]
+    found = memory_of(work, chain, layouts)
+    under_way = found["running"] + found["sums"] + found["activations"]
+    assert found["updating"] == max(0, vectors * found["parameters"] - under_way)
+    assert found["parameters"] < 0.6 * work.parameter_bytes

@@ -1,20 +1,41 @@
-"""`explain` finds the slow rank that was put into the numbers, and none where there is none."""
+"""`explain` finds the slow rank that was put into the numbers, and none where there is none; which
+ranks of a run hold one model together, by its recipe.
+"""
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
+import tomli_w
 from scipy.stats import false_discovery_control
 
 from firecaffe.cli.explain import lines
 from firecaffe.cluster.links import links_of
 from firecaffe.errors import RunError
+from firecaffe.runs.rank_shares import row_of
 from firecaffe.runs.rank_times import ALPHA, explain, holm
+from firecaffe.runs.run_folder import RECIPE
 
 STEPS = 120
+
+
+def write_rows(folder: Path, by_name: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    """Files of timings."""
+    (folder / "timings").mkdir(parents=True, exist_ok=True)
+    for name, rows in by_name.items():
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / f"timings/{name}.jsonl").write_text(text)
+
+
+def with_more(folder: Path, more: Callable[[int], Mapping[str, Any]]) -> None:
+    """Adds numbers of a rank to all of its rows."""
+    for rank, path in enumerate(sorted(folder.glob("timings/rank-*.jsonl"))):
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        write_rows(folder, {path.stem: [row | more(rank) for row in rows]})
 
 
 def write_run(
@@ -31,7 +52,6 @@ def write_run(
     rank has a round trip in a step, of so many ranks. stages: of the network, one behind the other
     in each row of ranks.
     """
-    (folder / "timings").mkdir()
     slowest = [max(compute_s(r, step) for r in range(ranks)) for step in range(1, steps + 1)]
     for rank in range(ranks):
         rows, trips = [], []
@@ -47,9 +67,7 @@ def write_run(
             for peer in {*peers} - {rank}:
                 trip = {"step": step, "peer": peer, "in_host": in_host(rank, peer)}
                 trips.append(trip | {"round_trip_s": trip_s(rank, peer)})
-        for name, lines_ in ((f"rank-{rank}", rows), (f"round-trips-{rank}", trips)):
-            text = "".join(json.dumps(row) + "\n" for row in lines_)
-            (folder / f"timings/{name}.jsonl").write_text(text)
+        write_rows(folder, {f"rank-{rank}": rows, f"round-trips-{rank}": trips})
     return folder
 
 
@@ -114,8 +132,6 @@ def test_ways_inside_a_host_are_no_links(tmp_path: Path) -> None:
 def test_links_whose_delays_come_in_waves_are_not_named(tmp_path: Path) -> None:
     named = 0
     for seed in range(30):
-        folder = tmp_path / str(seed)
-        folder.mkdir()
         waves = [random.Random(f"{seed} {i}").expovariate(500) for i in range(100)]
         calls = [0]
 
@@ -123,18 +139,15 @@ def test_links_whose_delays_come_in_waves_are_not_named(tmp_path: Path) -> None:
             calls[0] += 1
             return 0.001 + waves[calls[0] // 30]
 
-        named += any(
-            slow.cause == "link" for slow in explain(write_run(folder, noise(7), trip_s)).slow
-        )
+        found = explain(write_run(tmp_path / str(seed), noise(7), trip_s))
+        named += any(slow.cause == "link" for slow in found.slow)
     assert named <= 2
 
 
 def test_noise_names_nobody_more_often_than_alpha(tmp_path: Path) -> None:
     named = 0
     for seed in range(40):
-        folder = tmp_path / str(seed)
-        folder.mkdir()
-        named += bool(explain(write_run(folder, noise(seed + 100))).slow)
+        named += bool(explain(write_run(tmp_path / str(seed), noise(seed + 100))).slow)
     assert named <= 3  # 0.4 expected; more than 3 has a probability below 0.001
 
 
@@ -153,11 +166,9 @@ def test_a_stage_with_more_work_is_no_slow_rank(tmp_path: Path) -> None:
     def compute_s(rank: int, step: int) -> float:
         return at(rank, step) * (2 if rank % 2 else 1) * (1.3 if rank == 3 else 1)
 
-    (tmp_path / "four").mkdir()
     found = explain(write_run(tmp_path / "four", compute_s, stages=2))
     assert [(slow.rank, slow.cause) for slow in found.slow] == [(3, "computes")]
     assert 1.2 < found.slow[0].factor < 1.4
-    (tmp_path / "two").mkdir()
     found = explain(write_run(tmp_path / "two", compute_s, ranks=2, stages=2))
     assert (found.slow, found.shares) == ([], None)
     assert [each.stage for each in found.stages] == [0, 1]
@@ -171,15 +182,11 @@ def test_a_stage_with_more_work_is_no_slow_rank(tmp_path: Path) -> None:
 
 
 def test_too_little_to_say(tmp_path: Path) -> None:
-    found = explain(write_run(tmp_path, noise(3), steps=50))
+    found = explain(write_run(tmp_path / "short", noise(3), steps=50))
+    assert (found.slow, "too few" in found.not_tested[0]) == ([], True)
+    found = explain(write_run(tmp_path / "alone", noise(4), ranks=1))
     assert found.slow == []
-    assert "too few" in found.not_tested[0]
-
-
-def test_one_rank(tmp_path: Path) -> None:
-    found = explain(write_run(tmp_path, noise(4), ranks=1))
-    assert found.slow == []
-    assert lines(found) == ["not tested: one rank: there is no other to compare it with"]
+    assert [line.startswith("not tested: one rank") for line in lines(found)] == [True]
 
 
 def test_a_last_line_cut_short_is_left_out(tmp_path: Path) -> None:
@@ -189,19 +196,14 @@ def test_a_last_line_cut_short_is_left_out(tmp_path: Path) -> None:
     assert [rank.steps for rank in explain(run).ranks] == [STEPS, STEPS - 1]
 
 
-@pytest.mark.parametrize(
-    "content", ["null\n", "[]\n", '{"step": 1}\n' * 3, "{\n", '{"step": "x"}\n']
-)
-def test_what_is_no_timing_is_refused(tmp_path: Path, content: str) -> None:
-    (tmp_path / "timings").mkdir()
-    (tmp_path / "timings/rank-0.jsonl").write_text(content)
-    with pytest.raises(RunError):
-        explain(tmp_path)
-
-
-def test_no_run(tmp_path: Path) -> None:
+def test_what_is_no_timing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="holds no timings"):
         explain(tmp_path)
+    (tmp_path / "timings").mkdir()
+    for content in ("null\n", "[]\n", '{"step": 1}\n' * 3, "{\n", '{"step": "x"}\n'):
+        (tmp_path / "timings/rank-0.jsonl").write_text(content)
+        with pytest.raises(RunError):
+            explain(tmp_path)
 
 
 def test_holm_is_never_below_what_is_less_strict() -> None:
@@ -228,11 +230,7 @@ def test_a_slow_rank_is_told_what_measured_shares_would_bring(
     """Rank 3 takes twice as long for a micro-batch."""
     at = noise(3)
     folder = write_run(tmp_path, lambda r, s: at(r, s) * counts[r] * (2 if r == 3 else 1))
-    for rank, count in enumerate(counts):
-        path = folder / f"timings/rank-{rank}.jsonl"
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
-        told = [json.dumps(row | {"micro_batches": count}) + "\n" for row in rows]
-        path.write_text("".join(told))
+    with_more(folder, lambda rank: {"micro_batches": counts[rank]})
     found = explain(folder)
     assert found.shares is not None
     assert len([line for line in lines(found) if line.startswith(words)]) == 1
@@ -247,11 +245,28 @@ def test_a_split_network_waits_for_activations_and_for_gradients(tmp_path: Path)
     whole = explain(folder)
     assert whole.ranks[0].waits_s == {}
     assert not [line for line in lines(whole) if line.startswith("split layers")]
-    for path in folder.glob("timings/rank-*.jsonl"):
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
-        told = [json.dumps(row | {"activations_s": 0.007}) + "\n" for row in rows]
-        path.write_text("".join(told))
+    with_more(folder, lambda _: {"activations_s": 0.007})
     found = explain(folder)
     assert found.ranks[1].waits_s == pytest.approx({"activations": 0.007, "gradients": 0.003})
     (line,) = (line for line in lines(found) if line.startswith("split layers"))
     assert "activations 7.0 ms (6%), for gradients 3.0 ms (3%)" in line
+
+
+SPLIT = {"head": "neurons"}
+
+
+@pytest.mark.parametrize(
+    ("words", "size", "at_a_time"),
+    [
+        ({}, 1, 1),
+        ({"model": 3, "split": SPLIT}, 3, 1),
+        ({"model": 2, "scheme": "one_weird_trick"}, 2, 2),
+        ({"stages": ["a", "b"]}, 3, 1),
+        ({"stages": ["a", "b"], "model": 3}, 3, 1),
+        ({"stages": ["a", "b"], "model": 2, "split": SPLIT}, 6, 1),
+    ],
+)
+def test_a_row(tmp_path: Path, words: dict[str, Any], size: int, at_a_time: int) -> None:
+    (tmp_path / RECIPE).write_text(tomli_w.dumps({"parallel": words}))
+    found = row_of(tmp_path)
+    assert (found.size, found.at_a_time) == (size, at_a_time)

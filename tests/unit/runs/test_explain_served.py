@@ -16,6 +16,7 @@ from firecaffe.plan.of_recipe import workload_of
 from firecaffe.recipe.recorded_recipe import recipe_of
 from firecaffe.runs.explain_served import ServedExplanation, explain_served
 from firecaffe.runs.rank_times import ALPHA, read_timings
+from tests.unit.runs.test_explain import write_rows
 
 STEPS = 60
 CAME_TO = {
@@ -35,7 +36,6 @@ CAME_TO = {
 
 def write(folder: Path, slow: float = 1.0, steps: int = STEPS, warm: int = 3) -> Path:
     """slow: how many times as long rank 2 takes for a micro-batch."""
-    (folder / "timings").mkdir(parents=True)
     noise = random.Random(0)
     rows: dict[int, list[dict[str, Any]]] = {0: [], 1: []}
     parts = ("data_s", "compute_s", "exposed_communication_s", "exchange_s", "update_s")
@@ -50,9 +50,7 @@ def write(folder: Path, slow: float = 1.0, steps: int = STEPS, warm: int = 3) ->
             if rank < 2 or step % 2:  # rank 2 does not come to bring something in every step
                 by_rank[rank] = (2, 2 * 0.01 * times * noise.uniform(0.95, 1.05))
         rows[0].append({**row, "by_rank": by_rank})
-    for rank, own in rows.items():
-        path = folder / f"timings/rank-{rank}.jsonl"
-        path.write_text("".join(json.dumps(row) + "\n" for row in own))
+    write_rows(folder, {f"rank-{rank}": own for rank, own in rows.items()})
     return folder
 
 
@@ -176,15 +174,15 @@ def test_no_server_and_damage(tmp_path: Path) -> None:
     rows = read_timings(tmp_path)
     assert explain_served(tmp_path, rows) is None
     write(tmp_path / "other")
-    finish(tmp_path / "other", pulled_bytes_by_learner={})
-    with pytest.raises(RunError, match=r"result.json: pulled_bytes_by_learner lacks learner 0"):
-        told(tmp_path / "other")
-    finish(tmp_path / "other", staleness={"late": 3})
-    with pytest.raises(RunError, match=r"\$.synchrony.staleness: expected str matching"):
-        told(tmp_path / "other")
-    for word in ("rank_by_learner", "idle_by_rank", "pushed_bytes_by_learner"):
-        finish(tmp_path / "other", **{word: [3]})
-        with pytest.raises(RunError, match=rf"\$.synchrony.{word}: expected object"):
+    for word, value, said in (
+        ("pulled_bytes_by_learner", {}, "pulled_bytes_by_learner lacks learner 0"),
+        ("staleness", {"late": 3}, r"\$.synchrony.staleness: expected str matching"),
+        ("rank_by_learner", [3], r"\$.synchrony.rank_by_learner: expected object"),
+        ("idle_by_rank", [3], r"\$.synchrony.idle_by_rank: expected object"),
+        ("pushed_bytes_by_learner", [3], r"\$.synchrony.pushed_bytes_by_learner: expected object"),
+    ):
+        finish(tmp_path / "other", **{word: value})
+        with pytest.raises(RunError, match=rf"result.json: .*{said}"):
             told(tmp_path / "other")
     finish(tmp_path / "other", staleness={"0": 0})
     assert told(tmp_path / "other").lines[1].startswith("staleness: ")

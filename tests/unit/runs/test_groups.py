@@ -1,13 +1,11 @@
 """Groups of runs on planted cases, whose right verdict is known."""
 
-import io
 import json
 from math import isinf
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 import firecaffe.cli
 from firecaffe.cli.compare_groups import render_groups
@@ -17,25 +15,22 @@ from firecaffe.runs.curves import time_to
 from firecaffe.runs.run_table import Run
 from firecaffe.runs.seed_groups import GroupRow, differing, group_rows, group_runs
 from firecaffe.runs.statistics import UNDECIDED
-from tests.unit.runs.test_compare import plant, planted
+from tests.unit.runs.test_compare import planted, printed
+from tests.unit.runs.test_curves import train, with_metrics
 
 SAME = "5f59c6bf0087" + 52 * "a"
 
 
-def over_seeds(folder: Path, accuracies: list[float], **changes: Any) -> list[Run]:
-    """A run for each accuracy, of another seed and with other weights."""
-    return [
-        planted(
-            folder / str(seed),
-            **{
-                "recipe__train__seed": seed,
-                "result__top1": top1,
-                "result__weights_sha256": f"{abs(hash((str(folder), seed))):064x}",
-                **changes,
-            },
-        )
-        for seed, top1 in enumerate(accuracies)
-    ]
+def over_seeds(
+    folder: Path, values: list[float], metric: str = "top1", **changes: Any
+) -> list[Run]:
+    """A run for each value of the metric, of another seed and with other weights."""
+    runs = []
+    for seed, value in enumerate(values):
+        words: Any = {"recipe__train__seed": seed, f"result__{metric}": value}
+        words["result__weights_sha256"] = f"{abs(hash((str(folder), seed))):064x}"
+        runs.append(planted(folder / str(seed), **{**words, **changes}))
+    return runs
 
 
 def rows_of(
@@ -47,16 +42,12 @@ def rows_of(
 
 
 def shown(runs: list[Run], target: float | None = None, allow_unequal: bool = False) -> str:
-    console = Console(file=io.StringIO(), width=300)
     words = differing(group_runs(runs))
-    for part in render_groups(*rows_of(runs, target, allow_unequal), words, target):
-        console.print(part)
-    file = console.file
-    assert isinstance(file, io.StringIO)
-    return file.getvalue()
+    return printed(render_groups(*rows_of(runs, target, allow_unequal), words, target))
 
 
-# --- planted cases --------------------------------------------------------------------------------
+def unmet(items: list[Item]) -> list[str]:
+    return [item.what for item in items if not item.is_met]
 
 
 def test_equal_runs(tmp_path: Path) -> None:
@@ -81,16 +72,9 @@ def test_equal_runs(tmp_path: Path) -> None:
     assert rows[1].against is not None
     assert rows[1].against.value == 0
     assert rows[1].against.verdict == UNDECIDED  # a point of spread does not show it
-    met = {item.what: item.is_met for item in items}
-    assert [what for what, is_met in met.items() if not is_met] == [
-        "the same accuracy",
-        "a tuned baseline",
-    ]
-
-
-def test_a_seed_that_is_no_number(tmp_path: Path) -> None:
-    """A record may say anything."""
-    runs = over_seeds(tmp_path, [0.9, 0.91], recipe__train__seed=[3])
+    assert unmet(items) == ["the same accuracy", "a tuned baseline"]
+    # A record may say anything, also of a seed.
+    runs = over_seeds(tmp_path / "odd", [0.9, 0.91], recipe__train__seed=[3])
     assert rows_of(runs)[0][0].seeds == 2
 
 
@@ -130,12 +114,12 @@ def test_a_loss_of_twenty_points_is_not_the_same_accuracy(tmp_path: Path) -> Non
     assert against is not None
     assert against.p_value == pytest.approx(0.097, abs=0.001)
     assert against.verdict == UNDECIDED
-    assert "the same accuracy" in {item.what for item in items if not item.is_met}
+    assert "the same accuracy" in unmet(items)
 
 
 def test_what_failed_is_neither_as_good_nor_faster(tmp_path: Path) -> None:
     """Both sides always name the largest class: as equal as can be, and nothing learned."""
-    words = {"result__largest_class_share": 0.1398, "result__test_samples": 1001}
+    words: Any = {"result__largest_class_share": 0.1398, "result__test_samples": 1001}
     accuracies = [140 / 1001] * 3
     one = over_seeds(tmp_path / "a", accuracies, **words)
     two = over_seeds(tmp_path / "b", accuracies, **words, result__images_per_s=2e3)
@@ -143,14 +127,13 @@ def test_what_failed_is_neither_as_good_nor_faster(tmp_path: Path) -> None:
     rows, items = rows_of([*one, *two])
     assert [row.speedup for row in rows] == [None, None]
     assert [row.against for row in rows] == [None, None]
-    unmet = {item.what for item in items if not item.is_met}
-    assert {"every run has learned", "the same accuracy"} <= unmet
+    assert {"every run has learned", "the same accuracy"} <= {*unmet(items)}
     assert "B: failed: 3 of 3 runs did not learn (top-1 not above 13.98%" in shown([*one, *two])
 
 
 def test_a_seed_that_failed_is_not_averaged_away(tmp_path: Path) -> None:
     good = over_seeds(tmp_path / "a", [0.87, 0.88, 0.875])
-    words = {"recipe__solver__base_lr": 0.5}
+    words: Any = {"recipe__solver__base_lr": 0.5}
     some = over_seeds(tmp_path / "b", [0.8771, 0.10, 0.8779], **words)
     wild = over_seeds(tmp_path / "c", [0.99, 0.35, 0.60], recipe__solver__base_lr=0.7)
     text = shown([*good, *some, *wild])
@@ -165,30 +148,23 @@ def test_a_record_that_does_not_say_what_guessing_comes_to(tmp_path: Path) -> No
     runs = over_seeds(tmp_path, [0.1, 0.1, 0.1], result__largest_class_share=None)
     rows, items = rows_of(runs)
     assert rows[0].failure == ""
-    learned = next(item for item in items if item.what == "every run has learned")
-    assert not learned.is_met
-    assert "A" in learned.why
+    (learned,) = (item for item in items if item.what == "every run has learned")
+    assert (learned.is_met, "A" in learned.why) == (False, True)
 
 
 @pytest.mark.parametrize(
-    "word",
-    [
-        {"environment__source": "b" * 64},
-        {"environment__torch": "2.14.0"},
-        {"environment__cpu": "B"},
-        {"environment__gpus": ["H100"]},
-    ],
+    ("word", "value"), [("source", "b" * 64), ("torch", "2.14.0"), ("cpu", "B"), ("gpus", ["H100"])]
 )
-def test_other_code_and_hardware_are_other_groups(tmp_path: Path, word: dict[str, Any]) -> None:
+def test_other_code_and_hardware_are_other_groups(tmp_path: Path, word: str, value: Any) -> None:
     one = over_seeds(tmp_path / "a", [0.90, 0.91, 0.92])
-    two = over_seeds(tmp_path / "b", [0.90, 0.91, 0.92], **word)
+    two = over_seeds(tmp_path / "b", [0.90, 0.91, 0.92], **{f"environment__{word}": value})
     groups = group_runs([*one, *two])
     assert [len(group.runs) for group in groups] == [3, 3]
-    name = next(iter(word)).replace("__", ".")
+    name = f"environment.{word}"
     assert f"{name}: A " in shown([*one, *two])
     missing = {"environment.source": "the same code", "environment.torch": "the same code"}
-    unmet = {item.what for item in rows_of([*one, *two])[1] if not item.is_met}
-    assert missing.get(name, "the same kind of hardware") in unmet
+    items = rows_of([*one, *two])[1]
+    assert missing.get(name, "the same kind of hardware") in unmet(items)
 
 
 def test_older_records_are_told_apart_by_their_commit(tmp_path: Path) -> None:
@@ -327,21 +303,13 @@ def test_seeds_that_fail_alike_are_several_results(tmp_path: Path) -> None:
     assert (row.seeds, row.value.n) == (3, 3)
 
 
-# --- time to accuracy -----------------------------------------------------------------------------
-
-
 def with_tests(folder: Path, top1s: list[float], rate: float = 640.0) -> Run:
     """Ten steps of 64 samples between tests."""
-    run = planted(folder)
     rows: list[dict[str, Any]] = []
     for number, top1 in enumerate(top1s, 1):
-        rows += [
-            {"kind": "train", "step": 1, "samples": 64, "images_per_s": rate, "loss": 1.0}
-            for _ in range(10)
-        ]
+        rows += [train(1) | {"images_per_s": rate}] * 10
         rows.append({"kind": "test", "step": 10 * number, "top1": top1})
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return run
+    return with_metrics(folder, rows)
 
 
 def test_time_to_a_stated_accuracy(tmp_path: Path) -> None:
@@ -349,8 +317,7 @@ def test_time_to_a_stated_accuracy(tmp_path: Path) -> None:
     assert time_to(run, 0.6) == pytest.approx(2.0)
     assert time_to(run, 0.9) is None
     fast = with_tests(tmp_path / "b", [0.5, 0.65, 0.8], rate=1280.0)
-    groups = group_runs([run, planted(tmp_path / "c", result__world_size=2)])
-    assert len(groups) == 2
+    assert len(group_runs([run, planted(tmp_path / "c", result__world_size=2)])) == 2
     rows = group_rows(group_runs([run, fast]), target=0.6)
     assert rows[0].time_s.value == pytest.approx(1.5)
     with pytest.raises(RunError, match=r"metrics\.jsonl: cannot be read"):
@@ -358,17 +325,12 @@ def test_time_to_a_stated_accuracy(tmp_path: Path) -> None:
 
 
 def test_a_target_that_was_not_reached_has_no_speedup(tmp_path: Path) -> None:
-    good = with_tests(tmp_path / "a", [0.9])
-    plant(tmp_path / "b", recipe__solver__base_lr=0.5)
-    bad = with_tests(tmp_path / "x", [0.2])
+    good, bad = with_tests(tmp_path / "a", [0.9]), with_tests(tmp_path / "x", [0.2])
     bad = Run(bad.folder, bad.result, {**bad.words, "solver.base_lr": 0.5})
     rows = group_rows(group_runs([good, bad]), target=0.6)
     assert rows[1].speedup is None
     assert rows[1].why_no_speedup == "x did not reach 60.00%"
     assert rows[1].unequal == []
-
-
-# --- the command ----------------------------------------------------------------------------------
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -397,3 +359,17 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "--band" in capsys.readouterr().err
     assert firecaffe.cli.main(["compare", "--target", "0.5", *folders]) == 2
     assert "goes with --by recipe" in capsys.readouterr().err
+
+
+def test_stages_that_idle(tmp_path: Path) -> None:
+    """The mean of all runs, beside what stages of equal work would come to."""
+    stages = {"result__parallel": {"stages": ["b"], "idle_if_equal": 0.25}}
+    plain = over_seeds(tmp_path / "plain", [0.7, 0.7])
+    idle = [
+        planted(folder, **{"recipe__train__seed": seed, "result__idle_by_stage": each, **stages})
+        for seed, (folder, each) in enumerate(
+            [(tmp_path / "0", [0.2, 0.4]), (tmp_path / "1", [0.4, 0.6])], 5
+        )
+    ]
+    assert "stages idle" not in shown(plain)
+    assert "stages idle for 30%, 50%; equal ones for 25%" in shown(idle)

@@ -1,12 +1,9 @@
 """Runs that are judged by another metric than top-1: said in its words, better in its direction."""
 
-import io
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 import firecaffe.cli
 from firecaffe.cli.compare import render
@@ -19,7 +16,9 @@ from firecaffe.runs.learned import failure, has_learned
 from firecaffe.runs.measure import Measure, measure_of
 from firecaffe.runs.run_table import Run, other_work, read_run
 from firecaffe.runs.seed_groups import band_of, group_rows, group_runs
-from tests.unit.runs.test_compare import plant, planted
+from tests.unit.runs.test_compare import plant, planted, printed
+from tests.unit.runs.test_curves import train, with_metrics
+from tests.unit.runs.test_groups import over_seeds
 
 NUMBERS = {
     "result__metric": "mae",
@@ -34,37 +33,13 @@ NUMBERS = {
 
 def of_error(folder: Path, errors: list[float], **changes: Any) -> list[Run]:
     """Runs of a regression over seeds."""
-    return [
-        planted(
-            folder / str(seed),
-            **{
-                **NUMBERS,
-                "recipe__train__seed": seed,
-                "result__mae": error,
-                "result__weights_sha256": f"{abs(hash((str(folder), seed))):064x}",
-                **changes,
-            },
-        )
-        for seed, error in enumerate(errors)
-    ]
-
-
-def printed(parts: list[Any]) -> str:
-    console = Console(file=io.StringIO(), width=300)
-    for part in parts:
-        console.print(part)
-    file = console.file
-    assert isinstance(file, io.StringIO)
-    return file.getvalue()
-
-
-def test_older_runs_are_judged_by_top_1(tmp_path: Path) -> None:
-    assert measure_of(planted(tmp_path / "a").result) == Measure("top1", True, True)
+    return over_seeds(folder, errors, "mae", **{**NUMBERS, **changes})
 
 
 def test_the_table_of_runs(tmp_path: Path) -> None:
     (run,) = of_error(tmp_path, [2.34567])
     older = planted(tmp_path / "older")
+    assert measure_of(older.result) == Measure("top1", True, True)
     text = printed(render([run, older]))
     assert "MAE" in text
     assert "2.346" in text
@@ -94,7 +69,7 @@ def test_a_lower_error_is_better(
     assert rows[1].is_worse == (errors[0] > 2.5)
     items = {item.what: item for item in checklist(groups, rows, band=0.05)}
     assert items["the same accuracy"].is_met == is_met
-    text = printed(list(render_groups(rows, [*items.values()], {}, None)))
+    text = printed(render_groups(rows, [*items.values()], {}, None))
     assert f"B: MAE {errors[0] - 2:+.4g}" in text
     assert "R²" in text
     assert "points" not in text
@@ -112,18 +87,16 @@ def test_another_metric_is_not_compared(tmp_path: Path) -> None:
     second = [planted(tmp_path / str(seed), recipe__train__seed=seed) for seed in range(3)]
     rows = group_rows(group_runs([*first, *second]))
     assert rows[1].against is None
-    assert "top-1" not in printed(list(render_groups(rows, [], {}, None)))
+    assert "top-1" not in printed(render_groups(rows, [], {}, None))
 
 
 def test_time_to_an_error(tmp_path: Path) -> None:
-    (run,) = of_error(tmp_path, [1.0])
     rows: list[dict[str, Any]] = []
     for step, error in ((1, 4.0), (2, 2.0), (3, 1.0)):
-        step_row = {"kind": "train", "step": step, "samples": 64, "images_per_s": 64, "loss": 1.0}
-        rows += [step_row, {"kind": "validation", "step": step, "mae": error}]
-    (run.folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        rows += [train(step), {"kind": "validation", "step": step, "mae": error}]
+    run = with_metrics(tmp_path / "a", rows, **NUMBERS, result__mae=1.0)
     assert [point.value for point in curves_of(run).metric] == [4.0, 2.0, 1.0]
-    assert time_to(run, 2.5) == pytest.approx(2.0)
+    assert time_to(run, 2.5) == pytest.approx(4.0)  # two steps of 64 samples at 32 a second
     assert time_to(run, 0.5) is None
     assert lines_of(run.measure)["metric"][0] == "MAE of evaluations"
     assert lines_of(Measure())["metric"][0] == "top-1 of evaluations, %"

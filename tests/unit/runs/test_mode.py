@@ -17,7 +17,7 @@ from firecaffe.runs.mode_facts import (
 )
 from firecaffe.runs.run_table import Run
 from tests.unit.runs.test_compare import planted
-from tests.unit.runs.test_curves import train
+from tests.unit.runs.test_curves import train, with_metrics
 from tests.unit.runs.test_groups import over_seeds, rows_of, shown
 
 ROW = {
@@ -65,17 +65,17 @@ def test_what_a_run_says_of_its_mode(tmp_path: Path) -> None:
 
 def test_bytes_that_a_run_with_a_server_does_not_know(tmp_path: Path) -> None:
     """Rank 0's traffic is that of the warm steps."""
-    resumed = {**served("stale, s = 4"), "result__resumed_from": "elsewhere"}
-    assert sent_per_step(planted(tmp_path / "a", **resumed)) is None
-    clock = {**served("stale, s = 4"), "result__synchrony": {"mean_staleness": 1.0, "dropped": 0}}
+    own = served("stale, s = 4")
+    resumed = planted(tmp_path / "a", **own, result__resumed_from="elsewhere")
+    assert sent_per_step(resumed) is None
+    clock = own | {"result__synchrony": {"mean_staleness": 1.0, "dropped": 0}}
     assert sent_per_step(planted(tmp_path / "b", **clock)) is None
-    nothing = {**served("stale, s = 4"), "result__synchrony": {}}
+    nothing = own | {"result__synchrony": {}}
     assert staleness_of(planted(tmp_path / "c", **nothing)) is None
 
 
 def test_curves_are_against_what_went_over_the_lanes(tmp_path: Path) -> None:
-    run = planted(tmp_path / "a", **served("asynchronous, c = 3"))
-    (tmp_path / "a/metrics.jsonl").write_text(json.dumps(train(1)) + "\n")
+    run = with_metrics(tmp_path / "a", [train(1)], **served("asynchronous, c = 3"))
     assert curves_of(run).loss[0].sent_bytes == pytest.approx(2e6)
 
 

@@ -1,4 +1,6 @@
-"""Records of a run that goes on: JSON lines and TensorBoard curves."""
+"""Records of a run that goes on: JSON lines and TensorBoard curves; and where two runs first
+differ.
+"""
 
 import errno
 import json
@@ -13,47 +15,28 @@ import pytest
 from tensorboard.backend.event_processing import event_accumulator  # type: ignore[import-untyped]
 
 from firecaffe import files
+from firecaffe.errors import RunError
 from firecaffe.runs.record import JsonLines, Metrics
+from firecaffe.runs.recorded import FirstDifference, first_difference
 from firecaffe.schema import read_rows
 
 
 def test_rows_come_back(tmp_path: Path) -> None:
+    """At once, exactly, also after an error; and a record is never written over."""
     rows: list[dict[str, Any]] = [
-        {"step": 1, "loss": 0.1},
-        {"step": 2, "loss": math.inf, "text": 'a "b"\n ü'},
+        {"step": 1, "values": [0.1, 1 / 3, 5e-324, 1.7976931348623157e308]},
+        {"step": 2, "loss": None, "text": 'a "b"\n ü'},
     ]
-    with JsonLines(tmp_path / "a.jsonl") as lines:
-        for row in rows:
-            lines.write(row)
-    rows[1]["loss"] = None  # JSON has no infinity
-    assert list(read_rows(tmp_path / "a.jsonl", dict)) == rows
-    assert len((tmp_path / "a.jsonl").read_text().splitlines()) == len(rows)
-
-
-def test_floats_come_back_exactly(tmp_path: Path) -> None:
-    values = [0.1, 1 / 3, 5e-324, 1.7976931348623157e308]
-    with JsonLines(tmp_path / "a.jsonl") as lines:
-        lines.write({"values": values})
-    assert list(read_rows(tmp_path / "a.jsonl", dict)) == [{"values": values}]
-
-
-def test_a_row_is_in_the_file_at_once(tmp_path: Path) -> None:
-    with JsonLines(tmp_path / "a.jsonl") as lines:
-        lines.write({"step": 1})
-        assert list(read_rows(tmp_path / "a.jsonl", dict)) == [{"step": 1}]
-
-
-def test_a_record_is_never_written_over(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text("{}\n")
-    with pytest.raises(FileExistsError):
-        JsonLines(tmp_path / "a.jsonl")
-
-
-def test_the_file_is_whole_after_an_error(tmp_path: Path) -> None:
-    with suppress(ZeroDivisionError), JsonLines(tmp_path / "a.jsonl") as lines:
-        lines.write({"step": 1})
+    path = tmp_path / "a.jsonl"
+    with suppress(ZeroDivisionError), JsonLines(path) as lines:
+        lines.write(rows[0])
+        assert list(read_rows(path, dict)) == rows[:1]
+        lines.write(rows[1] | {"loss": math.inf})  # which JSON has not
         raise ZeroDivisionError
-    assert list(read_rows(tmp_path / "a.jsonl", dict)) == [{"step": 1}]
+    assert list(read_rows(path, dict)) == rows
+    assert len(path.read_text().splitlines()) == len(rows)
+    with pytest.raises(FileExistsError):
+        JsonLines(path)
 
 
 def test_a_last_line_cut_anywhere_is_left_out(tmp_path: Path) -> None:
@@ -64,6 +47,16 @@ def test_a_last_line_cut_anywhere_is_left_out(tmp_path: Path) -> None:
         (tmp_path / "a.jsonl").write_text(text[:length])
         whole = 2 if length == len(text) else int(length >= first)
         assert list(read_rows(tmp_path / "a.jsonl", dict)) == rows[:whole]
+
+
+def curves_in(folder: Path) -> Any:
+    curves = event_accumulator.EventAccumulator(str(folder / "tensorboard"))
+    curves.Reload()
+    return curves
+
+
+def losses(folder: Path) -> list[tuple[int, float]]:
+    return [(event.step, event.value) for event in curves_in(folder).Scalars("train/loss")]
 
 
 class Disk(FileIO):
@@ -87,9 +80,7 @@ def test_a_full_disk_is_nothing_that_a_thread_prints(
         assert threading.active_count() == before
         monkeypatch.setattr(Disk, "is_full", False)
         metrics.write("train", 2, {"loss": 0.25})
-    curves = event_accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
-    curves.Reload()
-    assert [event.value for event in curves.Scalars("train/loss")] == [0.5, 0.25]
+    assert losses(tmp_path) == [(1, 0.5), (2, 0.25)]
     assert capsys.readouterr().err == ""
 
 
@@ -116,10 +107,7 @@ def test_what_a_lost_attempt_has_drawn_goes(tmp_path: Path) -> None:
     with Metrics(tmp_path, tensorboard=True, after_step=1) as metrics:
         for step in (2, 3, 4):
             metrics.write("train", step, {"loss": step + 0.5})
-    curves = event_accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
-    curves.Reload()
-    drawn = [(event.step, event.value) for event in curves.Scalars("train/loss")]
-    assert drawn == [(1, 1.0), (2, 2.5), (3, 3.5), (4, 4.5)]
+    assert losses(tmp_path) == [(1, 1.0), (2, 2.5), (3, 3.5), (4, 4.5)]
 
 
 def test_metrics_are_curves_as_well(tmp_path: Path) -> None:
@@ -128,19 +116,66 @@ def test_metrics_are_curves_as_well(tmp_path: Path) -> None:
             metrics.write("train", step, {"loss": 1 / step, "samples": 8})
         metrics.write("test", 3, {"top1": 0.5})
         assert len(list(read_rows(tmp_path / "metrics.jsonl", dict))) == 4
-    curves = event_accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
-    curves.Reload()
-    assert sorted(curves.Tags()["scalars"]) == ["test/top1", "train/loss", "train/samples"]
-    loss = [(event.step, event.value) for event in curves.Scalars("train/loss")]
-    assert loss == [(1, 1.0), (2, 0.5), (3, pytest.approx(1 / 3))]
-    assert list(read_rows(tmp_path / "metrics.jsonl", dict))[-1] == {
-        "kind": "test",
-        "step": 3,
-        "top1": 0.5,
-    }
-
-
-def test_no_curves_where_none_are_wanted(tmp_path: Path) -> None:
-    with Metrics(tmp_path, tensorboard=False) as metrics:
+    names = sorted(curves_in(tmp_path).Tags()["scalars"])
+    assert names == ["test/top1", "train/loss", "train/samples"]
+    assert losses(tmp_path) == [(1, 1.0), (2, 0.5), (3, pytest.approx(1 / 3))]
+    last = {"kind": "test", "step": 3, "top1": 0.5}
+    assert list(read_rows(tmp_path / "metrics.jsonl", dict))[-1] == last
+    (tmp_path / "none").mkdir()
+    with Metrics(tmp_path / "none", tensorboard=False) as metrics:
         metrics.write("train", 1, {"loss": 1.0})
-    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+    assert [path.name for path in (tmp_path / "none").iterdir()] == ["metrics.jsonl"]
+
+
+NAMES = ("parameter/conv1.weight", "parameter/a.bias", "losses")
+
+
+def digests(folder: Path, steps: int, changed: dict[int, tuple[str, ...]] | None = None) -> Path:
+    """A run of three tensors; `changed` names tensors with another digest, by step."""
+    folder.mkdir()
+    with (folder / "digests.jsonl").open("w") as file:
+        for step in range(1, steps + 1):
+            other = (changed or {}).get(step, ())
+            tensors = {name: f"{step}{name}{'!' * (name in other)}" for name in NAMES}
+            file.write(json.dumps({"step": step, "tensors": tensors}) + "\n")
+    return folder
+
+
+BIAS, WEIGHT = "parameter/a.bias", "parameter/conv1.weight"
+
+
+@pytest.mark.parametrize(
+    ("steps", "changed", "expected"),
+    [
+        (3, {}, None),
+        (3, {3: ("losses",)}, FirstDifference(3, "losses")),
+        (3, {2: ("losses",), 1: ("losses", BIAS)}, FirstDifference(1, BIAS)),
+        # In network order, which is not the alphabet's.
+        (3, {2: NAMES}, FirstDifference(2, WEIGHT)),
+        (2, {2: ("losses",)}, FirstDifference(2, "losses")),  # before unequal lengths
+    ],
+)
+def test_first_step_then_first_tensor(
+    tmp_path: Path,
+    steps: int,
+    changed: dict[int, tuple[str, ...]],
+    expected: FirstDifference | None,
+) -> None:
+    run, other = digests(tmp_path / "a", 3), digests(tmp_path / "b", steps, changed)
+    assert first_difference(run, other) == expected
+    assert first_difference(other, run) == expected
+
+
+def test_unequal_lengths(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"has 3 steps, .* has 2"):
+        first_difference(digests(tmp_path / "a", 3), digests(tmp_path / "b", 2))
+
+
+@pytest.mark.parametrize(
+    "row", [{"step": 2, "tensors": {}}, {"step": 1, "tensors": {"another": "x"}}]
+)
+def test_other_steps_or_tensors(tmp_path: Path, row: dict[str, object]) -> None:
+    other = digests(tmp_path / "b", 0)
+    (other / "digests.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(RunError, match="did not train the same tensors at the same steps"):
+        first_difference(digests(tmp_path / "a", 1), other)

@@ -1,18 +1,27 @@
-"""A forecast scored against timings that are made for it."""
+"""A forecast scored against timings that are made for it: of every step, of other modes, of a split
+network, and of one in stages.
+"""
 
-import gzip
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from firecaffe.cli import main
 from firecaffe.errors import RunError
-from firecaffe.runs import kineto
-from firecaffe.runs.kineto import is_trace, read_trace
 from firecaffe.runs.rank_times import explain, read_timings
-from firecaffe.runs.score import Score, causes, measured_parts, score
+from firecaffe.runs.score import (
+    ModeScore,
+    ParallelScore,
+    Score,
+    causes,
+    measured_parts,
+    score,
+    score_mode,
+    score_parallel,
+)
+from tests.unit.runs.test_explain import write_rows
 
 STEPS = 80
 
@@ -42,29 +51,23 @@ def forecast(**said: float) -> dict[str, Any]:
 
 
 def run(folder: Path, said: dict[str, Any], *ranks: dict[str, float]) -> Score:
-    (folder / "timings").mkdir()
-    noise = [0.0001 * (step % 7) for step in range(STEPS)]
     for rank, parts in enumerate(ranks):
         rows = [row(step + 1, **parts) for step in range(STEPS)]
-        for each, more in zip(rows, noise, strict=True):
-            each["compute_s"] += more
-        text = "".join(json.dumps(each) + "\n" for each in rows)
-        (folder / "timings" / f"rank-{rank}.jsonl").write_text(text)
+        for step, each in enumerate(rows):
+            each["compute_s"] += 0.0001 * (step % 7)
+        write_rows(folder, {f"rank-{rank}": rows})
     (folder / "forecast.json").write_text(json.dumps(said))
     found = score(folder, read_timings(folder), explain(folder))
     assert found is not None
     return found
 
 
-def test_a_good_forecast_is_said_to_be_one(tmp_path: Path) -> None:
-    found = run(tmp_path, forecast(), {}, {})
-    assert not found.step.is_outside
-    assert "inside the band" in found.lines[0]
-    assert not any("wrong" in line for line in found.lines)
-
-
-def test_a_wrong_forecast_is_told_from_a_slow_rank(tmp_path: Path) -> None:
-    found = run(tmp_path, forecast(compute_s=0.05), {}, {}, {})
+def test_a_wrong_forecast_is_told_from_a_good_one_and_from_a_slow_rank(tmp_path: Path) -> None:
+    good = run(tmp_path / "good", forecast(), {}, {})
+    assert not good.step.is_outside
+    assert "inside the band" in good.lines[0]
+    assert not any("wrong" in line for line in good.lines)
+    found = run(tmp_path / "wrong", forecast(compute_s=0.05), {}, {}, {})
     assert any("compute: forecast" in each and "itself was wrong" in each for each in found.lines)
 
 
@@ -116,131 +119,203 @@ def test_a_run_without_forecast_and_a_damaged_one(tmp_path: Path) -> None:
         measured_parts({0: [row(1)], 1: [row(1)]})
 
 
-def trace(path: Path, events: list[dict[str, Any]], rank: int = 0) -> Path:
-    path.write_text(json.dumps({"traceEvents": events, "distributedInfo": {"rank": rank}}))
-    return path
+MODE_FORECAST: dict[str, Any] = {
+    "mode": "asynchronous",
+    "mode_in_words": "asynchronous",
+    "cluster": "made up",
+    "after_step": 2,
+    "step_s": 0.05,
+    "step_low_s": 0.045,
+    "step_high_s": 0.055,
+    "staleness": 3.0,
+    "dropped": 0.0,
+    "idle": 0.2,
+    "bytes_per_step": 8e6,
+    "average_s": None,
+}
+CAME_TO = {
+    "gradients": 80,
+    "dropped": 0,
+    "mean_staleness": 3.6,
+    "idle_by_rank": {"0": 0.1, "1": 0.2},
+    "pulled_bytes_by_learner": {"0": 0, "1": 50e6},
+    "pushed_bytes_by_learner": {"0": 0, "1": 30e6},
+}
+RESULT: dict[str, Any] = {"steps": 12, "resumed_from": "", "synchrony": CAME_TO}
+PARTS = ("data_s", "compute_s", "exposed_communication_s", "exchange_s", "update_s")
 
 
-def event(name: str, start: float, stop: float, cat: str = "cpu_op") -> dict[str, Any]:
-    return {"ph": "X", "name": name, "cat": cat, "ts": start, "dur": stop - start}
-
-
-def test_a_trace_is_read_by_what_covers_what(tmp_path: Path) -> None:
-    events = [
-        event("ProfilerStep#3", 0, 1000, "user_annotation"),
-        event("enumerate(DataLoader)#_Iter.__next__", 0, 100, "user_annotation"),
-        event("aten::copy_", 10, 90),
-        event("aten::conv2d", 100, 500),
-        event("aten::conv2d", 300, 600),
-        event("gloo:all_reduce", 500, 800, "user_annotation"),
-        event("Optimizer.step#SGD.step", 800, 900, "user_annotation"),
-        event("aten::add_", 810, 890),
+def write_mode(
+    folder: Path, result: dict[str, Any] | None = None, every: int = 0, **said: Any
+) -> Path:
+    """Two warm steps of 9 s, one of 1 s that is left out, then 60 and 54 ms in turns. result, said:
+    what is other than in the tables above. every: an average of 20 ms after so many.
+    """
+    times = [9.0, 9.0, 1.0, *[0.06, 0.054] * 4, 0.06]
+    rows = [
+        {"step": step, **dict.fromkeys(PARTS, 0.0), "micro_batches": 4, "step_s": step_s}
+        for step, step_s in enumerate(times, 1)
     ]
-    path = trace(tmp_path / "trace.json", events, rank=5)
-    assert is_trace(path)
-    rank, rows = read_trace(path)
-    assert rank == 5
-    (found,) = rows
-    assert found["step"] == 3
-    expected = {
-        "data_s": 100e-6,
-        "compute_s": 500e-6,
-        "exchange_s": 300e-6,
-        "exposed_communication_s": 200e-6,
-        "update_s": 100e-6,
-        "step_s": 1000e-6,
+    for row in rows[2:]:
+        if every and row["step"] % every == 0:
+            row |= {"exchange_s": 0.02, "exposed_communication_s": 0.015}
+    write_rows(folder, {"rank-0": rows})
+    (folder / "forecast.json").write_text(json.dumps(MODE_FORECAST | said))
+    (folder / "result.json").write_text(json.dumps(RESULT | (result or {})))
+    return folder
+
+
+def scored(folder: Path) -> ModeScore:
+    found = score_mode(folder, read_timings(folder))
+    assert found is not None
+    return found
+
+
+def test_a_run_with_a_server(tmp_path: Path) -> None:
+    found = scored(write_mode(tmp_path))
+    assert found.step.measured_s == pytest.approx((5 * 0.06 + 4 * 0.054) / 9)
+    assert {each.name: (each.forecast, each.measured) for each in found.figures} == {
+        "staleness": (3.0, 3.6),
+        "idle time of a worker": (pytest.approx(20), pytest.approx(15)),
+        "a step sends": (8.0, pytest.approx(8)),  # in ten steps
     }
-    assert {name: found[name] for name in expected} == pytest.approx(expected)
+    assert found.lines[0].endswith("measured 57.3 ms, outside the band, the forecast 13% short")
+    assert found.lines[1] == "staleness: forecast 3, measured 3.6 (1.20 times)"
+    rows = read_timings(tmp_path)
+    assert score(tmp_path, rows, explain(tmp_path)) is None  # it is of another kind
 
 
-def test_on_a_gpu_kernels_count_and_not_their_launches(tmp_path: Path) -> None:
-    events = [
-        event("ProfilerStep#0", 0, 1000, "user_annotation"),
-        event("aten::conv2d", 0, 900),
-        event("sm90_xmma_fprop", 100, 500, "kernel"),
-        event("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 400, 700, "kernel"),
-    ]
-    _, (found,) = read_trace(trace(tmp_path / "gpu.json", events))
-    assert found["compute_s"] == pytest.approx(400e-6)
-    assert found["exposed_communication_s"] == pytest.approx(200e-6)
+def test_what_was_given_up_and_what_a_resumed_run_sent(tmp_path: Path) -> None:
+    result = {"synchrony": CAME_TO | {"dropped": 20}, "resumed_from": "other"}
+    found = scored(write_mode(tmp_path, result))
+    figures = {each.name: each for each in found.figures}
+    assert figures["given up"].measured == pytest.approx(20)
+    assert figures["given up"].line == "given up: forecast 0 %, measured 20 %"
+    assert "a step sends" not in figures  # since when?
 
 
-def test_a_gpu_works_on_while_the_cpu_fetches(tmp_path: Path) -> None:
-    events = [
-        event("ProfilerStep#0", 0, 1000, "user_annotation"),
-        event("enumerate(DataLoader)#_Iter.__next__", 0, 300, "user_annotation"),
-        event("Optimizer.step#SGD.step", 800, 900, "user_annotation"),
-        event("Optimizer.step#SGD.step", 980, 1000, "gpu_user_annotation"),
-        event("sm90_xmma_fprop", 0, 980, "kernel"),
-        event("multi_tensor_apply", 980, 1000, "kernel"),
-    ]
-    _, (found,) = read_trace(trace(tmp_path / "gpu.json", events))
-    expected = {"data_s": 0.0, "compute_s": 980e-6, "update_s": 20e-6}
-    assert {name: found[name] for name in expected} == pytest.approx(expected)
+def test_without_an_end_and_with_damage(tmp_path: Path) -> None:
+    write_mode(tmp_path / "a")
+    (tmp_path / "a/result.json").unlink()
+    found = scored(tmp_path / "a")
+    assert (len(found.lines), found.figures) == (1, [])
+    rows = read_timings(tmp_path / "a")
+    assert score_mode(tmp_path / "a", {0: rows[0][:3]}) is None  # nothing but warm ones
+    (tmp_path / "a/forecast.json").write_text('{"mode": "stale"}')
+    with pytest.raises(RunError, match=r"forecast.json: .*missing required field cluster"):
+        score_mode(tmp_path / "a", rows)
+    (tmp_path / "a/forecast.json").write_text("{}")
+    assert score_mode(tmp_path / "a", rows) is None
+    (tmp_path / "a/forecast.json").unlink()
+    assert score_mode(tmp_path / "a", rows) is None
+    write_mode(tmp_path / "b", {"synchrony": None})
+    with pytest.raises(RunError, match=r"result.json: .*\$.synchrony: expected object, got null"):
+        scored(tmp_path / "b")
+    write_mode(tmp_path / "c", {"synchrony": CAME_TO | {"idle_by_rank": {}}})
+    with pytest.raises(RunError, match=r"synchrony.idle_by_rank: expected object of length >= 1"):
+        scored(tmp_path / "c")
+    nothing = {"steps": 0, "synchrony": CAME_TO | {"gradients": 0, "dropped": 0}}
+    found = scored(write_mode(tmp_path / "d", nothing, dropped=0.5, after_step=0))
+    assert {each.name: each.measured for each in found.figures}["given up"] == 0
 
 
-def test_without_marks_a_step_is_what_lies_between_two_updates(tmp_path: Path) -> None:
-    events = [event("Optimizer.step#SGD.step", t, t + 10, "user_annotation") for t in (90, 190)]
-    _, (found,) = read_trace(trace(tmp_path / "plain.json", events))
-    assert found["step_s"] == pytest.approx(100e-6)
+def test_the_command_explains_replicas(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    local: Any = {"mode": "local", "mode_in_words": "local, H = 4", "average_s": 0.01}
+    synchrony = {"replicas": 8, "averages": 3}
+    result = {"synchrony": synchrony, "sent_bytes_per_step_by_rank": [2e6, 3e6]}
+    write_mode(tmp_path, result, every=4, **local)
+    (tmp_path / "recipe.toml").write_text('[synchrony]\nmode = "local"\n')
+    assert main(["explain", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "8 replicas, 3 averages\n" in out
+    assert "an average takes at most 20.0 ms, and is waited for at most 15.0 ms\n" in out
+    assert "a rank sends 3 MB a step\n" in out
+    assert "an average: forecast 10 ms, measured 20 ms (2.00 times)" in out
+    assert main(["explain", str(tmp_path), "--json"]) == 0
+    row = json.loads(capsys.readouterr().out)
+    assert [figure["measured"] for figure in row["score"]["figures"]] == [20]
+    # Means, for most steps wait for nobody: three of eleven for 15 ms.
+    waits = row["ranks"][0]["parts_s"]["exposed_communication_s"]
+    assert waits == pytest.approx(3 * 0.015 / 11)
 
 
-EVENTS = '{"traceEvents": [%s]}'
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ("", "is no JSON"),
-        ("[]", "expected object, got array"),
-        ("[" * 100_000, "expected object"),
-        (EVENTS % '{"args": ' + "[" * 100_000, "nested too deep|is no JSON"),
-        ("{}", "missing required field traceEvents"),
-        ('{"traceEvents": 3}', r"\$.traceEvents: expected array, got int"),
-        ('{"traceEvents": [], "distributedInfo": {"rank": -1}}', r"distributedInfo.rank: .*>= 0"),
-        (EVENTS % "", "neither a ProfilerStep"),
-        (EVENTS % '{"ph": "X", "name": "a"}', "an event has no ts"),
-        (EVENTS % '{"ph": "X", "name": "a", "ts": "x"}', r"\$.traceEvents\[0\].ts: expected float"),
-        (EVENTS % '{"ph": "X", "name": "a", "ts": 1, "dur": 1e300}', r"dur: expected float <="),
-    ],
+PARALLEL_FORECAST: dict[str, Any] = {
+    "parallel": {"stages": []},
+    "cluster": "made up",
+    "step_s": 0.1,
+    "step_low_s": 0.08,
+    "step_high_s": 0.12,
+    "compute_s": 0.06,
+    "stragglers_s": 0.01,
+    "activations_s": 0.02,
+    "exposed_communication_s": 0.015,
+    "update_s": 0.004,
+    "idle": 0.3,
+}
+SPLIT = (
+    {"compute_s": 0.055, "exposed_communication_s": 0.04, "activations_s": 0.03},
+    {"compute_s": 0.045, "exposed_communication_s": 0.05, "activations_s": 0.025},
 )
-def test_what_is_no_trace(tmp_path: Path, content: str, said: str) -> None:
-    path = tmp_path / "bad.json"
-    path.write_text(content)
-    with pytest.raises(RunError, match=rf"bad.json: .*({said})"):
-        read_trace(path)
-    packed = tmp_path / "bad.json.gz"
-    packed.write_bytes(gzip.compress(content.encode()))
-    with pytest.raises(RunError, match=rf"bad.json.gz: .*({said})"):
-        read_trace(packed)
+STAGED = (
+    {"compute_s": 0.08, "exposed_communication_s": 0.02, "idle_s": 0.02},
+    {"compute_s": 0.04, "exposed_communication_s": 0.06, "idle_s": 0.06},
+)
 
 
-def test_a_trace_is_regular_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    os.mkfifo(tmp_path / "pipe.json")
-    with pytest.raises(RunError, match=r"pipe.json: .*no regular file"):
-        read_trace(tmp_path / "pipe.json")
-    monkeypatch.setattr(kineto, "MOST_BYTES", 5_000_000)
-    long = json.dumps({"traceEvents": [], "filler": "x" * 5_000_000}).encode()
-    for name, data in (("a.json", long), ("b.json.gz", gzip.compress(long))):
-        (tmp_path / name).write_bytes(data)
-        with pytest.raises(RunError, match=f"{name}: .*longer than 5000000 bytes"):
-            read_trace(tmp_path / name)
-    cut = gzip.compress(long)
-    for name, data in (("cut.json.gz", cut[:-20]), ("bad.json.gz", cut[:30] + b"xx" + cut[32:])):
-        (tmp_path / name).write_bytes(data)
-        with pytest.raises(RunError, match=rf"{name}: "):
-            read_trace(tmp_path / name)
+def write_parallel(
+    folder: Path, forecast: dict[str, Any], by_rank: tuple[dict[str, float], ...]
+) -> Path:
+    """A first step of 9 s, then three alike of 110 and 105 ms."""
+    rest = {"data_s": 0.001, "exchange_s": 0.05, "update_s": 0.005, "micro_batches": 4}
+    for rank, words in enumerate(by_rank):
+        times = [9.0, *[0.11 - 0.005 * rank] * 3]
+        rows = [{"step": at, "step_s": s, **rest, **words} for at, s in enumerate(times, 1)]
+        write_rows(folder, {f"rank-{rank}": rows})
+    (folder / "forecast.json").write_text(json.dumps(forecast))
+    return folder
 
 
-def test_a_long_trace_is_read_in_one_go(tmp_path: Path) -> None:
-    """Each step looks at what is in it alone: all by all these would be 10 billion pairs."""
-    works = [event("aten::mm", t, t + 0.5) for t in range(100_000)]
-    talks = [event("gloo:all_reduce", t + 0.25, t + 0.75) for t in range(100_000)]
-    ends = [(n * 50_000, (n + 1) * 50_000) for n in range(2)]
-    steps = [event(f"ProfilerStep#{n}", *each, "mark") for n, each in enumerate(ends)]
-    unseen = [{**event("aten::mm", 7, 9), "dur": -1}]
-    path = trace(tmp_path / "a.json", [*works, *talks, *steps, *unseen])
-    _, rows = read_trace(path)
-    for found in rows:
-        assert found["compute_s"] == pytest.approx(25_000e-6)
-        assert found["exposed_communication_s"] == pytest.approx(12_500e-6)
+def scored_parallel(folder: Path) -> ParallelScore:
+    timings = read_timings(folder)
+    assert score(folder, timings, explain(folder)) is None
+    found = score_parallel(folder, timings)
+    assert found is not None
+    return found
+
+
+def test_a_split_network_by_what_is_waited_for(tmp_path: Path) -> None:
+    found = scored_parallel(write_parallel(tmp_path / "run", PARALLEL_FORECAST, SPLIT))
+    assert (found.step.forecast_s, found.step.measured_s) == (0.1, 0.11)
+    figures = {each.name: (each.forecast, each.measured) for each in found.figures}
+    assert figures == {
+        "compute": pytest.approx((50, 50)),  # the median rank's, without waiting for who is late
+        "waits for activations": pytest.approx((20, 25)),  # of the rank that waits least
+        "waits for gradients": pytest.approx((15, 10)),
+        "update": pytest.approx((4, 5)),
+    }
+
+
+def test_stages_by_what_they_do_not_compute(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_parallel(
+        tmp_path / "run", PARALLEL_FORECAST | {"parallel": {"stages": ["b"]}}, STAGED
+    )
+    slowest, idle = scored_parallel(run).figures
+    assert [slowest.forecast, slowest.measured] == pytest.approx([50, 80])
+    assert [idle.forecast, idle.measured] == pytest.approx([30, 100 * (1 - 12 / 21.5)])
+    assert main(["explain", str(run)]) == 0
+    told = capsys.readouterr().out
+    assert "measured 110.0 ms, inside the band, the forecast 9% short" in told
+    assert "a stage does not compute: forecast 30 %" in told
+
+
+def test_a_damaged_forecast_is_named(tmp_path: Path) -> None:
+    bare = {name: each for name, each in PARALLEL_FORECAST.items() if name != "activations_s"}
+    run = write_parallel(tmp_path / "run", bare, SPLIT)
+    with pytest.raises(RunError, match=r"forecast.json: .*missing required field activations_s"):
+        scored_parallel(run)
+    bare = {name: each for name, each in SPLIT[0].items() if name != "activations_s"}
+    run = write_parallel(tmp_path / "other", PARALLEL_FORECAST, (bare, SPLIT[1]))
+    with pytest.raises(RunError, match=r"other: its timings: .*\[0\].*field activations_s"):
+        scored_parallel(run)

@@ -1,4 +1,6 @@
-"""A cluster learns from finished runs: here those of a known cluster, told to another one."""
+"""Fits find what made the data; a cluster learns from finished runs: here those of a known cluster,
+told to another one.
+"""
 
 import json
 from dataclasses import replace
@@ -7,13 +9,39 @@ from pathlib import Path
 import pytest
 
 from firecaffe.errors import RunError
-from firecaffe.plan.calibrate import learn
+from firecaffe.plan.calibrate import fit, learn, line
 from firecaffe.plan.cluster import Cluster, load_cluster
 from firecaffe.plan.forecast import forecast
 from firecaffe.plan.of_recipe import workload_of
 from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.identity import to_toml
 from firecaffe.recipe.sections import Recipe
+
+
+def test_a_fit_finds_what_made_the_data() -> None:
+    rows = [(n, 1e-4 + n / 1e8) for n in (1e3, 1e4, 1e5, 1e6, 1e7)]
+    latency_s, rate = line(rows)
+    assert latency_s == pytest.approx(1e-4, rel=1e-3)
+    assert rate == pytest.approx(1e8, rel=1e-3)
+    found = fit(lambda v, n: v["a"] + n / v["b"], {"a": 1e-3, "b": 1e7}, rows)
+    assert found.held_out_error < 1e-3
+    assert max(found.errors.values()) < 1e-3
+
+
+def test_noise_shows_in_the_errors_of_a_fit() -> None:
+    noisy = [(n, (1 + 0.1 * (-1) ** i) * n / 1e8) for i, n in enumerate((1e4, 1e5, 1e6, 1e7))]
+    found = fit(lambda v, n: n / v["rate"], {"rate": 1e7}, noisy)
+    assert found.values["rate"] == pytest.approx(1e8, rel=0.1)
+    assert 0.02 < found.errors["rate"] < 0.2
+    assert 0.05 < found.held_out_error < 0.2
+
+
+def test_never_more_parameters_than_the_data_bear() -> None:
+    with pytest.raises(ValueError, match="1 measurements do not bear 2 parameters"):
+        fit(lambda v, n: v["a"] + n * v["b"], {"a": 1.0, "b": 1.0}, [(1, 1.0)])
+    with pytest.raises(ValueError, match="above 0"):
+        fit(lambda v, n: v["a"], {"a": 1.0}, [(1, 0.0)])
+
 
 STEPS = 12
 
@@ -39,19 +67,13 @@ def a_run(
     (folder / "timings").mkdir(parents=True)
     (folder / "recipe.toml").write_text(to_toml(recipe))
     (folder / "forecast.json").write_text(json.dumps(row.as_dict()))
+    lines = []
+    for step in range(STEPS):
+        line = {"step": step + 1, "data_s": row.data_s, "update_s": row.update_s}
+        for word in ("step_s", "compute_s", "exposed_communication_s"):
+            line[word] = getattr(row, word) * (1 + noise * (-1) ** step)
+        lines.append(json.dumps(line) + "\n")
     for rank in range(ranks):
-        lines = []
-        for step in range(STEPS):
-            factor = 1 + noise * (-1) ** step
-            line = {
-                "step": step + 1,
-                "step_s": row.step_s * factor,
-                "data_s": row.data_s,
-                "compute_s": row.compute_s * factor,
-                "exposed_communication_s": row.exposed_communication_s * factor,
-                "update_s": row.update_s,
-            }
-            lines.append(json.dumps(line) + "\n")
         (folder / "timings" / f"rank-{rank}.jsonl").write_text("".join(lines))
     return folder
 
@@ -91,20 +113,22 @@ def test_runs_that_add_in_memory_bear_the_rate_of_memory(tmp_path: Path) -> None
     assert told.links[0].bandwidth_bytes_per_s == link.bandwidth_bytes_per_s
 
 
-def test_what_is_hidden_says_nothing_of_the_link(tmp_path: Path) -> None:
-    fast = slow_cluster(1e12, 1e-9)
-    told, lines = learn(fast, [a_run(tmp_path / "a", fast, 2, "ring")])
-    assert told.links[-1] == fast.links[-1]
-    assert lines[-1].endswith("stays as it was; its exchanges are hidden in these runs")
-
-
-def test_runs_that_waited_less_than_the_latency_say_nothing_of_the_link(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("told", "true", "exchange", "why"),
+    [
+        ((1e12, 1e-9), (1e12, 1e-9), "ring", "hidden"),
+        ((120e6, 1400e-6), (120e6, 40e-6), "tree", "waited less"),
+    ],
+)
+def test_what_is_hidden_or_waits_less_than_the_latency_says_nothing_of_the_link(
+    tmp_path: Path, told: tuple[float, float], true: tuple[float, float], exchange: str, why: str
+) -> None:
     """A check on a busy machine had found a latency of 1.4 ms; the fit made the rate endless."""
-    told = slow_cluster(120e6, 1400e-6)
-    run = a_run(tmp_path / "a", slow_cluster(120e6, 40e-6), 2, "tree")
-    learned, lines = learn(told, [run])
-    assert learned.links[-1] == told.links[-1]
-    assert "stays as it was; these runs waited less" in lines[-1]
+    start = slow_cluster(*told)
+    learned, lines = learn(start, [a_run(tmp_path / "a", slow_cluster(*true), 2, exchange)])
+    assert learned.links[-1] == start.links[-1]
+    assert "stays as it was" in lines[-1]
+    assert why in lines[-1]
 
 
 def test_compute_is_replaced_and_runs_that_differ_widen_its_band(tmp_path: Path) -> None:
@@ -112,10 +136,9 @@ def test_compute_is_replaced_and_runs_that_differ_widen_its_band(tmp_path: Path)
     twice = replace(true, device=replace(true.device, efficiency=true.device.efficiency / 2))
     told, _ = learn(true, [a_run(tmp_path / "a", twice, 1, "tree", noise=0.1)])
     (row,) = told.device.measured
-    expected = forecast(workload_of(check_recipe(Recipe())), twice, 1, "tree").compute_s
-    assert forecast(
-        workload_of(check_recipe(Recipe())), told, 1, "tree"
-    ).compute_s == pytest.approx(expected, rel=0.11)
+    work = workload_of(check_recipe(Recipe()))
+    expected, learned = (forecast(work, on, 1, "tree").compute_s for on in (twice, told))
+    assert learned == pytest.approx(expected, rel=0.11)
     assert row.error == pytest.approx(0.1, rel=0.2)
     told, _ = learn(true, [tmp_path / "a", a_run(tmp_path / "b", true, 1, "tree")])
     assert told.device.measured[0].error > 0.2
@@ -134,16 +157,15 @@ def test_what_runs_computed_beside_their_exchange_is_not_slowed_down_again(tmp_p
     assert forecast(work, told, 4, "ring").compute_s == pytest.approx(expected_s, rel=0.01)
 
 
-@pytest.mark.parametrize("missing", ["forecast.json", "timings"])
-def test_a_folder_that_teaches_nothing_is_named(tmp_path: Path, missing: str) -> None:
-    folder = a_run(tmp_path / "a", load_cluster("cpu-host"), 1, "tree")
-    (folder / missing).rename(folder / "gone")
-    with pytest.raises(RunError, match=str(folder)):
-        learn(load_cluster("cpu-host"), [folder])
-
-
-def test_a_run_of_another_mode_teaches_nothing_yet(tmp_path: Path) -> None:
-    folder = a_run(tmp_path / "a", load_cluster("cpu-host"), 1, "tree")
+def test_a_folder_that_teaches_nothing_is_named(tmp_path: Path) -> None:
+    """As one of another mode."""
+    cluster = load_cluster("cpu-host")
+    folder = a_run(tmp_path / "a", cluster, 1, "tree")
+    for missing in ("forecast.json", "timings"):
+        (folder / missing).rename(folder / "gone")
+        with pytest.raises(RunError, match=str(folder)):
+            learn(cluster, [folder])
+        (folder / "gone").rename(folder / missing)
     (folder / "forecast.json").write_text('{"mode": "stale"}')
-    with pytest.raises(RunError, match=r"is of synchrony\.mode stale; a plan learns from runs of"):
-        learn(load_cluster("cpu-host"), [folder])
+    with pytest.raises(RunError, match=r"is of synchrony\.mode stale"):
+        learn(cluster, [folder])

@@ -1,21 +1,32 @@
-"""Sockets between ranks of one host: strangers are sent away, and the ranks meet all the same."""
+"""What ranks of one host share: sockets at which strangers are sent away, sums in shared memory,
+and the communication thread.
+"""
 
 import os
 import socket
 import stat
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
+import torch
 
+from firecaffe.errors import PeerLostError
+from firecaffe.exchange.route import find_route
+from firecaffe.exchange.shared_memory import memory_part
+from firecaffe.transport.exchange import BLOCK_ELEMENTS, shared_vector
 from firecaffe.transport.local_ranks import (
     NUMBER,
     TOKEN_BYTES,
+    LocalRanks,
     check_answer,
     hello,
     let_in,
     listening,
     reach,
 )
+from firecaffe.transport.worker import Worker
 
 TOKENS = [NUMBER.pack(number) * (TOKEN_BYTES // 4) for number in range(1000)]
 WAIT_S = 60.0
@@ -102,3 +113,50 @@ def test_a_folder_of_any_length(tmp_path: Path) -> None:
     with listening(str(folder)) as listener, reach(str(folder), WAIT_S):
         listener.accept()[0].close()
         assert stat.S_ISSOCK(next(folder.iterdir()).stat().st_mode)
+
+
+@pytest.mark.parametrize(("hosts", "size"), [(1, 2), (1, 3), (2, 4)])
+@pytest.mark.parametrize("num_elements", [1, 100, 3 * BLOCK_ELEMENTS + 5])
+def test_blocks_are_what_the_schedule_says(hosts: int, size: int, num_elements: int) -> None:
+    schedule = find_route("tree", None, hosts * size, size, shared_memory=True).schedule(
+        num_elements
+    )
+    vectors = [torch.arange(num_elements) for _ in range(size)]
+    for rank in range(hosts * size):
+        first = rank - rank % size
+        local = SimpleNamespace(size=size, own=rank - first, first_rank=first)
+        found = shared_vector(cast(LocalRanks, local), vectors, schedule)
+        assert all(len(block) == size and len(block[0]) <= BLOCK_ELEMENTS for block in found.blocks)
+        part = memory_part(schedule, rank)
+        added = [int(each) for block in found.blocks for each in block[0]]
+        assert added == [each for slice_ in part.adds for each in range(*slice_)]
+        assert [first + each for each in found.into] == part.into
+        assert found.is_several == (hosts > 1)
+
+
+def test_tasks_run_in_order_and_nothing_runs_after_one_that_failed() -> None:
+    done: list[int] = []
+
+    def lose() -> None:
+        raise PeerLostError("rank 1 went away")
+
+    worker = Worker("test")
+    before = worker.submit(lambda: done.append(1))
+    failing = worker.submit(lose)
+    after = worker.submit(lambda: done.append(2))
+    worker.close()
+    before.result()
+    for future in (failing, after):
+        with pytest.raises(PeerLostError, match="rank 1 went away"):
+            future.result()
+    assert done == [1]
+
+
+def test_a_thread_that_cannot_begin_fails_what_it_is_given() -> None:
+    def begin() -> None:
+        raise OSError("no device")
+
+    worker = Worker("test", begin)
+    with pytest.raises(OSError, match="no device"):
+        worker.submit(lambda: None).result(timeout=300)
+    worker.close()

@@ -1,5 +1,10 @@
-"""Which ranks a launcher lets go: those that rank 0 has given up, and no others."""
+"""Which ranks a launcher lets go: those that rank 0 has given up, and no others; calls that never
+return do not hold up who asks.
+"""
 
+import os
+import signal
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -10,17 +15,20 @@ import pytest
 from torch._C._distributed_c10d import HashStore
 from torch.distributed import DistNetworkError
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 
+from firecaffe.cluster import interruptible as aside
 from firecaffe.cluster import lost_ranks
 from firecaffe.cluster.hosts import HostEnds
-from firecaffe.cluster.interruptible import Aside
+from firecaffe.cluster.interruptible import Aside, PatientRendezvous
 from firecaffe.cluster.lost_ranks import TOGETHER, LetGo, LossReader, LossTeller, Seen
 from firecaffe.faults import ANOTHER, Fault
 
 RUNS, STOPPED, ENDED = Seen(False, False), Seen(False, True), Seen(True, False)
 
 
-def failed(rank: int, code: int, fault: Fault | None = None) -> Seen:
+def failed(code: int, fault: Fault | None = None) -> Seen:
     failure = ProcessFailure(0, 1, code, "")
     if fault is not None:
         report = {"message": "x", "extraInfo": {"fault": fault.as_text()}}
@@ -63,14 +71,9 @@ def launcher() -> Iterator[Launcher]:
         yield Launcher(aside)
 
 
-def test_nobody_goes_without_a_word_of_rank_0(launcher: Launcher) -> None:
-    launcher.let_go.look({1: failed(1, -9), 2: STOPPED})
-    assert launcher.let_go.ranks == set()
-
-
 def test_who_has_ended_first_is_told_of_when_rank_0_has_its_word(launcher: Launcher) -> None:
     teller = launcher.say()
-    launcher.let_go.look({1: failed(1, -9), 2: RUNS})
+    launcher.let_go.look({1: failed(-9), 2: RUNS})
     assert (launcher.let_go.ranks, launcher.told) == ({1}, [])
     assert teller._store is not None
     teller._store.set("firecaffe/lost/0/0", gone(1).as_text())
@@ -98,13 +101,6 @@ def test_who_is_given_up_and_runs_has_time_for_its_last_word(
     assert (launcher.killed, launcher.let_go.ranks) == ([1], {1})
 
 
-def test_a_loss_at_the_very_end_is_let_go(launcher: Launcher) -> None:
-    """Rank 0 needs all again, but it has given this one up before."""
-    launcher.say(gone(1), is_over=True)
-    launcher.let_go.look({1: failed(1, -9), 2: failed(2, -9)})
-    assert launcher.let_go.ranks == {1}
-
-
 def test_a_loss_told_while_the_launcher_asks_is_let_go(
     launcher: Launcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,35 +113,36 @@ def test_a_loss_told_while_the_launcher_asks_is_let_go(
 
     read_now = LossReader.read
     monkeypatch.setattr(LossReader, "read", read)
-    launcher.let_go.look({1: failed(1, -9)})
+    launcher.let_go.look({1: failed(-9)})
     assert launcher.let_go.ranks == {1}
 
 
 def test_who_ends_unnoticed_is_told_of_at_the_end(launcher: Launcher) -> None:
     launcher.say()
-    launcher.let_go.look({1: failed(1, 3), 2: ENDED})
+    launcher.let_go.look({1: failed(3), 2: ENDED})
     launcher.let_go.tell_rest()
     assert launcher.told == [(1, "", 3)]
 
 
-def test_losses_of_another_attempt_are_none(launcher: Launcher) -> None:
-    launcher.say(gone(1), attempt=1)
-    launcher.let_go.look({1: failed(1, -9)})
+def test_nobody_goes_without_a_word_of_rank_0(launcher: Launcher) -> None:
+    """Of this attempt. One that rank 0 has given up goes even if rank 0 then needs all again."""
+    launcher.let_go.look({1: failed(-9), 2: STOPPED})
     assert launcher.let_go.ranks == set()
+    launcher.say(gone(1), attempt=1)
+    launcher.let_go.look({1: failed(-9)})
+    assert launcher.let_go.ranks == set()
+    launcher.say(gone(1), is_over=True)
+    launcher.let_go.look({1: failed(-9), 2: failed(-9)})
+    assert launcher.let_go.ranks == {1}
 
 
 OF_RANK_0 = Fault("killed", 0, "host", 7, "rank 1")
 GOES_ALONG = Fault("other", 1, "host", 7, ANOTHER)
+OF_ALL = [(1, failed(10, OF_RANK_0)), (1, failed(8, GOES_ALONG)), (0, failed(-9))]
 
 
 @pytest.mark.parametrize(
-    ("rank", "seen"),
-    [
-        (0, failed(0, -9)),
-        (1, failed(1, 10, OF_RANK_0)),
-        (1, failed(1, 8, GOES_ALONG)),
-        *((1, failed(1, code)) for code in sorted(TOGETHER)),
-    ],
+    ("rank", "seen"), [*OF_ALL, *((1, failed(code)) for code in sorted(TOGETHER))]
 )
 def test_ends_that_are_those_of_all(launcher: Launcher, rank: int, seen: Seen) -> None:
     launcher.say()
@@ -161,7 +158,7 @@ def test_a_store_out_of_reach_lets_nobody_go(
 
     launcher.say(gone(1))
     monkeypatch.setattr(LossReader, "read", raises)
-    assert launcher.let_go.look({1: failed(1, -9)})
+    assert launcher.let_go.look({1: failed(-9)})
     assert launcher.let_go.ranks == set()
 
 
@@ -179,22 +176,27 @@ def test_a_store_that_takes_its_time_decides_later(
     with monkeypatch.context() as patched:
         patched.setattr(LossReader, "read", waits)
         patched.setattr(lost_ranks, "STORE_S", 0.01)
-        assert launcher.let_go.look({1: RUNS, 0: failed(0, -9)})
-        assert not launcher.let_go.look({1: failed(1, -9)})
+        assert launcher.let_go.look({1: RUNS, 0: failed(-9)})
+        assert not launcher.let_go.look({1: failed(-9)})
         patched.setattr(lost_ranks, "PATIENCE_S", 0.0)
-        assert launcher.let_go.look({1: failed(1, -9)})
+        assert launcher.let_go.look({1: failed(-9)})
         answers.set()
     assert launcher.let_go.ranks == set()
     while not launcher.let_go.ranks:
-        launcher.let_go.look({1: failed(1, -9)})
+        launcher.let_go.look({1: failed(-9)})
     assert launcher.told == [(1, "gone", -9)]
 
 
-def test_hosts_end_together_but_for_one_that_is_gone() -> None:
-    store, there = HashStore(), {0, 1, 2}
+def two_hosts(there: set[int]) -> tuple[HashStore, HostEnds, HostEnds]:
+    store = HashStore()
     store.set_timeout(timedelta(seconds=1))
-    first = HostEnds(store, 0, 0, lambda: set(there))
-    second = HostEnds(store, 0, 1, lambda: set(there))
+    first, second = (HostEnds(store, 0, here, lambda: set(there)) for here in (0, 1))
+    return store, first, second
+
+
+def test_hosts_end_together_but_for_one_that_is_gone() -> None:
+    there = {0, 1, 2}
+    store, first, second = two_hosts(there)
     assert not second.is_done(0)
     there.discard(2)
     store.set("firecaffe/done/0/1", "")
@@ -205,9 +207,7 @@ def test_hosts_end_together_but_for_one_that_is_gone() -> None:
 
 
 def test_the_host_of_the_store_ends_after_the_last_word_of_the_others() -> None:
-    store, there = HashStore(), {0, 1}
-    store.set_timeout(timedelta(seconds=1))
-    first, second = (HostEnds(store, 0, here, lambda: set(there)) for here in (0, 1))
+    store, first, second = two_hosts({0, 1})
     store.set("firecaffe/done/0/1", "")
     first.leave()
     with ThreadPoolExecutor(1) as beside:
@@ -217,3 +217,97 @@ def test_the_host_of_the_store_ends_after_the_last_word_of_the_others() -> None:
             parted.result(0.5)
         second.part(False)
         parted.result(60)
+
+
+WAIT_S = 300.0
+
+
+class Cut:
+    """A store in torch's rendezvous: it answers, then its link is cut, or its host is gone."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, str] = {}
+        self.is_up = threading.Event()
+        self.is_up.set()
+        self.is_gone = False
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        self._answer()
+        if self.values.get(key, "") == expected:
+            self.values[key] = desired
+        return self.values[key].encode()
+
+    def get(self, key: str) -> bytes:
+        self._answer()
+        return self.values[key].encode()
+
+    def _answer(self) -> None:
+        self.is_up.wait(WAIT_S)
+        if self.is_gone:
+            raise DistNetworkError("Connection reset by peer")
+
+
+def rendezvous_of(store: Any) -> DynamicRendezvousHandler:
+    handler: DynamicRendezvousHandler = DynamicRendezvousHandler.from_backend(
+        "m", store, C10dRendezvousBackend(store, "m"), 1, 2, "192.0.2.1"
+    )
+    return handler
+
+
+@pytest.fixture
+def asking() -> Iterator[Aside]:
+    with Aside() as asking:
+        yield asking
+
+
+def test_a_store_out_of_reach_ends_no_ranks(asking: Aside, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aside, "ANSWER_S", 0.01)
+    monkeypatch.setattr(aside, "LAST_S", 0.01)
+    store = Cut()
+    meeting = PatientRendezvous(rendezvous_of(store), asking)
+    assert meeting.num_nodes_waiting() == 0
+    store.is_up.clear()
+    assert meeting.num_nodes_waiting() == 0
+    assert not meeting.shutdown()
+    store.is_gone = True
+    store.is_up.set()
+    assert meeting.num_nodes_waiting() == 0
+    assert not meeting.shutdown()
+
+
+def test_an_answer_and_an_error_are_those_of_the_call(asking: Aside) -> None:
+    assert asking.run(lambda: 3) == 3
+    with pytest.raises(ZeroDivisionError):
+        asking.run(lambda: 1 // 0)
+
+
+class AskedToEndError(Exception):
+    """Raised by the handler."""
+
+
+@pytest.mark.parametrize("whose", ["its own", "another thread's"])
+def test_who_waits_hears_signals(asking: Aside, whose: str) -> None:
+    """As a launcher whose store is out of reach, and which is asked to end. A signal that another
+    thread gets ends no wait, as one that comes when the wait is about to begin.
+    """
+    never, is_over = threading.Event(), threading.Event()
+
+    def blocks() -> None:
+        os.kill(os.getpid(), signal.SIGUSR2)
+        never.wait(WAIT_S)
+        is_over.set()
+
+    def end(*_: object) -> None:
+        raise AskedToEndError
+
+    before = signal.signal(signal.SIGUSR2, end)
+    masked = {signal.SIGUSR2} if whose == "another thread's" else set()
+    signal.pthread_sigmask(signal.SIG_BLOCK, masked)
+    try:
+        with pytest.raises(AskedToEndError):
+            asking.run(blocks)
+        assert not is_over.is_set()
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, masked)
+        signal.signal(signal.SIGUSR2, before)
+        never.set()
