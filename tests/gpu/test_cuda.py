@@ -1,14 +1,20 @@
-"""On CUDA: the same bits every time, on any number of workers, through NCCL. Skips without."""
+"""On CUDA: the same bits every time, on any number of workers. Skips without."""
 
 import dataclasses
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._C._distributed_c10d import HashStore
+from torch.nn.parallel import DistributedDataParallel
 
 import firecaffe
 from firecaffe import ExchangeConfig, Recipe, RunConfig, SolverConfig, TrainConfig
 from firecaffe.cluster.world import join
+from firecaffe.data import Batches, DataConfig, SampleOrder, open_data
+from firecaffe.data.train_batches import BatchesAhead
 from firecaffe.exchange import ALGORITHMS
 from firecaffe.exchange.route import keeps_tree_order
 from firecaffe.gradients.compressors import COMPRESSORS
@@ -18,6 +24,7 @@ from firecaffe.training.forward import cost_of_determinism
 from firecaffe.transport.exchange import Exchange
 from firecaffe.transport.interpret import interpret
 from tests.ranks.networks import Everything, small_data
+from tests.unit.data.test_packed import make_folder, pack
 from tests.world import Ranks
 
 pytestmark = [
@@ -105,3 +112,81 @@ def test_every_layer_has_a_deterministic_kernel(name: str) -> None:
 def test_the_cost_of_determinism_is_a_ratio() -> None:
     weight = torch.randn(64, 64, device="cuda")
     assert cost_of_determinism(lambda: weight @ weight) > 0
+
+
+def gradients(model: nn.Module, device: torch.device, rank: int) -> list[Tensor]:
+    """The gradients of three steps; the buckets are cut anew after the first."""
+    found: list[Tensor] = []
+    for step in range(3):
+        generator = torch.Generator().manual_seed(10 * step + rank)
+        batch = torch.randn(4, 8, generator=generator).to(device)
+        model.zero_grad()
+        torch.autograd.backward(model(batch).square().mean())
+        found += [p.grad.cpu().clone() for p in model.parameters() if p.grad is not None]
+    return found
+
+
+def network(device: torch.device) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 300), nn.ReLU(), nn.Linear(300, 5)).to(device)
+
+
+def alone() -> None:
+    device = torch.device("cuda", 0)
+    dist.init_process_group("cpu:gloo,cuda:nccl", store=HashStore(), rank=0, world_size=1)
+    expected = gradients(network(device), device, 0)
+    parallel = DistributedDataParallel(network(device), device_ids=[0])
+    parallel.register_comm_hook(*firecaffe.comm_hook())
+    wrapped = firecaffe.parallelize(network(device))
+    for model in (parallel, wrapped):
+        for own, reference in zip(gradients(model, device, 0), expected, strict=True):
+            assert torch.equal(own, reference)
+    dist.destroy_process_group()
+
+
+def test_a_bucket_of_one_rank_is_a_future_on_its_device(ranks: Ranks) -> None:
+    ranks.run(1, alone)
+
+
+def together() -> None:
+    dist.init_process_group("nccl")
+    rank = dist.get_rank()
+    device = torch.device("cuda", rank)
+    torch.cuda.set_device(device)
+    expected = gradients(DistributedDataParallel(network(device), [rank]), device, rank)
+    for exchange in ("tree", "ring", "native"):
+        model = firecaffe.parallelize(network(device), exchange=exchange, bucket_cap_mb=0.005)
+        for own, reference in zip(gradients(model, device, rank), expected, strict=True):
+            assert (own - reference).norm() <= 1e-5 * reference.norm(), exchange
+    dist.destroy_process_group()
+
+
+@needs_two
+def test_gradients_are_those_of_ddp_over_nccl(ranks: Ranks) -> None:
+    ranks.run(2, together)
+
+
+@pytest.mark.parametrize("augment", ["caffe", "inception"])
+def test_batches_on_the_gpu_are_those_of_the_cpu(tmp_path: Path, augment: str) -> None:
+    pack(make_folder(tmp_path / "photos"), tmp_path / "packed")
+    config = DataConfig(
+        "packed",
+        str(tmp_path / "packed"),
+        resize=16,
+        crop=12,
+        mirror=True,
+        augment=augment,
+        mean=[0.5, 0.4, 0.3],
+        std=[0.2, 0.3, 0.4],
+    )
+    train, order = open_data(config).train, SampleOrder(5, 30, 8, 4)
+    there = BatchesAhead(Batches(train, order, config, "cuda"), range(2), 0, 8)
+    here = Batches(train, order, config, "cpu")
+    for step in range(8):
+        for leaf in range(2):
+            images, labels = there.train_batch(step, leaf)
+            expected, expected_labels = here.train_batch(step, leaf)
+            assert images.device.type == labels.device.type == "cuda"
+            torch.testing.assert_close(images.cpu(), expected, rtol=1e-6, atol=1e-6)
+            assert torch.equal(labels.cpu(), expected_labels)
+    there.close()

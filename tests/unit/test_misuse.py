@@ -14,6 +14,7 @@ import firecaffe
 from firecaffe import DataConfig, Recipe, RunConfig, SolverConfig, TensorDataset, TrainConfig
 from firecaffe.errors import DataError, FirecaffeError, OwnCodeError, RecipeError
 from firecaffe.models.config import ModelConfig
+from tests.kit.models_refused import refused
 
 IMAGES = torch.arange(20 * 16, dtype=torch.float32).view(20, 1, 4, 4) / 320
 LABELS = torch.arange(20) % 3
@@ -123,57 +124,59 @@ def wrong_label(indices: Tensor) -> tuple[Tensor, Tensor]:
     return IMAGES[indices], torch.where(indices == 13, 3, LABELS[indices])
 
 
-MISUSES: dict[str, tuple[dict[str, Any], type[FirecaffeError], list[str]]] = {
-    "a DataLoader": (
-        {"train_set": torch.utils.data.DataLoader(TorchSet())},
-        DataError,
-        ["train_set", "torch DataLoader", "from_torch(loader.dataset, collate="],
+TRAIN_SETS: dict[str, tuple[Any, list[str]]] = {
+    "a DataLoader": (torch.utils.data.DataLoader(TorchSet()), ["torch DataLoader"]),
+    "a stream": (Stream(), ["IterableDataset (Stream)"]),
+    "a class for a data set": (Own, ["the class Own", "batch(indices)"]),
+    "a function for a data set": (lambda: Own(), ["the function", "not what it returns"]),
+    "three tensors": ((IMAGES, LABELS, LABELS), ["train_set is a tuple", "batch"]),
+    "an image's shape without classes": (NoClasses(), ["no num_classes"]),
+    "items that differ in shape": (
+        Listed([(IMAGES[0], 0), (IMAGES[1], 1), (IMAGES[2, :, 1:], 0)] * 3),
+        ["train_set[", "[1, 3, 4]", "[1, 4, 4]"],
     ),
-    "a stream": ({"train_set": Stream()}, DataError, ["train_set", "IterableDataset (Stream)"]),
+    "items of what is no tensor": (Listed([(object(), 0)] * 8), ["train_set[0] is (object, int)"]),
+    "items that are no pairs": (Listed([{"x": IMAGES[0]}] * 8), ["train_set's items give a dict"]),
+    "an empty set": (Own(length=0), ["train_set holds no sample"]),
+    "a set with a strange length": (no_length(), ["length"]),
+    "a shape that is none": (Own(sample_CHW=(4, 4)), ["train_set.sample_CHW is (4, 4)"]),
+    "classes that are none": (Own(num_classes=3.0), ["train_set.num_classes is 3.0"]),
+    "images of another shape": (Own(sample_CHW=(1, 5, 4)), ["train_set.batch() gave images"]),
+    "images without channels": (Own(images=IMAGES[:, 0]), ["train_set.batch()", "(1, 4, 4)"]),
+    "images of another type": (Own(images=IMAGES.double()), ["train_set.batch()", "torch.float64"]),
+    "labels of another type": (Own(labels=LABELS.int()), ["torch.int32"]),
+    "labels that are one hot": (Own(labels=torch.nn.functional.one_hot(LABELS)), ["(1, 3)"]),
+    "masks beside sample_CHW": (
+        Own(labels=torch.zeros(len(LABELS), 4, 4, dtype=torch.int64)),
+        ["(1, 4, 4)", "task.name", "segmentation"],
+    ),
+    "labels out of range": (Own(num_classes=2, labels=LABELS + 5), ["the label 5"]),
+    "one label out of range": (Own(batch=wrong_label), ["train_set.batch() gave the label 3"]),
+    "images alone": (Own(batch=lambda indices: IMAGES[indices]), ["gave a Tensor"]),
+    "arrays": (
+        Own(batch=lambda i: (np.zeros((len(i), 1, 4, 4)), np.zeros(len(i)))),
+        ["gave a ndarray"],
+    ),
+}
+MISUSES: dict[str, tuple[dict[str, Any], type[FirecaffeError], list[str]]] = {
+    **{
+        name: ({"train_set": made}, DataError, ["train_set", *parts])
+        for name, (made, parts) in TRAIN_SETS.items()
+    },
     "a pair of tensors that are not alike": (
         {"train_set": (IMAGES, LABELS[:3])},
         DataError,
         ["20 inputs and 3 targets"],
     ),
-    "a class for a data set": (
-        {"train_set": Own},
+    "fewer samples than asked for": (
+        {"train_set": Own(batch=lambda indices: (IMAGES[indices[:1]], LABELS[indices[:1]]))},
         DataError,
-        ["train_set", "the class Own", "batch(indices)"],
-    ),
-    "a function for a data set": (
-        {"train_set": lambda: Own()},
-        DataError,
-        ["train_set", "the function", "not what it returns"],
-    ),
-    "three tensors": (
-        {"train_set": (IMAGES, LABELS, LABELS)},
-        DataError,
-        ["train_set is a tuple", "batch", "TensorDataset(inputs, targets)"],
-    ),
-    "an image's shape without classes": (
-        {"train_set": NoClasses()},
-        DataError,
-        ["train_set has sample_CHW and no num_classes"],
-    ),
-    "items that differ in shape": (
-        {"train_set": Listed([(IMAGES[0], 0), (IMAGES[1], 1), (IMAGES[2, :, 1:], 0)] * 3)},
-        DataError,
-        ["train_set[", "[1, 3, 4]", "[1, 4, 4]", "collate"],
-    ),
-    "items of what is no tensor": (
-        {"train_set": Listed([(object(), 0)] * 8)},
-        DataError,
-        ["train_set[0] is (object, int)", "(inputs, targets)"],
-    ),
-    "items that are no pairs": (
-        {"train_set": Listed([{"x": IMAGES[0]}] * 8)},
-        DataError,
-        ["train_set's items give a dict", "(inputs, targets)", "collate="],
+        ["samples were asked for, 1 images"],
     ),
     "an item that fails": (
         {"train_set": Listed([(IMAGES[0], 0)] * 7 + [None])},
         OwnCodeError,
-        ["train_set[7] raised ValueError: nothing there"],
+        ["train_set[7]", "nothing there"],
     ),
     "a collate that fails": (
         {"train_set": firecaffe.from_torch(Listed([(IMAGES[0], 0)] * 8), collate=len_of)},
@@ -183,12 +186,12 @@ MISUSES: dict[str, tuple[dict[str, Any], type[FirecaffeError], list[str]]] = {
     "other samples in the test": (
         {"train_set": (IMAGES.double(), LABELS), "test_set": (IMAGES.double(), LABELS.double())},
         DataError,
-        ["float64 1x4x4 with targets int64", "test samples", "with targets float64"],
+        ["float64 1x4x4 with targets int64"],
     ),
     "images in training alone": (
         {"test_set": (IMAGES.double(), LABELS)},
         DataError,
-        ["sample_CHW", "the training set says", "the test set does not"],
+        ["the test set does not"],
     ),
     "an image word of other data": (
         {
@@ -197,113 +200,22 @@ MISUSES: dict[str, tuple[dict[str, Any], type[FirecaffeError], list[str]]] = {
             "recipe": Recipe(data=DataConfig(crop=3)),
         },
         RecipeError,
-        ["data.crop is 3", "float64 1x4x4", "sample_CHW"],
+        ["data.crop is 3"],
     ),
-    "one data set alone": (
-        {"test_set": None},
-        DataError,
-        ["train_set and test_set come together"],
-    ),
-    "an empty set": ({"train_set": Own(length=0)}, DataError, ["train_set holds no sample"]),
-    "a set with a strange length": ({"train_set": no_length()}, DataError, ["train_set", "length"]),
-    "a shape that is none": (
-        {"train_set": Own(sample_CHW=(4, 4))},
-        DataError,
-        ["train_set.sample_CHW is (4, 4)", "(channels, rows, columns)"],
-    ),
-    "classes that are none": (
-        {"train_set": Own(num_classes=3.0)},
-        DataError,
-        ["train_set.num_classes is 3.0", "a whole number"],
-    ),
-    "images of another shape": (
-        {"train_set": Own(sample_CHW=(1, 5, 4))},
-        DataError,
-        ["train_set.batch() gave images", "(1, 1, 4, 4)", "(1, 1, 5, 4)"],
-    ),
-    "images without channels": (
-        {"train_set": Own(images=IMAGES[:, 0])},
-        DataError,
-        ["train_set.batch()", "(1, 4, 4)", "(1, 1, 4, 4)"],
-    ),
-    "images of another type": (
-        {"train_set": Own(images=IMAGES.double())},
-        DataError,
-        ["train_set.batch()", "torch.float64", "uint8 or float32"],
-    ),
-    "labels of another type": (
-        {"train_set": Own(labels=LABELS.int())},
-        DataError,
-        ["train_set.batch() gave labels of torch.int32", "int64 of (1,)"],
-    ),
-    "labels that are one hot": (
-        {"train_set": Own(labels=torch.nn.functional.one_hot(LABELS))},
-        DataError,
-        ["train_set.batch() gave targets", "(1, 3)", "int64 of (1,)", "task.name"],
-    ),
-    "masks beside sample_CHW": (
-        {"train_set": Own(labels=torch.zeros(len(LABELS), 4, 4, dtype=torch.int64))},
-        DataError,
-        ["targets of torch.int64, (1, 4, 4)", "task.name", "segmentation", "without sample_CHW"],
-    ),
-    "labels out of range": (
-        {"train_set": Own(num_classes=2, labels=LABELS + 5)},
-        DataError,
-        ["train_set.batch() gave the label 5", "0 to 1"],
-    ),
-    "one label out of range": (
-        {"train_set": Own(batch=wrong_label)},
-        DataError,
-        ["train_set.batch() gave the label 3", "0 to 2"],
-    ),
-    "images alone": (
-        {"train_set": Own(batch=lambda indices: IMAGES[indices])},
-        DataError,
-        ["train_set.batch() gave a Tensor", "the pair (inputs, targets)"],
-    ),
-    "arrays": (
-        {"train_set": Own(batch=lambda i: (np.zeros((len(i), 1, 4, 4)), np.zeros(len(i))))},
-        DataError,
-        ["train_set.batch() gave a ndarray", "tensors"],
-    ),
-    "fewer samples than asked for": (
-        {"train_set": Own(batch=lambda indices: (IMAGES[indices[:1]], LABELS[indices[:1]]))},
-        DataError,
-        ["samples were asked for, 1 images"],
-    ),
-    "more classes in the test": (
-        {"test_set": Own(num_classes=4)},
-        DataError,
-        ["test samples have 4 classes", "training samples 3"],
-    ),
-    "a network that is made": (
-        {"model": Net()},
-        RecipeError,
-        ["model is a network that is made already (Net)", "lambda: Net("],
-    ),
+    "one data set alone": ({"test_set": None}, DataError, ["train_set and test_set come together"]),
+    "more classes in the test": ({"test_set": Own(num_classes=4)}, DataError, ["have 4 classes"]),
+    "a network that is made": ({"model": Net()}, RecipeError, ["made already (Net)"]),
     "a network's name": ({"model": "lenet"}, RecipeError, ["model is 'lenet'", "ModelConfig"]),
-    "a class that needs words": (
-        {"model": Needy},
-        RecipeError,
-        ["Needy", "'width'", "lambda: Needy("],
-    ),
-    "a function that makes no network": (
-        {"model": lambda: 3},
-        RecipeError,
-        ["model() returned 3", "torch.nn.Module"],
-    ),
+    "a class that needs words": ({"model": Needy}, RecipeError, ["Needy", "'width'"]),
+    "a function that makes no network": ({"model": lambda: 3}, RecipeError, ["model() returned 3"]),
     "no parameters": ({"model": nn.Flatten}, RecipeError, ["Flatten", "no parameter to train"]),
     "frozen parameters alone": ({"model": frozen}, RecipeError, ["no parameter to train"]),
     "a dict of outputs": (
         {"model": lambda: Net(head=lambda logits: {"scores": logits})},
         RecipeError,
-        ["the network gives {'scores'", "logits"],
+        ["the network gives {'scores'"],
     ),
-    "too few outputs": (
-        {"model": lambda: Net(outputs=2)},
-        RecipeError,
-        ["gives outputs of (1, 2)", "(samples, 3)"],
-    ),
+    "too few outputs": ({"model": lambda: Net(outputs=2)}, RecipeError, ["(1, 2)"]),
     "images that a network does not take": (
         {"model": lambda: nn.Sequential(nn.Flatten(), nn.Linear(9, 3))},
         RecipeError,
@@ -312,53 +224,37 @@ MISUSES: dict[str, tuple[dict[str, Any], type[FirecaffeError], list[str]]] = {
     "a loss of each sample": (
         {"loss": nn.CrossEntropyLoss(reduction="none")},
         RecipeError,
-        ["CrossEntropyLoss(reduction='none')", 'reduction="mean"'],
+        ["reduction='none'"],
     ),
-    "a loss that is a number": (
-        {"loss": lambda outputs, labels: 1.5},
-        RecipeError,
-        ["loss gave 1.5", "one number"],
-    ),
+    "a loss that is a number": ({"loss": lambda outputs, labels: 1.5}, RecipeError, ["gave 1.5"]),
     "a loss without a gradient": (
         {"loss": lambda outputs, labels: (outputs.argmax(1) != labels).float().mean()},
         RecipeError,
-        ["loss", "knows no gradient"],
+        ["no gradient"],
     ),
-    "a loss for other labels": (
-        {"loss": nn.BCEWithLogitsLoss()},
-        RecipeError,
-        ["loss does not take", "int64"],
-    ),
-    "the class of a loss": (
-        {"loss": nn.CrossEntropyLoss},
-        RecipeError,
-        ["loss is", "CrossEntropyLoss()"],
-    ),
-    "a recipe's file": (
-        {"recipe": "recipe.toml"},
-        RecipeError,
-        ["recipe recipe.toml: No such file"],
-    ),
+    "a loss for other labels": ({"loss": nn.BCEWithLogitsLoss()}, RecipeError, ["int64"]),
+    "the class of a loss": ({"loss": nn.CrossEntropyLoss}, RecipeError, ["CrossEntropyLoss()"]),
+    "a recipe's file": ({"recipe": "recipe.toml"}, RecipeError, ["No such file"]),
     "a recipe in a dict": (
         {"recipe": {"train": {"steps": 3}}},
         RecipeError,
-        ["recipe is {'train'", "firecaffe.Recipe(", "the path of a recipe's file"],
+        ["recipe is {'train'"],
     ),
     "words of another kind": (
         {"recipe": Recipe(solver=SolverConfig(base_lr="0.1"))},  # type: ignore[arg-type]
         RecipeError,
-        ["solver.base_lr is '0.1'", "a finite number"],
+        ["solver.base_lr is '0.1'"],
     ),
     "an augmentation that is none": (
         {"recipe": Recipe(data=DataConfig(augment="mixup"))},
         RecipeError,
-        ["data.augment is 'mixup'", "caffe"],
+        ["'mixup'"],
     ),
     "a checkpoint's step": ({"resume": 100}, RecipeError, ["resume is 100", "path"]),
     "a hook without its state": (
         {"comm_hook": lambda state, bucket: None},
         RecipeError,
-        ["comm_hook", "(state, hook)"],
+        ["(state, hook)"],
     ),
 }
 
@@ -366,11 +262,8 @@ MISUSES: dict[str, tuple[dict[str, Any], type[FirecaffeError], list[str]]] = {
 @pytest.mark.parametrize("misuse", MISUSES)
 def test_a_misuse_is_one_line(tmp_path: Path, misuse: str) -> None:
     words, kind, parts = MISUSES[misuse]
-    with pytest.raises(kind) as caught:
+    with refused(kind, parts):
         call(tmp_path, **words)
-    said = str(caught.value)
-    assert len(said.splitlines()) == 1
-    assert all(part in said for part in parts), said
 
 
 def test_what_is_right_trains_to_the_bits_of_a_set_of_ours(tmp_path: Path) -> None:

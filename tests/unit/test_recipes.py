@@ -1,6 +1,5 @@
-"""Every recipe that comes along loads, fits its network, is planned, and has its page."""
+"""Every recipe that comes along loads, fits its network, and is planned."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,6 @@ from firecaffe.solvers.rate_policy import learning_rate
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").glob("*.toml"))
-PAGES = ROOT / "docs" / "recipes"
 IMAGES = 1_200_000
 """Of an epoch, as the paper counts them."""
 
@@ -73,32 +71,3 @@ def test_a_larger_batch_drops_its_rate_at_the_same_epochs() -> None:
             for each in (small, large)
         ]
         assert rates[1] == pytest.approx(4 * rates[0])
-
-
-def test_every_recipe_has_its_page() -> None:
-    names = {path.stem for path in RECIPES}
-    assert {path.stem for path in PAGES.glob("*.md")} == {*names, "README"}
-    index = (PAGES / "README.md").read_text()
-    assert set(re.findall(r"^\| \[(\w+)\]\(\1\.md\)", index, re.M)) == names
-
-
-@pytest.mark.parametrize("name", EPOCHS)
-def test_a_pages_forecasts_are_the_planners(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT / "tests")
-    work = workload_of(check_recipe(load(ROOT / "recipes" / f"{name}.toml")))
-    rows = re.findall(r"^\| ([\w-]+) \| (\d+) \| (\w+|-) \| .*h \|$", _page(name), re.M)
-    assert len(rows) == 6
-    for cluster, workers, exchange in rows:
-        algorithm = "tree" if exchange == "-" else exchange
-        row = forecast(work, load_cluster(cluster), int(workers), algorithm)
-        assert row.hours is not None
-        line = (
-            f"| {cluster} | {workers} | {exchange} | {1e3 * row.step_s:,.0f} ms "
-            f"| {row.images_per_s:,.0f} | {row.speedup:.1f} | {row.efficiency:.0%} "
-            f"| {row.hours:,.1f} h |"
-        )
-        assert line in _page(name)
-
-
-def _page(name: str) -> str:
-    return (PAGES / f"{name}.md").read_text()

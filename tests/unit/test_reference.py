@@ -17,6 +17,7 @@ from firecaffe.user_code import (
     with_file,
     without_folder,
 )
+from tests.kit.models_refused import refused
 
 NETS = """
     import beside_nets
@@ -81,11 +82,8 @@ def test_a_function_is_found_in_a_file_and_in_a_package(folder: Path) -> None:
     ],
 )
 def test_what_is_not_there_is_one_line(folder: Path, name: str, parts: list[str]) -> None:
-    with pytest.raises(RecipeError) as caught:
+    with refused(RecipeError, ["model.name", name, *parts]) as caught:
         find("model.name", name)
-    for part in ("model.name", name, *parts):
-        assert part in str(caught.value)
-    assert "\n" not in str(caught.value)
     assert not isinstance(caught.value, OwnCodeError)
 
 
@@ -98,9 +96,8 @@ def test_arguments_that_it_does_not_take(folder: Path, words: dict[str, int]) ->
 
 
 def test_what_own_code_raises_keeps_its_traceback(folder: Path) -> None:
-    with pytest.raises(OwnCodeError, match=r"KeyError: .three") as caught:
+    with refused(OwnCodeError, ["KeyError: ", "three"]) as caught:
         call("model.name", "own:fail", find("model.name", "lib/own_nets.py:fail"), {})
-    assert "\n" not in str(caught.value)
     lines = caught.value.traceback.splitlines()
     assert str(folder / "lib" / "own_nets.py") in lines[1]
     assert not any("firecaffe/user_code.py" in line for line in lines)

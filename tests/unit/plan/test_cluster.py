@@ -12,7 +12,7 @@ import tomli_w
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from firecaffe.cli.cluster_file import as_words
+from firecaffe.cli.cluster_file import as_table
 from firecaffe.errors import RecipeError
 from firecaffe.plan.cluster import load_cluster, parse_cluster, shipped
 
@@ -40,7 +40,7 @@ def test_shipped_clusters_load_and_say_where_their_figures_are_from(name: str) -
     cluster = load_cluster(name)
     assert cluster.name == name
     assert cluster.sources
-    written = tomli_w.dumps(as_words(cluster))
+    written = tomli_w.dumps(as_table(cluster))
     assert parse_cluster(tomllib.loads(written), name) == cluster
 
 

@@ -1,7 +1,7 @@
 """Each solver's first updates of one number, against its paper's formula in plain Python.
 
-g is the gradient with the L2 penalty, g + weight_decay w, as in Caffe.
-"""
+g is the gradient with the L2 penalty, g + weight_decay w, as in Caffe. Those whose formula is
+Caffe's too are held in `test_of_caffe`."""
 
 import math
 from collections.abc import Callable
@@ -14,12 +14,9 @@ from torch import nn
 
 from firecaffe.errors import RecipeError
 from firecaffe.solvers.config import MAY_DECOUPLE, SolverConfig
-from firecaffe.solvers.optimizer import (
-    SOLVERS,
-    check_solver,
-    make_optimizer,
-    set_rate,
-)
+from firecaffe.solvers.optimizer import SOLVERS, check_solver, make_optimizer, set_rate
+from firecaffe.solvers.outer_optimizer import Outer
+from tests.unit.solvers.test_of_caffe import UPDATES_OF
 
 START, GRADIENTS, RATE, DECAY = 2.0, (0.5, -3.0, 0.25), 0.1, 0.01
 
@@ -40,38 +37,6 @@ def nesterov(w: float, c: SolverConfig) -> float:
         g = gradient + c.weight_decay * w
         v = c.momentum * v + g
         w -= c.base_lr * (g + c.momentum * v)
-    return w
-
-
-def adagrad(w: float, c: SolverConfig) -> float:
-    """Duchi, Hazan and Singer 2011."""
-    total = 0.0
-    for gradient in GRADIENTS:
-        g = gradient + c.weight_decay * w
-        total += g * g
-        w -= c.base_lr * g / (math.sqrt(total) + c.delta)
-    return w
-
-
-def adadelta(w: float, c: SolverConfig) -> float:
-    """Zeiler 2012, algorithm 1; the rate is a factor on its update."""
-    mean_g = mean_d = 0.0
-    for gradient in GRADIENTS:
-        g = gradient + c.weight_decay * w
-        mean_g = c.momentum * mean_g + (1 - c.momentum) * g * g
-        d = math.sqrt(mean_d + c.delta) / math.sqrt(mean_g + c.delta) * g
-        mean_d = c.momentum * mean_d + (1 - c.momentum) * d * d
-        w -= c.base_lr * d
-    return w
-
-
-def rmsprop(w: float, c: SolverConfig) -> float:
-    """Tieleman and Hinton 2012."""
-    mean = 0.0
-    for gradient in GRADIENTS:
-        g = gradient + c.weight_decay * w
-        mean = c.rms_decay * mean + (1 - c.rms_decay) * g * g
-        w -= c.base_lr * g / (math.sqrt(mean) + c.delta)
     return w
 
 
@@ -121,9 +86,6 @@ def adamw(w: float, c: SolverConfig) -> float:
 FORMULAS: dict[str, Callable[[float, SolverConfig], float]] = {
     "sgd": sgd,
     "nesterov": nesterov,
-    "adagrad": adagrad,
-    "adadelta": adadelta,
-    "rmsprop": rmsprop,
     "adam": adam,
     "adamw": adamw,
     "lars": lars,
@@ -141,10 +103,10 @@ def updated(config: SolverConfig, count: int = len(GRADIENTS)) -> float:
 
 
 def test_every_solver_has_a_formula() -> None:
-    assert FORMULAS.keys() == SOLVERS.keys()
+    assert FORMULAS.keys() | UPDATES_OF.keys() == SOLVERS.keys()
 
 
-@pytest.mark.parametrize("name", SOLVERS)
+@pytest.mark.parametrize("name", FORMULAS)
 @pytest.mark.parametrize("decay", [0.0, DECAY])
 @pytest.mark.parametrize("delta", [1e-8, 0.3])
 def test_updates(name: str, decay: float, delta: float) -> None:
@@ -159,15 +121,6 @@ def test_updates(name: str, decay: float, delta: float) -> None:
         weight_decay=decay,
     )
     assert updated(config) == pytest.approx(FORMULAS[name](START, config), rel=1e-12)
-
-
-def test_sgd_by_hand() -> None:
-    """2 - 0.1 · 0.52 = 1.948; v = 0.9 · 0.52 - 3 + 0.01948 = -2.51252; and so on."""
-    config = SolverConfig(base_lr=RATE, weight_decay=DECAY)
-    first = 1.948
-    second = first + 0.251252
-    third = second - 0.1 * (0.9 * -2.51252 + 0.25 + 0.01 * second)
-    assert updated(config) == pytest.approx(third, rel=1e-12)
 
 
 @pytest.mark.parametrize("name", MAY_DECOUPLE)
@@ -244,3 +197,13 @@ def test_accepted(name: str) -> None:
 def test_refused(words: dict[str, Any], message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         check_solver(SolverConfig(**words))
+
+
+def test_slowmo_at_a_rate_of_zero_is_an_average() -> None:
+    """Its momentum is in units of the rate, and has no value there."""
+    weights = [nn.Parameter(torch.tensor([3.0, 5.0])), nn.Parameter(torch.tensor([7.0]))]
+    outer = Outer(weights, "slowmo")
+    weights[0].grad = torch.tensor([1.0, 2.0])  # the other one was not used
+    outer.step(0.0)
+    assert [each.tolist() for each in weights] == [[2.0, 3.0], [7.0]]
+    assert not outer.optimizer.state

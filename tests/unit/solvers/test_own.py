@@ -15,6 +15,7 @@ from firecaffe.recipe.sections import Recipe
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.solvers.optimizer import check_solver, make_optimizer, set_rate
 from firecaffe.solvers.optimizer_state import OptimizerNumbers, OptimizerTensors
+from tests.kit.models_refused import refused
 from tests.unit.solvers.own_optimizers import PLACE, Signs
 
 
@@ -120,12 +121,9 @@ def two_steps(config: SolverConfig) -> None:
 def test_what_a_step_or_a_checkpoint_cannot_do_with_is_one_line(
     config: SolverConfig, words: list[str]
 ) -> None:
-    with pytest.raises(RecipeError) as caught:
+    with refused(RecipeError, words) as caught:
         two_steps(config)
-    line = str(caught.value)
-    assert "\n" not in line
-    assert len(line) < 400
-    assert all(word in line for word in words), line
+    assert len(str(caught.value)) < 400
 
 
 def test_what_it_raises_itself_is_its_owns_to_read() -> None:

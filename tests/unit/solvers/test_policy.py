@@ -36,10 +36,7 @@ TABLE: list[tuple[dict[str, Any], dict[int, float]]] = [
         {"lr_policy": "exp", "gamma": 0.5},
         {0: 0.5, 1: 0.25, 2: 0.125, 10: 0.00048828125, 99: 0.5**100},
     ),
-    (
-        {"lr_policy": "inv", "gamma": 1.0, "power": 2.0},
-        {0: 0.5, 1: 0.125, 3: 0.03125, 99: 0.00005},
-    ),
+    ({"lr_policy": "inv", "gamma": 1.0, "power": 2.0}, {0: 0.5, 1: 0.125, 3: 0.03125, 99: 0.00005}),
     # LeNet's solver in Caffe: gamma 0.0001, power 0.75; 1.0099^-0.75 = e^-0.007388487
     ({"lr_policy": "inv", "gamma": 0.0001, "power": 0.75}, {0: 0.5, 99: 0.5 * 0.9926387407}),
     (

@@ -53,13 +53,18 @@ def heads(blobs: dict[str, Tensor], phase: str = "TRAIN") -> Heads:
 
 
 @pytest.fixture
-def task(tmp_path: Path) -> Any:
-    def make(text: str, **words: Any) -> Task:
+def net(tmp_path: Path) -> Any:
+    def write(text: str) -> Path:
         path = tmp_path / "net.prototxt"
         path.write_text(text)
-        return task_of(TaskConfig(f"caffe:{path}", **words), 10)
+        return path
 
-    return make
+    return write
+
+
+@pytest.fixture
+def task(net: Any) -> Any:
+    return lambda text, **words: task_of(TaskConfig(f"caffe:{net(text)}", **words), 10)
 
 
 def value(task: Task, name: str, outputs: Any, targets: Any) -> float:
@@ -149,9 +154,8 @@ layer { name: "accuracy" type: "Accuracy" bottom: "prob" bottom: "label" top: "a
     ],
 )
 @torch.no_grad()
-def test_it_judges_what_the_network_of_the_recipe_gives(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "net.prototxt"
-    path.write_text(text)
+def test_it_judges_what_the_network_of_the_recipe_gives(net: Any, text: str) -> None:
+    path = net(text)
     made = task_of(TaskConfig(f"caffe:{path}"), None)
     assert made.wrong is not None
     network, images = Trained(path), torch.randn(4, 3, 8, 8, generator=GENERATOR)
@@ -177,9 +181,8 @@ def test_it_judges_what_the_network_of_the_recipe_gives(tmp_path: Path, text: st
 
 @pytest.mark.parametrize("phase", ["TRAIN", "TEST"])
 @torch.no_grad()
-def test_a_phase_without_samples_is_the_other_one(tmp_path: Path, phase: str) -> None:
-    path = tmp_path / "net.prototxt"
-    path.write_text(NET.replace("type:", f"include {{ phase: {phase} }} type:", 1) + LOSS)
+def test_a_phase_without_samples_is_the_other_one(net: Any, phase: str) -> None:
+    path = net(NET.replace("type:", f"include {{ phase: {phase} }} type:", 1) + LOSS)
     made = task_of(TaskConfig(f"caffe:{path}"), None)
     network, images = Trained(path), torch.randn(4, 3, 8, 8, generator=GENERATOR)
     outputs = [network.train(mode)(images) for mode in (True, False)]
@@ -189,9 +192,8 @@ def test_a_phase_without_samples_is_the_other_one(tmp_path: Path, phase: str) ->
 
 
 @torch.no_grad()
-def test_a_network_without_a_loss_gives_what_comes_out_of_each_phase(tmp_path: Path) -> None:
-    path = tmp_path / "net.prototxt"
-    path.write_text(NET + PROB.replace("top:", "include { phase: TEST } top:"))
+def test_a_network_without_a_loss_gives_what_comes_out_of_each_phase(net: Any) -> None:
+    path = net(NET + PROB.replace("top:", "include { phase: TEST } top:"))
     network, images = Trained(path), torch.randn(4, 3, 8, 8, generator=GENERATOR)
     scores, shares = (network.train(mode)(images) for mode in (True, False))
     assert torch.equal(scores.softmax(1), shares)
@@ -289,17 +291,14 @@ def test_metrics_may_be_chosen(task: Any) -> None:
         ("EuclideanLoss", ""),
     ],
 )
-def test_what_the_outputs_mean_goes_by_the_loss(tmp_path: Path, type: str, meaning: str) -> None:
-    path = tmp_path / "net.prototxt"
-    path.write_text(NET + LOSS.replace("SoftmaxWithLoss", type))
+def test_what_the_outputs_mean_goes_by_the_loss(net: Any, type: str, meaning: str) -> None:
+    path = net(NET + LOSS.replace("SoftmaxWithLoss", type))
     assert meaning_of(f"caffe:{path}") == meaning
 
 
-def test_labels_from_a_layer_of_images_are_those_of_a_segmentation(tmp_path: Path) -> None:
-    path = tmp_path / "net.prototxt"
+def test_labels_from_a_layer_of_images_are_those_of_a_segmentation(net: Any) -> None:
     apart = NET.replace('top: "label"', "") + DATA.replace('"data" top: ', "")
-    path.write_text(apart + LOSS)
-    assert meaning_of(f"caffe:{path}") == "segmentation"
+    assert meaning_of(f"caffe:{net(apart + LOSS)}") == "segmentation"
 
 
 def test_outputs_that_lack_a_blob_are_wrong(task: Any) -> None:
@@ -359,13 +358,12 @@ def test_weights_that_take_the_targets_are_refused(task: Any) -> None:
     ],
 )
 def test_it_is_said_which_losses_are_no_means(
-    tmp_path: Path, type: str, words: str, is_mean: bool
+    net: Any, type: str, words: str, is_mean: bool
 ) -> None:
     text = NET + LOSS.replace("SoftmaxWithLoss", type).replace(
         "top:", f"loss_param {{ {words} }} top:"
     )
-    path = tmp_path / "net.prototxt"
-    path.write_text(text)
+    path = net(text)
     notes = no_means(read_judges(path)[0])
     assert len(notes) == (not is_mean)
     loss = task_of(TaskConfig(f"caffe:{path}"), None).loss

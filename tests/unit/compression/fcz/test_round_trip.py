@@ -16,6 +16,7 @@ from firecaffe.compression.fcz import CODES, read, write
 from firecaffe.compression.fcz.patterns import DTYPES
 from firecaffe.compression.fcz.sequence import How
 from firecaffe.errors import FirecaffeError
+from tests.kit.models_refused import refused
 from tests.unit.compression.fcz.made import NETWORK, bytes_of, decoded, pruned, same, small
 
 ARRAYS = st.sampled_from(DTYPES).flatmap(
@@ -138,9 +139,8 @@ def test_a_file_that_fails_leaves_the_old_one(tmp_path: Path) -> None:
 def test_what_cannot_be_written_is_said(
     tmp_path: Path, tensors: dict[str, NDArray[Any]], network: dict[str, Any], words: str
 ) -> None:
-    with pytest.raises(FirecaffeError, match=words) as caught:
+    with refused(FirecaffeError, [words]):
         write(tmp_path / "net.fcz", tensors, network)
-    assert "\n" not in str(caught.value)
     assert not list(tmp_path.iterdir())
 
 

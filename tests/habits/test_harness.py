@@ -1,4 +1,4 @@
-"""Files of tests are handed out the longest first."""
+"""What runs the tests: files are handed out the longest first, and a typed Python is one."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.order import FOLDER, LONGEST, in_order, processes, slowest, turned
+from tests.typed import python
 
 
 def test_what_is_listed_is_there_once() -> None:
@@ -46,3 +47,17 @@ def test_what_a_file_took_is_that_of_its_tests() -> None:
         for name, taken in (("a.py", 1.0), ("b.py", 2.5), ("a.py", 2.0))
     ]
     assert [line.split() for line in slowest(parts)] == [["3", "s", "a.py"], ["2", "s", "b.py"]]
+
+
+STARTS = """
+import subprocess, sys
+told = ["-c", "import sys; print(*sys.argv, sys.flags.isolated)", "x"]
+for words in (["-I", "-S"], ["-P"]):
+    print(subprocess.check_output([sys.executable, *words, *told], text=True), end="")
+"""
+
+
+def test_an_isolated_python_is_one() -> None:
+    """As the process is that beats beside a rank."""
+    done = python("-c", STARTS)
+    assert done.stdout.splitlines() == ["-c x 1", "-c x 0"], done.stderr

@@ -1,0 +1,293 @@
+"""What a network has, changes and draws, and what its loss is a mean of."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmarks.unusual import layers, refused
+from benchmarks.unusual.layers import contrast
+from benchmarks.unusual.teachers import Teacher
+from firecaffe.errors import RecipeError
+from firecaffe.generators import NUMPY, PYTHON, TORCH
+from firecaffe.inventory.attributes import attributes_of
+from firecaffe.inventory.forward_watch import Changes, Watch
+from firecaffe.inventory.loss_trial import MEAN, RAISED, UNKNOWN, WHOLE, check_reduction, mean_of
+from firecaffe.inventory.network_state import check_state, kinds_of
+
+
+class Holder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count, self.word = 0, "a"
+        self.list = [0, {"deep": (torch.zeros(2), None)}]
+        self.array = np.zeros(3)
+        self.of_torch, self.of_python = torch.Generator(), random.Random(0)
+        self.of_numpy = np.random.default_rng(0)
+        self.of_numpy_before = np.random.RandomState(0)
+        self.of_numpy_before.rand()  # the next draws move its place alone
+        self.hidden = [nn.BatchNorm1d(2)]
+        self.layer = nn.Linear(2, 2)
+        self.opaque = object()
+
+
+def set_deep(holder: Holder) -> None:
+    holder.list[1]["deep"][0][1] = 1.0  # type: ignore[index]
+
+
+def set_hidden(holder: Holder) -> None:
+    holder.hidden[0](torch.randn(4, 2))
+
+
+CHANGES: dict[str, Callable[[Holder], Any]] = {
+    "count": lambda holder: setattr(holder, "count", 1),
+    "word": lambda holder: setattr(holder, "word", "b"),
+    "list[1]['deep'][0]": set_deep,
+    "len(list)": lambda holder: holder.list.append(1),
+    "array": lambda holder: holder.array.fill(1),
+    "of_torch": lambda holder: torch.rand(1, generator=holder.of_torch),
+    "of_python": lambda holder: holder.of_python.random(),
+    "of_numpy": lambda holder: holder.of_numpy.random(),
+    "of_numpy_before": lambda holder: holder.of_numpy_before.rand(),
+    "hidden[0].running_mean": set_hidden,
+}
+
+
+@pytest.mark.parametrize("path", CHANGES)
+def test_what_changes_is_seen(path: str) -> None:
+    holder = nn.Sequential(Holder())
+    before = attributes_of(holder)
+    CHANGES[path](holder[0])  # type: ignore[arg-type]
+    after = attributes_of(holder)
+    full = path.replace("len(", "len(0.") if path.startswith("len(") else f"0.{path}"
+    assert before.get(full) != after[full]
+    changed = {each for each in after if before.get(each) != after[each]}
+    assert changed <= {full, "0.list[2]", *(f"0.hidden[0].{each}" for each in BATCH_NORM)}
+
+
+BATCH_NORM = ("running_mean", "running_var", "num_batches_tracked")
+
+
+def test_what_a_module_has_by_torch_is_no_attribute() -> None:
+    network = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    before = attributes_of(network)
+    network(torch.randn(4, 2))
+    network.eval()
+    assert attributes_of(network) == before
+
+
+VALUES = torch.randn(8, layers.WIDTH, generator=torch.Generator().manual_seed(0))
+
+
+def around(network: nn.Module) -> Changes:
+    watch = Watch(network)
+    network(VALUES)
+    return watch.changes()
+
+
+def test_a_plain_network_changes_nothing() -> None:
+    assert around(nn.Sequential(nn.Linear(layers.WIDTH, 2), nn.BatchNorm1d(2))) == Changes(
+        [], {}, {}, []
+    )
+
+
+def test_a_queue_is_written_in_places() -> None:
+    changes = around(layers.Queue())
+    assert changes.in_places == {"queue": "8 of its 64 rows"}
+    assert changes.steps == {"place": 8}
+
+
+def test_a_teacher_follows() -> None:
+    assert around(Teacher()).frozen == ["teacher.weight", "teacher.bias"]
+
+
+class Drawing(nn.Module):
+    def forward(self, values: Tensor) -> Tensor:
+        return values * random.random() * np.random.rand()
+
+
+@pytest.mark.parametrize(
+    ("network", "draws"),
+    [(nn.Dropout(), [TORCH]), (Drawing(), [PYTHON, NUMPY]), (nn.Linear(layers.WIDTH, 2), [])],
+)
+def test_generators_that_are_drawn_from(network: nn.Module, draws: list[str]) -> None:
+    assert around(network).draws == draws
+
+
+class Scaling(nn.Module):
+    """Writes the same value as there was: the next may be another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, values: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.scale.clamp_(0, 2)
+        return values * self.scale
+
+
+class Making(nn.Module):
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what = what
+        self.register_buffer("there", torch.zeros(2))
+
+    def forward(self, values: Tensor) -> Tensor:
+        match self.what:
+            case "parameter":
+                self.new = nn.Parameter(torch.zeros(2))
+            case "buffer":
+                self.register_buffer("new", torch.zeros(2))
+            case "type":
+                self.there = torch.zeros(2, dtype=torch.float64)
+        return values
+
+
+@pytest.mark.parametrize(
+    ("network", "word"),
+    [
+        (Scaling(), "parameter scale"),
+        (refused.Clipping(), r"parameter layer\.weight"),
+        (nn.Sequential(nn.Embedding(8, 2, max_norm=0.1)), r"0\.weight.*max_norm"),
+        (refused.Replacing(), "in the place of scale"),
+        (refused.Growing(), "buffer seen"),
+        (Making("parameter"), "parameter new"),
+        (Making("buffer"), "buffer new"),
+        (Making("type"), "float64"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused(network: nn.Module, word: str) -> None:
+    watch = Watch(network)
+    network(torch.arange(8) if isinstance(network, nn.Sequential) else VALUES)
+    with pytest.raises(RecipeError, match=word):
+        watch.changes()
+
+
+def test_names_are_sorted_by_what_becomes_of_them() -> None:
+    network = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), layers.Clamp(), layers.Tied())
+    network[0].bias.requires_grad_(False)
+    kinds = kinds_of(network)
+    assert kinds.frozen == ["0.bias"]
+    assert kinds.trained[:3] == ["0.weight", "1.weight", "1.bias"]
+    assert kinds.averaged == ["1.running_mean", "1.running_var"]
+    assert kinds.counted == ["1.num_batches_tracked"]
+    assert kinds.extra == ["2"]
+    assert kinds.shared == [["3.down.weight", "3.up.weight"]]
+
+
+def test_a_sparse_buffer_is_refused() -> None:
+    network = nn.Linear(2, 2)
+    network.register_buffer("mask", torch.eye(2).to_sparse())
+    with pytest.raises(RecipeError, match="buffer mask is float32, sparse_coo"):
+        check_state(network)
+
+
+def test_parameters_that_only_lie_side_by_side_are_taken() -> None:
+    memory = torch.randn(8)
+    network = nn.Module()
+    network.one, network.other = nn.Parameter(memory[:4]), nn.Parameter(memory[4:])
+    check_state(network)
+    network.other = nn.Parameter(memory[3:])
+    with pytest.raises(RecipeError, match="one and other share memory"):
+        check_state(network)
+
+
+WEIGHTS = torch.tensor([5.0, 1.0, 1.0, 2.0])
+
+
+def batch(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    outputs = torch.randn(8, 4, generator=draw).to(dtype)
+    return outputs, torch.randint(0, 4, (8,), generator=draw)
+
+
+def decorrelation(outputs: Tensor, _: Tensor) -> Tensor:
+    return (torch.cov(outputs.T) - torch.eye(4)).square().mean()
+
+
+def hardest(outputs: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, labels, reduction="none").max()
+
+
+def each_weighted(outputs: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, labels, WEIGHTS.to(outputs), reduction="none").mean()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("loss", "of"),
+    [
+        (F.cross_entropy, MEAN),
+        (each_weighted, MEAN),
+        (lambda outputs, labels: outputs.sum() * 0, MEAN),
+        (contrast, WHOLE),
+        (decorrelation, WHOLE),
+        (hardest, WHOLE),
+    ],
+)
+def test_a_mean_and_one_of_the_whole(loss: Any, of: str, dtype: torch.dtype) -> None:
+    assert mean_of("loss", loss, *batch(dtype)) == of
+
+
+def weighted(outputs: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, labels, WEIGHTS)
+
+
+def among_some(outputs: Tensor, labels: Tensor) -> Tensor:
+    counted = (labels > 1).float()
+    each = F.cross_entropy(outputs, labels, reduction="none")
+    return (each * counted).sum() / counted.sum().clamp(min=1)
+
+
+def summed(outputs: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, labels, reduction="sum")
+
+
+@pytest.mark.parametrize(
+    ("loss", "word"), [(weighted, "weighted mean"), (among_some, "fewer than"), (summed, "a sum")]
+)
+def test_what_a_micro_batch_would_weigh_is_refused(
+    loss: Callable[[Tensor, Tensor], Tensor], word: str
+) -> None:
+    with pytest.raises(RecipeError, match=word):
+        mean_of("loss", loss, *batch())
+
+
+def test_what_raises_on_some_samples_is_said() -> None:
+    def of_eight(outputs: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(outputs.reshape(8, 4), labels)
+
+    assert mean_of("loss", of_eight, *batch()) == f"{RAISED} RuntimeError"
+
+
+def test_samples_without_a_label() -> None:
+    outputs, labels = batch()
+    labels[3] = -100
+    with pytest.raises(RecipeError, match="ignore_index"):
+        mean_of("loss", F.cross_entropy, outputs, labels)
+
+
+def test_trees_of_outputs() -> None:
+    outputs, labels = batch()
+
+    def loss(outputs: dict[str, Tensor], labels: tuple[Tensor]) -> Tensor:
+        return F.cross_entropy(outputs["logits"], labels[0])
+
+    assert mean_of("loss", loss, {"logits": outputs}, (labels,)) == MEAN
+    given = {"logits": outputs, "loss": torch.tensor(1.0)}
+    assert mean_of("loss", lambda *_: given["loss"], given, labels) == UNKNOWN
+
+
+@pytest.mark.parametrize(
+    "loss", [nn.CrossEntropyLoss(WEIGHTS), nn.NLLLoss(WEIGHTS), nn.MSELoss(reduction="sum")]
+)
+def test_torchs_own_say_it_themselves(loss: nn.Module) -> None:
+    with pytest.raises(RecipeError, match=type(loss).__name__):
+        check_reduction("loss", loss)
+    check_reduction("loss", nn.CrossEntropyLoss())

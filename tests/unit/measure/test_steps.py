@@ -1,0 +1,118 @@
+"""A recipe's network by itself: its steps, what is fitted to them, and the look at its state."""
+
+import dataclasses
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from firecaffe import DataConfig, ModelConfig, Recipe, SolverConfig, TrainConfig
+from firecaffe.errors import RecipeError
+from firecaffe.generators import TORCH
+from firecaffe.gradients.reducer import GradientReducer
+from firecaffe.inventory.loss_trial import MEAN
+from firecaffe.measure import step_times as measured_step
+from firecaffe.measure.device import calibrated
+from firecaffe.measure.inventory import inventory_of
+from firecaffe.measure.step_times import StepTimes
+from firecaffe.models import build_model
+from firecaffe.plan.cluster import load_cluster
+from firecaffe.plan.compute_time import correction, micro_batch
+from firecaffe.plan.of_recipe import workload_of
+from firecaffe.recipe.checked_recipe import check_recipe
+from firecaffe.training.checks import preflight
+
+
+def frozen_below(*arguments: object) -> nn.Module:
+    """LeNet whose first layer is not trained, which would shift the numbers of all others."""
+    network = build_model("lenet", 10, 1)
+    first = next(network.children())
+    first.requires_grad_(False)
+    return network
+
+
+def test_a_rate_at_which_training_would_diverge_is_no_matter() -> None:
+    recipe = dataclasses.replace(Recipe(), solver=SolverConfig(base_lr=1000.0))
+    timed = measured_step.time_steps(
+        check_recipe(recipe), torch.device("cpu"), 2, 0.0, micro_batches=1
+    )
+    assert len(timed.compute_s) == measured_step.FEWEST_STEPS
+
+
+def test_the_ready_order_is_of_the_parameters_that_are_trained(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[GradientReducer] = []
+
+    class Kept(GradientReducer):
+        def __init__(self, *arguments: object) -> None:
+            super().__init__(*arguments)  # type: ignore[arg-type]
+            made.append(self)
+
+    monkeypatch.setattr(measured_step, "build_network", frozen_below)
+    monkeypatch.setattr(measured_step, "GradientReducer", Kept)
+    recipe = Recipe()
+    timed = measured_step.time_steps(
+        check_recipe(recipe), torch.device("cpu"), 2, 0.0, micro_batches=1
+    )
+    (reducer,) = made
+    assert len(timed.compute_s) == measured_step.FEWEST_STEPS
+    trained = [p for p in frozen_below().parameters() if p.requires_grad]
+    assert [p.shape for p in reducer.parameters] == [p.shape for p in trained]
+    assert all(p.grad is not None and p.grad.any() for p in reducer.parameters)
+
+
+def test_the_overhead_of_a_call_has_no_copies_of_gradients_in_it() -> None:
+    """AlexNet's 61 million gradients are copied into buckets in each micro-batch, of any size."""
+    recipe = Recipe(
+        model=ModelConfig("alexnet"),
+        data=DataConfig("benchmarks.made_up_images:images", args={"count": 8}),
+        train=TrainConfig(global_batch_size=8, micro_batch_size=8),
+    )
+    work, cluster = workload_of(check_recipe(recipe)), load_cluster("cpu-host")
+    device = replace(
+        cluster.device, memory_bytes_per_s=5e9, efficiency=0.5, overhead_s=1e-4, measured=()
+    )
+    copies_s = 2 * work.parameter_bytes / (5e9 * 0.5)
+    rows = [
+        StepTimes(
+            *(size, 1, 2 * (micro_batch(work, device, size).compute_s + copies_s,)),
+            *((0.0, 0.0), (0.0, 0.0), 0),
+        )
+        for size in (8, 16, 32)
+    ]
+    start = replace(device, efficiency=0.4, overhead_s=1e-3)
+    found = calibrated(replace(cluster, device=start), check_recipe(recipe), rows).device
+    assert found.overhead_s == pytest.approx(1e-4, rel=0.01)
+    assert found.efficiency == pytest.approx(0.5, rel=0.01)
+    # A forecast still takes as long as what was measured.
+    assert correction(work, found, 8) * micro_batch(
+        work, replace(found, measured=()), 8
+    ).compute_s == pytest.approx(rows[0].compute_s[0])
+
+
+UNUSUAL = "benchmarks.unusual.cases:"
+
+
+def recipe_of(name: str) -> Recipe:
+    train = TrainConfig(8, 4, steps=1, device="cpu")
+    return Recipe(model=ModelConfig(name), data=DataConfig("generated"), train=train)
+
+
+def test_a_network_of_ours() -> None:
+    found = inventory_of(check_recipe(recipe_of("nin_small")), torch.device("cpu"))
+    assert found.loss == MEAN
+    assert found.changes.draws == [TORCH]
+    assert found.repeats
+    assert not found.doubts
+    assert not found.notes
+    assert len(found.lines) == 4
+
+
+def test_what_no_training_keeps_is_known_before_a_rank_is_started() -> None:
+    made = recipe_of(f"{UNUSUAL}complex_buffer")
+    with pytest.raises(RecipeError, match="buffer phase is complex64"):
+        preflight(check_recipe(made), 2)
+    with pytest.raises(RecipeError, match="buffer phase is complex64"):
+        inventory_of(check_recipe(made), torch.device("cpu"))
