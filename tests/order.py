@@ -31,9 +31,8 @@ cli/test_shown_commands.py
 cli/test_scripts_page.py
 ranks/test_update_at.py
 ranks/test_invariance.py
-cluster/test_cut_off.py
 cli/test_launch.py
-ranks/test_fresh.py
+ranks/test_networks_of_parts.py
 unit/compression/fcz/test_damage.py
 ranks/test_stage_layouts.py
 faults/test_fuzzed_readers.py
@@ -52,7 +51,7 @@ unit/caffe/test_hostile_files.py
 ranks/test_adapters.py
 ranks/test_measured_shares.py
 unit/exchange/test_one_rank.py
-ranks/test_planned_split.py
+ranks/test_split_parts.py
 faults/test_lost_under_a_launcher.py
 unit/training/served/test_trainings.py
 unit/training/local/test_trainings.py
@@ -69,7 +68,6 @@ cli/test_import_caffe.py
 ranks/test_other_libraries.py
 ranks/test_auto_layout.py
 ranks/test_stage_run.py
-ranks/test_row_shares.py
 unit/test_meta_kernels.py
 cli/test_fcz_file.py
 cli/mistakes/test_bad_input.py

@@ -24,6 +24,7 @@ from benchmarks.small_run import (
     steps_of,
 )
 from firecaffe.faults import KINDS
+from firecaffe.training.plugins import VARIABLE as PLUGINS
 from tests.typed import python
 
 STEPS = 12
@@ -42,8 +43,11 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def undisturbed(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return undisturbed_by(recipe, tmp_path_factory.mktemp("undisturbed") / "run")
+
+
+def undisturbed_by(recipe: Path, folder: Path) -> str:
     """The state at the end of a run on one worker."""
-    folder = tmp_path_factory.mktemp("undisturbed") / "run"
     done = train(recipe, folder, workers=1)
     assert done.returncode == 0, done.stderr
     return state_of(folder)
@@ -132,6 +136,51 @@ def test_a_restart_names_the_rank_and_ends_in_the_same_bits(
     done = train(recipe, tmp_path / "run", "--max-restarts", "1", faults=faults)
     check_restart(done, tmp_path / "run", injected, undisturbed)
     assert "going on after step" in done.stdout
+
+
+HEAD = 'parts = 2\nsplit = { "ip1" = "neurons", "ip2" = "inputs" }\n'
+LAYOUTS = {
+    "stages": ('data = 1\nstages = ["ip1"]\n', ""),
+    "split": (f"data = 1\nmodel = 2\n{HEAD}", HEAD),
+    "one weird trick": (f'data = 1\nmodel = 2\nscheme = "one_weird_trick"\n{HEAD}', HEAD),
+}
+"""[parallel] of two workers, and what one worker has of it."""
+
+
+@pytest.mark.parametrize("name", ["stages", "one weird trick", pytest.param("split", marks=SLOW)])
+def test_a_killed_rank_that_holds_a_part_is_named_and_the_run_goes_on(
+    name: str, tmp_path: Path
+) -> None:
+    layout, alone = (tmp_path / each for each in ("layout.toml", "alone.toml"))
+    for path, words in zip((layout, alone), LAYOUTS[name], strict=True):
+        path.write_text(f"{RECIPE}\n[parallel]\n{words}")
+    faults = ["kill:rank=1,step=8"]
+    done = train(layout, tmp_path / "run", "--max-restarts", "1", faults=faults, workers=2)
+    check_restart(done, tmp_path / "run", "kill", undisturbed_by(alone, tmp_path / "alone"))
+    assert "going on after step 6" in done.stdout
+
+
+def test_a_kill_between_the_folder_and_its_announcement(recipe: Path, tmp_path: Path) -> None:
+    """The next attempt goes on in it; another run does not."""
+    folder = tmp_path / "run"
+    words = command(recipe, folder, 2, "--train.steps", "3", "--max-restarts", "1")[1:]
+    done = python(*words, environment={PLUGINS: "tests.faults.killed_at_its_folder"})
+    assert done.returncode == 0, done.stderr
+    assert "restart 1" in done.stderr
+    assert steps_of(folder) == [1, 2, 3]
+    again = python(*words)
+    assert again.returncode != 0
+    assert "exists already" in again.stderr
+
+
+def test_the_soak_in_short() -> None:
+    """A few kills at random moments, and the run ends in the undisturbed bits."""
+    words = ["--kills", 2, "--steps", 60, "--workers", 2, "--seed", 5, "--pause", 2]
+    done = python("-m", "benchmarks.soak", *words)
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.splitlines()
+    assert said
+    assert all(line.endswith("right") for line in said)
 
 
 def test_restarts_come_to_an_end(recipe: Path, tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """A script that catches the error of one rank and trains again, in the same processes."""
 
-import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import firecaffe
-from firecaffe import ExchangeConfig, ParallelConfig, RunConfig
+from firecaffe import ExchangeConfig, ParallelConfig, Recipe
+from tests.kit.worlds import changed
 from tests.ranks.networks import small_data
 from tests.ranks.test_layouts import HEAD, RECIPE, Net
 from tests.unit.cluster.watches import until
@@ -23,7 +23,11 @@ LAYOUTS = {
     "split": ParallelConfig(1, 2, HEAD, 4),
     "stages": ParallelConfig(1, stages=["classifier"]),
 }
-WAIT_S = 100.0
+SHORT = changed(
+    RECIPE,
+    train={"global_batch_size": 48, "steps": 3},
+    exchange=ExchangeConfig(timeout_s=100.0, bucket_bytes=1000),
+)
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -57,8 +61,8 @@ class FailingBackward:
     fails then, so that nobody answers them.
     """
 
-    def __init__(self, folder: str) -> None:
-        self.calls, self.told = -BEFORE, Path(folder) / "fault.json"
+    def __init__(self, folder: Path) -> None:
+        self.calls, self.told = -BEFORE, folder / "fault.json"
 
     def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
         self.calls += torch.is_grad_enabled()
@@ -93,12 +97,13 @@ class FailingData:
         return self.data.batch(indices_B)
 
 
-def fit(parallel: ParallelConfig, folder: str, fails: str = "") -> str:
-    run = RunConfig(folder=folder, tensorboard=False)
-    # Some buckets, which go through the process group: there a thread may wait for another rank.
-    exchange = ExchangeConfig(timeout_s=WAIT_S, bucket_bytes=1000, shared_memory=fails == "data")
-    train = dataclasses.replace(RECIPE.train, global_batch_size=48, steps=3)
-    recipe = dataclasses.replace(RECIPE, train=train, parallel=parallel, run=run, exchange=exchange)
+def fit(recipe: Recipe, folder: Path, fails: str = "") -> str:
+    # Buckets go through the process group: there a thread may wait for another rank.
+    recipe = changed(
+        recipe,
+        exchange={"shared_memory": fails == "data"},
+        run={"folder": str(folder), "tensorboard": False},
+    )
     losses: dict[str, Loss] = {"loss": Failing(), "backward": FailingBackward(folder)}
     loss = losses.get(fails, F.cross_entropy)
 
@@ -114,9 +119,7 @@ def fit(parallel: ParallelConfig, folder: str, fails: str = "") -> str:
     return result.weights_sha256
 
 
-def fit_twice(
-    parallel: ParallelConfig, folder: str, fails: str, own_world: bool
-) -> tuple[str, bool, str]:
+def fit_twice(recipe: Recipe, folder: Path, fails: str, own_world: bool) -> tuple[str, bool, str]:
     """The error of the first training, whether its world is still there, and what the second one
     comes to.
     """
@@ -124,11 +127,11 @@ def fit_twice(
         dist.init_process_group("gloo")
     told = ""
     try:
-        fit(parallel, f"{folder}/first", fails)
+        fit(recipe, folder / "first", fails)
     except BaseException as error:
         told = type(error).__name__
     is_left = dist.is_initialized() == own_world
-    found = told, is_left, fit(parallel, f"{folder}/second")
+    found = told, is_left, fit(recipe, folder / "second")
     if own_world:
         dist.destroy_process_group()
     return found
@@ -160,6 +163,7 @@ def test_what_one_rank_told_ends_one_training(
 ) -> None:
     words = LAYOUTS[layout]
     alone = words.over(1, 1) if words.split else ParallelConfig()
-    [expected] = ranks.shared(1, fit, alone, str(tmp_path / "alone"))
-    found = ranks.run(2, fit_twice, words, str(tmp_path / "run"), fails, own_world)
+    [expected] = ranks.shared(1, fit, changed(SHORT, parallel=alone), tmp_path / "alone")
+    recipe = changed(SHORT, parallel=words)
+    found = ranks.run(2, fit_twice, recipe, tmp_path / "run", fails, own_world)
     assert found == [(told, True, expected) for told in TOLD[fails]]

@@ -23,8 +23,8 @@ from firecaffe.runs.run_folder import read_run_file
 from firecaffe.training.forward import cost_of_determinism
 from firecaffe.transport.exchange import Exchange
 from firecaffe.transport.interpret import interpret
+from tests.kit.data_photos import make_folder, pack
 from tests.ranks.networks import Everything, small_data
-from tests.unit.data.test_packed import make_folder, pack
 from tests.world import Ranks
 
 pytestmark = [

@@ -1,7 +1,6 @@
 """Training with a codec against a bare PyTorch loop that encodes: the same weights, bit for bit."""
 
 import copy
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
@@ -12,20 +11,32 @@ import torch.nn.functional as F
 from torch import Tensor, nn, optim
 
 import firecaffe
-from firecaffe import ExchangeConfig, Recipe, RunConfig, SolverConfig, TrainConfig
+from firecaffe import ExchangeConfig, Recipe
 from firecaffe.data import SampleOrder, TensorDataset
 from firecaffe.errors import RecipeError
 from firecaffe.gradients.compressors import COMPRESSORS
 from firecaffe.gradients.compressors.codec import LowRank, RowCodec, TensorCodec
-from firecaffe.training.checkpoint import load_newest
-from firecaffe.training.tensor_file import TensorFile
-from tests.parity.network import Net, state_tensors
+from tests.kit.worlds import changed
+from tests.parity.network import (
+    DECAY,
+    KEPT_BACK,
+    MICRO_BATCH,
+    MOMENTUM,
+    RATE,
+    SEED,
+    STEPS,
+    Net,
+    dense,
+    gradients_of,
+    ours,
+    recipe_for,
+    same_bits,
+    state_tensors,
+    tree_sum,
+)
 
-SEED, STEPS, RATE, MOMENTUM, DECAY = 11, 6, 0.05, 0.9, 0.001
-MICRO_BATCH, MICRO_BATCHES = 3, 5
+MICRO_BATCHES = 5
 BATCH = MICRO_BATCH * MICRO_BATCHES
-KEPT_BACK = "kept back/"
-"""Before the names of what a compressor keeps."""
 CODECS = [name for name, codec in COMPRESSORS.items() if isinstance(codec, RowCodec | TensorCodec)]
 
 Memory: TypeAlias = dict[tuple[int, str], Tensor]
@@ -63,41 +74,9 @@ def data(num_samples: int) -> TensorDataset:
     return TensorDataset(images, torch.randint(0, 5, (num_samples,), generator=generator), 5)
 
 
-def recipe_for(folder: Path, compressor: str, level: int = 0, clip: float = 0.0) -> Recipe:
-    return Recipe(
-        train=TrainConfig(
-            global_batch_size=BATCH, micro_batch_size=MICRO_BATCH, steps=STEPS, seed=SEED
-        ),
-        solver=SolverConfig(
-            base_lr=RATE, momentum=MOMENTUM, weight_decay=DECAY, clip_gradients=clip
-        ),
-        exchange=ExchangeConfig(compressor=compressor, compressor_level=level, bucket_bytes=2_000),
-        run=RunConfig(folder=str(folder / "run"), tensorboard=False),
-    )
-
-
-def ours(
-    net: nn.Module, train_set: TensorDataset, recipe: Recipe, resume: Path | None = None
-) -> dict[str, Tensor]:
-    """All tensors of the last checkpoint of `firecaffe.train`."""
-    firecaffe.train(recipe, lambda: copy.deepcopy(net), train_set, train_set, resume=resume)
-    checkpoint = load_newest(Path(recipe.run.folder))[0]
-    kept_back = {
-        f"{KEPT_BACK}{key}": value
-        for path in checkpoint.piece_files.values()
-        for key, value in TensorFile(path).items()
-    }
-    return {**checkpoint.tensors, **kept_back}
-
-
-def tree_sum(values: Sequence[Tensor]) -> Tensor:
-    """The left subtree is the largest whole one; each pair is added once, left to right."""
-    if len(values) == 1:
-        return values[0]
-    half = 1
-    while 2 * half < len(values):
-        half *= 2
-    return tree_sum(values[:half]) + tree_sum(values[half:])
+def coded(folder: Path, compressor: str, level: int = 0, clip: float = 0.0) -> Recipe:
+    words = ExchangeConfig(compressor=compressor, compressor_level=level, bucket_bytes=2_000)
+    return changed(recipe_for(folder, BATCH, exchange=words), solver={"clip_gradients": clip})
 
 
 def through(codec: RowCodec | TensorCodec, x: Tensor, memory: Tensor) -> Tensor:
@@ -140,8 +119,8 @@ def bare_loop(
         leaves = [gradients_of(net, train_set, order, step, leaf) for leaf in range(MICRO_BATCHES)]
         for index, (name, parameter) in enumerate(parameters.items()):
             of_leaves = [gradients[index] for gradients in leaves]
-            dense = [torch.zeros_like(parameter) if g is None else g for g in of_leaves]
-            nodes = [tree_sum(dense[start : start + (1 << level)]) / weight for start in starts]
+            whole = dense(of_leaves, parameter)
+            nodes = [tree_sum(whole[start : start + (1 << level)]) / weight for start in starts]
             total = add_encoded(codec, nodes, memories[name])
             # What was kept back may arrive in a step that does not use the parameter.
             has_any = any(g is not None for g in of_leaves) or bool(total.any())
@@ -155,26 +134,6 @@ def bare_loop(
     return state_tensors(net, optimizer), kept
 
 
-def gradients_of(
-    net: Net, train_set: TensorDataset, order: SampleOrder, step: int, leaf: int
-) -> Sequence[Tensor | None]:
-    """One micro-batch's, None for a parameter that it does not use."""
-    samples = order.micro_batch(step, leaf)
-    parameters = list(net.parameters())
-    if len(samples) == 0:
-        return [None] * len(parameters)
-    loss = F.cross_entropy(net(train_set.inputs[samples]), train_set.targets[samples])
-    if len(samples) < MICRO_BATCH:
-        loss = loss * (len(samples) / MICRO_BATCH)
-    return torch.autograd.grad(loss, parameters, allow_unused=True)
-
-
-def same_bits(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert found.keys() == expected.keys()
-    for name, value in found.items():
-        assert torch.equal(value.view(torch.int32), expected[name].view(torch.int32)), name
-
-
 @pytest.mark.parametrize(
     ("level", "num_samples", "clip"), [(0, 100, 0.0), (1, 37, 0.0), (0, 37, 0.05)]
 )
@@ -185,7 +144,7 @@ def test_nodes_are_encoded_and_added_in_tree_order(
     """5 micro-batches, so that the last node of level 1 is a single one. 37 samples: an epoch ends
     within the training with a step of 7, in micro-batches of 3, 3, 1 and two without any."""
     train_set = data(num_samples)
-    found = ours(net, train_set, recipe_for(tmp_path, compressor, level, clip))
+    found = ours(net, train_set, coded(tmp_path, compressor, level, clip))
     expected, memory = bare_loop(net, train_set, compressor, level, clip)
     codec = COMPRESSORS[compressor]
     if isinstance(codec, TensorCodec) or (isinstance(codec, RowCodec) and codec.remembers):
@@ -216,40 +175,28 @@ def test_resume_needs_what_was_kept_back(
     tmp_path: Path, net: Net, compressor: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train_set = data(37)
-    whole = ours(net, train_set, recipe_for(tmp_path / "whole", compressor))
-    recipe = recipe_for(tmp_path / "half", compressor)
-    half = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, steps=3))
+    whole = ours(net, train_set, coded(tmp_path / "whole", compressor))
+    recipe = coded(tmp_path / "half", compressor)
+    half = changed(recipe, train={"steps": 3})
     ours(net, train_set, half)
     run = Path(half.run.folder)
-    same_bits(ours(net, train_set, recipe_for(tmp_path / "resumed", compressor), run), whole)
+    same_bits(ours(net, train_set, coded(tmp_path / "resumed", compressor), run), whole)
 
     monkeypatch.setattr("firecaffe.gradients.codec_memory.CodecMemory.load", lambda *_: None)
-    forgetful = ours(net, train_set, recipe_for(tmp_path / "forgetful", compressor), run)
+    forgetful = ours(net, train_set, coded(tmp_path / "forgetful", compressor), run)
     assert any(not torch.equal(value, whole[name]) for name, value in forgetful.items())
-
-
-@pytest.mark.parametrize("level", [0, 3])
-def test_without_a_compressor_a_level_means_nothing(tmp_path: Path, net: Net, level: int) -> None:
-    train_set = data(37)
-    plain = Recipe(
-        train=recipe_for(tmp_path, "none").train,
-        solver=recipe_for(tmp_path, "none").solver,
-        run=RunConfig(folder=str(tmp_path / "plain"), tensorboard=False),
-    )
-    found = ours(net, train_set, recipe_for(tmp_path, "none", level))
-    same_bits(found, ours(net, train_set, plain))
 
 
 def test_double_precision_is_refused(tmp_path: Path, net: Net) -> None:
     net.head.double()
     with pytest.raises(RecipeError, match=r"int8 encodes float32; head.weight is torch\.float64"):
-        ours(net, data(37), recipe_for(tmp_path, "int8"))
+        ours(net, data(37), coded(tmp_path, "int8"))
 
 
 def test_a_communication_hook_beside_a_compressor_is_refused(tmp_path: Path, net: Net) -> None:
     with pytest.raises(RecipeError, match=r"comm_hook with .*exchange\.compressor = int8"):
         firecaffe.train(
-            recipe_for(tmp_path, "int8"),
+            coded(tmp_path, "int8"),
             lambda: copy.deepcopy(net),
             data(37),
             data(37),

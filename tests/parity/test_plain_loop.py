@@ -9,15 +9,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, optim
 
-import firecaffe
-from firecaffe import DataConfig, ExchangeConfig, Recipe, RunConfig, SolverConfig, TrainConfig
-from firecaffe.cluster.agree import digest
+from firecaffe import DataConfig, ExchangeConfig
 from firecaffe.data import SampleOrder, TensorDataset
 from firecaffe.models import classification_loss
-from firecaffe.training.checkpoint import load_newest
-from tests.parity.network import Net, state_tensors
-
-SEED, STEPS, RATE, MOMENTUM, DECAY = 11, 6, 0.05, 0.9, 0.001
+from tests.parity.network import (
+    DECAY,
+    MICRO_BATCH,
+    MOMENTUM,
+    RATE,
+    SEED,
+    STEPS,
+    Net,
+    dense,
+    gradients_of,
+    ours,
+    recipe_for,
+    same_bits,
+    state_tensors,
+    tree_sum,
+)
 
 
 @pytest.fixture
@@ -30,31 +40,6 @@ def data(num_samples: int) -> TensorDataset:
     generator = torch.Generator().manual_seed(1)
     images = torch.randn(num_samples, 2, 8, 8, generator=generator)
     return TensorDataset(images, torch.randint(0, 5, (num_samples,), generator=generator), 5)
-
-
-def ours(net: Net, train_set: TensorDataset, recipe: Recipe) -> dict[str, Tensor]:
-    """Parameters and optimizer state after `firecaffe.train`, from its last checkpoint."""
-    result = firecaffe.train(recipe, lambda: copy.deepcopy(net), train_set, train_set)
-    tensors = dict(load_newest(Path(recipe.run.folder))[0].tensors)
-    names = [f"parameter/{name}" for name, _ in net.named_parameters()]
-    assert result.weights_sha256 == digest((name, tensors[name]) for name in names)
-    return tensors
-
-
-def recipe_for(folder: Path, batch: int, micro_batch: int) -> Recipe:
-    return Recipe(
-        train=TrainConfig(
-            global_batch_size=batch, micro_batch_size=micro_batch, steps=STEPS, seed=SEED
-        ),
-        solver=SolverConfig(base_lr=RATE, momentum=MOMENTUM, weight_decay=DECAY),
-        run=RunConfig(folder=str(folder / "run"), tensorboard=False),
-    )
-
-
-def same_bits(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert found.keys() == expected.keys()
-    for name, value in found.items():
-        assert torch.equal(value.view(torch.int32), expected[name].view(torch.int32)), name
 
 
 def moved(found: dict[str, Tensor], net: Net) -> None:
@@ -80,16 +65,6 @@ def test_one_micro_batch(tmp_path: Path, net: Net, num_samples: int) -> None:
     same_bits(found, state_tensors(net, optimizer))
 
 
-def tree_sum(values: Sequence[Tensor]) -> Tensor:
-    """The left subtree is the largest whole one; each pair is added once, left to right."""
-    if len(values) == 1:
-        return values[0]
-    half = 1
-    while 2 * half < len(values):
-        half *= 2
-    return tree_sum(values[:half]) + tree_sum(values[half:])
-
-
 def left_to_right(values: Sequence[Tensor]) -> Tensor:
     total = values[0]
     for value in values[1:]:
@@ -101,28 +76,18 @@ def bare_loop(
     net: Net,
     train_set: TensorDataset,
     batch: int,
-    micro_batch: int,
     add: Callable[[Sequence[Tensor]], Tensor],
 ) -> dict[str, Tensor]:
     """Gradients of micro-batches, added by `add`, over the samples that the step has."""
-    order = SampleOrder(SEED, len(train_set), batch, micro_batch)
+    order = SampleOrder(SEED, len(train_set), batch, MICRO_BATCH)
     parameters = list(net.parameters())
     optimizer = optim.SGD(parameters, RATE, MOMENTUM, weight_decay=DECAY)
     for step in range(STEPS):
-        leaves: list[list[Tensor]] = []
-        for leaf in range(batch // micro_batch):
-            samples = order.micro_batch(step, leaf)
-            if len(samples) == 0:
-                leaves.append([torch.zeros_like(parameter) for parameter in parameters])
-                continue
-            images, labels = train_set.inputs[samples], train_set.targets[samples]
-            loss = F.cross_entropy(net(images), labels)
-            if len(samples) < micro_batch:
-                loss = loss * (len(samples) / micro_batch)
-            leaves.append(list(torch.autograd.grad(loss, parameters)))
-        weight = order.samples_in_step(step) / micro_batch
-        for parameter, gradients in zip(parameters, zip(*leaves, strict=True), strict=True):
-            parameter.grad = add(gradients) / weight
+        leaves = range(batch // MICRO_BATCH)
+        of_leaves = [gradients_of(net, train_set, order, step, leaf) for leaf in leaves]
+        weight = order.samples_in_step(step) / MICRO_BATCH
+        for parameter, gradients in zip(parameters, zip(*of_leaves, strict=True), strict=True):
+            parameter.grad = add(dense(gradients, parameter)) / weight
         optimizer.step()
     return state_tensors(net, optimizer)
 
@@ -135,31 +100,26 @@ def test_several_micro_batches_in_tree_order(
     """37 samples: an epoch ends within the training, with short and empty micro-batches."""
     train_set = data(num_samples)
     batch = 3 * num_micro_batches
-    recipe = recipe_for(tmp_path, batch, 3)
+    recipe = recipe_for(tmp_path, batch)
     found = ours(net, train_set, recipe)
     moved(found, net)
-    same_bits(found, bare_loop(net, train_set, batch, 3, tree_sum))
+    same_bits(found, bare_loop(net, train_set, batch, tree_sum))
 
 
 def test_neither_buckets_nor_the_exchange_enter(tmp_path: Path, net: Net) -> None:
     train_set = data(50)
-    expected = bare_loop(copy.deepcopy(net), train_set, 18, 3, tree_sum)
+    expected = bare_loop(copy.deepcopy(net), train_set, 18, tree_sum)
     for index, (algorithm, bucket_bytes) in enumerate([("ring", 1), ("native", 300)]):
-        recipe = recipe_for(tmp_path / str(index), 18, 3)
         exchange = ExchangeConfig(algorithm, bucket_bytes=bucket_bytes)
-        found = ours(
-            net,
-            train_set,
-            Recipe(train=recipe.train, solver=recipe.solver, run=recipe.run, exchange=exchange),
-        )
-        same_bits(found, expected)
+        recipe = recipe_for(tmp_path / str(index), 18, exchange=exchange)
+        same_bits(ours(net, train_set, recipe), expected)
 
 
 def test_another_order_gives_other_bits(tmp_path: Path, net: Net) -> None:
     """The control: were all orders equal here, the tests above would show nothing."""
     train_set = data(200)
-    found = ours(net, train_set, recipe_for(tmp_path, 24, 3))
-    other = bare_loop(copy.deepcopy(net), train_set, 24, 3, left_to_right)
+    found = ours(net, train_set, recipe_for(tmp_path, 24))
+    other = bare_loop(copy.deepcopy(net), train_set, 24, left_to_right)
     assert any(not torch.equal(value, other[name]) for name, value in found.items())
     for name, value in found.items():
         torch.testing.assert_close(value, other[name])
@@ -170,16 +130,11 @@ def test_images_reach_the_network_normalized(tmp_path: Path, net: Net) -> None:
     generator = torch.Generator().manual_seed(2)
     images = torch.randint(0, 256, (40, 2, 8, 8), dtype=torch.uint8, generator=generator)
     labels = torch.arange(40) % 5
-    recipe = recipe_for(tmp_path, 9, 3)
-    config = DataConfig(mean=[0.25, 0.5], std=[0.125])
-    found = ours(
-        net,
-        TensorDataset(images, labels),
-        Recipe(data=config, train=recipe.train, solver=recipe.solver, run=recipe.run),
-    )
+    recipe = recipe_for(tmp_path, 9, data=DataConfig(mean=[0.25, 0.5], std=[0.125]))
+    found = ours(net, TensorDataset(images, labels), recipe)
     mean = torch.tensor([0.25, 0.5]).view(1, 2, 1, 1)
     plain = TensorDataset((images.float() / 255 - mean) / 0.125, labels)
-    same_bits(found, bare_loop(net, plain, 9, 3, tree_sum))
+    same_bits(found, bare_loop(net, plain, 9, tree_sum))
 
 
 def test_the_loss_is_cross_entropy() -> None:

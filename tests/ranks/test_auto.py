@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-import firecaffe
-from firecaffe import ExchangeConfig, Recipe, RunConfig, SynchronyConfig, TrainConfig
+from firecaffe import ExchangeConfig, Recipe, Result, SynchronyConfig, TrainConfig
 from firecaffe.cluster.world import World, join
 from firecaffe.exchange.choose import choose
 from firecaffe.exchange.route import find_route
@@ -18,7 +17,7 @@ from firecaffe.runs.run_folder import read_run_file
 from firecaffe.transport.auto_exchange import AutoChoice, choose_exchange, rank_elsewhere
 from firecaffe.transport.link import Link
 from firecaffe.transport.local_ranks import ranks_per_host
-from tests.ranks.networks import Everything, small_data
+from tests.kit.worlds import Trained, Training, changed, end
 from tests.world import Ranks
 
 LINK = Link(0, 1, (60e-6, 50e-6, 70e-6), (25e6, 20e6, 30e6))
@@ -159,85 +158,59 @@ def test_the_rank_elsewhere_is_the_first_on_another_host() -> None:
     assert rank_elsewhere(["a", "a"]) == 1
 
 
-def fit(recipe: Recipe, folder: str, resume: str | None = None) -> firecaffe.Result:
-    recipe = dataclasses.replace(recipe, run=RunConfig(folder=folder, tensorboard=False))
-    return firecaffe.train(recipe, Everything, small_data(100), small_data(30, 1), resume=resume)
+class AtHome(Training):
+    """With a home of its own, where measured links are kept; and what was printed, beside it."""
+
+    def __call__(self, recipe: Recipe, folder: Path, resume: Path | None = None) -> Result:
+        out = io.StringIO()
+        with redirect_stdout(out), pytest.MonkeyPatch.context() as patch:
+            patch.setenv("HOME", f"{folder}-home")
+            result = super().__call__(recipe, folder, resume)
+        if os.environ["RANK"] == "0":
+            folder.with_suffix(".txt").write_text(out.getvalue())
+        return result
 
 
-def fit_and_listen(recipe: Recipe, folder: str) -> tuple[firecaffe.Result, str]:
-    out = io.StringIO()
-    with redirect_stdout(out), pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HOME", f"{folder}-home")
-        result = fit(recipe, folder)
-    return result, out.getvalue()
+def lines_of(result: Result) -> list[str]:
+    """What was said of exchanges."""
+    lines = result.folder.with_suffix(".txt").read_text().splitlines()
+    return [line.split("exchange: ")[1] for line in lines if "exchange: " in line]
 
 
-def test_a_training_with_a_link_really_measured(ranks: Ranks, tmp_path: Path) -> None:
-    [(alone, alone_said)] = ranks.shared(1, fit_and_listen, RECIPE, str(tmp_path / "one"))
-    by_rank = ranks.shared(4, fit_and_listen, RECIPE, str(tmp_path / "four"))
-    assert {result.state_sha256 for result, _ in by_rank} == {alone.state_sha256}
-    record = read_run_file(tmp_path / "four", "result.json")
-    choice = record["exchange_choice"]
+def record_of(result: Result) -> Any:
+    return read_run_file(result.folder, "result.json")
+
+
+def test_a_training_with_a_link_really_measured(trained: Trained) -> None:
+    alone, found = (trained(workers, RECIPE, AtHome()) for workers in (1, 4))
+    assert end(found) == end(alone)
+    record, choice = record_of(found), record_of(found)["exchange_choice"]
     assert record["exchange"] == record["route"] == choice["algorithm"]
     assert choice["predicted_s"][choice["algorithm"]] == min(choice["predicted_s"].values())
     assert choice["latency_s"] > 0
     assert choice["bandwidth_bytes_per_s"] > 0
-    assert record["identity_doubts"] == []
-    lines = [line for line in by_rank[0][1].splitlines() if "exchange: " in line]
-    assert [line.split("exchange: ")[1] for line in lines] == [choice["reason"]]
-    assert "exchange: " not in alone_said  # there is none
-    assert 'algorithm = "auto"' in (tmp_path / "four" / "recipe.toml").read_text()
-    one = read_run_file(tmp_path / "one", "result.json")
-    assert one["exchange_choice"]["reason"] == "tree (auto: one worker, nothing to send)"
+    assert lines_of(found) == [choice["reason"]]
+    assert lines_of(alone) == []  # there is none
+    assert 'algorithm = "auto"' in (found.folder / "recipe.toml").read_text()
+    reason = record_of(alone)["exchange_choice"]["reason"]
+    assert reason == "tree (auto: one worker, nothing to send)"
 
 
-def test_a_run_that_was_begun_with_tree_goes_on_with_auto(ranks: Ranks, tmp_path: Path) -> None:
-    one_step = dataclasses.replace(RECIPE.train, steps=1)
-    tree = dataclasses.replace(RECIPE.exchange, algorithm="tree")
-    begun = dataclasses.replace(RECIPE, train=one_step, exchange=tree)
-    ranks.shared(2, fit, begun, str(tmp_path / "begun"))
-    found = ranks.shared(4, fit, RECIPE, str(tmp_path / "on"), str(tmp_path / "begun"))
-    [alone] = ranks.shared(1, fit, RECIPE, str(tmp_path / "alone"))
-    assert {result.state_sha256 for result in found} == {alone.state_sha256}
-    choice = read_run_file(tmp_path / "on", "result.json")["exchange_choice"]
-    assert len(choice["predicted_s"]) > 1
-
-
-@pytest.mark.parametrize(
-    ("words", "route", "why"),
-    [
-        (
-            {"compressor": "int8"},
-            "int8 at level 0 of the micro-batch tree",
-            "compressor int8 takes the gradients",
-        ),
-        ({"shared_memory": True}, "shared memory", "shared memory, nothing"),
-    ],
-    ids=["compressor", "shared memory"],
-)
-def test_a_training_where_there_is_nothing_to_choose(
-    ranks: Ranks, tmp_path: Path, words: dict[str, Any], route: str, why: str
-) -> None:
-    recipe = dataclasses.replace(RECIPE, exchange=dataclasses.replace(RECIPE.exchange, **words))
-    ranks.shared(2, fit, recipe, str(tmp_path / "run"))
-    record = read_run_file(tmp_path / "run", "result.json")
-    assert (record["exchange"], record["route"]) == ("tree", route)
-    assert why in record["exchange_choice"]["reason"]
+def test_a_training_where_there_is_nothing_to_choose(trained: Trained) -> None:
+    record = record_of(trained(2, changed(RECIPE, exchange={"shared_memory": True})))
+    assert (record["exchange"], record["route"]) == ("tree", "shared memory")
+    assert "shared memory, nothing" in record["exchange_choice"]["reason"]
 
 
 @pytest.mark.parametrize("warm_steps", [0, 1])
 def test_with_a_server_the_exchange_of_warm_steps_alone_is_chosen(
-    ranks: Ranks, tmp_path: Path, warm_steps: int
+    trained: Trained, warm_steps: int
 ) -> None:
     words = SynchronyConfig(mode="asynchronous", warm_steps=warm_steps)
-    recipe = dataclasses.replace(RECIPE, synchrony=words)
-    ranks.shared(2, fit_and_listen, recipe, str(tmp_path / "run"))
-    record = read_run_file(tmp_path / "run", "result.json")
+    record = record_of(trained(2, changed(RECIPE, synchrony=words), AtHome()))
     assert (record["exchange_choice"] is not None) == bool(warm_steps)
 
 
-def test_an_exchange_that_is_named_is_not_chosen(ranks: Ranks, tmp_path: Path) -> None:
-    named = dataclasses.replace(RECIPE.exchange, algorithm="sharded_parameter_server")
-    recipe = dataclasses.replace(RECIPE, exchange=named)
-    ranks.shared(2, fit, recipe, str(tmp_path / "run"))
-    assert read_run_file(tmp_path / "run", "result.json")["exchange_choice"] is None
+def test_an_exchange_that_is_named_is_not_chosen(trained: Trained) -> None:
+    named = changed(RECIPE, exchange={"algorithm": "sharded_parameter_server"})
+    assert record_of(trained(2, named))["exchange_choice"] is None

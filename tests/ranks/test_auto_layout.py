@@ -1,9 +1,9 @@
 """`parallel.scheme = "auto"` on real ranks: what it takes by the cluster, and no other bits."""
 
-import dataclasses
-import json
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch import Tensor, nn
@@ -14,15 +14,16 @@ from firecaffe import (
     ModelConfig,
     ParallelConfig,
     Recipe,
-    RunConfig,
+    Result,
     SynchronyConfig,
     TrainConfig,
 )
 from firecaffe.cli.typed_recipe import read_recipe
-from firecaffe.errors import RecipeError
 from firecaffe.models import build_model
 from firecaffe.recipe.checked_recipe import check_recipe
+from firecaffe.runs.run_folder import read_run_file
 from firecaffe.training.checks import preflight
+from tests.kit.worlds import NAMED, Named, Trained, Training, changed
 from tests.ranks.test_auto import on_hosts_of
 from tests.world import Ranks
 
@@ -34,72 +35,70 @@ RECIPE = Recipe(
 )
 
 
-def fit(recipe: Recipe) -> firecaffe.Result:
-    return firecaffe.train(recipe)
+@dataclass(frozen=True)
+class OnHosts(Named):
+    """As if hosts had so many ranks."""
+
+    of_host: int = 0
+
+    def __call__(self, recipe: Recipe, folder: Path, resume: Path | None = None) -> Result:
+        with pytest.MonkeyPatch.context() as patch:
+            for name in ("LOCAL_WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK"):
+                patch.setenv(name, "0")
+            on_hosts_of(self.of_host)
+            return super().__call__(recipe, folder, resume)
 
 
-def fit_on_hosts(recipe: Recipe, of_host: int) -> firecaffe.Result:
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("LOCAL_WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK"):
-            patch.setenv(name, "0")
-        on_hosts_of(of_host)
-        return firecaffe.train(recipe)
+def on(cluster: str, **sections: Any) -> Recipe:
+    return changed(RECIPE, run={"cluster": cluster}, **sections)
 
 
-def test_the_cluster_decides_and_no_bit_does(ranks: Ranks, tmp_path: Path) -> None:
+def words_of(result: Result) -> ParallelConfig:
+    """As the run's own recipe has them."""
+    return read_recipe(result.folder / "recipe.toml").parallel
+
+
+def choice_of(result: Result) -> Any:
+    return read_run_file(result.folder, "result.json")["parallel_choice"]
+
+
+def test_the_cluster_decides_and_no_bit_does(trained: Trained) -> None:
     """By data where links are fast; one model on all workers where bytes are what counts."""
-    digests, found = {}, {}
-    for workers, cluster in ((1, "cpu-host"), (4, "cpu-host"), (4, "ethernet-1g")):
-        run = RunConfig(
-            folder=str(tmp_path / f"{workers}-{cluster}"), tensorboard=False, cluster=cluster
-        )
-        results = ranks.shared(workers, fit, dataclasses.replace(RECIPE, run=run))
-        digests[workers, cluster] = {each.state_sha256 for each in results}
-        found[workers, cluster] = words = read_recipe(Path(run.folder) / "recipe.toml").parallel
+    fast, slow = trained(4, on("cpu-host"), NAMED), trained(4, on("ethernet-1g"), NAMED)
+    alone = trained(1, on("cpu-host"), NAMED)
+    assert alone.state_sha256 == fast.state_sha256 == slow.state_sha256
+    for found in (alone, fast, slow):
         # The default of one weird trick, by name: the same bits whatever is chosen.
-        assert words.split == {"ip1": "inputs", "ip2": "neurons"}
-        assert words.parts == 4
-    assert len(set.union(*digests.values())) == 1
-    assert found[4, "cpu-host"].model == 1
-    assert found[4, "ethernet-1g"].model == 4
-    assert {each.scheme for each in found.values()} <= {"none", "one_weird_trick"}
-    record = json.loads((tmp_path / "4-ethernet-1g" / "result.json").read_text())
-    choice = record["parallel_choice"]
-    assert choice["words"]["model"] == record["parallel"]["model"] == 4
-    assert min(choice["predicted_s"], key=choice["predicted_s"].get) == _way(choice["words"])
-    assert f"{_way(choice['words'])} " in choice["reason"]
+        assert words_of(found).split == {"ip1": "inputs", "ip2": "neurons"}
+        assert words_of(found).parts == 4
+        assert words_of(found).scheme in ("none", "one_weird_trick")
+    assert (words_of(fast).model, words_of(slow).model) == (1, 4)
+    choice = choice_of(slow)
+    words = choice["words"]
+    way = f"{words['scheme']} {words['data']} x {words['model']}"
+    assert words["model"] == read_run_file(slow.folder, "result.json")["parallel"]["model"] == 4
+    assert min(choice["predicted_s"], key=choice["predicted_s"].get) == way
+    assert f"{way} " in choice["reason"]
     assert " MB" in choice["reason"]
     # Whoever goes on from it may be other workers, which choose anew.
-    preflight(check_recipe(RECIPE), 2, resume=tmp_path / "4-ethernet-1g")
+    preflight(check_recipe(RECIPE), 2, resume=slow.folder)
 
 
-def fit_given(recipe: Recipe) -> firecaffe.Result:
-    return firecaffe.train(recipe, partial(build_model, "lenet"))
+class Given(Named):
+    def __call__(self, recipe: Recipe, folder: Path, resume: Path | None = None) -> Result:
+        recipe = changed(recipe, run={"folder": str(folder), "tensorboard": False})
+        return firecaffe.train(recipe, partial(build_model, "lenet"))
 
 
-def test_a_network_that_is_given_in_python(ranks: Ranks, tmp_path: Path) -> None:
-    """It is priced as the one that is named."""
-    found = {}
-    for workers in (1, 4):
-        folder = str(tmp_path / str(workers))
-        run = RunConfig(folder=folder, tensorboard=False, cluster="ethernet-1g")
-        results = ranks.shared(workers, fit_given, dataclasses.replace(RECIPE, run=run))
-        found[workers] = {each.state_sha256 for each in results}
-    assert found[1] == found[4]
-    assert read_recipe(tmp_path / "4/recipe.toml").parallel.model == 4
+def test_a_network_that_is_given_in_python_is_priced_as_by_name(trained: Trained) -> None:
+    alone, four = (trained(workers, on("ethernet-1g"), Given()) for workers in (1, 4))
+    assert four.state_sha256 == alone.state_sha256
+    assert words_of(four).model == 4
 
 
-def _way(words: dict[str, object]) -> str:
-    return f"{words['scheme']} {words['data']} x {words['model']}"
-
-
-def test_between_hosts_of_which_none_is_known_a_link_is_measured(
-    ranks: Ranks, tmp_path: Path
-) -> None:
-    run = RunConfig(folder=str(tmp_path / "run"), tensorboard=False)
-    [result, _] = ranks.shared(2, fit_on_hosts, dataclasses.replace(RECIPE, run=run), 1)
-    record = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert "planned on cpu-host with a link of" in record["parallel_choice"]["reason"]
+def test_between_hosts_of_which_none_is_known_a_link_is_measured(trained: Trained) -> None:
+    result = trained(2, RECIPE, OnHosts(of_host=1))
+    assert "planned on cpu-host with a link of" in choice_of(result)["reason"]
     assert result.steps == 3
 
 
@@ -119,51 +118,29 @@ class Twice(nn.Module):
         return made
 
 
-def test_rows_are_priced(ranks: Ranks, tmp_path: Path) -> None:
-    rows = dataclasses.replace(RECIPE.parallel, split={"conv1": "rows"})
-    digests = set()
-    for workers in (1, 2):
-        run = RunConfig(folder=str(tmp_path / f"{workers}"), tensorboard=False)
-        recipe = dataclasses.replace(RECIPE, parallel=rows, run=run)
-        digests |= {each.state_sha256 for each in ranks.shared(workers, fit, recipe)}
-    assert len(digests) == 1
-    record = json.loads((tmp_path / "2" / "result.json").read_text())
-    assert set(record["parallel_choice"]["predicted_s"]) == {"by data 2 x 1", "none 1 x 2"}
+def test_rows_are_priced(trained: Trained) -> None:
+    rows = changed(RECIPE, parallel={"split": {"conv1": "rows"}})
+    alone, two = (trained(workers, rows, NAMED) for workers in (1, 2))
+    assert two.state_sha256 == alone.state_sha256
+    assert set(choice_of(two)["predicted_s"]) == {"by data 2 x 1", "none 1 x 2"}
 
 
-def test_replicas_are_held_by_what_is_chosen(ranks: Ranks, tmp_path: Path) -> None:
+def test_replicas_are_held_by_what_is_chosen(trained: Trained) -> None:
     """One weird trick, which no replica can have, is left out."""
-    local = SynchronyConfig("local", replicas=2, local_steps=2)
-    digests = set()
-    for workers, scheme in ((1, "none"), (4, "auto")):
-        run = RunConfig(folder=str(tmp_path / scheme), tensorboard=False, cluster="ethernet-1g")
-        words = ParallelConfig(1, 1, {"ip1": "inputs", "ip2": "neurons"}, 4)
-        parallel = words if scheme == "none" else RECIPE.parallel
-        recipe = dataclasses.replace(RECIPE, parallel=parallel, synchrony=local, run=run)
-        digests |= {each.state_sha256 for each in ranks.shared(workers, fit, recipe)}
-    assert len(digests) == 1
-    choice = json.loads((tmp_path / "auto" / "result.json").read_text())["parallel_choice"]
-    assert set(choice["predicted_s"]) == {"none 2 x 2", "none 1 x 4"}
+    local = on("ethernet-1g", synchrony=SynchronyConfig("local", replicas=2, local_steps=2))
+    named = ParallelConfig(1, 1, {"ip1": "inputs", "ip2": "neurons"}, 4)
+    alone, four = trained(1, changed(local, parallel=named), NAMED), trained(4, local, NAMED)
+    assert four.state_sha256 == alone.state_sha256
+    assert set(choice_of(four)["predicted_s"]) == {"none 2 x 2", "none 1 x 4"}
 
 
 def test_what_has_no_price_is_refused_on_all_ranks(ranks: Ranks, tmp_path: Path) -> None:
-    run = RunConfig(folder=str(tmp_path / "run"), tensorboard=False)
-    again = dataclasses.replace(RECIPE.parallel, split={"again": "neurons"})
-    twice = ModelConfig("tests.ranks.test_auto_layout:Twice")
-    recipe = dataclasses.replace(RECIPE, model=twice, parallel=again, run=run)
-    for line in ranks.shared(2, refusal, recipe):
-        assert line == "parallel.split has again by neurons, which the planner cannot price"
-    with pytest.raises(RecipeError, match="no fully connected layer"):
-        firecaffe.train(dataclasses.replace(RECIPE, run=run), Own)
+    run = tmp_path / "run"
+    twice = ModelConfig(f"{__name__}:Twice")
+    recipe = changed(RECIPE, model=twice, parallel={"split": {"again": "neurons"}})
+    for said in ranks.shared(2, NAMED.error, recipe, run):
+        assert "parallel.split has again by neurons, which the planner cannot price" in said
     network = build_model("lenet")
-    with pytest.raises(RecipeError, match="returned the same network twice"):
-        firecaffe.train(dataclasses.replace(RECIPE, run=run), lambda: network)
-    assert not (tmp_path / "run").exists()
-
-
-def refusal(recipe: Recipe) -> str:
-    try:
-        firecaffe.train(recipe)
-    except RecipeError as error:
-        return str(error)
-    return ""
+    assert "no fully connected layer" in Training(Own).error(RECIPE, run)
+    assert "returned the same network twice" in Training(lambda: network).error(RECIPE, run)
+    assert not run.exists()

@@ -1,6 +1,8 @@
 """Measuring over real process groups: what is measured, and what is refused before it is."""
 
 import os
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
 import torch
@@ -18,46 +20,38 @@ from firecaffe.transport.local_ranks import meet_local_ranks
 from tests.world import Ranks
 
 
-def link_between(first: int, second: int) -> Link:
+def links() -> list[Link]:
+    """From rank 0 to 2, from 1 to 0, and one of which there is no time, which would hold up the
+    start of a training.
+    """
     with join("cpu") as world:
-        return measure_link(world, first, second, least_stream_s=0.001)
+        with pytest.raises(ValueError, match=r"two ends.*rank 0 and rank 0"):
+            measure_link(world, 0, 0)
+        found = [measure_link(world, *ends, least_stream_s=0.001) for ends in ((0, 2), (1, 0))]
+        return [*found, measure_link(world, 0, 1, least_stream_s=0.0, most_s=0.0)]
 
 
-@pytest.mark.parametrize(("first", "second"), [(0, 2), (1, 0)])
-def test_all_ranks_learn_what_the_first_end_measured(ranks: Ranks, first: int, second: int) -> None:
-    link, *others = ranks.shared(3, link_between, first, second)
-    assert others == [link, link]
-    assert (link.first, link.second) == (first, second)
-    assert len(link.latency_samples_s) == 100
-    assert len(link.bandwidth_samples_bytes_per_s) == 5
-    assert min(link.latency_samples_s) > 0
-    assert min(link.bandwidth_samples_bytes_per_s) > 0
+def test_all_ranks_learn_what_the_first_end_measured(ranks: Ranks) -> None:
+    found, *others = ranks.shared(3, links)
+    assert others == [found, found]
+    assert [(link.first, link.second) for link in found] == [(0, 2), (1, 0), (0, 1)]
+    for link, samples, streams in zip(found, (100, 100, 1), (5, 5, 1), strict=True):
+        assert len(link.latency_samples_s) == samples
+        assert len(link.bandwidth_samples_bytes_per_s) == streams
+        assert min(link.latency_samples_s + link.bandwidth_samples_bytes_per_s) > 0
 
 
-def hurried() -> Link:
+Encoders = Mapping[str, Callable[[World, int], OneNodeEach]]
+WRONG_ENCODERS: Encoders = {}
+
+
+def timings(
+    algorithms: list[str], sizes_bytes: list[int], repetitions: int, codecs: str = ""
+) -> list[Timing]:
+    """codecs: "all", "wrong" or none."""
+    encoders = {"all": make_encoders(list(COMPRESSORS)), "wrong": WRONG_ENCODERS, "": {}}[codecs]
     with join("cpu") as world:
-        return measure_link(world, 0, 1, least_stream_s=0.0, most_s=0.0)
-
-
-def test_a_link_of_which_there_is_no_time_has_one_sample_of_each(ranks: Ranks) -> None:
-    """A slow one would hold up the start of a training for as long as its samples take."""
-    [link] = set(ranks.shared(2, hurried))
-    assert len(link.latency_samples_s) == len(link.bandwidth_samples_bytes_per_s) == 1
-
-
-def no_link_to_itself() -> str:
-    with join("cpu") as world, pytest.raises(ValueError, match="two ends") as caught:
-        measure_link(world, 0, 0)
-    return str(caught.value)
-
-
-def test_a_link_has_two_ends(ranks: Ranks) -> None:
-    assert "rank 0 and rank 0" in ranks.shared(2, no_link_to_itself)[0]
-
-
-def timings(algorithms: list[str], sizes_bytes: list[int], repetitions: int) -> list[Timing]:
-    with join("cpu") as world:
-        return time_exchanges(world, algorithms, sizes_bytes, repetitions)
+        return time_exchanges(world, algorithms, sizes_bytes, repetitions, encoders=encoders)
 
 
 def test_every_exchange_at_every_size_with_the_slowest_ranks_time(ranks: Ranks) -> None:
@@ -99,17 +93,6 @@ def forgetful_ring(world_size: int, num_elements: int) -> Schedule:
     return from_rounds(whole.algorithm, world_size, num_elements, whole.rounds[:-1])
 
 
-def refusal_of_a_wrong_sum() -> str:
-    ALGORITHMS["ring"] = forgetful_ring  # in this rank's own process
-    return refusal(["native", "tree", "ring"])
-
-
-def refusal_of_another_order() -> str:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("firecaffe.exchange.route.adds_in_tree_order", lambda *_: True)
-        return refusal(["tree", "ring"])
-
-
 class WrongLater(Exchange):
     """Right when it is checked, and then wrong on the last rank."""
 
@@ -121,38 +104,6 @@ class WrongLater(Exchange):
         WrongLater.calls += self.route.algorithm == "ring"
         if WrongLater.calls > 2 and self.world.rank == self.world.world_size - 1:
             vector[-1] += 1
-
-
-def refusal_of_a_sum_that_goes_wrong_later() -> str:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("firecaffe.measure.exchange_times.Exchange", WrongLater)
-        return refusal(["native", "ring"])
-
-
-def refusal(algorithms: list[str]) -> str:
-    with join("cpu") as world, pytest.raises(NotIdenticalError) as caught:
-        time_exchanges(world, algorithms, [4000], 3)
-    return str(caught.value)
-
-
-def test_a_wrong_sum_is_refused_on_every_rank(ranks: Ranks) -> None:
-    first, *others = ranks.run(2, refusal_of_a_wrong_sum)
-    assert others == [first]
-    assert first.startswith("ring over 2 ranks, 4000 bytes: the sum is wrong: element ")
-    assert first.endswith(" on rank 0; no time of a wrong sum is shown")
-
-
-def test_another_order_of_additions_is_refused(ranks: Ranks) -> None:
-    first, *others = ranks.shared(4, refusal_of_another_order)
-    assert others == [first] * 3
-    assert first.startswith("ring over 4 ranks, 4000 bytes: the bits are not the tree's: element ")
-
-
-def test_a_sum_that_goes_wrong_while_it_is_timed_is_refused(ranks: Ranks) -> None:
-    first, second = ranks.shared(2, refusal_of_a_sum_that_goes_wrong_later)
-    assert first == second
-    assert first.startswith("ring over 2 ranks, 4000 bytes: element 999 of 1000 is ")
-    assert "on rank 1, after a first sum that was right" in first
 
 
 def timings_in_memory(local_world_size: int, algorithms: list[str], size: int) -> list[Timing]:
@@ -199,29 +150,8 @@ def test_sums_in_shared_memory_are_checked_and_timed_too(
     assert min(min(t.samples_s) for t in found) > 0
 
 
-def memory_summed_to_a_wrong_total() -> str:
-    def sum_in_place(*_: object, **__: object) -> None:
-        """Nobody adds anything."""
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("firecaffe.transport.exchange.sum_in_place", sum_in_place)
-        with pytest.raises(NotIdenticalError) as caught:
-            timings_in_memory(2, ["native", "tree"], 40000)
-    return str(caught.value)
-
-
-def test_a_wrong_sum_in_shared_memory_is_refused(ranks: Ranks) -> None:
-    for message in ranks.shared(2, memory_summed_to_a_wrong_total):
-        assert message.startswith("tree over 2 ranks, 4 bytes: the sum is wrong: element 0 of 1 ")
-
-
-def encoded_timings(names: list[str], sizes_bytes: list[int]) -> list[Timing]:
-    with join("cpu") as world:
-        return time_exchanges(world, ["native"], sizes_bytes, 2, encoders=make_encoders(names))
-
-
 def test_every_compressor_is_timed_beside_the_exchanges(ranks: Ranks) -> None:
-    found, *others = ranks.shared(3, encoded_timings, list(COMPRESSORS), [4, 3 * 262144])
+    found, *others = ranks.shared(3, timings, ["native"], [4, 3 * 262144], 2, "all")
     assert others == [found, found]
     assert [t.algorithm for t in found] == 2 * ["native", *COMPRESSORS]
     assert [t.is_encoded for t in found] == 2 * [False, *[True] * len(COMPRESSORS)]
@@ -277,30 +207,71 @@ class OtherBitsThanOneProcess(Encoded):
         vector[0] = torch.nextafter(vector[0], torch.tensor(torch.inf))
 
 
-def refusal_of_encoded(wrong: type[OneNodeEach]) -> str:
-    def encoder(world: World, num_elements: int) -> OneNodeEach:
-        return wrong(world, "int8", num_elements)
+def nothing_is_added(*_: object, **__: object) -> None:
+    """In place of a sum in memory."""
 
-    with join("cpu") as world, pytest.raises(NotIdenticalError) as caught:
-        time_exchanges(world, ["native"], [4000], 2, encoders={"int8": encoder})
+
+def wrong_in(encoders: type[OneNodeEach]) -> Encoders:
+    return {"int8": lambda world, num_elements: encoders(world, "int8", num_elements)}
+
+
+WRONG: dict[str, tuple[int, str, Any, Callable[[], object], list[str]]] = {
+    "a round is missing": (
+        *(2, "ring", forgetful_ring),
+        lambda: timings(["native", "tree", "ring"], [4000], 3),
+        ["ring over 2 ranks, 4000 bytes: the sum is wrong: element ", " on rank 0;"],
+    ),
+    "another order of additions": (
+        *(4, "firecaffe.exchange.route.adds_in_tree_order", lambda *_: True),
+        lambda: timings(["tree", "ring"], [4000], 3),
+        ["ring over 4 ranks, 4000 bytes: the bits are not the tree's: element "],
+    ),
+    "later": (
+        *(2, "firecaffe.measure.exchange_times.Exchange", WrongLater),
+        lambda: timings(["native", "ring"], [4000], 3),
+        [
+            "ring over 2 ranks, 4000 bytes: element 999 of 1000 is ",
+            "on rank 1, after a first sum that was right",
+        ],
+    ),
+    "in memory": (
+        *(2, "firecaffe.transport.exchange.sum_in_place", nothing_is_added),
+        lambda: timings_in_memory(2, ["native", "tree"], 40000),
+        ["tree over 2 ranks, 4 bytes: the sum is wrong: element 0 of 1 "],
+    ),
+    **{
+        kind.__name__: (
+            *(3, f"{__name__}.WRONG_ENCODERS", wrong_in(kind)),
+            lambda: timings(["native"], [4000], 2, "wrong"),
+            ["int8 over 3 ranks, 4000 bytes: ", *parts],
+        )
+        for kind, parts in (
+            (HalfTheSum, ["the sum is off by ", "in the L2 norm; its codec allows ", " on rank 0"]),
+            (OtherBitsOnOneRank, ["rank 2 ended in other bits than most on rank 0"]),
+            (OtherBitsLater, ["rank 2 ended in other bits than most, after a first sum that was"]),
+            (OtherBitsThanOneProcess, ["the bits are not those of one process: element 0 of 1000"]),
+        )
+    },
+}
+"""On how many ranks, what is patched with what, what is measured, and what is said."""
+
+
+def refusal(name: str) -> str:
+    _, place, wrong, measure, _ = WRONG[name]
+    with pytest.MonkeyPatch.context() as patch:
+        if place in ALGORITHMS:
+            patch.setitem(ALGORITHMS, place, wrong)
+        else:
+            patch.setattr(place, wrong)
+        with pytest.raises(NotIdenticalError) as caught:
+            measure()
     return str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "parts"),
-    [
-        (HalfTheSum, ("the sum is off by ", "in the L2 norm; its codec allows ", " on rank 0")),
-        (OtherBitsOnOneRank, ("rank 2 ended in other bits than most on rank 0",)),
-        (OtherBitsLater, ("rank 2 ended in other bits than most, after a first sum that was",)),
-        (OtherBitsThanOneProcess, ("the bits are not those of one process: element 0 of 1000 is",)),
-    ],
-)
-def test_a_wrong_compressed_sum_is_refused(
-    ranks: Ranks, wrong: type[OneNodeEach], parts: tuple[str, ...]
-) -> None:
-    first, *others = ranks.shared(3, refusal_of_encoded, wrong)
-    assert others == [first, first]
-    assert first.startswith("int8 over 3 ranks, 4000 bytes: ")
-    for part in parts:
-        assert part in first
-    assert first.endswith("no time of a wrong sum is shown")
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_sum_is_refused_on_every_rank(ranks: Ranks, name: str) -> None:
+    workers, *_, parts = WRONG[name]
+    [said] = set(ranks.shared(workers, refusal, name))
+    assert said.startswith(parts[0])
+    assert all(part in said for part in parts)
+    assert said.endswith("no time of a wrong sum is shown")

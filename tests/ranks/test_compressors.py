@@ -5,7 +5,6 @@ a training. The four starts are in the order in which the interrupted training n
 """
 
 import contextlib
-import dataclasses
 from pathlib import Path
 from unittest.mock import patch
 
@@ -13,18 +12,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import firecaffe
-from firecaffe import ExchangeConfig, Recipe, RunConfig, SolverConfig, TrainConfig
+from firecaffe import ExchangeConfig, Recipe, SolverConfig, TrainConfig
 from firecaffe.cluster.agree import digest_each
 from firecaffe.cluster.world import join
-from firecaffe.data import TensorDataset
 from firecaffe.gradients.compressors import COMPRESSORS
 from firecaffe.gradients.compressors.codec import LowRank
 from firecaffe.gradients.compressors.power_sgd import matrix_columns
 from firecaffe.runs.run_folder import read_run_file
 from firecaffe.training.checkpoint import load_newest
 from firecaffe.training.tensor_file import TensorFile
-from tests.ranks.networks import small_data
+from tests.kit.worlds import Trained, Training, changed, end
 from tests.world import Ranks
 
 LEVELS = dict.fromkeys(("float16", "int8", "one_bit", "power_sgd"), (0, 1))
@@ -75,8 +72,7 @@ class Network(nn.Module):
 
 
 def exchange(compressor: str, level: int) -> Recipe:
-    words = dataclasses.replace(RECIPE.exchange, compressor=compressor, compressor_level=level)
-    return dataclasses.replace(RECIPE, exchange=words)
+    return changed(RECIPE, exchange={"compressor": compressor, "compressor_level": level})
 
 
 def recipes() -> dict[str, Recipe]:
@@ -88,12 +84,8 @@ def recipes() -> dict[str, Recipe]:
     }
     # Without a compressor a level means nothing, or one node of level 3 were too few for workers.
     cases |= {f"none-{level}": exchange("none", level) for level in (0, 3)}
-    channels_last = dataclasses.replace(RECIPE.train, channels_last=True)
-    for name in ("int8", "power_sgd"):
-        cases[f"{name}-channels_last"] = dataclasses.replace(exchange(name, 0), train=channels_last)
-    adam = SolverConfig(type="adam", base_lr=0.01, clip_gradients=0.5)
-    cases["one_bit-adam"] = dataclasses.replace(exchange("one_bit", 0), solver=adam)
-    return cases
+    channels_last = changed(exchange("power_sgd", 0), train={"channels_last": True})
+    return {**cases, "power_sgd-channels_last": channels_last}
 
 
 def takes_part(name: str, world_size: int) -> bool:
@@ -107,13 +99,8 @@ def takes_part(name: str, world_size: int) -> bool:
 
 
 def fit(recipe: Recipe, folder: Path, resume: Path | None, bucket_bytes: int) -> Bits:
-    recipe = dataclasses.replace(
-        recipe,
-        run=RunConfig(folder=str(folder), tensorboard=False),
-        exchange=dataclasses.replace(recipe.exchange, bucket_bytes=bucket_bytes),
-    )
-    data: TensorDataset = small_data(SAMPLES)
-    result = firecaffe.train(recipe, Network, data, small_data(30, 1), resume=resume)
+    recipe = changed(recipe, exchange={"bucket_bytes": bucket_bytes})
+    result = Training(Network, SAMPLES)(recipe, folder, resume)
     assert not result.drifted_ranks
     checkpoint = load_newest(folder)[0]
     kept_back = {
@@ -137,9 +124,8 @@ def fit_all(folder: Path, world_size: int, resume_from: Path | None) -> dict[str
         for name, recipe in recipes().items():
             if takes_part(name, world_size):
                 ends[name] = fit(recipe, folder / name, None, bucket_bytes)
-        train = dataclasses.replace(RECIPE.train, steps=STAGES[world_size])
         for name in COMPRESSORS:
-            recipe = dataclasses.replace(exchange(name, 0), train=train)
+            recipe = changed(exchange(name, 0), train={"steps": STAGES[world_size]})
             stage = f"{name}-stage"
             resume = resume_from / stage if resume_from else None
             ends[stage] = fit(recipe, folder / stage, resume, bucket_bytes)
@@ -209,7 +195,7 @@ def test_the_checkpoint_has_the_memory_of_every_node(
 
 def test_codecs_and_levels_are_part_of_the_result(ends: dict[int, dict[str, Bits]]) -> None:
     """The control: each has its own bits, so that none of the above compares a codec with none."""
-    states = {name: end["state"] for name, end in ends[1].items() if not name.endswith("stage")}
+    states = {name: bits["state"] for name, bits in ends[1].items() if not name.endswith("stage")}
     assert states.pop("none-3") == states["none-0"]
     assert len(set(states.values())) == len(states)
 
@@ -217,10 +203,10 @@ def test_codecs_and_levels_are_part_of_the_result(ends: dict[int, dict[str, Bits
 def test_an_unused_parameter_is_left_alone(ends: dict[int, dict[str, Bits]]) -> None:
     """Weight decay would change it, if it had a gradient."""
     start = digest_each([("parameter/unused", Network().unused.detach())])
-    for name, end in ends[3].items():
-        assert end["parameter/unused"] == start["parameter/unused"], name
-        assert not [key for key in end if key.startswith("optimizer/unused/")]
-        assert [key for key in end if key.startswith("optimizer/rare/")]
+    for name, bits in ends[3].items():
+        assert bits["parameter/unused"] == start["parameter/unused"], name
+        assert not [key for key in bits if key.startswith("optimizer/unused/")]
+        assert [key for key in bits if key.startswith("optimizer/rare/")]
 
 
 def test_the_record_names_the_codec(ends: dict[int, dict[str, Bits]], runs: Path) -> None:
@@ -237,16 +223,8 @@ class Wide(nn.Sequential):
         super().__init__(nn.Flatten(), nn.Linear(36, 1000))
 
 
-def fit_wide(compressor: str, folder: Path) -> str:
-    """The weights after two steps, with two threads for each rank."""
-    recipe = exchange(compressor, 0)
-    train = dataclasses.replace(RECIPE.train, steps=2, threads=2)
-    run = RunConfig(folder=str(folder), tensorboard=False)
-    recipe = dataclasses.replace(recipe, train=train, run=run)
-    return firecaffe.train(recipe, Wide, small_data(64), small_data(30, 1)).weights_sha256
-
-
 @pytest.mark.parametrize("compressor", ["one_bit", "threshold", "power_sgd"])
-def test_several_threads_change_no_bit(ranks: Ranks, compressor: str, tmp_path: Path) -> None:
-    [alone] = ranks.shared(1, fit_wide, compressor, tmp_path / "1")
-    assert ranks.shared(2, fit_wide, compressor, tmp_path / "2") == [alone, alone]
+def test_several_threads_change_no_bit(trained: Trained, compressor: str) -> None:
+    recipe = changed(exchange(compressor, 0), train={"steps": 2, "threads": 2})
+    wide = Training(Wide, 64)
+    assert end(trained(2, recipe, wide)) == end(trained(1, recipe, wide))

@@ -1,8 +1,5 @@
 """Masks and shared weights on real ranks: the bits of one worker, and of a run without a stop."""
 
-import dataclasses
-from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +11,14 @@ import firecaffe
 from firecaffe import (
     CheckpointConfig,
     ExchangeConfig,
-    ModelConfig,
     PruneConfig,
     Recipe,
-    RunConfig,
     ShareConfig,
     SolverConfig,
     TrainConfig,
 )
-from firecaffe.training.checkpoint import checkpoint_name, load_newest
-from tests.ranks.networks import Everything, small_data
-from tests.world import Ranks
+from firecaffe.training.checkpoint import load_newest
+from tests.kit.worlds import Trained, Training, changed, checkpoint_of, end
 
 # 8 micro-batches of 4 over 70 samples: steps 3 and 6 end an epoch with one micro-batch of 4, one of
 # 2, and six that are empty.
@@ -42,27 +36,14 @@ WORDS: dict[str, dict[str, Any]] = {
     "surgery": {"prune": PruneConfig(KEEP, how="surgery", steps=6, every=2)},
     "share": {"share": ShareConfig({"conv": 3, "again": 2}, start="random")},
     "both": {"prune": PruneConfig(KEEP), "share": ShareConfig({"*": 2})},
-    "encoded": {"share": ShareConfig({"*": 2}), "exchange": ExchangeConfig(compressor="int8")},
-    "clipped": {
-        "prune": PruneConfig(KEEP, how="surgery", steps=6, every=2),
-        "solver": SolverConfig("adam", base_lr=0.01, clip_gradients=0.05),
-    },
 }
 
 
-def fit(recipe: Recipe, folder: str, resume: str | None = None) -> firecaffe.Result:
-    recipe = dataclasses.replace(recipe, run=RunConfig(folder=folder, tensorboard=False))
-    data = small_data(70), small_data(30, 1)
-    return firecaffe.train(recipe, Everything, *data, resume=resume, validation_set=small_data(20))
+EVERYTHING = Training(validation=20, samples=70)
 
 
-def trained(
-    ranks: Ranks, workers: int, recipe: Recipe, folder: Path, resume: str | None = None
-) -> firecaffe.Result:
-    results = ranks.shared(workers, fit, recipe, str(folder), resume)
-    assert len({(each.state_sha256, each.weights_sha256) for each in results}) == 1
-    result: firecaffe.Result = results[0]
-    return result
+def alone(trained: Trained, name: str) -> firecaffe.Result:
+    return trained(1, changed(RECIPE, **WORDS[name]), EVERYTHING)
 
 
 def saved(folder: Path, piece: str) -> dict[str, Tensor]:
@@ -71,51 +52,26 @@ def saved(folder: Path, piece: str) -> dict[str, Tensor]:
     return {name.removeprefix(f"{piece}/"): stored[name] for name in names}
 
 
-Run = Callable[[str], tuple[firecaffe.Result, Path]]
-
-
-@pytest.fixture(scope="module")
-def run(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The run by one worker with some of WORDS, trained once; and its folder."""
-    folder = tmp_path_factory.mktemp("runs")
-
-    @cache
-    def of(name: str) -> tuple[firecaffe.Result, Path]:
-        recipe = dataclasses.replace(RECIPE, **WORDS[name])
-        return trained(ranks, 1, recipe, folder / name), folder / name
-
-    return of
+@pytest.mark.parametrize("name", ["threshold", "share", "both"])
+def test_the_bits_of_one_worker_and_of_a_run_without_a_stop(trained: Trained, name: str) -> None:
+    """Of words that the matrix (`test_matrix.py`) has not."""
+    recipe = changed(RECIPE, **WORDS[name])
+    found = trained(2, recipe, EVERYTHING)
+    resumed = trained(4, recipe, EVERYTHING, checkpoint_of(found, 3))
+    assert end(resumed) == end(found) == end(alone(trained, name))
 
 
 @pytest.mark.parametrize("name", WORDS)
-def test_the_bits_of_one_worker_and_of_a_run_without_a_stop(
-    ranks: Ranks, run: Run, name: str, tmp_path: Path
-) -> None:
-    recipe = dataclasses.replace(RECIPE, **WORDS[name])
-    alone, _ = run(name)
-    found = trained(ranks, 2, recipe, tmp_path / "2")
-    middle = str(tmp_path / "2" / "checkpoints" / checkpoint_name(3))
-    resumed = trained(ranks, 4, recipe, tmp_path / "resumed", middle)
-    for each in (found, resumed):
-        assert not each.identity_doubts
-        assert each.state_sha256 == alone.state_sha256
-        assert each.test_loss == alone.test_loss
-
-
-def test_constraints_change_bits(ranks: Ranks, run: Run, tmp_path: Path) -> None:
+def test_constraints_change_bits(trained: Trained, name: str) -> None:
     """The control: a run with the same other words and none of them ends in other weights."""
-    free: dict[str, str] = {}
-    for name, words in WORDS.items():
-        others = {word: each for word, each in words.items() if word not in ("prune", "share")}
-        if (key := str(others)) not in free:
-            recipe = dataclasses.replace(RECIPE, **others)
-            free[key] = trained(ranks, 1, recipe, tmp_path / name).weights_sha256
-        assert run(name)[0].weights_sha256 != free[key], name
+    others = {word: each for word, each in WORDS[name].items() if word not in ("prune", "share")}
+    free = trained(1, changed(RECIPE, **others), EVERYTHING)
+    assert alone(trained, name).weights_sha256 != free.weights_sha256
 
 
 @pytest.mark.parametrize("name", ["magnitude", "threshold", "gradual", "surgery"])
-def test_pruned_weights_are_zero_and_so_is_their_average(run: Run, name: str) -> None:
-    _, folder = run(name)
+def test_pruned_weights_are_zero_and_so_is_their_average(trained: Trained, name: str) -> None:
+    folder = alone(trained, name).folder
     masks, weights, averages = (saved(folder, each) for each in ("mask", "parameter", "ema"))
     assert sum(int(mask.sum()) for mask in masks.values()) < sum(m.numel() for m in masks.values())
     for weight, mask in masks.items():
@@ -123,9 +79,11 @@ def test_pruned_weights_are_zero_and_so_is_their_average(run: Run, name: str) ->
         assert torch.equal(averages[weight] != 0, mask)
 
 
-@pytest.mark.parametrize("name", ["share", "both", "encoded"])
-def test_shared_weights_have_few_values_and_so_has_their_average(run: Run, name: str) -> None:
-    _, folder = run(name)
+@pytest.mark.parametrize("name", ["share", "both"])
+def test_shared_weights_have_few_values_and_so_has_their_average(
+    trained: Trained, name: str
+) -> None:
+    folder = alone(trained, name).folder
     codes, weights, averages = (saved(folder, each) for each in ("code", "parameter", "ema"))
     for weight, code in codes.items():
         for found in (weights[weight], averages[weight]):
@@ -134,20 +92,15 @@ def test_shared_weights_have_few_values_and_so_has_their_average(run: Run, name:
             assert all((value == 0) == (number == 0) for number, value in pairs)
 
 
-def test_a_training_begins_with_the_zeros_and_values_of_another(
-    ranks: Ranks, run: Run, tmp_path: Path
-) -> None:
+def test_a_training_begins_with_the_zeros_and_values_of_another(trained: Trained) -> None:
     """Rounds: pruned, then shared without a word about pruning, then as it is."""
-    _, pruned = run("magnitude")
-    model = ModelConfig(weights=str(pruned))
-    share = dataclasses.replace(RECIPE, model=model, share=ShareConfig({"*": 2}))
-    trained(ranks, 2, share, tmp_path / "shared")
-    before, after = (saved(each, "ema") for each in (pruned, tmp_path / "shared"))
-    for name in saved(tmp_path / "shared", "code"):
+    pruned = alone(trained, "magnitude").folder
+    share = changed(RECIPE, model={"weights": str(pruned)}, share=ShareConfig({"*": 2}))
+    shared = trained(2, share, EVERYTHING).folder
+    before, after = saved(pruned, "ema"), saved(shared, "ema")
+    for name in saved(shared, "code"):
         assert torch.equal(before[name] != 0, after[name] != 0)
-    model = ModelConfig(weights=str(tmp_path / "shared"))
-    held = ShareConfig({"*": 2}, train=False)
-    again = dataclasses.replace(RECIPE, model=model, share=held)
-    trained(ranks, 1, again, tmp_path / "again")
-    for name in saved(tmp_path / "again", "code"):
-        assert torch.equal(saved(tmp_path / "again", "parameter")[name], after[name])
+    held = changed(RECIPE, model={"weights": str(shared)}, share=ShareConfig({"*": 2}, train=False))
+    again = trained(1, held, EVERYTHING).folder
+    for name in saved(again, "code"):
+        assert torch.equal(saved(again, "parameter")[name], after[name])

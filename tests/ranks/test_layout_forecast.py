@@ -1,17 +1,14 @@
 """A run whose network is split, or in stages, has a forecast, which `explain` scores."""
 
-import dataclasses
 import json
-from pathlib import Path
 
 import pytest
 from torch import nn
 
-import firecaffe
-from firecaffe import DataConfig, ModelConfig, ParallelConfig, Recipe, RunConfig, TrainConfig
+from firecaffe import DataConfig, ModelConfig, ParallelConfig, Recipe, TrainConfig
 from firecaffe.cli import main
 from firecaffe.models.squeezenet import Fire
-from tests.world import Ranks
+from tests.kit.worlds import NAMED, Trained, changed
 
 RECIPE = Recipe(
     model=ModelConfig("lenet"),
@@ -35,21 +32,12 @@ def blocks() -> nn.Module:
     )
 
 
-def fit(parallel: ParallelConfig, folder: str) -> None:
-    run = RunConfig(folder=folder, tensorboard=False)
-    recipe = dataclasses.replace(RECIPE, parallel=parallel, run=run)
-    if "paths" in parallel.split.values():
-        model = ModelConfig("tests.ranks.test_layout_forecast:blocks")
-        recipe = dataclasses.replace(recipe, model=model)
-    firecaffe.train(recipe)
-
-
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_a_run_of_a_layout(
-    ranks: Ranks, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path / "run"
-    ranks.shared(2, fit, LAYOUTS[name], str(folder))
+def test_a_run_of_a_layout(trained: Trained, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = changed(RECIPE, parallel=LAYOUTS[name])
+    if name == "paths":
+        recipe = changed(recipe, model=ModelConfig(f"{__name__}:blocks"))
+    folder = trained(2, recipe, NAMED).folder
     found = json.loads((folder / "forecast.json").read_text())
     assert found["parallel"]["stages"] == LAYOUTS[name].stages
     assert found["workers"] == 2

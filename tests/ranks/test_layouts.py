@@ -1,7 +1,6 @@
 """One model over rows and columns of ranks: any layout comes to the bits of one worker."""
 
 import dataclasses
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,11 +22,11 @@ from firecaffe import (
     TrainConfig,
 )
 from firecaffe.data import TensorDataset
-from firecaffe.errors import NotFiniteError, RecipeError
 from firecaffe.models.googlenet import Inception
 from firecaffe.models.weights import load_weights
 from firecaffe.runs.rank_times import explain
 from firecaffe.training.first_weights import find_weights
+from tests.kit.worlds import Trained, Training, changed, end
 from tests.ranks.networks import small_data
 from tests.world import Ranks
 
@@ -75,53 +74,23 @@ class Net(nn.Module):
         return y
 
 
-def fit(parallel: ParallelConfig, folder: str, resume: str | None = None) -> firecaffe.Result:
-    run = RunConfig(folder=folder, tensorboard=False)
+NET = Training(Net, 68)
+
+
+def recipe_of(parallel: ParallelConfig) -> Recipe:
     exchange = ExchangeConfig(shared_memory=parallel.data != 2)  # 2 x 2: as if between hosts
-    recipe = dataclasses.replace(RECIPE, parallel=parallel, run=run, exchange=exchange)
-    return firecaffe.train(recipe, Net, small_data(68), small_data(30, 1), resume=resume)
+    return changed(RECIPE, parallel=parallel, exchange=exchange)
 
 
-def trained(
-    ranks: Ranks, workers: int, parallel: ParallelConfig, folder: Path, resume: str | None = None
-) -> firecaffe.Result:
-    results = ranks.shared(workers, fit, parallel, str(folder), resume)
-    assert len({(each.state_sha256, each.weights_sha256, each.test_loss) for each in results}) == 1
-    result: firecaffe.Result = results[0]
-    return result
+ALONE = recipe_of(ParallelConfig(split=HEAD, parts=4))
 
 
-@pytest.fixture(scope="module")
-def alone(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> firecaffe.Result:
-    folder = tmp_path_factory.mktemp("alone") / "run"
-    return trained(ranks, 1, ParallelConfig(split=HEAD, parts=4), folder)
-
-
-Run = Callable[[str], tuple[firecaffe.Result, Path]]
-
-
-@pytest.fixture(scope="module")
-def run(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A layout's run, from its first step to its last, trained once; and its folder."""
-    folder = tmp_path_factory.mktemp("layouts")
-
-    @cache
-    def of(name: str) -> tuple[firecaffe.Result, Path]:
-        found = trained(ranks, WORKERS.get(name, 4), LAYOUTS[name], folder / name)
-        return found, folder / name
-
-    return of
-
-
-@pytest.mark.parametrize("name", ["data 2", "model 4", "2 x 2", "trick 2 x 2"])
-def test_any_layout(run: Run, alone: firecaffe.Result, name: str) -> None:
-    found, folder = run(name)
-    assert found.loss == alone.loss
-    assert not found.identity_doubts
-    assert found.weights_sha256 == alone.weights_sha256
-    assert found.state_sha256 == alone.state_sha256
-    assert (found.test_loss, found.metrics) == (alone.test_loss, alone.metrics)
-    for rank in explain(folder).ranks:
+@pytest.mark.parametrize("name", ["data 2", "trick 2 x 2"])
+def test_any_layout(trained: Trained, name: str) -> None:
+    """Others of whole layers in parts are in the matrix (`test_matrix.py`)."""
+    found = trained(WORKERS.get(name, 4), recipe_of(LAYOUTS[name]), NET)
+    assert end(found) == end(trained(1, ALONE, NET))
+    for rank in explain(found.folder).ranks:
         assert (rank.waits_s["activations"] > 0) == (LAYOUTS[name].model > 1)
 
 
@@ -137,19 +106,16 @@ def test_any_layout(run: Run, alone: firecaffe.Result, name: str) -> None:
     ],
 )
 def test_convolutions_and_paths_in_parts(
-    ranks: Ranks, name: str, words: dict[str, str], tmp_path: Path
+    trained: Trained, name: str, words: dict[str, str]
 ) -> None:
     parallel = dataclasses.replace(LAYOUTS[name], split=words)
-    expected = trained(ranks, 1, parallel.over(1, 1), tmp_path / "alone")
-    found = trained(ranks, 4, parallel, tmp_path / "run")
-    assert found.state_sha256 == expected.state_sha256
-    assert (found.loss, found.test_loss) == (expected.loss, expected.test_loss)
-    assert not found.identity_doubts
+    alone = trained(1, recipe_of(parallel.over(1, 1)), NET)
+    assert end(trained(4, recipe_of(parallel), NET)) == end(alone)
 
 
-def test_a_split_run_is_read_as_any_other(run: Run, alone: firecaffe.Result) -> None:
+def test_a_split_run_is_read_as_any_other(trained: Trained) -> None:
     """Its checkpoint has whole tensors by the network's own names."""
-    result, folder = run("trick 2 x 2")
+    folder = trained(4, recipe_of(LAYOUTS["trick 2 x 2"]), NET).folder
     network = firecaffe.load(folder, Net)
     assert sum(each.numel() for each in network.parameters()) == sum(
         each.numel() for each in Net().parameters()
@@ -159,7 +125,6 @@ def test_a_split_run_is_read_as_any_other(run: Run, alone: firecaffe.Result) -> 
         assert each.equal(averages[name]), name
     taken = load_weights(Net(), find_weights(str(folder))[0])
     assert (taken.taken, taken.missing, taken.unexpected) == (len(Net().state_dict()), [], [])
-    assert result.weights_sha256 == alone.weights_sha256
 
 
 class Frozen(Net):
@@ -193,49 +158,35 @@ def loss_of(outputs: Any, labels: Tensor) -> Tensor:
     return F.cross_entropy(outputs if isinstance(outputs, Tensor) else outputs[0], labels)
 
 
-def fit_tokens(make: type[nn.Module], parallel: ParallelConfig, folder: str) -> str:
-    run, train = RunConfig(folder=folder, tensorboard=False), RECIPE.train
-    train = dataclasses.replace(train, autocast="bfloat16", steps=4)
-    recipe = dataclasses.replace(RECIPE, parallel=parallel, run=run, train=train)
-    data = small_data(68), small_data(30, 1)
-    return firecaffe.train(recipe, make, *data, loss=loss_of).state_sha256
-
-
 @pytest.mark.parametrize("make", [Frozen, Twice])
 def test_tokens_in_bfloat16_and_parts_that_are_frozen(
-    ranks: Ranks, make: type[nn.Module], tmp_path: Path
+    trained: Trained, make: type[nn.Module]
 ) -> None:
     words = ParallelConfig(1, 1, {"classifier.*": "neurons"}, 4)
     if make is Twice:
         words = dataclasses.replace(words, split={"aside": "neurons", **words.split})
-    [expected] = ranks.shared(1, fit_tokens, make, words, str(tmp_path / "alone"))
+    recipe, training = (
+        changed(RECIPE, train={"autocast": "bfloat16"}),
+        Training(make, 68, 0, loss_of),
+    )
+    alone = trained(1, changed(recipe, parallel=words), training)
     for scheme in ("none", "one_weird_trick"):
         layout = dataclasses.replace(words.over(1, 2), scheme=scheme)
-        found = ranks.shared(2, fit_tokens, make, layout, str(tmp_path / scheme))
-        assert set(found) == {expected}, scheme
+        assert end(trained(2, changed(recipe, parallel=layout), training)) == end(alone), scheme
 
 
 def test_a_number_that_is_not_finite_in_one_part_ends_all_ranks(
     ranks: Ranks, tmp_path: Path
 ) -> None:
     """All tell what one worker does, by the whole network's names."""
-    [expected] = ranks.shared(1, diverge, LAYOUTS["trick 1"], str(tmp_path / "alone"))
+    model = ModelConfig(freeze=["features.*"])
+    recipe = changed(RECIPE, solver={"base_lr": 1e30}, model=model)
+    alone = changed(recipe, parallel=LAYOUTS["trick 1"])
+    [expected] = ranks.shared(1, NET.error, alone, tmp_path / "alone")
     assert "is not finite is that of classifier.0.weight;" in expected
     for name in ("model 4", "trick 2 x 2"):
-        said = ranks.shared(4, diverge, LAYOUTS[name], str(tmp_path / name))
-        assert set(said) == {expected}, said
-
-
-def diverge(parallel: ParallelConfig, folder: str) -> str:
-    run = RunConfig(folder=folder, tensorboard=False)
-    solver = dataclasses.replace(RECIPE.solver, base_lr=1e30)
-    model = ModelConfig(freeze=["features.*"])
-    recipe = dataclasses.replace(RECIPE, parallel=parallel, run=run, solver=solver, model=model)
-    try:
-        firecaffe.train(recipe, Net, small_data(68), small_data(30, 1))
-    except NotFiniteError as error:
-        return str(error)
-    return "it went on"
+        parts = changed(recipe, parallel=LAYOUTS[name])
+        assert ranks.shared(4, NET.error, parts, tmp_path / name) == [expected] * 4
 
 
 class Asked(TensorDataset):
@@ -248,11 +199,10 @@ class Asked(TensorDataset):
         return super().batch(indices)
 
 
-def evaluated(parallel: ParallelConfig, folder: str) -> tuple[list[int], float]:
+def evaluated(parallel: ParallelConfig, folder: Path) -> tuple[list[int], float]:
     """The test samples that this rank has computed, and what the loss comes to."""
-    train = dataclasses.replace(RECIPE.train, steps=1)
-    recipe = dataclasses.replace(RECIPE, train=train, parallel=parallel)
-    recipe = dataclasses.replace(recipe, run=RunConfig(folder=folder, tensorboard=False))
+    run = RunConfig(folder=str(folder), tensorboard=False)
+    recipe = changed(RECIPE, train={"steps": 1}, parallel=parallel, run=run)
     small = small_data(30, 1)
     test = Asked(small.inputs, small.targets, 4)
     found = firecaffe.train(recipe, Net, small_data(68), test)
@@ -261,10 +211,10 @@ def evaluated(parallel: ParallelConfig, folder: str) -> tuple[list[int], float]:
 
 def test_by_the_trick_ranks_evaluate_samples_of_their_own(ranks: Ranks, tmp_path: Path) -> None:
     """Five batches, of which the last one has two samples."""
-    found = ranks.shared(4, evaluated, LAYOUTS["trick 2 x 2"], str(tmp_path / "trick"))
+    found = ranks.shared(4, evaluated, LAYOUTS["trick 2 x 2"], tmp_path / "trick")
     assert sorted(each for asked, _ in found for each in asked) == list(range(30))
     assert [len(asked) for asked, _ in found] == [7 + 2, 7, 7, 7]
-    same = ranks.shared(4, evaluated, LAYOUTS["2 x 2"], str(tmp_path / "rows"))
+    same = ranks.shared(4, evaluated, LAYOUTS["2 x 2"], tmp_path / "rows")
     assert [len(asked) for asked, _ in same] == [7 + 7 + 2, 7 + 7 + 2, 7 + 7, 7 + 7]
     assert {loss for _, loss in (*found, *same)} == {found[0][1]}
 
@@ -274,18 +224,12 @@ def kept() -> Net:
     return Net()
 
 
-def fit_kept(parallel: ParallelConfig, folder: str) -> str:
-    recipe = dataclasses.replace(
-        RECIPE, parallel=parallel, run=RunConfig(folder=folder, tensorboard=False)
-    )
+def fit_kept(recipe: Recipe, folder: Path) -> str:
     kept.cache_clear()
-    try:
-        firecaffe.train(recipe, kept, small_data(68), small_data(30, 1))
-    except RecipeError as error:
-        return str(error)
-    return "it went on"
+    return Training(kept, 68).error(recipe, folder)
 
 
 def test_a_function_that_keeps_its_network(ranks: Ranks, tmp_path: Path) -> None:
-    for said in ranks.shared(2, fit_kept, LAYOUTS["model 2"], str(tmp_path / "run")):
-        assert said.startswith("model() returned the network that it had made before")
+    recipe = changed(RECIPE, parallel=LAYOUTS["model 2"])
+    for said in ranks.shared(2, fit_kept, recipe, tmp_path / "run"):
+        assert "model() returned the network that it had made before" in said

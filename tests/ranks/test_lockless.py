@@ -1,9 +1,9 @@
 """Workers that write to the same weights without a lock: they learn, and nothing is lost."""
 
-import dataclasses
 import os
 import signal
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,10 +16,8 @@ from torch import nn
 import firecaffe
 from firecaffe import (
     CheckpointConfig,
-    ExchangeConfig,
     Recipe,
     Result,
-    RunConfig,
     SolverConfig,
     SynchronyConfig,
     TrainConfig,
@@ -29,11 +27,13 @@ from firecaffe.errors import FirecaffeError
 from firecaffe.synchrony.leaf_queue import Leaf
 from firecaffe.training.served.lockless import LocklessBench, Rule
 from firecaffe.training.served.messages import parcel_bytes
+from tests.kit.worlds import Trained, Training, changed, checkpoint_of
 from tests.ranks.networks import Everything
 from tests.ranks.served import (
     LOCKLESS,
-    fit,
-    fit_corners,
+    TRAINING,
+    Corners,
+    check_learning,
     fit_until_lost,
     recipe,
     replayed,
@@ -55,29 +55,27 @@ def points(samples: int, seed: int) -> TensorDataset:
     return TensorDataset(inputs, targets[:, None])
 
 
-def fit_plane(made: Recipe) -> tuple[Result, list[float]]:
-    result = firecaffe.train(made, linear, points(256, 0), points(64, 1))
-    return result, torch.cat([p.flatten() for p in result.model.parameters()]).tolist()
+class Plane(Training):
+    def __call__(self, recipe: Recipe, folder: Path, resume: Path | None = None) -> Result:
+        recipe = changed(recipe, run={"folder": str(folder), "tensorboard": False})
+        return firecaffe.train(recipe, linear, points(256, 0), points(64, 1))
 
 
-@pytest.mark.parametrize("solver", [{"momentum": 0.0}, {"momentum": 0.5}])
-def test_it_comes_to_the_least_squares(
-    ranks: Ranks, solver: dict[str, Any], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_it_comes_to_the_least_squares(trained: Trained, momentum: float) -> None:
     """A convex problem, by rates that fall to nothing."""
     made = Recipe(
         train=TrainConfig(32, 4, steps=160, seed=3),
-        solver=SolverConfig(base_lr=0.03, lr_policy="poly", power=1.0, **solver),
-        run=RunConfig(folder=str(tmp_path / "run"), tensorboard=False),
+        solver=SolverConfig(base_lr=0.03, lr_policy="poly", power=1.0, momentum=momentum),
         synchrony=SynchronyConfig(**LOCKLESS),
         task=firecaffe.TaskConfig("regression"),
     )
-    (result, weights), (_, others) = ranks.shared(2, fit_plane, made)
-    assert weights == others
+    result = trained(2, made, Plane())
+    weights = torch.cat([p.flatten() for p in firecaffe.load(result.folder, linear).parameters()])
     data = points(256, 0)
     design = torch.cat([data.inputs, torch.ones(256, 1)], 1).double()
     optimum = torch.linalg.lstsq(design, data.targets.double()).solution
-    torch.testing.assert_close(torch.tensor(weights).double(), optimum[:, 0], atol=0.02, rtol=0)
+    torch.testing.assert_close(weights.detach().double(), optimum[:, 0], atol=0.02, rtol=0)
     losses = [row["loss"] for row in result.history if row["kind"] == "train"]
     assert losses[0] > 10
     best = float((design @ optimum - data.targets).square().mean())
@@ -95,17 +93,13 @@ def test_it_comes_to_the_least_squares(
     ],
     ids=["sgd", "caffe", "nesterov", "clip", "l1"],
 )
-def test_one_worker_alone_does_what_a_server_does(
-    ranks: Ranks, solver: dict[str, Any], tmp_path: Path
-) -> None:
-    """From a checkpoint with a momentum, too."""
+def test_one_worker_alone_does_what_a_server_does(trained: Trained, solver: dict[str, Any]) -> None:
+    """Nothing is torn, and nothing late. From a checkpoint with a momentum, too."""
     digests = []
-    for name, words in {"lockless": LOCKLESS, "server": {"mode": "asynchronous"}}.items():
-        made = recipe(tmp_path / name, words)
-        made = dataclasses.replace(made, solver=dataclasses.replace(made.solver, **solver))
-        (whole,) = ranks.shared(1, fit, made)
-        on = dataclasses.replace(made, run=RunConfig(folder=str(tmp_path / f"{name} on")))
-        (again,) = ranks.shared(1, fit, on, str(tmp_path / name / "checkpoints/step-00000003"))
+    for words in (LOCKLESS, {"mode": "asynchronous"}):
+        made = recipe(words, solver=solver)
+        whole = trained(1, made, TRAINING)
+        again = trained(1, made, TRAINING, checkpoint_of(whole, 3))
         assert again.weights_sha256 == whole.weights_sha256
         digests.append(whole.weights_sha256)
     assert digests[0] == digests[1]
@@ -125,17 +119,13 @@ def test_a_norm_beyond_float32_updates_nothing() -> None:
         assert all(each.equal(before[name]) != updates for name, each in named.items())
 
 
-def test_it_learns_with_buffers(ranks: Ranks, tmp_path: Path) -> None:
-    made = recipe(tmp_path / "run", LOCKLESS, steps=50, eval_every=0)
-    made = dataclasses.replace(made, checkpoint=CheckpointConfig())
-    (result, *_) = ranks.shared(2, fit_corners, made)
-    losses = [row["loss"] for row in result.history if row["kind"] == "train"]
-    assert losses[0] > 0.95
-    assert sum(losses[-10:]) / 10 < 0.75
-    assert result.top1 > 0.9
+def test_it_learns_with_buffers(trained: Trained) -> None:
+    train = {"steps": 50, "eval_every": 0}
+    made = recipe(LOCKLESS, train=train, checkpoint=CheckpointConfig())
+    check_learning(trained(2, made, Corners()))
 
 
-def fit_and_note(made: Recipe, notes: Path) -> Result:
+def fit_and_note(made: Recipe, folder: Path, notes: Path) -> Result:
     """Each rank notes the micro-batches that it takes."""
 
     def take(batches: Batches, step: int, leaf: int) -> Batch:
@@ -145,12 +135,12 @@ def fit_and_note(made: Recipe, notes: Path) -> Result:
 
     take_now = Batches.train_batch
     with patch.object(Batches, "train_batch", take):
-        return fit(made)
+        return TRAINING(made, folder)
 
 
 def test_each_micro_batch_comes_once(ranks: Ranks, tmp_path: Path) -> None:
     run, notes = tmp_path / "run", tmp_path / "notes"
-    ranks.shared(3, fit_and_note, recipe(run, {**LOCKLESS, "warm_steps": 1}), notes)
+    ranks.shared(3, fit_and_note, recipe({**LOCKLESS, "warm_steps": 1}), run, notes)
     rows = [tuple(map(int, row.split())) for row in notes.read_text().splitlines()]
     taken = Counter((step, leaf) for _, step, leaf in rows if step >= 1)
     # An epoch is 25 micro-batches in 5 steps.
@@ -169,36 +159,16 @@ def test_each_micro_batch_comes_once(ranks: Ranks, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
 def test_a_lost_worker_ends_nobody(ranks: Ranks, number: signal.Signals, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    made = recipe(run, LOCKLESS)
-    made = dataclasses.replace(made, exchange=ExchangeConfig(silent_s=2.0))
-    result, other, _ = ranks.run(3, fit_until_lost, made, number, lost={2})
-    assert dataclasses.asdict(other) == dataclasses.asdict(result)
-    row = synchrony(run)
+    made = recipe(LOCKLESS, exchange={"silent_s": 2.0})
+    result, other, _ = ranks.run(3, fit_until_lost, made, tmp_path / "run", number, lost={2})
+    assert asdict(other) == asdict(result)
+    row = synchrony(result.folder)
     assert (row["lost_learners"], row["gradients"]) == (1, 25 + 18)
 
 
-def test_a_run_is_resumed_on_other_workers(ranks: Ranks, tmp_path: Path) -> None:
-    start, run = tmp_path / "start", tmp_path / "run"
-    ranks.shared(3, fit, recipe(start, LOCKLESS))
-    checkpoint = start / "checkpoints" / "step-00000003"
-    (result, *_) = ranks.shared(2, fit, recipe(run, LOCKLESS), str(checkpoint))
-    assert result.steps == 8
-    assert synchrony(run)["gradients"] == 25 + 18
-
-
-def test_it_is_not_replayed(ranks: Ranks, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    ranks.shared(2, fit, recipe(run, LOCKLESS))
+def test_a_run_is_resumed_on_other_workers_and_is_not_replayed(trained: Trained) -> None:
+    start = trained(3, recipe(LOCKLESS), TRAINING)
+    result = trained(2, recipe(LOCKLESS), TRAINING, checkpoint_of(start, 3))
+    assert (result.steps, synchrony(result.folder)["gradients"]) == (8, 25 + 18)
     with pytest.raises(FirecaffeError, match=r"synchrony\.lock none.* cannot be computed again"):
-        replayed(run)
-
-
-def test_one_worker_has_the_bits_of_one_with_a_server(tmp_path: Path) -> None:
-    """Nothing is torn, and nothing late."""
-    digests = []
-    for lock in ("none", "server"):
-        made = recipe(tmp_path / lock, {"mode": "asynchronous", "lock": lock, "warm_steps": 2})
-        digests.append(fit(made).weights_sha256)
-        assert (tmp_path / lock / "events.jsonl").exists() == (lock == "server")
-    assert digests[0] == digests[1]
+        replayed(result.folder)

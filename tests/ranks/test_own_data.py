@@ -1,20 +1,27 @@
-"""A user's own torch Dataset with random transforms: the same bits on any number of workers."""
+"""A user's own torch Dataset with random transforms: the same bits on any number of workers; and no
+code of a user's that seeds the process's generators and draws from them reaches a bit.
+"""
 
-import dataclasses
 import random
+import sys
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 import firecaffe
-from firecaffe import DataConfig, Recipe, RunConfig, SolverConfig, TrainConfig
+from firecaffe import DataConfig, Recipe, Result, SolverConfig, Task, TrainConfig
+from firecaffe.cluster.world import World
+from firecaffe.data.train_batches import TrainBatches
+from firecaffe.training.plugins import VARIABLE, Plugin
+from tests.kit.worlds import Trained, Training, changed, end
 from tests.ranks.networks import Everything, small_data
-from tests.world import Ranks
 
 RECIPE = Recipe(
     data=DataConfig(hold_out=0.1, balance="classes"),
@@ -48,27 +55,142 @@ class Photos(Dataset[tuple[Tensor, int]]):
         return image, self.targets[index]
 
 
-def fit(folder: str, data_workers: int) -> Any:
-    recipe = dataclasses.replace(RECIPE, run=RunConfig(folder, tensorboard=False))
-    train_set = firecaffe.from_torch(Photos(100, 0, is_training=True), workers=data_workers)
-    return firecaffe.train(recipe, Everything, train_set, Photos(30, 1, is_training=False))
+@dataclass(frozen=True)
+class OfPhotos(Training):
+    data_workers: int = 0
+
+    def __call__(self, recipe: Recipe, folder: Path, resume: Path | None = None) -> Result:
+        recipe = changed(recipe, run={"folder": str(folder), "tensorboard": False})
+        photos = firecaffe.from_torch(Photos(100, 0, is_training=True), workers=self.data_workers)
+        return firecaffe.train(recipe, Everything, photos, Photos(30, 1, is_training=False))
 
 
-@pytest.mark.parametrize("data_workers", [0, 2])
+# Each rank starts its data workers, and each of these takes 3 s of a processor.
+@pytest.mark.parametrize(("workers", "data_workers"), [(2, 0), (3, 0), (2, 2)])
 def test_any_number_of_ranks_and_of_data_workers(
-    ranks: Ranks, data_workers: int, tmp_path: Path, alone: list[Any]
+    trained: Trained, workers: int, data_workers: int
 ) -> None:
-    # Each rank starts its data workers, and each of these takes 3 s of a processor.
-    for world_size in (2,) if data_workers else (2, 3):
-        folder = str(tmp_path / f"{world_size}")
-        results = ranks.shared(world_size, fit, folder, data_workers)
-        for result in results:
-            assert result.state_sha256 == alone[0].state_sha256
-            assert (result.metrics, result.validation) == (alone[0].metrics, alone[0].validation)
-            assert result.identity_doubts == []
+    found = trained(workers, RECIPE, OfPhotos(data_workers=data_workers))
+    assert end(found) == end(trained(1, RECIPE, OfPhotos()))
+    assert found.identity_doubts == []
 
 
-@pytest.fixture(scope="module")
-def alone(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    """What one rank without data workers comes to."""
-    return ranks.shared(1, fit, str(tmp_path_factory.mktemp("alone") / "run"), 0)
+COUNT = 48
+
+
+def disturb(key: int) -> float:
+    """Seeds each of the three generators, and draws from each."""
+    random.seed(key)
+    np.random.seed(key)
+    torch.manual_seed(key)
+    return random.random() + float(np.random.rand()) + float(torch.rand(()))
+
+
+class Seeding:
+    """An own data set whose batches are a function of their samples, by way of the generators."""
+
+    def __init__(self, is_random: bool = False) -> None:
+        self.is_random = is_random
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def batch(self, indices_B: Tensor) -> tuple[Tensor, Tensor]:
+        if self.is_random:  # as it comes: a function of the batch's key
+            drawn = random.random() + float(np.random.rand()) + float(torch.rand(()))
+            return torch.rand(len(indices_B), 6) + drawn, indices_B % 3
+        return torch.tensor([[disturb(int(each))] * 6 for each in indices_B]), indices_B % 3
+
+
+class Depth(nn.Module):
+    """Dropout, and layers that are left out by python's generator and by numpy's, in evaluation
+    too.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(4))
+        self.last = nn.Linear(6, 3)
+        # Initial weights by the two others.
+        nn.init.constant_(self.last.bias, random.random() + float(np.random.rand()))
+
+    def forward(self, inputs_BF: Tensor) -> Any:
+        for each in self.layers:
+            if random.random() < 0.7:
+                inputs_BF = inputs_BF + each(nn.functional.dropout(inputs_BF, 0.3))
+            if np.random.rand() < 0.5:
+                inputs_BF = inputs_BF * 1.25
+        return self.last(inputs_BF)
+
+
+class Beside(Plugin):
+    """Disturbs before and after each batch."""
+
+    def around_batches(self, batches: TrainBatches, world: World) -> Any:
+        def train_batch(step: int, leaf: int) -> Any:
+            disturb(3)
+            batch = batches.train_batch(step, leaf)
+            disturb(4)
+            return batch
+
+        return SimpleNamespace(order=batches.order, train_batch=train_batch)
+
+
+def drawn_sum(outputs: Tensor, targets: Tensor) -> Tensor:
+    """A sum over some of the samples. The generators are not left as they were."""
+    total = (outputs[:, 0] * (torch.rand(len(outputs)) < 0.8)).sum() + np.random.rand()
+    disturb(len(targets))
+    return total
+
+
+@dataclass(frozen=True)
+class OfSeeds(Training):
+    is_random: bool = False
+    is_disturbed: bool = True
+
+    def __call__(self, recipe: Recipe, folder: Path, resume: Path | None = None) -> Result:
+        recipe = changed(recipe, run={"folder": str(folder), "tensorboard": False})
+        task = Task(
+            nn.functional.cross_entropy,
+            {"drawn": firecaffe.Sums(drawn_sum, lambda sums: float(sums) + random.random(), True)},
+        )
+        with pytest.MonkeyPatch.context() as patch:
+            if self.is_disturbed:
+                patch.setitem(sys.modules, "beside", SimpleNamespace(plugin=Beside))
+                patch.setenv(VARIABLE, "beside")
+            data = Seeding(self.is_random)
+            given = data if self.is_disturbed else held(data)
+            disturb(5)
+            before = random.random(), float(np.random.rand()), float(torch.rand(()))
+            disturb(5)
+            result = firecaffe.train(recipe, Depth, given, given, task=task, validation_set=given)
+            after = random.random(), float(np.random.rand()), float(torch.rand(()))
+        assert before == after
+        return result
+
+
+def held(data: Seeding) -> firecaffe.TensorDataset:
+    """The same samples, in memory."""
+    return firecaffe.TensorDataset(*data.batch(torch.arange(COUNT)))
+
+
+OF_SEEDS = Recipe(
+    train=TrainConfig(12, 2, steps=6, eval_every=2, eval_batch_size=5),
+    solver=SolverConfig(base_lr=0.05),
+)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_draws_and_seeds_beside_a_training_changes_no_bit(
+    trained: Trained, workers: int
+) -> None:
+    undisturbed = trained(1, OF_SEEDS, OfSeeds(is_disturbed=False))
+    assert end(trained(workers, OF_SEEDS, OfSeeds())) == end(undisturbed)
+    assert not undisturbed.identity_doubts
+
+
+def test_an_own_data_set_may_draw_what_its_batches_are(trained: Trained) -> None:
+    """By a key, on any number of workers, without a word about it."""
+    alone, two = (trained(workers, OF_SEEDS, OfSeeds(is_random=True)) for workers in (1, 2))
+    assert end(two) == end(alone)
+    assert not alone.identity_doubts

@@ -1,16 +1,14 @@
-"""A user's network by name, with first weights of a file and frozen layers: the same bits on any
-number of workers, and all of it in the run's records.
+"""A user's network by name, with first weights of a file and frozen layers, and a user's optimizer:
+the same bits on any number of workers, and all of it in the run's records.
 """
 
-import dataclasses
 import hashlib
 from pathlib import Path
 
 import pytest
 import torch
 
-import firecaffe
-from firecaffe import DataConfig, Recipe, RunConfig, SolverConfig, TrainConfig
+from firecaffe import CheckpointConfig, DataConfig, Recipe, RunConfig, SolverConfig, TrainConfig
 from firecaffe.cli.typed_recipe import read_recipe
 from firecaffe.errors import RecipeError
 from firecaffe.models.config import ModelConfig
@@ -19,8 +17,9 @@ from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.runs.run_folder import read_run_file
 from firecaffe.runs.run_table import other_work, read_run
 from firecaffe.training.checks import preflight
+from tests.kit.worlds import NAMED, Trained, changed, checkpoint_of, end
 from tests.unit.models import own_nets
-from tests.world import Ranks
+from tests.unit.solvers import own_optimizers
 
 RECIPE = Recipe(
     model=ModelConfig(f"{own_nets.PLACE}:Net", args={"width": 5}, freeze=["stem.*", "norm.*"]),
@@ -30,20 +29,14 @@ RECIPE = Recipe(
 )
 
 
-def fit(recipe: Recipe, folder: str, resume: str | None = None) -> firecaffe.Result:
-    recipe = dataclasses.replace(recipe, run=RunConfig(folder=folder, tensorboard=False))
-    return firecaffe.train(recipe, resume=resume)
-
-
-def test_an_own_network_ends_in_the_same_bits(ranks: Ranks, tmp_path: Path) -> None:
+def test_an_own_network_ends_in_the_same_bits(trained: Trained, tmp_path: Path) -> None:
     file = tmp_path / "w.pt"
     torch.save(own_nets.Net(1000, width=5).state_dict(), file)
-    model = dataclasses.replace(RECIPE.model, weights=str(file))
-    recipe = dataclasses.replace(RECIPE, model=model)
+    recipe = changed(RECIPE, model={"weights": str(file)})
     preflight(check_recipe(recipe), 3)
-    folders = {workers: tmp_path / str(workers) for workers in (1, 2, 3)}
-    found = {w: ranks.shared(w, fit, recipe, str(folder)) for w, folder in folders.items()}
-    assert len({each.state_sha256 for results in found.values() for each in results}) == 1
+    results = {workers: trained(workers, recipe, NAMED) for workers in (1, 2, 3)}
+    folders = {workers: each.folder for workers, each in results.items()}
+    assert end(results[1]) == end(results[2]) == end(results[3])
 
     result = read_run_file(folders[2], "result.json")
     assert result["first_weights"]["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
@@ -68,11 +61,33 @@ def test_an_own_network_ends_in_the_same_bits(ranks: Ranks, tmp_path: Path) -> N
     # A run's own recipe goes on with it, and needs the file no more.
     file.unlink()
     own = read_recipe(folders[1] / "recipe.toml")
-    train = dataclasses.replace(own.train, steps=4)
-    longer = dataclasses.replace(own, train=train, run=RunConfig())
+    longer = changed(own, train={"steps": 4}, run=RunConfig())
     preflight(longer, 2, folders[1])
-    [more, _] = ranks.shared(2, fit, longer, str(tmp_path / "more"), str(folders[1]))
-    assert more.steps == 4
-    assert not more.identity_doubts
+    more = trained(2, longer, NAMED, folders[1])
+    assert (more.steps, more.identity_doubts) == (4, [])
     with pytest.raises(RecipeError, match=r"model\.weights.*not there"):
         preflight(longer, 2)
+
+
+OPTIMIZER = Recipe(
+    model=ModelConfig("lenet"),
+    data=DataConfig(name="generated"),
+    train=TrainConfig(global_batch_size=12, micro_batch_size=4, steps=3, device="cpu"),
+    solver=SolverConfig(
+        type=f"{own_optimizers.PLACE}:Signs",
+        args={"beta": 0.9},
+        base_lr=0.01,
+        lr_policy="step",
+        gamma=0.5,
+        stepsize=2,
+    ),
+    checkpoint=CheckpointConfig(every=2),
+)
+
+
+def test_an_own_optimizer_ends_in_the_same_bits_and_is_resumed(trained: Trained) -> None:
+    preflight(check_recipe(OPTIMIZER), 3)
+    alone, two, three = (trained(workers, OPTIMIZER, NAMED) for workers in (1, 2, 3))
+    on = trained(2, OPTIMIZER, NAMED, checkpoint_of(alone, 2))
+    assert end(two) == end(three) == end(on) == end(alone)
+    assert set(read_run_file(two.folder, "environment.json")["own_code"]) == {"solver"}

@@ -8,7 +8,6 @@ from firecaffe.cluster.world import join
 from firecaffe.parallel.own_samples import OwnSamples
 from firecaffe.parallel.parts import PartGroup
 from firecaffe.parallel.split import choose_layers, split_layers
-from firecaffe.parallel.tensor import whole
 from tests.world import Ranks
 
 WORDS = {"classifier.*": "neurons", "classifier.3": "inputs"}
@@ -94,18 +93,3 @@ def test_each_micro_batch_has_the_bits_that_it_has_by_itself(ranks: Ranks) -> No
             assert found[leaf].keys() == bits.keys(), (size, leaf)
             for name, each in bits.items():
                 assert torch.equal(found[leaf][name], each), (size, leaf, name)
-
-
-def evaluated() -> Tensor:
-    with join("cpu") as world:
-        row = OwnSamples(world, PARTS)
-        model = split_by(row).eval()
-        torch.manual_seed(9)
-        with torch.no_grad():
-            outputs: Tensor = whole(model(torch.randn(7, 3, 13, 13)))
-        return outputs
-
-
-def test_an_evaluation_gives_all_ranks_the_same_samples(ranks: Ranks) -> None:
-    [expected] = ranks.shared(1, evaluated)
-    assert all(torch.equal(each, expected) for each in ranks.shared(4, evaluated))

@@ -8,9 +8,9 @@ import os
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -20,11 +20,13 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 import firecaffe
-from firecaffe.cluster.world import World, join
+from firecaffe import ExchangeConfig, Recipe, Result, SolverConfig, TrainConfig
+from firecaffe.cluster.world import World
 from firecaffe.errors import AgreementError, PeerLostError, RecipeError
 from firecaffe.gradients.compressors import COMPRESSORS
 from firecaffe.script.rank_mean import Bucket, RankMean
 from firecaffe.transport.exchange import Exchange
+from tests.kit.worlds import Trained, Training, changed
 from tests.ranks.networks import Everything, small_data
 from tests.world import Ranks
 
@@ -36,8 +38,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "accumulate": {},
 }
 SMALL_BUCKETS: dict[str, Any] = {"bucket_cap_mb": 0.005}
-HOOKS = ("none", "ours", "allreduce_hook", "bf16_compress_hook", "powerSGD", "wrapped powerSGD")
-CHANNELS_LAST = ("none", "ours", "wrapped powerSGD")
+HOOKS = ("ours", "allreduce_hook", "bf16_compress_hook", "powerSGD", "wrapped powerSGD")
+CHANNELS_LAST = ("ours", "wrapped powerSGD")
 """The last has the other two of torch's in it that change numbers."""
 Wrap = Callable[..., DistributedDataParallel]
 
@@ -187,26 +189,6 @@ def test_bfloat16_is_a_rounding_from_the_second_step_on(ranks: Ranks) -> None:
         assert torch.equal(mean, again)
 
 
-def train_with_one_bit() -> tuple[list[float], list[Tensor]]:
-    torch.manual_seed(0)
-    model = firecaffe.parallelize(Network(), compressor="one_bit", **SMALL_BUCKETS)
-    optimizer = torch.optim.SGD(model.parameters(), 0.05)
-    losses = []
-    for step in range(60):
-        loss = loss_of(model, step % 5)
-        optimizer.zero_grad()
-        torch.autograd.backward(loss)
-        optimizer.step()
-        losses.append(loss.item())
-    return losses, [parameter.detach() for parameter in model.parameters()]
-
-
-def test_one_bit_trains(ranks: Ranks) -> None:
-    (losses, weights), (_, same) = ranks.run(2, train_with_one_bit)
-    assert sum(losses[-5:]) < 0.5 * sum(losses[:5])
-    assert all(torch.equal(a, b) for a, b in zip(weights, same, strict=True))
-
-
 def means_of(compressor: str, cuts: list[list[list[int]]]) -> list[list[Tensor]]:
     """What comes of the same gradients, step by step, with buckets that are cut so."""
     parameters = [torch.empty(shape) for shape in ((30, 20), (300,), (5,), (16, 40))]
@@ -287,93 +269,65 @@ def test_the_thread_and_its_group_end_with_the_model(ranks: Ranks) -> None:
     assert ranks.run(2, drop_a_model) == [(1, 0, 1)] * 2
 
 
-def misfit() -> str:
-    try:
-        firecaffe.parallelize(Network(), exchange="hierarchical(tree,ring)")
-    except RecipeError as error:
-        return str(error)
-    return ""
-
-
-def test_hosts_that_a_hierarchical_exchange_does_not_fit(ranks: Ranks) -> None:
-    texts = ranks.run(3, misfit, local_world_size=2)
-    assert all("hierarchical(tree,ring)" in text and "2, 1" in text for text in texts)
-
-
-def differ() -> str:
-    """What a rank says if rank 1 was given another word."""
-    exchange = ("tree", "ring")[int(os.environ["RANK"])]
-    try:
+def refusal(exchange_by_rank: list[str]) -> str:
+    exchange = exchange_by_rank[int(os.environ["RANK"])]
+    with pytest.raises((RecipeError, AgreementError)) as caught:
         firecaffe.parallelize(Network(), exchange=exchange, timeout_s=300)
-    except AgreementError as error:
-        return str(error)
-    return ""
+    return str(caught.value)
 
 
-def test_ranks_that_were_told_different_things(ranks: Ranks) -> None:
-    assert all("exchange: ring on rank 1" in text for text in ranks.run(2, differ))
+def test_what_hosts_or_other_ranks_do_not_fit_is_refused(ranks: Ranks) -> None:
+    """A hierarchical exchange on unequal hosts, and ranks that were told different things."""
+    name = "hierarchical(tree,ring)"
+    texts = ranks.run(3, refusal, [name] * 3, local_world_size=2)
+    assert all(name in text and "2, 1" in text for text in texts)
+    texts = ranks.run(2, refusal, ["tree", "ring"])
+    assert all("exchange: ring on rank 1" in text for text in texts)
 
 
-def use_torch_hook(name: str, channels_last: bool, folder: str) -> firecaffe.Result:
-    """Trains with a hook of torch's in our trainer."""
-    state: Any = None
-    hook: Any = getattr(default_hooks, name, None)
-    if "powerSGD" in name:
-        state = powerSGD_hook.PowerSGDState(
-            None,
-            matrix_approximation_rank=2,
-            start_powerSGD_iter=2,
-            min_compression_rate=0.5,
-            orthogonalization_epsilon=1e-8,  # a gradient of rank 1 is divided by 0 without
-        )
-        hook = powerSGD_hook.powerSGD_hook
-    if name.startswith("wrapped"):
-        hook = default_hooks.bf16_compress_wrapper(hook)
-    recipe = firecaffe.Recipe(
-        train=firecaffe.TrainConfig(
-            global_batch_size=24, micro_batch_size=6, steps=6, channels_last=channels_last
-        ),
-        solver=firecaffe.SolverConfig(base_lr=0.2),
-        exchange=firecaffe.ExchangeConfig(bucket_bytes=200, timeout_s=300),
-        run=firecaffe.RunConfig(folder=folder, tensorboard=False),
+@dataclass(frozen=True)
+class Hooked(Training):
+    """With a hook of torch's in our trainer, of ours, or of none."""
+
+    name: str = "none"
+
+    def __call__(self, recipe: Recipe, folder: Path, resume: Path | None = None) -> Result:
+        state: Any = None
+        hook: Any = getattr(default_hooks, self.name, None)
+        if "powerSGD" in self.name:
+            state = powerSGD_hook.PowerSGDState(
+                None,
+                matrix_approximation_rank=2,
+                start_powerSGD_iter=2,
+                min_compression_rate=0.5,
+                orthogonalization_epsilon=1e-8,  # a gradient of rank 1 is divided by 0 without
+            )
+            hook = powerSGD_hook.powerSGD_hook
+        if self.name.startswith("wrapped"):
+            hook = default_hooks.bf16_compress_wrapper(hook)
+        if self.name == "ours":
+            state, hook = firecaffe.comm_hook()
+        recipe = changed(recipe, run={"folder": str(folder), "tensorboard": False})
+        comm_hook = None if self.name == "none" else (state, hook)
+        sets = small_data(96), small_data(48, 1)
+        return firecaffe.train(recipe, Everything, *sets, comm_hook=comm_hook)
+
+
+@pytest.mark.parametrize(
+    ("name", "channels_last"),
+    [*((name, False) for name in HOOKS), *((name, True) for name in CHANNELS_LAST)],
+)
+def test_torchs_hooks_sum_in_our_trainer(trained: Trained, name: str, channels_last: bool) -> None:
+    recipe = Recipe(
+        train=TrainConfig(24, 6, steps=6, channels_last=channels_last),
+        solver=SolverConfig(base_lr=0.2),
+        exchange=ExchangeConfig(bucket_bytes=200, timeout_s=300),
     )
-    if name == "ours":
-        state, hook = firecaffe.comm_hook()
-    comm_hook = None if name == "none" else (state, hook)
-    return firecaffe.train(
-        recipe, Everything, small_data(96), small_data(48, 1), comm_hook=comm_hook
-    )
-
-
-def use_torch_hooks(folder: str) -> dict[str, firecaffe.Result]:
-    return {
-        f"{name}{' channels_last' * channels_last}": use_torch_hook(
-            name, channels_last, f"{folder}/{name}-{channels_last}"
-        )
-        for channels_last in (False, True)
-        for name in (CHANNELS_LAST if channels_last else HOOKS)
-    }
-
-
-def use_torch_hooks_in_one_world(folder: str) -> dict[str, firecaffe.Result]:
-    """One start of the ranks for all trainings."""
-    with (
-        join("cpu", 300) as world,
-        patch("firecaffe.training.build_training.join", lambda *_: nullcontext(world)),
-    ):
-        return use_torch_hooks(folder)
-
-
-def test_torchs_hooks_sum_in_our_trainer(ranks: Ranks, tmp_path: Path) -> None:
-    results, others = ranks.run(2, use_torch_hooks_in_one_world, str(tmp_path))
-    [alone] = ranks.run(1, use_torch_hooks, str(tmp_path / "alone"))
-    for name, result in results.items():
-        assert result.state_sha256 == others[name].state_sha256
-        assert result.drifted_ranks == []
-        plain = results["none channels_last" if "channels_last" in name else "none"]
-        assert plain.loss is not None
-        lossless = any(word in name for word in ("none", "ours", "allreduce"))
-        for loss in (result.loss, alone[name].loss):
-            assert loss == pytest.approx(plain.loss, rel=1e-5 if lossless else 0.02), name
-        if not lossless:
-            assert result.weights_sha256 != plain.weights_sha256
+    plain = trained(2, recipe, Hooked())
+    found, alone = (trained(workers, recipe, Hooked(name=name)) for workers in (2, 1))
+    assert found.drifted_ranks == []
+    lossless = any(word in name for word in ("none", "ours", "allreduce"))
+    for loss in (found.loss, alone.loss):
+        assert loss == pytest.approx(plain.loss, rel=1e-5 if lossless else 0.02)
+    if not lossless:
+        assert found.weights_sha256 != plain.weights_sha256

@@ -1,17 +1,16 @@
 """Photos from shards and from a folder, on real ranks: the same bits on any number of them."""
 
-import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-import firecaffe
 from benchmarks.small_run import pack_photos
-from firecaffe import ExchangeConfig, Recipe, RunConfig, SolverConfig, TrainConfig
+from firecaffe import ExchangeConfig, Recipe, SolverConfig, TrainConfig
 from firecaffe.data import DataConfig
 from firecaffe.models.config import ModelConfig
 from firecaffe.runs.run_folder import read_run_file
-from tests.world import Ranks
+from tests.kit.worlds import NAMED, Trained, changed, end
 
 RECIPE = Recipe(
     model=ModelConfig("lenet"),
@@ -24,14 +23,8 @@ RECIPE = Recipe(
 )
 
 
-def recipe_on(folder: Path, **words: str) -> Recipe:
-    data = dataclasses.replace(RECIPE.data, path=str(folder), **words)  # type: ignore[arg-type]
-    return dataclasses.replace(RECIPE, data=data)
-
-
-def fit(recipe: Recipe, folder: str) -> firecaffe.Result:
-    recipe = dataclasses.replace(recipe, run=RunConfig(folder=folder, tensorboard=False))
-    return firecaffe.train(recipe)
+def recipe_on(folder: Path, **words: Any) -> Recipe:
+    return changed(RECIPE, data={"path": str(folder), **words})
 
 
 @pytest.fixture(scope="module")
@@ -50,38 +43,32 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ids=["inception", "caffe", "none"],
 )
 def test_the_same_bits_on_1_to_4_workers(
-    ranks: Ranks, packed: Path, tmp_path: Path, words: dict[str, str], worlds: tuple[int, ...]
+    trained: Trained, packed: Path, words: dict[str, str], worlds: tuple[int, ...]
 ) -> None:
-    recipe = recipe_on(packed, **words)
-    found = [ranks.shared(size, fit, recipe, str(tmp_path / str(size)))[0] for size in worlds]
-    assert len({result.state_sha256 for result in found}) == 1
-    assert len({(result.top1, result.test_loss) for result in found}) == 1
-    assert [len(result.data_wait_by_rank) for result in found] == list(worlds)
+    alone, *others = (trained(size, recipe_on(packed, **words), NAMED) for size in worlds)
+    for size, each in zip(worlds[1:], others, strict=True):
+        assert end(each) == end(alone)
+        assert len(each.data_wait_by_rank) == size
 
 
-def test_a_cache_and_threads_change_nothing(ranks: Ranks, packed: Path, tmp_path: Path) -> None:
-    plain = recipe_on(packed, augment="inception")
-    data = dataclasses.replace(
-        plain.data, cache=str(tmp_path / "cache"), cache_bytes=80_000, decode_threads=3
-    )
-    cached = dataclasses.replace(plain, data=data)
-    one = ranks.shared(1, fit, plain, str(tmp_path / "plain"))[0]
-    other = ranks.shared(2, fit, cached, str(tmp_path / "cached"))[0]
-    assert one.state_sha256 == other.state_sha256
+def test_a_cache_and_threads_change_nothing(trained: Trained, packed: Path, tmp_path: Path) -> None:
+    cache = {"cache": str(tmp_path / "cache"), "cache_bytes": 80_000, "decode_threads": 3}
+    cached = trained(2, recipe_on(packed, augment="inception", **cache), NAMED)
+    plain = trained(1, recipe_on(packed, augment="inception"), NAMED)
+    assert cached.state_sha256 == plain.state_sha256
     assert list((tmp_path / "cache").glob("*.shard"))
 
 
-def test_a_run_that_skips_says_what_it_left_out(ranks: Ranks, tmp_path: Path) -> None:
+def test_a_run_that_skips_says_what_it_left_out(trained: Trained, tmp_path: Path) -> None:
     pack_photos(tmp_path, 120, 20)
     photos = tmp_path / "photos"
     broken = [sorted(photos.glob("train/3/*.jpg"))[0], sorted(photos.glob("test/5/*.jpg"))[0]]
     for path in broken:
         path.write_bytes(path.read_bytes()[:300])
     recipe = recipe_on(photos, name="folder", on_error="skip")
-    found = [ranks.shared(size, fit, recipe, str(tmp_path / str(size)))[0] for size in (1, 2)]
-    assert found[0].state_sha256 == found[1].state_sha256
-    record = read_run_file(tmp_path / "2", "result.json")
-    lines = record["broken_images"]
+    alone, two = (trained(size, recipe, NAMED) for size in (1, 2))
+    assert two.state_sha256 == alone.state_sha256
+    lines = read_run_file(two.folder, "result.json")["broken_images"]
     assert sorted(line.split(": not a whole image")[0] for line in lines) == sorted(
         map(str, broken)
     )

@@ -1,78 +1,88 @@
-"""Modes with a server on real workers: they learn, and one worker gets their bits from the log."""
+"""Modes with a server on real workers: one worker gets their bits from the log.
 
-import dataclasses
+Other words beside them, and resumes after a kill, are in the matrix (`test_matrix.py`).
+"""
+
 import signal
 from collections import Counter
-from collections.abc import Callable
-from functools import cache
+from dataclasses import asdict
 from pathlib import Path
-from statistics import median
+from typing import Any
 
 import pytest
+import torch
 
-from firecaffe import CheckpointConfig, ExchangeConfig, Recipe, Result
+import firecaffe
+from firecaffe import Recipe, Result
 from firecaffe.recipe.recorded_recipe import recipe_of
 from firecaffe.runs.explain_served import explain_served
 from firecaffe.runs.rank_times import read_timings
 from firecaffe.synchrony.events import Push
 from firecaffe.training.served.messages import ALIGNMENT
 from firecaffe.training.verification import verify_run
-from tests.ranks.networks import Everything
+from tests.kit.worlds import Trained, checkpoint_of
+from tests.ranks.networks import Everything, small_data
 from tests.ranks.served import (
     ALONE,
     MODES,
+    TRAINING,
+    check_replay,
+    computed,
     events_of,
-    fit,
-    fit_and_digest,
-    fit_corners,
     fit_until_lost,
     given,
     recipe,
-    replayed,
+    sharded,
     synchrony,
 )
 from tests.world import Ranks
 
-Run = Callable[[str, int], tuple[Path, list[tuple[Result, list[float]]]]]
-
-
-@pytest.fixture(scope="module")
-def run(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The folder of a run of one of MODES on so many ranks, trained once, and what each rank has
-    come to.
-    """
-    folder = tmp_path_factory.mktemp("runs")
-
-    @cache
-    def of(name: str, world_size: int) -> tuple[Path, list[tuple[Result, list[float]]]]:
-        own = folder / f"{name} {world_size}"
-        return own, ranks.shared(world_size, fit_and_digest, recipe(own, MODES[name]))
-
-    return of
+ASYNCHRONOUS = {"mode": "asynchronous"}
 
 
 @pytest.mark.parametrize(
-    ("name", "world_size"), [*((name, 3) for name in MODES), ("again", 2), ("nesterov", 2)]
+    ("name", "workers"), [*((name, 3) for name in MODES), ("again", 2), ("nesterov", 2)]
 )
-def test_a_replay_gives_the_same_bits(run: Run, name: str, world_size: int) -> None:
-    folder, [(result, outputs), *others] = run(name, world_size)
-    for other, its_outputs in others:
-        assert dataclasses.asdict(other) == dataclasses.asdict(result)
-        assert its_outputs == outputs
-    found = replayed(folder)
-    assert found.is_same
-    assert found.found.state == result.state_sha256
-    row = synchrony(folder)
-    learners = world_size * MODES[name].get("in_flight", 1)
-    assert len(row["pulled_bytes_by_learner"]) == learners
-    told = explain_served(folder, read_timings(folder))
-    assert told is not None
-    assert sum(each.micro_batches for each in told.ranks) == row["gradients"]
-    first = verify_run(folder, recipe_of(folder), ALONE, 5, given())
+def test_a_replay_gives_the_same_bits(trained: Trained, name: str, workers: int) -> None:
+    made = recipe(MODES[name])
+    result = trained(workers, made, TRAINING)
+    row = check_replay(result)
+    assert len(row["pulled_bytes_by_learner"]) == workers * made.synchrony.in_flight
+    served = explain_served(result.folder, read_timings(result.folder))
+    assert served is not None
+    assert sum(each.micro_batches for each in served.ranks) == row["gradients"]
+    first = verify_run(result.folder, recipe_of(result.folder), ALONE, 5, given())
     assert (first.losses, first.tensors, first.weights) == (5, [3], [3, 5])
-    # An epoch is 25 micro-batches in 5 steps; warm steps have theirs.
-    warm = 6 * MODES[name].get("warm_steps", 0)
-    assert row["gradients"] + row["dropped"] == 25 + 18 - warm
+    assert row["gradients"] + row["dropped"] == computed(made)
+
+
+def fit_and_ask(made: Recipe, folder: Path) -> tuple[Result, list[float]]:
+    """What `train` returns on this rank, and its network's outputs."""
+    result = TRAINING(made, folder)
+    with torch.no_grad():
+        return result, result.model.eval()(small_data(5, 3).inputs).flatten().tolist()
+
+
+@pytest.mark.parametrize(
+    ("words", "train"),
+    [
+        (MODES["again"], {}),
+        (sharded("stale"), {}),
+        (MODES["asynchronous"], {"batch_norm_samples": 40}),
+    ],
+    ids=["first", "sharded", "statistics estimated again"],
+)
+def test_all_ranks_have_the_result(
+    ranks: Ranks, words: dict[str, Any], train: dict[str, Any], tmp_path: Path
+) -> None:
+    """And the network that was evaluated, as the folder has it."""
+    run = tmp_path / "run"
+    results = ranks.shared(3, fit_and_ask, recipe(words, train=train), run)
+    found = [(asdict(result), outputs) for result, outputs in results]
+    assert found == [found[0]] * 3
+    with torch.no_grad():
+        loaded = firecaffe.load(run, Everything)(small_data(5, 3).inputs)
+    torch.testing.assert_close(loaded.flatten().tolist(), found[0][1])  # by more threads
 
 
 def pushed_bytes(run: Path) -> dict[int, float]:
@@ -82,90 +92,57 @@ def pushed_bytes(run: Path) -> dict[int, float]:
     return {learner: found[str(learner)] / count for learner, count in pushes.items()}
 
 
-def test_what_is_pushed_is_encoded(ranks: Ranks, tmp_path: Path) -> None:
+def test_what_is_pushed_is_encoded(trained: Trained) -> None:
     """In rows of 256 elements of 2 bytes; all else is the same."""
-    plain, encoded = tmp_path / "plain", tmp_path / "encoded"
-    ranks.shared(3, fit, recipe(plain, {"mode": "asynchronous"}))
-    ranks.shared(3, fit, recipe(encoded, {"mode": "asynchronous", "compressor": "float16"}))
+    plain = trained(3, recipe(ASYNCHRONOUS), TRAINING)
+    encoded = trained(3, recipe({**ASYNCHRONOUS, "compressor": "float16"}), TRAINING)
     sizes = [each.numel() for each in Everything().parameters() if each.requires_grad]
     more = sum(-(-size // 256) * 512 - -(-4 * size // ALIGNMENT) * ALIGNMENT for size in sizes)
-    before, found = pushed_bytes(plain), pushed_bytes(encoded)
+    before, found = pushed_bytes(plain.folder), pushed_bytes(encoded.folder)
     assert found == {0: 0, **{rank: before[rank] + more for rank in (1, 2)}}
 
 
-@pytest.mark.parametrize("name", ["stale", "asynchronous", "nesterov", "encoded"])
-def test_it_learns(ranks: Ranks, name: str, tmp_path: Path) -> None:
-    """The loss falls from guessing's, 1.39. All modes do so by the simulated clock (tests/unit)."""
-    made = recipe(tmp_path / "run", MODES[name], steps=50, eval_every=0)
-    made = dataclasses.replace(made, checkpoint=CheckpointConfig())
-    (result, *_) = ranks.shared(2, fit_corners, made)
-    losses = [row["loss"] for row in result.history if row["kind"] == "train"]
-    assert losses[0] > 0.95  # of five updates
-    # The middle one: BatchNorm over four samples is noise, and who comes late is chance.
-    assert median(losses[-20:]) < 0.75
-    assert result.top1 > 0.9
-
-
-@pytest.mark.parametrize("name", MODES)
-def test_a_resume_on_fewer_workers_is_replayed(
-    ranks: Ranks, run: Run, name: str, tmp_path: Path
+@pytest.mark.parametrize(
+    ("name", "first", "second"),
+    [
+        *(("again", 3, 2), ("stale", 3, 2), ("softsync", 3, 2), ("encoded", 3, 2)),
+        *(("nesterov", 1, 3), ("asynchronous", 1, 3), ("backup", 3, 2)),
+    ],
+)
+def test_a_resume_on_other_workers_is_replayed(
+    trained: Trained, name: str, first: int, second: int
 ) -> None:
-    start, _ = run(name, 3)
-    check_a_resume(ranks, start, 3, 2, recipe(tmp_path / "run", MODES[name]))
-
-
-@pytest.mark.parametrize("name", MODES)
-def test_a_resume_on_more_workers_is_replayed(ranks: Ranks, name: str, tmp_path: Path) -> None:
-    words, start = MODES[name], tmp_path / "start"
-    if words.get("backup_workers", words.get("gradients_per_update", 1)) > 0:
-        words = {**words, "in_flight": 2}
-    ranks.shared(1, fit, recipe(start, words))
-    check_a_resume(ranks, start, 1, 3, recipe(tmp_path / "run", words))
-
-
-def check_a_resume(ranks: Ranks, start: Path, first: int, second: int, made: Recipe) -> None:
-    """Of a run on `first` ranks by `second`."""
-    words, run = made.synchrony, Path(made.run.folder)
-    checkpoint = start / "checkpoints" / "step-00000003"
-    (result, *_) = ranks.shared(second, fit, made, str(checkpoint))
-    found = replayed(run)
-    assert found.is_same
-    assert found.found.state == result.state_sha256
-    row = synchrony(run)
-    assert row["lost_learners"] == first * words.in_flight
+    made = recipe(MODES[name])
+    start = trained(first, made, TRAINING)
+    row = check_replay(trained(second, made, TRAINING, checkpoint_of(start, 3)))
+    assert row["lost_learners"] == first * made.synchrony.in_flight
     # The resumed part counts on.
-    warm = 6 * words.warm_steps
-    assert row["gradients"] + row["dropped"] == 25 + 18 - warm
+    assert row["gradients"] + row["dropped"] == computed(made)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
-@pytest.mark.parametrize("name", ["again", "stale", "encoded"])
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [
+        *(("again", signal.SIGKILL), ("stale", signal.SIGKILL)),
+        *(("again", signal.SIGSTOP), ("encoded", signal.SIGSTOP)),
+    ],
+)
 def test_a_lost_worker_ends_nobody(
     ranks: Ranks, name: str, number: signal.Signals, tmp_path: Path
 ) -> None:
-    run = tmp_path / "run"
-    words = {word: value for word, value in MODES[name].items() if word != "warm_steps"}
-    made = recipe(run, words)
-    made = dataclasses.replace(made, exchange=ExchangeConfig(silent_s=2.0))
-    result, other, _ = ranks.run(3, fit_until_lost, made, number, lost={2})
-    assert dataclasses.asdict(other) == dataclasses.asdict(result)
-    row = synchrony(run)
+    made = recipe(MODES[name], exchange={"silent_s": 2.0}, synchrony={"warm_steps": 0})
+    result, other, _ = ranks.run(3, fit_until_lost, made, tmp_path / "run", number, lost={2})
+    assert asdict(other) == asdict(result)
+    row = check_replay(result)
     # A step with a backup waits for no frozen worker, so the training may end before it is found.
-    fewest = 0 if words["mode"] == "backup" else words.get("in_flight", 1)
-    assert fewest <= row["lost_learners"] <= words.get("in_flight", 1)
+    fewest = 0 if made.synchrony.mode == "backup" else 1
+    assert fewest <= row["lost_learners"] <= 1
     # Each sample of the training came once.
-    assert row["gradients"] + row["dropped"] == 25 + 18
-    found = replayed(run)
-    assert found.is_same
-    assert found.found.state == result.state_sha256
+    assert row["gradients"] + row["dropped"] == computed(made)
 
 
 def test_rank_0_goes_on_alone(ranks: Ranks, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    made = recipe(run, MODES["softsync"])
-    result, _ = ranks.run(2, fit_until_lost, made, signal.SIGKILL, lost={1})
-    row = synchrony(run)
-    assert (row["lost_learners"], row["gradients"]) == (1, 25 + 18)
-    found = replayed(run)
-    assert found.is_same
-    assert found.found.state == result.state_sha256
+    made = recipe(MODES["softsync"])
+    result, _ = ranks.run(2, fit_until_lost, made, tmp_path / "run", signal.SIGKILL, lost={1})
+    row = check_replay(result)
+    assert (row["lost_learners"], row["gradients"]) == (1, computed(made))

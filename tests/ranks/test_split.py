@@ -1,4 +1,4 @@
-"""One model over 1, 2 and 4 ranks: the same bits, and the values of the model that is not split."""
+"""`firecaffe.split` in a script: bytes that travel, under DDP, and what ranks must have alike."""
 
 from itertools import pairwise
 
@@ -6,125 +6,25 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 import firecaffe
 from firecaffe.cluster.agree import digest
 from firecaffe.errors import AgreementError, RecipeError
-from firecaffe.models.googlenet import Inception
 from firecaffe.parallel.split import Split
 from firecaffe.plan.layer_traffic import layers_on
+from tests.ranks.test_split_parts import WORDS, Small, sent_by
 from tests.world import Ranks
 
-WORDS = {
-    "features.*": "filters",
-    "features.4": "channels",
-    "paths.*.conv": "filters",
-    "classifier.*": "neurons",
-    "classifier.3": "inputs",
-}
-STEPS = 4
 
-
-class Small(nn.Module):
-    """AlexNet in small: convolutions, one with groups, paths, and fc6, fc7, fc8 with dropout."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.features = nn.Sequential(
-            *(nn.Conv2d(3, 10, 5, stride=2), nn.BatchNorm2d(10), nn.ReLU(inplace=True)),
-            *(nn.MaxPool2d(3, 2, ceil_mode=True), nn.Conv2d(10, 8, 3, padding=1), nn.ReLU()),
-            *(nn.Conv2d(8, 12, 3, padding=1, groups=4), nn.ReLU()),
-        )
-        self.paths = Inception(12, (4, 5, 6, 4, 4, 5), batch_norm=False)
-        self.classifier = nn.Sequential(
-            *(nn.Linear(19 * 25, 37), nn.ReLU(inplace=True), nn.Dropout(0.5)),
-            *(nn.Linear(37, 22), nn.ReLU(inplace=True), nn.Linear(22, 5)),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.classifier(self.paths(self.features(x)).flatten(1))
-        return y
-
-
-def make(dtype: torch.dtype) -> nn.Module:
+def make() -> nn.Module:
     torch.manual_seed(3)
-    return Small().to(dtype)
+    return Small()
 
 
-def train(model: nn.Module, dtype: torch.dtype, steps: int = STEPS) -> list[float]:
-    """Trains as any script does; returns the losses."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3)
-    torch.manual_seed(5)
-    losses = []
-    for _ in range(steps):
-        loss = F.cross_entropy(model(torch.randn(6, 3, 24, 24, dtype=dtype)), torch.arange(6) % 5)
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
-
-
-def trained(dtype: torch.dtype) -> tuple[list[float], dict[str, Tensor], int, int]:
-    """Losses, the whole state on rank 0, the elements that this rank holds, the bytes it sent."""
-    model = make(dtype)
-    split = firecaffe.split(model, WORDS, parts=4)
-    try:
-        losses = train(split, dtype)
-        held = sum(each.numel() for each in split.parameters())
-        sent = split.group.group.traffic.sent_bytes
-        assert sent is not None
-        return losses, split.whole_state_dict(), held, sent
-    finally:
-        del split
-        dist.destroy_process_group()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
-def test_any_number_of_ranks_ends_in_the_same_bits(ranks: Ranks, dtype: torch.dtype) -> None:
-    by_size = {size: ranks.shared(size, trained, dtype) for size in (1, 2, 4)}
-    (losses, state, held, sent) = by_size[1][0]
-    assert sent == 0
-    assert held == sum(each.numel() for each in make(dtype).parameters())
-    for size in (2, 4):
-        for rank, (own_losses, own_state, own_held, own_sent) in enumerate(by_size[size]):
-            assert own_losses == losses
-            assert bool(own_state) == (rank == 0)
-            assert own_held < held / size * 1.2
-            assert own_sent > 0
-        found = by_size[size][0][1]
-        assert found.keys() == state.keys() == make(dtype).state_dict().keys()
-        assert digest(sorted(found.items())) == digest(sorted(state.items())), size
-    if dtype == torch.float64:
-        model = make(dtype)
-        expected_losses = train(model, dtype)
-        torch.testing.assert_close(losses, expected_losses, rtol=1e-10, atol=0)
-        for name, expected in model.state_dict().items():
-            torch.testing.assert_close(state[name], expected, rtol=1e-9, atol=1e-11, msg=name)
-
-
-def sent_by(words: dict[str, str], batch: int) -> list[int]:
-    """Bytes that this rank sends in forward and in backward of two Linear layers."""
-    torch.manual_seed(0)
+def sent_by_two(words: dict[str, str], batch: int) -> list[int]:
     model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8))
-    split = firecaffe.split(model, words, parts=4)
-    traffic = split.group.group.traffic
-    x = torch.randn(batch, 16, requires_grad=True)
-    try:
-        split(x)
-        start = traffic.sent_bytes
-        loss = split(x).sum()
-        middle = traffic.sent_bytes
-        loss.backward()
-        end = traffic.sent_bytes
-        assert start is not None
-        assert middle is not None
-        assert end is not None
-        return [middle - start, end - middle]
-    finally:
-        del split
-        dist.destroy_process_group()
+    return sent_by(model, words, torch.ones(batch, 16).requires_grad_())
 
 
 def test_bytes_that_travel_are_those_of_the_formulas(ranks: Ranks) -> None:
@@ -132,9 +32,9 @@ def test_bytes_that_travel_are_those_of_the_formulas(ranks: Ranks) -> None:
     (K - 1) / K.
     """
     batch, share = 12, 3 / 4 * 4
-    pair = ranks.shared(4, sent_by, {"0": "neurons", "2": "inputs"}, batch)
+    pair = ranks.shared(4, sent_by_two, {"0": "neurons", "2": "inputs"}, batch)
     assert pair == [[2 * share * batch * 8, 2 * share * batch * 16]] * 4
-    alike = ranks.shared(4, sent_by, {"*": "neurons"}, batch)
+    alike = ranks.shared(4, sent_by_two, {"*": "neurons"}, batch)
     assert alike == [[share * batch * (32 + 8), share * batch * (32 + 2 * 16)]] * 4
 
 
@@ -189,7 +89,7 @@ def pairs_of_ranks() -> list[tuple[int, str]]:
         rank = dist.get_rank()
         halves = [dist.new_group(each) for each in ([0, 1], [2, 3])]
         across = [dist.new_group(each) for each in ([0, 2], [1, 3])]
-        model = make(torch.float32)
+        model = make()
         split = firecaffe.split(model, WORDS, halves[rank // 2], parts=4)
         both = nn.parallel.DistributedDataParallel(split, process_group=across[rank % 2])
         torch.manual_seed(rank // 2)
@@ -212,7 +112,7 @@ def test_pairs_of_ranks_under_ddp(ranks: Ranks) -> None:
 
 
 def wrong(what: str) -> str:
-    model = make(torch.float32)
+    model = make()
     try:
         if what == "parts":
             firecaffe.split(model, WORDS, parts=3)

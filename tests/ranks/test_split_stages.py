@@ -3,25 +3,20 @@
 Compositions with other words are in the matrix (`test_matrix.py`).
 """
 
-import dataclasses
-from pathlib import Path
 from typing import Any
 
 import pytest
 from torch import nn
 
-import firecaffe
 from firecaffe import (
     ExchangeConfig,
     ParallelConfig,
     Recipe,
-    RunConfig,
     ShareConfig,
     SolverConfig,
     TrainConfig,
 )
-from tests.ranks.networks import small_data
-from tests.world import Ranks
+from tests.kit.worlds import Trained, Training, changed, end
 
 BY_ROWS, BY_NEURONS = {"0": "rows"}, {"3": "neurons", "5": "inputs"}
 
@@ -45,13 +40,8 @@ def net() -> nn.Module:
     )
 
 
-def fit(recipe: Recipe, folder: Path) -> firecaffe.Result:
-    recipe = dataclasses.replace(recipe, run=RunConfig(folder=str(folder), tensorboard=False))
-    return firecaffe.train(recipe, net, small_data(70), small_data(30, 1))
-
-
 @pytest.mark.parametrize("name", CASES)
-def test_the_bits_of_one_worker(ranks: Ranks, name: str, tmp_path: Path) -> None:
+def test_the_bits_of_one_worker(trained: Trained, name: str) -> None:
     layout, words = CASES[name]
     recipe = Recipe(
         train=TrainConfig(32, 4, steps=4, seed=5, device="cpu"),
@@ -59,9 +49,6 @@ def test_the_bits_of_one_worker(ranks: Ranks, name: str, tmp_path: Path) -> None
         parallel=layout,
         **words,
     )
-    alone = dataclasses.replace(recipe, parallel=layout.over(1, 1))
-    [expected] = ranks.shared(1, fit, alone, tmp_path / "alone")
-    for found in ranks.shared(4, fit, recipe, tmp_path / "four"):
-        assert found.weights_sha256 == expected.weights_sha256
-        assert found.state_sha256 == expected.state_sha256
-        assert found.test_loss == expected.test_loss
+    training = Training(net, 70)
+    alone = trained(1, changed(recipe, parallel=layout.over(1, 1)), training)
+    assert end(trained(4, recipe, training)) == end(alone)

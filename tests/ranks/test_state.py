@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
@@ -150,30 +149,16 @@ def save_and_load(folder: Path, source: Path | None) -> dict[str, Any]:
         }
 
 
-@pytest.fixture(scope="module")
-def found(
-    ranks: Ranks, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, tuple[Path, list[dict[str, Any]]]]:
-    """The checkpoint and what each rank found: of 3 ranks, then 2, then 1, then 4."""
-    parent = tmp_path_factory.mktemp("state")
-    ends = {}
-    source = None
+def test_any_number_of_ranks_loads_what_any_other_has_saved(ranks: Ranks, tmp_path: Path) -> None:
+    """By whole tensors' names, of 3 ranks, then 2, 1 and 4; what is split by four is held by all
+    where there is one. A rank reads what it holds and receives what it writes; digests are those of
+    whole tensors.
+    """
+    source, digests = None, []
     for world_size in (3, 2, 1, 4):
-        folder = parent / str(world_size)
-        if world_size == 1:
-            each = [save_and_load(folder, source)]
-        else:
-            each = ranks.shared(world_size, save_and_load, folder, source)
-        ends[str(world_size)] = (folder / "step-00000003", each)
-        source = folder
-    return ends
-
-
-def test_any_number_of_ranks_loads_what_any_other_has_saved(
-    found: dict[str, tuple[Path, list[dict[str, Any]]]],
-) -> None:
-    """By whole tensors' names; what is split by four ranks is held by all where there is one."""
-    for world_size, (folder, _) in found.items():
+        run = tmp_path / str(world_size)
+        first, *others = ranks.shared(world_size, save_and_load, run, source)
+        folder, source = run / "step-00000003", run
         tensors = load_file(folder / "state.safetensors")
         for piece in ("parameter", "replica", "server"):
             if (folder / f"{piece}.safetensors").exists():
@@ -181,27 +166,14 @@ def test_any_number_of_ranks_loads_what_any_other_has_saved(
                 tensors |= {f"{piece}/{name}": tensor for name, tensor in own.items()}
         assert tensors.keys() == WHOLE.keys()
         assert all(torch.equal(tensors[name], WHOLE[name]) for name in WHOLE), world_size
-        assert (folder / "parameter.safetensors").exists() == (world_size != "1")
-    assert len(found) == 4
-
-
-def test_digests_are_those_of_whole_tensors_whoever_holds_them(
-    found: dict[str, tuple[Path, list[dict[str, Any]]]],
-) -> None:
-    (alone,) = found["1"][1]
-    assert list(alone["digests"][2]) == [*WHOLE, "losses"]
-    for _, each in found.values():
-        assert [rank["digests"][:2] for rank in each] == [alone["digests"][:2]] * len(each)
-        assert each[0]["digests"][2] == alone["digests"][2]  # which rank 0 writes
-
-
-def test_a_rank_reads_what_it_holds_and_receives_what_it_writes(
-    found: dict[str, tuple[Path, list[dict[str, Any]]]],
-) -> None:
-    for _, (first, *others) in found.values():
+        assert (folder / "parameter.safetensors").exists() == (world_size != 1)
         assert all(rank["has_read_what_it_holds"] for rank in (first, *others))
         assert first["received_bytes"] == first["others_bytes"]
         assert [rank["received_bytes"] for rank in others] == [0] * len(others)
+        assert all(rank["digests"][:2] == first["digests"][:2] for rank in others)
+        digests.append(first["digests"])  # the last of which rank 0 writes
+    assert digests == [digests[0]] * 4
+    assert list(digests[0][2]) == [*WHOLE, "losses"]
 
 
 def refused() -> list[str]:

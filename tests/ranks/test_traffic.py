@@ -1,26 +1,20 @@
 """Bytes that ranks send, as they count them, against the schedules."""
 
-import dataclasses
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 
-import firecaffe
 from firecaffe import (
     DataConfig,
     ExchangeConfig,
     ModelConfig,
     ParallelConfig,
     Recipe,
-    RunConfig,
     TrainConfig,
 )
 from firecaffe.cluster.world import join
 from firecaffe.exchange import ALGORITHMS
 from firecaffe.transport.exchange import Exchange
-from tests.ranks.networks import small_data
+from tests.kit.worlds import NAMED, Trained, Training, changed
 from tests.ranks.test_layouts import RECIPE as SPLIT
 from tests.ranks.test_layouts import Net
 from tests.world import Ranks
@@ -56,15 +50,11 @@ WEIGHTS_BYTES = 4 * 431_080
 """LeNet's, as float32."""
 
 
-def fit(folder: str, exchange: ExchangeConfig) -> list[float | None]:
-    recipe = Recipe(
-        model=ModelConfig("lenet"),
-        data=DataConfig("generated"),
-        train=TrainConfig(global_batch_size=16, micro_batch_size=4, steps=2, eval_batch_size=500),
-        run=RunConfig(folder=folder, tensorboard=False),
-        exchange=dataclasses.replace(exchange, timeout_s=300),
-    )
-    return firecaffe.train(recipe).sent_bytes_per_step_by_rank
+LENET = Recipe(
+    model=ModelConfig("lenet"),
+    data=DataConfig("generated"),
+    train=TrainConfig(global_batch_size=16, micro_batch_size=4, steps=2, eval_batch_size=500),
+)
 
 
 @pytest.mark.parametrize(
@@ -79,19 +69,11 @@ def fit(folder: str, exchange: ExchangeConfig) -> list[float | None]:
     ids=["plain", "shared memory", "bfloat16"],
 )
 def test_a_run_records_what_each_step_sent(
-    ranks: Ranks, tmp_path: Path, exchange: ExchangeConfig, of_weights: float
+    trained: Trained, exchange: ExchangeConfig, of_weights: float
 ) -> None:
-    first, second = ranks.shared(2, fit, str(tmp_path / "run"), exchange)[0]
+    recipe = changed(LENET, exchange=exchange)
+    first, second = trained(2, recipe, NAMED).sent_bytes_per_step_by_rank
     assert first == second == pytest.approx(of_weights * WEIGHTS_BYTES, rel=0.01)
-
-
-def fit_split(parallel: ParallelConfig, folder: str, eval_every: int) -> list[float | None]:
-    train = dataclasses.replace(SPLIT.train, steps=2, eval_every=eval_every, eval_batch_size=7)
-    run = RunConfig(folder=folder, tensorboard=False)
-    recipe = dataclasses.replace(SPLIT, train=train, run=run, parallel=parallel)
-    sets = small_data(100), small_data(30 + 70 * eval_every, 1)
-    more: Any = {"validation_set": small_data(40, 2)} if eval_every else {}
-    return firecaffe.train(recipe, Net, *sets, **more).sent_bytes_per_step_by_rank
 
 
 @pytest.mark.parametrize(
@@ -103,18 +85,19 @@ def fit_split(parallel: ParallelConfig, folder: str, eval_every: int) -> list[fl
     ],
     ids=["split", "trick", "stages"],
 )
-def test_what_evaluations_send_is_no_steps(
-    ranks: Ranks, parallel: ParallelConfig, tmp_path: Path
-) -> None:
-    few = ranks.shared(2, fit_split, parallel, str(tmp_path / "few"), 0)
-    many = ranks.shared(2, fit_split, parallel, str(tmp_path / "many"), 1)
-    assert few == many
+def test_what_evaluations_send_is_no_steps(trained: Trained, parallel: ParallelConfig) -> None:
+    few, many = (
+        trained(2, changed(SPLIT, train=words, parallel=parallel), Training(Net, 100, 40))
+        for words in ({"steps": 2}, {"steps": 2, "eval_every": 1, "eval_batch_size": 2})
+    )
+    sent = few.sent_bytes_per_step_by_rank
+    assert many.sent_bytes_per_step_by_rank == sent
     if parallel.stages:
         # Of 32 samples 63 features go to the second stage, and their gradients to the first, each
         # micro-batch with the generator's state.
-        assert few[0][1] == 4 * 32 * 63
-        assert few[0][0] == 4 * 32 * 63 + 8 * torch.get_rng_state().nbytes
+        assert sent[1] == 4 * 32 * 63
+        assert sent[0] == 4 * 32 * 63 + 8 * torch.get_rng_state().nbytes
     elif parallel.shares_samples:
         # The gradients of 63 features are summed, and of 21 neurons, of which a rank has 11 at
         # most, gathered.
-        assert few[0] == [4 * 32 * (63 + 11)] * 2
+        assert sent == [4 * 32 * (63 + 11)] * 2

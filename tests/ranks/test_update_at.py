@@ -1,11 +1,7 @@
 """Each rank updates a shard of the weights: the bits of one worker, in every way to update."""
 
-import dataclasses
-import json
 import os
 import signal
-from collections.abc import Callable
-from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -14,10 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import firecaffe
-from firecaffe import CheckpointConfig, ExchangeConfig, Recipe, RunConfig, SolverConfig, TrainConfig
+from firecaffe import CheckpointConfig, ExchangeConfig, Recipe, SolverConfig, TrainConfig
 from firecaffe.cluster.world import join
-from firecaffe.errors import NotFiniteError, PeerLostError
+from firecaffe.errors import PeerLostError
 from firecaffe.exchange.fold import inputs_of
 from firecaffe.exchange.leaves import equal_shares
 from firecaffe.exchange.route import find_route
@@ -25,8 +20,10 @@ from firecaffe.exchange.schedule import shard
 from firecaffe.gradients.buckets import offsets
 from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.gradients.shards import make_shards
+from firecaffe.runs.run_folder import read_run_file
 from firecaffe.transport.exchange import Exchange
-from tests.ranks.networks import Everything, small_data
+from tests.kit.worlds import Trained, Training, changed, checkpoint_of, end
+from tests.ranks.networks import Everything
 from tests.world import Ranks
 
 # 8 micro-batches of 4 over 70 samples: steps 3 and 6 end an epoch with one micro-batch of 4, one of
@@ -44,17 +41,19 @@ RECIPE = Recipe(
     checkpoint=CheckpointConfig(every=2),
 )
 
+CYCLE = {"lr_policy": "one_cycle", "base_momentum": 0.8}
 SOLVERS: dict[str, dict[str, Any]] = {
     "sgd": {},
+    "nesterov": {"type": "nesterov"},
     "caffe": {"type": "nesterov", "momentum_form": "caffe", "momentum_correction": True},
     "caffes_adam": {"type": "adam", "momentum_form": "caffe"},
-    "decoupled": {"decay_form": "decoupled"},
+    "decoupled": {"decay_form": "decoupled", **CYCLE},
     "l1": {"decay_form": "l1", "clip_gradients": 0.05},
     "adagrad": {"type": "adagrad"},
     "adadelta": {"type": "adadelta"},
     "rmsprop": {"type": "rmsprop"},
     "adam": {"type": "adam"},
-    "adamw": {"type": "adamw", "lr_policy": "poly"},
+    "adamw": {"type": "adamw", **CYCLE},
     "clip": {"type": "adam", "clip_gradients": 0.05},
     "lars": {"type": "lars", "base_lr": 2.0},
     "lamb": {"type": "lamb", "clip_gradients": 0.05},
@@ -86,75 +85,32 @@ class Net(Everything):
         return logits + self.turned.square().sum(0) * images.mean()
 
 
-def fit(recipe: Recipe, folder: str, resume: str | None = None) -> firecaffe.Result:
-    recipe = dataclasses.replace(recipe, run=RunConfig(folder=folder, tensorboard=False))
-    data = small_data(70), small_data(30, 1)
-    return firecaffe.train(recipe, Net, *data, resume=resume, validation_set=small_data(20, 2))
+NET = Training(Net, 70, 20)
+Where = Literal["all", "shards"]
 
 
-def trained(
-    ranks: Ranks, workers: int, recipe: Recipe, folder: Path, resume: str | None = None
-) -> firecaffe.Result:
-    results = ranks.shared(workers, fit, recipe, str(folder), resume)
-    told = {(each.state_sha256, each.weights_sha256, each.test_loss, each.loss) for each in results}
-    assert len(told) == 1
-    result: firecaffe.Result = results[0]
-    return result
-
-
-def at(update_at: Literal["all", "shards"], recipe: Recipe = RECIPE) -> Recipe:
-    exchange = dataclasses.replace(recipe.exchange, update_at=update_at)
-    return dataclasses.replace(recipe, exchange=exchange)
-
-
-Run = Callable[[str, int, Literal["all", "shards"]], tuple[firecaffe.Result, Path]]
-
-
-@pytest.fixture(scope="module")
-def run(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The run of one of SOLVERS on so many workers, from its first step to its last, trained once;
-    and its folder.
-    """
-    folder = tmp_path_factory.mktemp("runs")
-
-    @cache
-    def of(
-        name: str, workers: int, update_at: Literal["all", "shards"]
-    ) -> tuple[firecaffe.Result, Path]:
-        own = folder / f"{name} {workers} {update_at}"
-        return trained(ranks, workers, at(update_at, with_solver(name)), own), own
-
-    return of
+def at(update_at: Where, recipe: Recipe = RECIPE) -> Recipe:
+    return changed(recipe, exchange={"update_at": update_at})
 
 
 def with_solver(name: str) -> Recipe:
-    solver = dataclasses.replace(RECIPE.solver, **SOLVERS[name])
-    return dataclasses.replace(RECIPE, solver=solver)
+    return changed(RECIPE, solver=SOLVERS[name])
 
 
 @pytest.mark.parametrize("name", SOLVERS)
-def test_the_bits_of_one_worker(run: Run, name: str) -> None:
-    alone, _ = run(name, 1, "all")
+def test_the_bits_of_one_worker(trained: Trained, name: str) -> None:
+    alone = trained(1, at("all", with_solver(name)), NET)
     # Any number of shards with two solvers; with the others, shards that are not equal.
     for workers in (1, 2, 3, 4) if name in ("adam", "lamb") else (3,):
-        found, _ = run(name, workers, "shards")
+        found = trained(workers, with_solver(name), NET)
+        assert end(found) == end(alone), workers
         assert [row["loss"] for row in found.history] == [row["loss"] for row in alone.history]
-        assert not found.identity_doubts
-        assert found.weights_sha256 == alone.weights_sha256, workers
-        assert found.state_sha256 == alone.state_sha256, workers
-        assert (found.test_loss, found.metrics) == (alone.test_loss, alone.metrics)
-        assert found.validation == alone.validation
 
 
-def test_a_codec_that_all_encode_with(ranks: Ranks, tmp_path: Path) -> None:
-    exchange = dataclasses.replace(RECIPE.exchange, compressor="power_sgd")
-    recipe = dataclasses.replace(RECIPE, exchange=exchange)
-    alone = trained(ranks, 1, at("all", recipe), tmp_path / "all")
-    for workers in (1, 3):
-        found = trained(ranks, workers, recipe, tmp_path / str(workers))
-        assert found.state_sha256 == alone.state_sha256, workers
-        assert (found.test_loss, found.metrics) == (alone.test_loss, alone.metrics)
-        assert found.validation == alone.validation
+def test_a_codec_that_all_encode_with(trained: Trained) -> None:
+    recipe = changed(RECIPE, exchange={"compressor": "power_sgd"})
+    alone = trained(1, at("all", recipe), NET)
+    assert end(trained(1, recipe, NET)) == end(trained(3, recipe, NET)) == end(alone)
 
 
 class Doubled(nn.Module):
@@ -170,76 +126,50 @@ class Doubled(nn.Module):
         return y
 
 
-def fit_doubled(update_at: Literal["all", "shards"], folder: str) -> str:
-    solver = dataclasses.replace(RECIPE.solver, clip_gradients=0.05, lr_mult={})
-    recipe = at(update_at, dataclasses.replace(RECIPE, solver=solver))
-    train = dataclasses.replace(recipe.train, eval_every=0)
-    recipe = dataclasses.replace(
-        recipe, run=RunConfig(folder=folder, tensorboard=False), train=train
-    )
-    return firecaffe.train(recipe, Doubled, small_data(70), small_data(30, 1)).state_sha256
+def test_a_norm_in_float64(trained: Trained) -> None:
+    solver = {"clip_gradients": 0.05, "lr_mult": {}}
+    recipe = changed(RECIPE, solver=solver, train={"eval_every": 0})
+    doubled = Training(Doubled, 70)
+    assert end(trained(3, recipe, doubled)) == end(trained(1, at("all", recipe), doubled))
 
 
-def test_a_norm_in_float64(ranks: Ranks, tmp_path: Path) -> None:
-    [expected] = ranks.shared(1, fit_doubled, "all", str(tmp_path / "all"))
-    assert ranks.shared(3, fit_doubled, "shards", str(tmp_path / "3")) == [expected] * 3
-
-
-@pytest.mark.parametrize("name", ["adam", "lamb"])
-def test_a_layout_goes_on_from_any_other(ranks: Ranks, run: Run, name: str, tmp_path: Path) -> None:
-    """After step 2, each time."""
-    words: list[tuple[int, Literal["all", "shards"]]] = [
-        (1, "all"),
-        (3, "shards"),
-        (2, "all"),
-        (2, "shards"),
-        (4, "shards"),
-    ]
-    alone, _ = run(name, 1, "all")
-    for before, (workers, update_at) in pairwise(words):
-        checkpoint = str(run(name, *before)[1] / "checkpoints" / "step-00000002")
-        folder = tmp_path / f"{workers} {update_at}"
-        now = at(update_at, with_solver(name))
-        found = trained(ranks, workers, now, folder, checkpoint)
-        assert found.state_sha256 == alone.state_sha256, (workers, update_at)
-        assert not found.identity_doubts
+def test_a_layout_goes_on_from_any_other(trained: Trained) -> None:
+    """After step 2, each time, with a solver that counts its steps."""
+    adam = with_solver("adam")
+    words: list[tuple[int, Where]] = [(1, "all"), (3, "shards"), (2, "all"), (4, "shards")]
+    for (workers, before), (others, now) in pairwise(words):
+        checkpoint = checkpoint_of(trained(workers, at(before, adam), NET), 2)
+        found = trained(others, at(now, adam), NET, checkpoint)
+        assert end(found) == end(trained(1, at("all", adam), NET)), (others, now)
 
 
 @pytest.mark.parametrize("name", ["adam", "lamb"])
-def test_a_rank_holds_its_share_of_the_optimizers_state(run: Run, name: str) -> None:
+def test_a_rank_holds_its_share_of_the_optimizers_state(trained: Trained, name: str) -> None:
     """Two vectors of the weights, and Adam's count of steps for each tensor, in bytes."""
     parameters = {n: each for n, each in Net().named_parameters() if each.requires_grad}
     used = {n: each.numel() for n, each in parameters.items() if n != "unused"}
     for workers in (2, 4):
-        found, folder = run(name, workers, "shards")
+        found = trained(workers, with_solver(name), NET)
         in_all, steps = 2 * 4 * sum(used.values()), 4 * len(used) * (name == "adam")
         assert in_all <= sum(found.optimizer_bytes_by_rank) <= in_all + workers * steps
         if name == "adam":  # in rows
             assert max(found.optimizer_bytes_by_rank) <= 1.15 * in_all / workers
         else:  # whole, of which the largest is its owner's alone
             assert max(found.optimizer_bytes_by_rank) == 2 * 4 * max(used.values())
-        record = json.loads((folder / "result.json").read_text())
+        record = read_run_file(found.folder, "result.json")
         assert record["optimizer_bytes_by_rank"] == found.optimizer_bytes_by_rank
         assert record["route"] == "fold to the owners of shards"
-        files = {path.name for path in (folder / "checkpoints/step-00000002").iterdir()}
+        files = {path.name for path in checkpoint_of(found, 2).iterdir()}
         assert {"optimizer.safetensors", "ema.safetensors"} <= files
-
-
-def diverge(update_at: Literal["all", "shards"], folder: str) -> str:
-    solver = dataclasses.replace(RECIPE.solver, base_lr=1e30)
-    try:
-        fit(at(update_at, dataclasses.replace(RECIPE, solver=solver)), folder)
-    except NotFiniteError as error:
-        return str(error)
-    return "it went on"
 
 
 def test_all_ranks_say_which_gradient_is_not_finite(ranks: Ranks, tmp_path: Path) -> None:
     """It may be in the shard of one of them alone; as one worker that updates all says it."""
-    [expected] = ranks.shared(1, diverge, "all", str(tmp_path / "all"))
+    recipe = changed(RECIPE, solver={"base_lr": 1e30})
+    [expected] = ranks.shared(1, NET.error, at("all", recipe), tmp_path / "all")
     assert "the first gradient in network order that is not finite is that of" in expected
     for workers in (2, 4):
-        said = ranks.shared(workers, diverge, "shards", str(tmp_path / str(workers)))
+        said = ranks.shared(workers, NET.error, recipe, tmp_path / str(workers))
         assert said == [expected] * workers
 
 

@@ -1,25 +1,30 @@
-"""A disk that is really full: the run goes on, says so, and what was saved stays whole."""
+"""A disk that is really full, or slower than ranks may be: the run goes on, says so, and what was
+saved stays whole.
+"""
 
-import dataclasses
 import os
 import shutil
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-import firecaffe
 from benchmarks.faults_on_purpose import environment
 from benchmarks.small_run import RECIPE, command, state_of
-from firecaffe import CheckpointConfig, RunConfig, SynchronyConfig
+from firecaffe import CheckpointConfig, ExchangeConfig, Recipe, TrainConfig
+from firecaffe.cluster.world import World
 from firecaffe.errors import CheckpointError
 from firecaffe.runs.record import JsonLines
 from firecaffe.runs.run_folder import read_run_file
 from firecaffe.schema import read_rows
-from firecaffe.training.checkpoint import load_newest
-from tests.ranks.networks import Everything, small_data
-from tests.ranks.test_measured_shares import RECIPE as MEASURED
+from firecaffe.training import build_training as build
+from firecaffe.training import loop, saver
+from firecaffe.training.checkpoint import Checkpoint, list_checkpoints, load_newest
+from firecaffe.training.saver import Write
+from tests.kit.worlds import EVERYTHING, changed
+from tests.ranks.test_invariance import RECIPE as INVARIANT
 from tests.typed import python
 from tests.world import Ranks
 
@@ -100,23 +105,52 @@ def test_rows_wait_until_there_is_room_again(small_disk: Path) -> None:
     assert found == list(range(2001))
 
 
-def fit_on_a_full_disk(folder: str) -> tuple[int, int]:
-    """The rank that the error on this one blames, and its step."""
+def fit_on_a_full_disk(recipe: Recipe, folder: Path) -> int:
+    """The rank that the error on this one blames."""
     os.environ.update(environment("disk_full:rank=0,step=9"))
-    recipe = dataclasses.replace(
-        MEASURED,
-        synchrony=SynchronyConfig(),
-        checkpoint=CheckpointConfig(every=2),
-        run=RunConfig(folder=folder, tensorboard=False),
-    )
     with pytest.raises(CheckpointError) as caught:
-        firecaffe.train(recipe, Everything, small_data(100), small_data(30, 1))
-    fault = caught.value.fault
-    assert fault is not None
-    return fault.rank, fault.step
+        EVERYTHING(recipe, folder)
+    assert caught.value.fault is not None
+    return caught.value.fault.rank
 
 
 def test_who_goes_along_blames_the_rank_that_writes(ranks: Ranks, tmp_path: Path) -> None:
     """And stays until it has heard of it, for the launcher ends all others when one leaves."""
-    found = ranks.run(3, fit_on_a_full_disk, str(tmp_path / "run"))
-    assert {rank for rank, _ in found} == {0}
+    recipe = changed(INVARIANT, train={"steps": 9}, checkpoint=CheckpointConfig(every=2))
+    assert ranks.run(3, fit_on_a_full_disk, recipe, tmp_path / "run") == [0] * 3
+
+
+SLOW_S = 4.0
+"""The time that the disk takes for one: several times the time-out."""
+
+
+def train_on_a_slow_disk(recipe: Recipe, folder: Path) -> None:
+    """The first checkpoint, and the last, are not taken before a while."""
+    never = threading.Event()
+
+    def slowly(_: object, write: Write, world: World) -> Write:
+        def written(where: Path, checkpoint: Checkpoint) -> Path:
+            if checkpoint.step in (2, 12):
+                never.wait(SLOW_S)
+            return write(where, checkpoint)
+
+        return written
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(build, "around_write", slowly)
+        patched.setattr(loop, "PATIENCE_S", saver.ROUND_S)
+        EVERYTHING(recipe, folder)
+
+
+def test_a_slow_disk_is_no_stuck_rank(ranks: Ranks, tmp_path: Path) -> None:
+    """Nobody is called stuck, and what is not urgent is put off."""
+    recipe = Recipe(
+        train=TrainConfig(global_batch_size=12, micro_batch_size=2, steps=12),
+        exchange=ExchangeConfig(timeout_s=1.0),
+        checkpoint=CheckpointConfig(every=2, keep_last=0),
+    )
+    ranks.run(2, train_on_a_slow_disk, recipe, tmp_path / "run")
+    found = list_checkpoints(tmp_path / "run" / "checkpoints")
+    assert {"step-00000002", "step-00000012"} <= set(found)
+    assert read_run_file(tmp_path / "run", "result.json")["checkpoints"]["put_off"] >= 1
+    assert not (tmp_path / "run" / "fault.json").exists()

@@ -1,0 +1,209 @@
+"""A network of which each rank has a part, from its first weights to the result's network: the bits
+are those of a whole, and no rank ever has all of it in training.
+"""
+
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from firecaffe import ModelConfig, ParallelConfig, Recipe, Result, TrainConfig
+from firecaffe.cluster.agree import digest
+from firecaffe.cluster.world import join
+from firecaffe.errors import RecipeError
+from firecaffe.recipe.parallel import layout_of
+from firecaffe.training.parallel.cut_pieces import FreshNetwork
+from firecaffe.training.parallel.mesh import make_mesh
+from firecaffe.training.parallel.split_network import split_network
+from firecaffe.training.parallel.staged import cut_network
+from firecaffe.training.parts import Parts
+from tests.kit.worlds import Trained, Training, changed, end
+from tests.ranks.networks import small_data
+from tests.ranks.test_layouts import HEAD, RECIPE, Net
+from tests.world import Ranks
+
+LAYOUTS = {
+    "split": ParallelConfig(1, 2, HEAD, 4),
+    "trick": ParallelConfig(1, 2, HEAD, 4, "one_weird_trick"),
+    "paths": ParallelConfig(1, 2, {"features.6": "paths", **HEAD}, 2),
+    "stages": ParallelConfig(1, stages=["features.4"]),
+}
+SHORT = changed(RECIPE, train={"steps": 3})
+
+
+def alone(layout: str) -> ParallelConfig:
+    parallel = LAYOUTS[layout]
+    return ParallelConfig() if parallel.stages else parallel.over(1, 1)
+
+
+WIDE, LAYERS, MIB = 3072, 6, 2**20
+LAYER_MIB = WIDE * WIDE * 4 // MIB
+
+
+class Wide(nn.Sequential):
+    """Six layers of 36 MiB."""
+
+    def __init__(self) -> None:
+        super().__init__(*(nn.Linear(WIDE, WIDE, bias=False) for _ in range(LAYERS)))
+        for layer in self:
+            assert isinstance(layer, nn.Linear)
+            nn.init.normal_(layer.weight)  # once more, when all are there
+
+
+def memory_mib(word: str) -> float:
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith(word)) / 1024
+
+
+def make(parallel: ParallelConfig) -> float:
+    """Makes the network; returns the most memory that this took, in MiB."""
+    recipe = Recipe(train=TrainConfig(8, 8, steps=1, device="cpu"), parallel=parallel)
+    with join("cpu") as world, ExitStack() as resources:
+        mesh = make_mesh(world, layout_of(parallel, world.world_size), resources)
+        before = memory_mib("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")  # the peak is that from now on
+        fresh = FreshNetwork(recipe, Parts(model=Wide), small_data(10))
+        if parallel.is_split:
+            split_network(fresh, parallel, mesh, recipe.exchange, resources)
+        else:
+            cut_network(fresh, parallel, mesh)
+        return memory_mib("VmHWM") - before
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ParallelConfig(1, 2, {"*": "neurons", "[135]": "inputs"}),
+        ParallelConfig(1, stages=["3"]),
+    ],
+    ids=["split", "stages"],
+)
+def test_a_rank_never_has_the_whole_network(ranks: Ranks, words: ParallelConfig) -> None:
+    """Beside its own one tensor at a time, and less than a tensor for all else."""
+    own = LAYERS / 2 * LAYER_MIB
+    for peak in ranks.run(2, make, words):
+        assert own <= peak < own + 1.8 * LAYER_MIB < LAYERS * LAYER_MIB, peak
+
+
+class Truncated(Net):
+    """One that has to be made whole: how much it draws depends on what it draws."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for layer in self.classifier:
+            if isinstance(layer, nn.Linear):
+                nn.init.trunc_normal_(layer.weight, std=0.1)
+
+
+class OfNumpy(Net):
+    """One whose numbers are not all torch's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        weight = self.features[0].weight
+        assert isinstance(weight, nn.Parameter)
+        with torch.no_grad():
+            weight.copy_(torch.from_numpy(np.random.randn(6, 1, 3, 3)))
+
+
+class ByRank(Net):
+    """Rank 1 draws other numbers, as another kind of processor may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for each in self.parameters():
+            with torch.no_grad():
+                each.add_(0.01 * int(os.environ.get("RANK", "0")))
+
+
+class Seeded(Training):
+    def __call__(self, recipe: Recipe, folder: Path, resume: Path | None = None) -> Result:
+        np.random.seed(7)
+        return super().__call__(recipe, folder, resume)
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout"),
+    [
+        *((Truncated, "split"), (Truncated, "stages"), (OfNumpy, "paths"), (OfNumpy, "stages")),
+        *((ByRank, "split"), (ByRank, "stages")),
+    ],
+)
+def test_networks_that_are_drawn_in_other_ways(
+    trained: Trained, kind: type[nn.Module], layout: str
+) -> None:
+    training = Seeded(kind)
+    expected = trained(1, changed(SHORT, parallel=alone(layout)), training)
+    found = trained(2, changed(SHORT, parallel=LAYOUTS[layout]), training)
+    assert found.state_sha256 == expected.state_sha256
+    doubt = "rank 1 made other initial weights from the same seed; rank 0's were taken"
+    assert found.identity_doubts == ([doubt] if kind is ByRank else [])
+
+
+@dataclass(frozen=True)
+class Given(Training):
+    """By a function that makes the same network in each call, or returns one and the same."""
+
+    is_one: bool = False
+
+    def __call__(self, recipe: Recipe, folder: Path, resume: Path | None = None) -> Result:
+        torch.manual_seed(3)
+        network = Net()
+        first = {name: each.clone() for name, each in network.state_dict().items()}
+
+        def fresh() -> Net:
+            made = network if self.is_one else Net()
+            made.load_state_dict(first)
+            return made
+
+        return Training(fresh)(recipe, folder)
+
+
+@pytest.mark.parametrize("layout", ["split", "trick", "stages"])
+def test_one_and_the_same_network_takes_first_weights(
+    trained: Trained, layout: str, tmp_path: Path
+) -> None:
+    """What fits is the file's, what does not is rank 0's."""
+    torch.manual_seed(1)
+    state = Net().state_dict()
+    del state["classifier.0.weight"], state["features.1.running_mean"]  # these stay fresh
+    torch.save(state, file := tmp_path / "w.pt")
+    recipe = changed(SHORT, model=ModelConfig(weights=str(file)))
+    expected = trained(1, changed(recipe, parallel=alone(layout)), Given())
+    found = trained(2, changed(recipe, parallel=LAYOUTS[layout]), Given(is_one=True))
+    assert end(found) == end(expected)
+
+
+def has_its_weights(recipe: Recipe, folder: Path) -> bool:
+    """Whether the result's network has the weights of the training, without a moving average."""
+    result = Training(Net)(recipe, folder)
+    model = result.model
+    named: list[tuple[str, Tensor]] = []
+    named += [(f"parameter/{name}", each) for name, each in model.named_parameters()]
+    named += [(f"buffer/{name}", each) for name, each in model.named_buffers()]
+    return type(model) is Net and not model.training and digest(named) == result.weights_sha256
+
+
+@pytest.mark.parametrize("layout", ["split", "stages"])
+def test_the_results_network_is_made_by_its_function(
+    ranks: Ranks, layout: str, tmp_path: Path
+) -> None:
+    recipe = changed(RECIPE, train={"steps": 2, "ema_decay": 0.0}, parallel=LAYOUTS[layout])
+    assert ranks.shared(2, has_its_weights, recipe, tmp_path / "run") == [True] * 2
+
+
+def test_one_and_the_same_network_is_whole_no_more(tmp_path: Path) -> None:
+    network = Net()
+    training = Training(lambda: network)
+    recipe = changed(RECIPE, train={"steps": 2}, parallel=alone("split"))
+    result = training(recipe, tmp_path / "run")
+    again: Callable[[], object] = lambda: training(recipe, tmp_path / "again")  # noqa: E731
+    for call in (lambda: result.model, again):
+        with pytest.raises(RecipeError, match=r"cut up before, by parallel\.split .*lambda: Net\("):
+            call()
