@@ -59,7 +59,6 @@ unit/compression/fcz/test_round_trip.py
 ranks/test_tasks.py
 unit/models/test_networks.py
 cli/test_numbers.py
-unit/training/served/test_replay.py
 cli/test_trust.py
 cluster/test_virtual_cluster.py
 cli/test_import_path.py

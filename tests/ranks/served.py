@@ -26,9 +26,9 @@ from firecaffe.synchrony.config import SERVED
 from firecaffe.synchrony.events import Event, from_row
 from firecaffe.training.parts import Parts
 from firecaffe.training.verification import Replayed, replay
+from tests.kit.training import data, network
 from tests.kit.worlds import Training, changed
 from tests.ranks.networks import Everything, small_data
-from tests.unit.training.served.test_trainings import data, network
 
 MODES: dict[str, dict[str, Any]] = {
     "backup": {"mode": "backup", "backup_workers": 1},

@@ -1,7 +1,7 @@
 """One rank that holds all parts, for tests in one process."""
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,15 +14,14 @@ from firecaffe.parallel.split import Split, choose_layers, split_layers
 TOLERANCE = 1e-10
 
 
-def split_alone(model: nn.Module, words: Mapping[str, str], num_parts: int) -> Split:
-    """`firecaffe.split`, but no process group is joined."""
-    group = PartGroup(Group(0, 1, torch.device("cpu")), num_parts)
-    return split_layers(model, choose_layers(model, words), group)
+def group_of(num_parts: int) -> PartGroup:
+    return PartGroup(Group(0, 1, torch.device("cpu")), num_parts)
 
 
 def split_copy(model: nn.Module, words: Mapping[str, str], num_parts: int) -> Split:
-    """A copy of the model, in parts."""
-    return split_alone(copy.deepcopy(model), words, num_parts)
+    """`firecaffe.split` of a copy of the model, but no process group is joined."""
+    model = copy.deepcopy(model)
+    return split_layers(model, choose_layers(model, words), group_of(num_parts))
 
 
 def assert_close(found: Tensor, expected: Tensor, what: object) -> None:
@@ -32,12 +31,17 @@ def assert_close(found: Tensor, expected: Tensor, what: object) -> None:
     assert float((found - expected).abs().max()) <= TOLERANCE * largest, what
 
 
+def assert_all_close(found: dict[str, Tensor], expected: dict[str, Tensor], what: Any) -> None:
+    assert found.keys() == expected.keys()
+    for name, each in expected.items():
+        assert_close(found[name].double(), each.double(), (name, *what))
+
+
 def gradients_of(split: Split) -> dict[str, Tensor]:
     """The gradients of the whole network's parameters, by name."""
     found = {}
     for name, held in split._held():
-        own = [each.grad for each in held.own]
-        grads = [each for each in own if each is not None]
+        grads = [part.grad for part in held.own if part.grad is not None]
         if grads:
             found[name] = torch.cat(grads, held.dim) if held.cut else grads[0]
     return found
@@ -47,36 +51,29 @@ def compare(
     model: nn.Module,
     words: Mapping[str, str],
     num_parts: int,
-    x: Tensor,
+    x: Tensor | Sequence[int],
     one: Callable[[Any], Tensor] = lambda outputs: outputs,
 ) -> Split:
-    """Compares outputs, and the gradients of inputs and of parameters, of a model in float64 and of
-    its split copy. one: makes one tensor of the outputs. Returns the copy.
+    """Compares outputs, and the gradients of inputs and of parameters, of a model, from here on in
+    float64, and of its split copy.
+
+    x: inputs, or their shape. one: makes one tensor of the outputs. Returns the copy.
     """
-    split = split_copy(model, words, num_parts)
-    by_model = {}
-    for name, each in (("whole", model), ("split", split)):
+    x = (x if isinstance(x, Tensor) else torch.randn(*x)).double()
+    split = split_copy(model.double(), words, num_parts)
+    results = []
+    for each in (model, split):
         own_x = x.detach().requires_grad_()
         torch.manual_seed(7)
         y = one(each(own_x))
         torch.manual_seed(8)
         each.zero_grad()
         y.backward(torch.randn_like(y))  # type: ignore[no-untyped-call]
-        by_model[name] = y.detach(), own_x.grad
+        assert own_x.grad is not None
+        results.append({"outputs": y.detach(), "inputs": own_x.grad})
     label = type(model).__name__, str(model)[:200], dict(words), num_parts
-    for found, expected in zip(by_model["split"], by_model["whole"], strict=True):
-        assert found is not None
-        assert expected is not None
-        assert_close(found, expected, label)
-    expected_gradients = {
-        name: each.grad for name, each in model.named_parameters() if each.grad is not None
-    }
-    found_gradients = gradients_of(split)
-    assert found_gradients.keys() == expected_gradients.keys()
-    for name, expected in expected_gradients.items():
-        assert_close(found_gradients[name], expected, (name, *label))
-    state = split.whole_state_dict()
-    assert state.keys() == model.state_dict().keys()
-    for name, expected in model.state_dict().items():
-        assert_close(state[name].double(), expected.double(), (name, *label))
+    assert_all_close(results[1], results[0], label)
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    assert_all_close(gradients_of(split), gradients, label)
+    assert_all_close(split.whole_state_dict(), model.state_dict(), label)
     return split

@@ -1,5 +1,6 @@
 """What stands between layers that are split: values, and where parts stay parts."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 
 from firecaffe.caffe.local_response_norm import LocalResponseNorm
-from firecaffe.cluster.group import Group
 from firecaffe.errors import RecipeError
 from firecaffe.models.googlenet import Inception
 from firecaffe.models.known_networks import MODELS, build_model
@@ -20,108 +20,72 @@ from firecaffe.parallel import halo
 from firecaffe.parallel.layers_in_parts import SplitLayer
 from firecaffe.parallel.parts import PartGroup
 from firecaffe.parallel.tensor import TensorInParts, whole
-from tests.unit.parallel.alone import compare, split_copy
+from tests.kit.training_fixtures import Patch
+from tests.kit.training_modules import Composed
+from tests.unit.parallel.alone import compare, group_of, split_copy
 
-STAY: dict[str, nn.Module] = {
-    "relu": nn.ReLU(),
-    "relu in place": nn.ReLU(inplace=True),
-    "gelu": nn.GELU(),
-    "sigmoid": nn.Sigmoid(),
-    "tanh": nn.Tanh(),
-    "hardswish": nn.Hardswish(inplace=True),
-    "leaky": nn.LeakyReLU(0.1),
-    "identity": nn.Identity(),
-    "max pool": nn.MaxPool2d(3, 2, ceil_mode=True),
-    "average pool": nn.AvgPool2d(3, 2, padding=1, ceil_mode=True),
-    "adaptive pool": nn.AdaptiveAvgPool2d(2),
-    "adaptive max pool": nn.AdaptiveMaxPool2d((1, 2)),
-    "flatten": nn.Flatten(),
-    "flatten rows": nn.Flatten(2),
-    "dropout": nn.Dropout(0.5),
-    "dropout in place": nn.Dropout(0.3, inplace=True),
-    "lrn": LocalResponseNorm(3),
-    "torch's lrn": nn.LocalResponseNorm(3),
-}
-GATHERED: dict[str, nn.Module] = {
-    "softmax": nn.Softmax(1),
-    "prelu": nn.PReLU(7),
-    "whole batch norm": nn.BatchNorm2d(7),
-    "layer norm": nn.LayerNorm([7, 5, 5]),
-    "flatten all": nn.Flatten(0),
-    "whole convolution": nn.Conv2d(7, 3, 3),
-    "dropout of channels": nn.Dropout2d(0.5),
-    "places of the largest": nn.MaxPool2d(2, return_indices=True),
-}
+STAY = [
+    *(nn.ReLU(), nn.ReLU(inplace=True), nn.GELU(), nn.Sigmoid(), nn.Tanh(), nn.Identity()),
+    *(nn.Hardswish(inplace=True), nn.LeakyReLU(0.1), nn.MaxPool2d(3, 2, ceil_mode=True)),
+    *(nn.AvgPool2d(3, 2, padding=1, ceil_mode=True), nn.AdaptiveAvgPool2d(2)),
+    *(nn.AdaptiveMaxPool2d((1, 2)), nn.Flatten(), nn.Flatten(2), nn.Dropout(0.5)),
+    *(nn.Dropout(0.3, inplace=True), LocalResponseNorm(3), nn.LocalResponseNorm(3)),
+]
+GATHERED = [
+    *(nn.Softmax(1), nn.PReLU(7), nn.BatchNorm2d(7), nn.LayerNorm([7, 5, 5]), nn.Flatten(0)),
+    *(nn.Conv2d(7, 3, 3), nn.Dropout2d(0.5), nn.MaxPool2d(2, return_indices=True)),
+]
 
 
-class Between(nn.Module):
-    """A convolution, then what is asked for."""
-
-    def __init__(self, between: nn.Module) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(2, 7, 3, padding=1)
-        self.between = between
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.between(self.conv(x))
-        first: Tensor = y[0] if isinstance(y, tuple) else y
-        return first
+def first(y: Any) -> Any:
+    return y[0] if isinstance(y, tuple) else y
 
 
-@pytest.mark.parametrize("name", [*STAY, *GATHERED])
-def test_what_stands_behind_a_split_layer(name: str) -> None:
+@pytest.mark.parametrize("between", [*STAY, *GATHERED], ids=str)
+def test_what_stands_behind_a_split_layer(between: nn.Module) -> None:
     torch.manual_seed(0)
-    model = Between({**STAY, **GATHERED}[name]).double()
+    conv = nn.Conv2d(2, 7, 3, padding=1)
+    model = Composed(lambda m, x: first(m.between(m.conv(x))), conv=conv, between=between)
     x = torch.randn(3, 2, 5, 5).double()
     split = compare(model, {"conv": "filters"}, 3, x)
     inner = split.module(x)
-    assert isinstance(inner, TensorInParts) == (name in STAY), name
-    if name in STAY:
+    assert isinstance(inner, TensorInParts) == (between in STAY)
+    if between in STAY:
         assert inner.shape == model(x).shape == whole(inner).shape
         assert len(inner.own) == 3
 
 
-class Residual(nn.Module):
+def residual(m: Any, x: Tensor) -> Any:
     """Sums and views as people write them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Conv2d(2, 6, 3, padding=1), nn.Conv2d(6, 6, 3, padding=1)
-        self.last = nn.Linear(6 * 4, 3)
-        self.scale = nn.Parameter(torch.rand(6, 1, 1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.first(x) * self.scale
-        z = self.second(F.relu(y))
-        z += y  # whole, for a whole tensor has scaled it
-        z += z
-        z = 1 - F.max_pool2d(z * 2 + 1, 2) / 3
-        z.relu_()
-        logits: Tensor = self.last(z.view(z.size(0), -1))
-        return logits
+    y = m.first(x) * m.scale
+    z = m.second(F.relu(y))
+    z += y  # whole, for a whole tensor has scaled it
+    z += z
+    z = 1 - F.max_pool2d(z * 2 + 1, 2) / 3
+    z.relu_()
+    return m.last(z.view(z.size(0), -1))
 
 
-def test_sums_of_parts_and_views() -> None:
-    model, x = Residual().double(), torch.randn(3, 2, 4, 4).double()
-    compare(model, {"first": "filters", "second": "filters", "last": "inputs"}, 2, x)
-    compare(model, {"first": "filters", "second": "filters"}, 3, x)
-    compare(model, {"second": "channels", "last": "neurons"}, 3, x)
+@pytest.mark.parametrize(
+    ("words", "num_parts"),
+    [
+        ({"first": "filters", "second": "filters", "last": "inputs"}, 2),
+        ({"first": "filters", "second": "filters"}, 3),
+        ({"second": "channels", "last": "neurons"}, 3),
+    ],
+)
+def test_sums_of_parts_and_views(words: dict[str, str], num_parts: int) -> None:
+    convolutions = {"first": nn.Conv2d(2, 6, 3, padding=1), "second": nn.Conv2d(6, 6, 3, padding=1)}
+    scale = nn.Parameter(torch.rand(6, 1, 1))
+    model = Composed(residual, **convolutions, last=nn.Linear(6 * 4, 3), scale=scale)
+    compare(model, words, num_parts, (3, 2, 4, 4))
 
 
-class Headed(nn.Module):
+def headed(m: Any, x: Tensor) -> tuple[Tensor, ...]:
     """Paths that are put together by channel, and a head that exists in training alone."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(2, 6, 3, padding=1)
-        self.inception = Inception(6, (4, 3, 6, 2, 3, 5), batch_norm=True)
-        self.block = Bottleneck(18, 5, 2)
-        self.head, self.fc = nn.Linear(18, 3), nn.Linear(20, 3)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        y = self.inception(F.relu(self.stem(x), inplace=True))
-        logits = self.fc(self.block(y).mean((2, 3)))
-        return (logits, self.head(y.mean((2, 3)))) if self.training else (logits,)
+    y = m.inception(F.relu(m.stem(x), inplace=True))
+    logits = m.fc(m.block(y).mean((2, 3)))
+    return (logits, m.head(y.mean((2, 3)))) if m.training else (logits,)
 
 
 @pytest.mark.parametrize(
@@ -134,12 +98,13 @@ class Headed(nn.Module):
 )
 def test_a_network_with_paths_a_shortcut_and_a_head_of_training(words: dict[str, str]) -> None:
     torch.manual_seed(0)
-    model = Headed().double()
-    split = split_copy(model, words, 2)
-    compare(model, words, 2, torch.randn(3, 2, 6, 6).double(), lambda outputs: torch.cat(outputs))
+    inception = Inception(6, (4, 3, 6, 2, 3, 5), batch_norm=True)
+    parts = {"stem": nn.Conv2d(2, 6, 3, padding=1), "inception": inception}
+    heads = {"head": nn.Linear(18, 3), "fc": nn.Linear(20, 3)}
+    model = Composed(headed, **parts, block=Bottleneck(18, 5, 2), **heads)
+    split = compare(model, words, 2, (3, 2, 6, 6), lambda outputs: torch.cat(outputs))
     x = torch.randn(3, 2, 6, 6).double()
-    assert len(split(x)) == 2
-    assert len(split.eval()(x)) == 1
+    assert (len(split(x)), len(split.eval()(x))) == (2, 1)
 
 
 @pytest.mark.parametrize(
@@ -157,90 +122,100 @@ def test_a_network_with_paths_a_shortcut_and_a_head_of_training(words: dict[str,
     ],
 )
 def test_views_before_a_linear_layer(view: Any) -> None:
-    class Viewed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.fc = nn.Conv2d(2, 6, 3), nn.Linear(54, 4)
-
-        def forward(self, x: Tensor) -> Tensor:
-            y: Tensor = self.fc(view(self.conv(x)))
-            return y
-
-    words = {"conv": "filters", "fc": "inputs"}
-    split = compare(Viewed().double(), words, 3, torch.randn(2, 2, 5, 5).double())
+    layers = {"conv": nn.Conv2d(2, 6, 3), "fc": nn.Linear(54, 4)}
+    model = Composed(lambda m, x: m.fc(view(m.conv(x))), **layers)
+    split = compare(model, {"conv": "filters", "fc": "inputs"}, 3, (2, 2, 5, 5))
     with torch.inference_mode():
         assert split(torch.randn(2, 2, 5, 5).double()).shape == (2, 4)
 
 
-def test_the_pair_of_neurons_and_inputs_needs_one_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = count_exchanges(monkeypatch)
-    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(), nn.Linear(8, 5))
-    split = split_copy(model, {"0": "neurons", "3": "inputs"}, 4)
-    x = torch.randn(3, 6, requires_grad=True)
-    split(x).sum().backward()
-    assert calls == ["sum", "sum"]  # forward, backward
-    calls.clear()
-    split_copy(model, {"0": "neurons", "3": "neurons"}, 4)(x).sum().backward()
-    assert calls == ["gather", "gather", "sum_own", "sum"]
+def watch_exchanges(monkeypatch: Patch, note: Callable[[str, Any], object]) -> None:
+    """note: is given the name of each exchange, and what it came to."""
+    for name in ("sum", "sum_own", "gather"):
+        own = getattr(PartGroup, name)
+
+        def noted(self: PartGroup, *of: Any, name: str = name, own: Any = own) -> Any:
+            result = own(self, *of)
+            note(name, result)
+            return result
+
+        monkeypatch.setattr(PartGroup, name, noted)
 
 
-def test_parts_of_convolutions_go_on_into_linear_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = count_exchanges(monkeypatch)
-    model = nn.Sequential(
-        *(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=4)),
-        *(nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8 * 4, 5)),
-    )
-    words = {"0": "filters", "1": "filters", "3": "filters", "6": "inputs"}
-    split_copy(model, words, 4)(torch.randn(2, 3, 8, 8)).sum().backward()
-    assert calls == ["sum"]  # of the outputs; the first layer's input wants no gradient
+@pytest.fixture
+def calls(monkeypatch: Patch) -> list[str]:
+    """The exchanges that are made."""
+    calls: list[str] = []
+    watch_exchanges(monkeypatch, lambda name, _: calls.append(name))
+    return calls
 
 
-def test_parts_that_are_cut_otherwise_are_cut_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = nn.Sequential(nn.Conv2d(3, 10, 3), nn.ReLU(), nn.Flatten(), nn.Linear(90, 5)).double()
-    words = {"0": "filters", "3": "inputs"}
-    x = torch.randn(2, 3, 5, 5).double()
-    compare(model, words, 4, x)  # 2, 3, 2 and 3 filters of 9, against 22, 23, 22 and 23 inputs
-    calls = count_exchanges(monkeypatch)
+FC_PAIR = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(), nn.Linear(8, 5))
+CONVOLUTIONS = nn.Sequential(
+    *(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=4)),
+    *(nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8 * 4, 5)),
+)
+BY_FILTERS = {"0": "filters", "1": "filters", "3": "filters", "6": "inputs"}
+UNEVEN = nn.Sequential(nn.Conv2d(3, 10, 3), nn.ReLU(), nn.Flatten(), nn.Linear(90, 5)).double()
+
+
+@pytest.mark.parametrize(
+    ("model", "words", "x", "exchanges"),
+    [
+        # One forward, one backward.
+        (FC_PAIR, {"0": "neurons", "3": "inputs"}, torch.randn(3, 6), ["sum", "sum"]),
+        (
+            *(FC_PAIR, {"0": "neurons", "3": "neurons"}, torch.randn(3, 6)),
+            ["gather", "gather", "sum_own", "sum"],
+        ),
+        # Of the outputs; the first layer's input wants no gradient.
+        (CONVOLUTIONS, BY_FILTERS, torch.randn(2, 3, 8, 8), ["sum"]),
+        # 2, 3, 2 and 3 filters of 9, against 22, 23, 22 and 23 inputs, are cut anew.
+        (
+            *(UNEVEN, {"0": "filters", "3": "inputs"}, torch.randn(2, 3, 5, 5).double()),
+            ["gather", "sum", "gather"],
+        ),
+    ],
+)
+def test_which_exchanges_are_needed(
+    model: nn.Module, words: dict[str, str], x: Tensor, exchanges: list[str], calls: list[str]
+) -> None:
+    if model is FC_PAIR:
+        x.requires_grad_()
     split_copy(model, words, 4)(x).sum().backward()
-    assert calls == ["gather", "sum", "gather"]
+    assert calls == exchanges
+    if model is UNEVEN:
+        compare(model, words, 4, x)
 
 
 def test_parts_have_memory_of_their_own() -> None:
-    group = PartGroup(Group(0, 1, torch.device("cpu")), 3)
     x = torch.randn(1, 9)
-    for part in group.slice(x, (0, 3, 6, 9), 1):
+    for part in group_of(3).slice(x, (0, 3, 6, 9), 1):
         assert part.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
         assert part.is_contiguous()
 
 
 PAGE = (Path(__file__).parents[3] / "docs" / "parallel.md").read_text()
 PAIR = {"classifier.*": "neurons", "classifier.3": "inputs"}
+TIMES = {"sum": 2, "sum_own": 1, "gather": 1}
 
 
 @pytest.mark.parametrize(
     ("network", "words"),
     [
-        ("alexnet", {"classifier.*": "neurons"}),
-        ("alexnet", PAIR),
-        ("vgg16", PAIR),
+        *(("alexnet", {"classifier.*": "neurons"}), ("alexnet", PAIR), ("vgg16", PAIR)),
         ("alexnet_ungrouped", {"features.*": "filters"}),
         ("vgg16", {"features.*": "filters"}),
     ],
 )
-def test_the_page_has_what_travels(
-    network: str, words: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_page_has_what_travels(network: str, words: dict[str, str], monkeypatch: Patch) -> None:
     travels = []
-    for name, times in (("sum", 2), ("sum_own", 1), ("gather", 1)):
-        own = getattr(PartGroup, name)
 
-        def counted(self: PartGroup, *of: Any, own: Any = own, times: int = times) -> Any:
-            result = own(self, *of)
-            results = [result] if isinstance(result, Tensor) else result
-            travels.append(times * sum(each.numel() for each in results))
-            return result
+    def note(name: str, result: Any) -> None:
+        results = [result] if isinstance(result, Tensor) else result
+        travels.append(TIMES[name] * sum(each.numel() for each in results))
 
-        monkeypatch.setattr(PartGroup, name, counted)
+    watch_exchanges(monkeypatch, note)
     exchange = halo._exchange
 
     def halos(group: PartGroup, pieces: Any, known: Any, *of: Any, **back: Any) -> Any:
@@ -250,51 +225,27 @@ def test_the_page_has_what_travels(
 
     monkeypatch.setattr(halo, "_exchange", halos)
     with torch.device("meta"):
-        model = build_model(network)
-    split = split_copy(model, words, 4)
-    shape = MODELS[network].input_CHW
-    split(torch.empty(1, *shape, device="meta")).sum().backward()
-    of_split = [name for name, each in split.named_modules() if isinstance(each, SplitLayer)]
-    weights = sum(
-        each.numel() for name, each in split.named_parameters() if name.startswith(tuple(of_split))
-    )
+        split = split_copy(build_model(network), words, 4)
+        split(torch.empty(1, *MODELS[network].input_CHW)).sum().backward()
+    layers = [each for each in split.modules() if isinstance(each, SplitLayer)]
+    weights = sum(p.numel() for layer in layers for p in layer.parameters())
     row = f"| {weights:,} | {sum(travels):,} | {2 * weights // sum(travels):,} |"
     assert row in PAGE
 
 
-def test_what_several_want_whole_is_gathered_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = count_exchanges(monkeypatch)
+def two_want(m: Any, x: Tensor) -> Any:
+    y = m.first(x)
+    with torch.no_grad():
+        y.mean()
+    return m.one(y) + m.two(y)
 
-    class Two(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.one, self.two = nn.Linear(4, 6), nn.Linear(6, 2), nn.Linear(6, 2)
 
-        def forward(self, x: Tensor) -> Tensor:
-            y = self.first(x)
-            with torch.no_grad():
-                y.mean()
-            both: Tensor = self.one(y) + self.two(y)
-            return both
-
-    model, x = Two().double(), torch.randn(3, 4).double()
-    compare(model, {"first": "neurons"}, 2, x)
+def test_what_several_want_whole_is_gathered_once(calls: list[str]) -> None:
+    model = Composed(two_want, first=nn.Linear(4, 6), one=nn.Linear(6, 2), two=nn.Linear(6, 2))
+    split = compare(model, {"first": "neurons"}, 2, (3, 4))
     calls.clear()
-    split_copy(model, {"first": "neurons"}, 2)(x)
+    split(torch.randn(3, 4).double())
     assert calls == ["gather"] * 2  # one without a gradient
-
-
-def count_exchanges(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    calls: list[str] = []
-    for name in ("sum", "sum_own", "gather"):
-        own = getattr(PartGroup, name)
-
-        def counted(self: PartGroup, *of: Any, name: str = name, own: Any = own) -> Any:
-            calls.append(name)
-            return own(self, *of)
-
-        monkeypatch.setattr(PartGroup, name, counted)
-    return calls
 
 
 class OwnFunction(torch.autograd.Function):
@@ -307,29 +258,24 @@ class OwnFunction(torch.autograd.Function):
         return gradient * 2
 
 
-def test_what_cannot_be_followed_is_told_with_the_layer() -> None:
-    x = torch.randn(3, 4)
+@pytest.mark.parametrize(
+    ("use", "said"),
+    [
+        (OwnFunction.apply, r"output of first is in parts.*leave first out"),
+        (lambda y: y.clamp_(0), r"clamp_ is called on the output of first itself"),
+        (lambda y: y.register_hook(print), r"register_hook is called on the output of first itse"),
+    ],
+)
+def test_what_cannot_be_followed_is_told_with_the_layer(use: Any, said: str) -> None:
+    model = Composed(lambda m, x: use(m.first(x)), first=nn.Linear(4, 6))
+    with pytest.raises(RecipeError, match=said):
+        split_copy(model, {"first": "neurons"}, 2)(torch.randn(3, 4)).sum().backward()
 
-    class Own(nn.Module):
-        def __init__(self, use: Any) -> None:
-            super().__init__()
-            self.first, self.use = nn.Linear(4, 6), use
 
-        def forward(self, x: Tensor) -> Any:
-            return self.use(self.first(x))
-
-    split = split_copy(Own(OwnFunction.apply), {"first": "neurons"}, 2)
-    with pytest.raises(RecipeError, match=r"output of first is in parts.*leave first out"):
-        split(x).sum().backward()
-    split = split_copy(Own(lambda y: y.clamp_(0)), {"first": "neurons"}, 2)
-    with pytest.raises(RecipeError, match=r"clamp_ is called on the output of first itself"):
-        split(x)
-    split = split_copy(Own(lambda y: y.register_hook(print)), {"first": "neurons"}, 2)
-    with pytest.raises(RecipeError, match=r"register_hook is called on the output of first itself"):
-        split(x)
+def test_inputs_of_another_size_are_told_with_the_layer() -> None:
     split = split_copy(nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 4)), {"1": "inputs"}, 2)
     with pytest.raises(RecipeError, match="1 takes 6 inputs; it was given 4"):
-        split.get_submodule("module.1")(x)
+        split.get_submodule("module.1")(torch.randn(3, 4))
 
 
 def test_a_second_derivative_is_refused() -> None:

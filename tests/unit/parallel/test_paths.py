@@ -1,6 +1,5 @@
 """Modules whose paths go to different parts, in one process: against the module that is whole."""
 
-import copy
 from collections.abc import Callable
 from itertools import combinations, pairwise
 from typing import Any
@@ -14,10 +13,15 @@ from firecaffe.errors import RecipeError
 from firecaffe.models.googlenet import Inception, googlenet
 from firecaffe.models.squeezenet import Fire, squeezenet1_1
 from firecaffe.parallel.cut import balanced
-from firecaffe.parallel.split import choose_layers, split_layers
+from firecaffe.parallel.split import choose_layers
 from firecaffe.parallel.split_kinds import ByPaths
 from firecaffe.parallel.tensor import TensorInParts
+from tests.kit.training_modules import Composed
 from tests.unit.parallel.alone import compare, split_copy
+
+
+def inception() -> Inception:
+    return Inception(6, (4, 3, 6, 2, 3, 5), batch_norm=False)
 
 
 class Nested(nn.Module):
@@ -45,8 +49,7 @@ class Siamese(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.left = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
-        self.right = nn.Linear(7, 4)
-        self.gate = nn.Linear(13, 5)
+        self.right, self.gate = nn.Linear(7, 4), nn.Linear(13, 5)
 
     def forward(self, x: Tensor, y: Tensor, scale: float = 0.5) -> Tensor:
         gate = torch.sigmoid(self.gate(torch.cat([x, y], -1))) * scale
@@ -56,7 +59,7 @@ class Siamese(nn.Module):
 @pytest.mark.parametrize(
     "module",
     [
-        Inception(6, (4, 3, 6, 2, 3, 5), batch_norm=False),
+        inception(),
         Inception(6, (4, 3, 6, 2, 3, 5), batch_norm=True, large_kernel_size=3),
         Fire(6, 3, 5),
         Nested(),
@@ -69,8 +72,7 @@ def test_paths_in_one_to_four_parts(module: nn.Module) -> None:
     channels = 10 if isinstance(module, Fire) else 18
     model = nn.Sequential(nn.Conv2d(2, 6, 3), module, nn.ReLU(), nn.Conv2d(channels, 3, 3))
     for num_parts in range(1, paths + 1):
-        x = torch.randn(3, 2, 8, 8).double()
-        split = compare(copy.deepcopy(model).double(), {"1": "paths"}, num_parts, x)
+        split = compare(model, {"1": "paths"}, num_parts, (3, 2, 8, 8))
         inner = split.get_submodule("module.1")
         assert isinstance(inner, ByPaths)
         assert isinstance(inner(torch.randn(3, 6, 8, 8).double()), TensorInParts)
@@ -79,29 +81,19 @@ def test_paths_in_one_to_four_parts(module: nn.Module) -> None:
 
 
 def test_paths_of_several_inputs() -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.towers, self.fc = Siamese(), nn.Linear(12, 2)
+    def forward(m: Any, x: Tensor) -> Any:
+        return m.fc(torch.tanh(m.towers(x[:, :6], y=x[:, 6:], scale=0.7)))
 
-        def forward(self, x: Tensor) -> Tensor:
-            logits: Tensor = self.fc(torch.tanh(self.towers(x[:, :6], y=x[:, 6:], scale=0.7)))
-            return logits
-
+    model = Composed(forward, towers=Siamese(), fc=nn.Linear(12, 2))
     for num_parts in (1, 2, 3):
-        model = Model().double()
-        compare(model, {"towers": "paths", "fc": "inputs"}, num_parts, torch.randn(4, 13).double())
+        compare(model, {"towers": "paths", "fc": "inputs"}, num_parts, (4, 13))
 
 
 def test_output_in_parts_goes_on() -> None:
     """Channels 4, 6, 3 and 5 of an Inception, into pools, LRN, and a convolution by channels."""
     torch.manual_seed(0)
-    inner = Inception(6, (4, 3, 6, 2, 3, 5), batch_norm=False)
-    model = nn.Sequential(
-        inner, nn.MaxPool2d(2), nn.LocalResponseNorm(5, 0.3), nn.Flatten(), nn.Linear(18 * 9, 3)
-    )
-    words = {"0": "paths", "4": "inputs"}
-    compare(model.double(), words, 4, torch.randn(2, 6, 6, 6).double())
+    rest = nn.MaxPool2d(2), nn.LocalResponseNorm(5, 0.3), nn.Flatten(), nn.Linear(18 * 9, 3)
+    compare(nn.Sequential(inception(), *rest), {"0": "paths", "4": "inputs"}, 4, (2, 6, 6, 6))
 
 
 def test_the_first_module_of_a_network_and_frozen_paths() -> None:
@@ -152,31 +144,25 @@ class Wrong(nn.Module):
         return self.do(self, x)
 
 
-WRONG: list[tuple[Callable[[Any, Any], Any], str]] = [
-    (lambda m, x: m.left(x) + m.right(x), "does not return a torch.cat of paths"),
-    (lambda m, x: torch.cat([m.left(m.right(x))]), "its torch.cat is not one of a list of paths"),
-    (lambda m, x: torch.cat([m.left(x), m.left(-x)]), "its paths share weights"),
-    (lambda m, x: torch.cat([m.left(x), x]), "weights that its forward does not use"),
-    (
-        lambda m, x: torch.cat([m.left(x), m.right(m.drop(x))]),
-        r"a path draws random numbers \(Dropout\)",
-    ),
-    (
-        lambda m, x: torch.cat([m.left(x), m.right(F.dropout(x))]),
-        r"a path draws random numbers \(dropout\)",
-    ),
-    (
-        lambda m, x: torch.cat([m.left(x), m.right(x if m.training else -x)]),
-        "its forward is another one in training",
-    ),
-    (
-        lambda m, x: torch.cat([m.left(x), m.right(x)]) if x.sum() > 0 else x,
-        "its forward cannot be traced",
-    ),
-]
-
-
-@pytest.mark.parametrize(("do", "told"), WRONG)
+@pytest.mark.parametrize(
+    ("do", "told"),
+    [
+        (lambda m, x: m.left(x) + m.right(x), "does not return a torch.cat of paths"),
+        (lambda m, x: torch.cat([m.left(m.right(x))]), "torch.cat is not one of a list of paths"),
+        (lambda m, x: torch.cat([m.left(x), m.left(-x)]), "its paths share weights"),
+        (lambda m, x: torch.cat([m.left(x), x]), "weights that its forward does not use"),
+        (lambda m, x: torch.cat([m.left(x), m.right(m.drop(x))]), r"random numbers \(Dropout\)"),
+        (lambda m, x: torch.cat([m.left(x), m.right(F.dropout(x))]), r"random numbers \(dropout\)"),
+        (
+            lambda m, x: torch.cat([m.left(x), m.right(x if m.training else -x)]),
+            "its forward is another one in training",
+        ),
+        (
+            lambda m, x: torch.cat([m.left(x), m.right(x)]) if x.sum() > 0 else x,
+            "its forward cannot be traced",
+        ),
+    ],
+)
 def test_modules_that_are_not_made_of_paths(do: Callable[[Any, Any], Any], told: str) -> None:
     model = nn.Sequential(nn.Linear(4, 4), Wrong(do))
     with pytest.raises(RecipeError, match=f"split: 1 cannot be split by paths: .*{told}"):
@@ -185,7 +171,7 @@ def test_modules_that_are_not_made_of_paths(do: Callable[[Any, Any], Any], told:
 
 
 def test_words_for_paths_and_for_what_is_inside() -> None:
-    model: Any = nn.Sequential(Inception(6, (4, 3, 6, 2, 3, 5), batch_norm=False), nn.Linear(4, 4))
+    model: Any = nn.Sequential(inception(), nn.Linear(4, 4))
     with pytest.raises(RecipeError, match=r"0.branch1.conv is in 0, which is split by paths"):
         choose_layers(model, {"0": "paths", "*.branch1.conv": "filters"})
     with pytest.raises(RecipeError, match=r"1 is a Linear, which cannot be split by paths"):
@@ -194,23 +180,3 @@ def test_words_for_paths_and_for_what_is_inside() -> None:
     model[1].weight = model[0].branch1.conv.weight
     with pytest.raises(RecipeError, match="0 shares a parameter with 1"):
         choose_layers(model, {"0": "paths"})
-
-
-def test_whole_tensors_are_loaded_by_name() -> None:
-    model = nn.Sequential(Fire(6, 3, 5), nn.Linear(4, 4))
-    split = split_copy(model, {"0": "paths"}, 2)
-    state = {name: each + 1 for name, each in model.state_dict().items()}
-    split.load_whole_state_dict(state)
-    found = split.whole_state_dict()
-    assert list(found) == list(state)
-    assert all(torch.equal(found[name], state[name]) for name in state)
-    with pytest.raises(RecipeError, match=r"0.squeeze.weight is \(1,\); the network's is \(3, 6"):
-        split.load_whole_state_dict({**state, "0.squeeze.weight": torch.ones(1)})
-
-
-def test_layers_that_were_given_away_are_not_used_in_silence() -> None:
-    model = nn.Sequential(Inception(6, (4, 3, 6, 2, 3, 5), batch_norm=False))
-    kept, group = model[0], split_copy(nn.Sequential(nn.Linear(4, 4)), {"0": "neurons"}, 2).group
-    split_layers(model, {"0": "paths"}, group)
-    with pytest.raises(AttributeError, match="branch1"):
-        kept(torch.ones(1, 6, 4, 4))

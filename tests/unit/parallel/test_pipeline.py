@@ -8,47 +8,29 @@ from hypothesis import strategies as st
 
 from firecaffe.parallel.pipeline import ORDERS, Action, idle_share, most_held, simulate
 
-STAGES, MICRO_BATCHES = st.integers(1, 9), st.integers(1, 20)
+STAGES, COUNTS = st.integers(1, 9), st.integers(1, 20)
 
 
 @pytest.mark.parametrize("name", ORDERS)
-@given(num_stages=STAGES, num_micro_batches=MICRO_BATCHES)
-def test_each_micro_batch_goes_forward_then_backward_in_order(
-    name: str, num_stages: int, num_micro_batches: int
+@given(stages=STAGES, count=COUNTS, forward_s=st.integers(1, 5), backward_s=st.integers(1, 5))
+def test_an_order_is_complete_and_idle_for_as_long_as_published(
+    name: str, stages: int, count: int, forward_s: int, backward_s: int
 ) -> None:
-    for stage in range(num_stages):
-        actions = ORDERS[name](num_stages, num_micro_batches, stage)
+    orders = [ORDERS[name](stages, count, stage) for stage in range(stages)]
+    for actions in orders:
         for is_forward in (True, False):
-            found = [n for is_one, n in actions if is_one == is_forward]
-            assert found == list(range(num_micro_batches))
-        for number in range(num_micro_batches):
+            assert [n for is_one, n in actions if is_one == is_forward] == list(range(count))
+        for number in range(count):
             assert actions.index(Action(True, number)) < actions.index(Action(False, number))
+    simulated = simulate(orders, [forward_s] * stages, [backward_s] * stages)
+    assert simulated.idle_share == idle_share(stages, count)
 
 
-@pytest.mark.parametrize("name", ORDERS)
-@given(
-    num_stages=STAGES,
-    num_micro_batches=MICRO_BATCHES,
-    forward_s=st.integers(1, 5),
-    backward_s=st.integers(1, 5),
-)
-def test_the_idle_share_is_the_published_one(
-    name: str, num_stages: int, num_micro_batches: int, forward_s: int, backward_s: int
-) -> None:
-    stages = [ORDERS[name](num_stages, num_micro_batches, k) for k in range(num_stages)]
-    found = simulate(stages, [forward_s] * num_stages, [backward_s] * num_stages)
-    assert found.idle_share == idle_share(num_stages, num_micro_batches)
-
-
-@given(num_stages=STAGES, num_micro_batches=MICRO_BATCHES)
-def test_what_is_held_at_once(num_stages: int, num_micro_batches: int) -> None:
-    for stage in range(num_stages):
-        by_gpipe, by_1f1b = (
-            most_held(ORDERS[name](num_stages, num_micro_batches, stage))
-            for name in ("gpipe", "1f1b")
-        )
-        assert by_gpipe == num_micro_batches
-        assert by_1f1b == min(num_stages - stage, num_micro_batches)
+@given(stages=STAGES, count=COUNTS)
+def test_what_is_held_at_once(stages: int, count: int) -> None:
+    for stage in range(stages):
+        assert most_held(ORDERS["gpipe"](stages, count, stage)) == count
+        assert most_held(ORDERS["1f1b"](stages, count, stage)) == min(stages - stage, count)
 
 
 def test_a_step_by_hand() -> None:
@@ -60,8 +42,5 @@ def test_a_step_by_hand() -> None:
     assert found.length_s == 1 + 3 * (2 + 4) + 2
     assert found.busy_s == (Fraction(9), Fraction(18))
     assert found.idle_share == 1 - Fraction(27, 2 * 21)
-
-
-def test_orders_that_wait_for_each_other() -> None:
     with pytest.raises(ValueError, match="stage 0 waits forever"):
         simulate([[Action(False, 0), Action(True, 0)], [Action(True, 0)]], [1, 1], [1, 1])

@@ -15,24 +15,17 @@ from firecaffe.models.resnet import BasicBlock
 from firecaffe.parallel.slide import Slide
 from firecaffe.parallel.split import choose_layers
 from firecaffe.parallel.tensor import TensorInParts
+from tests.kit.training_modules import Composed
 from tests.unit.parallel.alone import compare, split_copy
-from tests.unit.parallel.test_layers import NETWORKS, layers_of
+from tests.unit.parallel.test_layers import ALL_LAYERS, NETWORKS
 
-CONVOLUTIONS = sorted(
-    {each for name in NETWORKS for each in layers_of(name) if each[0] is nn.Conv2d}, key=str
-)
+CONVOLUTIONS = [shape for shape in ALL_LAYERS if shape[0] is nn.Conv2d]
 
-
-def pools() -> list[nn.Module]:
-    """Those of the networks, by their words."""
-    found = {}
-    for name in NETWORKS:
-        with torch.device("meta"):
-            model = build_model(name)
-        for layer in model.modules():
-            if isinstance(layer, (nn.MaxPool2d, nn.AvgPool2d)):
-                found[str(layer)] = layer
-    return [found[text] for text in sorted(found)]
+with torch.device("meta"):
+    LAYERS = [layer for name in NETWORKS for layer in build_model(name).modules()]
+POOLS_OF_NETWORKS = {
+    str(layer): layer for layer in LAYERS if isinstance(layer, nn.MaxPool2d | nn.AvgPool2d)
+}
 
 
 def rows_for(outputs: int, kernel: int, stride: int, padding: int) -> int:
@@ -49,14 +42,13 @@ def test_each_convolution_of_our_networks(num_parts: int) -> None:
             continue  # another one by channels alone
         seen.add((*shape,))
         torch.manual_seed(0)
-        layer = nn.Conv2d(min(inputs, 2 * groups), min(outputs, 2 * groups), *shape).double()
+        layer = nn.Conv2d(min(inputs, 2 * groups), min(outputs, 2 * groups), *shape)
         kernel, stride, padding = (each[0] for each in shape[:3])
         for more in (0, 1, 2 * stride + 1):
             rows = rows_for(num_parts, kernel, stride, padding) + more
-            if rows < num_parts:
-                continue
-            x = torch.randn(2, layer.in_channels, rows, kernel + stride).double()
-            compare(nn.Sequential(layer), {"0": "rows"}, num_parts, x)
+            if rows >= num_parts:
+                sizes = 2, layer.in_channels, rows, kernel + stride
+                compare(nn.Sequential(layer), {"0": "rows"}, num_parts, sizes)
     assert len(seen) >= 8
 
 
@@ -72,22 +64,18 @@ ODD = [
 @pytest.mark.parametrize("rows", [11, 12, 23])
 def test_odd_convolutions(layer: nn.Conv2d, rows: int) -> None:
     for num_parts in (1, 2, 3):
-        compare(
-            nn.Sequential(layer.double()),
-            {"0": "rows"},
-            num_parts,
-            torch.randn(2, layer.in_channels, rows, 7).double(),
-        )
+        compare(nn.Sequential(layer), {"0": "rows"}, num_parts, (2, layer.in_channels, rows, 7))
 
 
-@pytest.mark.parametrize("rows", [3, 4, 7])
-def test_parts_that_see_padding_alone(rows: int) -> None:
-    layer = nn.Conv2d(3, 2, 1, padding=4).double()
-    compare(nn.Sequential(layer), {"0": "rows"}, 3, torch.randn(2, 3, rows, 4).double())
+def test_parts_that_see_padding_alone_and_images_without_a_batch() -> None:
+    padded = nn.Sequential(nn.Conv2d(3, 2, 1, padding=4))
+    for rows in (3, 4, 7):
+        compare(padded, {"0": "rows"}, 3, (2, 3, rows, 4))
+    compare(nn.Sequential(nn.Conv2d(3, 4, 3), nn.MaxPool2d(2)), {"0": "rows"}, 3, (3, 11, 8))
 
 
 POOLS = [
-    *pools(),
+    *POOLS_OF_NETWORKS.values(),
     nn.MaxPool2d(3, 2, padding=1, ceil_mode=True),
     nn.MaxPool2d((2, 3), (3, 1), dilation=(2, 1)),
     nn.MaxPool2d(2, 3, ceil_mode=True),
@@ -98,16 +86,9 @@ POOLS = [
 ]
 
 
-class Pooled(nn.Sequential):
-    """A convolution, and a pool of its rows."""
-
-    def __init__(self, pool: nn.Module) -> None:
-        super().__init__(nn.Conv2d(2, 3, 3, padding=1), pool, nn.Tanh())
-
-
 @pytest.mark.parametrize("pool", POOLS, ids=str)
 def test_pools_go_on_over_rows(pool: nn.Module) -> None:
-    model = Pooled(pool).double()
+    model = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), pool, nn.Tanh()).double()
     for num_parts in (1, 2, 3, 4):
         for rows in (*range(12, 19), 5):
             x = torch.randn(2, 2, rows, 9).double()
@@ -126,75 +107,51 @@ def test_the_rows_that_a_kernel_makes_are_those_of_torch() -> None:
                 slide = Slide(kernel, stride, padding, padding, dilation, is_ceil)
                 if slide.outputs(rows) < 1:
                     continue
-                found = F.max_pool2d(
-                    torch.zeros(1, rows, 1),
-                    (kernel, 1),
-                    (stride, 1),
-                    (padding, 0),
-                    (dilation, 1),
-                    is_ceil,
-                ).shape[1]
-                assert slide.outputs(rows) == found, (rows, slide)
+                words = (kernel, 1), (stride, 1), (padding, 0), (dilation, 1), is_ceil
+                pooled = F.max_pool2d(torch.zeros(1, rows, 1), *words)
+                assert slide.outputs(rows) == pooled.shape[1], (rows, slide)
 
 
-class Functional(nn.Module):
+def functional(_: Any, x: Tensor) -> Tensor:
     """As people write it."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = F.max_pool2d(F.relu(x), 2, ceil_mode=True) + F.avg_pool2d(x, (2, 2), ceil_mode=True)
-        return F.dropout(y * 2, 0.3)
+    y = F.max_pool2d(F.relu(x), 2, ceil_mode=True) + F.avg_pool2d(x, (2, 2), ceil_mode=True)
+    return F.dropout(y * 2, 0.3)
 
 
-class Between(nn.Module):
-    def __init__(self, between: Any) -> None:
-        super().__init__()
-        self.first, self.between = nn.Conv2d(2, 6, 3, padding=1), between
-        self.last = nn.Conv2d(6, 3, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.last(self.between(self.first(x)))
-        return y
+def with_between(between: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    layers = {"first": nn.Conv2d(2, 6, 3, padding=1), "last": nn.Conv2d(6, 3, 3)}
+    return Composed(lambda m, x: m.last(m.between(m.first(x))), **layers, between=between)
 
 
 @pytest.mark.parametrize(
     "between",
     [
-        Functional(),
-        nn.BatchNorm2d(6),
-        nn.LocalResponseNorm(5, 0.5),
-        LocalResponseNorm(5, 0.5),
-        nn.Sequential(nn.ReLU(inplace=True), nn.Dropout()),
-        nn.AdaptiveAvgPool2d(7),
-        nn.Upsample(scale_factor=2),
-        nn.Softmax(2),
+        *(Composed(functional), nn.BatchNorm2d(6), nn.LocalResponseNorm(5, 0.5)),
+        *(LocalResponseNorm(5, 0.5), nn.Sequential(nn.ReLU(inplace=True), nn.Dropout())),
+        *(nn.AdaptiveAvgPool2d(7), nn.Upsample(scale_factor=2), nn.Softmax(2)),
         nn.MaxPool2d(2, return_indices=False),
     ],
     ids=str,
 )
 def test_what_stands_between_layers_over_rows(between: Any) -> None:
-    torch.manual_seed(0)
-    model, x = Between(between).double(), torch.randn(3, 2, 13, 9).double()
+    model = with_between(between)
     for num_parts in (1, 2, 3):
-        compare(model, {"first": "rows", "last": "rows"}, num_parts, x)
-        compare(model, {"first": "rows"}, num_parts, x)
-        compare(model, {"first": "filters", "last": "rows"}, num_parts, x)
-        compare(model, {"first": "rows", "last": "channels"}, num_parts, x)
+        for last in ({"last": "rows"}, {}, {"last": "channels"}):
+            compare(model, {"first": "rows", **last}, num_parts, (3, 2, 13, 9))
+        compare(model, {"first": "filters", "last": "rows"}, num_parts, (3, 2, 13, 9))
 
 
 @pytest.mark.parametrize(
     "norm",
     [
-        nn.BatchNorm2d(6),
-        nn.BatchNorm2d(6, affine=False),
-        nn.BatchNorm2d(6, bias=False),
-        nn.BatchNorm2d(6, momentum=None),
-        nn.BatchNorm2d(6, track_running_stats=False),
+        *(nn.BatchNorm2d(6), nn.BatchNorm2d(6, affine=False), nn.BatchNorm2d(6, bias=False)),
+        *(nn.BatchNorm2d(6, momentum=None), nn.BatchNorm2d(6, track_running_stats=False)),
     ],
     ids=str,
 )
 def test_batch_norm_is_over_all_rows(norm: nn.Module) -> None:
-    torch.manual_seed(0)
-    model, x = Between(norm).double(), torch.randn(3, 2, 9, 7).double() * 3 + 5
+    model, x = with_between(norm), torch.randn(3, 2, 9, 7).double() * 3 + 5
     for num_parts in (1, 2, 4):
         split = compare(model, {"*": "rows"}, num_parts, x)
         split.eval(), model.eval()
@@ -206,7 +163,7 @@ def test_batch_norm_is_over_all_rows(norm: nn.Module) -> None:
 def test_blocks_of_a_residual_network() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 4, 7, 2, 3), BasicBlock(4, 6, 2), BasicBlock(6, 6, 1))
-    compare(model.double(), {"*": "rows"}, 4, torch.randn(2, 3, 17, 9).double())
+    compare(model, {"*": "rows"}, 4, (2, 3, 17, 9))
 
 
 def test_alexnet_narrowed_by_rows_then_neurons() -> None:
@@ -220,17 +177,8 @@ def test_alexnet_narrowed_by_rows_then_neurons() -> None:
         if isinstance(layer, nn.Conv2d):
             shape: Any = layer.kernel_size, layer.stride, layer.padding, 1, layer.groups
             layers[number] = nn.Conv2d(min(layer.in_channels, 4), 4, *shape)
-    small = nn.Sequential(nn.Sequential(*layers), nn.Flatten(), nn.Linear(4 * 3 * 2, 5)).double()
-    compare(small, {"0.*": "rows", "2": "neurons"}, 3, torch.randn(1, 3, 115, 99).double())
-
-
-def test_images_without_a_batch() -> None:
-    compare(
-        nn.Sequential(nn.Conv2d(3, 4, 3), nn.MaxPool2d(2)).double(),
-        {"0": "rows"},
-        3,
-        torch.randn(3, 11, 8).double(),
-    )
+    small = nn.Sequential(nn.Sequential(*layers), nn.Flatten(), nn.Linear(4 * 3 * 2, 5))
+    compare(small, {"0.*": "rows", "2": "neurons"}, 3, (1, 3, 115, 99))
 
 
 def test_too_few_rows_are_told_with_the_layer() -> None:

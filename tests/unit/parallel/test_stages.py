@@ -19,6 +19,7 @@ from firecaffe.models.known_networks import MODELS, build_model
 from firecaffe.models.model import classification_loss
 from firecaffe.parallel.passed import pack, tensors_in
 from firecaffe.parallel.stages import cut_stages
+from tests.kit.training_modules import Composed
 from tests.unit.parallel.in_stages import check_same_bits, narrow, run_in_stages, sent
 from tests.unit.parallel.odd import odd, odd_loss
 
@@ -47,25 +48,20 @@ def test_our_networks(name: str, size: int, names: list[str], training: bool) ->
 
 def test_each_tensor_is_the_networks_own_by_its_name() -> None:
     network = narrow("googlenet_bn")
-    stages = cut_stages(network, ["inception4b", "fc"])
-    found: dict[str, Tensor] = {}
-    for stage in stages:
-        own = dict(stage.module.named_parameters()) | dict(stage.module.named_buffers())
-        assert not own.keys() & found.keys()
-        found |= own
+    own: dict[str, Tensor] = {}
+    for stage in cut_stages(network, ["inception4b", "fc"]):
+        tensors = dict(stage.module.named_parameters()) | dict(stage.module.named_buffers())
+        assert not tensors.keys() & own.keys()
+        own |= tensors
     expected = dict(network.named_parameters()) | dict(network.named_buffers())
-    assert found.keys() == expected.keys()
-    assert all(found[name] is each for name, each in expected.items())
+    assert own.keys() == expected.keys()
+    assert all(own[name] is each for name, each in expected.items())
 
 
 @pytest.mark.parametrize(
     "names",
     [
-        [],
-        ["head"],
-        ["act"],
-        ["act", "middle", "last"],
-        ["middle.1", "last.1"],
+        *([], ["head"], ["act"], ["act", "middle", "last"], ["middle.1", "last.1"]),
         ["first.1", "head.2", "middle.2", "last.2"],
     ],
     ids=str,
@@ -78,17 +74,7 @@ def test_an_odd_network(names: list[str], training: bool) -> None:
     check_same_bits(network.train(training), names, x, odd_loss)
 
 
-def test_a_rank_can_keep_its_stage_alone() -> None:
-    network, _ = odd()
-    others = weakref.ref(network.get_submodule("last.2"))
-    stage = cut_stages(network, ["last"])[0]
-    del network
-    gc.collect()
-    assert others() is None
-    assert stage.module.get_parameter("first.0.weight").shape == (6, 3, 3, 3)
-
-
-def test_the_network_stays_as_it_is() -> None:
+def test_a_rank_can_keep_its_stage_alone_and_the_network_stays_as_it_is() -> None:
     network, _ = odd()
     state, own = copy.deepcopy(network.state_dict()), set(vars(network))
     stages = cut_stages(network, ["middle"])
@@ -96,6 +82,11 @@ def test_the_network_stays_as_it_is() -> None:
     assert sorted(names) == sorted(state)
     assert set(vars(network)) == own
     assert all(torch.equal(each, state[name]) for name, each in network.state_dict().items())
+    others, first = weakref.ref(network.get_submodule("last.2")), stages[0]
+    del network, stages
+    gc.collect()
+    assert others() is None
+    assert first.module.get_parameter("first.0.weight").shape == (6, 3, 3, 3)
 
 
 def test_inputs_that_need_no_gradient_and_stages_without_any() -> None:
@@ -108,29 +99,24 @@ def test_inputs_that_need_no_gradient_and_stages_without_any() -> None:
     check_same_bits(plain, ["1", "2"], torch.randn(2, 4), lambda y: y.square().sum())
 
 
-class Recurrent(nn.Module):
+def recurrent(m: Any, x: Tensor) -> Any:
     """A stack of recurrent layers; the upper ones begin in the state that the lower end in."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bottom = nn.GRU(5, 8, num_layers=2, dropout=0.5, batch_first=True)
-        self.middle = nn.GRU(8, 8, num_layers=2, batch_first=True)
-        self.top = nn.LSTM(8, 6, batch_first=True)
-        self.head = nn.Linear(6, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y, state = self.bottom(x)
-        y, _ = self.middle(y, state)
-        y, (last, _) = self.top(y)
-        logits: Tensor = self.head(last[-1] + y.mean(1))
-        return logits
+    y, state = m.bottom(x)
+    y, _ = m.middle(y, state)
+    y, (last, _) = m.top(y)
+    return m.head(last[-1] + y.mean(1))
 
 
 @pytest.mark.parametrize("names", [["middle"], ["middle", "top", "head"]], ids=str)
 def test_recurrent_layers(names: list[str]) -> None:
     torch.manual_seed(0)
+    grus = {
+        "bottom": nn.GRU(5, 8, num_layers=2, dropout=0.5, batch_first=True),
+        "middle": nn.GRU(8, 8, num_layers=2, batch_first=True),
+    }
+    network = Composed(recurrent, **grus, top=nn.LSTM(8, 6, batch_first=True), head=nn.Linear(6, 3))
     x, labels = torch.randn(3, 7, 5), torch.tensor([0, 2, 1])
-    check_same_bits(Recurrent(), names, x, lambda y: classification_loss(y, labels))
+    check_same_bits(network, names, x, lambda y: classification_loss(y, labels))
 
 
 class Alike(nn.Module):
@@ -139,28 +125,13 @@ class Alike(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.a, self.b, self.c = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
-        self.act = nn.ReLU()
-        self.unused = nn.Linear(4, 4)
+        self.act, self.unused = nn.ReLU(), nn.Linear(4, 4)
         self.d = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
         self.register_buffer("shift", torch.ones(4))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         y = self.act(self.a(x)) + self.shift
-        y = self.act(self.b(y))
-        result: Tensor = self.d(self.c(y))
-        return result
-
-
-def shared_weight(model: Any) -> None:
-    model.c.weight = model.a.weight
-
-
-def buffer_of_two(model: Any) -> None:
-    model.c.register_buffer("own", model.shift)
-
-
-def hooked(model: Any) -> None:
-    model.register_forward_hook(lambda *_: None)
+        return self.d(self.c(self.act(self.b(y))))
 
 
 def depends_on_data(model: Any) -> None:
@@ -169,10 +140,6 @@ def depends_on_data(model: Any) -> None:
 
 def draws(model: Any) -> None:
     model.d.forward = lambda x: model.d[1](model.d[0](x)) * float(torch.rand(1))
-
-
-def hooked_inside(model: Any) -> None:
-    model.d.register_full_backward_hook(lambda *_: None)
 
 
 def nothing(model: Any) -> None:
@@ -190,17 +157,23 @@ def nothing(model: Any) -> None:
         (["b", "unused"], nothing, "unused is not called in training"),
         (["a"], nothing, "the first stage would be empty; leave out a"),
         (["b", "d", "d.0"], nothing, "the stage of d would be empty; leave out d"),
-        (["b"], shared_weight, "a.weight and c.weight are one tensor, used in two stages"),
-        (["b"], buffer_of_two, "(shift and c.own|c.own and shift) are one tensor"),
-        (["b"], hooked, "the network has hooks"),
-        (["d.1"], hooked_inside, "d has hooks"),
+        (
+            ["b"],
+            lambda m: setattr(m.c, "weight", m.a.weight),
+            "a.weight and c.weight are one tensor, used in two stages",
+        ),
+        (
+            ["b"],
+            lambda m: m.c.register_buffer("own", m.shift),
+            "(shift and c.own|c.own and shift) are one tensor",
+        ),
+        (["b"], lambda m: m.register_forward_hook(print), "the network has hooks"),
+        (["d.1"], lambda m: m.d.register_full_backward_hook(print), "d has hooks"),
         (["d.1"], depends_on_data, "what d calls cannot be followed .*let no stage begin inside"),
         (["d.1"], draws, "random numbers are drawn beside the network's modules"),
     ],
 )
-def test_cuts_that_cannot_be(
-    names: list[str], change: Callable[[nn.Module], None], told: str
-) -> None:
+def test_cuts_that_cannot_be(names: list[str], change: Callable[[Any], object], told: str) -> None:
     network = Alike()
     change(network)
     before = torch.get_rng_state()
@@ -257,44 +230,21 @@ def test_layers_in_another_mode_than_the_network_stay_so() -> None:
     assert not cut_stages(network, ["b"])[1].module.get_submodule("b").training
 
 
-class Twice(nn.Module):
-    """A parameter, or a buffer, that is used before and after a cut."""
-
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
-        if kind == "parameter":
-            self.scale = nn.Parameter(torch.ones(4))
-        else:
-            self.register_buffer("scale", torch.ones(4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.b(self.a(x) * self.scale) * self.scale
-        return y
-
-
-@pytest.mark.parametrize("kind", ["parameter", "buffer"])
-def test_a_tensor_that_two_stages_use(kind: str) -> None:
+@pytest.mark.parametrize("kind", [nn.Parameter, nn.Buffer])
+def test_a_tensor_that_two_stages_use(kind: Any) -> None:
+    layers = {"a": nn.Linear(4, 4), "b": nn.Linear(4, 4), "scale": kind(torch.ones(4))}
+    network = Composed(lambda m, x: m.b(m.a(x) * m.scale) * m.scale, **layers)
     with pytest.raises(RecipeError, match=r"^stages: scale is used in two stages"):
-        cut_stages(Twice(kind), ["b"])
+        cut_stages(network, ["b"])
 
 
-class Shared(nn.Module):
-    """Two values that share memory."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(4, 4), nn.ReLU(inplace=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.a(x)
-        left, right = y.chunk(2, 1)
-        total: Tensor = self.b(left) + right
-        return total
+def halves(m: Any, x: Tensor) -> Any:
+    left, right = m.a(x).chunk(2, 1)
+    return m.b(left) + right
 
 
 def test_values_that_share_memory() -> None:
-    network = Shared()
+    network = Composed(halves, a=nn.Linear(4, 4), b=nn.ReLU(inplace=True))
     with pytest.raises(RecipeError, match=r"^stages: two tensors that share memory"):
         run_in_stages(cut_stages(network, ["b"]), torch.randn(2, 4), torch.sum)
 
@@ -335,11 +285,6 @@ def test_values_that_cannot_be_sent(value: Any) -> None:
         pack(value)
 
 
-def numbers(text: str) -> list[int]:
-    """The numbers of a row of a page that are longer than three digits."""
-    return [int(each.replace(",", "")) for each in re.findall(r"[\d,]{4,}", text)]
-
-
 @pytest.mark.parametrize(
     ("row", "name"),
     [
@@ -359,4 +304,5 @@ def test_the_numbers_of_the_page(row: str, name: str) -> None:
         first, second = cut_stages(network, [row.split("`")[1]])
         given = first.module(torch.randn(1, *MODELS[name].input_CHW))
     weights = [sum(p.numel() for p in each.module.parameters()) for each in (first, second)]
-    assert numbers(line) == [sum(each.numel() for each in tensors_in(given)), *weights]
+    numbers = [int(text.replace(",", "")) for text in re.findall(r"[\d,]{4,}", line)]
+    assert numbers == [sum(each.numel() for each in tensors_in(given)), *weights]

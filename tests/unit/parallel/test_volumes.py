@@ -51,13 +51,7 @@ def test_the_first_layer_has_no_gradient_of_its_input() -> None:
     first = Sizes(100, 8, 12, 8, 12, input_has_gradient=False)
     assert by_outputs(first, 4) == by_both(first, 4) == 3 / 4 * 12
     assert by_inputs(first, 4) == 3 / 4 * 2 * 12
-
-
-def test_nothing_is_sent_by_one_worker() -> None:
     assert data_numbers(FC6, 1) == by_outputs(FC6, 1) == by_inputs(FC6, 1) == by_both(FC6, 1) == 0
-
-
-def test_fewer_is_fewer() -> None:
     assert [most_samples(numbers, 4.0) for numbers in (0, 1, 4, 5, 8, 9)] == [0, 0, 0, 1, 1, 2]
 
 

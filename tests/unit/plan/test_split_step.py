@@ -1,5 +1,5 @@
 """The step and the memory of layouts: by data those of the forecast, in rows, by rows and by paths
-by hand. What the latter send is counted in tests/ranks/test_planned_split.py.
+by hand. What the latter send is counted in tests/ranks/test_split_parts.py.
 """
 
 from dataclasses import replace

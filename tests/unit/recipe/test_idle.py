@@ -22,6 +22,7 @@ from firecaffe.recipe.sections import Recipe
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.solvers.optimizer import SOLVERS, make_optimizer
 from firecaffe.solvers.rate_policy import POLICIES, learning_rate
+from tests.kit.training import recipe_with
 
 ROOT = Path(__file__).parents[3]
 OF_POLICY: dict[str, Any] = {"gamma": 0.4, "power": 0.7, "stepsize": 4, "stepvalue": [2, 5]}
@@ -85,16 +86,18 @@ def test_no_recipe_that_comes_along_has_one(path: Path) -> None:
     assert idle_words(read_recipe(path)) == {}
 
 
-def test_in_a_file_it_is_said_and_typed_it_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "recipe.toml"
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "recipe.toml"
+
+
+def test_in_a_file_it_is_said_and_typed_it_is_refused(path: Path) -> None:
     path.write_text("[exchange]\ncompressor_level = 1\n[data]\ncache_bytes = 9\n")
     said = idle_words(read_recipe(path))
     assert set(said) == {"exchange.compressor_level", "data.cache_bytes"}
     assert "exchange.compressor is 'none'" in said["exchange.compressor_level"]
     typed = [str(path), "--exchange.compressor_level", "2"]
-    with pytest.raises(
-        RecipeError, match=r"compressor_level 2 has no effect: exchange\.compressor"
-    ):
+    with pytest.raises(RecipeError, match=r"_level 2 has no effect: exchange\.compressor"):
         parse_recipe(of_train(), typed)
     parse_recipe(of_plan(has_recipe=True), [*typed, "--compressors", "int8"])
     parse_recipe(of_train(), [*typed, "--exchange.compressor", "int8"])
@@ -110,24 +113,27 @@ def test_in_a_file_it_is_said_and_typed_it_is_refused(tmp_path: Path) -> None:
         (of_plan(has_recipe=True), "exchange.algorithm", "--exchanges"),
     ],
 )
-def test_words_that_a_command_sets_itself(
-    tmp_path: Path, parser: Parser, word: str, reason: str
-) -> None:
-    """They were overwritten in silence."""
-    path = tmp_path / "recipe.toml"
+def test_words_that_a_command_sets(path: Path, parser: Parser, word: str, reason: str) -> None:
     path.touch()
     value = {"train.steps": "3", "exchange.algorithm": "ring", "run.digests": "true"}.get(word, "x")
-    with pytest.raises(
-        RecipeError, match=f"--{word} has no effect on {parser.command}: .*{reason}"
-    ):
+    said = f"--{word} has no effect on {parser.command}: .*{reason}"
+    with pytest.raises(RecipeError, match=said):
         parse_recipe(parser, [str(path), f"--{word}", value])
 
 
-def test_words_of_files_count_beside_a_net_of_caffes(tmp_path: Path) -> None:
-    path = tmp_path / "recipe.toml"
+def test_words_of_files_count_beside_a_net_of_caffes(path: Path) -> None:
     text = '[data]\nname = "caffe:net.prototxt"\npath = "x"\ndecode_threads = 2\nresize = 9\n'
     path.write_text(text)
-    said = idle_words(read_recipe(path))
-    assert set(said) == {"data.resize"}
+    assert set(idle_words(read_recipe(path))) == {"data.resize"}
     path.write_text(text.replace("caffe:net.prototxt", "generated"))
     assert "caffe:PATH" in idle_words(read_recipe(path))["data.path"]
+
+
+def test_words_of_masks_and_shared_values() -> None:
+    """That are not there, or final at once."""
+    words = {"prune.keep": {"a": 0.1}, "prune.steps": 5, "prune.every": 7}
+    assert {*idle_words(recipe_with(words))} == {"prune.steps", "prune.every"}
+    idle = {"prune.scope": "all", "share.start": "random", "share.train": False}
+    assert {*idle_words(recipe_with(idle))} == {*idle}
+    counts = {"prune.how": "gradual", "prune.steps": 10, "share.bits": {"*": 4}}
+    assert not idle_words(recipe_with({"prune.keep": {"*": 0.1}, **counts}))

@@ -2,7 +2,6 @@
 condition is not.
 """
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from firecaffe import Recipe
 from firecaffe.errors import RecipeError
 from firecaffe.recipe.checked_recipe import check_recipe
+from firecaffe.recipe.identity import flatten
 from firecaffe.recipe.refusals import REFUSALS, num_combinations, refusals
 from firecaffe.recipe.terms import (
     DEFAULTS,
@@ -21,75 +21,36 @@ from firecaffe.recipe.terms import (
     combinations,
     facts_of,
 )
+from tests.kit.training import recipe_with, words_of
+from tests.unit.recipe.other import OTHER
 
-VALUES: dict[str, list[Any]] = {
-    "comm_hook": [True],
-    "model": [True],
-    "workers": [2],
-    "hosts": [2],
-    "gpus": [True],
-    "system": ["darwin"],
-    "model.args": [{"depth": 2}],
-    "data.name": ["caffe:net.prototxt", "own:images"],
-    "data.args": [{"side": 2}],
-    "data.hold_out": [0.1],
-    "data.balance": ["classes"],
-    "data.augment": ["none"],
-    "data.crop": [24],
-    "data.pad": [2],
-    "data.mirror": [True],
-    "data.mean": [[0.5]],
-    "data.std": [[0.5]],
-    "data.order": ["shards"],
-    "task.name": ["caffe:net.prototxt"],
-    "task.args": [{"k": 2}],
-    "train.steps": [9],
-    "train.epochs": [2],
-    "train.ema_decay": [0.9],
-    "train.batch_norm_samples": [64],
-    "solver.type": ["adagrad", "lamb", "torch.optim:NAdam"],
-    "solver.momentum": [0.5],
-    "solver.momentum_form": ["caffe"],
-    "solver.momentum_correction": [True],
-    "solver.decay_form": ["l1"],
-    "solver.base_momentum": [0.85],
-    "solver.clip_gradients": [1.0],
-    "solver.warmup_steps": [3],
-    "exchange.algorithm": ["ring"],
-    "exchange.compressor": ["int8", "power_sgd"],
-    "exchange.compressor_level": [1],
-    "synchrony.mode": ["stale"],
-    "synchrony.server": ["sharded"],
-    "synchrony.in_flight": [2],
-    "synchrony.gradients_per_update": [2],
-    "synchrony.staleness_rate": ["inverse"],
-    "synchrony.compensate": ["delay"],
-    "synchrony.server_momentum": ["delayed_nesterov"],
-    "synchrony.speeds_from": ["rank-0.jsonl"],
-    "synchrony.overlap_steps": [1],
-    "synchrony.warm_steps": [1],
-    "synchrony.warm_epochs": [1],
-    "synchrony.warm_until_drop": [True],
-    "parallel.split": [{"classifier.*": "neurons"}],
-    "parallel.stages": [["features.6"]],
-    "parallel.scheme": ["one_weird_trick"],
-    "parallel.data": [2],
-    "parallel.model": [2],
-    "parallel.parts": [4],
-    "prune.keep": [{"*": 0.1}],
-    "prune.threshold": [{"*": 0.5}],
-    "prune.how": ["gradual"],
-    "prune.steps": [9],
-    "prune.scope": ["all"],
-    "share.bits": [{"*": 4}],
-}
-"""Values of words beside their default, of which examples are made."""
+VALUES = [
+    words_of(text)
+    for text in """
+comm_hook=True model=True workers=2 hosts=2 gpus=True system=darwin data.name=caffe:net.prototxt
+data.name=own:images data.order=shards task.name=caffe:net.prototxt task.args={'k':2} train.steps=9
+train.epochs=2 solver.type=adagrad solver.type=lamb solver.type=torch.optim:NAdam
+solver.decay_form=l1 exchange.algorithm=ring exchange.compressor=int8 exchange.compressor=power_sgd
+synchrony.mode=stale parallel.split={'classifier.*':'neurons'} parallel.stages=['features.6']
+parallel.scheme=one_weird_trick parallel.data=2 parallel.model=2 parallel.parts=4
+prune.threshold={'*':0.5} share.bits={'*':4}
+""".split()
+]
+"""Values beside the default and that of `other.py`, of which examples are made."""
+
+OTHERS = flatten(OTHER)
 
 
 def value_for(term: Term, holds: bool) -> Any:
     """A value with which a condition holds, or does not."""
     own = term.values if isinstance(term.values, tuple) else ()
-    for value in (DEFAULTS[term.word], *VALUES.get(term.word, ()), *own):
+    other = [OTHERS[term.word]] if term.word in OTHERS else []
+    for value in (
+        DEFAULTS[term.word],
+        *(v[term.word] for v in VALUES if term.word in v),
+        *other,
+        *own,
+    ):
         if term.holds({term.word: value}) == holds:
             return value
     raise AssertionError(f"VALUES lacks one of {term.word}")
@@ -97,20 +58,11 @@ def value_for(term: Term, holds: bool) -> Any:
 
 def example(words: dict[str, Any]) -> tuple[Recipe, dict[str, Any]]:
     """A recipe of these words, and what is given beside it."""
-    recipe = Recipe()
-    for word, value in words.items():
-        section, _, name = word.partition(".")
-        if name:
-            config = dataclasses.replace(getattr(recipe, section), **{name: value})
-            recipe = dataclasses.replace(recipe, **{section: config})
+    recipe = recipe_with({word: value for word, value in words.items() if "." in word})
     return recipe, {word: value for word, value in words.items() if word in GIVEN}
 
 
-def named(row: Refusal) -> str:
-    return " with ".join(each.told for each in row.when)
-
-
-@pytest.mark.parametrize("row", REFUSALS, ids=named)
+@pytest.mark.parametrize("row", REFUSALS, ids=lambda row: " with ".join(t.told for t in row.when))
 def test_a_row_refuses_what_it_says_and_nothing_else(row: Refusal) -> None:
     for terms in combinations(row.when):
         words = {term.word: value_for(term, holds=True) for term in terms}
@@ -132,12 +84,11 @@ def test_a_row_refuses_what_it_says_and_nothing_else(row: Refusal) -> None:
 
 def test_an_error_says_the_words_why_and_what_to_do() -> None:
     recipe, _ = example({"exchange.update_at": "shards", "synchrony.mode": "stale"})
+    (row,) = refusals(facts_of(recipe, {}))
     with pytest.raises(RecipeError) as told:
         check_recipe(recipe)
-    (row,) = refusals(facts_of(recipe, {}))
-    assert str(told.value) == (
-        f"exchange.update_at = shards with synchrony.mode = stale: {row.because}; {row.instead}"
-    )
+    words = "exchange.update_at = shards with synchrony.mode = stale"
+    assert str(told.value) == f"{words}: {row.because}; {row.instead}"
 
 
 def test_a_row_is_there_once() -> None:

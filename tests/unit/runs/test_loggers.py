@@ -16,7 +16,7 @@ from firecaffe import DataConfig, Recipe, RunConfig, TrainConfig
 from firecaffe.errors import RecipeError
 from firecaffe.runs import loggers
 from firecaffe.runs.loggers import LOGGERS, Loggers, check_libraries, check_loggers
-from tests.unit.training.test_validation import images
+from tests.kit.training import images
 
 RECIPE = Recipe(
     train=TrainConfig(8, 4, steps=3, eval_every=2), data=DataConfig(hold_out=0.25), run=RunConfig()

@@ -2,16 +2,35 @@
 
 from collections.abc import Callable
 from itertools import count
+from pathlib import Path
+from random import Random
 
 from firecaffe.synchrony.events import Event, Join, Lose, Pull, Push
 from firecaffe.synchrony.leaf_queue import Leaf, LeafQueue, Leaves
-from firecaffe.synchrony.server_policies import Policy, Update, Work
+from firecaffe.synchrony.log import Lines, head
+from firecaffe.synchrony.server_policies import (
+    Asynchronous,
+    Backup,
+    BackupAgain,
+    Policy,
+    Stale,
+    Update,
+    Work,
+)
 
 LEAVES = Leaves(first_step=2, last_step=7, steps_per_epoch=3, per_step=4, per_epoch=10)
 """Steps of 4, 4 and 2 leaves: the first one here is the last of an epoch."""
 
 Choose = Callable[[int], int]
 """One of so many."""
+
+POLICIES: dict[str, Callable[[LeafQueue], Policy]] = {
+    "backup": lambda queue: Backup(queue, 3, 2, backup_workers=1),
+    "backup again": lambda queue: BackupAgain(queue, 3, 2, backup_workers=1),
+    "stale": lambda queue: Stale(queue, 3, 2, max_staleness=2),
+    "asynchronous": lambda queue: Asynchronous(queue, 3, 2),
+    "softsync": lambda queue: Asynchronous(queue, 3, 2, gradients_per_update=3),
+}
 
 
 def all_leaves(leaves: Leaves) -> set[Leaf]:
@@ -57,5 +76,20 @@ def drive(
     raise AssertionError
 
 
+def some_events(name: str = "asynchronous", faults: int = 0) -> list[Event]:
+    return drive(POLICIES[name], Random(5).randrange, faults=faults)
+
+
+def write_log(path: Path, events: list[Event]) -> bytes:
+    """Returns what it has written."""
+    lines = Lines()
+    path.write_bytes(b"".join([lines.line(head(2, 3)), *map(lines.event, events)]))
+    return path.read_bytes()
+
+
+def pushes(events: list[Event]) -> list[Push]:
+    return [event for event in events if isinstance(event, Push)]
+
+
 def updates(events: list[Event]) -> list[Update]:
-    return [each.update for each in events if isinstance(each, Push) and each.update is not None]
+    return [push.update for push in pushes(events) if push.update is not None]

@@ -1,9 +1,9 @@
 """Policies under random orders of events: what holds of all of them, and of each."""
 
 import json
-from collections.abc import Callable
 from functools import partial
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -18,19 +18,11 @@ from firecaffe.synchrony.server_policies import (
     Asynchronous,
     Backup,
     BackupAgain,
-    Policy,
     Stale,
     make_policy,
 )
-from tests.unit.synchrony.drive import LEAVES, all_leaves, drive, updates
+from tests.unit.synchrony.drive import LEAVES, POLICIES, all_leaves, drive, pushes, updates
 
-POLICIES: dict[str, Callable[[LeafQueue], Policy]] = {
-    "backup": lambda queue: Backup(queue, 3, 2, backup_workers=1),
-    "backup again": lambda queue: BackupAgain(queue, 3, 2, backup_workers=1),
-    "stale": lambda queue: Stale(queue, 3, 2, max_staleness=2),
-    "asynchronous": lambda queue: Asynchronous(queue, 3, 2),
-    "softsync": lambda queue: Asynchronous(queue, 3, 2, gradients_per_update=3),
-}
 seeds = st.integers(0, 2**32)
 
 
@@ -38,10 +30,9 @@ def test_every_mode_with_a_server_has_a_policy() -> None:
     assert tuple(SYNCHRONY) == SERVED
     for mode in SYNCHRONY:
         assert make_policy(SynchronyConfig(mode), LEAVES, 3).version == LEAVES.first_step
-    forgets = SynchronyConfig("backup", dropped="forget")
-    assert type(make_policy(forgets, LEAVES, 3)) is Backup
-    again = SynchronyConfig("backup", dropped="again")
-    assert type(make_policy(again, LEAVES, 3)) is BackupAgain
+    kinds: dict[Any, type] = {"forget": Backup, "again": BackupAgain}
+    for dropped, kind in kinds.items():
+        assert type(make_policy(SynchronyConfig("backup", dropped=dropped), LEAVES, 3)) is kind
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -89,8 +80,7 @@ def test_backup_drops_the_late_ones_for_good(seed: int, backups: int, faults: in
         assert len(update.dropped) <= backups
         assert len(update.works) >= max(1, LEAVES.of_step(step) - backups)
     gone = {leaf for update in updates(events) for leaf in update.dropped}
-    late = [each for each in events if isinstance(each, Push) and each.work.leaf in gone]
-    assert not any(push.counts for push in late)
+    assert not any(push.counts for push in pushes(events) if push.work.leaf in gone)
 
 
 @settings(max_examples=60)
@@ -110,10 +100,9 @@ def test_backup_hands_the_late_ones_out_again(seed: int, backups: int, faults: i
     assert {update.staleness(work) for update in made for work in update.works} == {0}
     assert all(len(update.again) <= backups for update in made)
     version = LEAVES.first_step
-    for each in events:
-        if isinstance(each, Push):
-            assert not each.counts or each.work.version == version
-            version = version if each.update is None else each.update.version
+    for push in pushes(events):
+        assert not push.counts or push.work.version == version
+        version = version if push.update is None else push.update.version
     if not backups:
         assert not any(update.again for update in made)
 
@@ -122,8 +111,8 @@ def test_who_is_late_all_the_time_holds_up_the_last_update_alone() -> None:
     """Who began last is done first, so learner 0, who began first, is never in time."""
     leaves = Leaves(0, 6, 3, per_step=4, per_epoch=12)
     events = drive(lambda queue: BackupAgain(queue, 4, 0, 1), lambda count: count - 1, leaves)
-    first = [each for each in events if isinstance(each, Push) and each.work.learner == 0]
-    assert [(each.counts, each.work.leaf) for each in first] == [(False, Leaf(0, 0))]
+    first = [push for push in pushes(events) if push.work.learner == 0]
+    assert [(push.counts, push.work.leaf) for push in first] == [(False, Leaf(0, 0))]
     of_leaf_0 = [w.learner for u in updates(events) for w in u.works if w.leaf == Leaf(0, 0)]
     assert of_leaf_0 == [1]
     assert [len(update.works) for update in updates(events)] == [3] * 8
@@ -175,34 +164,26 @@ def test_softsync_s_staleness_is_about_n() -> None:
     """Zhang et al. 2016: c = N / n gradients an update have a mean staleness of about n."""
     leaves = Leaves(0, 40, 40, per_step=24, per_epoch=960)
     for n in (1, 2, 4, 12):
-        made = updates(
-            drive(
-                partial(Asynchronous, learners=12, gradients_per_update=12 // n), in_turn(), leaves
-            )
-        )
+        make = partial(Asynchronous, learners=12, gradients_per_update=12 // n)
+        made = updates(drive(make, lambda _: 0, leaves))  # who works for longest is done first
         found = [update.staleness(work) for update in made for work in update.works]
         assert sum(found) / len(found) == pytest.approx(n, abs=1.1)
         if n == 1:
             assert set(found) <= {0, 1, 2}
 
 
-def in_turn() -> Callable[[int], int]:
-    """The learner that works for longest is done first."""
-    return lambda _: 0
-
-
 def test_a_lost_learner_s_leaf_goes_to_others_and_its_gradient_is_dropped() -> None:
     policy = Asynchronous(LeafQueue(LEAVES), 2, 2)
-    first, second = policy.begin(0), policy.begin(1)
-    assert first is not None
-    assert second is not None
+    policy.begin(0), policy.begin(1)
+    first, second = policy.in_flight[0], policy.in_flight[1]
     policy.lose(0)
     assert not policy.contribute(first)
     assert policy.commit() is None
     assert policy.contribute(second)
-    again = policy.begin(1)
-    assert again is not None
-    assert again.leaf == first.leaf == Leaf(2, 0)
+    policy.begin(1)
+    assert policy.in_flight[1].leaf == first.leaf == Leaf(2, 0)
+    with pytest.raises(ValueError, match="learner 1"):
+        policy.begin(1)  # it has work
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -221,37 +202,15 @@ def test_a_policy_goes_on_from_its_state(name: str) -> None:
             assert (policy.contribute(event.work), policy.commit()) == (event.counts, event.update)
 
 
-IN_FLIGHT = [[0, 2, 0, 2]]
+def desk(version: int, next_: list[int], *returned: list[int]) -> dict[str, object]:
+    queue = {"next": next_, "returned": [*returned]}
+    return {"version": version, "queue": queue, "learners": [0, 1], "in_flight": [[0, 2, 0, 2]]}
+
+
 STATES: dict[str, dict[str, object]] = {
-    "backup": {
-        "desk": {
-            "version": 3,
-            "queue": {"next": [3, 0], "returned": []},
-            "learners": [0, 1],
-            "in_flight": IN_FLIGHT,
-        },
-        "step": 3,
-        "arrived": [],
-        "turns": [],
-    },
-    "stale": {
-        "desk": {
-            "version": 3,
-            "queue": {"next": [3, 1], "returned": [[3, 0]]},
-            "learners": [0, 1],
-            "in_flight": IN_FLIGHT,
-        },
-        "pending": [],
-    },
-    "softsync": {
-        "desk": {
-            "version": 2,
-            "queue": {"next": [3, 1], "returned": [[3, 0]]},
-            "learners": [0, 1],
-            "in_flight": IN_FLIGHT,
-        },
-        "pending": [[1, 2, 1, 2]],
-    },
+    "backup": {"desk": desk(3, [3, 0]), "step": 3, "arrived": [], "turns": []},
+    "stale": {"desk": desk(3, [3, 1], [3, 0]), "pending": []},
+    "softsync": {"desk": desk(2, [3, 1], [3, 0]), "pending": [[1, 2, 1, 2]]},
 }
 """Of checkpoints as they were first written: all began, learner 1 pushed, learner 2 was lost."""
 
@@ -262,10 +221,3 @@ def test_an_earlier_checkpoint_is_read(name: str) -> None:
     policy.load_state_dict(STATES[name])
     found = json.loads(json.dumps(policy.state_dict()))
     assert found == {word: STATES[name][word] for word in found}
-
-
-def test_who_has_work_asks_for_none() -> None:
-    policy = Asynchronous(LeafQueue(LEAVES), 2, 2)
-    policy.begin(0)
-    with pytest.raises(ValueError, match="learner 0"):
-        policy.begin(0)

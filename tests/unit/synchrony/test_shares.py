@@ -8,13 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from firecaffe.exchange.leaves import Shares, equal_shares, largest_nodes
-from firecaffe.synchrony.shares import (
-    GAIN,
-    TOLERANCE,
-    balanced_shares,
-    longest_s,
-    next_shares,
-)
+from firecaffe.synchrony.shares import GAIN, TOLERANCE, balanced_shares, longest_s, next_shares
 
 SECONDS = st.sampled_from([0.5, 1.0, 1.01, 1.5, 2.0, 3.0]) | st.floats(0.01, 10)
 
@@ -39,18 +33,16 @@ def nodes(num_leaves: int, shares: Shares) -> tuple[int, int]:
 
 @settings(max_examples=200)
 @given(measured())
-def test_no_other_shares_are_faster_and_none_as_fast_has_fewer_nodes(
+def test_no_shares_are_faster_and_none_as_fast_has_fewer_nodes(
     case: tuple[int, list[float]],
 ) -> None:
     num_leaves, seconds = case
-    found = balanced_shares(num_leaves, seconds)
+    shares = balanced_shares(num_leaves, seconds)
     every = list(all_shares(num_leaves, len(seconds)))
-    assert found in every
-    shortest = min(longest_s(shares, seconds) for shares in every)
-    limit = shortest * (1 + TOLERANCE)
-    fewest = min(nodes(num_leaves, s) for s in every if longest_s(s, seconds) <= limit)
-    assert longest_s(found, seconds) <= limit
-    assert nodes(num_leaves, found) == fewest
+    limit = min(longest_s(other, seconds) for other in every) * (1 + TOLERANCE)
+    fast = [other for other in every if longest_s(other, seconds) <= limit]
+    assert shares in fast
+    assert nodes(num_leaves, shares) == min(nodes(num_leaves, other) for other in fast)
 
 
 @settings(max_examples=100)

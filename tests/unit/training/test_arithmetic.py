@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import firecaffe
-from firecaffe import Recipe, RunConfig
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.training.forward import _deterministic, arithmetic, seed_random
+from tests.kit.training import recipe_in
 from tests.ranks.networks import Everything, small_data
 
 
@@ -23,22 +23,11 @@ def drawn(*key: int | str) -> list[float]:
     return [*values, random.random(), *np.random.rand(2), random.gauss(), np.random.normal()]
 
 
-def test_the_same_key_gives_the_same_numbers() -> None:
+def test_another_key_gives_other_numbers_and_the_same_the_same() -> None:
     assert drawn(1, "dropout", 3, 4) == drawn(1, "dropout", 3, 4)
-
-
-def test_another_key_gives_other_numbers() -> None:
     keys: list[tuple[int | str, ...]] = [
-        (1, "dropout", 3, 4),
-        (2, "dropout", 3, 4),
-        (1, "weights", 3, 4),
-        (1, "dropout", 4, 3),
-        (1, "dropout", 34),
-        (1, "dropout", 3, 5),
-        (1, "dropout"),
-        (1,),
-        (-1,),
-        (10**30,),
+        *((1, "dropout", 3, 4), (2, "dropout", 3, 4), (1, "weights", 3, 4), (1, "dropout", 4, 3)),
+        *((1, "dropout", 34), (1, "dropout", 3, 5), (1, "dropout"), (1,), (-1,), (10**30,)),
         *((0, "dropout", step, leaf) for step in range(20) for leaf in range(20)),
     ]
     assert len({tuple(drawn(*key)) for key in keys}) == len(keys)
@@ -46,7 +35,8 @@ def test_another_key_gives_other_numbers() -> None:
 
 @pytest.mark.parametrize("before", ["nothing", "uniform", "normal", "seed"])
 def test_what_was_drawn_before_does_not_matter(before: str) -> None:
-    expected = drawn(7, "weights")
+    expected, own = drawn(7, "weights"), torch.Generator().manual_seed(5)
+    of_others = own.get_state()
     if before == "uniform":
         torch.rand(5), random.random(), np.random.rand()
     if before == "normal":  # torch makes normal numbers in pairs and keeps the second
@@ -59,13 +49,7 @@ def test_what_was_drawn_before_does_not_matter(before: str) -> None:
     torch.randn(1)
     seed_random(7, "weights")
     assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_other_generators_are_left_alone() -> None:
-    own = torch.Generator().manual_seed(5)
-    state = own.get_state()
-    seed_random(7, "weights")
-    assert torch.equal(own.get_state(), state)
+    assert torch.equal(own.get_state(), of_others)  # other generators are left alone
 
 
 @pytest.mark.parametrize("number", [1, 2])
@@ -113,10 +97,8 @@ def test_kernels_are_as_they_were(were: bool) -> None:
 
 def test_a_training_leaves_its_process_as_it_was(tmp_path: Path) -> None:
     threads, numbers = torch.get_num_threads(), torch.get_rng_state()
-    recipe = Recipe(
-        train=TrainConfig(global_batch_size=12, micro_batch_size=2, steps=1, threads=threads + 1),
-        run=RunConfig(folder=str(tmp_path / "run"), tensorboard=False),
-    )
+    sizes = {"global_batch_size": 12, "micro_batch_size": 2, "steps": 1, "threads": threads + 1}
+    recipe = recipe_in(tmp_path / "run", train=sizes)
     firecaffe.train(recipe, Everything, small_data(60), small_data(20, 1))
     assert torch.get_num_threads() == threads
     assert torch.equal(torch.get_rng_state(), numbers)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -13,26 +14,20 @@ from firecaffe.training import rebalance
 from firecaffe.training.outcome import StepResult
 from firecaffe.training.rebalance import Balance
 from firecaffe.training.times import Timings
+from tests.kit.training_fixtures import Patch
 
 FULL = 32
 
 
 def result(step: int, own_s: float, micro_batches: int, samples: int = FULL) -> StepResult:
     """Of a step with half of a rank's own time for data, and much waiting for others."""
-    timings = Timings(
-        step=step,
-        data_s=own_s / 2,
-        compute_s=own_s / 2,
-        exposed_communication_s=50.0,
-        exchange_s=60.0,
-        update_s=7.0,
-        step_s=own_s + 57.0,
-        micro_batches=micro_batches,
-    )
+    waits: dict[str, Any] = {"exposed_communication_s": 50.0, "exchange_s": 60.0, "update_s": 7.0}
+    own: dict[str, Any] = {"data_s": own_s / 2, "compute_s": own_s / 2, "step_s": own_s + 57.0}
+    timings = Timings(step=step, micro_batches=micro_batches, **own, **waits)
     return StepResult(samples, 0.0, {}, timings)
 
 
-def two_ranks(monkeypatch: pytest.MonkeyPatch, other_s: str) -> Balance:
+def two_ranks(monkeypatch: Patch, other_s: str) -> Balance:
     """Rank 0 of two; the other one always says the same."""
     monkeypatch.setattr(rebalance, "gather_text", lambda _, own: [own, other_s])
     world, layout = World(0, 2, torch.device("cpu")), Layout(2, 1, True)
@@ -40,10 +35,14 @@ def two_ranks(monkeypatch: pytest.MonkeyPatch, other_s: str) -> Balance:
 
 
 def test_own_time_is_what_a_smaller_share_would_shorten() -> None:
-    assert rebalance.own_seconds(result(1, 6.0, 3).timings) == 2.0
+    """And waits for the row."""
+    timings = result(1, 6.0, 3).timings
+    assert rebalance.own_seconds(timings) == 2.0
+    assert rebalance.own_seconds(dataclasses.replace(timings, idle_s=1.5)) == 2.5
+    assert rebalance.own_seconds(dataclasses.replace(timings, activations_s=3.0)) == 3.0
 
 
-def test_shares_follow_the_medians_of_full_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shares_follow_the_medians_of_full_steps(monkeypatch: Patch) -> None:
     own = two_ranks(monkeypatch, "1.0")
     # The first step warms up, and the last one of an epoch has few samples.
     for step, taken_s in enumerate([400.0, 12.0, 12.4, 11.6], 1):
@@ -57,7 +56,7 @@ def test_shares_follow_the_medians_of_full_steps(monkeypatch: pytest.MonkeyPatch
     ]
 
 
-def test_each_decision_is_by_the_steps_since_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_decision_is_by_the_steps_since_the_last(monkeypatch: Patch) -> None:
     own = two_ranks(monkeypatch, "1.0")
     own.add(result(1, 12.0, 4))
     own.decide(4)
@@ -68,31 +67,21 @@ def test_each_decision_is_by_the_steps_since_the_last(monkeypatch: pytest.Monkey
     assert [each for each in range(1, 13) if own.is_due(each)] == [4, 8, 12]
 
 
-def test_waits_for_the_row_count_too() -> None:
-    timings = result(1, 6.0, 3).timings
-    assert rebalance.own_seconds(dataclasses.replace(timings, idle_s=1.5)) == 2.5
-    assert rebalance.own_seconds(dataclasses.replace(timings, activations_s=3.0)) == 3.0
-
-
 ROWS = {
     # Of same samples a row has one share, of own ones each of its ranks an equal part of it.
     "same samples": (True, equal_shares(12, 2), [8, 8, 4, 4], [range(8), range(8, 12)]),
     "own samples": (
-        False,
-        equal_shares(12, 4),
-        [4, 4, 2, 2],
+        *(False, equal_shares(12, 4), [4, 4, 2, 2]),
         [range(4), range(4, 8), range(8, 10), range(10, 12)],
     ),
 }
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_a_row_is_as_fast_as_its_slowest_rank(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_row_is_as_fast_as_its_slowest_rank(monkeypatch: Patch, name: str) -> None:
     shares_samples, first, counts, shares = ROWS[name]
-    told = json.dumps
-    monkeypatch.setattr(
-        rebalance, "gather_text", lambda _, own: [own, told(1.0), *map(told, (1.0, 2.0))]
-    )
+    others = [json.dumps(seconds) for seconds in (1.0, 1.0, 2.0)]
+    monkeypatch.setattr(rebalance, "gather_text", lambda _, own: [own, *others])
     world = World(2, 4, torch.device("cpu"))
     own = Balance(world, Layout(2, 2, shares_samples), 12, FULL, 4, first)
     own.add(result(1, 0.5 * len(first[0]), len(first[0])))

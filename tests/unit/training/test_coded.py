@@ -1,7 +1,12 @@
-"""A network goes into a .fcz file and comes out; what a file says runs no code of others."""
+"""A network goes into a .fcz file and comes out; what a file says runs no code of others. And
+about.json: what is written is read, and damage is told with its word.
+"""
 
-from collections.abc import Callable
+import json
+import os
+import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +18,15 @@ from torch import nn
 
 import firecaffe
 from firecaffe.compression import fcz
-from firecaffe.errors import CheckpointError, FirecaffeError
+from firecaffe.errors import CheckpointError, FirecaffeError, RunError
 from firecaffe.models.network import make_network
 from firecaffe.models.weights import load_weights
 from firecaffe.training.coded import describe, described, tensors_of
-from firecaffe.training.run_facts import About
+from firecaffe.training.run_facts import ABOUT as ABOUT_FILE
+from firecaffe.training.run_facts import About, read_about, write_about
 from firecaffe.training.unpack_fcz import unpack
 from firecaffe.user_code import file_digest
+from tests.kit.training_fixtures import Patch
 from tests.unit.models.own_nets import Tied
 
 ABOUT = About(7, 1, ("a", "b"), (1, 28, 28), False, (1, 28, 28), "float32", ())
@@ -42,17 +49,31 @@ def file(tmp_path: Path, network: nn.Module) -> Path:
     return path
 
 
+def zeroed(network: nn.Module) -> nn.Module:
+    for each in network.parameters():
+        nn.init.zeros_(each)
+    return network
+
+
 def equal(one: nn.Module, other: nn.Module) -> bool:
     ours, theirs = one.state_dict(), other.state_dict()
     return list(ours) == list(theirs) and all(map(torch.equal, ours.values(), theirs.values()))
 
 
-def test_a_file_gives_its_network(file: Path, network: nn.Module) -> None:
+def test_a_file_gives_its_network(file: Path, network: nn.Module, tmp_path: Path) -> None:
     loaded = firecaffe.load(file)
     assert equal(loaded, network)
     assert not loaded.training
-    loaded = firecaffe.load(str(file), model=lambda: make_network(RECIPE.model, 7, 1))
-    assert equal(loaded, network)
+    assert equal(firecaffe.load(str(file), lambda: make_network(RECIPE.model, 7, 1)), network)
+    # First weights are taken from it; and it is unpacked.
+    other = zeroed(make_network(RECIPE.model, 7, 1))
+    taken = load_weights(other, str(file))
+    assert (taken.taken, taken.missing, taken.unexpected) == (8, [], [])
+    assert equal(other, network)
+    with fcz.read(file) as opened:
+        unpack(opened, tmp_path / "net.safetensors")
+    unpacked = load_file(tmp_path / "net.safetensors")
+    torch.testing.assert_close(unpacked, dict(network.state_dict()), rtol=0, atol=0)
 
 
 def test_a_file_says_what_is_of_the_network_alone(file: Path) -> None:
@@ -64,39 +85,15 @@ def test_a_file_says_what_is_of_the_network_alone(file: Path) -> None:
         assert opened.network["data"] == {"name": "generated", "mean": [0.5]}
 
 
-def test_first_weights_are_taken_from_a_file(file: Path, network: nn.Module) -> None:
-    other = make_network(RECIPE.model, 7, 1)
-    for each in other.parameters():
-        nn.init.zeros_(each)
-    found = load_weights(other, str(file))
-    assert (found.taken, found.missing, found.unexpected) == (8, [], [])
-    assert equal(other, network)
-
-
 def test_normalization_and_tied_weights_come_back(tmp_path: Path) -> None:
     path = tmp_path / "net.fcz"
-    makers: list[Callable[[], nn.Module]] = [
-        lambda: make_network(firecaffe.ModelConfig("resnet18"), 5),
-        lambda: Tied(5),
-    ]
-    for make in makers:
-        made = make()
+    resnet = partial(make_network, firecaffe.ModelConfig("resnet18"), 5)
+    for make in (resnet, partial(Tied, 5)):
+        made, other = make(), zeroed(make())
         fcz.write(path, tensors_of(made), {})
-        other = make()
-        for each in other.parameters():
-            nn.init.zeros_(each)
         assert equal(firecaffe.load(path, model=other), made)
     with fcz.read(path) as opened:
         assert len(opened.outlines) < len(made.state_dict())
-
-
-def test_unpacked_weights_are_the_same(file: Path, network: nn.Module, tmp_path: Path) -> None:
-    with fcz.read(file) as opened:
-        unpack(opened, tmp_path / "net.safetensors")
-    found = load_file(tmp_path / "net.safetensors")
-    state = network.state_dict()
-    assert found.keys() == state.keys()
-    assert all(torch.equal(found[name], each) for name, each in state.items())
 
 
 CALLED: list[str] = []
@@ -107,14 +104,18 @@ def called(**words: Any) -> nn.Module:
     return nn.Linear(2, 2)
 
 
+def refused(path: Path, words: str, error: type[FirecaffeError] = FirecaffeError) -> None:
+    with pytest.raises(error, match=words) as caught:
+        firecaffe.load(path)
+    assert "\n" not in str(caught.value)
+
+
 def test_a_file_alone_runs_no_code(tmp_path: Path) -> None:
     path = tmp_path / "net.fcz"
     network = nn.Linear(2, 2)
     for name in (f"{__name__}:called", f"{__file__}:called", "os:system", "timm:resnet18"):
         fcz.write(path, tensors_of(network), {"model": {"name": name, "args": {"x": 1}}})
-        with pytest.raises(FirecaffeError, match="code that is not firecaffe's") as caught:
-            firecaffe.load(path)
-        assert "\n" not in str(caught.value)
+        refused(path, "code that is not firecaffe's")
         assert equal(firecaffe.load(path, model=nn.Linear(2, 2)), network)
     assert not CALLED
 
@@ -134,10 +135,7 @@ def imported(tmp_path: Path) -> Path:
     net = tmp_path / "here" / "net.prototxt"
     net.parent.mkdir()
     net.write_text(PROTOTXT)
-    name = f"caffe:{net}"
-    recipe = firecaffe.Recipe(
-        model=firecaffe.ModelConfig(name), data=firecaffe.DataConfig("generated")
-    )
+    recipe = RECIPE.replace("model.name", f"caffe:{net}")
     path = net.with_name("net.fcz")
     network = describe(recipe, ABOUT)
     assert network["model"]["name"] == "caffe:net.prototxt"
@@ -147,33 +145,27 @@ def imported(tmp_path: Path) -> Path:
 
 
 def test_a_net_of_caffes_lies_beside_its_file_or_in_the_current_folder(
-    imported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    imported: Path, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     beside = firecaffe.load(imported)
     with fcz.read(imported) as opened:
         tensors = dict(opened.tensors())
-    assert {name: each.shape for name, each in tensors.items()} == {
-        "ip.weight": (2, 4),
-        "ip.bias": (2,),
-    }
+    shapes = {name: each.shape for name, each in tensors.items()}
+    assert shapes == {"ip.weight": (2, 4), "ip.bias": (2,)}
     assert all(np.array_equal(beside.state_dict()[name], each) for name, each in tensors.items())
     alone = imported.rename(tmp_path / "alone.fcz")
-    with pytest.raises(FirecaffeError, match=r"there is no net\.prototxt in ") as caught:
-        firecaffe.load(alone)
-    assert "\n" not in str(caught.value)
+    refused(alone, r"there is no net\.prototxt in ")
     monkeypatch.chdir(imported.parent)
     assert equal(firecaffe.load(alone), beside)
 
 
-def test_another_net_of_caffes_is_not_taken(
-    imported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_another_net_of_caffes_is_refused(
+    imported: Path, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     right = imported.with_name("net.prototxt").rename(tmp_path / "net.prototxt")
     wrong = imported.with_name("net.prototxt")
     wrong.write_text(PROTOTXT + "# of the same shapes\n")
-    with pytest.raises(FirecaffeError, match=f"{wrong} is another net") as caught:
-        firecaffe.load(imported)
-    assert "\n" not in str(caught.value)
+    refused(imported, f"{wrong} is another net")
     monkeypatch.chdir(right.parent)
     firecaffe.load(imported)
 
@@ -184,8 +176,7 @@ def test_a_file_alone_reads_no_net_in_other_folders(imported: Path, tmp_path: Pa
     with fcz.read(imported) as opened:
         tensors = dict(opened.tensors())
     fcz.write(elsewhere, tensors, {"model": {"name": f"caffe:{net}"}})
-    with pytest.raises(FirecaffeError, match=r"there is no net\.prototxt in "):
-        firecaffe.load(elsewhere)
+    refused(elsewhere, r"there is no net\.prototxt in ")
     net.rename(tmp_path / "net.prototxt")
     firecaffe.load(elsewhere)  # which says no digest
 
@@ -212,15 +203,12 @@ def test_a_file_that_is_not_its_network_is_refused(
 ) -> None:
     path = tmp_path / "net.fcz"
     fcz.write(path, tensors_of(network), description)
-    with pytest.raises(FirecaffeError) as caught:
-        firecaffe.load(path)
-    assert words in str(caught.value)
-    assert "\n" not in str(caught.value)
+    refused(path, re.escape(words))
 
 
 @pytest.mark.parametrize("name", ["vgg16", "caffe"])
 def test_a_file_whose_network_cannot_be_takes_no_memory_for_one(
-    imported: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    imported: Path, monkeypatch: Patch, name: str
 ) -> None:
     devices = []
     for init in (nn.Linear, nn.Conv2d, nn.Module):
@@ -238,8 +226,7 @@ def test_a_file_whose_network_cannot_be_takes_no_memory_for_one(
         net.write_text(net.read_text().replace("dim: 4", f"dim: {2**31 - 1} dim: {2**31 - 1}"))
         network = {"model": {"name": "caffe:net.prototxt"}}
     fcz.write(imported, {}, network)
-    with pytest.raises(CheckpointError, match="cannot be a network"):
-        firecaffe.load(imported)
+    refused(imported, "cannot be a network", CheckpointError)
     assert set(devices) == {"meta"}
 
 
@@ -251,3 +238,31 @@ def test_what_else_is_asked_of_a_file_is_one_line(file: Path, tmp_path: Path) ->
     for ask in (firecaffe.load, lambda path: load_weights(nn.Linear(2, 2), str(path))):
         with pytest.raises(FirecaffeError, match=r"net\.fcz: .*it has .* bytes, and says"):
             ask(file)
+
+
+def test_what_is_written_of_a_run_s_network_is_read(tmp_path: Path) -> None:
+    assert read_about(tmp_path) is None
+    write_about(tmp_path, ABOUT)
+    assert read_about(tmp_path) == ABOUT
+    (tmp_path / ABOUT_FILE).unlink()
+    os.mkfifo(tmp_path / ABOUT_FILE)
+    with pytest.raises(RunError, match="no regular file"):
+        read_about(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({"num_classes": "2"}, r"\$\.num_classes: expected int . null, got str"),
+        ({"num_classes": -1}, r"\$\.num_classes: expected int >= 0, found -1"),
+        ({"class_names": [1, 2]}, r"\$\.class_names\[0\]: expected str, got int"),
+        ({"sample_CHW": [3, 8.5, 8]}, r"\$\.sample_CHW\[1\]: expected int"),
+        ({"is_decoded": "no"}, r"\$\.is_decoded: expected bool"),
+    ],
+)
+def test_its_damage_is_told_with_its_word(words: dict[str, Any], said: str, tmp_path: Path) -> None:
+    write_about(tmp_path, ABOUT)
+    file = tmp_path / ABOUT_FILE
+    file.write_text(json.dumps({**json.loads(file.read_text()), **words}))
+    with pytest.raises(RunError, match=rf"about.json: .*{said}"):
+        read_about(tmp_path)

@@ -14,11 +14,9 @@ from firecaffe.errors import RecipeError
 from firecaffe.models.freeze import freeze
 from firecaffe.solvers.config import BY_ELEMENT
 from firecaffe.solvers.optimizer import SOLVERS, make_optimizer, set_rate
-from firecaffe.training.constraints import Constraint, Pruning, Sharing, make_constraints
+from firecaffe.training.constraints import Sharing, make_constraints
 from firecaffe.training.evaluation_weights import Ema
 from firecaffe.training.whole_tensors import AllHere
-
-SHARE = Recipe(share=ShareConfig({"*": 2}))
 
 
 def network() -> Any:
@@ -26,21 +24,19 @@ def network() -> Any:
     return nn.Sequential(nn.Linear(7, 9), nn.BatchNorm1d(9), nn.ReLU(), nn.Linear(9, 3))
 
 
-def constraints_of(recipe: Recipe, net: nn.Module) -> list[Constraint]:
+def constraints_of(net: nn.Module, **sections: Any) -> list[Any]:
     named = dict(net.named_parameters())
-    return make_constraints(recipe, named, named, AllHere())
-
-
-def words_of(solver: str) -> SolverConfig:
-    return SolverConfig(solver, base_lr=0.05, momentum=0.9, weight_decay=0.01)
+    return make_constraints(Recipe(**sections), named, named, AllHere())
 
 
 class Trained:
     """A network that is trained under a recipe's constraints, on random samples."""
 
-    def __init__(self, recipe: Recipe, net: nn.Module, solver: SolverConfig) -> None:
+    def __init__(self, net: nn.Module, solver: str | SolverConfig, **sections: Any) -> None:
         self.net, self.done = net, 0
-        self.constraints = constraints_of(recipe, net)
+        self.constraints = constraints_of(net, **sections)
+        if isinstance(solver, str):
+            solver = SolverConfig(solver, base_lr=0.05, momentum=0.9, weight_decay=0.01)
         self.named = dict(net.named_parameters())
         self.optimizer = make_optimizer(self.named, solver)
         self.ema = Ema(self.named, 0.9)
@@ -78,7 +74,7 @@ def check_masked(trained: Trained, masks: dict[str, Tensor]) -> None:
 @pytest.mark.parametrize("decay_form", ["l2", "l1", "decoupled"])
 def test_pruned_weights_stay_zero(solver: str, decay_form: Any) -> None:
     words = SolverConfig(solver, momentum=0.9, weight_decay=0.01, decay_form=decay_form, trust=1.0)
-    trained = Trained(Recipe(prune=PruneConfig({"*": 0.3})), network(), words)
+    trained = Trained(network(), words, prune=PruneConfig({"*": 0.3}))
     masks = {name: mask.clone() for name, mask in trained.first.masks.items()}
     assert [int(mask.sum()) for mask in masks.values()] == [19, 8]
     before = copy.deepcopy(trained.net.state_dict())
@@ -91,7 +87,7 @@ def test_pruned_weights_stay_zero(solver: str, decay_form: Any) -> None:
 
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_shared_weights_stay_shared(solver: str) -> None:
-    trained = Trained(SHARE, network(), words_of(solver))
+    trained = Trained(network(), solver, share=ShareConfig({"*": 2}))
     before = copy.deepcopy(trained.net.state_dict())
     for _ in range(5):
         trained.step()
@@ -135,8 +131,8 @@ def test_it_is_a_solver_with_the_values_as_parameters(solver: str) -> None:
     net = network().double()
     with torch.no_grad():
         net[0].weight[:, :3] = 0  # pruned
-    ours = Trained(SHARE, net, words_of(solver))
-    theirs = Trained(Recipe(), Codebooks(copy.deepcopy(net), ours.first), words_of(solver))
+    ours = Trained(net, solver, share=ShareConfig({"*": 2}))
+    theirs = Trained(Codebooks(copy.deepcopy(net), ours.first), solver)
     for _ in range(6):
         ours.step()
         theirs.step()
@@ -151,8 +147,7 @@ def test_it_is_a_solver_with_the_values_as_parameters(solver: str) -> None:
 
 @pytest.mark.parametrize("solver", ["sgd", "adam", "lamb"])
 def test_values_that_are_not_trained_stay(solver: str) -> None:
-    words = ShareConfig({"0": 3}, train=False)
-    trained = Trained(Recipe(share=words), network(), words_of(solver))
+    trained = Trained(network(), solver, share=ShareConfig({"0": 3}, train=False))
     before = copy.deepcopy(trained.net.state_dict())
     for _ in range(3):
         trained.step()
@@ -165,7 +160,7 @@ def test_values_that_are_not_trained_stay(solver: str) -> None:
 
 def test_gradual_pruning_goes_to_the_share_and_no_weight_comes_back() -> None:
     words = PruneConfig({"0": 0.1, "3": 0.5}, how="gradual", steps=10, every=4)
-    trained = Trained(Recipe(prune=words), network(), words_of("sgd"))
+    trained = Trained(network(), "sgd", prune=words)
     kept = [{name: mask.clone() for name, mask in trained.first.masks.items()}]
     for _ in range(12):
         trained.step()
@@ -186,8 +181,7 @@ def test_with_surgery_weights_come_back_until_the_masks_are_fixed() -> None:
     net: Any = nn.Sequential(nn.Linear(3, 1, bias=False))
     weight = net[0].weight
     words = PruneConfig({"0": 0.34}, how="surgery", steps=3, every=1)
-    [pruning] = constraints_of(Recipe(prune=words), net)
-    assert isinstance(pruning, Pruning)
+    [pruning] = constraints_of(net, prune=words)
     with torch.no_grad():  # as model.weights gives them
         weight.copy_(torch.tensor([[3.0, 1.0, -0.5]]))
     optimizer = torch.optim.SGD(net.parameters(), 1.0)
@@ -213,9 +207,8 @@ def test_with_surgery_weights_come_back_until_the_masks_are_fixed() -> None:
 
 @pytest.mark.parametrize("how", ["magnitude", "surgery"])
 def test_a_step_that_is_skipped_changes_nothing(how: Any) -> None:
-    steps = 0 if how == "magnitude" else 9
-    words = PruneConfig({"*": 0.3}, how=how, steps=steps)
-    trained = Trained(Recipe(prune=words), network(), words_of("adam"))
+    words = PruneConfig({"*": 0.3}, how=how, steps=0 if how == "magnitude" else 9)
+    trained = Trained(network(), "adam", prune=words)
     trained.step()
     before = copy.deepcopy(trained.net.state_dict())
     trained.step(is_skipped=True)
@@ -229,24 +222,18 @@ def test_memory_in_another_order() -> None:
     def made(layout: torch.memory_format) -> dict[str, Tensor]:
         torch.manual_seed(1)
         net: Any = nn.Sequential(nn.Conv2d(3, 8, 3)).to(memory_format=layout)  # type: ignore[call-overload]
-        words = Recipe(prune=PruneConfig({"0": 0.5}), share=ShareConfig({"0": 2}))
-        constraints = constraints_of(words, net)
+        words = {"prune": PruneConfig({"0": 0.5}), "share": ShareConfig({"0": 2})}
+        constraints = constraints_of(net, **words)
         for each in constraints:
             each.begin()
         net[0].weight.grad = torch.sin(torch.arange(216.0)).view(8, 3, 3, 3)
         for each in constraints:
             each.before_update(0)
-        grad = net[0].weight.grad
-        assert grad is not None
-        assert torch.equal(grad != 0, net[0].weight != 0)
-        return {**net.state_dict(), "grad": grad}
+        assert torch.equal(net[0].weight.grad != 0, net[0].weight != 0)
+        return {**net.state_dict(), "grad": net[0].weight.grad}
 
     one, other = made(torch.contiguous_format), made(torch.channels_last)
     assert all(torch.equal(one[name], other[name]) for name in one)
-
-
-def constrained(net: nn.Module, **words: Any) -> list[Constraint]:
-    return constraints_of(Recipe(**words), net)
 
 
 def frozen() -> Any:
@@ -255,81 +242,63 @@ def frozen() -> Any:
     return net
 
 
-MISTAKES: list[tuple[Callable[[], nn.Module], dict[str, Any], str]] = [
-    (network, {"prune": PruneConfig({"fc": 0.1})}, "prune.keep has 'fc', which no layer with wei"),
-    (network, {"prune": PruneConfig({"1": 0.1})}, "prune.keep has '1', .*they are called 0, 3"),
-    (network, {"share": ShareConfig({"fc*": 4})}, "share.bits has 'fc\\*', which no layer with w"),
-    (
-        lambda: nn.Sequential(network()),
-        {"prune": PruneConfig({"0": 0.1})},
-        "prune.keep has '0', which is no layer but has some; say '0.\\*'",
-    ),
-    (
-        network,
-        {"prune": PruneConfig({"*": 0.1}, {"0": 1.0})},
-        "prune.keep and prune.threshold both match 0; leave it out of one of them",
-    ),
-    (frozen, {"prune": PruneConfig({"*": 0.1})}, "prune.keep matches 0, .*, or say '0' = 1 after"),
-    (frozen, {"prune": PruneConfig({}, {"*": 1})}, "prune.threshold matches 0, which model.freez"),
-    (frozen, {"share": ShareConfig({"*": 4})}, "share.bits matches 0, which model.freeze keeps"),
-    (nn.Flatten, {"share": ShareConfig({"*": 4})}, "share.bits has '\\*', but the network has no"),
-]
-
-
-@pytest.mark.parametrize(("make", "words", "line"), MISTAKES)
-def test_layers_that_cannot_be_had(
-    make: Callable[[], nn.Module], words: dict[str, Any], line: str
-) -> None:
-    with pytest.raises(RecipeError, match=line):
-        constrained(make(), **words)
-
-
-def test_a_frozen_layer_that_keeps_all_is_left_alone() -> None:
-    [found] = constrained(frozen(), prune=PruneConfig({"*": 0.1, "0": 1.0}))
-    assert isinstance(found, Pruning)
-    assert [*found.masks] == ["3.weight"]
-
-
 def zeros(name: str) -> Any:
     net = network()
     nn.init.zeros_(net.get_submodule(name).weight)
     return net
 
 
-BEGINNINGS: list[tuple[Callable[[], nn.Module], dict[str, Any], str]] = [
-    (lambda: zeros("3"), {"prune": PruneConfig({"*": 0.1})}, "prune: the weights of 3 are all ze"),
-    (lambda: zeros("0"), {"share": ShareConfig({"*": 2})}, "share: the weights of 0 are all zero"),
-    (network, {"prune": PruneConfig({}, {"0": 9})}, "prune.threshold 9 keeps no weight of 0"),
-]
-
-
-@pytest.mark.parametrize(("make", "words", "line"), BEGINNINGS)
-def test_weights_that_cannot_be_brought_to_it(
-    make: Callable[[], nn.Module], words: dict[str, Any], line: str
-) -> None:
-    [found] = constrained(make(), **words)
-    with pytest.raises(RecipeError, match=line):
-        found.begin()
-
-
-def test_no_layer_is_to_be_empty_beside_larger_ones() -> None:
+def small_last() -> Any:
     net = network()
-    with torch.no_grad():
-        net[3].weight.mul_(1e-3)
-    [found] = constrained(net, prune=PruneConfig({"*": 0.1}, scope="all"))
-    with pytest.raises(RecipeError, match=r"prune.scope all keeps no weight of 3"):
-        found.begin()
+    net[3].weight.data.mul_(1e-3)
+    return net
 
 
-def test_without_words_there_are_none() -> None:
-    assert constrained(network(), model=ModelConfig(freeze=["0.*"])) == []
+@pytest.mark.parametrize(
+    ("make", "words", "line"),
+    [
+        (network, PruneConfig({"fc": 0.1}), "prune.keep has 'fc', which no layer with weights"),
+        (network, PruneConfig({"1": 0.1}), "prune.keep has '1', .*they are called 0, 3"),
+        (network, PruneConfig({"4.bias": 0.5}), r"'4\.bias', which no bias matches"),
+        (network, ShareConfig({"fc*": 4}), "share.bits has 'fc\\*', which no layer with weights"),
+        (lambda: nn.Sequential(network()), PruneConfig({"0": 0.1}), "no layer .*; say '0.\\*'"),
+        (
+            network,
+            PruneConfig({"*": 0.1}, {"0": 1.0}),
+            "prune.keep and prune.threshold both match 0",
+        ),
+        (frozen, PruneConfig({"*": 0.1}), "prune.keep matches 0, .*, or say '0' = 1 after"),
+        (frozen, PruneConfig({}, {"*": 1}), "prune.threshold matches 0, which model.freeze"),
+        (frozen, ShareConfig({"*": 4}), "share.bits matches 0, which model.freeze keeps"),
+        (nn.Flatten, ShareConfig({"*": 4}), "share.bits has '\\*', but the network has no"),
+        # Weights that cannot be brought to it.
+        (lambda: zeros("3"), PruneConfig({"*": 0.1}), "prune: the weights of 3 are all zero"),
+        (lambda: zeros("0"), ShareConfig({"*": 2}), "share: the weights of 0 are all zero"),
+        (network, PruneConfig({}, {"0": 9}), "prune.threshold 9 keeps no weight of 0"),
+        (small_last, PruneConfig({"*": 0.1}, scope="all"), "prune.scope all keeps no weight of 3"),
+    ],
+)
+def test_layers_that_cannot_be_had(make: Callable[[], nn.Module], words: Any, line: str) -> None:
+    with pytest.raises(RecipeError, match=line):
+        begin(make(), "prune" if isinstance(words, PruneConfig) else "share", words)
+
+
+def begin(net: nn.Module, section: str, words: Any) -> None:
+    [constraint] = constraints_of(net, **{section: words})
+    constraint.begin()
+
+
+def test_what_is_left_alone() -> None:
+    assert constraints_of(network(), model=ModelConfig(freeze=["0.*"])) == []
+    [pruning] = constraints_of(frozen(), prune=PruneConfig({"*": 0.1, "0": 1.0}))
+    assert [*pruning.masks] == ["3.weight"]
 
 
 def test_a_mean_is_the_derivative_by_the_value_over_its_weights() -> None:
     found = {}
     for gradient in ("sum", "mean"):
-        recipe = Recipe(share=ShareConfig({"*": 2}, gradient=gradient))
-        trained = Trained(recipe, network().double(), SolverConfig(momentum=0.0))
+        words = ShareConfig({"*": 2}, gradient=gradient)
+        trained = Trained(network().double(), SolverConfig(momentum=0.0), share=words)
         trained.net(torch.ones(6, 7).double()).square().mean().backward()
         trained.first.before_update(0)
         found[gradient] = {name: trained.named[name].grad for name in trained.first.codes}
@@ -339,14 +308,7 @@ def test_a_mean_is_the_derivative_by_the_value_over_its_weights() -> None:
 
 
 def test_biases_are_meant_by_their_own_names() -> None:
-    net = network()
-    words = Recipe(
-        prune=PruneConfig({"*": 0.5, "*.bias": 0.4}), share=ShareConfig({"0.bias": 1, "3": 1})
-    )
-    pruning, sharing = constraints_of(words, net)
-    assert isinstance(pruning, Pruning)
-    assert isinstance(sharing, Sharing)
+    prune, share = PruneConfig({"*": 0.5, "*.bias": 0.4}), ShareConfig({"0.bias": 1, "3": 1})
+    pruning, sharing = constraints_of(network(), prune=prune, share=share)
     assert list(pruning.masks) == ["0.weight", "0.bias", "1.bias", "3.weight", "3.bias"]
     assert list(sharing.codes) == ["0.bias", "3.weight"]
-    with pytest.raises(RecipeError, match=r"'4\.bias', which no bias matches"):
-        constraints_of(Recipe(prune=PruneConfig({"4.bias": 0.5})), net)

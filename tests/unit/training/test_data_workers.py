@@ -5,7 +5,7 @@ import os
 import random
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import Any
@@ -54,9 +54,8 @@ class Drawn(Dataset[Any]):
 
 def of_workers(workers: int, **words: int) -> Data:
     """Training, held-out and test samples, made by so many workers."""
-    train, test = (
-        check_own(name, from_torch(Drawn(**words), workers)) for name in ("train", "test")
-    )
+    names = ("train", "test")
+    train, test = (check_own(name, from_torch(Drawn(**words), workers)) for name in names)
     return divide(DataParts(train, test), DataConfig(hold_out=0.25))
 
 
@@ -81,17 +80,17 @@ def batches_of(data: Data) -> Iterator[Any]:
             yield inputs, targets
 
 
-def by_whom(batch: Any) -> set[int]:
-    return {int(process) for process in batch[1][1].tolist()}
+def makers_of(batches: Iterable[Any]) -> set[int]:
+    return {int(process) for batch in batches for process in batch[1][1].tolist()}
 
 
 def test_the_same_bits_from_other_processes_which_end() -> None:
     expected = list(batches_of(of_workers(0)))
-    assert set().union(*map(by_whom, expected)) <= {os.getpid()}
+    assert makers_of(expected) <= {os.getpid()}
     data = of_workers(2)
     with data_workers(data):
         found = list(batches_of(data))
-    makers = set().union(*map(by_whom, found))
+    makers = makers_of(found)
     assert os.getpid() not in makers
     assert 2 <= len(makers) <= 4  # two for training and what is held out of it, two for the test
     assert not any(psutil.pid_exists(maker) for maker in makers)
@@ -146,9 +145,7 @@ def test_classes_and_functions_that_no_process_could_import_are_sent() -> None:
 
     by_main = type("OfMain", (Local,), {"__module__": "__main__"})
     for kind in (Local, by_main):
-        alone, apart = (
-            check_own("train", from_torch(kind(), workers, collate)) for workers in (0, 1)
-        )
+        alone, apart = (check_own("train", from_torch(kind(), n, collate)) for n in (0, 1))
         data = divide(DataParts(apart, apart), DataConfig())
         samples = torch.arange(COUNT)
         with data_workers(data):
@@ -158,7 +155,7 @@ def test_classes_and_functions_that_no_process_could_import_are_sent() -> None:
 def rank_with_workers(pipe: Connection) -> None:
     data = of_workers(2)
     with data_workers(data):
-        pipe.send([int(each) for batch in batches_of(data) for each in by_whom(batch)])
+        pipe.send(makers_of(batches_of(data)))
         threading.Event().wait()
 
 
@@ -167,7 +164,7 @@ def test_they_end_with_a_rank_that_is_killed() -> None:
     own, other = context.Pipe()
     rank = context.Process(target=rank_with_workers, args=(other,))
     rank.start()
-    workers = [psutil.Process(number) for number in set(own.recv())]
+    workers = [psutil.Process(number) for number in own.recv()]
     assert workers
     rank.kill()
     rank.join()

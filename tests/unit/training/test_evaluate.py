@@ -1,5 +1,6 @@
 """An evaluation against a plain computation, on any number of ranks."""
 
+import copy
 import json
 from collections import Counter
 from dataclasses import replace
@@ -18,6 +19,8 @@ from firecaffe.tasks import Loss, Task, TaskConfig, task_of
 from firecaffe.tasks.metrics import count_correct
 from firecaffe.training import evaluate as module
 from firecaffe.training.evaluate import Evaluation, evaluate
+from tests.kit.training import ALONE
+from tests.kit.training_fixtures import Patch
 from tests.tracebacks import owners
 
 NUM_SAMPLES, NUM_CLASSES = 23, 7
@@ -49,20 +52,9 @@ def net() -> nn.Module:
     return nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Dropout(0.5), nn.Linear(16, 7))
 
 
-def alone(rank: int = 0, world_size: int = 1) -> World:
-    return World(rank, world_size, torch.device("cpu"))
-
-
-def run(
-    net: nn.Module,
-    data: Counted,
-    batch_size: int,
-    world: World,
-    loss: Loss = classification_loss,
-) -> Evaluation:
-    config = TrainConfig(eval_batch_size=batch_size)
+def run(net: nn.Module, data: Counted, size: int, world: World, loss: Loss) -> Evaluation:
     task = replace(task_of(TaskConfig(), NUM_CLASSES), loss=loss)
-    return evaluate(net, task, data, DataConfig(), config, world)
+    return evaluate(net, task, data, DataConfig(), TrainConfig(eval_batch_size=size), world)
 
 
 def uneven_loss(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -72,10 +64,13 @@ def uneven_loss(outputs: Tensor, labels: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("batch_size", [1, 5, 23, 100])
 def test_against_a_plain_computation(net: nn.Module, data: Counted, batch_size: int) -> None:
-    found = run(net, data, batch_size, alone())
+    before = copy.deepcopy(net.state_dict())
+    evaluation = run(net, data, batch_size, ALONE, classification_loss)
     assert data.asked == Counter(range(NUM_SAMPLES))
+    # The model is left as it was.
     assert net.training
-
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    assert all(parameter.grad is None for parameter in net.parameters())
     net.eval()
     with torch.no_grad():
         logits = net(data.inputs)
@@ -83,17 +78,11 @@ def test_against_a_plain_computation(net: nn.Module, data: Counted, batch_size: 
     labels = data.targets.tolist()
     top1 = sum(r[0] == label for r, label in zip(ranking, labels, strict=True))
     top5 = sum(label in r[:5] for r, label in zip(ranking, labels, strict=True))
-    assert found.samples == NUM_SAMPLES
-    assert found.metrics == {"top1": top1 / NUM_SAMPLES, "top5": top5 / NUM_SAMPLES}
-    assert found.largest_class_share == Counter(labels).most_common(1)[0][1] / NUM_SAMPLES
-    assert found.loss == pytest.approx(F.cross_entropy(logits, data.targets).item(), rel=1e-6)
-
-
-def test_the_model_is_left_as_it_was(net: nn.Module, data: Counted) -> None:
-    before = {name: value.clone() for name, value in net.state_dict().items()}
-    run(net, data, 5, alone())
-    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
-    assert all(parameter.grad is None for parameter in net.parameters())
+    assert evaluation.samples == NUM_SAMPLES
+    assert evaluation.metrics == {"top1": top1 / NUM_SAMPLES, "top5": top5 / NUM_SAMPLES}
+    assert evaluation.largest_class_share == Counter(labels).most_common(1)[0][1] / NUM_SAMPLES
+    loss = F.cross_entropy(logits, data.targets).item()
+    assert evaluation.loss == pytest.approx(loss, rel=1e-6)
 
 
 def of_one_alone(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -104,17 +93,18 @@ def test_a_metric_of_ones_own_that_takes_no_batch_is_named(net: nn.Module, data:
     """What is looked at before the first step is one sample."""
     task = Task(classification_loss, {"mine": of_one_alone}, higher_is_better=True)
     with pytest.raises(OwnCodeError, match=r"metric 'mine', of a batch .* raised") as caught:
-        evaluate(net, task, data, DataConfig(), TrainConfig(eval_batch_size=5), alone())
+        evaluate(net, task, data, DataConfig(), TrainConfig(eval_batch_size=5), ALONE)
     assert "of_one_alone" in caught.value.traceback
     assert owners(caught.value.traceback) == {"user"}
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 8])
 def test_any_number_of_ranks_counts_the_same(
-    net: nn.Module, data: Counted, world_size: int, monkeypatch: pytest.MonkeyPatch
+    net: nn.Module, data: Counted, world_size: int, monkeypatch: Patch
 ) -> None:
     """Ranks take turns in this process: first each says its part, then all hear all parts."""
-    expected = run(net, data, 2, alone(), uneven_loss)
+    expected = run(net, data, 2, ALONE, uneven_loss)
+    worlds = [World(rank, world_size, torch.device("cpu")) for rank in range(world_size)]
     data.asked.clear()
     texts: list[str] = []
     states: list[bytes] = []
@@ -129,13 +119,12 @@ def test_any_number_of_ranks_counts_the_same(
 
     monkeypatch.setattr(module, "gather_text", note)
     monkeypatch.setattr(module, "gather_bytes", note_states)
-    for rank in range(world_size):
-        run(net, data, 2, alone(rank, world_size), uneven_loss)
+    for world in worlds:
+        run(net, data, 2, world, uneven_loss)
     assert data.asked == Counter(range(NUM_SAMPLES))
     monkeypatch.setattr(module, "gather_text", lambda world, text: list(texts))
     monkeypatch.setattr(module, "gather_bytes", lambda world, data: list(states))
-    for rank in range(world_size):
-        assert run(net, data, 2, alone(rank, world_size), uneven_loss) == expected
+    assert all(run(net, data, 2, world, uneven_loss) == expected for world in worlds)
 
 
 @pytest.mark.parametrize("num_classes", [2, 5, 6, 10])
@@ -146,10 +135,8 @@ def test_count_correct(num_classes: int, headed: bool) -> None:
     rows = [torch.randperm(num_classes, generator=generator) for _ in range(40)]
     logits = torch.stack(rows).float()
     labels = torch.randint(0, num_classes, (40,), generator=generator)
-    better = [
-        sum(value > row[label] for value in row)
-        for row, label in zip(logits.tolist(), labels.tolist(), strict=True)
-    ]
+    pairs = zip(logits.tolist(), labels.tolist(), strict=True)
+    better = [sum(value > row[label] for value in row) for row, label in pairs]
     outputs = HeadedLogits(logits, -logits, -logits) if headed else logits
     top1, top5 = count_correct(outputs, labels)
     assert top1.dtype == top5.dtype == torch.float32

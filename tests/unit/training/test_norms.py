@@ -1,4 +1,6 @@
-"""BatchNorm statistics for evaluations: torch's own, and no bit of the training depends on them."""
+"""What evaluations take in the place of weights: BatchNorm statistics that are torch's own, on
+which no bit of the training depends, and the moving average against torch's.
+"""
 
 import copy
 import dataclasses
@@ -8,24 +10,23 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import update_bn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 
 import firecaffe
 from firecaffe import Recipe, SynchronyConfig
-from firecaffe.cluster.world import World
 from firecaffe.data import Batches, DataConfig, SampleOrder
 from firecaffe.errors import RecipeError
 from firecaffe.recipe.recorded_recipe import recipe_of
 from firecaffe.training.checkpoint import load_newest
+from firecaffe.training.evaluation_weights import Ema
 from firecaffe.training.parts import Parts
 from firecaffe.training.verification import replay
-from tests.unit.training.served.test_trainings import data, network, recipe
+from tests.kit.training import ALONE, data, fit_points, network, recipe_of_points
 
 SAMPLES, LEAF, PER_STEP = 50, 4, 8
 """12 whole micro-batches, of two steps."""
 
 TRAIN, TEST, VALIDATION = data(300, 0), data(100, 1), data(40, 2)
-ALONE = World(0, 1, torch.device("cpu"))
 
 EVERY_STEP = SynchronyConfig()
 REPLICAS = SynchronyConfig("local", replicas=4, local_steps=4)
@@ -39,12 +40,13 @@ CASES: dict[str, tuple[SynchronyConfig, float]] = {
 
 
 def made(folder: Path, words: SynchronyConfig, samples: int, **train: Any) -> Recipe:
-    found = recipe(folder, {}, **{"steps": 12, "batch_norm_samples": samples, **train})
-    return dataclasses.replace(found, synchrony=words, data=DataConfig())
+    length = {"steps": 12, "batch_norm_samples": samples, **train}
+    recipe = recipe_of_points(folder, {}, **length)
+    return dataclasses.replace(recipe, synchrony=words, data=DataConfig())
 
 
-def fit(wanted: Recipe, make: Any = network) -> firecaffe.Result:
-    return firecaffe.train(wanted, make, TRAIN, TEST, validation_set=VALIDATION)
+def fit(recipe: Recipe, make: Any = network) -> firecaffe.Result:
+    return fit_points(recipe, model=make, validation_set=VALIDATION)
 
 
 def torchs(net: nn.Module) -> dict[str, Tensor]:
@@ -53,7 +55,7 @@ def torchs(net: nn.Module) -> dict[str, Tensor]:
     batches = Batches(TRAIN, SampleOrder(1, 300, PER_STEP * LEAF, LEAF), DataConfig())
     leaves = [divmod(place, PER_STEP) for place in range(SAMPLES // LEAF)]
     update_bn([batches.train_batch(*leaf)[0] for leaf in leaves], net)
-    return dict(net.named_buffers())
+    return running(net)
 
 
 def running(net: nn.Module) -> dict[str, Tensor]:
@@ -61,31 +63,20 @@ def running(net: nn.Module) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_evaluations_take_torchs_statistics_and_the_training_its_own(
-    name: str, tmp_path: Path
-) -> None:
+def test_evaluations_take_torchs_statistics_the_training_its_own(name: str, tmp_path: Path) -> None:
     words, decay = CASES[name]
     plain = fit(made(tmp_path / "plain", words, 0, ema_decay=decay))
     run = tmp_path / "run"
     result = fit(made(run, words, SAMPLES, ema_decay=decay, eval_every=5))
-    assert (result.weights_sha256, result.state_sha256) == (
-        plain.weights_sha256,
-        plain.state_sha256,
-    )
+    assert result.weights_sha256 == plain.weights_sha256
+    assert result.state_sha256 == plain.state_sha256
     assert result.test_loss != plain.test_loss
-    expected = torchs(result.model)
-    for where, found in running(result.model).items():
-        torch.testing.assert_close(found, expected[where], rtol=1e-5, atol=1e-6)
     # Whoever loads the run, or any of its checkpoints, has the network that was evaluated.
-    for folder in (run, *(run / "checkpoints").glob("step-*")):
-        net = firecaffe.load(folder, network)
-        expected = torchs(net)
-        for where, found in running(net).items():
-            torch.testing.assert_close(found, expected[where], rtol=1e-5, atol=1e-6)
-    assert all(
-        torch.equal(found, running(result.model)[where])
-        for where, found in running(firecaffe.load(run, network)).items()
-    )
+    folders = run, *(run / "checkpoints").glob("step-*")
+    loaded = [firecaffe.load(folder, network) for folder in folders]
+    for net in (result.model, *loaded):
+        torch.testing.assert_close(running(net), torchs(net), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(running(loaded[0]), running(result.model), rtol=0, atol=0)
 
 
 def test_a_run_that_was_ended_is_replayed_to_its_checkpoint(tmp_path: Path) -> None:
@@ -111,3 +102,50 @@ def test_a_run_that_was_ended_is_replayed_to_its_checkpoint(tmp_path: Path) -> N
 def test_refused(samples: int, make: Any, line: str, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=line):
         fit(made(tmp_path / "run", EVERY_STEP, samples), make)
+
+
+def moved(model: nn.Module) -> None:
+    with torch.no_grad():
+        for each in model.parameters():
+            each.add_(torch.randn_like(each))
+
+
+def test_it_is_torch_s() -> None:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    theirs = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))  # type: ignore[no-untyped-call]
+    ours = Ema(dict(model.named_parameters()), 0.9)
+    for step in range(5):
+        moved(model)
+        theirs.update_parameters(model)
+        ours.update(step)
+        for name, average in theirs.module.named_parameters():
+            assert torch.equal(ours.average[name], average)
+
+
+def test_a_warm_up_forgets_the_first_weights_sooner() -> None:
+    weight = nn.Parameter(torch.zeros(1))
+    ema = Ema({"w": weight}, 0.5, warmup=True)
+    expected = 0.0
+    for step in range(12):
+        weight.data.fill_(step + 1)
+        ema.update(step)
+        decay = min(0.5, (1 + step) / (10 + step))
+        expected = step + 1 if step == 0 else decay * expected + (1 - decay) * (step + 1)
+        assert ema.average["w"].item() == pytest.approx(expected)
+
+
+def test_in_the_weights_place_and_back() -> None:
+    model = nn.Linear(2, 2)
+    ema = Ema(dict(model.named_parameters()), 0.5)
+    ema.update(0)
+    average = copy.deepcopy(model)
+    moved(model)
+    trained, inputs = copy.deepcopy(model), torch.rand(3, 2)
+    memory = [each.data_ptr() for each in model.parameters()]
+    with ema.in_place():
+        assert torch.equal(model(inputs), average(inputs))
+    assert torch.equal(model(inputs), trained(inputs))
+    assert torch.equal(ema.average["weight"], average.weight)
+    assert memory == [each.data_ptr() for each in model.parameters()]
+    assert all(each.requires_grad for each in model.parameters())

@@ -22,8 +22,12 @@ from firecaffe.runs.run_folder import (
 )
 from firecaffe.training import start
 from firecaffe.training.run_places import Places, find_places
+from tests.kit.training import ALONE
+from tests.kit.training_fixtures import Patch
 
-ALONE = World(0, 1, torch.device("cpu"))
+
+def find(folder: str, first: Path, steps: int = 0) -> Places:
+    return find_places(ALONE, RunConfig(folder), first, "a run", steps)
 
 
 def folder_of(run: str, path: Path, **facts: object) -> Path:
@@ -34,18 +38,16 @@ def folder_of(run: str, path: Path, **facts: object) -> Path:
 
 def test_who_sees_the_folder_of_rank_0_records_there(tmp_path: Path) -> None:
     first = folder_of("a run", tmp_path / "run")
-    places = find_places(ALONE, RunConfig("another"), first, "a run", 0)
+    places = find("another", first)
     assert (places.own, places.is_apart, places.notes("a host")) == (first, False, [])
 
 
 @pytest.mark.parametrize("named", ["", "own"])
-def test_who_does_not_makes_one_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
-) -> None:
+def test_who_does_not_makes_one_of_its_own(tmp_path: Path, monkeypatch: Patch, named: str) -> None:
     monkeypatch.chdir(tmp_path)
     # There may be a folder of that name here, of another run.
     first = folder_of("an earlier run", tmp_path / "there" / "name")
-    places = find_places(ALONE, RunConfig(named), first, "a run", 0)
+    places = find(named, first)
     assert places.own == tmp_path / (named or "runs/name")
     assert places.is_apart
     assert mark_of(places.own) == apart_mark("a run")
@@ -58,35 +60,30 @@ def test_who_does_not_makes_one_of_its_own(
 def test_a_next_attempt_goes_on_in_it(tmp_path: Path) -> None:
     """Rank 0's has the same path on its host, as it mostly has."""
     own = tmp_path / "own"
-    find_places(ALONE, RunConfig(str(own)), own, "a run", 0)
+    find(str(own), own)
     rows = own / "timings" / "rank-1.jsonl"
     rows.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n')
-    assert find_places(ALONE, RunConfig(str(own)), own, "a run", 2).is_apart
+    assert find(str(own), own, 2).is_apart
     assert rows.read_text() == '{"step": 1}\n{"step": 2}\n'
 
 
 def test_no_other_run_s_folder_is_written_into(tmp_path: Path) -> None:
     own = folder_of("an earlier run", tmp_path / "own")
-    expected = f"{re.escape(str(own))} exists already on .*two runs never"
-    with pytest.raises(RunError, match=expected):
-        find_places(ALONE, RunConfig(str(own)), tmp_path / "nowhere", "a run", 0)
+    with pytest.raises(RunError, match=f"{re.escape(str(own))} exists already on .*two runs never"):
+        find(str(own), tmp_path / "nowhere")
     assert [path.name for path in own.iterdir()] == [ENVIRONMENT]
     (tmp_path / "file").touch()
     with pytest.raises(RunError, match=r"file/own on .*: Not a directory"):
-        find_places(ALONE, RunConfig(str(tmp_path / "file/own")), tmp_path / "x", "a run", 0)
+        find(str(tmp_path / "file/own"), tmp_path / "x")
 
 
-def test_a_rank_0_without_the_folder_does_not_begin_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rank_0_without_the_folder_does_not_begin_anew(tmp_path: Path, monkeypatch: Patch) -> None:
     """As on another host after a restart; a folder of its own there may have the same path."""
     store = HashStore()
     store.set(f"{FOLDER}/0", str(tmp_path))
     world = World(0, 1, torch.device("cpu"), store=store)
     monkeypatch.setattr(start, "_calls", count())
-    with pytest.raises(
-        RunError, match=r"checkpoints: is not on .*, on which rank 0 is now"
-    ) as said:
+    with pytest.raises(RunError, match=r"is not on .*, on which rank 0 is now") as said:
         start.find_start(world, str(tmp_path / "an earlier run"))
     assert "\n" not in str(said.value)
     (tmp_path / "checkpoints").mkdir()

@@ -1,6 +1,5 @@
 """Plug-ins: named by the environment, asked in order, and one line where they cannot be loaded."""
 
-import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,15 +9,15 @@ import pytest
 from torch import Tensor
 
 import firecaffe
-from firecaffe import ModelConfig, Recipe, RunConfig, TrainConfig
 from firecaffe.cluster.world import World
-from firecaffe.data import DataConfig, SampleOrder
+from firecaffe.data import SampleOrder
 from firecaffe.data.train_batches import TrainBatches
 from firecaffe.errors import DataError, RecipeError
-from firecaffe.recipe.config import CheckpointConfig
 from firecaffe.training.checkpoint import Checkpoint
 from firecaffe.training.plugins import VARIABLE, Plugin, load_plugins
 from firecaffe.training.saver import Write
+from tests.kit.training import recipe_in, record_of
+from tests.kit.training_fixtures import Patch
 
 
 @dataclass(frozen=True)
@@ -61,52 +60,36 @@ class Noting(Plugin):
 
 def train_in(folder: Path) -> str:
     """The digest of a training of two steps of two micro-batches."""
-    recipe = Recipe(
-        model=ModelConfig("lenet"),
-        data=DataConfig("generated"),
-        train=TrainConfig(global_batch_size=4, micro_batch_size=2, steps=2, eval_batch_size=500),
-        checkpoint=CheckpointConfig(every=2),
-        run=RunConfig(folder=str(folder), tensorboard=False),
-    )
-    return firecaffe.train(recipe).state_sha256
+    train = {"global_batch_size": 4, "micro_batch_size": 2, "steps": 2, "eval_batch_size": 500}
+    parts = "model.name=lenet data.name=generated checkpoint.every=2"
+    return firecaffe.train(recipe_in(folder, parts, train=train)).state_sha256
 
 
-def name_plugins(monkeypatch: pytest.MonkeyPatch, **modules: object) -> None:
+def name_plugins(monkeypatch: Patch, **modules: object) -> None:
     """Lets the environment name modules of these members."""
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setenv(VARIABLE, ",".join(modules))
 
 
-def test_plugins_stand_around_batches_and_checkpoints_in_their_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plugins_stand_around_batches_and_checkpoints(tmp_path: Path, monkeypatch: Patch) -> None:
     undisturbed = train_in(tmp_path / "undisturbed")
     seen: list[str] = []
-    makers = {
-        name: SimpleNamespace(plugin=lambda name=name: Noting(name, seen))
-        for name in ("inner", "outer")
-    }
-    name_plugins(monkeypatch, **makers)
+    inner = SimpleNamespace(plugin=lambda: Noting("inner", seen))
+    outer = SimpleNamespace(plugin=lambda: Noting("outer", seen))
+    name_plugins(monkeypatch, inner=inner, outer=outer)
     assert train_in(tmp_path / "noted") == undisturbed
-    record = json.loads((tmp_path / "noted" / "result.json").read_text())
-    assert record["plugins"] == [Noting.__module__] * 2
-    assert seen == [
-        *("inner check 1", "outer check 1"),
-        *(
-            f"{name} batch {step}.{leaf}"
-            for step in range(2)
-            for leaf in range(2)
-            for name in ("outer", "inner")
-        ),
-        *("outer checkpoint 2", "inner checkpoint 2"),
-    ]
+    assert record_of(tmp_path / "noted")["plugins"] == [Noting.__module__] * 2
+    leaves = [f"{step}.{leaf}" for step in range(2) for leaf in range(2)]
+    batches = [f"{name} batch {leaf}" for leaf in leaves for name in ("outer", "inner")]
+    saved = "outer checkpoint 2", "inner checkpoint 2"
+    assert seen == ["inner check 1", "outer check 1", *batches, *saved]
 
 
-@pytest.mark.parametrize("names", ["", " ", ","])
-def test_no_name_is_no_plugin(monkeypatch: pytest.MonkeyPatch, names: str) -> None:
-    monkeypatch.setenv(VARIABLE, names)
-    assert load_plugins() == ()
+def test_no_name_is_no_plugin(monkeypatch: Patch) -> None:
+    for names in ("", " ", ","):
+        monkeypatch.setenv(VARIABLE, names)
+        assert load_plugins() == ()
 
 
 def fail() -> Plugin:
@@ -123,7 +106,7 @@ def fail() -> Plugin:
     ],
 )
 def test_one_that_cannot_be_loaded_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, module: object, found: str
+    monkeypatch: Patch, module: object, found: str
 ) -> None:
     name_plugins(monkeypatch, broken=module)
     with pytest.raises(RecipeError) as caught:
@@ -133,9 +116,7 @@ def test_one_that_cannot_be_loaded_is_one_line(
     assert found in line
 
 
-def test_what_a_plugin_refuses_it_says_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_plugin_refuses_it_says_itself(tmp_path: Path, monkeypatch: Patch) -> None:
     class Refusing(Plugin):
         def check(self, world_size: int) -> None:
             raise DataError(f"not with {world_size}")

@@ -1,27 +1,33 @@
-"""Checkpoints written beside the training hold the state as it was when they were asked for."""
+"""Checkpoints written beside the training hold the state as it was when they were asked for; and
+tensors that are written one at a time are a file as the safetensors library reads it.
+"""
 
+import json
+import os
 import shutil
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from torch import Tensor
 
-from firecaffe.cluster.world import World
 from firecaffe.errors import CheckpointError, RunError
 from firecaffe.training import tensor_file
 from firecaffe.training.checkpoint import Checkpoint, load_newest, save_checkpoint
 from firecaffe.training.piece import Weights
 from firecaffe.training.saver import Saver
 from firecaffe.training.state import State
-from firecaffe.training.tensor_file import Stored, Under
-from firecaffe.transport.collect import HeldPart
-
-CPU = World(0, 1, torch.device("cpu"))
+from firecaffe.training.tensor_file import DTYPES, Stored, TensorFile, Under, write_tensors
+from firecaffe.transport.collect import HeldPart, Whole
+from tests.kit.training import ALONE
+from tests.kit.training_fixtures import Patch
 
 
 def save(saver: Saver, step: int, **tensors: torch.Tensor) -> None:
-    state = State(CPU, {"buffer": Weights(tensors.items)})
+    state = State(ALONE, {"buffer": Weights(tensors.items)})
     saver.save(Checkpoint(step, {}, "p"), state)
 
 
@@ -29,7 +35,11 @@ def saved(where: Path) -> Stored:
     return Under(load_newest(where)[0].tensors, "buffer")
 
 
-def test_the_state_may_change_while_it_is_written(tmp_path: Path) -> None:
+def steps_in(folder: Path) -> list[int]:
+    return sorted(int(path.name[5:]) for path in folder.glob("step-*"))
+
+
+def test_the_state_may_change_while_it_is_written_and_ranks_wait_a_while(tmp_path: Path) -> None:
     weights = torch.arange(6.0).reshape(2, 3)
     may_write = threading.Event()
 
@@ -38,10 +48,14 @@ def test_the_state_may_change_while_it_is_written(tmp_path: Path) -> None:
         return save_checkpoint(folder, checkpoint)
 
     saver = Saver(tmp_path, 0, write)
+    assert saver.wait(ALONE)
     save(saver, 1, w=weights)
     weights.zero_()  # the training goes on before anything is written
+    assert saver.is_writing
+    assert not saver.wait(ALONE, 0)
     may_write.set()
-    saver.finish()
+    saver.finish_together(ALONE)
+    assert saver.wait(ALONE, 0)
     assert torch.equal(saved(tmp_path)["w"], torch.arange(6.0).reshape(2, 3))
     assert (saver.costs.saved, saver.costs.failed) == (1, 0)
 
@@ -89,13 +103,10 @@ def test_a_full_disk_is_told_once_and_the_next_one_is_saved(tmp_path: Path) -> N
     saver.finish()
     assert len(said) == 1
     assert said[0].startswith("warning: checkpoint of step 2 not saved: No space left on device")
-    assert sorted(p.name for p in tmp_path.glob("step-*")) == ["step-00000001", "step-00000003"]
+    assert steps_in(tmp_path) == [1, 3]
     assert (saver.costs.saved, saver.costs.failed) == (2, 1)
-
-
-def test_a_last_one_that_is_not_saved_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "checkpoints").touch()  # in the folder's place
-    saver = Saver(tmp_path / "checkpoints", 3)
+    (tmp_path / "file").touch()
+    saver = Saver(tmp_path / "file", 3)  # in the folder's place
     save(saver, 1, w=torch.zeros(3))
     with pytest.raises(CheckpointError, match="checkpoint of step 1 not saved"):
         saver.finish()
@@ -106,7 +117,7 @@ def test_old_ones_go_only_after_a_new_one_is_there(tmp_path: Path) -> None:
     for step in (1, 2, 3, 4):
         save(saver, step, w=torch.zeros(3))
     saver.finish()
-    assert sorted(p.name for p in tmp_path.glob("step-*")) == ["step-00000003", "step-00000004"]
+    assert steps_in(tmp_path) == [3, 4]
     (tmp_path / ".step-00000005.partial").touch()  # where the next one would be written
 
     def refuse(*_: object) -> Path:
@@ -116,7 +127,7 @@ def test_old_ones_go_only_after_a_new_one_is_there(tmp_path: Path) -> None:
     save(saver, 5, w=torch.zeros(3))
     with pytest.raises(CheckpointError):
         saver.finish()
-    assert sorted(p.name for p in tmp_path.glob("step-*")) == ["step-00000003", "step-00000004"]
+    assert steps_in(tmp_path) == [3, 4]
 
 
 class Apart:
@@ -135,12 +146,11 @@ class Apart:
         self.tensors = dict(stored)
 
 
-def test_what_is_held_in_parts_has_a_file_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_held_in_parts_has_its_own_file(tmp_path: Path, monkeypatch: Patch) -> None:
     """And is not in the checkpoints' folder, half or whole, where its checkpoint is not saved."""
     memory = Apart(a=torch.arange(4.0).view(2, 2).T, b=torch.tensor([True, False]))
-    state = State(CPU, {"buffer": Weights({"w": torch.ones(2)}.items), "memory": memory})
+    weights = Weights({"w": torch.ones(2)}.items)
+    state = State(ALONE, {"buffer": weights, "memory": memory})
     saver = Saver(tmp_path, 0)
     saver.save(Checkpoint(1, {}, "p"), state)
     saver.finish()
@@ -153,37 +163,15 @@ def test_what_is_held_in_parts_has_a_file_of_its_own(
     memory.tensors["a"] = torch.zeros(3)
     saver.save(Checkpoint(3, {}, "p"), state)
     saver.finish()
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "latest",
-        "step-00000001",
-        "step-00000003",
-    ]
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["latest", "step-00000001", "step-00000003"]
     for step, expected in ((1, torch.tensor([[0.0, 2.0], [1.0, 3.0]])), (3, torch.zeros(3))):
         checkpoint = load_newest(tmp_path / f"step-{step:08d}")[0]
         assert list(checkpoint.tensors) == ["buffer/w"]
         loaded = Apart()
-        State(CPU, {"buffer": Weights({"w": torch.ones(2)}.items), "memory": loaded}).load(
-            checkpoint
-        )
+        State(ALONE, {"buffer": weights, "memory": loaded}).load(checkpoint)
         assert torch.equal(loaded.tensors["a"], expected)
         assert loaded.tensors["b"].tolist() == [True, False]
-
-
-def test_ranks_wait_for_a_slow_disk_for_a_while(tmp_path: Path) -> None:
-    may_write = threading.Event()
-
-    def write(folder: Path, checkpoint: Checkpoint) -> Path:
-        assert may_write.wait(300)
-        return save_checkpoint(folder, checkpoint)
-
-    saver = Saver(tmp_path / "checkpoints", 0, write)
-    assert saver.wait(CPU)
-    save(saver, 1, w=torch.ones(3))
-    assert saver.is_writing
-    assert not saver.wait(CPU, 0)
-    may_write.set()
-    saver.finish_together(CPU)
-    assert saver.wait(CPU, 0)
 
 
 def test_a_folder_that_is_gone_ends_the_run_and_is_not_made_again(tmp_path: Path) -> None:
@@ -195,6 +183,88 @@ def test_a_folder_that_is_gone_ends_the_run_and_is_not_made_again(tmp_path: Path
     save(saver, 1, w=torch.ones(3))
     for ask in (saver.wait, saver.finish_together):
         with pytest.raises(RunError, match="is gone"):
-            ask(CPU)
+            ask(ALONE)
     assert not run.exists()
     assert "step 1 not saved" in said[0]
+
+
+TENSORS = {
+    **{str(dtype): torch.arange(7).to(dtype) for dtype in DTYPES},
+    "scalar": torch.tensor(2.5),
+    "empty": torch.zeros(0, 3),
+    "matrix/é": torch.randn(3, 5),
+}
+LISTED = [Whole(n, tuple(each.shape), each.dtype, ((0, None),)) for n, each in TENSORS.items()]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A file of all of these."""
+    path = tmp_path / "some.safetensors"
+    assert write_tensors(path, LISTED, TENSORS.items()) is None
+    return path
+
+
+def raw(tensor: Tensor) -> Tensor:
+    """Its bytes; torch compares no float8."""
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+def test_the_library_reads_what_was_written_one_by_one(path: Path) -> None:
+    found, one_by_one = load_file(path), TensorFile(path)
+    assert found.keys() == TENSORS.keys() == set(one_by_one)
+    for name, each in TENSORS.items():
+        for read in (found[name], one_by_one[name]):
+            assert (read.dtype, read.shape) == (each.dtype, each.shape)
+            assert torch.equal(raw(read), raw(each))
+
+
+def test_rows_are_read_without_the_others(path: Path) -> None:
+    name, matrix = next(reversed(TENSORS.items()))
+    file = Under(TensorFile(path), "matrix")
+    with open(path, "r+b") as damaged:  # the file's last row, which is not asked for
+        damaged.truncate(path.stat().st_size - 4)
+    for rows in (range(0), range(2), range(1, 2), range(3, 3)):
+        assert torch.equal(file.rows("é", rows), matrix[rows.start : rows.stop])
+    assert (list(file), file.shape("é"), file.dtype("é")) == (["é"], (3, 5), torch.float32)
+    assert file.full_name("é") == name
+    with pytest.raises(CheckpointError, match="cut short"):
+        file["é"]
+    with pytest.raises(IndexError):
+        file.rows("é", range(2, 4))
+
+
+def test_a_full_disk_takes_nothing_and_all_is_gone_through(monkeypatch: Patch) -> None:
+    """For other ranks send it, and would wait."""
+    taken: list[str] = []
+
+    def coming() -> Iterator[tuple[str, Tensor]]:
+        for name, each in TENSORS.items():
+            yield name, each.new_zeros(100_000)
+            taken.append(name)
+
+    monkeypatch.setattr(tensor_file, "new_aside", lambda path: path)
+    problem = write_tensors(Path("/dev/full"), LISTED, coming())
+    assert problem is not None
+    assert "No space left" in str(problem)
+    assert taken == list(TENSORS)
+
+
+@pytest.mark.parametrize("shape", [[0, 2**64 - 1], [2**63, 0], [0, 2**62, 8]])
+def test_sizes_beside_a_zero_that_nobody_can_count_with(path: Path, shape: list[int]) -> None:
+    header = json.dumps({"a": {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(CheckpointError, match="a has the shape"):
+        TensorFile(path)
+
+
+def test_a_file_that_is_cut_short_or_no_regular_one_is_refused(path: Path) -> None:
+    whole = path.read_bytes()
+    for data in (whole[:length] for length in (0, 5, 100)):
+        path.write_bytes(data)
+        with pytest.raises(CheckpointError, match=r"some\.safetensors"):
+            TensorFile(path)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(CheckpointError, match=r"some\.safetensors"):
+        TensorFile(path)  # which is not waited for

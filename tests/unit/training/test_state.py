@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn, optim
 
-from firecaffe.cluster.world import World
 from firecaffe.errors import CheckpointError
 from firecaffe.runs.measure import Measure
 from firecaffe.solvers.config import SolverConfig
@@ -19,17 +18,13 @@ from firecaffe.solvers.optimizer import SOLVERS, make_optimizer
 from firecaffe.synchrony.leaf_queue import LeafQueue, Leaves
 from firecaffe.synchrony.server_policies import Asynchronous
 from firecaffe.training.best import Best
-from firecaffe.training.checkpoint import (
-    Checkpoint,
-    load_newest,
-    save_checkpoint,
-)
+from firecaffe.training.checkpoint import Checkpoint, load_newest, save_checkpoint
 from firecaffe.training.divergence import Rise
+from firecaffe.training.piece import extend_history
 from firecaffe.training.state import State, state_of
 from firecaffe.training.tensor_file import InMemory
 from firecaffe.transport.collect import HeldPart
-
-CPU = World(0, 1, torch.device("cpu"))
+from tests.kit.training import ALONE
 
 
 class Scale:
@@ -84,18 +79,13 @@ def build(seed: int, solver: str, channels_last: bool) -> tuple[Net, optim.Optim
     named = {name: p for name, p in net.named_parameters() if p.requires_grad}
     config = SolverConfig(type=solver, momentum=0.9, weight_decay=0.01)
     optimizer = make_optimizer(named, config)
-    return net, optimizer, state_of(CPU, net, optimizer)
+    return net, optimizer, state_of(ALONE, net, optimizer)
 
 
 def taken(state: State) -> Checkpoint:
-    return Checkpoint(
-        step=3,
-        identity={},
-        probe="p",
-        history=state.losses.history,
-        tensors=InMemory(state.tensors_held_by_all()),
-        numbers={word: each.state_dict() for word, each in state.numbers.items()},
-    )
+    tensors = InMemory(state.tensors_held_by_all())
+    numbers = {word: each.state_dict() for word, each in state.numbers.items()}
+    return Checkpoint(3, {}, "p", state.losses.history, tensors, numbers=numbers)
 
 
 def bits(tensors: Mapping[str, Tensor]) -> dict[str, tuple[Any, ...]]:
@@ -113,6 +103,8 @@ def test_every_bit_comes_back(tmp_path: Path, solver: str, channels_last: bool) 
     state.numbers["scaler"] = Scale()
     train_some(net, optimizer, range(3))
     state.losses.add(0.5)
+    scalars = {"count": 3, "rate": 0.1, "nothing": None}
+    optimizer.state[net.unused].update(scalars)
     before, digests = bits(state.tensors_held_by_all()), (state.sha256(), state.compare_weights())
     save_checkpoint(tmp_path, taken(state))
     assert bits(state.tensors_held_by_all()) == before
@@ -125,30 +117,13 @@ def test_every_bit_comes_back(tmp_path: Path, solver: str, channels_last: bool) 
     assert bits(loaded.tensors_held_by_all()) == before
     assert (loaded.sha256(), loaded.compare_weights()) == digests
     assert scale.state == Scale().state
+    kept = other_optimizer.state[other.unused]
+    assert {word: kept[word] for word in scalars} == scalars
 
     # And the training goes on as if it had not been interrupted.
     train_some(net, optimizer, range(3, 6))
     train_some(other, other_optimizer, range(3, 6))
     assert bits(loaded.tensors_held_by_all()) == bits(state.tensors_held_by_all())
-
-
-def test_what_the_state_holds() -> None:
-    net, optimizer, state = build(1, "adam", False)
-    train_some(net, optimizer, range(1))
-    names = list(state.tensors_held_by_all())
-    parameters = [name for name in names if name.startswith("parameter/")]
-    assert parameters == [f"parameter/{name}" for name, _ in net.named_parameters()]
-    assert "parameter/head.weight" in names
-    assert "parameter/again.weight" not in names  # shared: once
-    assert "buffer/norm.num_batches_tracked" in names
-    assert {n.rpartition("/")[2] for n in names if n.startswith("optimizer/head.bias/")} == {
-        "step",
-        "exp_avg",
-        "exp_avg_sq",
-    }
-    assert not any(n.startswith(("optimizer/unused", "optimizer/frozen")) for n in names)
-    # The live tensors, not copies.
-    assert state.tensors_held_by_all()["parameter/scale"].data_ptr() == net.scale.data_ptr()
 
 
 def test_digests_are_those_that_runs_have_recorded() -> None:
@@ -179,15 +154,8 @@ def test_digests_are_those_that_runs_have_recorded() -> None:
     assert state.sha256() == whole
     each = {name: sha256((name, tensor))[:16] for name, tensor in [*weights, *kept]}
     assert state.digest_each() == {**each, "losses": losses[:16]}
-
-
-def test_scalars_come_back(tmp_path: Path) -> None:
-    net, optimizer, state = build(1, "sgd", False)
-    optimizer.state[net.scale] = {"count": 3, "rate": 0.1, "nothing": None}
-    save_checkpoint(tmp_path, taken(state))
-    other, other_optimizer, loaded = build(2, "sgd", False)
-    loaded.load(load_newest(tmp_path)[0])
-    assert other_optimizer.state[other.scale] == {"count": 3, "rate": 0.1, "nothing": None}
+    # The live tensors, not copies.
+    assert state.tensors_held_by_all()["parameter/scale"].data_ptr() == net.scale.data_ptr()
 
 
 def test_a_checkpoint_of_earlier_versions_loads(tmp_path: Path) -> None:
@@ -208,9 +176,8 @@ def test_a_checkpoint_of_earlier_versions_loads(tmp_path: Path) -> None:
     meta |= {"scalars": {"scale/count": 2}, "scaler": {"scale": 2.0}}
     (folder / "meta.json").write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
     files = ("state.safetensors", "meta.json", "compressor.safetensors")
-    (folder / "SHA256SUMS").write_text(
-        "".join(f"{hashlib.sha256((folder / f).read_bytes()).hexdigest()}  {f}\n" for f in files)
-    )
+    sums = {file: hashlib.sha256((folder / file).read_bytes()).hexdigest() for file in files}
+    (folder / "SHA256SUMS").write_text("".join(f"{sums[file]}  {file}\n" for file in files))
 
     checkpoint = load_newest(tmp_path)[0]
     assert (checkpoint.step, checkpoint.identity, checkpoint.probe) == (3, {"a": 1}, "p")
@@ -268,9 +235,6 @@ def test_another_model(name: str, value: Tensor | None, words: str) -> None:
         tensors[name] = value
     with pytest.raises(CheckpointError, match=words):
         build(2, "sgd", False)[2].load(Checkpoint(3, {}, "p", tensors=InMemory(tensors)))
-
-
-def test_scalars_of_another_model() -> None:
     checkpoint = taken(build(1, "sgd", False)[2])
     checkpoint.numbers["scalars"]["more/count"] = 3
     with pytest.raises(CheckpointError, match="holds more/count, which the model does not have"):
@@ -299,3 +263,22 @@ def test_numbers_that_are_none(word: str, damage: dict[str, Any], said: str) -> 
     checkpoint.numbers[word] = {**whole, **damage}
     with pytest.raises(CheckpointError, match=f"checkpoint's {word} cannot be taken .*{said}"):
         state.load(checkpoint)
+
+
+def test_history_tells_losses_apart_to_the_last_bit() -> None:
+    losses = [0.1, 0.1 + 2**-56, 0.0, -0.0, 5e-324, *(float(x) for x in ("nan", "inf", "-inf"))]
+    digests = [extend_history("", loss) for loss in losses]
+    assert len(set(digests)) == len(losses)
+    assert [extend_history("", loss) for loss in losses] == digests
+
+
+def test_history_is_a_chain() -> None:
+    def chain(*losses: float) -> str:
+        history = ""
+        for loss in losses:
+            history = extend_history(history, loss)
+        return history
+
+    assert len({chain(1.0, 2.0), chain(2.0, 1.0), chain(1.0), chain(2.0), chain()}) == 5
+    # SHA-256 of " 0x1.0000000000000p-1", by coreutils' sha256sum.
+    assert chain(0.5) == "4b46b1a4f402036a08a39fe8d90608894b6909a75711f1584e906b338addc921"

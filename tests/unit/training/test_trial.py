@@ -5,8 +5,8 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -14,8 +14,6 @@ import torch
 
 from firecaffe.cluster.launch import RankFailedError
 from firecaffe.errors import PreemptedError, RunError
-from firecaffe.recipe.config import TrainConfig
-from firecaffe.recipe.sections import Recipe
 from firecaffe.training import trial as trial_module
 from firecaffe.training.trial import (
     Trial,
@@ -25,6 +23,8 @@ from firecaffe.training.trial import (
     scores,
     working_in,
 )
+from tests.kit.training import recipe_with
+from tests.kit.training_fixtures import Patch
 
 SCRIPT = """
 import json, sys, time, tomllib
@@ -53,19 +53,21 @@ test(2, 0.2)
 
 
 @pytest.fixture
-def parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def parent(tmp_path: Path, monkeypatch: Patch) -> Path:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    monkeypatch.setattr(
-        trial_module, "command_of", lambda recipe, _: [sys.executable, str(script), str(recipe)]
-    )
+    command = [sys.executable, str(script)]
+    monkeypatch.setattr(trial_module, "command_of", lambda recipe, _: [*command, str(recipe)])
     return tmp_path / "search"
 
 
-def trial(parent: Path, name: str, mode: str = "ends", **words: object) -> Trial:
-    recipe = Recipe(train=TrainConfig(steps=2))
-    recipe = Recipe(model=type(recipe.model)(mode), train=recipe.train)
-    return Trial(name, recipe, parent, **words)  # type: ignore[arg-type]
+def trial(parent: Path, name: str, mode: str = "ends", **words: Any) -> Trial:
+    return Trial(name, recipe_with({"model.name": mode, "train.steps": 2}), parent, **words)
+
+
+def left(parent: Path) -> list[psutil.Process]:
+    """Trainings that are at work."""
+    return [p for p in psutil.Process().children() if str(parent) in " ".join(p.cmdline())]
 
 
 def run(trials: Sequence[Trial], parent: Path, at_once: int = 2) -> list[str]:
@@ -79,9 +81,8 @@ def run(trials: Sequence[Trial], parent: Path, at_once: int = 2) -> list[str]:
 def test_trainings_leave_their_scores(parent: Path) -> None:
     trials = [trial(parent, name) for name in ("a", "b", "c")]
     assert sorted(run(trials, parent)) == ["a", "b", "c"]
-    assert [each.told for each in trials] == 3 * [
-        [TrialScore(1, 0.1, True), TrialScore(2, 0.2, True)]
-    ]
+    told = [TrialScore(1, 0.1, True), TrialScore(2, 0.2, True)]
+    assert [each.told for each in trials] == [told] * 3
     assert not any(each.ended_early for each in trials)
 
 
@@ -112,13 +113,9 @@ def test_finished_trainings_are_taken_and_left_ones_begun_anew(parent: Path) -> 
     assert run([trial(parent, "a"), trial(parent, "b")], parent) == ["a", "b"]
     assert (parent / "a" / "metrics.jsonl").stat().st_mtime_ns == before
     assert (parent / "b.left-1").is_dir()
-
-
-def test_another_trainings_folder_is_not_taken(parent: Path) -> None:
-    """As where a larger budget has found another best."""
-    run([trial(parent, "a")], parent)
+    # Another training's folder is not taken, as where a larger budget has found another best.
     other = trial(parent, "a")
-    other.recipe = replace(other.recipe, train=replace(other.recipe.train, seed=7))
+    other.recipe = other.recipe.replace("train.seed", 7)
     assert not other.is_there
     run([other], parent)
     assert (parent / "a.left-1" / "result.json").exists()
@@ -126,13 +123,11 @@ def test_another_trainings_folder_is_not_taken(parent: Path) -> None:
 
 
 def test_one_that_fails_ends_the_search_and_the_others(parent: Path) -> None:
-    waits = trial(parent, "b", "waits")
     with pytest.raises(RankFailedError) as caught:
-        run([trial(parent, "a", "fails"), waits], parent)
-    log = parent / "a.log"
-    assert str(caught.value) == f"a: rank 0 ran out of luck (see {log})"
+        run([trial(parent, "a", "fails"), trial(parent, "b", "waits")], parent)
+    assert str(caught.value) == f"a: rank 0 ran out of luck (see {parent / 'a.log'})"
     assert caught.value.exit_code == 9
-    assert not [p for p in psutil.Process().children() if str(parent) in " ".join(p.cmdline())]
+    assert not left(parent)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
@@ -151,7 +146,7 @@ def test_a_search_that_is_asked_to_stop_leaves_no_training(parent: Path, number:
     first = trial(parent, "a", end=ask)
     with pytest.raises(PreemptedError, match="the same command continues it"):
         run([first, trial(parent, "b", "waits")], parent)
-    assert not [p for p in psutil.Process().children() if str(parent) in " ".join(p.cmdline())]
+    assert not left(parent)
     assert signal.getsignal(number) is here
     signal.signal(number, before)
 
@@ -161,13 +156,13 @@ def test_two_searches_never_work_in_one_folder(parent: Path) -> None:
     with working_in(parent) as lock:
         with pytest.raises(RunError, match="another command works there"), working_in(parent):
             pass
-        left = trial_module._start(trial(parent, "a", "waits"), 1, 0, lock)
+        begun = trial_module._start(trial(parent, "a", "waits"), 1, 0, lock)
     try:
         with pytest.raises(RunError, match="or a training that one has left"), working_in(parent):
             pass
     finally:
-        left.kill()
-        left.wait()
+        begun.kill()
+        begun.wait()
     with working_in(parent):
         pass
 
@@ -175,16 +170,15 @@ def test_two_searches_never_work_in_one_folder(parent: Path) -> None:
 def test_scores_that_cannot_be_read(tmp_path: Path) -> None:
     assert scores(tmp_path) == []
     path = tmp_path / "metrics.jsonl"
-    path.write_text(
-        json.dumps({"kind": "validation", "step": 3, "top1": 0.5, "loss": None}) + "\n{"
-    )
+    row = {"kind": "validation", "step": 3, "top1": 0.5, "loss": None}
+    path.write_text(json.dumps(row) + "\n{")
     assert scores(tmp_path) == [TrialScore(3, 0.5, False)]
     path.write_text('["validation"]\n')
     with pytest.raises(RunError, match=r"metrics\.jsonl: cannot be read"):
         scores(tmp_path)
 
 
-def test_each_slot_has_gpus_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_slot_has_gpus_of_its_own(monkeypatch: Patch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     shown = [environment_of(slot, 2).get("CUDA_VISIBLE_DEVICES") for slot in (0, 1, 2)]

@@ -1,6 +1,5 @@
 """A run's first steps once more: the same if it is whole, and what was changed is named."""
 
-import dataclasses
 import hashlib
 import json
 import re
@@ -9,20 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 
-import firecaffe
-from firecaffe import RunConfig
-from firecaffe.cluster.world import World
 from firecaffe.errors import CheckpointError, NotIdenticalError, RunError
 from firecaffe.recipe.recorded_recipe import recipe_of
 from firecaffe.training.checkpoint import STATE, SUMS
 from firecaffe.training.parts import Parts
 from firecaffe.training.verification import Verified, verify_run
-from tests.unit.training.served.test_trainings import data, network, recipe
-
-ALONE = World(0, 1, torch.device("cpu"))
+from tests.kit.training import ALONE, data, fit_points, network, recipe_of_points, recipe_with
 
 MODES: dict[str, dict[str, Any]] = {
     "every_step": {"mode": "every_step"},
@@ -33,12 +26,12 @@ MODES: dict[str, dict[str, Any]] = {
 STEPS = 12
 
 
-def train(folder: Path, name: str, digests: bool = False, resume: Path | None = None) -> None:
-    made = recipe(folder, MODES[name], steps=STEPS, eval_every=5)
-    checkpoints = dataclasses.replace(made.checkpoint, every=4, keep_last=1)
-    words = RunConfig(folder=str(folder), tensorboard=False, digests=digests)
-    made = dataclasses.replace(made, checkpoint=checkpoints, run=words)
-    firecaffe.train(made, network, data(300, 0), data(100, 1), resume=resume)
+def train(
+    folder: Path, name: str, resume: Path | None = None, keep_last: int = 1, digests: bool = False
+) -> None:
+    recipe = recipe_of_points(folder, MODES[name], steps=STEPS, eval_every=5)
+    kept = {"checkpoint.every": 4, "checkpoint.keep_last": keep_last, "run.digests": digests}
+    fit_points(recipe_with(kept, recipe), resume)
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +51,20 @@ def run(runs: dict[str, Path], tmp_path: Path) -> Path:
 def verified(folder: Path, steps: int, seed: int = 0) -> Verified:
     parts = Parts(network, train=data(300, seed), test=data(100, 1))
     return verify_run(folder, recipe_of(folder), ALONE, steps, parts)
+
+
+def refused(run: Path, steps: int, said: str, error: type[Exception] = NotIdenticalError) -> None:
+    with pytest.raises(error, match=said):
+        verified(run, steps)
+
+
+def change(path: Path, line: int, **words: Any) -> int:
+    """Changes words of a line, counted from 0. Returns its step."""
+    rows = [json.loads(text) for text in path.read_text().splitlines()]
+    rows[line].update(words)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    step: int = rows[line]["step"]
+    return step
 
 
 @pytest.mark.parametrize("name", MODES)
@@ -87,24 +94,15 @@ def test_a_changed_loss_is_named(run: Path) -> None:
     row["loss"] += 2**-20
     path.write_text("\n".join([*lines[:place], json.dumps(row), *lines[place + 1 :], ""]))
     assert verified(run, 2).steps == 2
-    with pytest.raises(NotIdenticalError, match=r"in step 3: loss .* in metrics\.jsonl"):
-        verified(run, 4)
-    path.write_text("\n".join([*lines[:place], "{", *lines[place + 1 :], ""]))
-    with pytest.raises(RunError, match=r"metrics\.jsonl: has no loss of step 3"):
-        verified(run, 4)
-    path.write_text("\n".join([*lines[:place], *lines[place + 1 :], ""]))
-    with pytest.raises(RunError, match=r"metrics\.jsonl: has no loss of step 3"):
-        verified(run, 4)
+    refused(run, 4, r"in step 3: loss .* in metrics\.jsonl")
+    for damaged in (["{"], []):
+        path.write_text("\n".join([*lines[:place], *damaged, *lines[place + 1 :], ""]))
+        refused(run, 4, r"metrics\.jsonl: has no loss of step 3", RunError)
 
 
 def test_a_changed_digest_of_the_weights_is_named(run: Path) -> None:
-    path = run / "weights.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    rows[1]["sha256"] = "0" * 64
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    said = rf"after step {rows[1]['step']}: weights 000000000000 in weights\.jsonl"
-    with pytest.raises(NotIdenticalError, match=said):
-        verified(run, 8)
+    step = change(run / "weights.jsonl", 1, sha256="0" * 64)
+    refused(run, 8, rf"after step {step}: weights 000000000000 in weights\.jsonl")
 
 
 def test_a_changed_weight_of_a_checkpoint_is_named(run: Path) -> None:
@@ -112,23 +110,19 @@ def test_a_changed_weight_of_a_checkpoint_is_named(run: Path) -> None:
     tensors = load_file(where / STATE)
     tensors["parameter/4.bias"][2] += 1e-6
     save_file(tensors, where / STATE)
-    with pytest.raises(CheckpointError, match=r"state\.safetensors: damaged"):
-        verified(run, STEPS)
+    refused(run, STEPS, r"state\.safetensors: damaged", CheckpointError)
     sums = [line.split("  ") for line in (where / SUMS).read_text().splitlines()]
     files = [(hashlib.sha256((where / name).read_bytes()).hexdigest(), name) for _, name in sums]
     (where / SUMS).write_text("".join(f"{sha}  {name}\n" for sha, name in files))
     said = f"after step {STEPS}: first in parameter/4.bias, by checkpoints/step-{STEPS:08d}"
-    with pytest.raises(NotIdenticalError, match=re.escape(said)):
-        verified(run, STEPS)
+    refused(run, STEPS, re.escape(said))
 
 
 def test_a_changed_result_is_named(run: Path) -> None:
     path = run / "result.json"
     row = json.loads(path.read_text())
     path.write_text(json.dumps({**row, "state_sha256": "0" * 64}))
-    said = f"at its end, after step {STEPS}: state 000000000000 in result.json"
-    with pytest.raises(NotIdenticalError, match=re.escape(said)):
-        verified(run, STEPS)
+    refused(run, STEPS, rf"at its end, after step {STEPS}: state 000000000000 in result\.json")
 
 
 def test_a_damaged_line_of_the_log_is_named(run: Path) -> None:
@@ -136,33 +130,24 @@ def test_a_damaged_line_of_the_log_is_named(run: Path) -> None:
     lines = log.read_bytes().splitlines(keepends=True)
     log.write_bytes(b"".join([*lines[:30], *lines[31:]]))
     assert verified(run, 3).steps == 3  # a prefix reads no further
-    with pytest.raises(RunError, match=r"events\.jsonl line 31: is not what was written"):
-        verified(run, 8)
+    refused(run, 8, r"events\.jsonl line 31: is not what was written", RunError)
 
 
 def test_digests_of_each_step_name_the_tensor(tmp_path: Path) -> None:
-    train(tmp_path / "run", "every_step", digests=True)
-    assert verified(tmp_path / "run", 3).tensors == [1, 2, 3]
-    path = tmp_path / "run" / "digests.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    rows[1]["tensors"]["optimizer/4.weight/momentum_buffer"] = "0"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    said = "after step 2: first in optimizer/4.weight/momentum_buffer, by digests.jsonl"
-    with pytest.raises(NotIdenticalError, match=re.escape(said)):
-        verified(tmp_path / "run", 3)
+    run, name = tmp_path / "run", "optimizer/4.weight/momentum_buffer"
+    train(run, "every_step", digests=True)
+    assert verified(run, 3).tensors == [1, 2, 3]
+    tensors = json.loads((run / "digests.jsonl").read_text().splitlines()[1])["tensors"]
+    change(run / "digests.jsonl", 1, tensors={**tensors, name: "0"})
+    refused(run, 3, re.escape(f"after step 2: first in {name}, by digests.jsonl"))
 
 
-def test_a_resumed_run_has_its_own_steps(runs: dict[str, Path], tmp_path: Path) -> None:
-    again = tmp_path / "again"
-    made = recipe_of(runs["asynchronous"])
-    made = dataclasses.replace(made, run=RunConfig(folder=str(tmp_path / "first")))
-    every = dataclasses.replace(made.checkpoint, keep_last=0)
-    made = dataclasses.replace(made, checkpoint=every)
-    firecaffe.train(made, network, data(300, 0), data(100, 1))
-    train(again, "asynchronous", resume=tmp_path / "first/checkpoints/step-00000008")
+def test_a_resumed_run_has_its_own_steps(tmp_path: Path) -> None:
+    first, again = tmp_path / "first", tmp_path / "again"
+    train(first, "asynchronous", keep_last=0)
+    train(again, "asynchronous", first / "checkpoints" / "step-00000008")
     assert verified(again, 10).losses == 2
-    with pytest.raises(RunError, match="begins with step 9, where it was resumed"):
-        verified(again, 8)
+    refused(again, 8, "begins with step 9, where it was resumed", RunError)
 
 
 def test_what_is_known_of_the_difference_is_told(run: Path) -> None:

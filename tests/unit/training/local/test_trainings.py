@@ -1,6 +1,5 @@
 """Whole local trainings on one worker: they learn, stop, and say what has gone wrong."""
 
-import json
 import os
 import signal
 from pathlib import Path
@@ -9,20 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-import firecaffe
-from firecaffe import (
-    CheckpointConfig,
-    Recipe,
-    Result,
-    RunConfig,
-    SolverConfig,
-    SynchronyConfig,
-    TensorDataset,
-    TrainConfig,
-)
+from firecaffe import Recipe, Result, TensorDataset
 from firecaffe.data import Batch, SampleOrder
 from firecaffe.errors import CheckpointError, NotFiniteError, PreemptedError, RecipeError
-from tests.unit.training.served.test_trainings import data, network
+from tests.kit.training import data, fit_points, recipe_of_points, record_of
 
 MODES: dict[str, dict[str, Any]] = {
     "average": {},
@@ -36,18 +25,13 @@ MODES: dict[str, dict[str, Any]] = {
 
 
 def recipe(folder: Path, words: dict[str, Any], **train: Any) -> Recipe:
-    return Recipe(
-        train=TrainConfig(32, 4, seed=1, **{"steps": 40, **train}),
-        solver=SolverConfig(base_lr=0.05, momentum=0.5, weight_decay=1e-4),
-        checkpoint=CheckpointConfig(every=4, keep_last=0),
-        run=RunConfig(folder=str(folder), tensorboard=False),
-        synchrony=SynchronyConfig("local", **{"replicas": 4, "local_steps": 4, **words}),
-    )
+    local = {"mode": "local", "replicas": 4, "local_steps": 4, **words}
+    recipe = recipe_of_points(folder, local, **train).replace("data.hold_out", 0.0)
+    return recipe.replace("checkpoint.every", 4)
 
 
 def train(folder: Path, words: dict[str, Any], resume: Path | None = None, **more: Any) -> Result:
-    made = recipe(folder, words, **more)
-    return firecaffe.train(made, network, data(300, 0), data(100, 1), resume=resume)
+    return fit_points(recipe(folder, words, **more), resume)
 
 
 @pytest.mark.parametrize("name", MODES)
@@ -79,7 +63,7 @@ def test_a_training_may_be_made_longer_after_a_whole_round(tmp_path: Path) -> No
 
 def test_the_record_tells_of_rounds(tmp_path: Path) -> None:
     train(tmp_path / "run", {"warm_steps": 3}, steps=10)
-    row = json.loads((tmp_path / "run" / "result.json").read_text())["synchrony"]
+    row = record_of(tmp_path / "run")["synchrony"]
     assert row == {"replicas": 4, "synchronous_steps": 3, "averages": 2}
 
 
@@ -102,27 +86,18 @@ def test_a_stop_comes_when_the_state_is_whole(tmp_path: Path) -> None:
     whole = train(tmp_path / "whole", words)
     stopping = Stopping(data(300, 0), 8 * 14)
     with pytest.raises(PreemptedError, match="a checkpoint is saved"):
-        firecaffe.train(recipe(tmp_path / "half", words), network, stopping, data(100, 1))
+        fit_points(recipe(tmp_path / "half", words), train_set=stopping)
     names = sorted(path.name for path in (tmp_path / "half" / "checkpoints").glob("step-*"))
     assert int(names[-1][5:]) % 4 == 2  # rounds of four steps, and two under way
     again = train(tmp_path / "again", words, tmp_path / "half")
     assert again.state_sha256 == whole.state_sha256
 
 
-class Broken(TensorDataset):
-    """Has one sample that is not finite."""
-
-    def __init__(self, made: TensorDataset, place: int) -> None:
-        inputs = made.inputs.clone()
-        inputs[place] = float("nan")
-        super().__init__(inputs, made.targets, 4)
-
-
 def test_what_is_not_finite_is_told_with_its_step_and_the_average_stays(tmp_path: Path) -> None:
-    place = int(SampleOrder(1, 300, 32, 4).micro_batch(5, 3)[0])
-    broken = Broken(data(300, 0), place)
+    broken = data(300, 0)
+    broken.inputs[SampleOrder(1, 300, 32, 4).micro_batch(5, 3)[0]] = float("nan")
     with pytest.raises(NotFiniteError, match="1 of 4 replicas are not finite") as told:
-        firecaffe.train(recipe(tmp_path / "run", {}), network, broken, data(100, 1))
+        fit_points(recipe(tmp_path / "run", {}), train_set=broken)
     assert told.value.step == 6
     (saved,) = (tmp_path / "run" / "checkpoints").glob("step-*")
     assert saved.name == "step-00000004"
@@ -132,7 +107,6 @@ def test_what_is_not_finite_is_told_with_its_step_and_the_average_stays(tmp_path
     ("words", "line"),
     [
         ({"warm_epochs": 5}, "local_steps is 4 after 50 synchronous steps, but .* 40 steps"),
-        ({"replicas": 3}, "replicas is 3 of 8 micro-batches"),
         (
             {"fragments": 30, "local_steps": 30},
             "fragments is 30, but the network has 6 parameters that are trained",

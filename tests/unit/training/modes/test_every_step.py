@@ -1,32 +1,33 @@
-"""One worker's steps: what BatchNorm's statistics, clipping and counts come to."""
+"""One worker's steps: what BatchNorm's statistics, clipping and counts come to; and on a device
+that works behind the host, which is never stopped, while no bit changes.
+"""
 
 import copy
-import dataclasses
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn, optim
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from firecaffe.cluster.world import World
-from firecaffe.data import Batches, DataConfig, SampleOrder, TensorDataset
-from firecaffe.exchange.route import find_route
-from firecaffe.gradients.reducer import GradientReducer
-from firecaffe.recipe.config import TrainConfig
-from firecaffe.tasks import Loss, TaskConfig, task_of
-from firecaffe.training.forward import Forward
-from firecaffe.training.modes.every_step import empty_counts, steps_of_whole
-from firecaffe.training.outcome import StepResult
-from firecaffe.transport.exchange import Exchange
+from firecaffe.data import TensorDataset
+from firecaffe.errors import NotFiniteError
+from firecaffe.tasks import TaskConfig, task_of
+from firecaffe.training.outcome import Outcome, StepResult
+from firecaffe.training.times import StepMarks
+from firecaffe.transport.queue import CpuQueue
+from tests.kit.training_steps import CONFIG, Worker
 
+STEPS, RATE = 5, 0.2
 TASK = task_of(TaskConfig(), 6)
 
-# Five micro-batches of 2: the third step has 7 samples left, in micro-batches of 2, 2, 2, 1 and 0.
-CONFIG = TrainConfig(global_batch_size=10, micro_batch_size=2, seed=5)
-NUM_SAMPLES, STEPS, RATE = 27, 5, 0.2
+Make = Callable[..., Worker]
 
 
 class Net(nn.Module):
@@ -36,83 +37,55 @@ class Net(nn.Module):
         self.norm = nn.BatchNorm2d(3, momentum=0.2)
         self.head = nn.Linear(3, 6)
 
-    def forward(self, images: Tensor) -> Tensor:
-        logits: Tensor = self.head(torch.relu(self.norm(self.conv(images))).mean((2, 3)))
-        return logits
-
-
-class Worker:
-    """A world of one with its steps, its optimizer and its reducer."""
-
-    def __init__(
-        self,
-        net: nn.Module,
-        config: TrainConfig = CONFIG,
-        loss: Loss = TASK.loss,
-        clip_gradients: float = 0.0,
-    ) -> None:
-        self.net, self.config = net, config
-        generator = torch.Generator().manual_seed(2)
-        images = torch.randn(NUM_SAMPLES, 1, 6, 6, generator=generator)
-        self.data = TensorDataset(images, torch.arange(NUM_SAMPLES) % 6)
-        self.order = SampleOrder(config.seed, NUM_SAMPLES, 10, config.micro_batch_size)
-        batches = Batches(self.data, self.order, DataConfig())
-        forward = Forward(net, dataclasses.replace(TASK, loss=loss), config)
-        parameters = dict(net.named_parameters())
-        self.optimizer = optim.SGD(net.parameters(), 1.0)
-        self.reducer = GradientReducer(
-            parameters,
-            list(reversed(range(len(parameters)))),
-            forward.empty_tail(),
-            empty_counts(forward),
-            config.num_micro_batches,
-            Exchange(
-                World(0, 1, torch.device("cpu")), find_route("tree", config.num_micro_batches, 1)
-            ),
-            bucket_bytes=100,
-        )
-        leaves = range(config.num_micro_batches)
-        made = forward, batches, self.optimizer, self.reducer, leaves
-        self.stepper = steps_of_whole(*made, clip_gradients)
-
-    def step(self, step: int) -> StepResult:
-        return self.stepper.run(step, RATE).read()
-
-    def micro_batches(self, step: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Those with samples, as the data set holds them."""
-        for leaf in range(self.config.num_micro_batches):
-            samples = self.order.micro_batch(step, leaf)
-            if len(samples) > 0:
-                yield self.data.inputs[samples], self.data.targets[samples]
+    def forward(self, images: Tensor) -> Any:
+        return self.head(torch.relu(self.norm(self.conv(images))).mean((2, 3)))
 
 
 @pytest.fixture
-def worker() -> Iterator[Worker]:
+def make() -> Iterator[Make]:
+    """Makes workers on 27 images, which are closed at the end."""
     torch.set_num_threads(1)
-    torch.manual_seed(3)
-    made = Worker(Net().train())
-    yield made
-    made.reducer.close()
+    made: list[Worker] = []
+
+    def one(net: nn.Module | None = None, **words: Any) -> Worker:
+        torch.manual_seed(3)
+        net = Net() if net is None else net
+        images = torch.randn(27, 1, 6, 6, generator=torch.Generator().manual_seed(2))
+        data = TensorDataset(images, torch.arange(27) % 6)
+        words = {"task": TASK, **words}
+        made.append(Worker(net.train(), data, optim.SGD(net.parameters(), 1.0), **words))
+        return made[-1]
+
+    yield one
+    for worker in made:
+        worker.reducer.close()
 
 
-def test_batchnorm_moves_by_the_mean_of_its_micro_batches(worker: Worker) -> None:
-    """(1 - momentum) start + momentum · (mean over samples of each micro-batch's statistic)."""
-    net = worker.net
-    assert isinstance(net, Net)
+def test_batchnorm_moves_by_the_mean_of_its_micro_batches(make: Make) -> None:
+    """(1 - momentum) start + momentum · (mean over samples of each micro-batch's statistic); and
+    every micro-batch starts from the step's start.
+    """
+    worker = make()
+    net: Any = worker.net
+    seen: list[list[Tensor]] = []
+    net.norm.register_forward_pre_hook(
+        lambda norm, _: seen.append([buffer.clone() for buffer in norm.buffers()])
+    )
     for step in range(STEPS):
-        mean, var = net.norm.running_mean, net.norm.running_var
-        assert mean is not None
-        assert var is not None
-        old_mean, old_var = mean.double(), var.double()
+        start = [buffer.clone() for buffer in net.norm.buffers()]
+        old_mean, old_var = start[0].double(), start[1].double()
         new_mean, new_var = torch.zeros(3).double(), torch.zeros(3).double()
-        samples = worker.order.samples_in_step(step)
         with torch.no_grad():
             for images, _ in worker.micro_batches(step):
                 features = net.conv(images).double()
-                share = len(images) / samples
+                share = len(images) / worker.order.samples_in_step(step)
                 new_mean += share * (0.8 * old_mean + 0.2 * features.mean((0, 2, 3)))
                 new_var += share * (0.8 * old_var + 0.2 * features.var((0, 2, 3)))
-        worker.step(step)
+        seen.clear()
+        worker.step(step, RATE)
+        assert len(seen) == (4 if step == 2 else 5)
+        for buffers in seen:
+            assert all(itertools.starmap(torch.equal, zip(buffers, start, strict=True)))
         torch.testing.assert_close(net.norm.running_mean, new_mean.float())
         torch.testing.assert_close(net.norm.running_var, new_var.float())
         # A step is one batch, however many micro-batches it has.
@@ -122,39 +95,23 @@ def test_batchnorm_moves_by_the_mean_of_its_micro_batches(worker: Worker) -> Non
 class Headed(Net):
     """A network that returns more than its logits, and not tensors alone."""
 
-    def forward(self, images: Tensor) -> tuple[Tensor, None, dict[str, Tensor]]:  # type: ignore[override]
+    def forward(self, images: Tensor) -> Any:
         logits = super().forward(images)
         return logits, None, {"hidden": logits}
 
 
-def test_what_a_network_returns_beside_its_logits_is_its_own() -> None:
-    worker = Worker(
-        Headed().train(), loss=lambda outputs, labels: F.cross_entropy(outputs[0], labels)
-    )
-    assert set(worker.step(0).metrics) == {"top1", "top5"}
-    worker.reducer.close()
+def of_the_first(outputs: Any, labels: Tensor) -> Tensor:
+    return F.cross_entropy(outputs[0], labels)
 
 
-def test_every_micro_batch_starts_from_the_steps_start(worker: Worker) -> None:
-    net = worker.net
-    assert isinstance(net, Net)
-    seen: list[list[Tensor]] = []
-    net.norm.register_forward_pre_hook(
-        lambda norm, _: seen.append([buffer.clone() for buffer in norm.buffers()])
-    )
-    for step in range(STEPS):
-        seen.clear()
-        start = [buffer.clone() for buffer in net.norm.buffers()]
-        worker.step(step)
-        assert len(seen) == (4 if step == 2 else 5)
-        for buffers in seen:
-            assert all(itertools.starmap(torch.equal, zip(buffers, start, strict=True)))
-        ends = zip(net.norm.buffers(), start, strict=True)
-        assert not any(itertools.starmap(torch.equal, ends))
+def test_what_a_network_returns_beside_its_logits_is_its_own(make: Make) -> None:
+    worker = make(Headed(), task=replace(TASK, loss=of_the_first))
+    assert set(worker.step(0, RATE).metrics) == {"top1", "top5"}
 
 
-def test_a_step_is_one_update_by_the_mean_over_its_samples(worker: Worker) -> None:
+def test_a_step_is_one_update_by_the_mean_over_its_samples(make: Make) -> None:
     """Loss, counts and weights, against a loop over single micro-batches in float64."""
+    worker = make()
     for step in range(STEPS):
         net = copy.deepcopy(worker.net).double()
         samples, losses, top1, top5 = 0, 0.0, 0, 0
@@ -167,48 +124,35 @@ def test_a_step_is_one_update_by_the_mean_over_its_samples(worker: Worker) -> No
             ranking = logits.argsort(1, descending=True)
             top1 += int((ranking[:, 0] == labels).sum())
             top5 += int((ranking[:, :5] == labels[:, None]).sum())
-        result = worker.step(step)
+        result = worker.step(step, RATE)
         assert result.samples == samples == (7 if step == 2 else 10)
         assert result.loss == pytest.approx(losses / samples, rel=1e-5)
+        # The losses' mean is not its sum: of six classes at random.
+        assert result.loss == pytest.approx(math.log(6), abs=0.5)
         assert result.metrics == {"top1": top1 / samples, "top5": top5 / samples}
-        with torch.no_grad():
-            for parameter, (name, own) in zip(
-                net.parameters(), worker.net.named_parameters(), strict=True
-            ):
-                assert parameter.grad is not None
-                expected = parameter - RATE * parameter.grad / samples
-                torch.testing.assert_close(own.double(), expected, rtol=1e-4, atol=1e-6, msg=name)
+        for name, parameter in net.named_parameters():
+            assert parameter.grad is not None
+            expected = parameter.detach() - RATE * parameter.grad / samples
+            own = worker.named[name].detach().double()
+            torch.testing.assert_close(own, expected, rtol=1e-4, atol=1e-6, msg=name)
 
 
-def test_clipping_keeps_the_direction(worker: Worker) -> None:
-    free, clipped = worker, Worker(copy.deepcopy(worker.net), clip_gradients=0.01)
-    start = [parameter.detach().clone() for parameter in free.net.parameters()]
-    free.step(0)
-    clipped.step(0)
-    moved = [
-        torch.cat(
-            [(p.detach() - s).flatten() for p, s in zip(net.parameters(), start, strict=True)]
-        )
-        for net in (free.net, clipped.net)
-    ]
-    clipped.reducer.close()
+def test_clipping_keeps_the_direction(make: Make) -> None:
+    free, clipped, limited = make(), make(clip_gradients=0.01), make(clip_gradients=1e6)
+    start = nn.utils.parameters_to_vector(free.net.parameters()).detach().clone()
+    moved = []
+    for worker in (free, clipped, limited):
+        worker.step(0, RATE)
+        moved.append(nn.utils.parameters_to_vector(worker.net.parameters()).detach() - start)
     assert moved[1].norm().item() == pytest.approx(RATE * 0.01, rel=1e-3)
-    torch.testing.assert_close(
-        moved[1] / moved[1].norm(), moved[0] / moved[0].norm(), rtol=1e-3, atol=1e-4
-    )
+    directions = moved[1] / moved[1].norm(), moved[0] / moved[0].norm()
+    torch.testing.assert_close(*directions, rtol=1e-3, atol=1e-4)
+    # A limit that is not reached changes nothing.
+    assert torch.equal(moved[2], moved[0])
 
 
-def test_a_limit_that_is_not_reached_changes_nothing(worker: Worker) -> None:
-    limited = Worker(copy.deepcopy(worker.net), clip_gradients=1e6)
-    worker.step(0)
-    limited.step(0)
-    limited.reducer.close()
-    for own, other in zip(worker.net.parameters(), limited.net.parameters(), strict=True):
-        assert torch.equal(own, other)
-
-
-def test_timings_add_up(worker: Worker) -> None:
-    timings = worker.step(3).timings
+def test_timings_add_up(make: Make) -> None:
+    timings = make().step(3, RATE).timings
     parts = (timings.data_s, timings.compute_s, timings.exposed_communication_s, timings.update_s)
     assert timings.step == 4  # counted from 1, as in every record
     assert all(part >= 0 for part in parts)
@@ -230,14 +174,13 @@ class Noise(nn.Module):
         return self.weight * kept + 0 * images.mean((1, 2, 3))[:, None]
 
 
-def test_dropout_is_a_function_of_step_and_micro_batch() -> None:
+def test_dropout_is_a_function_of_step_and_micro_batch(make: Make) -> None:
     def masks(*steps: int, seed: int = 5) -> list[tuple[float, ...]]:
         net = Noise()
-        worker = Worker(net, TrainConfig(global_batch_size=10, micro_batch_size=2, seed=seed))
+        worker = make(net, config=replace(CONFIG, seed=seed))
         for step in steps:
             torch.rand(step)  # what was drawn before must not matter
-            worker.step(step)
-        worker.reducer.close()
+            worker.step(step, RATE)
         return net.seen
 
     both = masks(0, 1)
@@ -247,7 +190,112 @@ def test_dropout_is_a_function_of_step_and_micro_batch() -> None:
     assert masks(0, seed=6) != masks(0)
 
 
-def test_the_losses_mean_is_not_its_sum(worker: Worker) -> None:
-    """Six classes at random: about log 6 in each step, short or not."""
-    losses = [worker.step(step).loss for step in range(3)]
-    assert losses == pytest.approx([math.log(6)] * 3, abs=0.5)
+READS = ("item", "tolist", "numpy", "cpu", "__bool__", "__float__", "__int__")
+
+
+class Place(float):
+    """A mark that the device gets to when it is told to."""
+
+    device: "Behind"
+
+    def is_over(self) -> bool:
+        return self <= self.device.done
+
+    def seconds_after(self, earlier: float) -> float:
+        assert self.is_over()
+        return self - earlier
+
+
+class Behind(CpuQueue):
+    """A CPU that is taken for a device which has done nothing until it catches up."""
+
+    works_behind = True
+
+    def __init__(self) -> None:
+        self.queued, self.done = 0, 0.0
+
+    def mark(self) -> Place:
+        self.queued += 1
+        place = Place(self.queued)
+        place.device = self
+        return place
+
+    def get_to(self, mark: Any) -> None:
+        self.done = mark
+
+
+class _Scalars(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self, seen: list[str]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen = seen
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "_local_scalar_dense" in str(func):
+            self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def blocking_calls() -> Iterator[list[str]]:
+    """What would stop the host on a GPU: every reading of a tensor's elements."""
+    seen: list[str] = []
+
+    def noted(name: str, real: Any) -> Any:
+        def read(*words: Any) -> Any:
+            seen.append(name)
+            return real(*words)
+
+        return read
+
+    with pytest.MonkeyPatch.context() as patch, _Scalars(seen):
+        for name in READS:
+            patch.setattr(Tensor, name, noted(name, getattr(Tensor, name)))
+        yield seen
+
+
+def read(outcome: Outcome, device: Behind) -> StepResult:
+    """With the device as far as the outcome's end, and no further."""
+    assert isinstance(outcome.times, StepMarks)
+    end = outcome.times.end_mark
+    return outcome.read(lambda: device.get_to(end))
+
+
+def test_readings_are_seen() -> None:
+    with blocking_calls() as seen:
+        bool(torch.zeros(1))
+        torch.zeros(2).tolist()
+    assert len(seen) >= 2
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.3])
+def test_nothing_stops_the_host_and_results_are_read_a_step_late(clip: float, make: Make) -> None:
+    at_once, behind = make(clip_gradients=clip), make(clip_gradients=clip)
+    expected = [at_once.stepper.run(step, RATE).read() for step in range(4)]
+    device = behind.reducer.queue = Behind()
+    outcomes: list[Outcome] = []
+    found: list[StepResult] = []
+    for step in range(4):
+        with blocking_calls() as seen:
+            outcomes.append(behind.stepper.run(step, RATE))
+        assert seen == [], f"step {step}"
+        if step:
+            assert not outcomes[step - 1].times.is_over()
+            found.append(read(outcomes[step - 1], device))
+    found.append(read(outcomes[-1], device))
+    for own, other in zip(found, expected, strict=True):
+        assert (own.samples, own.loss, own.metrics) == (other.samples, other.loss, other.metrics)
+    weights = at_once.net.state_dict()
+    for name, own in behind.net.state_dict().items():
+        assert torch.equal(own, weights[name])
+
+
+def test_a_gradient_that_is_not_finite_is_named_a_step_late(make: Make) -> None:
+    worker = make()
+    device = worker.reducer.queue = Behind()
+    worker.stepper.run(0, RATE)
+    nn.init.constant_(worker.named["head.weight"], float("inf"))
+    late = worker.stepper.run(1, RATE)
+    worker.stepper.run(2, RATE)
+    with pytest.raises(NotFiniteError, match="conv") as caught:
+        read(late, device)
+    assert caught.value.step == 2  # not the one under way

@@ -13,11 +13,9 @@ TRICK = ParallelConfig(0, 2, scheme="one_weird_trick")
 
 def test_one_weird_trick_takes_fully_connected_layers_in_turns() -> None:
     alexnet = build_model("alexnet", num_classes=10)
-    assert chosen_layers(alexnet, TRICK) == {
-        "classifier.0": "inputs",
-        "classifier.3": "neurons",
-        "classifier.6": "inputs",
-    }
+    words = "inputs", "neurons", "inputs"
+    named = zip((f"classifier.{number}" for number in (0, 3, 6)), words, strict=True)
+    assert chosen_layers(alexnet, TRICK) == dict(named)
     widening = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
     assert chosen_layers(widening, TRICK) == {"0": "neurons", "2": "inputs"}
 

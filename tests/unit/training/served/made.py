@@ -1,32 +1,26 @@
-"""A server of a small network and its synchronous counterpart, for fixed lists of events."""
+"""A server of a small network, for fixed lists of events."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn, optim
 
-from firecaffe.cluster.world import World
-from firecaffe.data import Batch, Batches, DataConfig, SampleOrder, TensorDataset
+from firecaffe.data import Batch, TensorDataset
 from firecaffe.data.train_batches import TrainBatches
-from firecaffe.exchange.route import find_route
-from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.synchrony.config import SynchronyConfig
 from firecaffe.synchrony.events import Event, Pull, Push
 from firecaffe.synchrony.leaf_queue import Leaf
 from firecaffe.synchrony.server_policies import Policy, Update, Work
-from firecaffe.tasks import CLASSIFICATION
-from firecaffe.training.forward import Forward
-from firecaffe.training.modes.every_step import empty_counts, steps_of_whole
 from firecaffe.training.served.build_served import leaves_of
 from firecaffe.training.served.coder import Coder
 from firecaffe.training.served.server import Server
 from firecaffe.training.served.server_memory import ServerMemory
 from firecaffe.training.served.server_steps import Progress, ServedStepper
 from firecaffe.training.served.work_gradient import Computed
-from firecaffe.transport.exchange import Exchange
+from tests.kit.training_steps import Worker, uncounted
 
 CURVATURE = torch.tensor([1.0, 0.5, 2.0])
 
@@ -46,6 +40,16 @@ def quadratic_loss(differences: Tensor, _: Tensor) -> Tensor:
     return (CURVATURE * differences.square()).sum(1).mean() / 2
 
 
+def quadratic(optimizer: Any = None) -> Worker:
+    """Of twelve samples, one a leaf, in three steps. optimizer: a function of its weights."""
+    net = Quadratic()
+    samples = torch.linspace(-1, 1, 36).reshape(12, 3)
+    data = TensorDataset(samples, torch.zeros(12, dtype=torch.int64))
+    config = TrainConfig(global_batch_size=4, micro_batch_size=1, seed=3)
+    chosen = optim.SGD(net.parameters(), 1.0) if optimizer is None else optimizer(net.w)
+    return Worker(net, data, chosen, config, uncounted(quadratic_loss))
+
+
 @dataclass
 class Events:
     """Brings a list of events."""
@@ -56,56 +60,16 @@ class Events:
         return next(self.events)
 
 
-class Made:
-    """The parts of a training of one worker."""
-
-    def __init__(
-        self,
-        net: nn.Module,
-        data: TensorDataset,
-        config: TrainConfig,
-        optimizer: optim.Optimizer,
-        loss: Any = CLASSIFICATION.loss,
-    ) -> None:
-        self.net, self.optimizer = net, optimizer
-        self.order = SampleOrder(
-            config.seed, len(data), config.global_batch_size, config.micro_batch_size
-        )
-        self.batches: TrainBatches = Batches(data, self.order, DataConfig())
-        counts = CLASSIFICATION.counts if loss is CLASSIFICATION.loss else None
-        self.forward = Forward(net, replace(CLASSIFICATION, loss=loss, counts=counts), config)
-        self.named = dict(net.named_parameters())
-        leaves = config.num_micro_batches
-        self.reducer = GradientReducer(
-            self.named,
-            list(reversed(range(len(self.named)))),
-            self.forward.empty_tail(),
-            empty_counts(self.forward),
-            leaves,
-            Exchange(World(0, 1, torch.device("cpu")), find_route("tree", leaves, 1)),
-            bucket_bytes=100,
-        )
-        made = self.forward, self.batches, optimizer, self.reducer, range(leaves)
-        self.stepper = steps_of_whole(*made)
-
-    def served(self, words: SynchronyConfig, events: Iterable[Event], steps: int) -> ServedStepper:
-        memory = ServerMemory(self.net, self.named, squares=words.compensate == "delay")
-        learners = set(range(words.learners))
-        made = self.named, self.optimizer, memory, words, learners, self.forward.buffers
-        server = Server(*made)
-        plan = leaves_of(self.order, 0, steps)
-        source = Events(iter(events))
-        computed = Computed(server, self.forward, self.batches, Coder())
-        return ServedStepper(self.stepper, server, source, computed, plan, Progress())
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Weights, buffers and what the optimizer keeps."""
-        found = {**self.named, **dict(self.net.named_buffers())}
-        for name, parameter in self.named.items():
-            for key, value in self.optimizer.state[parameter].items():
-                if isinstance(value, Tensor):
-                    found[f"{name}/{key}"] = value
-        return {name: each.detach().clone() for name, each in found.items()}
+def served(
+    parts: Worker, words: SynchronyConfig, events: Iterable[Event], steps: int
+) -> ServedStepper:
+    memory = ServerMemory(parts.net, parts.named, squares=words.compensate == "delay")
+    learners = set(range(words.learners))
+    forward = parts.forward
+    server = Server(parts.named, parts.optimizer, memory, words, learners, forward.buffers)
+    plan = leaves_of(parts.order, 0, steps)
+    computed = Computed(server, forward, parts.batches, Coder())
+    return ServedStepper(parts.stepper, server, Events(iter(events)), computed, plan, Progress())
 
 
 class Some:

@@ -4,7 +4,7 @@ with what was kept back of those before.
 
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -50,11 +50,11 @@ class OneWay:
 
 
 FORWARD = Forward(Net(), CLASSIFICATION, TrainConfig(8, 4))
+NAMED = dict(FORWARD.model.named_parameters())
 
 
 def messages_of(coder: Coder, lane: OneWay) -> Messages:
-    named = dict(FORWARD.model.named_parameters())
-    return Messages(cast(Lane, lane), FORWARD, named, coder)
+    return Messages(cast(Lane, lane), FORWARD, NAMED, coder)
 
 
 def pushed(coder: Coder, gradients: dict[str, Tensor]) -> tuple[dict[str, Tensor], int]:
@@ -79,21 +79,15 @@ def gradients() -> dict[str, Tensor]:
     return {"conv.weight": weight, "conv.bias": bias, "none": torch.zeros(0)}
 
 
-@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", ["", "float16", "bfloat16"])
 def test_a_server_applies_what_a_cast_gives(name: str) -> None:
-    dtype, made = getattr(torch, name), gradients()
-    coder = make_coder(name, {})
+    made, coder = gradients(), make_coder(name, {})
+    dtype = getattr(torch, name or "float32")
     expected = {key: each.to(dtype).float() for key, each in made.items()}
-    for found in (pushed(coder, made)[0], coder.as_sent(3, made)):
-        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
-        for key, each in made.items():
-            assert found[key].stride() == each.stride()  # on which the bits of a sum may depend
-
-
-def test_without_a_codec_it_is_the_gradient() -> None:
-    made = gradients()
-    for found in (pushed(Coder(), made)[0], make_coder("", {}).as_sent(3, made)):
-        torch.testing.assert_close(found, made, rtol=0, atol=0, equal_nan=True)
+    words: dict[str, Any] = {"rtol": 0, "atol": 0, "equal_nan": True}
+    for sent in (pushed(coder, made)[0], coder.as_sent(3, made)):
+        # The bits of a sum may depend on strides.
+        torch.testing.assert_close(sent, expected, **words, check_stride=True)
 
 
 BYTES: dict[str, Callable[[int], int]] = {
@@ -110,7 +104,7 @@ BYTES: dict[str, Callable[[int], int]] = {
 @pytest.mark.parametrize("name", ONE_BY_ONE)
 def test_the_bytes_are_those_of_the_codec(name: str) -> None:
     def of(codec: str) -> int:
-        sizes = [each.numel() for each in Net().parameters() if each.numel()]
+        sizes = [each.numel() for each in NAMED.values() if each.numel()]
         return sum(-(-BYTES[codec](size) // ALIGNMENT) * ALIGNMENT for size in sizes)
 
     _, as_it_is = pushed(Coder(), of_steps(1)[0])
@@ -121,10 +115,8 @@ def test_the_bytes_are_those_of_the_codec(name: str) -> None:
 def of_steps(count: int, seed: int = 2) -> list[dict[str, Tensor]]:
     generator = torch.Generator().manual_seed(seed)
     sizes = {"conv.weight": (24, 16, 3, 3), "conv.bias": (24,)}
-    return [
-        {name: torch.randn(size, generator=generator) for name, size in sizes.items()}
-        for _ in range(count)
-    ]
+    steps = range(count)
+    return [{n: torch.randn(sizes[n], generator=generator) for n in sizes} for _ in steps]
 
 
 REMEMBER = ["int8", "one_bit", "top_k"]
@@ -133,26 +125,22 @@ REMEMBER = ["int8", "one_bit", "top_k"]
 @pytest.mark.parametrize("name", REMEMBER)
 def test_what_was_not_sent_is_sent_later(name: str) -> None:
     """All that was sent, and what is kept, are all gradients: of each learner by itself."""
-    coder, learners = make_coder(name, {}), (1, 4)
+    coder = make_coder(name, {})
     assert isinstance(coder, FeedbackEncoder)
-    given = {learner: of_steps(30, seed=learner) for learner in learners}
-    sent = {1: of_zeros(), 4: of_zeros()}
+    given = {learner: of_steps(30, seed=learner) for learner in (1, 4)}
+    sent: dict[str, Tensor] = {}
     for step in range(30):
-        for learner in learners:
-            found = coder.as_sent(learner, given[learner][step])
-            for key, each in found.items():
-                sent[learner][key] += each
+        for learner, steps in given.items():
+            for key, each in coder.as_sent(learner, steps[step]).items():
+                path = f"{learner}.{key}"
+                sent[path] = sent.get(path, torch.zeros(())) + each
     kept = coder.parts()
-    assert kept.keys() == {f"{learner}.{key}" for learner in learners for key in of_zeros()}
-    for learner in learners:
-        for key, total in sent[learner].items():
-            whole = sum(each[key].double() for each in given[learner])
-            rest = kept[f"{learner}.{key}"].tensor.view_as(total)
-            torch.testing.assert_close((total + rest).double(), whole, rtol=1e-4, atol=1e-4)
-
-
-def of_zeros() -> dict[str, Tensor]:
-    return {name: torch.zeros_like(each) for name, each in of_steps(1)[0].items()}
+    assert kept.keys() == sent.keys()
+    for path, total in sent.items():
+        number, _, key = path.partition(".")
+        whole = torch.stack([each[key].double() for each in given[int(number)]]).sum(0)
+        rest = kept[path].tensor.view_as(total)
+        torch.testing.assert_close((total + rest).double(), whole, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", REMEMBER)
@@ -166,26 +154,19 @@ def test_a_push_that_does_not_count_leaves_no_trace(name: str) -> None:
     told = messages_of(there, OneWay())
     told.send_head(Head(WORK, 3, is_dropped=1))
     told.receive_head()
-    found = pushed(there, last)[0]
-    torch.testing.assert_close(found, here.as_sent(3, last), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("name", REMEMBER)
-def test_who_is_gone_has_kept_nothing(name: str) -> None:
-    coder = make_coder(name, {})
-    first, second = of_steps(2)
-    fresh = coder.as_sent(3, first)
-    coder.as_sent(3, second)
-    coder.forget(3)
-    torch.testing.assert_close(coder.as_sent(3, first), fresh, rtol=0, atol=0)
+    sent = pushed(there, last)[0]
+    torch.testing.assert_close(sent, here.as_sent(3, last), rtol=0, atol=0)
+    here.forget(3)  # who is gone has kept nothing
+    fresh = make_coder(name, {}).as_sent(3, first)
+    torch.testing.assert_close(here.as_sent(3, first), fresh, rtol=0, atol=0)
 
 
 def test_another_network_s_memory_is_refused() -> None:
-    coder, named = make_coder("int8", {}), dict(Net().named_parameters())
+    coder = make_coder("int8", {})
     assert isinstance(coder, FeedbackEncoder)
     coder.as_sent(3, of_steps(1)[0])
     stored = {name: each.tensor for name, each in coder.parts().items()}
-    again = FeedbackEncoder(INT8, named)
+    again = FeedbackEncoder(INT8, NAMED)
     again.load(InMemory(stored))
     assert again.parts().keys() == stored.keys()
     for path in ("3.other", "x.conv.bias", "3.none"):

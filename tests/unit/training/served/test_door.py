@@ -20,6 +20,7 @@ from firecaffe.training.served import door as own
 from firecaffe.training.served.coder import Coder
 from firecaffe.training.served.door import Doorkeeper
 from firecaffe.training.served.real_clock import Arrivals, Came, Gone
+from tests.kit.training_fixtures import Patch
 
 ENDS_S = 30.0
 
@@ -38,8 +39,8 @@ class Asked:
         if number == len(self.outcomes):
             raise RuntimeError("Broken pipe")
         self.let.append(number)
-        if self.outcomes[number] is no_worker:
-            no_worker()
+        if self.outcomes[number] is NO_WORKER:
+            NO_WORKER()
         return Comer(number, f"host{number}", {})
 
     def let_in(self, comer: Comer, rank: int, hosts: list[str]) -> socket.socket:
@@ -53,20 +54,16 @@ class Asked:
         self.is_closed = True
 
 
-def no_worker() -> None:
-    raise LaunchError("somebody asked")
+def failing(error: Exception) -> Callable[[], object]:
+    def fail() -> object:
+        raise error
+
+    return fail
 
 
-def never_calls() -> None:
-    raise LaunchError("it did not call")
-
-
-def has_no_socket() -> None:
-    raise OSError("too many open files")
-
-
-def comes() -> None:
-    pass
+NO_WORKER = failing(LaunchError("somebody asked"))
+NEVER_CALLS = failing(LaunchError("it did not call"))
+HAS_NO_SOCKET = failing(OSError("too many open files"))
 
 
 @pytest.fixture
@@ -75,7 +72,7 @@ def said() -> list[str]:
 
 
 @pytest.fixture
-def keeper(said: list[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+def keeper(said: list[str], monkeypatch: Patch) -> Callable[..., Any]:
     """Makes one for workers with so many learners each."""
     monkeypatch.setattr(own, "LOOK_S", 0)
     monkeypatch.setattr(own, "pulse_beside", lambda *_: nullcontext())
@@ -94,11 +91,11 @@ def keeper(said: list[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., An
     return make
 
 
-def test_those_behind_one_that_does_not_come_are_taken(
+def test_those_behind_one_that_stays_away_are_taken(
     keeper: Callable[..., Any], said: list[str]
 ) -> None:
     made, arrivals = keeper(0)
-    made._look(Asked([no_worker, never_calls, has_no_socket, comes]))
+    made._look(Asked([NO_WORKER, NEVER_CALLS, HAS_NO_SOCKET, bool]))
     assert said == [
         "somebody asked",
         "a worker on host1 asked to join and failed: it did not call",
@@ -111,7 +108,7 @@ def test_those_behind_one_that_does_not_come_are_taken(
 
 def test_at_the_run_s_end_nobody_else_is_let_in(keeper: Callable[..., Any]) -> None:
     made, _ = keeper(0)
-    door = Asked([made._is_over.set, comes])
+    door = Asked([made._is_over.set, bool])
     made._look(door)
     assert door.let == [0]
     assert door.is_closed
@@ -135,12 +132,12 @@ class Half:
 
 
 def test_a_worker_that_misses_a_lane_leaves_no_learner(
-    keeper: Callable[..., Any], said: list[str], monkeypatch: pytest.MonkeyPatch
+    keeper: Callable[..., Any], said: list[str], monkeypatch: Patch
 ) -> None:
     lanes = Half()
     monkeypatch.setattr(own, "Lane", lanes)
     made, arrivals = keeper(2)
-    made._look(Asked([comes]))
+    made._look(Asked([bool]))
     assert "a worker on host0 asked to join and failed: no lane to another rank" in said
     assert lanes.cuts == 1
     gone = arrivals.get(timeout=ENDS_S)

@@ -25,6 +25,7 @@ from firecaffe.training.served.real_clock import (
 )
 from firecaffe.training.served.server_memory import Gradient, ServerMemory
 from firecaffe.training.served.work_gradient import Contribution
+from tests.kit.training_fixtures import Patch
 from tests.unit.synchrony.drive import LEAVES, all_leaves
 
 BROUGHT = Contribution(Gradient({}, []), torch.zeros(0), 0.25, 0.5)
@@ -51,11 +52,19 @@ class Told(Learner):
         pass
 
 
-def clock_of(learners: int) -> tuple[RealClock, list[Told]]:
+def clock_of(learners: int, starts: bool = True) -> tuple[RealClock, list[Told]]:
     net = nn.Linear(2, 2)
     memory = ServerMemory(net, dict(net.named_parameters()), squares=False)
     clock = RealClock(Asynchronous(LeafQueue(LEAVES), learners, LEAVES.first_step), memory)
-    return clock, [Told(number, clock.arrivals) for number in range(learners)]
+    made = [Told(number, clock.arrivals) for number in range(learners)]
+    if starts:
+        clock.start(made)
+    return clock, made
+
+
+def until(clock: RealClock, kind: type[Event]) -> None:
+    while not isinstance(clock.next(), kind):
+        pass
 
 
 def finish(
@@ -65,7 +74,6 @@ def finish(
     given up in the middle.
     """
     random, events = Random(seed), list[Event]()
-    clock.start(learners)
     working: dict[int, Told] = {}
     brought = counted = losing = 0
     while counted < len(all_leaves(LEAVES)):
@@ -102,42 +110,36 @@ def test_each_leaf_counts_once(lost: int | None) -> None:
     assert set(clock.learners) == {0, 1, 2, 3} - set(gone)
 
 
-def test_a_rank_idles_only_while_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_idles_only_while_it_is_there(monkeypatch: Patch) -> None:
     """One is lost at 40 s and one comes at 90 s; each computes for all of its time."""
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     clock, learners = clock_of(4)
-    clock.start(learners)
     for _ in learners:
         clock.next()
     now[0] = 40.0
     learners[0].bring()
     clock.next()
     clock.arrivals.put(LostRank(1, "gone"))
-    while not isinstance(clock.next(), Lose):
-        pass
+    until(clock, Lose)
     now[0] = 90.0
     comer = Told(4, clock.arrivals)
     learners[1].bring()
-    while not isinstance(clock.next(), Push):
-        pass
+    until(clock, Push)
     clock.arrivals.put(Came([comer]))
-    while not isinstance(clock.next(), Join):
-        pass
+    until(clock, Join)
     now[0] = 100.0
     learners[0].bring()
-    while not isinstance(clock.next(), Push):
-        pass
+    until(clock, Push)
     for each, busy_s in ((learners[0], 100.0), (learners[2], 40.0), (comer, 10.0)):
         each.spent.busy_s = busy_s
     assert clock.row["idle_by_rank"] == pytest.approx({"0": 0, "1": 0, "2": 0})
 
 
 def test_who_goes_on_from_a_state_loses_all_who_were_there() -> None:
-    clock, learners = clock_of(3)
-    clock.start(learners)
+    clock, _ = clock_of(3)
     pulled = [clock.next() for _ in range(3)]
-    second, others = clock_of(2)
+    second, others = clock_of(2, starts=False)
     second.load_state_dict(clock.state_dict())
     second.start(others)
     events = [second.next() for _ in range(7)]
@@ -148,8 +150,7 @@ def test_who_goes_on_from_a_state_loses_all_who_were_there() -> None:
 
 
 def test_who_comes_gets_work_after_the_event() -> None:
-    clock, learners = clock_of(2)
-    clock.start(learners)
+    clock, _ = clock_of(2)
     assert [type(clock.next()) for _ in range(2)] == [Pull, Pull]
     comer = Told(2, clock.arrivals)
     clock.arrivals.put(Came([comer]))
@@ -160,8 +161,7 @@ def test_who_comes_gets_work_after_the_event() -> None:
 
 
 def test_who_comes_too_late_is_there_to_be_told_the_end() -> None:
-    clock, learners = clock_of(2)
-    clock.start(learners)
+    clock, _ = clock_of(2)
     late = [Told(number, clock.arrivals) for number in (2, 3)]
     clock._due.append(late[0])
     clock.arrivals.put(Came([late[1]]))
@@ -173,20 +173,13 @@ def test_who_comes_too_late_is_there_to_be_told_the_end() -> None:
     assert clock.row["lost_ranks"] == {"0": "gone"}
 
 
-def test_an_error_of_this_process_ends_it() -> None:
-    clock, learners = clock_of(1)
-    clock.start(learners)
-    clock.next()
-    clock.arrivals.put(Failed(MemoryError("full")))
-    with pytest.raises(MemoryError, match="full"):
-        clock.next()
-
-
-def test_an_error_after_the_last_event_is_not_lost() -> None:
-    clock, learners = clock_of(1)
-    clock.start(learners)
+def test_an_error_of_this_process_ends_it_and_one_after_the_last_event_is_not_lost() -> None:
+    clock, _ = clock_of(1)
     clock.next()
     first = MemoryError("full")
+    clock.arrivals.put(Failed(first))
+    with pytest.raises(MemoryError, match="full"):
+        clock.next()
     for each in (first, ValueError("after it")):
         clock.arrivals.put(Failed(each))
     assert clock.take_rest() is first

@@ -8,32 +8,30 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from firecaffe.cluster.world import World
 from firecaffe.data import TensorDataset
 from firecaffe.gradients.buffers import BufferChanges
-from firecaffe.recipe.config import TrainConfig
 from firecaffe.solvers.config import SolverConfig, needs_norms
 from firecaffe.solvers.optimizer import SOLVERS, make_optimizer
 from firecaffe.synchrony.config import SynchronyConfig
 from firecaffe.synchrony.events import Event, Pull, Push
-from firecaffe.synchrony.leaf_queue import LeafQueue
 from firecaffe.synchrony.server_policies import Asynchronous, Work
 from firecaffe.training.evaluation_weights import Ema
-from firecaffe.training.served.build_served import leaves_of
 from firecaffe.training.served.holders import Told
 from firecaffe.training.served.messages import ALIGNMENT, Parcel
 from firecaffe.training.served.server import Server
 from firecaffe.training.served.server_memory import Gradient
-from firecaffe.training.served.server_steps import ServedStepper, weight_of
+from firecaffe.training.served.server_steps import weight_of
 from firecaffe.training.served.shards.owner import Held, Owner, RunMemory, Runs, put_together
 from firecaffe.training.served.shards.telling import Order, Teller
 from firecaffe.training.served.shards.weight_cuts import Shard, cut
 from firecaffe.training.served.work_gradient import Contribution
-from firecaffe.training.state import State, state_of
-from tests.unit.training.served.made import Made, in_order
-from tests.unit.training.served.test_server import Net
+from firecaffe.training.state import state_of
+from tests.kit.training import ALONE
+from tests.kit.training_fixtures import Patch
+from tests.kit.training_steps import Worker
+from tests.unit.training.served.made import in_order, served
+from tests.unit.training.served.test_server import Net, queue
 
-CONFIG = TrainConfig(global_batch_size=10, micro_batch_size=2, seed=5)
 STEPS, RATE = 4, 0.05
 
 
@@ -73,9 +71,7 @@ def test_a_cut_between_parameters_keeps_them_whole(count: int) -> None:
     assert names == list(tensors)
     for shard in shards:
         views = shard.views(shard.of(parcel), parcel)
-        assert {name: views[name].shape for name in shard.pieces} == {
-            name: tensors[name].shape for name in shard.pieces
-        }
+        assert all(views[name].shape == tensors[name].shape for name in shard.pieces)
     sizes = [shard.nbytes for shard in shards]
     assert max(sizes) - min(sizes) <= 60 * 16 * 4
 
@@ -104,150 +100,30 @@ def test_the_runs_of_a_shard_are_views_of_the_bytes_that_are_sent() -> None:
             assert len(run) * run.itemsize <= shard.nbytes
 
 
-def made(solver: SolverConfig, layout: torch.memory_format) -> Made:
-    torch.manual_seed(3)
-    net = Wide().train().to(memory_format=layout)  # type: ignore[call-overload]
-    images = torch.randn(27, 1, 6, 6, generator=torch.Generator().manual_seed(2))
-    data = TensorDataset(images, torch.arange(27) % 6)
-    return Made(net, data, CONFIG, make_optimizer(dict(net.named_parameters()), solver))
+def runs_of(tensors: Mapping[str, Tensor], shard: Shard) -> dict[str, Tensor]:
+    own = {name: each for name, each in tensors.items() if name in shard.pieces}
+    return {name: shard.run_of(name, each).clone() for name, each in own.items()}
 
 
-def state(parts: Made, server: Server, ema: Ema) -> State:
-    found = state_of(World(0, 1, torch.device("cpu")), parts.net, parts.optimizer)
-    found.pieces |= {"ema": ema.piece, "server": server.memory}
-    return found
+class Served:
+    """A training with a server, whose events and gradients are noted."""
 
-
-class Cut:
-    """The owners of a training, in this process."""
-
-    def __init__(self, parts: Made, whole: State, solver: SolverConfig, server: Server) -> None:
-        parcel, named = Parcel(parts.named), parts.named
-        self.named = named
-        shards = cut(parcel, 9, needs_norms(solver))
-        self.shards = [shard for shard in shards if shard.nbytes]
-        self.owners = []
-        for shard in self.shards:
-            runs = Runs(named, shard)
-            ema = Ema(runs.named, 0.9)
-            optimizer = make_optimizer(named, solver, 0, runs.named)
-            squares = bool(server.memory.mean_square)
-            memory = RunMemory(runs, squares, shard, parcel)
-            held = Held(runs, optimizer, ema, memory)
-            held.take(whole.pieces, whole.numbers["scalars"].state_dict(), shard)
-            none = BufferChanges(nn.Module())
-            own = Server(runs.named, optimizer, memory, server.words, {0, 1, 2}, none, ema=ema)
-            own.load_state_dict(server.state_dict())
-            self.owners.append(Owner(own, held, partial(weight_of, parts.order)))
-
-    def parts(self) -> dict[str, dict[str, Tensor]]:
-        return put_together(
-            self.named, self.shards, [owner.held.parts()[0] for owner in self.owners]
-        )
-
-    def numbers(self) -> dict[str, Any]:
-        return {k: v for owner in self.owners for k, v in owner.held.parts()[1].items()}
-
-
-def runs_of(tensors: Mapping[str, Tensor], shard: Shard) -> Gradient:
-    return Gradient(
-        {
-            name: shard.run_of(name, each).clone()
-            for name, each in tensors.items()
-            if name in shard.pieces
-        },
-        [],
-    )
-
-
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize(
-    ("kind", "compensate"),
-    [*((kind, "none") for kind in SOLVERS), ("sgd", "delay"), ("adamw", "delay")],
-)
-def test_owners_come_to_the_bits_of_one_server(
-    kind: str, compensate: Any, layout: torch.memory_format
-) -> None:
-    """From the second step on; softsync, so that gradients wait when the state is looked at."""
-    form: Any = "decoupled" if kind == "nesterov" else "l2"
-    rates: dict[str, Any] = {"lr_mult": {"@vector": 2.0}, "decay_mult": {"*.bias": 0.0}}
-    solver = SolverConfig(type=kind, base_lr=RATE, weight_decay=1e-3, decay_form=form, **rates)
-    parts = made(solver, layout)
-    words = SynchronyConfig(
-        "asynchronous", gradients_per_update=2, compensate=compensate, staleness_rate="inverse"
-    )
-    queue = LeafQueue(leaves_of(parts.order, 0, STEPS))
-    events = in_order(Asynchronous(queue, 3, 0, 2), (0, 1, 2, 0, 0, 2))
-    stepper = parts.served(words, events, STEPS)
-    heard = Heard(stepper)
-    server, ema = stepper.server, Ema(parts.named, 0.9)
-    server.ema = ema
-    whole = state(parts, server, ema)
-    stepper.run(0, RATE)
-    owners = Cut(parts, whole, solver, server)
-    assert server.memory.gradients  # that wait
-    for owner in owners.owners:
-        assert owner.held.memory.gradients.keys() == server.memory.gradients.keys()
-    pulled = set()
-    for step in range(1, STEPS):
-        heard.events.clear()
-        stepper.run(step, RATE / step)
-        for event in heard.events:
-            for shard, owner in zip(owners.shards, owners.owners, strict=True):
-                if isinstance(event, Push):
-                    owner.bring(event.work, runs_of(heard.gradients[event.work], shard))
-                owner.take(Told(event, RATE / step, None, 0))
-            if isinstance(event, Pull):
-                pulled.add(event.work.version)
-        for version in pulled & server.memory.versions.keys():
-            kept = server.memory.versions[version]
-            for shard, owner in zip(owners.shards, owners.owners, strict=True):
-                views = shard.views(owner.version(version), Parcel(parts.named))
-                expected_runs = runs_of({name: kept[name] for name in parts.named}, shard).tensors
-                assert all(torch.equal(views[name], expected_runs[name]) for name in views)
-        found = owners.parts()
-        for name in ("parameter", "optimizer", "ema", "server"):
-            expected = {path: part.tensor for path, part in whole.pieces[name].parts().items()}
-            kept_by_rank_0 = {path for path in expected if path.split("/")[-1] not in parts.named}
-            if name != "optimizer":
-                expected = {k: v for k, v in expected.items() if k not in kept_by_rank_0}
-            assert found[name].keys() == expected.keys()
-            assert all(torch.equal(found[name][path], expected[path]) for path in found[name])
-        assert owners.numbers() == whole.numbers["scalars"].state_dict()
-
-
-def test_a_norm_that_is_not_finite_spoils_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An update by gradients that are clipped to zeros would go unnoticed."""
-    solver = SolverConfig(base_lr=RATE)
-    parts = made(solver, torch.contiguous_format)
-    queue = LeafQueue(leaves_of(parts.order, 0, STEPS))
-    words = SynchronyConfig("asynchronous")
-    stepper = parts.served(words, in_order(Asynchronous(queue, 3, 0, 1), (0, 1, 2)), STEPS)
-    heard, server = Heard(stepper), stepper.server
-    server.ema = Ema(parts.named, 0.9)
-    owners = Cut(parts, state(parts, server, server.ema), solver, server)
-    stepper.run(0, RATE)
-    prepare = Server.prepare
-
-    def beyond(*given: Any) -> tuple[Tensor, Tensor]:
-        return prepare(*given)[0], torch.tensor(torch.inf)
-
-    monkeypatch.setattr(Server, "prepare", beyond)
-    for event in heard.events:
-        for shard, owner in zip(owners.shards, owners.owners, strict=True):
-            if isinstance(event, Push):
-                owner.bring(event.work, runs_of(heard.gradients[event.work], shard))
-            owner.take(Told(event, RATE, None, 0))
-    found = owners.parts()["parameter"]
-    assert all(each.isnan().all() for each in found.values() if each.numel())
-
-
-class Heard:
-    """Notes the events of a stepper, and copies of the gradients that they bring."""
-
-    def __init__(self, stepper: ServedStepper) -> None:
-        self._source, self._contributions = stepper.source, stepper.contributions
-        stepper.source = stepper.contributions = self
+    def __init__(
+        self, solver: SolverConfig, words: SynchronyConfig, order: tuple[int, ...], layout: Any
+    ) -> None:
+        torch.manual_seed(3)
+        net = Wide().train().to(memory_format=layout)  # type: ignore[call-overload]
+        images = torch.randn(27, 1, 6, 6, generator=torch.Generator().manual_seed(2))
+        data = TensorDataset(images, torch.arange(27) % 6)
+        parts = Worker(net, data, make_optimizer(dict(net.named_parameters()), solver))
+        policy = Asynchronous(queue(parts, STEPS), 3, 0, words.gradients_per_update)
+        self.stepper = served(parts, words, in_order(policy, order), STEPS)
+        self.server, self.parts = self.stepper.server, parts
+        self.server.ema = ema = Ema(parts.named, 0.9)
+        self.whole = state_of(ALONE, net, parts.optimizer)
+        self.whole.pieces |= {"ema": ema.piece, "server": self.server.memory}
+        self._source, self._contributions = self.stepper.source, self.stepper.contributions
+        self.stepper.source = self.stepper.contributions = self
         self.events: list[Event] = []
         self.gradients: dict[Work, dict[str, Tensor]] = {}
 
@@ -256,9 +132,108 @@ class Heard:
         return self.events[-1]
 
     def of(self, work: Work) -> Contribution:
-        found = self._contributions.of(work)
-        self.gradients[work] = {name: g.clone() for name, g in found.gradient.tensors.items()}
-        return found
+        brought = self._contributions.of(work)
+        self.gradients[work] = {name: g.clone() for name, g in brought.gradient.tensors.items()}
+        return brought
+
+
+class Owners:
+    """The owners of a training as it is now, in this process."""
+
+    def __init__(self, of: Served, solver: SolverConfig) -> None:
+        server, self.named = of.server, of.parts.named
+        parcel = Parcel(self.named)
+        self.shards = [shard for shard in cut(parcel, 9, needs_norms(solver)) if shard.nbytes]
+        self.owners = []
+        for shard in self.shards:
+            runs = Runs(self.named, shard)
+            ema = Ema(runs.named, 0.9)
+            optimizer = make_optimizer(self.named, solver, 0, runs.named)
+            memory = RunMemory(runs, bool(server.memory.mean_square), shard, parcel)
+            held = Held(runs, optimizer, ema, memory)
+            held.take(of.whole.pieces, of.whole.numbers["scalars"].state_dict(), shard)
+            none = BufferChanges(nn.Module())
+            own = Server(runs.named, optimizer, memory, server.words, {0, 1, 2}, none, ema=ema)
+            own.load_state_dict(server.state_dict())
+            self.owners.append(Owner(own, held, partial(weight_of, of.parts.order)))
+
+    def take(self, of: Served, rate: float) -> None:
+        """The events that were noted."""
+        for event in of.events:
+            for shard, owner in zip(self.shards, self.owners, strict=True):
+                if isinstance(event, Push):
+                    gradient = Gradient(runs_of(of.gradients[event.work], shard), [])
+                    owner.bring(event.work, gradient)
+                owner.take(Told(event, rate, None, 0))
+
+    def parts(self) -> dict[str, dict[str, Tensor]]:
+        held = [owner.held.parts()[0] for owner in self.owners]
+        return put_together(self.named, self.shards, held)
+
+    def numbers(self) -> dict[str, Any]:
+        return {k: v for owner in self.owners for k, v in owner.held.parts()[1].items()}
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(
+    ("kind", "compensate"),
+    [*((kind, "none") for kind in SOLVERS), ("sgd", "delay"), ("adamw", "delay")],
+)
+def test_owners_come_to_one_server_s_bits(
+    kind: str, compensate: Any, layout: torch.memory_format
+) -> None:
+    """From the second step on; softsync, so that gradients wait when the state is looked at."""
+    form: Any = "decoupled" if kind == "nesterov" else "l2"
+    rates: dict[str, Any] = {"lr_mult": {"@vector": 2.0}, "decay_mult": {"*.bias": 0.0}}
+    solver = SolverConfig(type=kind, base_lr=RATE, weight_decay=1e-3, decay_form=form, **rates)
+    rule: dict[str, Any] = {"compensate": compensate, "staleness_rate": "inverse"}
+    words = SynchronyConfig("asynchronous", gradients_per_update=2, **rule)
+    one = Served(solver, words, (0, 1, 2, 0, 0, 2), layout)
+    named, memory, before = one.parts.named, one.server.memory, one.whole
+    one.stepper.run(0, RATE)
+    owners = Owners(one, solver)
+    assert memory.gradients  # that wait
+    for owner in owners.owners:
+        assert owner.held.memory.gradients.keys() == memory.gradients.keys()
+    pulled = set()
+    for step in range(1, STEPS):
+        one.events.clear()
+        one.stepper.run(step, RATE / step)
+        owners.take(one, RATE / step)
+        pulled |= {event.work.version for event in one.events if isinstance(event, Pull)}
+        for version in pulled & memory.versions.keys():
+            kept = {name: memory.versions[version][name] for name in named}
+            for shard, owner in zip(owners.shards, owners.owners, strict=True):
+                views, runs = (
+                    shard.views(owner.version(version), Parcel(named)),
+                    runs_of(kept, shard),
+                )
+                assert all(torch.equal(views[name], runs[name]) for name in views)
+        parts = owners.parts()
+        for name in ("parameter", "optimizer", "ema", "server"):
+            expected = {path: part.tensor for path, part in before.pieces[name].parts().items()}
+            if name != "optimizer":  # but for what rank 0 keeps
+                expected = {k: v for k, v in expected.items() if k.split("/")[-1] in named}
+            assert parts[name].keys() == expected.keys()
+            assert all(torch.equal(parts[name][path], expected[path]) for path in expected)
+        assert owners.numbers() == before.numbers["scalars"].state_dict()
+
+
+def test_a_norm_that_is_not_finite_spoils_the_weights(monkeypatch: Patch) -> None:
+    """An update by gradients that are clipped to zeros would go unnoticed."""
+    solver = SolverConfig(base_lr=RATE)
+    one = Served(solver, SynchronyConfig("asynchronous"), (0, 1, 2), torch.contiguous_format)
+    owners = Owners(one, solver)
+    one.stepper.run(0, RATE)
+    prepare = Server.prepare
+
+    def beyond(*given: Any) -> tuple[Tensor, Tensor]:
+        return prepare(*given)[0], torch.tensor(torch.inf)
+
+    monkeypatch.setattr(Server, "prepare", beyond)
+    owners.take(one, RATE)
+    weights = owners.parts()["parameter"]
+    assert all(each.isnan().all() for each in weights.values() if each.numel())
 
 
 def test_a_teller_that_is_cut_ends_without_an_order() -> None:

@@ -1,0 +1,162 @@
+"""A recipe and its file: written and read again, typed over, and what is wrong in one line."""
+
+import dataclasses
+import inspect
+import re
+import tomllib
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+from torch import nn
+
+import firecaffe
+from firecaffe import ParallelConfig, Recipe, RecipeError, SolverConfig
+from firecaffe.cli.train import make_parser
+from firecaffe.cli.typed_recipe import parse_recipe, read_recipe
+from firecaffe.recipe.identity import flatten, to_toml
+from firecaffe.recipe.recorded_recipe import recipe_from
+from tests.kit.training import recipe_with
+from tests.kit.training_fixtures import Capture
+from tests.ranks.networks import small_data
+from tests.unit.recipe.other import APART, OTHER
+
+ROOT = Path(__file__).parents[3]
+FILES = sorted([*ROOT.glob("recipes/*.toml"), *ROOT.glob("examples/**/*.toml")])
+SECTIONS = get_type_hints(Recipe)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "mine.toml"
+
+
+def parsed(path: Path, text: str, *options: str) -> Recipe:
+    path.write_text(text, encoding="utf-8", errors="surrogateescape")
+    return parse_recipe(make_parser(), [str(path), *options])[0]
+
+
+def test_the_example_changes_every_word() -> None:
+    default, other = flatten(Recipe()), flatten(OTHER)
+    assert default.keys() == other.keys()
+    # The length beside which there is no other; and what a compressor goes with alone, or not
+    # (see test_identity.py); nor the order that nothing can be held out beside.
+    assert [name for name in default if default[name] == other[name]] == [
+        *("data.order", "train.epochs", "exchange.update_at", "synchrony.mode", "synchrony.shares"),
+        *APART,
+    ]
+
+
+@pytest.mark.parametrize("recipe", [Recipe(), OTHER], ids=["default", "other"])
+def test_a_recipe_is_its_file(path: Path, recipe: Recipe) -> None:
+    read = parsed(path, to_toml(recipe))
+    assert (read, flatten(read)) == (recipe, flatten(recipe))
+    assert list(map(type, flatten(read).values())) == list(map(type, flatten(recipe).values()))
+    assert to_toml(read) == to_toml(recipe)
+
+
+def test_every_word_is_written() -> None:
+    written = tomllib.loads(to_toml(OTHER))
+    assert {f"{s}.{w}" for s, words in written.items() for w in words} == set(flatten(OTHER))
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda path: path.stem)
+def test_a_file_is_read_as_the_command_line_reads_it(file: Path, path: Path) -> None:
+    recipe = Recipe.read(file)
+    assert recipe == read_recipe(file)
+    recipe.write(path)
+    assert Recipe.read(str(path)) == recipe
+
+
+def test_a_word_of_the_command_line_wins(path: Path) -> None:
+    text = "[train]\nsteps = 5\nseed = 3\n"
+    recipe = parsed(path, text, "--train.steps", "8", "--solver.base_lr", "0.2")
+    assert (recipe.train.steps, recipe.train.seed, recipe.solver.base_lr) == (8, 3, 0.2)
+
+
+def test_one_word_is_replaced() -> None:
+    recipe = Recipe(solver=SolverConfig(base_lr=0.5, momentum=0.8))
+    changed = recipe.replace("solver.base_lr", 0.1)
+    assert changed.solver == SolverConfig(base_lr=0.1, momentum=0.8)
+    assert recipe.solver.base_lr == 0.5
+    for word in ("solver", "solver.rate", "solvers.base_lr", "replace.x"):
+        with pytest.raises(RecipeError, match=word):
+            Recipe().replace(word, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        *(("[train]\nstep = 3", "train.step"), ("[train]\nsteps = 'three'", "train.steps")),
+        *(("[trains]\nsteps = 3", "trains"), ("train = 3", "train"), ("[train", "cannot be read")),
+    ],
+)
+def test_a_mistake_in_a_file_is_one_line(text: str, named: str, path: Path) -> None:
+    path.write_text(text)
+    with pytest.raises(RecipeError, match=rf"mine\.toml.*{re.escape(named)}") as caught:
+        Recipe.read(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "named"),
+    [
+        ("global_batch_siz = 4", [], "did you mean train.global_batch_size?"),
+        # Who looks for gradient accumulation is told of micro-batches.
+        ("accumulate_grad_batches = 4", [], "train.micro_batch_size"),
+        ("", ["--train.gradient-accumulation-steps", "4"], "train.micro_batch_size"),
+        ("steps = 5\nepochs = 1", [], "train.steps = 5 with train.epochs = 1"),
+        ("", ["--train.steps=5", "--train.epochs=1"], "train.steps = 5 with train.epochs = 1"),
+        ("steps = 5", ["--train.steps=6", "--train.epochs=1"], "train.steps = 6 with train.ep"),
+        ("seed = 1", ["--train.epochs", "0"], "train.epochs is 0"),
+    ],
+)
+def test_a_typed_mistake_is_one_line(text: str, options: list[str], named: str, path: Path) -> None:
+    with pytest.raises(RecipeError, match=re.escape(named)) as caught:
+        parsed(path, f"[train]\n{text}\n", *options)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("word", "other"), [("steps", "epochs"), ("epochs", "steps")])
+def test_a_typed_length_takes_the_place_of_the_file_s(
+    path: Path, capsys: Capture, word: str, other: str
+) -> None:
+    text = f"[train]\n{other} = 70\n"
+    train = parsed(path, text, f"--train.{word}", "5").train
+    assert (getattr(train, word), getattr(train, other)) == (5, 0)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert all(part in line for part in (f"train.{word} 5", f"train.{other} 70", str(path)))
+    assert getattr(parsed(path, text, f"--train.{word}", "0").train, other) == 70
+    assert getattr(parsed(path, text, f"--train.{other}", "6").train, other) == 6
+    assert capsys.readouterr().err == ""
+    assert parsed(path, "").train.num_steps(7) == 7  # no length is one epoch
+
+
+def test_a_file_is_trained(path: Path) -> None:
+    words = {"global_batch_size": 8, "micro_batch_size": 4, "steps": 1, "device": "cpu"}
+    recipe = recipe_with({f"train.{word}": value for word, value in words.items()})
+    recipe_with({"run.folder": str(path.with_name("run"))}, recipe).write(path)
+    sets: Any = small_data(16), small_data(30, 1)
+    result = firecaffe.train(path, lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 4)), *sets)
+    assert result.steps == 1
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_every_word_is_explained(section: str) -> None:
+    kind = SECTIONS[section]
+    explained = re.findall(r"^    (\w+): \S", inspect.getdoc(kind) or "", re.M)
+    assert explained == [field.name for field in dataclasses.fields(kind)]
+
+
+@pytest.mark.parametrize("name", ["no_such", "__dict__", "__doc__", "__init__"])
+def test_what_a_run_names_that_is_no_section_is_one_line(name: str) -> None:
+    with pytest.raises(RecipeError, match=f"{name}: a recipe has no such section"):
+        recipe_from({name: {}})
+
+
+def test_a_run_of_an_earlier_version_has_words_that_are_gone() -> None:
+    sections = {"parallel": {"model": 2, "head_updates": 1, "exchange": "at_once"}}
+    assert recipe_from(sections).parallel == ParallelConfig(model=2)
+    sections["parallel"]["head_updates"] = 2  # it was trained otherwise
+    with pytest.raises(RecipeError, match=r"parallel\.head_updates: a recipe has no such word"):
+        recipe_from(sections)

@@ -1,0 +1,344 @@
+"""Checkpoints are written aside, named last, and found again; a damaged one, or one of a stranger,
+is refused, nothing is ever unpickled, and one goes on only in a run whose words decide its bits.
+"""
+
+import json
+import os
+import pickle
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+import torch
+
+import firecaffe
+from firecaffe.errors import CheckpointError
+from firecaffe.training import checkpoint as module
+from firecaffe.training.checkpoint import (
+    LATEST,
+    META,
+    STATE,
+    SUMS,
+    Checkpoint,
+    check_identity,
+    load_checkpoint,
+    load_newest,
+    remove_old,
+    save_checkpoint,
+)
+from firecaffe.training.tensor_file import InMemory
+from tests.kit.training import recipe_in, record_of
+from tests.kit.training_fixtures import Capture, Patch
+from tests.unit.training.test_state import bits
+
+FILES = (STATE, META, SUMS)
+
+
+def small(step: int = 3, value: float = 1.0, **words: Any) -> Checkpoint:
+    tensors = InMemory({"parameter/w": torch.full((300,), value)})
+    return Checkpoint(step, **{"identity": {"a": 1}, "probe": "p", "tensors": tensors, **words})
+
+
+def test_special_values_come_back(tmp_path: Path) -> None:
+    values = torch.tensor([float("nan"), float("inf"), -0.0, 5e-324, 1e-45])
+    tensors = InMemory({"parameter/w": values, "buffer/empty": torch.zeros(0, 3)})
+    identity = {"a": 0.1, "b": 1e-08, "c": [0.5, 1.0], "d": True, "e": "ü", "f": 0}
+    save_checkpoint(tmp_path, small(tensors=tensors, identity=identity))
+    loaded = load_newest(tmp_path)[0]
+    assert bits(loaded.tensors) == bits(tensors)
+    check_identity(loaded, identity, loaded.step)
+
+
+@pytest.mark.skipif(shutil.which("sha256sum") is None, reason="no sha256sum here")
+def test_sha256sum_agrees(tmp_path: Path) -> None:
+    folder = save_checkpoint(tmp_path, small())
+    command = ["sha256sum", "--strict", "-c", SUMS]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [f"{STATE}: OK", f"{META}: OK"]
+
+
+def test_latest_names_the_newest(tmp_path: Path) -> None:
+    first = save_checkpoint(tmp_path / "checkpoints", small(9))
+    second = save_checkpoint(tmp_path / "checkpoints", small(10))
+    assert (first.name, second.name) == ("step-00000009", "step-00000010")
+    assert sorted(path.name for path in second.iterdir()) == sorted(FILES)
+    for where in (tmp_path, tmp_path / "checkpoints", second):
+        checkpoint, damaged = load_newest(where)
+        assert (checkpoint.step, damaged) == (10, [])
+    assert load_newest(first)[0].step == 9
+    assert (tmp_path / "checkpoints" / LATEST).read_text() == f"{second.name}\n"
+
+
+def test_the_newest_that_verifies_is_taken_and_the_damage_told(tmp_path: Path) -> None:
+    folders = [save_checkpoint(tmp_path, small(step, float(step))) for step in (8, 9, 10, 11)]
+    (folders[3] / STATE).write_bytes(b"")
+    (folders[2] / SUMS).unlink()
+    checkpoint, damaged = load_newest(tmp_path)
+    assert checkpoint.step == 9
+    assert torch.equal(checkpoint.tensors["parameter/w"], torch.full((300,), 9.0))
+    newest, older = damaged
+    assert (f"{folders[3] / STATE}: damaged" in newest, SUMS in older) == (True, True)
+    with pytest.raises(CheckpointError, match="damaged"):
+        load_newest(folders[3])  # asked for by name, so no other
+    for folder in folders:
+        (folder / META).write_text("x")
+    with pytest.raises(CheckpointError, match=r"all 4 .* damaged"):
+        load_newest(tmp_path)
+
+
+def test_only_the_newest_stay(tmp_path: Path) -> None:
+    for step in (1, 2, 3, 12, 100_000_000):
+        save_checkpoint(tmp_path, small(step))
+    (tmp_path / "notes").mkdir()
+    remove_old(tmp_path, 0)
+    assert len(list(tmp_path.glob("step-*"))) == 5
+    remove_old(tmp_path, 2)
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == [LATEST, "notes", "step-00000012", "step-100000000"]
+
+
+def test_latest_points_to_it_only_after_the_rename(tmp_path: Path, monkeypatch: Patch) -> None:
+    save_checkpoint(tmp_path, small(1))
+    seen: list[str] = []
+    fsync, rename, replace = os.fsync, os.rename, os.replace
+
+    def latest() -> str:
+        return (tmp_path / LATEST).read_text().strip()
+
+    def note_fsync(descriptor: int) -> None:
+        seen.append(f"sync {Path(os.readlink(f'/proc/self/fd/{descriptor}')).name}")
+        fsync(descriptor)
+
+    def note_rename(source: Path, target: Path) -> None:
+        load_checkpoint(source)  # whole before it has its name
+        assert not target.exists()
+        assert latest() == "step-00000001"
+        seen.append("rename")
+        rename(source, target)
+
+    def note_replace(source: Path, target: Path) -> None:
+        load_checkpoint(tmp_path / "step-00000002")
+        assert latest() == "step-00000001"
+        seen.append("latest")
+        replace(source, target)
+
+    for name, note in (("fsync", note_fsync), ("rename", note_rename), ("replace", note_replace)):
+        monkeypatch.setattr(os, name, note)
+    save_checkpoint(tmp_path, small(2))
+    assert latest() == "step-00000002"
+    folder, files = f"sync {tmp_path.name}", [f"sync {name}" for name in FILES]
+    aside = "sync .step-00000002.partial"
+    assert seen == [*files, aside, "rename", folder, "sync .partial.latest", "latest", folder]
+
+
+def refuse(*_: object, **__: object) -> NoReturn:
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("target", "name"),
+    [
+        *((module, name) for name in ("save_file", "_sha256", "sync_file", "sync_folder")),
+        *((os, name) for name in ("fsync", "rename", "replace")),
+        *((module, "write_atomically"), (Path, "write_text")),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_failed_save_leaves_the_old_one_whole(
+    tmp_path: Path, monkeypatch: Patch, target: object, name: str
+) -> None:
+    old = save_checkpoint(tmp_path, small(1, 1.5))
+    with monkeypatch.context() as broken:
+        broken.setattr(target, name, refuse)
+        with pytest.raises(CheckpointError, match=r"checkpoint of step 2 not saved: .*No space"):
+            save_checkpoint(tmp_path, small(2))
+    assert load_newest(tmp_path)[0].step in (1, 2)  # whole, whichever it is
+    assert load_newest(tmp_path)[1] == []
+    assert torch.equal(load_checkpoint(old).tensors["parameter/w"], torch.full((300,), 1.5))
+    assert [p.name for p in tmp_path.iterdir() if p.name.endswith(".partial")] == []
+    save_checkpoint(tmp_path, small(2))
+    assert load_newest(tmp_path)[0].step == 2
+
+
+def test_what_is_in_the_way_of_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match="step 3 not saved"):
+        save_checkpoint(tmp_path / "file", small())
+    for where in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(CheckpointError, match="no checkpoint there"):
+            load_newest(where)
+    # What an earlier fault left is in nobody's.
+    aside = tmp_path / ".step-00000003.partial"
+    aside.mkdir()
+    (aside / STATE).write_bytes(b"half")
+    load_checkpoint(save_checkpoint(tmp_path, small()))
+    assert not aside.exists()
+
+
+# --- damage ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_checkpoint(tmp_path_factory.mktemp("whole"), small())
+
+
+@pytest.fixture
+def folder(tmp_path: Path, whole: Path) -> Path:
+    """A copy, to be damaged."""
+    return Path(shutil.copytree(whole, tmp_path / "copy"))
+
+
+def digest_anew(folder: Path) -> None:
+    sums = [f"{module._sha256(folder / name)}  {name}\n" for name in (STATE, META)]
+    (folder / SUMS).write_text("".join(sums))
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("mask", [0x01, 0x20, 0xFF])
+def test_one_changed_byte_anywhere(folder: Path, file: str, mask: int) -> None:
+    content = (folder / file).read_bytes()
+    positions = {*range(0, len(content), max(1, len(content) // 40)), len(content) - 1}
+    for position in sorted(positions):
+        damaged = bytearray(content)
+        damaged[position] ^= mask
+        (folder / file).write_bytes(damaged)
+        with pytest.raises(CheckpointError):
+            load_checkpoint(folder)
+    (folder / file).write_bytes(content)
+    load_checkpoint(folder)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_another_length(folder: Path, file: str) -> None:
+    content = (folder / file).read_bytes()
+    size = len(content)
+    # Of SHA256SUMS the last newline may go: what it says is all there; and twice is the same.
+    shorter = [0, 1, 8, size // 3, size // 2, size - 2, *([] if file == SUMS else [size - 1])]
+    longer = [content + b"x", *([] if file == SUMS else [content * 2])]
+    for damaged in [*(content[:length] for length in shorter), *longer]:
+        (folder / file).write_bytes(damaged)
+        with pytest.raises(CheckpointError):
+            load_checkpoint(folder)
+    (folder / file).unlink()
+    with pytest.raises(CheckpointError, match=file):
+        load_checkpoint(folder)
+
+
+def test_damage_is_named(folder: Path) -> None:
+    (folder / STATE).write_bytes(b"")
+    sums = (folder / SUMS).read_text().split()
+    with pytest.raises(CheckpointError) as caught:
+        load_checkpoint(folder)
+    # e3b0c44298fc is SHA-256 of nothing.
+    assert f"{folder / STATE}: damaged; its SHA-256 is e3b0c44298fc…" in str(caught.value)
+    assert f"SHA256SUMS says {sums[0][:12]}…" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "../meta.json"])
+def test_sums_of_what_is_no_file_of_a_checkpoint(folder: Path, name: str) -> None:
+    with (folder / SUMS).open("a") as file:
+        file.write(f"{'0' * 64}  {name}\n")
+    with pytest.raises(CheckpointError, match=r"SHA256SUMS: .* is no name"):
+        load_checkpoint(folder)
+
+
+def with_meta(**words: object) -> str:
+    meta = {"step": 3, "identity": {}, "probe": "", "history": "", "scalars": {}, "scaler": {}}
+    return json.dumps({**meta, **words})
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [
+        *("", "null", "[]", '"step"', "{}", '{"step": 3}', with_meta()[:-1]),
+        *(with_meta(step="x"), with_meta(step=None), with_meta(identity="text")),
+        *(with_meta(scalars=[1, 2]), with_meta(scaler=5)),
+    ],
+)
+def test_the_meta_of_a_stranger(folder: Path, meta: str) -> None:
+    """Digests agree, but what they digest is nothing of ours."""
+    (folder / META).write_text(meta)
+    digest_anew(folder)
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        load_checkpoint(folder)
+
+
+class Evil:
+    """Touches a file where it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("dump", [pickle.dump, torch.save])
+def test_nothing_is_unpickled(folder: Path, dump: Callable[..., None]) -> None:
+    touched = folder / "touched"
+    with (folder / STATE).open("wb") as file:
+        dump({"w": Evil(touched)}, file)
+    digest_anew(folder)
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        load_checkpoint(folder)
+    assert not touched.exists()
+
+
+# --- identity -------------------------------------------------------------------------------------
+
+TAKEN = Checkpoint(
+    3, {"solver.type": "sgd", "solver.stepvalue": [1, 2], "solver.base_lr": 0.1}, "p"
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"solver.base_lr": 0.2}, "solver.base_lr is 0.2 in the recipe, 0.1 in the checkpoint"),
+        ({"solver.stepvalue": [1, 3]}, r"solver.stepvalue is \[1, 3\] in the recipe, \[1, 2\] in"),
+        # What one of the two does not know had its default.
+        ({"train.steps": 5}, "train.steps is 5 in the recipe, 0 in the checkpoint"),
+        ({"solver.base_lr": None}, "solver.base_lr is 0.01 in the recipe, 0.1 in the checkpoint"),
+        ({"model.args": {"width": 3}}, r"model\.args is \{'width': 3\} in the recipe, \{\}"),
+        # The first in the alphabet, however many there are.
+        ({"solver.type": "adam", "data.name": "x"}, "data.name is 'x'"),
+    ],
+)
+def test_identity_names_the_word(changes: dict[str, Any], words: str) -> None:
+    check_identity(TAKEN, {**TAKEN.identity, "model.args": {}, "model.freeze": []}, 3)
+    asked = {k: v for k, v in {**TAKEN.identity, **changes}.items() if v is not None}
+    with pytest.raises(CheckpointError, match=words):
+        check_identity(TAKEN, asked, 3)
+
+
+def test_fewer_steps_than_the_checkpoint_s_are_the_cause_that_is_told() -> None:
+    """Not the word train.steps, which may differ besides (cosine)."""
+    with pytest.raises(CheckpointError, match=r"at step 3, the recipe ends at .* 2;"):
+        check_identity(TAKEN, {**TAKEN.identity, "train.steps": 2}, 2)
+
+
+def test_another_torch_is_told_and_recorded(tmp_path: Path, capsys: Capture) -> None:
+    """The first micro-batch, by which machines are compared, may come to the same bits with it."""
+
+    def fit(name: str, steps: int, resume: Path | None = None) -> firecaffe.Result:
+        sizes = "train.global_batch_size=8 train.micro_batch_size=4 train.eval_batch_size=1000"
+        words = f"{sizes} train.steps={steps} train.device=cpu model.name=lenet data.name=generated"
+        return firecaffe.train(recipe_in(tmp_path / name, words), resume=resume)
+
+    run = fit("run", 1).folder
+    same = fit("same", 2, run)
+    assert not same.identity_doubts
+    file = run / "environment.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "torch": "2.1.0"}))
+    capsys.readouterr()
+    other = fit("other", 2, run)
+    [doubt] = other.identity_doubts
+    for part in ("step 1", "torch 2.1.0", torch.__version__, "bits may differ"):
+        assert part in doubt
+    assert f"warning: {doubt}" in capsys.readouterr().out
+    assert record_of(other.folder)["identity_doubts"] == [doubt]
+    assert other.weights_sha256 == same.weights_sha256
