@@ -4,7 +4,6 @@ from pathlib import Path
 
 from firecaffe.cli.arguments import Parser, did_you_mean
 from firecaffe.data.published import PUBLISHED
-from firecaffe.data.published import get as get_published
 from firecaffe.errors import RecipeError
 
 
@@ -25,6 +24,7 @@ def main(argv: list[str]) -> int:
 def get(name: str, dest: str = "") -> Path:
     """Obtain a data set. Raises RecipeError for an unknown name; DataError if no way works."""
     from firecaffe.data import data_home
+    from firecaffe.data.get import get as get_published
 
     if name not in PUBLISHED:
         raise RecipeError(

@@ -26,11 +26,6 @@ def test_python_files_are_short_and_begin_by_saying_what_they_are_for() -> None:
     assert [str(p) for p, text in FILES.items() if text and not text.startswith('"""')] == []
 
 
-def test_most_files_are_under_200_lines() -> None:
-    lengths = [text.count("\n") for text in FILES.values()]
-    assert sum(length < 200 for length in lengths) / len(lengths) > 0.75
-
-
 PRODUCT = Path(__file__).parents[2] / "firecaffe"
 
 QUESTIONS = 30

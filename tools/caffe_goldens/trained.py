@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 import firecaffe
 from firecaffe import Recipe, RunConfig
-from firecaffe.caffe import weights
+from firecaffe.caffe import caffemodel
 from firecaffe.data import SampleOrder, TensorDataset
 from firecaffe.from_caffe.recipe import Asked, read
 from firecaffe.from_caffe.write import files_of, write_folder
@@ -51,8 +51,8 @@ def imported(training: Training, folder: Path) -> Recipe:
     held: dict[str, list[np.ndarray]] = {}
     for name, values in Record("solvers", "start").kind("start").items():
         held.setdefault(name.rpartition("/")[0], []).append(values)
-    layers = [weights.Layer(name, "", blobs) for name, blobs in held.items()]
-    weights.write(folder / "start.caffemodel", layers)
+    layers = [caffemodel.Layer(name, "", blobs) for name, blobs in held.items()]
+    caffemodel.write(folder / "start.caffemodel", layers)
     asked = Asked(str(folder / "out"), weights=str(folder / "start.caffemodel"))
     found = read(source, asked)
     # Only the data are missing: a program fills a MemoryData layer.

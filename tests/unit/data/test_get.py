@@ -17,8 +17,9 @@ import pytest
 from firecaffe.cli.data import get as data_get
 from firecaffe.data import fetch
 from firecaffe.data.fetch import DEBIAN, FOLDER, Mirror
+from firecaffe.data.get import get
 from firecaffe.data.idx import open_idx
-from firecaffe.data.published import FILES, PUBLISHED, get
+from firecaffe.data.published import FILES, PUBLISHED
 from firecaffe.errors import DataError, RecipeError
 
 FASHION = "fashion-mnist"
