@@ -33,8 +33,8 @@ def _be_utf8() -> None:
         return
     # Printed text keeps the locale's encoding. Ranks inherit the mode.
     environment = {"PYTHONIOENCODING": getattr(sys.stdout, "encoding", "ascii"), **os.environ}
-    words = [sys.executable, *sys.orig_argv[1:]]
-    os.execve(sys.executable, words, {**environment, UTF8: "1"})
+    arguments = [sys.executable, *sys.orig_argv[1:]]
+    os.execve(sys.executable, arguments, {**environment, UTF8: "1"})
 
 
 def _look_for_garbage() -> None:

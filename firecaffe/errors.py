@@ -25,8 +25,8 @@ def _outside(error: BaseException) -> list[FrameSummary]:
 
 def _formatted(error: BaseException, frames: list[FrameSummary]) -> str:
     shown = [frame for frame in frames if not frame.filename.startswith("<frozen importlib")]
-    told = format_exception_only(error)
-    return "".join(["Traceback (most recent call last):\n", *format_list(shown), *told])
+    lines = format_exception_only(error)
+    return "".join(["Traceback (most recent call last):\n", *format_list(shown), *lines])
 
 
 class FirecaffeError(Exception):
@@ -177,12 +177,12 @@ FULL = (
 
 def memory_full(error: BaseException) -> MemoryFullError | None:
     """Return an error without rank or step if lack of memory caused `error`, else None."""
-    found: BaseException | None = error
-    while found is not None and not _is_memory_full(found):
-        found = found.__cause__
-    if found is None:
+    cause: BaseException | None = error
+    while cause is not None and not _is_memory_full(cause):
+        cause = cause.__cause__
+    if cause is None:
         return None
-    said = " ".join(str(found).split()) or type(found).__name__
+    said = " ".join(str(cause).split()) or type(cause).__name__
     return MemoryFullError(
         f"out of memory: {said:.300}; take smaller batches, or give this process more (ulimit -v, "
         "the container's limit)"
@@ -190,7 +190,7 @@ def memory_full(error: BaseException) -> MemoryFullError | None:
 
 
 def _is_memory_full(error: BaseException) -> bool:
-    kinds = {each.__name__ for each in type(error).__mro__}  # torch may not be loaded yet
+    kinds = {base.__name__ for base in type(error).__mro__}  # torch may not be loaded yet
     if isinstance(error, MemoryError | MemoryFullError) or "OutOfMemoryError" in kinds:
         return True
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:

@@ -136,22 +136,22 @@ class Fault:
     def parse(cls, text: str) -> Self:
         """Read the JSON of another rank or a file. Raises ValueError if it is not a fault."""
         try:
-            found = json.loads(text)
+            fields = json.loads(text)
             fault = cls(
-                kind=found["kind"],
-                rank=found["rank"],
-                host=found["host"],
-                step=found["step"],
-                seen=found["seen"],
-                detail=found["detail"],
-                code=found["code"],
-                can_resume=found["can_resume"],
-                folder=found.get("folder", ""),
+                kind=fields["kind"],
+                rank=fields["rank"],
+                host=fields["host"],
+                step=fields["step"],
+                seen=fields["seen"],
+                detail=fields["detail"],
+                code=fields["code"],
+                can_resume=fields["can_resume"],
+                folder=fields.get("folder", ""),
             )
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"no fault: {error}") from error
-        words = fault.kind, fault.host, fault.seen, fault.detail, fault.folder
-        if not all(isinstance(word, str) and len(word) <= MOST_TEXT for word in words):
+        texts = fault.kind, fault.host, fault.seen, fault.detail, fault.folder
+        if not all(isinstance(word, str) and len(word) <= MOST_TEXT for word in texts):
             raise ValueError("no fault: a text is missing or too long")
         if fault.kind not in KINDS or not all(
             type(n) is int for n in (fault.rank, fault.step, fault.code)

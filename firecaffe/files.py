@@ -145,9 +145,9 @@ def write_json(path: Path, row: dict[str, Any]) -> None:
 def finite(value: Any) -> Any:
     """Replace NaN (a loss) and infinities (an interval of one run), which JSON lacks, by null."""
     if isinstance(value, dict):
-        return {name: finite(each) for name, each in value.items()}
+        return {name: finite(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(each) for each in value]
+        return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -52,12 +52,12 @@ def changed(before: Mapping[str, Any]) -> list[str]:
 
 def all_states() -> dict[str, Any]:
     """Return comparable states by name. torch's include the GPU's, if CUDA is in use."""
-    kind, words, *more = np.random.get_state(legacy=True)
+    kind, keys, *more = np.random.get_state(legacy=True)
     of_torch = [torch.default_generator.get_state()]
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         of_torch.append(torch.cuda.get_rng_state())
     return {
         PYTHON: random.getstate(),
-        NUMPY: (kind, np.asarray(words).tobytes(), *more),
-        TORCH: [each.numpy().tobytes() for each in of_torch],
+        NUMPY: (kind, np.asarray(keys).tobytes(), *more),
+        TORCH: [state.numpy().tobytes() for state in of_torch],
     }

@@ -87,14 +87,14 @@ def decoded(
     try:
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and OF_BYTE not in data:
             return msgspec.json.decode(data, type=kind)
-        words = parse(bytes(data))
+        parsed = parse(bytes(data))
     except RecursionError:
         raise ValueError("nested too deep") from None
     except msgspec.ValidationError as error:
         raise ValueError(_said(str(error), None)) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"is no JSON ({error})") from error
-    return checked(words, kind)
+    return checked(parsed, kind)
 
 
 def read_file(
@@ -145,17 +145,17 @@ def _reason(problem: Exception) -> str:
     return str(getattr(problem, "strerror", None) or problem)
 
 
-def _said(line: str, words: Any) -> str:
+def _said(line: str, data: Any) -> str:
     """Return msgspec's message as `$.step: expected int, got str, found '3'`."""
     said, _, place = line.partition(" - at ")
     said, place = re.sub("`", "", said[:1].lower() + said[1:]), place.strip("`") or "$"
-    return f"{place}: {said}{_found(words, place)}"
+    return f"{place}: {said}{_found(data, place)}"
 
 
-def _found(words: Any, place: str) -> str:
+def _found(data: Any, place: str) -> str:
     for word, number in re.findall(r"\.([^.[]+)|\[([^]]+)\]", place):
         try:
-            words = words[int(number) if number else word]
+            data = data[int(number) if number else word]
         except (LookupError, TypeError, ValueError):  # msgspec does not name some places in full
             return ""
-    return f", found {words!r:.60}" if isinstance(words, int | float | str) else ""
+    return f", found {data!r:.60}" if isinstance(data, int | float | str) else ""

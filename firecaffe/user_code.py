@@ -106,15 +106,15 @@ def find(word: str, name: str) -> Callable[..., Any]:
         )
     module = _from_file(word, name, Path(place)) if place.endswith(".py") else _named(word, name)
     try:
-        found = reduce(getattr, member.split("."), module)
+        imported = reduce(getattr, member.split("."), module)
     except AttributeError:
         public = [var for var in vars(module) if not var.startswith("_")]
         raise RecipeError(
             f"{word} is {name!r}, but {place} has no {member!r}; it has {_list(public)}"
         ) from None
-    if not callable(found):
-        raise RecipeError(f"{word} {name!r} is {shown(found)}; expected a function or a class")
-    return found
+    if not callable(imported):
+        raise RecipeError(f"{word} {name!r} is {shown(imported)}; expected a function or a class")
+    return imported
 
 
 def call(word: str, name: str, function: Callable[..., Any], words: Mapping[str, Any]) -> Any:
@@ -164,8 +164,8 @@ def source_digest(function: Callable[..., Any]) -> str:
 
 
 def shown(value: Any) -> str:
-    words = " ".join(repr(value).split())
-    return words if len(words) <= MOST_SHOWN else f"{words[:MOST_SHOWN]}…"
+    text = " ".join(repr(value).split())
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
 
 
 def _named(word: str, name: str) -> ModuleType:
@@ -196,10 +196,10 @@ def _from_file(word: str, name: str, path: Path) -> ModuleType:
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))
     module = _import(word, name, path.stem)
-    found = getattr(module, "__file__", None)
-    if found is None or not path.samefile(found):
+    file = getattr(module, "__file__", None)
+    if file is None or not path.samefile(file):
         raise RecipeError(
-            f"{word} is {name!r}, but another module is called {path.stem} ({found or 'built in'});"
+            f"{word} is {name!r}, but another module is called {path.stem} ({file or 'built in'});"
             " give the file another name"
         )
     return module
@@ -216,5 +216,5 @@ def _list(names: list[str]) -> str:
     return f"{', '.join(names[:8])}{' …' if len(names) > 8 else ''}" if names else "nothing public"
 
 
-def _arguments(words: Mapping[str, Any]) -> str:
-    return ", ".join(f"{each}={value!r}" for each, value in words.items()) or "no arguments"
+def _arguments(arguments: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in arguments.items()) or "no arguments"

@@ -106,10 +106,10 @@ def _wanted(value: Any, annotation: Any) -> str:
         return KINDS[origin.__name__]
     parts: list[Any] = []
     if origin is list:
-        parts = [_wanted(each, get_args(annotation)[0]) for each in value]
+        parts = [_wanted(item, get_args(annotation)[0]) for item in value]
     elif origin is dict:
         kinds = get_args(annotation)
-        parts = [_wanted(key, kinds[0]) or _wanted(each, kinds[1]) for key, each in value.items()]
+        parts = [_wanted(key, kinds[0]) or _wanted(item, kinds[1]) for key, item in value.items()]
     wrong = next(filter(None, parts), "")
     return f"{KINDS[origin.__name__]}, each of its values {wrong}" if wrong else ""
 
@@ -117,7 +117,7 @@ def _wanted(value: Any, annotation: Any) -> str:
 def _is_toml(value: Any) -> bool:
     """Whether a recipe file can contain the value."""
     if isinstance(value, dict):
-        return all(isinstance(name, str) and _is_toml(each) for name, each in value.items())
+        return all(isinstance(name, str) and _is_toml(item) for name, item in value.items())
     if isinstance(value, list):
         return all(map(_is_toml, value))
     return isinstance(value, str | bool | int | float)

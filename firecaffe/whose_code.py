@@ -41,7 +41,7 @@ def _folders_of_libraries() -> list[Path]:
 def _is_in(file: str, folders: Iterable[Path]) -> bool:
     files = _names(file)
     names = [name for folder in folders for name in _names(folder)]
-    return any(each.is_relative_to(name) for each in files for name in names)
+    return any(path.is_relative_to(name) for path in files for name in names)
 
 
 def _names(path: str | Path) -> set[Path]:

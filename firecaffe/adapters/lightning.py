@@ -79,13 +79,13 @@ class FabricExchangeStrategy(_ByExchange, FabricDDPStrategy):
 
 
 def _check(
-    name: str, exchange: str, compressor: str, words: dict[str, Any], known: list[str]
+    name: str, exchange: str, compressor: str, options: dict[str, Any], known: list[str]
 ) -> None:
     tell_uncaught()
     check_words(exchange, compressor, None)
-    check_known(name, words, ["exchange", "compressor", *known])
+    check_known(name, options, ["exchange", "compressor", *known])
     for word in REFUSED:
-        if words.get(word) is not None:
+        if options.get(word) is not None:
             raise RecipeError(
                 f"{word} cannot go with an exchange, which sums the gradients; for a hook of your "
                 "own take Lightning's DDPStrategy, on GPUs"

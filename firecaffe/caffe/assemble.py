@@ -61,37 +61,37 @@ def assemble(
         reserved: The class whose attribute names no module may have.
         others: The same net in another phase. Layers that are in both share one module.
     """
-    found = Assembled()
+    assembled = Assembled()
     before = others or Assembled()
     values = _sources(graph, given)
     with without_compiler():
-        _add(found, graph, values, phase, reserved, before)
-    found.shapes = {blob: tuple(value.shape) for blob, value in values.items()}
-    return found
+        _add(assembled, graph, values, phase, reserved, before)
+    assembled.shapes = {blob: tuple(value.shape) for blob, value in values.items()}
+    return assembled
 
 
 def _add(
-    found: Assembled,
+    assembled: Assembled,
     graph: Graph,
     values: dict[str, Tensor],
     phase: str,
     reserved: type[nn.Module],
     before: Assembled,
 ) -> None:
-    made = {id(each.step.layer): each.module for each in before.calls}
+    made = {id(earlier.step.layer): earlier.module for earlier in before.calls}
     for step in graph.steps:
         bottoms = [values[blob] for blob in step.bottoms]
         name = made.get(id(step.layer))
         if name is None:
-            name = _module_name(step.name, reserved, {**before.modules, **found.modules})
-            found.modules[name] = _make(step, bottoms, phase)
+            name = _module_name(step.name, reserved, {**before.modules, **assembled.modules})
+            assembled.modules[name] = _make(step, bottoms, phase)
         else:
-            found.modules[name] = before.modules[name]
-        module = found.modules[name]
+            assembled.modules[name] = before.modules[name]
+        module = assembled.modules[name]
         flattens = type(module) is nn.Linear and bottoms[0].dim() > 2
         call = Call(step, name, flattens, _detached(step))
         values.update(_outline(call, module, bottoms))
-        found.calls.append(call)
+        assembled.calls.append(call)
 
 
 def run(
@@ -190,8 +190,8 @@ def _check_size(layer: Message, name: str, shape: Shape) -> None:
 
 def _outline(call: Call, module: nn.Module, bottoms: list[Tensor]) -> dict[str, Tensor]:
     step = call.step
-    shadows = {name: each.detach().to("meta") for name, each in module.named_parameters()}
-    shadows |= {name: each.detach().to("meta") for name, each in module.named_buffers()}
+    shadows = {name: tensor.detach().to("meta") for name, tensor in module.named_parameters()}
+    shadows |= {name: tensor.detach().to("meta") for name, tensor in module.named_buffers()}
     was_training = module.training
     module.eval()
 
@@ -205,7 +205,7 @@ def _outline(call: Call, module: nn.Module, bottoms: list[Tensor]) -> dict[str, 
 
     try:
         with torch.no_grad():
-            prefixed = {f"inner.{name}": each for name, each in shadows.items()}
+            prefixed = {f"inner.{name}": tensor for name, tensor in shadows.items()}
             tops: dict[str, Tensor] = functional_call(Outline(), prefixed, tuple(bottoms))
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         taken = ", ".join(shown(bottom.shape) for bottom in bottoms) or "nothing"
@@ -228,10 +228,10 @@ def _first_line(error: Exception) -> str:
 def _module_name(name: str, reserved: type[nn.Module], taken: Mapping[str, nn.Module]) -> str:
     """Make a free module name: no dots, and no slashes, at which a training's state is split."""
     attributes = {*dir(reserved), *inspect.get_annotations(reserved)}
-    found = re.sub(r"[./]", "_", name) or "_"
-    while found in taken or found in attributes:
-        found += "_"
-    return found
+    module_name = re.sub(r"[./]", "_", name) or "_"
+    while module_name in taken or module_name in attributes:
+        module_name += "_"
+    return module_name
 
 
 def _detached(step: Step) -> tuple[int, ...]:
@@ -242,4 +242,4 @@ def _detached(step: Step) -> tuple[int, ...]:
             "bottoms",
             step.layer.line_of("propagate_down"),
         )
-    return tuple(place for place, each in enumerate(goes) if not each)
+    return tuple(place for place, flag in enumerate(goes) if not flag)

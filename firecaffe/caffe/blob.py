@@ -46,13 +46,13 @@ def read(wire: Wire, start: int, stop: int) -> Array:
         raise wire.error(start, f"a blob of shape {_shown(shape)}")
     if prod(shape) != count:
         raise wire.error(start, f"a blob of shape {_shown(shape)} with {count:,} numbers")
-    found = np.empty(shape, np.float32)
-    flat, at = found.reshape(-1), 0
+    array = np.empty(shape, np.float32)
+    flat, at = array.reshape(-1), 0
     with np.errstate(over="ignore"):  # a double beyond float32 is infinite, as in Caffe
         for piece in numbers:
             flat[at : at + len(piece)] = piece
             at += len(piece)
-    return found
+    return array
 
 
 def fields(array: Array, legacy: bool = False) -> list[Buffer]:
@@ -66,13 +66,13 @@ def fields(array: Array, legacy: bool = False) -> list[Buffer]:
 
 
 def _dims(wire: Wire, shape: Part) -> list[int]:
-    found: list[int] = []
+    dims: list[int] = []
     for part in wire.parts(shape.start, shape.stop):
         for dim in wire.varints(part) if part.number == DIM else ():
-            found.append(dim)
-            if len(found) > MOST_AXES:
+            dims.append(dim)
+            if len(dims) > MOST_AXES:
                 raise wire.error(shape.start, f"a blob of more than {MOST_AXES} axes")
-    return found
+    return dims
 
 
 def _shown(shape: Sequence[int]) -> str:

@@ -50,7 +50,7 @@ def read(path: Path) -> dict[str, list[Array]]:
     if hdf5.is_one(path):
         return hdf5.weights(path)
     wire = opened(path)
-    found: dict[str, list[Array]] = {}
+    blobs_by_layer: dict[str, list[Array]] = {}
     ages, num_layers, num_blobs = set(), 0, 0
     for part in wire.parts(0, len(wire)):
         if part.number not in FORMS or part.kind != BYTES:
@@ -64,12 +64,12 @@ def read(path: Path) -> dict[str, list[Array]]:
                 part.start, f"more than {MOST_LAYERS:,} layers or {MOST_BLOBS:,} blobs"
             )
         if blobs:
-            found[name] = [blob.read(wire, each.start, each.stop) for each in blobs]
+            blobs_by_layer[name] = [blob.read(wire, stored.start, stored.stop) for stored in blobs]
     if not ages:
         raise CaffeError(f"{path}: holds no layers; expected a .caffemodel")
     if len(ages) > 1:
         raise CaffeError(f"{path}: has layers of two ages, which Caffe refuses")
-    return found
+    return blobs_by_layer
 
 
 def write(path: Path, layers: Sequence[Layer], name: str = "") -> None:
@@ -87,9 +87,9 @@ def write(path: Path, layers: Sequence[Layer], name: str = "") -> None:
 def _written(layers: Sequence[Layer]) -> Iterator[Buffer]:
     names = FORMS[LAYER]
     for layer in layers:
-        words = [*field(names.name, layer.name.encode()), *field(TYPE, layer.type.encode())]
+        heading = [*field(names.name, layer.name.encode()), *field(TYPE, layer.type.encode())]
         blobs = [part for one in layer.blobs for part in field(names.blobs, blob.fields(one))]
-        yield from field(LAYER, [*words, *blobs])
+        yield from field(LAYER, [*heading, *blobs])
 
 
 def _layer(wire: Wire, layer: Part) -> tuple[str, list[Part]]:

@@ -117,7 +117,7 @@ def read_graph(layers: Sequence[Message], kinds: Mapping[str, Kind]) -> Graph:
 
 
 def read_phases(net: Message, kinds: Mapping[str, Kind]) -> dict[str, Graph]:
-    return {phase: read_graph(each, kinds) for phase, each in both_phases(net, kinds).items()}
+    return {phase: read_graph(layers, kinds) for phase, layers in both_phases(net, kinds).items()}
 
 
 def both_phases(net: Message, kinds: Mapping[str, Kind]) -> dict[str, list[Message]]:
@@ -127,7 +127,9 @@ def both_phases(net: Message, kinds: Mapping[str, Kind]) -> dict[str, list[Messa
     """
     layers = {phase: layers_of(net, phase) for phase in PHASES}
     there = {
-        phase: own for phase, own in layers.items() if any(_is_source(each, kinds) for each in own)
+        phase: of_phase
+        for phase, of_phase in layers.items()
+        if any(_is_source(layer, kinds) for layer in of_phase)
     }
     first = next(iter(there.values()), layers["TRAIN"])
     return {phase: there.get(phase, first) for phase in PHASES}
@@ -150,7 +152,7 @@ def _check_types(layers: Sequence[Message], kinds: Mapping[str, Kind]) -> None:
             unknown.setdefault(what, []).append(layer)
     if not unknown:
         return
-    said = [f"{what} at {_lines(found)}" for what, found in unknown.items()]
+    said = [f"{what} at {_lines(unknown_layers)}" for what, unknown_layers in unknown.items()]
     count = sum(map(len, unknown.values()))
     hint = "; a layer in Python would have to be written in PyTorch"
     raise CaffeError(
@@ -166,12 +168,12 @@ def _lines(layers: Sequence[Message]) -> str:
 
 
 def _unique(name: str, taken: set[str]) -> str:
-    found, number = name, 1
-    while found in taken:
+    free_name, number = name, 1
+    while free_name in taken:
         number += 1
-        found = f"{name}_{number}"
-    taken.add(found)
-    return found
+        free_name = f"{name}_{number}"
+    taken.add(free_name)
+    return free_name
 
 
 def _check_blobs(

@@ -26,18 +26,18 @@ def is_one(path: Path) -> bool:
 def weights(path: Path) -> dict[str, list[Array]]:
     """Read each layer's blobs: numbered arrays below /data. Raises CaffeError (one line)."""
     with _opened(path) as file:
-        found = _layers(path, file)
-        _check_blobs(path, [blob for blobs in found.values() for blob in blobs.values()])
+        layers = _layers(path, file)
+        _check_blobs(path, [blob for blobs in layers.values() for blob in blobs.values()])
         return {
             name: [np.asarray(blobs[number][()], np.float32) for number in range(len(blobs))]
-            for name, blobs in found.items()
+            for name, blobs in layers.items()
         }
 
 
 def _layers(path: Path, file: Any) -> dict[str, dict[int, Any]]:
     import h5py
 
-    found: dict[str, dict[int, Any]] = {}
+    layers: dict[str, dict[int, Any]] = {}
     count = 0
 
     def visit(name: str | bytes, item: Any) -> None:
@@ -49,19 +49,19 @@ def _layers(path: Path, file: Any) -> dict[str, dict[int, Any]]:
             layer, _, number = name.rpartition("/") if isinstance(name, str) else ("", "", "")
             if not number.isdecimal():
                 raise CaffeError(f"{path}: {item.name} is no numbered blob of a layer")
-            found.setdefault(layer, {})[int(number)] = item
+            layers.setdefault(layer, {})[int(number)] = item
 
     data = file.get("data")
     if not isinstance(data, h5py.Group):
         raise CaffeError(f"{path}: has no group /data; expected weights of Caffe's")
     data.visititems(visit)
-    for layer, blobs in found.items():
+    for layer, blobs in layers.items():
         if sorted(blobs) != list(range(len(blobs))):
             raise CaffeError(
                 f"{path}: {layer} has the blobs {sorted(blobs)!s:.80}; a blob that is shared "
                 "stands with another layer only; expected a .caffemodel"
             )
-    return found
+    return layers
 
 
 def _check_blobs(path: Path, blobs: Sequence[Any]) -> None:

@@ -47,11 +47,11 @@ class Judged:
     @property
     def main_loss(self) -> Step | None:
         """The loss with the largest weight (the last of equals); None if there is no loss."""
-        found = None
+        main = None
         for loss in self.losses:
-            if found is None or max(loss.loss_weights) >= max(found.loss_weights):
-                found = loss
-        return found
+            if main is None or max(loss.loss_weights) >= max(main.loss_weights):
+                main = loss
+        return main
 
 
 def judged(graph: Graph) -> Judged:
@@ -87,8 +87,10 @@ class Judge:
     def accuracies(self) -> list[Step]:
         """The accuracies in the file's order, those on the main loss's output first."""
         main = self.parts.main_loss
-        found = [judge for judge in self.parts.judges if judge.type == "Accuracy"]
-        return sorted(found, key=lambda each: main is None or each.bottoms[0] != main.bottoms[0])
+        accuracies = [judge for judge in self.parts.judges if judge.type == "Accuracy"]
+        return sorted(
+            accuracies, key=lambda accuracy: main is None or accuracy.bottoms[0] != main.bottoms[0]
+        )
 
     def loss(self, blobs: Blobs, targets: Any) -> Tensor:
         """Return the sum of the weighted losses. blobs: the network's outputs, by name."""
@@ -106,7 +108,7 @@ class Judge:
     def sums(self, step: Step, blobs: Blobs, targets: Any) -> Tensor:
         """Count an accuracy's labels among the top values, and all that count: int64 (2,)."""
         values = self._run(
-            blobs, targets, lambda each: each.type != "Accuracy" and not each.is_loss
+            blobs, targets, lambda other: other.type != "Accuracy" and not other.is_loss
         )
         bottoms = [values[blob] for blob in step.bottoms]
         module = self._module(step, bottoms)
@@ -125,9 +127,9 @@ class Judge:
         return values
 
     def _module(self, step: Step, bottoms: Sequence[Tensor]) -> nn.Module:
-        found = self._modules.get(id(step))
-        if found is not None:
-            return found
+        module = self._modules.get(id(step))
+        if module is not None:
+            return module
         layer, kind = step.layer, step.kind
         param = layer.message(kind.param) if kind.param else Message(where=layer.where)
         shapes = [tuple(bottom.shape) for bottom in bottoms]
@@ -146,20 +148,20 @@ class Judge:
     def named(self, targets: Any) -> Values:
         if isinstance(targets, Mapping):
             return {**targets}
-        each = targets if isinstance(targets, tuple | list) else (targets,)
-        return dict(zip(self._targets, each, strict=False))
+        values = targets if isinstance(targets, tuple | list) else (targets,)
+        return dict(zip(self._targets, values, strict=False))
 
     def _given(self, blobs: Blobs, targets: Any) -> Values:
-        names, found = self._targets, self.named(targets)
+        names, values = self._targets, self.named(targets)
         needed = {blob for step in self.parts.judges for blob in step.bottoms}
         for name in names:
-            if name in needed and name not in found:
+            if name in needed and name not in values:
                 raise self.net.error(
                     f"a layer takes the target {name!r}, which the data do not give; the net's "
                     f"targets are, in their order, {', '.join(names)}",
                     0,
                 )
-        return found | {name: blobs[name] for name in self.parts.blobs}
+        return values | {name: blobs[name] for name in self.parts.blobs}
 
 
 def _goes(step: Step) -> list[bool]:
@@ -196,31 +198,31 @@ def read_judges(where: Path | Message) -> tuple[Judge, Judge]:
 
 def no_means(judge: Judge) -> list[str]:
     """List the losses where a batch's loss is not the mean of its parts' losses, one line each."""
-    found = []
+    lines = []
     for step in judge.parts.losses:
         if step.type in DEFAULTS:
             normalization = normalization_of(step.layer)
             if not normalization.is_mean:
                 by = "the labels that count" if normalization.how == VALID else "nothing"
-                found.append(
+                lines.append(
                     f"{step.layer.where}:{step.layer.line}: {step.type} {step.name!r} divides by "
                     f"{by}, of each micro-batch: Caffe's loss is that of train.micro_batch_size = "
                     "its batch_size"
                 )
-    return found
+    return lines
 
 
 def _with(parts: Judged, others: Judged, is_wanted: Callable[[Step], bool]) -> Judged:
     if any(is_wanted(judge) for judge in parts.judges):
         return parts
-    made = {top for each in parts.network for top in each.tops}
+    made = {top for step in parts.network for top in step.tops}
     main = others.main_loss
     given = {*(parts.blobs or others.blobs)} | ({main.bottoms[0]} if main is not None else set())
     theirs = {target.blob for target in parts.targets}
     theirs |= {top for judge in parts.judges for top in judge.tops}
     there = (given & (made | {*parts.blobs})) | theirs
     added = [e for e in others.judges if is_wanted(e) and there.issuperset(e.bottoms)]
-    taken = {blob: None for each in added for blob in each.bottoms if blob not in theirs}
+    taken = {blob: None for judge in added for blob in judge.bottoms if blob not in theirs}
     blobs = dict.fromkeys((*parts.blobs, *taken))
     return replace(parts, judges=(*parts.judges, *added), blobs=(*blobs,))
 
@@ -232,8 +234,8 @@ def _with_accuracy(parts: Judged) -> Judged:
     axis = loss.layer.message("softmax_param").integer("axis", 1)
     param = loss.layer.message("loss_param")
     ignored = param.integer("ignore_label")
-    words = f"axis: {axis}" + (f" ignore_label: {ignored}" if param.has("ignore_label") else "")
-    layer = text.parse(f"accuracy_param {{ {words} }}", loss.layer.where)
+    settings = f"axis: {axis}" + (f" ignore_label: {ignored}" if param.has("ignore_label") else "")
+    layer = text.parse(f"accuracy_param {{ {settings} }}", loss.layer.where)
     step = replace(
         loss,
         name="accuracy",

@@ -11,10 +11,10 @@ from firecaffe.caffe.wire import opened
 def read(path: Path) -> Array:
     """Read one image (C, H, W), blue first as in the file. Raises CaffeError on any other blob."""
     wire = opened(path)
-    found = blob.read(wire, 0, len(wire))
-    image = found[0] if found.ndim == 4 and len(found) == 1 else found
+    array = blob.read(wire, 0, len(wire))
+    image = array[0] if array.ndim == 4 and len(array) == 1 else array
     if image.ndim != 3 or not image.size:
-        raise CaffeError(f"{path}: a blob of shape {found.shape}; expected one image, of C, H, W")
+        raise CaffeError(f"{path}: a blob of shape {array.shape}; expected one image, of C, H, W")
     return image
 
 

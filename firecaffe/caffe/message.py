@@ -67,55 +67,55 @@ class Message:
 
     def messages(self, name: str) -> list[Message]:
         """Return all messages of that name. All readers here raise CaffeError for a wrong kind."""
-        found = []
-        for each in self.all(name):
-            if not isinstance(each.value, Message):
-                raise self._wrong(each, f"{name} {{ … }}")
-            found.append(each.value)
-        return found
+        messages = []
+        for field in self.all(name):
+            if not isinstance(field.value, Message):
+                raise self._wrong(field, f"{name} {{ … }}")
+            messages.append(field.value)
+        return messages
 
     def message(self, name: str) -> Message:
         """Return the message of that name, or an empty one. Several are merged, as in protobuf."""
-        found = self.messages(name)
-        if len(found) == 1:
-            return found[0]
-        line = found[0].line if found else self.line
-        merged = Message([field for part in found for field in part.fields], line, self.where)
-        for part in found:
+        parts = self.messages(name)
+        if len(parts) == 1:
+            return parts[0]
+        line = parts[0].line if parts else self.line
+        merged = Message([field for part in parts for field in part.fields], line, self.where)
+        for part in parts:
             part._asked = merged.asked
         return merged
 
     def integers(self, name: str) -> list[int]:
-        found = []
-        for each in self.all(name):
-            value = each.value
+        values = []
+        for field in self.all(name):
+            value = field.value
             if not _is_whole(value):
-                raise self._wrong(each, "a whole number")
-            found.append(int(value))
-        return found
+                raise self._wrong(field, "a whole number")
+            values.append(int(value))
+        return values
 
     def integer(self, name: str, default: int = 0) -> int:
         """Return the last one: protobuf's rule for a value that is given twice."""
         return (self.integers(name) or [default])[-1]
 
     def numbers(self, name: str) -> list[float]:
-        found = []
-        for each in self.all(name):
-            if not isinstance(each.value, int | float):
-                raise self._wrong(each, "a number")
-            found.append(float(each.value))
-        return found
+        values = []
+        for field in self.all(name):
+            if not isinstance(field.value, int | float):
+                raise self._wrong(field, "a number")
+            values.append(float(field.value))
+        return values
 
     def number(self, name: str, default: float = 0.0) -> float:
         return (self.numbers(name) or [default])[-1]
 
     def texts(self, name: str) -> list[str]:
-        found = []
-        for each in self.all(name):
-            if not isinstance(each.value, str) or isinstance(each.value, Word):
-                raise self._wrong(each, '"…"')
-            found.append(each.value)
-        return found
+        values = []
+        for field in self.all(name):
+            if not isinstance(field.value, str) or isinstance(field.value, Word):
+                raise self._wrong(field, '"…"')
+            values.append(field.value)
+        return values
 
     def text(self, name: str, default: str = "") -> str:
         return (self.texts(name) or [default])[-1]
@@ -124,31 +124,31 @@ class Message:
         return (self.flags(name) or [default])[-1]
 
     def flags(self, name: str) -> list[bool]:
-        found = []
-        for each in self.all(name):
-            value = each.value
+        values = []
+        for field in self.all(name):
+            value = field.value
             if isinstance(value, Word) and value in FLAGS:
-                found.append(FLAGS[value])
+                values.append(FLAGS[value])
             elif value in (0, 1):
-                found.append(value == 1)
+                values.append(value == 1)
             else:
-                raise self._wrong(each, "true or false")
-        return found
+                raise self._wrong(field, "true or false")
+        return values
 
     def choice(self, name: str, members: Sequence[str], default: str) -> str:
         """Return an enum member, given by name or by its place in `members` ("" is none)."""
         return (self.choices(name, members) or [default])[-1]
 
     def choices(self, name: str, members: Sequence[str]) -> list[str]:
-        found = []
-        for each in self.all(name):
-            value = each.value
+        values = []
+        for field in self.all(name):
+            value = field.value
             if isinstance(value, int) and 0 <= value < len(members):
                 value = Word(members[value])
             if not isinstance(value, Word) or value == "" or value not in members:
-                raise self._wrong(each, f"one of {', '.join(filter(None, members))}")
-            found.append(str(value))
-        return found
+                raise self._wrong(field, f"one of {', '.join(filter(None, members))}")
+            values.append(str(value))
+        return values
 
     def ignore(self, *names: str) -> None:
         """Mark names as read that have no effect here, with all the fields of their messages."""

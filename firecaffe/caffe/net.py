@@ -93,18 +93,18 @@ class Net(nn.Module):
             raise ValueError(
                 f"{len(values)} inputs are given; the net has {', '.join(self.inputs)}"
             )
-        found = {
+        by_blob = {
             blob: value
             for blob, value in zip(self.inputs, values, strict=False)
             if value is not None
         }
-        given = tuple(found)
+        given = tuple(by_blob)
         if given not in self._runs:
             self._runs[given] = self._runnable(given)
-        run(self._modules, self._runs[given], found)
+        run(self._modules, self._runs[given], by_blob)
         if self.keep_blobs and not torch.compiler.is_compiling():
-            self.blobs = dict(found)
-        return {blob: found[blob] for blob in self.outputs if blob in found}
+            self.blobs = dict(by_blob)
+        return {blob: by_blob[blob] for blob in self.outputs if blob in by_blob}
 
     def loss(self, outputs: Mapping[str, Tensor]) -> Tensor:
         """Return the weighted sum of the losses among the outputs. Raises CaffeError if none is."""

@@ -23,11 +23,11 @@ class Multipliers(NamedTuple):
 
 def blobs_of(kind: Kind, module: nn.Module) -> dict[str, Tensor]:
     """Return a layer's parameters and buffers in the order of Caffe's blobs, by module name."""
-    own = {
+    tensors = {
         **dict(module.named_parameters(remove_duplicate=False)),
         **dict(module.named_buffers(remove_duplicate=False)),
     }
-    return {name: own[name] for name in kind.blobs if name in own}
+    return {name: tensors[name] for name in kind.blobs if name in tensors}
 
 
 def share(calls: Iterable[Call], modules: Mapping[str, nn.Module]) -> None:
@@ -35,8 +35,8 @@ def share(calls: Iterable[Call], modules: Mapping[str, nn.Module]) -> None:
     owners: dict[str, tuple[Tensor, Call]] = {}
     for call in calls:
         blobs = blobs_of(call.step.kind, modules[call.module])
-        words = call.step.layer.messages("param")
-        for (name, tensor), param in zip(blobs.items(), words, strict=False):
+        specs = call.step.layer.messages("param")
+        for (name, tensor), param in zip(blobs.items(), specs, strict=False):
             param.ignore("share_mode")
             shared = param.text("name")
             if not shared:
@@ -52,8 +52,8 @@ def share(calls: Iterable[Call], modules: Mapping[str, nn.Module]) -> None:
 
 def tie(kind: Kind, module: nn.Module, other: nn.Module) -> bool:
     """Give a module the tensors of another one of the same layer. Return whether they fit."""
-    own, others = blobs_of(kind, module), blobs_of(kind, other)
-    if [(n, t.shape) for n, t in own.items()] != [(n, t.shape) for n, t in others.items()]:
+    blobs, others = blobs_of(kind, module), blobs_of(kind, other)
+    if [(n, t.shape) for n, t in blobs.items()] != [(n, t.shape) for n, t in others.items()]:
         return False
     for name, tensor in others.items():
         put(module, name, tensor)
@@ -72,17 +72,17 @@ def multipliers(calls: Iterable[Call], modules: Mapping[str, nn.Module]) -> dict
     disagree, or if one has more `param` than blobs.
     """
     names: dict[Tensor, str] = {}
-    found: dict[str, Multipliers] = {}
+    by_name: dict[str, Multipliers] = {}
     said: dict[tuple[str, str], float] = {}
     for call in calls:
         blobs = blobs_of(call.step.kind, modules[call.module])
-        words = call.step.layer.messages("param")
-        if len(words) > len(blobs):
-            raise words[len(blobs)].error(
-                f"{call.step.type} {call.step.name!r} has {len(words)} param for {len(blobs)} blobs"
+        specs = call.step.layer.messages("param")
+        if len(specs) > len(blobs):
+            raise specs[len(blobs)].error(
+                f"{call.step.type} {call.step.name!r} has {len(specs)} param for {len(blobs)} blobs"
             )
         for place, (name, tensor) in enumerate(blobs.items()):
-            param = words[place] if place < len(words) else Message()
+            param = specs[place] if place < len(specs) else Message()
             rates = [_said(param, word) for word in Multipliers._fields]
             if not isinstance(tensor, nn.Parameter):
                 continue
@@ -95,8 +95,8 @@ def multipliers(calls: Iterable[Call], modules: Mapping[str, nn.Module]) -> dict
                         f"{call.step.name!r} shares {whole} and says {word}_mult: {rate:g}; "
                         f"another layer says {said[whole, word]:g}"
                     )
-            found[whole] = Multipliers(*(said.get((whole, w), 1.0) for w in Multipliers._fields))
-    return found
+            by_name[whole] = Multipliers(*(said.get((whole, w), 1.0) for w in Multipliers._fields))
+    return by_name
 
 
 def _said(param: Message, word: str) -> float | None:
@@ -121,17 +121,17 @@ def load(
     loaded = Loaded()
     seen: set[str] = set()
     for call in calls:
-        own = blobs_of(call.step.kind, modules[call.module])
+        tensors = blobs_of(call.step.kind, modules[call.module])
         name = call.step.layer.text("name")
-        if not own or call.module in seen:
+        if not tensors or call.module in seen:
             continue
         seen.add(call.module)
         if name not in blobs:
             loaded.fresh.append(name)
             continue
-        _check_fits(call, own, blobs[name])
+        _check_fits(call, tensors, blobs[name])
         with torch.no_grad():
-            for (place, tensor), values in zip(own.items(), blobs[name], strict=True):
+            for (place, tensor), values in zip(tensors.items(), blobs[name], strict=True):
                 tensor.copy_(torch.as_tensor(values).reshape(tensor.shape))
                 loaded.tensors.append(f"{call.module}.{place}")
         loaded.filled.append(name)
@@ -140,8 +140,10 @@ def load(
     return loaded
 
 
-def _check_fits(call: Call, own: Mapping[str, Tensor], found: Sequence[Tensor | Array]) -> None:
-    shapes = [each.shape for each in own.values()], [each.shape for each in found]
+def _check_fits(
+    call: Call, tensors: Mapping[str, Tensor], stored: Sequence[Tensor | Array]
+) -> None:
+    shapes = [tensor.shape for tensor in tensors.values()], [blob.shape for blob in stored]
     if list(map(_without_ones, shapes[0])) != list(map(_without_ones, shapes[1])):
         expected, given = (", ".join(map(shown, shape)) or "none" for shape in shapes)
         raise _unfit(call, f"blobs of {given}; the layer has {expected}")

@@ -24,9 +24,11 @@ def layers_of(
     Caffe's solver. Raises CaffeError if a layer has both include and exclude. Checked against
     Caffe.
     """
-    own = net.message("state")
-    own.ignore("phase")
-    state = State(phase, level or own.integer("level"), frozenset((*stages, *own.texts("stage"))))
+    net_state = net.message("state")
+    net_state.ignore("phase")
+    state = State(
+        phase, level or net_state.integer("level"), frozenset((*stages, *net_state.texts("stage")))
+    )
     return [message for message in net.messages("layer") if _is_in(message, state)]
 
 

@@ -102,10 +102,10 @@ class _Parser:
         space = SPACE.match(self.content, self.place)
         place = space.end() if space else self.place
         self.line += self.content.count(b"\n", self.place, place)
-        found = TOKEN.match(self.content, place)
-        if found is not None:
-            self.place = found.end()
-            self.next = Token(found.lastgroup or "", found[0], self.line)
+        match = TOKEN.match(self.content, place)
+        if match is not None:
+            self.place = match.end()
+            self.next = Token(match.lastgroup or "", match[0], self.line)
         elif place == len(self.content):
             self.place, self.next = place, Token("end", b"", self.line)
         else:
@@ -181,18 +181,18 @@ class _Parser:
             return int(text) if int(text) < UINT64 else float(text)
         try:
             if text.startswith(b"0x"):
-                found = int(text, 16)
+                value = int(text, 16)
             elif text.startswith(b"0") and text[1:2].isdigit():
-                found = int(text, 8)
+                value = int(text, 8)
             else:
                 return float(text.rstrip(b"f"))
         except ValueError:
             if not text.startswith(b"0"):  # possessive patterns of Python 3.11.2 let some through
                 raise self.error(f"found {token}; expected a number", token.line) from None
             raise self.error(f"{token} begins with 0 and is not octal", token.line) from None
-        if found >= UINT64:
+        if value >= UINT64:
             raise self.error(f"{token} has more than 64 bits", token.line)
-        return found
+        return value
 
     def string(self, token: Token) -> str:
         parts, size = [], 0
@@ -213,8 +213,8 @@ class _Parser:
         return decoded(content)
 
     def unquoted(self, token: Token) -> bytes:
-        def one(found: "re.Match[bytes]") -> bytes:
-            octal, hexadecimal, short, long, sign = found.groups()
+        def one(match: "re.Match[bytes]") -> bytes:
+            octal, hexadecimal, short, long, sign = match.groups()
             try:
                 if sign is not None:
                     return ESCAPES[sign.decode()].encode()
@@ -222,7 +222,7 @@ class _Parser:
                     return bytes([int(octal, 8) if octal else int(hexadecimal, 16)])
                 return chr(int(short or long, 16)).encode()
             except (KeyError, ValueError, OverflowError):  # also a surrogate, or beyond Unicode
-                shown = printable(decoded(found[0]))
+                shown = printable(decoded(match[0]))
                 what = f"{shown} in a string is no character; a \\ is written \\\\"
                 raise self.error(what, token.line) from None
 

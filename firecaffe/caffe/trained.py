@@ -142,7 +142,7 @@ class Trained(nn.Module):
         values = {self._inputs[phase]: samples}
         run(self._modules, self._calls[phase], values)
         names, main = self._blobs[phase], self._mains[phase]
-        if all(each == (self._mains[phase],) for phase, each in self._blobs.items()):
+        if all(blobs == (self._mains[phase],) for phase, blobs in self._blobs.items()):
             return values[main]
         return Heads({name: values[name] for name in names}, main, phase)
 
@@ -153,7 +153,8 @@ def _wanted(
     """Return the blobs of each phase, and its main one: the main loss's, or else the first."""
     train, test = parts["TRAIN"], parts["TEST"]
     made = {
-        phase: {top for step in each.network for top in step.tops} for phase, each in parts.items()
+        phase: {top for step in of_phase.network for top in step.tops}
+        for phase, of_phase in parts.items()
     }
     wanted = {"TRAIN": train.blobs, "TEST": test.blobs}
     if not test.blobs:  # without judges: the blobs of TRAIN that exist here
@@ -181,12 +182,12 @@ def _main(parts: Judged) -> str:
 
 
 def _leading_to(steps: Sequence[Step], blobs: Iterable[str]) -> tuple[Step, ...]:
-    needed, found = set(blobs), []
+    needed, leading = set(blobs), []
     for step in reversed(steps):
         if needed.intersection(step.tops):
             needed.update(step.bottoms)
-            found.append(step)
-    return tuple(found[::-1])
+            leading.append(step)
+    return tuple(leading[::-1])
 
 
 def _check_not_overwritten(graph: Graph, parts: Judged) -> None:
@@ -237,7 +238,7 @@ def deployed(network: Trained) -> Deployed:
     """Build both files' contents. Raises CaffeError if a layer is not as in its prototxt."""
     answer = network.answering()
     fields = [Field("name", answer.name, 0)] if answer.name else []
-    shape = Message([Field("dim", each, 0) for each in answer.shape])
+    shape = Message([Field("dim", size, 0) for size in answer.shape])
     param = Field("input_param", Message([Field("shape", shape, 0)]), 0)
     fields.append(_layer(answer.source, "Input", [], [answer.source], param))
     layers = []
@@ -254,7 +255,7 @@ def deployed(network: Trained) -> Deployed:
     if answer.loss is not None and answer.loss.type == SOFTMAX_LOSS:
         axis = answer.loss.layer.message("softmax_param").integer("axis", 1)
         output = PROBABILITIES
-        while any(output in (each.step.name, *each.step.tops) for each in answer.calls):
+        while any(output in (call.step.name, *call.step.tops) for call in answer.calls):
             output += "_"
         param = Field("softmax_param", Message([Field("axis", axis, 0)]), 0)
         fields.append(_layer(output, "Softmax", [answer.blob], [output], param))
@@ -262,10 +263,10 @@ def deployed(network: Trained) -> Deployed:
 
 
 def _layer(name: str, kind: str, bottoms: list[str], tops: list[str], param: Field) -> Field:
-    words = [Field("name", name, 0), Field("type", kind, 0)]
-    words += [Field("bottom", bottom, 0) for bottom in bottoms]
-    words += [Field("top", top, 0) for top in tops]
-    return Field("layer", Message([*words, param]), 0)
+    fields = [Field("name", name, 0), Field("type", kind, 0)]
+    fields += [Field("bottom", bottom, 0) for bottom in bottoms]
+    fields += [Field("top", top, 0) for top in tops]
+    return Field("layer", Message([*fields, param]), 0)
 
 
 def _check_whole(name: str, module: nn.Module, has_blobs: bool) -> None:

@@ -16,13 +16,13 @@ def current(net: Message) -> tuple[Message, list[str]]:
     Fields that are not understood stay in place. Raises CaffeError if Caffe would refuse the net.
     """
     fields, notes = _layers(net)
-    fields, told = _inputs(net, fields)
-    notes += told
-    fields, told = _batch_norms(net, fields)
-    notes += told
-    found = Message(fields, net.line, net.where)
-    found.ignore(*NO_EFFECT)
-    return found, notes
+    fields, more_notes = _inputs(net, fields)
+    notes += more_notes
+    fields, more_notes = _batch_norms(net, fields)
+    notes += more_notes
+    upgraded = Message(fields, net.line, net.where)
+    upgraded.ignore(*NO_EFFECT)
+    return upgraded, notes
 
 
 def _layers(net: Message) -> tuple[list[Field], list[str]]:
@@ -34,7 +34,7 @@ def _layers(net: Message) -> tuple[list[Field], list[str]]:
             "layer { … } beside layers { … }, which Caffe refuses; expected all of one form",
             net.line_of("layer"),
         )
-    is_v0 = any(each.has("layer") for each in old)
+    is_v0 = any(layer.has("layer") for layer in old)
     form = 'layers { layer { type: "conv" } }' if is_v0 else "layers { type: CONVOLUTION }"
     note = f'{form}, {len(old)} of them, read as layer {{ type: "Convolution" }}'
     layers = v0.in_v1(net, old) if is_v0 else old
@@ -95,15 +95,15 @@ def _shapes(net: Message, num_inputs: int) -> tuple[list[Field], list[Field]]:
 
 def _batch_norms(net: Message, fields: list[Field]) -> tuple[list[Field], list[str]]:
     """Set the multipliers of BatchNorm's three blobs to 0. Today's Caffe always fixes them."""
-    found, notes = [], []
+    changed, notes = [], []
     for field in fields:
         layer = field.value
         if field.name == "layer" and isinstance(layer, Message) and _moves_statistics(layer):
             still = [_still(part) if part.name == "param" else part for part in layer.fields]
             field = field._replace(value=Message(still, layer.line, layer.where))
             notes.append(_note(net, layer.line_of("param"), "BatchNorm's statistics get lr_mult 0"))
-        found.append(field)
-    return found, notes
+        changed.append(field)
+    return changed, notes
 
 
 def _moves_statistics(layer: Message) -> bool:

@@ -67,39 +67,39 @@ TRANSFORM = {
 
 def in_v1(net: Message, layers: Sequence[Message]) -> list[Message]:
     """Convert layers to the V1 form. Fields that a type lacks stay and count as not understood."""
-    for each in layers:
-        if not each.has("layer"):
-            raise each.error("layers without layer { … } beside some that have it")
-    return [_layer(each, fields) for each, fields in _padded(net, layers)]
+    for layer in layers:
+        if not layer.has("layer"):
+            raise layer.error("layers without layer { … } beside some that have it")
+    return [_layer(layer, fields) for layer, fields in _padded(net, layers)]
 
 
 def _layer(layers: Message, bottoms: list[Field]) -> Message:
     inner = layers.message("layer")
     kind = inner.text("type")
     old = TYPES.get(kind, Old(kind))
-    own: list[Field] = []
+    param_fields: list[Field] = []
     transform: list[Field] = []
     fields = [field for field in layers.fields if field.name not in ("layer", "bottom")]
     for field in inner.fields:
         if field.name in old.words:
-            own.append(field._replace(name=old.words[field.name]))
+            param_fields.append(field._replace(name=old.words[field.name]))
         elif field.name in TRANSFORM:
             transform.append(field._replace(name=TRANSFORM[field.name]))
         elif field.name == "type":
             fields.append(field._replace(value=Word(old.type)))
         else:
             fields.append(field)
-    for name, found in ((old.param, own), ("transform_param", transform)):
-        if found:
-            inside = Message(found, found[0].line, layers.where)
-            fields.append(Field(name, inside, found[0].line))
+    for name, moved in ((old.param, param_fields), ("transform_param", transform)):
+        if moved:
+            inside = Message(moved, moved[0].line, layers.where)
+            fields.append(Field(name, inside, moved[0].line))
     return Message([*fields, *bottoms], layers.line, layers.where)
 
 
 def _padded(net: Message, layers: Sequence[Message]) -> list[tuple[Message, list[Field]]]:
     """Drop padding layers and move their pad to the next layer. Return layers with bottoms."""
     writers: dict[str, Message | None] = dict.fromkeys(net.texts("input"))
-    found: list[tuple[Message, list[Field]]] = []
+    kept: list[tuple[Message, list[Field]]] = []
     for layer in layers:
         inner = layer.message("layer")
         kind = inner.text("type")
@@ -127,5 +127,5 @@ def _padded(net: Message, layers: Sequence[Message]) -> list[tuple[Message, list
         if kind != "padding":
             others = [field for field in layer.fields if field.name != "layer"]
             whole = Message([*others, Field("layer", inner, inner.line)], layer.line, layer.where)
-            found.append((whole, changed))
-    return found
+            kept.append((whole, changed))
+    return kept

@@ -74,9 +74,9 @@ def in_current(layers: Message) -> Message:
     """Convert a layer to today's form. An unknown type stays. Raises CaffeError on wrong values."""
     fields = [field for field in layers.fields if field.name not in (*PER_BLOB, "type")]
     kind = ""
-    for each in layers.all("type"):
-        kind = _type(layers, each)
-        fields.append(each._replace(value=kind))
+    for field in layers.all("type"):
+        kind = _type(layers, field)
+        fields.append(field._replace(value=kind))
     fields.extend(_params(layers))
     if kind in DATA_PARAMS:
         fields = _transformed(layers, fields, DATA_PARAMS[kind])
@@ -114,15 +114,15 @@ def _params(layers: Message) -> list[Field]:
 
 
 def _transformed(layers: Message, fields: list[Field], param: str) -> list[Field]:
-    own = layers.message(param)
-    moved = [field for field in own.fields if field.name in TRANSFORM]
+    param_message = layers.message(param)
+    moved = [field for field in param_message.fields if field.name in TRANSFORM]
     if not moved:
         return fields
-    kept = [field for field in own.fields if field.name not in TRANSFORM]
+    kept = [field for field in param_message.fields if field.name not in TRANSFORM]
     others = [field for field in fields if field.name not in (param, "transform_param")]
     transform = [*layers.message("transform_param").fields, *moved]
-    inside = {param: (kept, own.line), "transform_param": (transform, moved[0].line)}
+    inside = {param: (kept, param_message.line), "transform_param": (transform, moved[0].line)}
     return others + [
-        Field(name, Message(found, line, layers.where), line)
-        for name, (found, line) in inside.items()
+        Field(name, Message(part_fields, line, layers.where), line)
+        for name, (part_fields, line) in inside.items()
     ]

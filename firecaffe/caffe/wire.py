@@ -167,11 +167,11 @@ def signed(number: int) -> int:
 
 def varint(number: int) -> bytes:
     number %= UINT64
-    found = bytearray()
+    encoded = bytearray()
     while number > 127:
-        found.append(number & 127 | 128)
+        encoded.append(number & 127 | 128)
         number >>= 7
-    return bytes([*found, number])
+    return bytes([*encoded, number])
 
 
 def field(number: int, value: int | bytes | Sequence[Buffer]) -> list[Buffer]:

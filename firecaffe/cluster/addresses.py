@@ -14,11 +14,11 @@ LOOPBACK = "127.0.0.1"
 
 def split_place(text: str) -> tuple[str, int]:
     """Splits HOST:PORT, or [IPv6]:PORT. Raises: ValueError if it is neither."""
-    found = re.fullmatch(r"(?:\[([^\[\]\s]+)\]|([^:\[\]\s]+)):(\d{1,5})", text)
-    port = int(found[3]) if found else 0
-    if found is None or not 0 < port < 1 << 16:
+    match = re.fullmatch(r"(?:\[([^\[\]\s]+)\]|([^:\[\]\s]+)):(\d{1,5})", text)
+    port = int(match[3]) if match else 0
+    if match is None or not 0 < port < 1 << 16:
         raise ValueError(f"{text!r} is not HOST:PORT, or [IPv6]:PORT")
-    return found[1] or found[2], port
+    return match[1] or match[2], port
 
 
 def join_place(host: str, port: int | str) -> str:
@@ -52,27 +52,32 @@ def listen_to_all(backlog: int, port: int = 0) -> socket.socket:
 
 def own_addresses(towards: str) -> list[str]:
     """Return this host's outward addresses; the first is on the way to `towards`, best of IPv4."""
-    found: list[str] = []
+    addresses: list[str] = []
     with suppress(OSError, UnicodeError):
         ways = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)
         for family, kind, _, _, there in sorted(ways, key=lambda way: way[0] != socket.AF_INET):
             with suppress(OSError), socket.socket(family, kind) as probe:
                 probe.connect(there)  # sends nothing
-                found.append(probe.getsockname()[0])
+                addresses.append(probe.getsockname()[0])
     for net_if_addr in psutil.net_if_addrs().values():
         known = (socket.AF_INET, socket.AF_INET6)
-        found += [address.address for address in net_if_addr if address.family in known]
-    return [fromkey for fromkey in dict.fromkeys(found) if _is_outward(fromkey)] or [LOOPBACK]
+        addresses += [address.address for address in net_if_addr if address.family in known]
+    return [fromkey for fromkey in dict.fromkeys(addresses) if _is_outward(fromkey)] or [LOOPBACK]
 
 
 def is_here(host: str) -> bool:
-    own = {address.address for addresses in psutil.net_if_addrs().values() for address in addresses}
-    return any(found in own or _is_loopback(found) for found in _addresses_of(host))
+    local_addresses = {
+        address.address for addresses in psutil.net_if_addrs().values() for address in addresses
+    }
+    return any(
+        host_address in local_addresses or _is_loopback(host_address)
+        for host_address in _addresses_of(host)
+    )
 
 
 def is_inward(name: str) -> bool:
     """Whether a host's name leads only to its loopback, as Debian's 127.0.1.1, or nowhere."""
-    return all(_is_loopback(found) for found in _addresses_of(name))
+    return all(_is_loopback(address) for address in _addresses_of(name))
 
 
 def is_one_host(name: str) -> bool:
@@ -85,19 +90,19 @@ def is_one_host(name: str) -> bool:
 
 def check_outward(name: str, instead: str) -> None:
     """Check that others can find this host, if `name` leads inward. Raises: LaunchError."""
-    found = own_addresses(name)
-    if not is_inward(name) or is_one_host(name) or len({*map(interface_of, found)}) == 1:
+    addresses = own_addresses(name)
+    if not is_inward(name) or is_one_host(name) or len({*map(interface_of, addresses)}) == 1:
         return
     here = ", ".join(_addresses_of(name)) or "not known"
     raise LaunchError(
         f"{name} is {here} on this host, where others do not reach it, and it has several "
-        f"addresses ({', '.join(found)}); {instead}"
+        f"addresses ({', '.join(addresses)}); {instead}"
     )
 
 
 def interface_of(address: str) -> str:
     for name, addresses in psutil.net_if_addrs().items():
-        if any(each.address == address for each in addresses):
+        if any(entry.address == address for entry in addresses):
             return name
     return "lo"
 
@@ -114,6 +119,6 @@ def _is_loopback(address: str) -> bool:
 
 def _addresses_of(host: str) -> list[str]:
     try:
-        return list(dict.fromkeys(str(found[4][0]) for found in socket.getaddrinfo(host, None)))
+        return list(dict.fromkeys(str(info[4][0]) for info in socket.getaddrinfo(host, None)))
     except (OSError, UnicodeError):
         return []

@@ -152,12 +152,12 @@ class FaultAgent(SimpleElasticAgent):
         spec = worker_group.spec
         report = self.reports / os.environ[ATTEMPT] / f"{worker.local_rank}.json"
         command = [str(spec.entrypoint), *map(str, spec.args)]
-        words = self._words_of(worker_group, worker)
-        return RankProcess.start(worker.local_rank, command, words, report)
+        variables = self._words_of(worker_group, worker)
+        return RankProcess.start(worker.local_rank, command, variables, report)
 
     def _words_of(self, worker_group: WorkerGroup, worker: Worker) -> dict[str, str]:
         spec = worker_group.spec
-        words = {
+        variables = {
             "RANK": worker.global_rank,
             "LOCAL_RANK": worker.local_rank,
             "GROUP_RANK": worker_group.group_rank,
@@ -178,7 +178,7 @@ class FaultAgent(SimpleElasticAgent):
                 "TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"
             ),
         }
-        return {name: str(value) for name, value in words.items()}
+        return {name: str(value) for name, value in variables.items()}
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         self._shutdown()
@@ -197,14 +197,14 @@ class FaultAgent(SimpleElasticAgent):
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         self._raise_noted()
         wait_for_room()
-        seen = {rank: each.seen() for rank, each in self._ranks.items()}
+        seen = {rank: process.seen() for rank, process in self._ranks.items()}
         if not self._let_lost_go(seen):
             return RunResult(WorkerState.HEALTHY)
         if len(self.let_go) == len(self._ranks):
             return self._without_ranks()
-        needed = [each for rank, each in seen.items() if rank not in self.let_go]
-        codes = {each.failure.exitcode for each in needed if each.failure is not None}
-        if not codes and not all(each.has_ended for each in needed):
+        needed = [state for rank, state in seen.items() if rank not in self.let_go]
+        codes = {state.failure.exitcode for state in needed if state.failure is not None}
+        if not codes and not all(state.has_ended for state in needed):
             return RunResult(WorkerState.HEALTHY)
         if codes and codes <= TOGETHER:
             self._end_ranks(None, STOP_S)  # the others are stopping already
@@ -214,9 +214,9 @@ class FaultAgent(SimpleElasticAgent):
         if not failures:
             return RunResult(WorkerState.SUCCEEDED, dict.fromkeys(self._ranks))
         self._result = RunResult(WorkerState.FAILED, failures=failures)
-        own = [f for rank, f in failures.items() if rank not in self.ended_by_us]
-        codes = {failure.exitcode for failure in own}
-        self._is_left = self.is_elastic and bool(own) and all(map(_is_asked_elsewhere, own))
+        causes = [f for rank, f in failures.items() if rank not in self.ended_by_us]
+        codes = {failure.exitcode for failure in causes}
+        self._is_left = self.is_elastic and bool(causes) and all(map(_is_asked_elsewhere, causes))
         is_first = self._remaining_restarts == worker_group.spec.max_restarts
         if self._is_left:
             # Another host leaves. All ranks have saved and continue on the hosts that stay.
@@ -243,7 +243,7 @@ class FaultAgent(SimpleElasticAgent):
 
     def _let_lost_go(self, seen: dict[int, Seen]) -> bool:
         assert self._let_go is not None
-        left = {rank: each for rank, each in seen.items() if rank not in self.let_go}
+        left = {rank: state for rank, state in seen.items() if rank not in self.let_go}
         return self._let_go.look(left)
 
     def _without_ranks(self) -> RunResult:
@@ -258,7 +258,7 @@ class FaultAgent(SimpleElasticAgent):
         except (TimeoutError, DistError, RuntimeError, RendezvousError):
             pass  # the store is gone, and the run with it
         self._remaining_restarts = 0
-        failed = {rank: each.failure for rank, each in self._ranks.items()}
+        failed = {rank: process.failure for rank, process in self._ranks.items()}
         failures = {rank: failure for rank, failure in failed.items() if failure is not None}
         self._result = RunResult(WorkerState.FAILED, failures=failures)
         return self._result
@@ -295,8 +295,8 @@ class FaultAgent(SimpleElasticAgent):
 
     def failures(self) -> dict[int, ProcessFailure]:
         """Return the failures of ended ranks by global rank, without those that were let go."""
-        found = {r: each.failure for r, each in self._ranks.items() if r not in self.let_go}
-        return {rank: failure for rank, failure in found.items() if failure is not None}
+        by_rank = {r: process.failure for r, process in self._ranks.items() if r not in self.let_go}
+        return {rank: failure for rank, failure in by_rank.items() if failure is not None}
 
     def _end_ranks(self, number: signal.Signals | None, patience_s: float) -> None:
         """Ask the ranks to end by a signal, if one is given; kill those that do not end in time."""
@@ -305,21 +305,21 @@ class FaultAgent(SimpleElasticAgent):
         until = begun_s + patience_s
         if number is not None:
             self.ended_by_us |= running.keys()
-            for each in running.values():
-                each.send(number)
+            for process in running.values():
+                process.send(number)
         while running and time.monotonic() < until:
             try:
-                for each in running.values():
-                    if each.is_stopped:
-                        each.send(signal.SIGKILL)
+                for process in running.values():
+                    if process.is_stopped:
+                        process.send(signal.SIGKILL)
                 time.sleep(POLL_S)
                 running = self._running()
             except SignalException as error:
                 second = error
                 if time.monotonic() - begun_s > SAME_S:  # a second request: kill all
                     break
-        for each in self._running().values():
-            each.kill()
+        for process in self._running().values():
+            process.kill()
         if second is not None:
             raise second
 
@@ -327,7 +327,7 @@ class FaultAgent(SimpleElasticAgent):
         self._ranks[rank].send(signal.SIGKILL)
 
     def _running(self) -> dict[int, RankProcess]:
-        return {rank: each for rank, each in self._ranks.items() if not each.has_ended}
+        return {rank: process for rank, process in self._ranks.items() if not process.has_ended}
 
 
 def _ended_by(sent: signal.Signals) -> SignalException:

@@ -55,11 +55,11 @@ def gather_bytes(world: Group, data: bytes) -> list[bytes]:
     """Return the bytes of all ranks, in rank order; only digests are sent if all are equal."""
     if world.group is None:
         return [data]
-    own = hashlib.sha256(data).digest() + len(data).to_bytes(SIZE_BYTES, "big")
-    stated = _gather_rows(world, own, len(own))
-    if all(each == own for each in stated):
+    header = hashlib.sha256(data).digest() + len(data).to_bytes(SIZE_BYTES, "big")
+    stated = _gather_rows(world, header, len(header))
+    if all(of_rank == header for of_rank in stated):
         return [data] * world.world_size
-    sizes = [int.from_bytes(each[-SIZE_BYTES:], "big") for each in stated]
+    sizes = [int.from_bytes(of_rank[-SIZE_BYTES:], "big") for of_rank in stated]
     rows = _gather_rows(world, data, max(sizes))
     return [row[:size] for row, size in zip(rows, sizes, strict=True)]
 
@@ -92,9 +92,9 @@ def broadcast(world: Group, tensor: Tensor, source: int = 0) -> None:
 
 
 def _gather_rows(world: Group, data: bytes, length: int) -> list[bytes]:
-    own = torch.frombuffer(bytearray(data.ljust(length, b"\0")), dtype=torch.uint8)
+    tensor = torch.frombuffer(bytearray(data.ljust(length, b"\0")), dtype=torch.uint8)
     rows = torch.empty(world.world_size, length, dtype=torch.uint8)
-    finish(world, partial(dist.all_gather, list(rows), own, group=world.group))
+    finish(world, partial(dist.all_gather, list(rows), tensor, group=world.group))
     return [row.numpy().tobytes() for row in rows]
 
 

@@ -68,8 +68,8 @@ def wait_for_room(count: int = NEEDED) -> None:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 raise
         finally:
-            for each in taken:
-                os.close(each)
+            for descriptor in taken:
+                os.close(descriptor)
         time.sleep(CROWDED_S)
 
 
@@ -98,25 +98,28 @@ def _keep(port: int, is_over: threading.Event) -> None:
 
 def _descriptors(limit: int) -> Sequence[int]:
     try:
-        return [int(each) for each in os.listdir("/proc/self/fd")]
+        return [int(name) for name in os.listdir("/proc/self/fd")]
     except OSError:
         return range(limit)  # none is left to ask with
 
 
 def _silent_caller(descriptor: int, port: int) -> str | None:
     try:
-        found = socket.socket(fileno=descriptor)
+        connection = socket.socket(fileno=descriptor)
     except OSError:
         return None
     try:
-        if found.family not in (socket.AF_INET, socket.AF_INET6) or found.getsockname()[1] != port:
+        if (
+            connection.family not in (socket.AF_INET, socket.AF_INET6)
+            or connection.getsockname()[1] != port
+        ):
             return None
-        info = found.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, BYTES_RECEIVED.size)
-        return None if BYTES_RECEIVED.unpack(info)[0] else str(found.getpeername())
+        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, BYTES_RECEIVED.size)
+        return None if BYTES_RECEIVED.unpack(info)[0] else str(connection.getpeername())
     except (OSError, struct.error):  # one that listens has no peer
         return None
     finally:
-        found.detach()
+        connection.detach()
 
 
 def _cut_off(descriptor: int, caller: str, port: int) -> None:

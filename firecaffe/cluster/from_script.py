@@ -44,7 +44,7 @@ def bind(
         return signature.bind(*args, **kwargs)
     except TypeError as error:
         named = signature.parameters.values()
-        known = [each.name for each in named if each.kind not in _REST] + list(others)
+        known = [entry.name for entry in named if entry.kind not in _REST] + list(others)
         wrong = next((word for word in kwargs if word not in known), "")
         raise CallError(f"{name}: {error}{_meant(wrong, known)}") from None
 

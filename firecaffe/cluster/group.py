@@ -102,8 +102,8 @@ class Group:
 
 def check_parts(world_size: int, parts: Sequence[Sequence[int]]) -> None:
     """Check that each rank is in exactly one part. Raises: ValueError."""
-    found = sorted(rank for part in parts for rank in part)
-    if found != list(range(world_size)) or not all(parts):
+    ranks = sorted(rank for part in parts for rank in part)
+    if ranks != list(range(world_size)) or not all(parts):
         raise ValueError(f"{parts!s:.120} do not hold each of {world_size} ranks once")
 
 
@@ -111,33 +111,35 @@ def check_parts(world_size: int, parts: Sequence[Sequence[int]]) -> None:
 def divide(world: Group, parts: Sequence[Sequence[int]]) -> Iterator[Group]:
     """Yield this rank's group of `parts`, which are equal on all ranks. Raises: ValueError."""
     check_parts(world.world_size, parts)
-    own = next(tuple(part) for part in parts if world.rank in part)
+    members = next(tuple(part) for part in parts if world.rank in part)
     made: list[ProcessGroup] = []
     try:
         for part in parts if len(parts) < world.world_size else ():
             for _ in ("main", "exchange"):
                 group = _new(part, world)  # of other parts, too: torch needs all ranks
-                if tuple(part) == own:
+                if tuple(part) == members:
                     made.append(group)
-        main, exchange = made if len(own) > 1 else (None, None)
+        main, exchange = made if len(members) > 1 else (None, None)
         size = world.local_world_size
-        on_host = [place for place, rank in enumerate(own) if rank // size == world.rank // size]
+        on_host = [
+            place for place, rank in enumerate(members) if rank // size == world.rank // size
+        ]
         is_run = on_host == list(range(on_host[0], on_host[-1] + 1))
         if world.device.type == "cuda" and exchange is not None:
             # NCCL needs all ranks in a group's first operation; a schedule may start with some.
             dist.all_reduce(torch.zeros(1, device=world.device), group=exchange)
         yield Group(
-            rank=own.index(world.rank),
-            world_size=len(own),
+            rank=members.index(world.rank),
+            world_size=len(members),
             device=world.device,
             group=main,
             exchange_group=exchange,
-            local_rank=own.index(world.rank) - on_host[0] if is_run else 0,
+            local_rank=members.index(world.rank) - on_host[0] if is_run else 0,
             local_world_size=len(on_host) if is_run else 1,
             watch=world.watch,
             place=world.place,
             traffic=world.traffic,
-            members=own,
+            members=members,
         )
     finally:
         destroy(made, is_lost=world.watch is not None and world.watch.fault is not None)

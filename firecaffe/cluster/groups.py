@@ -126,13 +126,13 @@ class Groups:
 
     def leave(self, is_lost: bool = False) -> None:
         """Destroy the groups, and the world if it was made for them; `is_lost` as in `destroy`."""
-        own = (self.main, self.exchange)
+        groups = (self.main, self.exchange)
         if self.made_world:
             if is_lost:
-                keep_for_ever(*own, dist.group.WORLD)
+                keep_for_ever(*groups, dist.group.WORLD)
             dist.destroy_process_group()
         else:
-            destroy(own, is_lost)
+            destroy(groups, is_lost)
 
 
 def destroy(groups: Iterable[ProcessGroup], is_lost: bool) -> None:

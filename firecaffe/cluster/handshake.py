@@ -47,26 +47,26 @@ def accept(
 ) -> dict[int, socket.socket]:
     """Accept the missing ranks' calls, to a deadline of time.monotonic(). Raises: LaunchError."""
     listener.setblocking(False)
-    found: dict[int, socket.socket] = {}
+    peers: dict[int, socket.socket] = {}
     callers = _Callers(listener, key)
     try:
-        while left := missing - found.keys():
+        while left := missing - peers.keys():
             if time.monotonic() > deadline:
                 raise LaunchError(
                     f"rank {min(left)} did not call in time, nor did {len(left) - 1} others"
                 )
             for rank, peer in callers.look(deadline):
-                if rank in missing - found.keys():
-                    found[rank] = peer
+                if rank in missing - peers.keys():
+                    peers[rank] = peer
                 else:
                     peer.close()
     except BaseException:
-        for peer in found.values():
+        for peer in peers.values():
             peer.close()
         raise
     finally:
         callers.close()
-    return found
+    return peers
 
 
 @dataclass

@@ -64,9 +64,9 @@ MOST_HOSTS = 10_000
 
 def parse_nodes(text: str) -> tuple[int, int]:
     """Parses `N` or `MIN:MAX`. Raises: RecipeError."""
-    found = re.fullmatch(r"(\d+)(?::(\d+))?", text)
-    least = int(found[1]) if found else 0
-    most = int(found[2] or least) if found else 0
+    match = re.fullmatch(r"(\d+)(?::(\d+))?", text)
+    least = int(match[1]) if match else 0
+    most = int(match[2] or least) if match else 0
     if not 1 <= least <= most <= MOST_HOSTS:
         raise RecipeError(
             f"--nnodes is {text!r}; it must be N, or MIN:MAX with 1 <= MIN <= MAX <= {MOST_HOSTS:,}"

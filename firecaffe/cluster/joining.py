@@ -71,10 +71,10 @@ class Door:
     def let_in(self, comer: Comer, rank: int, hosts: list[str]) -> socket.socket:
         """Give a worker its rank and accept its call. Raises: LaunchError if it does not call."""
         with listen(self._one_host) as listener:
-            own = Listener.of(listener, self._one_host)
-            said = {"rank": rank, "hosts": hosts, "listener": asdict(own)}
+            described = Listener.of(listener, self._one_host)
+            said = {"rank": rank, "hosts": hosts, "listener": asdict(described)}
             self._store.set(place_key(self._attempt, comer.number), json.dumps(said))
-            return accept(listener, own.key, {rank}, time.monotonic() + COME_S)[rank]
+            return accept(listener, described.key, {rank}, time.monotonic() + COME_S)[rank]
 
     def store_of(self, comer: Comer) -> Store:
         """Return the store of rank 0 and this worker only."""

@@ -99,7 +99,7 @@ def launch(
 
 
 def _words_of_ranks(hosts: Hosts, address: str, secret: bytes) -> dict[str, str]:
-    words = {
+    variables = {
         LAUNCHED: str(os.getpid()),  # ranks leave the last word to this process
         SECRET: os.fsdecode(secret),
         # A host that joins several others later does not learn of a shared store (torch 2.13).
@@ -108,14 +108,14 @@ def _words_of_ranks(hosts: Hosts, address: str, secret: bytes) -> dict[str, str]
     defaults = {"OMP_NUM_THREADS": "1"}  # the recipe sets the ranks' threads
     if sys.platform.startswith("linux"):
         defaults[GLOO_INTERFACE] = interface_of(address)
-    return words | {name: os.environ.get(name, value) for name, value in defaults.items()}
+    return variables | {name: os.environ.get(name, value) for name, value in defaults.items()}
 
 
 @contextmanager
-def _environment(words: Mapping[str, str]) -> Iterator[None]:
-    names = {*words, ATTEMPT, LASTING}  # the agent sets these two
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    names = {*variables, ATTEMPT, LASTING}  # the agent sets these two
     before = {name: os.environ.get(name) for name in names}
-    os.environ.update(words)
+    os.environ.update(variables)
     try:
         yield
     finally:
@@ -222,21 +222,21 @@ class _Launch:
         then = f"restart {number} of {self.max_restarts}"
         if number is None:
             then = "the hosts that stay go on"
-        told = self._told(result.failures, then, goes_on=True)
-        say(f"{told}; {then}\n{told.traceback}".rstrip())
+        error = self._told(result.failures, then, goes_on=True)
+        say(f"{error}; {then}\n{error.traceback}".rstrip())
 
     def on_loss(self, rank: int, fault: Fault | None, failure: ProcessFailure | None) -> None:
-        told, own = fault, ""
+        reported, traceback = fault, ""
         if failure is not None:  # it knows better than rank 0 how it ended
-            words = failure.exitcode, _message(failure)
-            told = self._fault(rank, failure) or _other(rank, *words)
-            told = replace(told, step=told.step if fault is None else fault.step)
-            own = _own_traceback(failure)
-        assert told is not None
+            ending = failure.exitcode, _message(failure)
+            reported = self._fault(rank, failure) or _other(rank, *ending)
+            reported = replace(reported, step=reported.step if fault is None else fault.step)
+            traceback = _own_traceback(failure)
+        assert reported is not None
         self.killed_before = _kills_for_memory()
         folders = self._folders()
-        told = self.settle(folders[-1] if folders else None, told, GOES_ON)
-        say(f"{told.event}; {GOES_ON}\n{own}".rstrip())
+        reported = self.settle(folders[-1] if folders else None, reported, GOES_ON)
+        say(f"{reported.event}; {GOES_ON}\n{traceback}".rstrip())
 
     def on_joined(self) -> None:
         say("a host joins: all ranks save a checkpoint and restart with its ranks")
@@ -293,11 +293,11 @@ class _Launch:
         fault, failure = faults[rank], failures[rank]
         if failure.exitcode == PreemptedError.exit_code:
             return RankFailedError(_message(failure), failure.exitcode)
-        own = _own_traceback(failure)
+        traceback = _own_traceback(failure)
         if fault is None:
-            return RankFailedError(f"rank {rank}: {_message(failure)}", failure.exitcode, own)
+            return RankFailedError(f"rank {rank}: {_message(failure)}", failure.exitcode, traceback)
         fault = self.settle(folders[-1] if folders else None, fault, then)
-        return RankFailedError(fault.event if goes_on else fault.line, fault.exit_code, own)
+        return RankFailedError(fault.event if goes_on else fault.line, fault.exit_code, traceback)
 
     def _fault(self, rank: int, failure: ProcessFailure) -> Fault | None:
         """Return the fault that a rank reported or its exit code shows; None for a plain error."""
@@ -316,19 +316,19 @@ class _Launch:
     def _folders(self) -> list[Path]:
         """Return the reported run folders; this host's own where it does not see rank 0's."""
         store = self.agent.get_worker_group().store
-        found: list[Path] = []
+        folders: list[Path] = []
 
         def read() -> None:
             lasting = None if store is None else store.underlying_store
-            while lasting is not None and lasting.check([key := f"{FOLDER}/{len(found)}"]):
-                own = own_folder_key(key, socket.gethostname(), str(os.getpid()))
-                told = lasting.get(own if lasting.check([own]) else key)
-                found.append(Path(os.fsdecode(told)))
+            while lasting is not None and lasting.check([key := f"{FOLDER}/{len(folders)}"]):
+                local_key = own_folder_key(key, socket.gethostname(), str(os.getpid()))
+                encoded = lasting.get(local_key if lasting.check([local_key]) else key)
+                folders.append(Path(os.fsdecode(encoded)))
 
         # The store may be gone with the host that had it, or out of reach.
         with suppress(DistError, RuntimeError, TimeoutError):
             self.aside.run(read, LAST_S)
-        return list(found)
+        return list(folders)
 
 
 def _other(rank: int, exit_code: int, message: str) -> Fault:
@@ -357,7 +357,7 @@ def _time_s(failure: ProcessFailure) -> float:
 def _kills_for_memory() -> int:
     """Return how many processes this host's kernel has killed for their memory."""
     try:
-        words = Path("/proc/vmstat").read_text(encoding="utf-8").split()
-        return int(words[words.index("oom_kill") + 1])
+        fields = Path("/proc/vmstat").read_text(encoding="utf-8").split()
+        return int(fields[fields.index("oom_kill") + 1])
     except (OSError, ValueError, IndexError):
         return 0

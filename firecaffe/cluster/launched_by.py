@@ -94,15 +94,15 @@ def words_of(environment: Mapping[str, str]) -> dict[str, str]:
         return {}
     try:
         local_world_size = _on_this_host(launcher, environment)
-        words = {
+        variables = {
             "RANK": environment[launcher.rank],
             "WORLD_SIZE": environment[launcher.world_size],
             "LOCAL_RANK": environment[launcher.local_rank],
             "LOCAL_WORLD_SIZE": str(local_world_size),
         }
-        if not int(words["RANK"]) < int(words["WORLD_SIZE"]) >= local_world_size:
-            raise ValueError(f"{launcher.rank}={words['RANK']}")
-        return words | _meeting_place(launcher, environment, words)
+        if not int(variables["RANK"]) < int(variables["WORLD_SIZE"]) >= local_world_size:
+            raise ValueError(f"{launcher.rank}={variables['RANK']}")
+        return variables | _meeting_place(launcher, environment, variables)
     except (KeyError, ValueError) as error:
         raise LaunchError(
             f"{launcher.name} says that this is rank {environment[launcher.rank]} of "
@@ -140,10 +140,10 @@ def tasks_of_node(tasks: str, node: int) -> int:
     """Return a node's number of tasks from counts such as 2(x3),1. Raises: ValueError."""
     counts = []
     for part in tasks.split(","):
-        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
-        if found is None:
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if match is None:
             raise ValueError(f"no counts in {tasks!r}")
-        counts += [int(found[1])] * int(found[2] or 1)
+        counts += [int(match[1])] * int(match[2] or 1)
     if node >= len(counts):
         raise ValueError(f"no node {node} in {tasks!r}")
     return counts[node]
@@ -155,16 +155,16 @@ def _on_this_host(launcher: Launcher, environment: Mapping[str, str]) -> int:
 
 
 def _meeting_place(
-    launcher: Launcher, environment: Mapping[str, str], words: Mapping[str, str]
+    launcher: Launcher, environment: Mapping[str, str], variables: Mapping[str, str]
 ) -> dict[str, str]:
     host = environment.get("MASTER_ADDR", "")
-    if not host and words["LOCAL_WORLD_SIZE"] == words["WORLD_SIZE"]:
+    if not host and variables["LOCAL_WORLD_SIZE"] == variables["WORLD_SIZE"]:
         host = LOOPBACK
     if not host and not launcher.hosts:
         raise LaunchError(
-            f"{launcher.name} has started {words['WORLD_SIZE']} ranks on several hosts, and does "
-            "not say on which one rank 0 is; set MASTER_ADDR to that host's name or address on "
-            "all ranks (mpirun -x MASTER_ADDR=HOST, mpiexec -genv MASTER_ADDR HOST)"
+            f"{launcher.name} has started {variables['WORLD_SIZE']} ranks on several hosts, and "
+            "does not say on which one rank 0 is; set MASTER_ADDR to that host's name or address "
+            "on all ranks (mpirun -x MASTER_ADDR=HOST, mpiexec -genv MASTER_ADDR HOST)"
         )
     port = environment.get("MASTER_PORT", "")
     if not port:

@@ -67,11 +67,11 @@ class Links:
 def links_of(rank: int, hosts: Sequence[str], fan_out: int = FAN_OUT) -> Links:
     """Return the links of one rank. hosts: the name of each rank's host, by rank."""
     by_host: dict[str, list[int]] = {}
-    for each, host in enumerate(hosts):
-        by_host.setdefault(host, []).append(each)
-    own = by_host[hosts[rank]]
-    below = _in_tree(own.index(rank), own, fan_out)
-    if rank != own[0]:
+    for other, host in enumerate(hosts):
+        by_host.setdefault(host, []).append(other)
+    on_host = by_host[hosts[rank]]
+    below = _in_tree(on_host.index(rank), on_host, fan_out)
+    if rank != on_host[0]:
         return below
     firsts = [ranks[0] for ranks in by_host.values()]
     among = _in_tree(firsts.index(rank), firsts, fan_out)
@@ -101,17 +101,17 @@ def _in_tree(place: int, ranks: Sequence[int], fan_out: int) -> Links:
     def children(of: int) -> range:
         return range(min(len(ranks), of * fan_out + 1), min(len(ranks), (of + 1) * fan_out + 1))
 
-    beside = [grandchild for child in children(place) for grandchild in children(child)]
+    relatives = [grandchild for child in children(place) for grandchild in children(child)]
     parent = (place - 1) // fan_out if place else None
     if parent:
-        beside.append((parent - 1) // fan_out)
+        relatives.append((parent - 1) // fan_out)
     elif parent == 0:
         level = children(0)
-        beside += [each for each in (place - 1, place + 1) if each in level]
+        relatives += [sibling for sibling in (place - 1, place + 1) if sibling in level]
     return Links(
         None if parent is None else ranks[parent],
         tuple(ranks[child] for child in children(place)),
-        tuple(ranks[each] for each in beside),
+        tuple(ranks[other] for other in relatives),
     )
 
 
@@ -164,8 +164,8 @@ def connect_ranks(
     """
     deadline = time.monotonic() + timeout_s
     with listen(one_host) as listener:
-        own = Listener.of(listener, one_host)
-        listeners = _share(signed(store), own, rank, world_size, timedelta(seconds=timeout_s))
+        described = Listener.of(listener, one_host)
+        listeners = _share(signed(store), described, rank, world_size, timedelta(seconds=timeout_s))
         hosts = host_names(listeners)
         linked = shape(rank, hosts).ranks
         sockets: dict[int, socket.socket] = {}
@@ -174,24 +174,24 @@ def connect_ranks(
                 if other < rank:
                     sockets[other] = call(listeners[other], rank, other, deadline)
             calling = {other for other in linked if other > rank}
-            sockets |= accept(listener, own.key, calling, deadline)
+            sockets |= accept(listener, described.key, calling, deadline)
         except BaseException:
-            for each in sockets.values():
-                each.close()
+            for peer in sockets.values():
+                peer.close()
             raise
-    for each in sockets.values():
-        each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for peer in sockets.values():
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return hosts, sockets
 
 
 def _share(
-    store: Store, own: Listener, rank: int, world_size: int, timeout: timedelta
+    store: Store, described: Listener, rank: int, world_size: int, timeout: timedelta
 ) -> list[Listener]:
     # Not over the process group, which would not end if a rank is lost before there is a watch.
     # Rank 0 puts all together, so that others read one key, not P.
-    store.set(f"{LISTENERS}/{rank}", json.dumps(asdict(own)))
+    store.set(f"{LISTENERS}/{rank}", json.dumps(asdict(described)))
     if rank == 0:
-        keys = [f"{LISTENERS}/{each}" for each in range(world_size)]
+        keys = [f"{LISTENERS}/{number}" for number in range(world_size)]
         store.wait(keys, timeout)
         store.set(LISTENERS, json.dumps([json.loads(store.get(key)) for key in keys]))
     store.wait([LISTENERS], timeout)
@@ -200,9 +200,9 @@ def _share(
 
 def host_names(listeners: Sequence[Listener]) -> list[str]:
     """Return the ranks' host names, by rank; with addresses if several hosts have one name."""
-    found = [(listener.host, listener.addresses[0]) for listener in listeners]
-    unique = len({address for _, address in found}) == len({name for name, _ in found})
-    return [name if unique else f"{name}/{address}" for name, address in found]
+    pairs = [(listener.host, listener.addresses[0]) for listener in listeners]
+    unique = len({address for _, address in pairs}) == len({name for name, _ in pairs})
+    return [name if unique else f"{name}/{address}" for name, address in pairs]
 
 
 def listen(one_host: bool) -> socket.socket:

@@ -98,7 +98,7 @@ LAST_WORD_S = 5.0
 """Seconds for a rank that was given up to end by itself."""
 
 TOGETHER = {
-    each.exit_code for each in (PreemptedError, LauncherLostError, NotFiniteError, DivergedError)
+    kind.exit_code for kind in (PreemptedError, LauncherLostError, NotFiniteError, DivergedError)
 }
 """Exit codes of ranks that stopped together: none has to be ended or restarted."""
 
@@ -131,17 +131,17 @@ class LetGo:
 
     def look(self, seen: Mapping[int, Seen]) -> bool:
         """Look at ranks not let go yet; return whether it is known which ended ones were needed."""
-        failed = {r: each.failure for r, each in seen.items() if each.failure is not None}
-        own = {rank for rank, failure in failed.items() if is_own_end(rank, failure)}
+        failed = {r: state.failure for r, state in seen.items() if state.failure is not None}
+        self_ended = {rank for rank, failure in failed.items() if is_own_end(rank, failure)}
         try:
             self._aside.run(self._losses.read, STORE_S)
-            if own - self._losses.given_up.keys():
+            if self_ended - self._losses.given_up.keys():
                 goes_on = self._aside.run(self._losses.goes_on, STORE_S)
-                self._waiting |= {rank: failed[rank] for rank in own if goes_on}
+                self._waiting |= {rank: failed[rank] for rank in self_ended if goes_on}
                 if not goes_on:  # it reported its losses before it cleared the key
                     self._aside.run(self._losses.read, STORE_S)
         except TimeoutError:  # on a machine that is busy, or cut off
-            return not own or time.monotonic() - self._heard_s > PATIENCE_S
+            return not self_ended or time.monotonic() - self._heard_s > PATIENCE_S
         except (DistError, RuntimeError, ValueError):
             return True  # nobody says that they are not needed
         self._heard_s = time.monotonic()

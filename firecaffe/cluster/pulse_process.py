@@ -21,11 +21,11 @@ def pulse_beside(sockets: Iterable[socket.socket], silent_s: float) -> Iterator[
     if not sys.platform.startswith("linux"):  # other kernels do not say who is stopped
         yield
         return
-    numbers = [each.fileno() for each in sockets]
-    words = [os.getpid(), beat_s(silent_s), pack(PULSE, Place()).hex(), *numbers]
+    numbers = [peer.fileno() for peer in sockets]
+    arguments = [os.getpid(), beat_s(silent_s), pack(PULSE, Place()).hex(), *numbers]
     try:
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", pulse.__file__, *map(str, words)],
+            [sys.executable, "-I", "-S", pulse.__file__, *map(str, arguments)],
             pass_fds=numbers,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

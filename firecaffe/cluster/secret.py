@@ -37,9 +37,9 @@ def own_secret(environment: Mapping[str, str] = os.environ) -> bytes | None:
 
 def secret_of(path: str, one_host: bool) -> bytes:
     """Return a file's or the environment's secret; one host may make one. Raises: LaunchError."""
-    found = read_secret(path) if path else own_secret()
-    if found is not None:
-        return found
+    secret = read_secret(path) if path else own_secret()
+    if secret is not None:
+        return secret
     if not one_host:
         raise LaunchError(
             f"several hosts need a secret, the same on all: --secret-file FILE, or {SECRET}; {HOW}"
@@ -109,8 +109,8 @@ class SignedStore(Store):
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
         return [
-            self._read(key, each)
-            for key, each in zip(keys, self.inner.multi_get(keys), strict=True)
+            self._read(key, value)
+            for key, value in zip(keys, self.inner.multi_get(keys), strict=True)
         ]
 
     def multi_set(self, keys: list[str], values: list[str | bytes]) -> None:

@@ -34,11 +34,11 @@ def handlers_kept(numbers: Iterable[signal.Signals]) -> Iterator[Sequence[signal
     if threading.current_thread() is not threading.main_thread():
         yield []  # only the main thread may set a handler
         return
-    found = heard(numbers)
+    handled = heard(numbers)
     with ExitStack() as before:  # each is restored, even if a restored handler raises
-        for number in found:
+        for number in handled:
             before.callback(_give_back, number, signal.getsignal(number), _action(number))
-        yield found
+        yield handled
 
 
 def _give_back(number: signal.Signals, handler: Any, action: ctypes.Array[ctypes.c_char]) -> None:
@@ -48,6 +48,6 @@ def _give_back(number: signal.Signals, handler: Any, action: ctypes.Array[ctypes
 
 def _action(number: signal.Signals) -> ctypes.Array[ctypes.c_char]:
     # Python does not know those of C, which `faulthandler.register` sets.
-    found = ctypes.create_string_buffer(ACTION_BYTES)
-    ctypes.CDLL(None).sigaction(int(number), None, found)
-    return found
+    action = ctypes.create_string_buffer(ACTION_BYTES)
+    ctypes.CDLL(None).sigaction(int(number), None, action)
+    return action

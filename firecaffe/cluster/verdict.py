@@ -41,8 +41,12 @@ class Judge:
 
     def behind(self, now: float) -> Fault | None:
         """Return the fault of a silent rank, else of one that has not got as far as this one."""
-        here = {rank: each for rank, each in self.neighbours.items() if not each.has_left}
-        silent = [rank for rank, each in here.items() if now - each.heard_s > 1.5 * self.beat_s]
+        here = {
+            rank: neighbour for rank, neighbour in self.neighbours.items() if not neighbour.has_left
+        }
+        silent = [
+            rank for rank, neighbour in here.items() if now - neighbour.heard_s > 1.5 * self.beat_s
+        ]
         if silent:
             return self._silent(silent)
         last = self.furthest_behind(without=self.rank)
@@ -54,9 +58,9 @@ class Judge:
     def furthest_behind(self, without: int) -> Standing | None:
         """Return the rank furthest behind, but not on the side of neighbour `without`."""
         known = [
-            each.furthest_behind
-            for rank, each in self.neighbours.items()
-            if rank != without and each.furthest_behind is not None and not each.has_left
+            neighbour.furthest_behind
+            for rank, neighbour in self.neighbours.items()
+            if rank != without and neighbour.furthest_behind is not None and not neighbour.has_left
         ]
         if without != self.rank:  # else it leaves out itself
             known.append(Standing(self.place.step, self.place.waits, self.rank))

@@ -97,7 +97,7 @@ class Watch:
         self._losses: dict[int, Fault] = {}
         self._calls: Calls | None = None
         now = time.monotonic()
-        self._neighbours = {other: Neighbour(each, now) for other, each in sockets.items()}
+        self._neighbours = {other: Neighbour(peer, now) for other, peer in sockets.items()}
         self._judge = Judge(rank, self.hosts, silent_s, place, self._neighbours)
         self._comers: SimpleQueue[tuple[int, socket.socket, threading.Event]] = SimpleQueue()
         self._is_star = shape is star_of
@@ -111,9 +111,9 @@ class Watch:
         self._lock = threading.Lock()
         self._end_s = float("inf")
         self._selector = selectors.DefaultSelector()
-        for other, each in sockets.items():
-            each.setblocking(False)
-            self._selector.register(each, selectors.EVENT_READ, other)
+        for other, peer in sockets.items():
+            peer.setblocking(False)
+            self._selector.register(peer, selectors.EVENT_READ, other)
         self._wake, self._wake_end = socket.socketpair()
         self._selector.register(self._wake_end, selectors.EVENT_READ, None)
         self._closing = False
@@ -336,16 +336,16 @@ class Watch:
         calls.put(lambda: self._tell(fault, True))
 
     def _beat(self) -> None:
-        for rank, each in self._neighbours.items():
+        for rank, neighbour in self._neighbours.items():
             if rank in self._losses:
-                each.flush()  # the fault must be the last message that it reads
+                neighbour.flush()  # the fault must be the last message that it reads
                 continue
             # So each rank knows, some beats later, the rank furthest behind of all.
             is_of_tree = rank in self._in_tree
             behind = self._judge.furthest_behind(without=rank) if is_of_tree else None
             # Each beat answers the other's last one, as NTP does: a message less to wake up for.
-            clocks_ns = time.monotonic_ns(), each.take_echo_ns()
-            each.send(pack(BEAT, self.place, behind, *clocks_ns))
+            clocks_ns = time.monotonic_ns(), neighbour.take_echo_ns()
+            neighbour.send(pack(BEAT, self.place, behind, *clocks_ns))
 
     def _send_to_all(self, kind: int, text: bytes = b"") -> None:
         message = pack(kind, self.place, text=text)

@@ -26,14 +26,14 @@ def count_of(share: float, num_weights: int) -> int:
 
 def largest(scores: Mapping[str, Tensor], counts: Mapping[str, int]) -> dict[str, Tensor]:
     """Return masks of each tensor's largest scores: of equal ones the first, and no zeros."""
-    return {name: _largest(each, counts[name]) for name, each in scores.items()}
+    return {name: _largest(score, counts[name]) for name, score in scores.items()}
 
 
 def largest_of_all(scores: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
     together = torch.cat([score.reshape(-1) for score in scores.values()])
     masks = torch.split(_largest(together, count), [score.numel() for score in scores.values()])
-    found = zip(scores.items(), masks, strict=True)
-    return {name: mask.view(each.shape) for (name, each), mask in found}
+    pairs = zip(scores.items(), masks, strict=True)
+    return {name: mask.view(score.shape) for (name, score), mask in pairs}
 
 
 def adaptive(scores: Tensor) -> Tensor:
@@ -44,9 +44,9 @@ def adaptive(scores: Tensor) -> Tensor:
     squares = scores.detach().cpu().double().reshape(-1).square()
     ascending, places = squares.sort(stable=True)
     sums = ascending.flip(0).cumsum(0).flip(0)
-    found = torch.zeros_like(squares)
-    found[places] = ascending / sums.clamp(min=torch.finfo(torch.float64).tiny)
-    return found.view(scores.shape)
+    shares = torch.zeros_like(squares)
+    shares[places] = ascending / sums.clamp(min=torch.finfo(torch.float64).tiny)
+    return shares.view(scores.shape)
 
 
 def _largest(scores: Tensor, count: int) -> Tensor:

@@ -26,7 +26,7 @@ def pruned_weights(
         raise RecipeError(
             f"prune.keep and prune.threshold both match {_layer(name)}; leave it out of one of them"
         )
-    frozen = {name for name, each in network.items() if not each.requires_grad}
+    frozen = {name for name, parameter in network.items() if not parameter.requires_grad}
     keep = {name: share for name, share in keep.items() if share < 1 or name not in frozen}
     _refuse("prune.keep", frozen & keep.keys(), "or say {!r} = 1 after it")
     _refuse("prune.threshold", frozen & threshold.keys())
@@ -36,7 +36,7 @@ def pruned_weights(
 def shared_weights(network: Mapping[str, nn.Parameter], words: ShareConfig) -> dict[str, int]:
     """Return the bits of each shared weight. Raises RecipeError naming the layer."""
     bits = _matching(network, "share.bits", words.bits)
-    frozen = {name for name, each in network.items() if not each.requires_grad}
+    frozen = {name for name, parameter in network.items() if not parameter.requires_grad}
     _refuse("share.bits", frozen & bits.keys())
     return bits
 
@@ -48,10 +48,10 @@ def _matching(
     biases = [name for name in network if name.endswith(BIAS)]
     weights = [
         name
-        for name, each in network.items()
-        if each.ndim > 1 and _layer(name) and "bias" not in name.rpartition(".")[2]
+        for name, parameter in network.items()
+        if parameter.ndim > 1 and _layer(name) and "bias" not in name.rpartition(".")[2]
     ]
-    found: dict[str, T] = {}
+    values: dict[str, T] = {}
     for pattern, value in patterns.items():
         if pattern.endswith(BIAS):
             matching = [name for name in biases if fnmatchcase(name, pattern)]
@@ -59,8 +59,8 @@ def _matching(
             matching = [name for name in weights if fnmatchcase(_layer(name), pattern)]
         if not matching:
             raise RecipeError(f"{word} has {pattern!r}, {_no_match(pattern, weights)}")
-        found |= dict.fromkeys(matching, value)
-    return {name: found[name] for name in network if name in found}
+        values |= dict.fromkeys(matching, value)
+    return {name: values[name] for name in network if name in values}
 
 
 def _layer(name: str) -> str:

@@ -50,9 +50,9 @@ def share(
         values = lloyd(ordered, STARTS[start](ordered, 2**bits, generator))
     nearest = torch.bucketize(flat, (values[1:] + values[:-1]) / 2)
     used, codes = torch.unique(nearest[flat != 0], return_inverse=True)
-    found = torch.zeros(len(flat), dtype=torch.int32)
-    found[flat != 0] = codes.int() + 1
-    return found.view(weights.shape), torch.cat([torch.zeros(1).double(), values[used]])
+    all_codes = torch.zeros(len(flat), dtype=torch.int32)
+    all_codes[flat != 0] = codes.int() + 1
+    return all_codes.view(weights.shape), torch.cat([torch.zeros(1).double(), values[used]])
 
 
 def lloyd(ordered: Tensor, values: Tensor) -> Tensor:

@@ -40,16 +40,16 @@ class Hdf5Tops:
         self.files, self.tops = files, tops
         self._opened: dict[tuple[int, Path], Any] = {}
         shapes = [self._shapes(file) for file in files]
-        for file, found in zip(files, shapes, strict=True):
-            for top, shape, wanted in zip(tops, found, shapes[0], strict=True):
+        for file, file_shapes in zip(files, shapes, strict=True):
+            for top, shape, wanted in zip(tops, file_shapes, shapes[0], strict=True):
                 if shape[1:] != wanted[1:]:
                     raise DataError(
                         f"{file}: {top} is {shape}, and {wanted} in {files[0]}; expected the same "
                         "but for the rows"
                     )
         self._row_shapes = [shape[1:] for shape in shapes[0]]
-        self._ends = list(accumulate(found[0][0] for found in shapes))
-        self.num_bytes = 4 * sum(prod(shape) for found in shapes for shape in found)
+        self._ends = list(accumulate(file_shapes[0][0] for file_shapes in shapes))
+        self.num_bytes = 4 * sum(prod(shape) for file_shapes in shapes for shape in file_shapes)
 
     def __len__(self) -> int:
         return self._ends[-1]
@@ -63,18 +63,18 @@ class Hdf5Tops:
         """Read the rows of each file in increasing order, which HDF5 requires."""
         samples_B = np.array(samples)
         of_file_B = np.array([bisect_right(self._ends, sample) for sample in samples])
-        found = [np.empty((len(samples), *shape), np.float32) for shape in self._row_shapes]
+        arrays = [np.empty((len(samples), *shape), np.float32) for shape in self._row_shapes]
         for number in np.unique(of_file_B):
             places = np.flatnonzero(of_file_B == number)
             start = self._ends[number - 1] if number else 0
             rows, back = np.unique(samples_B[places] - start, return_inverse=True)
             file = self.files[number]
-            for to, top in zip(found, self.tops, strict=True):
+            for to, top in zip(arrays, self.tops, strict=True):
                 with _readable(file):
                     stored = self._file(file)[top]
                     taken = stored[:] if len(rows) == len(stored) else stored[rows]
                 to[places] = taken[back]
-        return [torch.from_numpy(each) for each in found]
+        return [torch.from_numpy(array) for array in arrays]
 
     def _shapes(self, file: Path) -> list[tuple[int, ...]]:
         with _readable(file):

@@ -60,12 +60,12 @@ class DataLayer:
     @property
     def words(self) -> str:
         """Describe the transform of the samples, for people and as its identity."""
-        words = {
+        parts = {
             str(self.transform): True,
             f"{self.color}": self.color != NATIVE,
             f"resized to {self.new_HW}": self.new_HW is not None,
         }
-        return ", ".join(word for word, is_said in words.items() if is_said)
+        return ", ".join(word for word, is_said in parts.items() if is_said)
 
 
 def data_layers(layers: Sequence[Message]) -> list[DataLayer]:
@@ -150,26 +150,30 @@ def _tops(layer: Message, most: int | None = None) -> tuple[str, ...]:
 def _where(layer: Message, param: Message) -> tuple[str, int]:
     source, batch_size = param.text("source"), param.integer("batch_size", 1)
     if not source:
-        found = ", ".join(dict.fromkeys(each.name for each in param.fields)) or "nothing"
-        raise layer.error(f'a data layer without a source, with {found}; expected source: "…"')
+        field_names = (
+            ", ".join(dict.fromkeys(setting.name for setting in param.fields)) or "nothing"
+        )
+        raise layer.error(
+            f'a data layer without a source, with {field_names}; expected source: "…"'
+        )
     if batch_size < 1:
         raise param.error(f"batch_size is {batch_size}; expected 1 or more")
     return source, batch_size
 
 
 def _transform(param: Message) -> Transform:
-    found = Transform(
+    transform = Transform(
         scale=param.number("scale", 1.0),
         mirror=param.flag("mirror"),
         crop=param.integer("crop_size"),
         mean_file=param.text("mean_file"),
         mean_values=tuple(param.numbers("mean_value")),
     )
-    if found.crop < 0:
-        raise param.error(f"crop_size is {found.crop}; expected 0 or more")
-    if found.mean_file and found.mean_values:
+    if transform.crop < 0:
+        raise param.error(f"crop_size is {transform.crop}; expected 0 or more")
+    if transform.mean_file and transform.mean_values:
         raise param.error("mean_file and mean_value are both given; expected one of them")
-    return found
+    return transform
 
 
 def check_understood(layer: DataLayer) -> None:

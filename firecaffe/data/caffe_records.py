@@ -47,9 +47,9 @@ def check_protobuf(path: Path) -> None:
 
 def parse_datum(value: bytes) -> Any:
     """Parse a Datum. Raises google.protobuf's DecodeError."""
-    found = message_of("Datum", FIELDS)()
-    found.ParseFromString(value)
-    return found
+    datum = message_of("Datum", FIELDS)()
+    datum.ParseFromString(value)
+    return datum
 
 
 @cache
@@ -141,7 +141,7 @@ def _weights(
     place = ((np.arange(new_size) + 0.5) * (1 / (new_size / size)) - 0.5).astype(np.float32)
     first = np.floor(place).astype(np.int64)
     share = place - first.astype(np.float32)
-    weights = [np.rint(each * np.float32(2048)).astype(np.int32) for each in (1 - share, share)]
+    weights = [np.rint(weight * np.float32(2048)).astype(np.int32) for weight in (1 - share, share)]
     # Places beyond an edge get the pixel of the edge.
     return first.clip(0, size - 1), (first + 1).clip(0, size - 1), weights[0], weights[1]
 
@@ -207,16 +207,16 @@ class LmdbRecords:
 
 def _raw(datum: Any) -> Pixels:
     shape = (datum.channels, datum.height, datum.width)
-    found: Pixels
+    pixels: Pixels
     if datum.data or not len(datum.float_data):
-        found, what = np.frombuffer(datum.data, np.uint8), "bytes of pixels"
+        pixels, what = np.frombuffer(datum.data, np.uint8), "bytes of pixels"
     else:
-        found, what = np.array(datum.float_data, np.float32), "numbers"
+        pixels, what = np.array(datum.float_data, np.float32), "numbers"
     expected = shape[0] * shape[1] * shape[2]
-    if min(shape) < 1 or found.size != expected:
+    if min(shape) < 1 or pixels.size != expected:
         by = " x ".join(map(str, shape))
-        raise BrokenSampleError(f"holds {found.size} {what} for {by}; expected {expected}")
-    return found.reshape(shape)
+        raise BrokenSampleError(f"holds {pixels.size} {what} for {by}; expected {expected}")
+    return pixels.reshape(shape)
 
 
 class ListedImages:

@@ -126,8 +126,8 @@ def open_caffe_test(config: DataConfig) -> TestPart | None:
 def _opened(config: DataConfig) -> tuple[Message, list[DataLayer], list[DataLayer]]:
     net, _ = current(text.read(caffe_file("data.name", config.name)))
     layers = [data_layers(layers_of(net, phase)) for phase in (TRAIN, TEST)]
-    for each in (*layers[0], *layers[1]):
-        check_understood(each)
+    for layer in (*layers[0], *layers[1]):
+        check_understood(layer)
     return net, layers[0], layers[1]
 
 
@@ -140,16 +140,16 @@ def _set(layers: Sequence[DataLayer], phase: str, config: DataConfig) -> CaffeSe
     tops = [open_tops(layer, phase, config).in_memory() for layer in layers]
     counts = {len(top) for top in tops}
     if len(counts) > 1:
-        told = ", ".join(
+        sizes = ", ".join(
             f"{len(top)} for {layer.tops[0]}" for top, layer in zip(tops, layers, strict=True)
         )
         raise layers[0].layer.error(
-            f"the data layers of {phase} have other numbers of samples ({told}); expected as many"
+            f"the data layers of {phase} have other numbers of samples ({sizes}); expected as many"
         )
     transform = "; ".join(layer.words for layer in layers)
-    found = CaffeSet(tops, transform, is_training=phase == TRAIN)
-    _ = found.layout  # reads the first sample now, before any rank starts
-    return found
+    caffe_set = CaffeSet(tops, transform, is_training=phase == TRAIN)
+    _ = caffe_set.layout  # reads the first sample now, before any rank starts
+    return caffe_set
 
 
 def open_tops(layer: DataLayer, phase: str, config: DataConfig) -> Tops:
@@ -184,9 +184,9 @@ def reader_of_files(config: DataConfig, channels: int) -> Callable[[bytes], Tens
     net, layers, test_layers = _opened(config)
     layer = next(iter(test_layers or layers), None)
     if layer is None or layer.type == "HDF5Data":
-        found = "there is no data layer" if layer is None else "its data are HDF5Data"
+        reason = "there is no data layer" if layer is None else "its data are HDF5Data"
         raise RecipeError(
-            f"{net.where} takes no images: {found}; give arrays (.npy) of what the network takes"
+            f"{net.where} takes no images: {reason}; give arrays (.npy) of what the network takes"
         )
     transformer = _transformer(layer, TEST if test_layers else TRAIN, config)
     color, new_HW = layer.color, layer.new_HW

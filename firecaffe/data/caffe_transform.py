@@ -32,13 +32,13 @@ class Transform:
 
     def __str__(self) -> str:
         mean = self.mean_file.rpartition("/")[2] or " ".join(f"{m:.9g}" for m in self.mean_values)
-        words = {
+        parts = {
             f"crop {self.crop}": self.crop,
             "mirror": self.mirror,
             f"mean {mean}": mean,
             f"scale {self.scale:.9g}": self.scale != 1,
         }
-        return ", ".join(word for word, is_said in words.items() if is_said) or "no transform"
+        return ", ".join(word for word, is_said in parts.items() if is_said) or "no transform"
 
 
 def draws(samples_B: Tensor, seed: int, epoch: int) -> list[list[int]]:

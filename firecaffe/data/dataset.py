@@ -51,8 +51,8 @@ def is_images(dataset: Dataset) -> TypeGuard[Images]:
 
 
 def num_classes(dataset: Dataset) -> int | None:
-    found: int | None = getattr(dataset, "num_classes", None)
-    return found
+    count: int | None = getattr(dataset, "num_classes", None)
+    return count
 
 
 OF_ITSELF = ("sample_CHW", "num_classes", "class_names", "transform_words")
@@ -62,9 +62,9 @@ OF_SAMPLES = ("targets", "sample_weights")
 
 def take_facts(to: Any, dataset: Dataset, names: Sequence[str]) -> None:
     for name in names:
-        found = getattr(dataset, name, None)
-        if found is not None:
-            setattr(to, name, found)
+        fact = getattr(dataset, name, None)
+        if fact is not None:
+            setattr(to, name, fact)
 
 
 def ask(dataset: Dataset, indices_B: Tensor, seed: int, epoch: int) -> Batch:
@@ -75,9 +75,9 @@ def ask(dataset: Dataset, indices_B: Tensor, seed: int, epoch: int) -> Batch:
 
 
 def layout_of(dataset: Dataset) -> Layout:
-    found: Layout | None = getattr(dataset, "layout", None)
-    if found is not None:
-        return found
+    layout: Layout | None = getattr(dataset, "layout", None)
+    if layout is not None:
+        return layout
     return Layout.of(dataset.batch(torch.tensor([0])))
 
 
@@ -119,8 +119,8 @@ class TensorDataset:
                 raise DataError(f"{name} has shape {tuple(leaf.shape)}, expected at least one row")
         counts = {len(leaf): name for name, leaf in leaves}
         if len(counts) != 1:
-            found = " and ".join(f"{count} {name}" for count, name in counts.items())
-            raise DataError(f"there are {found or 'no tensors'}, expected as many of each")
+            described = " and ".join(f"{count} {name}" for count, name in counts.items())
+            raise DataError(f"there are {described or 'no tensors'}, expected as many of each")
         self.inputs, self.targets = inputs, targets
         self.class_names, self.sample_weights = tuple(class_names), sample_weights
         self._length = len(leaves[0][1])

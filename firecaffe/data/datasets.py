@@ -62,11 +62,11 @@ def _parts(name: str, given: Any) -> dict[str, Any]:
         return dict(zip(BY_PLACE[len(given)], given, strict=True))
     if isinstance(given, Mapping) and {"train", "test"} <= given.keys() <= set(PARTS):
         return dict(given)
-    found = (
+    described = (
         f"a dict with {', '.join(map(str, given))}" if isinstance(given, Mapping) else shown(given)
     )
     raise DataError(
-        f"data.name {name!r} returned {found}; expected a dict with train, test and perhaps "
+        f"data.name {name!r} returned {described}; expected a dict with train, test and perhaps "
         "validation, or (train, test), or (train, validation, test)"
     )
 

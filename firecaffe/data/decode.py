@@ -181,10 +181,10 @@ def orientation(content: bytes) -> int:
         return UPRIGHT
     try:
         with open_image(content) as image:
-            found = image.getexif().get(ORIENTATION, UPRIGHT)
+            exif_value = image.getexif().get(ORIENTATION, UPRIGHT)
     except PILLOW_ERRORS:
         return UPRIGHT
-    return found if found in TURNS else UPRIGHT
+    return exif_value if exif_value in TURNS else UPRIGHT
 
 
 def upright(image_CHW: Tensor, orientation: int) -> Tensor:

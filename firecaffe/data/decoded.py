@@ -61,9 +61,9 @@ def decode_threads(asked: int) -> int:
     """Return `asked`, or if it is 0, this rank's share of the host's cores."""
     if asked:
         return asked
-    own = cores()
-    is_bound = own < (os.cpu_count() or own)  # a bound rank's cores are its share already
-    return own if is_bound else max(1, own // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    count = cores()
+    is_bound = count < (os.cpu_count() or count)  # a bound rank's cores are its share already
+    return count if is_bound else max(1, count // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 class DecodedSet:

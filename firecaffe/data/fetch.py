@@ -157,11 +157,11 @@ PROGRAMS = {
 
 
 def _run(command: Sequence[str], work: Path, package: str) -> None:
-    words = [word.format(work=work, package=package) for word in command]
-    shown = " ".join(word for word in words if not word.startswith("-") and "::" not in word)
+    arguments = [word.format(work=work, package=package) for word in command]
+    shown = " ".join(word for word in arguments if not word.startswith("-") and "::" not in word)
     try:
         done = subprocess.run(
-            words,
+            arguments,
             cwd=work,
             env={**os.environ, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"},
             stdin=subprocess.DEVNULL,

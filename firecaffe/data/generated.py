@@ -42,13 +42,13 @@ def _patterns(seed: int) -> Tensor:
 def _samples(seed: int, numbers_N: Tensor) -> TensorDataset:
     labels_N = numbers_N % _NUM_CLASSES
     # Each hash gives eight noise pixels, one per byte, the lowest byte first.
-    words = hash64(
+    hashes = hash64(
         seed,
         Stream.GENERATED_NOISE,
         numbers_N.view(-1, 1, 1),
         torch.arange(_SIDE**2 // 8).view(-1, 1),
     )
-    noise_NHW = ((words >> torch.arange(0, 64, 8)) & 255).to(torch.int16).view(-1, _SIDE, _SIDE)
+    noise_NHW = ((hashes >> torch.arange(0, 64, 8)) & 255).to(torch.int16).view(-1, _SIDE, _SIDE)
     shifts_N2 = below(
         hash64(seed, Stream.GENERATED_SHIFT, numbers_N.view(-1, 1), torch.arange(2)),
         2 * _MAX_SHIFT + 1,

@@ -81,9 +81,9 @@ def read_idx_bytes(path: Path, num_dims: int) -> tuple[bytearray, tuple[int, ...
         raise DataError(f"{path}: cannot be read, {_reason(error)}") from error
     found_bytes = len(content) - header_bytes
     if found_bytes != data_bytes:
-        found = str(found_bytes) if found_bytes < data_bytes else "more"
+        amount = str(found_bytes) if found_bytes < data_bytes else "more"
         raise DataError(
-            f"{path}: {found} bytes after the header, expected {data_bytes} "
+            f"{path}: {amount} bytes after the header, expected {data_bytes} "
             f"for {' x '.join(map(str, sizes))}"
         )
     return content, tuple(sizes)

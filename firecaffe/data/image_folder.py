@@ -36,8 +36,8 @@ def is_hidden(name: str) -> bool:
 def listed(folder: str | Path) -> list[os.DirEntry[str]]:
     """Return the entries of a folder that are not hidden, sorted by code point. Raises OSError."""
     return sorted(
-        (each for each in os.scandir(folder) if not is_hidden(each.name)),
-        key=lambda each: each.name,
+        (entry for entry in os.scandir(folder) if not is_hidden(entry.name)),
+        key=lambda entry: entry.name,
     )
 
 
@@ -88,9 +88,9 @@ class ImageFolder:
             files = [entry.name for entry in entries if is_image(entry.name)]
             unread = Counter(_kind(entry) for entry in entries if not is_image(entry.name))
             if not files:
-                found = f" ({_listed(unread)})" if unread else ""
+                unread_kinds = f" ({_listed(unread)})" if unread else ""
                 raise DataError(
-                    f"{folder / name}: holds no images{found}, expected files ending in "
+                    f"{folder / name}: holds no images{unread_kinds}, expected files ending in "
                     f"{', '.join(SUFFIXES)}"
                 )
             self.unread += unread
@@ -162,7 +162,7 @@ def notes_of(unread: Mapping[str, Counter[str]]) -> list[str]:
 
 
 def _listed(counts: Counter[str]) -> str:
-    by_count = sorted(counts.items(), key=lambda each: (-each[1], each[0]))
+    by_count = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(f"{count:,} {kind}" for kind, count in by_count)
 
 

@@ -58,7 +58,7 @@ class Layout:
     def made_up(self, count: int, device: torch.device | str = "cpu") -> Batch:
         """Make a batch for timing: random floats; integers are 0, which is valid as a class."""
         return map_batch(
-            lambda each: each.normal_() if each.is_floating_point() else each,
+            lambda tensor: tensor.normal_() if tensor.is_floating_point() else tensor,
             self.zeros(count, device),
         )
 
@@ -104,7 +104,7 @@ def named_leaves(batch: Batch) -> list[tuple[str, Any]]:
 
 def tree_words(tree: Any) -> str:
     if isinstance(tree, Mapping):
-        return f"{{{', '.join(f'{key}: {tree_words(each)}' for key, each in tree.items())}}}"
+        return f"{{{', '.join(f'{key}: {tree_words(branch)}' for key, branch in tree.items())}}}"
     if isinstance(tree, tuple | list):
         return f"({', '.join(map(tree_words, tree))})" if tree else "none"
     return str(tree)

@@ -75,11 +75,11 @@ class LmdbFile:
         self._size = os.fstat(self._file.fileno()).st_size
         self._page_size, root, depth, count = self._newest()
         self._last = self._size // self._page_size
-        found = [np.empty((3, 0), np.int64)]
+        parts = [np.empty((3, 0), np.int64)]
         if count:
-            found += map(np.stack, self._nodes(self._leaves(root, depth)))
+            parts += map(np.stack, self._nodes(self._leaves(root, depth)))
         # Places in the file, and sizes: 24 bytes for each value.
-        self._nodes_N, self._starts_N, self._sizes_N = np.concatenate(found, axis=1)
+        self._nodes_N, self._starts_N, self._sizes_N = np.concatenate(parts, axis=1)
         if len(self) != count:
             raise self._damaged(f"it holds {len(self):,} values and says {count:,}")
 
@@ -98,14 +98,14 @@ class LmdbFile:
             self._file.close()
 
     def _newest(self) -> tuple[int, int, int, int]:
-        found = [self._meta(0)]
-        page_size = found[0][0] if found[0] else 0
+        metas = [self._meta(0)]
+        page_size = metas[0][0] if metas[0] else 0
         # The first meta page states the page size, and so the place of the second.
-        found += [self._meta(size) for size in ((page_size,) if page_size else PAGE_SIZES)]
-        whole = [each for each in found if each is not None]
+        metas += [self._meta(size) for size in ((page_size,) if page_size else PAGE_SIZES)]
+        whole = [meta for meta in metas if meta is not None]
         if not whole:
             raise self._damaged("it begins with no page of LMDB's, of 64 bits, version 1")
-        return max(whole, key=lambda each: each[-1])[:4]
+        return max(whole, key=lambda meta: meta[-1])[:4]
 
     def _meta(self, place: int) -> tuple[int, int, int, int, int] | None:
         content = self._read(place, PAGE_BYTES + META.size, or_less=True)
@@ -125,20 +125,22 @@ class LmdbFile:
             raise self._damaged(f"its tree is {depth} pages deep; at most {MOST_DEPTH}")
         pages, pages_left = np.array([root], np.uint64), self._last
         for _ in range(depth - 1):
-            found = []
-            for _, words, nodes in self._pages(pages, BRANCH):
-                low, middle, high = (words[nodes + each].astype(np.uint64) for each in range(3))
-                found.append(low | middle << np.uint64(16) | high << np.uint64(32))
-            pages = np.concatenate(found)
+            children = []
+            for _, uint16s, nodes in self._pages(pages, BRANCH):
+                low, middle, high = (
+                    uint16s[nodes + offset].astype(np.uint64) for offset in range(3)
+                )
+                children.append(low | middle << np.uint64(16) | high << np.uint64(32))
+            pages = np.concatenate(children)
             pages_left -= len(pages)
             if pages_left < 0:
                 raise self._damaged("its pages refer to each other more than once")
         return pages
 
     def _nodes(self, leaves: Numbers) -> Iterator[tuple[Ints, Ints, Ints]]:
-        for places, words, nodes in self._pages(leaves, LEAF):
-            sizes = words[nodes].astype(np.int64) | words[nodes + 1].astype(np.int64) << 16
-            flags, key_bytes = words[nodes + 2], words[nodes + 3].astype(np.int64)
+        for places, uint16s, nodes in self._pages(leaves, LEAF):
+            sizes = uint16s[nodes].astype(np.int64) | uint16s[nodes + 1].astype(np.int64) << 16
+            flags, key_bytes = uint16s[nodes + 2], uint16s[nodes + 3].astype(np.int64)
             if (flags & (TREE | SEVERAL)).any():
                 raise self._damaged("it holds databases of its own; Caffe's hold values")
             starts = places + NODE_BYTES + key_bytes
@@ -147,7 +149,7 @@ class LmdbFile:
             if (ends > (places // self._page_size + 1) * self._page_size).any():
                 raise self._damaged("a node is longer than its page")
             inside = (2 * nodes + NODE_BYTES + key_bytes)[is_apart]
-            content = words.view(np.uint8)[inside[:, None] + np.arange(8)]
+            content = uint16s.view(np.uint8)[inside[:, None] + np.arange(8)]
             pages = np.ascontiguousarray(content).view("<u8")[:, 0]
             if (pages >= self._last).any():
                 raise self._damaged("a value lies beyond the end; it is truncated")
@@ -166,22 +168,22 @@ class LmdbFile:
         size = self._page_size
         for part in np.split(numbers, range(LOOKED_AT // size, len(numbers), LOOKED_AT // size)):
             content = b"".join(self._read(number * size, size) for number in part.tolist())
-            words = np.frombuffer(content, "<u2")
-            kinds, lower, upper = words.reshape(len(part), -1)[:, 5:8].astype(np.int64).T
-            own = np.frombuffer(content, "<u8").reshape(len(part), -1)[:, 0]
+            uint16s = np.frombuffer(content, "<u2")
+            kinds, lower, upper = uint16s.reshape(len(part), -1)[:, 5:8].astype(np.int64).T
+            stored_numbers = np.frombuffer(content, "<u8").reshape(len(part), -1)[:, 0]
             counts = (lower - PAGE_BYTES) // 2
             fits = (counts >= (kind == BRANCH)) & (lower <= upper) & (upper <= size)
             fits &= PAGE_BYTES + counts * LEAST_NODE <= size
-            wrong = (own != part) | (kinds & KINDS != kind) | ~fits
+            wrong = (stored_numbers != part) | (kinds & KINDS != kind) | ~fits
             if wrong.any():
                 raise self._damaged(f"page {part[wrong][0]} is none of its tree's")
             rows = np.repeat(np.arange(len(part)), counts)
-            each = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
-            places = words[(rows * size + PAGE_BYTES) // 2 + each].astype(np.int64)
+            number_in_page = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+            places = uint16s[(rows * size + PAGE_BYTES) // 2 + number_in_page].astype(np.int64)
             if ((places < upper[rows]) | (places > size - NODE_BYTES) | (places & 1 > 0)).any():
                 raise self._damaged("a page has a node outside of itself")
             nodes = (rows * size + places) // 2
-            yield part.astype(np.int64)[rows] * size + places, words, nodes
+            yield part.astype(np.int64)[rows] * size + places, uint16s, nodes
 
     def _read(self, start: int, length: int, or_less: bool = False) -> bytes:
         try:

@@ -127,7 +127,7 @@ class CheckedSet:
             if not (
                 isinstance(shape, Sequence)
                 and len(shape) == 3
-                and all(isinstance(each, int) and each > 0 for each in shape)
+                and all(isinstance(size, int) and size > 0 for size in shape)
             ):
                 raise DataError(
                     f"{self.name}.sample_CHW is {shape!r}; expected (channels, rows, columns)"
@@ -252,10 +252,10 @@ class CheckedSet:
         # Shapes may differ from sample 0 only if the user's own code builds the batches.
         is_uniform = isinstance(self.dataset, TorchSet) and self.dataset.is_uniform
         for (what, leaf), wanted in zip(named_leaves(batch), expected, strict=True):
-            found = leaf_of(leaf)
-            if leaf.dtype != wanted.dtype or (is_uniform and found != wanted):
+            leaf_layout = leaf_of(leaf)
+            if leaf.dtype != wanted.dtype or (is_uniform and leaf_layout != wanted):
                 raise self._wrong(
-                    f"{what} of {found} for sample {sample}", f"{wanted}, as sample 0 has"
+                    f"{what} of {leaf_layout} for sample {sample}", f"{wanted}, as sample 0 has"
                 )
 
     def _check_tensor(self, what: str, leaf: Any) -> None:
@@ -272,6 +272,6 @@ class CheckedSet:
     def _is_torchs(self) -> bool:
         return isinstance(self.dataset, TorchSet)
 
-    def _wrong(self, found: str, expected: str) -> DataError:
+    def _wrong(self, given: str, expected: str) -> DataError:
         what = "'s items give" if self._is_torchs else ".batch() gave"
-        return DataError(f"{self.name}{what} {found}; expected {expected}")
+        return DataError(f"{self.name}{what} {given}; expected {expected}")

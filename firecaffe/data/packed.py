@@ -47,8 +47,8 @@ class PackedSet:
 
     def to_json(self) -> str:
         parts = {name: [asdict(info) for info in infos] for name, infos in self.parts.items()}
-        words = {**asdict(self), "parts": parts}
-        return json.dumps({"format": "firecaffe", "version": VERSION, **words}, indent=1) + "\n"
+        content = {**asdict(self), "parts": parts}
+        return json.dumps({"format": "firecaffe", "version": VERSION, **content}, indent=1) + "\n"
 
     def count(self, part: str) -> int:
         return sum(info.count for info in self.parts[part])
@@ -70,27 +70,27 @@ def read_list(root: str) -> PackedSet:
     """Read `dataset.json`. Raises DataError if it is missing or damaged."""
     text = read_text(root, LIST, MOST_LIST_BYTES)
     try:
-        found = decoded(text, _Listed)
+        listed = decoded(text, _Listed)
     except ValueError as error:
         raise DataError(f"{root}/{LIST}: is damaged ({error})") from error
-    if (found.format, found.version) != ("firecaffe", VERSION):
+    if (listed.format, listed.version) != ("firecaffe", VERSION):
         raise DataError(
-            f"{root}/{LIST}: is of {found.format:.40} version {found.version}; this reads "
+            f"{root}/{LIST}: is of {listed.format:.40} version {listed.version}; this reads "
             f"firecaffe version {VERSION}"
         )
-    if found.kind not in KINDS or len(found.shape) != (3 if found.kind == "raw" else 0):
+    if listed.kind not in KINDS or len(listed.shape) != (3 if listed.kind == "raw" else 0):
         raise DataError(
-            f"{root}/{LIST}: kind {shown(found.kind)} with shape {list(found.shape)!s:.40}; "
+            f"{root}/{LIST}: kind {shown(listed.kind)} with shape {list(listed.shape)!s:.40}; "
             "expected jpeg without a shape, or raw with channels, rows and columns"
         )
-    for info in chain.from_iterable(found.parts.values()):
-        if info.num_bytes < least_bytes(info.count, found.shape):
+    for info in chain.from_iterable(listed.parts.values()):
+        if info.num_bytes < least_bytes(info.count, listed.shape):
             raise DataError(
                 f"{root}/{LIST}: is damaged ({info.file} of {info.num_bytes:,} bytes cannot hold "
                 f"{info.count:,} samples)"
             )
     return PackedSet(
-        found.kind, found.shape, found.classes, found.parts, found.source, found.skipped
+        listed.kind, listed.shape, listed.classes, listed.parts, listed.source, listed.skipped
     )
 
 

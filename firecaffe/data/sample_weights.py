@@ -45,13 +45,13 @@ def whole(weights_N: Tensor) -> Tensor:
 def _own_weights(dataset: Dataset) -> Tensor:
     if isinstance(dataset, SomeOfDataset):
         return _own_weights(dataset.dataset)[dataset.samples_N]
-    found = getattr(dataset, "sample_weights", None)
-    if found is None:
+    given = getattr(dataset, "sample_weights", None)
+    if given is None:
         raise RecipeError(
             "data.balance is own, but the data set has no sample_weights; expected a number for "
             "each sample"
         )
-    weights_N = _numbers("sample_weights", found, len(dataset)).double()
+    weights_N = _numbers("sample_weights", given, len(dataset)).double()
     wrong = (~(weights_N.isfinite() & (weights_N >= 0))).nonzero()
     if len(wrong):
         first = int(wrong[0])
@@ -83,11 +83,11 @@ def labels_of(dataset: Dataset) -> Tensor | None:
         return dataset.source.labels(torch.arange(len(dataset)))
     if isinstance(dataset, RawPart):
         return dataset.part.labels(torch.arange(len(dataset)))
-    found = getattr(dataset, "targets", None)
-    is_said = isinstance(found, Tensor) or not isinstance(dataset, TensorDataset)
-    if found is None or not is_said:
+    targets = getattr(dataset, "targets", None)
+    is_said = isinstance(targets, Tensor) or not isinstance(dataset, TensorDataset)
+    if targets is None or not is_said:
         return None
-    classes_N = _numbers("targets", found, len(dataset))
+    classes_N = _numbers("targets", targets, len(dataset))
     if classes_N.is_floating_point() or classes_N.dtype == torch.bool:
         raise DataError(
             f"targets are {classes_N.dtype}; data.balance classes expects whole numbers"
@@ -95,9 +95,9 @@ def labels_of(dataset: Dataset) -> Tensor | None:
     return classes_N.long()
 
 
-def _numbers(name: str, found: Any, count: int) -> Tensor:
+def _numbers(name: str, values: Any, count: int) -> Tensor:
     try:
-        numbers_N = torch.as_tensor(found)
+        numbers_N = torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(f"{name} are no numbers ({error}); expected one for each sample") from error
     if numbers_N.shape != (count,):

@@ -182,7 +182,7 @@ class ShardWriter:
                 np.array(self._checksums, "<u4").tobytes() + padding,
             ]
         )
-        words = {
+        description = {
             "kind": self.kind,
             "shape": list(self.shape),
             "count": count,
@@ -190,7 +190,7 @@ class ShardWriter:
             "index_crc32": zlib.crc32(index),
             "skipped": self.skipped,
         }
-        header = json.dumps(words).encode()
+        header = json.dumps(description).encode()
         file.write(index + header)
         num_bytes = file.tell()
         file.seek(0)

@@ -204,7 +204,7 @@ class CachedFiles:
             left.unlink(missing_ok=True)
         copies = sorted(
             ((path.stat().st_mtime, path) for path in self.folder.glob("*.shard")),
-            key=lambda each: each[0],
+            key=lambda copy: copy[0],
         )
         sizes = {path: path.stat().st_size for _, path in copies}
         held = sum(sizes.values())

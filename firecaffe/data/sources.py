@@ -151,8 +151,8 @@ def open_packed(config: DataConfig) -> DataParts:
     files = open_files(root, config.cache, config.cache_bytes)
     tests = [name for name in TESTS if name in packed.parts]
     if "train" not in packed.parts or not tests:
-        found = ", ".join(packed.parts) or "nothing"
-        raise DataError(f"{root}: holds {found}; expected train and test (or validation)")
+        part_names = ", ".join(packed.parts) or "nothing"
+        raise DataError(f"{root}: holds {part_names}; expected train and test (or validation)")
     names = ("train", *tests[:2])
     train, *others = [_packed_part(packed, name, files, config) for name in names]
     notes = _notes_of_shards(dict(zip(names, (train, *others), strict=True)), root, config)

@@ -126,7 +126,7 @@ class Items:
 
 def _item_layout(item: Any) -> str:
     if isinstance(item, dict):
-        return f"{{{', '.join(f'{key}: {_item_layout(each)}' for key, each in item.items())}}}"
+        return f"{{{', '.join(f'{key}: {_item_layout(value)}' for key, value in item.items())}}}"
     if isinstance(item, tuple | list):
         return f"({', '.join(map(_item_layout, item))})"
     shape, dtype = getattr(item, "shape", None), getattr(item, "dtype", None)

@@ -93,9 +93,9 @@ def _edges(world_size: int, rank: int) -> Iterator[tuple[int, int, int]]:
 def _there_and_back(p: int, shift: int, rank: int) -> list[OwnRound]:
     # Sums go up in every second round, the total comes down in the others.
     last_up = 2 * (p.bit_length() - 2)
-    own: dict[int, list[Transfer]] = defaultdict(list)
+    by_round: dict[int, list[Transfer]] = defaultdict(list)
     for depth, child, parent in _edges(p, (rank - shift) % p):
         child, parent = (child + shift) % p, (parent + shift) % p
-        own[last_up - 2 * (depth - 1)].append(Transfer(child, parent, 0, 0, reduce=True))
-        own[last_up + 2 * depth - 1].append(Transfer(parent, child, 0, 0, reduce=False))
-    return sorted(own.items())
+        by_round[last_up - 2 * (depth - 1)].append(Transfer(child, parent, 0, 0, reduce=True))
+        by_round[last_up + 2 * depth - 1].append(Transfer(parent, child, 0, 0, reduce=False))
+    return sorted(by_round.items())

@@ -104,7 +104,7 @@ def _waves(inputs: Sequence[Sequence[Node]], num_leaves: int, early: bool) -> li
 
 
 def _to_owners(whole: Schedule, rank: int) -> Iterator[OwnRound]:
-    return (each for each in whole.of_rank(rank) if each[0] <= whole.early_rounds)
+    return (own_round for own_round in whole.of_rank(rank) if own_round[0] <= whole.early_rounds)
 
 
 def _rounds(waves: Sequence[Wave], ends: Sequence[int], rank: int) -> Iterator[OwnRound]:

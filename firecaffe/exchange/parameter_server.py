@@ -29,6 +29,6 @@ def schedule(world_size: int, num_elements: int) -> Schedule:
 
 
 def _rounds(p: int, n: int, rank: int) -> Iterator[OwnRound]:
-    workers = [each for each in range(p) if each != ROOT] if rank == ROOT else [rank]
+    workers = [other for other in range(p) if other != ROOT] if rank == ROOT else [rank]
     yield 0, [Transfer(worker, ROOT, 0, n, reduce=True) for worker in workers]
     yield 1, [Transfer(ROOT, worker, 0, n, reduce=False) for worker in workers]

@@ -34,6 +34,6 @@ def schedule(
 
 
 def _rounds(p: int, n: int, count: int, rank: int) -> Iterator[OwnRound]:
-    own = list(tree.rounds(p, n, rank))
+    tree_rounds = list(tree.rounds(p, n, rank))
     # Each pair of ranks meets once each way in a segment's rounds, so never twice in a round.
-    yield from overlay(own, shards(n, count), stride=1)
+    yield from overlay(tree_rounds, shards(n, count), stride=1)

@@ -59,8 +59,8 @@ def prove(schedule: Schedule) -> Proof:
     tree = tree_sum(range(symbols), sums.add)
     cuts = _cuts(schedule)
     segment_at = {start: index for index, start in enumerate(cuts)}
-    inputs = [_of_node(node, symbols, sums) for own in schedule.inputs for node in own]
-    nodes = [node for own in schedule.inputs for node in own]
+    inputs = [_of_node(node, symbols, sums) for of_rank in schedule.inputs for node in of_rank]
+    nodes = [node for of_rank in schedule.inputs for node in of_rank]
     of_nodes = sum_of_nodes(nodes, inputs, symbols, sums.add) if inputs else sums.nothing
     # held[rank][segment] is the number of the sum that the rank holds there.
     first = [sums.nothing] * schedule.world_size if inputs else range(schedule.world_size)
@@ -82,11 +82,13 @@ def prove(schedule: Schedule) -> Proof:
                 else:
                     written[place] = value
         for (rank, segment), parts in list(kept.items()):
-            own = schedule.own_inputs(rank)
-            if len(parts) + len(own) >= len(inputs):
+            local_inputs = schedule.own_inputs(rank)
+            if len(parts) + len(local_inputs) >= len(inputs):
                 del kept[rank, segment]
                 # Another set of nodes is no tree.
-                is_tree = sorted([*own, *(each for each, _ in parts)]) == [*range(len(inputs))]
+                is_tree = sorted([*local_inputs, *(number for number, _ in parts)]) == [
+                    *range(len(inputs))
+                ]
                 written[rank, segment] = of_nodes if is_tree else sums.nothing
         for (rank, segment), parts in arriving.items():
             parts.append((rank, held[rank][segment]))

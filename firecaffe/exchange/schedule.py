@@ -108,9 +108,9 @@ class Schedule:
     def rounds_of(self, rank: int) -> Iterator[OwnRound]:
         """Yield the rounds in which the rank sends or receives anything."""
         for number, transfers in self.of_rank(rank):
-            own = [t for t in transfers if t.start != t.stop]
-            if own:
-                yield number, own
+            not_empty = [t for t in transfers if t.start != t.stop]
+            if not_empty:
+                yield number, not_empty
 
     @cached_property
     def rounds(self) -> tuple[Round, ...]:

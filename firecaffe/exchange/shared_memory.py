@@ -81,12 +81,12 @@ def memory_part(whole: Schedule, rank: int) -> MemoryPart:
     """Return a rank's work in memory: it adds a slice and hands it on while it is in the cache."""
     adds, into, reads = [], {rank}, None
     for number, transfers in whole.rounds_of(rank):
-        own = [t for t in transfers if whole.in_memory(t)]
+        through_memory = [t for t in transfers if whole.in_memory(t)]
         if number == ADDS:
-            adds = sorted({(t.start, t.stop) for t in own if t.destination == rank})
+            adds = sorted({(t.start, t.stop) for t in through_memory if t.destination == rank})
         elif number == HANDS_ON:
-            into |= {t.destination for t in own if t.source == rank}
-        elif own and own[0].destination == rank:
-            reads = own[0].source
+            into |= {t.destination for t in through_memory if t.source == rank}
+        elif through_memory and through_memory[0].destination == rank:
+            reads = through_memory[0].source
             into.remove(rank)
     return MemoryPart(adds, sorted(into), reads)

@@ -48,7 +48,7 @@ class Report:
         self.left_out.append(Note(place, f"{name} is not understood"))
 
     def lines(self) -> list[str]:
-        found = []
+        lines = []
         for heading, notes in (
             ("understood", self.understood),
             ("changed", self.changed),
@@ -56,9 +56,9 @@ class Report:
             ("left out", self.left_out),
         ):
             if notes:
-                found.append(f"{heading}:")
-                found += [f"  {note.place}: {note.what}" for note in notes]
-        return found
+                lines.append(f"{heading}:")
+                lines += [f"  {note.place}: {note.what}" for note in notes]
+        return lines
 
     def markdown(self, title: str) -> str:
         parts = [f"# {title}"]
@@ -79,5 +79,5 @@ def _note(message: Message, name: str, what: str) -> Note:
 
 
 def _note_of(error: CaffeError) -> Note:
-    found = re.match(r"(.*?:\d+): (.*)", str(error))
-    return Note(found[1], found[2]) if found else Note("", str(error))
+    match = re.match(r"(.*?:\d+): (.*)", str(error))
+    return Note(match[1], match[2]) if match else Note("", str(error))

@@ -27,33 +27,33 @@ def as_patterns(values: Mapping[str, float]) -> dict[str, float]:
 
     The last pattern that matches counts. A parameter without a match has 1.
     """
-    found = {}
+    patterns = {}
     for kind in dict.fromkeys(map(_kind, values)):  # weight, bias
         of_kind = [value for name, value in values.items() if _kind(name) == kind]
         most = Counter(of_kind).most_common(1)[0][0]
         if most != 1:
-            found[f"*.{kind}"] = most
-    if len(set(values.values())) == 1 and found:
-        return {"*": next(iter(found.values()))}
-    usual = {name: found.get(f"*.{_kind(name)}", 1.0) for name in values}
+            patterns[f"*.{kind}"] = most
+    if len(set(values.values())) == 1 and patterns:
+        return {"*": next(iter(patterns.values()))}
+    usual = {name: patterns.get(f"*.{_kind(name)}", 1.0) for name in values}
     others = {name: value for name, value in values.items() if value != usual[name]}
     for value in dict.fromkeys(others.values()):
-        names = [name for name, own in others.items() if own == value]
-        alike = {name for name, own in values.items() if own == value}
-        found.update(dict.fromkeys(grouped(names, list(values), alike), value))
-    return found
+        names = [name for name, given in others.items() if given == value]
+        equal_names = {name for name, given in values.items() if given == value}
+        patterns.update(dict.fromkeys(grouped(names, list(values), equal_names), value))
+    return patterns
 
 
 def grouped(names: Sequence[str], among: Sequence[str], may: Collection[str] = ()) -> list[str]:
     """Return patterns for names: a layer's if `names` and `may` have all of it, else each name."""
-    found: list[str] = []
+    patterns: list[str] = []
     wanted = {*names, *may}
     for name in names:
         layer = name.rpartition(".")[0]
-        of_layer = [each for each in among if each.startswith(f"{layer}.")]
+        of_layer = [other for other in among if other.startswith(f"{layer}.")]
         is_whole = layer and len(of_layer) > 1 and wanted.issuperset(of_layer)
-        found.append(f"{plain(layer)}.*" if is_whole else plain(name))
-    return list(dict.fromkeys(found))
+        patterns.append(f"{plain(layer)}.*" if is_whole else plain(name))
+    return list(dict.fromkeys(patterns))
 
 
 def plain(name: str) -> str:
@@ -97,13 +97,15 @@ def describe(
             read_graph(layers, LAYERS)
     with on_meta():
         nets = nets_of(net, phases, samples, report)
-        own = dict(Trained(net, samples.shapes[samples.input]).named_parameters())
+        parameters = dict(Trained(net, samples.shapes[samples.input]).named_parameters())
     whole = next(iter(nets.values()))
     judge = read_judges(net)[0] if whole.losses else None
     _say_unread(net, phases, report)
-    multipliers = {name: each for name, each in whole.multipliers.items() if name in own}
-    rates = {name: each.lr for name, each in multipliers.items()}
-    decays = {name: each.decay for name, each in multipliers.items() if each.lr}
+    multipliers = {
+        name: multiplier for name, multiplier in whole.multipliers.items() if name in parameters
+    }
+    rates = {name: multiplier.lr for name, multiplier in multipliers.items()}
+    decays = {name: multiplier.decay for name, multiplier in multipliers.items() if multiplier.lr}
     still = [name for name, rate in rates.items() if not rate]
     solver = {
         "lr_mult": as_patterns({name: rate for name, rate in rates.items() if rate}),
@@ -114,7 +116,7 @@ def describe(
         [] if len(still) == len(rates) else grouped(still, list(rates)),
         _mixing(phases["TRAIN"], judge),
         whole.losses,
-        sum(each.numel() for each in own.values()),
+        sum(parameter.numel() for parameter in parameters.values()),
     )
 
 
@@ -176,7 +178,7 @@ def _say_unread(net: Message, phases: Phases, report: Report) -> None:
     for name, line in net.unread():
         if not name.startswith("layer."):
             report.did_not_read(net, line, name)
-    layers = {id(each): each for of_phase in phases.values() for each in of_phase}
+    layers = {id(layer): layer for of_phase in phases.values() for layer in of_phase}
     for layer in layers.values():
         if not layer.has("bottom"):
             layer.ignore(*OF_LAYERS)
@@ -202,8 +204,8 @@ def micro_batch_of(batch: int, mixing: str) -> int:
     if mixing:
         return batch
     most = max(1, batch // 4)
-    small = [each for each in range(1, isqrt(batch) + 1) if batch % each == 0]
-    return max(each for each in (*small, *(batch // each for each in small)) if each <= most)
+    small = [divisor for divisor in range(1, isqrt(batch) + 1) if batch % divisor == 0]
+    return max(size for size in (*small, *(batch // divisor for divisor in small)) if size <= most)
 
 
 def losses_in_words(losses: Mapping[str, float]) -> str:

@@ -43,9 +43,9 @@ def is_net(message: Message) -> bool:
         return True
     if not any(message.has(name) for name in (*OF_A_SOLVER, *TO_TRAIN, *TO_TEST)):
         names = [*dict.fromkeys(field.name for field in message.fields)]
-        found = f"says {', '.join(names[:MOST_NAMED])}" if names else "says nothing"
+        says = f"says {', '.join(names[:MOST_NAMED])}" if names else "says nothing"
         raise message.error(
-            f"the file {found}{' …' if len(names) > MOST_NAMED else ''}; expected a solver, which "
+            f"the file {says}{' …' if len(names) > MOST_NAMED else ''}; expected a solver, which "
             "has base_lr and lr_policy, or a net, which has layer { … }",
             0,
         )
@@ -67,9 +67,9 @@ def find_net(
     """Return a solver's net. Paths are relative to `root`; if it is empty, they are searched."""
     said = [name for name in TO_TRAIN if solver.has(name)]
     if len(said) != 1:
-        found = " and ".join(said) or "none"
+        described = " and ".join(said) or "none"
         raise solver.error(
-            f"found {found}; expected one of {', '.join(TO_TRAIN)}, which says what to train"
+            f"found {described}; expected one of {', '.join(TO_TRAIN)}, which says what to train"
         )
     train = _named(solver, said[0], path, root, report)[0]
     tests = [net for name in TO_TEST for net in _named(solver, name, path, root, report)]
@@ -97,18 +97,18 @@ def _named(solver: Message, name: str, path: Path, root: str, report: Report) ->
         inside = solver.messages(name)
         if inside:
             report.differs(solver, name, "the solver's own net is a file now, net.prototxt")
-        return [_of(each, path, as_text(each).encode()) for each in inside]
-    found = []
-    for each in solver.texts(name):
+        return [_of(message, path, as_text(message).encode()) for message in inside]
+    nets = []
+    for file_name in solver.texts(name):
         line = solver.line_of(name)
-        taken, folder = find_file(each, path, root)
+        taken, folder = find_file(file_name, path, root)
         if taken is None:
             raise solver.error(
-                f'{name} "{each}" is not there; {looked_for(each, path, root)}', line
+                f'{name} "{file_name}" is not there; {looked_for(file_name, path, root)}', line
             )
-        found.append(read_net(taken))
+        nets.append(read_net(taken))
         report.became(solver, name, f"{taken}, from {folder}")
-    return found
+    return nets
 
 
 def find_file(name: str, beside: str | Path, root: str) -> tuple[Path | None, str]:
@@ -127,23 +127,23 @@ def find_file(name: str, beside: str | Path, root: str) -> tuple[Path | None, st
 def folders(beside: str | Path, root: str) -> list[str]:
     if root:
         return [root]
-    own = Path(os.path.abspath(beside)).parent
-    found = [".", os.path.relpath(own), *map(str, own.parents)]
+    folder = Path(os.path.abspath(beside)).parent
+    searched = [".", os.path.relpath(folder), *map(str, folder.parents)]
     here = os.getcwd()
     return [
         fromkey
-        for fromkey in dict.fromkeys(found)
+        for fromkey in dict.fromkeys(searched)
         if fromkey == "." or os.path.abspath(fromkey) != here
     ]
 
 
 def looked_for(name: str, beside: str | Path, root: str) -> str:
-    own = Path(os.path.abspath(beside)).parent
+    folder = Path(os.path.abspath(beside)).parent
     if os.path.isabs(name):
         return "expected a file there"
     if root:
         return f"looked in --root {root}"
-    places = ", ".join(map(str, dict.fromkeys((Path.cwd(), own))))
+    places = ", ".join(map(str, dict.fromkeys((Path.cwd(), folder))))
     return f"looked in {places} and each folder above; --root says another"
 
 
@@ -167,7 +167,7 @@ def _resolved(file: NetFile, states: dict[str, State], report: Report) -> NetFil
         )
     )
     train, test = (_layers(file, phase, states) for phase in PHASES)
-    in_both = {id(each) for each in train} & {id(each) for each in test}
+    in_both = {id(layer) for layer in train} & {id(layer) for layer in test}
     layers = []
     for message in file.net.messages("layer"):
         if id(message) in in_both:

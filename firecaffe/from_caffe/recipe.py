@@ -108,9 +108,9 @@ def _net(file: NetFile, asked: Asked, has_decay: bool, report: Report) -> _Net:
     phases = both_phases(file.net, LAYERS)
     for phase, layers in phases.items():
         if layers != layers_of(file.net, phase):
-            told = report.needed if phase == "TRAIN" else report.changed
+            notes = report.needed if phase == "TRAIN" else report.changed
             what = f"{phase} has no data layer, so the network is the other phase's in both"
-            told.append(Note(str(file.path), what))
+            notes.append(Note(str(file.path), what))
     samples = read_samples(str(file.path), phases, asked.root, asked.input_shape, report)
     described = describe(file.net, phases, samples, has_decay, report)
     what = f"{described.num_parameters:,} parameters"
@@ -128,11 +128,11 @@ def _place_of(line: str) -> tuple[str, str]:
 
 def _say_multipliers(file: NetFile, described: Described, report: Report) -> None:
     for word, patterns in described.solver.items():
-        told = ", ".join(f"{pattern} {value:g}" for pattern, value in patterns.items())
-        report.understood.append(Note(str(file.path), f"solver.{word}: {told}"))
+        listed = ", ".join(f"{pattern} {value:g}" for pattern, value in patterns.items())
+        report.understood.append(Note(str(file.path), f"solver.{word}: {listed}"))
     if described.freeze:
-        told = ", ".join(described.freeze)
-        report.understood.append(Note(str(file.path), f"lr_mult 0 is model.freeze: {told}"))
+        listed = ", ".join(described.freeze)
+        report.understood.append(Note(str(file.path), f"lr_mult 0 is model.freeze: {listed}"))
 
 
 def _sections(file: NetFile, asked: Asked, net: _Net, report: Report) -> Sections:
@@ -141,21 +141,21 @@ def _sections(file: NetFile, asked: Asked, net: _Net, report: Report) -> Section
     model: dict[str, Any] = {"name": name, "args": {"input_CHW": list(shape)}}
     if described.freeze:
         model["freeze"] = described.freeze
-    found: Sections = {"model": model, "data": {"name": GIVEN}, "task": {}, "train": {}}
+    sections: Sections = {"model": model, "data": {"name": GIVEN}, "task": {}, "train": {}}
     if samples.are_named:
-        found["data"] = {"name": name} | ({"path": samples.root} if samples.root else {})
+        sections["data"] = {"name": name} | ({"path": samples.root} if samples.root else {})
     else:
         what = "no data layer that can be read: say --data.name when you train or evaluate"
         report.needed.append(Note(str(file.path), what))
     if described.losses:
-        found["task"] = {"name": name}
+        sections["task"] = {"name": name}
     else:
         what = (
             "no loss: task.name is classification, which takes values before a softmax; say "
             "another one if that is not what comes out"
         )
         report.needed.append(Note(str(file.path), what))
-    return found
+    return sections
 
 
 def _batch(net: _Net, iter_size: int, file: NetFile, report: Report) -> dict[str, int]:

@@ -54,11 +54,11 @@ def read_samples(path: str, phases: Phases, root: str, given: Shape, report: Rep
     unread: list[str] = []
     can_be_read = {phase: _can_read(layers, report, unread) for phase, layers in sources.items()}
     are_named = can_be_read["TRAIN"]
-    found, missing = _find_files(path, sources, root, report)
+    files, missing = _find_files(path, sources, root, report)
     shapes = _guessed(sources)
     if are_named and not missing:
         try:
-            shapes |= _of_data(path, found, sources["TRAIN"])
+            shapes |= _of_data(path, files, sources["TRAIN"])
         except CaffeError:
             raise
         except (DataError, RecipeError) as error:
@@ -74,7 +74,7 @@ def read_samples(path: str, phases: Phases, root: str, given: Shape, report: Rep
             f"the shape of the samples is not known: {why}; --input-shape 1x28x28 says it, too"
         )
     train, test = (_batch_size(sources[phase]) for phase in ("TRAIN", "TEST"))
-    return Samples(train, test or train, blob, shapes, found, are_named)
+    return Samples(train, test or train, blob, shapes, files, are_named)
 
 
 def _batch_size(sources: Sequence[Message]) -> int:

@@ -19,7 +19,7 @@ TYPES = {
 }
 """Caffe's solvers by name, in the order of the old enum solver_type."""
 
-ENUM = tuple(each.upper() for each in TYPES)
+ENUM = tuple(name.upper() for name in TYPES)
 
 ITS_FORM = ("SGD", "Nesterov", "Adam")
 """The solvers whose formula differs from torch's."""
@@ -71,25 +71,27 @@ def read_update(solver: Message, iter_size: int, report: Report) -> dict[str, An
 
 def _type(solver: Message, report: Report) -> dict[str, Any]:
     kind, field = _kind(solver)
-    words: dict[str, Any] = {"type": TYPES[kind]}
+    settings: dict[str, Any] = {"type": TYPES[kind]}
     if solver.number("momentum") and kind in NO_MOMENTUM:
         raise solver.error(
             f"momentum is {solver.number('momentum'):g} with type {kind}, which has none; Caffe "
             "refuses it too",
             solver.line_of("momentum"),
         )
-    words |= {name: solver.number(name, DEFAULTS[name]) for name in NUMBERS[kind]}
+    settings |= {name: solver.number(name, DEFAULTS[name]) for name in NUMBERS[kind]}
     if kind in ITS_FORM:
-        words["momentum_form"] = "caffe"
-    if kind == "Nesterov" and not words["momentum"]:
-        words["type"] = "sgd"
+        settings["momentum_form"] = "caffe"
+    if kind == "Nesterov" and not settings["momentum"]:
+        settings["type"] = "sgd"
         report.differs(solver, field, "Nesterov without a momentum is the same as sgd")
-    told = ", ".join(f"{name} {words[name]:g}" for name in NUMBERS[kind])
-    report.became(solver, field, f"{kind}: solver.type {words['type']}, {told}, in Caffe's form")
+    listed = ", ".join(f"{name} {settings[name]:g}" for name in NUMBERS[kind])
+    report.became(
+        solver, field, f"{kind}: solver.type {settings['type']}, {listed}, in Caffe's form"
+    )
     _without_effect(
         solver, set(DEFAULTS) - {"gamma", "power"}, NUMBERS[kind], f"type {kind}", report
     )
-    return words
+    return settings
 
 
 def _kind(solver: Message) -> tuple[str, str]:
@@ -111,36 +113,36 @@ def _kind(solver: Message) -> tuple[str, str]:
 def _rate(solver: Message, report: Report) -> dict[str, Any]:
     policy = solver.text("lr_policy")
     if policy not in POLICIES:
-        found = f'lr_policy is "{policy}"' if policy else "there is no lr_policy"
+        problem = f'lr_policy is "{policy}"' if policy else "there is no lr_policy"
         raise solver.error(
-            f"{found}; expected one of {', '.join(POLICIES)}", solver.line_of("lr_policy")
+            f"{problem}; expected one of {', '.join(POLICIES)}", solver.line_of("lr_policy")
         )
     if not solver.has("base_lr"):
         raise solver.error("there is no base_lr; expected the learning rate")
-    words: dict[str, Any] = {"base_lr": solver.number("base_lr"), "lr_policy": policy}
+    settings: dict[str, Any] = {"base_lr": solver.number("base_lr"), "lr_policy": policy}
     for name in POLICIES[policy]:
         if name == "stepvalue":
-            words[name] = solver.integers(name)
+            settings[name] = solver.integers(name)
         elif name == "stepsize":
-            words[name] = solver.integer(name)
+            settings[name] = solver.integer(name)
         else:
-            words[name] = solver.number(name, DEFAULTS[name])
-    if policy == "multistep" and not words["stepvalue"]:
-        words = {"base_lr": words["base_lr"], "lr_policy": "fixed"}
+            settings[name] = solver.number(name, DEFAULTS[name])
+    if policy == "multistep" and not settings["stepvalue"]:
+        settings = {"base_lr": settings["base_lr"], "lr_policy": "fixed"}
         report.differs(solver, "lr_policy", "multistep without a stepvalue is fixed")
-    told = ", ".join(f"{name} {value}" for name, value in words.items())
-    report.became(solver, "lr_policy", f"the rate: {told}, by Caffe's formula")
+    listed = ", ".join(f"{name} {value}" for name, value in settings.items())
+    report.became(solver, "lr_policy", f"the rate: {listed}, by Caffe's formula")
     names = {name for needed in POLICIES.values() for name in needed}
     _without_effect(solver, names, POLICIES[policy], f"lr_policy {policy}", report)
-    return words
+    return settings
 
 
 def _without_effect(
-    solver: Message, names: set[str], taken: tuple[str, ...], beside: str, report: Report
+    solver: Message, names: set[str], taken: tuple[str, ...], choice: str, report: Report
 ) -> None:
     for name in sorted(names - {*taken}):
         if solver.has(name):
-            report.became(solver, name, f"{name} has no effect with {beside}, in Caffe neither")
+            report.became(solver, name, f"{name} has no effect with {choice}, in Caffe neither")
 
 
 def _decay(solver: Message, report: Report) -> dict[str, Any]:

@@ -39,10 +39,10 @@ def read_training(solver: Message, report: Report) -> Around:
     test_iter, every = _tests(solver, report)
     if every:
         train["eval_every"] = every
-    words = {"train": train, "checkpoint": _snapshots(solver, report)}
+    sections = {"train": train, "checkpoint": _snapshots(solver, report)}
     _shown(solver, report)
     states = {"TRAIN": _state(solver, "train_state"), "TEST": _state(solver, "test_state")}
-    return Around(words, iter_size, test_iter, states)
+    return Around(sections, iter_size, test_iter, states)
 
 
 def _steps(solver: Message, report: Report) -> dict[str, Any]:
@@ -118,12 +118,12 @@ def _tests(solver: Message, report: Report) -> tuple[tuple[int, ...], int]:
 
 
 def _snapshots(solver: Message, report: Report) -> dict[str, Any]:
-    words: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     every = solver.integer("snapshot")
     if every < 0:
         raise solver.error(f"snapshot is {every}; expected 0 or more", solver.line_of("snapshot"))
     if every:
-        words = {"every": every, "keep_last": 0}
+        settings = {"every": every, "keep_last": 0}
         report.became(solver, "snapshot", f"checkpoint.every {every}; all are kept")
     if solver.text("snapshot_prefix"):
         report.differs(
@@ -143,7 +143,7 @@ def _snapshots(solver: Message, report: Report) -> dict[str, Any]:
         report.differs(solver, "snapshot_after_train", "the end is always saved")
     if solver.flag("snapshot_diff"):
         report.lacks(solver, "snapshot_diff", "gradients are not kept in checkpoints")
-    return words
+    return settings
 
 
 def _shown(solver: Message, report: Report) -> None:
@@ -163,9 +163,9 @@ def _shown(solver: Message, report: Report) -> None:
 
 def _state(solver: Message, name: str) -> State:
     """Return the state for the first net of a phase."""
-    found: Sequence[Message] = solver.messages(name)
-    if not found:
+    states: Sequence[Message] = solver.messages(name)
+    if not states:
         return State()
-    for each in found:  # only the first net is tested
-        each.ignore("phase", "stage", "level")
-    return State(tuple(found[0].texts("stage")), found[0].integer("level"))
+    for state in states:  # only the first net is tested
+        state.ignore("phase", "stage", "level")
+    return State(tuple(states[0].texts("stage")), states[0].integer("level"))

@@ -17,7 +17,7 @@ def first_weights(net: Net, path: Path, report: Report) -> bytes:
     Raises: CaffeError if the file is invalid, a layer has another shape, or no layer is in it.
     """
     blobs = caffemodel.read(path)
-    loaded = net.load({name: list(map(torch.from_numpy, each)) for name, each in blobs.items()})
+    loaded = net.load({name: list(map(torch.from_numpy, arrays)) for name, arrays in blobs.items()})
     place = str(path)
     if not loaded.filled:
         raise CaffeError(

@@ -58,16 +58,16 @@ def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
 
 def as_toml(sections: Mapping[str, Mapping[str, Any]], comment: str) -> str:
     parts = [f"# {line}" for line in comment.splitlines()]
-    for section, words in sections.items():
-        if words:
+    for section, settings in sections.items():
+        if settings:
             parts += ["", f"[{section}]"]
-            parts += [f"{word} = {_value(value)}" for word, value in words.items()]
+            parts += [f"{word} = {_value(value)}" for word, value in settings.items()]
     return "\n".join(parts) + "\n"
 
 
 def _value(value: Any) -> str:
     if isinstance(value, dict):
-        inside = ", ".join(f"{_key(key)} = {_value(each)}" for key, each in value.items())
+        inside = ", ".join(f"{_key(key)} = {_value(inner)}" for key, inner in value.items())
         return f"{{ {inside} }}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_value, value))}]"

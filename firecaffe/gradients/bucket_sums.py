@@ -134,7 +134,9 @@ class Compressed:
         """Begin a step. The factor of its gradients, `scale`, (), is kept out of the memory."""
         self._scale, self._before_that = scale, self._before
         if scale is not None:
-            self._before = {name: each.clone() for name, each in self.compressor.state().items()}
+            self._before = {
+                name: tensor.clone() for name, tensor in self.compressor.state().items()
+            }
 
     def undo_step(self) -> None:
         self.compressor.load_state(self._before, self.wire.own_nodes)
@@ -245,8 +247,8 @@ class WeightGather:
         named = [self._parameters[member] for member in bucket.members]
         weights = [weight.detach() for _, weight in named]
         for (name, _), weight, view in zip(named, weights, bucket.views, strict=True):
-            own = self._shards.own_part(name, view)
-            own.copy_(self._shards.own_part(name, weight))
+            local_part = self._shards.own_part(name, view)
+            local_part.copy_(self._shards.own_part(name, weight))
         cuts = self._shards.cuts[bucket.members]
         gather = half(partial(sharded_parameter_server.schedule, cuts=cuts), ALL_GATHER)
         make = partial(gather, len(self._ranks))

@@ -52,7 +52,7 @@ def members_of(
     tensors: Sequence[Tensor], groups: Sequence[Sequence[int]], bucket_bytes: int
 ) -> list[tuple[int, ...]]:
     """Cut each group into buckets by `cut`. A bucket ends where the group, dtype or device ends."""
-    alike = [
+    runs = [
         list(run)
         for group in groups
         for _, run in groupby(
@@ -61,7 +61,7 @@ def members_of(
     ]
     return [
         tuple(run[start:stop])
-        for run in alike
+        for run in runs
         for start, stop in cut([tensors[index].nbytes for index in run], bucket_bytes)
     ]
 
@@ -86,10 +86,10 @@ def make_bucket(
     alignment: int,
 ) -> Bucket:
     """Make one bucket, padded to a multiple of `multiple` elements so that equal shards fit."""
-    own = [tensors[index] for index in members]
-    padded = -(-offsets(own, alignment)[-1] // multiple) * multiple
-    flat = allocate(padded, own[0].dtype, own[0].device)
-    return Bucket(tuple(members), flat, views_like(flat, own, alignment))
+    bucket_tensors = [tensors[index] for index in members]
+    padded = -(-offsets(bucket_tensors, alignment)[-1] // multiple) * multiple
+    flat = allocate(padded, bucket_tensors[0].dtype, bucket_tensors[0].device)
+    return Bucket(tuple(members), flat, views_like(flat, bucket_tensors, alignment))
 
 
 def views_like(

@@ -38,10 +38,10 @@ class _FlatBuffers:
 
     def now(self) -> Tensor:
         """Return the current values. Write nothing, because backward may still need them."""
-        found = [(buffers[name], memory) for _, memory, ((buffers, name), *_) in self.views]
-        if all(now is not None and _is_same(now, own) for now, own in found):
+        pairs = [(buffers[name], memory) for _, memory, ((buffers, name), *_) in self.views]
+        if all(now is not None and _is_same(now, memory) for now, memory in pairs):
             return self.flat
-        return torch.cat([now.reshape(-1) for now, _ in found if now is not None])
+        return torch.cat([now.reshape(-1) for now, _ in pairs if now is not None])
 
 
 class BufferChanges:

@@ -34,15 +34,17 @@ class CodecMemory:
 
     def move(self, group: Group, before: Sequence[range], after: Sequence[range]) -> None:
         """Send memory to the new owners of nodes. All ranks call it. Raises PeerLostError."""
-        own = self._compressor.state()
+        state = self._compressor.state()
         self._own_nodes = after[group.rank]
-        here = {name: each for name, each in own.items() if self._is_here(name)}
+        here = {name: tensor for name, tensor in state.items() if self._is_here(name)}
         for source, target in product(range(len(before)), range(len(after))):
             nodes = set(before[source]).intersection(after[target])
             if source == target or not nodes or group.rank not in (source, target):
                 continue
             if group.rank == source:
-                sent = {name: each.cpu().clone() for name, each in own.items() if _of(name, nodes)}
+                sent = {
+                    name: tensor.cpu().clone() for name, tensor in state.items() if _of(name, nodes)
+                }
                 _send(group, target, save(sent))
             else:
                 here |= load(_receive(group, source))
@@ -69,6 +71,6 @@ def _receive(group: Group, source: int) -> bytes:
     length = torch.zeros(1, dtype=torch.int64)
     with waiting(group), peers_may_be_lost(group):
         dist.recv(length, group=group.group, group_src=source)
-        found = torch.empty(int(length), dtype=torch.uint8)
-        dist.recv(found, group=group.group, group_src=source)
-    return found.numpy().tobytes()
+        received = torch.empty(int(length), dtype=torch.uint8)
+        dist.recv(received, group=group.group, group_src=source)
+    return received.numpy().tobytes()

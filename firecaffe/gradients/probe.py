@@ -64,7 +64,7 @@ def run_probe(
     buffers.begin_micro_batch()
     for hook in hooks:
         hook.remove()
-    found = {} if value is None else {"loss": value}
+    computed = {} if value is None else {"loss": value}
     for name, parameter in named.items():
         if parameter.grad is not None:
             if parameter.grad.layout != torch.strided:
@@ -72,34 +72,34 @@ def run_probe(
                 raise RecipeError(
                     f"the gradient of {name} is sparse ({kind}); expected a dense one: sparse=False"
                 )
-            found[_of(name)] = parameter.grad
-    digests = digest_each(found.items())
+            computed[_of(name)] = parameter.grad
+    digests = digest_each(computed.items())
     unused = {_of(name): "" for name, parameter in named.items() if parameter.grad is None}
     for parameter in parameters:
         parameter.grad = None
     ready += [index for index in range(len(parameters)) if index not in set(ready)]
     order = json.loads(text_of_first(column or world, json.dumps(ready)))
     stated = {**digests, **unused, **digest_each((beside or {}).items())}
-    told = [json.loads(text) for text in gather_text(world, json.dumps(stated))]
+    by_rank = [json.loads(text) for text in gather_text(world, json.dumps(stated))]
     whole = dict(digests)
-    for of_rank in told:
-        for name, each in of_rank.items():
-            if each and name not in (beside or {}):
-                whole.setdefault(name, each)
-    return Probe(_sha256(json.dumps(sorted(whole.items()))), order, _deviating(told))
+    for of_rank in by_rank:
+        for name, digest_text in of_rank.items():
+            if digest_text and name not in (beside or {}):
+                whole.setdefault(name, digest_text)
+    return Probe(_sha256(json.dumps(sorted(whole.items()))), order, _deviating(by_rank))
 
 
 def _of(name: str) -> str:
     return f"gradient of {name}"
 
 
-def _deviating(told: Sequence[Mapping[str, str]]) -> list[int]:
-    found: set[int] = set()
-    for name in {name for of_rank in told for name in of_rank}:
-        holders = [rank for rank, of_rank in enumerate(told) if name in of_rank]
-        digests = [told[rank][name] for rank in holders]
-        found |= {holders[place] for place in differing_ranks(digests)}
-    return sorted(found)
+def _deviating(by_rank: Sequence[Mapping[str, str]]) -> list[int]:
+    deviating: set[int] = set()
+    for name in {name for of_rank in by_rank for name in of_rank}:
+        holders = [rank for rank, of_rank in enumerate(by_rank) if name in of_rank]
+        digests = [by_rank[rank][name] for rank in holders]
+        deviating |= {holders[place] for place in differing_ranks(digests)}
+    return sorted(deviating)
 
 
 def _note(ready: list[int], index: int, _: Tensor) -> None:

@@ -92,8 +92,8 @@ class GradientReducer:
         self._brings_shards = bool(self.shards.cuts) and route.way == FOLD
         rows = ROW if route.way == CODEC else 1
         multiple = 1 if self._brings_shards else world.world_size * rows
-        words = bucket_bytes, multiple, exchange.empty, self._alignment
-        self.buckets = make_buckets(tensors, groups, *words)
+        options = bucket_bytes, multiple, exchange.empty, self._alignment
+        self.buckets = make_buckets(tensors, groups, *options)
         if tail_has_own_buckets:
             # Tails are ready with the last gradients. Behind these, their few bytes would wait in
             # the network's queues.
@@ -157,8 +157,8 @@ class GradientReducer:
             self.coded.share_out(shares)
             return
         assert self.exchange.route.way == FOLD
-        words = self.exchange.world, self.num_leaves, shares, self.shards.cuts
-        self._fold = self._combine = Fold(*words)
+        arguments = self.exchange.world, self.num_leaves, shares, self.shards.cuts
+        self._fold = self._combine = Fold(*arguments)
 
     def begin_step(
         self,
@@ -258,7 +258,7 @@ class GradientReducer:
         used, counts = self._view_of[self._counts_member].tensor_split([len(self.parameters)])
         # If this rank used all parameters, the others' flags do not matter.
         by_any = self._used if all(self._used) else used.tolist()
-        self.used = [bool(each) for each in by_any]
+        self.used = [bool(flag) for flag in by_any]
         for index, is_used in enumerate(self.used):
             # A compressor's memory may arrive in a step that does not use the parameter.
             has_any = is_used or (self.coded is not None and bool(self._view_of[index].any()))
@@ -267,8 +267,8 @@ class GradientReducer:
         return Totals(tail, counts, computed, summed, spans)
 
     def _set_gradient(self, index: int, mean: Tensor | None) -> None:
-        if (own := self.shards.own.get(self.names[index])) is not None:
-            own.grad = None if mean is None else self.shards.own_part(self.names[index], mean)
+        if (rows := self.shards.own.get(self.names[index])) is not None:
+            rows.grad = None if mean is None else self.shards.own_part(self.names[index], mean)
 
     def undo_step(self) -> None:
         if self.coded is not None:
@@ -352,13 +352,13 @@ class GradientReducer:
     def _to_mean(self, index: int, nodes: list[tuple[Node, Tensor]]) -> None:
         # This is the only place that divides a step by its weight.
         bucket = self.buckets[index]
-        own = self._means_in(bucket)
+        means = self._means_in(bucket)
         if self._combine.takes_means:
-            for part in [vector[: len(own)] for _, vector in nodes] or [own]:
+            for part in [vector[: len(means)] for _, vector in nodes] or [means]:
                 part.div_(self._total_weight)
         self._combine(index, nodes, bucket)
         if not self._combine.takes_means:
-            own.div_(self._total_weight)
+            means.div_(self._total_weight)
 
     def _means_in(self, bucket: Bucket) -> Tensor:
         if self._brings_shards and bucket.members in self.shards.cuts:

@@ -70,7 +70,9 @@ def make_shards(
     if not names:  # a stage may have no weights
         return Shards({}, {}, rank)
     buckets = members_of(parameters, [ready_order], bucket_bytes)
-    rows_in = [(1, each.numel()) if whole else _rows_in_memory(each) for each in parameters]
+    rows_in = [
+        (1, parameter.numel()) if whole else _rows_in_memory(parameter) for parameter in parameters
+    ]
     found_spans = (spans_of([rows_in[m] for m in bucket], alignment) for bucket in buckets)
     spans, ends = zip(*found_spans, strict=True)
     cuts = dict(zip(buckets, cut_buckets(spans, ends, world_size), strict=True))
@@ -80,31 +82,31 @@ def make_shards(
         for member, span in zip(members, in_bucket, strict=True)
     }
     rows = {name: rows_of[name] for name in names}
-    found = Shards(cuts, rows, rank)
+    shards = Shards(cuts, rows, rank)
     for name, parameter in named.items():
         start, stop = rows[name][rank : rank + 2]
         if start < stop:
-            found.own[name] = nn.Parameter(found.own_part(name, parameter.detach()))
-    return found
+            shards.own[name] = nn.Parameter(shards.own_part(name, parameter.detach()))
+    return shards
 
 
 def cut_buckets(
     buckets: Sequence[Sequence[Span]], ends: Sequence[int], parts: int
 ) -> list[tuple[int, ...]]:
     """Cut buckets of `ends` elements into `parts`, the largest first, with totals nearly equal."""
-    held, found = [0] * parts, dict[int, tuple[int, ...]]()
+    held, cuts_of = [0] * parts, dict[int, tuple[int, ...]]()
     for index in sorted(range(len(buckets)), key=lambda index: -ends[index]):
         total = sum(held) + ends[index]
-        wanted = [max(0, total - parts * each) for each in held]
+        wanted = [max(0, total - parts * count) for count in held]
         cuts, before = [0], 0
-        for each in wanted[:-1]:
-            before += each
+        for share in wanted[:-1]:
+            before += share
             place = ends[index] * before // max(1, sum(wanted))
             cuts.append(_nearest(buckets[index], ends[index], place))
         cuts.append(ends[index])
         held = [had + b - a for had, (a, b) in zip(held, pairwise(cuts), strict=True)]
-        found[index] = tuple(cuts)
-    return [found[index] for index in range(len(buckets))]
+        cuts_of[index] = tuple(cuts)
+    return [cuts_of[index] for index in range(len(buckets))]
 
 
 def _nearest(spans: Sequence[Span], end: int, place: int) -> int:
@@ -117,7 +119,7 @@ def _nearest(spans: Sequence[Span], end: int, place: int) -> int:
 
 def spans_of(rows: Sequence[tuple[int, int]], alignment: int = ALIGNMENT) -> tuple[list[Span], int]:
     *starts, end = places([number * row for number, row in rows], alignment)
-    return [Span(start, *own) for start, own in zip(starts, rows, strict=True)], end
+    return [Span(start, *counts) for start, counts in zip(starts, rows, strict=True)], end
 
 
 def held_elements(spans: Sequence[Span], cuts: Sequence[int]) -> tuple[int, ...]:

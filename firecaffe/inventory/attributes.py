@@ -50,17 +50,17 @@ def _leaves(path: str, value: Any, known: set[int], depth: int) -> Iterator[tupl
             known.add(id(value))
             for name, tensor in (*value.named_parameters(), *value.named_buffers()):
                 yield f"{path}.{name}", tensor
-            for name, each in value.named_modules():
-                known.add(id(each))
-                yield from _of_module(f"{path}.{name}" if name else path, each, known)
+            for name, module in value.named_modules():
+                known.add(id(module))
+                yield from _of_module(f"{path}.{name}" if name else path, module, known)
     elif isinstance(value, (list, tuple, deque)) and depth:
         yield f"len({path})", len(value)
-        for place, each in enumerate(value):
-            yield from _leaves(f"{path}[{place}]", each, known, depth - 1)
+        for place, item in enumerate(value):
+            yield from _leaves(f"{path}[{place}]", item, known, depth - 1)
     elif isinstance(value, dict) and depth:
         yield f"len({path})", len(value)
-        for key, each in list(value.items()):
-            yield from _leaves(f"{path}[{key!r}]", each, known, depth - 1)
+        for key, item in list(value.items()):
+            yield from _leaves(f"{path}[{key!r}]", item, known, depth - 1)
     elif _is_known(value):
         yield path, value
 
@@ -85,8 +85,8 @@ def _digest(value: Any) -> str:
     if isinstance(value, np.random.RandomState):
         state = value.get_state(legacy=False)
         numbers = state.pop("state")
-        told = numbers["key"].tobytes() + repr((numbers["pos"], state)).encode()
-        return hashlib.sha256(told).hexdigest()
+        state_bytes = numbers["key"].tobytes() + repr((numbers["pos"], state)).encode()
+        return hashlib.sha256(state_bytes).hexdigest()
     return repr(value)
 
 

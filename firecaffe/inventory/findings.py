@@ -22,19 +22,19 @@ class Inventory:
     @property
     def doubts(self) -> list[str]:
         """Reasons why another number of workers may not give the same bits."""
-        found = []
+        reasons = []
         if self.carried:
-            found.append(
+            reasons.append(
                 f"forward carries over {some_of(self.carried)}, which are neither parameters nor "
                 "buffers: no checkpoint and no other worker has them; register_buffer, or "
                 "get_extra_state and set_extra_state"
             )
         if not self.repeats:
-            found.append(
+            reasons.append(
                 "the network came to another loss for the same micro-batch, asked twice: it draws "
                 "from a generator of its own, or keeps state that is not seen"
             )
-        return found
+        return reasons
 
     @property
     def notes(self) -> list[str]:

@@ -34,10 +34,10 @@ class Watch:
 
     def __post_init__(self) -> None:
         self._parameters = {
-            name: (each, each._version, checksum(each))
-            for name, each in self.network.named_parameters()
+            name: (parameter, parameter._version, checksum(parameter))
+            for name, parameter in self.network.named_parameters()
         }
-        self._buffers = {name: each.clone() for name, each in self.network.named_buffers()}
+        self._buffers = {name: buffer.clone() for name, buffer in self.network.named_buffers()}
         self._random = all_states()
 
     def changes(self) -> Changes:
@@ -115,11 +115,11 @@ class Watch:
     def _check_buffers(self) -> None:
         now = dict(self.network.named_buffers())
         for name, before in self._buffers.items():
-            found = _kind(now[name]) if name in now else "none"
-            if found != _kind(before):
+            kind = _kind(now[name]) if name in now else "none"
+            if kind != _kind(before):
                 raise RecipeError(
                     f"forward makes another kind of tensor of the buffer {name}: it was "
-                    f"{_kind(before)}, and is {found}; expected the same shape and type, as large "
+                    f"{_kind(before)}, and is {kind}; expected the same shape and type, as large "
                     "as it will ever be"
                 )
         if new := [name for name in now if name not in self._buffers]:

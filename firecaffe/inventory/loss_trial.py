@@ -75,7 +75,7 @@ def mean_of(word: str, loss: Loss, outputs: Any, targets: Any) -> str:
     try:
         with generators_kept(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # some losses warn about a single sample
-            each = [of(place) for place in range(count)]
+            losses = [of(place) for place in range(count)]
             pairs = [of(place, place + 1) for place in range(count - 1)]
             twice, whole = of(0, 0), of(*range(count))
     except RecipeError:
@@ -84,14 +84,14 @@ def mean_of(word: str, loss: Loss, outputs: Any, targets: Any) -> str:
         return f"{RAISED} {type(error).__name__}"
     is_coarse = any(leaf.is_floating_point() and leaf.dtype.itemsize == 2 for leaf in leaves)
     close = partial(math.isclose, rel_tol=COARSE if is_coarse else TOLERANCE, abs_tol=1e-6)
-    if not close(each[0], 0) and close(twice, 2 * each[0]):
+    if not close(losses[0], 0) and close(twice, 2 * losses[0]):
         raise RecipeError(
-            f"{word} gives {each[0]:.4g} for the first sample, and {twice:.4g} for that sample "
+            f"{word} gives {losses[0]:.4g} for the first sample, and {twice:.4g} for that sample "
             f"twice: it is a sum; {REMEDY}"
         )
     apart = list[int]()
     for place, pair in enumerate(pairs):
-        one, other = each[place : place + 2]
+        one, other = losses[place : place + 2]
         alone, left = (one, other) if _is_none(one) else (other, one)
         counts = not _is_none(left) and not close(left, 0)
         if _is_none(alone) and counts and close(pair, left):
@@ -103,13 +103,13 @@ def mean_of(word: str, loss: Loss, outputs: Any, targets: Any) -> str:
         if not close(pair, (one + other) / 2):
             apart.append(place)
     # The pair that differs most best tells a weighted mean from a root of a mean.
-    place = max(apart, key=lambda at: abs(each[at] - each[at + 1]), default=0)
-    if apart and not is_coarse and _is_weighted(each, pairs[place], of, place):
+    place = max(apart, key=lambda at: abs(losses[at] - losses[at + 1]), default=0)
+    if apart and not is_coarse and _is_weighted(losses, pairs[place], of, place):
         raise RecipeError(
-            f"{word} gives {each[place]:.4g} and {each[place + 1]:.4g} for two samples, and "
+            f"{word} gives {losses[place]:.4g} and {losses[place + 1]:.4g} for two samples, and "
             f"{pairs[place]:.4g} for both: it is a weighted mean; {REMEDY}"
         )
-    is_mean = close(twice, each[0]) and close(whole, sum(each) / count)
+    is_mean = close(twice, losses[0]) and close(whole, sum(losses) / count)
     return MEAN if is_mean else WHOLE
 
 
@@ -117,9 +117,11 @@ def _is_none(value: float) -> bool:
     return math.isnan(value) or value == 0
 
 
-def _is_weighted(each: Sequence[float], pair: float, of: Callable[..., float], place: int) -> bool:
+def _is_weighted(
+    losses: Sequence[float], pair: float, of: Callable[..., float], place: int
+) -> bool:
     """Whether repeated samples give the loss that follows from the pair's weight."""
-    one, other = each[place], each[place + 1]
+    one, other = losses[place], losses[place + 1]
     apart = abs(one - other) > LEAST_APART * max(abs(one), abs(other))
     if not apart or not min(one, other) < pair < max(one, other):
         return False

@@ -30,14 +30,14 @@ class Kinds:
 def kinds_of(network: nn.Module) -> Kinds:
     parameters, buffers = dict(network.named_parameters()), dict(network.named_buffers())
     return Kinds(
-        trained=[name for name, each in parameters.items() if each.requires_grad],
-        frozen=[name for name, each in parameters.items() if not each.requires_grad],
+        trained=[name for name, parameter in parameters.items() if parameter.requires_grad],
+        frozen=[name for name, parameter in parameters.items() if not parameter.requires_grad],
         shared=_shared(network),
-        averaged=[name for name, each in buffers.items() if each.is_floating_point()],
+        averaged=[name for name, buffer in buffers.items() if buffer.is_floating_point()],
         counted=[
             name
-            for name, each in buffers.items()
-            if not each.is_floating_point() and not name.endswith(EXTRA_STATE_BYTES)
+            for name, buffer in buffers.items()
+            if not buffer.is_floating_point() and not name.endswith(EXTRA_STATE_BYTES)
         ],
         extra=[name for name, _ in modules_with_extra_state(network)],
     )
@@ -83,18 +83,18 @@ def _check_tensor(what: str, name: str, tensor: Tensor) -> None:
 def _check_memory(network: nn.Module) -> None:
     """Refuse parameters that share memory, because an update would change it twice."""
     spans: dict[int, list[tuple[int, int, str]]] = {}
-    for name, each in network.named_parameters():
-        if each.is_meta or not each.numel():
+    for name, parameter in network.named_parameters():
+        if parameter.is_meta or not parameter.numel():
             continue
-        steps = zip(each.shape, each.stride(), strict=True)
+        steps = zip(parameter.shape, parameter.stride(), strict=True)
         last = int(sum((size - 1) * step for size, step in steps))
-        if last + 1 < each.numel():
+        if last + 1 < parameter.numel():
             raise RecipeError(
-                f"parameter {name} has {each.numel()} elements in the memory of {last + 1} (of "
-                "expand); expected one of its own: clone it first"
+                f"parameter {name} has {parameter.numel()} elements in the memory of {last + 1} "
+                "(of expand); expected one of its own: clone it first"
             )
-        begin = int(each.storage_offset())
-        memory = spans.setdefault(each.untyped_storage().data_ptr(), [])
+        begin = int(parameter.storage_offset())
+        memory = spans.setdefault(parameter.untyped_storage().data_ptr(), [])
         for start, stop, other in memory:
             if max(start, begin) < min(stop, begin + last + 1):
                 raise RecipeError(
@@ -134,4 +134,4 @@ def _shared(network: nn.Module) -> list[list[str]]:
     for listed in (network.named_parameters, network.named_buffers):
         for name, tensor in listed(remove_duplicate=False):
             names.setdefault(id(tensor), []).append(name)
-    return [each for each in names.values() if len(each) > 1]
+    return [tied for tied in names.values() if len(tied) > 1]

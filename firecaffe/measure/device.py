@@ -17,8 +17,8 @@ SIZES_TO_FIT = 3
 
 def calibrated(cluster: Cluster, recipe: CheckedRecipe, rows: Sequence[StepTimes]) -> Cluster:
     """Add measured steps to the cluster, and fit its device to them if there are enough sizes."""
-    own = recipe.model.label, recipe.train.autocast
-    kept = tuple(row for row in cluster.device.measured if (row.model, row.autocast) != own)
+    key = recipe.model.label, recipe.train.autocast
+    kept = tuple(row for row in cluster.device.measured if (row.model, row.autocast) != key)
     device = dataclasses.replace(cluster.device, measured=())
     if len(rows) >= SIZES_TO_FIT:
         device = _fitted(device, recipe, rows)
@@ -32,20 +32,20 @@ def _fitted(device: Device, recipe: CheckedRecipe, rows: Sequence[StepTimes]) ->
     workload = workload_of(recipe)
 
     def with_values(values: Any) -> Device:
-        words = {"efficiency": values["efficiency"], "overhead_s": values["overhead_s"]}
-        return dataclasses.replace(device, **words)
+        changes = {"efficiency": values["efficiency"], "overhead_s": values["overhead_s"]}
+        return dataclasses.replace(device, **changes)
 
     def compute_s(values: Any, size: int) -> float:
         device = with_values(values)
         return micro_batch(workload, device, size).compute_s + copies_s(workload, device)
 
-    found = fit(
+    fitted = fit(
         compute_s,
         {"efficiency": device.efficiency, "overhead_s": max(1e-7, device.overhead_s)},
         [(row.micro_batch_size, median(row.compute_s)) for row in rows],
     )
     # `error` stays, because a fit to one network is less certain for another.
-    return within_peak(with_values(found.values))
+    return within_peak(with_values(fitted.values))
 
 
 def within_peak(device: Device) -> Device:

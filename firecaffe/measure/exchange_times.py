@@ -74,7 +74,7 @@ class Timing:
     def ratio_to(self, control: "Timing") -> float:
         """The median over repetitions of this time / the control's in the same repetition."""
         pairs = zip(self.samples_s, control.samples_s, strict=True)
-        return statistics.median(own / other for own, other in pairs)
+        return statistics.median(taken_s / other for taken_s, other in pairs)
 
     def share_of_bound(self, link_bytes_per_s: float) -> float:
         """Least time of any all-reduce / the median time (Patarasuk, Yuan 2009, theorem 1)."""
@@ -114,15 +114,15 @@ def time_exchanges(
 
     progress("is every sum right?")
     check_exchanges(world, make, [size // BYTES_PER_ELEMENT for size in sizes_bytes])
-    own: list[dict[str, _OwnTimes]] = []
+    local_times: list[dict[str, _OwnTimes]] = []
     wrong = ""
     for size_bytes in sizes_bytes:
         progress(f"{size_bytes} bytes")
         times, fault = _time_size(world, make, size_bytes, repetitions)
-        own.append(times)
+        local_times.append(times)
         wrong = wrong or fault
-    text = json.dumps([wrong, [{k: vars(v) for k, v in times.items()} for times in own]])
-    stated = [json.loads(each) for each in gather_text(world, text)]
+    text = json.dumps([wrong, [{k: vars(v) for k, v in times.items()} for times in local_times]])
+    stated = [json.loads(of_rank) for of_rank in gather_text(world, text)]
     for rank, (fault, _) in enumerate(stated):
         if fault:
             raise NotIdenticalError(
@@ -176,13 +176,14 @@ def _time_size(
     world: World, make: Callable[[int], SumsByName], size_bytes: int, repetitions: int
 ) -> tuple[dict[str, _OwnTimes], str]:
     num_elements = size_bytes // BYTES_PER_ELEMENT
-    own = summand(world.rank, world.world_size, num_elements).to(world.device)
+    local_vector = summand(world.rank, world.world_size, num_elements).to(world.device)
     expected = true_sum(world.world_size, num_elements).to(world.device)
     sums = make(num_elements)
-    found = {name: _OwnTimes([], [], 0) for name in sums}
+    by_name = {name: _OwnTimes([], [], 0) for name in sums}
     is_coded = not all(isinstance(way, Exchange) for way in sums.values())
-    noisy = noise(world.rank, num_elements).to(world.device) if is_coded else own
-    plain = torch.empty_like(own)  # shared by all exchanges that do not need their own memory
+    noisy = noise(world.rank, num_elements).to(world.device) if is_coded else local_vector
+    # Shared by all exchanges that do not need their own memory.
+    plain = torch.empty_like(local_vector)
     vectors = {
         name: plain
         if isinstance(way, Exchange) and not way.route.shares_memory
@@ -194,9 +195,9 @@ def _time_size(
         turns = list(sums.items())
         # Alternate the order, so that no exchange always follows the same one.
         for name, way in turns if repetition % 2 == 0 else reversed(turns):
-            vector, times = vectors[name], found[name]
+            vector, times = vectors[name], by_name[name]
             is_exact = isinstance(way, Exchange)
-            vector.copy_(own if is_exact else noisy)
+            vector.copy_(local_vector if is_exact else noisy)
             taken_s = _time_once(world, way, vector)
             if repetition >= 0:
                 times.samples_s.append(taken_s)
@@ -206,7 +207,7 @@ def _time_size(
             elif not torch.equal(vector, expected) and not wrong:
                 what = difference(vector.cpu(), expected.cpu())
                 wrong = f"{name} over {world.world_size} ranks, {size_bytes} bytes: {what}"
-    return found, wrong
+    return by_name, wrong
 
 
 def _time_once(world: World, way: Exchange | EncodedSum, vector: Tensor) -> float:

@@ -60,7 +60,7 @@ def findings(found: MeasuredCluster) -> list[str]:
                 f"of {rank.memory_bytes / 1e9:.3g} GB free"
             )
     if len(versions) > 1:
-        shown = "; ".join(f"ranks {ranks}: {each}" for each, ranks in versions.items())
+        shown = "; ".join(f"ranks {ranks}: {version}" for version, ranks in versions.items())
         lines.append(f"versions differ: {shown}")
     hosts = {rank.rank: rank.host for rank in found.ranks}
     slow = slower({rank.rank: rank.matrix_flops for rank in found.ranks})
@@ -96,7 +96,7 @@ def _slow_links(
     }
     slow = _slower({rank: groups for rank, groups in of_ranks.items() if all(groups)})
     if slow:
-        rank = min(slow, key=lambda each: slow[each][0])
+        rank = min(slow, key=lambda end: slow[end][0])
         own, others = slow[rank]
         return [
             f"slow link: that of rank {rank} on {hosts[rank]} has {own / 1e6:.4g} MB/s, those "
@@ -135,7 +135,7 @@ def _slower(groups: Mapping[int, tuple[Samples, Samples]]) -> dict[int, tuple[fl
         own_rates = [rate for rates in own for rate in rates]
         other_rates = [rate for rates in others for rate in rates]
         p_values[name] = float(mannwhitneyu(own_rates, other_rates, alternative="less").pvalue)
-        middles[name] = tuple(median(map(median, each)) for each in (own, others))
+        middles[name] = tuple(median(map(median, side)) for side in (own, others))
     return {
         name: (middles[name][0], middles[name][1])
         for name, p_value in holm(p_values).items()
@@ -177,7 +177,7 @@ def cluster_of(found: MeasuredCluster, recipe: CheckedRecipe | None, name: str) 
     )
     if recipe is not None and found.steps[0]:
         # All ranks computed at once, as in training; take the median rank for each size.
-        rows = [_middle(each) for each in zip(*found.steps, strict=True)]
+        rows = [_middle(of_size) for of_size in zip(*found.steps, strict=True)]
         cluster = calibrated(cluster, recipe, rows)
     return _with_exchanges(cluster, found)
 
@@ -199,14 +199,14 @@ def _jitter(steps: Sequence[Sequence[StepTimes]]) -> float:
     return median(spreads) / 1.28 if spreads else 0.0
 
 
-def _links(found: MeasuredCluster, size: int) -> tuple[Link, ...]:
-    inside = [link for link in found.links if link.in_host]
-    between = [link for link in found.links if not link.in_host]
+def _links(measured: MeasuredCluster, size: int) -> tuple[Link, ...]:
+    inside = [link for link in measured.links if link.in_host]
+    between = [link for link in measured.links if not link.in_host]
     links = []
     if inside:
         within = _link("within a host", inside, size if between else 0)
-        rates = [median(rank.copy_bytes_per_s) for rank in found.ranks]
-        shared = median(rates) if found.shares_memory else 0.0
+        rates = [median(rank.copy_bytes_per_s) for rank in measured.ranks]
+        shared = median(rates) if measured.shares_memory else 0.0
         links.append(dataclasses.replace(within, memory_bytes_per_s=shared))
     if between:
         links.append(_link("between hosts", between, 0))
@@ -229,17 +229,17 @@ def _link(name: str, pairs: Sequence[PairLink], group: int) -> Link:
     )
 
 
-def _with_exchanges(cluster: Cluster, found: MeasuredCluster) -> Cluster:
+def _with_exchanges(cluster: Cluster, measured: MeasuredCluster) -> Cluster:
     """Add each exchange's efficiency: its time by the links alone over its measured time."""
-    if not found.exchanges:
+    if not measured.exchanges:
         return cluster
-    ranks = len(found.ranks)
+    ranks = len(measured.ranks)
     network = Network(cluster.links, ranks)
     per_node = ranks_per_node(network)
     efficiency = {}
-    for name, times in found.exchanges.items():
+    for name, times in measured.exchanges.items():
         size = max(times)
-        route = find_route(name, None, ranks, per_node, shared_memory=found.shares_memory)
+        route = find_route(name, None, ranks, per_node, shared_memory=measured.shares_memory)
         prices = Prices(name, network, across=route.across)
         priced_s = prices.seconds([size // BYTES_PER_ELEMENT])[0]
         efficiency[name] = priced_s / times[size]

@@ -86,12 +86,14 @@ def encoded_stages(
         stages.append(Stage("crop and resize", _rate(pool, cut_one, range(len(drawn)))))
         cuts = list(pool.map(cut_one, range(len(images))))
         stages += _batch_and_device(cuts, config, device)
-    own = DecodedSet(SomeEncoded(source, torch.tensor(found.samples)), config.resize, threads, SKIP)
-    stages.append(_together("together, warm", own, config, device))
+    dataset = DecodedSet(
+        SomeEncoded(source, torch.tensor(found.samples)), config.resize, threads, SKIP
+    )
+    stages.append(_together("together, warm", dataset, config, device))
     with _cold(found.files) as is_cold:
         if is_cold:
-            stages.append(_together("together, cold", own, config, device, repetitions=1))
-    own.close()
+            stages.append(_together("together, cold", dataset, config, device, repetitions=1))
+    dataset.close()
     return stages
 
 
@@ -123,18 +125,18 @@ def formats(
     return rates
 
 
-def _as_folder(found: StoredImages, shape: tuple[int, ...], folder: Path) -> StoredImages:
-    for number, each in enumerate(found.samples):
-        (folder / f"{number:06d}").write_bytes(found.read(each))
+def _as_folder(stored: StoredImages, shape: tuple[int, ...], folder: Path) -> StoredImages:
+    for number, index in enumerate(stored.samples):
+        (folder / f"{number:06d}").write_bytes(stored.read(index))
     os.sync()
-    files = [folder / f"{number:06d}" for number in range(len(found.samples))]
+    files = [folder / f"{number:06d}" for number in range(len(stored.samples))]
     return StoredImages(lambda number: files[number].read_bytes(), list(range(len(files))), files)
 
 
-def _as_shards(found: StoredImages, shape: tuple[int, ...], folder: Path) -> StoredImages:
-    sizes = [len(found.read(each)) for each in found.samples]
-    names = [str(each) for each in found.samples]
-    part = Part(names, [0] * len(names), sizes, lambda place: found.read(found.samples[place]))
+def _as_shards(stored: StoredImages, shape: tuple[int, ...], folder: Path) -> StoredImages:
+    sizes = [len(stored.read(index)) for index in stored.samples]
+    names = [str(index) for index in stored.samples]
+    part = Part(names, [0] * len(names), sizes, lambda place: stored.read(stored.samples[place]))
     kind = "raw" if shape else "jpeg"
     source = Source(kind, shape, ["0"], {"train": part}, "samples")
     Packing(source, folder, PackOptions(), threads=1).run()
@@ -146,23 +148,23 @@ def _as_shards(found: StoredImages, shape: tuple[int, ...], folder: Path) -> Sto
 
 
 @contextmanager
-def _scratch(beside: Path) -> Iterator[Path]:
-    is_ours = os.access(beside, os.W_OK)
-    with tempfile.TemporaryDirectory(dir=beside if is_ours else None) as folder:
+def _scratch(parent: Path) -> Iterator[Path]:
+    is_ours = os.access(parent, os.W_OK)
+    with tempfile.TemporaryDirectory(dir=parent if is_ours else None) as folder:
         yield Path(folder)
 
 
-def _storage(found: StoredImages, pool: ThreadPoolExecutor) -> tuple[list[Stage], list[bytes]]:
+def _storage(stored: StoredImages, pool: ThreadPoolExecutor) -> tuple[list[Stage], list[bytes]]:
     stages = []
-    with _cold(found.files) as is_cold:
+    with _cold(stored.files) as is_cold:
         start = time.perf_counter()
-        contents = list(pool.map(found.read, found.samples))
+        contents = list(pool.map(stored.read, stored.samples))
         taken_s = time.perf_counter() - start
     mean = _mean(contents)
     if is_cold:
         rate = len(contents) / taken_s
         stages.append(Stage("storage, cold", rate, rate * mean))
-    rate = _rate(pool, found.read, found.samples)
+    rate = _rate(pool, stored.read, stored.samples)
     return [*stages, Stage("storage, warm", rate, rate * mean)], contents
 
 

@@ -86,8 +86,8 @@ def check_exchanges(world: World, make: Callable[[int], SumsByName], sizes: Sequ
     """
     fault = ""
     for num_elements in sizes:
-        found = _fault_at(world, make(num_elements), num_elements)
-        fault = fault or found
+        next_fault = _fault_at(world, make(num_elements), num_elements)
+        fault = fault or next_fault
     stop_at_fault(world, fault)
 
 
@@ -115,7 +115,7 @@ def _fault_at(world: World, sums: SumsByName, num_elements: int) -> str:
     names = [name for name, way in exchanges.items() if checks_bits(way.route, num_elements)]
     inputs = [_random(rank, num_elements) for rank in ranks] if names else []
     by_tree = interpret(tree.schedule(world.world_size, num_elements), inputs) if names else []
-    own = summand(world.rank, world.world_size, num_elements)
+    local_input = summand(world.rank, world.world_size, num_elements)
     expected = true_sum(world.world_size, num_elements)
     faults = []
     for name, way in sums.items():
@@ -125,7 +125,7 @@ def _fault_at(world: World, sums: SumsByName, num_elements: int) -> str:
             wrong = _fault_of_encoded(world, way, vector)
             faults.append(f"{what}: {wrong}" if wrong else "")
             continue
-        wrong = _difference_after(way, vector, own, expected)
+        wrong = _difference_after(way, vector, local_input, expected)
         faults.append(f"{what}: the sum is wrong: {wrong}" if wrong else "")
         if name in names:
             wrong = _difference_after(way, vector, inputs[world.rank], by_tree[world.rank])
@@ -133,8 +133,10 @@ def _fault_at(world: World, sums: SumsByName, num_elements: int) -> str:
     return next(filter(None, faults), "")
 
 
-def _difference_after(exchange: Exchange, vector: Tensor, own: Tensor, expected: Tensor) -> str:
-    vector.copy_(own)
+def _difference_after(
+    exchange: Exchange, vector: Tensor, local_input: Tensor, expected: Tensor
+) -> str:
+    vector.copy_(local_input)
     exchange.all_reduce(vector)
     return difference(vector.cpu(), expected)
 
@@ -157,7 +159,7 @@ def _fault_of_encoded(world: World, way: EncodedSum, vector: Tensor) -> str:
         return f"the sum is off by {error:.3g} in the L2 norm; its codec allows {most:.3g}"
     if not is_small(world.world_size, total.numel()):
         return ""
-    wrong = difference(total, way.alone([each.to(world.device) for each in inputs]).cpu())
+    wrong = difference(total, way.alone([tensor.to(world.device) for tensor in inputs]).cpu())
     return f"the bits are not those of one process: {wrong}" if wrong else ""
 
 

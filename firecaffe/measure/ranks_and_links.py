@@ -96,12 +96,12 @@ def look_over(
         read,
     )
     stated = [json.loads(text) for text in gather_text(world, json.dumps(asdict(facts)))]
-    return [_facts(words) for words in stated]
+    return [_facts(entry) for entry in stated]
 
 
-def _facts(words: dict[str, Any]) -> RankFacts:
-    rates = {name: tuple(words[name]) for name in ("matrix_flops", "copy_bytes_per_s")}
-    return RankFacts(**{**words, **rates})
+def _facts(entry: dict[str, Any]) -> RankFacts:
+    rates = {name: tuple(entry[name]) for name in ("matrix_flops", "copy_bytes_per_s")}
+    return RankFacts(**{**entry, **rates})
 
 
 def links_of(world: World, places: Sequence[object], say: Callable[[str], None]) -> list[PairLink]:
@@ -114,25 +114,25 @@ def links_of(world: World, places: Sequence[object], say: Callable[[str], None])
     second = next((rank for rank in range(len(places)) if rank not in firsts), None)
     if second is not None:
         turns.append([(places.index(places[second]), second)])
-    own: list[PairLink] = []
+    measured: list[PairLink] = []
     for number, pairs in enumerate(turns):
         say(f"links, turn {number + 1} of {len(turns)}")
         for first, other in pairs:
             if world.rank in (first, other):
                 link = _measure(world, first, other, places[first] == places[other])
-                own += [link] if world.rank == first else []
+                measured += [link] if world.rank == first else []
         gather_text(world, "")  # all end this turn before the next begins
-    stated = gather_text(world, json.dumps([asdict(link) for link in own]))
+    stated = gather_text(world, json.dumps([asdict(link) for link in measured]))
     return [
         PairLink(
-            words["first"],
-            words["second"],
-            tuple(words["latency_samples_s"]),
-            tuple(words["bandwidth_samples_bytes_per_s"]),
-            words["in_host"],
+            entry["first"],
+            entry["second"],
+            tuple(entry["latency_samples_s"]),
+            tuple(entry["bandwidth_samples_bytes_per_s"]),
+            entry["in_host"],
         )
         for text in stated
-        for words in json.loads(text)
+        for entry in json.loads(text)
     ]
 
 

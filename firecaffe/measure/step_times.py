@@ -256,9 +256,9 @@ def by_layer_type(recipe: CheckedRecipe, device: torch.device, micro_batch_size:
     for row in seen.key_averages():
         own_us = row.self_device_time_total if is_gpu else row.self_cpu_time_total
         time_s[type_of(row.key, OPERATIONS)] += own_us / 1e6 / PASSES
-    found = profile_on(model, inputs)
+    profiled = profile_on(model, inputs)
     memory_bytes = dict.fromkeys((*MODULES, OTHER), 0.0)
-    for layer in found.layers:
+    for layer in profiled.layers:
         memory_bytes[type_of(layer.kind, MODULES)] += layer.output_activation_bytes
     return LayerTypes(time_s, memory_bytes)
 

@@ -34,7 +34,7 @@ class ModelConfig:
     def label(self) -> str:
         """The name with all settings that change the network, which identifies its steps."""
         name = without_folder(self.name)
-        words = [f"{word}={value!r}" for word, value in sorted(self.args.items())]
-        words += [f"freeze={self.freeze!r}"] if self.freeze else []
-        words += [f"low_rank={self.low_rank!r}"] if self.low_rank else []
-        return f"{name}({', '.join(words)})" if words else name
+        parts = [f"{word}={value!r}" for word, value in sorted(self.args.items())]
+        parts += [f"freeze={self.freeze!r}"] if self.freeze else []
+        parts += [f"low_rank={self.low_rank!r}"] if self.low_rank else []
+        return f"{name}({', '.join(parts)})" if parts else name

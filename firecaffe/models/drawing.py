@@ -91,13 +91,13 @@ class Drawing:
             raise
         if drawer.number != len(self.calls) or drawer.is_other:
             return None
-        found = dict(named_tensors(network))
-        if drawer.kept_in(found) != self.kept:
+        tensors = dict(named_tensors(network))
+        if drawer.kept_in(tensors) != self.kept:
             return None
         for name, kept in self.kept.items():
             if kept.storage is None:
-                take(name, found[name].detach())
-        for name, tensor in found.items():
+                take(name, tensors[name].detach())
+        for name, tensor in tensors.items():
             if name not in whole:
                 tensor.data = tensor.new_zeros(()).expand(tensor.shape)
         return network
@@ -111,7 +111,7 @@ class Drawing:
     @cached_property
     def last(self) -> dict[int, list[str]]:
         """The tensors that are complete after a call, by the call's number."""
-        found: dict[int, list[str]] = {}
+        names_by_call: dict[int, list[str]] = {}
         for name, kept in self.kept.items():
             if kept.storage is not None:
                 numbers = (
@@ -119,21 +119,21 @@ class Drawing:
                     for number, call in enumerate(self.calls)
                     if kept.storage in call.storages and not call.is_view
                 )
-                found.setdefault(max(numbers), []).append(name)
-        return found
+                names_by_call.setdefault(max(numbers), []).append(name)
+        return names_by_call
 
     @cached_property
     def unread(self) -> list[set[int]]:
         """For each call, the storages of named tensors whose elements are not read after it."""
         named = {kept.storage for kept in self.kept.values()}
         sets_next: dict[int, bool] = {}
-        found = []
+        unread = []
         for call in reversed(self.calls):
-            own = call.storages & named
-            found.append({each for each in own if sets_next.get(each, True)})
+            storages = call.storages & named
+            unread.append({storage for storage in storages if sets_next.get(storage, True)})
             if not call.is_view:
-                sets_next |= {each: each == call.sets for each in own}
-        return found[::-1]
+                sets_next |= {storage: storage == call.sets for storage in storages}
+        return unread[::-1]
 
 
 def follow(make: Callable[[], nn.Module]) -> Drawing | None:
@@ -147,11 +147,11 @@ def follow(make: Callable[[], nn.Module]) -> Drawing | None:
             network = make()
     except Exception:
         return None
-    found = dict(named_tensors(network))
-    kept = recorder.kept_in(found)
+    tensors = dict(named_tensors(network))
+    kept = recorder.kept_in(tensors)
     made = {None}.union(*(call.makes for call in recorder.calls if not call.is_view))
-    if not all(each.is_meta for each in found.values()) or any(
-        each.storage not in made for each in kept.values()
+    if not all(tensor.is_meta for tensor in tensors.values()) or any(
+        view.storage not in made for view in kept.values()
     ):
         return None
     return Drawing(make, network, recorder.calls, kept)
@@ -193,23 +193,23 @@ class _Numbered(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def kept_in(self, named: dict[str, Tensor]) -> dict[str, Kept]:
         return {
             name: Kept(
-                self._numbers.get(_known(each.untyped_storage())),
-                int(each.storage_offset()),
-                each.shape,
-                each.stride(),
-                each.dtype,
+                self._numbers.get(_known(tensor.untyped_storage())),
+                int(tensor.storage_offset()),
+                tensor.shape,
+                tensor.stride(),
+                tensor.dtype,
             )
-            for name, each in named.items()
+            for name, tensor in named.items()
         }
 
     def _numbers_of(self, tensors: Iterable[Tensor]) -> tuple[int, ...]:
-        found = []
+        numbers = []
         for tensor in tensors:
             storage = tensor.untyped_storage()
             known = _known(storage)
             if known in self._numbers or storage.nbytes() >= LEAST_BYTES:
-                found.append(self._numbers.setdefault(known, len(self._numbers)))
-        return tuple(found)
+                numbers.append(self._numbers.setdefault(known, len(self._numbers)))
+        return tuple(numbers)
 
 
 class _Recorder(_Numbered):  # type: ignore[no-untyped-call]
@@ -272,11 +272,11 @@ class _Drawer(_Numbered):  # type: ignore[no-untyped-call]
             except Exception as error:
                 self.error = error
                 raise
-        for each in self._drawing.unread[number] - self._staying:
-            if storages[each].resizable():
-                self._gone[each] = storages[each].nbytes()
-                storages[each].resize_(0)
-                if self._gone[each] >= MUCH_BYTES:
+        for storage in self._drawing.unread[number] - self._staying:
+            if storages[storage].resizable():
+                self._gone[storage] = storages[storage].nbytes()
+                storages[storage].resize_(0)
+                if self._gone[storage] >= MUCH_BYTES:
                     give_back_freed_memory()
 
     def _storages(self, tensors: Iterable[Tensor]) -> Iterator[tuple[int, UntypedStorage]]:

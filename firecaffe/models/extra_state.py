@@ -134,11 +134,11 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc":
         return _extension(ARRAY, [value.dtype.str, list(value.shape), value.tobytes()])
     if isinstance(value, tuple):
-        return _extension(TUPLE, [_plain(each) for each in value])
+        return _extension(TUPLE, [_plain(item) for item in value])
     if isinstance(value, list):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     if isinstance(value, dict):
-        return {_plain(key): _plain(each) for key, each in value.items()}
+        return {_plain(key): _plain(item) for key, item in value.items()}
     raise TypeError(f"found {type(value).__name__}")
 
 

@@ -20,22 +20,26 @@ def freeze(network: nn.Module, patterns: Sequence[str]) -> None:
     """
     named = dict(network.named_parameters())
     for pattern in patterns:
-        found = [name for name in named if fnmatchcase(name, pattern)]
-        if not found:
+        matches = [name for name in named if fnmatchcase(name, pattern)]
+        if not matches:
             raise RecipeError(
                 f"model.freeze has {pattern!r}, which no parameter of the network matches; they "
                 f"are called {', '.join(list(named)[:4])} …"
             )
-        for name in found:
+        for name in matches:
             named[name].requires_grad_(False)
-    if patterns and not any(each.requires_grad for each in named.values()):
+    if patterns and not any(parameter.requires_grad for parameter in named.values()):
         raise RecipeError(
             f"model.freeze {list(patterns)} leaves none of the network's {len(named)} parameters "
             "to train"
         )
     for layer in network.modules() if patterns else ():
-        own = list(layer.parameters(recurse=False))
-        if isinstance(layer, _NormBase) and own and not any(each.requires_grad for each in own):
+        parameters = list(layer.parameters(recurse=False))
+        if (
+            isinstance(layer, _NormBase)
+            and parameters
+            and not any(parameter.requires_grad for parameter in parameters)
+        ):
             layer.eval()
 
 
@@ -77,16 +81,16 @@ def frozen_of(
     """
     all_names = list(tied)
     first_name: dict[nn.Parameter, str] = {}
-    for name, each in all_names:
-        first_name.setdefault(each, name)
-    named = {name: each for each, name in first_name.items()}
-    frozen = [name for name, each in named.items() if not each.requires_grad]
+    for name, parameter in all_names:
+        first_name.setdefault(parameter, name)
+    named = {name: parameter for parameter, name in first_name.items()}
+    frozen = [name for name, parameter in named.items() if not parameter.requires_grad]
     if is_resumed or (taken is None and any(config.args.get(word) for word in LOADS)):
         fresh = []
     elif taken is None:
         fresh = frozen
     else:  # a tied parameter has several names, of which the file may have one
         lacking = {*taken.missing, *taken.reshaped}
-        ids = {id(each) for name, each in all_names if name in lacking}
+        ids = {id(parameter) for name, parameter in all_names if name in lacking}
         fresh = [name for name in frozen if id(named[name]) in ids]
     return Frozen(frozen, len(named), fresh)

@@ -114,17 +114,17 @@ def _recording(module: nn.Module, rows: list[LayerProfile]) -> Iterator[None]:
     # Hooks go on every layer that has no children, or has parameters.
     names = {part: name for name, part in module.named_modules()}
     # Listed now, since other tensors replace the parameters during the call.
-    own: dict[nn.Module, list[nn.Parameter]] = {}
+    parameters_of: dict[nn.Module, list[nn.Parameter]] = {}
     for part in names:
         parameters = list(part.parameters(recurse=False))
         if parameters or next(part.children(), None) is None:
-            own[part] = parameters
+            parameters_of[part] = parameters
     calls: dict[nn.Module, int] = {}
     seen: set[int] = set()
 
     def record(part: nn.Module, inputs: Any, output: Any) -> None:
         calls[part] = calls.get(part, 0) + 1
-        new = [p for p in own[part] if id(p) not in seen]
+        new = [p for p in parameters_of[part] if id(p) not in seen]
         seen.update(id(p) for p in new)
         macs = 0
         if isinstance(part, _COUNTED):
@@ -145,7 +145,7 @@ def _recording(module: nn.Module, rows: list[LayerProfile]) -> Iterator[None]:
             )
         )
 
-    handles = [part.register_forward_hook(record) for part in own]
+    handles = [part.register_forward_hook(record) for part in parameters_of]
     try:
         yield
     finally:

@@ -32,21 +32,21 @@ def low_rank_weights(state: Mapping[str, Tensor], ranks: Mapping[str, int]) -> d
 
     `ranks` has names without patterns. Raises RecipeError if a layer is missing or of lower rank.
     """
-    found: dict[str, Tensor] = {}
+    converted: dict[str, Tensor] = {}
     for name, tensor in state.items():
-        layer, _, own = name.rpartition(".")
+        layer, _, kind = name.rpartition(".")
         if layer not in ranks:
-            found[name] = tensor
-        elif own == "weight":
+            converted[name] = tensor
+        elif kind == "weight":
             parts = _factors(layer, tensor, ranks[layer])
             for part, weight in zip((REDUCE, EXPAND), parts, strict=True):
-                found[f"{layer}.{part}.{own}"] = weight
+                converted[f"{layer}.{part}.{kind}"] = weight
         else:
-            found[f"{layer}.{EXPAND}.{own}"] = tensor
+            converted[f"{layer}.{EXPAND}.{kind}"] = tensor
     for layer in ranks:
         if f"{layer}.weight" not in state:
             raise RecipeError(f"low rank: there is no {layer}.weight to decompose")
-    return found
+    return converted
 
 
 def rank_of(weight: Tensor, energy: float) -> int:

@@ -80,13 +80,13 @@ def load_weights(network: nn.Module, file: str, sha256: str = "") -> FirstWeight
     taken, fitting = read_weights(outline_of(network), file, sha256)
     named = _named(network)
     with torch.no_grad():
-        for name, found in fitting.items():
-            named[name][1].copy_(found)
+        for name, tensor in fitting.items():
+            named[name][1].copy_(tensor)
     return taken
 
 
 def outline_of(network: nn.Module) -> Outline:
-    return {name: (names, each.shape) for name, (names, each) in _named(network).items()}
+    return {name: (names, tensor.shape) for name, (names, tensor) in _named(network).items()}
 
 
 def read_weights(
@@ -96,30 +96,30 @@ def read_weights(
 
     Raises RecipeError if it is no file of weights, or nothing in it fits.
     """
-    found, held_under = _read(file)
+    tensors, held_under = _read(file)
     known = {name for names, _ in outline.values() for name in names}
-    prefix = _prefix(file, found, known)
-    found = {name.removeprefix(prefix): each for name, each in found.items()}
+    prefix = _prefix(file, tensors, known)
+    tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
     missing, reshaped, fitting = [], {}, {}
     for first, (names, shape) in outline.items():
-        name = next((each for each in names if each in found), None)
+        name = next((candidate for candidate in names if candidate in tensors), None)
         if name is None:
             missing.append(first)
-        elif found[name].shape == shape:
-            fitting[first] = found[name]
+        elif tensors[name].shape == shape:
+            fitting[first] = tensors[name]
         else:
-            shapes = (_by(each) for each in (found[name].shape, shape))
+            shapes = (_by(sizes) for sizes in (tensors[name].shape, shape))
             reshaped[name] = "{} for {}".format(*shapes)
     if not fitting:
         raise RecipeError(
-            f"model.weights {file}: none of its {len(found)} tensors fits the network; it has "
-            f"{some_of(list(found))}, the network {some_of(list(outline))}"
+            f"model.weights {file}: none of its {len(tensors)} tensors fits the network; it has "
+            f"{some_of(list(tensors))}, the network {some_of(list(outline))}"
         )
-    unexpected = [name for name in found if name not in known]
-    told = FirstWeights(
+    unexpected = [name for name in tensors if name not in known]
+    report = FirstWeights(
         file, sha256, held_under, prefix, len(fitting), missing, unexpected, reshaped
     )
-    return told, fitting
+    return report, fitting
 
 
 def file_digest(file: str) -> str:
@@ -177,10 +177,10 @@ def _beside(path: Path) -> dict[str, Tensor]:
         piece: path.with_name(piece.removesuffix("/") + path.suffix) for piece in NETWORK_PIECES
     }
     return {
-        piece + name: each
+        piece + name: tensor
         for piece, file in files.items()
         if file.is_file()
-        for name, each in load_file(file).items()
+        for name, tensor in load_file(file).items()
     }
 
 
@@ -203,7 +203,7 @@ def _why_not(file: str, error: Exception) -> str:
 
 
 def _tensors(file: str, held: Any) -> tuple[dict[str, Tensor], list[str]]:
-    words: list[str] = []
+    held_under: list[str] = []
     while isinstance(held, Mapping):
         there = [word for word in HELD_UNDER if isinstance(held.get(word), Mapping) and held[word]]
         if len(there) > 1:
@@ -213,12 +213,12 @@ def _tensors(file: str, held: Any) -> tuple[dict[str, Tensor], list[str]]:
             )
         if not there:
             break
-        words.append(there[0])
+        held_under.append(there[0])
         held = held[there[0]]
-    found = {}
+    tensors = {}
     if isinstance(held, Mapping):
-        found = {str(name): each for name, each in held.items() if isinstance(each, Tensor)}
-    if not found:
+        tensors = {str(name): tensor for name, tensor in held.items() if isinstance(tensor, Tensor)}
+    if not tensors:
         what = f"a {type(held).__name__}"
         if isinstance(held, Mapping) and held:
             what += f" of {some_of(list(map(str, held)))}"
@@ -227,39 +227,43 @@ def _tensors(file: str, held: Any) -> tuple[dict[str, Tensor], list[str]]:
             f"model.weights {file} holds no tensors by name but {what}; expected a state_dict, or "
             f"one under {', '.join(others)} or {last}"
         )
-    return found, words
+    return tensors, held_under
 
 
-def _without_pieces(found: dict[str, Tensor]) -> dict[str, Tensor]:
-    if not all("/" in name for name in found):  # names of a module's tensors have no slash
-        return found
+def _without_pieces(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    if not all("/" in name for name in tensors):  # names of a module's tensors have no slash
+        return tensors
     return {
-        name.removeprefix(piece): each
+        name.removeprefix(piece): tensor
         for piece in NETWORK_PIECES
-        for name, each in found.items()
+        for name, tensor in tensors.items()
         if name.startswith(piece)
     }
 
 
 def _named(network: nn.Module) -> dict[str, tuple[list[str], Tensor]]:
     # Tied tensors have several names in the state_dict.
-    own = {id(each): n for n, each in (*network.named_parameters(), *network.named_buffers())}
+    module_names = {
+        id(tensor): n for n, tensor in (*network.named_parameters(), *network.named_buffers())
+    }
     named: dict[str, tuple[list[str], Tensor]] = {}
     for name, tensor in network.state_dict(keep_vars=True).items():
         if isinstance(tensor, Tensor):
-            named.setdefault(own.get(id(tensor), name), ([], tensor))[0].append(name)
+            named.setdefault(module_names.get(id(tensor), name), ([], tensor))[0].append(name)
     return named
 
 
-def _prefix(file: str, found: Mapping[str, Tensor], names: Container[str]) -> str:
+def _prefix(file: str, tensors: Mapping[str, Tensor], names: Container[str]) -> str:
     tried, longest = [""], [""]
     while longest:
-        longer = [before + each for before in longest for each in PREFIXES]
-        longest = [each for each in longer if any(name.startswith(each) for name in found)]
+        longer = [before + part for before in longest for part in PREFIXES]
+        longest = [
+            candidate for candidate in longer if any(name.startswith(candidate) for name in tensors)
+        ]
         tried += longest
 
     def fitting(prefix: str) -> int:
-        return sum(name.startswith(prefix) and name[len(prefix) :] in names for name in found)
+        return sum(name.startswith(prefix) and name[len(prefix) :] in names for name in tensors)
 
     counts = {prefix: fitting(prefix) for prefix in tried}
     most = max(counts.values())

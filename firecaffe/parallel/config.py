@@ -85,14 +85,14 @@ class ParallelConfig:
 
     def in_stages(self, data: int, stages: int) -> Self:
         """Join the stages to so many of equal length, with equal bits. Raises: RecipeError."""
-        own = len(self.stages) + 1
-        if own % stages:
+        num_stages = len(self.stages) + 1
+        if num_stages % stages:
             raise RecipeError(
-                f"parallel.stages names {own} stages, of which no {stages} can be made that are "
-                f"equally many each; {own} must be a multiple"
+                f"parallel.stages names {num_stages} stages, of which no {stages} can be made that "
+                f"are equally many each; {num_stages} must be a multiple"
             )
-        each, parts = own // stages, self.num_parts if self.is_split else 0
-        begins = self.stages[each - 1 :: each]
+        length, parts = num_stages // stages, self.num_parts if self.is_split else 0
+        begins = self.stages[length - 1 :: length]
         return replace(self, data=data, model=1, parts=parts, stages=begins)
 
 

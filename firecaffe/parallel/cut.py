@@ -25,11 +25,11 @@ def balanced(costs: Sequence[int], num_parts: int) -> Cut:
         # The cost, and the cut, of the elements before `stop` in so many parts.
         if parts == 1:
             return sum(costs[:stop]), (0, stop)
-        found = []
+        candidates = []
         for last in range(parts - 1, stop):
             cost, ends = best(last, parts - 1)
-            found.append((max(cost, sum(costs[last:stop])), (*ends, stop)))
-        return min(found)
+            candidates.append((max(cost, sum(costs[last:stop])), (*ends, stop)))
+        return min(candidates)
 
     return best(len(costs), num_parts)[1]
 

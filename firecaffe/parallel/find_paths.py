@@ -56,21 +56,21 @@ def find_paths(layer: nn.Module) -> Paths:
         for node in nodes
         if node.op == "placeholder" or sum(node in those for those in needed) > 1
     )
-    own = tuple(
+    paths = tuple(
         tuple(node for node in nodes if node in those and node not in common) for those in needed
     )
     used = {
         *ends,
         *(
             all_input_node
-            for path in own
+            for path in paths
             for node in path
             for all_input_node in node.all_input_nodes
         ),
     }
-    taken = tuple(each for each in common if each in used)
-    _check(layer, [common, *own])
-    return Paths(graph, ends, common, taken, own, dim)
+    taken = tuple(node for node in common if node in used)
+    _check(layer, [common, *paths])
+    return Paths(graph, ends, common, taken, paths, dim)
 
 
 class _Tracer(fx.Tracer):
@@ -94,37 +94,39 @@ def _trace(layer: nn.Module) -> fx.Graph:
 
 
 def _needed(end: fx.Node) -> set[fx.Node]:
-    found, waiting = set(), [end]
+    needed, waiting = set(), [end]
     while waiting:
         node = waiting.pop()
-        if node not in found:
-            found.add(node)
+        if node not in needed:
+            needed.add(node)
             waiting += node.all_input_nodes
-    return found
+    return needed
 
 
 def tensors_of(layer: nn.Module, nodes: Sequence[fx.Node]) -> list[Tensor]:
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     for node in nodes:
         if node.op == "call_module":
             module = layer.get_submodule(str(node.target))
-            found += [*module.parameters(), *module.buffers()]
+            tensors += [*module.parameters(), *module.buffers()]
         elif node.op == "get_attr":
             module_name, _, name = str(node.target).rpartition(".")
-            found.append(getattr(layer.get_submodule(module_name), name))
-    return found
+            tensors.append(getattr(layer.get_submodule(module_name), name))
+    return tensors
 
 
 def _check(layer: nn.Module, groups: Sequence[Sequence[fx.Node]]) -> None:
     seen: set[int] = set()
     for nodes in groups:
-        tensors = {id(each) for each in tensors_of(layer, nodes)}
+        tensors = {id(tensor) for tensor in tensors_of(layer, nodes)}
         if tensors & seen:
             raise NoPathsError("its paths share weights, which one rank is to hold")
         seen |= tensors
     if any(id(parameter) not in seen for parameter in (*layer.parameters(), *layer.buffers())):
         raise NoPathsError("it has weights that its forward does not use")
-    for name in (each for nodes in groups[1:] for node in nodes for each in _called(layer, node)):
+    for name in (
+        called for nodes in groups[1:] for node in nodes for called in _called(layer, node)
+    ):
         if any(word in name.lower() for word in DRAWS):
             raise NoPathsError(f"a path draws random numbers ({name}), which all ranks must draw")
 
@@ -132,7 +134,7 @@ def _check(layer: nn.Module, groups: Sequence[Sequence[fx.Node]]) -> None:
 def _called(layer: nn.Module, node: fx.Node) -> list[str]:
     if node.op == "call_module":
         inner = layer.get_submodule(str(node.target)).modules()
-        return [type(each).__name__ for each in inner]
+        return [type(part).__name__ for part in inner]
     if node.op in ("call_function", "call_method"):
         return [getattr(node.target, "__name__", str(node.target))]
     return []
@@ -145,4 +147,4 @@ def share_paths(layer: nn.Module, found: Paths, num_parts: int) -> Cut:
 
 def path_sizes(layer: nn.Module, found: Paths) -> list[int]:
     of_paths = (tensors_of(layer, nodes) for nodes in found.own)
-    return [sum(each.numel() for each in own) for own in of_paths]
+    return [sum(tensor.numel() for tensor in tensors) for tensors in of_paths]

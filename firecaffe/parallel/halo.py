@@ -96,13 +96,13 @@ class _WithHalos(Function):
 
 
 def _pieces(cut: Cut, windows: Windows) -> list[_Piece]:
-    found = []
+    pieces = []
     for window, seen in enumerate(windows):
         for source in range(len(cut) - 1):
             start, stop = max(seen.start, cut[source]), min(seen.stop, cut[source + 1])
             if start < stop:
-                found.append(_Piece(source, window, start, stop))
-    return found
+                pieces.append(_Piece(source, window, start, stop))
+    return pieces
 
 
 def _exchange(
@@ -122,27 +122,27 @@ def _exchange(
         source, window = rank_of[piece.source], rank_of[piece.window]
         return (window, source) if back else (source, window)
 
-    crossing = sorted((each for each in pieces if len({*way(each)}) == 2), key=way)
+    crossing = sorted((piece for piece in pieces if len({*way(piece)}) == 2), key=way)
     if not crossing:
         return {}
     # One vector with only what crosses; the pieces of one rank for another are contiguous.
     row = like.numel() // like.shape[dim]
-    lengths = [each.length * row for each in crossing]
+    lengths = [piece.length * row for piece in crossing]
     vector = like.new_empty(sum(lengths))
     shape = list(like.shape)
     places = {}
-    for each, place in zip(crossing, vector.split_with_sizes(lengths), strict=True):
-        shape[dim] = each.length
-        places[each] = place.view(shape)
-        if way(each)[0] == group.group.rank:
-            places[each].copy_(known[each])
+    for piece, place in zip(crossing, vector.split_with_sizes(lengths), strict=True):
+        shape[dim] = piece.length
+        places[piece] = place.view(shape)
+        if way(piece)[0] == group.group.rank:
+            places[piece].copy_(known[piece])
     group.collectives.run(
         ("halos", tuple(crossing), back, row),
-        _schedule(group.group.world_size, [(way(each), each.length * row) for each in crossing]),
+        _schedule(group.group.world_size, [(way(piece), piece.length * row) for piece in crossing]),
         vector,
         range(group.group.world_size),
     )
-    return {each: place for each, place in places.items() if way(each)[1] == group.group.rank}
+    return {piece: place for piece, place in places.items() if way(piece)[1] == group.group.rank}
 
 
 def _schedule(
@@ -152,7 +152,7 @@ def _schedule(
     # both ranks and the number of elements, one after the other.
     def make(num_elements: int) -> Schedule:
         transfers, start = [], 0
-        for (source, destination), same in groupby(crossing, key=lambda each: each[0]):
+        for (source, destination), same in groupby(crossing, key=lambda entry: entry[0]):
             stop = start + sum(length for _, length in same)
             transfers.append(Transfer(source, destination, start, stop, reduce=False))
             start = stop

@@ -74,18 +74,18 @@ class SplitLayer(nn.Module):
 
     def held(self) -> dict[str, Held]:
         parts = [part.state_dict(keep_vars=True) for part in self.parts.values()]
-        found = {}
+        by_name = {}
         for name in parts[0]:
             dim, cut = self._cuts.get(name, (0, ()))
-            own = [part[name] for part in parts]
-            found[name] = Held(own, dim, cut)
-        return found
+            tensors = [part[name] for part in parts]
+            by_name[name] = Held(tensors, dim, cut)
+        return by_name
 
     def extra_repr(self) -> str:
-        own = self.place.group.own
+        numbers = self.place.group.own
         return (
             f"{self._text} by {self.place.word}, "
-            f"parts {own.start} to {own.stop - 1} of {self.place.group.num_parts}"
+            f"parts {numbers.start} to {numbers.stop - 1} of {self.place.group.num_parts}"
         )
 
     def _each(self, *inputs: Sequence[Any]) -> list[Tensor]:
@@ -115,8 +115,8 @@ class ByOutputs(SplitLayer):
         self.cut, self.dim = cut, dim
 
     def forward(self, x: Tensor) -> Tensor:
-        own = self._each(copies_of(x, self.place.group))
-        return self._in_parts(own, self.cut, own[0].ndim + self.dim)
+        output_parts = self._each(copies_of(x, self.place.group))
+        return self._in_parts(output_parts, self.cut, output_parts[0].ndim + self.dim)
 
 
 class ByInputs(SplitLayer):
@@ -134,8 +134,8 @@ class ByInputs(SplitLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         taken = self._taken(x, self.cut, x.ndim + self.dim)
-        own = self._each(taken)
-        y = flow.add(self.place.group, own)
+        output_parts = self._each(taken)
+        y = flow.add(self.place.group, output_parts)
         if self.bias is None:
             return y
         # Under autocast, the sum has a shorter type than the bias, as in a whole layer.
@@ -152,8 +152,8 @@ class ByBoth(SplitLayer):
     def forward(self, x: Tensor) -> Tensor:
         dim = self.dim % x.ndim
         taken = self._taken(x, self.inputs, dim)
-        own = self._each(taken)
-        return self._in_parts(own, self.outputs, dim)
+        output_parts = self._each(taken)
+        return self._in_parts(output_parts, self.outputs, dim)
 
 
 class OverRows(nn.Module):
@@ -193,11 +193,11 @@ class ConvOverRows(OverRows):
         in_rows = self._in_rows(x, self._slide.outputs(x.shape[-2]))
         ends, seen = seen_of(in_rows, self._slide, 0.0)
         weights, biases = self._copies(self.weight), self._copies(self.bias)
-        own = [
-            F.conv2d(F.pad(each, self._columns), weight, bias, *self._rest)
-            for each, weight, bias in zip(seen, weights, biases, strict=True)
+        output_parts = [
+            F.conv2d(F.pad(part, self._columns), weight, bias, *self._rest)
+            for part, weight, bias in zip(seen, weights, biases, strict=True)
         ]
-        return in_rows.with_parts(own, ends)
+        return in_rows.with_parts(output_parts, ends)
 
 
 class NormOverRows(OverRows):
@@ -215,14 +215,14 @@ class NormOverRows(OverRows):
 
     def forward(self, x: Tensor) -> Tensor:
         in_rows = self._in_rows(x, x.shape[-2])
-        own = in_rows.own
+        parts = in_rows.own
         if self.training or self.running_mean is None or self.running_var is None:
             means, variances = self._statistics(in_rows)
         else:
-            means, variances = [self.running_mean] * len(own), [self.running_var] * len(own)
+            means, variances = [self.running_mean] * len(parts), [self.running_var] * len(parts)
         weights, biases = self._copies(self.weight), self._copies(self.bias)
         made = []
-        for number, y in enumerate(own):
+        for number, y in enumerate(parts):
             scale, bias = (variances[number] + self.eps).rsqrt(), biases[number]
             if weights[number] is not None:
                 scale = scale * weights[number]
@@ -232,7 +232,7 @@ class NormOverRows(OverRows):
 
     def _statistics(self, x: TensorInParts) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
         group, count = self.place.group, x.numel() // x.shape[1]
-        mean = flow.add(group, [_sum(each) for each in x.own]) / count
+        mean = flow.add(group, [_sum(part) for part in x.own]) / count
         means = flow.copy(group, mean)
         apart = [_sum((y - _of(m)).square()) for y, m in zip(x.own, means, strict=True)]
         variance = flow.add(group, apart) / count

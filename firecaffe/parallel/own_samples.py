@@ -104,18 +104,20 @@ class Memory:
         self, given: Sequence[Tensor], shapes: Sequence[torch.Size], most: int
     ) -> list[Tensor]:
         begun_s = time.perf_counter()
-        own, dtype = self._local.own, given[0].dtype
+        local_rank, dtype = self._local.own, given[0].dtype
         room = -(-most * dtype.itemsize // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         boxes = [box[: room * len(given)].view(len(given), room) for box in self._next(room)]
         for other, tensor in enumerate(given):
-            if other != own:
-                _head(boxes[own][other].view(dtype), tensor.shape).copy_(tensor)
+            if other != local_rank:
+                _head(boxes[local_rank][other].view(dtype), tensor.shape).copy_(tensor)
         # The barrier shows that everybody has read the box that is written next.
         with waiting(self._local.world):
             self._local.barrier()
         self.seconds += time.perf_counter() - begun_s
         return [
-            given[own] if other == own else _head(boxes[other][own].view(dtype), shape)
+            given[local_rank]
+            if other == local_rank
+            else _head(boxes[other][local_rank].view(dtype), shape)
             for other, shape in enumerate(shapes)
         ]
 
@@ -171,23 +173,25 @@ class OwnSamples(PartGroup):
     def copies(self, whole: Tensor) -> list[Tensor]:
         if self._is_shared:
             return super().copies(whole)
-        own, sample = whole.contiguous(), whole.shape[1:]
+        contiguous, sample = whole.contiguous(), whole.shape[1:]
         shapes = [torch.Size((samples, *sample)) for samples in self._samples]
         most = max(self._samples) * sample.numel()
-        every = self._swap([own] * len(shapes), shapes, most)
+        every = self._swap([contiguous] * len(shapes), shapes, most)
         # Copies, because alignment may change bits.
-        every = [each if each is own else each.clone() for each in every]
-        return [each.view_as(each) for each in every for _ in self.own]
+        every = [part if part is contiguous else part.clone() for part in every]
+        return [part.view_as(part) for part in every for _ in self.own]
 
     def sum(self, own: Sequence[Tensor]) -> Tensor:
         if self._is_shared:
             return super().sum(own)
-        given = [torch.stack(self._nodes(each)) for each in self._by_rank(own)]
+        given = [torch.stack(self._nodes(of_rank)) for of_rank in self._by_rank(own)]
         sample = given[0].shape[2:]
         mine = self._samples[self.group.rank]
         shapes = [torch.Size((len(nodes), mine, *sample)) for nodes in self._nodes_of]
         most = max(map(len, self._nodes_of)) * max(self._samples) * sample.numel()
-        values: list[Tensor] = [node for each in self._swap(given, shapes, most) for node in each]
+        values: list[Tensor] = [
+            node for stacked in self._swap(given, shapes, most) for node in stacked
+        ]
         all_nodes = [node for nodes in self._nodes_of for node in nodes]
         total: Tensor = sum_of_nodes(all_nodes, values, self.num_parts, _add)
         return total
@@ -200,7 +204,7 @@ class OwnSamples(PartGroup):
     def gather(self, own: Sequence[Tensor], cut: Cut, dim: int) -> Tensor:
         if self._is_shared:
             return super().gather(own, cut, dim)
-        given = [torch.cat(list(each), dim) for each in self._by_rank(own)]
+        given = [torch.cat(list(of_rank), dim) for of_rank in self._by_rank(own)]
         shapes = self._shapes(given[self.group.rank], cut, dim)
         return torch.cat(self._swap(given, shapes, self._most(given[0], cut, dim)), dim)
 
@@ -211,14 +215,14 @@ class OwnSamples(PartGroup):
             whole.narrow(dim, cut[share.start], cut[share.stop] - cut[share.start])
             for share in self.shares
         ]
-        own = given[self.group.rank].shape
-        shapes = [torch.Size((samples, *own[1:])) for samples in self._samples]
+        local_shape = given[self.group.rank].shape
+        shapes = [torch.Size((samples, *local_shape[1:])) for samples in self._samples]
         every = self._swap(given, shapes, self._most(whole, cut, dim))
         lengths = [cut[part + 1] - cut[part] for part in self.own]
         return [
             part.clone(memory_format=torch.contiguous_format)
-            for each in every
-            for part in torch.split(each, lengths, dim)
+            for received in every
+            for part in torch.split(received, lengths, dim)
         ]
 
     def call(self, part: nn.Module, number: int, *inputs: Any) -> Tensor:
@@ -226,16 +230,16 @@ class OwnSamples(PartGroup):
             return super().call(part, number, *inputs)
         place = number // len(self.own)
         weights = {
-            name: _Apart.apply(self._kept[place], each)  # type: ignore[no-untyped-call]
-            for name, each in part.named_parameters()
-            if each.requires_grad
+            name: _Apart.apply(self._kept[place], parameter)  # type: ignore[no-untyped-call]
+            for name, parameter in part.named_parameters()
+            if parameter.requires_grad
         }
         made: Tensor = functional_call(part, weights, inputs)
         return made
 
-    def _by_rank(self, own: Sequence[Tensor]) -> list[Sequence[Tensor]]:
+    def _by_rank(self, parts: Sequence[Tensor]) -> list[Sequence[Tensor]]:
         count = len(self.own)
-        return [own[start : start + count] for start in range(0, len(own), count)]
+        return [parts[start : start + count] for start in range(0, len(parts), count)]
 
     def _most(self, example: Tensor, cut: Cut, dim: int) -> int:
         # The most numbers that one rank has for another, of a tensor that is cut.

@@ -71,7 +71,7 @@ class PartGroup:
         if self.group.exchange_group is None:
             return self.slice(nodes[0], cut, dim)
         shapes = self._shapes(own[0], cut, dim)
-        most = max(each.numel() for each in shapes)  # all send as much as the largest
+        most = max(shape.numel() for shape in shapes)  # all send as much as the largest
         vectors = []
         for node in nodes:
             rows = node.new_zeros(len(shapes), most)
@@ -84,8 +84,8 @@ class PartGroup:
         total = self._sum.scattered(vectors)[: shape.numel()].view(shape)
         lengths = [cut[part + 1] - cut[part] for part in self.own]
         return [
-            each.clone(memory_format=torch.contiguous_format)
-            for each in torch.split(total, lengths, dim)
+            part.clone(memory_format=torch.contiguous_format)
+            for part in torch.split(total, lengths, dim)
         ]
 
     def gather(self, own: Sequence[Tensor], cut: Cut, dim: int) -> Tensor:
@@ -103,17 +103,17 @@ class PartGroup:
         return shapes
 
     def _all_gather(
-        self, own: Sequence[Tensor], shapes: Sequence[torch.Size], dim: int
+        self, parts: Sequence[Tensor], shapes: Sequence[torch.Size], dim: int
     ) -> list[Tensor]:
         # Returns the tensors of all ranks as views of one vector. All send as much as the largest.
         most = max(shape.numel() for shape in shapes)
         size = self.group.world_size
-        vector = own[0].new_empty(size * most)
+        vector = parts[0].new_empty(size * most)
         places = [
-            row[: each.numel()].view(each)
-            for row, each in zip(vector.view(size, most), shapes, strict=True)
+            row[: shape.numel()].view(shape)
+            for row, shape in zip(vector.view(size, most), shapes, strict=True)
         ]
-        torch.cat(list(own), dim, out=places[self.group.rank])
+        torch.cat(list(parts), dim, out=places[self.group.rank])
         make = partial(find_collective(ALL_GATHER, "sharded_parameter_server"), size)
         self.collectives.run(ALL_GATHER, make, vector, range(size))
         return places

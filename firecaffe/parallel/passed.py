@@ -81,9 +81,9 @@ def _outline(value: Any, tensors: list[Tensor]) -> Any:
         return value
     if type(value) in (tuple, list, torch.Size):
         kind = "list" if type(value) is list else "tuple"
-        return {kind: [_outline(each, tensors) for each in value]}
+        return {kind: [_outline(item, tensors) for item in value]}
     if type(value) is dict and all(type(key) is str for key in value):
-        return {"dict": {key: _outline(each, tensors) for key, each in value.items()}}
+        return {"dict": {key: _outline(item, tensors) for key, item in value.items()}}
     raise RecipeError(
         f"stages: a {type(value).__name__} goes from one stage to the next; it must be a tensor, a "
         "number, or a tuple, list or dict of these: let the next stage begin elsewhere"
@@ -97,8 +97,8 @@ def _value(tree: Any, tensors: Sequence[Tensor]) -> Any:
     if kind == "tensor":
         return tensors[content]
     if kind == "dict":
-        return {key: _value(each, tensors) for key, each in content.items()}
-    return (list if kind == "list" else tuple)(_value(each, tensors) for each in content)
+        return {key: _value(item, tensors) for key, item in content.items()}
+    return (list if kind == "list" else tuple)(_value(item, tensors) for item in content)
 
 
 def _form(tensor: Tensor) -> list[Any]:

@@ -80,7 +80,10 @@ def simulate(
             raise ValueError(f"stage {stuck} waits forever for {left[stuck][-1]}")
     busy = tuple(
         sum(
-            (Fraction((forward_s if each.is_forward else backward_s)[stage]) for each in actions),
+            (
+                Fraction((forward_s if action.is_forward else backward_s)[stage])
+                for action in actions
+            ),
             Fraction(),
         )
         for stage, actions in enumerate(stages)

@@ -55,8 +55,8 @@ def max_pool(
     if return_indices or not _can_go_on(x, slide):
         return NotImplemented
     ends, seen = seen_of(x, slide, -inf)
-    words = kernel_size, stride, (0, pair(padding)[1]), dilation, ceil_mode
-    return x.with_parts([F.max_pool2d(each, *words) for each in seen], ends)
+    settings = kernel_size, stride, (0, pair(padding)[1]), dilation, ceil_mode
+    return x.with_parts([F.max_pool2d(part, *settings) for part in seen], ends)
 
 
 def average_pool(
@@ -72,17 +72,17 @@ def average_pool(
     if not _can_go_on(x, slide):
         return NotImplemented
     ends, seen = seen_of(x, slide, 0.0)
-    words = kernel_size, stride, (0, pair(padding)[1]), ceil_mode, count_include_pad
-    own = [F.avg_pool2d(each, *words, divisor_override) for each in seen]
+    settings = kernel_size, stride, (0, pair(padding)[1]), ceil_mode, count_include_pad
+    averages = [F.avg_pool2d(part, *settings, divisor_override) for part in seen]
     if divisor_override is None:
         low, high = -slide.before, x.shape[x.cut_dim] + slide.after
         if not count_include_pad:
             low, high = low + slide.before, high - slide.after
-        own = [
-            _divided_anew(each, slide, range(ends[number], ends[number + 1]), low, high)
-            for number, each in zip(cycle(x.group.own), own, strict=False)
+        averages = [
+            _divided_anew(part, slide, range(ends[number], ends[number + 1]), low, high)
+            for number, part in zip(cycle(x.group.own), averages, strict=False)
         ]
-    return x.with_parts(own, ends)
+    return x.with_parts(averages, ends)
 
 
 def _divided_anew(means: Tensor, slide: Slide, outputs: range, low: int, high: int) -> Tensor:

@@ -76,39 +76,39 @@ def go_on(
 
 def _part_by_part(
     func: Function,
-    found: Sequence["TensorInParts"],
+    in_parts: Sequence["TensorInParts"],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> Any:
-    x = found[0]
+    x = in_parts[0]
     in_place = is_of_tensor_itself(func) and len(args) > 0 and args[0] is x
     own_of: dict[int, Sequence[Tensor]] = {}
-    for each in (*args, *kwargs.values()):
-        if any(each is other for other in found):
+    for argument in (*args, *kwargs.values()):
+        if any(argument is other for other in in_parts):
             # A tensor of another shape would be broadcast over the parts.
-            if each.shape != x.shape or not each.is_cut_as(x.group, x.cut, x.cut_dim):
+            if argument.shape != x.shape or not argument.is_cut_as(x.group, x.cut, x.cut_dim):
                 return NotImplemented
-            own_of[id(each)] = each.own
-        elif isinstance(each, Tensor):
+            own_of[id(argument)] = argument.own
+        elif isinstance(argument, Tensor):
             # The gradient of a whole tensor would need all parts, on all ranks.
-            if not in_place or each.shape != x.shape:
+            if not in_place or argument.shape != x.shape:
                 return NotImplemented
-            own_of[id(each)] = flow.slice_own(x.group, each, x.cut, x.cut_dim)
+            own_of[id(argument)] = flow.slice_own(x.group, argument, x.cut, x.cut_dim)
 
-    def part(each: Any, number: int) -> Any:
-        return own_of[id(each)][number] if id(each) in own_of else each
+    def part(argument: Any, number: int) -> Any:
+        return own_of[id(argument)][number] if id(argument) in own_of else argument
 
-    own = [
+    outputs = [
         func(
             *(part(argument, number) for argument in args),
-            **{name: part(each, number) for name, each in kwargs.items()},
+            **{name: part(argument, number) for name, argument in kwargs.items()},
         )
         for number in range(len(x.own))
     ]
-    if not all(isinstance(each, Tensor) for each in own):
+    if not all(isinstance(output, Tensor) for output in outputs):
         return NotImplemented  # as a max pool that also returns indices
-    is_same = all(after is before for after, before in zip(own, x.own, strict=True))
-    return x.changed() if is_same else x.with_parts(own)
+    is_same = all(after is before for after, before in zip(outputs, x.own, strict=True))
+    return x.changed() if is_same else x.with_parts(outputs)
 
 
 def _flatten(x: "TensorInParts", start_dim: int = 0, end_dim: int = -1) -> Any:
@@ -117,19 +117,19 @@ def _flatten(x: "TensorInParts", start_dim: int = 0, end_dim: int = -1) -> Any:
         return NotImplemented  # parts would not be consecutive
     if end < x.cut_dim and end > start:
         return NotImplemented  # the cut would be of another dimension
-    own = [each.flatten(start, end) for each in x.own]
+    parts = [part.flatten(start, end) for part in x.own]
     by = prod(x.shape[start + 1 : end + 1]) if start == x.cut_dim else 1
-    return x.with_parts(own, scaled(x.cut, by))
+    return x.with_parts(parts, scaled(x.cut, by))
 
 
 def _view(x: "TensorInParts", *shape: Any, **named: Any) -> Any:
     # The usual `x.view(x.size(0), -1)` is a flatten, and may be undone. Other views must keep what
     # is cut, and all dimensions before it.
     wanted = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], Sequence) else shape
-    if named or not all(isinstance(each, int) for each in wanted):
+    if named or not all(isinstance(length, int) for length in wanted):
         return NotImplemented
-    rest = x.numel() // max(1, prod(each for each in wanted if each != -1))
-    wanted = tuple(rest if each == -1 else each for each in wanted)
+    rest = x.numel() // max(1, prod(length for length in wanted if length != -1))
+    wanted = tuple(rest if length == -1 else length for length in wanted)
     if wanted == (*x.shape[: x.cut_dim], prod(x.shape[x.cut_dim :])):
         return _flatten(x, x.cut_dim)
     if prod(wanted) != x.numel() or 0 in wanted:
@@ -138,12 +138,12 @@ def _view(x: "TensorInParts", *shape: Any, **named: Any) -> Any:
     if wanted[: x.cut_dim] == tuple(x.shape[: x.cut_dim]) and x.ndim == x.cut_dim + 1:
         if any(end % columns for end in x.cut):
             return NotImplemented
-        own = [each.reshape(*each.shape[:-1], -1, *wanted[x.ndim :]) for each in x.own]
-        return x.with_parts(own, tuple(end // columns for end in x.cut))
+        parts = [part.reshape(*part.shape[:-1], -1, *wanted[x.ndim :]) for part in x.own]
+        return x.with_parts(parts, tuple(end // columns for end in x.cut))
     kept = x.cut_dim + 1
     if wanted[:kept] != tuple(x.shape[:kept]):
         return NotImplemented
-    return x.with_parts([each.reshape(*each.shape[:kept], *wanted[kept:]) for each in x.own])
+    return x.with_parts([part.reshape(*part.shape[:kept], *wanted[kept:]) for part in x.own])
 
 
 def _dropout(
@@ -157,32 +157,32 @@ def _dropout(
     kept = F.dropout(one.expand(x.shape), p) != 0
     # With one weird trick, ranks send these to each other, so bytes.
     own_kept = x.group.slice(kept.to(torch.uint8), x.cut, x.cut_dim)
-    masks = [torch.where(each != 0, one / (1 - p), 0) for each in own_kept]
+    masks = [torch.where(kept_part != 0, one / (1 - p), 0) for kept_part in own_kept]
     if inplace:
         for part, own_mask in zip(x.own, masks, strict=True):
             part.mul_(own_mask)
         return x.changed()
-    return x.with_parts([part * own for part, own in zip(x.own, masks, strict=True)])
+    return x.with_parts([part * mask for part, mask in zip(x.own, masks, strict=True)])
 
 
-def _local_response_norm(x: "TensorInParts", size: int, *words: Any, **named: Any) -> Any:
+def _local_response_norm(x: "TensorInParts", size: int, *settings: Any, **named: Any) -> Any:
     # Each part needs as many channels of its neighbours as its own ones are normalized by.
     if x.cut_dim == 0 or x.ndim < 3:
         return NotImplemented
     if x.cut_dim > 1:
-        return x.with_parts([F.local_response_norm(y, size, *words, **named) for y in x.own])
+        return x.with_parts([F.local_response_norm(y, size, *settings, **named) for y in x.own])
     before, after, ends = size // 2, (size - 1) // 2, x.cut
     windows = tuple(
         range(max(0, start - before), min(stop + after, ends[-1])) for start, stop in pairwise(ends)
     )
     seen = with_halos(x.group, x.own, ends, windows, 1)
-    own = [
-        F.local_response_norm(each, size, *words, **named).narrow(
+    normalized = [
+        F.local_response_norm(part, size, *settings, **named).narrow(
             1, ends[number] - windows[number].start, ends[number + 1] - ends[number]
         )
-        for number, each in zip(cycle(x.group.own), seen, strict=False)
+        for number, part in zip(cycle(x.group.own), seen, strict=False)
     ]
-    return x.with_parts(own)
+    return x.with_parts(normalized)
 
 
 RULES: dict[Function, Callable[..., Any]] = {

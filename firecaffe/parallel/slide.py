@@ -47,7 +47,7 @@ def padding_of(layer: nn.Conv2d) -> list[tuple[int, int]]:
             return [(0, 0), (0, 0)]
         totals = [a * (k - 1) for a, k in zip(layer.dilation, layer.kernel_size, strict=True)]
         return [(total // 2, total - total // 2) for total in totals]
-    return [(each, each) for each in layer.padding]
+    return [(amount, amount) for amount in layer.padding]
 
 
 def slide_of(layer: nn.Conv2d) -> Slide:
@@ -81,7 +81,8 @@ def check_enough(name: str, rows: int, outputs: int, num_parts: int) -> None:
 def windows_of(seen: Sequence[range], rows: int) -> tuple[range, ...]:
     """Return the existing rows that parts see; at least one, which is cropped if all is padding."""
     return tuple(
-        range(min(max(each.start, 0), rows - 1), max(min(each.stop, rows), 1)) for each in seen
+        range(min(max(window.start, 0), rows - 1), max(min(window.stop, rows), 1))
+        for window in seen
     )
 
 
@@ -98,11 +99,11 @@ def crossing_rows(slide: Slide, rows: int, num_parts: int) -> int:
 
 def crossing_between(slide: Slide, rows: int, num_parts: int, workers: int) -> list[list[int]]:
     """Count the rows of each worker that parts of each other see. Raises: as `crossing_rows`."""
-    own = [range(*ends) for ends in pairwise(cut(rows, num_parts))]
-    found, each = [[0] * workers for _ in range(workers)], num_parts // workers
+    part_rows = [range(*ends) for ends in pairwise(cut(rows, num_parts))]
+    crossing, per_worker = [[0] * workers for _ in range(workers)], num_parts // workers
     for part, window in enumerate(part_windows(slide, rows, num_parts)):
-        for source, has in enumerate(own):
-            if source // each != part // each:
+        for source, has in enumerate(part_rows):
+            if source // per_worker != part // per_worker:
                 seen = range(max(window.start, has.start), min(window.stop, has.stop))
-                found[source // each][part // each] += len(seen)
-    return found
+                crossing[source // per_worker][part // per_worker] += len(seen)
+    return crossing

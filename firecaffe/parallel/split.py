@@ -53,7 +53,7 @@ class Split(nn.Module):
             for tree_leave in tree_leaves((inputs, options))
             if isinstance(tree_leave, Tensor)
         ]
-        samples = digest((str(place), each) for place, each in enumerate(tensors))
+        samples = digest((str(place), tensor) for place, tensor in enumerate(tensors))
         agree(
             self.group.group, {"what it gives the split network, which must be the same": samples}
         )
@@ -72,18 +72,18 @@ class Split(nn.Module):
         """
         group, state = self.group.group, {}
         for name, held in self._held():
-            own = held.own[0].detach()
-            part = HeldPart(own)
+            first = held.own[0].detach()
+            part = HeldPart(first)
             if held.cut:
-                rows = torch.cat([each.detach() for each in held.own], held.dim).movedim(
+                rows = torch.cat([piece.detach() for piece in held.own], held.dim).movedim(
                     held.dim, 0
                 )
                 share = self.group.own
                 ends = range(held.cut[share.start], held.cut[share.stop])
                 part = HeldPart(rows, ends, held.cut[-1])
             parts = {} if held.is_elsewhere else {name: part}
-            for _, found in collect(group, list_wholes(group, parts), parts):
-                state[name] = found.movedim(0, held.dim).contiguous().clone()
+            for _, tensor in collect(group, list_wholes(group, parts), parts):
+                state[name] = tensor.movedim(0, held.dim).contiguous().clone()
         return state
 
     @torch.no_grad()
@@ -99,23 +99,23 @@ class Split(nn.Module):
             name = min(apart)
             where = "not in the state" if name in held else "not in the network"
             raise RecipeError(f"load_whole_state_dict: {name} is {where}")
-        for name, each in held.items():
-            shape = list(each.own[0].shape)
-            if each.cut:
-                shape[each.dim] = each.cut[-1]
+        for name, entry in held.items():
+            shape = list(entry.own[0].shape)
+            if entry.cut:
+                shape[entry.dim] = entry.cut[-1]
             if list(state[name].shape) != shape:
-                found = tuple(state[name].shape)
+                given = tuple(state[name].shape)
                 raise RecipeError(
-                    f"load_whole_state_dict: {name} is {found}; the network's is {tuple(shape)}"
+                    f"load_whole_state_dict: {name} is {given}; the network's is {tuple(shape)}"
                 )
-        for name, each in held.items():
-            if not each.cut:
-                for part in each.own:
+        for name, entry in held.items():
+            if not entry.cut:
+                for part in entry.own:
                     part.copy_(state[name])
                 continue
-            parts = zip(self.group.own, each.own, strict=True)
+            parts = zip(self.group.own, entry.own, strict=True)
             for number, part in parts:
-                part.copy_(state[name].narrow(each.dim, each.cut[number], part.shape[each.dim]))
+                part.copy_(state[name].narrow(entry.dim, entry.cut[number], part.shape[entry.dim]))
 
     def _held(self) -> Iterator[tuple[str, Held]]:
         # The order must be equal on all ranks.
@@ -135,17 +135,17 @@ class Split(nn.Module):
 def choose_layers(model: nn.Module, words: Mapping[str, str]) -> dict[str, str]:
     """Return the split of each chosen layer. Raises: RecipeError if one cannot be split so."""
     # If several patterns match a layer, the last one decides.
-    named = {name: each for name, each in model.named_modules(remove_duplicate=False) if name}
+    named = {name: module for name, module in model.named_modules(remove_duplicate=False) if name}
     chosen: dict[str, str] = {}
     for pattern, word in words.items():
         if word not in SPLITS:
             known = ", ".join(SPLITS)
             raise RecipeError(f"split: {pattern!r} is to be split by {word!r}; known are {known}")
-        found = [name for name in named if fnmatchcase(name, pattern)]
-        fitting = [name for name in found if can_split(named[name], word)]
-        inner = [name for name in found if _outer(name, fitting)]
+        matching = [name for name in named if fnmatchcase(name, pattern)]
+        fitting = [name for name in matching if can_split(named[name], word)]
+        inner = [name for name in matching if _outer(name, fitting)]
         fitting = [name for name in fitting if name not in inner]
-        for name in found:
+        for name in matching:
             has_weights = bool(list(named[name].parameters(recurse=False)))
             if has_weights and name not in (*fitting, *inner):
                 raise RecipeError(f"split: {name} {_what_would_do(named[name], word)}")
@@ -177,16 +177,16 @@ def own_pieces(
     A tensor that only others hold has none. `model` is on the meta device. Raises: RecipeError.
     """
     check_parts(model, chosen, group.num_parts)
-    found: dict[str, list[Piece]] = {}
+    pieces: dict[str, list[Piece]] = {}
     for name, word in chosen.items():
         layer = make_split(model.get_submodule(name), Place(name, word, group))
-        for own, held in layer.held().items() if isinstance(layer, SplitLayer) else ():
+        for tensor_name, held in layer.held().items() if isinstance(layer, SplitLayer) else ():
             if held.cut:
                 ends = [range(held.cut[part], held.cut[part + 1]) for part in group.own]
-                found[f"{name}.{own}"] = [(held.dim, rows) for rows in ends]
+                pieces[f"{name}.{tensor_name}"] = [(held.dim, rows) for rows in ends]
             elif held.is_elsewhere:
-                found[f"{name}.{own}"] = []
-    return found
+                pieces[f"{name}.{tensor_name}"] = []
+    return pieces
 
 
 def split_layers(
@@ -214,7 +214,7 @@ def split_layers(
 
 
 def _outer(name: str, names: Iterable[str]) -> str | None:
-    return next((each for each in names if name.startswith(f"{each}.")), None)
+    return next((outer for outer in names if name.startswith(f"{outer}.")), None)
 
 
 def _what_would_do(layer: nn.Module, word: str) -> str:
@@ -250,9 +250,9 @@ def _check_layer(model: nn.Module, named: Mapping[str, nn.Module], name: str) ->
             raise RecipeError(
                 f"split: {name} is {other} too; a layer that stands twice stays whole"
             )
-        for own in layer.parameters():
+        for weight in layer.parameters():
             if module not in inner and any(
-                own is parameter for parameter in module._parameters.values()
+                weight is parameter for parameter in module._parameters.values()
             ):
                 raise RecipeError(
                     f"split: {name} shares a parameter with {other}; leave it out of split"

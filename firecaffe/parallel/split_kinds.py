@@ -48,35 +48,40 @@ class ByPaths(SplitLayer):
 
     def outline(self, layer: nn.Module) -> None:
         self._outline = {
-            name: torch.empty_like(each, device="meta") for name, each in layer.state_dict().items()
+            name: torch.empty_like(tensor, device="meta")
+            for name, tensor in layer.state_dict().items()
         }
         self._is_trained = any(parameter.requires_grad for parameter in layer.parameters())
 
     def held(self) -> dict[str, Held]:
-        own = {
-            name: each
+        local_tensors = {
+            name: tensor
             for part in (self.common, *self.parts.values())
-            for name, each in part.state_dict(keep_vars=True).items()
+            for name, tensor in part.state_dict(keep_vars=True).items()
         }
         return {
-            name: Held([own.get(name, each)], is_elsewhere=name not in own)
-            for name, each in self._outline.items()
+            name: Held([local_tensors.get(name, tensor)], is_elsewhere=name not in local_tensors)
+            for name, tensor in self._outline.items()
         }
 
     def forward(self, *inputs: Any, **options: Any) -> Tensor:
         taken = self.common(*whole(inputs), **whole(options))
-        own = self._each(*_copies(self.place.group, taken))
-        if torch.is_grad_enabled() and (self._is_trained or any(y.requires_grad for y in own)):
+        output_parts = self._each(*_copies(self.place.group, taken))
+        if torch.is_grad_enabled() and (
+            self._is_trained or any(y.requires_grad for y in output_parts)
+        ):
             # Even without weights, because all ranks must run the same backward.
-            own = [y if y.requires_grad else y.detach().requires_grad_() for y in own]
-        dim = self.dim % own[0].ndim
-        return self._in_parts(own, self._cut(own, dim, taken), dim)
+            output_parts = [
+                y if y.requires_grad else y.detach().requires_grad_() for y in output_parts
+            ]
+        dim = self.dim % output_parts[0].ndim
+        return self._in_parts(output_parts, self._cut(output_parts, dim, taken), dim)
 
-    def _cut(self, own: Sequence[Tensor], dim: int, taken: Sequence[Any]) -> Cut:
+    def _cut(self, output_parts: Sequence[Tensor], dim: int, taken: Sequence[Any]) -> Cut:
         # Ranks exchange the lengths once for each shape of the inputs.
-        shapes = tuple(each.shape for each in taken if isinstance(each, Tensor))
+        shapes = tuple(value.shape for value in taken if isinstance(value, Tensor))
         if shapes not in self._cuts_known:
-            lengths = " ".join(str(each.shape[dim]) for each in own[: len(self.parts)])
+            lengths = " ".join(str(part.shape[dim]) for part in output_parts[: len(self.parts)])
             of_all = gather_text(self.place.group.group, lengths)
             ends = accumulate(map(int, " ".join(of_all).split()), initial=0)
             self._cuts_known[shapes] = tuple(ends)
@@ -84,51 +89,51 @@ class ByPaths(SplitLayer):
 
 
 def by_paths(layer: nn.Module, place: Place) -> ByPaths:
-    found = find_paths(layer)
-    ends = share_paths(layer, found, place.group.num_parts)
+    paths = find_paths(layer)
+    ends = share_paths(layer, paths, place.group.num_parts)
     parts = [
-        _part_of_path(layer, found, ends[number], ends[number + 1]) for number in place.group.own
+        _part_of_path(layer, paths, ends[number], ends[number + 1]) for number in place.group.own
     ]
-    text = f"{type(layer).__name__} of {len(found.own)} paths"
-    made = ByPaths(place, Made(text, parts, {}), _common(layer, found), found.dim)
+    text = f"{type(layer).__name__} of {len(paths.own)} paths"
+    made = ByPaths(place, Made(text, parts, {}), _common(layer, paths), paths.dim)
     made.outline(layer)
     return made.train(layer.training)
 
 
-def _common(layer: nn.Module, found: Paths) -> fx.GraphModule:
+def _common(layer: nn.Module, paths: Paths) -> fx.GraphModule:
     graph = fx.Graph()
     made: dict[fx.Node, fx.Node] = {}
-    for node in found.common:
+    for node in paths.common:
         made[node] = graph.node_copy(node, made.__getitem__)
-    graph.output(tuple(made[each] for each in found.taken))
+    graph.output(tuple(made[node] for node in paths.taken))
     return fx.GraphModule(layer, graph)
 
 
-def _part_of_path(layer: nn.Module, found: Paths, first: int, last: int) -> fx.GraphModule:
+def _part_of_path(layer: nn.Module, paths: Paths, first: int, last: int) -> fx.GraphModule:
     graph = fx.Graph()
-    made = {each: graph.placeholder(f"taken_{i}") for i, each in enumerate(found.taken)}
-    for node in found.graph.nodes:
-        if any(node in path for path in found.own[first:last]):
+    made = {node: graph.placeholder(f"taken_{i}") for i, node in enumerate(paths.taken)}
+    for node in paths.graph.nodes:
+        if any(node in path for path in paths.own[first:last]):
             made[node] = graph.node_copy(node, made.__getitem__)
-    ends = [made[end] for end in found.ends[first:last]]
-    graph.output(graph.call_function(torch.cat, (ends, found.dim)))
+    ends = [made[end] for end in paths.ends[first:last]]
+    graph.output(graph.call_function(torch.cat, (ends, paths.dim)))
     return fx.GraphModule(layer, graph)
 
 
 def _copies(group: PartGroup, taken: Sequence[Any]) -> list[Sequence[Any]]:
     # Tensors are copied together: a rank whose paths need one of them goes backward through all.
-    tensors = [each for each in taken if isinstance(each, Tensor)]
+    tensors = [value for value in taken if isinstance(value, Tensor)]
     copies = _CopyAll.apply(group, *tensors)  # type: ignore[no-untyped-call]
     count = len(copies) // len(tensors)
     by_tensor = iter(_runs(copies, count))
-    return [next(by_tensor) if isinstance(each, Tensor) else [each] * count for each in taken]
+    return [next(by_tensor) if isinstance(value, Tensor) else [value] * count for value in taken]
 
 
 class _CopyAll(Function):
     @staticmethod
     def forward(ctx: Any, group: PartGroup, *wholes: Tensor) -> tuple[Tensor, ...]:
         ctx.group = group
-        return tuple(copy for each in wholes for copy in group.copies(each))
+        return tuple(copy for tensor in wholes for copy in group.copies(tensor))
 
     @staticmethod
     @once_differentiable
@@ -136,8 +141,8 @@ class _CopyAll(Function):
         wanted = ctx.needs_input_grad[1:]
         count = len(gradients) // len(wanted)
         return None, *(
-            ctx.group.sum(own) if is_wanted else None
-            for own, is_wanted in zip(_runs(gradients, count), wanted, strict=True)
+            ctx.group.sum(parts) if is_wanted else None
+            for parts, is_wanted in zip(_runs(gradients, count), wanted, strict=True)
         )
 
 
@@ -155,8 +160,8 @@ def _conv(whole: Any, inputs: int, outputs: int, groups: int, bias: bool) -> nn.
 
 
 def _norm(whole: Any, inputs: int, outputs: int, groups: int, bias: bool) -> nn.Module:
-    words = whole.eps, whole.momentum, whole.affine, whole.track_running_stats
-    made: nn.Module = type(whole)(outputs, *words, bias=bias)
+    settings = whole.eps, whole.momentum, whole.affine, whole.track_running_stats
+    made: nn.Module = type(whole)(outputs, *settings, bias=bias)
     return made
 
 
@@ -246,7 +251,7 @@ def by_both(layer: nn.Module, place: Place) -> SplitLayer:
     cuts = dict.fromkeys(("weight", "bias", "running_mean", "running_var"), (0, outputs))
     parts = []
     for number in place.group.own:
-        sizes = [_length(each, number) for each in (inputs, outputs, groups)]
+        sizes = [_length(ends, number) for ends in (inputs, outputs, groups)]
         parts.append(_part(layer, place, cuts, number, *sizes))
     return ByBoth(place, Made(str(layer), parts, cuts), inputs, outputs, kind.dim)
 

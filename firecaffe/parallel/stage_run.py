@@ -97,9 +97,9 @@ class Receiver:
         with peers_may_be_lost(self._group):
             self._line.receive(_as_bytes(length))
             if length.item():
-                told = torch.empty(int(length), dtype=torch.uint8)
-                self._line.receive(told)
-                self._told = bytes(told.tolist()).decode()
+                encoded = torch.empty(int(length), dtype=torch.uint8)
+                self._line.receive(encoded)
+                self._told = bytes(encoded.tolist()).decode()
             runs = room_for(self._told)
             for finish in [self._line.begin_receive(_as_bytes(run)) for run in runs if run.numel()]:
                 finish()
@@ -224,9 +224,9 @@ class StageRunner:
         self.close(wait=kind is None)
 
     def close(self, wait: bool = True) -> None:
-        for each in (self._to_before, self._to_after, self._from_before, self._from_after):
-            if each is not None:
-                each.close(wait)
+        for channel in (self._to_before, self._to_after, self._from_before, self._from_after):
+            if channel is not None:
+                channel.close(wait)
 
     def run(self, leaves: Sequence[int], micro_batches: MicroBatches[T]) -> Iterator[Ready[T]]:
         """Yield each micro-batch of `leaves` when its backward can start at its root.
@@ -352,9 +352,9 @@ class StageRunner:
 def own_buffers(module: torch.nn.Module) -> Iterator[None]:
     """Give a module copies of its buffers for a block."""
     places = [
-        (each._buffers, name, buffer)
-        for each in module.modules()
-        for name, buffer in each._buffers.items()
+        (part._buffers, name, buffer)
+        for part in module.modules()
+        for name, buffer in part._buffers.items()
         if buffer is not None
     ]
     # Backward may need their values after the next micro-batch has begun from the step's start.

@@ -71,11 +71,11 @@ def cut_stages(network: nn.Module, names: Sequence[str]) -> list[Stage]:
         graph = _graph_of([node for node in nodes if at[node] == number], takes, gives)
         module = fx.GraphModule(network, graph, f"Stage{number}")
         _keep_names(module, network)
-        named = (tuple(node.name for node in each or ()) for each in (takes, gives))
+        named = (tuple(node.name for node in boundary or ()) for boundary in (takes, gives))
         stages.append(Stage(number, last + 1, module, *named))
     for name in set(vars(network)) - before:
         delattr(network, name)  # a tensor made by a forward; the stages hold it now
-    _check_held_once(network, stages, [node for each in crossing for node in each])
+    _check_held_once(network, stages, [node for boundary in crossing for node in boundary])
     return stages
 
 
@@ -101,7 +101,7 @@ class _Tracer(fx.Tracer):
         return lambda network, given: network.forward(given), [self.root, inputs]
 
     def is_leaf_module(self, module: nn.Module, name: str) -> bool:
-        return not any(each.startswith(f"{name}.") for each in self.names)
+        return not any(stage_name.startswith(f"{name}.") for stage_name in self.names)
 
     def call_module(
         self,
@@ -185,11 +185,11 @@ def _graph_of(
 
 def _keep_names(module: fx.GraphModule, network: nn.Module) -> None:
     # torch.fx registers tensors that are no buffers of the network; make them plain attributes.
-    own = dict(network.named_buffers(remove_duplicate=False))
-    for prefix, each in module.named_modules():
-        for name in list(each._buffers):
-            if ".".join(filter(None, (prefix, name))) not in own:
-                setattr(each, name, each._buffers.pop(name))
+    buffers = dict(network.named_buffers(remove_duplicate=False))
+    for prefix, part in module.named_modules():
+        for name in list(part._buffers):
+            if ".".join(filter(None, (prefix, name))) not in buffers:
+                setattr(part, name, part._buffers.pop(name))
 
 
 def _check_names(network: nn.Module, names: Sequence[str]) -> None:
@@ -204,7 +204,7 @@ def _check_names(network: nn.Module, names: Sequence[str]) -> None:
                 f"stages: {name!r} is no module of the network, as {', '.join(shown)}"
             )
     for name, module in network.named_modules():
-        is_followed = not name or any(each.startswith(f"{name}.") for each in names)
+        is_followed = not name or any(stage_name.startswith(f"{name}.") for stage_name in names)
         if is_followed and any(getattr(module, hooks) for hooks in HOOKS):
             raise RecipeError(
                 f"stages: {name or 'the network'} has hooks, which would be lost; remove them, or "
@@ -215,13 +215,13 @@ def _check_names(network: nn.Module, names: Sequence[str]) -> None:
 def _check_held_once(
     network: nn.Module, stages: Sequence[Stage], crossing: Sequence[fx.Node]
 ) -> None:
-    own = {
+    tensors = {
         name: tensor
         for kind in (network.named_parameters, network.named_buffers)
         for name, tensor in kind(remove_duplicate=False)
     }
     for node in crossing:
-        if node.op == "get_attr" and node.target in own:
+        if node.op == "get_attr" and node.target in tensors:
             raise RecipeError(_held_twice(str(node.target), str(node.target)))
     holder: dict[torch.Tensor, tuple[int, str]] = {}
     for stage in stages:

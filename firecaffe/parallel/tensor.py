@@ -88,21 +88,21 @@ class TensorInParts(Tensor):
         if func in METADATA or getattr(func, "__name__", "") == "__get__":
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
-        found = [
+        in_parts = [
             argument
             for argument in (*args, *kwargs.values())
             if isinstance(argument, TensorInParts)
         ]
-        for each in found:
-            each.check_followed()
-        result = go_on(func, found, args, kwargs) if found else NotImplemented
+        for tensor in in_parts:
+            tensor.check_followed()
+        result = go_on(func, in_parts, args, kwargs) if in_parts else NotImplemented
         if result is not NotImplemented:
             return result
-        if found and found[0] is (*args, None)[0] and is_of_tensor_itself(func):
+        if in_parts and in_parts[0] is (*args, None)[0] and is_of_tensor_itself(func):
             raise RecipeError(
-                f"split: {func.__name__} is called on the output of {found[0].maker} itself, which "
-                "is in parts; use a function that returns a new tensor, or leave "
-                f"{found[0].maker} out of split"
+                f"split: {func.__name__} is called on the output of {in_parts[0].maker} itself, "
+                "which is in parts; use a function that returns a new tensor, or leave "
+                f"{in_parts[0].maker} out of split"
             )
         return func(*whole(args), **whole(kwargs))
 

@@ -66,7 +66,7 @@ def changes(workload: Workload, cluster: Cluster, row: Forecast) -> list[Change]
         worlds.append(("twice the decoding threads", workload, replace(cluster, storage=twice)))
     worlds.append((f"exchange.update_at {ALL}", replace(workload, update_at=ALL), cluster))
     way = row.exchange, row.compressor
-    found = [_change(what, row, work, on, *way) for what, work, on in worlds]
+    changed = [_change(what, row, work, on, *way) for what, work, on in worlds]
     ways = [
         ("exchange", [(name, NO_COMPRESSOR) for name in exchanges_on(cluster, row.workers)]),
         ("compressor", [("tree", name) for name in PRICED]),
@@ -77,9 +77,11 @@ def changes(workload: Workload, cluster: Cluster, row: Forecast) -> list[Change]
             for other in names
             if other != way
         ]
-        found.append(max((each for each in made if each), key=lambda each: each.gain, default=None))
-    kept = [each for each in found if each is not None and each.gain >= LEAST_GAIN]
-    return sorted(kept, key=lambda each: each.gain, reverse=True)
+        changed.append(
+            max((change for change in made if change), key=lambda change: change.gain, default=None)
+        )
+    kept = [change for change in changed if change is not None and change.gain >= LEAST_GAIN]
+    return sorted(kept, key=lambda change: change.gain, reverse=True)
 
 
 def _change(
@@ -89,19 +91,19 @@ def _change(
     if workload.global_batch_size % workload.micro_batch_size:
         return None
     try:
-        found = forecast(workload, cluster, row.workers, exchange, compressor)
+        changed = forecast(workload, cluster, row.workers, exchange, compressor)
     except (RecipeError, ValueError):
         return None
-    if row.fits and not found.fits:
+    if row.fits and not changed.fits:
         return None
-    return Change(what, found.step_s, found.images_per_s / row.images_per_s - 1)
+    return Change(what, changed.step_s, changed.images_per_s / row.images_per_s - 1)
 
 
 def paragraph(workload: Workload, cluster: Cluster, rows: Sequence[Forecast]) -> str:
     """Say what limits the largest planned number of workers, and what to change first."""
     best = fastest(rows)
     last = best[-1]
-    parts = {words: getattr(last, name) / last.step_s for name, words in LIMITS.items()}
+    parts = {label: getattr(last, name) / last.step_s for name, label in LIMITS.items()}
     limit = max(parts, key=parts.__getitem__)
     share = f"{parts[limit]:.0%} of a step is {limit}."
     said = [
@@ -111,9 +113,9 @@ def paragraph(workload: Workload, cluster: Cluster, rows: Sequence[Forecast]) ->
         else f"On one worker of {cluster.name} {share}"
     ]
     said += _beside(workload, cluster, last, rows)
-    found = changes(workload, cluster, last)
-    if found:
-        first = "; ".join(f"{each.what}, {each.gain:+.0%} samples/s" for each in found[:3])
+    helpful = changes(workload, cluster, last)
+    if helpful:
+        first = "; ".join(f"{change.what}, {change.gain:+.0%} samples/s" for change in helpful[:3])
         said.append(f"To change first: {first}.")
     else:
         said.append("No single change that the planner knows brings 2 %.")
@@ -150,8 +152,10 @@ def _beside(
         for row in same
         if row.exchange == NATIVE and row.step_s < best.step_s
     ]
-    own = [row for row in same if is_own(row, workload, cluster)]
-    return said + [f"The recipe's own, {_way(row)}, gives {row.speedup:.3g} times." for row in own]
+    by_recipe = [row for row in same if is_own(row, workload, cluster)]
+    return said + [
+        f"The recipe's own, {_way(row)}, gives {row.speedup:.3g} times." for row in by_recipe
+    ]
 
 
 def _way(row: Forecast) -> str:

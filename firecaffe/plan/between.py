@@ -88,7 +88,7 @@ class Exchanges:
         messages = np.zeros(len(self.network.links))
         for before, after in zip([None, *ends], [*ends, None], strict=True):
             sends = np.zeros(len(messages))
-            for level in (each for each in (before, after) if each is not None):
+            for level in (end for end in (before, after) if end is not None):
                 sends[level] += 1
             messages = np.maximum(messages, sends)
         return Traffic(messages, messages * share / 2)
@@ -194,7 +194,7 @@ def boundary(
     exchanges: Exchanges, before: Layout, after: Layout, has_gradient: bool = True
 ) -> Boundary:
     """Plan exchanges of two layers. has_gradient: whether the tensor between needs a gradient."""
-    sums, found = [], []
+    sums, choices = [], []
     forward = before.inputs > 1
     backward = after.outputs > 1 and has_gradient
     if forward:
@@ -205,18 +205,18 @@ def boundary(
         fetches = [exchanges.fetch(made, after.takes)]
         if has_gradient:
             fetches.append(exchanges.fetch(taken, before.makes))
-        found.append(tuple(fetches))
-    return Boundary(tuple(sums), min(found, key=_sent))
+        choices.append(tuple(fetches))
+    return Boundary(tuple(sums), min(choices, key=_sent))
 
 
 def _cuts(before: Layout, after: Layout, forward: bool, backward: bool) -> list[tuple[Form, Form]]:
     """Forms of the output and of the input's gradient after sums, cut by samples or by channels."""
     made = [before.makes]
     if forward:
-        made = [before.makes.finer(before.input_digit, each) for each in (True, False)]
+        made = [before.makes.finer(before.input_digit, of_samples) for of_samples in (True, False)]
     taken = [after.takes]
     if backward:
-        taken = [after.takes.finer(after.output_digit, each) for each in (True, False)]
+        taken = [after.takes.finer(after.output_digit, of_samples) for of_samples in (True, False)]
     return [*product(made, taken)]
 
 
@@ -227,8 +227,8 @@ def _sent(fetches: Sequence[Traffic]) -> tuple[float, float]:
 
 def _count(digits: Sequence[Digit]) -> int:
     size = 1
-    for _, each in digits:
-        size *= each
+    for _, factor in digits:
+        size *= factor
     return size
 
 

@@ -71,11 +71,11 @@ def fit(
         return [log(model(values, conditions) / measured) for conditions, measured in rows]
 
     begin = np.log([start[name] for name in names])
-    found = least_squares(residuals, begin, loss="soft_l1", f_scale=0.1)
-    values = dict(zip(names, np.exp(found.x).tolist(), strict=True))
+    solution = least_squares(residuals, begin, loss="soft_l1", f_scale=0.1)
+    values = dict(zip(names, np.exp(solution.x).tolist(), strict=True))
     freedom = max(1, len(rows) - len(names))
-    variance = float(np.sum(np.square(residuals(found.x)))) / freedom
-    slopes = np.asarray(found.jac, dtype=float)
+    variance = float(np.sum(np.square(residuals(solution.x)))) / freedom
+    slopes = np.asarray(solution.jac, dtype=float)
     covariance = np.linalg.pinv(slopes.T @ slopes) * variance
     errors = dict(zip(names, np.sqrt(np.diag(covariance)).tolist(), strict=True))
     missed = []
@@ -91,8 +91,8 @@ def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """Fit (bytes, seconds): seconds of an empty message (α), bytes/s (1/β). Raises: as `fit`."""
     least, most = min(points), max(points)
     start = {"latency_s": max(1e-9, least[1]), "rate": most[0] / most[1]}
-    found = fit(lambda v, size: v["latency_s"] + size / v["rate"], start, points, hold_out=False)
-    return found.values["latency_s"], found.values["rate"]
+    fitted = fit(lambda v, size: v["latency_s"] + size / v["rate"], start, points, hold_out=False)
+    return fitted.values["latency_s"], fitted.values["rate"]
 
 
 def relative_spread(samples: Sequence[float]) -> float:
@@ -163,8 +163,8 @@ def learn(
         if run.world_size > 1:
             network = Network(cluster.links, run.world_size)
             by_level[network.level(0, run.world_size - 1)].append(run)
-    for level, own in sorted(by_level.items()):
-        learned, line = _with_link(learned, level, own)
+    for level, level_runs in sorted(by_level.items()):
+        learned, line = _with_link(learned, level, level_runs)
         said.append(line)
     return learned, said
 
@@ -176,23 +176,24 @@ def _read(folder: Path, trust_code: bool) -> FinishedRun:
     timings = require_timings(folder)
     parts = measured_parts(timings)
     computed = [[row["compute_s"] for row in rows[1:]] for rows in timings.values()]
-    scatter = [relative_spread(each) for each in computed if len(each) > 1]
-    found = read_run_file(folder, FORECAST)
-    if "mode" in found:
+    scatter = [relative_spread(seconds) for seconds in computed if len(seconds) > 1]
+    predicted = read_run_file(folder, FORECAST)
+    if "mode" in predicted:
         raise RunError(
-            f"{folder}: is of synchrony.mode {found['mode']}; a plan learns from runs of every_step"
+            f"{folder}: is of synchrony.mode {predicted['mode']}; a plan learns from runs of "
+            "every_step"
         )
-    if "parallel" in found:
+    if "parallel" in predicted:
         raise RunError(
             f"{folder}: its network is split over workers; a plan learns from whole networks"
         )
-    found = read_run_file(folder, FORECAST, TaughtForecast)
+    predicted = read_run_file(folder, FORECAST, TaughtForecast)
     return FinishedRun(
         folder,
         workload_of(recipe),
         len(timings),
-        found["exchange"],
-        found["compressor"],
+        predicted["exchange"],
+        predicted["compressor"],
         parts,
         max(LEAST_ERROR, median(scatter)) if scatter else 0.5,
     )
@@ -204,8 +205,8 @@ def _alone_s(run: FinishedRun, cluster: Cluster) -> float:
         return run.parts["compute_s"]
     unslowed = replace(cluster, device=replace(cluster.device, exchange_slowdown=0.0))
     alone_s, beside_s = (
-        forecast(run.workload, each, run.world_size, run.exchange, run.compressor).compute_s
-        for each in (unslowed, cluster)
+        forecast(run.workload, variant, run.world_size, run.exchange, run.compressor).compute_s
+        for variant in (unslowed, cluster)
     )
     return run.parts["compute_s"] * alone_s / beside_s
 
@@ -217,8 +218,8 @@ def _rows(runs: Sequence[FinishedRun], cluster: Cluster) -> list[MeasuredStep]:
         work = run.workload
         by_case[work.model, work.autocast, work.micro_batch_size].append(run)
     rows = []
-    for (model, autocast, size), own in by_case.items():
-        each_s = [_alone_s(run, cluster) / run.micro_batches for run in own]
+    for (model, autocast, size), same_case in by_case.items():
+        each_s = [_alone_s(run, cluster) / run.micro_batches for run in same_case]
         middle_s = median(each_s)
         differ = (max(each_s) - min(each_s)) / 2 / middle_s
         rows.append(
@@ -226,10 +227,10 @@ def _rows(runs: Sequence[FinishedRun], cluster: Cluster) -> list[MeasuredStep]:
                 model=model,
                 micro_batch_size=size,
                 compute_s=middle_s,
-                data_s=median(run.parts["data_s"] / run.micro_batches for run in own),
-                update_s=median(run.parts["update_s"] for run in own),
+                data_s=median(run.parts["data_s"] / run.micro_batches for run in same_case),
+                update_s=median(run.parts["update_s"] for run in same_case),
                 autocast=autocast,
-                error=max(differ, *(run.error for run in own)),
+                error=max(differ, *(run.error for run in same_case)),
             )
         )
     return rows
@@ -238,13 +239,13 @@ def _rows(runs: Sequence[FinishedRun], cluster: Cluster) -> list[MeasuredStep]:
 def _with_link(cluster: Cluster, level: int, runs: Sequence[FinishedRun]) -> tuple[Cluster, str]:
     link = cluster.links[level]
 
-    def with_link(**words: Any) -> Cluster:
+    def with_link(**values: Any) -> Cluster:
         links = list(cluster.links)
-        links[level] = replace(link, **words)
+        links[level] = replace(link, **values)
         return replace(cluster, links=tuple(links))
 
-    def step_s(found: Cluster, run: FinishedRun) -> float:
-        row = forecast(run.workload, found, run.world_size, run.exchange, run.compressor)
+    def step_s(changed: Cluster, run: FinishedRun) -> float:
+        row = forecast(run.workload, changed, run.world_size, run.exchange, run.compressor)
         return run.parts["compute_s"] + row.exposed_communication_s
 
     # Ranks of one host that add in shared memory send nothing.
@@ -264,24 +265,24 @@ def _with_link(cluster: Cluster, level: int, runs: Sequence[FinishedRun]) -> tup
     if len(bearing) >= LATENCY_RUNS and link.latency_s and not in_memory:
         start["latency_s"] = link.latency_s
     rows = [(run, run.parts["compute_s"] + run.parts["exchange_s"]) for run in bearing]
-    found = fit(lambda values, run: step_s(with_link(**values), run), start, rows)
-    if not any(bears(run, **found.values) for run in bearing):
+    fitted = fit(lambda values, run: step_s(with_link(**values), run), start, rows)
+    if not any(bears(run, **fitted.values) for run in bearing):
         return cluster, (
             f"{link.name}: stays as it was; these runs waited less for it than its latency of "
             f"{link.latency_s * 1e6:.3g} µs would let them, which says nothing of its rate"
         )
-    error = max(_error(found, link, word), *(run.error for run in bearing))
-    rate = found.values[word]
-    latency_s = found.values.get("latency_s", link.latency_s)
-    held_out = "" if isnan(found.held_out_error) else f"; held out {found.held_out_error:.1%}"
+    error = max(_error(fitted, link, word), *(run.error for run in bearing))
+    rate = fitted.values[word]
+    latency_s = fitted.values.get("latency_s", link.latency_s)
+    held_out = "" if isnan(fitted.held_out_error) else f"; held out {fitted.held_out_error:.1%}"
     return (
-        with_link(**found.values, error=error),
+        with_link(**fitted.values, error=error),
         f"{link.name}: {rate / 1e6:.4g} MB/s (was {before / 1e6:.4g}), "
         f"latency {latency_s * 1e6:.3g} µs, within {error:.0%}, from {len(rows)} runs{held_out}",
     )
 
 
-def _error(found: Fit, link: Link, word: str) -> float:
-    if isnan(found.held_out_error):
+def _error(fitted: Fit, link: Link, word: str) -> float:
+    if isnan(fitted.held_out_error):
         return link.error
-    return max(found.errors[word], found.held_out_error)
+    return max(fitted.errors[word], fitted.held_out_error)

@@ -69,9 +69,9 @@ class Images:
         """Rows that the busiest worker's parts see, with repeats, over all; 0 without slide."""
         if self.slide is None:
             return 0.0
-        windows, each = part_windows(self.slide, self.rows, parts), parts // workers
-        of_workers = (windows[start : start + each] for start in range(0, parts, each))
-        return max(sum(map(len, own)) for own in of_workers) / self.rows
+        windows, per_worker = part_windows(self.slide, self.rows, parts), parts // workers
+        of_workers = (windows[start : start + per_worker] for start in range(0, parts, per_worker))
+        return max(sum(map(len, worker_windows)) for worker_windows in of_workers) / self.rows
 
     def crossing(self, parts: int, workers: int) -> list[list[int]]:
         if self.slide is None:
@@ -86,8 +86,8 @@ def _largest(rows: int, parts: int, workers: int) -> float:
 
 def _slide_of_pool(part: Any) -> Slide | None:
     if type(part) is nn.MaxPool2d and not part.return_indices:
-        words = part.kernel_size, part.stride, part.padding, part.dilation, part.ceil_mode
-        return pool_slide(*words)
+        settings = part.kernel_size, part.stride, part.padding, part.dilation, part.ceil_mode
+        return pool_slide(*settings)
     if type(part) is nn.AvgPool2d:
         return pool_slide(part.kernel_size, part.stride, part.padding, 1, part.ceil_mode)
     return None
@@ -95,7 +95,7 @@ def _slide_of_pool(part: Any) -> Slide | None:
 
 def images_in(network: nn.Module, run: Callable[[], object]) -> Mapping[str, Images]:
     """Find the images that modules take in a run, by name; modules of whole images are left out."""
-    found: dict[str, Images] = {}
+    images: dict[str, Images] = {}
 
     def note(name: str, part: nn.Module, taken: tuple[Any, ...]) -> None:
         if not taken or not isinstance(taken[0], Tensor) or taken[0].ndim != 4:
@@ -104,9 +104,9 @@ def images_in(network: nn.Module, run: Callable[[], object]) -> Mapping[str, Ima
         rows, row = shape[2], shape[1] * shape[3]
         if (layer := rows_of(part, shape)) is not None:
             summed = shape[1] if layer.slide is None else 0
-            found[name] = Images(layer.slide, rows, row, summed, is_layer=True)
+            images[name] = Images(layer.slide, rows, row, summed, is_layer=True)
         elif (slide := _slide_of_pool(part)) is not None or type(part) in (*BY_ELEMENT, *NORMS):
-            found[name] = Images(slide, rows, row)
+            images[name] = Images(slide, rows, row)
 
     handles = [
         part.register_forward_pre_hook(partial(note, name))
@@ -117,7 +117,7 @@ def images_in(network: nn.Module, run: Callable[[], object]) -> Mapping[str, Ima
     finally:
         for handle in handles:
             handle.remove()
-    return found
+    return images
 
 
 PART_BY_PART = (
@@ -182,13 +182,13 @@ def chain_of(config: ModelConfig, work: Workload, paths: Collection[str] = ()) -
     def find(network: nn.Module, inputs: Any) -> Modules:
         return _modules(network, inputs, paths)
 
-    found = with_outline(
+    modules = with_outline(
         config,
         work.num_classes or None,
         work.layout.channels,
         lambda network: on_zeros(config, network, work.layout, PROFILED_IMAGES, find),
     )
-    return units_of(work.layers, found)
+    return units_of(work.layers, modules)
 
 
 @dataclass(frozen=True)
@@ -209,12 +209,12 @@ def _modules(network: nn.Module, inputs: Any, paths: Collection[str]) -> Modules
     def note(part: nn.Module, taken: tuple[Any, ...]) -> None:
         channels[part] = taken[0].shape[1]
 
-    norms: dict[str, Any] = {name: each for name, each in named.items() if type(each) in NORMS}
+    norms: dict[str, Any] = {name: part for name, part in named.items() if type(part) in NORMS}
     handles = [norm.register_forward_pre_hook(note) for norm in norms.values()]
     layers: dict[str, Layer] = {}
 
     def run() -> None:
-        layers.update((each.name, each) for each in layers_on(network, inputs))
+        layers.update((layer.name, layer) for layer in layers_on(network, inputs))
 
     images = images_in(network, run)
     for handle in handles:
@@ -223,14 +223,14 @@ def _modules(network: nn.Module, inputs: Any, paths: Collection[str]) -> Modules
         layers,
         {name for name, part in named.items() if type(part) in PART_BY_PART},
         {name for name, part in named.items() if type(part) is nn.Dropout},
-        {name: (channels[each], each.size - 1) for name, each in norms.items() if each in channels},
+        {name: (channels[norm], norm.size - 1) for name, norm in norms.items() if norm in channels},
         images,
-        {each.name: each for each in paths_of(network, inputs, paths)},
+        {module.name: module for module in paths_of(network, inputs, paths)},
     )
 
 
 def units_of(works: tuple[LayerWork, ...], modules: Modules) -> tuple[Unit, ...]:
-    calls = Counter(each.name.partition("#")[0] for each in works)
+    calls = Counter(work.name.partition("#")[0] for work in works)
     units: list[Unit] = []
     first: list[LayerWork] = []
     for work in works:
@@ -273,23 +273,23 @@ def _module_of(name: str, paths: Mapping[str, PathModule]) -> PathModule | None:
 def _paths_unit(module: PathModule, works: tuple[LayerWork, ...]) -> Unit:
     def called(nodes: Collection[fx.Node]) -> tuple[LayerWork, ...]:
         names = {f"{module.name}.{node.target}" for node in nodes if node.op == "call_module"}
-        own = ((work, work.name.partition("#")[0]) for work in works)
+        named_works = ((work, work.name.partition("#")[0]) for work in works)
         return tuple(
-            work for work, name in own if any(f"{name}.".startswith(f"{n}.") for n in names)
+            work for work, name in named_works if any(f"{name}.".startswith(f"{n}.") for n in names)
         )
 
-    found, sizes = module.found, module.sizes
+    traced, sizes = module.found, module.sizes
     paths = Paths(
-        called(found.common),
-        tuple(called(nodes) for nodes in found.own),
-        tuple(path_sizes(module.layer, found)),
-        tuple(sizes[end] for end in found.ends),
-        sum(sizes.get(each, 0) for each in found.taken),
+        called(traced.common),
+        tuple(called(nodes) for nodes in traced.own),
+        tuple(path_sizes(module.layer, traced)),
+        tuple(sizes[end] for end in traced.ends),
+        sum(sizes.get(node, 0) for node in traced.taken),
     )
     given = sum(numbers for node, numbers in sizes.items() if node.op == "placeholder")
     return Unit(
         module.name,
-        (*paths.common, *(each for path in paths.works for each in path)),
+        (*paths.common, *(work for path in paths.works for work in path)),
         given,
         sum(paths.outputs),
         words=(PATHS, ""),
@@ -305,7 +305,7 @@ def _unit(work: LayerWork, layer: Layer | None, before: tuple[LayerWork, ...]) -
     if layer is None or not layer.words:
         has_gradient = layer is None or layer.sizes.input_has_gradient
         return Unit(work.name, works, inputs, outputs, has_input_gradient=has_gradient)
-    words, sizes = [*layer.words], layer.sizes
+    splits, sizes = [*layer.words], layer.sizes
     has_groups = by_both in layer.words.values()
     return Unit(
         work.name,
@@ -315,7 +315,7 @@ def _unit(work: LayerWork, layer: Layer | None, before: tuple[LayerWork, ...]) -
         1 if has_groups else sizes.output_elements,
         1 if has_groups else sizes.input_elements,
         sizes.output_elements if has_groups else 1,
-        (words[0], words[-1]),
+        (splits[0], splits[-1]),
         layer.kind == nn.Linear.__name__,
         sizes.input_has_gradient,
     )

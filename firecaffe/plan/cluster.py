@@ -143,8 +143,8 @@ def load_cluster(name_or_path: str) -> Cluster:
             f"no cluster {name_or_path!r}; there are {', '.join(shipped())}, or a file (*.toml)"
         )
     where = f"cluster {name_or_path}"
-    words = read_file(path, dict[str, Any], RecipeError, parse_toml, MOST_BYTES, where=where)
-    return parse_cluster(words, name_or_path)
+    values = read_file(path, dict[str, Any], RecipeError, parse_toml, MOST_BYTES, where=where)
+    return parse_cluster(values, name_or_path)
 
 
 def parse_cluster(words: dict[str, Any], name: str) -> Cluster:

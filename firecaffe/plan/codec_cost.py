@@ -31,15 +31,15 @@ def coded_s(
 ) -> list[float]:
     """Seconds for vectors of so many elements. memory_rate: bytes/s that the device reaches."""
     nodes = num_nodes(workload.num_micro_batches, workload.compressor_level)
-    own = -(-nodes // network.world_size)
+    local_nodes = -(-nodes // network.world_size)
     share = sent_share(name, workload)
-    passes_s = [PASSES * own * BYTES_PER_ELEMENT * size / memory_rate for size in sizes]
+    passes_s = [PASSES * local_nodes * BYTES_PER_ELEMENT * size / memory_rate for size in sizes]
     if isinstance(COMPRESSORS[name], TensorCodec):
         ring = Prices("ring", network, in_pieces=False)
         wire_s = [second / 2 for second in ring.seconds([round(nodes * share * n) for n in sizes])]
     else:
         server = Prices("sharded_parameter_server", network, in_pieces=False)
-        out = server.seconds([round(own * share * n) for n in sizes])
+        out = server.seconds([round(local_nodes * share * n) for n in sizes])
         back = server.seconds([round(share * n) for n in sizes])
         wire_s = [(a + b) / 2 for a, b in zip(out, back, strict=True)]
     return [a + b for a, b in zip(passes_s, wire_s, strict=True)]

@@ -66,8 +66,8 @@ class Law:
         if not sizes[0] <= global_batch_size <= sizes[-1]:
             return None
         points = [log(size) for size in sizes]
-        found = np.interp(log(global_batch_size), points, [self.epochs[size] for size in sizes])
-        return float(found)
+        epochs = np.interp(log(global_batch_size), points, [self.epochs[size] for size in sizes])
+        return float(epochs)
 
 
 LAWS = {
@@ -308,8 +308,8 @@ def fastest(rows: Sequence[Forecast]) -> list[Forecast]:
     for row in rows:
         by_workers.setdefault(row.workers, []).append(row)
     return [
-        min(own, key=lambda row: (row.exchange == NATIVE, row.step_s))
-        for _, own in sorted(by_workers.items())
+        min(group, key=lambda row: (row.exchange == NATIVE, row.step_s))
+        for _, group in sorted(by_workers.items())
     ]
 
 
@@ -350,5 +350,5 @@ def _kwh(cluster: Cluster, nodes: int, workers: int, hours: float | None) -> flo
 
 def by_workers(rows: Sequence[Forecast]) -> Iterator[tuple[int, list[Forecast]]]:
     for workers in sorted({row.workers for row in rows}):
-        own = [row for row in rows if row.workers == workers]
-        yield workers, sorted(own, key=lambda row: row.step_s)
+        group = [row for row in rows if row.workers == workers]
+        yield workers, sorted(group, key=lambda row: row.step_s)

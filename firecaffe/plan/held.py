@@ -69,48 +69,50 @@ def rank_work(work: Workload, chain: Sequence[Unit], layouts: Layouts) -> Worklo
     and as many of the others as there are then. Inputs gathered for backward, by shared outputs,
     rows or paths, count as activations.
     """
-    most = max(each.batch for each in layouts)
+    most = max(layout.batch for layout in layouts)
     parts = [part_of(unit, layout) for unit, layout in zip(chain, layouts, strict=True)]
     kept = 0.0
     for unit, part, layout in zip(chain, parts, layouts, strict=True):
-        own = sum(each.output_bytes for each in part if each.backward_share > 0)
+        rank_bytes = sum(layer.output_bytes for layer in part if layer.backward_share > 0)
         if layout.in_parts.rows > 1:
-            own += seen_bytes(unit, layout)
+            rank_bytes += seen_bytes(unit, layout)
         elif layout.paths > 1:
-            own += BYTES_PER_ELEMENT * unit.inputs
+            rank_bytes += BYTES_PER_ELEMENT * unit.inputs
         elif layout.outputs > 1:
-            own += next(each.moved_bytes - each.output_bytes for each in part if each.shapes)
-        kept += own * most / layout.batch
+            rank_bytes += next(
+                layer.moved_bytes - layer.output_bytes for layer in part if layer.shapes
+            )
+        kept += rank_bytes * most / layout.batch
     return replace(work, layers=tuple(joined.from_iterable(parts)), activation_bytes=kept)
 
 
 def updated_bytes(work: Workload, chain: Sequence[Unit], layouts: Layouts) -> float:
     """The most weight bytes that a worker updates: its apart parts, and shards of the rest."""
-    most = max(each.batch for each in layouts)
-    parts = [part_of(*each) for each in zip(chain, layouts, strict=True)]
+    most = max(layout.batch for layout in layouts)
+    parts = [part_of(*pair) for pair in zip(chain, layouts, strict=True)]
     apart, shared = list[LayerWork](), list[LayerWork]()
     for layout, part in zip(layouts, parts, strict=True):
         (apart if is_apart(layout, most) else shared).extend(part)
-    is_cut = any(each.parts * each.rows * each.paths > 1 for each in layouts)
+    is_cut = any(layout.parts * layout.rows * layout.paths > 1 for layout in layouts)
     # Parts need not be rows, so each part has one owner.
     whole = work.has_whole_shards or is_cut
     rest = replace(work, layers=tuple(shared), has_whole_shards=whole)
-    own = sum((sum(each.parameters_bytes) for each in apart), 0.0)
-    return own + float(update_of(work, most).updated_bytes(rest, most))
+    apart_bytes = sum((sum(layer.parameters_bytes) for layer in apart), 0.0)
+    return apart_bytes + float(update_of(work, most).updated_bytes(rest, most))
 
 
 def memory_of(
     work: Workload, chain: Sequence[Unit], layouts: Layouts, in_memory: int = 1
 ) -> dict[str, float]:
     """Bytes of one worker by purpose. in_memory: as in `memory_bytes`, if shared by batch."""
-    own = rank_work(work, chain, layouts)
-    is_whole = not any(each.parts * each.rows > 1 or each.computed for each in layouts)
-    parts = memory_bytes(own, 1)
-    most = max(each.batch for each in layouts)
+    local_work = rank_work(work, chain, layouts)
+    is_whole = not any(layout.parts * layout.rows > 1 or layout.computed for layout in layouts)
+    parts = memory_bytes(local_work, 1)
+    most = max(layout.batch for layout in layouts)
     sums = running = shared = 0.0
     for unit, layout in zip(chain, layouts, strict=True):
         share = micro_batches_of(work, layout)
-        weights = sum(sum(each.parameters_bytes) for each in part_of(unit, layout))
+        weights = sum(sum(layer.parameters_bytes) for layer in part_of(unit, layout))
         if is_apart(layout, most):
             # One tree for each worker whose micro-batches it gets (`updates.part_sums`), with the
             # gradients of the running micro-batches.
@@ -121,14 +123,21 @@ def memory_of(
         running += weights
         if in_memory > 1 and layout.model == 1:
             shared += weights
-    largest = max(work.bucket_bytes, max(own.tensors_bytes, default=0))
+    largest = max(work.bucket_bytes, max(local_work.tensors_bytes, default=0))
     arrives = shared * (in_memory - 1) / in_memory + 2.0 * min(largest, running - shared)
     updated = updated_bytes(work, chain, layouts)
     optimizer = updated * work.optimizer_vectors
-    found = parts | {"sums": sums, "running": running, "buckets": arrives, "optimizer": optimizer}
-    copied = found["parameters"] + found["optimizer"]
+    by_purpose = parts | {
+        "sums": sums,
+        "running": running,
+        "buckets": arrives,
+        "optimizer": optimizer,
+    }
+    copied = by_purpose["parameters"] + by_purpose["optimizer"]
     made = updated * work.update_vectors
-    return beside_micro_batch(found | {"saving": copied if is_whole else 0.0, "updating": made})
+    return beside_micro_batch(
+        by_purpose | {"saving": copied if is_whole else 0.0, "updating": made}
+    )
 
 
 def is_apart(layout: Layout, most: int) -> bool:

@@ -23,14 +23,14 @@ def cut_where_gathered(
     chosen: the split layers and their words. Raises: RecipeError if a layer has fewer rows than
     parts.
     """
-    found: list[Unit] = []
+    units: list[Unit] = []
     in_rows = False
     for unit in chain:
         in_rows = chosen.get(unit.name) == ROWS or (unit.halo > 0 and in_rows)
         if not in_rows:
-            found.append(unit)
+            units.append(unit)
             continue
-        layer = next(at for at, each in enumerate(unit.works) if each.name == unit.name)
+        layer = next(at for at, work in enumerate(unit.works) if work.name == unit.name)
         if (images := unit.images[layer]) is not None:
             images.check(unit.name, parts)
         stays = layer + 1
@@ -39,26 +39,26 @@ def cut_where_gathered(
                 break
             stays += 1
         tail = unit.works[stays:]
-        found.append(replace(unit, works=unit.works[:stays], images=unit.images[:stays]))
+        units.append(replace(unit, works=unit.works[:stays], images=unit.images[:stays]))
         if tail:
             first = tail[0]
             given = (first.moved_bytes - first.output_bytes) / BYTES_PER_ELEMENT
-            found.append(Unit(first.name, tail, given, first.output_bytes / BYTES_PER_ELEMENT))
+            units.append(Unit(first.name, tail, given, first.output_bytes / BYTES_PER_ELEMENT))
         in_rows = not tail
-    return tuple(found)
+    return tuple(units)
 
 
 def by_rows(unit: Unit, layout: Layout) -> tuple[LayerWork, ...]:
     """The works of the worker that has most rows; each worker has whole weights."""
     parts, workers = layout.in_parts.rows, layout.rows
-    found = []
+    works = []
     for work, images in zip(unit.works, unit.images, strict=True):
         if images is None:  # modules before the layer work on whole images
-            found.append(work)
+            works.append(work)
             continue
         made, inputs_bytes = images.made(parts, workers), work.moved_bytes - work.output_bytes
         seen = images.seen(parts, workers) or made
-        found.append(
+        works.append(
             replace(
                 work,
                 flops=work.flops * made,
@@ -66,7 +66,7 @@ def by_rows(unit: Unit, layout: Layout) -> tuple[LayerWork, ...]:
                 output_bytes=work.output_bytes * made,
             )
         )
-    return tuple(found)
+    return tuple(works)
 
 
 def seen_bytes(unit: Unit, layout: Layout) -> float:
@@ -84,18 +84,18 @@ def by_paths(unit: Unit, layout: Layout) -> tuple[LayerWork, ...]:
     paths = unit.paths
     assert paths is not None
     tail = unit.works[len(paths.common) + sum(map(len, paths.works)) :]
-    found = []
+    runs = []
     for start, stop in runs_of(paths, layout):
         share = sum(paths.outputs[start:stop]) / sum(paths.outputs)
-        own = tuple(each for path in paths.works[start:stop] for each in path)
+        run_works = tuple(work for path in paths.works[start:stop] for work in path)
         goes_on = (
             replace(
-                each, moved_bytes=each.moved_bytes * share, output_bytes=each.output_bytes * share
+                work, moved_bytes=work.moved_bytes * share, output_bytes=work.output_bytes * share
             )
-            for each in tail
+            for work in tail
         )
-        found.append((*paths.common, *own, *goes_on))
-    return max(found, key=lambda own: sum(each.flops for each in own))
+        runs.append((*paths.common, *run_works, *goes_on))
+    return max(runs, key=lambda works: sum(work.flops for work in works))
 
 
 def runs_of(paths: Paths, layout: Layout) -> list[tuple[int, int]]:
@@ -145,20 +145,20 @@ class PartExchanges:
         """Price halos, and sums over all rows."""
         if layout.rows == 1:
             return 0.0, 0.0
-        found = [*self._halos(unit, layout), *self._sums(unit, layout)]
-        return sum(seconds for seconds, _ in found), sum(sent for _, sent in found)
+        prices = [*self._halos(unit, layout), *self._sums(unit, layout)]
+        return sum(seconds for seconds, _ in prices), sum(sent for _, sent in prices)
 
     def _halos(self, unit: Unit, layout: Layout) -> list[tuple[float, float]]:
-        found = []
+        halos = []
         for work, images in zip(unit.works, unit.images, strict=True):
             if images is None:
                 continue
             crossing = images.crossing(layout.in_parts.rows, layout.rows)
-            found.append(self._halo(images, crossing))
+            halos.append(self._halo(images, crossing))
             wanted = unit.has_input_gradient if work.name == unit.name else work.backward_share > 0
             if wanted:
-                found.append(self._halo(images, [*map(list, zip(*crossing, strict=True))]))
-        return found
+                halos.append(self._halo(images, [*map(list, zip(*crossing, strict=True))]))
+        return halos
 
     def _halo(self, images: Images, crossing: Sequence[Sequence[int]]) -> tuple[float, float]:
         network = self.exchanges.network
@@ -166,11 +166,11 @@ class PartExchanges:
         messages = np.zeros(len(network.links))
         most = np.zeros(len(network.links))
         for source, sent in enumerate(crossing):
-            own = np.zeros((2, len(network.links)))
+            outgoing = np.zeros((2, len(network.links)))
             for destination, rows in enumerate(sent):
                 if rows:
-                    own[:, network.level(source, destination)] += 1, rows
-            messages, most = np.maximum(messages, own[0]), np.maximum(most, own[1])
+                    outgoing[:, network.level(source, destination)] += 1, rows
+            messages, most = np.maximum(messages, outgoing[0]), np.maximum(most, outgoing[1])
         seconds = self.exchanges.seconds([Traffic(messages, most)], row_bytes, self.rounds)
         return seconds, row_bytes * sum(map(sum, crossing)) / len(crossing)
 

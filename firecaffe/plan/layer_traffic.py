@@ -109,7 +109,7 @@ def volumes_of(config: ModelConfig, layout: Layout, batch_size: int, workers: in
 
     def find(network: nn.Module, inputs: Any) -> tuple[list[Layer], list[PathsVolumes]]:
         layers = layers_on(network, inputs)
-        return layers, [each.volumes(batch_size, workers) for each in paths_on(network, inputs)]
+        return layers, [module.volumes(batch_size, workers) for module in paths_on(network, inputs)]
 
     layers, paths = with_outline(
         config,
@@ -139,32 +139,36 @@ def layers_on(network: nn.Module, inputs: Any) -> list[Layer]:
     """List layers with trained weights, by one run in training mode. inputs: see `profile_on`."""
     samples = len(tree_leaves(inputs)[0])
     calls = _calls(network, inputs)
-    times = Counter(id(each) for _, each in network.named_parameters(remove_duplicate=False))
+    times = Counter(
+        id(parameter) for _, parameter in network.named_parameters(remove_duplicate=False)
+    )
     layers: list[Layer] = []
     seen: set[int] = set()
     for name, part in network.named_modules():
-        own = [parameter for parameter in part.parameters(recurse=False) if parameter.requires_grad]
-        new = [each for each in own if id(each) not in seen]
+        trained = [
+            parameter for parameter in part.parameters(recurse=False) if parameter.requires_grad
+        ]
+        new = [parameter for parameter in trained if id(parameter) not in seen]
         seen.update(map(id, new))
-        if not own:
+        if not trained:
             continue
         call = calls[part]
-        words = WORDS.get(type(part), {})
-        if not call.outputs or any(times[id(each)] > 1 for each in own):
-            words = {}  # it is not in the step, or `split` refuses it
-        elements = _elements(part) if words else (1, 1)
+        volumes = WORDS.get(type(part), {})
+        if not call.outputs or any(times[id(parameter)] > 1 for parameter in trained):
+            volumes = {}  # it is not in the step, or `split` refuses it
+        elements = _elements(part) if volumes else (1, 1)
         if isinstance(part, nn.Conv2d) and part.groups > 1:
-            words, elements = dict.fromkeys(words, by_both), (part.groups, part.groups)
+            volumes, elements = dict.fromkeys(volumes, by_both), (part.groups, part.groups)
         sizes = Sizes(
-            sum(each.numel() for each in new),
+            sum(parameter.numel() for parameter in new),
             call.inputs // samples,
             call.outputs // samples,
             *elements,
             call.input_has_gradient,
         )
-        is_shared = any(times[id(each)] > 1 for each in own)
+        is_shared = any(times[id(parameter)] > 1 for parameter in trained)
         images = None if call.times != 1 or is_shared else rows_of(part, call.shape)
-        layers.append(Layer(name, type(part).__name__, sizes, words, images))
+        layers.append(Layer(name, type(part).__name__, sizes, volumes, images))
     return layers
 
 
@@ -188,20 +192,20 @@ def paths_of(network: nn.Module, inputs: Any, names: Collection[str]) -> list[Pa
 
 
 def _called_paths(
-    network: nn.Module, inputs: Any, found: Mapping[str, tuple[nn.Module, Paths]]
+    network: nn.Module, inputs: Any, modules: Mapping[str, tuple[nn.Module, Paths]]
 ) -> list[PathModule]:
     given: dict[nn.Module, tuple[Any, ...]] = {}
 
     def note(part: nn.Module, taken: tuple[Any, ...]) -> None:
         given.setdefault(part, taken)
 
-    handles = [layer.register_forward_pre_hook(note) for layer, _ in found.values()]
+    handles = [layer.register_forward_pre_hook(note) for layer, _ in modules.values()]
     try:
         with without_compiler():
             network.train()(inputs)
             return [
                 sized(name, layer, paths, given[layer])
-                for name, (layer, paths) in found.items()
+                for name, (layer, paths) in modules.items()
                 if layer in given
             ]
     finally:
@@ -210,24 +214,24 @@ def _called_paths(
 
 
 def _calls(network: nn.Module, inputs: Any) -> dict[nn.Module, _Calls]:
-    found = {part: _Calls() for part in network.modules()}
+    by_module = {part: _Calls() for part in network.modules()}
 
     def count(part: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        calls, taken = found[part], _tensors((args, kwargs))
-        calls.inputs += sum(each.numel() for each in taken)
+        calls, taken = by_module[part], _tensors((args, kwargs))
+        calls.inputs += sum(tensor.numel() for tensor in taken)
         calls.outputs += sum(tensor.numel() for tensor in _tensors(output))
-        calls.input_has_gradient |= any(each.requires_grad for each in taken)
+        calls.input_has_gradient |= any(tensor.requires_grad for tensor in taken)
         calls.times += 1
         calls.shape = tuple(taken[0].shape) if taken else ()
 
-    handles = [part.register_forward_hook(count, with_kwargs=True) for part in found]
+    handles = [part.register_forward_hook(count, with_kwargs=True) for part in by_module]
     try:
         with without_compiler():
             network.train()(inputs)
     finally:
         for handle in handles:
             handle.remove()
-    return found
+    return by_module
 
 
 def _volumes(layer: Layer, batch_size: int, workers: int) -> LayerVolumes:
@@ -238,7 +242,7 @@ def _volumes(layer: Layer, batch_size: int, workers: int) -> LayerVolumes:
         cut = sizes.input_elements if volume is by_inputs else sizes.output_elements
         if cut >= workers:
             a_sample[word] = volume(sizes, workers)
-    by_model = {word: batch_size * each for word, each in a_sample.items()}
+    by_model = {word: batch_size * numbers for word, numbers in a_sample.items()}
     least = min(a_sample.values(), default=0.0)
     best = min(by_model, key=by_model.__getitem__, default=BY_DATA)
     return LayerVolumes(

@@ -112,13 +112,13 @@ class Layout:
 
 
 def _digits(*digits: Digit) -> tuple[Digit, ...]:
-    found: list[Digit] = []
+    merged: list[Digit] = []
     for stride, size in digits:
-        if size > 1 and found and found[-1][0] == stride * size:
-            found[-1] = stride, size * found[-1][1]
+        if size > 1 and merged and merged[-1][0] == stride * size:
+            merged[-1] = stride, size * merged[-1][1]
         elif size > 1:
-            found.append((stride, size))
-    return tuple(found)
+            merged.append((stride, size))
+    return tuple(merged)
 
 
 def through(before: Layout, after: Layout) -> list[Layout]:
@@ -132,19 +132,19 @@ def through(before: Layout, after: Layout) -> list[Layout]:
 
 def layouts_of(workers: int, micro_batches: int) -> list[Layout]:
     """List all layouts of so many workers; at most `micro_batches` of them share the batch."""
-    found = []
+    layouts = []
     for batch in _divisors(workers):
         model = workers // batch
         if batch > micro_batches:
             continue
         for outputs in _divisors(model):
             inputs = model // outputs
-            found.append(Layout(batch, outputs, inputs))
+            layouts.append(Layout(batch, outputs, inputs))
             if outputs > 1 and inputs > 1:
-                found.append(Layout(batch, outputs, inputs, inputs_inside=True))
+                layouts.append(Layout(batch, outputs, inputs, inputs_inside=True))
         if model > 1:
-            found += [Layout(batch, groups=model), Layout(batch, copies=model)]
-    return found
+            layouts += [Layout(batch, groups=model), Layout(batch, copies=model)]
+    return layouts
 
 
 def allows(unit: Unit, layout: Layout) -> bool:
@@ -169,7 +169,7 @@ def words_of(unit: Unit, layout: Layout) -> str:
 
 
 def _divisors(number: int) -> Iterator[int]:
-    return (each for each in range(1, number + 1) if number % each == 0)
+    return (divisor for divisor in range(1, number + 1) if number % divisor == 0)
 
 
 def layouts_of_words(

@@ -47,7 +47,7 @@ def memory_bytes(
     of_buckets = 2.0 * min(largest, weights)
     if in_memory > 1:
         of_buckets = weights * (in_memory - 1) / in_memory
-    found = {
+    by_purpose = {
         "parameters": weights + workload.frozen_bytes,
         "gradients": weights,
         "running": weights,
@@ -56,9 +56,12 @@ def memory_bytes(
         "activations": half * workload.activation_bytes * workload.micro_batch_size,
         "buckets": update.arriving_bytes(workload, world_size, of_buckets),
     }
-    copied = found["parameters"] + found["optimizer"]
-    found |= {"saving": copied if is_whole else 0.0, "updating": updated * workload.update_vectors}
-    return beside_micro_batch(found) | {"library": float(LIBRARY_BYTES)}
+    copied = by_purpose["parameters"] + by_purpose["optimizer"]
+    by_purpose |= {
+        "saving": copied if is_whole else 0.0,
+        "updating": updated * workload.update_vectors,
+    }
+    return beside_micro_batch(by_purpose) | {"library": float(LIBRARY_BYTES)}
 
 
 def beside_micro_batch(parts: dict[str, float]) -> dict[str, float]:

@@ -104,14 +104,19 @@ def alternatives(
     seconds: of each worker for a micro-batch.
     """
     workers = _Workers(workload, cluster, row, words, seconds=seconds)
-    own = workers.own()
-    others = [mode for mode in workers.modes() if mode.words != own.words]
+    recipe_mode = workers.own()
+    others = [mode for mode in workers.modes() if mode.words != recipe_mode.words]
     if words.is_served and words.in_flight == 1:
         twice = replace(words, in_flight=2)
-        found = _Workers(workload, cluster, row, twice, seconds=seconds).own()
-        name = f"{own.words} with in_flight 2"
-        others.insert(0, replace(found, words=name, synchrony={**found.synchrony, "in_flight": 2}))
-    return [replace(each, gain=each.images_per_s / own.images_per_s) for each in (own, *others)]
+        doubled = _Workers(workload, cluster, row, twice, seconds=seconds).own()
+        name = f"{recipe_mode.words} with in_flight 2"
+        others.insert(
+            0, replace(doubled, words=name, synchrony={**doubled.synchrony, "in_flight": 2})
+        )
+    return [
+        replace(mode, gain=mode.images_per_s / recipe_mode.images_per_s)
+        for mode in (recipe_mode, *others)
+    ]
 
 
 def fragment_shares(workload: Workload, words: SynchronyConfig) -> list[float]:
@@ -132,7 +137,7 @@ class _Workers:
         workload: Workload,
         cluster: Cluster,
         row: Forecast,
-        words: SynchronyConfig,
+        config: SynchronyConfig,
         compute: float = 1.0,
         exchange: float = 1.0,
         seconds: Sequence[float] | None = None,
@@ -145,9 +150,9 @@ class _Workers:
         self.leaf_s = compute * (own_s + data_s(workload, device))
         self.update_s = compute * update_s(workload, device)
         self.exchange_s = exchange * row.exchange_s
-        if words.speeds == "constant" and device.jitter > 0:
-            words = replace(words, speeds="gamma", spread=device.jitter)
-        self.words = replace(words, clock="real")
+        if config.speeds == "constant" and device.jitter > 0:
+            config = replace(config, speeds="gamma", spread=device.jitter)
+        self.words = replace(config, clock="real")
         self.took = self._scaled(seconds_of(self.words, SEED))
         if seconds is not None:
             self.took = lambda learner, _: seconds[learner % self.size]
@@ -191,38 +196,38 @@ class _Workers:
         return self._served(self.words.mode) if self.words.is_served else self._local()
 
     def _words(self, name: str, keeper: PlannedKeeper) -> str:
-        words, found = self.words, name
+        config, described = self.words, name
         if name == BACKUP:
-            backups = words.backup_workers
-            again = ", again" if words.dropped == "again" else ""
-            found = f"backup, {words.num_learners(self.size) - backups} + {backups}{again}"
+            backups = config.backup_workers
+            again = ", again" if config.dropped == "again" else ""
+            described = f"backup, {config.num_learners(self.size) - backups} + {backups}{again}"
         elif name == STALE:
-            found = f"stale, s = {words.max_staleness}"
-        return found + keeper.said(self.codec)
+            described = f"stale, s = {config.max_staleness}"
+        return described + keeper.said(self.codec)
 
     def _mean_s(self, rank: int) -> float:
         count = self.steps * self.leaves // self.size
-        return sum(self.took(rank, each) for each in range(count)) / count
+        return sum(self.took(rank, number) for number in range(count)) / count
 
-    def _synchronous(self, words: str, shares: Shares, base: Mode | None = None) -> Mode:
+    def _synchronous(self, described: str, shares: Shares, base: Mode | None = None) -> Mode:
         slowest_s, computed_s = self._rounds(shares, 1)
         step_s = slowest_s + self.row.exposed_communication_s + self.row.update_s
         return self._mode(
-            EVERY_STEP, words, base, step_s, computed_s, self._gradient_bytes(self.leaves)
+            EVERY_STEP, described, base, step_s, computed_s, self._gradient_bytes(self.leaves)
         )
 
     def _local(self, base: Mode | None = None) -> Mode:
         """Each average waits for its slowest worker, and for what overlap_steps do not hide."""
-        steps, beside = self.words.local_steps, self.words.overlap_steps
+        steps, overlap = self.words.local_steps, self.words.overlap_steps
         fragments = self.words.fragments
         slowest_s, computed_s = self._rounds(self._hosted(), max(1, steps // fragments))
         own_s = slowest_s + self.update_s * ceil(self.words.replicas / self.size)
         shares = fragment_shares(self.workload, self.words)
-        waits_s = sum(max(0.0, share * self.exchange_s - beside * own_s) for share in shares)
-        words = f"local, H = {steps}" + f", {fragments} fragments" * (fragments > 1)
-        words += f", {beside} steps beside" * bool(beside)
+        waits_s = sum(max(0.0, share * self.exchange_s - overlap * own_s) for share in shares)
+        described = f"local, H = {steps}" + f", {fragments} fragments" * (fragments > 1)
+        described += f", {overlap} steps beside" * bool(overlap)
         sent = self._gradient_bytes(self.words.replicas) / steps
-        return self._mode(LOCAL, words, base, own_s + waits_s / steps, computed_s, sent)
+        return self._mode(LOCAL, described, base, own_s + waits_s / steps, computed_s, sent)
 
     def _gradient_bytes(self, leaves: int) -> float:
         """Bytes on the wire of a worker's gradients, of a tree over so many leaves."""
@@ -238,9 +243,9 @@ class _Workers:
         replicas = self.words.replicas
         if replicas < self.size or self.leaves % replicas:
             return equal_shares(self.leaves, self.size)
-        each = self.leaves // replicas
+        per_replica = self.leaves // replicas
         hosted = equal_shares(replicas, self.size)
-        return tuple(range(share.start * each, share.stop * each) for share in hosted)
+        return tuple(range(share.start * per_replica, share.stop * per_replica) for share in hosted)
 
     def _rounds(self, shares: Shares, steps: int) -> tuple[float, float]:
         counts = [0] * self.size
@@ -283,13 +288,13 @@ class _Workers:
         step_s = tally.time_s / self.steps
         late = tally.mean_staleness
         dropped = tally.dropped / (self.steps * self.leaves)
-        words = self._words(name, keeper)
-        return self._mode(name, words, base, step_s, computed_s, moved, late, dropped)
+        described = self._words(name, keeper)
+        return self._mode(name, described, base, step_s, computed_s, moved, late, dropped)
 
     def _mode(
         self,
         mode: str,
-        words: str,
+        described: str,
         base: Mode | None,
         step_s: float,
         computed_s: float,
@@ -300,7 +305,7 @@ class _Workers:
         rate = (1 - dropped) * self.workload.global_batch_size / step_s
         gain = 1.0 if base is None else rate / base.images_per_s
         idle = max(0.0, 1 - computed_s / step_s)
-        return Mode(words, step_s, rate, gain, staleness, dropped, idle, moved, {"mode": mode})
+        return Mode(described, step_s, rate, gain, staleness, dropped, idle, moved, {"mode": mode})
 
 
 def _events(clock: SimulatedClock) -> Iterator[Event]:
@@ -321,17 +326,17 @@ def forecast_mode(
     def at(sign: int) -> Mode:
         return own_mode(workload, cluster, row, words, 1 + sign * compute, 1 + sign * link)
 
-    found, low, high = at(0), at(-1), at(1)
+    mode, low, high = at(0), at(-1), at(1)
     most_bytes = workload.parameter_bytes * max(fragment_shares(workload, words))
     return {
         "mode": words.mode,
-        "mode_in_words": found.words,
+        "mode_in_words": mode.words,
         "workers": row.workers,
         "after_step": rounds.synchronous if is_local else words.warm_steps,
-        "step_s": found.step_s,
+        "step_s": mode.step_s,
         "step_low_s": low.step_s,
         "step_high_s": high.step_s,
-        **{name: each for name, each in asdict(found).items() if name in KEPT},
+        **{name: value for name, value in asdict(mode).items() if name in KEPT},
         # The time is a fragment's mean; the bytes are the largest fragment's.
         "average_s": row.exchange_s / words.fragments if is_local else None,
         "average_bytes": most_bytes if is_local else None,

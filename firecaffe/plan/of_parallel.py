@@ -68,17 +68,17 @@ class OwnCost(Protocol):
 
 def own_cost(config: ModelConfig, work: Workload, layout: OwnLayout) -> OwnCost:
     """Choose how to price a layout. Raises: RecipeError if it is not possible; as `chain_of`."""
-    words = layout.words
-    crossings = tuple(crossings_of(config, work, words.stages)) if words.stages else ()
+    parallel = layout.words
+    crossings = tuple(crossings_of(config, work, parallel.stages)) if parallel.stages else ()
     if not layout.chosen:
         return _Stages(work, layout, (), crossings)
     paths = [name for name, word in layout.chosen.items() if word == PATHS]
     chain = chain_of(config, work, paths)
-    chain = cut_where_gathered(chain, layout.chosen, words.num_parts)
+    chain = cut_where_gathered(chain, layout.chosen, parallel.num_parts)
     if crossings:
         # Parts need not be rows, so each part has one owner.
         return _SplitStages(replace(work, has_whole_shards=True), layout, chain, crossings)
-    return (_Auto if words.scheme == AUTO else _Split)(work, layout, chain)
+    return (_Auto if parallel.scheme == AUTO else _Split)(work, layout, chain)
 
 
 @dataclass(frozen=True)
@@ -89,13 +89,13 @@ class _Stages:
     crossings: tuple[Crossing, ...]
 
     def plans(self, cluster: Cluster, workers: int, exchange: str) -> list[SplitPlan]:
-        cost, words = SplitCost(self.work, cluster, (), workers, exchange), self.layout.words
+        cost, parallel = SplitCost(self.work, cluster, (), workers, exchange), self.layout.words
         with _named(workers):
             stages = self.stages(cost)
-            model = words.row_size // words.num_stages
-            found = stages_step(cost, self.crossings, stages, words.pipeline, model)
-        plan = plan_of_step(RECIPE, cost, found.step, found.memory, words.row_size)
-        return [replace(plan, idle=found.idle, words=words, crossings=self.crossings)]
+            model = parallel.row_size // parallel.num_stages
+            pipelined = stages_step(cost, self.crossings, stages, parallel.pipeline, model)
+        plan = plan_of_step(RECIPE, cost, pipelined.step, pipelined.memory, parallel.row_size)
+        return [replace(plan, idle=pipelined.idle, words=parallel, crossings=self.crossings)]
 
     def stages(self, cost: SplitCost) -> list[StageWork]:
         return whole_stages(self.work, cost.cluster.device, self.layout.words.stages)
@@ -106,10 +106,10 @@ class _SplitStages(_Stages):
     """The workers of a stage are next to each other."""
 
     def stages(self, cost: SplitCost) -> list[StageWork]:
-        names, words = self.layout.words.stages, replace(self.layout.words, stages=[])
+        names, unstaged = self.layout.words.stages, replace(self.layout.words, stages=[])
         workers = cost.workers // layout_of(self.layout.words, cost.workers).stages
         of_stage = SplitCost(self.work, cost.cluster, self.chain, workers, cost.exchange)
-        layouts = layouts_of_words(self.chain, words, self.layout.chosen, workers)
+        layouts = layouts_of_words(self.chain, unstaged, self.layout.chosen, workers)
         return split_stages(of_stage, layouts, names)
 
 
@@ -141,8 +141,8 @@ class _Auto(_Split):
         is_dense = all(unit.is_dense for unit in split)
         auto = self.layout.auto or Auto(self.work.num_micro_batches, self.work.compressor_level)
         names = auto.layouts(self.layout.words, workers, is_dense)
-        found = [self.plan(name, cluster, workers, exchange) for name in names]
-        return sorted(found, key=lambda each: (not each.fits, each.step.step_s))
+        priced = [self.plan(name, cluster, workers, exchange) for name in names]
+        return sorted(priced, key=lambda plan: (not plan.fits, plan.step.step_s))
 
 
 @contextmanager
@@ -171,11 +171,12 @@ def forecast_parallel(
         cost.plans(slower(cluster, 1 + sign * compute, 1 + sign * link), workers, exchange)[0].step
         for sign in (-1, 1)
     )
-    words = layout.words
-    rounds = work.num_micro_batches // layout_of(words, workers).sharers
+    parallel = layout.words
+    rounds = work.num_micro_batches // layout_of(parallel, workers).sharers
     waits = slowest_of(workers, cluster.device.jitter, max(1, rounds))
     return {
-        "parallel": asdict(words) | {"data": workers // words.row_size, "model": words.row_size},
+        "parallel": asdict(parallel)
+        | {"data": workers // parallel.row_size, "model": parallel.row_size},
         "workers": workers,
         "exchange": exchange,
         **_parts(plan.step),
@@ -216,12 +217,12 @@ def slower(cluster: Cluster, compute: float, link: float) -> Cluster:
     )
     links = tuple(
         replace(
-            each,
-            latency_s=each.latency_s * link,
-            bandwidth_bytes_per_s=each.bandwidth_bytes_per_s / link,
-            memory_bytes_per_s=each.memory_bytes_per_s / link,
-            addition_s_per_byte=each.addition_s_per_byte * link,
+            cluster_link,
+            latency_s=cluster_link.latency_s * link,
+            bandwidth_bytes_per_s=cluster_link.bandwidth_bytes_per_s / link,
+            memory_bytes_per_s=cluster_link.memory_bytes_per_s / link,
+            addition_s_per_byte=cluster_link.addition_s_per_byte * link,
         )
-        for each in cluster.links
+        for cluster_link in cluster.links
     )
     return replace(cluster, device=device, links=links)

@@ -163,14 +163,14 @@ def workload_of_model(
 
 
 def _workload(
-    config: ModelConfig, layout: Layout, num_classes: int | None, words: Workload
+    config: ModelConfig, layout: Layout, num_classes: int | None, base: Workload
 ) -> Workload:
-    found = layers_of(config, layout, num_classes)
+    layers = layers_of(config, layout, num_classes)
     return replace(
-        words,
-        layers=found.works,
-        activation_bytes=found.activation_bytes,
-        frozen_bytes=found.frozen_bytes,
+        base,
+        layers=layers.works,
+        activation_bytes=layers.activation_bytes,
+        frozen_bytes=layers.frozen_bytes,
         num_classes=num_classes or 0,
     )
 
@@ -231,8 +231,8 @@ def cluster_for(recipe: Recipe, gpu: str = "") -> Cluster | None:
     """Find the recipe's cluster, a shipped one (no gpu: a CPU's), or None. Raises: RecipeError."""
     if recipe.run.cluster:
         return load_cluster(recipe.run.cluster)
-    words = re.split(r"[^A-Za-z0-9]+", gpu)
-    name = next((name for part, name in BY_DEVICE.items() if part in words), "")
+    parts = re.split(r"[^A-Za-z0-9]+", gpu)
+    name = next((name for part, name in BY_DEVICE.items() if part in parts), "")
     name = name if gpu else CPU_CLUSTER
     return load_cluster(name) if name else None
 
@@ -260,15 +260,17 @@ def forecast_run(
         return None
     if chosen is not None:
         workload, layout = workload_of(recipe, data), OwnLayout.of(recipe, chosen)
-        found = forecast_parallel(recipe.model, workload, cluster, layout, world_size, algorithm)
-        return found | _of_cluster(cluster, recipe, workload, found["data_s"])
+        of_parallel = forecast_parallel(
+            recipe.model, workload, cluster, layout, world_size, algorithm
+        )
+        return of_parallel | _of_cluster(cluster, recipe, workload, of_parallel["data_s"])
     try:
         workload = workload_of(recipe, data)
         row = forecast(workload, cluster, world_size, algorithm, compressor)
         if recipe.synchrony.mode != EVERY_STEP:
-            words = recipe.synchrony
-            own = forecast_mode(workload, cluster, row, words, rounds or Rounds(0))
-            return own | _of_cluster(cluster, recipe, workload, row.data_s)
+            synchrony = recipe.synchrony
+            of_mode = forecast_mode(workload, cluster, row, synchrony, rounds or Rounds(0))
+            return of_mode | _of_cluster(cluster, recipe, workload, row.data_s)
     except (FirecaffeError, ValueError):  # the run starts without a forecast
         return None
     alone_s = row.compute_s / slowest_of(world_size, cluster.device.jitter, row.micro_batches)
@@ -329,25 +331,27 @@ def write_forecast(
     if why := _no_forecast(recipe, name, world_size, is_several):
         return [f"no forecast: {why}"]
     try:
-        found = forecast_run(recipe, data, world_size, name, algorithm, rounds, chosen)
+        predicted = forecast_run(recipe, data, world_size, name, algorithm, rounds, chosen)
     except FirecaffeError as error:
         if chosen is None:
             raise
         return [f"no forecast: {error}"]
-    if found is None:
+    if predicted is None:
         return []
-    write_json(folder / FORECAST, found)
-    line = line_of(found) if "mode" in found else _line(found)
-    return [line + ("; without the time that the data take" if found["is_without_data"] else "")]
+    write_json(folder / FORECAST, predicted)
+    line = line_of(predicted) if "mode" in predicted else _line(predicted)
+    return [
+        line + ("; without the time that the data take" if predicted["is_without_data"] else "")
+    ]
 
 
-def _line(found: dict[str, Any]) -> str:
-    low, high = found["step_low_s"] * 1e3, found["step_high_s"] * 1e3
-    said = f"{found['step_s'] * 1e3:.3g} ms a step ({low:.3g} to {high:.3g})"
-    line = f"forecast: {said}, {found['images_per_s']:,.4g} samples/s on {found['cluster']}"
-    if "parallel" not in found:
+def _line(predicted: dict[str, Any]) -> str:
+    low, high = predicted["step_low_s"] * 1e3, predicted["step_high_s"] * 1e3
+    said = f"{predicted['step_s'] * 1e3:.3g} ms a step ({low:.3g} to {high:.3g})"
+    line = f"forecast: {said}, {predicted['images_per_s']:,.4g} samples/s on {predicted['cluster']}"
+    if "parallel" not in predicted:
         return line
-    if found["parallel"]["stages"]:
-        return f"{line}; {found['idle']:.0%} of it a stage does not compute"
-    between, gradients = found["activations_s"], found["exposed_communication_s"]
+    if predicted["parallel"]["stages"]:
+        return f"{line}; {predicted['idle']:.0%} of it a stage does not compute"
+    between, gradients = predicted["activations_s"], predicted["exposed_communication_s"]
     return f"{line}; {between * 1e3:.3g} ms for activations, {gradients * 1e3:.3g} for gradients"

@@ -74,13 +74,13 @@ class Prices:
         if self.network.world_size == 1:
             return [0.0] * len(sizes)
         largest = max(2, *sizes)
-        fewer = [each for each in SIZES if 4 * each < largest] or [max(1, largest // 16)]
+        fewer = [size for size in SIZES if 4 * size < largest] or [max(1, largest // 16)]
         points = [0, *fewer, largest]
         times = [self._exact_s(point) for point in points[1:]]
         # The latency remains when the bytes shrink to zero.
         slope = (times[1] - times[0]) / (points[2] - points[1])
         times = [max(0.0, times[0] - slope * points[1]), *times]
-        return [float(each) for each in np.interp(sizes, points, times)]
+        return [float(second) for second in np.interp(sizes, points, times)]
 
     def lanes(self, most: int) -> int:
         """How many vectors are under way at once on a cluster that allows `most`."""
@@ -109,7 +109,9 @@ class Prices:
         if self.across:
             return _shared_s(self.across, network, num_elements)
         if self.algorithm == NATIVE:
-            return min(rounds_only_s(each, network, num_elements) for each in NATIVE_CANDIDATES)
+            return min(
+                rounds_only_s(candidate, network, num_elements) for candidate in NATIVE_CANDIDATES
+            )
         if self.algorithm == FOLD:
             return _fold_s(network, num_elements, self.num_leaves, self.kind)
         if not self.in_pieces:

@@ -62,7 +62,7 @@ def crossings_of(config: ModelConfig, work: Workload, names: Sequence[str]) -> l
 
     def find(network: nn.Module, inputs: Any) -> list[Crossing]:
         stages = cut_stages(network.train(), names)
-        values, found = (inputs,), []
+        values, crossings = (inputs,), []
         with without_compiler():
             for stage in stages[:-1]:
                 values = stage.module(*values)
@@ -71,10 +71,10 @@ def crossings_of(config: ModelConfig, work: Workload, names: Sequence[str]) -> l
                     for tree_leave in tree_leaves(values)
                     if isinstance(tree_leave, Tensor)
                 ]
-                wanted = [each for each in given if each.requires_grad]
-                sizes = (sum(each.numel() for each in those) for those in (given, wanted))
-                found.append(Crossing(*(size / PROFILED_IMAGES for size in sizes)))
-        return found
+                wanted = [tensor for tensor in given if tensor.requires_grad]
+                sizes = (sum(tensor.numel() for tensor in those) for those in (given, wanted))
+                crossings.append(Crossing(*(size / PROFILED_IMAGES for size in sizes)))
+        return crossings
 
     return with_outline(
         config,
@@ -88,8 +88,10 @@ def works_of(works: Sequence[LayerWork], names: Sequence[str]) -> list[tuple[Lay
     """Split calls into stages, from each module's first call. Raises: ValueError if not called."""
     begins = [0]
     for name in names:
-        own = (work.name.partition("#")[0] for work in works)
-        place = next((at for at, each in enumerate(own) if f"{each}.".startswith(f"{name}.")), None)
+        calls = (work.name.partition("#")[0] for work in works)
+        place = next(
+            (at for at, call in enumerate(calls) if f"{call}.".startswith(f"{name}.")), None
+        )
         if place is None:
             raise ValueError(f"{name} is not called")
         begins.append(place)
@@ -114,12 +116,14 @@ class StageWork:
 def whole_stages(work: Workload, device: Device, names: Sequence[str]) -> list[StageWork]:
     """Stages of one worker each. Raises: ValueError, as `works_of`."""
     scale = correction(work, device, work.micro_batch_size)
-    found = []
-    for own in works_of(work.layers, names):
-        times = [layer_s(each, work, device, work.micro_batch_size) for each in own]
+    stages = []
+    for layers in works_of(work.layers, names):
+        times = [layer_s(layer, work, device, work.micro_batch_size) for layer in layers]
         forward_s = scale * sum(forward for forward, _ in times)
-        found.append(StageWork(own, forward_s, tuple(scale * backward for _, backward in times)))
-    return found
+        stages.append(
+            StageWork(layers, forward_s, tuple(scale * backward for _, backward in times))
+        )
+    return stages
 
 
 def split_stages(
@@ -130,21 +134,21 @@ def split_stages(
     cost: of the workers that hold one stage, of all models. layouts: of the units of its chain.
     Raises: ValueError, as `works_of`.
     """
-    parts = [part_of(*each) for each in zip(cost.chain, layouts, strict=True)]
+    parts = [part_of(*pair) for pair in zip(cost.chain, layouts, strict=True)]
     ends = [*accumulate(map(len, works_of([*joined.from_iterable(parts)], names)))]
     begins = accumulate(map(len, parts), initial=0)
     # The last unit has no layer; it makes the network's outputs whole.
     numbers = [min(bisect_right(ends, begin), len(ends) - 1) for begin in begins]
-    most = max(each.batch for each in layouts)
-    found = [StageWork((), 0.0, ()) for _ in ends]
+    most = max(layout.batch for layout in layouts)
+    stages = [StageWork((), 0.0, ()) for _ in ends]
     for at, (unit, layout, part) in enumerate(zip(cost.chain, layouts, parts, strict=True)):
         forward_s, backward_s = cost.computes_s(unit, layout)
         between = [cost.inside(unit, layout, most)]
         if at:  # activations arrive as the stage before left them
             between.append(cost.between(at - 1, layouts[at - 1], layout))
         step_s, sent_bytes = map(sum, zip(*between, strict=True))
-        stage = found[numbers[at]]
-        found[numbers[at]] = StageWork(
+        stage = stages[numbers[at]]
+        stages[numbers[at]] = StageWork(
             stage.layers + part,
             stage.forward_s + forward_s,
             stage.backward_s + backward_s,
@@ -152,7 +156,7 @@ def split_stages(
             stage.between_bytes + sent_bytes,
             1 / (layout.outputs * layout.groups * layout.rows),
         )
-    return found
+    return stages
 
 
 def stages_step(
@@ -171,33 +175,42 @@ def stages_step(
     size, row = len(stages), len(stages) * model
     layout = Layout(cost.workers // row, copies=row)
     rounds = micro_batches_of(work, layout)
-    crossed = [each.shared(own.share_sent) for each, own in zip(crossings, stages, strict=False)]
-    forward_s = [own.forward_s + own.between_s / 2 for own in stages]
-    backward_s = [sum(own.backward_s) + own.between_s / 2 for own in stages]
+    crossed = [
+        crossing.shared(stage_work.share_sent)
+        for crossing, stage_work in zip(crossings, stages, strict=False)
+    ]
+    forward_s = [stage_work.forward_s + stage_work.between_s / 2 for stage_work in stages]
+    backward_s = [sum(stage_work.backward_s) + stage_work.between_s / 2 for stage_work in stages]
     fetch_s = data_s(work, device)
     orders = [ORDERS[pipeline](size, rounds, stage) for stage in range(size)]
-    found = turns(
+    timeline = turns(
         orders,
         [seconds + fetch_s * (k in (0, size - 1)) for k, seconds in enumerate(forward_s)],
         backward_s,
-        [_message_s(cost, k, model, each.forward, True) for k, each in enumerate(crossed)],
-        [_message_s(cost, k, model, each.backward, False) for k, each in enumerate(crossed)],
+        [_message_s(cost, k, model, crossing.forward, True) for k, crossing in enumerate(crossed)],
+        [
+            _message_s(cost, k, model, crossing.backward, False)
+            for k, crossing in enumerate(crossed)
+        ],
     )
-    of_stages = [replace(work, layers=own.layers) for own in stages]
-    backwards = [own.backward_s[::-1] for own in stages]
-    weights = [own.parameter_bytes for own in of_stages]
-    updated = max(cost.update.updated_bytes(own, layout.batch) for own in of_stages)
+    of_stages = [replace(work, layers=stage_work.layers) for stage_work in stages]
+    backwards = [stage_work.backward_s[::-1] for stage_work in stages]
+    weights = [workload.parameter_bytes for workload in of_stages]
+    updated = max(cost.update.updated_bytes(workload, layout.batch) for workload in of_stages)
     sums_s = list(map(partial(_sums_s, cost, row), of_stages, backwards))
-    length_s = max(found.ends_s)
-    summed_s = max(end + own for end, own in zip(found.ends_s, sums_s, strict=True))
+    length_s = max(timeline.ends_s)
+    summed_s = max(end + sum_s for end, sum_s in zip(timeline.ends_s, sums_s, strict=True))
     computes_s = [rounds * (a + b) for a, b in zip(forward_s, backward_s, strict=True)]
     waits = slowest_of(cost.workers, device.jitter, rounds)
-    held = [_held(*each) for each in zip(of_stages, orders, strict=True)]
-    memory = [memory_bytes(each, layout.batch, is_whole=False) for each in held]
+    held = [_held(*pair) for pair in zip(of_stages, orders, strict=True)]
+    memory = [memory_bytes(workload, layout.batch, is_whole=False) for workload in held]
     own_bytes = zip(_sent(cost, crossed, layout), stages, strict=True)
-    sent = [each + own.between_bytes for each, own in own_bytes]
+    sent = [crossing_bytes + stage_work.between_bytes for crossing_bytes, stage_work in own_bytes]
     gradients, sent_between = max(
-        zip((sum_numbers(layout.batch, own) for own in weights), sent, strict=True), key=sum
+        zip(
+            (sum_numbers(layout.batch, weight_bytes) for weight_bytes in weights), sent, strict=True
+        ),
+        key=sum,
     )
     step = SplitStep(
         compute_s=max(computes_s) * waits,
@@ -211,8 +224,8 @@ def stages_step(
     return RecipeStages(
         step,
         tuple(computes_s),
-        max(memory, key=lambda each: sum(each.values())),
-        tuple(sum(each.values()) for each in memory),
+        max(memory, key=lambda by_purpose: sum(by_purpose.values())),
+        tuple(sum(by_purpose.values()) for by_purpose in memory),
     )
 
 

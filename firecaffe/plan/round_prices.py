@@ -56,16 +56,18 @@ def like_rounds(
     inner, outer = nested
     first = np.arange(0, world_size, ranks_per_node)
     inside = list(like_rounds(inner, ranks_per_node, num_elements))
-    in_all = [_shifted(each, first) for each in inside]
-    yield from (each for each in in_all if each.reduce.all())
+    in_all = [_shifted(like_round, first) for like_round in inside]
+    yield from (like_round for like_round in in_all if like_round.reduce.all())
     for like_round in like_rounds(outer, len(first), num_elements):
         ends = first[like_round.source], first[like_round.destination]
         yield EqualRounds(like_round.count, *ends, like_round.elements, like_round.reduce)
-    yield from (each for each in in_all if not each.reduce.any())
+    yield from (like_round for like_round in in_all if not like_round.reduce.any())
 
 
 def rounds_s(rounds: Iterator[EqualRounds], network: Network, bytes_per_element: int = 4) -> float:
-    return sum(each.count * _round_s(each, network, bytes_per_element) for each in rounds)
+    return sum(
+        like_round.count * _round_s(like_round, network, bytes_per_element) for like_round in rounds
+    )
 
 
 def sharded_s(network: Network, num_elements: int, bytes_per_element: int = 4) -> float:
@@ -175,7 +177,7 @@ def _double_tree(p: int, n: int) -> Iterator[EqualRounds]:
         up = [(pair[0], pair[1]) for pair in reversed(pairs)]
         back = [(pair[1], pair[0]) for pair in pairs]
         none = np.zeros(0, dtype=np.int64)
-        spaced = [part for each in (*up, *back) for part in (each, (none, none))][:-1]
+        spaced = [part for ends in (*up, *back) for part in (ends, (none, none))][:-1]
         # The way up uses every second round from the first, and the way down the rounds between.
         half = 2 * len(up) - 1
         trees.append([*spaced[:half], *spaced[half + 1 :]])

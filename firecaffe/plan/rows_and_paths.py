@@ -36,8 +36,8 @@ class Rows:
         outputs = gather_numbers(workers, samples * sizes.outputs, made)
         inputs = has_gradient * gather_numbers(workers, samples * sizes.inputs, self.rows)
         if self.slide is None:
-            own = norm_by_rows(workers, sizes.weights, self.channels, has_gradient)
-            return own + outputs + inputs
+            sums = norm_by_rows(workers, sizes.weights, self.channels, has_gradient)
+            return sums + outputs + inputs
         crossing = crossing_rows(self.slide, self.rows, workers) if workers > 1 else 0
         halo = samples * crossing * self.channels * self.columns / max(1, workers - 1)
         both_ways = halo if has_gradient else halo / 2
@@ -92,7 +92,7 @@ class PathModule:
         weights = sum(
             parameter.numel() for parameter in self.layer.parameters() if parameter.requires_grad
         )
-        inputs = sum(self.sizes.get(each, 0) for each in self.found.taken)
+        inputs = sum(self.sizes.get(node, 0) for node in self.found.taken)
         ends = [self.sizes[end] for end in self.found.ends]
         numbers = None
         if len(ends) >= workers:
@@ -119,17 +119,17 @@ def named_paths(network: nn.Module, names: Collection[str]) -> dict[str, tuple[n
 
 def path_modules(network: nn.Module) -> dict[str, tuple[nn.Module, Paths]]:
     """Find modules of paths that contain layers; of nested ones only the outermost."""
-    found: dict[str, tuple[nn.Module, Paths]] = {}
+    modules: dict[str, tuple[nn.Module, Paths]] = {}
     for name, layer in network.named_modules():
         if not name or not any(True for _ in layer.children()):
             continue
-        if any(name.startswith(f"{outer}.") for outer in found):
+        if any(name.startswith(f"{outer}.") for outer in modules):
             continue
         try:
-            found[name] = layer, find_paths(layer)
+            modules[name] = layer, find_paths(layer)
         except NoPathsError:
             continue
-    return found
+    return modules
 
 
 class _Sizes(fx.Interpreter):

@@ -219,12 +219,12 @@ class _Run:
             for piece, schedule in enumerate(schedules):
                 for number, round_ in enumerate(schedule.rounds):
                     self._plan(round_, (number, piece), lane * network.world_size, steps)
-        self.program = {actor: sorted(own) for actor, own in steps.items()}
+        self.program = {actor: sorted(actor_steps) for actor, actor_steps in steps.items()}
         self.first: list[tuple[int, _Step]] = []
         self.own_next: dict[tuple[int, _Step], _Step] = {}
-        for actor, own in self.program.items():
+        for actor, actor_steps in self.program.items():
             for piece in range(len(schedules)):
-                of_piece = [step for step in own if step[1] == piece]
+                of_piece = [step for step in actor_steps if step[1] == piece]
                 self.first += [(actor, step) for step in of_piece[:1]]
                 for step, following in pairwise(of_piece):
                     self.own_next[actor, step] = following

@@ -49,13 +49,13 @@ def best_layouts(cost: SplitCost, first: Sequence[Sequence[Layout]] = ()) -> lis
     layouts = possible(cost)
     computes, gradients = own_costs(cost, layouts)
     between = between_costs(cost, layouts)
-    found = [list(each) for each in first]
+    candidates = [list(given) for given in first]
     for exposed in EXPOSED:
-        own = [a + exposed * b for a, b in zip(computes, gradients, strict=True)]
-        chosen = [layouts[index] for index in cheapest(own, between)[1]]
-        if chosen not in found:
-            found.append(chosen)
-    return min(found, key=lambda each: cost.step(each).step_s)
+        unit_costs = [a + exposed * b for a, b in zip(computes, gradients, strict=True)]
+        chosen = [layouts[index] for index in cheapest(unit_costs, between)[1]]
+        if chosen not in candidates:
+            candidates.append(chosen)
+    return min(candidates, key=lambda candidate: cost.step(candidate).step_s)
 
 
 def cheapest(own: Sequence[Array], between: Sequence[Array]) -> tuple[float, list[int]]:
@@ -77,15 +77,15 @@ def cheapest(own: Sequence[Array], between: Sequence[Array]) -> tuple[float, lis
 
 def possible(cost: SplitCost) -> list[Layout]:
     """Layouts for at least one unit, if rows of workers fill groups of links or divide them."""
-    found = []
-    for each in layouts_of(cost.workers, cost.work.num_micro_batches):
+    layouts = []
+    for layout in layouts_of(cost.workers, cost.work.num_micro_batches):
         try:
-            cost.prices(each.model)
+            cost.prices(layout.model)
         except ValueError:
             continue
-        if any(allows(unit, each) for unit in cost.chain):
-            found.append(each)
-    return found
+        if any(allows(unit, layout) for unit in cost.chain):
+            layouts.append(layout)
+    return layouts
 
 
 def own_costs(cost: SplitCost, layouts: Sequence[Layout]) -> tuple[list[Array], list[Array]]:
@@ -127,14 +127,14 @@ def between_costs(cost: SplitCost, layouts: Sequence[Layout]) -> list[Array]:
     tables: dict[bool, tuple[Array, Array, Array]] = {}
     shares = np.array([micro_batches_of(cost.work, layout) for layout in layouts])
     rounds = np.minimum(shares[:, None], shares)[..., None]
-    found = []
+    seconds = []
     for at, unit in enumerate(cost.chain[1:]):
         if unit.has_input_gradient not in tables:
             tables[unit.has_input_gradient] = _table(cost, layouts, unit.has_input_gradient)
         sizes = np.array([cost.size(at, layout) for layout in layouts])[:, None, None]
         table = tables[unit.has_input_gradient]
-        found.append(cost.exchanges.seconds_of(*table, sizes, rounds).sum(-1))
-    return found
+        seconds.append(cost.exchanges.seconds_of(*table, sizes, rounds).sum(-1))
+    return seconds
 
 
 def _table(
@@ -145,11 +145,11 @@ def _table(
     table = [np.zeros((n, n, MOST_TRAFFICS, *rest)) for rest in ((links,), (links,), ())]
     for i, before in enumerate(layouts):
         for j, after in enumerate(layouts):
-            found: Boundary = cost.boundary(before, after, has_gradient)
-            traffics = [*found.sums, *found.fetches]
-            for k, each in enumerate(traffics):
-                table[0][i, j, k], table[1][i, j, k] = each.messages, each.share
-                table[2][i, j, k] = each.added
+            at_boundary: Boundary = cost.boundary(before, after, has_gradient)
+            traffics = [*at_boundary.sums, *at_boundary.fetches]
+            for k, traffic in enumerate(traffics):
+                table[0][i, j, k], table[1][i, j, k] = traffic.messages, traffic.share
+                table[2][i, j, k] = traffic.added
     return table[0], table[1], table[2]
 
 
@@ -186,8 +186,8 @@ class SplitPlan:
 
 def exchange_for(rows: Sequence[Forecast], workers: int) -> str:
     """The fastest planned exchange that works among any ranks; tree if none was planned."""
-    own = [row for row in rows if row.workers == workers and row.exchange in ALGORITHMS]
-    return min(own, key=lambda row: row.step_s).exchange if own else "tree"
+    planned = [row for row in rows if row.workers == workers and row.exchange in ALGORITHMS]
+    return min(planned, key=lambda row: row.step_s).exchange if planned else "tree"
 
 
 def split_plans(
@@ -200,12 +200,12 @@ def split_plans(
 ) -> list[SplitPlan]:
     """Plan each way's fastest variant, preferring those that fit; omit impossible ways."""
     cost = SplitCost(work, cluster, chain, workers, exchange)
-    found = []
-    for name in (each for each in WAYS if each in ways):
+    fastest = []
+    for name in (way for way in WAYS if way in ways):
         plans = [*WAYS[name](cost)]
         if plans:
-            found.append(min(plans, key=lambda each: (not each.fits, each.step.step_s)))
-    return found
+            fastest.append(min(plans, key=lambda plan: (not plan.fits, plan.step.step_s)))
+    return fastest
 
 
 def _data(cost: SplitCost) -> Iterator[SplitPlan]:
@@ -231,9 +231,9 @@ def _pipeline(cost: SplitCost) -> Iterator[SplitPlan]:
     for stages in _models(cost):
         if stages > len(cost.chain) - 1:
             continue
-        found = best_stages(cost, stages)
-        plan = plan_of_step("pipeline", cost, found.step, found.memory, stages)
-        yield SplitPlan(**{**plan.__dict__, "cuts": found.cuts, "idle": found.idle})
+        best = best_stages(cost, stages)
+        plan = plan_of_step("pipeline", cost, best.step, best.memory, stages)
+        yield SplitPlan(**{**plan.__dict__, "cuts": best.cuts, "idle": best.idle})
 
 
 WAYS: dict[str, Callable[[SplitCost], Iterator[SplitPlan]]] = {
@@ -260,11 +260,11 @@ def dense_layouts(cost: SplitCost, is_trick: bool) -> Iterator[tuple[int, Layout
     for model in _models(cost):
         batch = cost.workers // model
         whole = Layout(cost.workers) if is_trick else Layout(batch, copies=model)
-        words = Layout(batch, outputs=model), Layout(batch, inputs=model)
+        splits = Layout(batch, outputs=model), Layout(batch, inputs=model)
         for begins in (0, 1):
             layouts, turn = [], begins
             for unit in cost.chain:
-                split = words[turn % 2]
+                split = splits[turn % 2]
                 is_split = unit.is_dense and allows(unit, split)
                 layouts.append(split if is_split else whole)
                 turn = turn + 1 if is_split else begins
@@ -328,7 +328,7 @@ def reasons(plan: SplitPlan, cost: SplitCost) -> list[Reason]:
     by_data = Layout(cost.workers)
     pairs = [*enumerate(pairwise(plan.layouts))]
     between = [(0.0, 0.0), *(cost.between(at, *pair) for at, pair in pairs)]
-    found = []
+    by_layer = []
     rows = zip(cost.chain, plan.layouts, between, strict=True)
     for unit, layout, (seconds, sent) in rows:
         if not unit.weights:
@@ -338,7 +338,7 @@ def reasons(plan: SplitPlan, cost: SplitCost) -> list[Reason]:
             seconds, sent = seconds + own_s, sent + own_sent
         whole = BYTES_PER_ELEMENT * unit.weights
         numbers = unit.inputs + unit.outputs
-        found.append(
+        by_layer.append(
             Reason(
                 unit.name,
                 words_of(unit, layout),
@@ -350,4 +350,4 @@ def reasons(plan: SplitPlan, cost: SplitCost) -> list[Reason]:
                 cost.gradients_s(unit, layout) + seconds,
             )
         )
-    return found
+    return by_layer

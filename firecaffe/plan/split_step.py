@@ -101,15 +101,15 @@ class SplitCost:
     def step(self, layouts: Layouts) -> SplitStep:
         """Price the step of these layouts. Raises: ValueError if they cannot use the exchange."""
         work, device = self.work, self.cluster.device
-        own = [*zip(self.chain, layouts, strict=True)]
+        placements = [*zip(self.chain, layouts, strict=True)]
         most = max(layout.batch for layout in layouts)
         rounds = min(micro_batches_of(work, layout) for layout in layouts)
-        computed_s = sum(self.unit_s(*each) for each in own)
-        computed_s += sum(self.apart_s(*each, most) for each in own)
+        computed_s = sum(self.unit_s(*placement) for placement in placements)
+        computed_s += sum(self.apart_s(*placement, most) for placement in placements)
         tensors, backward_s = self._last_backward(layouts)
         slowed_s, exposed_s = self._beside_backward(tensors, backward_s)
         between = [self.between(at, *pair) for at, pair in enumerate(pairwise(layouts))]
-        between += [self.inside(*each, most) for each in own]
+        between += [self.inside(*placement, most) for placement in placements]
         updated = updated_bytes(work, self.chain, layouts)
         step = SplitStep(
             compute_s=(computed_s + slowed_s - backward_s)
@@ -121,7 +121,7 @@ class SplitCost:
             gradients_bytes=sum(
                 sent_nodes(nodes_of(layout, most))
                 * sum_numbers(layout.batch, weights_bytes(unit, layout))
-                for unit, layout in own
+                for unit, layout in placements
             ),
             activations_bytes=sum(sent for _, sent in between),
         )
@@ -167,13 +167,13 @@ class SplitCost:
         rounds = micro_batches_of(self.work, layout)
         samples = self.work.global_batch_size / layout.batch
         parts = PartExchanges(self.exchanges, rounds, samples, self.itemsize)
-        found = [
+        prices = [
             self.halos(unit, layout),
             self.masks(unit, layout, most),
             parts.rows(unit, layout),
             parts.paths(unit, layout),
         ]
-        return sum(seconds for seconds, _ in found), sum(sent for _, sent in found)
+        return sum(seconds for seconds, _ in prices), sum(sent for _, sent in prices)
 
     def halos(self, unit: Unit, layout: Layout) -> tuple[float, float]:
         """Seconds, and bytes sent by each worker, to exchange neighboring channels."""
@@ -209,15 +209,15 @@ class SplitCost:
 
     def between(self, at: int, before: Layout, after: Layout) -> tuple[float, float]:
         """Seconds, and bytes sent by each worker, between unit `at` and the next one."""
-        found = [self._passed(at, *pair) for pair in pairwise(through(before, after))]
-        return sum(seconds for seconds, _ in found), sum(sent for _, sent in found)
+        prices = [self._passed(at, *pair) for pair in pairwise(through(before, after))]
+        return sum(seconds for seconds, _ in prices), sum(sent for _, sent in prices)
 
     def _passed(self, at: int, before: Layout, after: Layout) -> tuple[float, float]:
         unit, follows = self.chain[at], self.chain[at + 1]
         num_bytes, rounds = self.size(at, before), self.rounds(before, after)
         num_bytes *= unevenness(unit, before) * unevenness_of_input(follows, after)
-        found = self.boundary(before, after, follows.has_input_gradient)
-        traffics: list[Traffic] = [*found.sums, *found.fetches]
+        at_boundary = self.boundary(before, after, follows.has_input_gradient)
+        traffics: list[Traffic] = [*at_boundary.sums, *at_boundary.fetches]
         seconds = self.exchanges.seconds(traffics, num_bytes, rounds)
         return seconds, num_bytes * sum(float(traffic.share.sum()) for traffic in traffics)
 
@@ -230,13 +230,13 @@ class SplitCost:
 
     def rounds(self, before: Layout, after: Layout) -> int:
         """Exchanges in a step; in one, each worker that shares a batch has a micro-batch."""
-        return min(micro_batches_of(self.work, each) for each in (before, after))
+        return min(micro_batches_of(self.work, layout) for layout in (before, after))
 
     def _boundary(self, before: Layout, after: Layout, has_gradient: bool) -> Boundary:
         return boundary(self.exchanges, before, after, has_gradient)
 
     def _last_backward(self, layouts: Layouts) -> tuple[list[_Tensor], float]:
-        most = max(each.batch for each in layouts)
+        most = max(layout.batch for layout in layouts)
         tensors, late, passed_s = [], [], 0.0
         for unit, layout in [*zip(self.chain, layouts, strict=True)][::-1]:
             _, backward_s = self.computes_s(unit, layout)
@@ -244,15 +244,15 @@ class SplitCost:
             for work, seconds in [*zip(part_of(unit, layout), backward_s, strict=True)][::-1]:
                 passed_s += in_round * seconds
                 apart = is_apart(layout, most)
-                found = [
+                of_work = [
                     _Tensor(layout.model, nodes_of(layout, most), passed_s, size, not apart)
                     for size in work.parameters_bytes[::-1]
                 ]
                 if apart:
-                    late += found
+                    late += of_work
                 else:
-                    tensors += found
-        return [*tensors, *(replace(each, ready_s=passed_s) for each in late)], passed_s
+                    tensors += of_work
+        return [*tensors, *(replace(tensor, ready_s=passed_s) for tensor in late)], passed_s
 
     def _beside_backward(
         self, tensors: Sequence[_Tensor], backward_s: float
@@ -261,18 +261,24 @@ class SplitCost:
         sent: list[tuple[int, Bucket]] = []
         of_nodes: list[float] = []
         before: list[float] = []
-        kinds = groupby(tensors, lambda each: (each.model, each.nodes, each.is_shared_out))
+        kinds = groupby(tensors, lambda tensor: (tensor.model, tensor.nodes, tensor.is_shared_out))
         for (model, nodes, is_shared_out), run in kinds:
-            own = [*run]
-            for start, stop in cut([each.num_bytes for each in own], self.work.bucket_bytes):
-                size = sum(each.num_bytes for each in own[start:stop]) // BYTES_PER_ELEMENT
-                sent.append((model, Bucket(own[stop - 1].ready_s, size)))
+            same_kind = [*run]
+            for start, stop in cut(
+                [tensor.num_bytes for tensor in same_kind], self.work.bucket_bytes
+            ):
+                size = (
+                    sum(tensor.num_bytes for tensor in same_kind[start:stop]) // BYTES_PER_ELEMENT
+                )
+                sent.append((model, Bucket(same_kind[stop - 1].ready_s, size)))
                 of_nodes.append(sent_nodes(nodes))
                 before.append(self.update.share_before if is_shared_out else 1.0)
         by_model: dict[int, list[int]] = {}
         for model, bucket in sent:
             by_model.setdefault(model, []).append(bucket.num_elements)
-        taken = {model: iter(self.prices(model).seconds(own)) for model, own in by_model.items()}
+        taken = {
+            model: iter(self.prices(model).seconds(sizes)) for model, sizes in by_model.items()
+        }
         whole_s = [
             more * next(taken[model]) for (model, _), more in zip(sent, of_nodes, strict=True)
         ]
@@ -280,7 +286,7 @@ class SplitCost:
         lanes = min((self.prices(model).lanes(self.cluster.lanes) for model in by_model), default=1)
         together = 1.0
         if len(sent) > 1:
-            model, largest = max(sent, key=lambda each: each[1].num_elements)
+            model, largest = max(sent, key=lambda entry: entry[1].num_elements)
             together = self.prices(model).share_beside_another(largest.num_elements, lanes)
         buckets = [bucket for _, bucket in sent]
         slowdown = self.cluster.device.exchange_slowdown
@@ -295,4 +301,4 @@ def sent_nodes(nodes: int) -> float:
 
 def weights_bytes(unit: Unit, layout: Layout) -> int:
     """Bytes of the gradients that each worker sums with others that hold the same part."""
-    return sum(sum(each.parameters_bytes) for each in part_of(unit, layout))
+    return sum(sum(work.parameters_bytes) for work in part_of(unit, layout))

@@ -62,7 +62,7 @@ def best_stages(cost: SplitCost, stages: int) -> Stages:
         cuts,
         _step(cost, units, layout, cuts, computes_s / micro_batches, passes_s),
         (stages - 1) / (micro_batches + stages - 1),
-        max(memory, key=lambda each: sum(each.values())),
+        max(memory, key=lambda by_purpose: sum(by_purpose.values())),
     )
 
 
@@ -84,11 +84,14 @@ def _step(
     weights = [sum(weights_bytes(unit, layout) for unit in units[a:b]) for _, (a, b) in parts]
     # Stages end in turn, the first one last; meanwhile the sums of the others are in flight.
     sums_s = cost.prices(layout.model).seconds([weight // BYTES_PER_ELEMENT for weight in weights])
-    exposed_s = max(each - k * own_s / 2 for k, each in enumerate(sums_s))
+    exposed_s = max(sum_s - k * own_s / 2 for k, sum_s in enumerate(sums_s))
     images = work.global_batch_size / layout.batch
     edges = [0.0, *(cost.itemsize * units[start].inputs * images for _, (start, _) in parts[1:])]
     sent = zip(weights, pairwise([*edges, 0.0]), strict=True)
-    most = max(((sum_numbers(layout.batch, each), sum(ends)) for each, ends in sent), key=sum)
+    most = max(
+        ((sum_numbers(layout.batch, weight_bytes), sum(ends)) for weight_bytes, ends in sent),
+        key=sum,
+    )
     return SplitStep(
         compute_s=turns * own_s * slowest_of(cost.workers, device.jitter, micro_batches),
         data_s=micro_batches * data_s(work, device),
@@ -103,8 +106,8 @@ def _step(
 def _memory(cost: SplitCost, units: Sequence[Unit], layout: Layout, kept: int) -> dict[str, float]:
     works = tuple(joined.from_iterable(unit.works for unit in units))
     activations = sum(work.output_bytes for work in works if work.backward_share > 0)
-    own = replace(cost.work, layers=works, activation_bytes=kept * activations)
-    return memory_bytes(own, layout.batch, is_whole=False)
+    stage = replace(cost.work, layers=works, activation_bytes=kept * activations)
+    return memory_bytes(stage, layout.batch, is_whole=False)
 
 
 def balanced(computes_s: Array, passes_s: Array) -> tuple[int, ...]:
@@ -118,10 +121,10 @@ def balanced(computes_s: Array, passes_s: Array) -> tuple[int, ...]:
     least[0, 0] = 0.0
     came = np.zeros((stages + 1, units + 1), dtype=int)
     for k in range(stages):
-        # own[a, b]: a stage of the units from a to b.
-        own = before[None, :] - before[:-1, None] + passes_s[k][:, None]
-        own[np.arange(units)[:, None] >= np.arange(units + 1)] = np.inf
-        through = np.maximum(least[k, :-1, None], own)
+        # stage_s[a, b]: a stage of the units from a to b.
+        stage_s = before[None, :] - before[:-1, None] + passes_s[k][:, None]
+        stage_s[np.arange(units)[:, None] >= np.arange(units + 1)] = np.inf
+        through = np.maximum(least[k, :-1, None], stage_s)
         came[k + 1], least[k + 1] = through.argmin(0), through.min(0)
     ends = [units]
     for k in range(stages, 0, -1):
@@ -131,11 +134,11 @@ def balanced(computes_s: Array, passes_s: Array) -> tuple[int, ...]:
 
 def _passes_s(cost: SplitCost, stages: int, at: int) -> list[float]:
     num_bytes = cost.itemsize * cost.chain[at].inputs * cost.work.micro_batch_size
-    found = [0.0]
+    passes_s = [0.0]
     for k in range(1, stages):
         link = cost.network.link(k - 1, k)
-        found.append(2 * (link.latency_s + num_bytes / link.bandwidth_bytes_per_s))
-    return found
+        passes_s.append(2 * (link.latency_s + num_bytes / link.bandwidth_bytes_per_s))
+    return passes_s
 
 
 @dataclass(frozen=True)

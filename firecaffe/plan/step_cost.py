@@ -131,7 +131,7 @@ class StepCost:
         """Price a step. compute, exchange, read: factors on their times."""
         device, work = self.cluster.device, self.workload
         share = ceil(work.num_micro_batches / world_size)
-        taken_s = [exchange * each for each in self._exchanges(world_size)]
+        taken_s = [exchange * seconds for seconds in self._exchanges(world_size)]
         backward_s = compute * sum(self.one.backward_s)
         ready = [Bucket(compute * bucket.ready_s, bucket.num_elements) for bucket in self.buckets]
         lanes, share_beside = self._lanes(world_size), self._share_beside(world_size)

@@ -40,7 +40,7 @@ class PlannedShards:
     @property
     def unevenness(self) -> list[float]:
         """The largest shard of each bucket over an equal one."""
-        return [max(1.0, max(own) * len(own) / max(1, sum(own))) for own in self.elements]
+        return [max(1.0, max(sizes) * len(sizes) / max(1, sum(sizes))) for sizes in self.elements]
 
 
 def shards_of(workload: Workload, world_size: int) -> PlannedShards:
@@ -52,8 +52,8 @@ def shards_s(workload: Workload, network: Network, kind: str) -> list[float]:
     """Seconds of each bucket to shards' owners or back, each as long as its largest shard."""
     shards = shards_of(workload, network.world_size)
     prices = Prices(FOLD, network, num_leaves=workload.num_micro_batches, kind=kind)
-    taken_s = prices.seconds([sum(own) for own in shards.elements])
-    return [each * more for each, more in zip(taken_s, shards.unevenness, strict=True)]
+    taken_s = prices.seconds([sum(sizes) for sizes in shards.elements])
+    return [equal_s * more for equal_s, more in zip(taken_s, shards.unevenness, strict=True)]
 
 
 @lru_cache
@@ -63,7 +63,10 @@ def _cut(shapes: Sequence[Shape], bucket_bytes: int, world_size: int, whole: boo
     buckets = [spans_of(rows[start:stop]) for start, stop in cut(sizes, bucket_bytes)]
     cuts = cut_buckets([spans for spans, _ in buckets], [end for _, end in buckets], world_size)
     return PlannedShards(
-        tuple(held_elements(spans, own) for (spans, _), own in zip(buckets, cuts, strict=True))
+        tuple(
+            held_elements(spans, bucket_cuts)
+            for (spans, _), bucket_cuts in zip(buckets, cuts, strict=True)
+        )
     )
 
 

@@ -181,7 +181,7 @@ def on_zeros(
 
 
 def _layers(config: ModelConfig, network: nn.Module, layout: Layout) -> Layers:
-    found = profile_of(config, network, layout, PROFILED_IMAGES)
+    profiled = profile_of(config, network, layout, PROFILED_IMAGES)
     trained: dict[str, list[tuple[int, ...]]] = {}
     frozen: dict[str, int] = {}
     for name, parameter in network.named_parameters():
@@ -193,7 +193,7 @@ def _layers(config: ModelConfig, network: nn.Module, layout: Layout) -> Layers:
     works: list[LayerWork] = []
     kept_bytes = 0
     is_after_trained = not frozen
-    for row in found.layers:
+    for row in profiled.layers:
         shapes = tuple(trained.pop(row.name, ()))
         is_after_trained = is_after_trained or bool(shapes)
         is_frozen = not shapes and row.name.partition("#")[0] in frozen
@@ -213,7 +213,7 @@ def _layers(config: ModelConfig, network: nn.Module, layout: Layout) -> Layers:
         )
     # Parameters that forward does not use are exchanged, too.
     works += [LayerWork(name, 0.0, 0.0, 0.0, tuple(rest)) for name, rest in trained.items()]
-    return Layers(tuple(works), found, kept_bytes / PROFILED_IMAGES, sum(frozen.values()))
+    return Layers(tuple(works), profiled, kept_bytes / PROFILED_IMAGES, sum(frozen.values()))
 
 
 SHAPE = (8, 8)

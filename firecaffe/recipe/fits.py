@@ -28,7 +28,7 @@ class Fit:
 
 
 def check_fits(recipe: Recipe) -> None:
-    raise_first(each.problem(recipe) for each in FITS)
+    raise_first(fit.problem(recipe) for fit in FITS)
 
 
 def raise_first(problems: Iterable[str]) -> None:
@@ -38,16 +38,16 @@ def raise_first(problems: Iterable[str]) -> None:
 
 def _whole_micro_batches(recipe: Recipe) -> str:
     """A step has whole micro-batches, up to a limited number."""
-    words = recipe.train
-    if words.global_batch_size % words.micro_batch_size:
+    train = recipe.train
+    if train.global_batch_size % train.micro_batch_size:
         return (
-            f"train.global_batch_size is {words.global_batch_size}, which is no multiple of "
-            f"train.micro_batch_size, {words.micro_batch_size}"
+            f"train.global_batch_size is {train.global_batch_size}, which is no multiple of "
+            f"train.micro_batch_size, {train.micro_batch_size}"
         )
-    if words.num_micro_batches > MOST_MICRO_BATCHES:
+    if train.num_micro_batches > MOST_MICRO_BATCHES:
         return (
-            f"train.global_batch_size {words.global_batch_size} in micro-batches of "
-            f"train.micro_batch_size {words.micro_batch_size} is {words.num_micro_batches:,} a "
+            f"train.global_batch_size {train.global_batch_size} in micro-batches of "
+            f"train.micro_batch_size {train.micro_batch_size} is {train.num_micro_batches:,} a "
             f"step; there may be at most {MOST_MICRO_BATCHES:,}"
         )
     return ""
@@ -78,34 +78,34 @@ def _partners(recipe: Recipe) -> str:
 
 def _boxes(recipe: Recipe) -> str:
     """Boxes of an image are scaled to a crop, without padding."""
-    words = recipe.data
-    if words.augment != "inception" or (words.crop >= 1 and not words.pad):
+    data = recipe.data
+    if data.augment != "inception" or (data.crop >= 1 and not data.pad):
         return ""
     return (
-        f"data.augment is inception with data.crop {words.crop} and data.pad {words.pad}; expected "
+        f"data.augment is inception with data.crop {data.crop} and data.pad {data.pad}; expected "
         "a crop from 1, the side that boxes are scaled to, and no padding"
     )
 
 
 def _falling_momentum(recipe: Recipe) -> str:
     """The momentum falls while the rate rises."""
-    words = recipe.solver
-    if words.lr_policy != "one_cycle" or words.base_momentum <= words.momentum:
+    solver = recipe.solver
+    if solver.lr_policy != "one_cycle" or solver.base_momentum <= solver.momentum:
         return ""
     return (
-        f"solver.base_momentum is {words.base_momentum}; it must be at most solver.momentum, "
-        f"{words.momentum}, from which it falls as the rate rises"
+        f"solver.base_momentum is {solver.base_momentum}; it must be at most solver.momentum, "
+        f"{solver.momentum}, from which it falls as the rate rises"
     )
 
 
 def _reference_batch(recipe: Recipe) -> str:
     """A scaled rate needs the batch that it is meant for."""
-    words = recipe.solver
-    if words.scale == "none" or words.reference_batch_size >= 1:
+    solver = recipe.solver
+    if solver.scale == "none" or solver.reference_batch_size >= 1:
         return ""
     return (
-        f"solver.scale is {words.scale} with solver.reference_batch_size "
-        f"{words.reference_batch_size}; give the global batch that base_lr is for"
+        f"solver.scale is {solver.scale} with solver.reference_batch_size "
+        f"{solver.reference_batch_size}; give the global batch that base_lr is for"
     )
 
 
@@ -135,39 +135,39 @@ def _whole_nodes(recipe: Recipe) -> str:
 
 def _stages(recipe: Recipe) -> str:
     """Each stage has one worker, or as many as hold its split layers."""
-    words = recipe.parallel
-    if not words.stages or words.is_split or words.model in (1, words.num_stages):
+    parallel = recipe.parallel
+    if not parallel.stages or parallel.is_split or parallel.model in (1, parallel.num_stages):
         return ""
     return (
-        f"parallel.model is {words.model}, but parallel.stages names {words.num_stages} stages, a "
-        "worker each; leave parallel.model out"
+        f"parallel.model is {parallel.model}, but parallel.stages names {parallel.num_stages} "
+        "stages, a worker each; leave parallel.model out"
     )
 
 
 def _parts(recipe: Recipe) -> str:
     """The workers of a model hold equal numbers of parts."""
-    words = recipe.parallel
-    if not words.is_split or not words.num_parts % words.model:
+    parallel = recipe.parallel
+    if not parallel.is_split or not parallel.num_parts % parallel.model:
         return ""
-    below = words.num_parts // words.model * words.model
-    would = f"{below} or {below + words.model}" if below else str(words.model)
+    below = parallel.num_parts // parallel.model * parallel.model
+    would = f"{below} or {below + parallel.model}" if below else str(parallel.model)
     return (
-        f"parallel.parts is {words.parts}, which {words.model} workers cannot hold equally "
+        f"parallel.parts is {parallel.parts}, which {parallel.model} workers cannot hold equally "
         f"(parallel.model); take {would}"
     )
 
 
 def _gradients_of_a_step(recipe: Recipe) -> str:
     """A step has more micro-batches than are dropped, and enough for an update."""
-    words, leaves = recipe.synchrony, recipe.train.num_micro_batches
-    if words.mode == BACKUP and words.backup_workers >= leaves:
+    synchrony, leaves = recipe.synchrony, recipe.train.num_micro_batches
+    if synchrony.mode == BACKUP and synchrony.backup_workers >= leaves:
         return (
-            f"synchrony.backup_workers is {words.backup_workers} of {leaves} micro-batches a step; "
-            "it must be less"
+            f"synchrony.backup_workers is {synchrony.backup_workers} of {leaves} micro-batches a "
+            "step; it must be less"
         )
-    if words.mode == ASYNCHRONOUS and words.gradients_per_update > leaves:
+    if synchrony.mode == ASYNCHRONOUS and synchrony.gradients_per_update > leaves:
         return (
-            f"synchrony.gradients_per_update is {words.gradients_per_update} of {leaves} "
+            f"synchrony.gradients_per_update is {synchrony.gradients_per_update} of {leaves} "
             "micro-batches a step; it must be at most as many"
         )
     return ""
@@ -175,50 +175,52 @@ def _gradients_of_a_step(recipe: Recipe) -> str:
 
 def _warm_steps(recipe: Recipe) -> str:
     """A training continues after its warm steps."""
-    words, steps = recipe.synchrony, recipe.train.steps
-    if not words.is_served or not steps or words.warm_steps < steps:
+    synchrony, steps = recipe.synchrony, recipe.train.steps
+    if not synchrony.is_served or not steps or synchrony.warm_steps < steps:
         return ""
-    return f"synchrony.warm_steps is {words.warm_steps} of train.steps {steps}; it must be less"
+    return f"synchrony.warm_steps is {synchrony.warm_steps} of train.steps {steps}; it must be less"
 
 
 def _simulated_learners(recipe: Recipe) -> str:
     """There are more learners than are dropped, and enough for an update."""
-    words = recipe.synchrony
-    if not words.is_served or words.clock != "simulated":
+    synchrony = recipe.synchrony
+    if not synchrony.is_served or synchrony.clock != "simulated":
         return ""
-    return learners_that_do_not_fit(words, words.learners, f"synchrony.learners, {words.learners}")
+    return learners_that_do_not_fit(
+        synchrony, synchrony.learners, f"synchrony.learners, {synchrony.learners}"
+    )
 
 
 def _replicas(recipe: Recipe) -> str:
     """Replicas have equal numbers of micro-batches."""
-    words, leaves = recipe.synchrony, recipe.train.num_micro_batches
-    if words.mode != LOCAL or not leaves % words.replicas:
+    synchrony, leaves = recipe.synchrony, recipe.train.num_micro_batches
+    if synchrony.mode != LOCAL or not leaves % synchrony.replicas:
         return ""
     return (
-        f"synchrony.replicas is {words.replicas} of {leaves} micro-batches a step "
+        f"synchrony.replicas is {synchrony.replicas} of {leaves} micro-batches a step "
         "(train.global_batch_size / train.micro_batch_size); it must divide them"
     )
 
 
 def _rounds(recipe: Recipe) -> str:
     """A round has a step for each fragment, and an average arrives before the next."""
-    words, steps = recipe.synchrony, recipe.train.steps
-    if words.mode != LOCAL:
+    synchrony, steps = recipe.synchrony, recipe.train.steps
+    if synchrony.mode != LOCAL:
         return ""
-    if words.fragments > words.local_steps:
+    if synchrony.fragments > synchrony.local_steps:
         return (
-            f"synchrony.fragments is {words.fragments} with synchrony.local_steps "
-            f"{words.local_steps}; it must be at most that, so that each has a step of its own"
+            f"synchrony.fragments is {synchrony.fragments} with synchrony.local_steps "
+            f"{synchrony.local_steps}; it must be at most that, so that each has a step of its own"
         )
-    between = words.local_steps // words.fragments
-    if words.overlap_steps >= between:
-        of_one = f" in {words.fragments} fragments" * (words.fragments > 1)
+    between = synchrony.local_steps // synchrony.fragments
+    if synchrony.overlap_steps >= between:
+        of_one = f" in {synchrony.fragments} fragments" * (synchrony.fragments > 1)
         return (
-            f"synchrony.overlap_steps is {words.overlap_steps} with synchrony.local_steps "
-            f"{words.local_steps}{of_one}; it must be less than {between}, so that an average has "
-            "come before the next"
+            f"synchrony.overlap_steps is {synchrony.overlap_steps} with synchrony.local_steps "
+            f"{synchrony.local_steps}{of_one}; it must be less than {between}, so that an average "
+            "has come before the next"
         )
-    return too_short(words, words.warm_steps, steps) if steps else ""
+    return too_short(synchrony, synchrony.warm_steps, steps) if steps else ""
 
 
 def too_short(words: SynchronyConfig, synchronous: int, steps: int) -> str:

@@ -41,32 +41,32 @@ def identity(recipe: Recipe, steps: int) -> dict[str, Any]:
     replicas, when they are averaged.
     """
     sections = ("model", "data", "train", "solver", "task")
-    words = {
+    settings = {
         name: without_folder(value) if name in REFERENCES else value
         for name, value in flatten(recipe).items()
         if name.split(".")[0] in sections and name not in _FREE_WORDS
     }
-    words["exchange.compressor"] = recipe.exchange.compressor
+    settings["exchange.compressor"] = recipe.exchange.compressor
     if recipe.exchange.compressor != NO_COMPRESSOR:
-        words["exchange.compressor_level"] = recipe.exchange.compressor_level
+        settings["exchange.compressor_level"] = recipe.exchange.compressor_level
     if recipe.parallel.is_split:
-        words["parallel.split"] = recipe.parallel.split
-        words["parallel.parts"] = recipe.parallel.num_parts
+        settings["parallel.split"] = recipe.parallel.split
+        settings["parallel.parts"] = recipe.parallel.num_parts
         if not recipe.parallel.split:  # parallel.split names the layers, if set
-            words["parallel.scheme"] = recipe.parallel.scheme
+            settings["parallel.scheme"] = recipe.parallel.scheme
     for section, is_on in (("prune", recipe.prune.is_on), ("share", recipe.share.is_on)):
         if is_on:
-            words |= _words_of(recipe, section)
+            settings |= _words_of(recipe, section)
     synchrony = recipe.synchrony
     ends_matter = synchrony.is_served or (
         synchrony.mode == LOCAL
         and (synchrony.overlap_steps or synchrony.growth_coefficient or synchrony.fragments > 1)
     )
     if recipe.solver.lr_policy in OVER_THE_TRAINING or ends_matter:
-        words["train.steps"] = steps
+        settings["train.steps"] = steps
     if synchrony.mode != EVERY_STEP:
-        words |= _words_of(recipe, "synchrony")
-    return words
+        settings |= _words_of(recipe, "synchrony")
+    return settings
 
 
 def _words_of(recipe: Recipe, section: str) -> dict[str, Any]:
@@ -83,13 +83,15 @@ def search_id(recipe: Recipe) -> str:
     It covers what decides bits and the length. Defaults do not count: new settings change nothing.
     """
     deciding = {*identity(recipe, recipe.train.steps), "train.steps", "train.epochs"}
-    defaults, found = flatten(Recipe()), flatten(recipe)
-    if found["train.steps"] or found["train.epochs"] == 1:
-        found["train.epochs"] = 0  # one epoch is the default if neither is set
-    words = {
-        word: found[word] for word in deciding - {"train.seed"} if found[word] != defaults[word]
+    defaults, settings = flatten(Recipe()), flatten(recipe)
+    if settings["train.steps"] or settings["train.epochs"] == 1:
+        settings["train.epochs"] = 0  # one epoch is the default if neither is set
+    changed = {
+        word: settings[word]
+        for word in deciding - {"train.seed"}
+        if settings[word] != defaults[word]
     }
-    return hashlib.sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()[:12]
+    return hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def tuned_by(recipe: Recipe) -> str:
@@ -101,8 +103,8 @@ def flatten(recipe: Recipe) -> dict[str, Any]:
     """Return all settings of a recipe by dotted name."""
     return {
         f"{section}.{word}": value
-        for section, words in dataclasses.asdict(recipe).items()
-        for word, value in words.items()
+        for section, settings in dataclasses.asdict(recipe).items()
+        for word, value in settings.items()
     }
 
 

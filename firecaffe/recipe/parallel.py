@@ -73,8 +73,10 @@ def layout_of(words: ParallelConfig, world_size: int) -> Layout:
     data = words.data or world_size // size
     if data * size != world_size:
         said = f"parallel.data {words.data} and " if words.data else ""
-        each = f" of {words.model} workers" if size > words.num_stages else ""
-        said += f"{words.num_stages} stages{each}" if words.stages else f"parallel.model {size}"
+        of_workers = f" of {words.model} workers" if size > words.num_stages else ""
+        said += (
+            f"{words.num_stages} stages{of_workers}" if words.stages else f"parallel.model {size}"
+        )
         needed = f"{words.data * size}" if words.data else f"a multiple of {size}"
         raise RecipeError(f"{world_size} workers with {said}: there must be {needed}")
     return Layout(data, size, words.shares_samples, words.num_stages)
@@ -92,23 +94,23 @@ class Auto:
         self, words: ParallelConfig, world_size: int, is_dense: bool = True
     ) -> list[ParallelConfig]:
         """Return all layouts of so many workers. Raises: RecipeError if there is none."""
-        found = []
-        for model in (each for each in range(1, world_size + 1) if world_size % each == 0):
+        layouts = []
+        for model in (size for size in range(1, world_size + 1) if world_size % size == 0):
             if words.parts % model:
                 continue
             data = world_size // model
             same = replace(words, data=data, model=model, scheme="none")
             if data <= num_nodes(self.num_leaves, self.level):
-                found.append(same)
+                layouts.append(same)
             # One weird trick needs that only fully connected layers are split (`is_dense`).
             is_possible = model > 1 and is_dense and ONE_WEIRD_TRICK in self.schemes
             if is_possible and self.num_leaves % (world_size << self.level) == 0:
-                found.append(replace(same, scheme=ONE_WEIRD_TRICK))
-        if not found:
+                layouts.append(replace(same, scheme=ONE_WEIRD_TRICK))
+        if not layouts:
             what = f"{self.num_leaves} micro-batches of a step (or replicas)"
             raise RecipeError(
                 f"parallel.scheme auto: {world_size} workers cannot share {what} and {words.parts} "
                 f"parts (parallel.parts) in any layout; take at most {self.num_leaves} workers, or "
                 "a number that divides the parts"
             )
-        return found
+        return layouts

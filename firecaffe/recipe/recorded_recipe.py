@@ -73,21 +73,21 @@ def recipe_from(sections: dict[str, Any]) -> Recipe:
     default = Recipe()
     sections_known = {field.name for field in dataclasses.fields(default)}
     configs = {}
-    for name, words in sections.items():
-        if not isinstance(words, dict) or name not in sections_known:
+    for name, settings in sections.items():
+        if not isinstance(settings, dict) or name not in sections_known:
             raise RecipeError(f"{name}: a recipe has no such section")
         config = getattr(default, name)
-        words = {
+        settings = {
             word: value
-            for word, value in words.items()
+            for word, value in settings.items()
             if (key := f"{name}.{word}") not in GONE or value != GONE[key]
         }
         known = {field.name for field in dataclasses.fields(config)}
-        for word in words.keys() - known:
+        for word in settings.keys() - known:
             raise RecipeError(f"{name}.{word}: a recipe has no such word")
         try:
-            checked(words, type(config))
+            checked(settings, type(config))
         except ValueError as error:
             raise RecipeError(f"{name}{str(error).removeprefix('$')}") from error
-        configs[name] = dataclasses.replace(config, **words)
+        configs[name] = dataclasses.replace(config, **settings)
     return dataclasses.replace(default, **configs)

@@ -56,8 +56,10 @@ class Run:
     @property
     def num_leaves(self) -> int:
         """Leaves of the tree over all workers: a step's micro-batches, or the replicas."""
-        words = self.recipe.synchrony
-        return words.replicas if words.mode == LOCAL else self.recipe.train.num_micro_batches
+        synchrony = self.recipe.synchrony
+        return (
+            synchrony.replicas if synchrony.mode == LOCAL else self.recipe.train.num_micro_batches
+        )
 
     @property
     def leaves_in_words(self) -> str:
@@ -67,11 +69,11 @@ class Run:
     @cached_property
     def rounds(self) -> Rounds:
         """When replicas are averaged. Raises: RecipeError if training is shorter than a round."""
-        words = self.recipe.synchrony
-        if words.mode != LOCAL:
+        synchrony = self.recipe.synchrony
+        if synchrony.mode != LOCAL:
             return Rounds(self.steps)
-        synchronous = words.warm_steps + words.warm_epochs * self.order.steps_per_epoch
-        if words.warm_until_drop:
+        synchronous = synchrony.warm_steps + synchrony.warm_epochs * self.order.steps_per_epoch
+        if synchrony.warm_until_drop:
             drop = first_drop(self.recipe.solver, self.steps)
             if drop is None:
                 raise RecipeError(
@@ -79,21 +81,21 @@ class Run:
                     f"{self.steps} steps; say warm_steps, or train longer"
                 )
             synchronous = drop
-        if line := too_short(words, synchronous, self.steps):
+        if line := too_short(synchrony, synchronous, self.steps):
             raise RecipeError(line)
-        return plan_rounds(words, synchronous, self.steps, self.learning_rate)
+        return plan_rounds(synchrony, synchronous, self.steps, self.learning_rate)
 
     @property
     def keeps_frozen(self) -> bool:
         """Whether untrained parameters that forward changes are kept as buffers are."""
-        words = self.recipe
-        return words.parallel.is_whole and words.synchrony.mode == EVERY_STEP
+        recipe = self.recipe
+        return recipe.parallel.is_whole and recipe.synchrony.mode == EVERY_STEP
 
     @property
     def has_exchange(self) -> bool:
         """Whether there is a sum over workers. With a server, there is one only in warm steps."""
-        words = self.recipe.synchrony
-        return not words.is_served or words.warm_steps > 0
+        synchrony = self.recipe.synchrony
+        return not synchrony.is_served or synchrony.warm_steps > 0
 
     @property
     def synchronous(self) -> "Run":
@@ -108,27 +110,27 @@ class Run:
 
     def micro_batches(self, rank: int) -> list[int]:
         """Return a rank's micro-batches of each step, in the order in which it computes them."""
-        words, share = self.recipe.synchrony, self.shares[rank]
-        if words.mode != LOCAL:
+        synchrony, share = self.recipe.synchrony, self.shares[rank]
+        if synchrony.mode != LOCAL:
             return self.route.order(self.num_leaves, share)
-        each = self.recipe.train.num_micro_batches // words.replicas
-        return list(range(share.start * each, share.stop * each))
+        per_replica = self.recipe.train.num_micro_batches // synchrony.replicas
+        return list(range(share.start * per_replica, share.stop * per_replica))
 
     @cached_property
     def route(self) -> Route:
         """The gradients' route: tree before `auto` chooses; with a server, that of warm steps."""
-        words = self.recipe.exchange
+        exchange = self.recipe.exchange
         return find_route(
             "tree" if self.algorithm == AUTO else self.algorithm,
             self.num_leaves,
             self.ranks.world_size,
             self.ranks.per_host,
-            shared_memory=words.shared_memory and self.ranks.share_memory,
-            codec="" if self.recipe.synchrony.is_served else words.codec,
-            level=words.level,
+            shared_memory=exchange.shared_memory and self.ranks.share_memory,
+            codec="" if self.recipe.synchrony.is_served else exchange.codec,
+            level=exchange.level,
             hook=self.hook,
             any_shares=self.recipe.synchrony.shares == MEASURED,
-            to_owners=words.in_shards,
+            to_owners=exchange.in_shards,
         )
 
     @cached_property

@@ -87,11 +87,11 @@ class Term:
     def holds(self, facts: Facts) -> bool:
         value = facts[self.word]
         if isinstance(self.values, Default):
-            found = bool(value == DEFAULTS[self.word])
+            is_met = bool(value == DEFAULTS[self.word])
         else:
-            kinds = [each for each in self.values if isinstance(each, Kind)]
-            found = value in self.values or any(kind.holds(value) for kind in kinds)
-        return found != self.is_negated
+            kinds = [kind for kind in self.values if isinstance(kind, Kind)]
+            is_met = value in self.values or any(kind.holds(value) for kind in kinds)
+        return is_met != self.is_negated
 
     def said(self, facts: Facts) -> str:
         """The setting as it stands in a recipe; `told` is the condition for people."""
@@ -128,7 +128,14 @@ Condition = Term | AnyOf
 
 
 def combinations(when: tuple[Condition, ...]) -> list[tuple[Term, ...]]:
-    return list(product(*(each.terms if isinstance(each, AnyOf) else (each,) for each in when)))
+    return list(
+        product(
+            *(
+                condition.terms if isinstance(condition, AnyOf) else (condition,)
+                for condition in when
+            )
+        )
+    )
 
 
 def terms_of(when: tuple[Condition, ...]) -> list[Term]:
@@ -197,10 +204,10 @@ class Refusal:
         return "workers" if "workers" in self.words else "words"
 
     def holds(self, facts: Facts) -> bool:
-        return all(each.holds(facts) for each in self.when)
+        return all(condition.holds(facts) for condition in self.when)
 
     def line(self, facts: Facts) -> str:
-        first, *others = [each.said(facts) for each in self.when]
+        first, *others = [condition.said(facts) for condition in self.when]
         return f"{first} with {' and '.join(others)}: {self.because}; {self.instead}"
 
     @property
@@ -214,10 +221,12 @@ class Refusal:
 
     def told_of(self, word: str) -> str:
         """Return the row in one line, from the view of one of its settings."""
-        told = (term.told.removeprefix(word) for term in terms_of(self.when) if term.word == word)
-        own = " and ".join(filter(None, told)).strip()
-        others = [each.told for each in self.when if word not in words_of((each,))]
-        return f"{own and f'{own}: '}not with {' and '.join(others)}: {self.because}"
+        described = (
+            term.told.removeprefix(word) for term in terms_of(self.when) if term.word == word
+        )
+        detail = " and ".join(filter(None, described)).strip()
+        others = [condition.told for condition in self.when if word not in words_of((condition,))]
+        return f"{detail and f'{detail}: '}not with {' and '.join(others)}: {self.because}"
 
 
 OWN_CODE = Kind("code of your own", is_reference)

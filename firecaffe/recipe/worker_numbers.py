@@ -52,15 +52,15 @@ def _equal_samples(recipe: Recipe, workers: Workers) -> str:
 
 def _enough_micro_batches(recipe: Recipe, workers: Workers) -> str:
     """Each worker, or row of workers, has a micro-batch, or an encoded sum."""
-    words, level, sharers = recipe.train, recipe.exchange.level, workers.layout.sharers
-    leaves = words.num_micro_batches
+    train, level, sharers = recipe.train, recipe.exchange.level, workers.layout.sharers
+    leaves = train.num_micro_batches
     if level and sharers > num_nodes(leaves, level):
         return _too_few_sums(sharers, num_nodes(leaves, level), "micro-batches", level)
     if sharers > leaves:
         return (
             f"{sharers} ranks but only {count_of(leaves, 'micro-batch', 'micro-batches')} a step "
-            f"(train.global_batch_size {words.global_batch_size} / train.micro_batch_size "
-            f"{words.micro_batch_size}); use at most {count_of(leaves, 'rank', 'ranks')} or "
+            f"(train.global_batch_size {train.global_batch_size} / train.micro_batch_size "
+            f"{train.micro_batch_size}); use at most {count_of(leaves, 'rank', 'ranks')} or "
             "smaller micro-batches"
         )
     return ""
@@ -90,26 +90,28 @@ def check_takes_workers(words: SynchronyConfig) -> None:
 
 def _enough_learners(recipe: Recipe, workers: Workers) -> str:
     """Under the real clock, the learners are the workers times their micro-batches in flight."""
-    words = recipe.synchrony
-    if not words.has_real_server:
+    synchrony = recipe.synchrony
+    if not synchrony.has_real_server:
         return ""
-    count = words.num_learners(workers.world_size)
+    count = synchrony.num_learners(workers.world_size)
     of = count_of(workers.world_size, "worker", "workers")
-    each = f" with synchrony.in_flight {words.in_flight}" if words.in_flight > 1 else ""
-    return learners_that_do_not_fit(words, count, f"{count}, the learners of {of}{each}")
+    in_flight = (
+        f" with synchrony.in_flight {synchrony.in_flight}" if synchrony.in_flight > 1 else ""
+    )
+    return learners_that_do_not_fit(synchrony, count, f"{count}, the learners of {of}{in_flight}")
 
 
 def _enough_replicas(recipe: Recipe, workers: Workers) -> str:
     """Each worker, or row of workers, hosts a replica, or an encoded sum of some."""
-    words, level, sharers = recipe.synchrony, recipe.exchange.level, workers.layout.sharers
-    if words.mode != LOCAL:
+    synchrony, level, sharers = recipe.synchrony, recipe.exchange.level, workers.layout.sharers
+    if synchrony.mode != LOCAL:
         return ""
-    if sharers > words.replicas:
+    if sharers > synchrony.replicas:
         return (
-            f"synchrony.replicas is {words.replicas} on {sharers} workers; each hosts one at "
-            f"least, so there may be 1 to {words.replicas} workers"
+            f"synchrony.replicas is {synchrony.replicas} on {sharers} workers; each hosts one at "
+            f"least, so there may be 1 to {synchrony.replicas} workers"
         )
-    nodes = num_nodes(words.replicas, level)
+    nodes = num_nodes(synchrony.replicas, level)
     return _too_few_sums(sharers, nodes, "replicas", level) if sharers > nodes else ""
 
 
@@ -154,32 +156,32 @@ def check_hosts(recipe: Recipe, per_host: int, least: int, most: int, on_gpus: b
     return layout
 
 
-def _instead(words: ParallelConfig, per_host: int) -> str:
-    if words.data:
+def _instead(parallel: ParallelConfig, per_host: int) -> str:
+    if parallel.data:
         return "leave parallel.data out, or "
-    if per_host % words.row_size:
-        return f"let each host have a multiple of {words.row_size} (--nproc-per-node), or "
+    if per_host % parallel.row_size:
+        return f"let each host have a multiple of {parallel.row_size} (--nproc-per-node), or "
     return ""
 
 
 def check_ranks(recipe: Recipe, world_size: int, per_host: int, on_gpus: bool) -> Layout:
     """Check all that depends on the number of ranks; return their layout. Raises: RecipeError."""
-    words = recipe.parallel
-    if words.scheme == AUTO:  # any layout will do
-        words = auto_of(recipe).layouts(words, world_size)[-1]
-    layout = layout_of(words, world_size)
+    parallel = recipe.parallel
+    if parallel.scheme == AUTO:  # any layout will do
+        parallel = auto_of(recipe).layouts(parallel, world_size)[-1]
+    layout = layout_of(parallel, world_size)
     hosts = -(-world_size // per_host)
     check_together(
         recipe, OF_RANKS, workers=world_size, hosts=hosts, gpus=on_gpus, system=sys.platform
     )
     workers = Workers(world_size, per_host, layout)
-    raise_first(each.problem(recipe, workers) for each in WORKERS_FIT)
+    raise_first(fit.problem(recipe, workers) for fit in WORKERS_FIT)
     return layout
 
 
 def auto_of(recipe: Recipe) -> Auto:
-    words, synchrony = recipe.parallel, recipe.synchrony
-    trick = replace(recipe, parallel=replace(words, scheme=ONE_WEIRD_TRICK))
+    parallel, synchrony = recipe.parallel, recipe.synchrony
+    trick = replace(recipe, parallel=replace(parallel, scheme=ONE_WEIRD_TRICK))
     schemes = ("none",) if is_refused(trick) else ("none", ONE_WEIRD_TRICK)
     is_local = synchrony.mode == LOCAL
     leaves = synchrony.replicas if is_local else recipe.train.num_micro_batches

@@ -87,15 +87,15 @@ def _accuracy(rows: Sequence[GroupRow], alone: str, band: float) -> Item:
     points = f"within {of_band(band, measure)} of the first group, or {side}"
     doubts = []
     for name, row in zip(letters(len(rows)), rows, strict=True):
-        found, gain = row.against, row.gain
+        difference, gain = row.against, row.gain
         if row.failure:
             doubts.append(f"{name} has failed")
-        elif found is None or gain is None:
+        elif difference is None or gain is None:
             if row is not rows[0]:
                 doubts.append(f"{name} has nothing to be compared with")
         elif gain.verdict != EQUIVALENT and gain.low < -band - ROUNDING:
-            alone_value = replace(found, low=-inf, high=inf)
-            doubts.append(f"{name} {of_difference(alone_value, measure)}: {found.verdict}")
+            alone_value = replace(difference, low=-inf, high=inf)
+            doubts.append(f"{name} {of_difference(alone_value, measure)}: {difference.verdict}")
     return Item("the same accuracy", not doubts and not alone, alone or "; ".join(doubts) or points)
 
 
@@ -137,5 +137,5 @@ def _epochs(groups: Sequence[Group], rows: Sequence[GroupRow]) -> Item:
     is_met = len(known) == len(rows) and not any(
         other_epochs(groups[0].first, group.first) for group in groups
     )
-    shown = ", ".join(dict.fromkeys(f"{each:.4g}" for each in known)) or "unknown"
+    shown = ", ".join(dict.fromkeys(f"{epochs:.4g}" for epochs in known)) or "unknown"
     return Item("equal epochs", is_met, shown)

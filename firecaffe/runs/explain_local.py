@@ -23,13 +23,15 @@ def local_lines(folder: Path, timings: Rows) -> list[str]:
         row = result.get("synchrony") or {}
         said.append(f"{row.get('replicas')} replicas, {row.get('averages')} averages")
         by_rank = result.get("sent_bytes_per_step_by_rank") or []
-        sent = [each for each in by_rank if each]  # none if one rank hosts all
+        sent = [of_rank for of_rank in by_rank if of_rank]  # none if one rank hosts all
     averaging = [
-        own for rows in timings.values() if (own := [r for r in rows if r.get("exchange_s")])
+        averages
+        for rows in timings.values()
+        if (averages := [r for r in rows if r.get("exchange_s")])
     ]
     if averaging:
         took_s, waited_s = (
-            max(fmean(row[word] for row in own) for own in averaging)
+            max(fmean(row[word] for row in averages) for averages in averaging)
             for word in ("exchange_s", "exposed_communication_s")
         )
         said.append(

@@ -121,8 +121,8 @@ def _numbers(taken: Sequence[Taken]) -> list[int]:
 
 
 def _rank(rank: int, taken: Sequence[Taken], came_to: Mapping[str, Any]) -> ServedRank:
-    own = [step[rank] for step in taken if rank in step]
-    count, seconds = sum(count for count, _ in own), sum(seconds for _, seconds in own)
+    portions = [step[rank] for step in taken if rank in step]
+    count, seconds = sum(count for count, _ in portions), sum(seconds for _, seconds in portions)
     learners = [n for n, of in came_to.get("rank_by_learner", {}).items() if of == rank]
     pulled, pushed = (
         sum(int(came_to[f"{word}_bytes_by_learner"][n]) for n in learners) if learners else None
@@ -143,7 +143,7 @@ def _slow(taken: Sequence[Taken]) -> tuple[list[Slow], list[str]]:
     }
     # The other ranks were lost, or joined later.
     whole = {
-        rank: [each for each in of_rank if each is not None]
+        rank: [mean for mean in of_rank if mean is not None]
         for rank, of_rank in means.items()
         if None not in of_rank
     }

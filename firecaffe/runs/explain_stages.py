@@ -23,11 +23,11 @@ def stage_of(rows: Sequence[Mapping[str, Any]]) -> int | None:
 
 
 def stages_of(timings: Mapping[int, Sequence[Mapping[str, Any]]]) -> list[StageTimes]:
-    found: defaultdict[int, list[Mapping[str, Any]]] = defaultdict(list)
+    rows_by_stage: defaultdict[int, list[Mapping[str, Any]]] = defaultdict(list)
     for rows in timings.values():
         stage = stage_of(rows)
         if stage is not None:
-            found[stage] += rows[1:] or rows
+            rows_by_stage[stage] += rows[1:] or rows
     return [
         StageTimes(
             stage,
@@ -35,5 +35,5 @@ def stages_of(timings: Mapping[int, Sequence[Mapping[str, Any]]]) -> list[StageT
             statistics.median(row["idle_s"] / row["step_s"] for row in rows),
             max(row["micro_batches"] for row in rows),
         )
-        for stage, rows in sorted(found.items())
+        for stage, rows in sorted(rows_by_stage.items())
     ]

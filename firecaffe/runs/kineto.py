@@ -174,17 +174,17 @@ def _within(intervals: Sequence[Interval], limit: Interval) -> list[Interval]:
 
 
 def _common(first: Sequence[Interval], second: Sequence[Interval]) -> list[Interval]:
-    found, left, right = [], 0, 0
+    common, left, right = [], 0, 0
     while left < len(first) and right < len(second):
         (start, stop), (other_start, other_stop) = first[left], second[right]
         low, high = max(start, other_start), min(stop, other_stop)
         if low < high:
-            found.append((low, high))
+            common.append((low, high))
         if stop < other_stop:
             left += 1
         else:
             right += 1
-    return found
+    return common
 
 
 def _length(intervals: Iterable[Interval]) -> float:

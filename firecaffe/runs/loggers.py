@@ -61,7 +61,9 @@ class MLflow:
         self._mlflow.log_metrics(dict(numbers), step=step)
 
     def end(self, result: Mapping[str, Any] | None) -> None:
-        self._mlflow.log_metrics({f"result/{name}": each for name, each in (result or {}).items()})
+        self._mlflow.log_metrics(
+            {f"result/{name}": value for name, value in (result or {}).items()}
+        )
         self._mlflow.end_run("FINISHED" if result is not None else "FAILED")
 
 
@@ -106,7 +108,9 @@ class Loggers:
         numbers = None
         if result is not None:
             numbers = {
-                name: float(each) for name, each in result.items() if isinstance(each, int | float)
+                name: float(value)
+                for name, value in result.items()
+                if isinstance(value, int | float)
             }
         self._each(lambda logger: logger.end(numbers))
         self._loggers = {}

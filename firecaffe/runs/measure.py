@@ -82,19 +82,19 @@ def measure_of(result: Mapping[str, Any]) -> Measure:
 
 def other_metrics(result: Mapping[str, Any]) -> list[Measure]:
     """Return a run's other metrics; for older runs top-5."""
-    names = result.get("metrics", [each for each in ("top5",) if each in result])
+    names = result.get("metrics", [metric for metric in ("top5",) if metric in result])
     shares = result.get("shares", names)
-    own = measure_of(result).name
-    return [Measure(name, is_share=name in shares) for name in names if name != own]
+    judged_by = measure_of(result).name
+    return [Measure(name, is_share=name in shares) for name in names if name != judged_by]
 
 
 def unlike_measures(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
     measures = {name: measure_of(result) for name, result in results.items()}
-    first, own = next(iter(measures.items()))
+    first, base = next(iter(measures.items()))
     return [
-        f"{name} is judged by {measure.words}, {first} by {own.words}; these are not compared"
+        f"{name} is judged by {measure.words}, {first} by {base.words}; these are not compared"
         for name, measure in measures.items()
-        if measure != own
+        if measure != base
     ]
 
 
@@ -123,10 +123,10 @@ def of_difference(found: Difference, measure: Measure) -> str:
     return _difference(found, measure) + (" points" if measure.is_share else "")
 
 
-def _difference(found: Difference, measure: Measure) -> str:
-    said = _number(found.value, measure, "+")
-    if isfinite(found.low):
-        low, high = (_number(each, measure, "+") for each in (found.low, found.high))
+def _difference(difference: Difference, measure: Measure) -> str:
+    said = _number(difference.value, measure, "+")
+    if isfinite(difference.low):
+        low, high = (_number(bound, measure, "+") for bound in (difference.low, difference.high))
         said += f" ({low} to {high})"
     return said
 

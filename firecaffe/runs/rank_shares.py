@@ -48,11 +48,11 @@ def row_of(folder: Path) -> Row:
     """Return the rows of a run by its recipe; ALONE without a recipe. Raises RunError."""
     if not (folder / RECIPE).exists():
         return ALONE
-    words = read_run_recipe(folder).get("parallel", {})  # it may be older than the section
-    stages, model = len(words.get("stages") or ()) + 1, words.get("model", 1)
-    is_split = stages == 1 or words.get("split")
+    parallel = read_run_recipe(folder).get("parallel", {})  # it may be older than the section
+    stages, model = len(parallel.get("stages") or ()) + 1, parallel.get("model", 1)
+    is_split = stages == 1 or parallel.get("split")
     size = stages * model if is_split else stages
-    return Row(size, size if words.get("scheme") == "one_weird_trick" else 1)
+    return Row(size, size if parallel.get("scheme") == "one_weird_trick" else 1)
 
 
 def shares_of(
@@ -63,7 +63,7 @@ def shares_of(
     A row takes as long as its slowest rank, including waits for others of the row. Raises RunError.
     """
     of_ranks = [rows for rows in timings.values() if rows]
-    is_told = all(each.get("micro_batches") for rows in of_ranks for each in rows)
+    is_told = all(timing.get("micro_batches") for rows in of_ranks for timing in rows)
     if not is_told or len(of_ranks) % row.size or len(of_ranks) < 2 * row.size:
         return None
     firsts = range(0, len(of_ranks), row.size)
@@ -79,7 +79,7 @@ def shares_of(
         return None
     best = balanced_shares(sum(counts), seconds)
     now_s = longest_s(_ranges(counts), seconds)
-    step_s = median(each["step_s"] for rows in of_ranks for each in rows[1:] or rows)
+    step_s = median(timing["step_s"] for rows in of_ranks for timing in rows[1:] or rows)
     saved = max(0.0, now_s - longest_s(best, seconds)) / step_s
     return RankShares(
         [count * row.at_a_time for count in counts],

@@ -101,8 +101,8 @@ def explain(folder: Path, in_rounds: bool = False) -> Explanation:
     """
     timings = require_timings(folder)
     trips = _by_rank(folder, "round-trips-*.jsonl", TripRow)
-    found = explain_rows(timings, trips, in_rounds, row_of(folder))
-    return dataclasses.replace(found, shares=None) if in_rounds else found
+    explanation = explain_rows(timings, trips, in_rounds, row_of(folder))
+    return dataclasses.replace(explanation, shares=None) if in_rounds else explanation
 
 
 def explain_rows(
@@ -111,12 +111,14 @@ def explain_rows(
     """Explain timings that were read elsewhere. `row`: the ranks that hold one model."""
     middle = statistics.fmean if in_rounds else statistics.median
     ranks = [_times(rank, rows, middle) for rank, rows in timings.items() if rows]
-    found, not_tested = _slow_computers(timings)
+    computers, not_tested = _slow_computers(timings)
     links, why = _slow_links(trips)
     stages = stages_of(timings)
     # Stages of a network have other work each: only rows of them have shares.
     shares = None if stages and row == ALONE else shares_of(timings, row)
-    slow = sorted([*found, *links], key=lambda each: each.own_s - each.others_s, reverse=True)
+    slow = sorted(
+        [*computers, *links], key=lambda entry: entry.own_s - entry.others_s, reverse=True
+    )
     return Explanation(ranks, slow, [*not_tested, *why], shares, stages)
 
 
@@ -135,12 +137,12 @@ def require_timings(folder: Path) -> dict[int, list[dict[str, Any]]]:
 
 
 def _by_rank(folder: Path, pattern: str, kind: Any) -> dict[int, list[dict[str, Any]]]:
-    found = {}
+    by_rank = {}
     for path in (folder / "timings").glob(pattern):
         rank = path.stem.rpartition("-")[2]
         if rank.isdecimal():
-            found[int(rank)] = list(read_rows(path, kind))
-    return dict(sorted(found.items()))
+            by_rank[int(rank)] = list(read_rows(path, kind))
+    return dict(sorted(by_rank.items()))
 
 
 def _times(
@@ -154,7 +156,7 @@ def _times(
         len(rows),
         middle(row["step_s"] for row in counted),
         {part: middle(row[part] for row in counted) for part in PARTS},
-        {kind: middle(each) for kind, each in _waits(counted).items()},
+        {kind: middle(waits) for kind, waits in _waits(counted).items()},
     )
 
 
@@ -169,22 +171,22 @@ def _waits(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
 
 def _slow_computers(timings: Rows) -> tuple[list[Slow], list[str]]:
     last = max(rows[-1]["step"] for rows in timings.values() if rows)
-    own = {
+    seconds = {
         rank: {row["step"]: row["data_s"] + row["compute_s"] for row in rows[1:]}
         for rank, rows in timings.items()
         # Ranks that ended earlier belong to hosts that have left.
         if rows and rows[-1]["step"] >= last - 1
     }
-    stage = {rank: stage_of(timings[rank]) for rank in own}
-    if len(set(stage.values())) == len(own) > 1:
+    stage = {rank: stage_of(timings[rank]) for rank in seconds}
+    if len(set(stage.values())) == len(seconds) > 1:
         return [], ["each stage has one rank: there is no other with the same work"]
-    steps = sorted(set.intersection(*(set(by_step) for by_step in own.values())))
-    blocks, notes = in_blocks(steps, len(own))
+    steps = sorted(set.intersection(*(set(by_step) for by_step in seconds.values())))
+    blocks, notes = in_blocks(steps, len(seconds))
     if notes:
         return [], notes
     medians = {
         rank: [statistics.median(by_step[step] for step in block) for block in blocks]
-        for rank, by_step in own.items()
+        for rank, by_step in seconds.items()
     }
     return slow_by_blocks(medians, stage), []
 
@@ -216,10 +218,14 @@ def slow_by_blocks(
     p_values, values = {}, {}
     work = work or dict.fromkeys(seconds)
     for rank, of_rank in seconds.items():
-        alike = [seconds[other] for other in seconds if other != rank and work[other] == work[rank]]
-        if not alike:
+        equal_work = [
+            seconds[other] for other in seconds if other != rank and work[other] == work[rank]
+        ]
+        if not equal_work:
             continue
-        others = [statistics.median(each[i] for each in alike) for i in range(len(of_rank))]
+        others = [
+            statistics.median(of_other[i] for of_other in equal_work) for i in range(len(of_rank))
+        ]
         gaps = [a - b for a, b in zip(of_rank, others, strict=True)]
         p_values[rank] = float(wilcoxon(gaps, alternative="greater").pvalue) if any(gaps) else 1.0
         values[rank] = statistics.median(of_rank), statistics.median(others)
@@ -240,10 +246,10 @@ def _slow_links(trips: Mapping[int, Sequence[Mapping[str, Any]]]) -> tuple[list[
     slow: list[Slow] = []
     tested = False
     while ranks:
-        found = [each for each in (_slow_link(rank, pairs) for rank in ranks) if each is not None]
-        tested = tested or bool(found)
-        corrected = holm({each.rank: each.p_value for each in found})
-        worst = min(found, key=lambda each: (each.p_value, each.rank), default=None)
+        links = [link for link in (_slow_link(rank, pairs) for rank in ranks) if link is not None]
+        tested = tested or bool(links)
+        corrected = holm({link.rank: link.p_value for link in links})
+        worst = min(links, key=lambda link: (link.p_value, link.rank), default=None)
         if worst is None or corrected[worst.rank] >= ALPHA:
             break
         slow.append(dataclasses.replace(worst, p_value=corrected[worst.rank]))
@@ -256,15 +262,15 @@ def _slow_links(trips: Mapping[int, Sequence[Mapping[str, Any]]]) -> tuple[list[
 
 
 def _slow_link(rank: int, pairs: Pairs) -> Slow | None:
-    own = [taken_s for ends, taken_s in pairs if rank in ends]
+    of_rank = [taken_s for ends, taken_s in pairs if rank in ends]
     others = [taken_s for ends, taken_s in pairs if rank not in ends]
-    if min(len(own), len(others)) < BLOCKS_OF_PAIR:
+    if min(len(of_rank), len(others)) < BLOCKS_OF_PAIR:
         return None
     from scipy.stats import mannwhitneyu  # as above
 
-    p_value = float(mannwhitneyu(own, others, alternative="greater").pvalue)
-    medians = statistics.median(own), statistics.median(others)
-    return Slow(rank, "link", *medians, p_value, len(own))
+    p_value = float(mannwhitneyu(of_rank, others, alternative="greater").pvalue)
+    medians = statistics.median(of_rank), statistics.median(others)
+    return Slow(rank, "link", *medians, p_value, len(of_rank))
 
 
 def _between_hosts(trips: Rows) -> Pairs:

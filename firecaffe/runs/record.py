@@ -49,12 +49,12 @@ class Metrics:
 
     def write(self, kind: str, step: int, values: dict[str, float]) -> None:
         self._lines.write({"kind": kind, "step": step, **values})
-        named = {f"{kind}/{name}": each for name, each in values.items()}
+        named = {f"{kind}/{name}": value for name, value in values.items()}
         if self._curves is not None:
             self._curves.write(step, named)
         if self._loggers is not None:
             self._loggers.log(
-                step, {name: each for name, each in named.items() if each is not None}
+                step, {name: value for name, value in named.items() if value is not None}
             )
 
     def __enter__(self) -> Self:

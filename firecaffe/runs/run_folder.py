@@ -115,18 +115,18 @@ def read_run_file(folder: Path, name: str, kind: Any = None) -> dict[str, Any]:
     _check_is_there(folder)
     absent = f"no {name}; the run did not finish, or this is no run"
     kind = kind or SCHEMAS.get(name, dict[str, Any])
-    found: dict[str, Any] = read_file(folder / name, kind, RunError, absent=absent)
-    return found
+    content: dict[str, Any] = read_file(folder / name, kind, RunError, absent=absent)
+    return content
 
 
 def read_run_recipe(folder: Path, absent: str = "this is no run folder") -> dict[str, Any]:
     """Read a recipe's sections. Raises RunError, with the meaning of a missing file (`absent`)."""
     _check_is_there(folder)
     kind: Any = RecipeWords
-    found: dict[str, Any] = read_file(
+    sections: dict[str, Any] = read_file(
         folder / RECIPE, kind, RunError, parse_toml, absent=f"no {RECIPE}; {absent}"
     )
-    return found
+    return sections
 
 
 def _check_is_there(folder: Path) -> None:

@@ -119,13 +119,13 @@ def read_run(folder: Path) -> Run:
     _check(folder / "result.json", result, Finished)
     _check(folder / RECIPE, sections, Compared)
     _check_measure(folder / "result.json", result)
-    words = _words(sections)
+    settings = _words(sections)
     facts = {f"environment.{name}": environment.get(name) for name in ENVIRONMENT}
     for part, which in (environment.get("own_code") or {}).items():
         facts[OWN_CODE + part] = which
     if result.get("first_weights"):  # the same file, wherever it was
-        words["model.weights"] = f"sha256 {result['first_weights'].get('sha256')}"
-    return Run(folder, result, words | facts)
+        settings["model.weights"] = f"sha256 {result['first_weights'].get('sha256')}"
+    return Run(folder, result, settings | facts)
 
 
 def rows(runs: Sequence[Run], allow_unequal: bool = False) -> list[Row]:
@@ -168,7 +168,9 @@ def differing_words(runs: Sequence[Run]) -> dict[str, list[Any]]:
     """Return every entry that differs between runs, with each run's value; None: it has none."""
     every = dict.fromkeys(word for run in runs for word in run.words)
     values = {word: [run.words.get(word) for run in runs] for word in every}
-    return {word: each for word, each in values.items() if any(v != each[0] for v in each)}
+    return {
+        word: of_runs for word, of_runs in values.items() if any(v != of_runs[0] for v in of_runs)
+    }
 
 
 def other_work(first: Run, run: Run) -> list[str]:
@@ -182,7 +184,7 @@ def other_work(first: Run, run: Run) -> list[str]:
 
 def other_epochs(first: Run, run: Run) -> bool:
     """Whether the samples seen differ by a step or more. Trainings consist of whole steps."""
-    step = max(each.words["train.global_batch_size"] for each in (first, run))
+    step = max(one.words["train.global_batch_size"] for one in (first, run))
     return bool(abs(samples_seen(first) - samples_seen(run)) >= step)
 
 
@@ -196,7 +198,7 @@ def doubts(runs: Sequence[Run]) -> dict[str, list[str]]:
     stated = {
         name: run.result.get("identity_doubts") for name, run in zip(names(runs), runs, strict=True)
     }
-    return {name: list(map(str, own)) for name, own in stated.items() if own}
+    return {name: list(map(str, reasons)) for name, reasons in stated.items() if reasons}
 
 
 def other_measures(runs: Sequence[Run]) -> list[str]:
@@ -235,17 +237,19 @@ def _speedup(first: Run, run: Run, allow_unequal: bool) -> float | None:
 
 
 def _words(sections: dict[str, Any]) -> dict[str, Any]:
-    found = {
+    settings = {
         f"{section}.{word}": wherever(f"{section}.{word}", value)
-        for section, words in sections.items()
-        if isinstance(words, dict) and section != "run"
-        for word, value in words.items()
+        for section, entries in sections.items()
+        if isinstance(entries, dict) and section != "run"
+        for word, value in entries.items()
         if word != "path"
     }
     # Older runs record one epoch next to their steps, which had no effect.
-    if "train.epochs" in found:
-        found["train.epochs"] = 0 if found.get("train.steps") else found["train.epochs"] or 1
-    return found
+    if "train.epochs" in settings:
+        settings["train.epochs"] = (
+            0 if settings.get("train.steps") else settings["train.epochs"] or 1
+        )
+    return settings
 
 
 def _check_measure(path: Path, result: dict[str, Any]) -> None:
@@ -253,12 +257,14 @@ def _check_measure(path: Path, result: dict[str, Any]) -> None:
     name = "test_loss" if measure == LOSS else measure.name
     if name not in result:
         raise RunError(f"{path}: has no {name}; this is no record of a finished run")
-    metrics = {each: result[each] for each in (name, *result.get("metrics", ())) if each in result}
+    metrics = {
+        metric: result[metric] for metric in (name, *result.get("metrics", ())) if metric in result
+    }
     _check(path, metrics, Values)
 
 
-def _check(path: Path, found: dict[str, Any], needed: type[Any]) -> None:
+def _check(path: Path, content: dict[str, Any], needed: type[Any]) -> None:
     try:
-        checked(found, needed)
+        checked(content, needed)
     except ValueError as error:
         raise RunError(f"{path}: {error}; this is no record of a finished run") from error

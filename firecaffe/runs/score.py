@@ -81,7 +81,7 @@ def measured_parts(timings: Rows) -> dict[str, float]:
         raise RunError("the run has no step, after its first, that all ranks did")
     columns: dict[str, list[float]] = {name: [] for name in ADVICE}
     for step in steps:
-        rows = [own[step] for own in by_rank.values() if own]
+        rows = [by_step[step] for by_step in by_rank.values() if by_step]
         own_s = [row["compute_s"] + row["data_s"] for row in rows]
         middle_s = median(own_s)
         columns["compute_s"].append(median(row["compute_s"] for row in rows))
@@ -90,11 +90,13 @@ def measured_parts(timings: Rows) -> dict[str, float]:
         exposed_s = min(row["exposed_communication_s"] for row in rows)
         columns["exchange_s"].append(exposed_s)
         columns["update_s"].append(median(row["update_s"] for row in rows))
-    of_rank = [[own[step]["step_s"] for step in steps] for own in by_rank.values() if own]
-    found = {name: median(values) for name, values in columns.items() if values}
+    of_rank = [
+        [by_step[step]["step_s"] for step in steps] for by_step in by_rank.values() if by_step
+    ]
+    parts = {name: median(values) for name, values in columns.items() if values}
     step_s = max(map(median, of_rank))
-    told = sum(found.values())
-    return {**found, "step_s": step_s, "rest_s": max(0.0, step_s - told)}
+    total_s = sum(parts.values())
+    return {**parts, "step_s": step_s, "rest_s": max(0.0, step_s - total_s)}
 
 
 def score(folder: Path, timings: Rows, explanation: Explanation) -> Score | None:
@@ -172,7 +174,7 @@ def causes(measured: Mapping[str, float]) -> list[str]:
 def _whose(part: StepPart, explanation: Explanation) -> str:
     # Compute and data are the median rank's, which one slow rank does not change. Only a slow link
     # makes every rank's exchange long.
-    slow = [each for each in explanation.slow if each.cause == "link"]
+    slow = [entry for entry in explanation.slow if entry.cause == "link"]
     if part.name == "exchange_s" and part.measured_s > part.high_s:
         if slow:
             return f"the link of rank {slow[0].rank} is slow, so it is the run's"
@@ -199,8 +201,8 @@ class Figure:
     @property
     def line(self) -> str:
         times = f" ({self.measured / self.forecast:.2f} times)" if self.forecast else ""
-        said, found = (f"{each:,.3g}{self.unit}" for each in (self.forecast, self.measured))
-        return f"{self.name}: forecast {said}, measured {found}{times}"
+        said, measured = (f"{value:,.3g}{self.unit}" for value in (self.forecast, self.measured))
+        return f"{self.name}: forecast {said}, measured {measured}{times}"
 
 
 @dataclass(frozen=True)
@@ -294,8 +296,8 @@ def score_parallel(folder: Path, timings: Rows) -> ParallelScore | None:
         except ValueError as error:
             raise RunError(f"{folder}: its timings: {error}") from error
     step = step_part(forecast, max(median(row["step_s"] for row in rows) for rows in by_rank))
-    found = _of_stages if in_stages else _of_split
-    return ParallelScore(forecast["cluster"], step, [*found(forecast, by_rank)])
+    parts_of = _of_stages if in_stages else _of_split
+    return ParallelScore(forecast["cluster"], step, [*parts_of(forecast, by_rank)])
 
 
 def _of_split(forecast: Row, by_rank: Sequence[Sequence[Row]]) -> Iterator[Figure]:

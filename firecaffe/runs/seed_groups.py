@@ -51,11 +51,11 @@ class Group:
     @property
     def results(self) -> list[Run]:
         # Runs of different seeds stay different results: failed trainings may end in equal weights.
-        found: dict[tuple[str, str], Run] = {}
+        distinct: dict[tuple[str, str], Run] = {}
         for run in self.runs:
             seed = repr(run.words.get("train.seed"))  # of a file, which may say anything
-            found.setdefault((seed, run.result["weights_sha256"]), run)
-        return list(found.values())
+            distinct.setdefault((seed, run.result["weights_sha256"]), run)
+        return list(distinct.values())
 
 
 @dataclass(frozen=True)
@@ -123,52 +123,54 @@ def letters(count: int) -> list[str]:
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
     """Group runs, in the order in which each group's first run was given."""
-    found: dict[str, list[int]] = {}
+    by_key: dict[str, list[int]] = {}
     for place, run in enumerate(runs):
-        found.setdefault(_key(run), []).append(place)
+        by_key.setdefault(_key(run), []).append(place)
     called = names(runs)
     return [
         Group([runs[place] for place in places], [called[place] for place in places])
-        for places in found.values()
+        for places in by_key.values()
     ]
 
 
 def code_of(run: Run) -> str:
     """Return the digest of a run's source (of older runs, the commit) and of a user's own code."""
     ours = run.words.get("environment.source") or run.words.get("environment.commit") or ""
-    own = sorted(word for word in run.words if word.startswith(OWN_CODE))
-    return ", ".join([str(ours), *(f"{word[len(OWN_CODE) :]} {run.words[word]}" for word in own)])
+    user_code = sorted(word for word in run.words if word.startswith(OWN_CODE))
+    return ", ".join(
+        [str(ours), *(f"{word[len(OWN_CODE) :]} {run.words[word]}" for word in user_code)]
+    )
 
 
 def _key(run: Run) -> str:
-    words = {
+    settings = {
         word: value
         for word, value in run.words.items()
         if word not in NOT_OF_A_GROUP and not word.startswith(("run.", "checkpoint."))
     }
     done = [code_of(run), *(run.result[name] for name in ("world_size", "steps", "data"))]
-    return repr((sorted(words.items(), key=lambda each: each[0]), done))
+    return repr((sorted(settings.items(), key=lambda item: item[0]), done))
 
 
 def differing_conditions(runs: Sequence[Run]) -> list[str]:
-    found = [
+    conditions = [
         word
         for word in differing_words(runs)
         if word.startswith("environment.") and word not in NOT_OF_A_GROUP
     ]
-    return [*found, *(["the code"] if len({code_of(run) for run in runs}) > 1 else [])]
+    return [*conditions, *(["the code"] if len({code_of(run) for run in runs}) > 1 else [])]
 
 
 def differing(groups: Sequence[Group]) -> dict[str, list[Any]]:
     """Return every entry in which groups differ, with each one's value."""
     firsts = [group.first for group in groups]
-    found = differing_words(firsts)
+    entries = differing_words(firsts)
     workers = [run.result["world_size"] for run in firsts]
     if len(set(workers)) > 1:
-        found["workers"] = workers
+        entries["workers"] = workers
     if len({code_of(run) for run in firsts}) == 1:
-        found.pop("environment.commit", None)  # the same source under another commit
-    return {word: each for word, each in found.items() if word not in WORDS_OF_ONE_RUN}
+        entries.pop("environment.commit", None)  # the same source under another commit
+    return {word: values for word, values in entries.items() if word not in WORDS_OF_ONE_RUN}
 
 
 WORDS_OF_ONE_RUN = ("train.seed", "environment.host")
@@ -190,10 +192,10 @@ def group_rows(
     against = _against(groups, band_of(groups, band))
     why = [_why_no_speedup(groups, times, place, target) for place in range(len(groups))]
     unequal = [_unequal(groups[0], group, target) for group in groups]
-    for place, words in enumerate(unequal):
-        if words and not why[place] and not allow_unequal:
-            why[place] = f"not the same work ({', '.join(words)})"
-    speedups = _speedups(times, [not each for each in why])
+    for place, parts in enumerate(unequal):
+        if parts and not why[place] and not allow_unequal:
+            why[place] = f"not the same work ({', '.join(parts)})"
+    speedups = _speedups(times, [not reason for reason in why])
     return [
         _row(group, times[place], speedups[place], unequal[place], why[place], against[place])
         for place, group in enumerate(groups)
@@ -249,15 +251,15 @@ def _mean(values: Sequence[float | None]) -> Mean | None:
 
 
 def _sent(runs: Sequence[Run]) -> float | None:
-    found = [(sent_per_step(run), run.result["steps"]) for run in runs]
-    known = [each * steps for each, steps in found if each is not None]
-    return fmean(known) if len(known) == len(found) else None
+    sent = [(sent_per_step(run), run.result["steps"]) for run in runs]
+    known = [per_step * steps for per_step, steps in sent if per_step is not None]
+    return fmean(known) if len(known) == len(sent) else None
 
 
 def _idle_by_stage(runs: Sequence[Run]) -> list[float]:
-    found = [run.result.get("idle_by_stage") or [] for run in runs]
-    same = len({len(each) for each in found}) == 1
-    return [fmean(of_runs) for of_runs in zip(*found, strict=True)] if same else []
+    by_run = [run.result.get("idle_by_stage") or [] for run in runs]
+    same = len({len(idle) for idle in by_run}) == 1
+    return [fmean(of_runs) for of_runs in zip(*by_run, strict=True)] if same else []
 
 
 def _failure(group: Group) -> str:
@@ -265,7 +267,7 @@ def _failure(group: Group) -> str:
 
 
 def _against(groups: Sequence[Group], band: float) -> list[Difference | None]:
-    found: list[Difference | None] = [None] * len(groups)
+    compared: list[Difference | None] = [None] * len(groups)
     measure = groups[0].first.measure
     whole = [
         place
@@ -273,11 +275,11 @@ def _against(groups: Sequence[Group], band: float) -> list[Difference | None]:
         if not _failure(group) and group.first.measure == measure
     ]
     if 0 not in whole:
-        return found
+        return compared
     first, *others = ([run.value for run in groups[place].results] for place in whole)
     for place, difference in zip(whole[1:], differences(first, others, band), strict=True):
-        found[place] = difference
-    return found
+        compared[place] = difference
+    return compared
 
 
 def _why_no_speedup(
@@ -298,21 +300,22 @@ def _why_no_speedup(
 
 
 def _speedups(times: Sequence[Sequence[float]], has_one: Sequence[bool]) -> list[Ratio | None]:
-    found: list[Ratio | None] = [None] * len(times)
+    speedups: list[Ratio | None] = [None] * len(times)
     if has_one[0]:
-        found[0] = Ratio(1.0, 1.0, 1.0)
+        speedups[0] = Ratio(1.0, 1.0, 1.0)
     others = [place for place in range(1, len(times)) if has_one[place]]
     for place, ratio in zip(others, ratios(times[0], [times[o] for o in others]), strict=True):
-        found[place] = ratio
-    return found
+        speedups[place] = ratio
+    return speedups
 
 
 def _times(group: Group, target: float | None) -> list[float]:
     # If one run has no time, a mean of the others would look too good.
     if target is not None:
-        found = [time_to(run, target) for run in group.runs]
-        times = [each for each in found if each]  # 0 if the target was reached before any step
-        return times if len(times) == len(found) else []
+        reached = [time_to(run, target) for run in group.runs]
+        # 0 if the target was reached before any step
+        times = [time_s for time_s in reached if time_s]
+        return times if len(times) == len(reached) else []
     rates = [run.result["images_per_s"] for run in group.runs]
     if not all(rates):
         return []
@@ -323,7 +326,7 @@ def _times(group: Group, target: float | None) -> list[float]:
 def _unequal(baseline: Group, group: Group, target: float | None) -> list[str]:
     # With a target, the samples that each needs are the question.
     unequal = other_work(baseline.first, group.first)
-    return [each for each in unequal if target is None or each != "samples seen"]
+    return [part for part in unequal if target is None or part != "samples seen"]
 
 
 def _hardware(run: Run) -> str:
@@ -334,8 +337,8 @@ def _hardware(run: Run) -> str:
 
 
 def _epochs(run: Run) -> float | None:
-    words = str(run.result["data"]).split()
-    numbers = [int(word) for word in words if word.isdigit()]
+    parts = str(run.result["data"]).split()
+    numbers = [int(word) for word in parts if word.isdigit()]
     return samples_seen(run) / numbers[0] if numbers else None
 
 

@@ -114,13 +114,13 @@ def _difference(
         more = _more(enough, first, second)
         return Difference(value, -inf, inf, 1.0, nan, UNDECIDED, more)
     low, high, p_value = _welch(first, second, tests)
-    found = Difference(value, low, high, p_value, _effect(first, second, value), DIFFERENT, 0)
+    difference = Difference(value, low, high, p_value, _effect(first, second, value), DIFFERENT, 0)
     if -band - ROUNDING <= low and high <= band + ROUNDING:
-        return replace(found, verdict=EQUIVALENT)
+        return replace(difference, verdict=EQUIVALENT)
     if not low <= 0 <= high:
-        return found
+        return difference
     more = _more(_runs_for(band, value, first, second, tests), first, second)
-    return replace(found, verdict=UNDECIDED, more=more)
+    return replace(difference, verdict=UNDECIDED, more=more)
 
 
 def _welch(
@@ -134,23 +134,23 @@ def _welch(
     with warnings.catch_warnings():
         # One side may have almost no spread.
         warnings.simplefilter("ignore", RuntimeWarning)
-        found = ttest_ind(second, first, equal_var=False)
-    low, high = found.confidence_interval(1 - (1 - CONFIDENCE) / tests)
-    return float(low), float(high), min(1.0, tests * float(found.pvalue))
+        test = ttest_ind(second, first, equal_var=False)
+    low, high = test.confidence_interval(1 - (1 - CONFIDENCE) / tests)
+    return float(low), float(high), min(1.0, tests * float(test.pvalue))
 
 
 def ratios(first: Sequence[float], others: Sequence[Sequence[float]]) -> list[Ratio]:
     """Return the first times over the others', by logarithms, because these scatter equally."""
-    logs = [log(each) for each in first]
-    found = []
+    logs = [log(time_s) for time_s in first]
+    quotients = []
     for other in others:
-        other_logs = [log(each) for each in other]
+        other_logs = [log(time_s) for time_s in other]
         value = exp(fmean(logs) - fmean(other_logs))
         low, high = -inf, inf
         if min(len(first), len(other)) > 1:
             low, high, _ = _welch(other_logs, logs, len(others))
-        found.append(Ratio(value, exp(low), exp(high)))
-    return found
+        quotients.append(Ratio(value, exp(low), exp(high)))
+    return quotients
 
 
 def runs_enough(spread: float, ways: Sequence[Sequence[float]], tests: int = 1) -> int | None:

@@ -87,10 +87,10 @@ class Judge:
 
     def _value(self, network: nn.Module, part: Dataset) -> float:
         network = network.to(self.world.device)
-        words = self.recipe
-        found = evaluate(network, self.task, part, words.data, words.train, self.world)
+        recipe = self.recipe
+        evaluation = evaluate(network, self.task, part, recipe.data, recipe.train, self.world)
         name = self.measure.name
-        return found.loss if name == LOSS.name else found.metrics[name]
+        return evaluation.loss if name == LOSS.name else evaluation.metrics[name]
 
 
 @contextmanager
@@ -112,7 +112,7 @@ def write_network(trained: Trained, scheme: Scheme, path: Path) -> FileReport:
         name: _in_bits(values, scheme.biases) for name, values in tensors_of(trained.model).items()
     }
     network = describe(trained.recipe, trained.about)
-    (code,) = (each for each in CODES if each == scheme.code)
+    (code,) = (known_code for known_code in CODES if known_code == scheme.code)
     return write(path, tensors, network, code=code)
 
 

@@ -109,8 +109,8 @@ def _check_target(target: Target, scheme: Scheme, weights: int) -> None:
         raise RecipeError(
             f"--target {target.word}: the network's weights are {whole:,} bytes as float32 already"
         )
-    words = (("prune", "keep"), ("prune", "threshold"), ("share", "bits"))
-    if not any(each.has(*word) for each in scheme.rounds for word in words):
+    settings = (("prune", "keep"), ("prune", "threshold"), ("share", "bits"))
+    if not any(training_round.has(*word) for training_round in scheme.rounds for word in settings):
         raise RecipeError(
             f"--target {target.word} chooses what layers keep and their bits, and scheme "
             f"{scheme.name} neither prunes nor shares; leave --target out"
@@ -202,13 +202,13 @@ def _sensitivities(
             raise RunError(f"{path}: {error}") from error
     prunes = asked.scheme.means_biases("prune", "keep")
     shares = asked.scheme.means_biases("share", "bits")
-    found = measure_layers(layers_of(network, prunes, shares), lambda: judge.tried(network))
-    write_json(path, {"layers": [asdict(each) for each in found]})
-    return found
+    layers = measure_layers(layers_of(network, prunes, shares), lambda: judge.tried(network))
+    write_json(path, {"layers": [asdict(layer) for layer in layers]})
+    return layers
 
 
 def _rest_bytes(network: nn.Module, layers: Sequence[LayerSensitivity], scheme: Scheme) -> float:
-    every: int = sum(each.numel() for each in network.state_dict().values())
+    every: int = sum(tensor.numel() for tensor in network.state_dict().values())
     return HEADER_BYTES + (every - sum(layer.weights for layer in layers)) * scheme.biases / 8
 
 
@@ -223,12 +223,12 @@ def _claim(asked: CompressRequest) -> None:
         "scheme": json.loads(json.dumps(asdict(asked.scheme))),
     }
     if not path.exists():
-        if any(each.name != LOCK for each in asked.folder.iterdir()):
+        if any(entry.name != LOCK for entry in asked.folder.iterdir()):
             raise RunError(f"{asked.folder}: holds other files; give --out another name")
         write_json(path, wanted)
         return
-    found = read_file(path, dict[str, Any], RunError)
-    unlike = [name for name in wanted if found.get(name) != wanted[name]]
+    held = read_file(path, dict[str, Any], RunError)
+    unlike = [name for name in wanted if held.get(name) != wanted[name]]
     if unlike:
         raise RunError(
             f"{asked.folder}: holds the rounds of another compression (another "

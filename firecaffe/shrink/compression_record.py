@@ -32,7 +32,7 @@ def as_record(found: Compressed) -> dict[str, Any]:
             "float": seconds(whole),
             "file": seconds(found.made.report.num_bytes),
         },
-        "rounds": [{**asdict(each), "folder": str(each.folder)} for each in found.made.rounds],
+        "rounds": [{**asdict(trial), "folder": str(trial.folder)} for trial in found.made.rounds],
         "tensors": [tensor_row(tensor) for tensor in found.made.report.tensors],
         "tried": [made.as_row for made in found.tried],
         "sizes": sizes_in(asked.folder),

@@ -69,7 +69,7 @@ class LayerSensitivity:
     @classmethod
     def of_row(cls, row: Mapping[str, Any]) -> Self:
         keeps = {float(keep): float(lost) for keep, lost in row["keeps"].items()}
-        bits = {int(each): float(lost) for each, lost in row["bits"].items()}
+        bits = {int(bit): float(lost) for bit, lost in row["bits"].items()}
         return cls(str(row["name"]), int(row["weights"]), keeps, bits)
 
 
@@ -119,11 +119,11 @@ def choose(layers: Sequence[LayerSensitivity], size_bytes: float, rest_bytes: fl
 
     def part(factor: float) -> Choice:
         return {
-            layer.name: replace(each, keep=_at_least_few(layer, each.keep * factor))
+            layer.name: replace(layer_choice, keep=_at_least_few(layer, layer_choice.keep * factor))
             if layer.keeps
-            else each
+            else layer_choice
             for layer in layers
-            for each in [chosen[layer.name]]
+            for layer_choice in [chosen[layer.name]]
         }
 
     chosen = at(_last(lambda price: size(at(price)) >= wanted, LEAST_PRICE, MOST_PRICE))
@@ -181,11 +181,11 @@ def _by_share(keeps: Mapping[float, float], share: float, credible: float) -> fl
 def _by_bits(bits: Mapping[int, float]) -> dict[int, float]:
     if not bits:
         return {MOST_BITS: 0.0}
-    lost, found = 0.0, {}
+    lost, losses = 0.0, {}
     for bit in sorted(bits, reverse=True):
         lost = max(lost, bits[bit])
-        found[bit] = lost
-    return found
+        losses[bit] = lost
+    return losses
 
 
 Score = Callable[[], float]
@@ -206,26 +206,26 @@ class Layer:
 def measure_layers(layers: Sequence[Layer], score: Score) -> list[LayerSensitivity]:
     """Try every layer at every level, and restore the weights."""
     before = score()
-    found = []
+    sensitivities = []
     for layer in layers:
         kept = {keep: before - _with(layer.weights, _pruned(keep), score) for keep in layer.keeps}
         bits = {bit: before - _with(layer.weights, _shared(bit), score) for bit in layer.bits}
         count = sum(weight.numel() for weight in layer.weights)
-        found.append(LayerSensitivity(layer.name, count, kept, bits))
-    return found
+        sensitivities.append(LayerSensitivity(layer.name, count, kept, bits))
+    return sensitivities
 
 
 def _with(
     weights: Sequence[nn.Parameter], change: Callable[[Tensor], Tensor], score: Score
 ) -> float:
-    own = [weight.detach().clone() for weight in weights]
-    for each in weights:
-        each.copy_(change(each.detach()))
+    saved = [weight.detach().clone() for weight in weights]
+    for weight in weights:
+        weight.copy_(change(weight.detach()))
     try:
         return score()
     finally:
-        for each, kept in zip(weights, own, strict=True):
-            each.copy_(kept)
+        for weight, kept in zip(weights, saved, strict=True):
+            weight.copy_(kept)
 
 
 def _pruned(keep: float) -> Callable[[Tensor], Tensor]:
@@ -250,13 +250,13 @@ def layers_of(network: nn.Module, prunes_biases: bool, shares_biases: bool) -> l
     weights: dict[str, list[nn.Parameter]] = {}
     for name in pruned_weights(named, PruneConfig(keep={"*": 0.5}))[0]:
         weights.setdefault(name.rpartition(".")[0], []).append(named[name])
-    layers = [Layer(name, each) for name, each in weights.items()]
+    layers = [Layer(name, tensors) for name, tensors in weights.items()]
     if prunes_biases or shares_biases:
         keeps = KEEPS if prunes_biases else ()
         bits = BITS if shares_biases else ()
         layers += [
-            Layer(name, [each], keeps, bits)
-            for name, each in named.items()
-            if name.endswith(BIAS) and each.any()
+            Layer(name, [parameter], keeps, bits)
+            for name, parameter in named.items()
+            if name.endswith(BIAS) and parameter.any()
         ]
     return layers

@@ -43,12 +43,12 @@ def rounds_of(
     """
     trials: list[Trial] = []
     weights = recipe.model.weights
-    own = (("prune", recipe.prune), ("share", recipe.share))
-    sections: dict[str, Words] = {name: asdict(words) for name, words in own if words.is_on}
-    for number, (each, chosen) in enumerate(_chosen(scheme.rounds, choice), start=1):
+    configs = (("prune", recipe.prune), ("share", recipe.share))
+    sections: dict[str, Words] = {name: asdict(config) for name, config in configs if config.is_on}
+    for number, (training_round, chosen) in enumerate(_chosen(scheme.rounds, choice), start=1):
         sections = _kept_on(sections) | chosen
-        trained = _round_recipe(recipe, each, sections, steps, weights)
-        trials.append(Trial(f"{number}-{each.name}", trained, folder, measure))
+        trained = _round_recipe(recipe, training_round, sections, steps, weights)
+        trials.append(Trial(f"{number}-{training_round.name}", trained, folder, measure))
         weights = str(trials[-1].folder)
     return trials
 
@@ -56,21 +56,28 @@ def rounds_of(
 def _chosen(rounds: Sequence[Round], choice: Choice | None) -> list[tuple[Round, dict[str, Words]]]:
     # Each of several rounds that prune keeps the same part of what the one before has kept.
     prunes = [
-        each for each in rounds if each.has("prune", "keep") or each.has("prune", "threshold")
+        training_round
+        for training_round in rounds
+        if training_round.has("prune", "keep") or training_round.has("prune", "threshold")
     ]
-    found = []
-    for each in rounds:
-        words = dict(each.sections)
-        if choice is not None and each in prunes:
-            part = (prunes.index(each) + 1) / len(prunes)
-            keep = {layer: one.keep**part for layer, one in _meant(choice, each, "prune", "keep")}
+    pairs = []
+    for training_round in rounds:
+        sections = dict(training_round.sections)
+        if choice is not None and training_round in prunes:
+            part = (prunes.index(training_round) + 1) / len(prunes)
+            keep = {
+                layer: one.keep**part
+                for layer, one in _meant(choice, training_round, "prune", "keep")
+            }
             chosen = {"keep": keep, "scope": "layer"}
-            words["prune"] = _without(words["prune"], "threshold") | chosen
-        if choice is not None and each.has("share", "bits"):
-            bits = {layer: one.bits for layer, one in _meant(choice, each, "share", "bits")}
-            words["share"] = {**words["share"], "bits": bits}
-        found.append((each, words))
-    return found
+            sections["prune"] = _without(sections["prune"], "threshold") | chosen
+        if choice is not None and training_round.has("share", "bits"):
+            bits = {
+                layer: one.bits for layer, one in _meant(choice, training_round, "share", "bits")
+            }
+            sections["share"] = {**sections["share"], "bits": bits}
+        pairs.append((training_round, sections))
+    return pairs
 
 
 def _kept_on(sections: Mapping[str, Words]) -> dict[str, Words]:
@@ -87,26 +94,28 @@ def _kept_on(sections: Mapping[str, Words]) -> dict[str, Words]:
 
 def _round_recipe(
     recipe: Recipe,
-    each: Round,
+    training_round: Round,
     sections: Mapping[str, Words],
     steps: int,
     weights: str,
 ) -> Recipe:
-    train = replace(recipe.train, steps=max(1, round(each.length * steps)), epochs=0, stop_after=0)
-    words = dict(sections.get("train", {}))
-    if "epochs" in words:
-        words = {"steps": 0, **words}
-    train = replace(train, **words)
-    rate = recipe.solver.base_lr * each.rate
+    train = replace(
+        recipe.train, steps=max(1, round(training_round.length * steps)), epochs=0, stop_after=0
+    )
+    settings = dict(sections.get("train", {}))
+    if "epochs" in settings:
+        settings = {"steps": 0, **settings}
+    train = replace(train, **settings)
+    rate = recipe.solver.base_lr * training_round.rate
     solver = _with_policy(recipe.solver, sections.get("solver", {}), rate)
     prune = dict(sections.get("prune", {}))
-    if each.prune_over:
+    if training_round.prune_over:
         if not train.steps:
             raise RecipeError(
-                f"round {each.name!r}: prune_over is a share of its steps, which "
+                f"round {training_round.name!r}: prune_over is a share of its steps, which "
                 "train.epochs leaves open; say length, or train.steps"
             )
-        prune["steps"] = max(1, round(each.prune_over * train.steps))
+        prune["steps"] = max(1, round(training_round.prune_over * train.steps))
     checkpoint = replace(recipe.checkpoint, every=0, every_s=0.0, keep_last=1, best=False)
     return replace(
         recipe,
@@ -120,25 +129,27 @@ def _round_recipe(
     )
 
 
-def _with_policy(run: SolverConfig, words: Mapping[str, Any], rate: float) -> SolverConfig:
+def _with_policy(run: SolverConfig, settings: Mapping[str, Any], rate: float) -> SolverConfig:
     default = SolverConfig()
     fresh = {
         word: getattr(default, word)
         for word in ("gamma", "power", "stepsize", "stepvalue", "warmup_steps", "base_momentum")
     }
-    fresh |= {"base_lr": rate, "lr_policy": POLICY, **words}
+    fresh |= {"base_lr": rate, "lr_policy": POLICY, **settings}
     return replace(run, **fresh)
 
 
-def _meant(choice: Choice, each: Round, section: str, word: str) -> list[tuple[str, LayerChoice]]:
+def _meant(
+    choice: Choice, training_round: Round, section: str, word: str
+) -> list[tuple[str, LayerChoice]]:
     """Return the choice, without biases if the round's own patterns name none."""
-    own = each.sections[section].get(word, {})
-    has_biases = any(pattern.endswith(BIAS) for pattern in own)
+    patterns = training_round.sections[section].get(word, {})
+    has_biases = any(pattern.endswith(BIAS) for pattern in patterns)
     return [(name, one) for name, one in choice.items() if has_biases or not name.endswith(BIAS)]
 
 
-def _without(words: Mapping[str, Any], word: str) -> dict[str, Any]:
-    return {name: value for name, value in words.items() if name != word}
+def _without(settings: Mapping[str, Any], word: str) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if name != word}
 
 
 MOST_ATTEMPTS_OF_SIZE = 3

@@ -55,7 +55,9 @@ class Scheme:
     """`rank` or `energy`, each by patterns of layers' names."""
 
     def means_biases(self, section: str, word: str) -> bool:
-        tables = [each.sections.get(section, {}).get(word, {}) for each in self.rounds]
+        tables = [
+            training_round.sections.get(section, {}).get(word, {}) for training_round in self.rounds
+        ]
         return any(pattern.endswith(BIAS) for table in tables for pattern in table)
 
 
@@ -70,13 +72,13 @@ def find_scheme(word: str) -> Scheme:
             f"--scheme is {word!r}; there are {', '.join(known)}, or FILE.toml{_like(word, known)}"
         )
     where = f"--scheme {word}"
-    words = read_file(path, dict[str, Any], RecipeError, parse_toml, where=where)
-    return scheme_of(path.stem, words, where)
+    settings = read_file(path, dict[str, Any], RecipeError, parse_toml, where=where)
+    return scheme_of(path.stem, settings, where)
 
 
 def scheme_of(name: str, words: Words, where: str) -> Scheme:
     """Make a scheme. Errors begin with `where`. Raises RecipeError."""
-    known = [each.name for each in fields(Scheme) if each.name != "name"]
+    known = [attribute.name for attribute in fields(Scheme) if attribute.name != "name"]
     _check_known(where, "", words, known)
     for word, choices in CHOICES.items():
         if words.get(word, choices[0]) not in choices:
@@ -100,28 +102,28 @@ def scheme_of(name: str, words: Words, where: str) -> Scheme:
 
 def _round(where: str, number: int, row: Any) -> Round:
     place = f"rounds {number}."
-    words = _table(where, f"rounds {number}", row)
-    own = [each.name for each in fields(Round) if each.name != "sections"]
-    _check_known(where, place, words, [*own, *SECTIONS])
-    name = words.get("name", "round")
+    settings = _table(where, f"rounds {number}", row)
+    round_fields = [attribute.name for attribute in fields(Round) if attribute.name != "sections"]
+    _check_known(where, place, settings, [*round_fields, *SECTIONS])
+    name = settings.get("name", "round")
     if not isinstance(name, str) or not name.replace("-", "").replace("_", "").isalnum():
         raise RecipeError(
             f"{where}: {place}name is {name!r}; expected letters and digits, for a folder has it"
         )
     for word, most in (("length", 1e6), ("rate", 1e6), ("prune_over", 1.0)):
-        value = words.get(word, 1.0)
+        value = settings.get(word, 1.0)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:
             limit = " and at most 1" if most == 1 else ""
             raise RecipeError(f"{where}: {place}{word} is {value!r}; it must be above 0{limit}")
     default = Recipe()
     sections = {}
     for section in SECTIONS:
-        if section not in words:
+        if section not in settings:
             continue
-        sections[section] = _table(where, f"{place}{section}", words[section])
-        known = [each.name for each in fields(getattr(default, section))]
+        sections[section] = _table(where, f"{place}{section}", settings[section])
+        known = [attribute.name for attribute in fields(getattr(default, section))]
         _check_known(where, f"{place}{section}.", sections[section], known)
-    numbers = {word: words[word] for word in own if word in words and word != "name"}
+    numbers = {word: settings[word] for word in round_fields if word in settings and word != "name"}
     return Round(name, **numbers, sections=sections)
 
 
@@ -139,8 +141,8 @@ def _table(where: str, word: str, value: Any) -> Words:
     return value
 
 
-def _check_known(where: str, place: str, words: Words, known: Collection[str]) -> None:
-    for word in words:
+def _check_known(where: str, place: str, settings: Words, known: Collection[str]) -> None:
+    for word in settings:
         if word not in known:
             raise RecipeError(
                 f"{where}: there is no word {place}{word}; there are {', '.join(known)}"

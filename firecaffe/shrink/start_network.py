@@ -31,9 +31,9 @@ FILE = "0-low_rank.safetensors"
 def trained_network(recipe: Recipe, data: Data) -> nn.Module:
     """Load the trained network. Raises RecipeError if a weight is missing or does not fit."""
     network = make_network(recipe.model, *counts_of(data.train)).eval()
-    found = load_weights(network, find_weights(recipe.model.weights)[0])
-    if found.missing or found.reshaped:
-        raise RecipeError(f"{found.line}; expected all to fit")
+    loaded = load_weights(network, find_weights(recipe.model.weights)[0])
+    if loaded.missing or loaded.reshaped:
+        raise RecipeError(f"{loaded.line}; expected all to fit")
     return network
 
 
@@ -69,7 +69,7 @@ def write_start(network: nn.Module, ranks: Mapping[str, int], folder: Path) -> s
     weights = low_rank_weights(network.state_dict(), ranks)
     path = folder / FILE
     with written_aside(path) as aside:
-        save_file({name: each.contiguous() for name, each in weights.items()}, aside)
+        save_file({name: tensor.contiguous() for name, tensor in weights.items()}, aside)
     return str(path)
 
 
@@ -122,10 +122,10 @@ class Target:
 
 
 def parse_target(word: str) -> Target:
-    found = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([a-zA-Z]+)\s*", word)
-    if found is None:
+    match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([a-zA-Z]+)\s*", word)
+    if match is None:
         raise RecipeError(f"--target is {word!r}; {EXPECTED}")
-    value, unit = float(found[1]), found[2].upper()
+    value, unit = float(match[1]), match[2].upper()
     if not isfinite(value):
         raise RecipeError(f"--target is {word:.20}…, which is too large a number; {EXPECTED}")
     if unit == "X":

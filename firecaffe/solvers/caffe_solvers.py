@@ -36,8 +36,8 @@ class CaffeAdam(GroupedOptimizer):
         delta: float,
         weight_decay: float,
     ) -> None:
-        words = {"lr": lr, "betas": betas, "delta": delta, "weight_decay": weight_decay}
-        super().__init__(params, words)
+        defaults = {"lr": lr, "betas": betas, "delta": delta, "weight_decay": weight_decay}
+        super().__init__(params, defaults)
 
     def update(self, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]) -> None:
         beta1, beta2 = group["betas"]

@@ -15,7 +15,7 @@ class GroupedOptimizer(optim.Optimizer):
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
         for group in self.param_groups:
-            weights = [each for each in group["params"] if each.grad is not None]
+            weights = [weight for weight in group["params"] if weight.grad is not None]
             if weights:
                 self.update(group, weights, [weight.grad for weight in weights])
 
@@ -45,8 +45,8 @@ def moments(
     """Update the means of gradients and of their squares (Kingma and Ba 2015, algorithm 1)."""
     beta1, beta2 = betas
     pairs = list(zip(states, gradients, strict=True))
-    means = [kept(state, "mean", each) for state, each in pairs]
-    squares = [kept(state, "square", each) for state, each in pairs]
+    means = [kept(state, "mean", gradient) for state, gradient in pairs]
+    squares = [kept(state, "square", gradient) for state, gradient in pairs]
     torch._foreach_lerp_(means, gradients, 1 - beta1)
     torch._foreach_mul_(squares, beta2)
     torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)

@@ -25,7 +25,7 @@ Norms = Callable[[Sequence[Tensor], Sequence[Sequence[Tensor]]], Sequence[Sequen
 
 
 def own_norms(_: Sequence[Tensor], lists: Sequence[Sequence[Tensor]]) -> Sequence[Sequence[Tensor]]:
-    return [torch._foreach_norm(list(each)) if each else [] for each in lists]
+    return [torch._foreach_norm(list(tensors)) if tensors else [] for tensors in lists]
 
 
 class LayerRates(optim.Optimizer, ABC):
@@ -38,18 +38,18 @@ class LayerRates(optim.Optimizer, ABC):
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
-        found = []
+        updates = []
         for group in self.param_groups:
-            weights = [each for each in group["params"] if each.grad is not None]
+            weights = [weight for weight in group["params"] if weight.grad is not None]
             if weights:
                 gradients = [weight.grad for weight in weights]
-                found.append((group, weights, self.directions(group, weights, gradients)))
-        every = [weight for _, weights, _ in found for weight in weights]
-        directions = [each for _, _, own in found for each in own]
+                updates.append((group, weights, self.directions(group, weights, gradients)))
+        every = [weight for _, weights, _ in updates for weight in weights]
+        directions = [direction for _, _, of_group in updates for direction in of_group]
         lengths = zip(*self._norms(every, [every, directions]), strict=True)
         of_weights = dict(zip(every, lengths, strict=True))
-        for group, weights, own in found:
-            self.update(group, weights, own, [of_weights[weight] for weight in weights])
+        for group, weights, of_group in updates:
+            self.update(group, weights, of_group, [of_weights[weight] for weight in weights])
 
     @abstractmethod
     def directions(
@@ -72,8 +72,8 @@ class Lars(LayerRates):
     def __init__(
         self, params: Groups, lr: float, momentum: float, weight_decay: float, trust: float
     ) -> None:
-        words = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust}
-        super().__init__(params, words)
+        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust}
+        super().__init__(params, defaults)
 
     def directions(
         self, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]
@@ -90,8 +90,9 @@ class Lars(LayerRates):
         decay = group["weight_decay"]
         moved = torch._foreach_add(directions, weights, alpha=decay)
         rates = [
-            group["lr"] * _ratio(group["trust"] * own, theirs + decay * own, weight.ndim)
-            for weight, (own, theirs) in zip(weights, lengths, strict=True)
+            group["lr"]
+            * _ratio(group["trust"] * weight_length, theirs + decay * weight_length, weight.ndim)
+            for weight, (weight_length, theirs) in zip(weights, lengths, strict=True)
         ]
         torch._foreach_mul_(moved, rates)
         velocities = [kept(self.state[weight], "velocity", weight) for weight in weights]
@@ -109,8 +110,8 @@ class Lamb(LayerRates):
         delta: float,
         weight_decay: float,
     ) -> None:
-        words = {"lr": lr, "betas": betas, "delta": delta, "weight_decay": weight_decay}
-        super().__init__(params, words)
+        defaults = {"lr": lr, "betas": betas, "delta": delta, "weight_decay": weight_decay}
+        super().__init__(params, defaults)
 
     def directions(
         self, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]
@@ -135,14 +136,16 @@ class Lamb(LayerRates):
         lengths: list[tuple[Tensor, Tensor]],
     ) -> None:
         rates = [
-            group["lr"] * _ratio(own, theirs, weight.ndim)
-            for weight, (own, theirs) in zip(weights, lengths, strict=True)
+            group["lr"] * _ratio(weight_length, theirs, weight.ndim)
+            for weight, (weight_length, theirs) in zip(weights, lengths, strict=True)
         ]
         torch._foreach_mul_(directions, rates)
         torch._foreach_sub_(weights, directions)
 
 
-def _ratio(own: Tensor, theirs: Tensor, dimensions: int) -> Tensor:
+def _ratio(weight_length: Tensor, theirs: Tensor, dimensions: int) -> Tensor:
     if dimensions < 2:
-        return torch.ones_like(own)
-    return torch.where((own > 0) & (theirs > 0), own / theirs, torch.ones_like(own))
+        return torch.ones_like(weight_length)
+    return torch.where(
+        (weight_length > 0) & (theirs > 0), weight_length / theirs, torch.ones_like(weight_length)
+    )

@@ -122,7 +122,10 @@ def _with_runs(
 ) -> list[dict[str, Any]]:
     run_of = {named[name]: run for name, run in runs.items()}
     return [  # keeps empty groups, because an optimizer needs one
-        {**group, "params": [run_of[each] for each in group["params"] if each in run_of]}
+        {
+            **group,
+            "params": [run_of[parameter] for parameter in group["params"] if parameter in run_of],
+        }
         for group in groups
     ]
 
@@ -133,7 +136,7 @@ def _decay(optimizer: optim.Optimizer, *_: object) -> None:
     # Hutter 2019, algorithm 1, with the rate as the multiplier of the schedule, as in torch's
     # AdamW.
     for group in optimizer.param_groups:
-        weights = [each for each in group["params"] if each.grad is not None]
+        weights = [weight for weight in group["params"] if weight.grad is not None]
         if weights and group["decay"]:
             torch._foreach_mul_(weights, 1 - group["lr"] * group["decay"])
 
@@ -143,7 +146,7 @@ def _add_signs(optimizer: optim.Optimizer, *_: object) -> None:
     # The slope of an L1 penalty: g = g + decay sign(w). Source: `SGDSolver::Regularize` in BVLC
     # Caffe.
     for group in optimizer.param_groups:
-        weights = [each for each in group["params"] if each.grad is not None]
+        weights = [weight for weight in group["params"] if weight.grad is not None]
         if weights and group["decay"]:
             gradients = [weight.grad for weight in weights]
             torch._foreach_add_(gradients, torch._foreach_sign(weights), alpha=group["decay"])
@@ -158,7 +161,9 @@ def groups_of(
     """Group parameters with equal multipliers. Raises: RecipeError if a pattern matches none."""
     for word in ("lr_mult", "decay_mult"):
         for pattern in getattr(config, word):
-            if not any(_matches(pattern, called(name), each) for name, each in named.items()):
+            if not any(
+                _matches(pattern, called(name), parameter) for name, parameter in named.items()
+            ):
                 raise RecipeError(
                     f"solver.{word} has {pattern!r}, which no parameter of the network matches; "
                     f"they are called {', '.join(list(named)[:4])} …"
@@ -202,8 +207,8 @@ def _matches(pattern: str, name: str, parameter: nn.Parameter) -> bool:
 
 def _multiplier(patterns: Mapping[str, float], name: str, parameter: nn.Parameter) -> float:
     # The last pattern that matches counts.
-    found = [value for each, value in patterns.items() if _matches(each, name, parameter)]
-    return found[-1] if found else 1.0
+    values = [value for pattern, value in patterns.items() if _matches(pattern, name, parameter)]
+    return values[-1] if values else 1.0
 
 
 def check_solver(config: SolverConfig) -> None:

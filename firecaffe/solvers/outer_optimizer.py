@@ -50,7 +50,7 @@ class Outer:
             parameter for parameter in self._parameters if parameter.grad is not None
         ]
         if self._is_slowmo and trained:
-            gradients = [each.grad for each in trained if each.grad is not None]
+            gradients = [parameter.grad for parameter in trained if parameter.grad is not None]
             if learning_rate == 0:  # D / a has no value
                 torch._foreach_sub_(trained, gradients)
                 return

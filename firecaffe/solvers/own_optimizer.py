@@ -30,8 +30,8 @@ def make_own(groups: Sequence[dict[str, Any]], config: SolverConfig) -> optim.Op
             raise RecipeError(
                 f"solver.args has {name!r}; it is {word}, which the policy starts from"
             )
-    words = {"lr": config.base_lr, **config.args}
-    optimizer = call("solver.type", config.type, partial(made, list(groups)), words)
+    arguments = {"lr": config.base_lr, **config.args}
+    optimizer = call("solver.type", config.type, partial(made, list(groups)), arguments)
     if not isinstance(optimizer, optim.Optimizer):
         raise RecipeError(
             f"solver.type {config.type!r} gave {shown(optimizer)}; expected a torch.optim.Optimizer"
@@ -64,7 +64,7 @@ def make_own(groups: Sequence[dict[str, Any]], config: SolverConfig) -> optim.Op
 
 def check_kept(optimizer: optim.Optimizer, name: str) -> None:
     """Check an optimizer's state. Raises: RecipeError if a checkpoint would not hold all of it."""
-    known = {each for group in optimizer.param_groups for each in group["params"]}
+    known = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     wrong = [
         f"state_dict()[{key!r}]"
         for key in optimizer.state_dict()

@@ -67,8 +67,8 @@ def measured(path: Path) -> list[float]:
             "on each line"
         ) from error
     if not times:
-        found = "no line of it is whole" if path.exists() else "No such file"
-        raise RecipeError(f"synchrony.speeds_from {path}: {found}")
+        reason = "no line of it is whole" if path.exists() else "No such file"
+        raise RecipeError(f"synchrony.speeds_from {path}: {reason}")
     return times
 
 
@@ -146,7 +146,7 @@ class SimulatedClock:
             is_server = bool(costs.workers) and worker == 0
             return {} if is_server else {f"port {theirs}": took}
         part = took / costs.workers
-        others = [each for each in range(costs.workers) if each != worker]
+        others = [other for other in range(costs.workers) if other != worker]
         return {f"port {theirs} {other}": part for other in others} | {
             f"port {mine} {worker}": part * len(others)
         }
@@ -174,7 +174,7 @@ class SimulatedClock:
         self.time_s = state["time_s"]
         self._asking = list(state["asking"])
         self._counts = dict(map(tuple, state["counts"]))
-        self._ends = [tuple(each) for each in state["ends"]]  # sorted, which is a heap
+        self._ends = [tuple(end) for end in state["ends"]]  # sorted, which is a heap
         self._free_at = dict(state["free_at"])
         self._works = {row[0]: work_of(row) for row in state["works"]}
         self.policy.load_state_dict(state["policy"])

@@ -57,7 +57,7 @@ class Ledger:
             f"version {work.version} is pulled, the weights are at {self.version}",
         )
         self._demand_known(work.leaf)
-        taken = {each.leaf for each in self._in_flight.values() if each not in self._late}
+        taken = {other.leaf for other in self._in_flight.values() if other not in self._late}
         _demand(
             work.leaf not in self._done and work.leaf not in taken,
             f"{_words(work.leaf)} is handed out again",

@@ -45,8 +45,8 @@ class Rounds:
         self.synchronous = synchronous
         self.fragments = fragments
         self._rounds = list(rounds)
-        self._stops = [each.stop for each in self._rounds]
-        self._applied = [each.applied for each in self._rounds]
+        self._stops = [planned.stop for planned in self._rounds]
+        self._applied = [planned.applied for planned in self._rounds]
 
     @property
     def longest_wait(self) -> int:
@@ -57,7 +57,9 @@ class Rounds:
     @property
     def mean_cycle(self) -> int:
         # The last fragment's rounds are the cycles.
-        steps = [each.steps for each in self._rounds if each.fragment == self.fragments - 1]
+        steps = [
+            planned.steps for planned in self._rounds if planned.fragment == self.fragments - 1
+        ]
         return round(sum(steps) / len(steps)) if steps else 1
 
     def averages(self, done: int) -> int:
@@ -70,7 +72,9 @@ class Rounds:
     def are_together(self, done: int) -> bool:
         """Whether replicas have the weights of one average of all fragments after so many steps."""
         taken = self.taken(done)
-        is_joined = len(taken) == self.fragments and all(each.applied == done for each in taken)
+        is_joined = len(taken) == self.fragments and all(
+            planned.applied == done for planned in taken
+        )
         return done <= self.synchronous or is_joined
 
     def is_whole(self, done: int) -> bool:
@@ -104,15 +108,15 @@ def plan_rounds(
         parts = [
             (fragment, cycle + length * (fragment + 1) // words.fragments) for fragment in fragments
         ]
-        stops += [(each, stop) for each, stop in parts if stop < steps]
+        stops += [(fragment, stop) for fragment, stop in parts if stop < steps]
         cycle += length
     if synchronous < steps:
         stops += [(fragment, steps) for fragment in fragments]
     rounds, firsts = list[Round](), [synchronous] * words.fragments
-    for each, stop in stops:
+    for fragment, stop in stops:
         applied = min(steps, stop + words.overlap_steps)
-        rounds.append(Round(each, firsts[each], stop, applied))
-        firsts[each] = stop
+        rounds.append(Round(fragment, firsts[fragment], stop, applied))
+        firsts[fragment] = stop
     return Rounds(synchronous, rounds, words.fragments)
 
 
@@ -135,11 +139,13 @@ def cut_fragments(sizes: Sequence[int], fragments: int) -> list[list[int]]:
     # The largest parameter goes first, to the fragment with the fewest elements: about equal
     # fragments with parameters of all depths. Source: Douillard et al. 2025; Graham 1969, "Bounds
     # on multiprocessing timing anomalies" (the largest first: 4/3 of the best at most).
-    found = [list[int]() for _ in range(fragments)]
+    by_fragment = [list[int]() for _ in range(fragments)]
     held = [0] * fragments
     for place in sorted(range(len(sizes)), key=lambda place: -sizes[place]):
         # If several are equal, the one with the fewest parameters, so that none stays empty.
-        lightest = min(range(fragments), key=lambda each: (held[each], len(found[each])))
-        found[lightest].append(place)
+        lightest = min(
+            range(fragments), key=lambda number: (held[number], len(by_fragment[number]))
+        )
+        by_fragment[lightest].append(place)
         held[lightest] += sizes[place]
-    return [sorted(each) for each in found]
+    return [sorted(places) for places in by_fragment]

@@ -33,7 +33,7 @@ def next_shares(num_leaves: int, seconds: Sequence[float], current: Shares) -> S
 
 
 def longest_s(shares: Shares, seconds: Sequence[float]) -> float:
-    return max(len(share) * each for share, each in zip(shares, seconds, strict=True))
+    return max(len(share) * leaf_s for share, leaf_s in zip(shares, seconds, strict=True))
 
 
 def balanced_shares(num_leaves: int, seconds: Sequence[float]) -> Shares:
@@ -45,8 +45,8 @@ def balanced_shares(num_leaves: int, seconds: Sequence[float]) -> Shares:
         raise ValueError(f"{len(seconds)} workers for {num_leaves} micro-batches")
     limit = _shortest(num_leaves, seconds) * (1 + TOLERANCE)
     most = _within(limit, seconds, num_leaves)
-    found = (_fewest_nodes(num_leaves, seconds, most, cap) for cap in count(1))
-    return next(shares for shares in found if shares)
+    candidates = (_fewest_nodes(num_leaves, seconds, most, cap) for cap in count(1))
+    return next(shares for shares in candidates if shares)
 
 
 def _fewest_nodes(
@@ -54,7 +54,7 @@ def _fewest_nodes(
 ) -> Shares:
     # By the start of the next worker's share: (fewest nodes before it, longest time, boundaries).
     reached: dict[int, tuple[int, float, tuple[int, ...]]] = {0: (0, 0.0, (0,))}
-    for rank, each in enumerate(seconds):
+    for rank, leaf_s in enumerate(seconds):
         fewest_left = len(seconds) - rank - 1
         most_left = sum(most[rank + 1 :])
         following: dict[int, tuple[int, float, tuple[int, ...]]] = {}
@@ -62,16 +62,16 @@ def _fewest_nodes(
             first = max(start + 1, num_leaves - most_left)
             last = min(start + most[rank], num_leaves - fewest_left)
             for stop in range(first, last + 1):
-                own = _num_nodes(num_leaves, start, stop)
-                if own > most_nodes:
+                num_nodes = _num_nodes(num_leaves, start, stop)
+                if num_nodes > most_nodes:
                     continue
-                found = (
-                    nodes + own,
-                    max(taken, (stop - start) * each),
+                candidate = (
+                    nodes + num_nodes,
+                    max(taken, (stop - start) * leaf_s),
                     (*bounds, stop),
                 )
-                if stop not in following or found < following[stop]:
-                    following[stop] = found
+                if stop not in following or candidate < following[stop]:
+                    following[stop] = candidate
         reached = following
     if num_leaves not in reached:
         return ()
@@ -98,7 +98,7 @@ def _is_enough(limit: float, seconds: Sequence[float], num_leaves: int) -> bool:
 
 
 def _within(limit: float, seconds: Sequence[float], num_leaves: int) -> list[int]:
-    found = []
+    counts = []
     for second in seconds:
         count = min(int(limit / second), num_leaves)
         # A quotient may be rounded up or down.
@@ -106,8 +106,8 @@ def _within(limit: float, seconds: Sequence[float], num_leaves: int) -> list[int
             count -= 1
         while count < num_leaves and (count + 1) * second <= limit:
             count += 1
-        found.append(count)
-    return found
+        counts.append(count)
+    return counts
 
 
 def _positive(seconds: Sequence[float]) -> list[float]:

@@ -71,25 +71,25 @@ def meaning_of(name: str) -> str:
     """Return the built-in task with the same kind of outputs, or "". Raises RecipeError."""
     train, _ = read_judges(caffe_file("task.name", name))
     main = train.parts.main_loss
-    found = MEANINGS.get(main.type, "") if main is not None else ""
+    meaning = MEANINGS.get(main.type, "") if main is not None else ""
     is_map = main is not None and main.bottoms[1] in train.parts.maps
-    return "segmentation" if is_map and found == "classification" else found
+    return "segmentation" if is_map and meaning == "classification" else meaning
 
 
 def _blobs(judge: Judge, outputs: Any) -> Blobs:
     wrong = _lacks(judge, outputs)
     if wrong:
         raise RecipeError(f"the network gives {wrong}")
-    found = part_of(outputs, "blobs")
-    return found if isinstance(found, Mapping) else {judge.parts.blobs[0]: prediction_of(outputs)}
+    blobs = part_of(outputs, "blobs")
+    return blobs if isinstance(blobs, Mapping) else {judge.parts.blobs[0]: prediction_of(outputs)}
 
 
 def _lacks(judge: Judge, outputs: Any) -> str:
-    names, found = judge.parts.blobs, part_of(outputs, "blobs")
+    names, blobs = judge.parts.blobs, part_of(outputs, "blobs")
     expected = f"expected {', '.join(names)}, which losses and accuracies take in {judge.phase}"
-    if isinstance(found, Mapping):
-        there = ", ".join(found)
-        return "" if found.keys() >= {*names} else f"the blobs {there}; {expected}"
+    if isinstance(blobs, Mapping):
+        there = ", ".join(blobs)
+        return "" if blobs.keys() >= {*names} else f"the blobs {there}; {expected}"
     return (
         ""
         if len(names) == 1
@@ -121,15 +121,15 @@ def _classes(judge: Judge) -> Callable[[Any], list[int]] | None:
     name = main.bottoms[1]
     if name not in judge.parts.labels:
         return None
-    return lambda targets: [int(each) for each in judge.named(targets)[name].flatten().tolist()]
+    return lambda targets: [int(label) for label in judge.named(targets)[name].flatten().tolist()]
 
 
 def _names(tops: Sequence[str], reserved: Sequence[str]) -> list[str]:
-    found: list[str] = []
+    names: list[str] = []
     for top in tops:
         name = re.sub(r"\W", "_", top, flags=re.ASCII)
         name = name if name.isidentifier() else f"_{name}"
-        while name in (*reserved, *found):
+        while name in (*reserved, *names):
             name += "_"
-        found.append(name)
-    return found
+        names.append(name)
+    return names

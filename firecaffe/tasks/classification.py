@@ -29,14 +29,14 @@ def classification(config: TaskConfig, num_classes: int | None) -> Task:
         try:
             if weights is None:
                 return F.cross_entropy(logits, labels, label_smoothing=smoothing)
-            each = F.cross_entropy(
+            losses = F.cross_entropy(
                 logits, labels, weights.to(logits), label_smoothing=smoothing, reduction="none"
             )
         except IndexError as error:
             if "out of bounds" not in str(error):
                 raise
             raise _no_output(logits, labels) from error
-        return each.mean()  # over samples, not weights, so micro-batches count equally
+        return losses.mean()  # over samples, not weights, so micro-batches count equally
 
     def loss(outputs: Any, labels: Tensor) -> Tensor:
         given = own_loss(outputs)

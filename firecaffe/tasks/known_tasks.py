@@ -83,28 +83,30 @@ def task_of(config: TaskConfig, num_classes: int | None) -> Task:
 
 
 def _ours(config: TaskConfig, num_classes: int | None) -> Task:
-    words = {"num_classes": num_classes, **config.args}
-    count = words.pop("num_classes")
+    arguments = {"num_classes": num_classes, **config.args}
+    count = arguments.pop("num_classes")
     if count is not None and (not isinstance(count, int) or count < 1):
         raise RecipeError(f"task.args.num_classes is {count!r}; expected a whole number, 1 or more")
     parameters = inspect.signature(TASKS[config.name]).parameters.values()
-    own = {
+    defaults = {
         parameter.name: parameter.default
         for parameter in parameters
         if parameter.kind is parameter.KEYWORD_ONLY
     }
-    for name, value in words.items():
-        if name not in own:
-            known = ["num_classes", *own]
+    for name, value in arguments.items():
+        if name not in defaults:
+            known = ["num_classes", *defaults]
             meant = get_close_matches(name, known, n=1)
             raise RecipeError(
                 f"task.args has {name!r}; task.name {config.name} takes {', '.join(known)}"
                 + (f"; did you mean {meant[0]}?" if meant else "")
             )
-        kind = float if isinstance(own[name], float) else type(own[name])
+        kind = float if isinstance(defaults[name], float) else type(defaults[name])
         if not isinstance(value, kind) and not (kind is float and isinstance(value, int)):
-            raise RecipeError(f"task.args.{name} is {value!r}; expected one like {own[name]!r}")
-    return TASKS[config.name](config, count, **words)
+            raise RecipeError(
+                f"task.args.{name} is {value!r}; expected one like {defaults[name]!r}"
+            )
+    return TASKS[config.name](config, count, **arguments)
 
 
 def check_own(task: Task) -> None:
@@ -129,13 +131,13 @@ def _check_direction(task: Task) -> None:
         raise RecipeError(
             f"task.metric is {name!r}; the task's metrics are {', '.join(task.metrics) or 'none'}"
         )
-    own = False if name == LOSS.name else task.measured[name].higher_is_better
+    known = False if name == LOSS.name else task.measured[name].higher_is_better
     way = {True: "higher", False: "lower"}
-    if said is not None and own is not None and said != own:
+    if said is not None and known is not None and said != known:
         raise RecipeError(
-            f"task.higher_is_better is {said}, but of {name!r} {way[own]} is better; leave it out"
+            f"task.higher_is_better is {said}, but of {name!r} {way[known]} is better; leave it out"
         )
-    if said is None and own is None:
+    if said is None and known is None:
         raise RecipeError(
             f"metric {name!r} chooses, and nobody says which way it is better; give "
             "firecaffe.Task(…, higher_is_better=True), or False"

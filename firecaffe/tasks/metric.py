@@ -75,15 +75,15 @@ class Sums:
         Raises:
             RecipeError: The function returned no tensor, or no single sum where one is needed.
         """
-        found = self.sums(outputs, targets)
-        if not isinstance(found, Tensor):
-            raise RecipeError(f"its function gave {shown(found)}; expected a tensor of sums")
-        if self.value_of is None and found.numel() != 1:
+        sums = self.sums(outputs, targets)
+        if not isinstance(sums, Tensor):
+            raise RecipeError(f"its function gave {shown(sums)}; expected a tensor of sums")
+        if self.value_of is None and sums.numel() != 1:
             raise RecipeError(
-                f"its function gave {tuple(found.shape)}; expected one sum over the samples, or "
+                f"its function gave {tuple(sums.shape)}; expected one sum over the samples, or "
                 "firecaffe.Sums(function, value_of=…), which makes one number of several"
             )
-        return {"sums": found.detach().to("cpu", torch.float64)}
+        return {"sums": sums.detach().to("cpu", torch.float64)}
 
     def value(self, state: State, samples: int) -> float:
         """Return the value of the sums over `samples` samples."""
@@ -97,8 +97,8 @@ def one_number(found: Any) -> float:
         return float(found)
     if isinstance(found, int | float):
         return float(found)
-    told = f"{tuple(found.shape)} values" if isinstance(found, Tensor) else shown(found)
-    raise RecipeError(f"it comes to {told}; expected one number, as of average='macro'")
+    described = f"{tuple(found.shape)} values" if isinstance(found, Tensor) else shown(found)
+    raise RecipeError(f"it comes to {described}; expected one number, as of average='macro'")
 
 
 Prepare = Callable[[Any, Any], tuple[Any, Any]]
@@ -131,9 +131,11 @@ class TorchMetric:
             if isinstance(start, Tensor) and start.is_floating_point():
                 setattr(metric, name, start.double())
         metric.update(prediction, targets)
-        found = {name: _joined(getattr(metric, name)) for name in self.reductions}
+        states = {name: _joined(getattr(metric, name)) for name in self.reductions}
         metric.reset()  # empties its lists
-        return {name: each.detach().cpu() for name, each in found.items() if each is not None}
+        return {
+            name: tensor.detach().cpu() for name, tensor in states.items() if tensor is not None
+        }
 
     def value(self, state: State, samples: int) -> float:
         metric = self._metric.to("cpu")
@@ -143,9 +145,9 @@ class TorchMetric:
                 is_list = isinstance(getattr(metric, name), list)
                 setattr(metric, name, [state[name]] if is_list else state[name])
         metric._update_count = 1  # else it warns that it has no data
-        found = metric.compute()
+        result = metric.compute()
         metric.reset()
-        return one_number(found)
+        return one_number(result)
 
 
 def _joined(value: Tensor | list[Tensor]) -> Tensor | None:
@@ -153,7 +155,7 @@ def _joined(value: Tensor | list[Tensor]) -> Tensor | None:
         return value
     if not value:
         return None
-    return torch.cat([each.reshape(1) if each.ndim == 0 else each for each in value])
+    return torch.cat([tensor.reshape(1) if tensor.ndim == 0 else tensor for tensor in value])
 
 
 def reductions_of(metric: Any) -> Mapping[str, Reduction]:
@@ -167,7 +169,7 @@ def reductions_of(metric: Any) -> Mapping[str, Reduction]:
         data.dim_zero_max: "max",
     }
     name = type(metric).__name__
-    found: dict[str, Reduction] = {}
+    reductions: dict[str, Reduction] = {}
     for state, function in metric._reductions.items():
         is_list = isinstance(metric._defaults[state], list)
         if function not in known and not (function is None and is_list):
@@ -178,12 +180,12 @@ def reductions_of(metric: Any) -> Mapping[str, Reduction]:
                 f"the state {state} of {name} is put together by {way}; only sum, cat, min and max "
                 "give the same value on any number of workers"
             )
-        found[state] = known.get(function, "cat")
-    if not found:
+        reductions[state] = known.get(function, "cat")
+    if not reductions:
         raise RecipeError(
             f"{name} has no state of its own (it wraps other metrics); give those instead"
         )
-    return found
+    return reductions
 
 
 def as_metric(name: str, given: Any) -> Metric:

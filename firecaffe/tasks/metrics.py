@@ -74,36 +74,36 @@ def _chances_of_each(known: Known) -> Prepare:
     return lambda outputs, targets: (_logits(outputs, known).sigmoid(), targets.int())
 
 
-def _built(name: str, **words: Any) -> Any:
+def _built(name: str, **options: Any) -> Any:
     """Make a torchmetrics metric, without its warning that some keep all predictions."""
     import torchmetrics.classification as of_classes
     import torchmetrics.regression as of_numbers
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return {**vars(of_numbers), **vars(of_classes)}[name](**words)
+        return {**vars(of_numbers), **vars(of_classes)}[name](**options)
 
 
-def _multiclass(name: str, see: Callable[[Known], Prepare] = _labels, **words: Any) -> Make:
+def _multiclass(name: str, see: Callable[[Known], Prepare] = _labels, **options: Any) -> Make:
     def make(row: Row, known: Known) -> Metric:
         ignored = known.ignore_index
-        made = _built(name, num_classes=known.classes(), ignore_index=ignored, **words)
+        made = _built(name, num_classes=known.classes(), ignore_index=ignored, **options)
         return TorchMetric(made, see(known), row.higher_is_better, row.is_share)
 
     return make
 
 
-def _multilabel(name: str, **words: Any) -> Make:
+def _multilabel(name: str, **options: Any) -> Make:
     def make(row: Row, known: Known) -> Metric:
-        made = _built(name, num_labels=known.classes(), **words)
+        made = _built(name, num_labels=known.classes(), **options)
         return TorchMetric(made, _chances_of_each(known), row.higher_is_better, row.is_share)
 
     return make
 
 
-def _regression(name: str, see: Prepare = flat, **words: Any) -> Mapping[str, Make]:
+def _regression(name: str, see: Prepare = flat, **options: Any) -> Mapping[str, Make]:
     def make(row: Row, known: Known) -> Metric:
-        return TorchMetric(_built(name, **words), see, row.higher_is_better, row.is_share)
+        return TorchMetric(_built(name, **options), see, row.higher_is_better, row.is_share)
 
     return {"regression": make}
 
@@ -216,8 +216,8 @@ def chosen(
     config: TaskConfig, task: str, known: Known, default: Sequence[str]
 ) -> Mapping[str, Metric]:
     """Return a recipe's metrics by name, with the one that chooses, even if `metrics` omits it."""
-    own = [config.metric] if config.metric not in ("", LOSS.name) else []
-    return {name: Named(task, name, known) for name in [*(config.metrics or default), *own]}
+    choosing = [config.metric] if config.metric not in ("", LOSS.name) else []
+    return {name: Named(task, name, known) for name in [*(config.metrics or default), *choosing]}
 
 
 def check_named(config: TaskConfig, known: Sequence[str]) -> None:
@@ -231,5 +231,5 @@ def check_named(config: TaskConfig, known: Sequence[str]) -> None:
 
 
 def _meant(name: str, known: Sequence[str]) -> str:
-    found = get_close_matches(name, known, n=1)
-    return f"; did you mean {found[0]}?" if found else ""
+    matches = get_close_matches(name, known, n=1)
+    return f"; did you mean {matches[0]}?" if matches else ""

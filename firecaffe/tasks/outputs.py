@@ -17,9 +17,9 @@ def prediction_of(outputs: Any) -> Tensor:
     if isinstance(outputs, Tensor):
         return outputs
     for name in NAMES:
-        found = part_of(outputs, name)
-        if isinstance(found, Tensor):
-            return found
+        prediction = part_of(outputs, name)
+        if isinstance(prediction, Tensor):
+            return prediction
     if isinstance(outputs, tuple | list) and outputs and isinstance(outputs[0], Tensor):
         return outputs[0]
     raise RecipeError(
@@ -36,5 +36,5 @@ def part_of(outputs: Any, name: str) -> Any:
 
 def own_loss(outputs: Any) -> Tensor | None:
     """Return the loss if the network computes it, as Hugging Face's do if they receive labels."""
-    found = part_of(outputs, "loss")
-    return found if isinstance(found, Tensor) else None
+    loss = part_of(outputs, "loss")
+    return loss if isinstance(loss, Tensor) else None

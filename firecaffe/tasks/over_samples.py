@@ -33,7 +33,7 @@ class _OverSamples:
             return value
         if isinstance(loss, nn.CrossEntropyLoss):
             smoothing = loss.label_smoothing
-            each = cross_entropy(
+            total = cross_entropy(
                 outputs,
                 targets,
                 ignore_index=loss.ignore_index,
@@ -41,5 +41,5 @@ class _OverSamples:
                 reduction="sum",
             )
         else:
-            each = nll_loss(outputs, targets, ignore_index=loss.ignore_index, reduction="sum")
-        return each / max(1, targets.numel())
+            total = nll_loss(outputs, targets, ignore_index=loss.ignore_index, reduction="sum")
+        return total / max(1, targets.numel())

@@ -53,14 +53,14 @@ def pack(parts: Parts) -> bytes:
 
 def unpack(metrics: Mapping[str, Metric], of_ranks: Sequence[bytes]) -> dict[str, State]:
     """Combine all ranks' states, by metric. The result is equal for any number of ranks."""
-    found: dict[tuple[str, str], list[tuple[int, Tensor]]] = defaultdict(list)
+    by_state: dict[tuple[str, str], list[tuple[int, Tensor]]] = defaultdict(list)
     for packed in of_ranks:
         for key, tensor in load(packed).items():
             name, state, number = key.split("/")
-            found[name, state].append((int(number or 0), tensor))
+            by_state[name, state].append((int(number or 0), tensor))
     states: dict[str, dict[str, Tensor]] = {name: {} for name in metrics}
-    for (name, state), tensors in found.items():
-        in_order = [tensor for _, tensor in sorted(tensors, key=lambda each: each[0])]
+    for (name, state), tensors in by_state.items():
+        in_order = [tensor for _, tensor in sorted(tensors, key=lambda numbered: numbered[0])]
         states[name][state] = _together(in_order, metrics[name].reductions[state])
     return dict(states)
 

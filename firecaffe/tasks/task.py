@@ -70,7 +70,7 @@ class Task:
     @cached_property
     def measured(self) -> Mapping[str, Metric]:
         """The metrics in the form that evaluations need. Raises RecipeError if one is invalid."""
-        return {name: as_metric(name, each) for name, each in self.metrics.items()}
+        return {name: as_metric(name, metric) for name, metric in self.metrics.items()}
 
     @property
     def measure(self) -> Measure:
@@ -106,11 +106,11 @@ class Known:
 
 def class_weights(config: TaskConfig, known: Known) -> Tensor | None:
     """Return float32 (classes,) or None. Raises RecipeError if there is not one for each class."""
-    found = config.class_weights
-    if not found:
+    weights = config.class_weights
+    if not weights:
         return None
-    if known.num_classes is not None and len(found) != known.num_classes:
+    if known.num_classes is not None and len(weights) != known.num_classes:
         raise RecipeError(
-            f"task.class_weights has {len(found)} numbers; there are {known.num_classes} classes"
+            f"task.class_weights has {len(weights)} numbers; there are {known.num_classes} classes"
         )
-    return torch.tensor(found)
+    return torch.tensor(weights)

@@ -86,17 +86,18 @@ def _stated(
     bandwidth_bytes_per_s: float,
     how: str,
 ) -> str:
-    found = choose(world.world_size, sizes_bytes, latency_s, bandwidth_bytes_per_s, tree.senders)
+    choice = choose(world.world_size, sizes_bytes, latency_s, bandwidth_bytes_per_s, tree.senders)
     others = sorted(
-        (seconds, name) for name, seconds in found.by_algorithm.items() if name != found.algorithm
+        (seconds, name) for name, seconds in choice.by_algorithm.items() if name != choice.algorithm
     )
     predicted = "; ".join(f"{name} {seconds:.3g} s" for seconds, name in others)
     reason = (
-        f"{found.algorithm} (α {latency_s * 1e6:.0f} µs, {bandwidth_bytes_per_s / 1e6:.1f} MB/s "
-        f"{how}: {found.predicted_s:.3g} s a step for {sum(sizes_bytes) / 1e6:.3g} MB; {predicted})"
+        f"{choice.algorithm} (α {latency_s * 1e6:.0f} µs, {bandwidth_bytes_per_s / 1e6:.1f} MB/s "
+        f"{how}: {choice.predicted_s:.3g} s a step for {sum(sizes_bytes) / 1e6:.3g} MB; "
+        f"{predicted})"
     )
     measured = latency_s, bandwidth_bytes_per_s
-    return json.dumps(asdict(AutoChoice(found.algorithm, reason, *measured, found.by_algorithm)))
+    return json.dumps(asdict(AutoChoice(choice.algorithm, reason, *measured, choice.by_algorithm)))
 
 
 def _age(seconds: float) -> str:

@@ -43,15 +43,15 @@ class HeldPart:
     @property
     def shape(self) -> tuple[int, ...]:
         """The whole tensor's shape."""
-        own = list(self.tensor.shape)
+        sizes = list(self.tensor.shape)
         if self.rows is not None:
-            own[self.dim] = self.num_rows
-        return tuple(own)
+            sizes[self.dim] = self.num_rows
+        return tuple(sizes)
 
     def on_host(self, rows: range | None) -> Tensor:
         """Return the tensor of these rows on the CPU; the live one itself if it can be."""
-        found = next(tensor for own, tensor in self.runs if own == rows)
-        return found.detach().cpu().contiguous()
+        tensor = next(tensor for run_rows, tensor in self.runs if run_rows == rows)
+        return tensor.detach().cpu().contiguous()
 
 
 Holder = tuple[int, range | None]
@@ -79,13 +79,13 @@ def list_wholes(world: Group, parts: Mapping[str, HeldPart]) -> list[Whole]:
 
     Raises: AgreementError if ranks differ about a tensor, or none holds some row; PeerLostError.
     """
-    own = [
+    stated = [
         [name, part.order, part.shape, str(part.tensor.dtype), part.dim, _ends(part)]
         for name, part in parts.items()
     ]
     kinds: dict[str, tuple[int, tuple[int, ...], str, int]] = {}
-    found: dict[str, list[Holder]] = {}
-    for rank, text in enumerate(gather_text(world, json.dumps(own))):
+    holders: dict[str, list[Holder]] = {}
+    for rank, text in enumerate(gather_text(world, json.dumps(stated))):
         for name, order, shape, dtype, dim, runs in json.loads(text):
             kind = order, tuple(shape), dtype, dim
             if kinds.setdefault(name, kind) != kind:
@@ -94,9 +94,9 @@ def list_wholes(world: Group, parts: Mapping[str, HeldPart]) -> list[Whole]:
                     f"as {kinds[name][2]} {kinds[name][1]} at place {kinds[name][0]}"
                 )
             held = [(rank, None if ends is None else range(*ends)) for ends in runs]
-            found.setdefault(name, []).extend(held)
+            holders.setdefault(name, []).extend(held)
     return [
-        Whole(name, shape, _dtype(dtype), _holders(name, shape[dim : dim + 1], found[name]), dim)
+        Whole(name, shape, _dtype(dtype), _holders(name, shape[dim : dim + 1], holders[name]), dim)
         for name, (_, shape, dtype, dim) in sorted(kinds.items(), key=lambda item: item[1][0])
     ]
 
@@ -105,31 +105,31 @@ def collect(
     world: Group, listed: Sequence[Whole], parts: Mapping[str, HeldPart]
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield whole tensors on rank 0's CPU; all ranks iterate to the end. Raises: PeerLostError."""
-    for each in listed:
-        own = parts.get(each.name)
+    for entry in listed:
+        local_part = parts.get(entry.name)
         if not world.is_first:
-            for rows in (rows for rank, rows in each.holders if rank == world.rank):
-                assert own is not None
+            for rows in (rows for rank, rows in entry.holders if rank == world.rank):
+                assert local_part is not None
                 with waiting(world), peers_may_be_lost(world):
-                    dist.send(own.on_host(rows), group_dst=0, group=world.group)
+                    dist.send(local_part.on_host(rows), group_dst=0, group=world.group)
             continue
-        if each.holders == ((0, None),):
-            assert own is not None
-            yield each.name, own.on_host(None)
+        if entry.holders == ((0, None),):
+            assert local_part is not None
+            yield entry.name, local_part.on_host(None)
             continue
-        whole = torch.empty(each.shape, dtype=each.dtype)
-        for rank, rows in each.holders:
-            place = whole if rows is None else whole.narrow(each.dim, rows.start, len(rows))
+        whole = torch.empty(entry.shape, dtype=entry.dtype)
+        for rank, rows in entry.holders:
+            place = whole if rows is None else whole.narrow(entry.dim, rows.start, len(rows))
             if rank == 0:
-                assert own is not None
-                place.copy_(own.on_host(rows))
+                assert local_part is not None
+                place.copy_(local_part.on_host(rows))
                 continue
             if not place.is_contiguous():  # rows of another dimension than the first
                 _receive_apart(world, rank, place)
                 continue
             with waiting(world), peers_may_be_lost(world):
                 dist.recv(place, group_src=rank, group=world.group)
-        yield each.name, whole
+        yield entry.name, whole
 
 
 def give_all(world: Group, parts: Mapping[str, HeldPart]) -> Iterator[tuple[str, Tensor]]:
@@ -156,14 +156,16 @@ def _receive_apart(world: Group, rank: int, place: Tensor) -> None:
     place.copy_(arrived)
 
 
-def _holders(name: str, rows_shape: tuple[int, ...], found: Sequence[Holder]) -> tuple[Holder, ...]:
+def _holders(
+    name: str, rows_shape: tuple[int, ...], candidates: Sequence[Holder]
+) -> tuple[Holder, ...]:
     # The first rank that holds all rows; else ranks that hold each row once between them.
-    for rank, rows in found:
+    for rank, rows in candidates:
         if rows is None:
             return ((rank, None),)
     holders: list[Holder] = []
     covered = 0
-    parts = [(rows, rank) for rank, rows in found if rows is not None]
+    parts = [(rows, rank) for rank, rows in candidates if rows is not None]
     for rows, rank in sorted(parts, key=lambda part: (part[0].start, part[1])):
         if rows.start == covered < rows.stop:
             holders.append((rank, rows))
@@ -179,5 +181,5 @@ def _ends(part: HeldPart) -> list[tuple[int, int] | None]:
 
 
 def _dtype(text: str) -> torch.dtype:
-    found: torch.dtype = getattr(torch, text.removeprefix("torch."))
-    return found
+    dtype: torch.dtype = getattr(torch, text.removeprefix("torch."))
+    return dtype

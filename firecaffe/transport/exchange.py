@@ -160,10 +160,10 @@ class Exchange:
             self._local.close()
 
     def _know(self, local: LocalRanks, by_rank: list[Tensor]) -> Tensor:
-        own = by_rank[local.own]
-        schedule = self.route.schedule(own.numel())
-        self._shared[own.data_ptr()] = shared_vector(local, by_rank, schedule)
-        return own
+        local_vector = by_rank[local.own]
+        schedule = self.route.schedule(local_vector.numel())
+        self._shared[local_vector.data_ptr()] = shared_vector(local, by_rank, schedule)
+        return local_vector
 
     def _between_hosts(self, num_elements: int) -> Schedule:
         return self.route.schedule(num_elements).by_messages()

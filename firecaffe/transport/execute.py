@@ -119,7 +119,7 @@ class PieceUnderWay:
         self._sending = under_way
 
     def _add(self, addition: Addition) -> None:
-        own = self.vector[addition.start : addition.stop]
+        target = self.vector[addition.start : addition.stop]
         length = addition.stop - addition.start
         if addition.of_inputs:
             assert self.sum_inputs is not None
@@ -131,20 +131,20 @@ class PieceUnderWay:
                 number: vector[addition.start : addition.stop]
                 for number, vector in self.inputs.items()
             }
-            own.copy_(self.sum_inputs([by_number[number] for number in sorted(by_number)]))
+            target.copy_(self.sum_inputs([by_number[number] for number in sorted(by_number)]))
             return
         terms = [
             (source, self.scratch[offset : offset + length])
             for source, offset in addition.parts.items()
         ]
-        in_order = [part for _, part in sorted([*terms, (self.rank, own)])]
+        in_order = [part for _, part in sorted([*terms, (self.rank, target)])]
         # The sum of two is the common case; it needs no second pass over memory.
         if len(in_order) == 2:
-            torch.add(in_order[0], in_order[1], out=own)
+            torch.add(in_order[0], in_order[1], out=target)
             return
         total = tree_sum(in_order, lambda left, right: left.add_(right))
-        if total is not own:
-            own.copy_(total)
+        if total is not target:
+            target.copy_(total)
 
 
 def execute(pieces: Sequence[PieceUnderWay]) -> None:

@@ -111,7 +111,7 @@ class NodeSum:
         encoded = [codec.encode(vector) for vector in vectors]
         rows = encoded[0].shape
         grain = encoded[0].numel() // rows[0] if rows[0] else 1
-        flat = [each.reshape(-1) for each in encoded]
+        flat = [payload.reshape(-1) for payload in encoded]
 
         def add(parts: Sequence[Tensor]) -> Tensor:
             decoded = [codec.decode(part.view(-1, *rows[1:])) for part in parts]
@@ -218,13 +218,13 @@ class NodeWire:
             dist.all_gather(rows, own_lengths, group=group)
         lengths = [row[:count].tolist() for row, count in zip(rows, counts, strict=True)]
         longest = max(sum(of_rank) for of_rank in lengths)
-        own = torch.zeros(longest, dtype=torch.uint8, device=device)
-        torch.cat(payloads, out=own[: sum(p.numel() for p in payloads)])
-        gathered = [torch.empty_like(own) for _ in counts]
+        padded = torch.zeros(longest, dtype=torch.uint8, device=device)
+        torch.cat(payloads, out=padded[: sum(p.numel() for p in payloads)])
+        gathered = [torch.empty_like(padded) for _ in counts]
         with peers_may_be_lost(self.world):
-            dist.all_gather(gathered, own, group=group)
+            dist.all_gather(gathered, padded, group=group)
         # In a ring every rank sends on all but one, all at the length of the longest.
-        sent_bytes = own_lengths.nbytes + own.nbytes
+        sent_bytes = own_lengths.nbytes + padded.nbytes
         self.world.traffic.add((self.world.world_size - 1) * sent_bytes)
         return [
             payload

@@ -11,7 +11,7 @@ from firecaffe.exchange.schedule import AVERAGE, VECTOR, Schedule
 
 def interpret(schedule: Schedule, vectors: list[Tensor]) -> list[Tensor]:
     """Return all ranks' vectors after the schedule, from those of each rank, or each input."""
-    nodes = [node for own in schedule.inputs for node in own]
+    nodes = [node for of_rank in schedule.inputs for node in of_rank]
     if nodes:
         held = [torch.full_like(vectors[0], torch.nan) for _ in schedule.inputs]
     else:
@@ -36,10 +36,14 @@ def interpret(schedule: Schedule, vectors: list[Tensor]) -> list[Tensor]:
             in_order = [part for _, part in sorted(parts.items())]
             held[rank][start:stop] = tree_sum(in_order, torch.add)
         for (rank, start, stop), arrived in list(kept.items()):
-            own = {number: vectors[number][start:stop] for number in schedule.own_inputs(rank)}
-            if len(arrived) + len(own) < len(nodes):
+            local_inputs = {
+                number: vectors[number][start:stop] for number in schedule.own_inputs(rank)
+            }
+            if len(arrived) + len(local_inputs) < len(nodes):
                 continue
-            in_order = [part for _, part in sorted((kept.pop((rank, start, stop)) | own).items())]
+            in_order = [
+                part for _, part in sorted((kept.pop((rank, start, stop)) | local_inputs).items())
+            ]
             total = sum_of_nodes(nodes, in_order, schedule.num_leaves, torch.add)
             held[rank][start:stop] = total
     if schedule.kind == AVERAGE:

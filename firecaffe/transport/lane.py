@@ -87,9 +87,9 @@ class Mesh:
         self, store: Store, name: str, rank: int, world_size: int, timeout_s: float
     ) -> None:
         """Meet all other ranks. Raises: PeerLostError if one does not come."""
-        self.rank, self.others = rank, [each for each in range(world_size) if each != rank]
-        found = PrefixStore(f"mesh/{name}", store)
-        self._group = _group(found, rank, world_size, timeout_s)
+        self.rank, self.others = rank, [other for other in range(world_size) if other != rank]
+        lane_store = PrefixStore(f"mesh/{name}", store)
+        self._group = _group(lane_store, rank, world_size, timeout_s)
 
     def line(self, other: int, send_tag: int, receive_tag: int) -> Line:
         return Line(self._group, other, send_tag, receive_tag)

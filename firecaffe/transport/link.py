@@ -79,7 +79,7 @@ def measure_link(
     most_s: float = inf,
 ) -> Link:
     """Measure a link in the exchange's group; all ranks call it. Raises: PeerLostError."""
-    group, found = world.exchange_group, ""
+    group, measured = world.exchange_group, ""
     if group is None or first == second:
         raise ValueError(f"a link has two ends; these are rank {first} and rank {second}")
     # Ranks that are neither end only wait. All get the first rank's figures. After `most_s` seconds
@@ -93,8 +93,8 @@ def measure_link(
             streams = bandwidth_samples_bytes_per_s(
                 group, peer, starts, world.device, least_stream_s, most_s=half_s
             )
-        found = json.dumps(asdict(Link(first, second, tuple(latencies), tuple(streams))))
-    stated = json.loads(gather_text(world, found)[first])
+        measured = json.dumps(asdict(Link(first, second, tuple(latencies), tuple(streams))))
+    stated = json.loads(gather_text(world, measured)[first])
     return Link(
         stated["first"],
         stated["second"],
@@ -254,8 +254,8 @@ def described(device_type: str, place: Sequence[str]) -> str:
     """Return the properties of this rank on which a link depends. place: its host's names."""
     name = os.environ.get(GLOO_INTERFACE) or _interface_to(os.environ.get("MASTER_ADDR", ""))
     # The interface's own address tells a host that was rebuilt under its name from the one before.
-    found = psutil.net_if_addrs().get(name, [])
-    hardware = [each.address for each in found if each.family == psutil.AF_LINK]
+    addresses = psutil.net_if_addrs().get(name, [])
+    hardware = [address.address for address in addresses if address.family == psutil.AF_LINK]
     nccl = os.environ.get("NCCL_SOCKET_IFNAME", "")
     return json.dumps([*place, name, *hardware, nccl, device_type])
 
@@ -267,13 +267,13 @@ def _interface_to(host: str) -> str:
 def recall(ranks: Sequence[str]) -> KnownLink | None:
     """Return the link between ranks described so, if it was measured within a day."""
     key = _digest(ranks)
-    return next((each for each in reversed(_read()) if each.ranks == key), None)
+    return next((known for known in reversed(_read()) if known.ranks == key), None)
 
 
 def remember(ranks: Sequence[str], latency_s: float, bandwidth_bytes_per_s: float) -> None:
     """Store the figures, as of now, if that is possible."""
     key = _digest(ranks)
-    kept = [each for each in _read() if each.ranks != key][1 - MOST_LINKS :]
+    kept = [known for known in _read() if known.ranks != key][1 - MOST_LINKS :]
     kept.append(KnownLink(key, time.time(), latency_s, bandwidth_bytes_per_s))
     with suppress(*UNREADABLE):
         path = _path()

@@ -51,7 +51,7 @@ def connect_local(
     All ranks of the world call it. Return the socket to each, None for this one; or None, on all
     ranks of the world, if some cannot reach each other.
     """
-    own = world.rank - first
+    local_rank = world.rank - first
     with ExitStack() as opened, ExitStack() as meeting, ExitStack() as public:
         token, folder, failure = secrets.token_bytes(TOKEN_BYTES), "", ""
         try:
@@ -59,18 +59,22 @@ def connect_local(
             listener = meeting.enter_context(listening(folder))
         except OSError as error:
             failure = str(error)
-        told = [json.loads(each) for each in gather_text(world, json.dumps([folder, token.hex()]))]
-        folders, tokens = zip(*told[first : first + size], strict=True)
-        hellos = [hello(number, bytes.fromhex(each)) for number, each in enumerate(tokens)]
+        by_rank = [
+            json.loads(text) for text in gather_text(world, json.dumps([folder, token.hex()]))
+        ]
+        folders, tokens = zip(*by_rank[first : first + size], strict=True)
+        hellos = [
+            hello(number, bytes.fromhex(other_token)) for number, other_token in enumerate(tokens)
+        ]
         sockets: dict[int, socket.socket] = {}
         try:
-            for number in range(0 if failure else own):
+            for number in range(0 if failure else local_rank):
                 peer = sockets[number] = opened.enter_context(reach(folders[number], timeout_s))
-                peer.send(hellos[own])
+                peer.send(hellos[local_rank])
         except OSError as error:
             failure = str(error)
         # No rank waits for a connection that another could not make.
-        failures = [each for each in gather_text(world, failure) if each]
+        failures = [text for text in gather_text(world, failure) if text]
         if failures:
             if world.is_first:
                 say(f"ranks of one host share no memory, they send messages: {failures[0]}")
@@ -78,11 +82,13 @@ def connect_local(
         public.close()  # all have connected
         with peers_may_be_lost(world):
             try:
-                came = let_in(listener, dict(enumerate(hellos[own + 1 :], own + 1)), timeout_s)
+                came = let_in(
+                    listener, dict(enumerate(hellos[local_rank + 1 :], local_rank + 1)), timeout_s
+                )
                 for number, peer in came:
                     sockets[number] = opened.enter_context(peer)
-                    peer.send(hellos[own])
-                for number in range(own):
+                    peer.send(hellos[local_rank])
+                for number in range(local_rank):
                     check_answer(sockets[number], hellos[number])
             except OSError as error:
                 raise PeerLostError(f"another rank of this host went away: {error}") from error
@@ -260,8 +266,8 @@ class LocalRanks:
                 for local_rank, path in enumerate(paths)
             ]
         finally:
-            for each in by_rank.values():
-                os.close(each)
+            for open_descriptor in by_rank.values():
+                os.close(open_descriptor)
 
     def close(self) -> None:
         """Close the sockets; shared vectors live on as long as they are held."""
@@ -288,8 +294,8 @@ class LocalRanks:
                 return received
         except OSError as error:
             raise self._lost(local_rank, error) from error
-        for each in received:
-            os.close(each)
+        for descriptor in received:
+            os.close(descriptor)
         raise self._lost(local_rank, None, None if number == local_rank else number)
 
     def _lost(
@@ -338,8 +344,8 @@ def _move(vector: Tensor) -> int | None:
 def ranks_per_host(world: Group) -> int:
     """Return the ranks per host, the same on all ranks; 1 if hosts differ. All ranks call it."""
     size = world.local_world_size
-    found = gather_text(world, f"{size} {world.rank - world.local_rank}")
-    is_regular = found == [f"{size} {rank - rank % size}" for rank in range(world.world_size)]
+    stated = gather_text(world, f"{size} {world.rank - world.local_rank}")
+    is_regular = stated == [f"{size} {rank - rank % size}" for rank in range(world.world_size)]
     # A rank that finds them regular finds its own size in all of them.
     return size if is_regular and world.world_size % size == 0 else 1
 

@@ -56,17 +56,20 @@ SendsAndReceives = tuple[int, list[Transfer], list[Transfer]]
 def rounds_of_rank(schedule: Schedule, rank: int) -> list[RankRound]:
     """Return a rank's work in each round. Raises: ValueError if it would depend on timing."""
     # Between each two ranks, sends and receives are in one order, so they match without labels.
-    own: list[SendsAndReceives] = []
+    local_rounds: list[SendsAndReceives] = []
     for number, transfers in schedule.rounds_of(rank):
         check_round(number, transfers, schedule)
         sent = [t for t in transfers if t.source == rank]
         arriving = [t for t in transfers if t.destination == rank]
-        own.append((number, sent, arriving))
+        local_rounds.append((number, sent, arriving))
     world_size = schedule.world_size
-    kept = [[t for t in arriving if number < schedule.early_rounds] for number, _, arriving in own]
+    kept = [
+        [t for t in arriving if number < schedule.early_rounds]
+        for number, _, arriving in local_rounds
+    ]
     over_scratch = [
-        {t for t in arriving if t.reduce or _is_in_use(own, index, t)}
-        for index, (_, _, arriving) in enumerate(own)
+        {t for t in arriving if t.reduce or _is_in_use(local_rounds, index, t)}
+        for index, (_, _, arriving) in enumerate(local_rounds)
     ]
     # Parts that are kept have their own scratch, before that of the other rounds.
     offset_of_kept = 0
@@ -80,7 +83,7 @@ def rounds_of_rank(schedule: Schedule, rank: int) -> list[RankRound]:
     stride = max(needed, default=0)
     rounds: list[RankRound] = []
     used = 0
-    for index, (number, sent, arriving) in enumerate(own):
+    for index, (number, sent, arriving) in enumerate(local_rounds):
         sent.sort(key=lambda t: ((t.destination - rank) % world_size, t.reads))
         arriving.sort(key=lambda t: ((rank - t.source) % world_size, t.reads))
         offset = after_kept + stride * (used % (AHEAD + 1))
@@ -111,7 +114,7 @@ def rounds_of_rank(schedule: Schedule, rank: int) -> list[RankRound]:
                 number,
                 [(t.destination, t.start, t.stop, t.reads) for t in sent],
                 receives,
-                _ahead(own, index, schedule.early_rounds),
+                _ahead(local_rounds, index, schedule.early_rounds),
                 [
                     Addition(start, stop, where, of_inputs)
                     for (start, stop, of_inputs), where in parts.items()
@@ -138,20 +141,20 @@ def sent_elements(rounds: list[RankRound]) -> int:
     return sum(stop - start for round_ in rounds for _, start, stop, _ in round_.sends)
 
 
-def _ahead(own: Sequence[SendsAndReceives], index: int, early_rounds: int) -> int:
-    number, sent, arriving = own[index]
+def _ahead(local_rounds: Sequence[SendsAndReceives], index: int, early_rounds: int) -> int:
+    number, sent, arriving = local_rounds[index]
     if number < early_rounds:
         return 0  # the memory of later rounds is still another's
     peers = {t.destination for t in sent} | {t.source for t in arriving}
-    following = own[index + 1 : index + 1 + AHEAD]
+    following = local_rounds[index + 1 : index + 1 + AHEAD]
     if not sent:  # this rank leaves its peers time
         return len(following)
     return sum(1 for _ in takewhile(lambda o: {t.source for t in o[2]} <= peers, following))
 
 
-def _is_in_use(own: Sequence[SendsAndReceives], index: int, copy: Transfer) -> bool:
+def _is_in_use(local_rounds: Sequence[SendsAndReceives], index: int, copy: Transfer) -> bool:
     return any(
         touched.start < copy.stop and copy.start < touched.stop
-        for _, sent, arriving in own[max(0, index - AHEAD) : index]
+        for _, sent, arriving in local_rounds[max(0, index - AHEAD) : index]
         for touched in (*(t for t in sent if t.reads == VECTOR), *arriving)
     )

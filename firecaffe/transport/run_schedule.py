@@ -29,7 +29,7 @@ class _Part:
     first_input: int
 
     def some(self, numbers: Container[int]) -> "_Part":
-        return replace(self, rounds=[each for each in self.rounds if each.number in numbers])
+        return replace(self, rounds=[round_ for round_ in self.rounds if round_.number in numbers])
 
 
 @dataclass(frozen=True)
@@ -118,10 +118,10 @@ class Collectives:
     ) -> _Plan:
         key = name, vector.numel(), vector.dtype
         if key not in self._plans:
-            own = ranks.index(self.world.rank)
+            index = ranks.index(self.world.rank)
             # NCCL tells a pair's messages apart by their order alone and wants a round's at once.
             cuts = not vector.is_cuda
-            self._plans[key] = _plan(make, vector.numel(), vector.itemsize, own, cuts)
+            self._plans[key] = _plan(make, vector.numel(), vector.itemsize, index, cuts)
         return self._plans[key]
 
     def _execute(
@@ -154,8 +154,8 @@ class Collectives:
                     ranks.index(self.world.rank),
                     at_once=not is_gloo,
                     inputs={
-                        part.first_input + k: each[part.start : part.stop]
-                        for k, each in inputs.items()
+                        part.first_input + k: input_vector[part.start : part.stop]
+                        for k, input_vector in inputs.items()
                     },
                     sum_inputs=sum_inputs,
                 )
@@ -173,7 +173,7 @@ class Collectives:
 
 
 def _plan(
-    make: Callable[[int], Schedule], num_elements: int, itemsize: int, own: int, cuts: bool
+    make: Callable[[int], Schedule], num_elements: int, itemsize: int, rank: int, cuts: bool
 ) -> _Plan:
     whole = make(num_elements)
     # Shards that stay with their owners are those of the whole vector; and inputs are many messages
@@ -181,13 +181,13 @@ def _plan(
     stays = whole.kind in (REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL) or bool(whole.inputs)
     parts = pieces(whole, itemsize) if cuts and not stays else [(0, num_elements)]
     schedules = {num_elements: whole}
-    found = []
+    planned = []
     for start, stop in parts:
         length = stop - start
         if length not in schedules:
             schedules[length] = make(length)
         schedule = schedules[length]
-        found.append(
-            _Part(start, stop, rounds_of_rank(schedule, own), schedule.own_inputs(own).start)
+        planned.append(
+            _Part(start, stop, rounds_of_rank(schedule, rank), schedule.own_inputs(rank).start)
         )
-    return _Plan(found, whole.kind == AVERAGE, whole.num_rounds, whole.early_rounds)
+    return _Plan(planned, whole.kind == AVERAGE, whole.num_rounds, whole.early_rounds)

@@ -51,7 +51,7 @@ def judge(
 ) -> Verdict:
     """Judge by the runs' result.json at the old and the new batch size, one run for each seed."""
     measure = measure_of(before[0])
-    firsts, seconds = ([measure.value_in(each) for each in side] for side in (before, after))
+    firsts, seconds = ([measure.value_in(result) for result in side] for side in (before, after))
     if band is None:
         band = BAND if measure.is_share else RELATIVE_BAND * abs(fmean(firsts))
     against = differences(firsts, [seconds], band)[0]
@@ -84,9 +84,9 @@ def _verdict(
     spread = pooled_spread(before, after)
     enough = FEWEST
     if spread is not None:
-        found = runs_enough(spread, [[abs(gain.value + band)]])
-        if found is None:
+        needed = runs_enough(spread, [[abs(gain.value + band)]])
+        if needed is None:
             return UNDECIDED, None, f", nor would {MOST_RUNS} be"
-        enough = found
+        enough = needed
     more = max(1, enough - min(len(before), len(after)))
     return UNDECIDED, more, f", about {more} more of each would do"

@@ -134,11 +134,11 @@ class TuneResult:
     measure: Measure
 
     def as_dict(self) -> dict[str, Any]:
-        found = asdict(self)
-        found["recipe"] = asdict(self.recipe)
-        for each in (*found["searched"], *found["passed_over"], found["best"]):
-            each["folder"] = str(each["folder"])
-        return found | {name: list(map(str, found[name])) for name in ("before", "after")}
+        content = asdict(self)
+        content["recipe"] = asdict(self.recipe)
+        for entry in (*content["searched"], *content["passed_over"], content["best"]):
+            entry["folder"] = str(entry["folder"])
+        return content | {name: list(map(str, content[name])) for name in ("before", "after")}
 
 
 def plan_search(asked: TuneRequest) -> Search:
@@ -168,8 +168,8 @@ def plan_search(asked: TuneRequest) -> Search:
             f"expected at least {2 * TESTS_OF_A_TRIAL} to judge a rate by"
         )
     candidate = search.trial_recipe(search.rules()[0])
-    for each in (large, candidate, *([] if asked.against else [recipe])):
-        bare = check_recipe(replace(each, run=replace(each.run, folder="")))
+    for tried in (large, candidate, *([] if asked.against else [recipe])):
+        bare = check_recipe(replace(tried, run=replace(tried.run, folder="")))
         preflight(bare, asked.workers)
     samples = sample_order(recipe, data).samples_before(total_steps(recipe, data))
     for run in asked.against:
@@ -194,11 +194,11 @@ def _check_against(run: Run, recipe: Recipe, data: str, samples: int) -> None:
     wanted = {"data": data, "samples seen": samples, **identity(recipe, 0)}
     if recipe.model.weights:  # compare digests, as a run may have read another folder
         wanted["model.weights"] = f"sha256 {file_digest(find_weights(recipe.model.weights)[0])}"
-    found = {"data": run.result["data"], "samples seen": samples_seen(run), **run.words}
+    facts = {"data": run.result["data"], "samples seen": samples_seen(run), **run.words}
     for name, value in wanted.items():
-        if name in found and name not in FREE_WORDS and found[name] != value:
+        if name in facts and name not in FREE_WORDS and facts[name] != value:
             raise RecipeError(
-                f"--against {run.folder}: its {name} is {found[name]}, the recipe's is {value}; "
+                f"--against {run.folder}: its {name} is {facts[name]}, the recipe's is {value}; "
                 "give runs of the recipe as it is"
             )
 
@@ -272,15 +272,15 @@ def _over_seeds(
     end: Callable[[Sequence[TrialScore]], bool] = lambda _: False,
 ) -> list[Trial]:
     """Plan trainings on all training samples, under seeds that the search has not used."""
-    found = []
+    trials = []
     first = recipe.train.seed + SEEDS_OF_FINALISTS + 1
     for seed in range(first, first + asked.seeds):
         train = replace(recipe.train, seed=seed)
         other = replace(recipe, train=train)
-        found.append(
+        trials.append(
             Trial(f"{name}-seed-{seed}", other, asked.folder, measure, end, is_of_verdict=True)
         )
-    return found
+    return trials
 
 
 def _has_learned(folder: Path, winner: CandidateResult, measure: Measure) -> bool:
@@ -318,11 +318,11 @@ def _signed(asked: TuneRequest, tuned: TuneResult) -> Recipe:
 
 def recipe_file(tuned: TuneResult) -> str:
     candidate = tuned.best.candidate
-    found = (
+    heading = (
         f"# Found by firecaffe tune: solver {candidate.solver}, rate {candidate.base_lr:g} "
         f"({candidate.rule}), warm-up over {candidate.warmup_share:.0%} of the training."
     )
-    return f"{found}\n# Accuracy {tuned.verdict.words}.\n\n{to_toml(tuned.recipe)}"
+    return f"{heading}\n# Accuracy {tuned.verdict.words}.\n\n{to_toml(tuned.recipe)}"
 
 
 def _claim(asked: TuneRequest) -> None:
@@ -334,12 +334,12 @@ def _claim(asked: TuneRequest) -> None:
         "side_by_side": asked.at_once,
     }
     if not path.exists():
-        if any(each.name != ".lock" for each in asked.folder.iterdir()):
+        if any(entry.name != ".lock" for entry in asked.folder.iterdir()):
             raise RunError(f"{asked.folder}: holds other files; give --out another folder")
         write_atomically(path, json.dumps(wanted, indent=2) + "\n")
         return
-    found = read_file(path, dict[str, Any], RunError)
-    unlike = [name for name in wanted if found.get(name) != wanted[name]]
+    recorded = read_file(path, dict[str, Any], RunError)
+    unlike = [name for name in wanted if recorded.get(name) != wanted[name]]
     if unlike:
         raise RunError(
             f"{asked.folder}: holds a search with another {', '.join(unlike)}; give --out another "

@@ -60,16 +60,19 @@ def rules(recipe: Recipe, previous_batch: int, solvers: Sequence[str]) -> list[C
     recipe: at the new batch size, with the rate of the previous one. Raises: RecipeError if a
     solver does not exist, or the rest of the recipe excludes it.
     """
-    found = [
+    candidates = [
         Candidate(solver, base * factor, share, rule)
         for solver in solvers
         for share in _shares(recipe)
         for base, sweep in [_sweep(recipe, previous_batch, solver)]
         for rule, factor in sweep.items()
     ]
-    for each in found:
-        check_together(apply(recipe, each, steps=1))
-    unlike = {(each.solver, f"{each.base_lr:.6g}", each.warmup_share): each for each in found}
+    for candidate in candidates:
+        check_together(apply(recipe, candidate, steps=1))
+    unlike = {
+        (candidate.solver, f"{candidate.base_lr:.6g}", candidate.warmup_share): candidate
+        for candidate in candidates
+    }
     return list(unlike.values())
 
 
@@ -79,8 +82,8 @@ def _shares(recipe: Recipe) -> Sequence[float]:
 
 
 def _sweep(recipe: Recipe, previous_batch: int, solver: str) -> tuple[float, dict[str, float]]:
-    batch, own = recipe.train.global_batch_size, recipe.solver.base_lr
-    if own == 0:
+    batch, base_lr = recipe.train.global_batch_size, recipe.solver.base_lr
+    if base_lr == 0:
         raise RecipeError("solver.base_lr is 0; no rule finds a rate from that")
     if solver not in SOLVERS:
         raise RecipeError(f"--solvers has {solver!r}; they are {', '.join(SOLVERS)}")
@@ -94,9 +97,9 @@ def _sweep(recipe: Recipe, previous_batch: int, solver: str) -> tuple[float, dic
             f"{recipe.solver.type!r}; tune a recipe with that solver instead"
         )
     if batch == previous_batch:
-        return own, OWN_SWEEP
+        return base_lr, OWN_SWEEP
     ratio = batch / previous_batch
-    return own * ratio, {"linear": 1.0, "square root": sqrt(1 / ratio), **ABOVE_SWEEP, **SWEEP}
+    return base_lr * ratio, {"linear": 1.0, "square root": sqrt(1 / ratio), **ABOVE_SWEEP, **SWEEP}
 
 
 SWEEP_OF = {
@@ -180,47 +183,47 @@ class Search:
 
     def run(self, train: Run) -> list[CandidateResult]:
         """Try candidates, and the finalists with all seeds. Raises: RecipeError if all diverged."""
-        found = self._candidates(train)
+        results = self._candidates(train)
         gain = self.measure.gain
-        finished = [place for place, each in enumerate(found) if each.state == "finished"]
+        finished = [place for place, result in enumerate(results) if result.state == "finished"]
         if not finished:
             raise RecipeError(
-                f"none of {len(found)} candidates came to its end; take a smaller batch, a longer "
-                "training, or a recipe that learns at its own batch size"
+                f"none of {len(results)} candidates came to its end; take a smaller batch, a "
+                "longer training, or a recipe that learns at its own batch size"
             )
-        finalists = sorted(finished, key=lambda place: -gain(found[place].value))[:FINALISTS]
-        trials = {place: self._again(found[place].candidate, place) for place in finalists}
+        finalists = sorted(finished, key=lambda place: -gain(results[place].value))[:FINALISTS]
+        trials = {place: self._again(results[place].candidate, place) for place in finalists}
         train([trial for several in trials.values() for trial in several])
         for place, several in trials.items():
             again = tuple(late_value(trial.told) for trial in several)
-            found[place] = replace(found[place], again=again)
-        return found
+            results[place] = replace(results[place], again=again)
+        return results
 
     def _again(self, candidate: Candidate, place: int) -> list[Trial]:
         recipe = self.trial_recipe(candidate)
-        found = []
+        trials = []
         for number in range(1, SEEDS_OF_FINALISTS + 1):
             seed = recipe.train.seed + number
             other = replace(recipe, train=replace(recipe.train, seed=seed))
             name = f"candidate-{place + 1:02d}-seed-{seed}"
-            found.append(Trial(name, other, self.parent, self.measure))
-        return found
+            trials.append(Trial(name, other, self.parent, self.measure))
+        return trials
 
     def _candidates(self, train: Run) -> list[CandidateResult]:
         left = self.rules()
-        found: list[CandidateResult] = []
+        results: list[CandidateResult] = []
         finished: list[Sequence[TrialScore]] = []
-        while left and sum(each.steps for each in found) < self.budget * self.steps:
+        while left and sum(result.steps for result in results) < self.budget * self.steps:
             asked, left = left[: self.width], left[self.width :]
             hopeless = partial(is_hopeless, finished=tuple(finished), measure=self.measure)
             trials = [
-                self._trial(f"candidate-{number:02d}", each, hopeless)
-                for number, each in enumerate(asked, start=len(found) + 1)
+                self._trial(f"candidate-{number:02d}", candidate, hopeless)
+                for number, candidate in enumerate(asked, start=len(results) + 1)
             ]
             train(trials)
-            found += [_searched(*each) for each in zip(asked, trials, strict=True)]
+            results += [_searched(*pair) for pair in zip(asked, trials, strict=True)]
             finished += [trial.told for trial in trials if _state(trial) == "finished"]
-        return found
+        return results
 
     def _trial(
         self, name: str, candidate: Candidate, end: Callable[[Sequence[TrialScore]], bool]
@@ -242,14 +245,17 @@ class Search:
 
 def ranked(found: Sequence[CandidateResult], measure: Measure = TOP1) -> list[CandidateResult]:
     """Rank finalists; within SAME of the best, those with a warm-up and a low rate come first."""
-    left = [each for each in found if each.again]
+    left = [result for result in found if result.again]
     order = []
     while left:
-        best = max(measure.gain(each.mean_value) for each in left)
+        best = max(measure.gain(result.mean_value) for result in left)
         same = SAME if measure.is_share else SAME * abs(best)
-        near = [each for each in left if measure.gain(each.mean_value) >= best - same]
+        near = [result for result in left if measure.gain(result.mean_value) >= best - same]
         order.append(
-            min(near, key=lambda each: (each.candidate.warmup_share == 0, each.candidate.base_lr))
+            min(
+                near,
+                key=lambda result: (result.candidate.warmup_share == 0, result.candidate.base_lr),
+            )
         )
         left.remove(order[-1])
     return order
@@ -271,7 +277,7 @@ def is_hopeless(
     if len(scores) < LEAST_TESTS or len(finished) < LEAST_TESTS:
         return False
     gain = measure.gain
-    then = [gain(each.value) for of_one in finished for each in of_one if each.step == last.step]
+    then = [gain(score.value) for of_one in finished for score in of_one if score.step == last.step]
     return bool(then) and max(gain(score.value) for score in scores) < median(then)
 
 

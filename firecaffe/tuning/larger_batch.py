@@ -41,7 +41,7 @@ def with_batch(recipe: Recipe, global_batch_size: int, num_samples: int) -> Reci
 
 
 def _stretched(solver: SolverConfig, ratio: float, steps: int) -> dict[str, Any]:
-    words: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "warmup_steps": solver.warmup_steps and max(1, round(solver.warmup_steps * ratio)),
         "stepsize": solver.stepsize and max(1, round(solver.stepsize * ratio)),
     }
@@ -55,9 +55,9 @@ def _stretched(solver: SolverConfig, ratio: float, steps: int) -> dict[str, Any]
                 f"{', '.join(map(str, drops))} at this batch size; take a smaller batch"
             )
         policy = "multistep" if drops else "fixed"
-        words |= {"lr_policy": policy, "stepvalue": drops, "stepsize": 0}
+        settings |= {"lr_policy": policy, "stepvalue": drops, "stepsize": 0}
     if solver.lr_policy == "exp":
-        words["gamma"] = solver.gamma ** (1 / ratio)
+        settings["gamma"] = solver.gamma ** (1 / ratio)
     elif solver.lr_policy in ("inv", "sigmoid"):
-        words["gamma"] = solver.gamma / ratio
-    return words
+        settings["gamma"] = solver.gamma / ratio
+    return settings

@@ -186,12 +186,12 @@ def fork_batch_norm(spec: Spec) -> nn.Module:
                 f"momentum is {momentum:g}; expected 0 to 1", param.line_of("momentum")
             )
         module = AveragedBN(channels, momentum, eps, param.flag("frozen"))
-        words = AVERAGED[:2]
+        names = AVERAGED[:2]
     else:
         mode = param.choice("bn_mode", ("LEARN", "INFERENCE"), "LEARN")
         module = OwnBN(channels) if mode == "LEARN" else ScaleShift(channels)
-        words = OWN[:2]
-    for word, blob in zip(words, (module.weight, module.bias), strict=True):
+        names = OWN[:2]
+    for word, blob in zip(names, (module.weight, module.bias), strict=True):
         filler(param.message(word))(blob)
     return module
 

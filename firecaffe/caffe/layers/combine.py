@@ -30,8 +30,8 @@ class Sum(nn.Module):
     def forward(self, first: Tensor, *others: Tensor) -> Tensor:
         coefficient, *further = self.coefficients
         total = first if coefficient == 1 else first * coefficient
-        for each, coefficient in zip(others, further, strict=True):
-            total = torch.add(total, each, alpha=coefficient)
+        for value, coefficient in zip(others, further, strict=True):
+            total = torch.add(total, value, alpha=coefficient)
         return total
 
     def extra_repr(self) -> str:
@@ -43,9 +43,9 @@ class Maximum(nn.Module):
 
     def forward(self, first: Tensor, *others: Tensor) -> Tensor:
         largest, *further = first, *others
-        for place, each in enumerate(further):
-            stays = largest > each if place == 0 else largest >= each
-            largest = torch.where(stays, largest, each)
+        for place, value in enumerate(further):
+            stays = largest > value if place == 0 else largest >= value
+            largest = torch.where(stays, largest, value)
         return largest
 
 

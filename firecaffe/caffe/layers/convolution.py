@@ -38,9 +38,9 @@ def _make(spec: Spec, one: type[nn.Module], several: type[nn.Module]) -> nn.Modu
     param = spec.param
     param.ignore("engine", "force_nd_im2col")
     if not spec.bottoms or any(len(bottom) != 4 for bottom in spec.bottoms):
-        found = ", ".join(map(shown, spec.bottoms)) or "nothing"
+        shapes = ", ".join(map(shown, spec.bottoms)) or "nothing"
         raise spec.layer.error(
-            f"{spec.type} {spec.name!r} goes over {found}; expected batch x channels x rows x "
+            f"{spec.type} {spec.name!r} goes over {shapes}; expected batch x channels x rows x "
             "columns (convolutions of one and of three dimensions are not built)"
         )
     if axis_of(spec, "axis", 1, spec.bottoms[0]) != 1:
@@ -96,8 +96,8 @@ def depthwise(spec: Spec) -> nn.Module:
             f"{spec.type} {spec.name!r} makes {outputs} channels of {channels}; expected as many",
             param.line_of("num_output"),
         )
-    own = [Field(name, channels, param.line) for name in ("num_output", "group")]
-    grouped = Message([*param.fields, *own], param.line, param.where)
+    added = [Field(name, channels, param.line) for name in ("num_output", "group")]
+    grouped = Message([*param.fields, *added], param.line, param.where)
     module = convolution(replace(spec, param=grouped))
     param.ignore(*grouped.asked)
     return module

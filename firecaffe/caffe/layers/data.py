@@ -43,8 +43,8 @@ def _annotated(layer: Message) -> list[Shape | None]:
 
 def _memory(layer: Message) -> list[Shape | None]:
     param = layer.message("memory_data_param")
-    words = ("batch_size", "channels", "height", "width")
-    shape = tuple(param.integer(word) for word in words)
+    names = ("batch_size", "channels", "height", "width")
+    shape = tuple(param.integer(word) for word in names)
     return [shape if min(shape) > 0 else None, (max(1, shape[0]),)]
 
 
@@ -60,7 +60,7 @@ def _dummy(layer: Message) -> list[Shape | None]:
     param = layer.message("dummy_data_param")
     sizes = [param.integers(word) for word in ("num", "channels", "height", "width")]
     old = [*zip(*sizes, strict=False)]
-    return _shapes(layer, "dummy_data_param") or [tuple(each) for each in old]
+    return _shapes(layer, "dummy_data_param") or [tuple(shape) for shape in old]
 
 
 def _unknown(layer: Message) -> list[Shape | None]:
@@ -82,10 +82,10 @@ SOURCES: dict[str, Callable[[Message], list[Shape | None]]] = {
 def shapes_of(layer: Message) -> list[Shape | None]:
     """Return the shape of each top of a data layer; None if the file does not say it."""
     tops = layer.texts("top")
-    found = SOURCES.get(layer.text("type"), _unknown)(layer)
-    if len(found) == 1:  # one shape for all tops
-        found = found * len(tops)
-    return [*found, *[None] * len(tops)][: len(tops)]
+    shapes = SOURCES.get(layer.text("type"), _unknown)(layer)
+    if len(shapes) == 1:  # one shape for all tops
+        shapes = shapes * len(tops)
+    return [*shapes, *[None] * len(tops)][: len(tops)]
 
 
 class BatchReindex(nn.Module):

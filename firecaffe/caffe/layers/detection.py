@@ -113,7 +113,7 @@ def box_sizes(spec: Spec) -> list[tuple[float, float]]:
 
 def aspect_ratios(spec: Spec) -> list[float]:
     """Return the aspect ratios except 1, which min_size has."""
-    found = [1.0]
+    ratios = [1.0]
     flip = spec.param.flag("flip", True)
     for ratio in spec.param.numbers("aspect_ratio"):
         if ratio <= 0:
@@ -121,9 +121,9 @@ def aspect_ratios(spec: Spec) -> list[float]:
                 f"aspect_ratio is {ratio:g}; expected more than 0",
                 spec.param.line_of("aspect_ratio"),
             )
-        if all(abs(ratio - other) >= EQUAL for other in found):
-            found += [ratio, 1 / ratio] if flip else [ratio]
-    return found[1:]
+        if all(abs(ratio - other) >= EQUAL for other in ratios):
+            ratios += [ratio, 1 / ratio] if flip else [ratio]
+    return ratios[1:]
 
 
 def pair(spec: Spec, both: str, high: str, wide: str) -> tuple[float, float]:
@@ -181,7 +181,9 @@ class DetectionOutput(nn.Module):
     def forward(self, locations: Tensor, confidences: Tensor, priors: Tensor) -> Tensor:
         rules = self.rules
         batch, boxes = len(locations), priors.shape[2] // 4
-        labels = [each for each in range(rules.num_classes) if each != rules.background_label_id]
+        labels = [
+            number for number in range(rules.num_classes) if number != rules.background_label_id
+        ]
         if locations.is_meta:
             most = rules.top_k if 0 <= rules.top_k < boxes else boxes
             most *= len(labels)
@@ -190,21 +192,21 @@ class DetectionOutput(nn.Module):
         label = torch.tensor(labels, device=locations.device)
         corners = decoded(locations.reshape(batch, boxes, -1, 4), priors, rules)
         scores = confidences.reshape(batch, boxes, -1)[..., label].transpose(1, 2)
-        found = candidates(scores, rules)
+        chosen = candidates(scores, rules)
         per_label = corners.transpose(1, 2)
         per_label = per_label if rules.share_location else per_label[:, label]
         per_label = per_label.expand(-1, len(labels), -1, -1)
-        best = per_label.gather(2, found.box.unsqueeze(-1).expand(-1, -1, -1, 4))
-        kept = best_apart(best, found.counts, rules)
+        best = per_label.gather(2, chosen.box.unsqueeze(-1).expand(-1, -1, -1, 4))
+        kept = best_apart(best, chosen.counts, rules)
         if rules.keep_top_k >= 0:
-            kept = best_of_image(found.score, kept, rules.keep_top_k)
+            kept = best_of_image(chosen.score, kept, rules.keep_top_k)
         if not kept.any():
             rows = locations.new_full((batch, 7), -1)
             rows[:, 0] = torch.arange(batch, device=locations.device)
         else:
             image, row, _ = kept.nonzero(as_tuple=True)
             heads = torch.stack([image.to(best.dtype), label[row].to(best.dtype)], 1)
-            rows = torch.cat([heads, found.score[kept].unsqueeze(1), best[kept]], 1)
+            rows = torch.cat([heads, chosen.score[kept].unsqueeze(1), best[kept]], 1)
         return rows.view(1, 1, -1, 7)
 
 
@@ -308,10 +310,10 @@ def detection_output(spec: Spec) -> DetectionOutput:
     boxes = spec.bottoms[2][2] // 4
     coded = 1 if rules.share_location else rules.num_classes
     for bottom, per_box, what in ((0, coded * 4, "locations"), (1, rules.num_classes, "scores")):
-        found = math.prod(spec.bottoms[bottom][1:])
-        if found != boxes * per_box:
+        count = math.prod(spec.bottoms[bottom][1:])
+        if count != boxes * per_box:
             raise spec.layer.error(
-                f"DetectionOutput {spec.name!r} has {found} {what} for {boxes} priors; "
+                f"DetectionOutput {spec.name!r} has {count} {what} for {boxes} priors; "
                 f"expected {boxes * per_box}"
             )
     return DetectionOutput(rules)

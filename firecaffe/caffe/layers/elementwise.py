@@ -72,12 +72,12 @@ def power(spec: Spec) -> nn.Module:
     """Compute (shift + scale x) ^ power."""
     check_bottoms(spec, 1)
     param = spec.param
-    words: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "power": param.number("power", 1.0),
         "scale": param.number("scale", 1.0),
         "shift": param.number("shift", 0.0),
     }
-    return Element(partial(_raised, **words), _said(words))
+    return Element(partial(_raised, **arguments), _said(arguments))
 
 
 def _exponential(x: Tensor, factor: float, outer: float) -> Tensor:
@@ -89,8 +89,8 @@ def exp(spec: Spec) -> nn.Module:
     check_bottoms(spec, 1)
     base, scale, shift = _base_scale_shift(spec)
     log_base = 1.0 if base == -1 else math.log(base)
-    words: dict[str, Any] = {"factor": log_base * scale, "outer": math.exp(log_base * shift)}
-    return Element(partial(_exponential, **words), _said(words))
+    arguments: dict[str, Any] = {"factor": log_base * scale, "outer": math.exp(log_base * shift)}
+    return Element(partial(_exponential, **arguments), _said(arguments))
 
 
 def _logarithm(x: Tensor, scale: float, shift: float, factor: float) -> Tensor:
@@ -101,12 +101,12 @@ def log(spec: Spec) -> nn.Module:
     """Compute the logarithm of shift + scale x; a base of -1 stands for e."""
     check_bottoms(spec, 1)
     base, scale, shift = _base_scale_shift(spec)
-    words: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "scale": scale,
         "shift": shift,
         "factor": 1.0 if base == -1 else 1 / math.log(base),
     }
-    return Element(partial(_logarithm, **words), _said(words))
+    return Element(partial(_logarithm, **arguments), _said(arguments))
 
 
 def _base_scale_shift(spec: Spec) -> tuple[float, float, float]:
@@ -126,8 +126,8 @@ def _is_above(x: Tensor, threshold: float) -> Tensor:
 
 def threshold(spec: Spec) -> nn.Module:
     check_bottoms(spec, 1)
-    words: dict[str, Any] = {"threshold": spec.param.number("threshold", 0.0)}
-    return Element(partial(_is_above, **words), _said(words))
+    arguments: dict[str, Any] = {"threshold": spec.param.number("threshold", 0.0)}
+    return Element(partial(_is_above, **arguments), _said(arguments))
 
 
 def _swish(x: Tensor, beta: float) -> Tensor:
@@ -137,8 +137,8 @@ def _swish(x: Tensor, beta: float) -> Tensor:
 def swish(spec: Spec) -> nn.Module:
     check_bottoms(spec, 1)
     spec.param.ignore("engine")
-    words: dict[str, Any] = {"beta": spec.param.number("beta", 1.0)}
-    return Element(partial(_swish, **words), _said(words))
+    arguments: dict[str, Any] = {"beta": spec.param.number("beta", 1.0)}
+    return Element(partial(_swish, **arguments), _said(arguments))
 
 
 def clip(spec: Spec) -> nn.Module:
@@ -147,8 +147,8 @@ def clip(spec: Spec) -> nn.Module:
     return Element(partial(torch.clamp, min=low, max=high), f"{low:g} to {high:g}")
 
 
-def _said(words: dict[str, float]) -> str:
-    return ", ".join(f"{word}={value:g}" for word, value in words.items())
+def _said(arguments: dict[str, float]) -> str:
+    return ", ".join(f"{word}={value:g}" for word, value in arguments.items())
 
 
 class DropoutScaledInTest(nn.Module):

@@ -116,11 +116,11 @@ class SoftmaxWithLoss(nn.Module):
         ignored = self.normalization.ignore_label
         if classes.shape[1] == 1:  # this is faster
             rows, classes = rows.squeeze(2), classes.squeeze(1)
-        each = F.cross_entropy(
+        losses = F.cross_entropy(
             rows, classes, ignore_index=NO_LABEL if ignored is None else ignored, reduction="none"
         )
-        each, classes = each.reshape(places), classes.reshape(places)
-        shown = with_gradient_of(each.clamp(max=-log(LEAST)), each)
+        losses, classes = losses.reshape(places), classes.reshape(places)
+        shown = with_gradient_of(losses.clamp(max=-log(LEAST)), losses)
         loss = self.normalization.of_places(shown, classes)
         return loss if self.spec.num_tops < 2 else (loss, logits.softmax(self.axis))
 
@@ -136,10 +136,10 @@ class MultinomialLogisticLoss(nn.Module):
 
     def forward(self, probabilities: Tensor, labels: Tensor) -> Tensor:
         rows, classes = in_rows(self.spec, probabilities.flatten(1), labels, 1)
-        own = rows.squeeze(2).gather(1, classes).squeeze(1)
-        known = own.detach().clamp(min=LEAST_OF_OLD)
-        each = with_gradient_of(-known.log(), -own / known)
-        return each.sum() / len(rows)
+        of_label = rows.squeeze(2).gather(1, classes).squeeze(1)
+        known = of_label.detach().clamp(min=LEAST_OF_OLD)
+        losses = with_gradient_of(-known.log(), -of_label / known)
+        return losses.sum() / len(rows)
 
 
 class InfogainLoss(nn.Module):
@@ -166,16 +166,16 @@ class InfogainLoss(nn.Module):
         given = self.matrix if matrix is None else matrix.detach()
         count = rows.shape[1]
         if given is None or given.numel() != count**2:
-            found = "none" if given is None else f"{given.numel():,} numbers"
+            size = "none" if given is None else f"{given.numel():,} numbers"
             raise self.spec.layer.error(
-                f"InfogainLoss {self.spec.name} takes a matrix of {count} x {count}; found {found}"
+                f"InfogainLoss {self.spec.name} takes a matrix of {count} x {count}; found {size}"
             )
         of_label = given.to(rows).reshape(count, count)[self.normalization.known(classes)]
         weights = of_label.movedim(-1, 1)
         logs = rows.log_softmax(1)
-        each = -(weights * logs).sum(1)
+        losses = -(weights * logs).sum(1)
         shown = -(weights * logs.detach().clamp(min=log(LEAST_OF_OLD))).sum(1)
-        loss = self.normalization.of_places(with_gradient_of(shown, each), classes)
+        loss = self.normalization.of_places(with_gradient_of(shown, losses), classes)
         return loss if self.spec.num_tops < 2 else (loss, logits.softmax(self.axis))
 
 
@@ -202,8 +202,8 @@ class HingeLoss(nn.Module):
 def _read(spec: Spec, source: str) -> Tensor:
     """Read a binaryproto: a path from the current folder, or else from the prototxt's."""
     path = Path(source)
-    beside = Path(spec.layer.where).parent / path
-    wire = opened(beside if beside.is_file() and not path.is_file() else path)
+    next_to_prototxt = Path(spec.layer.where).parent / path
+    wire = opened(next_to_prototxt if next_to_prototxt.is_file() and not path.is_file() else path)
     return torch.from_numpy(blob.read(wire, 0, len(wire)))
 
 
@@ -251,8 +251,8 @@ class Accuracy(nn.Module):
         if self.ignore_label is not None:
             counted = classes != self.ignore_label
             classes = classes.where(counted, 0)
-        own = rows.gather(1, classes[:, None])
-        as_high = (~(rows < own)).sum(1)  # includes the label itself
+        of_label = rows.gather(1, classes[:, None])
+        as_high = (~(rows < of_label)).sum(1)  # includes the label itself
         return (as_high <= self.top_k) & counted, counted, classes
 
 

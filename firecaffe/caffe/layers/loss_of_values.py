@@ -51,8 +51,8 @@ class SigmoidCrossEntropyLoss(nn.Module):
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
         aims = alike(self.spec, logits, targets).detach().flatten(1)
-        each = F.binary_cross_entropy_with_logits(logits.flatten(1), aims, reduction="none")
-        return self.normalization.of_places(each, aims.long())
+        losses = F.binary_cross_entropy_with_logits(logits.flatten(1), aims, reduction="none")
+        return self.normalization.of_places(losses, aims.long())
 
 
 class SmoothL1Loss(nn.Module):
@@ -79,12 +79,12 @@ class SmoothL1Loss(nn.Module):
         difference = values - alike(self.spec, values, targets)
         if inside_and_outside:
             difference = inside_and_outside[0] * difference
-        each = F.smooth_l1_loss(
+        losses = F.smooth_l1_loss(
             difference, torch.zeros_like(difference), reduction="none", beta=self.beta
         )
         if len(inside_and_outside) > 1:
-            each = inside_and_outside[1] * each
-        return each.sum() / len(values)
+            losses = inside_and_outside[1] * losses
+        return losses.sum() / len(values)
 
 
 class ContrastiveLoss(nn.Module):

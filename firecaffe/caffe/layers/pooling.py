@@ -96,7 +96,9 @@ class AveragePool(nn.AvgPool2d):
         if not torch.compiler.is_exporting():
             return super().forward(x)
         # OpenCV divides by the whole window there, so the exported file has each window's divisor.
-        kernel, stride, pad = (_two(each) for each in (self.kernel_size, self.stride, self.padding))
+        kernel, stride, pad = (
+            _two(given) for given in (self.kernel_size, self.stride, self.padding)
+        )
         windows = AverageWindows(kernel, stride, pad, self.ceil_mode)
         if not self.ceil_mode or all(
             windows.fit(size, axis) for axis, size in enumerate(x.shape[2:])
@@ -116,7 +118,8 @@ class StochasticPool(_Windows):
         if not self.training:
             padded = self.padded(x, 0.0)
             means, squares = (
-                F.avg_pool2d(each, self.kernel, self.stride) for each in (padded, padded.square())
+                F.avg_pool2d(values, self.kernel, self.stride)
+                for values in (padded, padded.square())
             )
             return squares / (means + torch.finfo(x.dtype).tiny)
         rows, columns = (self.count(x.shape[2 + axis], axis) for axis in (0, 1))
@@ -180,11 +183,11 @@ def pooling(spec: Spec) -> nn.Module:
         return StochasticPool(kernel, stride, pad, up)
     is_torchs = all(2 * p <= k for p, k in zip(pad, kernel, strict=True))
     if is_torchs:
-        words: list[Any] = [_one(each) for each in (kernel, stride, pad)]
+        sizes: list[Any] = [_one(pair) for pair in (kernel, stride, pad)]
         more: dict[str, Any] = {"ceil_mode": up}
         if method == "AVE":
-            return AveragePool(*words, **more)
-        return (MaxPoolWithPlaces if places else nn.MaxPool2d)(*words, **more)
+            return AveragePool(*sizes, **more)
+        return (MaxPoolWithPlaces if places else nn.MaxPool2d)(*sizes, **more)
     if places:
         raise spec.layer.error(
             f"{what}: places with padding of {shown(pad)} for windows of {shown(kernel)} are not "

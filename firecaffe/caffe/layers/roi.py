@@ -119,9 +119,9 @@ class PSROIPooling(nn.Module):
         grouped = planes.reshape(len(planes), *groups, high, wide)
         image = regions[:, 0].long()
         total = torch.zeros((), dtype=planes.dtype, device=planes.device)
-        for each in range(len(planes)):
-            here = (image == each).to(planes.dtype).view(-1, 1, 1)
-            by_row = torch.einsum("rqw,opqhw->ropqh", columns, grouped[each])
+        for number in range(len(planes)):
+            here = (image == number).to(planes.dtype).view(-1, 1, 1)
+            by_row = torch.einsum("rqw,opqhw->ropqh", columns, grouped[number])
             total = total + torch.einsum("rph,ropqh->ropq", rows * here, by_row)
         area = rows.sum(-1)[:, :, None] * columns.sum(-1)[:, None, :]
         return total / area.clamp_min(1).unsqueeze(1)

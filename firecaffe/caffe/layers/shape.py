@@ -27,9 +27,9 @@ def axis_of(spec: Spec, word: str, default: int, bottom: Shape, end: int = 0) ->
 def height_width(spec: Spec, word: str, default: int | None, one: str = "") -> tuple[int, int]:
     """Read rows and columns: `word`, or one_h and one_w. With default None they are required."""
     one = one or word
-    found = spec.param.integers(word)
+    sizes = spec.param.integers(word)
     rows, columns = spec.param.integers(f"{one}_h"), spec.param.integers(f"{one}_w")
-    if found and (rows or columns):
+    if sizes and (rows or columns):
         raise spec.layer.error(
             f"{spec.type} {spec.name!r} has {word} and {one}_h, {one}_w; expected one of them",
             spec.param.line_of(word),
@@ -39,16 +39,16 @@ def height_width(spec: Spec, word: str, default: int | None, one: str = "") -> t
             raise spec.layer.error(f"{spec.type} {spec.name!r}: expected both {one}_h and {one}_w")
         other = 0 if default is None else default
         return (rows or [other])[-1], (columns or [other])[-1]
-    if not found:
+    if not sizes:
         if default is None:
             raise spec.layer.error(f"{spec.type} {spec.name!r} has no {word}")
         return default, default
-    if len(found) > 2:
+    if len(sizes) > 2:
         raise spec.layer.error(
-            f"{spec.type} {spec.name!r} has {len(found)} of {word}; expected one for both, or two",
+            f"{spec.type} {spec.name!r} has {len(sizes)} of {word}; expected one for both, or two",
             spec.param.line_of(word),
         )
-    return found[0], found[-1]
+    return sizes[0], sizes[-1]
 
 
 def check_bottoms(spec: Spec, *counts: int) -> None:

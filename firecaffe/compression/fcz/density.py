@@ -56,11 +56,11 @@ class Density:
 
     def contexts(self, kept: NDArray[Any], row: int) -> NDArray[np.int64]:
         """Return the contexts of a row's elements in `kept`, whose rows before are known."""
-        found = np.zeros(kept.shape[1], np.int64)
+        contexts = np.zeros(kept.shape[1], np.int64)
         for place, distance in enumerate(self._neighbors):
             if distance <= row:
-                found += (kept[row - distance] != 0).astype(np.int64) << place
-        return found
+                contexts += (kept[row - distance] != 0).astype(np.int64) << place
+        return contexts
 
     def count(self, bits: NDArray[np.int32], factors: Chances) -> None:
         self._kept += bits.sum(axis=0)

@@ -185,12 +185,12 @@ class _Plain:
 
     def text(self, most: int, what: str) -> str:
         count = self.number(most, f"bytes of {what}")
-        found = self.data[self.place : self.place + count]
+        content = self.data[self.place : self.place + count]
         self.place += count
-        if len(found) != count:
+        if len(content) != count:
             raise DamagedError(f"{what} is cut short")
         try:
-            return found.decode()
+            return content.decode()
         except UnicodeDecodeError as error:
             raise DamagedError(f"{what} is no UTF-8") from error
 
@@ -210,7 +210,7 @@ def _parse(plain: bytes) -> tuple[dict[str, Any], list[Outline]]:
         dtype = rest.number(len(DTYPES) - 1, "as a tensor's type")
         dimensions = rest.number(MOST_DIMENSIONS, "dimensions of a tensor")
         shape = tuple(rest.number(1 << 62, "as a dimension") for _ in range(dimensions))
-        span = prod(max(1, each) for each in shape) * np.dtype(DTYPES[dtype]).itemsize
+        span = prod(max(1, dimension) for dimension in shape) * np.dtype(DTYPES[dtype]).itemsize
         if span > MOST_SPAN:
             raise DamagedError(f"a tensor's dimensions span {span:,} bytes; at most {MOST_SPAN:,}")
         tensors.append(Outline(name, DTYPES[dtype], shape))
@@ -251,8 +251,8 @@ class BlockWriter:
 
     @property
     def bits(self) -> float:
-        words, (_, interval) = self._encoder.pos()
-        return float(self._finished_bits + 32 * words + 64 - math.log2(interval))
+        num_words, (_, interval) = self._encoder.pos()
+        return float(self._finished_bits + 32 * num_words + 64 - math.log2(interval))
 
     def put(self, symbols: Symbols, model: Model, *parameters: NDArray[np.float64]) -> None:
         if not len(symbols):
@@ -277,9 +277,9 @@ class BlockWriter:
         if not self._symbols:
             return
         self._finished_bits = self.bits
-        words = self._encoder.get_compressed().astype("<u4")
-        payload = words.tobytes()
-        counts = varint(self._symbols) + varint(len(words))
+        compressed = self._encoder.get_compressed().astype("<u4")
+        payload = compressed.tobytes()
+        counts = varint(self._symbols) + varint(len(compressed))
         if self._file is not None:
             sum_ = zlib.crc32(payload, zlib.crc32(counts))
             self._file.write(counts + sum_.to_bytes(4, "little") + payload)
@@ -308,12 +308,12 @@ class BlockReader:
             raise DamagedError("a block has fewer symbols than are needed")
         self._left_symbols -= count
         try:
-            found: Symbols = self._decoder.decode(model, *(parameters or (count,)))
+            symbols: Symbols = self._decoder.decode(model, *(parameters or (count,)))
         except AssertionError as error:  # raised by constriction for an impossible state
             raise DamagedError("a block's symbols cannot be decoded") from error
         if not self._left_symbols and not self._decoder.maybe_exhausted():
             raise DamagedError("a block has more bytes than its symbols need")
-        return found
+        return symbols
 
     def number(self, below: int) -> int:
         """Decode a number from 0 to `below` - 1. Raises DamagedError."""
@@ -335,21 +335,21 @@ class BlockReader:
     def _next_block(self) -> None:
         start = self._read(min(2 * MOST_BYTES + 4, self._left_bytes))
         symbols, place = read_varint(start, 0)
-        words, place = read_varint(start, place)
+        num_words, place = read_varint(start, place)
         if not 0 < symbols <= MOST_SYMBOLS:
             raise DamagedError(
                 f"a block says that it has {symbols} symbols; at most {MOST_SYMBOLS}"
             )
-        if words > MOST_WORDS:
-            raise DamagedError(f"a block says that it has {words} words; at most {MOST_WORDS}")
+        if num_words > MOST_WORDS:
+            raise DamagedError(f"a block says that it has {num_words} words; at most {MOST_WORDS}")
         counts, stated, rest = start[:place], start[place : place + 4], start[place + 4 :]
-        missing = 4 * words - len(rest)
+        missing = 4 * num_words - len(rest)
         if len(stated) < 4 or missing > self._left_bytes:
             raise DamagedError("a block is cut short")
         if missing < 0:
             self._file.seek(missing, 1)
             self._left_bytes -= missing
-        payload = rest[: 4 * words] + self._read(max(missing, 0))
+        payload = rest[: 4 * num_words] + self._read(max(missing, 0))
         if zlib.crc32(payload, zlib.crc32(counts)) != int.from_bytes(stated, "little"):
             raise DamagedError("a block's checksum is not that of its bytes")
         self._decoder = _queue.RangeDecoder(np.frombuffer(payload, "<u4").astype(np.uint32))

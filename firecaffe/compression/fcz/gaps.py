@@ -48,7 +48,7 @@ def read_gaps(reader: BlockReader, kept: int, size: int) -> Iterator[NDArray[np.
     bits = reader.number(MOST_BITS) + 1
     count = reader.number(size) + 1
     skips = (1 << bits) - 1
-    base = found = 0
+    base = num_positions = 0
     for (symbols,) in read_sequence(reader, 1, count, 1 << bits):
         stops = symbols.astype(np.int64)
         stops += symbols != skips
@@ -58,10 +58,10 @@ def read_gaps(reader: BlockReader, kept: int, size: int) -> Iterator[NDArray[np.
         if base > size:
             raise DamagedError("a distance leads beyond the end of its tensor")
         positions = stops[symbols != skips] - 1
-        found += len(positions)
+        num_positions += len(positions)
         yield positions
-    if found != kept:
-        raise DamagedError(f"{found} distances for {kept} kept elements")
+    if num_positions != kept:
+        raise DamagedError(f"{num_positions} distances for {kept} kept elements")
 
 
 def _symbols(zeros: NDArray[np.int64], skips: int) -> Symbols:

@@ -125,15 +125,15 @@ class Code:
         for number in range(len(places)):
             places[number] = place
             place = int(jump[place])
-        found = np.empty((STRIDE, len(places)), np.int32)
+        symbols = np.empty((STRIDE, len(places)), np.int32)
         begun = np.empty((STRIDE, len(places)), np.int32)
         for number in range(STRIDE):
             begun[number] = places
-            found[number] = self._symbol_at[ahead[np.minimum(places, total - 1)]]
+            symbols[number] = self._symbol_at[ahead[np.minimum(places, total - 1)]]
             places = after[places]
         starts = begun.T.reshape(-1)[:count]
         last = int(starts[-1])
         end = last + int(length[last]) if last < total else total + 1
         if not total - 8 < end <= total or not length[np.minimum(starts, total - 1)].all():
             raise DamagedError("a Huffman section is longer or shorter than its words")
-        return found.T.reshape(-1)[:count]
+        return symbols.T.reshape(-1)[:count]

@@ -118,8 +118,8 @@ def cheapest_view(
         return None
     best = min(screened, key=screened.__getitem__)
     near = [replace(best, distance=distance) for distance in _distances(best, kept, shape)]
-    near = [each for each in near if len(each.matrix(kept, shape)) <= each.most_rows]
-    near = [each for each in near if fits(each) and may_tell(each)]
+    near = [view for view in near if len(view.matrix(kept, shape)) <= view.most_rows]
+    near = [view for view in near if fits(view) and may_tell(view)]
     best = min([best, *near], key=cost) if near else best
     best = _with_strength(best, lambda view: cost(view, SCREENED))
     return best, cost(best)
@@ -127,14 +127,14 @@ def cheapest_view(
 
 def _with_strength(view: View, cost: Callable[[View], float]) -> View:
     # Descent tries few strengths, and may miss a better minimum.
-    found = cost(view)
+    fewest_bits = cost(view)
     for step in (2, -2):
         while 0 <= view.strength + step < STRENGTHS:
             further = replace(view, strength=view.strength + step)
             bits = cost(further)
-            if bits >= found:
+            if bits >= fewest_bits:
                 break
-            view, found = further, bits
+            view, fewest_bits = further, bits
     return view
 
 
@@ -144,7 +144,7 @@ def shared_bits(matrix: Bools, distance: int) -> float:
     before, after = matrix[:-distance], matrix[distance:]
     if not before.size:
         return 0.0
-    both, first, second = (float(each.mean()) for each in (before & after, before, after))
+    both, first, second = (float(part.mean()) for part in (before & after, before, after))
     joint = np.array([[1 - first - second + both, second - both], [first - both, both]])
     alone = np.outer([1 - first, first], [1 - second, second])
     there = joint > 1e-12
@@ -182,10 +182,10 @@ def read_mask(reader: BlockReader, flat: NDArray[Any], shape: Shape, kept: int) 
     if reader.near_rows > MOST_NEAR_ROWS_OF_FILE:
         raise DamagedError(f"more than {MOST_NEAR_ROWS_OF_FILE:,} rows look at neighbors")
     ones = len(flat) - kept if view.inverted else kept
-    chunks = [each for (each,) in read_sequence(reader, 1, num_rows, len(FACTORS))]
+    chunks = [chunk for (chunk,) in read_sequence(reader, 1, num_rows, len(FACTORS))]
     factors = FACTORS[np.concatenate(chunks)]
     density = view.density(num_columns, ones / len(flat))
-    found = 0
+    num_kept = 0
     for rows in _groups(view, matrix.shape):
         bits = np.zeros((rows.stop - rows.start, num_columns), np.int32)
         if view.distance:
@@ -201,10 +201,10 @@ def read_mask(reader: BlockReader, flat: NDArray[Any], shape: Shape, kept: int) 
         density.count(bits, factors[rows])
         if view.inverted:
             bits ^= 1
-        found += int(bits.sum())
+        num_kept += int(bits.sum())
         matrix[rows] = bits
-    if found != kept:
-        raise DamagedError(f"{found} bits for {kept} kept elements")
+    if num_kept != kept:
+        raise DamagedError(f"{num_kept} bits for {kept} kept elements")
     return view
 
 
@@ -275,5 +275,5 @@ def _distances(view: View, kept: Bools, shape: Shape) -> list[int]:
     num_rows = len(matrix)
     matrix = matrix[:, : max(1, TRIED // num_rows)]
     apart = range(2, min(MOST_DISTANCE, num_rows - 1) + 1)
-    same = [float((matrix[each:] & matrix[:-each]).mean()) for each in apart]
+    same = [float((matrix[distance:] & matrix[:-distance]).mean()) for distance in apart]
     return [apart[place] for place in np.argsort(same)[::-1][:TRIED_DISTANCES]]

@@ -137,8 +137,8 @@ def _fill(flat: Patterns, kept: int, values: Iterator[Patterns]) -> None:
     scanned = 0
     for value in values:
         while len(waiting) < len(value):
-            found = np.flatnonzero(flat[scanned : scanned + SCANNED]) + scanned
-            waiting = np.concatenate([waiting, found])
+            places = np.flatnonzero(flat[scanned : scanned + SCANNED]) + scanned
+            waiting = np.concatenate([waiting, places])
             scanned += SCANNED
         flat[waiting[: len(value)]] = value
         waiting = waiting[len(value) :]

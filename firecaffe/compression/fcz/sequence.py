@@ -131,7 +131,7 @@ class Adaptive(Column):
     def bits(self, counts: Ints) -> float:
         half = len(counts) / 2
         logs = lgamma(int(counts.sum()) + half) - lgamma(half)
-        logs -= sum(lgamma(each + 0.5) - lgamma(0.5) for each in counts[counts > 0].tolist())
+        logs -= sum(lgamma(count + 0.5) - lgamma(0.5) for count in counts[counts > 0].tolist())
         return logs / log(2)
 
     def _count(self, symbols: Symbols) -> None:
@@ -173,8 +173,8 @@ class Huffman(Column):
     def bits(self, counts: Ints) -> float:
         table = Adaptive(MOST_BITS + 1).bits(np.bincount(self._lengths, minlength=MOST_BITS + 1))
         chunks = -(-int(counts.sum()) // MOST_CHUNK)
-        each = log2(self.most_bytes) + 4  # the last byte of a chunk is half empty
-        return float(counts @ self._lengths) + table + chunks * each
+        bits_per_chunk = log2(self.most_bytes) + 4  # the last byte of a chunk is half empty
+        return float(counts @ self._lengths) + table + chunks * bits_per_chunk
 
 
 KINDS = (Constant, Uniform, Adaptive, Huffman)

@@ -56,9 +56,9 @@ def _parts(matrix: Patterns, distance: int) -> Iterator[tuple[int, int, Places]]
     for row in range(len(matrix)):
         columns = np.flatnonzero(matrix[row])
         total = np.zeros(len(columns), np.int64)
-        for each in near:
-            if each <= row:
-                total += _signs(matrix[row - each][columns])
+        for gap in near:
+            if gap <= row:
+                total += _signs(matrix[row - gap][columns])
         contexts = np.sign(total) + 1
         for context in range(CONTEXTS):
             here = columns[contexts == context]

@@ -124,8 +124,8 @@ def _write_bytes(writer: BlockWriter, kept: Kept, distinct: int) -> ValuesCost:
 def _distinct(patterns: Patterns) -> Patterns | None:
     if len(np.unique(patterns[:SAMPLED])) > MOST_VALUES:
         return None
-    found = np.unique(patterns)
-    return found if len(found) <= MOST_VALUES else None
+    distinct = np.unique(patterns)
+    return distinct if len(distinct) <= MOST_VALUES else None
 
 
 def _put_bytes(writer: BlockWriter, patterns: Patterns, is_float32: bool, how: How) -> None:

@@ -125,12 +125,14 @@ def _write_positions(
     # A gain measured on a part has to be clear, because bits are slower than distances.
     clear = 1.0 if len(is_kept) <= TRIED else CLEAR
     enough = clear * bits_of_gaps(is_kept[:TRIED], code)
-    found = None if code == "huffman" else cheapest_view(is_kept, shape, enough, writer.near_rows)
-    if found is None or enough <= found[1]:
+    cheapest = (
+        None if code == "huffman" else cheapest_view(is_kept, shape, enough, writer.near_rows)
+    )
+    if cheapest is None or enough <= cheapest[1]:
         writer.number(GAPS, 2)
         write_gaps(writer, np.flatnonzero(is_kept), len(is_kept), code)
         return None
-    view, _ = found
+    view, _ = cheapest
     writer.number(MASK, 2)
     write_mask(writer, view, is_kept, shape)
     return view if view.distance else None

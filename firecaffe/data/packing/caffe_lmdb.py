@@ -29,13 +29,13 @@ def open_lmdbs(by_part: Mapping[str, Path], about: Path, bgr: bool) -> Source:
         labels, sizes = [], []
         for number in range(len(database)):
             try:
-                found = parse_datum(database.value(number))
+                datum = parse_datum(database.value(number))
             except DecodeError as error:
                 raise DataError(f"{path}: not a whole LMDB of Datums, {error}") from error
-            raw = (found.channels, found.height, found.width)
-            kinds.add(("jpeg", ()) if found.encoded else ("raw", raw))
-            labels.append(int(found.label))
-            sizes.append(len(found.data))
+            raw = (datum.channels, datum.height, datum.width)
+            kinds.add(("jpeg", ()) if datum.encoded else ("raw", raw))
+            labels.append(int(datum.label))
+            sizes.append(len(datum.data))
         if not labels:
             raise DataError(f"{path}: holds no images")
         if min(labels) < 0 or max(labels) >= MOST_CLASSES:
@@ -62,14 +62,14 @@ def open_lmdbs(by_part: Mapping[str, Path], about: Path, bgr: bool) -> Source:
 
 def _reader(database: LmdbFile, bgr: bool) -> Callable[[int], bytes]:
     def read(number: int) -> bytes:
-        found = parse_datum(database.value(number))
-        content = bytes(found.data)
-        if found.encoded:
+        datum = parse_datum(database.value(number))
+        content = bytes(datum.data)
+        if datum.encoded:
             return content
-        size = found.channels * found.height * found.width
+        size = datum.channels * datum.height * datum.width
         if len(content) != size:
             raise BrokenSampleError(f"{len(content)} bytes of pixels, expected {size}")
-        if bgr and found.channels == 3:
+        if bgr and datum.channels == 3:
             planes = np.frombuffer(content, np.uint8).reshape(3, -1)
             return planes[::-1].tobytes()
         return content

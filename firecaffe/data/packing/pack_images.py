@@ -85,13 +85,13 @@ class Seen:
 
     @property
     def notes(self) -> list[str]:
-        told = {
+        counts = {
             f"{self.turned} images say (EXIF) that they are to be turned; their pixels are kept as "
             "they are stored, without that": self.turned,
             f"{self.deep} images have 16 bits a value; they are kept as 8, of which 255 stands for "
             "65,535": self.deep,
         }
-        return [line for line, count in told.items() if count]
+        return [line for line, count in counts.items() if count]
 
 
 @dataclass
@@ -208,8 +208,8 @@ class Packing:
         shape: tuple[int, ...],
     ) -> ShardInfo:
         path = self.folder / f"{name}-{number:05d}.shard"
-        found = self._already(path)
-        if found is None:
+        finished = self._already(path)
+        if finished is None:
             with ShardWriter(path, kind, shape) as writer:
                 for sample in samples:
                     if self._ended.is_set():
@@ -220,8 +220,8 @@ class Packing:
                         writer.skipped.append(f"{part.names[sample]}: {error}")
                     else:
                         writer.add(content, part.labels[sample])
-                found = writer.finish(), tuple(writer.skipped)
-        info, skipped = found
+                finished = writer.finish(), tuple(writer.skipped)
+        info, skipped = finished
         self.broken += skipped
         self.done(info.count)
         return info
@@ -275,8 +275,8 @@ class Packing:
         )
         for name in parts:
             if not packed.count(name):
-                own = [line for line in broken if line.startswith(f"{name}/")] or broken
-                why = f"; the first: {own[0]}" if own else ""
+                broken_of_part = [line for line in broken if line.startswith(f"{name}/")] or broken
+                why = f"; the first: {broken_of_part[0]}" if broken_of_part else ""
                 raise DataError(f"{self.folder}: no image of {name} could be packed{why}")
         write_atomically(self.folder / LIST, packed.to_json())
         (self.folder / UNDER_WAY).unlink()
@@ -318,7 +318,7 @@ def _check(info: ShardInfo, files: ShardFiles) -> list[str]:
         return [f"{name}: holds {len(index)} samples; the list says {info.count}"]
     if _sha256(info, files, size) == info.sha256:
         return []
-    found = []
+    problems = []
     for number in range(len(index)):
         start, end = int(index.offsets[number]), int(index.offsets[number + 1])
         try:
@@ -326,8 +326,8 @@ def _check(info: ShardInfo, files: ShardFiles) -> list[str]:
             checksum = int(index.checksums[number])
             check_sample(content, checksum, end - start, f"{name}, sample {number}")
         except DataError as error:
-            found.append(str(error))
-    return found or [
+            problems.append(str(error))
+    return problems or [
         f"{name}: its samples are whole, but it is not the shard of the list (SHA-256)"
     ]
 

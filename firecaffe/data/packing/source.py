@@ -35,8 +35,8 @@ def open_source(path: Path, channel_order: str | None = None) -> Source:
                         f"--channel-order is of Caffe's LMDBs, and {path} is none; leave it out"
                     )
                 return opened(path)
-        if found := _lmdbs(path):
-            return open_lmdbs(found, path, channel_order != "rgb")
+        if databases := _lmdbs(path):
+            return open_lmdbs(databases, path, channel_order != "rgb")
     except OSError as error:
         raise DataError(f"{path}: cannot be read, {error.strerror or error}") from error
     if not path.exists():
@@ -50,9 +50,9 @@ def open_source(path: Path, channel_order: str | None = None) -> Source:
 
 def part_of(name: str) -> str:
     """Return the part that the name of a file or folder mentions; train if it mentions none."""
-    words = set(re.split(r"[^a-z]+", name.lower()))
-    found = [part for word, part in PART_WORDS.items() if word in words]
-    return found[0] if found else "train"
+    name_parts = set(re.split(r"[^a-z]+", name.lower()))
+    parts = [part for word, part in PART_WORDS.items() if word in name_parts]
+    return parts[0] if parts else "train"
 
 
 def _is_folder(path: Path) -> bool:
@@ -99,7 +99,7 @@ def _tars(path: Path) -> list[Path]:
         return [path] if path.suffix == ".tar" else []
     if not path.is_dir():
         return []
-    return [Path(each.path) for each in listed(path) if each.name.endswith(".tar")]
+    return [Path(entry.path) for entry in listed(path) if entry.name.endswith(".tar")]
 
 
 def _open_tars(path: Path) -> Source:
@@ -122,7 +122,7 @@ def _is_cifar(path: Path) -> bool:
     return (
         path.name == ARCHIVE
         or (path / ARCHIVE).is_file()
-        or any((each / TRAIN_FILES[0]).is_file() for each in inside)
+        or any((folder / TRAIN_FILES[0]).is_file() for folder in inside)
     )
 
 
@@ -131,10 +131,10 @@ def _open_cifar(path: Path) -> Source:
 
 
 def _held(sets: tuple[TensorDataset, TensorDataset], about: str) -> Source:
-    num_classes = 1 + max(int(each.targets.max()) for each in sets)
+    num_classes = 1 + max(int(dataset.targets.max()) for dataset in sets)
     parts = {}
-    for name, each in zip(("train", "test"), sets, strict=True):
-        parts[name] = raw_part(name, each.inputs.numpy(), each.targets.tolist())
+    for name, dataset in zip(("train", "test"), sets, strict=True):
+        parts[name] = raw_part(name, dataset.inputs.numpy(), dataset.targets.tolist())
     shape = sets[0].sample_CHW
     return Source("raw", shape, list(map(str, range(num_classes))), parts, about)
 
@@ -151,16 +151,16 @@ def _lmdbs(path: Path) -> dict[str, Path]:
     # Caffe's names: FOLDER itself, FOLDER/train, FOLDER/ilsvrc12_train_lmdb …
     if is_lmdb(path):
         return {part_of(path.name): path}
-    inside = sorted(each for each in path.iterdir() if is_lmdb(each)) if path.is_dir() else []
-    found: dict[str, Path] = {}
-    for each in inside:
-        if part_of(each.name) in found:
+    inside = sorted(child for child in path.iterdir() if is_lmdb(child)) if path.is_dir() else []
+    databases: dict[str, Path] = {}
+    for database in inside:
+        if part_of(database.name) in databases:
             raise DataError(
-                f"{path}: two databases of one part, {each.name} and "
-                f"{found[part_of(each.name)].name}"
+                f"{path}: two databases of one part, {database.name} and "
+                f"{databases[part_of(database.name)].name}"
             )
-        found[part_of(each.name)] = each
-    return found
+        databases[part_of(database.name)] = database
+    return databases
 
 
 _FORMATS: tuple[tuple[Callable[[Path], object], Callable[[Path], Source]], ...] = (

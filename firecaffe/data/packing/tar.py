@@ -64,7 +64,7 @@ def _labeled(file: Path, part: str, unread: Counter[str]) -> list[tuple[str, _Me
         key_of = _key_of(file, images, labels)
         by_key = {key_of(label.name): label for label in labels}
         return [(part, image, _read_label(by_key[key_of(image.name)])) for image in images]
-    found: list[tuple[str, _Member, str | int]] = []
+    samples: list[tuple[str, _Member, str | int]] = []
     for member in images:
         folders = PurePosixPath(member.name).parts[:-1]
         if not folders:
@@ -73,8 +73,8 @@ def _labeled(file: Path, part: str, unread: Counter[str]) -> list[tuple[str, _Me
                 "beside it, or a folder for each class"
             )
         named = next((PARTS[folder] for folder in folders if folder in PARTS), part)
-        found.append((named, member, folders[-1]))
-    return found
+        samples.append((named, member, folders[-1]))
+    return samples
 
 
 Key = Callable[[str], str]
@@ -103,7 +103,7 @@ def _key_of(file: Path, images: Sequence[_Member], labels: Sequence[_Member]) ->
     alone = next((image for image in images if _to_last_dot(image.name) not in of_labels), None)
     if alone is not None:
         raise DataError(f"{file}: {alone.name} has no {_to_last_dot(alone.name)}{LABEL} beside it")
-    key, _ = max(of_images.items(), key=lambda each: each[1])
+    key, _ = max(of_images.items(), key=lambda item: item[1])
     first, second, *_ = [image.name for image in images if _to_last_dot(image.name) == key]
     raise DataError(f"{file}: {first} and {second} share a label; expected one image for each")
 

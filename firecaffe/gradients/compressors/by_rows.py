@@ -60,11 +60,11 @@ class TensorCompressor:
     def reduce(self, bucket: int, nodes: list[tuple[int, Tensor]], wire: Wire) -> Tensor:
         spans = self._layouts[bucket].spans
         memories = self._memory.vectors(bucket, nodes)
-        own = [
+        encoded = [
             self._encode(x.add_(memory), memory, spans)
             for (_, x), memory in zip(nodes, memories, strict=True)
         ]
-        payloads = [split_parts(payload, len(spans)) for payload in wire.gather(own)]
+        payloads = [split_parts(payload, len(spans)) for payload in wire.gather(encoded)]
         sent_by = dict(nodes)
         total = torch.zeros_like(nodes[0][1])
         for index, (start, stop) in enumerate(spans):
