@@ -1,0 +1,42 @@
+"""Names of product files and variables: one file for each name, and none that says nothing."""
+
+import ast
+from collections import Counter, defaultdict
+from pathlib import Path
+
+PRODUCT = Path(__file__).parents[2] / "firecaffe"
+FILES = sorted(path for path in PRODUCT.rglob("*.py") if path.name != "__init__.py")
+
+TWICE = {"config", "schedule"}
+"""Names that more than one file may have: sections of recipes, and a command with what it shows."""
+
+SAYS_NOTHING = ("each", "found", "told")
+
+
+def test_a_file_has_a_name_of_its_own() -> None:
+    counts = Counter(path.stem for path in FILES)
+    assert {name for name, count in counts.items() if count > 1} <= TWICE
+
+
+def variables(tree: ast.AST) -> list[str]:
+    """The names that are assigned, and those of parameters of private functions."""
+    stored = [
+        node.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    ]
+    private = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("_")
+    ]
+    return stored + [arg.arg for node in private for arg in node.args.args]
+
+
+def test_a_variable_says_what_it_holds() -> None:
+    nothing = defaultdict[str, list[str]](list)
+    for path in FILES:
+        for name in variables(ast.parse(path.read_text())):
+            if name in SAYS_NOTHING:
+                nothing[str(path.relative_to(PRODUCT))].append(name)
+    assert dict(nothing) == {}
