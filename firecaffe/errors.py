@@ -62,15 +62,15 @@ class RecipeError(FirecaffeError):
 class OwnCodeError(RecipeError):
     """User code, named by a recipe or given to a function, raised. Its error is `__cause__`."""
 
-    told = ""
+    remote_traceback = ""
     """The traceback as text, if the code raised in another process."""
 
     @property
     def traceback(self) -> str:
         """The traceback of the cause, from where it enters the user's code."""
         cause = self.__cause__
-        if self.told or cause is None:
-            return self.told
+        if self.remote_traceback or cause is None:
+            return self.remote_traceback
         return _formatted(cause, _outside(cause) or list(extract_tb(cause.__traceback__)))
 
 

@@ -20,7 +20,7 @@ from firecaffe.caffe.phase import PHASES
 from firecaffe.caffe.trained import Trained
 from firecaffe.errors import FirecaffeError
 from firecaffe.from_caffe.recipe import Asked, read
-from firecaffe.from_caffe.write import files_of
+from firecaffe.from_caffe.write_import import files_of
 from tools.caffe_goldens.nets import WHOLE
 from tools.caffe_goldens.passes import FAMILIES
 from tools.caffe_goldens.solvers import TRAININGS

@@ -26,8 +26,8 @@ from firecaffe.cluster.malloc import keep_freed_memory
 from firecaffe.errors import RecipeError
 from firecaffe.exchange.choose import AUTO
 from firecaffe.gradients.config import NO_COMPRESSOR
-from firecaffe.script.arguments import check_model, check_sums_nothing, check_words
 from firecaffe.script.hook import comm_hook
+from firecaffe.script.script_arguments import check_model, check_sums_nothing, check_words
 from firecaffe.user_code import shown
 
 WITH_DDP = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)

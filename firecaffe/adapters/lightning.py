@@ -20,8 +20,8 @@ from firecaffe.cluster.last_word import tell_uncaught
 from firecaffe.errors import RecipeError
 from firecaffe.exchange.choose import AUTO
 from firecaffe.gradients.config import NO_COMPRESSOR
-from firecaffe.script.arguments import check_words
 from firecaffe.script.parallelize import SIGNATURE, parallelize
+from firecaffe.script.script_arguments import check_words
 
 REFUSED = ("ddp_comm_hook", "ddp_comm_state", "ddp_comm_wrapper", "model_averaging_period")
 """Options of Lightning that would replace the exchange by another sum."""

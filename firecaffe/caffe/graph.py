@@ -6,7 +6,7 @@ A layer in place overwrites a blob that it takes. Later layers take the overwrit
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from firecaffe.caffe.layers.data import SOURCES, shapes_of
+from firecaffe.caffe.layers.data_layers import SOURCES, shapes_of
 from firecaffe.caffe.layers.spec import Kind, Shape
 from firecaffe.caffe.message import CaffeError, Message
 from firecaffe.caffe.phase import PHASES, layers_of

@@ -206,7 +206,7 @@ def main(argv: list[str]) -> int:
 
     from firecaffe.cli.launched import check_launched
     from firecaffe.cluster.hosts import Hosts
-    from firecaffe.cluster.launch import launch
+    from firecaffe.cluster.launcher import launch
     from firecaffe.cluster.world import is_launched
 
     options = make_parser().parse_args(argv)

@@ -87,7 +87,7 @@ def main(argv: list[str]) -> int:
 
     from firecaffe.cli.launched import check_launched
     from firecaffe.cluster.hosts import Hosts, parse_nodes
-    from firecaffe.cluster.launch import launch
+    from firecaffe.cluster.launcher import launch
     from firecaffe.cluster.world import is_launched
     from firecaffe.recipe.worker_numbers import check_hosts
 

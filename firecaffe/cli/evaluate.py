@@ -37,7 +37,7 @@ def main(argv: list[str]) -> int:
     from firecaffe.cli.launched import check_launched
     from firecaffe.cli.typed_run import OfRun, parse_run
     from firecaffe.cluster.hosts import Hosts
-    from firecaffe.cluster.launch import launch
+    from firecaffe.cluster.launcher import launch
     from firecaffe.cluster.world import is_launched
     from firecaffe.data import open_test
     from firecaffe.training.evaluate_run import NEEDED, task_of_run

@@ -76,7 +76,7 @@ def _refusals_of(word: str) -> list[str]:
     own = " " * 8
     return [
         textwrap.fill(
-            row.told_of(word), _width(), initial_indent=f"{own}- ", subsequent_indent=f"{own}  "
+            row.text_of(word), _width(), initial_indent=f"{own}- ", subsequent_indent=f"{own}  "
         )
         for row in REFUSALS
         if word in row.subjects

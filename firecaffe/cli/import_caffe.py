@@ -64,7 +64,13 @@ def make_parser() -> Parser:
 
 def main(argv: list[str]) -> int:
     from firecaffe.from_caffe.recipe import NET, Asked, read
-    from firecaffe.from_caffe.write import RECIPE, REPORT, check_folder, files_of, write_folder
+    from firecaffe.from_caffe.write_import import (
+        RECIPE,
+        REPORT,
+        check_folder,
+        files_of,
+        write_folder,
+    )
     from firecaffe.training.records import say
 
     parser = make_parser()
@@ -88,7 +94,7 @@ def main(argv: list[str]) -> int:
 
 
 def _end(imported: Imported, folder: Path) -> None:
-    from firecaffe.from_caffe.write import RECIPE
+    from firecaffe.from_caffe.write_import import RECIPE
     from firecaffe.training.records import say
 
     left = imported.report.left_out

@@ -218,7 +218,7 @@ def own_layout(recipe: Recipe, work: Workload) -> OwnLayout | None:
     if not parallel.is_split:
         return OwnLayout.of(recipe, {})
     # These modules load training code, so they are imported late.
-    from firecaffe.parallel.split import check_parts
+    from firecaffe.parallel.layer_split import check_parts
     from firecaffe.training.parallel.split_network import chosen_layers
 
     def choose(network: nn.Module) -> dict[str, str]:

@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
     exchange = typed.recipe.exchange
     with join(typed.recipe.train.device, exchange.timeout_s, exchange.silent_s) as world:
         replayed = replay(folder, typed.recipe, world, to)
-    ours, theirs = replayed.found, replayed.recorded
+    ours, theirs = replayed.computed, replayed.recorded
     if not replayed.is_same:
         what = "weights" if ours.weights != theirs.weights else "optimizer state or losses"
         raise NotIdenticalError(

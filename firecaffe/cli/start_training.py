@@ -10,7 +10,7 @@ from firecaffe.cli.launched import OF_OUR_LAUNCHER, check_alone, check_launched
 from firecaffe.cli.train import make_parser
 from firecaffe.cli.typed_recipe import parse_recipe
 from firecaffe.cluster.hosts import Hosts, parse_nodes
-from firecaffe.cluster.launch import RankFailedError, launch
+from firecaffe.cluster.launcher import RankFailedError, launch
 from firecaffe.cluster.secret import SECRET, read_secret
 from firecaffe.cluster.world import is_launched
 from firecaffe.errors import RecipeError

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from firecaffe.cluster.hosts import Hosts, check_memory
-from firecaffe.cluster.launch import launch
+from firecaffe.cluster.launcher import launch
 from firecaffe.errors import RecipeError
 from firecaffe.files import write_atomically
 from firecaffe.parallel.config import ONE_WEIRD_TRICK, ParallelConfig

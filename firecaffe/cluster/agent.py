@@ -58,7 +58,7 @@ HOPELESS = {*range(2, 9)} - {LaunchError.exit_code}
 """Exit codes of errors that a restart would meet again; see errors.py."""
 
 
-class Told(Protocol):
+class Callbacks(Protocol):
     """A listener for what happens to the agent's ranks."""
 
     def on_restart(self, result: RunResult, number: int | None) -> None:
@@ -81,7 +81,13 @@ class FaultAgent(SimpleElasticAgent):
     """The agent of this host's ranks."""
 
     def __init__(
-        self, spec: WorkerSpec, reports: Path, told: Told, aside: Aside, *, is_elastic: bool
+        self,
+        spec: WorkerSpec,
+        reports: Path,
+        callbacks: Callbacks,
+        aside: Aside,
+        *,
+        is_elastic: bool,
     ) -> None:
         """Run the ranks of `spec`, whose handler is a PatientRendezvous.
 
@@ -89,7 +95,12 @@ class FaultAgent(SimpleElasticAgent):
         continues without them.
         """
         super().__init__(spec)
-        self.reports, self.told, self.aside, self.is_elastic = reports, told, aside, is_elastic
+        self.reports, self.callbacks, self.aside, self.is_elastic = (
+            reports,
+            callbacks,
+            aside,
+            is_elastic,
+        )
         self._let_go: LetGo | None = None
         self._ends: HostEnds | None = None
         self.ended_by_us: set[int] = set()
@@ -106,7 +117,7 @@ class FaultAgent(SimpleElasticAgent):
 
         def tell() -> None:
             while not met.wait(SAY_EVERY_S):
-                self.told.on_waiting(time.monotonic() - begun_s)
+                self.callbacks.on_waiting(time.monotonic() - begun_s)
 
         teller = threading.Thread(target=tell, name="waiting", daemon=True)
         teller.start()
@@ -129,7 +140,7 @@ class FaultAgent(SimpleElasticAgent):
         rendezvous, attempt = worker_group.spec.rdzv_handler, int(os.environ[ATTEMPT])
         assert isinstance(rendezvous, PatientRendezvous)
         losses = LossReader(lasting, attempt)
-        self._let_go = LetGo(losses, self.aside, self.told.on_loss, self._kill)
+        self._let_go = LetGo(losses, self.aside, self.callbacks.on_loss, self._kill)
         here = worker_group.group_rank
         self._ends = HostEnds(lasting, attempt, here, rendezvous.hosts_there)
 
@@ -236,9 +247,9 @@ class FaultAgent(SimpleElasticAgent):
         self._raise_noted()
         if worker_group.state == WorkerState.FAILED:
             number = worker_group.spec.max_restarts - self._remaining_restarts
-            self.told.on_restart(self._result, None if self._is_left else number)
+            self.callbacks.on_restart(self._result, None if self._is_left else number)
         else:
-            self.told.on_joined()
+            self.callbacks.on_joined()
         super()._restart_workers(worker_group)
 
     def _let_lost_go(self, seen: dict[int, Seen]) -> bool:
@@ -267,7 +278,7 @@ class FaultAgent(SimpleElasticAgent):
         assert self._let_go is not None
         assert self._ends is not None
         self._let_go.tell_rest()
-        self.told.on_done()
+        self.callbacks.on_done()
         # Even if the store is gone, the ranks have succeeded.
         with suppress(TimeoutError, DistError, RuntimeError, RendezvousError):
             self.aside.run(self._ends.leave, MEETING_S)

@@ -43,10 +43,10 @@ def get(name: str, destination: Path, report: Callable[[str], None]) -> Path:
 def _check(data: Published, folder: Path) -> None:
     for (name, num_dims), expected in zip(FILES.items(), data.sha256, strict=True):
         content, _ = read_idx_bytes(folder / name, num_dims)
-        found = hashlib.sha256(content).hexdigest()
-        if found != expected:
+        digest = hashlib.sha256(content).hexdigest()
+        if digest != expected:
             raise DataError(
-                f"{folder / name}: content has sha256 {found}, expected {expected} as published"
+                f"{folder / name}: content has sha256 {digest}, expected {expected} as published"
             )
 
 

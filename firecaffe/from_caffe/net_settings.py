@@ -10,7 +10,7 @@ from typing import Any
 from firecaffe.caffe.graph import read_graph
 from firecaffe.caffe.judge import Judge, no_means, read_judges
 from firecaffe.caffe.layers import LAYERS
-from firecaffe.caffe.layers.data import shapes_of
+from firecaffe.caffe.layers.data_layers import shapes_of
 from firecaffe.caffe.layers.spec import Shape, ignore_other_types
 from firecaffe.caffe.message import Field, Message
 from firecaffe.caffe.net import Net

@@ -11,6 +11,7 @@ from firecaffe.caffe.message import CaffeError, Message
 from firecaffe.caffe.phase import layers_of
 from firecaffe.data.datasets import GIVEN
 from firecaffe.errors import RecipeError
+from firecaffe.from_caffe.converted_weights import first_weights
 from firecaffe.from_caffe.import_report import Note, Report
 from firecaffe.from_caffe.net_settings import (
     Described,
@@ -23,7 +24,6 @@ from firecaffe.from_caffe.nets import NetFile, find_file, find_net, is_net, look
 from firecaffe.from_caffe.samples import Phases, Samples, read_samples
 from firecaffe.from_caffe.solver import read_update
 from firecaffe.from_caffe.training import Around, read_training
-from firecaffe.from_caffe.weights import first_weights
 from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.recorded_recipe import recipe_from
 from firecaffe.recipe.sections import Recipe

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch.utils._pytree import tree_leaves
 
-from firecaffe.caffe.layers.data import shapes_of
+from firecaffe.caffe.layers.data_layers import shapes_of
 from firecaffe.caffe.layers.spec import Shape
 from firecaffe.caffe.message import CaffeError, Message
 from firecaffe.data import open_data

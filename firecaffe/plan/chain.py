@@ -278,7 +278,7 @@ def _paths_unit(module: PathModule, works: tuple[LayerWork, ...]) -> Unit:
             work for work, name in named_works if any(f"{name}.".startswith(f"{n}.") for n in names)
         )
 
-    traced, sizes = module.found, module.sizes
+    traced, sizes = module.paths, module.sizes
     paths = Paths(
         called(traced.common),
         tuple(called(nodes) for nodes in traced.own),

@@ -187,11 +187,8 @@ def stages_step(
         orders,
         [seconds + fetch_s * (k in (0, size - 1)) for k, seconds in enumerate(forward_s)],
         backward_s,
-        [_message_s(cost, k, model, crossing.forward, True) for k, crossing in enumerate(crossed)],
-        [
-            _message_s(cost, k, model, crossing.backward, False)
-            for k, crossing in enumerate(crossed)
-        ],
+        [_message_s(cost, k, model, cut.forward, True) for k, cut in enumerate(crossed)],
+        [_message_s(cost, k, model, cut.backward, False) for k, cut in enumerate(crossed)],
     )
     of_stages = [replace(work, layers=stage_work.layers) for stage_work in stages]
     backwards = [stage_work.backward_s[::-1] for stage_work in stages]
@@ -206,12 +203,8 @@ def stages_step(
     memory = [memory_bytes(workload, layout.batch, is_whole=False) for workload in held]
     own_bytes = zip(_sent(cost, crossed, layout), stages, strict=True)
     sent = [crossing_bytes + stage_work.between_bytes for crossing_bytes, stage_work in own_bytes]
-    gradients, sent_between = max(
-        zip(
-            (sum_numbers(layout.batch, weight_bytes) for weight_bytes in weights), sent, strict=True
-        ),
-        key=sum,
-    )
+    sums = (sum_numbers(layout.batch, weight_bytes) for weight_bytes in weights)
+    gradients, sent_between = max(zip(sums, sent, strict=True), key=sum)
     step = SplitStep(
         compute_s=max(computes_s) * waits,
         data_s=rounds * fetch_s,

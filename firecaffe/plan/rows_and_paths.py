@@ -81,7 +81,7 @@ class PathsVolumes:
 class PathModule:
     name: str
     layer: nn.Module
-    found: Paths
+    paths: Paths
     sizes: Mapping[fx.Node, int]
     """Numbers that each node makes, of one sample."""
     has_gradient: bool
@@ -92,11 +92,11 @@ class PathModule:
         weights = sum(
             parameter.numel() for parameter in self.layer.parameters() if parameter.requires_grad
         )
-        inputs = sum(self.sizes.get(node, 0) for node in self.found.taken)
-        ends = [self.sizes[end] for end in self.found.ends]
+        inputs = sum(self.sizes.get(node, 0) for node in self.paths.taken)
+        ends = [self.sizes[end] for end in self.paths.ends]
         numbers = None
         if len(ends) >= workers:
-            runs = pairwise(share_paths(self.layer, self.found, workers))
+            runs = pairwise(share_paths(self.layer, self.paths, workers))
             largest = max(sum(ends[start:stop]) for start, stop in runs)
             numbers = by_paths(workers, samples * inputs * self.has_gradient, samples * largest)
         whole = Sizes(weights, inputs, sum(ends), 1, 1, self.has_gradient)

@@ -97,5 +97,5 @@ def idle_words(recipe: Recipe) -> dict[str, str]:
 def _line(word: str, counts_with: Term, facts: Facts) -> str:
     other = counts_with.word
     line = f"{word} {facts[word]} has no effect: {other} is {facts[other]!r}"
-    described = counts_with.told
+    described = counts_with.text
     return line if described == other else f"{line}; it counts with {described}"

@@ -72,7 +72,7 @@ class Default(Enum):
 
 @dataclass(frozen=True)
 class Kind:
-    told: str
+    text: str
     holds: Callable[[Any], bool]
 
 
@@ -94,13 +94,13 @@ class Term:
         return is_met != self.is_negated
 
     def said(self, facts: Facts) -> str:
-        """The setting as it stands in a recipe; `told` is the condition for people."""
+        """The setting as it stands in a recipe; `text` is the condition for people."""
         if isinstance(self.values, Default) and not self.is_negated:
             return f"no {self.word}"
         return said(self.word, facts[self.word])
 
     @property
-    def told(self) -> str:
+    def text(self) -> str:
         word = TOLD.get(self.word, self.word)
         if isinstance(self.values, Default):
             return word if self.is_negated else f"no {word}"
@@ -120,8 +120,8 @@ class AnyOf:
         return next(term for term in self.terms if term.holds(facts)).said(facts)
 
     @property
-    def told(self) -> str:
-        return ", or ".join(term.told for term in self.terms)
+    def text(self) -> str:
+        return ", or ".join(term.text for term in self.terms)
 
 
 Condition = Term | AnyOf
@@ -178,7 +178,7 @@ def said(word: str, value: Any) -> str:
 
 def shown(value: Any) -> str:
     if isinstance(value, Kind):
-        return value.told
+        return value.text
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
@@ -219,13 +219,13 @@ class Refusal:
         """The settings that the row explains. Further conditions say when these count."""
         return words_of(self.when[:2])
 
-    def told_of(self, word: str) -> str:
+    def text_of(self, word: str) -> str:
         """Return the row in one line, from the view of one of its settings."""
         described = (
-            term.told.removeprefix(word) for term in terms_of(self.when) if term.word == word
+            term.text.removeprefix(word) for term in terms_of(self.when) if term.word == word
         )
         detail = " and ".join(filter(None, described)).strip()
-        others = [condition.told for condition in self.when if word not in words_of((condition,))]
+        others = [condition.text for condition in self.when if word not in words_of((condition,))]
         return f"{detail and f'{detail}: '}not with {' and '.join(others)}: {self.because}"
 
 

@@ -22,11 +22,11 @@ from firecaffe.cluster.from_script import from_script
 from firecaffe.cluster.groups import attempt, who_am_i
 from firecaffe.cluster.world import lasting_store
 from firecaffe.errors import RunError
-from firecaffe.parallel.split import Split
+from firecaffe.parallel.layer_split import Split
 from firecaffe.runs.record import JsonLines
 from firecaffe.runs.schemas import StepRow
 from firecaffe.schema import read_rows
-from firecaffe.script.arguments import ArgumentError, check_network, check_optimizer
+from firecaffe.script.script_arguments import ArgumentError, check_network, check_optimizer
 from firecaffe.user_code import shown
 
 _timed: "weakref.WeakKeyDictionary[optim.Optimizer, Path]" = weakref.WeakKeyDictionary()

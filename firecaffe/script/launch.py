@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 from firecaffe.cluster.from_script import bind, from_script
 from firecaffe.cluster.hosts import Hosts, check_memory, say
-from firecaffe.cluster.launch import RankFailedError
-from firecaffe.cluster.launch import launch as launch_ranks
+from firecaffe.cluster.launcher import RankFailedError
+from firecaffe.cluster.launcher import launch as launch_ranks
 from firecaffe.cluster.world import is_launched
 from firecaffe.errors import FirecaffeError, RecipeError
 from firecaffe.output import kept_stdout
@@ -75,7 +75,7 @@ def launch(
                 Hosts(nproc_per_node),
                 max_restarts,
                 settle=settle_fault,
-                module="firecaffe.script.launched",
+                module="firecaffe.script.launched_worker",
             )
         except RankFailedError as error:
             if error.traceback:

@@ -27,8 +27,12 @@ from firecaffe.gradients.codec_memory import CodecMemory
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.inventory.network_state import check_state
-from firecaffe.parallel.split import Split
-from firecaffe.script.arguments import (
+from firecaffe.parallel.layer_split import Split
+from firecaffe.script.first_forward import tell_of_own_state
+from firecaffe.script.hook import BUCKET_BYTES, bucket_sizes
+from firecaffe.script.rank_mean import check_encodable
+from firecaffe.script.scaler_updates import after_each_update
+from firecaffe.script.script_arguments import (
     ArgumentError,
     NothingToTrainError,
     check_group,
@@ -39,10 +43,6 @@ from firecaffe.script.arguments import (
     check_whole_number,
     check_words,
 )
-from firecaffe.script.first_forward import tell_of_own_state
-from firecaffe.script.hook import BUCKET_BYTES, bucket_sizes
-from firecaffe.script.rank_mean import check_encodable
-from firecaffe.script.scaler_updates import after_each_update
 from firecaffe.script.script_exchange import join_launched_world, leave, meet, open_exchange
 from firecaffe.solvers.outer_optimizer import USUAL, Outer
 from firecaffe.transport.exchange import Exchange

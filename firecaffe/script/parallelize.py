@@ -18,7 +18,9 @@ from firecaffe.cluster.from_script import bind, from_script
 from firecaffe.cluster.malloc import keep_freed_memory
 from firecaffe.exchange.choose import AUTO
 from firecaffe.gradients.config import NO_COMPRESSOR
-from firecaffe.script.arguments import (
+from firecaffe.script.first_forward import tell_of_own_state
+from firecaffe.script.hook import BUCKET_BYTES, HookState, bucket_sizes, exchange_bucket
+from firecaffe.script.script_arguments import (
     ArgumentError,
     SecondHookError,
     check_group,
@@ -27,8 +29,6 @@ from firecaffe.script.arguments import (
     check_sums_nothing,
     check_words,
 )
-from firecaffe.script.first_forward import tell_of_own_state
-from firecaffe.script.hook import BUCKET_BYTES, HookState, bucket_sizes, exchange_bucket
 from firecaffe.script.script_exchange import join_launched_world
 
 SIGNATURE = inspect.signature(DistributedDataParallel)

@@ -11,9 +11,10 @@ from torch.distributed import ProcessGroup
 from firecaffe.cluster.agree import agree, take_from_first
 from firecaffe.cluster.from_script import from_script
 from firecaffe.inventory.network_state import check_state
+from firecaffe.parallel.layer_split import Split, check_parts, choose_layers, split_layers
 from firecaffe.parallel.parts import PartGroup
-from firecaffe.parallel.split import Split, check_parts, choose_layers, split_layers
-from firecaffe.script.arguments import (
+from firecaffe.script.first_forward import tell_of_own_state
+from firecaffe.script.script_arguments import (
     ArgumentError,
     check_group,
     check_network,
@@ -21,7 +22,6 @@ from firecaffe.script.arguments import (
     check_sums_nothing,
     check_whole_number,
 )
-from firecaffe.script.first_forward import tell_of_own_state
 from firecaffe.script.script_exchange import join_launched_world, leave, meet
 from firecaffe.user_code import shown
 

@@ -28,7 +28,7 @@ from firecaffe.shrink.scheme import Scheme
 from firecaffe.tasks import Task
 from firecaffe.training.coded import describe, tensors_of
 from firecaffe.training.data_workers import data_workers
-from firecaffe.training.evaluate import evaluate
+from firecaffe.training.evaluation import evaluate
 from firecaffe.training.forward import arithmetic
 from firecaffe.training.given_task import task_for
 from firecaffe.training.load import Trained, load_run

@@ -22,8 +22,8 @@ from firecaffe.recipe.sections import Recipe
 from firecaffe.shrink.scheme import Scheme
 from firecaffe.training.checkpoint import BEST
 from firecaffe.training.first_weights import find_weights
+from firecaffe.training.given_parts import counts_of
 from firecaffe.training.load import run_of
-from firecaffe.training.parts import counts_of
 
 FILE = "0-low_rank.safetensors"
 

@@ -17,7 +17,7 @@ from firecaffe.errors import CheckpointError
 from firecaffe.runs.measure import Measure
 from firecaffe.schema import Count, checked
 from firecaffe.training.checkpoint import Checkpoint
-from firecaffe.training.evaluate import Evaluation
+from firecaffe.training.evaluation import Evaluation
 from firecaffe.training.evaluation_weights import NORMS
 from firecaffe.training.records import in_words
 from firecaffe.training.start import load_together

@@ -41,6 +41,7 @@ from firecaffe.training.checkpoint import save_checkpoint
 from firecaffe.training.connect import connect
 from firecaffe.training.data_workers import check_not_in_worker
 from firecaffe.training.forward import arithmetic
+from firecaffe.training.given_parts import Parts, check_arguments, open_parts
 from firecaffe.training.given_task import OWN
 from firecaffe.training.learner import Learner, build_learner
 from firecaffe.training.loop import Training
@@ -48,7 +49,6 @@ from firecaffe.training.loop import train as run_training
 from firecaffe.training.modes.mode import Steps
 from firecaffe.training.parallel.auto_layout import LayoutChoice, choose_layout, notes_of_layout
 from firecaffe.training.parallel.mesh import Mesh, make_mesh
-from firecaffe.training.parts import Parts, check_arguments, open_parts
 from firecaffe.training.plugins import Plugin, around_write, check, load_plugins, names
 from firecaffe.training.rebalance import MeasuredShares
 from firecaffe.training.records import Records, say

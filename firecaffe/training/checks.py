@@ -21,9 +21,9 @@ from firecaffe.meta_kernels import without_compiler
 from firecaffe.models import MODELS
 from firecaffe.models.network import make_network, with_outline
 from firecaffe.models.weights import load_weights
+from firecaffe.parallel.layer_split import check_parts
 from firecaffe.parallel.layers_in_parts import check_called
 from firecaffe.parallel.slide import ROWS
-from firecaffe.parallel.split import check_parts
 from firecaffe.plan.of_recipe import cluster_for
 from firecaffe.recipe.checked_recipe import CheckedRecipe
 from firecaffe.recipe.run import Ranks, Run, resolve
@@ -37,15 +37,15 @@ from firecaffe.tasks import Task
 from firecaffe.tasks.metric import Metric
 from firecaffe.training.checkpoint import check_identity, check_whole, load_newest
 from firecaffe.training.constraints import check_constraints
-from firecaffe.training.evaluate import evaluating
+from firecaffe.training.evaluation import evaluating
 from firecaffe.training.evaluation_weights import check_layers
 from firecaffe.training.first_weights import find_weights
 from firecaffe.training.forward import Forward, check_compiler, laid_out
+from firecaffe.training.given_parts import counts_of
 from firecaffe.training.given_task import task_for
 from firecaffe.training.parallel.auto_layout import with_named_split
 from firecaffe.training.parallel.split_network import chosen_layers, in_words_of
 from firecaffe.training.parallel.staged import check_stages
-from firecaffe.training.parts import counts_of
 from firecaffe.training.shared_facts import describe_training
 from firecaffe.user_code import failed, is_reference, shown
 

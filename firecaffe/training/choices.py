@@ -22,6 +22,7 @@ from firecaffe.tasks import Task
 from firecaffe.training.constraints import make_constraints
 from firecaffe.training.evaluation_weights import Ema
 from firecaffe.training.forward import Forward
+from firecaffe.training.given_parts import Parts, build_network
 from firecaffe.training.holdings.holding import Holding
 from firecaffe.training.holdings.own_split import OwnSplit, stand_in_of
 from firecaffe.training.holdings.split_layers import SplitLayers
@@ -34,7 +35,6 @@ from firecaffe.training.parallel.cut_pieces import FreshNetwork, InParts
 from firecaffe.training.parallel.mesh import Mesh
 from firecaffe.training.parallel.split_network import in_words_of, split_network
 from firecaffe.training.parallel.staged import cut_network
-from firecaffe.training.parts import Parts, build_network
 from firecaffe.training.served.build_served import make_served
 from firecaffe.training.served.keeper import AtFirst, InShards, Keeper, Lockless
 from firecaffe.training.served.served_parts import ServedParts

@@ -113,7 +113,7 @@ class DataWorkers:
         kind, message, traceback = value
         again: FirecaffeError = kind(message)
         if isinstance(again, OwnCodeError):
-            again.told = traceback
+            again.remote_traceback = traceback
         raise again
 
     def _start(self) -> None:

@@ -8,7 +8,7 @@ from firecaffe.data import Data, num_classes, open_test
 from firecaffe.recipe.sections import Recipe
 from firecaffe.tasks import Task, task_of
 from firecaffe.training.data_workers import data_workers
-from firecaffe.training.evaluate import Evaluation, evaluate
+from firecaffe.training.evaluation import Evaluation, evaluate
 from firecaffe.training.forward import arithmetic
 from firecaffe.training.load import Trained, load_run
 from firecaffe.training.named import check_named

@@ -27,9 +27,9 @@ from firecaffe.recipe.sections import Recipe
 from firecaffe.recipe.worker_numbers import check_takes_workers
 from firecaffe.training.data_workers import data_workers
 from firecaffe.training.forward import arithmetic
+from firecaffe.training.given_parts import Parts, open_parts
 from firecaffe.training.learner import Learner, build_learner
 from firecaffe.training.parallel.mesh import make_mesh
-from firecaffe.training.parts import Parts, open_parts
 from firecaffe.training.plugins import around_batches, load_plugins
 from firecaffe.training.records import say
 from firecaffe.training.result import Result

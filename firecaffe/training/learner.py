@@ -23,11 +23,11 @@ from firecaffe.training.evaluation_weights import NORMS, Norms, check_layers
 from firecaffe.training.first_look import FirstLook
 from firecaffe.training.first_weights import first_file
 from firecaffe.training.forward import Forward, cost_of_determinism
+from firecaffe.training.given_parts import Parts
 from firecaffe.training.given_task import task_for
 from firecaffe.training.holdings.holding import Holding
 from firecaffe.training.modes.mode import ModeParts
 from firecaffe.training.parallel.mesh import Mesh
-from firecaffe.training.parts import Parts
 from firecaffe.training.piece import Numbers
 from firecaffe.training.shared_facts import doubt_of_data, doubt_of_weights, doubts_of, facts
 from firecaffe.training.state import State

@@ -16,7 +16,7 @@ from firecaffe.recipe.run import Run
 from firecaffe.training.best import Best, test_best
 from firecaffe.training.checkpoint import BEST, GOOD, Checkpoint, checkpoint_name
 from firecaffe.training.divergence import Rise, explained
-from firecaffe.training.evaluate import Evaluation, evaluate
+from firecaffe.training.evaluation import Evaluation, evaluate
 from firecaffe.training.evaluation_weights import Norms
 from firecaffe.training.modes.mode import Mode, Queued
 from firecaffe.training.outcome import Votes

@@ -59,13 +59,13 @@ class Outcome:
     weight: float
     """The number of full micro-batches over which the loss is the mean."""
     metrics: Sequence[str]
-    found: Found
+    checked: Found
     """The sums (loss, metrics, votes), and whether the gradients are finite."""
     times: Times
 
     @property
     def loss(self) -> float:
-        return float(self.found.sums[0]) / self.weight
+        return float(self.checked.sums[0]) / self.weight
 
     def check_finite(self) -> None:
         """Check the sums over all ranks, so that all decide the same. Raises: NotFiniteError."""
@@ -78,7 +78,7 @@ class Outcome:
     @property
     def problem(self) -> str:
         """A description of what is not finite; empty if all is."""
-        loss, checked = self.loss, self.found
+        loss, checked = self.loss, self.checked
         if math.isfinite(loss) and checked.may_overflow:
             return ""
         if not bool(checked.is_finite.all()):
@@ -97,7 +97,7 @@ class Outcome:
             look()
             time.sleep(LOOK_S)
         self.check_finite()
-        _, *counts, stop, save = self.found.sums.tolist()
+        _, *counts, stop, save = self.checked.sums.tolist()
         shares = (count / self.samples for count in counts)
         metrics = dict(zip(self.metrics, shares, strict=True))
         votes = Votes(stop > 0, save > 0)

@@ -18,7 +18,7 @@ from firecaffe.runs.loggers import Loggers
 from firecaffe.runs.measure import Measure
 from firecaffe.runs.record import JsonLines, Metrics
 from firecaffe.runs.run_folder import DIGESTS, WEIGHTS
-from firecaffe.training.evaluate import Evaluation
+from firecaffe.training.evaluation import Evaluation
 from firecaffe.training.outcome import StepResult
 
 # progress lines of a run without a terminal

@@ -19,7 +19,7 @@ from firecaffe.runs.run_folder import METRICS
 from firecaffe.runs.schemas import MetricsRow
 from firecaffe.schema import read_rows
 from firecaffe.training.best import Best
-from firecaffe.training.evaluate import Evaluation
+from firecaffe.training.evaluation import Evaluation
 from firecaffe.training.load import load
 from firecaffe.training.outcome import StepResult
 from firecaffe.training.parallel.mesh import check_is_whole

@@ -13,7 +13,7 @@ from firecaffe.data.layout import Layout, Leaf
 from firecaffe.errors import RunError
 from firecaffe.files import write_json
 from firecaffe.schema import read_file
-from firecaffe.training.parts import Parts, counts_of
+from firecaffe.training.given_parts import Parts, counts_of
 
 ABOUT = "about.json"
 

@@ -16,7 +16,7 @@ from typing import Any, TypedDict
 
 import torch
 
-from firecaffe.cluster.launch import RankFailedError
+from firecaffe.cluster.launcher import RankFailedError
 from firecaffe.cluster.signals import handlers_kept
 from firecaffe.errors import PreemptedError, RunError
 from firecaffe.files import read_small, write_atomically

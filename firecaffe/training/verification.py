@@ -36,10 +36,10 @@ from firecaffe.training.checkpoint import (
 )
 from firecaffe.training.connect import connect
 from firecaffe.training.forward import arithmetic
+from firecaffe.training.given_parts import Parts, open_parts
 from firecaffe.training.learner import Learner, build_learner
 from firecaffe.training.modes.mode import Queued, Steps
 from firecaffe.training.parallel.mesh import make_mesh
-from firecaffe.training.parts import Parts, open_parts
 from firecaffe.training.saver import Saver
 from firecaffe.training.served.build_served import leaves_of
 from firecaffe.training.shared_facts import describe_training
@@ -132,12 +132,12 @@ class Replayed:
     """A run's digests, and those that came out when it was computed again."""
 
     recorded: Digests
-    found: Digests
+    computed: Digests
     updates: int
 
     @property
     def is_same(self) -> bool:
-        return self.recorded == self.found
+        return self.recorded == self.computed
 
 
 def replay(

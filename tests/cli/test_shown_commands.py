@@ -22,7 +22,7 @@ from PIL import Image
 
 import firecaffe
 from firecaffe.cli import main, start_training, twins
-from firecaffe.cluster import launch as cluster_launch
+from firecaffe.cluster import launcher
 from firecaffe.cluster.hosts import Hosts
 from firecaffe.cluster.last_word import LAUNCHED
 from firecaffe.data.cifar10 import open_cifar10
@@ -88,7 +88,7 @@ def here(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: Ran
         ranks.run(hosts.nproc_per_node, _run_rank, arguments, tmp_path, data)
         return []
 
-    for module in (cluster_launch, start_training, twins):
+    for module in (launcher, start_training, twins):
         monkeypatch.setattr(module, "launch", launch)
     return tmp_path
 

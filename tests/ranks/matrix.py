@@ -37,7 +37,7 @@ from firecaffe.errors import PeerLostError, RecipeError
 from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.worker_numbers import check_ranks
 from firecaffe.training import rebalance
-from firecaffe.training.parts import Parts
+from firecaffe.training.given_parts import Parts
 from firecaffe.training.plugins import VARIABLE as PLUGINS
 from tests.ranks import killed_at
 from tests.ranks.networks import small_data

@@ -24,7 +24,7 @@ from firecaffe.data import Batch, Batches
 from firecaffe.recipe.recorded_recipe import recipe_of
 from firecaffe.synchrony.config import SERVED
 from firecaffe.synchrony.events import Event, from_row
-from firecaffe.training.parts import Parts
+from firecaffe.training.given_parts import Parts
 from firecaffe.training.verification import Replayed, replay
 from tests.kit.training import data, network
 from tests.kit.worlds import Training, changed
@@ -116,7 +116,7 @@ def check_replay(result: Result) -> dict[str, Any]:
     """That one worker gets a run's bits from its log; what the record says of synchrony."""
     found = replayed(result.folder)
     assert found.is_same
-    assert found.found.state == result.state_sha256
+    assert found.computed.state == result.state_sha256
     return synchrony(result.folder)
 
 

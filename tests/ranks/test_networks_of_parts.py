@@ -18,11 +18,11 @@ from firecaffe.cluster.agree import digest
 from firecaffe.cluster.world import join
 from firecaffe.errors import RecipeError
 from firecaffe.recipe.parallel import layout_of
+from firecaffe.training.given_parts import Parts
 from firecaffe.training.parallel.cut_pieces import FreshNetwork
 from firecaffe.training.parallel.mesh import make_mesh
 from firecaffe.training.parallel.split_network import split_network
 from firecaffe.training.parallel.staged import cut_network
-from firecaffe.training.parts import Parts
 from tests.kit.worlds import Trained, Training, changed, end
 from tests.ranks.networks import small_data
 from tests.ranks.test_layouts import HEAD, RECIPE, Net

@@ -5,9 +5,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from firecaffe.cluster.world import join
+from firecaffe.parallel.layer_split import choose_layers, split_layers
 from firecaffe.parallel.own_samples import OwnSamples
 from firecaffe.parallel.parts import PartGroup
-from firecaffe.parallel.split import choose_layers, split_layers
 from tests.world import Ranks
 
 WORDS = {"classifier.*": "neurons", "classifier.3": "inputs"}

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import firecaffe
 from firecaffe.errors import RecipeError
-from firecaffe.parallel.split import Split
+from firecaffe.parallel.layer_split import Split
 from firecaffe.runs.rank_times import explain
 from tests.world import Ranks
 

@@ -19,7 +19,7 @@ from firecaffe.caffe.local_response_norm import LocalResponseNorm
 from firecaffe.cluster.agree import digest
 from firecaffe.models.googlenet import Inception
 from firecaffe.models.squeezenet import Fire
-from firecaffe.parallel.split import Split
+from firecaffe.parallel.layer_split import Split
 from firecaffe.parallel.volumes import by_paths, by_rows, gather_numbers, halo_numbers
 from firecaffe.plan.cluster import load_cluster
 from firecaffe.plan.layer_traffic import layers_on, paths_on

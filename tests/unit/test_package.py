@@ -50,7 +50,7 @@ TESTS = "scipy.stats"
 METRICS = "torchmetrics"
 CODER = "constriction"
 RANKS = (
-    *("firecaffe.cluster.groups", "firecaffe.cluster.world", "firecaffe.cluster.launch"),
+    *("firecaffe.cluster.groups", "firecaffe.cluster.world", "firecaffe.cluster.launcher"),
     "firecaffe.transport",
 )
 
@@ -65,7 +65,7 @@ NOT_LOADED: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("firecaffe.cli.help", *OPTIONS), ("torch", "numpy")),
     "firecaffe.cli.train": ("torch", "firecaffe.cli.arguments", "jsonargparse"),
     "firecaffe.cli.start_training": (TRAINS, COMPILER, TESTS, METRICS, CODER),
-    TRAINS: ("jsonargparse", "firecaffe.cluster.launch", COMPILER, TESTS, METRICS, CODER),
+    TRAINS: ("jsonargparse", "firecaffe.cluster.launcher", COMPILER, TESTS, METRICS, CODER),
     "firecaffe.script.launch": (TRAINS, COMPILER, TESTS, METRICS),
     "firecaffe.script.attach": (TRAINS, COMPILER, TESTS, METRICS),
     "firecaffe.script.split": (TRAINS, COMPILER, TESTS, METRICS),

@@ -38,15 +38,15 @@ class Normalization:
         ignored = self.ignore_label
         return labels if ignored is None else labels.where(labels != ignored, 0)
 
-    def of_places(self, each: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss from losses and int64 labels of (samples, places of a sample) each."""
+    def of_places(self, losses: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss from losses and int64 labels, both of (samples, places of a sample)."""
         outer, inner = labels.shape
         by: Tensor | int = {FULL: outer * inner, BATCH_SIZE: outer, NONE: 1}.get(self.how, 0)
         if self.ignore_label is not None:
             counted = labels != self.ignore_label
-            each = each.where(counted, 0)
-            return each.sum() / (by or counted.sum().clamp(min=1))
-        return each.sum() / (by or outer * inner)
+            losses = losses.where(counted, 0)
+            return losses.sum() / (by or counted.sum().clamp(min=1))
+        return losses.sum() / (by or outer * inner)
 
 
 def normalization_of(layer: Message) -> Normalization:

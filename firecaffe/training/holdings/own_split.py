@@ -17,7 +17,7 @@ from firecaffe.exchange.leaves import Shares
 from firecaffe.parallel.own_samples import Gradients, OwnSamples
 from firecaffe.recipe.parallel import rows_of
 from firecaffe.recipe.run import Run
-from firecaffe.training.evaluate import EvalBatch
+from firecaffe.training.evaluation import EvalBatch
 from firecaffe.training.forward import Forward, laid_out
 from firecaffe.training.holdings.ready import Ready
 from firecaffe.training.holdings.split_layers import SplitLayers

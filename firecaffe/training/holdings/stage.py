@@ -15,7 +15,7 @@ from firecaffe.cluster.group import Group
 from firecaffe.data import Batch, SampleOrder
 from firecaffe.parallel.pipeline import idle_share
 from firecaffe.parallel.stage_run import MicroBatches, StageRunner
-from firecaffe.training.evaluate import EvalBatch
+from firecaffe.training.evaluation import EvalBatch
 from firecaffe.training.forward import Forward, laid_out
 from firecaffe.training.holdings.ready import Ready
 from firecaffe.training.holdings.split_layers import InRow

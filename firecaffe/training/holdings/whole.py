@@ -12,7 +12,7 @@ from firecaffe.data import Batch, Batches
 from firecaffe.exchange.leaves import Shares
 from firecaffe.gradients.codec_memory import CodecMemory
 from firecaffe.inventory.findings import Inventory
-from firecaffe.training.evaluate import EvalBatch, autocast
+from firecaffe.training.evaluation import EvalBatch, autocast
 from firecaffe.training.first_look import FirstLook
 from firecaffe.training.forward import Forward, laid_out
 from firecaffe.training.holdings.ready import Ready

@@ -39,7 +39,7 @@ class LocalOutcome:
     ask: Callable[[], None]
     """Makes all ranks sum what is not summed yet."""
     sums: Tensor | None = None
-    """The sums over all ranks; see `Outcome.found`."""
+    """The sums over all ranks; see `Outcome.checked`."""
 
     def read(self, look: Callable[[], None] = lambda: None) -> StepResult:
         """Wait for the sums. All ranks read the same outcomes in order; see `Outcome.read`."""

@@ -27,8 +27,8 @@ from firecaffe.plan.of_recipe import cluster_for, workload_of
 from firecaffe.plan.split_plans import SplitPlan, exchange_for
 from firecaffe.recipe.checked_recipe import CheckedRecipe
 from firecaffe.recipe.sections import Recipe
+from firecaffe.training.given_parts import Parts, counts_of, open_parts
 from firecaffe.training.parallel.split_network import chosen_layers
-from firecaffe.training.parts import Parts, counts_of, open_parts
 from firecaffe.transport.auto_exchange import LEAST_STREAM_S
 from firecaffe.transport.link import measure_link
 from firecaffe.user_code import call

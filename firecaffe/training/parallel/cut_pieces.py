@@ -25,7 +25,7 @@ from firecaffe.models.drawing import Drawing, follow, named_tensors
 from firecaffe.parallel.cut import Cut
 from firecaffe.parallel.layers_in_parts import Piece as LayerPiece
 from firecaffe.recipe.sections import Recipe
-from firecaffe.training.parts import Parts, make_model, place_model
+from firecaffe.training.given_parts import Parts, make_model, place_model
 from firecaffe.training.piece import Numbers, Piece
 from firecaffe.training.tensor_file import Stored
 from firecaffe.transport.collect import HeldPart

@@ -14,11 +14,11 @@ from torch.utils._pytree import tree_map, tree_map_only
 from firecaffe.errors import RecipeError
 from firecaffe.models.drawing import named_tensors
 from firecaffe.parallel.config import ParallelConfig
+from firecaffe.parallel.layer_split import own_pieces, split_layers
 from firecaffe.parallel.parts import PartGroup
-from firecaffe.parallel.split import own_pieces, split_layers
 from firecaffe.parallel.stages import Stage, cut_stages
 from firecaffe.parallel.tensor import TensorInParts, whole
-from firecaffe.training.evaluate import evaluating
+from firecaffe.training.evaluation import evaluating
 from firecaffe.training.parallel.cut_pieces import FreshNetwork, Names, Own
 from firecaffe.training.parallel.mesh import Mesh, mark_cut_up
 from firecaffe.training.parallel.split_network import (

@@ -8,7 +8,7 @@ from firecaffe.training.served.work_gradient import Bench, Workbench
 
 
 @dataclass(frozen=True)
-class Told:
+class UpdateOrder:
     """An event, and the settings of the update that it may cause."""
 
     event: Event
@@ -27,7 +27,7 @@ class Holders:
     def bench(self, bench: Workbench, place: int) -> Bench:
         return bench
 
-    def tell(self, told: Told) -> None: ...
+    def tell(self, order: UpdateOrder) -> None: ...
 
     def gather(self, look: Callable[[], None]) -> None:
         """Update the training's state, on rank 0. `look` is called while waiting, and may raise."""

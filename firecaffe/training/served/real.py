@@ -35,7 +35,7 @@ from firecaffe.synchrony.config import SynchronyConfig
 from firecaffe.training.forward import Forward
 from firecaffe.training.served.coder import Coder
 from firecaffe.training.served.door import Doorkeeper
-from firecaffe.training.served.holders import Holders, Told
+from firecaffe.training.served.holders import Holders, UpdateOrder
 from firecaffe.training.served.messages import END, Messages
 from firecaffe.training.served.real_clock import (
     Learner,
@@ -154,8 +154,8 @@ class RealRanks:
             self._world, world_size=1, group=None, exchange_group=None, local_world_size=1
         )
 
-    def tell(self, told: Told) -> None:
-        self._holders.tell(told)
+    def tell(self, order: UpdateOrder) -> None:
+        self._holders.tell(order)
 
     def gather(self) -> None:
         self._holders.gather(self._look)

@@ -31,7 +31,7 @@ from firecaffe.training.modes.every_step import EveryStep
 from firecaffe.training.outcome import Outcome, Votes, ballot
 from firecaffe.training.piece import Numbers, NumbersOfParts
 from firecaffe.training.served.coder import Coder
-from firecaffe.training.served.holders import Told
+from firecaffe.training.served.holders import UpdateOrder
 from firecaffe.training.served.server import Server
 from firecaffe.training.served.work_gradient import Contribution, Contributions
 from firecaffe.training.times import Timings
@@ -128,7 +128,7 @@ class ServedStepper:
     plan: Leaves
     progress: Progress
     coder: Coder = field(default_factory=Coder)
-    tell: Callable[[Told], None] = lambda _: None
+    tell: Callable[[UpdateOrder], None] = lambda _: None
     """Sends the weights' owners an event that was executed here."""
     _staleness: deque[int] = field(default_factory=partial(deque, maxlen=RECENT), init=False)
 
@@ -183,7 +183,7 @@ class ServedStepper:
             self.server.take(event)
             if isinstance(event, Lose):
                 self.coder.forget(event.learner)
-            self.tell(Told(event, learning_rate, momentum, delay))
+            self.tell(UpdateOrder(event, learning_rate, momentum, delay))
         end = queue.mark()
         votes = ballot(vote(), forward.device)
         checked = Found(

@@ -22,7 +22,7 @@ from firecaffe.cluster.groups import ATTEMPT, call_in
 from firecaffe.cluster.handover import HANDED, hand, handed
 from firecaffe.cluster.hosts import Hosts
 from firecaffe.cluster.last_word import LAUNCHED
-from firecaffe.cluster.launch import MEETING_LOGGER, _environment, _silent, _words_of_ranks
+from firecaffe.cluster.launcher import MEETING_LOGGER, _environment, _silent, _words_of_ranks
 from firecaffe.cluster.rank_process import RankProcess
 from firecaffe.cluster.secret import SECRET
 from firecaffe.errors import LaunchError

@@ -17,7 +17,7 @@ from firecaffe.from_caffe.net_settings import micro_batch_of
 from firecaffe.from_caffe.nets import NetFile, find_file, find_net, is_net
 from firecaffe.from_caffe.recipe import Asked, read
 from firecaffe.from_caffe.training import State
-from firecaffe.from_caffe.write import as_toml, check_folder, write_folder
+from firecaffe.from_caffe.write_import import as_toml, check_folder, write_folder
 
 
 def layer(name: str, words: str = "") -> str:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from firecaffe.cluster.group import Group
+from firecaffe.parallel.layer_split import Split, choose_layers, split_layers
 from firecaffe.parallel.parts import PartGroup
-from firecaffe.parallel.split import Split, choose_layers, split_layers
 
 TOLERANCE = 1e-10
 

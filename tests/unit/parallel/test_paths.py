@@ -13,7 +13,7 @@ from firecaffe.errors import RecipeError
 from firecaffe.models.googlenet import Inception, googlenet
 from firecaffe.models.squeezenet import Fire, squeezenet1_1
 from firecaffe.parallel.cut import balanced
-from firecaffe.parallel.split import choose_layers
+from firecaffe.parallel.layer_split import choose_layers
 from firecaffe.parallel.split_kinds import ByPaths
 from firecaffe.parallel.tensor import TensorInParts
 from tests.kit.training_modules import Composed

@@ -12,8 +12,8 @@ from firecaffe.errors import RecipeError
 from firecaffe.models.alexnet import alexnet
 from firecaffe.models.known_networks import build_model
 from firecaffe.models.resnet import BasicBlock
+from firecaffe.parallel.layer_split import choose_layers
 from firecaffe.parallel.slide import Slide
-from firecaffe.parallel.split import choose_layers
 from firecaffe.parallel.tensor import TensorInParts
 from tests.kit.training_modules import Composed
 from tests.unit.parallel.alone import compare, split_copy

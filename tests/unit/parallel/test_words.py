@@ -12,7 +12,7 @@ from torch import nn
 import firecaffe
 from firecaffe.errors import RecipeError
 from firecaffe.models.squeezenet import Fire
-from firecaffe.parallel.split import choose_layers, split_layers
+from firecaffe.parallel.layer_split import choose_layers, split_layers
 from firecaffe.parallel.split_kinds import KINDS, SPLITS
 from tests.unit.parallel.alone import group_of, split_copy
 

@@ -20,7 +20,7 @@ from firecaffe.runs.measure import LOSS, TOP1
 from firecaffe.runs.run_table import read_run
 from firecaffe.training.best import Best
 from firecaffe.training.checkpoint import best_step, load_newest
-from firecaffe.training.evaluate import Evaluation
+from firecaffe.training.evaluation import Evaluation
 from tests.kit.data_photos import BLUE, GREEN, RED, draw
 from tests.kit.training import images, recipe_in, record_of, rows_of
 from tests.kit.training_fixtures import Capture, Patch

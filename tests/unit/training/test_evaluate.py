@@ -17,8 +17,8 @@ from firecaffe.models import HeadedLogits, classification_loss
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.tasks import Loss, Task, TaskConfig, task_of
 from firecaffe.tasks.metrics import count_correct
-from firecaffe.training import evaluate as module
-from firecaffe.training.evaluate import Evaluation, evaluate
+from firecaffe.training import evaluation
+from firecaffe.training.evaluation import Evaluation, evaluate
 from tests.kit.training import ALONE
 from tests.kit.training_fixtures import Patch
 from tests.tracebacks import owners
@@ -117,13 +117,13 @@ def test_any_number_of_ranks_counts_the_same(
         states.append(data)
         return [data]
 
-    monkeypatch.setattr(module, "gather_text", note)
-    monkeypatch.setattr(module, "gather_bytes", note_states)
+    monkeypatch.setattr(evaluation, "gather_text", note)
+    monkeypatch.setattr(evaluation, "gather_bytes", note_states)
     for world in worlds:
         run(net, data, 2, world, uneven_loss)
     assert data.asked == Counter(range(NUM_SAMPLES))
-    monkeypatch.setattr(module, "gather_text", lambda world, text: list(texts))
-    monkeypatch.setattr(module, "gather_bytes", lambda world, data: list(states))
+    monkeypatch.setattr(evaluation, "gather_text", lambda world, text: list(texts))
+    monkeypatch.setattr(evaluation, "gather_bytes", lambda world, data: list(states))
     assert all(run(net, data, 2, world, uneven_loss) == expected for world in worlds)
 
 

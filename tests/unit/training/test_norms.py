@@ -19,7 +19,7 @@ from firecaffe.errors import RecipeError
 from firecaffe.recipe.recorded_recipe import recipe_of
 from firecaffe.training.checkpoint import load_newest
 from firecaffe.training.evaluation_weights import Ema
-from firecaffe.training.parts import Parts
+from firecaffe.training.given_parts import Parts
 from firecaffe.training.verification import replay
 from tests.kit.training import ALONE, data, fit_points, network, recipe_of_points
 

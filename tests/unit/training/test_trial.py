@@ -12,7 +12,7 @@ import psutil
 import pytest
 import torch
 
-from firecaffe.cluster.launch import RankFailedError
+from firecaffe.cluster.launcher import RankFailedError
 from firecaffe.errors import PreemptedError, RunError
 from firecaffe.training import trial as trial_module
 from firecaffe.training.trial import (

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from firecaffe.errors import CheckpointError, NotIdenticalError, RunError
 from firecaffe.recipe.recorded_recipe import recipe_of
 from firecaffe.training.checkpoint import STATE, SUMS
-from firecaffe.training.parts import Parts
+from firecaffe.training.given_parts import Parts
 from firecaffe.training.verification import Verified, verify_run
 from tests.kit.training import ALONE, data, fit_points, network, recipe_of_points, recipe_with
 

@@ -23,7 +23,7 @@ from firecaffe.synchrony.leaf_queue import Leaf
 from firecaffe.synchrony.server_policies import Work
 from firecaffe.training.evaluation_weights import Ema
 from firecaffe.training.piece import Piece, Weights
-from firecaffe.training.served.holders import Told
+from firecaffe.training.served.holders import UpdateOrder
 from firecaffe.training.served.messages import Parcel
 from firecaffe.training.served.server import Server
 from firecaffe.training.served.server_memory import Gradient, ServerMemory, bytes_in_file
@@ -190,18 +190,18 @@ class Owner:
             return memory.sent.get(number, memory.nothing)
 
     @torch.no_grad()
-    def take(self, told: Told) -> None:
+    def take(self, order: UpdateOrder) -> None:
         """Execute the next event, once its gradient is here. Raises: PeerLostError if cut."""
-        event = told.event
+        event = order.event
         torch.set_num_threads(self._threads)  # each thread has its own number
         if isinstance(event, Push):
             self._keep_gradient(event)
             if event.update is not None:
-                set_delay(self._server.optimizer, told.delay)
+                set_delay(self._server.optimizer, order.delay)
                 _, norm = self._server.prepare(event.update, self._weight_of)
                 if not norm.isfinite():
                     self._spoil()
-                self._server.apply(event.update, self._weight_of, told.rate, told.momentum)
+                self._server.apply(event.update, self._weight_of, order.rate, order.momentum)
         with self._changed:
             self._server.take(event)
             self._changed.notify_all()

@@ -19,7 +19,7 @@ from firecaffe.synchrony.leaf_queue import Leaf
 from firecaffe.synchrony.server_policies import Work
 from firecaffe.training.evaluation_weights import Ema
 from firecaffe.training.served.coder import Coder
-from firecaffe.training.served.holders import Holders, Told
+from firecaffe.training.served.holders import Holders, UpdateOrder
 from firecaffe.training.served.messages import Parcel
 from firecaffe.training.served.server import Server
 from firecaffe.training.served.server_memory import Gradient, ServerMemory
@@ -174,10 +174,10 @@ class Owners(Holders):
         lines = {rank: self._mesh.line(rank, tag, tag + 1) for rank in self._other_owners}
         return Carrier(self._layout, self._mesh.rank, self._owner, lines)
 
-    def tell(self, told: Told) -> None:
+    def tell(self, order: UpdateOrder) -> None:
         self._has_changed = True
         for teller in self._tellers.values():
-            teller.tell(told)
+            teller.tell(order)
 
     def gather(self, look: Callable[[], None]) -> None:
         if not self._has_changed:

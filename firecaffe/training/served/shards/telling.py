@@ -17,7 +17,7 @@ from torch import Tensor
 
 from firecaffe.errors import PeerLostError
 from firecaffe.synchrony.events import from_row, to_row
-from firecaffe.training.served.holders import Told
+from firecaffe.training.served.holders import UpdateOrder
 from firecaffe.training.served.messages import Parcel
 from firecaffe.training.served.shards.owner import Owner
 from firecaffe.transport.lane import Line
@@ -40,7 +40,7 @@ class Parts:
     """Bytes sent to learners of other ranks, and received from them."""
 
 
-Order = Told | Give | End
+Order = UpdateOrder | Give | End
 
 Moved = Callable[[], tuple[int, int]]
 
@@ -73,7 +73,7 @@ class Teller:
 
 
 def execute(owner: Owner, moved: Moved, order: Order) -> Parts | None:
-    if isinstance(order, Told):
+    if isinstance(order, UpdateOrder):
         owner.take(order)
     return Parts(*owner.held.parts(), moved()) if isinstance(order, Give) else None
 
@@ -81,7 +81,7 @@ def execute(owner: Owner, moved: Moved, order: Order) -> Parts | None:
 def send_order(line: Line, order: Order) -> Parts | None:
     """Send an order over a line, and receive what it requests. Raises: PeerLostError."""
     row: dict[str, Any] = {"order": type(order).__name__}
-    if isinstance(order, Told):
+    if isinstance(order, UpdateOrder):
         row |= {"event": to_row(order.event), "rate": order.rate}
         row |= {"momentum": order.momentum, "delay": order.delay}
     _send(line, row)
@@ -94,8 +94,9 @@ def send_order(line: Line, order: Order) -> Parts | None:
 def listen(line: Line, owner: Owner, moved: Moved) -> None:
     """Execute the orders from an owner's line, to its end. Raises: PeerLostError."""
     while (row := _receive(line))["order"] != "End":
-        if row["order"] == "Told":
-            message = Told(from_row(row["event"]), row["rate"], row["momentum"], row["delay"])
+        if row["order"] == "UpdateOrder":
+            event = from_row(row["event"])
+            message = UpdateOrder(event, row["rate"], row["momentum"], row["delay"])
             execute(owner, moved, message)
         elif (parts := execute(owner, moved, Give())) is not None:
             _send_parts(line, parts)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from firecaffe.caffe.layers.data import SOURCES, shapes_of
+from firecaffe.caffe.layers.data_layers import SOURCES, shapes_of
 from firecaffe.caffe.layers.spec import Shape
 from firecaffe.caffe.text import parse
 

@@ -31,7 +31,7 @@ from tests.unit.synchrony.drive import LEAVES, all_leaves
 BROUGHT = Contribution(Gradient({}, []), torch.zeros(0), 0.25, 0.5)
 
 
-class Told(Learner):
+class UpdateOrder(Learner):
     """One that is done when the test says so; a rank for each two."""
 
     def __init__(self, number: int, arrivals: Arrivals) -> None:
@@ -52,11 +52,11 @@ class Told(Learner):
         pass
 
 
-def clock_of(learners: int, starts: bool = True) -> tuple[RealClock, list[Told]]:
+def clock_of(learners: int, starts: bool = True) -> tuple[RealClock, list[UpdateOrder]]:
     net = nn.Linear(2, 2)
     memory = ServerMemory(net, dict(net.named_parameters()), squares=False)
     clock = RealClock(Asynchronous(LeafQueue(LEAVES), learners, LEAVES.first_step), memory)
-    made = [Told(number, clock.arrivals) for number in range(learners)]
+    made = [UpdateOrder(number, clock.arrivals) for number in range(learners)]
     if starts:
         clock.start(made)
     return clock, made
@@ -68,13 +68,13 @@ def until(clock: RealClock, kind: type[Event]) -> None:
 
 
 def finish(
-    clock: RealClock, learners: list[Told], seed: int, lost: int | None = None
+    clock: RealClock, learners: list[UpdateOrder], seed: int, lost: int | None = None
 ) -> list[Event]:
     """The events to the end, in which learners are done in a random order. lost: a rank that is
     given up in the middle.
     """
     random, events = Random(seed), list[Event]()
-    working: dict[int, Told] = {}
+    working: dict[int, UpdateOrder] = {}
     brought = counted = losing = 0
     while counted < len(all_leaves(LEAVES)):
         if brought == counted and lost is not None and counted >= 4:
@@ -123,7 +123,7 @@ def test_a_rank_idles_only_while_it_is_there(monkeypatch: Patch) -> None:
     clock.arrivals.put(LostRank(1, "gone"))
     until(clock, Lose)
     now[0] = 90.0
-    comer = Told(4, clock.arrivals)
+    comer = UpdateOrder(4, clock.arrivals)
     learners[1].bring()
     until(clock, Push)
     clock.arrivals.put(Came([comer]))
@@ -152,7 +152,7 @@ def test_who_goes_on_from_a_state_loses_all_who_were_there() -> None:
 def test_who_comes_gets_work_after_the_event() -> None:
     clock, _ = clock_of(2)
     assert [type(clock.next()) for _ in range(2)] == [Pull, Pull]
-    comer = Told(2, clock.arrivals)
+    comer = UpdateOrder(2, clock.arrivals)
     clock.arrivals.put(Came([comer]))
     events = [clock.next() for _ in range(2)]
     assert [type(each) for each in events] == [Join, Pull]
@@ -162,7 +162,7 @@ def test_who_comes_gets_work_after_the_event() -> None:
 
 def test_who_comes_too_late_is_there_to_be_told_the_end() -> None:
     clock, _ = clock_of(2)
-    late = [Told(number, clock.arrivals) for number in (2, 3)]
+    late = [UpdateOrder(number, clock.arrivals) for number in (2, 3)]
     clock._due.append(late[0])
     clock.arrivals.put(Came([late[1]]))
     clock.arrivals.put(LostRank(0, "gone"))

@@ -16,7 +16,7 @@ from firecaffe.synchrony.config import SynchronyConfig
 from firecaffe.synchrony.events import Event, Pull, Push
 from firecaffe.synchrony.server_policies import Asynchronous, Work
 from firecaffe.training.evaluation_weights import Ema
-from firecaffe.training.served.holders import Told
+from firecaffe.training.served.holders import UpdateOrder
 from firecaffe.training.served.messages import ALIGNMENT, Parcel
 from firecaffe.training.served.server import Server
 from firecaffe.training.served.server_memory import Gradient
@@ -164,7 +164,7 @@ class Owners:
                 if isinstance(event, Push):
                     gradient = Gradient(runs_of(of.gradients[event.work], shard), [])
                     owner.bring(event.work, gradient)
-                owner.take(Told(event, rate, None, 0))
+                owner.take(UpdateOrder(event, rate, None, 0))
 
     def parts(self) -> dict[str, dict[str, Tensor]]:
         held = [owner.held.parts()[0] for owner in self.owners]

@@ -16,8 +16,8 @@ from firecaffe.errors import FirecaffeError, RecipeError, RunError
 from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.recorded_recipe import recipe_of
 from firecaffe.synchrony.config import SERVED
+from firecaffe.training.given_parts import Parts
 from firecaffe.training.join import join_run
-from firecaffe.training.parts import Parts
 from firecaffe.training.verification import Replayed, replay
 from tests.kit.training import ALONE, data, fit_points, network, record_of, rows_of
 from tests.kit.training import recipe_of_points as recipe
@@ -88,8 +88,8 @@ def test_a_replay_has_the_same_digests(
     monkeypatch.delattr("firecaffe.synchrony.clock.SimulatedClock.next")  # no clock is asked
     again = replayed(result.folder)
     assert again.is_same
-    assert again.found.weights == result.weights_sha256
-    assert again.found.state == result.state_sha256
+    assert again.computed.weights == result.weights_sha256
+    assert again.computed.state == result.state_sha256
 
 
 def test_a_run_that_was_ended_is_replayed_to_its_checkpoint(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_a_run_that_was_ended_is_replayed_to_its_checkpoint(tmp_path: Path) -> N
     log = run / "events.jsonl"
     log.write_bytes(log.read_bytes()[:-30])  # killed while it wrote a line
     again = replayed(run, tmp_path / "again")
-    assert (again.is_same, again.found.step) == (True, 14)
+    assert (again.is_same, again.computed.step) == (True, 14)
     # What is kept goes on as the run would have.
     rest = train(on, MODES["softsync"], run / "checkpoints" / "step-00000014", steps=20)
     assert rest.state_sha256 == whole.state_sha256
@@ -118,7 +118,7 @@ def test_other_events_or_data_are_other_bits(tmp_path: Path) -> None:
     shutil.copy(other / "events.jsonl", run / "events.jsonl")
     again = replayed(run)
     assert not again.is_same
-    assert again.found == replayed(other).recorded
+    assert again.computed == replayed(other).recorded
 
 
 def test_a_damaged_log_is_refused_with_its_line(tmp_path: Path) -> None:

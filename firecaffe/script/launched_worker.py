@@ -1,4 +1,4 @@
-"""A worker of `firecaffe.launch`: `python -m firecaffe.script.launched FOLDER`."""
+"""A worker of `firecaffe.launch`: `python -m firecaffe.script.launched_worker FOLDER`."""
 
 import os
 import pickle
