@@ -32,7 +32,7 @@ def fit(folder: Path, names: list[str]) -> firecaffe.Result:
     return firecaffe.train(replace(RECIPE, run=run), network, images(40, 0), images(30, 1))
 
 
-class UpdateOrder:
+class Told:
     """A logger that keeps what it is told, and raises in `fails`."""
 
     calls: list[tuple[Any, ...]]
@@ -55,14 +55,14 @@ class UpdateOrder:
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> type[UpdateOrder]:
-    monkeypatch.setitem(LOGGERS, "told", UpdateOrder)
+def told(monkeypatch: pytest.MonkeyPatch) -> type[Told]:
+    monkeypatch.setitem(LOGGERS, "told", Told)
     monkeypatch.setattr(loggers, "find_spec", lambda name: name)
-    monkeypatch.setattr(UpdateOrder, "fails", "")
-    return UpdateOrder
+    monkeypatch.setattr(Told, "fails", "")
+    return Told
 
 
-def test_they_get_words_numbers_and_the_result(told: type[UpdateOrder], tmp_path: Path) -> None:
+def test_they_get_words_numbers_and_the_result(told: type[Told], tmp_path: Path) -> None:
     result = fit(tmp_path / "run", ["told"])
     (_, folder, words), *logged, (name, end) = told.calls
     assert (folder, name) == (tmp_path / "run", "end")
@@ -77,7 +77,7 @@ def test_they_get_words_numbers_and_the_result(told: type[UpdateOrder], tmp_path
 
 @pytest.mark.parametrize(("fails", "calls"), [("begin", 1), ("log", 2), ("end", 8)])
 def test_one_that_fails_is_told_of_once(
-    told: type[UpdateOrder],
+    told: type[Told],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -93,7 +93,7 @@ def test_one_that_fails_is_told_of_once(
     assert (tmp_path / "run" / "result.json").exists()
 
 
-def test_a_run_that_does_not_finish_is_ended_too(told: type[UpdateOrder], tmp_path: Path) -> None:
+def test_a_run_that_does_not_finish_is_ended_too(told: type[Told], tmp_path: Path) -> None:
     few = Loggers(["told"], print)
     few.begin(tmp_path, "title", {})
     few.end(None)
