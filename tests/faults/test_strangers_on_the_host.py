@@ -35,8 +35,9 @@ def meet_beside(says: str) -> tuple[list[float], bytes, list[str]]:
     strangers: list[socket.socket] = []
 
     def connects_first(world: Group, text: str) -> list[str]:
-        if not strangers:
-            place = next(Path(tempfile.gettempdir()).iterdir())
+        places = [*Path(tempfile.gettempdir()).iterdir()]
+        if places and not strangers:  # ranks also gather how many of them share a host, before
+            place = places[0]
             strangers.append(reach(str(place), WAIT_S))
             strangers[0].send(NUMBER.pack(1) if says else b"")
             if not says:
