@@ -15,7 +15,7 @@ from typing import Any
 from scipy.stats import t
 
 from benchmarks.large_batch import FAILED, LARS_RATE, RATES
-from firecaffe.cli.compare_groups import verdict as compared
+from firecaffe.api.compare_groups import verdict as compared
 from firecaffe.runs.measure import percent, points
 from firecaffe.runs.statistics import BAND, CONFIDENCE, Difference, Mean, differences, mean_of
 from firecaffe.tuning.accuracy_verdict import UNDECIDED, judge

@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks import raw_lines
 from benchmarks.made_up_images import EVALUATED
 from firecaffe import DataConfig, ModelConfig, ParallelConfig, Recipe, SolverConfig, TrainConfig
-from firecaffe.cli.twins import Twin, train_twin
+from firecaffe.api.twins import Twin, train_twin
 from firecaffe.plan.chain import chain_of
 from firecaffe.plan.cluster import load_cluster
 from firecaffe.plan.held import memory_of

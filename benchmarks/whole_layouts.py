@@ -30,7 +30,7 @@ from firecaffe import (
     SolverConfig,
     TrainConfig,
 )
-from firecaffe.cli.twins import Twin, layouts_of, train_twin
+from firecaffe.api.twins import Twin, layouts_of, train_twin
 from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.runs.recorded import first_difference
 from firecaffe.runs.run_folder import read_run_file

@@ -5,18 +5,29 @@
     recipe = firecaffe.Recipe(train=firecaffe.TrainConfig(global_batch_size=64, steps=100))
     result = firecaffe.train(recipe, model=MyNet, train_set=mine, test_set=mine_too)
 
-Without a launcher, `train` uses one worker; under torchrun, each rank is a worker.
-`firecaffe.launch(function, nproc_per_node=4)` runs a function on workers of this host. In a
-training script of your own, `firecaffe.parallelize(model)` replaces DistributedDataParallel,
-`firecaffe.local(model, optimizer, every=8)` averages replicas that train independently,
-`firecaffe.split(model, {"classifier.*": "neurons"})` cuts layers over ranks, and
-`firecaffe.attach(model, optimizer, folder)` records where the time goes.
+`train(…, workers=4)` trains on four processes of this host; without it, under torchrun, each rank
+is a worker. `firecaffe.launch(function, nproc_per_node=4)` runs a function of your own on workers.
+In a training script of your own, `firecaffe.parallelize(model)` replaces DistributedDataParallel,
+and `firecaffe.adapt` has what else fits into one.
 """
 
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from firecaffe import adapt as adapt
+    from firecaffe.api.check import check as check
+    from firecaffe.api.compare import compare as compare
+    from firecaffe.api.compress import compress as compress
+    from firecaffe.api.evaluate import evaluate as evaluate
+    from firecaffe.api.explain import explain as explain
+    from firecaffe.api.export import export as export
+    from firecaffe.api.plan import plan as plan
+    from firecaffe.api.predict import predict as predict
+    from firecaffe.api.train import train as train
+    from firecaffe.api.tune import tune as tune
+    from firecaffe.api.verify import verify as verify
     from firecaffe.compression.config import PruneConfig as PruneConfig
     from firecaffe.compression.config import ShareConfig as ShareConfig
     from firecaffe.data import DataConfig as DataConfig
@@ -35,19 +46,15 @@ if TYPE_CHECKING:
     from firecaffe.recipe.config import TrainConfig as TrainConfig
     from firecaffe.recipe.sections import Recipe as Recipe
     from firecaffe.runs.run_folder import RunConfig as RunConfig
-    from firecaffe.script.attach import attach as attach
-    from firecaffe.script.hook import comm_hook as comm_hook
     from firecaffe.script.launch import launch as launch
-    from firecaffe.script.local import local as local
     from firecaffe.script.parallelize import parallelize as parallelize
-    from firecaffe.script.split import split as split
     from firecaffe.solvers.config import SolverConfig as SolverConfig
     from firecaffe.synchrony.config import SynchronyConfig as SynchronyConfig
     from firecaffe.tasks import Sums as Sums
     from firecaffe.tasks import Task as Task
     from firecaffe.tasks import TaskConfig as TaskConfig
-    from firecaffe.training.build_training import train as train
     from firecaffe.training.load import load as load
+    from firecaffe.training.plugins import Plugin as Plugin
     from firecaffe.training.result import Result as Result
 
 _PLACES = {
@@ -61,6 +68,7 @@ _PLACES = {
     "NotFiniteError": "errors",
     "ParallelConfig": "parallel.config",
     "PeerLostError": "errors",
+    "Plugin": "training.plugins",
     "PruneConfig": "compression.config",
     "Recipe": "recipe.sections",
     "RecipeError": "errors",
@@ -74,29 +82,52 @@ _PLACES = {
     "TaskConfig": "tasks",
     "TensorDataset": "data",
     "TrainConfig": "recipe.config",
-    "attach": "script.attach",
-    "comm_hook": "script.hook",
+    "adapt": "adapt",
+    "check": "api.check",
+    "compare": "api.compare",
+    "compress": "api.compress",
+    "evaluate": "api.evaluate",
+    "explain": "api.explain",
+    "export": "api.export",
     "from_torch": "data",
     "launch": "script.launch",
     "load": "training.load",
-    "local": "script.local",
     "parallelize": "script.parallelize",
-    "split": "script.split",
-    "train": "training.build_training",
+    "plan": "plan",
+    "predict": "api.predict",
+    "train": "api.train",
+    "tune": "api.tune",
+    "verify": "api.verify",
 }
 """The module of each public name, imported on first use: a plan loads no training code."""
+
+_RENAMED = {
+    "attach": "attach",
+    "comm_hook": "ddp_hook",
+    "local": "average_locally",
+    "split": "split_layers",
+}
+"""Names that are in `adapt` now, with what they are called there. They go in the next release."""
 
 __all__ = sorted(_PLACES)
 
 
 def __getattr__(name: str) -> Any:
+    if name in _RENAMED:
+        warnings.warn(
+            f"firecaffe.{name} is firecaffe.adapt.{_RENAMED[name]} now; this name will go",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return getattr(__getattr__("adapt"), _RENAMED[name])
     if name not in _PLACES:
         raise AttributeError(f"module 'firecaffe' has no attribute {name!r}")
     from firecaffe.platforms import why_not
 
     if problem := why_not():
         raise ImportError(problem)
-    return getattr(import_module(f"firecaffe.{_PLACES[name]}"), name)
+    module = import_module(f"firecaffe.{_PLACES[name]}")
+    return module if name == _PLACES[name] else getattr(module, name)
 
 
 def __dir__() -> list[str]:

@@ -35,3 +35,8 @@ def or_restarts() -> str:
         return ", or let --max-restarts do so"
     has_launcher = any(name in os.environ for name in OF_LAUNCHERS)
     return ", or let max_restarts do so" if has_launcher else ""
+
+
+def option(name: str) -> str:
+    """Return an option as the user writes it: --nproc-per-node for a command, nproc_per_node."""
+    return f"--{name.replace('_', '-')}" if _typed[0] else name

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.fuzzed.reader import Reader
+from firecaffe.api.cluster_file import as_table
 from firecaffe.cli import compare as compare_command
 from firecaffe.cli import explain as explain_command
-from firecaffe.cli.cluster_file import as_table
 from firecaffe.cli.typed_recipe import read_recipe
 from firecaffe.plan.cluster import load_cluster
 from firecaffe.recipe.identity import to_toml

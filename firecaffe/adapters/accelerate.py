@@ -26,7 +26,7 @@ from firecaffe.cluster.malloc import keep_freed_memory
 from firecaffe.errors import RecipeError
 from firecaffe.exchange.choose import AUTO
 from firecaffe.gradients.config import NO_COMPRESSOR
-from firecaffe.script.hook import comm_hook
+from firecaffe.script.hook import ddp_hook
 from firecaffe.script.script_arguments import check_model, check_sums_nothing, check_words
 from firecaffe.user_code import shown
 
@@ -49,7 +49,7 @@ class ExchangeHandler(DistributedDataParallelKwargs):
         check_sums_nothing("use_exchange", "the model", model.module, "prepare the network itself")
         check_model(model.module, self._compressor, self._options)
         keep_freed_memory()
-        state, hook = comm_hook(self._exchange, self._compressor, process_group=model.process_group)
+        state, hook = ddp_hook(self._exchange, self._compressor, process_group=model.process_group)
         model.register_comm_hook(state, hook)
 
 

@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Callable
 from importlib import import_module
 
-from firecaffe.cli.console import print_plainly
+from firecaffe.api.console import print_plainly
 from firecaffe.cluster.last_word import leave_report
 from firecaffe.errors import (
     FirecaffeError,

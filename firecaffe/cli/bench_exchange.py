@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from jsonargparse import ActionYesNo, Namespace
 from rich.console import Console
 
+from firecaffe.api.console import make_console
 from firecaffe.cli.arguments import Parser
-from firecaffe.cli.console import make_console
 from firecaffe.cli.schedule import MAX_WORLD_SIZE
 from firecaffe.errors import RecipeError
 from firecaffe.exchange import EXCHANGES, NATIVE, find_schedule, parse_hierarchical

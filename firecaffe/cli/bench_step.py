@@ -9,19 +9,18 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from firecaffe.api.cluster_file import write_cluster
+from firecaffe.api.console import make_console
 from firecaffe.cli.arguments import Parser
-from firecaffe.cli.cluster_file import add_cluster_file, cluster_to_write, write_cluster
-from firecaffe.cli.console import make_console
-from firecaffe.cli.typed_network import NAME, network_of, network_words
+from firecaffe.cli.cluster_file import add_cluster_file, cluster_to_write
+from firecaffe.cli.typed_network import NAME, network_words
 from firecaffe.errors import MemoryFullError, RecipeError
-from firecaffe.models.config import ModelConfig
-from firecaffe.recipe.sections import Recipe
 
 if TYPE_CHECKING:
     from firecaffe.cluster.world import World
@@ -72,8 +71,9 @@ MOST_SECONDS = 3600
 
 
 def main(argv: list[str]) -> int:
-    from firecaffe.cli.launched import check_alone
+    from firecaffe.api.network import network_of, recipe_for
     from firecaffe.cli.typed_recipe import parse_recipe
+    from firecaffe.cluster.groups import check_alone
     from firecaffe.cluster.world import join
     from firecaffe.measure.device import calibrated
     from firecaffe.measure.step_times import by_layer_type
@@ -85,7 +85,7 @@ def main(argv: list[str]) -> int:
         options = make_parser().parse_args(argv)
         if not options.model:
             raise RecipeError(f"give a recipe or --model; usage: firecaffe bench step {USAGE}")
-        recipe = recipe_for(*network_of(options))
+        recipe = recipe_for(*network_of(options.model, options.args, options.input))
     sizes = _sizes(options.sizes)
     _check_memory(recipe, sizes)
     if not 0 <= options.seconds <= MOST_SECONDS:
@@ -116,27 +116,6 @@ def main(argv: list[str]) -> int:
     if options.write:
         print(f"wrote {options.write}")
     return 0
-
-
-def recipe_for(config: ModelConfig, input_CHW: tuple[int, int, int] | None) -> CheckedRecipe:
-    """Make a recipe for images that need not exist. Raises RecipeError if no data set fits."""
-    from firecaffe.models import MODELS
-    from firecaffe.plan.workload import input_of
-    from firecaffe.recipe.checked_recipe import check_recipe
-
-    shape = input_CHW or input_of(config)
-    channels, side, columns = shape
-    is_imagenet = config.name not in MODELS or MODELS[config.name].num_classes == 1000
-    data: dict[str, Any] = {"name": "folder", "resize": side, "crop": side}
-    if shape == (1, 28, 28):
-        data = {"name": "generated"}
-    elif shape == (3, 32, 32) and not is_imagenet:
-        data = {"name": "cifar10"}
-    elif channels != 3 or side != columns:
-        by = "x".join(map(str, shape))
-        raise RecipeError(f"--input is {by}; without a recipe it must be 1x28x28 or 3xSxS")
-    recipe = Recipe(model=config)
-    return check_recipe(dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, **data)))
 
 
 def _sizes(typed: str) -> list[int]:

@@ -36,8 +36,9 @@ MOST_WORKERS = 4
 def main(argv: list[str]) -> int:
     import torch
 
-    from firecaffe.cli.compare import show
-    from firecaffe.cli.twins import by_workers, check_twins, train_twin
+    from firecaffe.api.compare import Compared
+    from firecaffe.api.twins import by_workers, check_twins, train_twin
+    from firecaffe.cli.show import show
     from firecaffe.cli.typed_recipe import parse_recipe
     from firecaffe.runs.environment import cpu_name
     from firecaffe.runs.run_table import read_run
@@ -54,7 +55,7 @@ def main(argv: list[str]) -> int:
                 f"\ntraining on {twin.name} worker{'s' if twin.workers > 1 else ''} …", flush=True
             )
             runs.append(read_run(train_twin(twin, Path(parent))))
-        show(runs)
+        show(Compared(runs))
         print(f"data: {runs[0].result['data']}")
         print(
             f"the digest is that of {cpu_name()} ({torch.backends.cpu.get_cpu_capability()}) with "

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from firecaffe.cli.arguments import Parser
-from firecaffe.cli.typed_network import parse_input
 from firecaffe.errors import LeftOutError, RecipeError, RunError
 from firecaffe.value_checks import count_of
 
@@ -63,6 +62,7 @@ def make_parser() -> Parser:
 
 
 def main(argv: list[str]) -> int:
+    from firecaffe.api.network import parse_input
     from firecaffe.from_caffe.recipe import NET, Asked, read
     from firecaffe.from_caffe.write_import import (
         RECIPE,

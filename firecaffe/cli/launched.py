@@ -3,9 +3,8 @@
 import os
 
 from firecaffe.cli.arguments import Parser
-from firecaffe.cluster.groups import who_am_i
 from firecaffe.cluster.last_word import LAUNCHED
-from firecaffe.errors import LaunchError, RecipeError
+from firecaffe.errors import RecipeError
 
 OF_OUR_LAUNCHER = (
     "--nnodes",
@@ -34,14 +33,4 @@ def check_launched(parser: Parser, argv: list[str], nproc_per_node: int | None) 
         raise RecipeError(
             f"{wrong[0]}, but a launcher (torchrun, mpirun, srun) has started this process as rank "
             f"{os.environ['RANK']} of {os.environ['WORLD_SIZE']}; leave the option out"
-        )
-
-
-def check_alone(command: str) -> None:
-    """Raise LaunchError if this is one of several ranks, but `command` runs in one process."""
-    rank, world_size = who_am_i()
-    if world_size > 1:
-        raise LaunchError(
-            f"{command} computes in one process, and this one was started as rank {rank} of "
-            f"{world_size} (RANK, WORLD_SIZE); start it without a launcher"
         )

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from firecaffe.api.console import make_console
 from firecaffe.cli.arguments import Parser
-from firecaffe.cli.console import make_console
 from firecaffe.data.packing.part import Source
 from firecaffe.errors import RecipeError
 from firecaffe.value_checks import MOST_THREADS

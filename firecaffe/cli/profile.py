@@ -13,9 +13,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from firecaffe.api.console import make_console
 from firecaffe.cli.arguments import Parser
-from firecaffe.cli.console import make_console
-from firecaffe.cli.typed_network import NAME, network_of, network_words
+from firecaffe.cli.typed_network import NAME, network_words
 from firecaffe.compression.transfer import LINKS, transfer_of
 from firecaffe.errors import RecipeError
 from firecaffe.models.config import ModelConfig
@@ -59,6 +59,7 @@ MOST_IMAGES = 1_000_000_000
 
 
 def main(argv: list[str]) -> int:
+    from firecaffe.api.network import network_of
     from firecaffe.models.network import with_outline
     from firecaffe.models.weights import FCZ
     from firecaffe.plan.layer_traffic import volumes_of
@@ -70,7 +71,7 @@ def main(argv: list[str]) -> int:
     workers = _workers(options)
     path = Path(options.model)
     transfer, num_classes = None, None
-    config, shape = network_of(options)
+    config, shape = network_of(options.model, options.args, options.input)
     if path.suffix == FCZ:
         transfer = transfer_of(path)
         config, shape, num_classes = _in_file(path, shape, options.trust_code)

@@ -26,8 +26,8 @@ NEEDED = ("model", "data", "task")
 
 
 def main(argv: list[str]) -> int:
-    from firecaffe.cli.launched import check_alone
     from firecaffe.cli.typed_run import parse_run
+    from firecaffe.cluster.groups import check_alone
     from firecaffe.cluster.world import join
     from firecaffe.training.load import run_of
     from firecaffe.training.named import check_named

@@ -6,9 +6,10 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from firecaffe.cli.launched import OF_OUR_LAUNCHER, check_alone, check_launched
+from firecaffe.cli.launched import OF_OUR_LAUNCHER, check_launched
 from firecaffe.cli.train import make_parser
 from firecaffe.cli.typed_recipe import parse_recipe
+from firecaffe.cluster.groups import check_alone
 from firecaffe.cluster.hosts import Hosts, parse_nodes
 from firecaffe.cluster.launcher import RankFailedError, launch
 from firecaffe.cluster.secret import SECRET, read_secret

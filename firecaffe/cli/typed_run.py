@@ -4,24 +4,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from jsonargparse import Namespace
 
+from firecaffe.api.run import TRAINED, USED, folder_of
 from firecaffe.cli.arguments import Parser
 from firecaffe.cli.typed_recipe import parse_recipe
-from firecaffe.errors import RecipeError, RunError
+from firecaffe.errors import RecipeError
 from firecaffe.files import write_atomically
 from firecaffe.recipe.checked_recipe import CheckedRecipe
 from firecaffe.recipe.identity import flatten, to_toml
 from firecaffe.recipe.recorded_recipe import RECIPE, untrusted
 from firecaffe.recipe.sections import Recipe
 from firecaffe.training.coded import described, is_coded, with_nets
-from firecaffe.training.load import run_of
-
-USED = ("data.", "task.", "model.name", "model.args", "train.device", "train.eval_batch_size")
-"""Prefixes of the fields that say how a trained network is used."""
-
-TRAINED = "the run is trained already"
 
 
 @dataclass(frozen=True)
@@ -33,6 +29,12 @@ class OfRun:
     others: Sequence[str]
     """Files that were typed after the run."""
     words: Sequence[str]
+
+    @property
+    def replaced(self) -> dict[str, Any]:
+        """The typed fields of a recipe, with their values."""
+        values = flatten(self.recipe)
+        return {word: values[word] for word in self.words}
 
 
 def parse_run(parser: Parser, argv: list[str], takes_files: bool = False) -> OfRun:
@@ -49,10 +51,7 @@ def parse_run(parser: Parser, argv: list[str], takes_files: bool = False) -> OfR
     where, *others = line.positionals
     if is_coded(Path(where)):
         return _of_file(parser, Path(where), line.options, others, line.words)
-    folder = run_of(Path(where))
-    if folder is None:
-        what = f"no {RECIPE}; this is no run folder" if Path(where).exists() else "there is no run"
-        raise RunError(f"{where}: {what}")
+    folder = folder_of(Path(where))
     recipe, options = parse_recipe(parser, [str(folder / RECIPE), *line.options])
     if not options.trust_code:
         recipe = untrusted(recipe, folder, line.words)

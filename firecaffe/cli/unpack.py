@@ -4,8 +4,8 @@ import json
 import os
 from pathlib import Path
 
+from firecaffe.api.console import check_target
 from firecaffe.cli.arguments import Parser
-from firecaffe.cli.console import check_target
 from firecaffe.errors import RecipeError
 
 

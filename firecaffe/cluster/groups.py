@@ -43,6 +43,7 @@ from firecaffe.cluster.addresses import (
 )
 from firecaffe.cluster.launched_by import take_over
 from firecaffe.cluster.store import BACKLOG, hold_store
+from firecaffe.cluster.variables import variables_kept
 from firecaffe.errors import LaunchError
 
 ALL = "all"
@@ -163,6 +164,16 @@ def who_am_i() -> tuple[int, int]:
     return rank, world_size
 
 
+def check_alone(name: str) -> None:
+    """Raise LaunchError if this is one of several ranks; the command `name` runs in one process."""
+    rank, world_size = who_am_i()
+    if world_size > 1:
+        raise LaunchError(
+            f"{name} computes in one process, and this one was started as rank {rank} of "
+            f"{world_size} (RANK, WORLD_SIZE); start it without a launcher"
+        )
+
+
 def meet(device: torch.device, timeout_s: float) -> Groups:
     """Make the groups of all ranks, which must all call it.
 
@@ -227,13 +238,9 @@ def is_alone(world_size: int) -> bool:
 def connected_when_used() -> Iterator[None]:
     """Let Gloo groups made in the block connect ranks at first use; only under a watch."""
     # Else each rank connects with each at once. Gloo knows no time-out while two ranks connect.
-    before = os.environ.get(LAZILY)
-    os.environ.setdefault(LAZILY, "1")
-    try:
+    with variables_kept(LAZILY):
+        os.environ.setdefault(LAZILY, "1")
         yield
-    finally:
-        if before is None:
-            os.environ.pop(LAZILY, None)
 
 
 @contextmanager

@@ -29,6 +29,7 @@ from firecaffe.cluster.lost_ranks import fault_in
 from firecaffe.cluster.rendezvous import MEETING_ERRORS, meet_launchers
 from firecaffe.cluster.secret import SECRET, StrangerError, secret_of
 from firecaffe.cluster.signals import handlers_kept
+from firecaffe.cluster.variables import variables_kept
 from firecaffe.cluster.world import FOLDER, LASTING, own_folder_key
 from firecaffe.errors import (
     CheckpointError,
@@ -113,17 +114,9 @@ def _words_of_ranks(hosts: Hosts, address: str, secret: bytes) -> dict[str, str]
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    names = {*variables, ATTEMPT, LASTING}  # the agent sets these two
-    before = {name: os.environ.get(name) for name in names}
-    os.environ.update(variables)
-    try:
+    with variables_kept(*variables, ATTEMPT, LASTING):  # the agent sets these two
+        os.environ.update(variables)
         yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from torch.distributed import DistError
 from firecaffe.cluster.addresses import join_place, split_place
 from firecaffe.cluster.group import Group
 from firecaffe.cluster.groups import (
+    GLOO_INTERFACE,
     attempt,
     is_alone,
     meet,
@@ -36,6 +37,7 @@ from firecaffe.cluster.links import Shape, connect_ranks, links_of
 from firecaffe.cluster.malloc import keep_freed_memory
 from firecaffe.cluster.pulse_process import pulse_beside
 from firecaffe.cluster.secret import signed
+from firecaffe.cluster.variables import variables_kept
 from firecaffe.cluster.watch import Watch
 from firecaffe.cluster.watch_message import Place
 from firecaffe.errors import LaunchError, PeerLostError, memory_full
@@ -94,6 +96,13 @@ def join(
     timeout_s: how long a rank waits for others. silent_s: the silence after which a rank is given
     up. shape: the links of the watch; with `star_of` rank 0 can continue without others.
     """
+    # Groups that are made in the block read it, too.
+    with variables_kept(GLOO_INTERFACE), _join(device, timeout_s, silent_s, shape) as world:
+        yield world
+
+
+@contextmanager
+def _join(device: str, timeout_s: float, silent_s: float, shape: Shape) -> Iterator[World]:
     keep_freed_memory()
     rank, world_size = who_am_i()
     local_rank = number_of("LOCAL_RANK", 0)

@@ -23,7 +23,9 @@ HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backwa
 
 
 class Split(nn.Module):
-    """A network of which each rank of a group holds some parts; `firecaffe.split` makes it.
+    """A network of which each rank of a group holds some parts.
+
+    `firecaffe.adapt.split_layers` makes it.
 
     Call it like the network, on all ranks with the same samples. It returns the network's whole
     result on all. Parameters, gradients, `state_dict` and an optimizer's state are this rank's: its
@@ -189,7 +191,7 @@ def own_pieces(
     return pieces
 
 
-def split_layers(
+def replace_layers(
     model: nn.Module,
     chosen: Mapping[str, str],
     group: PartGroup,

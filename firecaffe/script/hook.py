@@ -151,7 +151,7 @@ def exchange_bucket(state: HookState, bucket: GradBucket) -> torch.futures.Futur
 
 
 @from_script
-def comm_hook(
+def ddp_hook(
     exchange: str = AUTO,
     compressor: str = NO_COMPRESSOR,
     *,
@@ -172,7 +172,7 @@ def comm_hook(
     what `parallelize` raises while ranks meet, and PeerLostError if another rank is lost.
     """
     check_words(exchange, compressor, timeout_s)
-    check_group("comm_hook", process_group)
+    check_group("ddp_hook", process_group)
     return HookState(exchange, compressor, timeout_s, process_group), exchange_bucket
 
 

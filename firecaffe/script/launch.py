@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from firecaffe.cluster.from_script import bind, from_script
 from firecaffe.cluster.hosts import Hosts, check_memory, say
@@ -56,7 +56,23 @@ def launch(
     failed first, with the traceback of the function as its note; PreemptedError if the training was
     asked to stop and has saved. A script that does not catch it ends with that line and exit code.
     """
-    name = _check(function, nproc_per_node, args, kwargs, max_restarts)
+    _check(function, nproc_per_node, args, kwargs, max_restarts)
+    value = launch_on(Hosts(nproc_per_node), function, args, kwargs, max_restarts)
+    return cast(Value, value)
+
+
+def launch_on(
+    hosts: Hosts,
+    function: Callable[..., Value],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    max_restarts: int = 0,
+) -> Value | None:
+    """Run a function as `launch` on workers of several hosts, each of which calls it.
+
+    On hosts without rank 0 it returns None.
+    """
+    name = _name(function)
     with tempfile.TemporaryDirectory(prefix="firecaffe-launch-") as place:
         folder = Path(place)
         (folder / CALLER).write_bytes(pickle.dumps(Caller(name, sys.path, sys.argv)))
@@ -72,7 +88,7 @@ def launch(
         try:
             folders = launch_ranks(
                 [place],
-                Hosts(nproc_per_node),
+                hosts,
                 max_restarts,
                 settle=settle_fault,
                 module="firecaffe.script.launched_worker",
@@ -84,19 +100,25 @@ def launch(
         for run in folders:
             say(f"run folder: {run}")
         if not (folder / RETURNED).is_file():
+            if not hosts.is_one:
+                return None
             line = f"rank 0: {name} ended its process, with code 0, before it returned"
             raise RankFailedError(line, FirecaffeError.exit_code)
         value: Value = pickle.loads((folder / RETURNED).read_bytes())
         return value
 
 
-def _check(function: Any, nproc_per_node: int, args: Any, kwargs: Any, max_restarts: int) -> str:
+def _name(function: Any) -> str:
+    return str(getattr(function, "__qualname__", type(function).__qualname__))
+
+
+def _check(function: Any, nproc_per_node: int, args: Any, kwargs: Any, max_restarts: int) -> None:
     if not callable(function):
         raise RecipeError(
             f"launch: function is {shown(function)}; expected a function, which the workers call: "
             "launch(train, 4), not launch(train(), 4)"
         )
-    name = str(getattr(function, "__qualname__", type(function).__qualname__))
+    name = _name(function)
     if not isinstance(args, Sequence) or isinstance(args, str | bytes):
         raise RecipeError(
             f"launch: args is {shown(args)}; expected the arguments in a tuple, as args=(1, 2), or "
@@ -122,4 +144,3 @@ def _check(function: Any, nproc_per_node: int, args: Any, kwargs: Any, max_resta
         )
     with suppress(ValueError):  # a builtin without a signature
         bind(f"launch: {name}", inspect.signature(function), args, kwargs or {})
-    return name

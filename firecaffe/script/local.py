@@ -143,8 +143,8 @@ class LocalTraining:
         memory, rank = state["memory"], self._reducer.exchange.world.rank
         if memory and not any(name.startswith(f"{rank}.") for name in memory):
             raise CheckpointError(
-                f"the state of local has the compressor's memory of another rank, none of rank "
-                f"{rank}; each rank saves its own state_dict() and loads that"
+                f"the state of average_locally has the compressor's memory of another rank, none "
+                f"of rank {rank}; each rank saves its own state_dict() and loads that"
             )
         if self._memory is not None:
             self._memory.load(memory)
@@ -165,7 +165,8 @@ class LocalTraining:
         words = ("steps", "start", "buffers", "outer", "memory")
         if not isinstance(state, Mapping) or not all(word in state for word in words):
             raise CheckpointError(
-                f"the state of local is {shown(state)}; expected what its state_dict() has given"
+                f"the state of average_locally is {shown(state)}; expected what its state_dict() "
+                "has given"
             )
         buffers = dict(self._model.named_buffers())
         own: dict[str, Mapping[str, Tensor]] = {"start": self._named, "buffers": buffers}
@@ -175,7 +176,7 @@ class LocalTraining:
                 shape = tuple(tensors[name].shape) if name in tensors else "not in the model"
                 if found.get(name, "not there") != shape:
                     raise CheckpointError(
-                        f"the state of local is that of another network: {name} is "
+                        f"the state of average_locally is that of another network: {name} is "
                         f"{found.get(name, 'not there')}, here {shape}"
                     )
 
@@ -195,7 +196,7 @@ class LocalTraining:
 
 
 @from_script
-def local(
+def average_locally(
     model: nn.Module,
     optimizer: optim.Optimizer,
     *,
@@ -240,19 +241,21 @@ def local(
 
     Sources are in docs/synchrony_local.md.
     """
-    check_network("local", "model", model)
-    check_sums_nothing("local", "model", model, "give the network itself, model.module")
+    check_network("average_locally", "model", model)
+    check_sums_nothing("average_locally", "model", model, "give the network itself, model.module")
     check_words(exchange, compressor, timeout_s)
-    check_group("local", process_group)
+    check_group("average_locally", process_group)
     _check(every, outer, outer_lr, outer_momentum, inner_momentum)
     if scaler is not None and not isinstance(scaler, GradScaler):
-        raise ArgumentError(f"local: scaler is {shown(scaler)}; expected a torch.amp.GradScaler")
+        raise ArgumentError(
+            f"average_locally: scaler is {shown(scaler)}; expected a torch.amp.GradScaler"
+        )
     trained = _trained(model, compressor)
-    check_optimizer("local", optimizer, model)
+    check_optimizer("average_locally", optimizer, model)
     if optimizer in _averaged:
         raise ArgumentError(
-            "local: the network of this optimizer is averaged already; call that one's detach() "
-            "first"
+            "average_locally: the network of this optimizer is averaged already; call that one's "
+            "detach() first"
         )
     device = next(iter(trained.values())).device
     if not dist.is_initialized():
@@ -262,7 +265,7 @@ def local(
     words = (every, outer, outer_lr, outer_momentum, inner_momentum, exchange, compressor)
     counted = "calls of step" if scaler is None else "updates of a scaler"
     shapes = {name: [str(each.dtype), *each.shape] for name, each in trained.items()}
-    facts = {"the words of local": str(words), "what local counts": counted}
+    facts = {"the words of average_locally": str(words), "what average_locally counts": counted}
     agree(world, {**facts, "the model": json.dumps(shapes)})
     take_from_first(world, {**dict(model.named_parameters()), **dict(model.named_buffers())})
     named = {name: nn.Parameter(each.detach().clone()) for name, each in trained.items()}
@@ -288,7 +291,7 @@ def local(
     )
     _averaged.add(optimizer)
     weakref.finalize(training, _close, reducer, world)
-    tell_of_own_state(model, "local", averages=True)
+    tell_of_own_state(model, "average_locally", averages=True)
     return training
 
 
@@ -299,18 +302,18 @@ def _check(
     outer_momentum: float | None,
     inner_momentum: str,
 ) -> None:
-    check_whole_number("local", "every", every, 1)
+    check_whole_number("average_locally", "every", every, 1)
     for word, value, known in (
         ("outer", outer, tuple(USUAL)),
         ("inner_momentum", inner_momentum, INNER),
     ):
         if value not in known:
             raise ArgumentError(
-                f"local: {word} is {shown(value)}; it must be one of {', '.join(known)}"
+                f"average_locally: {word} is {shown(value)}; it must be one of {', '.join(known)}"
             )
     for word, number in (("outer_lr", outer_lr), ("outer_momentum", outer_momentum)):
         if number is not None:
-            check_number("local", word, number)
+            check_number("average_locally", word, number)
     if outer_lr is not None and not 0 < outer_lr < float("inf"):
         raise ArgumentError(f"outer_lr is {outer_lr}; it must be above 0")
     if outer_momentum is not None and not 0 <= outer_momentum < 1:
@@ -329,7 +332,7 @@ def _trained(model: nn.Module, compressor: str) -> dict[str, nn.Parameter]:
     devices = sorted({str(each.device) for each in trained.values()})
     if len(devices) > 1:
         raise ArgumentError(
-            f"the parameters are on {', '.join(devices)}; local takes those of one device"
+            f"the parameters are on {', '.join(devices)}; average_locally takes those of one device"
         )
     for each in trained.values():
         check_encodable(compressor, each.dtype)
@@ -344,9 +347,9 @@ def _check_rows(model: nn.Module, process_group: ProcessGroup | None) -> None:
         held = [] if row is None else dist.get_process_group_ranks(row)
         if len(set(held).intersection(averaged)) > 1:
             raise ArgumentError(
-                f"local: the network is split over the ranks {', '.join(map(str, held))}, which "
-                "have different parts of it; process_group must be the ranks that have the same "
-                "parts, one of each network"
+                f"average_locally: the network is split over the ranks "
+                f"{', '.join(map(str, held))}, which have different parts of it; process_group "
+                "must be the ranks that have the same parts, one of each network"
             )
 
 

@@ -54,7 +54,7 @@ class Parallelized(DistributedDataParallel):
                 "parallelize: the model that it made is in another DistributedDataParallel, so "
                 "each gradient would be summed twice; give that one the network itself, and its "
                 "gradients go through an exchange by firecaffe.adapters (accelerate, Lightning) or "
-                "firecaffe.comm_hook"
+                "firecaffe.adapt.ddp_hook"
             )
         return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
 

@@ -11,7 +11,7 @@ from torch.distributed import ProcessGroup
 from firecaffe.cluster.agree import agree, take_from_first
 from firecaffe.cluster.from_script import from_script
 from firecaffe.inventory.network_state import check_state
-from firecaffe.parallel.layer_split import Split, check_parts, choose_layers, split_layers
+from firecaffe.parallel.layer_split import Split, check_parts, choose_layers, replace_layers
 from firecaffe.parallel.parts import PartGroup
 from firecaffe.script.first_forward import tell_of_own_state
 from firecaffe.script.script_arguments import (
@@ -27,7 +27,7 @@ from firecaffe.user_code import shown
 
 
 @from_script
-def split(
+def split_layers(
     model: nn.Module,
     layers: Mapping[str, str],
     process_group: ProcessGroup | None = None,
@@ -60,15 +60,15 @@ def split(
 
     Source: Krizhevsky 2014 (arXiv 1404.5997); Shoeybi et al. 2019 (Megatron-LM).
     """
-    check_network("split", "model", model)
+    check_network("split_layers", "model", model)
     instead = "split the network first, and give what comes to DDP over the ranks of equal parts"
-    check_sums_nothing("split", "model", model, instead)
+    check_sums_nothing("split_layers", "model", model, instead)
     if any(isinstance(module, Split) for module in model.modules()):
-        raise ArgumentError("split: model is split already; name all layers in one call")
+        raise ArgumentError("split_layers: model is split already; name all layers in one call")
     _check_layers(layers)
-    check_group("split", process_group)
+    check_group("split_layers", process_group)
     if parts is not None:
-        check_whole_number("split", "parts", parts, 1)
+        check_whole_number("split_layers", "parts", parts, 1)
     check_patience(timeout_s)
     check_state(model)
     chosen = choose_layers(model, layers)
@@ -77,7 +77,7 @@ def split(
     devices = sorted({str(parameter.device) for parameter in model.parameters()})
     if len(devices) > 1:
         raise ArgumentError(
-            f"split: the parameters are on {', '.join(devices)}; it takes those of one device"
+            f"split_layers: the parameters are on {', '.join(devices)}; take one device"
         )
     device = next(model.parameters()).device
     if not dist.is_initialized():
@@ -89,7 +89,7 @@ def split(
         below, above = num_parts // size * size, -(-num_parts // size) * size
         would = f"{below} or {above}" if below else str(above)
         raise ArgumentError(
-            f"split: {size} ranks cannot hold {num_parts} parts equally; take parts={would}"
+            f"split_layers: {size} ranks cannot hold {num_parts} parts equally; take parts={would}"
         )
     shapes = {name: [str(each.dtype), *each.shape] for name, each in model.named_parameters()}
     facts = {"the words of split": json.dumps([chosen, num_parts]), "the model": json.dumps(shapes)}
@@ -98,17 +98,19 @@ def split(
     group = PartGroup(world, num_parts)
     if world.exchange_group is not None:
         weakref.finalize(group, leave, world)  # after the last copy of the network
-    tell_of_own_state(model, "split", averages=False)
-    return split_layers(model, chosen, group)
+    tell_of_own_state(model, "split_layers", averages=False)
+    return replace_layers(model, chosen, group)
 
 
 def _check_layers(layers: object) -> None:
     example = "{'classifier.*': 'neurons'}"
     if not isinstance(layers, Mapping):
-        raise ArgumentError(f"split: layers is {shown(layers)}; expected a table, as {example}")
+        raise ArgumentError(
+            f"split_layers: layers is {shown(layers)}; expected a table, as {example}"
+        )
     if not layers:
-        raise ArgumentError(f"split: no layer is named; say {example}")
+        raise ArgumentError(f"split_layers: no layer is named; say {example}")
     for pattern, word in layers.items():
         if not (isinstance(pattern, str) and isinstance(word, str)):
             found = f"{shown(pattern)}: {shown(word)}"
-            raise ArgumentError(f"split: layers has {found}; expected names, as {example}")
+            raise ArgumentError(f"split_layers: layers has {found}; expected names, as {example}")

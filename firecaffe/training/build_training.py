@@ -6,14 +6,11 @@ Only this file knows the planner, whose forecast it puts into the run's folder.
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
-from firecaffe.cluster.from_script import from_script
 from firecaffe.cluster.last_word import LAUNCHED
 from firecaffe.cluster.links import links_of, star_of
 from firecaffe.cluster.world import World, join
@@ -22,26 +19,23 @@ from firecaffe.data.datasets import GIVEN
 from firecaffe.errors import RunError
 from firecaffe.exchange.route import HOOK
 from firecaffe.files import write_json
-from firecaffe.gradients.bucket_sums import Hook
 from firecaffe.meta_kernels import without_compiler
 from firecaffe.models.freeze import Frozen, frozen_of
 from firecaffe.output import LOST
 from firecaffe.plan.of_recipe import write_forecast
-from firecaffe.recipe.checked_recipe import CheckedRecipe, Prepared, check_recipe
+from firecaffe.recipe.checked_recipe import CheckedRecipe, Prepared
 from firecaffe.recipe.identity import tuned_by
 from firecaffe.recipe.parallel import layout_of
 from firecaffe.recipe.run import Ranks, Run, resolve
-from firecaffe.recipe.sections import Recipe
 from firecaffe.recipe.worker_numbers import check_ranks
 from firecaffe.runs.rank_times import read_timings
 from firecaffe.runs.score import score_mode
-from firecaffe.tasks import Loss, Task, TaskConfig
+from firecaffe.tasks import TaskConfig
 from firecaffe.training.beginning import make_folder, notes_of, say_where
 from firecaffe.training.checkpoint import save_checkpoint
 from firecaffe.training.connect import connect
-from firecaffe.training.data_workers import check_not_in_worker
 from firecaffe.training.forward import arithmetic
-from firecaffe.training.given_parts import Parts, check_arguments, open_parts
+from firecaffe.training.given_parts import Parts, open_parts
 from firecaffe.training.given_task import OWN
 from firecaffe.training.learner import Learner, build_learner
 from firecaffe.training.loop import Training
@@ -120,65 +114,23 @@ def record_of(
     }
 
 
-@from_script
-def train(
-    recipe: Recipe | str | Path,
-    model: Callable[[], nn.Module] | None = None,
-    train_set: Any = None,
-    test_set: Any = None,
-    loss: Loss | None = None,
-    resume: str | Path | None = None,
-    comm_hook: tuple[object, Hook] | None = None,
-    validation_set: Any = None,
-    task: Task | None = None,
-) -> Result:
-    """Train in the world of torchrun's environment, or alone without one.
-
-    Every rank calls it, and every rank returns the same result.
-
-    Args:
-        recipe: The training, or the path of its file. The other arguments replace what it names.
-        model: A function that makes the network (a class will do), called under the recipe's seed.
-        train_set: The training samples: a map-style torch Dataset (`from_torch` gives it workers),
-            tensors or trees of them (`TensorDataset`, or the pair of inputs and targets), or an
-            object with the two members of `firecaffe.data.Dataset`.
-        test_set: The test samples, in the same forms. They are seen once, at the end.
-        loss: A function of (outputs, targets) that returns the mean loss of the samples, a scalar.
-        resume: A run folder or a checkpoint to resume, with any number of workers.
-        comm_hook: (state, hook), a communication hook as
-            `DistributedDataParallel.register_comm_hook` takes it. It sums the gradients instead of
-            the recipe's exchange.
-        validation_set: The samples that `train.eval_every` evaluates on. Without it `data.hold_out`
-            holds out a share of train_set.
-        task: A loss and metrics of your own.
-
-    When it returns, the settings that it changed in the process are restored: threads, kernels,
-    torch's generators, signals. One change cannot be undone: the C library's malloc then keeps
-    freed memory (`mallopt`).
-
-    Raises: FirecaffeError, one line for the user; its class says what it is about. A script that
-    does not catch it ends with that line and the error's exit code.
-    """
-    check_not_in_worker()
-    parts = Parts(model, loss, task, train_set, test_set, validation_set, comm_hook)
-    if isinstance(recipe, str | Path):
-        recipe = Recipe.read(recipe)
-    check_arguments(recipe, parts, resume)
-    return _train(check_recipe(recipe, **parts.beside_recipe), parts, resume)
-
-
 def train_prepared(prepared: Prepared, has_ranks_checked: bool = True) -> Result:
-    """Train as `train`. has_ranks_checked: whether a launcher checked every possible world size."""
-    return _train(prepared.recipe, Parts(), prepared.resume, has_ranks_checked)
+    """Train a command's recipe. has_ranks_checked: the launcher checked each world size."""
+    return train_parts(prepared.recipe, Parts(), prepared.resume, (), has_ranks_checked)
 
 
-def _train(
+def train_parts(
     recipe: CheckedRecipe,
     parts: Parts,
-    resume: str | Path | None,
+    resume: Path | None,
+    own_plugins: Sequence[Plugin],
     has_ranks_checked: bool = False,
 ) -> Result:
-    plugins = load_plugins()
+    """Train as `firecaffe.train`, with arguments that are checked, on this rank.
+
+    has_ranks_checked: whether a launcher checked every possible world size.
+    """
+    plugins = (*load_plugins(), *own_plugins)
     if parts.model is not None:
         name = f"own {getattr(parts.model, '__qualname__', type(parts.model).__qualname__)}"
         recipe = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, name=name))

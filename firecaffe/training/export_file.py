@@ -225,13 +225,14 @@ def _compare(
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
+    before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
-        logging.disable(logging.NOTSET)
+        logging.disable(before)
 
 
 @contextlib.contextmanager

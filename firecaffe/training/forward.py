@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from firecaffe.cluster.variables import variables_kept
 from firecaffe.data import num_samples
 from firecaffe.errors import RecipeError
 from firecaffe.generators import generators_kept, seed_generators
@@ -54,12 +55,16 @@ def check_compiler(device: str) -> None:
         ) from None
 
 
+WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+"""The variable of cuBLAS's workspace, which torch reads once, with the first deterministic call."""
+
+
 @contextmanager
 def arithmetic(config: TrainConfig, device: torch.device) -> Iterator[None]:
     """Fix threads and kernels of this process in the block, and restore them afterwards.
 
     The generators that the block seeds are restored, too: torch's, python's and numpy's global one.
-    The variable for cuBLAS's workspace stays: it is read once. On a GPU with `deterministic`,
+    On a GPU with `deterministic`,
     kernels are not benchmarked (each worker may choose others), TF32 is off, and torch raises an
     error for an operation without a deterministic kernel.
 
@@ -71,7 +76,8 @@ def arithmetic(config: TrainConfig, device: torch.device) -> Iterator[None]:
         before.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(config.threads)
         if device.type == "cuda" and config.deterministic:
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            before.enter_context(variables_kept(WORKSPACE))
+            os.environ.setdefault(WORKSPACE, ":4096:8")
             before.enter_context(_deterministic())
         yield
 

@@ -55,6 +55,11 @@ class Parts:
         return {"comm_hook": self.comm_hook is not None, "model": self.model is not None}
 
     @property
+    def are_named(self) -> bool:
+        """Whether the recipe names all of them."""
+        return all(part is None for part in vars(self).values())
+
+    @property
     def has_own_task(self) -> bool:
         return self.loss is not None or self.task is not None
 
@@ -85,10 +90,9 @@ def _check_model(model: Any) -> None:
     if model is None:
         return
     if isinstance(model, nn.Module):
-        name = type(model).__name__
         raise RecipeError(
-            f"model is a network that is made already ({name}); expected the function that makes "
-            f"it, so that its first weights are the seed's: {name}, or lambda: {name}(…)"
+            f"model is a network that is made already ({type(model).__name__}); expected the "
+            f"function that makes it, so that its first weights are the seed's: {_factory(model)}"
         )
     if not callable(model):
         raise RecipeError(
@@ -107,6 +111,18 @@ def _check_model(model: Any) -> None:
             f"model is {name}{signature}, which is called without arguments ({error}); give "
             f"lambda: {name}(…)"
         ) from None
+
+
+def _factory(model: nn.Module) -> str:
+    """Return what to write instead of a network that is made already."""
+    kind = type(model)
+    try:
+        inspect.signature(kind).bind()
+    except (TypeError, ValueError):
+        return f"model=lambda: {kind.__name__}(…)"
+    # A Sequential without arguments would be an empty one.
+    is_own = kind.__init__ is not nn.Sequential.__init__
+    return f"model={kind.__name__}" if is_own else f"model=lambda: {kind.__name__}(…)"
 
 
 def open_parts(recipe: Recipe, parts: Parts) -> Data:

@@ -4,18 +4,19 @@
 
 names modules that Python can import, also from the current folder. Each has a function `plugin()`
 that returns a `Plugin`. The launcher calls it before any rank is started, and each rank by itself.
-Without the variable nothing in this file runs in a training.
+`firecaffe.train(…, plugins=[…])` takes the objects themselves.
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib import import_module
+from typing import Any
 
 from firecaffe.cluster.world import World
 from firecaffe.data.train_batches import TrainBatches
 from firecaffe.errors import FirecaffeError, RecipeError
 from firecaffe.training.saver import Write
-from firecaffe.user_code import look_here
+from firecaffe.user_code import look_here, shown
 
 VARIABLE = "FIRECAFFE_PLUGINS"
 
@@ -59,6 +60,20 @@ def _load(name: str) -> Plugin:
             f"{Plugin.__module__}.{Plugin.__name__}"
         )
     return made
+
+
+def check_plugins(plugins: Any) -> None:
+    """Check the argument `plugins` of `firecaffe.train`. Raises: RecipeError."""
+    if not isinstance(plugins, Sequence) or isinstance(plugins, str):
+        raise RecipeError(
+            f"plugins is {shown(plugins)}; expected a list of firecaffe.Plugin objects, as [Mine()]"
+        )
+    for plugin in plugins:
+        if not isinstance(plugin, Plugin):
+            raise RecipeError(
+                f"plugins has {shown(plugin)}; expected objects of a class of yours that derives "
+                "from firecaffe.Plugin, as [Mine()]"
+            )
 
 
 def names(plugins: Iterable[Plugin]) -> list[str]:

@@ -10,8 +10,8 @@ from pkgutil import ModuleInfo, iter_modules
 import pytest
 
 from firecaffe import cli
+from firecaffe.api.console import PLAIN_SIGNS
 from firecaffe.cli import main
-from firecaffe.cli.console import PLAIN_SIGNS
 from firecaffe.data.generated import generate
 
 HUGE = "99999999999999999999"

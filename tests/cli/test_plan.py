@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from firecaffe.api.cluster_file import write_cluster
 from firecaffe.cli import main
-from firecaffe.cli.cluster_file import write_cluster
 from firecaffe.plan.cluster import load_cluster
 from firecaffe.plan.split_plans import WAYS
 from tests.typed import firecaffe, torchrun
@@ -320,7 +320,7 @@ def test_a_ddp_script_with_two_more_lines(tmp_path: Path) -> None:
         "dist.init_process_group('gloo')\n"
         "model = DistributedDataParallel(torch.nn.Linear(300, 300))\n"
         "optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
-        "attached = firecaffe.attach(model, optimizer, sys.argv[1])\n"
+        "attached = firecaffe.adapt.attach(model, optimizer, sys.argv[1])\n"
         "for _ in range(6):\n"
         "    model(torch.randn(64, 300)).sum().backward()\n"
         "    optimizer.step()\n"

@@ -11,7 +11,7 @@ import re
 import runpy
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,7 +21,8 @@ import torch
 from PIL import Image
 
 import firecaffe
-from firecaffe.cli import main, start_training, twins
+from firecaffe.api import check, twins
+from firecaffe.cli import main, start_training
 from firecaffe.cluster import launcher
 from firecaffe.cluster.hosts import Hosts
 from firecaffe.cluster.last_word import LAUNCHED
@@ -88,17 +89,28 @@ def here(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: Ran
         ranks.run(hosts.nproc_per_node, _run_rank, arguments, tmp_path, data)
         return []
 
+    def launch_on(hosts: Hosts, function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+        count = hosts.nproc_per_node
+        return ranks.run(count, _call_in_rank, function, arguments, tmp_path, data)[0]
+
     for module in (launcher, start_training, twins):
         monkeypatch.setattr(module, "launch", launch)
+    monkeypatch.setattr(check, "launch_on", launch_on)
     return tmp_path
 
 
 def _run_rank(arguments: list[str], folder: Path, data: Path) -> None:
+    assert _call_in_rank(main, [arguments], folder, data) == 0, arguments
+
+
+def _call_in_rank(
+    function: Callable[..., Any], arguments: Sequence[Any], folder: Path, data: Path
+) -> Any:
     os.chdir(folder)
     os.environ["FIRECAFFE_DATA"] = str(data)
     os.environ[LAUNCHED] = str(os.getppid())  # by ours, not by torchrun
     open_cifar10.__defaults__ = (CIFAR10_IMAGES,)
-    assert main(arguments) == 0, arguments
+    return function(*arguments)
 
 
 def _run(command: str, exit_codes: Sequence[int] = (0,)) -> None:
@@ -212,7 +224,7 @@ def test_every_whole_snippet_of_python_is_run(here: Path, ranks: Ranks) -> None:
         for code in snippets(page)
         if "…" not in code
     ]
-    scripts = [code for code in whole if "firecaffe.launch(" in code]
+    scripts = [code for code in whole if "workers=2" in code]
     assert len(scripts) >= 1
     assert len(whole) >= 3
     for code in scripts:

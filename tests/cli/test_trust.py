@@ -13,8 +13,8 @@ import pytest
 import tomli_w
 
 import firecaffe
+from firecaffe.api.explain_parts import advice
 from firecaffe.cli import main
-from firecaffe.cli.explain import advice
 from firecaffe.compression import fcz
 from firecaffe.errors import FirecaffeError, OwnCodeError, RecipeError
 from firecaffe.recipe.recorded_recipe import recipe_of

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from firecaffe.api.verify import line
 from firecaffe.cli import main
-from firecaffe.cli.verify import line
 from firecaffe.training.verification import Verified
 from tests.cli.stale_run import train_stale
 

@@ -136,7 +136,7 @@ def alone() -> None:
     dist.init_process_group("cpu:gloo,cuda:nccl", store=HashStore(), rank=0, world_size=1)
     expected = gradients(network(device), device, 0)
     parallel = DistributedDataParallel(network(device), device_ids=[0])
-    parallel.register_comm_hook(*firecaffe.comm_hook())
+    parallel.register_comm_hook(*firecaffe.adapt.ddp_hook())
     wrapped = firecaffe.parallelize(network(device))
     for model in (parallel, wrapped):
         for own, reference in zip(gradients(model, device, 0), expected, strict=True):

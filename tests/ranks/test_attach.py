@@ -1,4 +1,4 @@
-"""`firecaffe.attach` under launchers that set no RANK, and after a restart of torchrun's."""
+"""`firecaffe.adapt.attach` under launchers that set no RANK, and after a restart of torchrun's."""
 
 import os
 from pathlib import Path
@@ -16,7 +16,7 @@ from tests.world import Ranks
 def train(folder: str, steps: int) -> None:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    attached = firecaffe.attach(model, optimizer, folder)
+    attached = firecaffe.adapt.attach(model, optimizer, folder)
     if dist.is_initialized():
         dist.barrier()  # as DDP's first step is
     for _ in range(steps):

@@ -1,4 +1,4 @@
-"""`firecaffe.local` in a loop of one's own, against torch's averager and loops written out."""
+"""`firecaffe.adapt.average_locally` in one's own loop, against torch's and loops written out."""
 
 import os
 from typing import Any
@@ -68,7 +68,9 @@ def fit(words: dict[str, Any], steps: int = STEPS, start: int = 0) -> dict[str, 
     with join("cpu") as world:
         net = Net(start * world.rank)
         optimizer = torch.optim.SGD(net.parameters(), RATE, 0.9)
-        replicas = firecaffe.local(net, optimizer, every=EVERY, process_group=world.group, **words)
+        replicas = firecaffe.adapt.average_locally(
+            net, optimizer, every=EVERY, process_group=world.group, **words
+        )
         for step in range(steps):
             step_of(net, optimizer, step, world.rank)
         replicas.average()
@@ -172,7 +174,9 @@ def go_on(words: dict[str, Any]) -> None:
             net = Net()
             optimizer = torch.optim.SGD(net.parameters(), RATE, 0.9)
             group = world.group
-            replicas = firecaffe.local(net, optimizer, every=EVERY, process_group=group, **words)
+            replicas = firecaffe.adapt.average_locally(
+                net, optimizer, every=EVERY, process_group=group, **words
+            )
             # After `local`, which gives all ranks the first one's weights.
             if saved:
                 net.load_state_dict(saved[0])
@@ -202,7 +206,9 @@ def fit_scaled(is_told: bool) -> tuple[str, list[int], dict[str, Tensor]]:
         optimizer = torch.optim.SGD(net.parameters(), RATE)
         scaler, counted = GradScaler("cpu", init_scale=4.0), list[int]()
         words: dict[str, Any] = {"scaler": scaler} if is_told else {}
-        replicas = firecaffe.local(net, optimizer, every=3, process_group=world.group, **words)
+        replicas = firecaffe.adapt.average_locally(
+            net, optimizer, every=3, process_group=world.group, **words
+        )
         try:
             for step in range(STEPS):
                 scaled_step_of(net, optimizer, scaler, step, world.rank)
@@ -239,7 +245,7 @@ def of_another_rank() -> list[str]:
         net = Net()
         optimizer = torch.optim.SGD(net.parameters(), RATE)
         words: dict[str, Any] = {"process_group": world.group, "compressor": "one_bit"}
-        replicas = firecaffe.local(net, optimizer, every=1, **words)
+        replicas = firecaffe.adapt.average_locally(net, optimizer, every=1, **words)
         step_of(net, optimizer, 0, world.rank)
         state = replicas.state_dict()
         other = 1 - world.rank
@@ -299,7 +305,7 @@ def refusals() -> list[str]:
         for model, words in wrong:
             own = torch.optim.SGD([*model.parameters()] or [*net.parameters()], RATE)
             try:
-                firecaffe.local(model, own, process_group=world.group, **words)
+                firecaffe.adapt.average_locally(model, own, process_group=world.group, **words)
             except (RecipeError, AgreementError) as error:
                 said.append(str(error))
     return said
@@ -318,7 +324,7 @@ def test_what_cannot_be_is_refused(ranks: Ranks) -> None:
         "exchange: no exchange 'star'",
         "no parameter to train",
         "give the network itself, model.module",
-        "differs from the others in the words of local",
+        "differs from the others in the words of average_locally",
         "differs from the others in the model",
     ]
     assert len(first) == len(expected)

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from firecaffe.cluster.world import join
-from firecaffe.parallel.layer_split import choose_layers, split_layers
+from firecaffe.parallel.layer_split import choose_layers, replace_layers
 from firecaffe.parallel.own_samples import OwnSamples
 from firecaffe.parallel.parts import PartGroup
 from tests.world import Ranks
@@ -38,7 +38,7 @@ class Small(nn.Module):
 def split_by(group: PartGroup) -> nn.Module:
     torch.manual_seed(3)
     model = Small()
-    return split_layers(model, choose_layers(model, WORDS), group).module
+    return replace_layers(model, choose_layers(model, WORDS), group).module
 
 
 def loss_of(model: nn.Module, leaf: int) -> Tensor:

@@ -109,7 +109,7 @@ def fit_in_every_way() -> dict[str, list[Tensor]]:
 def register(model: nn.Module, exchange: str, **options: Any) -> DistributedDataParallel:
     """What someone does who builds DDP himself."""
     parallel = DistributedDataParallel(model, **options)
-    state, hook = firecaffe.comm_hook(exchange)
+    state, hook = firecaffe.adapt.ddp_hook(exchange)
     parallel.register_comm_hook(state, hook)
     return parallel
 
@@ -306,7 +306,7 @@ class Hooked(Training):
         if self.name.startswith("wrapped"):
             hook = default_hooks.bf16_compress_wrapper(hook)
         if self.name == "ours":
-            state, hook = firecaffe.comm_hook()
+            state, hook = firecaffe.adapt.ddp_hook()
         recipe = changed(recipe, run={"folder": str(folder), "tensorboard": False})
         comm_hook = None if self.name == "none" else (state, hook)
         sets = small_data(96), small_data(48, 1)

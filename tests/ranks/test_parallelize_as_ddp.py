@@ -66,7 +66,7 @@ def hooked(module: nn.Module, **options: Any) -> DistributedDataParallel:
     """What someone does who builds DDP himself."""
     parallel = DistributedDataParallel(module, **options)
     group = options.get("process_group")
-    parallel.register_comm_hook(*firecaffe.comm_hook(process_group=group))
+    parallel.register_comm_hook(*firecaffe.adapt.ddp_hook(process_group=group))
     return parallel
 
 
@@ -170,7 +170,7 @@ def sparse() -> dict[str, float]:
 
 def second_hook() -> None:
     """Whatever hook comes second, ours or the user's: DDP's kind of error, in our words."""
-    for hook in (firecaffe.comm_hook(), (None, allreduce_hook)):
+    for hook in (firecaffe.adapt.ddp_hook(), (None, allreduce_hook)):
         model = firecaffe.parallelize(network())
         with pytest.raises(RuntimeError, match="DistributedDataParallel") as caught:
             model.register_comm_hook(*hook)

@@ -58,7 +58,7 @@ def sent_alone() -> list[list[int]]:
     dist.init_process_group("gloo")
     try:
         for word, layer, shape in alone():
-            split = firecaffe.split(nn.Sequential(layer), {"0": word})
+            split = firecaffe.adapt.split_layers(nn.Sequential(layer), {"0": word})
             split(torch.ones(shape))
             ends = [split.group.group.traffic.sent_bytes or 0]
             for has_gradient in (False, True):
@@ -90,7 +90,7 @@ def pairs_of_ranks() -> list[tuple[int, str]]:
         halves = [dist.new_group(each) for each in ([0, 1], [2, 3])]
         across = [dist.new_group(each) for each in ([0, 2], [1, 3])]
         model = make()
-        split = firecaffe.split(model, WORDS, halves[rank // 2], parts=4)
+        split = firecaffe.adapt.split_layers(model, WORDS, halves[rank // 2], parts=4)
         both = nn.parallel.DistributedDataParallel(split, process_group=across[rank % 2])
         torch.manual_seed(rank // 2)
         x = torch.randn(4, 3, 24, 24)
@@ -115,13 +115,13 @@ def wrong(what: str) -> str:
     model = make()
     try:
         if what == "parts":
-            firecaffe.split(model, WORDS, parts=3)
+            firecaffe.adapt.split_layers(model, WORDS, parts=3)
         words = {"classifier.*": "neurons"}
         dist.init_process_group("gloo")
         own = dist.get_rank()
         if what == "words" and own == 1:
             words = {"classifier.*": "inputs"}
-        split: Split = firecaffe.split(model, words, parts=2)
+        split: Split = firecaffe.adapt.split_layers(model, words, parts=2)
         torch.manual_seed(own if what == "random" else 0)
         images = torch.ones(2, 3, 24, 24) * (own if what == "input" else 1)
         split(images)

@@ -1,4 +1,4 @@
-"""A network split by `firecaffe.split` in a loop of one's own: timed, and in local SGD."""
+"""`firecaffe.adapt.split_layers` in a loop of one's own: timed, and in local SGD."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +20,7 @@ STEPS, EVERY = 10, 4
 def network(row: dist.ProcessGroup | None = None) -> Split:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 20), nn.ReLU(), nn.Dropout(), nn.Linear(20, 2))
-    return firecaffe.split(model, WORDS, row, parts=4)
+    return firecaffe.adapt.split_layers(model, WORDS, row, parts=4)
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
@@ -45,7 +45,7 @@ def replicas(rows: list[list[int]], columns: list[list[int]]) -> dict[str, Tenso
     model = network(row)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, 0.9)
     words = {"every": EVERY, "outer": "nesterov"}
-    averaged = firecaffe.local(model, optimizer, process_group=column, **words)  # type: ignore[arg-type]
+    averaged = firecaffe.adapt.average_locally(model, optimizer, process_group=column, **words)  # type: ignore[arg-type]
     train(model, optimizer, 10 + number)
     averaged.average()
     return model.whole_state_dict()
@@ -63,7 +63,7 @@ def test_replicas_that_are_split_end_in_the_bits_of_whole_ones(ranks: Ranks) -> 
 def average_all() -> str:
     model = network()
     try:
-        firecaffe.local(model, torch.optim.SGD(model.parameters(), 0.1))
+        firecaffe.adapt.average_locally(model, torch.optim.SGD(model.parameters(), 0.1))
     except RecipeError as error:
         return str(error)
     return "it was averaged"
@@ -79,7 +79,7 @@ def test_parts_of_one_network_are_not_averaged(ranks: Ranks) -> None:
 def timed(folder: str) -> None:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    attached = firecaffe.attach(model, optimizer, folder)
+    attached = firecaffe.adapt.attach(model, optimizer, folder)
     train(model, optimizer, 1)
     attached.detach()
 

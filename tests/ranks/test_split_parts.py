@@ -101,7 +101,7 @@ def train(name: str, is_split: bool) -> tuple[list[float], dict[str, Tensor], in
     make, words, shape = TRAINED[name]
     torch.manual_seed(3)
     model = make().double()
-    network = firecaffe.split(model, words, parts=4) if is_split else model
+    network = firecaffe.adapt.split_layers(model, words, parts=4) if is_split else model
     try:
         optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
         torch.manual_seed(5)
@@ -145,7 +145,7 @@ def test_any_number_of_ranks_ends_in_the_same_bits(ranks: Ranks, name: str) -> N
 
 def sent_by(model: nn.Module, words: Words, x: Tensor, parts: int = 4) -> list[int]:
     """Bytes that this rank sends in forward and in backward."""
-    split = firecaffe.split(model, words, parts=parts)
+    split = firecaffe.adapt.split_layers(model, words, parts=parts)
     traffic = split.group.group.traffic
     try:
         split(x)
@@ -233,7 +233,7 @@ def test_what_is_planned_of_rows_is_what_they_send(
 
 def load(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """What was saved of two parts on one rank, in two parts on two."""
-    split = firecaffe.split(nn.Sequential(Fire(6, 3, 5)), {"0": "paths"}, parts=2)
+    split = firecaffe.adapt.split_layers(nn.Sequential(Fire(6, 3, 5)), {"0": "paths"}, parts=2)
     try:
         split.load_whole_state_dict(state)
         return split.whole_state_dict()

@@ -204,7 +204,12 @@ MISUSES: dict[str, tuple[dict[str, Any], type[FirecaffeError], list[str]]] = {
     ),
     "one data set alone": ({"test_set": None}, DataError, ["train_set and test_set come together"]),
     "more classes in the test": ({"test_set": Own(num_classes=4)}, DataError, ["have 4 classes"]),
-    "a network that is made": ({"model": Net()}, RecipeError, ["made already (Net)"]),
+    "a network that is made": ({"model": Net()}, RecipeError, ["made already (Net)", "model=Net"]),
+    "a network that is made with words": (
+        {"model": nn.Sequential(nn.Flatten(), nn.Linear(64, 2))},
+        RecipeError,
+        ["(Sequential)", "model=lambda: Sequential("],
+    ),
     "a network's name": ({"model": "lenet"}, RecipeError, ["model is 'lenet'", "ModelConfig"]),
     "a class that needs words": ({"model": Needy}, RecipeError, ["Needy", "'width'"]),
     "a function that makes no network": ({"model": lambda: 3}, RecipeError, ["model() returned 3"]),

@@ -1,7 +1,9 @@
 """The package's own names: none hides a package, and none loads what it does not use."""
 
 import ast
+import inspect
 import json
+import operator
 import pkgutil
 import subprocess
 import sys
@@ -11,8 +13,10 @@ from types import ModuleType
 import pytest
 
 import firecaffe
+import firecaffe.api.plan
 import firecaffe.data
 import firecaffe.models
+import firecaffe.plan.cluster
 from firecaffe.cli import COMMANDS, MODULES
 from firecaffe.cli.bench import PARTS
 
@@ -24,8 +28,17 @@ PACKAGES = [
 @pytest.mark.parametrize("name", firecaffe.__all__)
 def test_a_name_hides_no_package(name: str) -> None:
     """`firecaffe.train` was a function and a package: each took the other's place."""
-    assert getattr(firecaffe, name) is not None
-    assert f"firecaffe.{name}" not in PACKAGES
+    public = getattr(firecaffe, name)
+    assert public is not None
+    # `plan` is both: the package can be called.
+    assert f"firecaffe.{name}" not in PACKAGES or callable(public)
+
+
+def test_the_package_plan_is_the_function_too() -> None:
+    function = firecaffe.api.plan.plan
+    assert inspect.signature(firecaffe.plan) == inspect.signature(function)
+    assert firecaffe.plan.__doc__ == function.__doc__
+    assert operator.attrgetter("cluster.load_cluster")(firecaffe.plan)
 
 
 def test_what_a_reader_of_types_sees_is_what_there_is() -> None:
@@ -186,3 +199,12 @@ def test_imports_follow_use(tmp_path: Path) -> None:
     }
     asked = json.dumps([NOT_LOADED, programs, PACKAGES, str(tmp_path)])
     subprocess.run([sys.executable, "-c", EACH_ALONE, asked], check=True)
+
+
+@pytest.mark.parametrize("name", ["attach", "comm_hook", "local", "split"])
+def test_an_old_name_warns_with_the_new_one(name: str) -> None:
+    with pytest.warns(DeprecationWarning, match=r"firecaffe\.adapt\.\w+") as caught:
+        public = getattr(firecaffe, name)
+    assert f"firecaffe.adapt.{public.__name__} " in str(caught[0].message)
+    assert getattr(firecaffe.adapt, public.__name__) is public
+    assert name not in dir(firecaffe)

@@ -13,7 +13,7 @@ from firecaffe.errors import RecipeError
 from firecaffe.gradients.config import ExchangeConfig
 from firecaffe.models.drawing import named_tensors
 from firecaffe.parallel.config import AUTO, ONE_WEIRD_TRICK, ParallelConfig
-from firecaffe.parallel.layer_split import choose_layers, own_pieces, split_layers
+from firecaffe.parallel.layer_split import choose_layers, own_pieces, replace_layers
 from firecaffe.parallel.layers_in_parts import SplitLayer
 from firecaffe.parallel.own_samples import OwnSamples
 from firecaffe.parallel.parts import PartGroup
@@ -167,7 +167,7 @@ def split_network(
     outline = outline_of(wholes)
     chosen = chosen_layers(model, words)
     mark_cut_up(model)
-    split_layers(model, chosen, group, drawn.pieces)
+    replace_layers(model, chosen, group, drawn.pieces)
     model.register_forward_hook(give_whole)
     split_tensors = find_parts(model, group)
     names = Names(
@@ -242,7 +242,7 @@ def give_whole(_: nn.Module, __: Any, outputs: Any) -> Any:
 
 
 OF_LAYERS, OF_STAGES = "split", "stages"
-"""The prefixes of such errors, which `firecaffe.split` and `cut_stages` raise too."""
+"""The prefixes of such errors, which `firecaffe.adapt.split_layers` and `cut_stages` raise too."""
 
 
 @contextmanager

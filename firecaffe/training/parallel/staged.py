@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map, tree_map_only
 from firecaffe.errors import RecipeError
 from firecaffe.models.drawing import named_tensors
 from firecaffe.parallel.config import ParallelConfig
-from firecaffe.parallel.layer_split import own_pieces, split_layers
+from firecaffe.parallel.layer_split import own_pieces, replace_layers
 from firecaffe.parallel.parts import PartGroup
 from firecaffe.parallel.stages import Stage, cut_stages
 from firecaffe.parallel.tensor import TensorInParts, whole
@@ -208,7 +208,7 @@ def _split(
     places: Sequence[nn.Module],
 ) -> None:
     before = {name: network.get_submodule(name) for name in chosen}
-    split_layers(network, chosen, group, pieces)
+    replace_layers(network, chosen, group, pieces)
     for place in places:
         named = dict(place.named_modules(remove_duplicate=False))
         for name, layer in before.items():

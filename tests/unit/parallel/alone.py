@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from firecaffe.cluster.group import Group
-from firecaffe.parallel.layer_split import Split, choose_layers, split_layers
+from firecaffe.parallel.layer_split import Split, choose_layers, replace_layers
 from firecaffe.parallel.parts import PartGroup
 
 TOLERANCE = 1e-10
@@ -21,7 +21,7 @@ def group_of(num_parts: int) -> PartGroup:
 def split_copy(model: nn.Module, words: Mapping[str, str], num_parts: int) -> Split:
     """`firecaffe.split` of a copy of the model, but no process group is joined."""
     model = copy.deepcopy(model)
-    return split_layers(model, choose_layers(model, words), group_of(num_parts))
+    return replace_layers(model, choose_layers(model, words), group_of(num_parts))
 
 
 def assert_close(found: Tensor, expected: Tensor, what: object) -> None:

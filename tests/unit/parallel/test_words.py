@@ -12,7 +12,7 @@ from torch import nn
 import firecaffe
 from firecaffe.errors import RecipeError
 from firecaffe.models.squeezenet import Fire
-from firecaffe.parallel.layer_split import choose_layers, split_layers
+from firecaffe.parallel.layer_split import choose_layers, replace_layers
 from firecaffe.parallel.split_kinds import KINDS, SPLITS
 from tests.unit.parallel.alone import group_of, split_copy
 
@@ -59,7 +59,7 @@ def test_too_few_for_the_parts(words: dict[str, str], told: str) -> None:
     model = network()
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(RecipeError, match=told):
-        firecaffe.split(model, words, parts=4)
+        firecaffe.adapt.split_layers(model, words, parts=4)
     assert not dist.is_initialized()
     assert model.state_dict().keys() == before.keys()
     assert all(map(torch.equal, model.state_dict().values(), before.values()))
@@ -111,9 +111,9 @@ def test_layers_that_are_more_than_they_seem(change: Callable[[Any], object], to
 )
 def test_arguments_that_cannot_be(options: dict[str, Any], told: str) -> None:
     with pytest.raises(RecipeError, match=told):
-        firecaffe.split(network(), {"classifier.1": "neurons"}, **options)
+        firecaffe.adapt.split_layers(network(), {"classifier.1": "neurons"}, **options)
     with pytest.raises(RecipeError, match="no layer is named"):
-        firecaffe.split(network(), {})
+        firecaffe.adapt.split_layers(network(), {})
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_arguments_that_cannot_be(options: dict[str, Any], told: str) -> None:
     [(nn.Linear(4, 4), "neurons", "weight"), (Fire(4, 3, 5), "paths", "squeeze")],
 )
 def test_a_replaced_layer_is_not_used_in_silence(layer: nn.Module, word: str, gone: str) -> None:
-    split_layers(nn.Sequential(layer), {"0": word}, group_of(2))
+    replace_layers(nn.Sequential(layer), {"0": word}, group_of(2))
     with pytest.raises(AttributeError, match=gone):
         layer(torch.ones(1, 4, 4, 4))
 

@@ -13,8 +13,8 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
+from firecaffe.api.plan_layouts import Parallel
 from firecaffe.cli import main
-from firecaffe.cli.plan_layouts import Parallel
 from firecaffe.cli.profile import render_parallel
 from firecaffe.models.config import ModelConfig
 from firecaffe.models.network import with_outline
@@ -195,7 +195,7 @@ def test_the_page_shows_what_plan_does(model: str, name: str) -> None:
     found = planned(model, [*WAYS])
     console = Console(width=250)
     with console.capture() as capture:
-        found.show(console)
+        console.print(*found.parts(), sep="\n")
     lines = [re.split(r"\s{2,}", line.strip()) for line in capture.get().splitlines()]
     ways = [f"| {name} | {' | '.join(cells[1:])} |" for cells in lines if cells[0] == "4"]
     assert len(ways) == len(WAYS)

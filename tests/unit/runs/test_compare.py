@@ -12,7 +12,7 @@ import tomli_w
 from rich.console import Console
 
 import firecaffe.cli
-from firecaffe.cli.compare import MIN_WIDTH_OF_RUNS, render
+from firecaffe.api.compare import MIN_WIDTH_OF_RUNS, render
 from firecaffe.errors import RunError
 from firecaffe.runs.checklist import checklist
 from firecaffe.runs.run_table import (

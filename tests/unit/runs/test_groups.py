@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import firecaffe.cli
-from firecaffe.cli.compare_groups import render_groups
+from firecaffe.api.compare_groups import render_groups
 from firecaffe.errors import RunError
 from firecaffe.runs.checklist import Item, checklist
 from firecaffe.runs.curves import time_to

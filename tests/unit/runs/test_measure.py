@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-import firecaffe.cli
-from firecaffe.cli.compare import render
-from firecaffe.cli.compare_groups import render_groups
-from firecaffe.cli.compare_page import lines_of
+import firecaffe.cli.compare
+from firecaffe.api.compare import render
+from firecaffe.api.compare_groups import render_groups
+from firecaffe.api.compare_page import lines_of
 from firecaffe.errors import RecipeError, RunError
 from firecaffe.runs.checklist import checklist
 from firecaffe.runs.curves import curves_of, time_to
@@ -112,7 +112,7 @@ def test_what_is_typed_is_in_the_metrics_unit(tmp_path: Path) -> None:
     ):
         with pytest.raises(RecipeError, match=parts):
             firecaffe.cli.compare.main([*words, "--by", "recipe"])
-    with pytest.raises(RecipeError, match="--by recipe"):
+    with pytest.raises(RecipeError, match="target goes with by"):
         firecaffe.cli.compare.main([*folders, "--target", "60"])
     assert firecaffe.cli.compare.main([*folders, "--band", "300", "--by", "recipe"]) == 0
 

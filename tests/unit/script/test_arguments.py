@@ -42,10 +42,10 @@ Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], str]
 T, P, L, S, A, H, N = (
     firecaffe.train,
     firecaffe.parallelize,
-    firecaffe.local,
-    firecaffe.split,
-    firecaffe.attach,
-    firecaffe.comm_hook,
+    firecaffe.adapt.average_locally,
+    firecaffe.adapt.split_layers,
+    firecaffe.adapt.attach,
+    firecaffe.adapt.ddp_hook,
     firecaffe.launch,
 )
 
@@ -65,33 +65,58 @@ CALLS: list[Call] = [
     (P, (NET,), {"timeout_s": datetime.timedelta(5)}, "timeout_s is datetime.*number of seconds"),
     (P, (NET,), {"process_group": [0, 1]}, r"process_group is \[0, 1\]; expected a group"),
     (P, (NET,), {"process_group": dist.GroupMember.NON_GROUP_MEMBER}, "this rank is not in"),
-    (L, ([NET], SGD), {}, "local: model is .*one network"),
-    (L, (SHARDED, SGD), {}, "local: model.0 is in FSDPModule already"),
-    (L, (NET, optim.SGD), {}, r"local: optimizer is the class SGD; .*SGD\(model.parameters\(\)"),
-    (L, (NET, None), {}, "local: optimizer is None; expected a torch.optim.Optimizer"),
-    (L, (NET, wrapper()), {}, r"local: optimizer is a wrapper \(SGD\)"),
-    (L, (nn.Linear(2, 2), SGD), {}, "local: optimizer has none of the model's parameters"),
-    (L, (NET, SGD), {"evry": 3}, "local: .*'evry'; did you mean every"),
-    (L, (NET,), {}, "local: .*'optimizer'; it takes model, optimizer, every"),
-    (L, (NET, SGD), {"every": 2.5}, "local: every is 2.5; it must be a whole number"),
-    (L, (NET, SGD), {"every": True}, "local: every is True"),
-    (L, (NET, SGD), {"outer": ["average"]}, r"local: outer is \['average'\]; it must be one of"),
-    (L, (NET, SGD), {"outer": "slowmo", "outer_lr": "1"}, "local: outer_lr is '1'"),
-    (L, (NET, SGD), {"outer": "slowmo", "outer_momentum": "0"}, "local: outer_momentum is '0'"),
-    (L, (NET, SGD), {"scaler": 1024.0}, "local: scaler is 1024.0; expected a torch.amp.GradScaler"),
-    (L, (NET, SGD), {"process_group": 0}, "local: process_group is 0"),
-    (S, ([NET], LAYERS), {}, "split: model is .*one network"),
-    (S, (SHARDED, LAYERS), {}, "split: model.0 is in FSDPModule already"),
-    (S, (NET, [("0", "neurons")]), {}, r"split: layers is \[.*expected a table"),
-    (S, (NET, "0"), {}, "split: layers is '0'; expected a table"),
-    (S, (NET, None), {}, "split: layers is None"),
-    (S, (NET, {0: "neurons"}), {}, "split: layers has 0: 'neurons'; expected names"),
-    (S, (NET, {"0": 2}), {}, "split: layers has '0': 2; expected names"),
-    (S, (NET, {}), {}, "split: no layer is named"),
-    (S, (NET, LAYERS), {"part": 2}, "split: .*'part'; did you mean parts"),
-    (S, (NET, LAYERS), {"parts": 2.0}, "split: parts is 2.0; it must be a whole number"),
+    (L, ([NET], SGD), {}, "average_locally: model is .*one network"),
+    (L, (SHARDED, SGD), {}, "average_locally: model.0 is in FSDPModule already"),
+    (
+        L,
+        (NET, optim.SGD),
+        {},
+        r"average_locally: optimizer is the class SGD; .*SGD\(model.parameters\(\)",
+    ),
+    (L, (NET, None), {}, "average_locally: optimizer is None; expected a torch.optim.Optimizer"),
+    (L, (NET, wrapper()), {}, r"average_locally: optimizer is a wrapper \(SGD\)"),
+    (
+        L,
+        (nn.Linear(2, 2), SGD),
+        {},
+        "average_locally: optimizer has none of the model's parameters",
+    ),
+    (L, (NET, SGD), {"evry": 3}, "average_locally: .*'evry'; did you mean every"),
+    (L, (NET,), {}, "average_locally: .*'optimizer'; it takes model, optimizer, every"),
+    (L, (NET, SGD), {"every": 2.5}, "average_locally: every is 2.5; it must be a whole number"),
+    (L, (NET, SGD), {"every": True}, "average_locally: every is True"),
+    (
+        L,
+        (NET, SGD),
+        {"outer": ["average"]},
+        r"average_locally: outer is \['average'\]; it must be one of",
+    ),
+    (L, (NET, SGD), {"outer": "slowmo", "outer_lr": "1"}, "average_locally: outer_lr is '1'"),
+    (
+        L,
+        (NET, SGD),
+        {"outer": "slowmo", "outer_momentum": "0"},
+        "average_locally: outer_momentum is '0'",
+    ),
+    (
+        L,
+        (NET, SGD),
+        {"scaler": 1024.0},
+        "average_locally: scaler is 1024.0; expected a torch.amp.GradScaler",
+    ),
+    (L, (NET, SGD), {"process_group": 0}, "average_locally: process_group is 0"),
+    (S, ([NET], LAYERS), {}, "split_layers: model is .*one network"),
+    (S, (SHARDED, LAYERS), {}, "split_layers: model.0 is in FSDPModule already"),
+    (S, (NET, [("0", "neurons")]), {}, r"split_layers: layers is \[.*expected a table"),
+    (S, (NET, "0"), {}, "split_layers: layers is '0'; expected a table"),
+    (S, (NET, None), {}, "split_layers: layers is None"),
+    (S, (NET, {0: "neurons"}), {}, "split_layers: layers has 0: 'neurons'; expected names"),
+    (S, (NET, {"0": 2}), {}, "split_layers: layers has '0': 2; expected names"),
+    (S, (NET, {}), {}, "split_layers: no layer is named"),
+    (S, (NET, LAYERS), {"part": 2}, "split_layers: .*'part'; did you mean parts"),
+    (S, (NET, LAYERS), {"parts": 2.0}, "split_layers: parts is 2.0; it must be a whole number"),
     (S, (NET, LAYERS), {"timeout_s": "1"}, "timeout_s is '1'"),
-    (S, (NET, LAYERS), {"process_group": 3}, "split: process_group is 3"),
+    (S, (NET, LAYERS), {"process_group": 3}, "split_layers: process_group is 3"),
     (A, (NET, None, "runs/mine"), {}, "attach: optimizer is None"),
     (A, (NET, optim.SGD, "runs/mine"), {}, "attach: optimizer is the class SGD"),
     (A, ([NET], SGD, "runs/mine"), {}, "attach: model is .*one network"),
@@ -99,8 +124,8 @@ CALLS: list[Call] = [
     (A, (NET, SGD, ""), {}, "attach: folder is ''"),
     (A, (NET, SGD), {"fodler": "runs"}, "attach: .*'?fold"),
     (H, (3,), {}, "exchange is 3; it must be a name"),
-    (H, (), {"process_group": 3}, "comm_hook: process_group is 3"),
-    (H, (), {"compresor": "int8"}, "comm_hook: .*'compresor'; did you mean compressor"),
+    (H, (), {"process_group": 3}, "ddp_hook: process_group is 3"),
+    (H, (), {"compresor": "int8"}, "ddp_hook: .*'compresor'; did you mean compressor"),
     (N, (function, 2), {"arg": (1,)}, "launch: .*'arg'; did you mean args"),
     (N, (function, 2), {"args": 1}, r"launch: args is 1; expected the arguments in a tuple"),
     (N, (function, 2), {"args": "ab"}, "launch: args is 'ab'; expected"),
@@ -128,23 +153,25 @@ def test_an_unknown_word_is_a_type_error_too() -> None:
 
 
 def test_what_is_done_already_is_not_done_twice(tmp_path: Path) -> None:
-    attached = firecaffe.attach(NET, SGD, tmp_path / "one")
+    attached = firecaffe.adapt.attach(NET, SGD, tmp_path / "one")
     with pytest.raises(RecipeError, match=r"timed already, into .*one"):
-        firecaffe.attach(NET, SGD, tmp_path / "two")
+        firecaffe.adapt.attach(NET, SGD, tmp_path / "two")
     assert not (tmp_path / "two").exists()
     attached.detach()
-    firecaffe.attach(NET, SGD, tmp_path / "two").detach()
+    firecaffe.adapt.attach(NET, SGD, tmp_path / "two").detach()
     with group_of_one(torch.device("cpu")):
-        averaged = firecaffe.local(NET, SGD)
+        averaged = firecaffe.adapt.average_locally(NET, SGD)
         with pytest.raises(RecipeError, match="averaged already"):
-            firecaffe.local(NET, SGD)
+            firecaffe.adapt.average_locally(NET, SGD)
         averaged.detach()
-        firecaffe.local(NET, SGD).detach()
+        firecaffe.adapt.average_locally(NET, SGD).detach()
         with pytest.raises(RecipeError, match="module is in DistributedDataParallel already"):
             P(P(NET))
-        split = firecaffe.split(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), LAYERS)
+        split = firecaffe.adapt.split_layers(
+            nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), LAYERS
+        )
         with pytest.raises(RecipeError, match="split already"):
-            firecaffe.split(split, {"model.1": "neurons"})
+            firecaffe.adapt.split_layers(split, {"model.1": "neurons"})
 
 
 def test_a_ddp_around_that_of_parallelize_is_told_in_its_first_forward() -> None:
@@ -225,14 +252,18 @@ def test_the_python_reducer_has_no_buckets() -> None:
 
 
 def test_without_a_word_the_exchange_is_chosen_as_in_a_recipe() -> None:
-    for function in (firecaffe.parallelize, firecaffe.local, firecaffe.comm_hook):
+    for function in (
+        firecaffe.parallelize,
+        firecaffe.adapt.average_locally,
+        firecaffe.adapt.ddp_hook,
+    ):
         default = inspect.signature(function).parameters["exchange"].default
         assert default == firecaffe.ExchangeConfig().algorithm == "auto"
 
 
 def test_comm_hook_joins_nothing() -> None:
     """A launcher such as Lightning's starts the other ranks, and the group, after it."""
-    firecaffe.comm_hook("tree")
+    firecaffe.adapt.ddp_hook("tree")
     assert not dist.is_initialized()
     with pytest.raises(RecipeError, match="no exchange"):
-        firecaffe.comm_hook("star")
+        firecaffe.adapt.ddp_hook("star")

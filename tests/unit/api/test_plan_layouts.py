@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from firecaffe.cli.plan_layouts import Parallel, held
+from firecaffe.api.plan_layouts import Parallel, held
 from firecaffe.errors import RecipeError
 from firecaffe.models.config import ModelConfig
 from firecaffe.parallel.config import ParallelConfig

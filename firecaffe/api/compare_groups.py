@@ -1,7 +1,6 @@
 """`firecaffe compare --by recipe`: groups over seeds, in the form of FireCaffe's table 2."""
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping, Sequence
 from math import inf, isfinite
 from statistics import median
@@ -60,13 +59,12 @@ def _others(first: GroupRow) -> list[str]:
     return list(first.others)[:MOST_OTHERS]
 
 
-def as_json(rows: Sequence[GroupRow], items: Sequence[Item]) -> str:
-    """Return JSON with null for infinities, which an interval of a single run has."""
-    record = {
+def as_dict(rows: Sequence[GroupRow], items: Sequence[Item]) -> dict[str, Any]:
+    """Return groups with None for infinities, which an interval of a single run has."""
+    return {
         "groups": [finite(dataclasses.asdict(row)) for row in rows],
         "checklist": [dataclasses.asdict(item) for item in items],
     }
-    return json.dumps(record, indent=2)
 
 
 def render_groups(

@@ -6,11 +6,12 @@ from itertools import groupby, pairwise
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
+from rich.console import RenderableType
 from rich.table import Table
+from rich.text import Text
 from torch import nn
 
-from firecaffe.cli.console import time_words
+from firecaffe.api.console import time_words
 from firecaffe.errors import RecipeError
 from firecaffe.models.config import ModelConfig
 from firecaffe.models.network import with_outline
@@ -27,6 +28,7 @@ from firecaffe.plan.split_step import SplitCost
 from firecaffe.plan.step_cost import own_exchange
 from firecaffe.plan.workload import LayerWork, Workload
 from firecaffe.recipe.sections import Recipe
+from firecaffe.resume_advice import option
 
 MOST_OF_WAYS = 512
 """Most workers: the search compares every pair of them."""
@@ -44,12 +46,12 @@ WAY_HEADERS = (
 )
 
 
-def ways(words: str) -> list[str]:
+def ways_named(words: str) -> list[str]:
     """Parse the names of ways. Raises RecipeError for an unknown one."""
     names = [*WAYS] if words == "all" else words.split(",")
     for name in names:
         if name not in WAYS:
-            raise RecipeError(f"--ways: no {name!r}; there are all, {', '.join(WAYS)}")
+            raise RecipeError(f"{option('ways')}: no {name!r}; there are all, {', '.join(WAYS)}")
     return names
 
 
@@ -144,7 +146,7 @@ class Parallel:
             return f"{title}\n{draw_stages(plan, self.work.layers)}"
         return f"{title}\n{draw(plan, self._cost(plan))}"
 
-    def show(self, console: Console) -> None:
+    def parts(self) -> Iterator[RenderableType]:
         table = Table(box=SIMPLE_HEAD)
         table.add_column("workers", justify="right", no_wrap=True)
         table.add_column("way", no_wrap=True)
@@ -156,12 +158,11 @@ class Parallel:
                 table.add_section()
             before = plan.workers
             table.add_row(str(plan.workers), _way(plan), *_way_cells(plan))
-        console.print(table)
+        yield table
         if self.best is not None:
-            console.print(self._why(self.best))
-        for line in self.lines():
-            console.print(line, markup=False, soft_wrap=True)
-        console.print()
+            yield self._why(self.best)
+        yield from self.lines()
+        yield Text()
 
     def _why(self, best: SplitPlan) -> Table:
         table = Table(box=SIMPLE_HEAD, title=f"{_way(best)} on {best.workers} workers, MB and ms")

@@ -1,4 +1,4 @@
-"""What `firecaffe compress` prints: charts of layers, the report of a file, and a plot."""
+"""The tables, lines and picture of a compressed network."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from math import log
@@ -9,7 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import RenderableType
 from rich.table import Table
 
-from firecaffe.cli.picture import load_pyplot, write_picture
+from firecaffe.api.picture import load_figure, write_picture
 from firecaffe.runs.measure import Measure
 from firecaffe.shrink.layer_sizes import LayerSensitivity
 
@@ -164,8 +164,8 @@ def not_reached(record: Record) -> str:
 
 def plot_sizes(path: Path, record: Mapping[str, Any]) -> None:
     """Draw all sizes tried, for any target. Raises RecipeError if matplotlib is missing."""
-    pyplot = load_pyplot()
-    figure, axes = pyplot.subplots(figsize=(7, 4.2))
+    figure = load_figure()(figsize=(7, 4.2))
+    axes = figure.subplots()
     ratios = [size["ratio"] for size in record["sizes"]]
     for part, words in (("held_out", "held-out samples"), ("test", "test samples")):
         lost = [size["lost"][part] for size in record["sizes"]]
@@ -181,4 +181,3 @@ def plot_sizes(path: Path, record: Mapping[str, Any]) -> None:
     )
     axes.legend()
     write_picture(path, figure, "firecaffe compress", "what is lost against the ratio")
-    pyplot.close(figure)

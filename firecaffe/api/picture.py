@@ -5,7 +5,7 @@ from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
-from firecaffe.cli.console import check_target
+from firecaffe.api.console import check_target
 from firecaffe.errors import RecipeError
 from firecaffe.files import written_aside
 
@@ -19,19 +19,19 @@ def check_picture(word: str, name: str, overwrite: bool, suffixes: tuple[str, ..
     """Check a picture's path like `check_target`. Raises RecipeError if matplotlib is missing."""
     check_target(word, name, overwrite, suffixes)
     if name:
-        load_pyplot(word)
+        load_figure(word)
 
 
-def load_pyplot(word: str = "--plot") -> Any:
-    """Load pyplot without a screen, for option `word`. Raises RecipeError without matplotlib."""
+def load_figure(word: str = "--plot") -> Any:
+    """Load matplotlib's Figure for option `word`. Raises RecipeError without matplotlib.
+
+    A figure without pyplot needs no screen, and changes no setting of a notebook.
+    """
     try:
-        import matplotlib as mpl
+        from matplotlib.figure import Figure
     except ImportError:
         raise RecipeError(f"{word} needs matplotlib: pip install 'firecaffe[plot]'") from None
-    mpl.use("agg")
-    from matplotlib import pyplot
-
-    return pyplot
+    return Figure
 
 
 def take_literally(figure: Any) -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from firecaffe.api.console import check_target
 from firecaffe.cli import main
-from firecaffe.cli.console import check_target
 from firecaffe.errors import RecipeError, RunError
 
 RECIPE = str(Path(__file__).parents[3] / "recipes" / "nin_small.toml")

@@ -12,8 +12,8 @@ from importlib import resources
 
 from jinja2 import Environment, StrictUndefined
 
-from firecaffe.cli.compare_groups import cells, headers, shown_words, verdicts
-from firecaffe.cli.picture import load_pyplot, take_literally
+from firecaffe.api.compare_groups import cells, headers, shown_words, verdicts
+from firecaffe.api.picture import load_figure, take_literally
 from firecaffe.runs.checklist import Item
 from firecaffe.runs.curves import Curves, Point, curves_of
 from firecaffe.runs.measure import Measure
@@ -92,11 +92,13 @@ def line_names(called: Sequence[str], words: Mapping[str, Sequence[str]]) -> lis
 
 def pictures(names: Sequence[str], groups: Sequence[Group]) -> list[Picture]:
     """Draw the curves. Raises RecipeError without matplotlib; RunError for unreadable metrics."""
-    pyplot = load_pyplot("--html")
+    load_figure("--html")
+    from matplotlib import rc_context
+
     measure = groups[0].first.measure
     of_groups = [[_curves(run, measure) for run in group.runs] for group in groups]
     drawn = []
-    with pyplot.rc_context({"svg.hashsalt": ID_SALT, "svg.fonttype": "path", "font.size": 12}):
+    with rc_context({"svg.hashsalt": ID_SALT, "svg.fonttype": "path", "font.size": 12}):
         for line in lines_of(measure).values():
             ylabel, points_of, _ = line
             for axis, (what, units, x_of) in AXES.items():
@@ -127,10 +129,10 @@ def _draw(
     xlabel: str,
     size: float,
 ) -> str:
-    pyplot = load_pyplot("--html")
     x_of = AXES[axis][2]
     ylabel, points_of, unit = line
-    figure, place = pyplot.subplots(figsize=(5, 3.4))
+    figure = load_figure("--html")(figsize=(5, 3.4))
+    place = figure.subplots()
     for number, (name, several) in enumerate(zip(names, of_groups, strict=True)):
         color = f"C{number % 10}"
         for curves in several:
@@ -149,7 +151,6 @@ def _draw(
     figure.tight_layout()
     picture = io.BytesIO()
     figure.savefig(picture, format="svg", metadata={"Date": None, "Creator": None})
-    pyplot.close(figure)
     return f"data:image/svg+xml;base64,{b64encode(picture.getvalue()).decode()}"
 
 

@@ -1,24 +1,21 @@
-"""What `firecaffe plan` prints: the table of forecasts, the modes, JSON, and a plot."""
+"""What a plan shows: the table of forecasts and what is said of it, the modes, and a plot."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
+from rich.console import RenderableType
 from rich.table import Table
+from rich.text import Text
 
-from firecaffe.cli.console import time_words
-from firecaffe.cli.picture import load_pyplot, write_picture
-from firecaffe.cli.plan_layouts import Parallel
-from firecaffe.compression.transfer import LINKS, SLOWEST, Transfer
+from firecaffe.api.console import time_words
+from firecaffe.api.picture import load_figure, write_picture
 from firecaffe.gradients.config import NO_COMPRESSOR
-from firecaffe.plan.advice import paragraph
 from firecaffe.plan.cluster import Cluster
 from firecaffe.plan.forecast import Forecast, by_workers, fastest, is_own
 from firecaffe.plan.modes import Mode, hidden_s, modes_of
-from firecaffe.plan.update_price import UPDATES
 from firecaffe.plan.workload import Workload
 from firecaffe.synchrony.config import EVERY_STEP, SynchronyConfig
 
@@ -48,7 +45,7 @@ class Modes:
     def as_dicts(self) -> list[dict[str, Any]]:
         return [{"workers": self.row.workers, **asdict(mode)} for mode in self.rows]
 
-    def show(self, console: Console) -> None:
+    def parts(self) -> Iterator[RenderableType]:
         table = Table(box=SIMPLE_HEAD)
         workers = "1 worker" if self.row.workers == 1 else f"{self.row.workers} workers"
         table.add_column(f"mode, on {workers}", no_wrap=True)
@@ -65,9 +62,9 @@ class Modes:
                 f"{mode.idle:.0%}",
                 f"{mode.bytes_per_step / 1e6:,.1f}",
             )
-        console.print(table)
-        console.print(self.paragraph(), markup=False, soft_wrap=True)
-        console.print()
+        yield table
+        yield self.paragraph()
+        yield Text()
 
     def paragraph(self) -> str:
         said = ["All rows are rates; what late gradients cost in accuracy, no plan knows."]
@@ -92,57 +89,8 @@ class Modes:
         return " ".join(said)
 
 
-def links_of(clusters: Sequence[Cluster]) -> dict[str, float]:
-    """Return bits/s of the links between hosts, and of a slow one, for the transfer of a file."""
-    ours = {f"{own.links[-1].name} ({own.name})": own.links[-1] for own in clusters}
-    bits = {name: 8 * link.bandwidth_bytes_per_s for name, link in ours.items()}
-    return {**bits, SLOWEST: LINKS[SLOWEST]}
-
-
-def as_dict(
-    name: str,
-    work: Workload,
-    cluster: Cluster,
-    rows: Sequence[Forecast],
-    modes: Modes | None,
-    parallel: Parallel | None,
-    transfer: Transfer | None,
-) -> dict[str, Any]:
-    return {
-        "workload": name,
-        "model": work.model,
-        "cluster": cluster.name,
-        "global_batch_size": work.global_batch_size,
-        "micro_batch_size": work.micro_batch_size,
-        "parameter_bytes": work.parameter_bytes,
-        "assumption": "; ".join(_assumptions(work, cluster, rows, modes)),
-        "rows": [row.as_dict() for row in rows],
-        "advice": paragraph(work, cluster, rows),
-        "modes": modes and modes.as_dicts(),
-        "parallel": parallel and parallel.as_dict(),
-        "transfer": transfer and transfer.as_dict(links_of([cluster])),
-    }
-
-
-def show(
-    console: Console,
-    name: str,
-    work: Workload,
-    cluster: Cluster,
-    rows: Sequence[Forecast],
-    modes: Modes | None,
-    parallel: Parallel | None,
-    is_long: bool,
-    is_drawn: bool,
-) -> None:
-    console.print(
-        f"{name}: {work.model}, batch {work.global_batch_size} in micro-batches of "
-        f"{work.micro_batch_size}, {work.parameter_bytes / 1e6:,.1f} MB of gradients"
-        f"{UPDATES[work.update_at].said}, on {cluster.name} ({cluster.about})",
-        markup=False,
-    )
-    for note in _assumptions(work, cluster, rows, modes):
-        console.print(f"note: {note}", markup=False, soft_wrap=True)
+def plan_table(work: Workload, cluster: Cluster, rows: Sequence[Forecast], is_long: bool) -> Table:
+    """Return the three fastest exchanges and the recipe's, or with `is_long` every one."""
     table = Table(box=SIMPLE_HEAD)
     table.add_column("workers", justify="right", no_wrap=True)
     table.add_column("exchange", no_wrap=True)
@@ -157,24 +105,10 @@ def show(
             way = "-" if alone else f"{way} (own)" if row in taken else way
             table.add_row(str(row.workers), way, *_cells(row, cluster.device.memory_bytes))
         table.add_section()
-    console.print(table)
-    console.print(paragraph(work, cluster, rows), markup=False, soft_wrap=True)
-    best = fastest(rows)[-1]
-    if best.hours is not None or best.hours_to_accuracy is not None:
-        console.print(_totals(best), markup=False, soft_wrap=True)
-    console.print()
-    if modes is not None:
-        modes.show(console)
-    if parallel is not None:
-        if parallel.has_own:
-            console.print("By [parallel] of the recipe; above, by data:", markup=False)
-        if is_drawn:
-            console.print(parallel.picture(), markup=False, highlight=False, soft_wrap=True)
-            console.print()
-        parallel.show(console)
+    return table
 
 
-def _assumptions(
+def assumptions(
     work: Workload, cluster: Cluster, rows: Sequence[Forecast], modes: Modes | None
 ) -> list[str]:
     said = [work.assumption] if work.assumption else []
@@ -223,7 +157,7 @@ def _memory(row: Forecast, device_bytes: float) -> str:
     return f"{low / 1e9:.2f} - {high / 1e9:.2f} GB{sign}"
 
 
-def _totals(row: Forecast) -> str:
+def totals(row: Forecast) -> str:
     said = []
     if row.hours is not None:
         said.append(f"the recipe's steps take {_hours_band(row, row.hours)}")
@@ -263,8 +197,8 @@ def _band(low_s: float, high_s: float) -> str:
 
 def plot(path: Path, plans: Sequence[tuple[str, Sequence[Forecast]]]) -> None:
     """Draw plans, given by name. Raises RecipeError if matplotlib is missing."""
-    pyplot = load_pyplot()
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.2))
+    figure = load_figure()(figsize=(11, 4.2))
+    left, right = figure.subplots(1, 2)
     most = 1
     for name, rows in plans:
         best = fastest(rows)
@@ -289,4 +223,3 @@ def plot(path: Path, plans: Sequence[tuple[str, Sequence[Forecast]]]) -> None:
     right.set(xlabel="workers", ylabel="seconds of a step", title=plans[0][0])
     right.legend()
     write_picture(path, figure, "firecaffe plan", "speedup and step time against workers")
-    pyplot.close(figure)

@@ -1,0 +1,1 @@
+"""The commands as functions, for a script, a prompt or a notebook."""

@@ -1,0 +1,223 @@
+"""`firecaffe.explain`: where the time went, which ranks are slow, the forecast's error."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import RenderableType
+from rich.table import Table
+
+from firecaffe.api.answer import Answer
+from firecaffe.api.explain_parts import (
+    advice,
+    ms,
+    sentence,
+    served_lines,
+    served_table,
+    stage_lines,
+)
+from firecaffe.cluster.from_script import from_script
+from firecaffe.errors import RecipeError, RunError
+from firecaffe.runs.explain_local import is_local, local_lines
+from firecaffe.runs.explain_served import ServedExplanation, explain_served
+from firecaffe.runs.fault import NAME
+from firecaffe.runs.kineto import is_trace, read_trace
+from firecaffe.runs.rank_shares import RankShares, shares_line, shares_of
+from firecaffe.runs.rank_times import (
+    PARTS,
+    Explanation,
+    RankTimes,
+    explain_rows,
+    read_timings,
+)
+from firecaffe.runs.rank_times import explain as explain_run
+from firecaffe.runs.run_folder import elsewhere, read_run_file
+from firecaffe.runs.score import (
+    ModeScore,
+    ParallelScore,
+    Score,
+    causes,
+    measured_parts,
+    score,
+    score_mode,
+    score_parallel,
+)
+from firecaffe.user_code import shown
+
+HEADERS = {
+    "data_s": "data",
+    "compute_s": "compute",
+    "exposed_communication_s": "waits for others",
+    "update_s": "update",
+}
+
+Scored = Score | ModeScore | ParallelScore
+
+
+@dataclass(frozen=True, repr=False)
+class Explained(Answer):
+    """Where the time of each rank went."""
+
+    explanation: Explanation | ServedExplanation
+    """The times of ranks, and those that are slow."""
+    lines: list[str]
+    """What is said below the tables."""
+    score: Scored | None = None
+    """The run's forecast against what was measured, if it has one."""
+    elsewhere: list[str] | None = None
+    """Lines on ranks whose times are in other folders; None for traces."""
+    parts: dict[str, Any] | None = None
+    """The measured parts of a step; for traces alone."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the times, and the score of the forecast; of traces, the parts of a step."""
+        record = dataclasses.asdict(self.explanation)
+        if self.parts is not None:
+            return {**record, "parts": self.parts}
+        record["elsewhere"] = self.elsewhere
+        record["score"] = None if self.score is None else dataclasses.asdict(self.score)
+        return record
+
+    def _parts(self) -> Iterator[RenderableType]:
+        if isinstance(self.explanation, Explanation):
+            yield _table(self.explanation)
+        else:
+            yield served_table(self.explanation)
+        if isinstance(self.score, Score):
+            yield _forecast(self.score)
+        yield from self.lines
+
+
+@from_script
+def explain(run: str | Path | Sequence[str | Path], *, trust_code: bool = False) -> Explained:
+    """Explain where the time of each rank of a run went, finished or not.
+
+    Args:
+        run: A run's folder, or traces of torch's profiler, one of each rank.
+        trust_code: Run code that the folder names, to plan other modes of synchrony.
+
+    Raises: RecipeError for a wrong argument; RunError for a folder without timings, or a trace that
+    cannot be read.
+    """
+    several = [run] if isinstance(run, str | Path) else run
+    are_paths = isinstance(several, Sequence) and all(isinstance(p, str | Path) for p in several)
+    if not are_paths or not several:
+        raise RecipeError(f"run is {shown(run)}; expected a run's folder, or paths of traces")
+    paths = [Path(path) for path in several]
+    if is_trace(paths[0]):
+        return _explain_traces(paths)
+    if len(paths) > 1:
+        raise RecipeError(f"explain takes one run folder, or traces; found {len(paths)} paths")
+    return _explain_folder(paths[0], trust_code)
+
+
+def _explain_folder(folder: Path, trust_code: bool) -> Explained:
+    timings = read_timings(folder)
+    in_rounds = is_local(folder)
+    explained = explain_served(folder, timings) or explain_run(folder, in_rounds)
+    scored: Scored | None = score_mode(folder, timings)
+    if scored is None:
+        scored = score_parallel(folder, timings)
+    if isinstance(explained, Explanation):
+        if scored is None:
+            scored = score(folder, timings, explained)
+        said = [*(local_lines(folder, timings) if in_rounds else []), *lines(explained)]
+    else:
+        said = served_lines(explained)
+    shares = shares_of(timings) if in_rounds else None
+    said += _advice(folder, explained, shares, trust_code)
+    said += scored.lines if scored is not None else []
+    others = list(elsewhere(folder, timings))
+    said += [*others, *_fault(folder)]
+    return Explained(explained, said, scored, others)
+
+
+MOST_IDLE = 0.2
+"""Share of the time that ranks idle with a server, above which other modes are planned."""
+
+
+def _advice(
+    folder: Path,
+    explained: Explanation | ServedExplanation,
+    shares: RankShares | None,
+    trust_code: bool,
+) -> list[str]:
+    """Return lines on other modes, if a rank is slow or many idle. `shares` is for local steps."""
+    is_worth_it = any(slow.cause == "computes" for slow in explained.slow)
+    seconds = shares.seconds if shares is not None else []
+    if isinstance(explained, ServedExplanation):
+        idle = [rank.idle or 0.0 for rank in explained.ranks]
+        is_worth_it |= sum(idle) > MOST_IDLE * len(idle)
+        seconds = [rank.seconds for rank in explained.ranks]
+    if not is_worth_it or not seconds:
+        return []
+    return advice(folder, seconds, trust_code)
+
+
+def _fault(folder: Path) -> list[str]:
+    if not (folder / NAME).is_file():
+        return []
+    fault = read_run_file(folder, NAME)
+    return [f"fault: {fault.get('line')} ({fault.get('then')})"]
+
+
+def _explain_traces(paths: Sequence[Path]) -> Explained:
+    timings: dict[int, list[dict[str, Any]]] = {}
+    for path in paths:
+        rank, rows = read_trace(path)
+        if rank in timings:
+            raise RunError(f"{path}: a second trace of rank {rank}; give one of each rank")
+        timings[rank] = rows
+    explanation = explain_rows(dict(sorted(timings.items())), {})
+    parts = measured_parts(timings)
+    return Explained(explanation, [*lines(explanation), *causes(parts)], parts=parts)
+
+
+def lines(explanation: Explanation) -> list[str]:
+    said = [sentence(slow) for slow in explanation.slow]
+    if not said and not explanation.not_tested:
+        said.append("no rank is slower than the noise")
+    if explanation.shares is not None:
+        slow = [rank.rank for rank in explanation.slow if rank.cause == "computes"]
+        said += filter(None, [shares_line(explanation.shares, slow)])
+    said += stage_lines(explanation.stages)
+    said += _waits(explanation.ranks)
+    return [*said, *(f"not tested: {reason}" for reason in explanation.not_tested)]
+
+
+def _waits(ranks: Sequence[RankTimes]) -> list[str]:
+    if not all(rank.waits_s for rank in ranks):
+        return []
+    step_s = median(rank.step_s for rank in ranks)
+    seconds = {kind: median(rank.waits_s[kind] for rank in ranks) for kind in ranks[0].waits_s}
+    waits = (f"for {kind} {ms(wait_s)} ({wait_s / step_s:.0%})" for kind, wait_s in seconds.items())
+    return [f"split layers: in a step the median rank waits {', '.join(waits)}"]
+
+
+def _table(explanation: Explanation) -> Table:
+    table = Table(box=SIMPLE_HEAD)
+    for header in ("rank", "steps", "step", *HEADERS.values(), "rest"):
+        table.add_column(header, justify="right")
+    for rank in explanation.ranks:
+        shares = [f"{ms(rank.parts_s[p])} {rank.parts_s[p] / rank.step_s:4.0%}" for p in PARTS]
+        table.add_row(
+            str(rank.rank), str(rank.steps), ms(rank.step_s), *shares, ms(max(0.0, rank.rest_s))
+        )
+    return table
+
+
+def _forecast(scored: Score) -> Table:
+    """Return a table of each part's forecast and its measurement, of all ranks together."""
+    table = Table(box=SIMPLE_HEAD, title=f"forecast for {scored.cluster}")
+    for header in ("part of a step", "forecast", "low - high", "measured", "difference"):
+        table.add_column(header, justify="right", no_wrap=True)
+    for part in (*scored.parts, scored.step):
+        band = f"{part.low_s * 1e3:,.1f} - {ms(part.high_s)}"
+        gap = f"{(part.measured_s - part.forecast_s) * 1e3:+,.1f} ms"
+        name = part.name.removesuffix("_s").replace("exchange", "exposed exchange")
+        table.add_row(name, ms(part.forecast_s), band, ms(part.measured_s), gap)
+    return table

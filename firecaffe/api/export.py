@@ -1,0 +1,157 @@
+"""`firecaffe.export`: a run's network as a file for other programs."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from firecaffe.api.answer import Answer
+from firecaffe.api.console import check_target
+from firecaffe.api.run import RunInUse, open_run
+from firecaffe.cluster.from_script import from_script
+from firecaffe.data import eval_batches, open_test
+from firecaffe.data.datasets import GIVEN
+from firecaffe.errors import RecipeError
+from firecaffe.resume_advice import option
+from firecaffe.training.coded import is_coded
+from firecaffe.training.export_file import FORMATS, check_installed
+from firecaffe.training.load import load_run, run_of
+from firecaffe.training.named import check_named
+from firecaffe.training.prediction import AS_PREDICTED, meaning
+from firecaffe.training.run_facts import About
+from firecaffe.user_code import caffe_file, is_caffe
+
+SAMPLES = 8
+"""Number of samples on which the file and the network are compared."""
+
+
+@dataclass(frozen=True, repr=False)
+class Exported(Answer):
+    """A file with a run's network, and how it was compared with the network."""
+
+    path: str
+    """The file."""
+    evaluated: str
+    """The weights: "weights", or "ema", their moving average."""
+    step: int | None
+    """The step of the weights; None for a file."""
+    run: str
+    """The run, as it was given."""
+    compared: str
+    """With what the file was compared, and by how much it differed."""
+    outputs: str
+    """What the network's outputs are, in words; empty if the file has weights alone."""
+    inputs: str
+    """A note on the inputs, if the network was compared on random ones."""
+    notes: Sequence[str]
+    """Lines about newer checkpoints that are damaged."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the file and what is known of it."""
+        return {name: value for name, value in asdict(self).items() if name != "notes"}
+
+    def _parts(self) -> Iterator[str]:
+        which = "moving average" if self.evaluated == "ema" else "weights"
+        of = self.run if self.step is None else f"step {self.step}"
+        if self.inputs:
+            yield f"note: {self.inputs}"
+        yield f"{self.path}: {which} of {of}; {self.compared}"
+        if self.outputs:
+            yield f"outputs: {self.outputs}"
+
+
+@from_script
+def export(
+    run: str | Path,
+    to: str,
+    *,
+    best: bool = False,
+    trust_code: bool = False,
+    out: str | Path = "",
+    overwrite: bool = False,
+    replace: Mapping[str, Any] | None = None,
+) -> Exported:
+    """Write a run's network as a file for other programs, and compare it with the network.
+
+    Args:
+        run: A run's folder, a checkpoint in it, or a .fcz file.
+        to: The format: safetensors (weights alone), onnx, torch_export, or caffemodel.
+        best: Take the best checkpoint, not the newest.
+        trust_code: Run code that the folder or the file names.
+        out: The file; without it, model.SUFFIX in the run's folder.
+        overwrite: Replace the file if it exists.
+        replace: Words of the run's recipe with other values, as {"data.path": "new"}.
+
+    Raises: RecipeError, RunError, DataError, CheckpointError; NotIdenticalError if the file comes
+    to other outputs than the network, and then it is not written.
+    """
+    used = open_run(run, replace, trust_code)
+    if not isinstance(to, str) or to not in FORMATS:
+        what = f" is {to!r}; it must be one of" if to else " says the format:"
+        raise RecipeError(f"{option('to')}{what} {', '.join(FORMATS)}")
+    form, where, recipe = FORMATS[to], used.where, used.recipe
+    check_installed(to)
+    path = Path(out) if str(out) else _beside(where, form.suffix)
+    check_target(option("out"), str(path), overwrite, (form.suffix,))
+    if form.beside:
+        beside = path.with_suffix(form.beside)
+        _check_not_its_net(beside, recipe.model.name)
+        check_target(option("out"), str(beside), overwrite)
+    check_named(where, recipe, ("model",))
+    trained = load_run(where, best=best, recipe=recipe)
+    inputs, note = _inputs(used, to, trained.about) if form.takes_inputs else (None, "")
+    written = form.write(trained.model, inputs, path)
+    meant = AS_PREDICTED.get(meaning(recipe.task.name), "as the network gives them")
+    return Exported(
+        path=str(path),
+        evaluated=trained.evaluated,
+        step=trained.step,
+        run=str(where),
+        compared=written.compared,
+        outputs=meant if form.takes_inputs else "",
+        inputs=note,
+        notes=trained.notes,
+    )
+
+
+def _beside(where: Path, suffix: str) -> Path:
+    if is_coded(where):
+        return where.with_suffix(suffix)
+    return (run_of(where) or where) / f"model{suffix}"
+
+
+def _check_not_its_net(path: Path, name: str) -> None:
+    """Raise RecipeError if the file would overwrite the prototxt of the network called `name`."""
+    if is_caffe(name) and path.exists() and path.samefile(caffe_file("model.name", name)):
+        raise RecipeError(
+            f"caffemodel writes {path} too, and that is the network's own prototxt; give the files "
+            f"another name by {option('out')}"
+        )
+
+
+def _inputs(used: RunInUse, to: str, about: About) -> tuple[Tensor, str]:
+    """Return the first test samples; random inputs and a note if data were given in Python."""
+    config = used.recipe.data
+    if config.name == GIVEN:
+        if not about.input_shape:
+            raise RecipeError(
+                "the run's data were given in Python, and its inputs are no one tensor; "
+                "data.name names data to compare on"
+            )
+        note = "the run's data were given in Python; compared on random inputs of their shape"
+        generator = torch.Generator().manual_seed(0)
+        dtype = getattr(torch, about.input_dtype)
+        if not dtype.is_floating_point:
+            return torch.zeros(SAMPLES, *about.input_shape, dtype=dtype), note
+        return torch.randn(SAMPLES, *about.input_shape, generator=generator, dtype=dtype), note
+    test = open_test(config).test
+    _, inputs, _ = next(iter(eval_batches(test, min(SAMPLES, len(test)), 0, 1, config=config)))
+    if not isinstance(inputs, Tensor):
+        raise RecipeError(
+            f"{option('to')} {to}: the network takes inputs of several tensors; expected one "
+            "(safetensors writes the weights of any)"
+        )
+    return inputs.contiguous(), ""

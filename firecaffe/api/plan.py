@@ -1,0 +1,386 @@
+"""`firecaffe.plan`: a forecast of a training's time, memory and cost on a cluster."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from firecaffe.api.answer import Answer
+from firecaffe.api.cluster_file import check_cluster_file, write_cluster
+from firecaffe.api.commas import commas
+from firecaffe.api.network import network_of
+from firecaffe.api.picture import SUFFIXES, check_picture
+from firecaffe.api.plan_layouts import Parallel, own_layout, ways_named
+from firecaffe.api.plan_tables import Modes, assumptions, plan_table, totals
+from firecaffe.api.plan_tables import plot as draw_plot
+from firecaffe.api.recipe import recipe_of
+from firecaffe.cluster.from_script import from_script
+from firecaffe.compression.transfer import LINKS, SLOWEST, Transfer, transfer_of
+from firecaffe.errors import RecipeError
+from firecaffe.exchange import NATIVE, find_schedule
+from firecaffe.gradients.config import NO_COMPRESSOR
+from firecaffe.models.config import ModelConfig
+from firecaffe.plan.advice import paragraph
+from firecaffe.plan.cluster import Cluster, load_cluster
+from firecaffe.plan.codec_cost import PRICED
+from firecaffe.plan.forecast import Forecast, fastest, forecasts
+from firecaffe.plan.of_parallel import OwnLayout
+from firecaffe.plan.of_recipe import workload_of, workload_of_model
+from firecaffe.plan.update_price import UPDATES
+from firecaffe.plan.workload import Workload
+from firecaffe.recipe.checked_recipe import CheckedRecipe
+from firecaffe.recipe.sections import Recipe
+from firecaffe.resume_advice import option
+from firecaffe.synchrony.config import EVERY_STEP, SynchronyConfig
+
+MOST_WORKERS = 1_000_000
+MICRO_BATCH_SIZE = 8
+LEAST_BATCH_SIZE = 256
+"""Least global batch size of a network alone, if none is given."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The forecasts of one training on one cluster."""
+
+    name: str
+    work: Workload
+    cluster: Cluster
+    rows: Sequence[Forecast]
+    modes: Modes | None
+    parallel: Parallel | None
+
+    def as_dict(self, transfer: Transfer | None) -> dict[str, Any]:
+        work = self.work
+        return {
+            "workload": self.name,
+            "model": work.model,
+            "cluster": self.cluster.name,
+            "global_batch_size": work.global_batch_size,
+            "micro_batch_size": work.micro_batch_size,
+            "parameter_bytes": work.parameter_bytes,
+            "assumption": "; ".join(assumptions(work, self.cluster, self.rows, self.modes)),
+            "rows": [row.as_dict() for row in self.rows],
+            "advice": paragraph(work, self.cluster, self.rows),
+            "modes": self.modes and self.modes.as_dicts(),
+            "parallel": self.parallel and self.parallel.as_dict(),
+            "transfer": transfer and transfer.as_dict(_links([self.cluster])),
+        }
+
+    def parts(self, is_long: bool, is_drawn: bool) -> Iterator[RenderableType]:
+        work, cluster, rows = self.work, self.cluster, self.rows
+        yield (
+            f"{self.name}: {work.model}, batch {work.global_batch_size} in micro-batches of "
+            f"{work.micro_batch_size}, {work.parameter_bytes / 1e6:,.1f} MB of gradients"
+            f"{UPDATES[work.update_at].said}, on {cluster.name} ({cluster.about})"
+        )
+        for line in assumptions(work, cluster, rows, self.modes):
+            yield f"note: {line}"
+        yield plan_table(work, cluster, rows, is_long)
+        yield paragraph(work, cluster, rows)
+        best = fastest(rows)[-1]
+        if best.hours is not None or best.hours_to_accuracy is not None:
+            yield totals(best)
+        yield Text()
+        if self.modes is not None:
+            yield from self.modes.parts()
+        if self.parallel is not None:
+            if self.parallel.has_own:
+                yield "By [parallel] of the recipe; above, by data:"
+            if is_drawn:
+                yield self.parallel.picture()
+                yield Text()
+            yield from self.parallel.parts()
+
+
+@dataclass(frozen=True, repr=False)
+class Planned(Answer):
+    """Forecasts for each number of workers and each exchange."""
+
+    plans: list[Plan]
+    """The plans: each training on each cluster."""
+    learned: list[str]
+    """Lines on how finished runs have corrected the cluster."""
+    transfer: Transfer | None
+    """How long the weights take over the clusters' links, if a file was given."""
+    is_long: bool
+    """Whether every exchange is shown."""
+    is_drawn: bool
+    """Whether it is drawn which rank holds what."""
+
+    def to_dict(self) -> list[dict[str, Any]]:
+        """Return a dict for each training on each cluster, with all forecasts in `rows`."""
+        return [plan.as_dict(self.transfer) for plan in self.plans]
+
+    def _parts(self) -> Iterator[RenderableType]:
+        yield from self.learned
+        for plan in self.plans:
+            yield from plan.parts(self.is_long, self.is_drawn)
+        if self.transfer is not None:
+            yield from self.transfer.words(_links([plan.cluster for plan in self.plans]))
+
+
+@from_script
+def plan(
+    recipe: Recipe | str | Path | None = None,
+    *,
+    cluster: str | Path | Sequence[str | Path] = "cpu-host",
+    workers: int | str | Sequence[int] = "",
+    exchanges: str | Sequence[str] = "all",
+    compressors: str | Sequence[str] | None = None,
+    modes: bool = False,
+    ways: str | Sequence[str] = "",
+    draw: bool = False,
+    fcz: str | Path = "",
+    all: bool = False,
+    runs: Sequence[str | Path] = (),
+    trust_code: bool = False,
+    write: str | Path = "",
+    plot: str | Path = "",
+    overwrite: bool = False,
+    model: str = "",
+    args: Mapping[str, Any] | None = None,
+    input: str = "",
+    global_batch_size: int | None = None,
+    micro_batch_size: int | None = None,
+    compare: Sequence[Recipe | str | Path] = (),
+    name: str = "",
+) -> Planned:
+    """Forecast a training on a cluster; start no process.
+
+    Args:
+        recipe: The training, or the path of its file. Without it: `model` or `compare`.
+        cluster: A shipped cluster's name or a cluster file, or several.
+        workers: The numbers of workers, as [1, 2, 4]; without them powers of two.
+        exchanges: "all", or the names of exchanges.
+        compressors: "all", or names, none for float32; without them the recipe's.
+        modes: Plan other modes of synchrony, too.
+        ways: Plan other ways than by data to share the network, too: "all", or names.
+        draw: Draw which rank holds what, of a recipe with [parallel] or of the best of `ways`.
+        fcz: A file of `compress`, whose transfer over the cluster's links is planned.
+        all: Show every exchange, not the three fastest and the recipe's.
+        runs: Finished runs by which the cluster is corrected.
+        trust_code: Run code that the folders of `runs` name.
+        write: With `runs`: the file for the corrected cluster, FILE.toml.
+        plot: A file for a picture of speedup and step time: FILE.png or FILE.html.
+        overwrite: Replace files that exist.
+        model: A network without a recipe, by name.
+        args: The arguments of `model`.
+        input: The shape of its images, as 3x224x224; without it the network's own.
+        global_batch_size: That of `model`; without it one that all workers can share.
+        micro_batch_size: That of `model`; without it 8.
+        compare: Two recipes, side by side.
+        name: What the recipe is called in the answer; without it its path.
+
+    Raises: RecipeError for a wrong argument, or a training that fits no device of the cluster.
+    """
+    numbers, shared = commas("workers", workers), commas("ways", ways)
+    if recipe is None:
+        sizes = global_batch_size, micro_batch_size
+        works = _works(model, args or {}, input, sizes, compare, numbers)
+        used = _compressors(compressors)
+    else:
+        checked = recipe_of(recipe)
+        path = "recipe" if isinstance(recipe, Recipe) else str(recipe)
+        works = {name or path: _work(checked)}
+        used = _compressors(compressors, checked.exchange.compressor)
+    check_picture(option("plot"), str(plot), overwrite, SUFFIXES)
+    check_cluster_file(write, overwrite)
+    clusters = [
+        load_cluster(name_or_file) for name_or_file in commas("cluster", cluster).split(",")
+    ]
+    learned: list[str] = []
+    if runs or write:
+        clusters[0], learned = _learn(clusters, runs, write, trust_code)
+    names = _exchanges(commas("exchanges", exchanges))
+    asked = Asked(numbers, names, used, modes, shared, draw)
+    transfer = transfer_of(Path(fcz)) if fcz else None
+    plans = [_plan(key, work, on, asked) for key, work in works.items() for on in clusters]
+    if plot:
+        draw_plot(Path(plot), [(f"{p.name} on {p.cluster.name}", p.rows) for p in plans])
+    return Planned(plans, learned, transfer, all, draw)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is to be planned, of each training on each cluster."""
+
+    workers: str
+    exchanges: list[str] | None
+    compressors: list[str]
+    modes: bool
+    ways: str
+    draw: bool
+
+
+Work = tuple[Workload, SynchronyConfig, ModelConfig, OwnLayout | None]
+"""A workload, with [synchrony], the network and the recipe's layout, if it has one."""
+
+
+def _plan(name: str, of: Work, cluster: Cluster, asked: Asked) -> Plan:
+    work, synchrony, network, own = of
+    workers = _workers(asked.workers, work, cluster)
+    try:
+        rows = forecasts(work, cluster, workers, asked.exchanges, asked.compressors)
+    except ValueError as error:
+        raise RecipeError(f"{option('workers')}: {error}") from error
+    shared = ways_named(asked.ways) if asked.ways else []
+    is_shared = bool(shared) or own is not None
+    if asked.draw and not is_shared:
+        raise RecipeError(
+            f"{option('draw')} shows which rank holds what of a network that is shared: by a "
+            f"recipe with [parallel], or {option('ways')}; found neither"
+        )
+    if not is_shared and not any(row.fits for row in rows):
+        raise RecipeError(_does_not_fit(work, cluster, rows))
+    has_modes = asked.modes or synchrony.mode != EVERY_STEP
+    modes = Modes(work, cluster, rows, synchrony) if has_modes else None
+    parallel = Parallel(network, work, cluster, rows, shared, own) if is_shared else None
+    return Plan(name, work, cluster, rows, modes, parallel)
+
+
+def _links(clusters: Sequence[Cluster]) -> dict[str, float]:
+    """Return bits/s of the links between hosts, and of a slow one, for the transfer of a file."""
+    ours = {f"{own.links[-1].name} ({own.name})": own.links[-1] for own in clusters}
+    bits = {name: 8 * link.bandwidth_bytes_per_s for name, link in ours.items()}
+    return {**bits, SLOWEST: LINKS[SLOWEST]}
+
+
+def _work(recipe: CheckedRecipe) -> Work:
+    work = workload_of(recipe)
+    return work, recipe.synchrony, recipe.model, own_layout(recipe, work)
+
+
+def _works(
+    model: str,
+    args: Mapping[str, Any],
+    input: str,
+    sizes: tuple[int | None, int | None],
+    compare: Sequence[Recipe | str | Path],
+    workers: str,
+) -> dict[str, Work]:
+    if bool(model) == bool(compare):
+        raise RecipeError(f"plan takes a recipe, {option('model')} or {option('compare')}")
+    global_batch_size, micro_batch_size = sizes
+    if compare:
+        for word, size in zip(("global_batch_size", "micro_batch_size"), sizes, strict=True):
+            if size is not None:
+                raise RecipeError(
+                    f"{option(word)} goes with {option('model')}; the recipes of "
+                    f"{option('compare')} say theirs (train.{word})"
+                )
+        return {
+            f"recipe {number}" if isinstance(training, Recipe) else str(training): _work(
+                recipe_of(training)
+            )
+            for number, training in enumerate(compare, start=1)
+        }
+    if micro_batch_size is None:
+        micro_batch_size = MICRO_BATCH_SIZE
+    said = ""
+    if global_batch_size is None:
+        least = LEAST_BATCH_SIZE // max(1, micro_batch_size)
+        most = max([*_numbers(workers), least, 1])
+        global_batch_size = most * micro_batch_size
+        said = (
+            f"no global batch size is given: {global_batch_size} is taken, {most} "
+            f"micro-batches of {micro_batch_size} for at most as many workers"
+        )
+    network, shape = network_of(model, args, input)
+    work = workload_of_model(network, shape, global_batch_size, micro_batch_size)
+    return {model: (replace(work, assumption=said), SynchronyConfig(), network, None)}
+
+
+def _learn(
+    clusters: Sequence[Cluster],
+    folders: Sequence[str | Path],
+    written: str | Path,
+    trust_code: bool,
+) -> tuple[Cluster, list[str]]:
+    if len(clusters) > 1 or not folders:
+        runs, write = option("runs"), option("write")
+        what = f"{len(clusters)} clusters" if folders else f"{write} without {runs}"
+        raise RecipeError(f"{runs} corrects one cluster and {write} keeps it; found {what}")
+    from firecaffe.plan.calibrate import learn
+
+    cluster, said = learn(clusters[0], [*map(Path, folders)], trust_code=trust_code)
+    said = [f"learned from {len(folders)} run{'s' * (len(folders) > 1)}:", *said]
+    if written:
+        write_cluster(Path(written), replace(cluster, name=Path(written).stem))
+        said.append(f"wrote {written}")
+    return cluster, said
+
+
+def _exchanges(text: str) -> list[str] | None:
+    """Parse the names of exchanges; None for all. Raises RecipeError for an unknown one."""
+    if text == "all":
+        return None
+    # Do not split at the comma of hierarchical(INNER,OUTER).
+    names = re.split(r",(?![^(]*\))", text)
+    for name in names:
+        if name == NATIVE:
+            continue
+        try:
+            find_schedule(name)
+        except ValueError as error:
+            raise RecipeError(f"{option('exchanges')}: {error}") from None
+    return names
+
+
+def _compressors(given: str | Sequence[str] | None, of_recipe: str = NO_COMPRESSOR) -> list[str]:
+    if given is None:
+        if of_recipe not in (NO_COMPRESSOR, *PRICED):
+            raise RecipeError(
+                f"exchange.compressor is {of_recipe!r}, which has no forecast: what it sends is "
+                f"known in training alone. Plan with {option('compressors')}, some of {_known()}"
+            )
+        return list(dict.fromkeys([NO_COMPRESSOR, of_recipe]))
+    text = commas("compressors", given)
+    names = [NO_COMPRESSOR, *PRICED] if text == "all" else text.split(",")
+    for name in names:
+        if name not in (NO_COMPRESSOR, *PRICED):
+            known = _known()
+            raise RecipeError(
+                f"{option('compressors')}: no {name!r} to plan with; there are {known}"
+            )
+    return names
+
+
+def _known() -> str:
+    return ", ".join((NO_COMPRESSOR, *PRICED))
+
+
+def _workers(typed: str, work: Workload, cluster: Cluster) -> list[int]:
+    if not typed:
+        most = min(work.num_micro_batches, cluster.most_devices or MOST_WORKERS)
+        return [1 << k for k in range(most.bit_length())]
+    return _numbers(typed)
+
+
+def _numbers(typed: str) -> list[int]:
+    try:
+        workers = sorted({int(word) for word in typed.split(",") if typed})
+    except ValueError:
+        raise RecipeError(
+            f"{option('workers')} is {typed!r}; it must be numbers with commas between, as 1,2,4"
+        ) from None
+    if workers and workers[-1] > MOST_WORKERS:
+        raise RecipeError(
+            f"{option('workers')} is {workers[-1]}; it must be at most {MOST_WORKERS}"
+        )
+    return workers
+
+
+def _does_not_fit(work: Workload, cluster: Cluster, rows: Sequence[Forecast]) -> str:
+    least = min(rows, key=lambda row: sum(row.memory_bytes.values())).memory_bytes
+    largest = max(least, key=least.__getitem__)
+    return (
+        f"{work.model} in micro-batches of {work.micro_batch_size} needs "
+        f"{sum(least.values()) / 1e9:.3g} GB a worker (the most for {largest}), and a device of "
+        f"{cluster.name} has {cluster.device.memory_bytes / 1e9:.3g} GB; take smaller "
+        "micro-batches, or another cluster"
+    )

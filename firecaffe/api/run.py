@@ -1,0 +1,87 @@
+"""The run that a function is given, with the recipe of its folder and what replaces words of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from firecaffe.errors import RecipeError, RunError
+from firecaffe.recipe.checked_recipe import CheckedRecipe, check_recipe
+from firecaffe.recipe.recorded_recipe import RECIPE, read_recipe_file, untrusted
+from firecaffe.recipe.sections import Recipe
+from firecaffe.resume_advice import option
+from firecaffe.training.coded import described, is_coded, with_nets
+from firecaffe.training.load import run_of
+from firecaffe.user_code import shown
+
+USED = ("data.", "task.", "model.name", "model.args", "train.device", "train.eval_batch_size")
+"""Prefixes of the words that say how a trained network is used."""
+
+TRAINED = "the run is trained already"
+
+
+@dataclass(frozen=True)
+class RunInUse:
+    """A run, and the recipe by which it is used."""
+
+    where: Path
+    """The run's folder, a checkpoint in it, or a .fcz file."""
+    recipe: CheckedRecipe
+
+
+def open_run(run: Any, replace: Any, trust_code: bool) -> RunInUse:
+    """Read a run's recipe, with words that `replace` names, as {"data.path": "photos"}.
+
+    Code that the run or the file names is not trusted, unless `replace` names it or `trust_code`.
+    Raises: RecipeError for a wrong argument; RunError for a missing run; CheckpointError for a
+    damaged .fcz file.
+    """
+    where, replaced = path_of("run", run), _replaced(replace)
+    if is_coded(where):
+        own, _ = described(where, replaced)
+        recipe, folder = with_nets(where, own, replaced), where
+    else:
+        folder = folder_of(where)
+        recipe = read_recipe_file(folder / RECIPE)
+    for word, value in replaced.items():
+        recipe = recipe.replace(word, value)
+    checked = check_recipe(recipe)
+    return RunInUse(where, checked if trust_code else untrusted(checked, folder, replaced))
+
+
+def path_of(name: str, value: Any) -> Path:
+    """Return an argument that is a path. Raises: RecipeError if it is none."""
+    if not isinstance(value, str | Path) or not str(value):
+        raise RecipeError(f"{name} is {shown(value)}; expected a path")
+    return Path(value)
+
+
+def folder_of(where: Path) -> Path:
+    """Return the folder of a run, given by it or by a checkpoint in it. Raises: RunError."""
+    folder = run_of(where)
+    if folder is None:
+        what = f"no {RECIPE}; this is no run folder" if where.exists() else "there is no run"
+        raise RunError(f"{where}: {what}")
+    return folder
+
+
+def check_least(name: str, value: Any, least: int) -> None:
+    """Raise RecipeError if an argument, or a command's option, is no number of at least `least`."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not least <= value < float("inf"):
+        raise RecipeError(f"{option(name)} is {shown(value)}; it must be at least {least}")
+
+
+def _replaced(replace: Any) -> dict[str, Any]:
+    if replace is None:
+        return {}
+    if not isinstance(replace, Mapping) or not all(isinstance(word, str) for word in replace):
+        raise RecipeError(
+            f"replace is {shown(replace)}; expected words of a recipe with their values, as "
+            '{"data.path": "photos"}'
+        )
+    for word in replace:
+        Recipe().replace(word, None)  # whether a recipe has it
+        if not word.startswith(USED):
+            raise RecipeError(f"replace has {word}, which has no effect: {TRAINED}")
+    return dict(replace)

@@ -1,0 +1,202 @@
+"""`firecaffe.tune`: the learning rate that keeps the accuracy at another batch size."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.box import SIMPLE_HEAD
+from rich.console import RenderableType
+from rich.table import Table
+
+from firecaffe.api.answer import Answer
+from firecaffe.api.commas import commas
+from firecaffe.api.console import check_target
+from firecaffe.api.recipe import recipe_of
+from firecaffe.api.run import check_least
+from firecaffe.cluster.from_script import from_script
+from firecaffe.data import check_data
+from firecaffe.data.decoded import cores
+from firecaffe.errors import RecipeError
+from firecaffe.files import finite, write_atomically
+from firecaffe.recipe.config import TrainConfig
+from firecaffe.recipe.sections import Recipe
+from firecaffe.resume_advice import option
+from firecaffe.runs.run_folder import read_run_file
+from firecaffe.runs.run_table import read_run
+from firecaffe.training.given_task import task_for
+from firecaffe.training.trial import Trial
+from firecaffe.tuning.accuracy_verdict import KEPT
+from firecaffe.tuning.batch_search import TuneRequest, TuneResult, recipe_file
+from firecaffe.tuning.batch_search import tune as search
+
+MOST_TRAININGS = 10_000
+
+
+@dataclass(frozen=True, repr=False)
+class Tuned(Answer):
+    """The rates that were tried at another batch size, and whether the best keeps the accuracy."""
+
+    result: TuneResult
+    """The search, with its verdict and the recipe that was found."""
+    path: Path
+    """The file of that recipe."""
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the accuracy is shown to be kept."""
+        return self.result.verdict.verdict == KEPT
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe that was found."""
+        return self.result.recipe
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the search: each candidate, the runs before and after, and the verdict."""
+        record: dict[str, Any] = finite(self.result.as_dict())
+        return record
+
+    def _parts(self) -> Iterator[RenderableType]:
+        tuned = self.result
+        yield _table(tuned)
+        for candidate in tuned.passed_over:
+            yield f"{candidate.folder.name}: passed over, it did not learn under every new seed"
+        for name, folders in (("before", tuned.before), ("after", tuned.after)):
+            yield f"{name}: {', '.join(map(str, folders))}"
+        if self.is_kept:
+            yield tuned.verdict.words
+        yield f"recipe: {self.path}"
+
+
+@from_script
+def tune(
+    recipe: Recipe | str | Path,
+    *,
+    global_batch_size: int,
+    nproc_per_node: int = 1,
+    budget: float = 8.0,
+    seeds: int = 3,
+    band: float | None = None,
+    against: Sequence[str | Path] = (),
+    solvers: str | Sequence[str] = "",
+    side_by_side: int = 0,
+    out: str | Path = "",
+    write: str | Path = "",
+    overwrite: bool = False,
+    name: str = "",
+) -> Tuned:
+    """Find the learning rate with which another batch size keeps the recipe's accuracy.
+
+    Each training is a process of its own; lines on stderr tell of each as it ends. A search that
+    was cut off continues with what its folder holds.
+
+    Args:
+        recipe: The training, or the path of its file.
+        global_batch_size: The batch size to tune for.
+        nproc_per_node: The ranks of each training.
+        budget: What the search may cost, in trainings.
+        seeds: How many seeds the best and the recipe as it is are trained with.
+        band: Points of the task's metric that may be lost; 0.3 of shares, else a hundredth of it.
+        against: Finished runs of the recipe as it is; without them these are trained.
+        solvers: The solvers to try; without them the recipe's own.
+        side_by_side: Trainings at once; 0 takes what the cores allow.
+        out: The folder of the search; without it runs/tune-….
+        write: The file for the recipe that is found; without it one in the search's folder.
+        overwrite: Replace the file of `write` if it exists.
+        name: What the recipe is called in names of folders; without it its file's name.
+
+    Raises: RecipeError for a wrong argument; RunError for a run of `against` or a folder;
+    RankFailedError for a training that fails. A lost accuracy raises nothing: see `is_kept`.
+    """
+    checked = recipe_of(recipe)
+    check_least("global_batch_size", global_batch_size, 1)
+    check_least("seeds", seeds, 1)
+    check_least("nproc_per_node", nproc_per_node, 1)
+    check_least("side_by_side", side_by_side, 0)
+    if seeds > MOST_TRAININGS:
+        raise RecipeError(f"{option('seeds')} is {seeds}; it must be at most {MOST_TRAININGS:,}")
+    if not 0 < budget <= MOST_TRAININGS:
+        raise RecipeError(
+            f"{option('budget')} is {budget:g}; it must be more than 0 and at most "
+            f"{MOST_TRAININGS:,}"
+        )
+    own = "recipe" if isinstance(recipe, Recipe) else Path(recipe).stem
+    stem = f"{name or own}_b{global_batch_size}"
+    folder = Path(out or f"runs/tune-{stem}")
+    path = Path(write) if write else folder / f"{stem}.toml"
+    check_target(option("write"), str(write), overwrite)
+    kinds = commas("solvers", solvers) or checked.solver.type
+    asked = TuneRequest(
+        recipe=checked,
+        global_batch_size=global_batch_size,
+        solvers=list(dict.fromkeys(kinds.split(","))),
+        budget=budget,
+        seeds=seeds,
+        band=_band(band, checked),
+        against=[read_run(Path(run)) for run in against],
+        folder=folder,
+        workers=nproc_per_node,
+        at_once=side_by_side or _at_once(checked.train, nproc_per_node),
+    )
+    tuned = search(asked, lambda trial: _say(_line(trial)), lambda cost: _say(cost.words))
+    write_atomically(path, recipe_file(tuned))
+    return Tuned(tuned, path)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _band(band: float | None, recipe: Recipe) -> float | None:
+    """Return --band in the units of records: for shares, a fraction of 1."""
+    if band is None:
+        return None
+    check_least("band", band, 0)
+    data = check_data(recipe.data)
+    measure = task_for(recipe, None, None, data.train).measure
+    if measure.is_share and band > 100:
+        raise RecipeError(f"{option('band')} is {band:g}; it must be at most 100")
+    return band / measure.scale
+
+
+def _at_once(train: TrainConfig, workers: int) -> int:
+    if train.device != "cpu" and torch.cuda.is_available():
+        return max(1, torch.cuda.device_count() // workers)
+    return max(1, cores() // (workers * train.threads))
+
+
+def _line(trial: Trial) -> str:
+    measure = trial.measure
+    solver = trial.recipe.solver
+    rate = f"{solver.type}, rate {solver.base_lr:.3g}, warm-up {solver.warmup_steps} steps"
+    if trial.is_of_verdict and not trial.ended_early:
+        result = read_run_file(trial.folder, "result.json")
+        steps, found = result["steps"], measure.shown(measure.value_in(result))
+        return f"{trial.name}: {rate}: test {measure.words} {found} after {steps} steps"
+    last, steps = trial.told[-1], trial.told[-1].step
+    state = "diverged" if not last.is_finite else "given up" if trial.ended_early else "done"
+    found = measure.shown(last.value)
+    return f"{trial.name}: {rate}: {measure.words} {found} after {steps} steps, {state}"
+
+
+def _table(tuned: TuneResult) -> Table:
+    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    words = tuned.measure.words
+    for header in ("", "rule", "solver", "rate", "warm-up", "steps", f"held-out\n{words}", ""):
+        table.add_column(header, justify="left" if header in ("", "rule", "solver") else "right")
+    for number, each in enumerate(tuned.searched, start=1):
+        candidate = each.candidate
+        table.add_row(
+            f"{number}{' *' if each == tuned.best else ''}",
+            candidate.rule,
+            candidate.solver,
+            f"{candidate.base_lr:.4g}",
+            f"{candidate.warmup_share:.0%}",
+            f"{each.steps:,}",
+            ", ".join(tuned.measure.shown(value) for value in (each.value, *each.again)),
+            each.state,
+        )
+    return table

@@ -1,0 +1,255 @@
+"""Each function against its command on the same small run, in a script without a launcher.
+
+The script also says what of its process a call has left otherwise than it was.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import firecaffe
+from firecaffe.cli import main
+from tests import typed
+
+RECIPE = """
+[model]
+name = "lenet"
+[data]
+name = "generated"
+hold_out = 0.02
+[train]
+global_batch_size = 16
+micro_batch_size = 8
+steps = 32
+eval_batch_size = 500
+device = "cpu"
+[solver]
+base_lr = 0.01
+[run]
+tensorboard = false
+"""
+
+SCHEME = """
+[[rounds]]
+name = "share"
+length = 0.1
+[rounds.share]
+bits = { "*" = 4 }
+"""
+
+CALLS: dict[str, tuple[str, list[str]]] = {
+    "evaluate": ("evaluate('run')", ["evaluate", "run", "--json"]),
+    "evaluate on two": (
+        "evaluate('run', nproc_per_node=2, replace={'train.eval_batch_size': 400})",
+        ["evaluate", "run", "--train.eval_batch_size", "400", "--json"],
+    ),
+    "compare": ("compare(['run', 'again'])", ["compare", "run", "again", "--json"]),
+    "compare by recipe": (
+        "compare(['run', 'again'], by='recipe', band=1)",
+        ["compare", "run", "again", "--by", "recipe", "--band", "1", "--json"],
+    ),
+    "explain": ("explain('run')", ["explain", "run", "--json"]),
+    "plan": (
+        "plan('small.toml', workers=[1, 2], exchanges=['ring', 'tree'])",
+        ["plan", "small.toml", "--workers", "1,2", "--exchanges", "ring,tree", "--json"],
+    ),
+    "plan a model": (
+        "plan(model='lenet', workers=2, micro_batch_size=4)",
+        ["plan", "--model", "lenet", "--workers", "2", "--micro-batch-size", "4", "--json"],
+    ),
+    "tune": (
+        "tune('small.toml', global_batch_size=32, budget=0.5, seeds=1, out='search')",
+        [*("tune", "small.toml", "--global-batch-size", "32", "--budget", "0.5"),
+         *("--seeds", "1", "--out", "search", "--json")],
+    ),
+    "compress": (
+        "compress('run', scheme='mine.toml', out='small.fcz', overwrite=True)",
+        [*("compress", "run", "--scheme", "mine.toml", "--out", "small.fcz", "--overwrite"),
+         "--json"],
+    ),
+}  # fmt: skip
+"""Functions and commands with the same JSON."""
+
+TEXTS = {
+    "predict": ("predict('run', top=2)", ["predict", "run", "--top", "2"]),
+    "export": (
+        "export('run', 'safetensors', out='a.safetensors', overwrite=True)",
+        [*("export", "run", "--to", "safetensors"), *("--out", "a.safetensors", "--overwrite")],
+    ),
+    "verify": ("verify('small.toml', steps=1)", ["verify", "small.toml", "--steps", "1"]),
+    "verify a run": ("verify('run', steps=2)", ["verify", "run", "--steps", "2"]),
+}
+"""Functions and commands with the same text, for what the command has no JSON."""
+
+CHECK = "check(nproc_per_node=2, write='measured.toml')"
+
+MISTAKES = {
+    "evaluate('nowhere')": ("RunError", "nowhere"),
+    "evaluate(3)": ("RecipeError", "run"),
+    "evaluate('run', nproc_per_node=0)": ("RecipeError", "nproc_per_node"),
+    "evaluate('run', replace={'train.steps': 3})": ("RecipeError", "train.steps"),
+    "evaluate('run', bset=True)": ("CallError", "best"),
+    "predict('run', top=0)": ("RecipeError", "top"),
+    "export('run', 'onxn')": ("RecipeError", "to"),
+    "compare([])": ("RecipeError", "runs"),
+    "compare('run', target=3.0)": ("RecipeError", "target"),
+    "explain('run', 3)": ("CallError", "run"),
+    "plan()": ("RecipeError", "model"),
+    "plan('small.toml', workers='one')": ("RecipeError", "workers"),
+    "verify('small.toml', steps=0)": ("RecipeError", "steps"),
+    "verify('run', nproc_per_node=[1, 2])": ("RecipeError", "nproc_per_node"),
+    "check(nproc_per_node=0)": ("RecipeError", "nproc_per_node"),
+    "tune('small.toml', global_batch_size=0)": ("RecipeError", "global_batch_size"),
+    "compress('small.toml')": ("RecipeError", "model.weights"),
+    "train('small.toml', model=NET)": ("RecipeError", "model=lambda: Linear("),
+    "train('small.toml', train_set=3)": ("DataError", "test_set"),
+}
+
+SCRIPT = """
+import json, logging, os, signal, sys, warnings
+import matplotlib
+import torch
+import firecaffe
+
+os.environ["MINE"] = "mine"
+torch.set_num_threads(2)
+torch.set_float32_matmul_precision("high")
+torch.manual_seed(3)
+NET = torch.nn.Linear(2, 2)
+logging.getLogger("mine").setLevel(logging.DEBUG)
+logging.disable(5)
+warnings.filterwarnings("ignore", "of mine")
+signal.signal(signal.SIGTERM, lambda *_: None)
+
+def state():
+    return {
+        "threads": torch.get_num_threads(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "precision": torch.get_float32_matmul_precision(),
+        "cudnn": [torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic],
+        "random": torch.get_rng_state().tolist(),
+        "logging": [logging.root.manager.disable, logging.root.level, list(logging.root.handlers)],
+        "loggers": logging.getLogger("torch.distributed.elastic").propagate,
+        "environment": dict(os.environ),
+        "warnings": list(map(str, warnings.filters)),
+        "signals": [str(signal.getsignal(n)) for n in (1, 2, 10, 12, 15)],
+        "folder": os.getcwd(),
+        "backend": matplotlib.get_backend(),
+        "streams": [id(sys.stdout), id(sys.stderr)],
+    }
+
+def call(text):
+    before = state()
+    found = {}
+    try:
+        answer = eval(f"firecaffe.{text}")
+        if text.startswith("train"):
+            found["digest"] = answer.weights_sha256
+        else:
+            found["json"], found["text"] = answer.to_dict(), repr(answer)
+            found["html"] = answer._repr_html_()
+    except firecaffe.FirecaffeError as error:
+        found["error"] = [type(error).__name__, str(error)]
+    after = state()
+    found["changed"] = [name for name in before if before[name] != after[name]]
+    return found
+
+import scipy.stats, torchmetrics  # these add filters of warnings where they are first imported
+import firecaffe.api.train, firecaffe.api.check, firecaffe.api.compress, firecaffe.api.tune
+calls = ["train('small.toml')", "train('small.toml', workers=1)"] + json.loads(sys.argv[1])
+print(json.dumps({text: call(text) for text in calls}))
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a recipe, and two runs of it."""
+    folder = tmp_path_factory.mktemp("functions")
+    (folder / "small.toml").write_text(RECIPE)
+    (folder / "mine.toml").write_text(SCHEME)
+    (folder / "script.py").write_text(SCRIPT)
+    for name in ("run", "again"):
+        typed.firecaffe("train", "small.toml", "--run.folder", name, cwd=folder).check_returncode()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def called(folder: Path) -> dict[str, Any]:
+    calls = [call for call, _ in (*CALLS.values(), *TEXTS.values())]
+    done = typed.python("script.py", json.dumps([*calls, CHECK, *MISTAKES]), cwd=folder)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_function_has_the_json_of_its_command(
+    name: str,
+    folder: Path,
+    called: dict[str, Any],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    call, command = CALLS[name]
+    monkeypatch.chdir(folder)
+    capsys.readouterr()
+    assert main(command) == (17 if name == "tune" else 0)
+    assert called[call]["json"] == json.loads(capsys.readouterr().out)
+    assert called[call]["text"]
+    assert called[call]["html"].startswith("<pre")
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_function_shows_the_text_of_its_command(
+    name: str,
+    folder: Path,
+    called: dict[str, Any],
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    call, command = TEXTS[name]
+    monkeypatch.chdir(folder)
+    capfd.readouterr()
+    assert main(command) == 0
+    lines = called[call]["text"].splitlines()
+    assert capfd.readouterr().out.splitlines()[-len(lines) :] == lines
+    json.dumps(called[call]["json"])
+
+
+def test_check_measures_on_ranks_of_its_own(folder: Path, called: dict[str, Any]) -> None:
+    found = called[CHECK]
+    assert [rank["rank"] for rank in found["json"]["ranks"]] == [0, 1]
+    assert "wrote measured.toml" in found["text"]
+    assert (folder / "measured.toml").is_file()
+
+
+@pytest.mark.parametrize("call", MISTAKES)
+def test_a_mistake_is_one_line(call: str, called: dict[str, Any]) -> None:
+    kind, word = MISTAKES[call]
+    name, line = called[call]["error"]
+    assert (name, len(line.splitlines())) == (kind, 1)
+    assert word in line
+    assert "--" not in line
+
+
+def test_a_call_leaves_the_process_as_it_was(called: dict[str, Any]) -> None:
+    assert {call: found["changed"] for call, found in called.items() if found["changed"]} == {}
+    digests = {found["digest"] for found in called.values() if "digest" in found}
+    assert len(digests) == 1
+
+
+def test_a_word_of_a_command_is_one_of_its_function() -> None:
+    """With the same default."""
+    from importlib import import_module
+    from inspect import signature
+
+    for name in ("compare", "evaluate", "explain", "export", "predict", "tune", "compress"):
+        parser = import_module(f"firecaffe.cli.{name}").make_parser()
+        words = signature(getattr(firecaffe, name)).parameters
+        for option in parser.own:
+            if option.dest in ("help", "json"):
+                continue
+            default = words[option.dest].default
+            assert default in (option.default, (), words[option.dest].empty), option.dest
