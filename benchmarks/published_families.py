@@ -22,7 +22,7 @@ from typing import Any
 from firecaffe.models import MODELS
 from firecaffe.models.config import ModelConfig
 from firecaffe.plan.cluster import Link
-from firecaffe.plan.network import Network
+from firecaffe.plan.ports import Network
 from firecaffe.plan.price import NATIVE_CANDIDATES, rounds_only_s
 from firecaffe.plan.workload import layers_of
 

@@ -14,7 +14,7 @@ from statistics import median
 from benchmarks.paragraph import paragraph
 from firecaffe.exchange import ALGORITHMS
 from firecaffe.plan.cluster import Link
-from firecaffe.plan.network import Network
+from firecaffe.plan.ports import Network
 from firecaffe.plan.price import Prices, rounds_only_s
 from firecaffe.plan.simulate import BLOCK_BYTES, LONG_BLOCKS, MOST_BLOCKS, WINDOW
 

@@ -21,7 +21,7 @@ from firecaffe.exchange import ALGORITHMS
 from firecaffe.models.config import ModelConfig
 from firecaffe.plan.cluster import load_cluster
 from firecaffe.plan.forecast import IMAGENET_IMAGES
-from firecaffe.plan.network import Network
+from firecaffe.plan.ports import Network
 from firecaffe.plan.price import Prices, rounds_only_s
 from firecaffe.plan.workload import layers_of
 

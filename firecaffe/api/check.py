@@ -14,9 +14,9 @@ from rich.table import Table
 from firecaffe.api.answer import Answer
 from firecaffe.api.check_ranks import Look, look
 from firecaffe.api.cluster_file import check_cluster_file, write_cluster
-from firecaffe.api.network import network_of, recipe_for
-from firecaffe.api.recipe import recipe_of
-from firecaffe.api.run import check_least
+from firecaffe.api.network_argument import network_of, recipe_for
+from firecaffe.api.recipe_argument import recipe_of
+from firecaffe.api.run_argument import check_least
 from firecaffe.cluster.from_script import from_script
 from firecaffe.cluster.hosts import Hosts, parse_nodes
 from firecaffe.cluster.world import is_launched

@@ -12,8 +12,8 @@ from firecaffe.api.answer import Answer
 from firecaffe.api.compress_report import not_reached, plot_sizes, report, sensitivity_charts
 from firecaffe.api.console import check_target, make_console
 from firecaffe.api.picture import SUFFIXES, check_picture
-from firecaffe.api.recipe import recipe_of
-from firecaffe.api.run import check_least, open_run
+from firecaffe.api.recipe_argument import recipe_of
+from firecaffe.api.run_argument import check_least, open_run
 from firecaffe.cluster.from_script import from_script
 from firecaffe.cluster.groups import check_alone
 from firecaffe.cluster.world import join

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from firecaffe.api.answer import Answer
-from firecaffe.api.run import RunInUse, check_least, open_run
+from firecaffe.api.run_argument import RunInUse, check_least, open_run
 from firecaffe.cluster.from_script import from_script
 from firecaffe.cluster.world import is_launched, join
 from firecaffe.data import open_test

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from firecaffe.api.answer import Answer
 from firecaffe.api.console import check_target
-from firecaffe.api.run import RunInUse, open_run
+from firecaffe.api.run_argument import RunInUse, open_run
 from firecaffe.cluster.from_script import from_script
 from firecaffe.data import eval_batches, open_test
 from firecaffe.data.datasets import GIVEN

@@ -12,12 +12,12 @@ from rich.text import Text
 from firecaffe.api.answer import Answer
 from firecaffe.api.cluster_file import check_cluster_file, write_cluster
 from firecaffe.api.commas import commas
-from firecaffe.api.network import network_of
+from firecaffe.api.network_argument import network_of
 from firecaffe.api.picture import SUFFIXES, check_picture
 from firecaffe.api.plan_layouts import Parallel, own_layout, ways_named
 from firecaffe.api.plan_tables import Modes, assumptions, plan_table, totals
 from firecaffe.api.plan_tables import plot as draw_plot
-from firecaffe.api.recipe import recipe_of
+from firecaffe.api.recipe_argument import recipe_of
 from firecaffe.cluster.from_script import from_script
 from firecaffe.compression.transfer import LINKS, SLOWEST, Transfer, transfer_of
 from firecaffe.errors import RecipeError

@@ -12,7 +12,7 @@ from PIL import Image
 
 from firecaffe.api.answer import Answer
 from firecaffe.api.console import check_target
-from firecaffe.api.run import RunInUse, check_least, open_run, path_of
+from firecaffe.api.run_argument import RunInUse, check_least, open_run, path_of
 from firecaffe.cluster.from_script import from_script
 from firecaffe.cluster.groups import check_alone
 from firecaffe.cluster.world import World, join

@@ -14,8 +14,8 @@ from rich.table import Table
 from firecaffe.api.answer import Answer
 from firecaffe.api.commas import commas
 from firecaffe.api.console import check_target
-from firecaffe.api.recipe import recipe_of
-from firecaffe.api.run import check_least
+from firecaffe.api.recipe_argument import recipe_of
+from firecaffe.api.run_argument import check_least
 from firecaffe.cluster.from_script import from_script
 from firecaffe.data import check_data
 from firecaffe.data.decoded import cores

@@ -9,8 +9,8 @@ from typing import Any
 
 from firecaffe.api.answer import Answer
 from firecaffe.api.commas import commas
-from firecaffe.api.recipe import recipe_of
-from firecaffe.api.run import check_least, folder_of, open_run
+from firecaffe.api.recipe_argument import recipe_of
+from firecaffe.api.run_argument import check_least, folder_of, open_run
 from firecaffe.api.twins import by_workers, check_twins, layouts_of, train_twin
 from firecaffe.cluster.from_script import from_script
 from firecaffe.cluster.groups import check_alone

@@ -18,7 +18,7 @@ from rich.table import Table
 from firecaffe.api.cluster_file import write_cluster
 from firecaffe.api.console import make_console
 from firecaffe.cli.arguments import Parser
-from firecaffe.cli.cluster_file import add_cluster_file, cluster_to_write
+from firecaffe.cli.cluster_file_options import add_cluster_file, cluster_to_write
 from firecaffe.cli.typed_network import NAME, network_words
 from firecaffe.errors import MemoryFullError, RecipeError
 
@@ -71,7 +71,7 @@ MOST_SECONDS = 3600
 
 
 def main(argv: list[str]) -> int:
-    from firecaffe.api.network import network_of, recipe_for
+    from firecaffe.api.network_argument import network_of, recipe_for
     from firecaffe.cli.typed_recipe import parse_recipe
     from firecaffe.cluster.groups import check_alone
     from firecaffe.cluster.world import join

@@ -62,7 +62,7 @@ def make_parser() -> Parser:
 
 
 def main(argv: list[str]) -> int:
-    from firecaffe.api.network import parse_input
+    from firecaffe.api.network_argument import parse_input
     from firecaffe.from_caffe.recipe import NET, Asked, read
     from firecaffe.from_caffe.write_import import (
         RECIPE,

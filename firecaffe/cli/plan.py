@@ -3,7 +3,7 @@
 from typing import Any
 
 from firecaffe.cli.arguments import Parser
-from firecaffe.cli.cluster_file import DEFAULT_CLUSTER
+from firecaffe.cli.cluster_file_options import DEFAULT_CLUSTER
 from firecaffe.cli.typed_network import NAME, network_words
 from firecaffe.errors import RecipeError
 from firecaffe.plan.cluster import shipped

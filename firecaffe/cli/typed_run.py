@@ -8,7 +8,7 @@ from typing import Any
 
 from jsonargparse import Namespace
 
-from firecaffe.api.run import TRAINED, USED, folder_of
+from firecaffe.api.run_argument import TRAINED, USED, folder_of
 from firecaffe.cli.arguments import Parser
 from firecaffe.cli.typed_recipe import parse_recipe
 from firecaffe.errors import RecipeError

@@ -15,7 +15,7 @@ from firecaffe.measure.ranks_and_links import PairLink, RankFacts
 from firecaffe.measure.step_times import StepTimes
 from firecaffe.plan.calibrate import relative_spread
 from firecaffe.plan.cluster import Cluster, Device, Link, Storage
-from firecaffe.plan.network import Network
+from firecaffe.plan.ports import Network
 from firecaffe.plan.price import Prices, ranks_per_node
 from firecaffe.recipe.checked_recipe import CheckedRecipe
 from firecaffe.runs.rank_times import holm

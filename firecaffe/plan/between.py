@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firecaffe.plan.layouts import Digit, Form, Layout
-from firecaffe.plan.network import Network
+from firecaffe.plan.ports import Network
 
 Array = NDArray[np.float64]
 

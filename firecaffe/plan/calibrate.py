@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from firecaffe.errors import RunError
 from firecaffe.plan.cluster import Cluster, Link, MeasuredStep
 from firecaffe.plan.forecast import forecast
-from firecaffe.plan.network import Network
 from firecaffe.plan.of_recipe import workload_of
+from firecaffe.plan.ports import Network
 from firecaffe.plan.step_cost import slowest_of
 from firecaffe.plan.workload import Workload
 from firecaffe.recipe.recorded_recipe import recipe_of

@@ -12,7 +12,7 @@ from firecaffe.exchange.leaves import num_nodes
 from firecaffe.gradients.compressors import COMPRESSORS
 from firecaffe.gradients.compressors.codec import LowRank, RowCodec, TensorCodec
 from firecaffe.gradients.compressors.top_k import ENTRY_BYTES, SHARE
-from firecaffe.plan.network import Network
+from firecaffe.plan.ports import Network
 from firecaffe.plan.price import Prices
 from firecaffe.plan.workload import Workload
 

@@ -24,7 +24,7 @@ from firecaffe.plan.cluster import Cluster
 from firecaffe.plan.codec_cost import PRICED
 from firecaffe.plan.compute_time import error_of
 from firecaffe.plan.memory import memory_band, memory_bytes
-from firecaffe.plan.network import Network
+from firecaffe.plan.ports import Network
 from firecaffe.plan.step_cost import Step, StepCost, own_exchange
 from firecaffe.plan.update_price import update_of
 from firecaffe.plan.workload import Workload

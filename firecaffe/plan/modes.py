@@ -21,7 +21,7 @@ from firecaffe.plan.cluster import Cluster
 from firecaffe.plan.codec_cost import half_coded_s, sent_share
 from firecaffe.plan.compute_time import data_s, micro_batch, update_s
 from firecaffe.plan.forecast import Forecast, errors_of
-from firecaffe.plan.network import Network
+from firecaffe.plan.ports import Network
 from firecaffe.plan.server_costs import PlannedKeeper, planned_keeper
 from firecaffe.plan.workload import Workload
 from firecaffe.synchrony.clock import Seconds, SimulatedClock, seconds_of

@@ -19,7 +19,7 @@ from firecaffe.exchange.leaves import equal_shares
 from firecaffe.exchange.route import FOLD
 from firecaffe.exchange.schedule import ALL_GATHER, ALL_REDUCE, Schedule
 from firecaffe.plan.cluster import Link
-from firecaffe.plan.network import Network
+from firecaffe.plan.ports import Network
 from firecaffe.plan.round_prices import like_rounds, rounds_s, sharded_s
 from firecaffe.plan.simulate import simulate_s
 

@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 
 from firecaffe.exchange.pieces import pieces
 from firecaffe.exchange.schedule import Round, Schedule
-from firecaffe.plan.network import Network, Port
+from firecaffe.plan.ports import Network, Port
 
 T = TypeVar("T")
 

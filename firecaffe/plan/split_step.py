@@ -36,7 +36,7 @@ from firecaffe.plan.held import (
 )
 from firecaffe.plan.in_parts import PartExchanges, unevenness, unevenness_of_input
 from firecaffe.plan.layouts import Layout, through
-from firecaffe.plan.network import Network
+from firecaffe.plan.ports import Network
 from firecaffe.plan.price import Prices, ranks_per_node
 from firecaffe.plan.step_cost import Bucket, overlap, prices_of, slowest_of, storage_s
 from firecaffe.plan.update_price import UPDATES

@@ -21,7 +21,7 @@ from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.plan.cluster import Cluster
 from firecaffe.plan.codec_cost import coded_s
 from firecaffe.plan.compute_time import MicroBatch, data_s, micro_batch, update_s
-from firecaffe.plan.network import Network
+from firecaffe.plan.ports import Network
 from firecaffe.plan.price import Prices, ranks_per_node
 from firecaffe.plan.update_price import ALL, update_of
 from firecaffe.plan.workload import Workload

@@ -12,7 +12,7 @@ from firecaffe.exchange.route import FOLD
 from firecaffe.exchange.schedule import ALL_GATHER, REDUCE_SCATTER
 from firecaffe.gradients.buckets import cut
 from firecaffe.gradients.shards import cut_buckets, held_elements, spans_of
-from firecaffe.plan.network import Network
+from firecaffe.plan.ports import Network
 from firecaffe.plan.price import Prices
 from firecaffe.plan.workload import Workload
 

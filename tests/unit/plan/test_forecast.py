@@ -37,8 +37,8 @@ from firecaffe.plan.forecast import (
     most_useful,
     time_between_failures_s,
 )
-from firecaffe.plan.network import Network
 from firecaffe.plan.of_recipe import workload_of, workload_of_model, write_forecast
+from firecaffe.plan.ports import Network
 from firecaffe.plan.price import Prices
 from firecaffe.plan.simulate import simulate_s
 from firecaffe.plan.step_cost import own_exchange

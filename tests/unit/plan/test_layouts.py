@@ -19,8 +19,8 @@ from firecaffe.plan.between import Boundary, Exchanges, boundary
 from firecaffe.plan.chain import Unit, chain_of
 from firecaffe.plan.cluster import Cluster, Device, Link
 from firecaffe.plan.layouts import Form, Layout, allows, layouts_of
-from firecaffe.plan.network import Network
 from firecaffe.plan.of_recipe import workload_of_model
+from firecaffe.plan.ports import Network
 from firecaffe.plan.round_prices import EqualRounds, rounds_of, rounds_s
 from firecaffe.plan.split_plans import (
     best_layouts,

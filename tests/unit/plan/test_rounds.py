@@ -10,7 +10,7 @@ import pytest
 from firecaffe.exchange import ALGORITHMS, find_schedule, fold
 from firecaffe.exchange.leaves import equal_shares
 from firecaffe.plan.cluster import Link
-from firecaffe.plan.network import Network
+from firecaffe.plan.ports import Network
 from firecaffe.plan.price import Prices, rounds_only_s
 from firecaffe.plan.round_prices import ROUNDS, like_rounds, rounds_of, rounds_s, sharded_s
 from firecaffe.plan.simulate import BLOCK_BYTES, LONG_BLOCKS, Clock, Ports, crowding, simulate_s

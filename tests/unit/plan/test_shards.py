@@ -15,8 +15,8 @@ from firecaffe.plan.cluster import Link, load_cluster
 from firecaffe.plan.compute_time import update_s
 from firecaffe.plan.forecast import forecast, forecasts
 from firecaffe.plan.memory import memory_bytes
-from firecaffe.plan.network import Network
 from firecaffe.plan.of_recipe import workload_of, workload_of_model
+from firecaffe.plan.ports import Network
 from firecaffe.plan.update_price import shards_of, shards_s
 from firecaffe.recipe.checked_recipe import check_recipe
 

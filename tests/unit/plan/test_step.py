@@ -16,8 +16,8 @@ from firecaffe.plan.forecast import forecast
 from firecaffe.plan.held import memory_of
 from firecaffe.plan.layouts import Layout
 from firecaffe.plan.memory import memory_bytes
-from firecaffe.plan.network import Network
 from firecaffe.plan.of_recipe import workload_of_model
+from firecaffe.plan.ports import Network
 from firecaffe.plan.price import Prices
 from firecaffe.plan.step_cost import Bucket, buckets_of, overlap, slowest_of
 from firecaffe.plan.workload import PROFILED_IMAGES, LayerWork, layers_of, vectors_of
