@@ -137,11 +137,11 @@ def _answer(result: Look | None, recipe: CheckedRecipe | None, write: str | Path
     return Checked(result.measured, result.inventory, lines)
 
 
-def _parts(found: MeasuredCluster) -> Iterator[RenderableType]:
+def _parts(measured: MeasuredCluster) -> Iterator[RenderableType]:
     table = Table(box=SIMPLE_HEAD)
     for header in HEADERS:
         table.add_column(header, justify="right", no_wrap=True)
-    for rank in found.ranks:
+    for rank in measured.ranks:
         table.add_row(
             str(rank.rank),
             rank.host,
@@ -154,11 +154,11 @@ def _parts(found: MeasuredCluster) -> Iterator[RenderableType]:
             f"{rank.file_read_bytes_per_s / 1e6:,.0f}",
         )
     yield table
-    if found.links:
+    if measured.links:
         links = Table(box=SIMPLE_HEAD)
         for header in ("link", "latency, µs", "MB/s"):
             links.add_column(header, justify="right", no_wrap=True)
-        for link in found.links:
+        for link in measured.links:
             where = " (one host)" if link.in_host else ""
             links.add_row(
                 f"{link.first} - {link.second}{where}",
@@ -166,11 +166,11 @@ def _parts(found: MeasuredCluster) -> Iterator[RenderableType]:
                 f"{link.bandwidth_bytes_per_s / 1e6:,.4g}",
             )
         yield links
-    for name, times in found.exchanges.items():
+    for name, times in measured.exchanges.items():
         shown = ", ".join(f"{size / 1e6:.3g} MB {1e3 * s:.3g} ms" for size, s in times.items())
         yield f"exchange {name}: {shown}"
-    if found.slowdown:
-        yield f"beside an exchange, computing takes {found.slowdown:.0%} longer"
+    if measured.slowdown:
+        yield f"beside an exchange, computing takes {measured.slowdown:.0%} longer"
 
 
 HEADERS = (

@@ -77,7 +77,7 @@ def _look(
     is_gpu = world.device.type == "cuda"
     name = torch.cuda.get_device_name(world.device) if is_gpu else cpu_name()
     ranks = look_over(world, folder, name, say)
-    places = [(each.host, each.group) for each in ranks]
+    places = [(rank.host, rank.group) for rank in ranks]
     links = links_of(world, places, say) if world.world_size > 1 else []
     timed: list[list[StepTimes]] = []
     if recipe is not None:
@@ -108,11 +108,11 @@ def _steps(
     """The timed steps of three micro-batch sizes, by rank; all ranks get all."""
     size = recipe.train.micro_batch_size
     steps = []
-    for each in sorted({max(1, size // 2), size, 2 * size}):
-        say(f"steps of {each} samples")
+    for count in sorted({max(1, size // 2), size, 2 * size}):
+        say(f"steps of {count} samples")
         gather_text(world, "")  # all at once, as in training
-        steps.append(time_steps(recipe, world.device, each, STEP_S, _micro_batches(world, recipe)))
-    own = [dataclasses.asdict(each) for each in steps]
+        steps.append(time_steps(recipe, world.device, count, STEP_S, _micro_batches(world, recipe)))
+    own = [dataclasses.asdict(times) for times in steps]
     stated = [json.loads(text) for text in gather_text(world, json.dumps(own))]
     return [[StepTimes(**_tuples(words)) for words in of_rank] for of_rank in stated]
 
@@ -141,7 +141,9 @@ def _slowdown(
 
 
 def _tuples(words: dict[str, Any]) -> dict[str, Any]:
-    return {name: tuple(each) if isinstance(each, list) else each for name, each in words.items()}
+    return {
+        name: tuple(value) if isinstance(value, list) else value for name, value in words.items()
+    }
 
 
 def _exchanges(
@@ -154,7 +156,7 @@ def _exchanges(
         names.insert(0, recipe.exchange.algorithm)
     sizes = sorted({max(4, bucket // 16 // 4 * 4), max(4, bucket // 4 * 4)})
     timings = time_exchanges(world, names, sizes, REPETITIONS, lambda _: None, local, {})
-    found: dict[str, dict[int, float]] = {}
-    for each in timings:
-        found.setdefault(each.algorithm, {})[each.size_bytes] = each.time_s
-    return found
+    seconds: dict[str, dict[int, float]] = {}
+    for timing in timings:
+        seconds.setdefault(timing.algorithm, {})[timing.size_bytes] = timing.time_s
+    return seconds

@@ -158,31 +158,33 @@ def _paths(images: Any) -> list[str]:
     return [str(path_of("images", image)) for image in several]
 
 
-def _row(found: Prediction, names: Sequence[str], top: int, masks: Path | None) -> Row:
-    row: Row = {"sample": found.sample}
-    if found.mask_HW is not None and masks is not None:
-        row["mask"] = str(_write_mask(found.sample, found.mask_HW, masks))
-    elif found.classes:
-        best = list(zip(found.classes, found.probabilities, strict=True))[:top]
+def _row(prediction: Prediction, names: Sequence[str], top: int, masks: Path | None) -> Row:
+    row: Row = {"sample": prediction.sample}
+    if prediction.mask_HW is not None and masks is not None:
+        row["mask"] = str(_write_mask(prediction.sample, prediction.mask_HW, masks))
+    elif prediction.classes:
+        best = list(zip(prediction.classes, prediction.probabilities, strict=True))[:top]
         for place, (label, probability) in enumerate(best, 1):
             row[f"class_{place}"] = _name(label, names)
             row[f"probability_{place}"] = probability
-    elif found.probabilities:
-        for label, probability in enumerate(found.probabilities):
+    elif prediction.probabilities:
+        for label, probability in enumerate(prediction.probabilities):
             row[_name(label, names)] = probability
     else:
-        row |= {f"value_{place}": value for place, value in enumerate(found.values, 1)}
+        row |= {f"value_{place}": value for place, value in enumerate(prediction.values, 1)}
     return row
 
 
-def _line(found: Prediction, row: Row, names: Sequence[str], top: int) -> str:
-    if found.classes:
-        best = list(zip(found.classes, found.probabilities, strict=True))[:top]
-        return f"{found.sample}  " + ", ".join(f"{_name(k, names)} {p:.2%}" for k, p in best)
-    if found.probabilities:
-        each = enumerate(found.probabilities)
-        return f"{found.sample}  " + ", ".join(f"{_name(k, names)} {p:.2%}" for k, p in each)
-    return "  ".join(f"{each:.4g}" if isinstance(each, float) else each for each in row.values())
+def _line(prediction: Prediction, row: Row, names: Sequence[str], top: int) -> str:
+    if prediction.classes:
+        best = list(zip(prediction.classes, prediction.probabilities, strict=True))[:top]
+        return f"{prediction.sample}  " + ", ".join(f"{_name(k, names)} {p:.2%}" for k, p in best)
+    if prediction.probabilities:
+        shares = enumerate(prediction.probabilities)
+        return f"{prediction.sample}  " + ", ".join(f"{_name(k, names)} {p:.2%}" for k, p in shares)
+    return "  ".join(
+        f"{value:.4g}" if isinstance(value, float) else value for value in row.values()
+    )
 
 
 def _name(label: int, names: Sequence[str]) -> str:

@@ -174,12 +174,12 @@ def _line(trial: Trial) -> str:
     rate = f"{solver.type}, rate {solver.base_lr:.3g}, warm-up {solver.warmup_steps} steps"
     if trial.is_of_verdict and not trial.ended_early:
         result = read_run_file(trial.folder, "result.json")
-        steps, found = result["steps"], measure.shown(measure.value_in(result))
-        return f"{trial.name}: {rate}: test {measure.words} {found} after {steps} steps"
-    last, steps = trial.told[-1], trial.told[-1].step
+        steps, value = result["steps"], measure.shown(measure.value_in(result))
+        return f"{trial.name}: {rate}: test {measure.words} {value} after {steps} steps"
+    last, steps = trial.scores[-1], trial.scores[-1].step
     state = "diverged" if not last.is_finite else "given up" if trial.ended_early else "done"
-    found = measure.shown(last.value)
-    return f"{trial.name}: {rate}: {measure.words} {found} after {steps} steps, {state}"
+    value = measure.shown(last.value)
+    return f"{trial.name}: {rate}: {measure.words} {value} after {steps} steps, {state}"
 
 
 def _table(tuned: TuneResult) -> Table:
@@ -187,16 +187,16 @@ def _table(tuned: TuneResult) -> Table:
     words = tuned.measure.words
     for header in ("", "rule", "solver", "rate", "warm-up", "steps", f"held-out\n{words}", ""):
         table.add_column(header, justify="left" if header in ("", "rule", "solver") else "right")
-    for number, each in enumerate(tuned.searched, start=1):
-        candidate = each.candidate
+    for number, result in enumerate(tuned.searched, start=1):
+        candidate = result.candidate
         table.add_row(
-            f"{number}{' *' if each == tuned.best else ''}",
+            f"{number}{' *' if result == tuned.best else ''}",
             candidate.rule,
             candidate.solver,
             f"{candidate.base_lr:.4g}",
             f"{candidate.warmup_share:.0%}",
-            f"{each.steps:,}",
-            ", ".join(tuned.measure.shown(value) for value in (each.value, *each.again)),
-            each.state,
+            f"{result.steps:,}",
+            ", ".join(tuned.measure.shown(value) for value in (result.value, *result.again)),
+            result.state,
         )
     return table

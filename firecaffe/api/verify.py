@@ -190,4 +190,4 @@ def line(found: Verified) -> str:
 def _steps(steps: Sequence[int]) -> str:
     if len(steps) > MOST_LISTED:
         return f"{len(steps):,} steps, {steps[0]:,} to {steps[-1]:,}"
-    return f"step{'s' * (len(steps) > 1)} {', '.join(f'{each:,}' for each in steps)}"
+    return f"step{'s' * (len(steps) > 1)} {', '.join(f'{step:,}' for step in steps)}"

@@ -175,12 +175,10 @@ def stages_step(
     size, row = len(stages), len(stages) * model
     layout = Layout(cost.workers // row, copies=row)
     rounds = micro_batches_of(work, layout)
-    crossed = [
-        crossing.shared(stage_work.share_sent)
-        for crossing, stage_work in zip(crossings, stages, strict=False)
-    ]
-    forward_s = [stage_work.forward_s + stage_work.between_s / 2 for stage_work in stages]
-    backward_s = [sum(stage_work.backward_s) + stage_work.between_s / 2 for stage_work in stages]
+    pairs = zip(crossings, stages, strict=False)
+    crossed = [crossing.shared(stage.share_sent) for crossing, stage in pairs]
+    forward_s = [stage.forward_s + stage.between_s / 2 for stage in stages]
+    backward_s = [sum(stage.backward_s) + stage.between_s / 2 for stage in stages]
     fetch_s = data_s(work, device)
     orders = [ORDERS[pipeline](size, rounds, stage) for stage in range(size)]
     timeline = turns(

@@ -46,7 +46,7 @@ class _FirstForward:
             hook.remove()
         changed = self._watch.changed()
         if self._averages:
-            changed = [each for each in changed if not self._watch.is_trained(each)]
+            changed = [name for name in changed if not self._watch.is_trained(name)]
         if changed:
             _warn(self._call, f"what forward changes of {some_of(changed)}")
 

@@ -50,8 +50,8 @@ def _told(error: Exception, caller: Caller) -> int:
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
-    told = "".join(traceback.format_exception(error.with_traceback(trace)))
-    leave_report(line, fault, told)
+    text = "".join(traceback.format_exception(error.with_traceback(trace)))
+    leave_report(line, fault, text)
     return FirecaffeError.exit_code
 
 

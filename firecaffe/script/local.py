@@ -124,14 +124,14 @@ class LocalTraining:
         optimizer's state, and the compressor's memory by RANK.PARAMETER. Save also the network, the
         optimizer and the random numbers.
         """
-        start = {name: each.detach().clone() for name, each in self._named.items()}
+        start = {name: tensor.detach().clone() for name, tensor in self._named.items()}
         outer = self._outer.optimizer.state_dict()
         parts = {} if self._memory is None else self._memory.parts()
-        memory = {name: each.tensor.clone() for name, each in parts.items()}
+        memory = {name: tensor.tensor.clone() for name, tensor in parts.items()}
         return {
             "steps": self.steps,
             "start": start,
-            "buffers": {name: each.clone() for name, each in self._first_buffers.items()},
+            "buffers": {name: tensor.clone() for name, tensor in self._first_buffers.items()},
             "outer": outer,
             "memory": memory,
         }
@@ -149,12 +149,12 @@ class LocalTraining:
         if self._memory is not None:
             self._memory.load(memory)
         self.steps = int(state["steps"])
-        for name, each in self._named.items():
-            each.copy_(state["start"][name])
+        for name, tensor in self._named.items():
+            tensor.copy_(state["start"][name])
         self._outer.optimizer.load_state_dict(state["outer"])
         # Changes of buffers are measured from the round's start. The current values are kept.
         buffers = dict(self._model.named_buffers())
-        now = {name: each.clone() for name, each in buffers.items()}
+        now = {name: tensor.clone() for name, tensor in buffers.items()}
         for name, buffer in buffers.items():
             buffer.copy_(state["buffers"][name])
         self._begin_round()
@@ -171,18 +171,18 @@ class LocalTraining:
         buffers = dict(self._model.named_buffers())
         own: dict[str, Mapping[str, Tensor]] = {"start": self._named, "buffers": buffers}
         for what, tensors in own.items():
-            found = {name: tuple(each.shape) for name, each in state[what].items()}
-            for name in sorted(tensors.keys() | found.keys()):
+            shapes = {name: tuple(tensor.shape) for name, tensor in state[what].items()}
+            for name in sorted(tensors.keys() | shapes.keys()):
                 shape = tuple(tensors[name].shape) if name in tensors else "not in the model"
-                if found.get(name, "not there") != shape:
+                if shapes.get(name, "not there") != shape:
                     raise CheckpointError(
                         f"the state of average_locally is that of another network: {name} is "
-                        f"{found.get(name, 'not there')}, here {shape}"
+                        f"{shapes.get(name, 'not there')}, here {shape}"
                     )
 
     def _begin_round(self) -> None:
         self._buffers.begin_step()
-        self._first_buffers = {name: each.clone() for name, each in self._model.named_buffers()}
+        self._first_buffers = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
 
     @property
     def _memory(self) -> CodecMemory | None:
@@ -264,15 +264,15 @@ def average_locally(
     world, per_host = meet(process_group, device, timeout_s)
     words = (every, outer, outer_lr, outer_momentum, inner_momentum, exchange, compressor)
     counted = "calls of step" if scaler is None else "updates of a scaler"
-    shapes = {name: [str(each.dtype), *each.shape] for name, each in trained.items()}
+    shapes = {name: [str(parameter.dtype), *parameter.shape] for name, parameter in trained.items()}
     facts = {"the words of average_locally": str(words), "what average_locally counts": counted}
     agree(world, {**facts, "the model": json.dumps(shapes)})
     take_from_first(world, {**dict(model.named_parameters()), **dict(model.named_buffers())})
-    named = {name: nn.Parameter(each.detach().clone()) for name, each in trained.items()}
+    named = {name: nn.Parameter(parameter.detach().clone()) for name, parameter in trained.items()}
     if world.exchange_group is None:
         opened = Exchange(world, find_route("tree", 1, 1))
     else:
-        sizes = bucket_sizes(sum(each.nbytes for each in trained.values()))
+        sizes = bucket_sizes(sum(parameter.nbytes for parameter in trained.values()))
         size = world.world_size
         opened, _ = open_exchange(world, per_host, exchange, compressor, sizes, size)
     buffers = BufferChanges(model)
@@ -326,16 +326,18 @@ def _check(
 
 def _trained(model: nn.Module, compressor: str) -> dict[str, nn.Parameter]:
     check_state(model)
-    trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
+    trained = {
+        name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad
+    }
     if not trained:
         raise NothingToTrainError("the model has no parameter to train")
-    devices = sorted({str(each.device) for each in trained.values()})
+    devices = sorted({str(parameter.device) for parameter in trained.values()})
     if len(devices) > 1:
         raise ArgumentError(
             f"the parameters are on {', '.join(devices)}; average_locally takes those of one device"
         )
-    for each in trained.values():
-        check_encodable(compressor, each.dtype)
+    for parameter in trained.values():
+        check_encodable(compressor, parameter.dtype)
     return trained
 
 

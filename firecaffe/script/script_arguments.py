@@ -130,14 +130,14 @@ def check_network(function: str, word: str, value: Any) -> None:
         return
     if isinstance(value, type) and issubclass(value, nn.Module):
         name = value.__name__
-        found = f"the class {name}; expected a network that is made of it, as {name}(…)"
+        described = f"the class {name}; expected a network that is made of it, as {name}(…)"
     elif isinstance(value, list | tuple):
-        found = f"{shown(value)}; expected one network (of several, call {function} for each)"
+        described = f"{shown(value)}; expected one network (of several, call {function} for each)"
     elif callable(value):
-        found = f"{shown(value)}; expected a network, a torch.nn.Module, not what makes it"
+        described = f"{shown(value)}; expected a network, a torch.nn.Module, not what makes it"
     else:
-        found = f"{shown(value)}; expected a network, a torch.nn.Module"
-    raise ArgumentError(f"{function}: {word} is {found}")
+        described = f"{shown(value)}; expected a network, a torch.nn.Module"
+    raise ArgumentError(f"{function}: {word} is {described}")
 
 
 def check_sums_nothing(function: str, word: str, network: nn.Module, instead: str) -> None:
@@ -146,11 +146,11 @@ def check_sums_nothing(function: str, word: str, network: nn.Module, instead: st
     All gradients would then be sent twice. `instead` says what to do.
     """
     for name, part in network.named_modules():
-        found = [each.__name__ for each in type(part).__mro__ if each.__name__ in SUMMING]
-        if found:
+        classes = [class_.__name__ for class_ in type(part).__mro__ if class_.__name__ in SUMMING]
+        if classes:
             place = f"{word}.{name} is" if name else f"{word} is"
             raise ArgumentError(
-                f"{function}: {place} in {found[0]} already, which sums its gradients itself; "
+                f"{function}: {place} in {classes[0]} already, which sums its gradients itself; "
                 f"{instead}"
             )
 
@@ -172,7 +172,9 @@ def check_optimizer(function: str, value: Any, network: nn.Module) -> None:
             "its own; give the optimizer inside it (of accelerate, optimizer.optimizer)"
         )
     own = {id(parameter) for parameter in network.parameters()}
-    if not any(id(each) in own for group in value.param_groups for each in group["params"]):
+    if not any(
+        id(parameter) in own for group in value.param_groups for parameter in group["params"]
+    ):
         raise ArgumentError(
             f"{function}: optimizer has none of the model's parameters; make it of "
             "model.parameters(), after all that changes them (split, to, a wrapper)"

@@ -154,9 +154,9 @@ def _check_hosts(exchange: str, world: Group, per_host: Sequence[int]) -> None:
     if exchange in (NATIVE, AUTO):
         return
     if parse_hierarchical(exchange) is not None and len(set(per_host)) > 1:
-        found = ", ".join(map(str, per_host))
+        counts = ", ".join(map(str, per_host))
         raise RecipeError(
-            f"exchange: {exchange} needs as many ranks on each host; there are {found}"
+            f"exchange: {exchange} needs as many ranks on each host; there are {counts}"
         )
     try:
         find_schedule(exchange, world.local_world_size)(world.world_size, 1)

@@ -91,7 +91,10 @@ def split_layers(
         raise ArgumentError(
             f"split_layers: {size} ranks cannot hold {num_parts} parts equally; take parts={would}"
         )
-    shapes = {name: [str(each.dtype), *each.shape] for name, each in model.named_parameters()}
+    shapes = {
+        name: [str(parameter.dtype), *parameter.shape]
+        for name, parameter in model.named_parameters()
+    }
     facts = {"the words of split": json.dumps([chosen, num_parts]), "the model": json.dumps(shapes)}
     agree(world, facts)
     take_from_first(world, {**dict(model.named_parameters()), **dict(model.named_buffers())})
@@ -112,5 +115,5 @@ def _check_layers(layers: object) -> None:
         raise ArgumentError(f"split_layers: no layer is named; say {example}")
     for pattern, word in layers.items():
         if not (isinstance(pattern, str) and isinstance(word, str)):
-            found = f"{shown(pattern)}: {shown(word)}"
-            raise ArgumentError(f"split_layers: layers has {found}; expected names, as {example}")
+            asked = f"{shown(pattern)}: {shown(word)}"
+            raise ArgumentError(f"split_layers: layers has {asked}; expected names, as {example}")

@@ -54,7 +54,7 @@ class Trial:
     is_of_verdict: bool = False
     """Whether its test samples count, and not its evaluations on the way."""
     ended_early: bool = field(default=False, init=False)
-    told: list[TrialScore] = field(default_factory=list, init=False)
+    scores: list[TrialScore] = field(default_factory=list, init=False)
 
     @property
     def folder(self) -> Path:
@@ -84,11 +84,11 @@ class Trial:
     def look(self) -> bool:
         """Read the new evaluations. Returns whether the training is to be ended now."""
         evaluations = scores(self.folder, self.measure)
-        while not self.ended_early and len(self.told) < len(evaluations):
-            self.told.append(evaluations[len(self.told)])
-            last = self.told[-1]
+        while not self.ended_early and len(self.scores) < len(evaluations):
+            self.scores.append(evaluations[len(self.scores)])
+            last = self.scores[-1]
             is_last = last.is_finite and last.step >= self.recipe.train.steps > 0
-            self.ended_early = not is_last and self.end(self.told)
+            self.ended_early = not is_last and self.end(self.scores)
         return self.ended_early
 
 
@@ -197,7 +197,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 def _start(trial: Trial, workers: int, slot: int, lock: int) -> subprocess.Popen[bytes]:
     _put_aside(trial)
-    trial.told.clear()
+    trial.scores.clear()
     write_atomically(trial.recipe_path, trial.text)
     with open(trial.parent / f"{trial.name}.log", "wb") as log:
         return subprocess.Popen(

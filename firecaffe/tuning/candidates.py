@@ -195,7 +195,7 @@ class Search:
         trials = {place: self._again(results[place].candidate, place) for place in finalists}
         train([trial for several in trials.values() for trial in several])
         for place, several in trials.items():
-            again = tuple(late_value(trial.told) for trial in several)
+            again = tuple(late_value(trial.scores) for trial in several)
             results[place] = replace(results[place], again=again)
         return results
 
@@ -222,7 +222,7 @@ class Search:
             ]
             train(trials)
             results += [_searched(*pair) for pair in zip(asked, trials, strict=True)]
-            finished += [trial.told for trial in trials if _state(trial) == "finished"]
+            finished += [trial.scores for trial in trials if _state(trial) == "finished"]
         return results
 
     def _trial(
@@ -282,12 +282,12 @@ def is_hopeless(
 
 
 def _state(trial: Trial) -> str:
-    if not trial.told[-1].is_finite:
+    if not trial.scores[-1].is_finite:
         return "diverged"
     return "given up" if trial.ended_early else "finished"
 
 
 def _searched(candidate: Candidate, trial: Trial) -> CandidateResult:
-    last, state = trial.told[-1], _state(trial)
-    value = late_value(trial.told) if state == "finished" else last.value
+    last, state = trial.scores[-1], _state(trial)
+    value = late_value(trial.scores) if state == "finished" else last.value
     return CandidateResult(candidate, trial.folder, state, last.step, value)

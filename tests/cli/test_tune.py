@@ -101,7 +101,7 @@ def test_only_a_training_of_the_verdict_is_told_by_its_test_samples(
     def planted(asked: TuneRequest, say: Callable[[Trial], None], _: object) -> NoReturn:
         for name, is_of_verdict in (("candidate-01", False), ("before-seed-2", True)):
             trial = Trial(name, asked.recipe, tmp_path, is_of_verdict=is_of_verdict)
-            trial.told.append(TrialScore(64, 0.25, is_finite=True))
+            trial.scores.append(TrialScore(64, 0.25, is_finite=True))
             trial.folder.mkdir()
             (trial.folder / "result.json").write_text('{"steps": 64, "top1": 0.5}')
             say(trial)

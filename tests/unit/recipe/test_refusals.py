@@ -62,7 +62,7 @@ def example(words: dict[str, Any]) -> tuple[Recipe, dict[str, Any]]:
     return recipe, {word: value for word, value in words.items() if word in GIVEN}
 
 
-@pytest.mark.parametrize("row", REFUSALS, ids=lambda row: " with ".join(t.told for t in row.when))
+@pytest.mark.parametrize("row", REFUSALS, ids=lambda row: " with ".join(t.text for t in row.when))
 def test_a_row_refuses_what_it_says_and_nothing_else(row: Refusal) -> None:
     for terms in combinations(row.when):
         words = {term.word: value_for(term, holds=True) for term in terms}

@@ -82,7 +82,7 @@ def test_trainings_leave_their_scores(parent: Path) -> None:
     trials = [trial(parent, name) for name in ("a", "b", "c")]
     assert sorted(run(trials, parent)) == ["a", "b", "c"]
     told = [TrialScore(1, 0.1, True), TrialScore(2, 0.2, True)]
-    assert [each.told for each in trials] == [told] * 3
+    assert [each.scores for each in trials] == [told] * 3
     assert not any(each.ended_early for each in trials)
 
 
@@ -93,7 +93,7 @@ def test_a_training_that_is_given_up_is_ended(parent: Path) -> None:
     assert not hopeless.is_finished
     again = trial(parent, "a", "waits", end=lambda told: len(told) == 1)
     assert run([again], parent) == ["a"]  # at once, from what is there
-    assert again.told == hopeless.told
+    assert again.scores == hopeless.scores
 
 
 def test_a_training_whose_loss_is_not_finite_has_lost(parent: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_training_whose_loss_is_not_finite_has_lost(parent: Path) -> None:
     diverging = trial(parent, "a", "diverges", end=lambda told: not told[-1].is_finite)
     run([diverging, trial(parent, "b")], parent)
     assert diverging.ended_early
-    assert diverging.told == [TrialScore(1, 0.1, True), TrialScore(2, 0.1, False)]
+    assert diverging.scores == [TrialScore(1, 0.1, True), TrialScore(2, 0.1, False)]
     with pytest.raises(RankFailedError):  # where nobody is to give it up, as of a finalist's seed
         run([trial(parent, "c", "diverges")], parent)
 
