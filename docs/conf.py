@@ -73,7 +73,7 @@ def _rows_of_refusals() -> Iterator[str]:
     yield "| these together | because | instead | kind |"
     yield "|---|---|---|---|"
     for row in REFUSALS:
-        when = "<br>".join(f"`{term.told}`" for term in row.when)
+        when = "<br>".join(f"`{term.text}`" for term in row.when)
         yield f"| {when} | {row.because} | {row.instead.replace('*', chr(92) + '*')} | {row.kind} |"
 
 
