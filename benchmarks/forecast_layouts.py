@@ -31,9 +31,9 @@ from benchmarks.trick_speed import ddp_step
 from benchmarks.virtual_cluster import VirtualCluster, parse_rate
 from firecaffe.cli.typed_recipe import read_recipe
 from firecaffe.cluster.world import join
-from firecaffe.plan.cluster import load_cluster
-from firecaffe.plan.forecast import forecast
-from firecaffe.plan.of_recipe import workload_of
+from firecaffe.planner.cluster import load_cluster
+from firecaffe.planner.forecast import forecast
+from firecaffe.planner.of_recipe import workload_of
 from firecaffe.runs.rank_times import explain, read_timings
 from firecaffe.runs.score import Score, score, score_parallel
 

@@ -23,7 +23,7 @@ from statistics import median
 import torch
 
 from benchmarks.virtual_cluster import VirtualCluster
-from firecaffe.plan.cluster import load_cluster
+from firecaffe.planner.cluster import load_cluster
 from firecaffe.runs.environment import commit, cpu_name
 from firecaffe.runs.rank_times import explain, read_timings
 from firecaffe.runs.run_folder import FORECAST

@@ -1,8 +1,8 @@
 """One weird trick on K20s: published speedups against what `firecaffe plan --ways` says.
 
 One constant is fitted, the device's efficiency, to the hours of one device. Each row is the way
-`one_weird_trick` of the function that the command calls (`plan.split_plans.split_plans`), in rows
-of as many workers as are the fastest, with as many samples a device as one alone has.
+`one_weird_trick` of the function that the command calls (`planner.split_plans.split_plans`), in
+rows of as many workers as are the fastest, with as many samples a device as one alone has.
 """
 
 import tomllib
@@ -14,11 +14,11 @@ from scipy.optimize import brentq
 
 from benchmarks.paragraph import paragraph
 from firecaffe.models.config import ModelConfig
-from firecaffe.plan.chain import chain_of
-from firecaffe.plan.cluster import Cluster, load_cluster
-from firecaffe.plan.forecast import IMAGENET_IMAGES, forecast, forecasts
-from firecaffe.plan.of_recipe import workload_of_model
-from firecaffe.plan.split_plans import SplitPlan, exchange_for, split_plans
+from firecaffe.planner.chain import chain_of
+from firecaffe.planner.cluster import Cluster, load_cluster
+from firecaffe.planner.forecast import IMAGENET_IMAGES, forecast, forecasts
+from firecaffe.planner.of_recipe import workload_of_model
+from firecaffe.planner.split_plans import SplitPlan, exchange_for, split_plans
 
 BY_HAND = ("overhead of a call", "latency")
 """Constants of the cluster file that no source says."""

@@ -3,7 +3,7 @@
 What this prices is not what `firecaffe plan` prices: no overlap of the exchange with backward, no
 buckets, no simulation of transfers, no cluster file; and a family may have a slow-down of computing
 once its exchange leaves the node, which no cluster file has. Of the planner it uses the formula of
-rounds one after the other (`plan.price.rounds_only_s`), with `Network` and the layers' sizes.
+rounds one after the other (`planner.price.rounds_only_s`), with `Network` and the layers' sizes.
 
 Which rows are used in a fit is marked in the data file. Of each network its row on the fewest
 devices gives its compute rate. Each further one gives the bandwidth of the link that it crosses, or
@@ -21,10 +21,10 @@ from typing import Any
 
 from firecaffe.models import MODELS
 from firecaffe.models.config import ModelConfig
-from firecaffe.plan.cluster import Link
-from firecaffe.plan.ports import Network
-from firecaffe.plan.price import NATIVE_CANDIDATES, rounds_only_s
-from firecaffe.plan.workload import layers_of
+from firecaffe.planner.cluster import Link
+from firecaffe.planner.ports import Network
+from firecaffe.planner.price import NATIVE_CANDIDATES, rounds_only_s
+from firecaffe.planner.workload import layers_of
 
 START_RATE = 1e10
 LATENCY_S = 5e-6

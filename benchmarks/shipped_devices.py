@@ -2,7 +2,7 @@
 
 Nothing was fitted to these rows, and the figures of the files were not chosen by them: data sheets,
 and a usual efficiency. Each row is what `firecaffe plan` says of one worker, by the function that
-it calls (`plan.forecast.forecast`), with its band.
+it calls (`planner.forecast.forecast`), with its band.
 """
 
 import re
@@ -15,9 +15,9 @@ from statistics import median
 from benchmarks.paragraph import paragraph
 from firecaffe.models import MODELS
 from firecaffe.models.config import ModelConfig
-from firecaffe.plan.cluster import load_cluster
-from firecaffe.plan.forecast import IMAGENET_IMAGES, forecast
-from firecaffe.plan.of_recipe import workload_of_model
+from firecaffe.planner.cluster import load_cluster
+from firecaffe.planner.forecast import IMAGENET_IMAGES, forecast
+from firecaffe.planner.of_recipe import workload_of_model
 
 
 @dataclass(frozen=True)

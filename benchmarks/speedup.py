@@ -26,7 +26,7 @@ from benchmarks.forecast_training import KEPT, RATE
 from benchmarks.virtual_cluster import VirtualCluster
 from firecaffe.data import TensorDataset
 from firecaffe.data.generated import generate
-from firecaffe.plan.cluster import load_cluster
+from firecaffe.planner.cluster import load_cluster
 from firecaffe.runs.environment import commit, cpu_name
 from firecaffe.runs.rank_times import explain, read_timings
 from firecaffe.runs.run_folder import read_run_file

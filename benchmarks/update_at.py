@@ -20,8 +20,8 @@ from benchmarks import raw_lines
 from benchmarks.made_up_images import EVALUATED
 from firecaffe import DataConfig, ExchangeConfig, ModelConfig, Recipe, SolverConfig, TrainConfig
 from firecaffe.api.twins import Twin, train_twin
-from firecaffe.plan.memory import memory_bytes
-from firecaffe.plan.of_recipe import workload_of
+from firecaffe.planner.memory import memory_bytes
+from firecaffe.planner.of_recipe import workload_of
 from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.runs.run_folder import read_run_file
 

@@ -1,7 +1,8 @@
 """The planner against our own measurements on emulated clusters: benchmarks/results/exchange.md.
 
 No figure is fitted: a link's rate is the token bucket's, times TCP's payload share. But the form of
-`plan.simulate` and its constants were settled on such clusters, together with the emulation's own.
+`planner.simulate` and its constants were settled on such clusters, together with the emulation's
+own.
 """
 
 import re
@@ -13,10 +14,10 @@ from statistics import median
 
 from benchmarks.paragraph import paragraph
 from firecaffe.exchange import ALGORITHMS
-from firecaffe.plan.cluster import Link
-from firecaffe.plan.ports import Network
-from firecaffe.plan.price import Prices, rounds_only_s
-from firecaffe.plan.simulate import BLOCK_BYTES, LONG_BLOCKS, MOST_BLOCKS, WINDOW
+from firecaffe.planner.cluster import Link
+from firecaffe.planner.ports import Network
+from firecaffe.planner.price import Prices, rounds_only_s
+from firecaffe.planner.simulate import BLOCK_BYTES, LONG_BLOCKS, MOST_BLOCKS, WINDOW
 
 PAGE = Path("benchmarks/results/exchange.md")
 PAYLOAD = 1448 / 1514
@@ -130,7 +131,7 @@ def _head(errors: list[Predicted]) -> list[str]:
         "## Our own emulated clusters",
         "",
         paragraph(
-            f"""Tested: the simulator (`plan/simulate.py`), one exchange at a time, against the
+            f"""Tested: the simulator (`planner/simulate.py`), one exchange at a time, against the
             medians of [exchange.md](../benchmarks/results/exchange.md). Not tested: a network that
             neither was made for. **The emulation and the simulator were settled together**: that
             connections take turns by blocks of 16 kB, each with two under way, was found with

@@ -19,11 +19,11 @@ from statistics import median
 from benchmarks.paragraph import paragraph
 from firecaffe.exchange import ALGORITHMS
 from firecaffe.models.config import ModelConfig
-from firecaffe.plan.cluster import load_cluster
-from firecaffe.plan.forecast import IMAGENET_IMAGES
-from firecaffe.plan.ports import Network
-from firecaffe.plan.price import Prices, rounds_only_s
-from firecaffe.plan.workload import layers_of
+from firecaffe.planner.cluster import load_cluster
+from firecaffe.planner.forecast import IMAGENET_IMAGES
+from firecaffe.planner.ports import Network
+from firecaffe.planner.price import Prices, rounds_only_s
+from firecaffe.planner.workload import layers_of
 
 
 @dataclass(frozen=True)

@@ -56,12 +56,12 @@ hold it to. The record is written by a program:
 
 ## How it works
 
-- **Computing** (`plan/compute_time.py`): layer by layer, the longer of arithmetic and memory
+- **Computing** (`planner/compute_time.py`): layer by layer, the longer of arithmetic and memory
   traffic, and an overhead for each call that does not shrink with the batch. That overhead is why
   small batches are slow: it is Hockney's form of an efficiency that grows with the work. Where the
   cluster file has measured steps of the network (`firecaffe bench step`, `firecaffe check`), they
   scale it.
-- **Exchange** (`plan/simulate.py`, `plan/round_prices.py`): the schedule that is executed, on
+- **Exchange** (`planner/simulate.py`, `planner/round_prices.py`): the schedule that is executed, on
   ports. Up to 16 ranks every transfer is simulated, in the pieces and in the order in which ranks
   work through them; connections that share a port take turns there, as TCP's do. Beyond 16, like
   rounds are priced together, by the model of latency, bandwidth and additions, times what pieces
@@ -70,15 +70,15 @@ hold it to. The record is written by a program:
   a cluster file has the rate of that memory (`links.memory_bytes_per_s`, which `firecaffe check`
   measures); a file without it, as all shipped ones, has them as messages on its innermost link.
   Barriers cost nothing here.
-- **A step** (`plan/step_cost.py`): buckets become ready as backward goes on, and as many travel at
-  once as there are lanes (beyond 16 ranks, one after the other); what is still on its way at the
+- **A step** (`planner/step_cost.py`): buckets become ready as backward goes on, and as many travel
+  at once as there are lanes (beyond 16 ranks, one after the other); what is still on its way at the
   end is exposed. Beside an exchange, computing takes longer by what `firecaffe check` has measured
   there (between hosts, beside a ring). Stragglers: the largest of P normal times. If each worker
-  [updates a shard](training.md#an-update-in-shards) (`plan/update_price.py`, cut as a training cuts
-  it), buckets go to their owners beside backward, the update is that of the largest shard, and the
-  weights are gathered behind it; a bucket takes as long as its largest shard.
-- **Memory, failures, accuracy, money** (`plan/memory.py`, `plan/forecast.py`): by volume, of the
-  worker that holds most; by Daly's formula; by published points, and only between them; by the
+  [updates a shard](training.md#an-update-in-shards) (`planner/update_price.py`, cut as a training
+  cuts it), buckets go to their owners beside backward, the update is that of the largest shard, and
+  the weights are gathered behind it; a bucket takes as long as its largest shard.
+- **Memory, failures, accuracy, money** (`planner/memory.py`, `planner/forecast.py`): by volume, of
+  the worker that holds most; by Daly's formula; by published points, and only between them; by the
   cluster's prices.
 - **Bands**: compute times may be off by the device's `error`, exchange times by the link's, both to
   the same side.

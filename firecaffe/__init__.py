@@ -93,7 +93,7 @@ _PLACES = {
     "launch": "script.launch",
     "load": "training.load",
     "parallelize": "script.parallelize",
-    "plan": "plan",
+    "plan": "api.plan",
     "predict": "api.predict",
     "train": "api.train",
     "tune": "api.tune",

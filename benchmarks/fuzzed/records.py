@@ -16,7 +16,7 @@ from firecaffe.api.cluster_file import as_table
 from firecaffe.cli import compare as compare_command
 from firecaffe.cli import explain as explain_command
 from firecaffe.cli.typed_recipe import read_recipe
-from firecaffe.plan.cluster import load_cluster
+from firecaffe.planner.cluster import load_cluster
 from firecaffe.recipe.identity import to_toml
 from firecaffe.recipe.sections import Recipe
 from firecaffe.shrink.scheme import FOLDER as SCHEMES

@@ -8,7 +8,7 @@ import tomli_w
 
 from firecaffe.api.console import check_target
 from firecaffe.files import write_atomically
-from firecaffe.plan.cluster import Cluster
+from firecaffe.planner.cluster import Cluster
 from firecaffe.resume_advice import option
 
 

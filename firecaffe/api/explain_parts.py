@@ -10,7 +10,7 @@ from rich.table import Table
 from firecaffe.errors import FirecaffeError, RunError
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.parallel.pipeline import idle_share
-from firecaffe.plan.cluster import load_cluster
+from firecaffe.planner.cluster import load_cluster
 from firecaffe.recipe.refusals import is_refused
 from firecaffe.runs.explain_served import ServedExplanation, ServedRank
 from firecaffe.runs.explain_stages import StageTimes
@@ -95,11 +95,11 @@ def advice(folder: Path, seconds: Sequence[float], trust_code: bool) -> list[str
 
 
 def _other_modes(folder: Path, seconds: Sequence[float], trust_code: bool) -> str:
-    from firecaffe.plan.codec_cost import PRICED
-    from firecaffe.plan.forecast import forecast
-    from firecaffe.plan.modes import alternatives
-    from firecaffe.plan.of_recipe import workload_of
-    from firecaffe.plan.step_cost import own_exchange
+    from firecaffe.planner.codec_cost import PRICED
+    from firecaffe.planner.forecast import forecast
+    from firecaffe.planner.modes import alternatives
+    from firecaffe.planner.of_recipe import workload_of
+    from firecaffe.planner.step_cost import own_exchange
     from firecaffe.recipe.recorded_recipe import recipe_of
 
     recipe = recipe_of(folder, trust_code=trust_code)

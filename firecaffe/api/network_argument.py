@@ -7,7 +7,7 @@ from typing import Any
 from firecaffe.errors import RecipeError
 from firecaffe.models import MODELS
 from firecaffe.models.config import ModelConfig
-from firecaffe.plan.workload import input_of
+from firecaffe.planner.workload import input_of
 from firecaffe.recipe.checked_recipe import CheckedRecipe, check_recipe
 from firecaffe.recipe.sections import Recipe
 from firecaffe.resume_advice import option

@@ -24,14 +24,14 @@ from firecaffe.errors import RecipeError
 from firecaffe.exchange import NATIVE, find_schedule
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.models.config import ModelConfig
-from firecaffe.plan.advice import paragraph
-from firecaffe.plan.cluster import Cluster, load_cluster
-from firecaffe.plan.codec_cost import PRICED
-from firecaffe.plan.forecast import Forecast, fastest, forecasts
-from firecaffe.plan.of_parallel import OwnLayout
-from firecaffe.plan.of_recipe import workload_of, workload_of_model
-from firecaffe.plan.update_price import UPDATES
-from firecaffe.plan.workload import Workload
+from firecaffe.planner.advice import paragraph
+from firecaffe.planner.cluster import Cluster, load_cluster
+from firecaffe.planner.codec_cost import PRICED
+from firecaffe.planner.forecast import Forecast, fastest, forecasts
+from firecaffe.planner.of_parallel import OwnLayout
+from firecaffe.planner.of_recipe import workload_of, workload_of_model
+from firecaffe.planner.update_price import UPDATES
+from firecaffe.planner.workload import Workload
 from firecaffe.recipe.checked_recipe import CheckedRecipe
 from firecaffe.recipe.sections import Recipe
 from firecaffe.resume_advice import option
@@ -305,7 +305,7 @@ def _learn(
         runs, write = option("runs"), option("write")
         what = f"{len(clusters)} clusters" if folders else f"{write} without {runs}"
         raise RecipeError(f"{runs} corrects one cluster and {write} keeps it; found {what}")
-    from firecaffe.plan.calibrate import learn
+    from firecaffe.planner.calibrate import learn
 
     cluster, said = learn(clusters[0], [*map(Path, folders)], trust_code=trust_code)
     said = [f"learned from {len(folders)} run{'s' * (len(folders) > 1)}:", *said]

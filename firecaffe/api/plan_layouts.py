@@ -17,16 +17,23 @@ from firecaffe.models.config import ModelConfig
 from firecaffe.models.network import with_outline
 from firecaffe.parallel.find_paths import PATHS
 from firecaffe.parallel.slide import ROWS
-from firecaffe.plan.chain import Unit, chain_of
-from firecaffe.plan.cluster import Cluster
-from firecaffe.plan.forecast import Forecast
-from firecaffe.plan.layouts import Layout, words_of
-from firecaffe.plan.of_parallel import RECIPE, OwnLayout, own_cost
-from firecaffe.plan.recipe_stages import works_of
-from firecaffe.plan.split_plans import WAYS, Reason, SplitPlan, exchange_for, reasons, split_plans
-from firecaffe.plan.split_step import SplitCost
-from firecaffe.plan.step_cost import own_exchange
-from firecaffe.plan.workload import LayerWork, Workload
+from firecaffe.planner.chain import Unit, chain_of
+from firecaffe.planner.cluster import Cluster
+from firecaffe.planner.forecast import Forecast
+from firecaffe.planner.layouts import Layout, words_of
+from firecaffe.planner.of_parallel import RECIPE, OwnLayout, own_cost
+from firecaffe.planner.recipe_stages import works_of
+from firecaffe.planner.split_plans import (
+    WAYS,
+    Reason,
+    SplitPlan,
+    exchange_for,
+    reasons,
+    split_plans,
+)
+from firecaffe.planner.split_step import SplitCost
+from firecaffe.planner.step_cost import own_exchange
+from firecaffe.planner.workload import LayerWork, Workload
 from firecaffe.recipe.sections import Recipe
 from firecaffe.resume_advice import option
 

@@ -13,10 +13,10 @@ from rich.text import Text
 from firecaffe.api.console import time_words
 from firecaffe.api.picture import load_figure, write_picture
 from firecaffe.gradients.config import NO_COMPRESSOR
-from firecaffe.plan.cluster import Cluster
-from firecaffe.plan.forecast import Forecast, by_workers, fastest, is_own
-from firecaffe.plan.modes import Mode, hidden_s, modes_of
-from firecaffe.plan.workload import Workload
+from firecaffe.planner.cluster import Cluster
+from firecaffe.planner.forecast import Forecast, by_workers, fastest, is_own
+from firecaffe.planner.modes import Mode, hidden_s, modes_of
+from firecaffe.planner.workload import Workload
 from firecaffe.synchrony.config import EVERY_STEP, SynchronyConfig
 
 MODE_HEADERS = ("step", "samples/s", "gain", "staleness", "given up", "idle", "MB a step")

@@ -20,7 +20,7 @@ from firecaffe.cluster.malloc import keep_freed_memory
 from firecaffe.data.config import DataConfig
 from firecaffe.data.packing.part import Part, Source
 from firecaffe.errors import DataError, RecipeError
-from firecaffe.plan.cluster import Storage
+from firecaffe.planner.cluster import Storage
 
 if TYPE_CHECKING:
     import torch

@@ -131,7 +131,7 @@ def _sizes(typed: str) -> list[int]:
 def _check_memory(recipe: CheckedRecipe, sizes: Sequence[int]) -> None:
     import psutil
 
-    from firecaffe.plan.of_recipe import workload_of
+    from firecaffe.planner.of_recipe import workload_of
 
     needed_bytes = max(sizes) * workload_of(recipe).activation_bytes
     has_bytes = psutil.virtual_memory().total

@@ -5,7 +5,7 @@ from jsonargparse import Namespace
 from firecaffe.api.cluster_file import check_cluster_file
 from firecaffe.cli.arguments import Parser
 from firecaffe.errors import RecipeError
-from firecaffe.plan.cluster import Cluster, load_cluster
+from firecaffe.planner.cluster import Cluster, load_cluster
 
 DEFAULT_CLUSTER = "cpu-host"
 

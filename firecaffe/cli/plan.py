@@ -6,7 +6,7 @@ from firecaffe.cli.arguments import Parser
 from firecaffe.cli.cluster_file_options import DEFAULT_CLUSTER
 from firecaffe.cli.typed_network import NAME, network_words
 from firecaffe.errors import RecipeError
-from firecaffe.plan.cluster import shipped
+from firecaffe.planner.cluster import shipped
 from firecaffe.recipe.sections import Recipe
 
 USAGE = "RECIPE.toml | --model NAME | --compare A.toml B.toml [--cluster NAME|FILE.toml] [options]"

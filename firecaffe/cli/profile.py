@@ -22,7 +22,7 @@ from firecaffe.models.config import ModelConfig
 
 if TYPE_CHECKING:
     from firecaffe.models.layer_costs import Profile
-    from firecaffe.plan.layer_traffic import LayerVolumes, Volumes
+    from firecaffe.planner.layer_traffic import LayerVolumes, Volumes
 
 
 def make_parser() -> Parser:
@@ -62,8 +62,8 @@ def main(argv: list[str]) -> int:
     from firecaffe.api.network_argument import network_of
     from firecaffe.models.network import with_outline
     from firecaffe.models.weights import FCZ
-    from firecaffe.plan.layer_traffic import volumes_of
-    from firecaffe.plan.workload import images_of, input_of, profile_of
+    from firecaffe.planner.layer_traffic import volumes_of
+    from firecaffe.planner.workload import images_of, input_of, profile_of
 
     options = make_parser().parse_args(argv)
     if not 1 <= options.batch_size <= MOST_IMAGES:
@@ -248,7 +248,7 @@ def _in_millions(numbers: float | None) -> str:
 
 
 def _totals(volumes: Volumes) -> list[str]:
-    from firecaffe.plan.layer_traffic import BY_DATA
+    from firecaffe.planner.layer_traffic import BY_DATA
 
     layers = volumes.layers
     split = [layer for layer in layers if layer.cheapest != BY_DATA]

@@ -6,10 +6,10 @@ from statistics import median
 from typing import Any
 
 from firecaffe.measure.step_times import StepTimes
-from firecaffe.plan.calibrate import fit
-from firecaffe.plan.cluster import Cluster, Device
-from firecaffe.plan.compute_time import copies_s, micro_batch
-from firecaffe.plan.of_recipe import workload_of
+from firecaffe.planner.calibrate import fit
+from firecaffe.planner.cluster import Cluster, Device
+from firecaffe.planner.compute_time import copies_s, micro_batch
+from firecaffe.planner.of_recipe import workload_of
 from firecaffe.recipe.checked_recipe import CheckedRecipe
 
 SIZES_TO_FIT = 3

@@ -13,10 +13,10 @@ from firecaffe.exchange.route import find_route
 from firecaffe.measure.device import calibrated
 from firecaffe.measure.ranks_and_links import PairLink, RankFacts
 from firecaffe.measure.step_times import StepTimes
-from firecaffe.plan.calibrate import relative_spread
-from firecaffe.plan.cluster import Cluster, Device, Link, Storage
-from firecaffe.plan.ports import Network
-from firecaffe.plan.price import Prices, ranks_per_node
+from firecaffe.planner.calibrate import relative_spread
+from firecaffe.planner.cluster import Cluster, Device, Link, Storage
+from firecaffe.planner.ports import Network
+from firecaffe.planner.price import Prices, ranks_per_node
 from firecaffe.recipe.checked_recipe import CheckedRecipe
 from firecaffe.runs.rank_times import holm
 
@@ -42,7 +42,7 @@ class MeasuredCluster:
     exchanges: dict[str, dict[int, float]]
     """Seconds by exchange and bytes."""
     slowdown: float
-    """The slowdown of computing during an exchange; see `plan.cluster.Device`."""
+    """The slowdown of computing during an exchange; see `planner.cluster.Device`."""
     shares_memory: bool = False
     """Whether the measured exchanges added in shared memory within hosts."""
 

@@ -22,7 +22,7 @@ from firecaffe.files import write_json
 from firecaffe.meta_kernels import without_compiler
 from firecaffe.models.freeze import Frozen, frozen_of
 from firecaffe.output import LOST
-from firecaffe.plan.of_recipe import write_forecast
+from firecaffe.planner.of_recipe import write_forecast
 from firecaffe.recipe.checked_recipe import CheckedRecipe, Prepared
 from firecaffe.recipe.identity import tuned_by
 from firecaffe.recipe.parallel import layout_of

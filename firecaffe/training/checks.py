@@ -24,7 +24,7 @@ from firecaffe.models.weights import load_weights
 from firecaffe.parallel.layer_split import check_parts
 from firecaffe.parallel.layers_in_parts import check_called
 from firecaffe.parallel.slide import ROWS
-from firecaffe.plan.of_recipe import cluster_for
+from firecaffe.planner.of_recipe import cluster_for
 from firecaffe.recipe.checked_recipe import CheckedRecipe
 from firecaffe.recipe.run import Ranks, Run, resolve
 from firecaffe.recipe.sections import Recipe

@@ -9,7 +9,7 @@ import pytest
 
 from firecaffe.cli import main
 from firecaffe.data import DataConfig, open_data
-from firecaffe.plan.cluster import load_cluster
+from firecaffe.planner.cluster import load_cluster
 from tests.kit.data_photos import make_folder, photo
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from firecaffe.api.cluster_file import write_cluster
 from firecaffe.cli import main
-from firecaffe.plan.cluster import load_cluster
-from firecaffe.plan.split_plans import WAYS
+from firecaffe.planner.cluster import load_cluster
+from firecaffe.planner.split_plans import WAYS
 from tests.typed import firecaffe, torchrun
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "nin_small.toml"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from firecaffe.plan.cluster import load_cluster
+from firecaffe.planner.cluster import load_cluster
 from tests.typed import python
 
 RATE = 200_000_000

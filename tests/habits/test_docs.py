@@ -29,9 +29,9 @@ from firecaffe.exchange import EXCHANGES
 from firecaffe.exchange.leaves import equal_shares
 from firecaffe.faults import KINDS
 from firecaffe.gradients.config import ExchangeConfig
-from firecaffe.plan.cluster import load_cluster
-from firecaffe.plan.forecast import forecast
-from firecaffe.plan.of_recipe import workload_of
+from firecaffe.planner.cluster import load_cluster
+from firecaffe.planner.forecast import forecast
+from firecaffe.planner.of_recipe import workload_of
 from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.identity import flatten
 from firecaffe.recipe.sections import Recipe
@@ -192,21 +192,15 @@ def names() -> Iterator[str]:
             yield name
 
 
-def public_of(name: str) -> Any:
-    """What a public name is; of the package `plan`, which can be called, the function."""
-    public = resolve_name(f"firecaffe.{name}")
-    return resolve_name(f"firecaffe.api.{name}.{name}") if inspect.ismodule(public) else public
-
-
 @pytest.mark.parametrize("name", [*names()])
 def test_a_public_name_is_shown(name: str) -> None:
-    public = public_of(name)
+    public = resolve_name(f"firecaffe.{name}")
     assert any(each is public for each in shown())
 
 
 @pytest.mark.parametrize("name", [name for name in names() if not name.endswith("Error")])
 def test_each_word_of_a_public_name_is_described(name: str) -> None:
-    public = public_of(name)
+    public = resolve_name(f"firecaffe.{name}")
     words = inspect.signature(public).parameters.values()
     collected = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     assert {word.name for word in words if word.kind not in collected} <= described(public)

@@ -46,14 +46,13 @@ INNOCENT = ("image", "rounds")
 
 CHOOSES = (
     *("recipe/", "parallel/config.py", "synchrony/config.py", "training/checks.py"),
-    *("training/choices.py", "training/choices.py", "training/choices.py"),
-    *("plan/of_parallel.py", "plan/server_costs.py"),
+    *("training/choices.py", "planner/of_parallel.py", "planner/server_costs.py"),
 )
 """Where words are checked, and objects chosen."""
 
 LINES = 60
 """Of a function, at most."""
-ROOMS = ("training", "parallel", "synchrony", "plan")
+ROOMS = ("training", "parallel", "synchrony", "planner")
 
 
 def trees(*rooms: str) -> Iterator[tuple[str, ast.Module]]:

@@ -12,7 +12,7 @@ import firecaffe
 from firecaffe.cluster.agree import digest
 from firecaffe.errors import AgreementError, RecipeError
 from firecaffe.parallel.layer_split import Split
-from firecaffe.plan.layer_traffic import layers_on
+from firecaffe.planner.layer_traffic import layers_on
 from tests.ranks.test_split_parts import WORDS, Small, sent_by
 from tests.world import Ranks
 

@@ -21,10 +21,10 @@ from firecaffe.models.googlenet import Inception
 from firecaffe.models.squeezenet import Fire
 from firecaffe.parallel.layer_split import Split
 from firecaffe.parallel.volumes import by_paths, by_rows, gather_numbers, halo_numbers
-from firecaffe.plan.cluster import load_cluster
-from firecaffe.plan.layer_traffic import layers_on, paths_on
-from firecaffe.plan.of_parallel import OwnLayout, own_cost
-from firecaffe.plan.of_recipe import workload_of_model
+from firecaffe.planner.cluster import load_cluster
+from firecaffe.planner.layer_traffic import layers_on, paths_on
+from firecaffe.planner.of_parallel import OwnLayout, own_cost
+from firecaffe.planner.of_recipe import workload_of_model
 from tests.kit.worlds import changed
 from tests.world import Ranks
 

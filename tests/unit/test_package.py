@@ -1,9 +1,7 @@
 """The package's own names: none hides a package, and none loads what it does not use."""
 
 import ast
-import inspect
 import json
-import operator
 import pkgutil
 import subprocess
 import sys
@@ -13,10 +11,8 @@ from types import ModuleType
 import pytest
 
 import firecaffe
-import firecaffe.api.plan
 import firecaffe.data
 import firecaffe.models
-import firecaffe.plan.cluster
 from firecaffe.cli import COMMANDS, MODULES
 from firecaffe.cli.bench import PARTS
 
@@ -28,17 +24,8 @@ PACKAGES = [
 @pytest.mark.parametrize("name", firecaffe.__all__)
 def test_a_name_hides_no_package(name: str) -> None:
     """`firecaffe.train` was a function and a package: each took the other's place."""
-    public = getattr(firecaffe, name)
-    assert public is not None
-    # `plan` is both: the package can be called.
-    assert f"firecaffe.{name}" not in PACKAGES or callable(public)
-
-
-def test_the_package_plan_is_the_function_too() -> None:
-    function = firecaffe.api.plan.plan
-    assert inspect.signature(firecaffe.plan) == inspect.signature(function)
-    assert firecaffe.plan.__doc__ == function.__doc__
-    assert operator.attrgetter("cluster.load_cluster")(firecaffe.plan)
+    assert getattr(firecaffe, name) is not None
+    assert f"firecaffe.{name}" not in PACKAGES
 
 
 def test_what_a_reader_of_types_sees_is_what_there_is() -> None:

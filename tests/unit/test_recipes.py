@@ -7,9 +7,9 @@ import torch
 
 from firecaffe.cli.typed_recipe import read_recipe
 from firecaffe.models import build_model
-from firecaffe.plan.cluster import load_cluster
-from firecaffe.plan.forecast import forecast
-from firecaffe.plan.of_recipe import workload_of
+from firecaffe.planner.cluster import load_cluster
+from firecaffe.planner.forecast import forecast
+from firecaffe.planner.of_recipe import workload_of
 from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.sections import Recipe
 from firecaffe.solvers.optimizer import groups_of

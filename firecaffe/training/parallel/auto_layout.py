@@ -20,11 +20,11 @@ from firecaffe.errors import FirecaffeError, RecipeError
 from firecaffe.generators import generators_kept
 from firecaffe.models.network import given_network, with_outline
 from firecaffe.parallel.config import AUTO, ParallelConfig
-from firecaffe.plan.cluster import Cluster, Link
-from firecaffe.plan.forecast import forecasts
-from firecaffe.plan.of_parallel import OwnLayout, own_cost
-from firecaffe.plan.of_recipe import cluster_for, workload_of
-from firecaffe.plan.split_plans import SplitPlan, exchange_for
+from firecaffe.planner.cluster import Cluster, Link
+from firecaffe.planner.forecast import forecasts
+from firecaffe.planner.of_parallel import OwnLayout, own_cost
+from firecaffe.planner.of_recipe import cluster_for, workload_of
+from firecaffe.planner.split_plans import SplitPlan, exchange_for
 from firecaffe.recipe.checked_recipe import CheckedRecipe
 from firecaffe.recipe.sections import Recipe
 from firecaffe.training.given_parts import Parts, counts_of, open_parts

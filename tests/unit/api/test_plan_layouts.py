@@ -8,11 +8,11 @@ from firecaffe.api.plan_layouts import Parallel, held
 from firecaffe.errors import RecipeError
 from firecaffe.models.config import ModelConfig
 from firecaffe.parallel.config import ParallelConfig
-from firecaffe.plan.cluster import load_cluster
-from firecaffe.plan.forecast import forecasts
-from firecaffe.plan.layouts import Layout
-from firecaffe.plan.of_parallel import OwnLayout
-from firecaffe.plan.of_recipe import workload_of_model
+from firecaffe.planner.cluster import load_cluster
+from firecaffe.planner.forecast import forecasts
+from firecaffe.planner.layouts import Layout
+from firecaffe.planner.of_parallel import OwnLayout
+from firecaffe.planner.of_recipe import workload_of_model
 
 PAGE = (Path(__file__).parents[3] / "docs" / "parallel.md").read_text()
 HEAD = {"classifier.0": "neurons", "classifier.3": "inputs", "classifier.6": "neurons"}

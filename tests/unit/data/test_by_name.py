@@ -20,7 +20,7 @@ from firecaffe.data.look import is_repeatable
 from firecaffe.errors import DataError, OwnCodeError, RecipeError
 from firecaffe.measure.step_times import by_layer_type
 from firecaffe.models.config import ModelConfig
-from firecaffe.plan.of_recipe import workload_of
+from firecaffe.planner.of_recipe import workload_of
 from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.training.checks import preflight
 

@@ -9,7 +9,7 @@ import pytest
 from firecaffe.measure.device import within_peak
 from firecaffe.measure.found_cluster import MeasuredCluster, cluster_of, findings, slower
 from firecaffe.measure.ranks_and_links import PairLink, RankFacts, tournament
-from firecaffe.plan.cluster import load_cluster
+from firecaffe.planner.cluster import load_cluster
 
 
 @pytest.mark.parametrize("players", range(8))

@@ -17,9 +17,9 @@ from firecaffe.measure.device import calibrated
 from firecaffe.measure.inventory import inventory_of
 from firecaffe.measure.step_times import StepTimes
 from firecaffe.models import build_model
-from firecaffe.plan.cluster import load_cluster
-from firecaffe.plan.compute_time import correction, micro_batch
-from firecaffe.plan.of_recipe import workload_of
+from firecaffe.planner.cluster import load_cluster
+from firecaffe.planner.compute_time import correction, micro_batch
+from firecaffe.planner.of_recipe import workload_of
 from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.training.checks import preflight
 

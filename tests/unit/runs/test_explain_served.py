@@ -9,10 +9,10 @@ import pytest
 
 from firecaffe.cli import main
 from firecaffe.errors import RunError
-from firecaffe.plan.cluster import load_cluster
-from firecaffe.plan.forecast import forecast
-from firecaffe.plan.modes import alternatives
-from firecaffe.plan.of_recipe import workload_of
+from firecaffe.planner.cluster import load_cluster
+from firecaffe.planner.forecast import forecast
+from firecaffe.planner.modes import alternatives
+from firecaffe.planner.of_recipe import workload_of
 from firecaffe.recipe.recorded_recipe import recipe_of
 from firecaffe.runs.explain_served import ServedExplanation, explain_served
 from firecaffe.runs.rank_times import ALPHA, read_timings

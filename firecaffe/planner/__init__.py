@@ -1,0 +1,1 @@
+"""Forecasts what a training takes on a cluster, from descriptions; starts no process."""

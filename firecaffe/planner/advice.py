@@ -1,0 +1,164 @@
+"""Explains what limits a plan and what to change first; each change is forecast like the plan."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from firecaffe.errors import RecipeError
+from firecaffe.exchange import NATIVE
+from firecaffe.gradients.config import NO_COMPRESSOR
+from firecaffe.planner.cluster import Cluster
+from firecaffe.planner.codec_cost import PRICED
+from firecaffe.planner.forecast import (
+    Forecast,
+    exchanges_on,
+    fastest,
+    forecast,
+    is_own,
+    most_useful,
+)
+from firecaffe.planner.update_price import ALL
+from firecaffe.planner.workload import Workload
+
+LEAST_GAIN = 0.02
+"""A change that gains a smaller share of images per second is not mentioned."""
+
+LIMITS = {
+    "compute_s": "computing",
+    "exposed_communication_s": "waiting for the exchange",
+    "data_s": "waiting for data",
+    "update_s": "the optimizer's update",
+}
+
+
+@dataclass(frozen=True)
+class Change:
+    what: str
+    step_s: float
+    gain: float
+    """Images per second over the present rate, minus 1."""
+
+
+def changes(workload: Workload, cluster: Cluster, row: Forecast) -> list[Change]:
+    """List changes that help this row, best first, with only the best exchange and compressor."""
+    outer, storage = cluster.links[-1], cluster.storage
+    faster = replace(outer, bandwidth_bytes_per_s=10 * outer.bandwidth_bytes_per_s)
+    worlds = [
+        (
+            f"a link of ten times the bandwidth of {outer.name}",
+            workload,
+            replace(cluster, links=(*cluster.links[:-1], faster)),
+        ),
+        (
+            "micro-batches twice as large",
+            replace(workload, micro_batch_size=2 * workload.micro_batch_size),
+            cluster,
+        ),
+        (
+            "a global batch twice as large",
+            replace(workload, global_batch_size=2 * workload.global_batch_size),
+            cluster,
+        ),
+    ]
+    if storage is not None:
+        twice = replace(storage, read_bytes_per_s=2 * storage.read_bytes_per_s)
+        worlds.append(("storage of twice the rate", workload, replace(cluster, storage=twice)))
+        twice = replace(storage, decoded_images_per_s=2 * storage.decoded_images_per_s)
+        worlds.append(("twice the decoding threads", workload, replace(cluster, storage=twice)))
+    worlds.append((f"exchange.update_at {ALL}", replace(workload, update_at=ALL), cluster))
+    way = row.exchange, row.compressor
+    changed = [_change(what, row, work, on, *way) for what, work, on in worlds]
+    ways = [
+        ("exchange", [(name, NO_COMPRESSOR) for name in exchanges_on(cluster, row.workers)]),
+        ("compressor", [("tree", name) for name in PRICED]),
+    ]
+    for kind, names in ways if row.workers > 1 else ():
+        made = [
+            _change(f"{kind} {other[kind == 'compressor']}", row, workload, cluster, *other)
+            for other in names
+            if other != way
+        ]
+        changed.append(
+            max((change for change in made if change), key=lambda change: change.gain, default=None)
+        )
+    kept = [change for change in changed if change is not None and change.gain >= LEAST_GAIN]
+    return sorted(kept, key=lambda change: change.gain, reverse=True)
+
+
+def _change(
+    what: str, row: Forecast, workload: Workload, cluster: Cluster, exchange: str, compressor: str
+) -> Change | None:
+    """Forecast a change; None if it is impossible, or would no longer fit in memory."""
+    if workload.global_batch_size % workload.micro_batch_size:
+        return None
+    try:
+        changed = forecast(workload, cluster, row.workers, exchange, compressor)
+    except (RecipeError, ValueError):
+        return None
+    if row.fits and not changed.fits:
+        return None
+    return Change(what, changed.step_s, changed.images_per_s / row.images_per_s - 1)
+
+
+def paragraph(workload: Workload, cluster: Cluster, rows: Sequence[Forecast]) -> str:
+    """Say what limits the largest planned number of workers, and what to change first."""
+    best = fastest(rows)
+    last = best[-1]
+    parts = {label: getattr(last, name) / last.step_s for name, label in LIMITS.items()}
+    limit = max(parts, key=parts.__getitem__)
+    share = f"{parts[limit]:.0%} of a step is {limit}."
+    said = [
+        f"On {last.workers} workers of {cluster.name} the fastest is {_way(last)}: "
+        f"{last.speedup:.3g} times one worker ({last.efficiency:.0%} efficiency); {share}"
+        if last.workers > 1
+        else f"On one worker of {cluster.name} {share}"
+    ]
+    said += _beside(workload, cluster, last, rows)
+    helpful = changes(workload, cluster, last)
+    if helpful:
+        first = "; ".join(f"{change.what}, {change.gain:+.0%} samples/s" for change in helpful[:3])
+        said.append(f"To change first: {first}.")
+    else:
+        said.append("No single change that the planner knows brings 2 %.")
+    useful = most_useful(rows)
+    most = min(workload.num_micro_batches, cluster.most_devices or workload.num_micro_batches)
+    if useful == last.workers < most:
+        said.append(f"More workers than {useful} may still be of use: plan for more.")
+    elif useful == last.workers:
+        said.append(f"No more than {most} workers can share this batch on this cluster.")
+    else:
+        speedup = next((row.speedup for row in best if row.workers == useful), 1.0)
+        beyond = [f"{r.workers} workers {r.speedup:.3g} times" for r in best if r.workers > useful]
+        said.append(
+            f"The largest useful number planned is {useful} ({speedup:.3g} times one): beyond "
+            f"({', '.join(beyond)}), each further worker brings less than half of what one does "
+            "alone."
+        )
+    if not last.fits:
+        need = sum(last.memory_bytes.values())
+        said.append(
+            f"It does not fit: {need / 1e9:.3g} GB a worker, and {cluster.device.name} has "
+            f"{cluster.device.memory_bytes / 1e9:.3g} GB; take smaller micro-batches."
+        )
+    return " ".join(said)
+
+
+def _beside(
+    workload: Workload, cluster: Cluster, best: Forecast, rows: Sequence[Forecast]
+) -> list[str]:
+    same = [row for row in rows if row.workers == best.workers > 1 and row is not best]
+    said = [
+        f"{row.exchange}, the backend's own, would be faster ({row.speedup:.3g} times), but "
+        "promises no bits, and is left out."
+        for row in same
+        if row.exchange == NATIVE and row.step_s < best.step_s
+    ]
+    by_recipe = [row for row in same if is_own(row, workload, cluster)]
+    return said + [
+        f"The recipe's own, {_way(row)}, gives {row.speedup:.3g} times." for row in by_recipe
+    ]
+
+
+def _way(row: Forecast) -> str:
+    if row.compressor != NO_COMPRESSOR:
+        return f"compressor {row.compressor}"
+    return f"exchange {row.exchange}"

@@ -1,0 +1,240 @@
+"""Prices what workers send each other between two layers of a network.
+
+Forward, outputs that several workers made from parts of the inputs are summed, and each of these
+workers gets its share of the sum (reduce-scatter). Then each worker receives what it lacks of its
+next input. Backward does the same with gradients. Messages go straight to their receivers, as in
+`exchange.collectives`. If several workers have a part, the nearest send equal shares of it. The
+worker that lacks most stands for all.
+
+Source: the model of rounds of Thakur, Rabenseifner and Gropp 2005, as in `planner.round_prices`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from firecaffe.planner.layouts import Digit, Form, Layout
+from firecaffe.planner.ports import Network
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """One worker's messages by link, shape (links,), and shares of the batch's tensor by link."""
+
+    messages: Array
+    share: Array
+    added: float = 0.0
+    """The share of the tensor that the worker adds up."""
+
+    @cached_property
+    def far(self) -> tuple[float, float]:
+        """The share sent over the outermost link, and over all links."""
+        return float(self.share[-1]), float(self.share.sum())
+
+
+class Exchanges:
+    """Exchanges between layouts of all workers of a network; results are cached by form."""
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self._fetched: dict[tuple[Form, Form], Traffic] = {}
+        self._summed: dict[tuple[Digit, Form], Traffic] = {}
+        self._indices: dict[tuple[Digit, ...], tuple[NDArray[np.int64], int]] = {}
+        self._owned: dict[tuple[tuple[Digit, ...], tuple[Digit, ...]], Array] = {}
+        self._overlaps: dict[tuple[tuple[Digit, ...], tuple[Digit, ...], int], Array] = {}
+
+    @cached_property
+    def _sharing(self) -> Array:
+        """The number of workers that share a port of each link, shape (links,)."""
+        pairs = zip(self.network.links, self.network.inner, strict=True)
+        world_size = self.network.world_size
+        return np.array([-(-min(inner, world_size) // link.ports) for link, inner in pairs], float)
+
+    @cached_property
+    def _level(self) -> NDArray[np.int64]:
+        """The link between each two ranks, shape (ranks, ranks)."""
+        ranks = np.arange(self.network.world_size)
+        level = np.full((len(ranks), len(ranks)), len(self.network.links) - 1)
+        for number, link in [*enumerate(self.network.links)][-2::-1]:
+            group = ranks // link.group
+            level[group[:, None] == group] = number
+        return level
+
+    def sums(self, digit: Digit, form: Form) -> Traffic:
+        """Sum boxes of the workers that differ in a digit; each gets its share of the sum."""
+        key = digit, form
+        if key not in self._summed:
+            self._summed[key] = self._sums(digit, form)
+        return self._summed[key]
+
+    def _sums(self, digit: Digit, form: Form) -> Traffic:
+        stride, size = digit
+        of_links = np.zeros(len(self.network.links))
+        for other in range(1, size):
+            of_links[self.network.level(0, stride * other)] += 1
+        box = 1 / _count(form.samples) / _count(form.channels) / size
+        return Traffic(of_links, of_links * box, (size - 1) * box)
+
+    def halos(self, digit: Digit, share: float) -> Traffic:
+        """Exchange halves of a share of the tensor with both neighbors in a digit."""
+        stride, size = digit
+        ends = [self.network.level(r * stride, (r + 1) * stride) for r in range(size - 1)]
+        messages = np.zeros(len(self.network.links))
+        for before, after in zip([None, *ends], [*ends, None], strict=True):
+            sends = np.zeros(len(messages))
+            for level in (end for end in (before, after) if end is not None):
+                sends[level] += 1
+            messages = np.maximum(messages, sends)
+        return Traffic(messages, messages * share / 2)
+
+    def fetch(self, have: Form, need: Form) -> Traffic:
+        """Send each worker, which has one box of a tensor, what it lacks of another box."""
+        key = have, need
+        if key not in self._fetched:
+            self._fetched[key] = self._fetch(have, need)
+        return self._fetched[key]
+
+    def _fetch(self, have: Form, need: Form) -> Traffic:
+        links = len(self.network.links)
+        messages, share = np.zeros(links), np.zeros(links)
+        if have == need:
+            return Traffic(messages, share)
+        axes = (have.samples, need.samples), (have.channels, need.channels)
+        box = 1 / _count(need.samples) / _count(need.channels)
+        lacks = box - self._own(*axes[0]) * self._own(*axes[1])
+        rank = int(lacks.argmax())
+        if lacks[rank] < 1e-9:
+            return Traffic(messages, share)
+        shared = self._overlap(*axes[0], rank) * self._overlap(*axes[1], rank)
+        (rows, r), (columns, c) = self._index(have.samples), self._index(have.channels)
+        cell, level = rows * c + columns, self._level[rank]
+        nearest = np.full(r * c, links)
+        np.minimum.at(nearest, cell, level)
+        nearest[cell[rank]] = -1  # nobody sends what the rank already has
+        sends = np.flatnonzero((level == nearest[cell]) & (shared > 0))
+        at, over = cell[sends], level[sends]
+        amount = shared[sends] / np.bincount(at, minlength=r * c)[at]
+        sent: Array = np.bincount(over, amount, links).astype(float)
+        return Traffic(np.bincount(over, minlength=links).astype(float), sent)
+
+    def _index(self, digits: tuple[Digit, ...]) -> tuple[NDArray[np.int64], int]:
+        """Each rank's piece of a dimension, shape (ranks,), and the number of pieces."""
+        if digits not in self._indices:
+            ranks = np.arange(self.network.world_size)
+            index = np.zeros_like(ranks)
+            for stride, size in digits:
+                index = index * size + ranks // stride % size
+            self._indices[digits] = index, _count(digits)
+        return self._indices[digits]
+
+    def _own(self, have: tuple[Digit, ...], need: tuple[Digit, ...]) -> Array:
+        key = have, need
+        if key not in self._owned:
+            self._owned[key] = _overlap(*self._index(have), *self._index(need))
+        return self._owned[key]
+
+    def _overlap(self, have: tuple[Digit, ...], need: tuple[Digit, ...], rank: int) -> Array:
+        """The share of a dimension that `rank` needs and each rank has, shape (ranks,)."""
+        key = have, need, rank
+        if key not in self._overlaps:
+            needed, parts = self._index(need)
+            self._overlaps[key] = _overlap(*self._index(have), needed[rank], parts)
+        return self._overlaps[key]
+
+    def seconds(self, traffics: Sequence[Traffic], num_bytes: float, rounds: float) -> float:
+        """Seconds of exchanges in sequence, each in `rounds` parts; num_bytes: of the batch."""
+        messages, share, added = stacked(traffics, len(self.network.links))
+        return float(self.seconds_of(messages, share, added, num_bytes, rounds).sum())
+
+    def seconds_of(
+        self,
+        messages: Array,
+        share: Array,
+        added: Array,
+        num_bytes: Array | float,
+        rounds: Array | float,
+    ) -> Array:
+        """Seconds of each exchange; shapes (..., links) twice, (...), and two that broadcast."""
+        latency_s, byte_s, addition_s = self._rates
+        num_bytes, rounds = np.asarray(num_bytes), np.asarray(rounds)
+        busy_s = messages * rounds[..., None] * latency_s + share * num_bytes[..., None] * byte_s
+        longest_s: Array = (busy_s * self._sharing).max(-1)
+        added_s: Array = addition_s * added * num_bytes
+        return longest_s + added_s
+
+    @cached_property
+    def _rates(self) -> tuple[Array, Array, float]:
+        links = self.network.links
+        latency_s = np.array([link.latency_s for link in links])
+        byte_s = np.array([1 / link.bandwidth_bytes_per_s for link in links])
+        return latency_s, byte_s, max(link.addition_s_per_byte for link in links)
+
+
+def stacked(traffics: Sequence[Traffic], links: int) -> tuple[Array, Array, Array]:
+    """Stack traffics into shapes (traffics, links), (traffics, links), (traffics,)."""
+    shape = len(traffics), links
+    messages = np.array([traffic.messages for traffic in traffics], dtype=float).reshape(shape)
+    share = np.array([traffic.share for traffic in traffics], dtype=float).reshape(shape)
+    return messages, share, np.array([traffic.added for traffic in traffics])
+
+
+@dataclass(frozen=True)
+class Boundary:
+    sums: tuple[Traffic, ...]
+    fetches: tuple[Traffic, ...]
+
+
+def boundary(
+    exchanges: Exchanges, before: Layout, after: Layout, has_gradient: bool = True
+) -> Boundary:
+    """Plan exchanges of two layers. has_gradient: whether the tensor between needs a gradient."""
+    sums, choices = [], []
+    forward = before.inputs > 1
+    backward = after.outputs > 1 and has_gradient
+    if forward:
+        sums.append(exchanges.sums(before.input_digit, before.makes))
+    if backward:
+        sums.append(exchanges.sums(after.output_digit, after.takes))
+    for made, taken in _cuts(before, after, forward, backward):
+        fetches = [exchanges.fetch(made, after.takes)]
+        if has_gradient:
+            fetches.append(exchanges.fetch(taken, before.makes))
+        choices.append(tuple(fetches))
+    return Boundary(tuple(sums), min(choices, key=_sent))
+
+
+def _cuts(before: Layout, after: Layout, forward: bool, backward: bool) -> list[tuple[Form, Form]]:
+    """Forms of the output and of the input's gradient after sums, cut by samples or by channels."""
+    made = [before.makes]
+    if forward:
+        made = [before.makes.finer(before.input_digit, of_samples) for of_samples in (True, False)]
+    taken = [after.takes]
+    if backward:
+        taken = [after.takes.finer(after.output_digit, of_samples) for of_samples in (True, False)]
+    return [*product(made, taken)]
+
+
+def _sent(fetches: Sequence[Traffic]) -> tuple[float, float]:
+    # The outermost link counts first, because it is the slowest.
+    return sum(fetch.far[0] for fetch in fetches), sum(fetch.far[1] for fetch in fetches)
+
+
+def _count(digits: Sequence[Digit]) -> int:
+    size = 1
+    for _, factor in digits:
+        size *= factor
+    return size
+
+
+def _overlap(
+    had: NDArray[np.int64], pieces: int, needed: NDArray[np.int64] | np.int64, parts: int
+) -> Array:
+    start = np.maximum(needed / parts, had / pieces)
+    stop = np.minimum((needed + 1) / parts, (had + 1) / pieces)
+    return np.where(stop - start > 1e-9, stop - start, 0.0)

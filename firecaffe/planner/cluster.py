@@ -1,0 +1,178 @@
+"""A cluster as data: its devices, links, storage and prices, read from a TOML file.
+
+Links are listed from the inside out. Each joins the groups of the link before it (the first link:
+single devices) into groups of `group` devices; the last one joins all. A group has `ports` ports
+into the link, which its devices share; a port sends and receives at once. `error` is how far a
+figure may be off, as a share of it: in a measured file the measured error, in a shipped one what is
+usual between a data sheet and a training.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from firecaffe.errors import RecipeError
+from firecaffe.schema import Amount, check_known, checked, parse_toml, read_file
+
+FOLDER = Path(__file__).parent / "clusters"
+
+MOST_BYTES = 1_000_000
+
+Rate = Annotated[float, Meta(ge=1e-12, le=1e30)]
+Number = Annotated[int, Meta(ge=0, le=10**9)]
+Some = Annotated[int, Meta(ge=1, le=10**9)]
+
+
+@dataclass(frozen=True)
+class MeasuredStep:
+    """A training step of one network, measured on one device without an exchange."""
+
+    model: str
+    micro_batch_size: Some
+    compute_s: Rate
+    """Forward and backward of one micro-batch: the median."""
+    data_s: Amount = 0.0
+    update_s: Amount = 0.0
+    """The optimizer's update, once a step."""
+    autocast: str = "none"
+    error: Amount = 0.0
+    """Half the spread of the middle four fifths of the samples, over their median."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """One worker's processor. peak_flops: by dtype, multiply and add counted as two."""
+
+    name: str
+    memory_bytes: Rate
+    memory_bytes_per_s: Rate
+    peak_flops: dict[str, Rate] = field(hash=False)
+    efficiency: Rate
+    """The share of the peak, and of the memory rate, that a long convolution reaches."""
+    overhead_s: Amount
+    """Time of every call of a layer, and of each of its two gradients, however small."""
+    power_w: Amount = 0.0
+    jitter: Amount = 0.0
+    """The standard deviation of a worker's time of a micro-batch, over its mean."""
+    exchange_slowdown: Amount = 0.0
+    """The share by which computing takes longer during an exchange."""
+    error: Amount = 0.3
+    measured: tuple[MeasuredStep, ...] = ()
+
+
+@dataclass(frozen=True)
+class Link:
+    """A link between groups of devices. n bytes take latency_s + n / bandwidth."""
+
+    name: str
+    latency_s: Amount
+    bandwidth_bytes_per_s: Rate
+    """The rate of one port, each way."""
+    group: Number = 0
+    """Devices that it joins; 0 for the outermost link, which joins all."""
+    ports: Some = 1
+    congestion: Amount = 0.0
+    """Loss of a port that several senders want to fill; see `planner.simulate`."""
+    addition_s_per_byte: Amount = 0.0
+    """γ: seconds to add a byte that has arrived, if the exchange waits for it."""
+    memory_bytes_per_s: Amount = 0.0
+    """Rate of each rank, all at once, in shared memory; 0: none or unknown. Innermost link only."""
+    error: Amount = 0.15
+    efficiency: dict[str, Rate] = field(default_factory=dict, hash=False)
+    """Predicted over measured time of exchanges that were measured."""
+
+
+@dataclass(frozen=True)
+class Storage:
+    """The storage that holds the training data. Rates are of one node."""
+
+    name: str
+    read_bytes_per_s: Rate
+    error: Amount = 0.3
+    decoded_images_per_s: Amount = 0.0
+    """Decoding rate of all threads of a node; 0 if not measured, then nobody waits for it."""
+
+
+@dataclass(frozen=True)
+class CostRates:
+    """Costs of an hour. power_w: of a whole node under load, devices included."""
+
+    node_usd_per_hour: Amount = 0.0
+    electricity_usd_per_kwh: Amount = 0.0
+    power_w: Amount = 0.0
+
+
+@dataclass(frozen=True)
+class Cluster:
+    name: str
+    about: str
+    device: Device
+    devices_per_node: Some
+    links: Annotated[tuple[Link, ...], Meta(min_length=1)]
+    storage: Storage | None = None
+    prices: CostRates = CostRates()
+    most_devices: Number = 0
+    """Devices that exist; 0: any number."""
+    measured_devices: Number = 0
+    """Devices on which all was measured; further nodes are assumed to be equal. 0: unknown."""
+    lanes: Some = 1
+    """Most vectors in flight at once: 2 if ranks exchange through Gloo between hosts."""
+    failures_per_node_hour: Amount = 0.0
+    restart_s: Amount = 60.0
+    sources: tuple[str, ...] = ()
+
+    @property
+    def is_one_host(self) -> bool:
+        """Whether it has no more devices than one node, so that its links join no nodes."""
+        return 0 < self.most_devices <= self.devices_per_node
+
+
+def shipped() -> list[str]:
+    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+
+
+def load_cluster(name_or_path: str) -> Cluster:
+    """Load a shipped cluster by name, or any by its file. Raises: RecipeError in one line."""
+    path = Path(name_or_path)
+    if name_or_path in shipped():
+        path = FOLDER / f"{name_or_path}.toml"
+    elif path.suffix != ".toml":
+        raise RecipeError(
+            f"no cluster {name_or_path!r}; there are {', '.join(shipped())}, or a file (*.toml)"
+        )
+    where = f"cluster {name_or_path}"
+    values = read_file(path, dict[str, Any], RecipeError, parse_toml, MOST_BYTES, where=where)
+    return parse_cluster(values, name_or_path)
+
+
+def parse_cluster(words: dict[str, Any], name: str) -> Cluster:
+    words = {"name": name, **words}
+    try:
+        cluster = checked(words, Cluster)
+        check_known(words, cluster)
+        _check(cluster)
+    except ValueError as error:
+        raise RecipeError(f"cluster {name}: {error}") from error
+    return cluster
+
+
+def _check(cluster: Cluster) -> None:
+    if "float32" not in cluster.device.peak_flops:
+        raise ValueError("device.peak_flops.float32 is missing")
+    inner = 1
+    for index, link in enumerate(cluster.links):
+        said = f"links[{index}].group is {link.group}"
+        is_last = index == len(cluster.links) - 1
+        if is_last != (link.group == 0):
+            raise ValueError(
+                f"{said}; the last link joins all (group 0, or left out), the others say how many "
+                "devices they join"
+            )
+        if not is_last and (link.group <= inner or link.group % inner):
+            raise ValueError(
+                f"{said}; it must be a multiple of the groups that it joins, which are of {inner}, "
+                "and larger"
+            )
+        inner = link.group

@@ -1,0 +1,69 @@
+"""Prices compressors on a network: their bytes on the wire, and their passes over memory.
+
+A worker with k nodes of the micro-batch tree encodes and sends k payloads. Codecs of rows send an
+all-to-all of every node's shards and an all-gather of the totals; other codecs an all-gather.
+"""
+
+from collections.abc import Sequence
+from math import prod
+
+from firecaffe.exchange.choose import BYTES_PER_ELEMENT
+from firecaffe.exchange.leaves import num_nodes
+from firecaffe.gradients.compressors import COMPRESSORS
+from firecaffe.gradients.compressors.codec import LowRank, RowCodec, TensorCodec
+from firecaffe.gradients.compressors.top_k import ENTRY_BYTES, SHARE
+from firecaffe.planner.ports import Network
+from firecaffe.planner.price import Prices
+from firecaffe.planner.workload import Workload
+
+OF_TENSORS = {"one_bit": 1 / 32, "top_k": ENTRY_BYTES / SHARE / BYTES_PER_ELEMENT}
+"""Bytes sent by codecs of whole tensors over float32's, without a few values per tensor."""
+
+PRICED = tuple(name for name in COMPRESSORS if name != "threshold")
+"""Compressors with a price; what `threshold` sends depends on the gradients."""
+
+PASSES = 16
+"""Passes over a node's float32 to encode it, to keep what was not sent, and to decode."""
+
+
+def coded_s(
+    name: str, workload: Workload, network: Network, memory_rate: float, sizes: Sequence[int]
+) -> list[float]:
+    """Seconds for vectors of so many elements. memory_rate: bytes/s that the device reaches."""
+    nodes = num_nodes(workload.num_micro_batches, workload.compressor_level)
+    local_nodes = -(-nodes // network.world_size)
+    share = sent_share(name, workload)
+    passes_s = [PASSES * local_nodes * BYTES_PER_ELEMENT * size / memory_rate for size in sizes]
+    if isinstance(COMPRESSORS[name], TensorCodec):
+        ring = Prices("ring", network, in_pieces=False)
+        wire_s = [second / 2 for second in ring.seconds([round(nodes * share * n) for n in sizes])]
+    else:
+        server = Prices("sharded_parameter_server", network, in_pieces=False)
+        out = server.seconds([round(local_nodes * share * n) for n in sizes])
+        back = server.seconds([round(share * n) for n in sizes])
+        wire_s = [(a + b) / 2 for a, b in zip(out, back, strict=True)]
+    return [a + b for a, b in zip(passes_s, wire_s, strict=True)]
+
+
+def half_coded_s(size_bytes: float, memory_rate: float) -> float:
+    """Seconds to encode a gradient for a server; decoding takes as long."""
+    return PASSES / 2 * size_bytes / memory_rate
+
+
+def sent_share(name: str, workload: Workload) -> float:
+    """Bytes of an encoded node over those of its float32."""
+    codec = COMPRESSORS[name]
+    if isinstance(codec, RowCodec):
+        return codec.row_bytes / (codec.row_elements * BYTES_PER_ELEMENT)
+    if isinstance(codec, LowRank):
+        shapes = [shape for layer in workload.layers for shape in layer.shapes]
+        thin = sum(_thin(shape, codec.rank) for shape in shapes)
+        return thin * BYTES_PER_ELEMENT / max(1, workload.parameter_bytes)
+    return OF_TENSORS[name]
+
+
+def _thin(shape: tuple[int, ...], rank: int) -> int:
+    if len(shape) < 2:
+        return prod(shape)
+    rows, columns = shape[0], prod(shape[1:])
+    return min(rank * (rows + columns), rows * columns)

@@ -1,0 +1,354 @@
+"""Forecasts a workload on a number of workers of a cluster, with one exchange.
+
+Times have a band: computing by the device's error and exchanges by the link's, both to the same
+side. Memory has the band of what libraries may hold. A band covers what is unknown of the cluster,
+not how a run scatters. Failures and checkpoints cost time by Daly 2006 ("A higher order estimate of
+the optimum checkpoint interval for restart dumps"), first order. The epochs that a network needs
+are interpolated between published batch sizes, in the batch size's logarithm.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from math import ceil, exp, inf, log, sqrt
+from typing import Any
+
+import numpy as np
+
+from firecaffe.errors import RecipeError
+from firecaffe.exchange import EXCHANGES, NATIVE
+from firecaffe.exchange.choose import AUTO
+from firecaffe.exchange.leaves import num_nodes
+from firecaffe.gradients.config import NO_COMPRESSOR
+from firecaffe.planner.cluster import Cluster
+from firecaffe.planner.codec_cost import PRICED
+from firecaffe.planner.compute_time import error_of
+from firecaffe.planner.memory import memory_band, memory_bytes
+from firecaffe.planner.ports import Network
+from firecaffe.planner.step_cost import Step, StepCost, own_exchange
+from firecaffe.planner.update_price import update_of
+from firecaffe.planner.workload import Workload
+from firecaffe.value_checks import count_of
+
+
+def time_between_failures_s(failures_per_node_hour: float, nodes: int) -> float:
+    rate = failures_per_node_hour * nodes / 3600
+    return inf if rate == 0 else 1 / rate
+
+
+def best_interval_s(checkpoint_s: float, between_s: float) -> float:
+    """The training time between two checkpoints that loses least: sqrt(2 · cost · between)."""
+    return inf if between_s == inf else sqrt(2 * checkpoint_s * between_s)
+
+
+def goodput(checkpoint_s: float, restart_s: float, interval_s: float, between_s: float) -> float:
+    """The share of time left for training if failures are random (Daly 2006, equation 13)."""
+    if between_s == inf:
+        return 1.0 if interval_s == inf else interval_s / (interval_s + checkpoint_s)
+    span = (interval_s + checkpoint_s) / between_s
+    if span > 500:
+        return 0.0
+    return interval_s / (between_s * exp(restart_s / between_s) * (exp(span) - 1))
+
+
+IMAGENET_IMAGES = 1_281_167
+
+
+@dataclass(frozen=True)
+class Law:
+    target: str
+    epochs: dict[int, float]
+    source: str
+
+    def epochs_at(self, global_batch_size: int) -> float | None:
+        """Interpolate the epochs; None outside the published range."""
+        sizes = sorted(self.epochs)
+        if not sizes[0] <= global_batch_size <= sizes[-1]:
+            return None
+        points = [log(size) for size in sizes]
+        epochs = np.interp(log(global_batch_size), points, [self.epochs[size] for size in sizes])
+        return float(epochs)
+
+
+LAWS = {
+    "resnet50": Law(
+        "75.9 % top-1",
+        {
+            1632: 35.0,
+            3264: 35.2,
+            4096: 40.0,
+            8192: 42.0,
+            13056: 45.4,
+            32768: 56.0,
+            35840: 60.0,
+            49152: 68.0,
+            58880: 79.9,
+            65536: 84.5,
+        },
+        "means of the reference runs (LARS) in MLPerf Training's rcps_resnet.json, version 2.0",
+    ),
+    "googlenet": Law(
+        "68.3 % top-1, 88.7 % top-5",
+        {32: 64.0, 1024: 72.0},
+        "Iandola et al. 2016 (FireCaffe), table of GoogLeNet",
+    ),
+    "nin": Law(
+        "58.9 % top-1 at batch 256, 58.6 % at 1024",
+        {256: 47.0, 1024: 47.0},
+        "Iandola et al. 2016 (FireCaffe), table of NiN",
+    ),
+}
+
+
+MOST_ERROR = 0.9
+LEAST_GAIN_OF_A_WORKER = 0.5
+"""The share of one worker's rate that a further worker must add to be useful."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """One row of a plan; times are seconds of one step unless their name says otherwise."""
+
+    workers: int
+    exchange: str
+    compressor: str
+    micro_batches: int
+    """Micro-batches of the busiest worker."""
+    step_s: float
+    low: Step
+    high: Step
+    """The same step at the lower and the upper end of the band."""
+    compute_s: float
+    exposed_communication_s: float
+    data_s: float
+    update_s: float
+    exchange_s: float
+    images_per_s: float
+    speedup: float
+    efficiency: float
+    memory_bytes: dict[str, float]
+    memory_low_bytes: float
+    memory_high_bytes: float
+    fits: bool
+    """Whether the counted memory suffices; memory_high_bytes may not fit."""
+    goodput: float
+    epochs_to_accuracy: float | None
+    hours: float | None
+    hours_to_accuracy: float | None
+    usd: float | None
+    kwh: float | None
+
+    @property
+    def step_low_s(self) -> float:
+        return self.low.step_s
+
+    @property
+    def step_high_s(self) -> float:
+        return self.high.step_s
+
+    def as_dict(self) -> dict[str, Any]:
+        band = {"step_low_s": self.step_low_s, "step_high_s": self.step_high_s}
+        return {**asdict(self), **band}
+
+
+def exchanges_on(cluster: Cluster, world_size: int) -> list[str]:
+    """List the exchanges for so many workers; a nested one is added if they fill several nodes."""
+    inner = cluster.links[0].group
+    nests = inner and world_size > inner and world_size % inner == 0
+    return [*EXCHANGES, *(["hierarchical(tree,halving_doubling)"] if nests else [])]
+
+
+def check_plan(workload: Workload, cluster: Cluster, world_size: int, row_size: int = 1) -> None:
+    """Raise RecipeError if so many workers cannot do this. row_size: workers of one model."""
+    if world_size < 1:
+        raise RecipeError(f"--workers is {world_size}; it must be at least 1")
+    leaves = workload.num_micro_batches
+    if world_size // row_size > leaves:
+        raise RecipeError(
+            f"{world_size} workers but only {count_of(leaves, 'micro-batch', 'micro-batches')} a "
+            f"step (train.global_batch_size {workload.global_batch_size} / train.micro_batch_size "
+            f"{workload.micro_batch_size}); plan for at most "
+            f"{count_of(leaves, 'worker', 'workers')} or take smaller micro-batches"
+        )
+    if cluster.most_devices and world_size > cluster.most_devices:
+        of_one = "; a check on several hosts (--nnodes) measures more" * cluster.is_one_host
+        raise RecipeError(
+            f"{world_size} workers, but {cluster.name} has {cluster.most_devices} devices{of_one}"
+        )
+
+
+def forecast(
+    workload: Workload,
+    cluster: Cluster,
+    world_size: int,
+    exchange: str,
+    compressor: str = NO_COMPRESSOR,
+) -> Forecast:
+    """Forecast one row. Raises: RecipeError; ValueError if such workers cannot use the exchange."""
+    check_plan(workload, cluster, world_size)
+    if compressor != NO_COMPRESSOR:
+        _check_nodes(workload, world_size)
+    cost = StepCost(workload, cluster, exchange, compressor)
+    step = cost.step(world_size)
+    alone_s = cost.step(1).step_s
+    compute_error, exchange_error = errors_of(workload, cluster, world_size, compressor)
+    read_error = cluster.storage.error if cluster.storage else 0.0
+    low = cost.step(world_size, 1 - compute_error, 1 - exchange_error, 1 - read_error)
+    high = cost.step(world_size, 1 + compute_error, 1 + exchange_error, 1 + read_error)
+    memory = memory_bytes(cost.workload, world_size, cost.in_memory(world_size))
+    memory_low, memory_high = memory_band(memory)
+    hosts = ceil(world_size / cluster.devices_per_node)
+    kept = _goodput(cluster, memory, hosts)
+    hours = workload.steps * step.step_s / kept / 3600 if workload.steps and kept else None
+    epochs = _epochs_to_accuracy(workload)
+    to_accuracy = None
+    if epochs is not None and workload.samples and kept:
+        steps = epochs * ceil(workload.samples / workload.global_batch_size)
+        to_accuracy = steps * step.step_s / kept / 3600
+    costly_hours = hours if hours is not None else to_accuracy
+    kwh = _kwh(cluster, hosts, world_size, costly_hours)
+    return Forecast(
+        workers=world_size,
+        exchange=exchange,
+        compressor=compressor,
+        micro_batches=ceil(workload.num_micro_batches / world_size),
+        step_s=step.step_s,
+        low=low,
+        high=high,
+        compute_s=step.compute_s,
+        exposed_communication_s=step.exposed_communication_s,
+        data_s=step.data_s,
+        update_s=step.update_s,
+        exchange_s=step.exchange_s,
+        images_per_s=workload.global_batch_size / step.step_s,
+        speedup=alone_s / step.step_s,
+        efficiency=alone_s / step.step_s / world_size,
+        memory_bytes=memory,
+        memory_low_bytes=memory_low,
+        memory_high_bytes=memory_high,
+        fits=sum(memory.values()) <= cluster.device.memory_bytes,
+        goodput=kept,
+        epochs_to_accuracy=epochs,
+        hours=hours,
+        hours_to_accuracy=to_accuracy,
+        usd=_usd(cluster, hosts, costly_hours, kwh),
+        kwh=kwh,
+    )
+
+
+def _check_nodes(workload: Workload, world_size: int) -> None:
+    nodes = num_nodes(workload.num_micro_batches, workload.compressor_level)
+    if world_size > nodes:
+        raise RecipeError(
+            f"{world_size} workers but only {count_of(nodes, 'sum', 'sums')} of "
+            f"{1 << workload.compressor_level} micro-batches to encode (exchange.compressor_level "
+            f"{workload.compressor_level}); plan for at most "
+            f"{count_of(nodes, 'worker', 'workers')} or a lower level"
+        )
+
+
+def _epochs_to_accuracy(workload: Workload) -> float | None:
+    is_imagenet = (workload.samples, workload.num_classes) == (IMAGENET_IMAGES, 1000)
+    law = LAWS.get(workload.model) if is_imagenet else None
+    return None if law is None else law.epochs_at(workload.global_batch_size)
+
+
+def errors_of(
+    workload: Workload, cluster: Cluster, world_size: int, compressor: str = NO_COMPRESSOR
+) -> tuple[float, float]:
+    network = Network(cluster.links, world_size)
+    link_error = network.links[network.level(0, world_size - 1)].error
+    exchange_error = link_error * (1 if compressor == NO_COMPRESSOR else 2)
+    return (
+        min(MOST_ERROR, error_of(workload, cluster.device)),
+        min(MOST_ERROR, exchange_error),
+    )
+
+
+def forecasts(
+    workload: Workload,
+    cluster: Cluster,
+    workers: Sequence[int],
+    exchanges: Sequence[str] | None = None,
+    compressors: Sequence[str] = (NO_COMPRESSOR,),
+) -> list[Forecast]:
+    """Forecast all workers with all exchanges, the workload's included, and each compressor."""
+    rows = []
+    for world_size in workers:
+        check_plan(workload, cluster, world_size)
+        chosen = exchanges_on(cluster, world_size) if exchanges is None else exchanges
+        if exchanges is None and update_of(workload, world_size).to_owners:
+            chosen = [own_exchange(workload, cluster, world_size) or "tree"]
+        chosen = chosen if world_size > 1 else ["tree"]  # a single worker has no exchange
+        is_plain = NO_COMPRESSOR in compressors or world_size == 1
+        rows += [forecast(workload, cluster, world_size, name) for name in chosen if is_plain]
+        is_missing = exchanges is None and workload.exchange not in ("", AUTO, *chosen)
+        if is_missing and is_plain and world_size > 1:
+            with suppress(ValueError):  # hierarchical ones do not fit all numbers of workers
+                rows.append(forecast(workload, cluster, world_size, workload.exchange))
+        rows += [
+            forecast(workload, cluster, world_size, "tree", compressor)
+            for compressor in compressors
+            if compressor in PRICED and world_size > 1
+        ]
+    return rows
+
+
+def is_own(row: Forecast, workload: Workload, cluster: Cluster) -> bool:
+    """Whether the row sends what the training will send, in the same way."""
+    if row.workers == 1 or row.compressor != workload.compressor:
+        return False
+    is_encoded = row.compressor != NO_COMPRESSOR
+    return is_encoded or row.exchange == own_exchange(workload, cluster, row.workers)
+
+
+def fastest(rows: Sequence[Forecast]) -> list[Forecast]:
+    """The fastest row of each number of workers; `native`, the control, only if it is alone."""
+    by_workers: dict[int, list[Forecast]] = {}
+    for row in rows:
+        by_workers.setdefault(row.workers, []).append(row)
+    return [
+        min(group, key=lambda row: (row.exchange == NATIVE, row.step_s))
+        for _, group in sorted(by_workers.items())
+    ]
+
+
+def most_useful(rows: Sequence[Forecast]) -> int:
+    """The largest number of workers at which further ones bring LEAST_GAIN_OF_A_WORKER each."""
+    useful, speedup = 1, 1.0
+    for row in fastest(rows):
+        more = row.workers - useful
+        if more > 0 and row.speedup - speedup >= LEAST_GAIN_OF_A_WORKER * more:
+            useful, speedup = row.workers, row.speedup
+    return useful
+
+
+def _goodput(cluster: Cluster, memory: dict[str, float], nodes: int) -> float:
+    between_s = time_between_failures_s(cluster.failures_per_node_hour, nodes)
+    if between_s == inf:
+        return 1.0
+    state = memory["parameters"] + memory["optimizer"]
+    rate = (
+        cluster.storage.read_bytes_per_s if cluster.storage else cluster.device.memory_bytes_per_s
+    )
+    cost_s = state / rate
+    interval_s = best_interval_s(cost_s, between_s)
+    return goodput(cost_s, cluster.restart_s, interval_s, between_s)
+
+
+def _usd(cluster: Cluster, nodes: int, hours: float | None, kwh: float | None) -> float | None:
+    prices = cluster.prices
+    if hours is None or not (prices.node_usd_per_hour or prices.electricity_usd_per_kwh):
+        return None
+    return hours * nodes * prices.node_usd_per_hour + (kwh or 0) * prices.electricity_usd_per_kwh
+
+
+def _kwh(cluster: Cluster, nodes: int, workers: int, hours: float | None) -> float | None:
+    power_w = nodes * cluster.prices.power_w or workers * cluster.device.power_w
+    return None if hours is None or not power_w else hours * power_w / 1000
+
+
+def by_workers(rows: Sequence[Forecast]) -> Iterator[tuple[int, list[Forecast]]]:
+    for workers in sorted({row.workers for row in rows}):
+        group = [row for row in rows if row.workers == workers]
+        yield workers, sorted(group, key=lambda row: row.step_s)

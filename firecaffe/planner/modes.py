@@ -1,0 +1,359 @@
+"""Forecasts the rate of each mode of synchrony, if workers are not equally fast.
+
+Worker w takes the same time for its n-th micro-batch in all modes, drawn from the recipe's speeds.
+Synchronous modes wait for the slowest worker of each step, or round of local steps. Modes with a
+server run their own policies under the simulated clock: weights and gradients share the server's
+port (or by parts all workers' ports), and each update takes the server's time. Gradients are
+encoded if the forecast's compressor works with a server. What late gradients cost in accuracy is
+not forecast. The band of a run's mode is that of computing and links together.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from math import ceil
+from typing import Any
+
+from firecaffe.exchange.leaves import Shares, equal_shares, num_nodes
+from firecaffe.gradients.compressors import ONE_BY_ONE
+from firecaffe.gradients.config import NO_COMPRESSOR
+from firecaffe.planner.cluster import Cluster
+from firecaffe.planner.codec_cost import half_coded_s, sent_share
+from firecaffe.planner.compute_time import data_s, micro_batch, update_s
+from firecaffe.planner.forecast import Forecast, errors_of
+from firecaffe.planner.ports import Network
+from firecaffe.planner.server_costs import PlannedKeeper, planned_keeper
+from firecaffe.planner.workload import Workload
+from firecaffe.synchrony.clock import Seconds, SimulatedClock, seconds_of
+from firecaffe.synchrony.config import (
+    ASYNCHRONOUS,
+    BACKUP,
+    EVERY_STEP,
+    LOCAL,
+    MEASURED,
+    STALE,
+    SynchronyConfig,
+)
+from firecaffe.synchrony.events import Event, Pull, Push
+from firecaffe.synchrony.leaf_queue import Leaves
+from firecaffe.synchrony.rounds import Rounds, cut_fragments
+from firecaffe.synchrony.server_policies import make_policy
+from firecaffe.synchrony.shares import balanced_shares
+from firecaffe.synchrony.tally import Tally
+
+STEPS = 200
+
+MOST_WORKS = 50_000
+
+MOST_OWN_WORKS = 5_000
+"""The most micro-batches simulated before a run, whose ranks wait for the result."""
+
+SEED = 0
+
+
+@dataclass(frozen=True)
+class Mode:
+    words: str
+    step_s: float
+    """Seconds for as many samples as a step has."""
+    images_per_s: float
+    gain: float
+    """The rate over that of every_step with equal shares."""
+    staleness: float = 0.0
+    """The mean number of updates by which a gradient is late."""
+    dropped: float = 0.0
+    """The share of samples that are given up."""
+    idle: float = 0.0
+    """The mean share of a worker's time in which it does not compute."""
+    bytes_per_step: float = 0.0
+    """Encoded bytes to and from the server or its parts; without one, a worker's gradients."""
+    synchrony: Mapping[str, Any] = field(default_factory=dict)
+    """The settings of [synchrony] by which a recipe gets the mode."""
+
+
+def modes_of(
+    workload: Workload, cluster: Cluster, row: Forecast, words: SynchronyConfig
+) -> list[Mode]:
+    """Price all modes on a forecast's workers. Raises: RecipeError if speeds cannot be read."""
+    return list(_Workers(workload, cluster, row, words).modes())
+
+
+def own_mode(
+    workload: Workload,
+    cluster: Cluster,
+    row: Forecast,
+    words: SynchronyConfig,
+    compute: float = 1.0,
+    exchange: float = 1.0,
+) -> Mode:
+    """Price the recipe's mode (not every_step) except its gain. compute, exchange: time factors."""
+    works = MOST_OWN_WORKS
+    return _Workers(workload, cluster, row, words, compute, exchange, most_works=works).own()
+
+
+def alternatives(
+    workload: Workload,
+    cluster: Cluster,
+    row: Forecast,
+    words: SynchronyConfig,
+    seconds: Sequence[float],
+) -> list[Mode]:
+    """Price the recipe's mode, which is not every_step, and then all others.
+
+    With one micro-batch in flight, two in flight come second. Gains are over the recipe's mode.
+    seconds: of each worker for a micro-batch.
+    """
+    workers = _Workers(workload, cluster, row, words, seconds=seconds)
+    recipe_mode = workers.own()
+    others = [mode for mode in workers.modes() if mode.words != recipe_mode.words]
+    if words.is_served and words.in_flight == 1:
+        twice = replace(words, in_flight=2)
+        doubled = _Workers(workload, cluster, row, twice, seconds=seconds).own()
+        name = f"{recipe_mode.words} with in_flight 2"
+        others.insert(
+            0, replace(doubled, words=name, synchrony={**doubled.synchrony, "in_flight": 2})
+        )
+    return [
+        replace(mode, gain=mode.images_per_s / recipe_mode.images_per_s)
+        for mode in (recipe_mode, *others)
+    ]
+
+
+def fragment_shares(workload: Workload, words: SynchronyConfig) -> list[float]:
+    """The share of parameter bytes by fragment. Raises: RecipeError if fragments are too many."""
+    sizes = workload.tensors_bytes
+    cut = cut_fragments(sizes, words.fragments)
+    return [sum(sizes[place] for place in places) / sum(sizes) for places in cut]
+
+
+def hidden_s(workload: Workload, cluster: Cluster) -> float:
+    """Seconds of the last micro-batch's backward, during which gradients travel."""
+    return sum(micro_batch(workload, cluster.device, workload.micro_batch_size).backward_s)
+
+
+class _Workers:
+    def __init__(
+        self,
+        workload: Workload,
+        cluster: Cluster,
+        row: Forecast,
+        config: SynchronyConfig,
+        compute: float = 1.0,
+        exchange: float = 1.0,
+        seconds: Sequence[float] | None = None,
+        most_works: int = MOST_WORKS,
+    ) -> None:
+        self.workload, self.row, self.size = workload, row, row.workers
+        self.leaves = workload.num_micro_batches
+        device = cluster.device
+        own_s = micro_batch(workload, device, workload.micro_batch_size).compute_s
+        self.leaf_s = compute * (own_s + data_s(workload, device))
+        self.update_s = compute * update_s(workload, device)
+        self.exchange_s = exchange * row.exchange_s
+        if config.speeds == "constant" and device.jitter > 0:
+            config = replace(config, speeds="gamma", spread=device.jitter)
+        self.words = replace(config, clock="real")
+        self.took = self._scaled(seconds_of(self.words, SEED))
+        if seconds is not None:
+            self.took = lambda learner, _: seconds[learner % self.size]
+        self.steps = max(1, min(STEPS, most_works // self.leaves))
+        network = Network(cluster.links, self.size)
+        outermost = network.links[network.level(0, self.size - 1)]
+        self.codec = row.compressor if row.compressor in ONE_BY_ONE else ""
+        self.pushed_bytes = float(workload.parameter_bytes)
+        self.half_coded_s = 0.0
+        if self.codec:
+            self.pushed_bytes *= sent_share(self.codec, workload)
+            rate = device.memory_bytes_per_s * device.efficiency
+            self.half_coded_s = compute * half_coded_s(workload.parameter_bytes, rate)
+
+        def sent_s(size_bytes: float) -> float:
+            one_s = outermost.latency_s + size_bytes / outermost.bandwidth_bytes_per_s
+            return exchange * one_s if self.size > 1 else 0.0
+
+        self.pull_s, self.push_s = sent_s(workload.parameter_bytes), sent_s(self.pushed_bytes)
+
+    def _scaled(self, seconds: Seconds) -> Seconds:
+        unit = 1.0 if self.words.speeds == "measured" else self.leaf_s
+        return lambda learner, count: unit * seconds(learner % self.size, count)
+
+    def modes(self) -> Iterator[Mode]:
+        base = self._synchronous("every_step", equal_shares(self.leaves, self.size))
+        yield base
+        if self.size > 1 and self.row.compressor == NO_COMPRESSOR:  # no recipe has both
+            means_s = [self._mean_s(rank) for rank in range(self.size)]
+            shares = balanced_shares(self.leaves, means_s)
+            measured = self._synchronous("every_step, measured shares", shares, base)
+            yield replace(measured, synchrony={**measured.synchrony, "shares": MEASURED})
+        if self.words.backup_workers < min(self.words.num_learners(self.size), self.leaves):
+            yield self._served(BACKUP, base)
+        yield self._served(STALE, base)
+        yield self._served(ASYNCHRONOUS, base)
+        if self.size > 1:
+            yield self._local(base)
+
+    def own(self) -> Mode:
+        return self._served(self.words.mode) if self.words.is_served else self._local()
+
+    def _words(self, name: str, keeper: PlannedKeeper) -> str:
+        config, described = self.words, name
+        if name == BACKUP:
+            backups = config.backup_workers
+            again = ", again" if config.dropped == "again" else ""
+            described = f"backup, {config.num_learners(self.size) - backups} + {backups}{again}"
+        elif name == STALE:
+            described = f"stale, s = {config.max_staleness}"
+        return described + keeper.said(self.codec)
+
+    def _mean_s(self, rank: int) -> float:
+        count = self.steps * self.leaves // self.size
+        return sum(self.took(rank, number) for number in range(count)) / count
+
+    def _synchronous(self, described: str, shares: Shares, base: Mode | None = None) -> Mode:
+        slowest_s, computed_s = self._rounds(shares, 1)
+        step_s = slowest_s + self.row.exposed_communication_s + self.row.update_s
+        return self._mode(
+            EVERY_STEP, described, base, step_s, computed_s, self._gradient_bytes(self.leaves)
+        )
+
+    def _local(self, base: Mode | None = None) -> Mode:
+        """Each average waits for its slowest worker, and for what overlap_steps do not hide."""
+        steps, overlap = self.words.local_steps, self.words.overlap_steps
+        fragments = self.words.fragments
+        slowest_s, computed_s = self._rounds(self._hosted(), max(1, steps // fragments))
+        own_s = slowest_s + self.update_s * ceil(self.words.replicas / self.size)
+        shares = fragment_shares(self.workload, self.words)
+        waits_s = sum(max(0.0, share * self.exchange_s - overlap * own_s) for share in shares)
+        described = f"local, H = {steps}" + f", {fragments} fragments" * (fragments > 1)
+        described += f", {overlap} steps beside" * bool(overlap)
+        sent = self._gradient_bytes(self.words.replicas) / steps
+        return self._mode(LOCAL, described, base, own_s + waits_s / steps, computed_s, sent)
+
+    def _gradient_bytes(self, leaves: int) -> float:
+        """Bytes on the wire of a worker's gradients, of a tree over so many leaves."""
+        workload = self.workload
+        if self.row.compressor == NO_COMPRESSOR:
+            return workload.parameter_bytes
+        nodes = num_nodes(leaves, workload.compressor_level)
+        share = sent_share(self.row.compressor, workload)
+        return ceil(nodes / self.size) * share * workload.parameter_bytes
+
+    def _hosted(self) -> Shares:
+        """The micro-batches of each worker's replicas; equal shares if replicas do not fit."""
+        replicas = self.words.replicas
+        if replicas < self.size or self.leaves % replicas:
+            return equal_shares(self.leaves, self.size)
+        per_replica = self.leaves // replicas
+        hosted = equal_shares(replicas, self.size)
+        return tuple(range(share.start * per_replica, share.stop * per_replica) for share in hosted)
+
+    def _rounds(self, shares: Shares, steps: int) -> tuple[float, float]:
+        counts = [0] * self.size
+        slowest_s, computed_s = 0.0, 0.0
+        rounds = max(1, self.steps // steps)
+        for _ in range(rounds):
+            own_s = []
+            for rank, share in enumerate(shares):
+                works = len(share) * steps
+                own_s.append(sum(self.took(rank, counts[rank] + n) for n in range(works)))
+                counts[rank] += works
+            slowest_s += max(own_s) / rounds / steps
+            computed_s += sum(own_s) / self.size / rounds / steps
+        return slowest_s, computed_s
+
+    def _served(self, name: str, base: Mode | None = None) -> Mode:
+        config = replace(self.words, mode=name)
+        plan = Leaves(0, self.steps, self.steps, self.leaves, self.leaves * self.steps)
+        policy = make_policy(config, plan, config.num_learners(self.size))
+        per_update = config.gradients_per_update if name == ASYNCHRONOUS else 1
+        per_update = self.leaves - config.backup_workers if name == BACKUP else per_update
+        keeper = planned_keeper(config, self.size)
+        take_s = self.update_s / per_update + self.half_coded_s
+        costs = keeper.costs(self.pull_s, self.push_s, take_s)
+        beside_s = keeper.beside_s(self.half_coded_s, self.update_s)
+        computed: list[float] = []
+
+        def seconds(learner: int, count: int) -> float:
+            computed.append(self.took(learner, count) + beside_s)
+            return computed[-1]
+
+        clock, tally, sent_bytes = SimulatedClock(policy, seconds, costs), Tally(), 0.0
+        for event in _events(clock):
+            tally.take(event)
+            if isinstance(event, Pull | Push) and keeper.is_sent(event.work.learner):
+                is_push = isinstance(event, Push)
+                sent_bytes += self.pushed_bytes if is_push else self.workload.parameter_bytes
+        computed_s = sum(computed) / self.size / self.steps
+        moved = sent_bytes * keeper.part / self.steps
+        step_s = tally.time_s / self.steps
+        late = tally.mean_staleness
+        dropped = tally.dropped / (self.steps * self.leaves)
+        described = self._words(name, keeper)
+        return self._mode(name, described, base, step_s, computed_s, moved, late, dropped)
+
+    def _mode(
+        self,
+        mode: str,
+        described: str,
+        base: Mode | None,
+        step_s: float,
+        computed_s: float,
+        moved: float,
+        staleness: float = 0.0,
+        dropped: float = 0.0,
+    ) -> Mode:
+        rate = (1 - dropped) * self.workload.global_batch_size / step_s
+        gain = 1.0 if base is None else rate / base.images_per_s
+        idle = max(0.0, 1 - computed_s / step_s)
+        return Mode(described, step_s, rate, gain, staleness, dropped, idle, moved, {"mode": mode})
+
+
+def _events(clock: SimulatedClock) -> Iterator[Event]:
+    with suppress(IndexError):  # all leaves are done
+        while True:
+            yield clock.next()
+
+
+def forecast_mode(
+    workload: Workload, cluster: Cluster, row: Forecast, words: SynchronyConfig, rounds: Rounds
+) -> dict[str, Any]:
+    """Forecast a run's mode. row: of the synchronous step. rounds: when replicas are averaged."""
+    is_local = words.mode == LOCAL
+    compute, link = errors_of(workload, cluster, row.workers, row.compressor)
+    if is_local:
+        words = replace(words, local_steps=rounds.mean_cycle)
+
+    def at(sign: int) -> Mode:
+        return own_mode(workload, cluster, row, words, 1 + sign * compute, 1 + sign * link)
+
+    mode, low, high = at(0), at(-1), at(1)
+    most_bytes = workload.parameter_bytes * max(fragment_shares(workload, words))
+    return {
+        "mode": words.mode,
+        "mode_in_words": mode.words,
+        "workers": row.workers,
+        "after_step": rounds.synchronous if is_local else words.warm_steps,
+        "step_s": mode.step_s,
+        "step_low_s": low.step_s,
+        "step_high_s": high.step_s,
+        **{name: value for name, value in asdict(mode).items() if name in KEPT},
+        # The time is a fragment's mean; the bytes are the largest fragment's.
+        "average_s": row.exchange_s / words.fragments if is_local else None,
+        "average_bytes": most_bytes if is_local else None,
+    }
+
+
+KEPT = ("images_per_s", "staleness", "dropped", "idle", "bytes_per_step")
+
+
+def line_of(found: dict[str, Any]) -> str:
+    low, high = found["step_low_s"] * 1e3, found["step_high_s"] * 1e3
+    said = (
+        f"forecast: {found['step_s'] * 1e3:.3g} ms a step ({low:.3g} to {high:.3g}), "
+        f"{found['images_per_s']:,.4g} samples/s on {found['cluster']} in mode "
+        f"{found['mode_in_words']}"
+    )
+    if found["average_s"] is not None:
+        return f"{said}; an average takes {found['average_s'] * 1e3:.3g} ms"
+    megabytes = found["bytes_per_step"] / 1e6
+    return f"{said}; staleness {found['staleness']:.2f}, {megabytes:,.3g} MB a step"

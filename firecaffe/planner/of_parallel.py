@@ -1,0 +1,228 @@
+"""Prices and forecasts a recipe's layout: its split layers, or its stages."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol, Self
+
+from firecaffe.errors import RecipeError
+from firecaffe.models.config import ModelConfig
+from firecaffe.parallel.config import AUTO, ParallelConfig
+from firecaffe.parallel.find_paths import PATHS
+from firecaffe.planner.chain import Unit, chain_of
+from firecaffe.planner.cluster import Cluster
+from firecaffe.planner.forecast import check_plan, errors_of
+from firecaffe.planner.held import memory_of
+from firecaffe.planner.in_parts import cut_where_gathered
+from firecaffe.planner.layouts import layouts_of_words
+from firecaffe.planner.recipe_stages import (
+    Crossing,
+    StageWork,
+    crossings_of,
+    split_stages,
+    stages_step,
+    whole_stages,
+)
+from firecaffe.planner.split_plans import SplitPlan, plan_of_step
+from firecaffe.planner.split_step import SplitCost, SplitStep
+from firecaffe.planner.step_cost import slowest_of
+from firecaffe.planner.workload import Workload
+from firecaffe.recipe.parallel import Auto, layout_of
+from firecaffe.recipe.sections import Recipe
+from firecaffe.recipe.worker_numbers import auto_of
+
+RECIPE = "recipe"
+
+
+@dataclass(frozen=True)
+class OwnLayout:
+    words: ParallelConfig
+    chosen: Mapping[str, str]
+    """The split layers, each with its word; empty with stages."""
+    auto: Auto | None = None
+    """The choices of `auto`; None: all."""
+
+    @classmethod
+    def of(cls, recipe: Recipe, chosen: Mapping[str, str]) -> Self:
+        return cls(recipe.parallel, chosen, auto_of(recipe))
+
+    def fits(self, workers: int) -> bool:
+        """Whether so many workers can have the layout."""
+        size = self.words.row_size
+        data = self.words.data or workers // size
+        return data * size == workers
+
+
+class OwnCost(Protocol):
+    """Prices a recipe's layout, on any number of workers that can have it."""
+
+    @property
+    def chain(self) -> tuple[Unit, ...]: ...
+
+    def plans(self, cluster: Cluster, workers: int, exchange: str) -> list[SplitPlan]:
+        """Price the layout; for `auto` all choices, those that fit first, then by their steps.
+
+        Raises: RecipeError if there is none, it is not priced, or rows of workers lie across nodes.
+        """
+
+
+def own_cost(config: ModelConfig, work: Workload, layout: OwnLayout) -> OwnCost:
+    """Choose how to price a layout. Raises: RecipeError if it is not possible; as `chain_of`."""
+    parallel = layout.words
+    crossings = tuple(crossings_of(config, work, parallel.stages)) if parallel.stages else ()
+    if not layout.chosen:
+        return _Stages(work, layout, (), crossings)
+    paths = [name for name, word in layout.chosen.items() if word == PATHS]
+    chain = chain_of(config, work, paths)
+    chain = cut_where_gathered(chain, layout.chosen, parallel.num_parts)
+    if crossings:
+        # Parts need not be rows, so each part has one owner.
+        return _SplitStages(replace(work, has_whole_shards=True), layout, chain, crossings)
+    return (_Auto if parallel.scheme == AUTO else _Split)(work, layout, chain)
+
+
+@dataclass(frozen=True)
+class _Stages:
+    work: Workload
+    layout: OwnLayout
+    chain: tuple[Unit, ...]
+    crossings: tuple[Crossing, ...]
+
+    def plans(self, cluster: Cluster, workers: int, exchange: str) -> list[SplitPlan]:
+        cost, parallel = SplitCost(self.work, cluster, (), workers, exchange), self.layout.words
+        with _named(workers):
+            stages = self.stages(cost)
+            model = parallel.row_size // parallel.num_stages
+            pipelined = stages_step(cost, self.crossings, stages, parallel.pipeline, model)
+        plan = plan_of_step(RECIPE, cost, pipelined.step, pipelined.memory, parallel.row_size)
+        return [replace(plan, idle=pipelined.idle, words=parallel, crossings=self.crossings)]
+
+    def stages(self, cost: SplitCost) -> list[StageWork]:
+        return whole_stages(self.work, cost.cluster.device, self.layout.words.stages)
+
+
+@dataclass(frozen=True)
+class _SplitStages(_Stages):
+    """The workers of a stage are next to each other."""
+
+    def stages(self, cost: SplitCost) -> list[StageWork]:
+        names, unstaged = self.layout.words.stages, replace(self.layout.words, stages=[])
+        workers = cost.workers // layout_of(self.layout.words, cost.workers).stages
+        of_stage = SplitCost(self.work, cost.cluster, self.chain, workers, cost.exchange)
+        layouts = layouts_of_words(self.chain, unstaged, self.layout.chosen, workers)
+        return split_stages(of_stage, layouts, names)
+
+
+@dataclass(frozen=True)
+class _Split:
+    work: Workload
+    layout: OwnLayout
+    chain: tuple[Unit, ...]
+
+    def plans(self, cluster: Cluster, workers: int, exchange: str) -> list[SplitPlan]:
+        return [self.plan(self.layout.words, cluster, workers, exchange)]
+
+    def plan(
+        self, words: ParallelConfig, cluster: Cluster, workers: int, exchange: str
+    ) -> SplitPlan:
+        cost = SplitCost(self.work, cluster, self.chain, workers, exchange)
+        with _named(workers):
+            layouts = layouts_of_words(self.chain, words, self.layout.chosen, workers)
+            step = cost.step(layouts)
+            memory = memory_of(self.work, self.chain, layouts, cost.in_memory)
+        plan = plan_of_step(RECIPE, cost, step, memory, words.row_size)
+        return replace(plan, layouts=tuple(layouts), words=words)
+
+
+@dataclass(frozen=True)
+class _Auto(_Split):
+    def plans(self, cluster: Cluster, workers: int, exchange: str) -> list[SplitPlan]:
+        split = [unit for unit in self.chain if unit.name in self.layout.chosen]
+        is_dense = all(unit.is_dense for unit in split)
+        auto = self.layout.auto or Auto(self.work.num_micro_batches, self.work.compressor_level)
+        names = auto.layouts(self.layout.words, workers, is_dense)
+        priced = [self.plan(name, cluster, workers, exchange) for name in names]
+        return sorted(priced, key=lambda plan: (not plan.fits, plan.step.step_s))
+
+
+@contextmanager
+def _named(workers: int) -> Iterator[None]:
+    """Turn a ValueError of the block into a RecipeError that names the workers."""
+    try:
+        yield
+    except ValueError as error:
+        raise RecipeError(f"parallel on {workers} workers: {error}") from error
+
+
+def forecast_parallel(
+    config: ModelConfig,
+    work: Workload,
+    cluster: Cluster,
+    layout: OwnLayout,
+    workers: int,
+    exchange: str,
+) -> dict[str, Any]:
+    """Forecast a run with its band, for its folder. Raises: RecipeError if it cannot be priced."""
+    check_plan(work, cluster, workers, layout.words.row_size)
+    cost = own_cost(config, work, layout)
+    (plan,) = cost.plans(cluster, workers, exchange)
+    compute, link = errors_of(work, cluster, workers)
+    low, high = (
+        cost.plans(slower(cluster, 1 + sign * compute, 1 + sign * link), workers, exchange)[0].step
+        for sign in (-1, 1)
+    )
+    parallel = layout.words
+    rounds = work.num_micro_batches // layout_of(parallel, workers).sharers
+    waits = slowest_of(workers, cluster.device.jitter, max(1, rounds))
+    return {
+        "parallel": asdict(parallel)
+        | {"data": workers // parallel.row_size, "model": parallel.row_size},
+        "workers": workers,
+        "exchange": exchange,
+        **_parts(plan.step),
+        "low": _parts(low),
+        "high": _parts(high),
+        "step_low_s": low.step_s,
+        "step_high_s": high.step_s,
+        "stragglers_s": plan.step.compute_s * (1 - 1 / waits),
+        "idle": plan.idle,
+        "images_per_s": plan.images_per_s,
+        "speedup": plan.speedup,
+        "memory_bytes": plan.memory,
+        "fits": plan.fits,
+    }
+
+
+def _parts(step: SplitStep) -> dict[str, float]:
+    return asdict(step) | {"step_s": step.step_s}
+
+
+def slower(cluster: Cluster, compute: float, link: float) -> Cluster:
+    """Return the cluster with devices and links that take so many times as long."""
+    device = cluster.device
+    measured = tuple(
+        replace(
+            row,
+            compute_s=row.compute_s * compute,
+            data_s=row.data_s * compute,
+            update_s=row.update_s * compute,
+        )
+        for row in device.measured
+    )
+    device = replace(
+        device,
+        efficiency=device.efficiency / compute,
+        overhead_s=device.overhead_s * compute,
+        measured=measured,
+    )
+    links = tuple(
+        replace(
+            cluster_link,
+            latency_s=cluster_link.latency_s * link,
+            bandwidth_bytes_per_s=cluster_link.bandwidth_bytes_per_s / link,
+            memory_bytes_per_s=cluster_link.memory_bytes_per_s / link,
+            addition_s_per_byte=cluster_link.addition_s_per_byte * link,
+        )
+        for cluster_link in cluster.links
+    )
+    return replace(cluster, device=device, links=links)

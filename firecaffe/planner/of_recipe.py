@@ -1,0 +1,357 @@
+"""Makes workloads from a recipe or a network's name, and forecasts a run."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from firecaffe.data import (
+    Data,
+    DataConfig,
+    Layout,
+    TensorDataset,
+    is_images,
+    num_classes,
+    num_held_out,
+    open_data,
+)
+from firecaffe.data.augment import cropped_shape
+from firecaffe.data.decoded import DecodedSet
+from firecaffe.data.generated import NUM_TRAIN
+from firecaffe.data.image_folder import ImageFolder
+from firecaffe.data.packed import PackedPart
+from firecaffe.errors import DataError, FirecaffeError, RecipeError
+from firecaffe.files import write_json
+from firecaffe.gradients.config import NO_COMPRESSOR
+from firecaffe.models import MODELS
+from firecaffe.models.config import ModelConfig
+from firecaffe.planner.cluster import Cluster, load_cluster
+from firecaffe.planner.codec_cost import PRICED
+from firecaffe.planner.forecast import IMAGENET_IMAGES, forecast
+from firecaffe.planner.modes import forecast_mode, line_of
+from firecaffe.planner.of_parallel import OwnLayout, forecast_parallel
+from firecaffe.planner.step_cost import slowest_of
+from firecaffe.planner.workload import (
+    IMAGENET_CHW,
+    Workload,
+    images_of,
+    input_of,
+    layers_of,
+    vectors_of,
+)
+from firecaffe.recipe.checked_recipe import CheckedRecipe
+from firecaffe.recipe.config import check_batch
+from firecaffe.recipe.sections import Recipe
+from firecaffe.runs.run_folder import FORECAST
+from firecaffe.synchrony.config import EVERY_STEP, MEASURED
+from firecaffe.synchrony.rounds import Rounds
+from firecaffe.user_code import is_caffe, is_reference
+from firecaffe.value_checks import MOST_MICRO_BATCHES
+
+JPEG_BYTES = 110_000.0
+"""Mean size of a photo of ImageNet's training set: 138 GB for 1.28 million."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    sample_CHW: tuple[int, ...]
+    """The shape of images of classes; else empty."""
+    num_classes: int | None
+    count: int
+    stored_bytes: float = 0.0
+    """Size of one image, if images are read from storage as they are needed."""
+    assumption: str = ""
+
+
+KNOWN_SAMPLES = {
+    "fashion-mnist": Samples((1, 28, 28), 10, 60_000),
+    "mnist": Samples((1, 28, 28), 10, 60_000),
+    "cifar10": Samples((3, 32, 32), 10, 50_000),
+    "generated": Samples((1, 28, 28), 10, NUM_TRAIN),
+}
+
+
+UNCOUNTED = (
+    "how long these data take to give a sample is not known, and not in the forecast unless the "
+    "cluster file has it from runs (plan --runs)"
+)
+
+
+def workload_of(recipe: CheckedRecipe, data: Data | None = None) -> Workload:
+    """Make a recipe's workload; a folder of images that is missing is taken for ImageNet.
+
+    data: given if it is open. Raises: RecipeError, in one line; OwnCodeError from a user's code.
+    """
+    train = recipe.train
+    samples, layout = _samples(recipe) if data is None else _samples_of(data)
+    check_batch(train, samples.count)
+    steps_per_epoch = -(-samples.count // train.global_batch_size)
+    vectors = vectors_of(recipe.solver)
+    return _workload(
+        recipe.model,
+        layout,
+        samples.num_classes,
+        Workload(
+            model=recipe.model.label,
+            layers=(),
+            activation_bytes=0.0,
+            layout=layout,
+            num_classes=0,
+            global_batch_size=train.global_batch_size,
+            micro_batch_size=train.micro_batch_size,
+            samples=samples.count,
+            steps=train.num_steps(steps_per_epoch),
+            # A moving average of the weights is one more vector.
+            optimizer_vectors=vectors.kept + (train.ema_decay > 0),
+            update_vectors=vectors.made,
+            autocast=train.autocast,
+            bucket_bytes=recipe.exchange.bucket_bytes,
+            stored_bytes=samples.stored_bytes,
+            shared_memory=recipe.exchange.shared_memory,
+            exchange=recipe.exchange.algorithm,
+            compressor=recipe.exchange.compressor,
+            any_shares=recipe.synchrony.shares == MEASURED,
+            compressor_level=recipe.exchange.compressor_level,
+            update_at=recipe.exchange.update_at,
+            has_whole_shards=recipe.updates_whole_layers,
+            assumption=samples.assumption,
+        ),
+    )
+
+
+def workload_of_model(
+    config: ModelConfig,
+    input_CHW: tuple[int, int, int] | None,
+    global_batch_size: int,
+    micro_batch_size: int,
+) -> Workload:
+    """Make a network's workload on such images or its authors'; ImageNet's come from storage."""
+    shape = input_CHW or input_of(config)
+    row = MODELS.get(config.name)
+    layout = images_of(shape)
+    is_imagenet = shape == IMAGENET_CHW if row is None else row.num_classes == 1000
+    if micro_batch_size < 1 or global_batch_size < 1 or global_batch_size % micro_batch_size:
+        raise RecipeError(
+            f"--global-batch-size is {global_batch_size}; it must be a multiple of "
+            f"--micro-batch-size, {micro_batch_size}, and both at least 1"
+        )
+    if global_batch_size // micro_batch_size > MOST_MICRO_BATCHES:
+        raise RecipeError(
+            f"--global-batch-size is {global_batch_size}, which is "
+            f"{global_batch_size // micro_batch_size:,} micro-batches of {micro_batch_size}; there "
+            f"may be at most {MOST_MICRO_BATCHES:,}"
+        )
+    return _workload(
+        config,
+        layout,
+        None if row is None else row.num_classes,
+        Workload(
+            model=config.label,
+            layers=(),
+            activation_bytes=0.0,
+            layout=layout,
+            num_classes=0,
+            global_batch_size=global_batch_size,
+            micro_batch_size=micro_batch_size,
+            samples=IMAGENET_IMAGES if is_imagenet else 0,
+            stored_bytes=JPEG_BYTES if is_imagenet else 0.0,
+        ),
+    )
+
+
+def _workload(
+    config: ModelConfig, layout: Layout, num_classes: int | None, base: Workload
+) -> Workload:
+    layers = layers_of(config, layout, num_classes)
+    return replace(
+        base,
+        layers=layers.works,
+        activation_bytes=layers.activation_bytes,
+        frozen_bytes=layers.frozen_bytes,
+        num_classes=num_classes or 0,
+    )
+
+
+def _samples(recipe: Recipe) -> tuple[Samples, Layout]:
+    config = recipe.data
+    if config.name in KNOWN_SAMPLES:
+        samples = KNOWN_SAMPLES[config.name]
+        held = num_held_out(samples.count, config.hold_out)
+        return replace(samples, count=samples.count - held), _cropped(samples, config)
+    try:
+        data = open_data(config)
+    except DataError:
+        if is_reference(config.name) or is_caffe(config.name):
+            raise
+        side = config.resize
+        place = config.path or "data.path"
+        said = f"{place} has no images that can be read; ImageNet's are taken for them"
+        samples = Samples((3, side, side), 1000, IMAGENET_IMAGES, JPEG_BYTES, said)
+        return samples, _cropped(samples, config)
+    return _samples_of(data)
+
+
+def _samples_of(data: Data) -> tuple[Samples, Layout]:
+    train = data.train
+    stored_bytes = 0.0
+    if isinstance(train, DecodedSet) and isinstance(train.source, PackedPart | ImageFolder):
+        stored_bytes = train.source.image_bytes()
+    shape = train.sample_CHW if is_images(train) else ()
+    is_unknown = not stored_bytes and not isinstance(train, TensorDataset)
+    said = UNCOUNTED if is_unknown else ""
+    assert data.layout is not None
+    return Samples(shape, num_classes(train), len(train), stored_bytes, said), data.layout
+
+
+def _cropped(samples: Samples, config: DataConfig) -> Layout:
+    channels, rows, columns = samples.sample_CHW
+    try:
+        rows, columns = cropped_shape((rows, columns), config.crop, config.pad)
+    except ValueError as error:
+        raise RecipeError(f"data.crop is {config.crop}: {error}") from error
+    return images_of((channels, rows, columns))
+
+
+CPU_CLUSTER = "cpu-host"
+BY_DEVICE = {
+    "H200": "h200",
+    "H100": "dgx-h100",
+    "A100": "dgx-a100",
+    "V100": "ec2-p3",
+    "P100": "dgx1-p100",
+    "K80": "ec2-p2",
+    "K20X": "titan",
+}
+
+
+def cluster_for(recipe: Recipe, gpu: str = "") -> Cluster | None:
+    """Find the recipe's cluster, a shipped one (no gpu: a CPU's), or None. Raises: RecipeError."""
+    if recipe.run.cluster:
+        return load_cluster(recipe.run.cluster)
+    parts = re.split(r"[^A-Za-z0-9]+", gpu)
+    name = next((name for part, name in BY_DEVICE.items() if part in parts), "")
+    name = name if gpu else CPU_CLUSTER
+    return load_cluster(name) if name else None
+
+
+def forecast_run(
+    recipe: CheckedRecipe,
+    data: Data | None,
+    world_size: int,
+    gpu: str,
+    algorithm: str,
+    rounds: Rounds | None = None,
+    chosen: Mapping[str, str] | None = None,
+) -> dict[str, Any] | None:
+    """Forecast a run, for its folder; None if it cannot be priced.
+
+    data: given if it is open. algorithm: the exchange, as `auto` has chosen it. rounds: when
+    replicas are averaged, in mode local. chosen: the split layers, each with its word; empty with
+    stages, None if each worker holds the whole network.
+
+    Raises: RecipeError if the cluster does not exist, or a layout is not priced.
+    """
+    cluster = cluster_for(recipe, gpu)
+    compressor = recipe.exchange.compressor
+    if cluster is None or compressor not in (NO_COMPRESSOR, *PRICED):
+        return None
+    if chosen is not None:
+        workload, layout = workload_of(recipe, data), OwnLayout.of(recipe, chosen)
+        of_parallel = forecast_parallel(
+            recipe.model, workload, cluster, layout, world_size, algorithm
+        )
+        return of_parallel | _of_cluster(cluster, recipe, workload, of_parallel["data_s"])
+    try:
+        workload = workload_of(recipe, data)
+        row = forecast(workload, cluster, world_size, algorithm, compressor)
+        if recipe.synchrony.mode != EVERY_STEP:
+            synchrony = recipe.synchrony
+            of_mode = forecast_mode(workload, cluster, row, synchrony, rounds or Rounds(0))
+            return of_mode | _of_cluster(cluster, recipe, workload, row.data_s)
+    except (FirecaffeError, ValueError):  # the run starts without a forecast
+        return None
+    alone_s = row.compute_s / slowest_of(world_size, cluster.device.jitter, row.micro_batches)
+    return {
+        **row.as_dict(),
+        "stragglers_s": row.compute_s - alone_s,
+        **_of_cluster(cluster, recipe, workload, row.data_s),
+    }
+
+
+def _of_cluster(
+    cluster: Cluster, recipe: Recipe, workload: Workload, data_s: float
+) -> dict[str, Any]:
+    return {
+        "cluster": cluster.name,
+        "cluster_file": recipe.run.cluster,
+        "about": cluster.about,
+        "is_without_data": workload.assumption == UNCOUNTED and not data_s,
+    }
+
+
+def _no_forecast(recipe: Recipe, gpu: str, world_size: int, is_several: bool) -> str:
+    """Say why the run's cluster cannot price so many workers; "" if it can."""
+    if recipe.synchrony.is_simulated:
+        return "under the simulated clock one process does what learners would"
+    if is_several and not gpu and not recipe.run.cluster:
+        return "several hosts, and no run.cluster; firecaffe check measures one"
+    cluster = cluster_for(recipe, gpu)
+    if cluster is None:
+        return ""
+    if is_several and cluster.is_one_host:
+        return (
+            f"several hosts, and {cluster.name} is one; firecaffe check --nnodes measures several"
+        )
+    if 0 < cluster.most_devices < world_size:
+        return f"{world_size} workers, and {cluster.name} has {cluster.most_devices} devices"
+    return ""
+
+
+def write_forecast(
+    folder: Path,
+    recipe: CheckedRecipe,
+    data: Data,
+    world_size: int,
+    local_world_size: int,
+    device: torch.device,
+    algorithm: str,
+    rounds: Rounds | None = None,
+    chosen: Mapping[str, str] | None = None,
+) -> list[str]:
+    """Write the forecast to the run's folder; returns lines about it. See `forecast_run`.
+
+    Several hosts without GPUs or a cluster file have none, as their link is unknown. Raises:
+    RecipeError if the recipe's cluster does not exist.
+    """
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    is_several = local_world_size < world_size
+    if why := _no_forecast(recipe, name, world_size, is_several):
+        return [f"no forecast: {why}"]
+    try:
+        predicted = forecast_run(recipe, data, world_size, name, algorithm, rounds, chosen)
+    except FirecaffeError as error:
+        if chosen is None:
+            raise
+        return [f"no forecast: {error}"]
+    if predicted is None:
+        return []
+    write_json(folder / FORECAST, predicted)
+    line = line_of(predicted) if "mode" in predicted else _line(predicted)
+    return [
+        line + ("; without the time that the data take" if predicted["is_without_data"] else "")
+    ]
+
+
+def _line(predicted: dict[str, Any]) -> str:
+    low, high = predicted["step_low_s"] * 1e3, predicted["step_high_s"] * 1e3
+    said = f"{predicted['step_s'] * 1e3:.3g} ms a step ({low:.3g} to {high:.3g})"
+    line = f"forecast: {said}, {predicted['images_per_s']:,.4g} samples/s on {predicted['cluster']}"
+    if "parallel" not in predicted:
+        return line
+    if predicted["parallel"]["stages"]:
+        return f"{line}; {predicted['idle']:.0%} of it a stage does not compute"
+    between, gradients = predicted["activations_s"], predicted["exposed_communication_s"]
+    return f"{line}; {between * 1e3:.3g} ms for activations, {gradients * 1e3:.3g} for gradients"

@@ -1,0 +1,175 @@
+"""Prices an exchange on a network: simulated for few ranks, by classes of equal rounds for many."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+import numpy as np
+
+from firecaffe.exchange import (
+    NATIVE,
+    find_schedule,
+    fold,
+    sharded_parameter_server,
+    shared_memory,
+    useful_lanes,
+)
+from firecaffe.exchange.collectives import half
+from firecaffe.exchange.leaves import equal_shares
+from firecaffe.exchange.route import FOLD
+from firecaffe.exchange.schedule import ALL_GATHER, ALL_REDUCE, Schedule
+from firecaffe.planner.cluster import Link
+from firecaffe.planner.ports import Network
+from firecaffe.planner.round_prices import like_rounds, rounds_s, sharded_s
+from firecaffe.planner.simulate import simulate_s
+
+SIMULATED_RANKS = 16
+"""With more ranks, rounds are summed and scaled by the overlap that is simulated at this number."""
+
+MOST_PAIRS = 512
+"""The most ranks without whole groups whose pairs are listed; else the sharded server's formula."""
+
+NATIVE_CANDIDATES = ("ring", "halving_doubling")
+"""A library's all_reduce is priced as the faster of these, with its additions hidden."""
+
+OVERLAP_SIZE = 2**20
+
+SIZES = (2**16, 2**20)
+"""Elements at which exchanges are priced, besides the largest wanted; linear in between."""
+
+
+def rounds_only_s(algorithm: str, network: Network, num_elements: int, itemsize: int = 4) -> float:
+    """Seconds of rounds one after the other, each as long as its busiest port."""
+    is_formula = network.fills_groups or network.world_size > MOST_PAIRS
+    if algorithm == "sharded_parameter_server" and is_formula:
+        return sharded_s(network, num_elements, itemsize)
+    per_node = ranks_per_node(network)
+    rounds = like_rounds(algorithm, network.world_size, num_elements, per_node)
+    return rounds_s(rounds, network, itemsize)
+
+
+def ranks_per_node(network: Network) -> int:
+    """Ranks that the innermost link joins, which are a node for `hierarchical`."""
+    return min(network.links[0].group or network.world_size, network.world_size)
+
+
+@dataclass
+class Prices:
+    """The times of one exchange on one network, cached by size."""
+
+    algorithm: str
+    network: Network
+    in_pieces: bool = True
+    """Whether vectors travel in pieces, as ours do, or whole."""
+    num_leaves: int = 0
+    """Micro-batches of a step; only for `fold`."""
+    across: str = ""
+    """The exchange between nodes, if ranks of a node add in memory; as in a `Route`."""
+    kind: str = ALL_REDUCE
+    """Only for `fold`: both ways, only to the shards' owners (REDUCE_SCATTER), or only back."""
+    _at: dict[int, float] = field(default_factory=dict)
+
+    def seconds(self, sizes: Sequence[int]) -> list[float]:
+        """Seconds of float32 vectors, one at a time. Raises: ValueError if ranks do not fit."""
+        if self.network.world_size == 1:
+            return [0.0] * len(sizes)
+        largest = max(2, *sizes)
+        fewer = [size for size in SIZES if 4 * size < largest] or [max(1, largest // 16)]
+        points = [0, *fewer, largest]
+        times = [self._exact_s(point) for point in points[1:]]
+        # The latency remains when the bytes shrink to zero.
+        slope = (times[1] - times[0]) / (points[2] - points[1])
+        times = [max(0.0, times[0] - slope * points[1]), *times]
+        return [float(second) for second in np.interp(sizes, points, times)]
+
+    def lanes(self, most: int) -> int:
+        """How many vectors are under way at once on a cluster that allows `most`."""
+        is_one_by_one = bool(self.across) or self.algorithm == FOLD
+        return 1 if is_one_by_one else min(most, useful_lanes(self.algorithm))
+
+    def share_beside_another(self, num_elements: int, lanes: int) -> float:
+        """Time of vectors in all lanes at once over that in sequence; 1 if not simulated."""
+        is_simulated = 1 < self.network.world_size <= SIMULATED_RANKS and self.in_pieces
+        if lanes == 1 or not is_simulated:
+            return 1.0
+        one_s = _simulated_s(self.algorithm, self.network, num_elements)
+        return _simulated_s(self.algorithm, self.network, num_elements, lanes) / lanes / one_s
+
+    def _exact_s(self, num_elements: int) -> float:
+        if num_elements not in self._at:
+            self._at[num_elements] = self._price_s(num_elements) / self._efficiency()
+        return self._at[num_elements]
+
+    def _efficiency(self) -> float:
+        outermost = self.network.links[self.network.level(0, self.network.world_size - 1)]
+        return outermost.efficiency.get(self.algorithm, 1.0)
+
+    def _price_s(self, num_elements: int) -> float:
+        network = self.network
+        if self.across:
+            return _shared_s(self.across, network, num_elements)
+        if self.algorithm == NATIVE:
+            return min(
+                rounds_only_s(candidate, network, num_elements) for candidate in NATIVE_CANDIDATES
+            )
+        if self.algorithm == FOLD:
+            return _fold_s(network, num_elements, self.num_leaves, self.kind)
+        if not self.in_pieces:
+            return rounds_only_s(self.algorithm, network, num_elements)
+        if network.world_size <= SIMULATED_RANKS:
+            return _simulated_s(self.algorithm, network, num_elements)
+        share = overlap_share(self.algorithm, network.links, network.links[0].group or 1)
+        return rounds_only_s(self.algorithm, network, num_elements) * share
+
+
+def _shared_s(across: str, network: Network, num_elements: int, itemsize: int = 4) -> float:
+    """Seconds of `exchange.shared_memory`: the busiest rank's in memory, then between nodes."""
+    m, inner = ranks_per_node(network), network.links[0]
+    whole = shared_memory.schedule(
+        network.world_size, num_elements, outer=find_schedule(across), ranks_per_host=m
+    )
+    most = 0
+    for rank in range(m):
+        part = shared_memory.memory_part(whole, rank)
+        added = sum(stop - start for start, stop in part.adds)
+        copied = 0 if part.reads is None else num_elements
+        most = max(most, added * (m + len(part.into)) + 2 * copied)
+    in_memory_s = most * itemsize / inner.memory_bytes_per_s
+    if m == network.world_size:
+        return in_memory_s
+    # One rank of each node takes part: all links but the innermost.
+    outer = tuple(replace(link, group=link.group // m) for link in network.links[1:])
+    return in_memory_s + Prices(across, Network(outer, network.world_size // m))._price_s(
+        num_elements
+    )
+
+
+def _fold_s(network: Network, num_elements: int, num_leaves: int, kind: str = ALL_REDUCE) -> float:
+    """Seconds of `fold` without its early round, for which nobody waits."""
+    inputs = fold.inputs_of(num_leaves, equal_shares(num_leaves, network.world_size))
+    if network.world_size > SIMULATED_RANKS:
+        return sharded_s(network, num_elements) / (1 if kind == ALL_REDUCE else 2)
+
+    def schedule(world_size: int, size: int) -> Schedule:
+        if kind == ALL_GATHER:
+            return half(sharded_parameter_server.schedule, ALL_GATHER)(world_size, size)
+        make = fold.schedule if kind == ALL_REDUCE else fold.reduce_scatter
+        return make(inputs, num_leaves, size, early=True).late()
+
+    return simulate_s(schedule, network, num_elements, in_pieces=False)
+
+
+@lru_cache
+def overlap_share(algorithm: str, links: tuple[Link, ...], per_node: int) -> float:
+    """The share of the rounds' time that remains if pieces overlap, at about SIMULATED_RANKS."""
+    ranks = max(2, SIMULATED_RANKS // per_node) * per_node
+    if ranks > 2 * SIMULATED_RANKS:
+        return 1.0
+    network, size = Network(links, ranks), OVERLAP_SIZE
+    return _simulated_s(algorithm, network, size) / rounds_only_s(algorithm, network, size)
+
+
+@lru_cache
+def _simulated_s(algorithm: str, network: Network, num_elements: int, vectors: int = 1) -> float:
+    schedule = find_schedule(algorithm, ranks_per_node(network))
+    return simulate_s(schedule, network, num_elements, vectors=vectors)

@@ -1,0 +1,304 @@
+"""Prices the step of a network whose layers have layouts: computing, and what is sent.
+
+The workers that share a layer's batch sum its gradients during backward, by the training's
+exchange. Activations move between layers while nobody computes, because the next layer waits.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from itertools import groupby, pairwise
+from math import ceil
+
+from firecaffe.exchange.choose import BYTES_PER_ELEMENT
+from firecaffe.gradients.buckets import cut
+from firecaffe.parallel.volumes import sum_numbers
+from firecaffe.planner.between import Boundary, Exchanges, Traffic, boundary
+from firecaffe.planner.chain import Unit
+from firecaffe.planner.cluster import Cluster
+from firecaffe.planner.compute_time import (
+    COPY_PASSES,
+    HALF_PRECISION,
+    correction,
+    data_s,
+    is_measured,
+    layer_s,
+    update_s,
+)
+from firecaffe.planner.forecast import forecast
+from firecaffe.planner.held import (
+    Layouts,
+    is_apart,
+    micro_batches_of,
+    nodes_of,
+    part_of,
+    updated_bytes,
+)
+from firecaffe.planner.in_parts import PartExchanges, unevenness, unevenness_of_input
+from firecaffe.planner.layouts import Layout, through
+from firecaffe.planner.ports import Network
+from firecaffe.planner.price import Prices, ranks_per_node
+from firecaffe.planner.step_cost import Bucket, overlap, prices_of, slowest_of, storage_s
+from firecaffe.planner.update_price import UPDATES
+from firecaffe.planner.workload import Workload
+
+ADDITION_PASSES = 3
+"""Passes over memory of an addition in place: two reads and a write."""
+
+
+@dataclass(frozen=True)
+class SplitStep:
+    """The parts of a step in seconds, and each worker's sent bytes."""
+
+    compute_s: float
+    data_s: float
+    activations_s: float
+    """Exchanges between layers, forward and backward."""
+    exposed_communication_s: float
+    """Sums of gradients that backward does not hide."""
+    update_s: float
+    gradients_bytes: float
+    activations_bytes: float
+
+    @property
+    def step_s(self) -> float:
+        computes_s = self.compute_s + self.data_s + self.update_s
+        return computes_s + self.activations_s + self.exposed_communication_s
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    model: int
+    """Workers that hold one model; it is also the distance of workers with the same part."""
+    nodes: int
+    ready_s: float
+    num_bytes: int
+    is_shared_out: bool
+
+
+class SplitCost:
+    """The cost of layouts for a workload on so many workers; times are cached."""
+
+    def __init__(
+        self,
+        work: Workload,
+        cluster: Cluster,
+        chain: Sequence[Unit],
+        workers: int,
+        exchange: str,
+    ) -> None:
+        self.work, self.cluster, self.chain = work, cluster, chain
+        self.workers, self.exchange = workers, exchange
+        self.network = Network(cluster.links, workers)
+        self.exchanges = Exchanges(self.network)
+        self.update = UPDATES[work.update_at]
+        self.itemsize = 2 if work.autocast in HALF_PRECISION else BYTES_PER_ELEMENT
+        self._scale = correction(work, cluster.device, work.micro_batch_size)
+        self._prices: dict[int, Prices] = {}
+        self.computes_s = cache(self._computes_s)
+        self.boundary = cache(self._boundary)
+
+    def step(self, layouts: Layouts) -> SplitStep:
+        """Price the step of these layouts. Raises: ValueError if they cannot use the exchange."""
+        work, device = self.work, self.cluster.device
+        placements = [*zip(self.chain, layouts, strict=True)]
+        most = max(layout.batch for layout in layouts)
+        rounds = min(micro_batches_of(work, layout) for layout in layouts)
+        computed_s = sum(self.unit_s(*placement) for placement in placements)
+        computed_s += sum(self.apart_s(*placement, most) for placement in placements)
+        tensors, backward_s = self._last_backward(layouts)
+        slowed_s, exposed_s = self._beside_backward(tensors, backward_s)
+        between = [self.between(at, *pair) for at, pair in enumerate(pairwise(layouts))]
+        between += [self.inside(*placement, most) for placement in placements]
+        updated = updated_bytes(work, self.chain, layouts)
+        step = SplitStep(
+            compute_s=(computed_s + slowed_s - backward_s)
+            * slowest_of(self.workers, device.jitter, rounds),
+            data_s=rounds * data_s(work, device),
+            activations_s=sum(seconds for seconds, _ in between),
+            exposed_communication_s=exposed_s,
+            update_s=update_s(work, device, updated / max(1, work.parameter_bytes)),
+            gradients_bytes=sum(
+                sent_nodes(nodes_of(layout, most))
+                * sum_numbers(layout.batch, weights_bytes(unit, layout))
+                for unit, layout in placements
+            ),
+            activations_bytes=sum(sent for _, sent in between),
+        )
+        waits_s = storage_s(work, self.cluster, self.workers, step.step_s)
+        return replace(step, data_s=step.data_s + waits_s)
+
+    @cached_property
+    def in_memory(self) -> int:
+        """Workers of a host that add in memory the gradients that all share by batch."""
+        return ranks_per_node(self.network) if self.prices(1).across else 1
+
+    @cached_property
+    def alone_s(self) -> float:
+        return forecast(self.work, self.cluster, 1, "tree").step_s
+
+    def unit_s(self, unit: Unit, layout: Layout) -> float:
+        forward_s, backward_s = self.computes_s(unit, layout)
+        return micro_batches_of(self.work, layout) * (forward_s + sum(backward_s))
+
+    def _computes_s(self, unit: Unit, layout: Layout) -> tuple[float, tuple[float, ...]]:
+        """Forward of one micro-batch, and backward by layer, from the first to the last."""
+        work, device = self.work, self.cluster.device
+        # All paths of a worker count as one part.
+        parts = part_of(unit, layout if unit.paths else layout.in_parts)
+        times = [layer_s(part, work, device, work.micro_batch_size) for part in parts]
+        scale = self._scale * layout.products
+        backward_s = tuple(scale * backward for _, backward in times)
+        return scale * sum(forward for forward, _ in times), backward_s
+
+    def apart_s(self, unit: Unit, layout: Layout, most: int) -> float:
+        """Seconds to add, divide and check gradients that are kept apart. most: see `is_apart`."""
+        if not is_apart(layout, most):
+            return 0.0
+        leaves, device = micro_batches_of(self.work, layout), self.cluster.device
+        passes = ADDITION_PASSES * leaves
+        if is_measured(self.work, device):  # measured micro-batches include copies into buckets
+            passes -= COPY_PASSES * leaves
+        rate = device.memory_bytes_per_s * device.efficiency
+        return passes * weights_bytes(unit, layout) / rate
+
+    def inside(self, unit: Unit, layout: Layout, most: int) -> tuple[float, float]:
+        """Seconds, and bytes sent by each worker, within a unit. most: as in `is_apart`."""
+        rounds = micro_batches_of(self.work, layout)
+        samples = self.work.global_batch_size / layout.batch
+        parts = PartExchanges(self.exchanges, rounds, samples, self.itemsize)
+        prices = [
+            self.halos(unit, layout),
+            self.masks(unit, layout, most),
+            parts.rows(unit, layout),
+            parts.paths(unit, layout),
+        ]
+        return sum(seconds for seconds, _ in prices), sum(sent for _, sent in prices)
+
+    def halos(self, unit: Unit, layout: Layout) -> tuple[float, float]:
+        """Seconds, and bytes sent by each worker, to exchange neighboring channels."""
+        if not unit.halo or layout.groups == 1:
+            return 0.0, 0.0
+        share = unit.halo / unit.group_elements / layout.batch
+        traffics = 2 * [self.exchanges.halos((1, layout.groups), share)]
+        num_bytes = self.itemsize * unit.inputs * self.work.global_batch_size
+        seconds = self.exchanges.seconds(traffics, num_bytes, micro_batches_of(self.work, layout))
+        return seconds, num_bytes * sum(float(traffic.share.sum()) for traffic in traffics)
+
+    def masks(self, unit: Unit, layout: Layout, most: int) -> tuple[float, float]:
+        """Seconds, and bytes sent by each worker, for others' parts of its dropout masks."""
+        if not unit.draws or layout.outputs == 1 or not is_apart(layout, most):
+            return 0.0, 0.0
+        have = Layout(layout.workers).makes
+        traffic = self.exchanges.fetch(have, layout.makes)
+        num_bytes = unit.outputs * self.work.global_batch_size
+        rounds = self.rounds(Layout(layout.workers), layout)
+        seconds = self.exchanges.seconds([traffic], num_bytes, rounds)
+        return seconds, num_bytes * float(traffic.share.sum())
+
+    def gradients_s(self, unit: Unit, layout: Layout) -> float:
+        numbers = weights_bytes(unit, layout) // BYTES_PER_ELEMENT
+        return self.prices(layout.model).seconds([numbers])[0] if numbers else 0.0
+
+    def prices(self, model: int) -> Prices:
+        """Prices among workers with the same parts, while all sets of them exchange at once."""
+        if model not in self._prices:
+            network = self.network.strided(model)
+            self._prices[model] = prices_of(self.work, self.exchange, network)
+        return self._prices[model]
+
+    def between(self, at: int, before: Layout, after: Layout) -> tuple[float, float]:
+        """Seconds, and bytes sent by each worker, between unit `at` and the next one."""
+        prices = [self._passed(at, *pair) for pair in pairwise(through(before, after))]
+        return sum(seconds for seconds, _ in prices), sum(sent for _, sent in prices)
+
+    def _passed(self, at: int, before: Layout, after: Layout) -> tuple[float, float]:
+        unit, follows = self.chain[at], self.chain[at + 1]
+        num_bytes, rounds = self.size(at, before), self.rounds(before, after)
+        num_bytes *= unevenness(unit, before) * unevenness_of_input(follows, after)
+        at_boundary = self.boundary(before, after, follows.has_input_gradient)
+        traffics: list[Traffic] = [*at_boundary.sums, *at_boundary.fetches]
+        seconds = self.exchanges.seconds(traffics, num_bytes, rounds)
+        return seconds, num_bytes * sum(float(traffic.share.sum()) for traffic in traffics)
+
+    def size(self, at: int, before: Layout) -> float:
+        """Bytes of the batch between two units; addends are summed before a pool shrinks them."""
+        numbers = self.chain[at + 1].inputs
+        if before.inputs > 1:
+            numbers = max(numbers, self.chain[at].outputs)
+        return self.itemsize * numbers * self.work.global_batch_size
+
+    def rounds(self, before: Layout, after: Layout) -> int:
+        """Exchanges in a step; in one, each worker that shares a batch has a micro-batch."""
+        return min(micro_batches_of(self.work, layout) for layout in (before, after))
+
+    def _boundary(self, before: Layout, after: Layout, has_gradient: bool) -> Boundary:
+        return boundary(self.exchanges, before, after, has_gradient)
+
+    def _last_backward(self, layouts: Layouts) -> tuple[list[_Tensor], float]:
+        most = max(layout.batch for layout in layouts)
+        tensors, late, passed_s = [], [], 0.0
+        for unit, layout in [*zip(self.chain, layouts, strict=True)][::-1]:
+            _, backward_s = self.computes_s(unit, layout)
+            in_round = ceil(most / layout.batch)
+            for work, seconds in [*zip(part_of(unit, layout), backward_s, strict=True)][::-1]:
+                passed_s += in_round * seconds
+                apart = is_apart(layout, most)
+                of_work = [
+                    _Tensor(layout.model, nodes_of(layout, most), passed_s, size, not apart)
+                    for size in work.parameters_bytes[::-1]
+                ]
+                if apart:
+                    late += of_work
+                else:
+                    tensors += of_work
+        return [*tensors, *(replace(tensor, ready_s=passed_s) for tensor in late)], passed_s
+
+    def _beside_backward(
+        self, tensors: Sequence[_Tensor], backward_s: float
+    ) -> tuple[float, float]:
+        """Seconds of the last backward, and of the exchange that remains after it."""
+        sent: list[tuple[int, Bucket]] = []
+        of_nodes: list[float] = []
+        before: list[float] = []
+        kinds = groupby(tensors, lambda tensor: (tensor.model, tensor.nodes, tensor.is_shared_out))
+        for (model, nodes, is_shared_out), run in kinds:
+            same_kind = [*run]
+            for start, stop in cut(
+                [tensor.num_bytes for tensor in same_kind], self.work.bucket_bytes
+            ):
+                size = (
+                    sum(tensor.num_bytes for tensor in same_kind[start:stop]) // BYTES_PER_ELEMENT
+                )
+                sent.append((model, Bucket(same_kind[stop - 1].ready_s, size)))
+                of_nodes.append(sent_nodes(nodes))
+                before.append(self.update.share_before if is_shared_out else 1.0)
+        by_model: dict[int, list[int]] = {}
+        for model, bucket in sent:
+            by_model.setdefault(model, []).append(bucket.num_elements)
+        taken = {
+            model: iter(self.prices(model).seconds(sizes)) for model, sizes in by_model.items()
+        }
+        whole_s = [
+            more * next(taken[model]) for (model, _), more in zip(sent, of_nodes, strict=True)
+        ]
+        taken_s = [seconds * share for seconds, share in zip(whole_s, before, strict=True)]
+        lanes = min((self.prices(model).lanes(self.cluster.lanes) for model in by_model), default=1)
+        together = 1.0
+        if len(sent) > 1:
+            model, largest = max(sent, key=lambda entry: entry[1].num_elements)
+            together = self.prices(model).share_beside_another(largest.num_elements, lanes)
+        buckets = [bucket for _, bucket in sent]
+        slowdown = self.cluster.device.exchange_slowdown
+        slowed_s, exposed_s = overlap(buckets, taken_s, backward_s, lanes, together, slowdown)
+        return slowed_s, exposed_s + sum(whole_s) - sum(taken_s)
+
+
+def sent_nodes(nodes: int) -> float:
+    """A worker's sent bytes of a sum with so many nodes, over one with one (`exchange.fold`)."""
+    return (nodes + 1) / 2
+
+
+def weights_bytes(unit: Unit, layout: Layout) -> int:
+    """Bytes of the gradients that each worker sums with others that hold the same part."""
+    return sum(sum(work.parameters_bytes) for work in part_of(unit, layout))

@@ -1,0 +1,137 @@
+"""Prices who updates the weights: the rows of `exchange.update_at`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import chain
+from math import prod
+from typing import Protocol
+
+from firecaffe.exchange.choose import BYTES_PER_ELEMENT
+from firecaffe.exchange.route import FOLD
+from firecaffe.exchange.schedule import ALL_GATHER, REDUCE_SCATTER
+from firecaffe.gradients.buckets import cut
+from firecaffe.gradients.shards import cut_buckets, held_elements, spans_of
+from firecaffe.planner.ports import Network
+from firecaffe.planner.price import Prices
+from firecaffe.planner.workload import Workload
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class PlannedShards:
+    """All workers' shards, cut as in training; parameters are assumed to lie row by row."""
+
+    elements: tuple[tuple[int, ...], ...]
+    """The elements of parameters that each worker has in a bucket, by bucket."""
+
+    @cached_property
+    def held_bytes(self) -> int:
+        """The weights of the worker that has most of them."""
+        return BYTES_PER_ELEMENT * max(map(sum, zip(*self.elements, strict=True)), default=0)
+
+    @cached_property
+    def arriving_bytes(self) -> int:
+        """The most that arrives at once for a shard of a bucket, from all other workers."""
+        others = len(self.elements[0]) - 1 if self.elements else 0
+        return BYTES_PER_ELEMENT * others * max(map(max, self.elements), default=0)
+
+    @property
+    def unevenness(self) -> list[float]:
+        """The largest shard of each bucket over an equal one."""
+        return [max(1.0, max(sizes) * len(sizes) / max(1, sum(sizes))) for sizes in self.elements]
+
+
+def shards_of(workload: Workload, world_size: int) -> PlannedShards:
+    shapes = chain.from_iterable(layer.shapes[::-1] for layer in reversed(workload.layers))
+    return _cut(tuple(shapes), workload.bucket_bytes, world_size, workload.has_whole_shards)
+
+
+def shards_s(workload: Workload, network: Network, kind: str) -> list[float]:
+    """Seconds of each bucket to shards' owners or back, each as long as its largest shard."""
+    shards = shards_of(workload, network.world_size)
+    prices = Prices(FOLD, network, num_leaves=workload.num_micro_batches, kind=kind)
+    taken_s = prices.seconds([sum(sizes) for sizes in shards.elements])
+    return [equal_s * more for equal_s, more in zip(taken_s, shards.unevenness, strict=True)]
+
+
+@lru_cache
+def _cut(shapes: Sequence[Shape], bucket_bytes: int, world_size: int, whole: bool) -> PlannedShards:
+    sizes = [BYTES_PER_ELEMENT * prod(shape) for shape in shapes]
+    rows = [_rows(shape, whole) for shape in shapes]
+    buckets = [spans_of(rows[start:stop]) for start, stop in cut(sizes, bucket_bytes)]
+    cuts = cut_buckets([spans for spans, _ in buckets], [end for _, end in buckets], world_size)
+    return PlannedShards(
+        tuple(
+            held_elements(spans, bucket_cuts)
+            for (spans, _), bucket_cuts in zip(buckets, cuts, strict=True)
+        )
+    )
+
+
+def _rows(shape: Shape, whole: bool) -> tuple[int, int]:
+    return (1, prod(shape)) if whole or not prod(shape) else (shape[0], prod(shape[1:]))
+
+
+class PlannedUpdate(Protocol):
+    to_owners: bool
+    """Whether a worker only needs the total of its shard."""
+    said: str
+    """Words for people after the size of the gradients."""
+    share_before: float
+    """The share of a sum's time before the update: half if the way back to all comes after it."""
+
+    def sums_s(self, work: Workload, prices: Prices, sizes: Sequence[int]) -> list[float]:
+        """Seconds until each bucket's total is where it is needed. prices: among all workers."""
+
+    def back_s(self, work: Workload, network: Network) -> float:
+        """Seconds from the update until all workers have all weights again."""
+
+    def updated_bytes(self, work: Workload, world_size: int) -> int:
+        """The most weights that a worker updates."""
+
+    def arriving_bytes(self, work: Workload, world_size: int, of_buckets: float) -> float:
+        """The most that arrives at once. of_buckets: the value if whole buckets arrive."""
+
+
+class ByAll:
+    to_owners, said, share_before = False, "", 1.0
+
+    def sums_s(self, work: Workload, prices: Prices, sizes: Sequence[int]) -> list[float]:
+        return prices.seconds(sizes)
+
+    def back_s(self, work: Workload, network: Network) -> float:
+        return 0.0
+
+    def updated_bytes(self, work: Workload, world_size: int) -> int:
+        return work.parameter_bytes
+
+    def arriving_bytes(self, work: Workload, world_size: int, of_buckets: float) -> float:
+        return of_buckets
+
+
+class ByOwners:
+    """Each worker updates a shard, and sends it to the others."""
+
+    to_owners, said, share_before = True, ", updated in shards", 0.5
+
+    def sums_s(self, work: Workload, prices: Prices, sizes: Sequence[int]) -> list[float]:
+        return shards_s(work, prices.network, REDUCE_SCATTER)
+
+    def back_s(self, work: Workload, network: Network) -> float:
+        return sum(shards_s(work, network, ALL_GATHER))
+
+    def updated_bytes(self, work: Workload, world_size: int) -> int:
+        return shards_of(work, world_size).held_bytes
+
+    def arriving_bytes(self, work: Workload, world_size: int, of_buckets: float) -> float:
+        return float(shards_of(work, world_size).arriving_bytes)
+
+
+ALL = "all"
+UPDATES: dict[str, PlannedUpdate] = {ALL: ByAll(), "shards": ByOwners()}
+
+
+def update_of(work: Workload, world_size: int) -> PlannedUpdate:
+    return UPDATES[work.update_at if world_size > 1 else ALL]

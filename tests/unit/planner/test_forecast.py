@@ -1,0 +1,316 @@
+"""Goodput, epochs and advice; the exchange that is the recipe's own; what a run's forecast says,
+and when there is none.
+"""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from firecaffe.api.cluster_file import write_cluster
+from firecaffe.data import DataConfig, DataParts, TensorDataset, open_data
+from firecaffe.data.datasets import divide
+from firecaffe.data.own_data import check_own
+from firecaffe.errors import RecipeError
+from firecaffe.exchange import EXCHANGES, find_schedule
+from firecaffe.exchange.choose import AUTO, choose
+from firecaffe.exchange.route import adds_in_tree_order
+from firecaffe.models.config import ModelConfig
+from firecaffe.planner.advice import changes, paragraph
+from firecaffe.planner.cluster import load_cluster
+from firecaffe.planner.codec_cost import PRICED, sent_share
+from firecaffe.planner.compute_time import micro_batch
+from firecaffe.planner.forecast import (
+    LAWS,
+    best_interval_s,
+    check_plan,
+    exchanges_on,
+    fastest,
+    forecast,
+    forecasts,
+    goodput,
+    is_own,
+    most_useful,
+    time_between_failures_s,
+)
+from firecaffe.planner.of_recipe import workload_of, workload_of_model, write_forecast
+from firecaffe.planner.ports import Network
+from firecaffe.planner.price import Prices
+from firecaffe.planner.simulate import simulate_s
+from firecaffe.planner.step_cost import own_exchange
+from firecaffe.planner.workload import images_of, layers_of
+from firecaffe.recipe.checked_recipe import check_recipe
+from firecaffe.recipe.config import TrainConfig
+from firecaffe.recipe.sections import Recipe
+from firecaffe.runs.run_folder import RunConfig
+from firecaffe.synchrony.config import SynchronyConfig
+from tests.unit.models.own_nets import PLACE
+
+WORK = workload_of_model(ModelConfig("googlenet"), None, 1024, 8)
+SLOW, FAST, NODES = map(load_cluster, ("ethernet-1g", "infiniband-ndr", "dgx-a100"))
+
+
+def test_goodput_is_dalys() -> None:
+    between_s = time_between_failures_s(1e-4, 1000)
+    assert between_s == pytest.approx(36_000)
+    best_s = best_interval_s(20.0, between_s)
+    assert best_s == pytest.approx(1200)  # sqrt(2 · 20 · 36,000)
+    kept = goodput(20.0, 60.0, best_s, between_s)
+    assert kept > goodput(20.0, 60.0, best_s / 3, between_s)
+    assert kept > goodput(20.0, 60.0, best_s * 3, between_s)
+    assert goodput(0.0, 0.0, 3600.0, math.inf) == 1.0
+    assert goodput(1.0, 60.0, 1e9, 10.0) == 0.0
+
+
+def test_epochs_are_published_ones_and_nothing_is_said_beyond_them() -> None:
+    law = LAWS["resnet50"]
+    assert law.epochs_at(32768) == pytest.approx(56.0)
+    assert 42.0 < (law.epochs_at(10_000) or 0) < 45.4
+    assert law.epochs_at(128) is law.epochs_at(200_000) is None
+
+
+def test_compressors_send_what_they_say() -> None:
+    shares = {name: sent_share(name, WORK) for name in PRICED}
+    assert shares["float16"] == shares["bfloat16"] == 0.5
+    assert 0.25 < shares["int8"] < 0.27
+    assert shares["one_bit"] == 1 / 32
+    assert shares["top_k"] == pytest.approx(1 / 32)
+    assert shares["power_sgd"] < 0.5
+
+
+def test_a_slow_network_limits_and_the_advice_names_it() -> None:
+    rows = forecasts(WORK, SLOW, [1, 2, 4, 8, 16, 32])
+    said = paragraph(WORK, SLOW, rows)
+    assert "waiting for the exchange" in said
+    first = changes(WORK, SLOW, fastest(rows)[-1])[0]
+    assert first.gain > 0.5
+    assert first.what in said
+    assert most_useful(rows) < 32
+    assert f"largest useful number planned is {most_useful(rows)} (" in said
+    rows = forecasts(WORK, FAST, [1, 2, 4, 8])
+    assert "is computing" in paragraph(WORK, FAST, rows)
+    assert most_useful(rows) == 8
+
+
+def test_what_is_not_chosen_is_told_beside_the_fastest() -> None:
+    work = replace(WORK, exchange="hierarchical(tree,ring)")
+    rows = forecasts(work, NODES, [1, 16])
+    assert [row.exchange for row in rows if row.workers == 1] == ["tree"]
+    [own] = [row for row in rows if is_own(row, work, NODES)]
+    said = paragraph(work, NODES, rows)
+    assert f"exchange {own.exchange}, gives {own.speedup:.3g} times." in said
+    best = fastest(rows)[-1]
+    quicker = replace(best, exchange="native", step_s=best.step_s / 2, speedup=7.5)
+    said = paragraph(work, NODES, [*rows, quicker])
+    assert f"the fastest is exchange {best.exchange}" in said
+    assert "native, the backend's own, would be faster (7.5 times)" in said
+
+
+def test_every_exchange_has_a_row_and_a_nested_one_where_there_are_nodes() -> None:
+    assert exchanges_on(SLOW, 8) == list(EXCHANGES)
+    names = exchanges_on(NODES, 16)
+    assert len(names) == len(EXCHANGES) + 1
+    assert all(forecast(WORK, NODES, 16, name).step_s > 0 for name in names)
+
+
+def test_impossible_plans_are_refused_in_one_line() -> None:
+    with pytest.raises(RecipeError, match="256 workers but only 128 micro-batches"):
+        check_plan(WORK, SLOW, 256)
+    with pytest.raises(RecipeError, match="must be at least 1"):
+        check_plan(WORK, SLOW, 0)
+    few = replace(SLOW, most_devices=4)
+    with pytest.raises(RecipeError, match="8 workers, but ethernet-1g has 4 devices"):
+        check_plan(WORK, few, 8)
+
+
+def test_the_most_useful_number_looks_past_uneven_shares() -> None:
+    """32 micro-batches: 5 workers are no better than 4, but 8 are twice as good."""
+    work = workload_of_model(ModelConfig("googlenet"), None, 256, 8)
+    rows = forecasts(work, FAST, [1, 2, 3, 4, 5, 6, 7, 8], ["ring"])
+    assert most_useful(rows) == 8
+    assert most_useful(forecasts(work, SLOW, [16, 32], ["ring"])) < 16
+    said = paragraph(work, FAST, forecasts(work, FAST, [1, 32], ["ring"]))
+    assert "No more than 32 workers can share this batch" in said
+
+
+def test_only_what_can_be_is_advised() -> None:
+    three = workload_of_model(ModelConfig("lenet"), None, 24, 8)
+    found = changes(three, FAST, forecast(three, FAST, 1, "tree"))
+    assert not [each for each in found if "micro-batches twice" in each.what]
+
+
+def test_native_alone_and_a_compressor_alone() -> None:
+    rows = forecasts(WORK, SLOW, [1, 4], ["native"])
+    assert [row.exchange for row in fastest(rows)] == ["tree", "native"]
+    rows = forecasts(WORK, SLOW, [1, 4], compressors=["int8"])
+    assert [row.compressor for row in rows] == ["none", "int8"]
+    assert paragraph(WORK, SLOW, rows)
+
+
+def test_batch_normalization_at_one_pixel_is_planned() -> None:
+    layers = layers_of(ModelConfig("resnet18"), images_of((3, 32, 32)), 10).works
+    assert sum(sum(layer.parameters_bytes) for layer in layers) > 4e7
+
+
+def test_pieces_save_beyond_what_is_simulated_too() -> None:
+    network = Network(SLOW.links, 32)
+    exact_s = simulate_s(find_schedule("tree"), network, 2**20)
+    assert Prices("tree", network).seconds([2**20])[0] == pytest.approx(exact_s, rel=0.1)
+
+
+def test_what_does_not_fit_is_said() -> None:
+    device = replace(SLOW.device, memory_bytes=1e8)
+    small = replace(SLOW, device=device)
+    rows = forecasts(WORK, small, [1, 2])
+    assert not rows[0].fits
+    assert "It does not fit" in paragraph(WORK, small, rows)
+
+
+def test_money_energy_and_time_to_accuracy_where_they_are_known() -> None:
+    work = workload_of_model(ModelConfig("resnet50"), None, 4096, 64)
+    row = forecast(work, load_cluster("ec2-p4d"), 16, "ring")
+    assert row.epochs_to_accuracy == pytest.approx(40.0)
+    assert row.hours_to_accuracy is not None
+    assert row.usd == pytest.approx(2 * 32.77 * row.hours_to_accuracy)
+    assert forecast(WORK, SLOW, 2, "ring").usd is None
+    paid = forecast(work, NODES, 16, "ring")
+    assert paid.kwh == pytest.approx(2 * 6.5 * (paid.hours_to_accuracy or 0))
+    assert paid.usd == pytest.approx(0.0806 * (paid.kwh or 0))
+
+
+AUTO_WORK = replace(workload_of_model(ModelConfig("lenet"), None, 128, 8), exchange=AUTO)
+
+
+@pytest.mark.parametrize("workers", [2, 4, 8, 16])
+def test_it_is_what_a_training_would_choose_by_the_cluster_s_link(workers: int) -> None:
+    link = SLOW.links[-1]
+    # LeNet's 1.7 MB: the first bucket is a quarter of 4 MB at least, the second all the rest.
+    found = own_exchange(AUTO_WORK, SLOW, workers)
+    assert adds_in_tree_order(found, workers)
+    sizes = [AUTO_WORK.parameter_bytes]
+    expected = choose(workers, sizes, link.latency_s, link.bandwidth_bytes_per_s)
+    assert found == expected.algorithm
+    [own] = [
+        row for row in forecasts(AUTO_WORK, SLOW, [1, workers]) if is_own(row, AUTO_WORK, SLOW)
+    ]
+    assert (own.workers, own.exchange) == (workers, found)
+
+
+def test_where_there_is_nothing_to_choose_it_is_tree() -> None:
+    memory = replace(SLOW.links[0], memory_bytes_per_s=1e10, group=0)
+    one_host = replace(SLOW, links=(memory,), devices_per_node=8)
+    assert own_exchange(AUTO_WORK, one_host, 4) == "tree"
+    assert own_exchange(AUTO_WORK, SLOW, 1) == "tree"
+    assert own_exchange(AUTO_WORK, SLOW, 3) == "tree"  # fold stands in
+    assert own_exchange(replace(AUTO_WORK, update_at="shards"), SLOW, 4) == "tree"
+
+
+def test_a_word_is_taken_as_it_is() -> None:
+    for name in ("", "ring", "hierarchical(tree,ring)"):
+        assert own_exchange(replace(AUTO_WORK, exchange=name), SLOW, 4) == name
+
+
+RECIPE = Recipe(
+    model=ModelConfig(name="lenet"),
+    data=DataConfig(name="generated"),
+    train=TrainConfig(global_batch_size=32, micro_batch_size=8, steps=10),
+)
+DATA = open_data(RECIPE.data)
+
+
+def line_of(
+    folder: Path, of_a_host: int, workers: int = 4, data: Any = DATA, **sections: Any
+) -> str:
+    """The line of the forecast of a run with other sections of the recipe."""
+    recipe = check_recipe(replace(RECIPE, **sections))
+    cpu = torch.device("cpu")
+    [line] = write_forecast(folder, recipe, data, workers, of_a_host, cpu, "tree")
+    return line
+
+
+def test_one_host_without_gpus_is_forecast_on_the_shipped_one(tmp_path: Path) -> None:
+    line = line_of(tmp_path, 4)
+    kept = json.loads((tmp_path / "forecast.json").read_text())
+    assert (kept["cluster"], kept["workers"]) == ("cpu-host", 4)
+    assert line.startswith("forecast: ")
+    assert line.endswith("samples/s on cpu-host")
+
+
+class Own(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
+    """Which nobody knows how long a sample takes of."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, sample: int) -> tuple[torch.Tensor, int]:
+        return torch.zeros(1, 28, 28), 0
+
+
+def test_a_forecast_says_that_the_time_of_own_data_is_not_in_it(tmp_path: Path) -> None:
+    own = check_own("train_set", Own())
+    held = TensorDataset(*own.batch(torch.arange(64)))
+    for part, end in ((own, "cpu-host; without the time that the data take"), (held, "cpu-host")):
+        data = divide(DataParts(part, part), DataConfig("own data"))
+        assert line_of(tmp_path, 1, 1, data).endswith(f"samples/s on {end}")
+        kept = json.loads((tmp_path / "forecast.json").read_text())
+        assert kept["is_without_data"] == (part is own)
+
+
+def test_several_hosts_have_the_forecast_of_the_cluster_that_is_named(tmp_path: Path) -> None:
+    """If its file knows as many."""
+    one = replace(load_cluster("cpu-host"), devices_per_node=2, most_devices=2)
+    write_cluster(tmp_path / "mine.toml", replace(one, name="mine"))
+    for cluster, of_a_host, begin in (
+        ("", 2, "no forecast: several hosts"),
+        (str(tmp_path / "mine.toml"), 2, "no forecast: several hosts, and mine is one"),
+        (str(tmp_path / "mine.toml"), 4, "no forecast: 4 workers, and mine"),
+    ):
+        assert line_of(tmp_path, of_a_host, run=RunConfig(cluster=cluster)).startswith(begin)
+        assert not (tmp_path / "forecast.json").exists()
+    line = line_of(tmp_path, 2, run=RunConfig(cluster="ethernet-10g"))
+    assert line.startswith("forecast: ")
+    assert (tmp_path / "forecast.json").exists()
+
+
+def test_a_network_of_ones_own_and_samples_that_are_trees_are_forecast(tmp_path: Path) -> None:
+    """Reads is one that the meta device does not do for."""
+    vectors = torch.zeros(64, 4)
+    inputs = {"left": vectors, "right": vectors}
+    samples = TensorDataset(inputs, torch.arange(64) % 3, num_classes=3)
+    trees = divide(DataParts(samples, samples), DataConfig("own data"))
+    for member, data in (("Net", DATA), ("Reads", DATA), ("Pair", trees)):
+        model = ModelConfig(f"{PLACE}:{member}")
+        assert line_of(tmp_path, 2, 2, data, model=model).startswith("forecast: ")
+
+
+def test_measured_shares_are_priced_by_the_way_that_they_go() -> None:
+    """By messages, not by the memory that ranks of a host share."""
+    measured = replace(RECIPE, synchrony=SynchronyConfig(shares="measured"))
+    cluster = load_cluster("cpu-host")
+    plain, other = (
+        forecast(workload_of(check_recipe(each), DATA), cluster, 4, "tree").step_s
+        for each in (RECIPE, measured)
+    )
+    assert plain != other
+
+
+def test_frozen_layers_are_neither_exchanged_nor_all_differentiated() -> None:
+    whole, part, middle = (
+        workload_of(check_recipe(replace(RECIPE, model=ModelConfig("lenet", freeze=names))), DATA)
+        for names in ([], ["conv*"], ["conv2.*"])
+    )
+    frozen_bytes = 4 * (20 * 26 + 50 * (20 * 25 + 1))
+    assert part.frozen_bytes == frozen_bytes
+    assert part.parameter_bytes == whole.parameter_bytes - frozen_bytes
+    shares = {layer.name: layer.backward_share for layer in part.layers}
+    assert (shares["conv1"], shares["conv2"], shares["ip1"]) == (0.0, 0.0, 1.0)
+    shares = {layer.name: layer.backward_share for layer in middle.layers}
+    assert (shares["conv1"], shares["conv2"], shares["ip1"]) == (1.0, 0.5, 1.0)
+    device = load_cluster("cpu-host").device
+    times = [micro_batch(work, device, 8).compute_s for work in (part, middle, whole)]
+    assert times[0] < times[1] < times[2]
+    assert part.activation_bytes < whole.activation_bytes

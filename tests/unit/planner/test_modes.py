@@ -1,0 +1,303 @@
+"""What modes of synchrony make of the rate: closed forms on a cluster whose links cost nothing; a
+run's forecast in them, and what is kept of it.
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from firecaffe.data import DataConfig, open_data
+from firecaffe.models.config import ModelConfig
+from firecaffe.planner.cluster import Cluster, Link, load_cluster
+from firecaffe.planner.compute_time import data_s, micro_batch, update_s
+from firecaffe.planner.forecast import forecast
+from firecaffe.planner.modes import Mode, alternatives, forecast_mode, modes_of
+from firecaffe.planner.of_recipe import workload_of_model, write_forecast
+from firecaffe.planner.workload import Workload
+from firecaffe.recipe.checked_recipe import check_recipe
+from firecaffe.recipe.config import TrainConfig
+from firecaffe.recipe.sections import Recipe
+from firecaffe.synchrony.config import SynchronyConfig
+from firecaffe.synchrony.rounds import Rounds, plan_rounds
+
+
+def cluster(bandwidth: float = 1e15) -> Cluster:
+    shipped = load_cluster("cpu-host")
+    device = replace(shipped.device, jitter=0.0, memory_bytes_per_s=1e15, overhead_s=1e-6)
+    link = Link("wire", 0.0, bandwidth)
+    return replace(shipped, device=device, links=(link,), most_devices=0, devices_per_node=1)
+
+
+def work(num_micro_batches: int) -> Workload:
+    return workload_of_model(ModelConfig("lenet"), (1, 28, 28), 64 * num_micro_batches, 64)
+
+
+def modes(made: Workload | int, on: Cluster, codec: str = "none", **words: Any) -> dict[str, Mode]:
+    """By their words, of four workers; a workload by its micro-batches."""
+    made = work(made) if isinstance(made, int) else made
+    row = forecast(made, on, 4, "tree", codec)
+    return {each.words: each for each in modes_of(made, on, row, SynchronyConfig(**words))}
+
+
+ONE_SLOW: dict[str, Any] = {"speeds": "one_slow", "slow_factor": 2.0}
+
+
+def test_workers_of_one_speed_gain_nothing() -> None:
+    found = modes(32, cluster(), backup_workers=0, local_steps=4, replicas=4)
+    assert found["every_step"].gain == 1.0
+    for each in found.values():
+        assert each.gain == pytest.approx(1, abs=0.02)
+        assert each.idle == pytest.approx(0, abs=0.03)
+        assert not each.dropped
+
+
+def test_one_of_four_at_half_the_speed() -> None:
+    """They are worth 3.5 fast ones; equal shares make them 2."""
+    found = modes(56, cluster(), max_staleness=4, local_steps=8, **ONE_SLOW)
+    # While the slow one computes a micro-batch, the others do not get four steps further.
+    for name in ("every_step, measured shares", "asynchronous", "stale, s = 4"):
+        assert found[name].gain == pytest.approx(3.5 / 2, rel=0.01)
+    # The exchange costs nothing; whoever is slow is waited for at the end of a round.
+    assert found["local, H = 8"].gain == pytest.approx(1, abs=0.02)
+    assert found["every_step"].idle == pytest.approx(3 / 8, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("dropped", "name", "share", "gain"),
+    [("forget", "backup, 3 + 1", 1 / 4, 2 * 3 / 4), ("again", "backup, 3 + 1, again", 0, 3 / 2)],
+)
+def test_what_is_given_up_does_not_count(
+    dropped: str, name: str, share: float, gain: float
+) -> None:
+    """Four micro-batches a step, one of each worker, the slowest of which is not waited for. If it
+    is computed again, it is late each time, so the other three do all.
+    """
+    found = modes(4, cluster(), backup_workers=1, dropped=dropped, **ONE_SLOW)[name]
+    assert found.dropped == pytest.approx(share)
+    assert found.gain == pytest.approx(gain, rel=0.02)
+
+
+def test_ports_of_a_server_in_parts_bound_the_asynchronous_rate() -> None:
+    """Of W = 4 workers, W² / (2 (W - 1)) micro-batches in the time of one over a port."""
+    on = cluster(bandwidth=1e6)
+    found = modes(16, on, server="sharded", in_flight=4)["asynchronous, sharded"]
+    sent_s = work(16).parameter_bytes / 1e6
+    assert 16 / found.step_s == pytest.approx(16 / 6 / sent_s, rel=0.1)
+    whole = 16 * 2 * work(16).parameter_bytes  # to and from the learners of all
+    assert found.bytes_per_step == pytest.approx(3 / 4 * whole, rel=0.01)
+
+
+def test_a_codec_shortens_pushes_alone() -> None:
+    """Pulls and pushes are of as many bytes, so half of each push is a quarter of all. So it
+    is with a server in parts, and without a lock nothing is encoded.
+    """
+
+    def found(codec: str, **words: Any) -> dict[str, Mode]:
+        return modes(16, cluster(bandwidth=1e6), codec, mode="asynchronous", **words)
+
+    shares = {"float16": 1 / 2, "int8": 65 / 256, "top_k": 1 / 32}
+    for server, name in (("first", "asynchronous"), ("sharded", "asynchronous, sharded")):
+        plain = found("none", server=server)[name]
+        for codec, share in shares.items():
+            if (codec, server) != ("top_k", "sharded"):
+                coded = found(codec, server=server)[f"{name}, {codec}"]
+                expected = (1 + share) / 2 * plain.bytes_per_step
+                assert coded.bytes_per_step == pytest.approx(expected, rel=0.02)
+                assert coded.step_s < plain.step_s or server == "first"
+    assert "asynchronous, no lock" in found("float16", lock="none")
+
+
+@pytest.mark.parametrize(("level", "micro_batches", "replicas"), [(0, 5, 2), (1, 3, 1), (2, 2, 1)])
+def test_a_codec_sends_each_node_of_its_level(
+    level: int, micro_batches: int, replicas: int
+) -> None:
+    """Of 18 micro-batches, and of 6 replicas, a worker of four has so many nodes at most."""
+    made = replace(work(18), compressor_level=level)
+    words: Any = {"mode": "local", "replicas": 6, "local_steps": 8}
+    found = modes(made, cluster(), "float16", **words)
+    half = made.parameter_bytes / 2
+    assert found["every_step"].bytes_per_step == pytest.approx(micro_batches * half)
+    assert found["local, H = 8"].bytes_per_step == pytest.approx(replicas * half / 8)
+    assert "every_step, measured shares" not in found  # no recipe has both
+    plain = modes(made, cluster(), **words)  # in which a worker sends one sum
+    assert plain["every_step"].bytes_per_step == made.parameter_bytes
+    assert plain["local, H = 8"].bytes_per_step == made.parameter_bytes / 8
+
+
+def test_without_a_lock_nothing_travels() -> None:
+    """Four workers have four times the rate of one, however slow the network is."""
+    on = cluster(bandwidth=1e6)
+    found = modes(16, on, lock="none")["asynchronous, no lock"]
+    assert found.bytes_per_step == 0
+    alone = forecast(work(1), on, 1, "tree")  # who makes an update of each micro-batch, too
+    assert found.images_per_s == pytest.approx(4 * alone.images_per_s, rel=0.02)
+
+
+def test_a_server_s_port_bounds_the_asynchronous_rate() -> None:
+    """Weights of three workers go out one after the other; the fourth has the server in it."""
+    on = cluster(bandwidth=1e6)
+    found = modes(16, on)["asynchronous"]
+    sent_s = work(16).parameter_bytes / 1e6
+    rate = 64 / sent_s  # of those at the other end of a wire; what the fourth does comes to it
+    own = work(16).global_batch_size / found.step_s - rate
+    assert own > 0
+    assert found.idle > 0.5
+    alone = forecast(work(16), on, 1, "tree")
+    assert own == pytest.approx(alone.images_per_s, rel=0.1)
+
+
+def test_a_rare_average_hides_a_slow_network() -> None:
+    on = cluster(bandwidth=1e7)
+    found = modes(16, on, local_steps=32, replicas=4)
+    exchange_s = forecast(work(16), on, 4, "tree").exchange_s
+    saved_s = found["every_step"].step_s - found["local, H = 32"].step_s
+    assert saved_s == pytest.approx(exchange_s * 31 / 32, rel=0.2)
+
+
+def test_fragments_make_workers_wait_for_each_other_more_often() -> None:
+    """With as many as steps, after each of these, as in every_step; the exchange costs nothing."""
+    words: dict[str, Any] = {"speeds": "gamma", "spread": 0.5, "local_steps": 8, "replicas": 4}
+    often, rarely = (modes(4, cluster(), fragments=count, **words) for count in (8, 1))
+    every_step_s = often["every_step"].step_s
+    assert often["local, H = 8, 8 fragments"].step_s == pytest.approx(every_step_s, rel=0.01)
+    assert rarely["local, H = 8"].step_s < 0.9 * every_step_s
+
+
+def test_alternatives_are_of_workers_that_were_measured() -> None:
+    """One of four takes twice as long: as above, but by seconds that are told."""
+    made, on = work(56), cluster()
+    row = forecast(made, on, 4, "tree")
+    words = SynchronyConfig("local", local_steps=8)
+    own, *others = alternatives(made, on, row, words, [2.0, 1.0, 1.0, 1.0])
+    assert (own.words, own.gain) == ("local, H = 8", 1.0)
+    gains = {each.words: each.gain for each in others}
+    assert own.step_s == pytest.approx(28, rel=0.02)  # 14 micro-batches of the slow one
+    assert gains["asynchronous"] == pytest.approx(3.5 / 2, rel=0.02)
+    assert gains["every_step, measured shares"] == pytest.approx(3.5 / 2, rel=0.02)
+    assert not any("in_flight" in each for each in gains)
+    twice = SynchronyConfig("asynchronous", in_flight=2)
+    found = alternatives(made, on, row, twice, [1.0] * 4)
+    assert not any("in_flight" in each.words for each in found)
+
+
+def test_two_in_flight_hide_a_slow_link() -> None:
+    """Weights and gradients take as long as a micro-batch, which waits for both with one."""
+    made = work(16)
+    on = cluster(bandwidth=made.parameter_bytes / 0.1)  # 0.1 s each, of three workers one by one
+    row = forecast(made, on, 4, "tree")
+    own, *others = alternatives(made, on, row, SynchronyConfig("asynchronous"), [1.0] * 4)
+    gains = {each.words: each.gain for each in others}
+    # A worker takes 1.2 s for a micro-batch with one, 1 with two; rank 0 has no link to itself.
+    assert own.step_s == pytest.approx(16 / (1 + 3 / 1.2), rel=0.03)
+    expected = 4 / (1 + 3 / 1.2)
+    assert gains["asynchronous with in_flight 2"] == pytest.approx(expected, rel=0.03)
+
+
+STEPS = 64
+
+
+def forecast_in(leaves: int, bandwidth: float = 1e15, **words: Any) -> dict[str, Any]:
+    made, on, config = work(leaves), cluster(bandwidth), SynchronyConfig(**words)
+    rounds = Rounds(STEPS)
+    if config.mode == "local":
+        rounds = plan_rounds(config, config.warm_steps, STEPS, lambda _: 0.1)
+    return forecast_mode(made, on, forecast(made, on, 4, "tree"), config, rounds)
+
+
+def taken(leaves: int) -> tuple[float, float]:
+    """Seconds of a micro-batch, and of an update."""
+    made, device = work(leaves), cluster().device
+    leaf_s = micro_batch(made, device, made.micro_batch_size).compute_s + data_s(made, device)
+    return leaf_s, update_s(made, device)
+
+
+def test_nobody_waits_for_a_server_that_costs_nothing() -> None:
+    row = forecast_in(32, mode="asynchronous", warm_steps=5)
+    leaf_s, _ = taken(32)
+    assert row["step_s"] == pytest.approx(32 / 4 * leaf_s, rel=0.02)
+    assert row["staleness"] == pytest.approx(3, abs=0.05)  # a learner for each of 4 workers
+    assert row["bytes_per_step"] == pytest.approx(2 * 24 * work(32).parameter_bytes, rel=0.01)
+    assert (row["after_step"], row["mode_in_words"]) == (5, "asynchronous")
+    error = cluster().device.error
+    assert row["step_low_s"] == pytest.approx((1 - error) * row["step_s"], rel=0.01)
+    assert row["step_high_s"] == pytest.approx((1 + error) * row["step_s"], rel=0.01)
+    assert forecast_in(32, mode="asynchronous", in_flight=2)["staleness"] == pytest.approx(
+        7, abs=0.2
+    )
+
+
+@pytest.mark.parametrize(("local_steps", "mean"), [(8, 8), (10, 9)])
+def test_replicas_wait_once_a_round(local_steps: int, mean: int) -> None:
+    """64 steps are rounds of 8, or six of 10 and one of 4, 9.1 on average; ahead are 0."""
+    row = forecast_in(32, 1e7, mode="local", local_steps=local_steps, replicas=8)
+    leaf_s, update = taken(32)
+    exchange_s = forecast(work(32), cluster(1e7), 4, "tree").exchange_s
+    own_s, waits_s = 8 * leaf_s + 2 * update, exchange_s / mean
+    assert row["step_s"] == pytest.approx(own_s + waits_s, rel=0.01)
+    # The band is that of the device and of the link.
+    compute, link = cluster().device.error, cluster().links[0].error
+    assert compute != link
+    for word, sign in (("low", -1), ("high", 1)):
+        expected = (1 + sign * compute) * own_s + (1 + sign * link) * waits_s
+        assert row[f"step_{word}_s"] == pytest.approx(expected, rel=0.01)
+    assert row["average_s"] == pytest.approx(exchange_s)
+    assert row["mode_in_words"] == f"local, H = {mean}"
+    assert forecast_in(32, mode="local", warm_steps=6)["after_step"] == 6
+
+
+def test_fragments_are_averaged_one_by_one() -> None:
+    """LeNet's largest parameter has 93 % of its bytes: it is a fragment, and bounds the peak. In
+    all a cycle sends as much; what is under way beside a step is short enough, or not.
+    """
+    words = {"mode": "local", "local_steps": 8, "replicas": 8, "overlap_steps": 1}
+    whole, parts = (forecast_in(32, 1e7, fragments=count, **words) for count in (1, 4))
+    assert parts["bytes_per_step"] == whole["bytes_per_step"]
+    assert parts["average_s"] == pytest.approx(whole["average_s"] / 4)
+    assert whole["average_bytes"] == work(32).parameter_bytes
+    sizes = sorted(work(32).tensors_bytes)
+    assert parts["average_bytes"] == pytest.approx(sizes[-1])
+    assert sizes[-1] > sum(sizes[:-1])
+    leaf_s, update = taken(32)
+    own_s, exchange_s = 8 * leaf_s + 2 * update, whole["average_s"]
+    largest_s = exchange_s * sizes[-1] / sum(sizes)
+    assert (exchange_s - largest_s) < own_s < largest_s  # one of four takes longer than a step
+    assert parts["step_s"] == pytest.approx(own_s + (largest_s - own_s) / 8, rel=0.01)
+    assert whole["step_s"] == pytest.approx(own_s + (exchange_s - own_s) / 8, rel=0.01)
+    assert parts["mode_in_words"] == "local, H = 8, 4 fragments, 1 steps beside"
+
+
+def test_who_hosts_more_replicas_is_waited_for() -> None:
+    """Of six, four workers host 2, 2, 1 and 1, of four micro-batches each."""
+    row = forecast_in(24, mode="local", replicas=6)
+    leaf_s, update = taken(24)
+    assert row["step_s"] == pytest.approx(8 * leaf_s + 2 * update, rel=0.01)
+
+
+RECIPE = Recipe(
+    model=ModelConfig(name="lenet"),
+    data=DataConfig(name="generated"),
+    train=TrainConfig(global_batch_size=32, micro_batch_size=8, steps=STEPS),
+)
+
+
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [("stale", "in mode stale, s = 4; staleness "), ("local", "H = 8; an average takes ")],
+)
+def test_it_is_kept_and_said(tmp_path: Path, mode: str, said: str) -> None:
+    recipe = replace(RECIPE, synchrony=SynchronyConfig(mode))
+    rounds = plan_rounds(recipe.synchrony, 0, STEPS, lambda _: 0.1)
+    where = open_data(RECIPE.data), 4, 4, torch.device("cpu"), "tree", rounds
+    [line] = write_forecast(tmp_path, check_recipe(recipe), *where)
+    assert line.startswith("forecast: ")
+    assert said in line
+    kept = json.loads((tmp_path / "forecast.json").read_text())
+    assert (kept["mode"], kept["cluster"], kept["workers"]) == (mode, "cpu-host", 4)
+    assert kept["step_low_s"] < kept["step_s"] < kept["step_high_s"]
+    simulated = SynchronyConfig("stale", clock="simulated")
+    [line] = write_forecast(tmp_path, check_recipe(replace(recipe, synchrony=simulated)), *where)
+    assert line.startswith("no forecast: under the simulated clock")
