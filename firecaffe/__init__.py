@@ -127,7 +127,7 @@ def __getattr__(name: str) -> Any:
     if problem := why_not():
         raise ImportError(problem)
     module = import_module(f"firecaffe.{_PLACES[name]}")
-    return module if name == _PLACES[name] else getattr(module, name)
+    return module if name == "adapt" else getattr(module, name)
 
 
 def __dir__() -> list[str]:

@@ -12,11 +12,11 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from firecaffe.api.answer import Answer
+from firecaffe.api.argument_checks import check_count, check_device, path_of, refuse_beside
 from firecaffe.api.check_ranks import Look, look
 from firecaffe.api.cluster_file import check_cluster_file, write_cluster
 from firecaffe.api.network_argument import network_of, recipe_for
 from firecaffe.api.recipe_argument import recipe_of
-from firecaffe.api.run_argument import check_least
 from firecaffe.cluster.from_script import from_script
 from firecaffe.cluster.hosts import Hosts, parse_nodes
 from firecaffe.cluster.world import is_launched
@@ -104,17 +104,24 @@ def check(
 
     Raises: RecipeError for a wrong argument; LaunchError if ranks or hosts do not meet.
     """
-    checked = None if recipe is None else recipe_of(recipe)
-    if checked is None and model:
-        checked = recipe_for(*network_of(model, args or {}, input))
+    check_device(device)
+    if not model:
+        refuse_beside("no model, which they describe", args=args, input=input)
+    checked: CheckedRecipe | None = None
+    if recipe is not None:
+        given = {"model": model, "device": "" if device == "auto" else device}
+        refuse_beside("a recipe", **given)
+        checked = recipe_of(recipe)
+    elif model:
+        checked = recipe_for(*network_of(model, args or {}, input), device)
     check_cluster_file(write, overwrite)
-    if not Path(folder).is_dir():
+    if not path_of("folder", folder).is_dir():
         raise RecipeError(f"{option('folder')} is {folder}; it must be a folder that is there")
     asked = checked, device, str(folder)
     nodes = str(nnodes)
     if is_launched(nodes):
         return _answer(look(*asked), checked, write)
-    check_least("nproc_per_node", nproc_per_node, 1)
+    check_count("nproc_per_node", nproc_per_node, 1)
     least, most = parse_nodes(nodes)
     if checked is not None:
         on_gpus = checked.train.device != "cpu" and torch.cuda.is_available()

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from firecaffe.api.answer import Answer
+from firecaffe.api.argument_checks import paths_of
 from firecaffe.api.compare_groups import as_dict as groups_as_dict
 from firecaffe.api.compare_groups import render_groups
 from firecaffe.api.compare_page import page
@@ -158,11 +159,9 @@ def compare(
 
 
 def _folders(runs: Any, baseline: str | Path) -> list[Path]:
-    several = [runs] if isinstance(runs, str | Path) else runs
-    are_paths = isinstance(several, Sequence) and all(isinstance(p, str | Path) for p in several)
-    if not are_paths or not several:
-        raise RecipeError(f"runs is {shown(runs)}; expected the folders of runs")
-    folders = [Path(folder) for folder in several]
+    folders = paths_of("runs", runs)
+    if not folders:
+        raise RecipeError("runs is empty; expected the folders of runs")
     if baseline:
         first = Path(baseline)
         folders = [first, *(folder for folder in folders if folder.resolve() != first.resolve())]

@@ -9,15 +9,15 @@ from typing import Any
 from rich.console import RenderableType
 
 from firecaffe.api.answer import Answer
+from firecaffe.api.argument_checks import check_count, refuse_beside
 from firecaffe.api.compress_report import not_reached, plot_sizes, report, sensitivity_charts
 from firecaffe.api.console import check_target, make_console
 from firecaffe.api.picture import SUFFIXES, check_picture
 from firecaffe.api.recipe_argument import recipe_of
-from firecaffe.api.run_argument import check_least, open_run
+from firecaffe.api.run_argument import open_run
 from firecaffe.cluster.from_script import from_script
 from firecaffe.cluster.groups import check_alone
 from firecaffe.cluster.world import join
-from firecaffe.errors import RecipeError
 from firecaffe.files import finite, write_json
 from firecaffe.generators import generators_kept
 from firecaffe.recipe.sections import Recipe
@@ -101,7 +101,7 @@ def compress(
     """
     check_alone("compress")
     recipe, path = _open(run, out, best, trust_code, replace)
-    check_least("nproc_per_node", nproc_per_node, 1)
+    check_count("nproc_per_node", nproc_per_node, 1)
     check_target(option("out"), str(path), overwrite, (SUFFIX,))
     record_to = path.with_suffix(".json")
     is_ours = overwrite and path.exists()  # otherwise the record belongs to another file
@@ -139,8 +139,7 @@ def _open(
         check_named(used.where, used.recipe, ("model", "data", "task"))
         of_run = recipe_of_run(used.where, used.recipe, best)
         return of_run, Path(out or (run_of(used.where) or used.where) / f"model{SUFFIX}")
-    if replace:
-        raise RecipeError("replace is for a run's folder; give a recipe with these words")
+    refuse_beside("a recipe", replace=replace, best=best, trust_code=trust_code)
     recipe = recipe_of(run)
     name = Path(run) if is_file else Path("recipe.toml")
     check_weights(recipe, name)

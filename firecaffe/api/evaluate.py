@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from firecaffe.api.answer import Answer
-from firecaffe.api.run_argument import RunInUse, check_least, open_run
+from firecaffe.api.argument_checks import check_count
+from firecaffe.api.run_argument import RunInUse, open_run
 from firecaffe.cluster.from_script import from_script
 from firecaffe.cluster.world import is_launched, join
 from firecaffe.data import open_test
@@ -106,7 +107,7 @@ def evaluate(
     is a RankFailedError.
     """
     used = open_run(run, replace, trust_code)
-    check_least("nproc_per_node", nproc_per_node, 1)
+    check_count("nproc_per_node", nproc_per_node, 1)
     if is_launched() or nproc_per_node == 1:
         return _evaluate(used, best)
     # Once before any rank is started, so that a mistake is reported once.

@@ -12,6 +12,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from firecaffe.api.answer import Answer
+from firecaffe.api.argument_checks import paths_of
 from firecaffe.api.explain_parts import (
     advice,
     ms,
@@ -46,7 +47,6 @@ from firecaffe.runs.score import (
     score_mode,
     score_parallel,
 )
-from firecaffe.user_code import shown
 
 HEADERS = {
     "data_s": "data",
@@ -103,11 +103,9 @@ def explain(run: str | Path | Sequence[str | Path], *, trust_code: bool = False)
     Raises: RecipeError for a wrong argument; RunError for a folder without timings, or a trace that
     cannot be read.
     """
-    several = [run] if isinstance(run, str | Path) else run
-    are_paths = isinstance(several, Sequence) and all(isinstance(p, str | Path) for p in several)
-    if not are_paths or not several:
-        raise RecipeError(f"run is {shown(run)}; expected a run's folder, or paths of traces")
-    paths = [Path(path) for path in several]
+    paths = paths_of("run", run)
+    if not paths:
+        raise RecipeError("run is empty; expected a run's folder, or paths of traces")
     if is_trace(paths[0]):
         return _explain_traces(paths)
     if len(paths) > 1:

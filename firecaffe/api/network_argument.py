@@ -9,9 +9,10 @@ from firecaffe.models import MODELS
 from firecaffe.models.config import ModelConfig
 from firecaffe.planner.workload import input_of
 from firecaffe.recipe.checked_recipe import CheckedRecipe, check_recipe
+from firecaffe.recipe.config import TrainConfig
 from firecaffe.recipe.sections import Recipe
 from firecaffe.resume_advice import option
-from firecaffe.user_code import is_caffe
+from firecaffe.user_code import is_caffe, shown
 from firecaffe.value_checks import check_kinds_of
 
 MOST_PIXELS = 65_536
@@ -21,6 +22,8 @@ def network_of(
     model: str, args: Mapping[str, Any], input: str
 ) -> tuple[ModelConfig, tuple[int, int, int] | None]:
     """Return the network, and the shape of its images if one is given. Raises RecipeError."""
+    if not isinstance(args, Mapping):
+        raise RecipeError(f"{option('args')} is {shown(args)}; expected words with their values")
     config = ModelConfig(model, dict(args))
     check_kinds_of("model", config)
     shape = parse_input(input, option("input")) if input else None
@@ -43,7 +46,9 @@ def parse_input(text: str, word: str) -> tuple[int, int, int]:
     return channels, rows, columns
 
 
-def recipe_for(config: ModelConfig, input_CHW: tuple[int, int, int] | None) -> CheckedRecipe:
+def recipe_for(
+    config: ModelConfig, input_CHW: tuple[int, int, int] | None, device: str = "auto"
+) -> CheckedRecipe:
     """Make a recipe for images that need not exist. Raises RecipeError if no data set fits."""
     shape = input_CHW or input_of(config)
     channels, side, columns = shape
@@ -59,4 +64,5 @@ def recipe_for(config: ModelConfig, input_CHW: tuple[int, int, int] | None) -> C
             f"{option('input')} is {by}; without a recipe it must be 1x28x28 or 3xSxS"
         )
     recipe = Recipe(model=config)
-    return check_recipe(replace(recipe, data=replace(recipe.data, **data)))
+    train = TrainConfig(device=device)  # type: ignore[arg-type]
+    return check_recipe(replace(recipe, data=replace(recipe.data, **data), train=train))

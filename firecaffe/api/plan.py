@@ -10,8 +10,8 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from firecaffe.api.answer import Answer
+from firecaffe.api.argument_checks import check_count, commas, paths_of, refuse_beside
 from firecaffe.api.cluster_file import check_cluster_file, write_cluster
-from firecaffe.api.commas import commas
 from firecaffe.api.network_argument import network_of
 from firecaffe.api.picture import SUFFIXES, check_picture
 from firecaffe.api.plan_layouts import Parallel, own_layout, ways_named
@@ -36,6 +36,7 @@ from firecaffe.recipe.checked_recipe import CheckedRecipe
 from firecaffe.recipe.sections import Recipe
 from firecaffe.resume_advice import option
 from firecaffe.synchrony.config import EVERY_STEP, SynchronyConfig
+from firecaffe.user_code import shown
 
 MOST_WORKERS = 1_000_000
 MICRO_BATCH_SIZE = 8
@@ -180,10 +181,12 @@ def plan(
     """
     numbers, shared = commas("workers", workers), commas("ways", ways)
     if recipe is None:
-        sizes = global_batch_size, micro_batch_size
-        works = _works(model, args or {}, input, sizes, compare, numbers)
+        pair = global_batch_size, micro_batch_size
+        works = _works(model, args or {}, input, pair, compare, numbers)
         used = _compressors(compressors)
     else:
+        sizes = {"global_batch_size": global_batch_size, "micro_batch_size": micro_batch_size}
+        refuse_beside("a recipe", model=model, args=args, input=input, compare=compare, **sizes)
         checked = recipe_of(recipe)
         path = "recipe" if isinstance(recipe, Recipe) else str(recipe)
         works = {name or path: _work(checked)}
@@ -195,7 +198,7 @@ def plan(
     ]
     learned: list[str] = []
     if runs or write:
-        clusters[0], learned = _learn(clusters, runs, write, trust_code)
+        clusters[0], learned = _learn(clusters, paths_of("runs", runs), write, trust_code)
     names = _exchanges(commas("exchanges", exchanges))
     asked = Asked(numbers, names, used, modes, shared, draw)
     transfer = transfer_of(Path(fcz)) if fcz else None
@@ -273,12 +276,17 @@ def _works(
                     f"{option(word)} goes with {option('model')}; the recipes of "
                     f"{option('compare')} say theirs (train.{word})"
                 )
+        if isinstance(compare, str | Path) or len(compare) != 2:
+            raise RecipeError(f"{option('compare')} is {shown(compare)}; expected two recipes")
         return {
             f"recipe {number}" if isinstance(training, Recipe) else str(training): _work(
                 recipe_of(training)
             )
             for number, training in enumerate(compare, start=1)
         }
+    for word, size in zip(("global_batch_size", "micro_batch_size"), sizes, strict=True):
+        if size is not None:
+            check_count(word, size, 1)
     if micro_batch_size is None:
         micro_batch_size = MICRO_BATCH_SIZE
     said = ""

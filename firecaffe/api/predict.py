@@ -11,8 +11,9 @@ import torch
 from PIL import Image
 
 from firecaffe.api.answer import Answer
+from firecaffe.api.argument_checks import check_count, paths_of
 from firecaffe.api.console import check_target
-from firecaffe.api.run_argument import RunInUse, check_least, open_run, path_of
+from firecaffe.api.run_argument import RunInUse, open_run
 from firecaffe.cluster.from_script import from_script
 from firecaffe.cluster.groups import check_alone
 from firecaffe.cluster.world import World, join
@@ -32,7 +33,6 @@ from firecaffe.training.prediction import (
     predictions,
     reader_of,
 )
-from firecaffe.user_code import shown
 
 MOST_CLASSES = 256
 """Most classes of a mask: a gray PNG has eight bits."""
@@ -106,7 +106,7 @@ def predict(
     """
     check_alone("predict")
     used = open_run(run, replace, trust_code)
-    check_least("top", top, 1)
+    check_count("top", top, 1)
     check_target(option("csv"), str(csv), overwrite)
     masks = _mask_folder(meaning(used.recipe.task.name), out)
     paths = _paths(images)
@@ -152,10 +152,7 @@ def _predict(
 
 
 def _paths(images: Any) -> list[str]:
-    several = [images] if isinstance(images, str | Path) else images
-    if not isinstance(several, Sequence):
-        raise RecipeError(f"images is {shown(images)}; expected paths of images and folders")
-    return [str(path_of("images", image)) for image in several]
+    return [str(path) for path in paths_of("images", images)]
 
 
 def _row(prediction: Prediction, names: Sequence[str], top: int, masks: Path | None) -> Row:

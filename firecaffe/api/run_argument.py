@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from firecaffe.api.argument_checks import path_of
 from firecaffe.errors import RecipeError, RunError
 from firecaffe.recipe.checked_recipe import CheckedRecipe, check_recipe
 from firecaffe.recipe.recorded_recipe import RECIPE, read_recipe_file, untrusted
 from firecaffe.recipe.sections import Recipe
-from firecaffe.resume_advice import option
 from firecaffe.training.coded import described, is_coded, with_nets
 from firecaffe.training.load import run_of
 from firecaffe.user_code import shown
@@ -49,13 +49,6 @@ def open_run(run: Any, replace: Any, trust_code: bool) -> RunInUse:
     return RunInUse(where, checked if trust_code else untrusted(checked, folder, replaced))
 
 
-def path_of(name: str, value: Any) -> Path:
-    """Return an argument that is a path. Raises: RecipeError if it is none."""
-    if not isinstance(value, str | Path) or not str(value):
-        raise RecipeError(f"{name} is {shown(value)}; expected a path")
-    return Path(value)
-
-
 def folder_of(where: Path) -> Path:
     """Return the folder of a run, given by it or by a checkpoint in it. Raises: RunError."""
     folder = run_of(where)
@@ -63,13 +56,6 @@ def folder_of(where: Path) -> Path:
         what = f"no {RECIPE}; this is no run folder" if where.exists() else "there is no run"
         raise RunError(f"{where}: {what}")
     return folder
-
-
-def check_least(name: str, value: Any, least: int) -> None:
-    """Raise RecipeError if an argument, or a command's option, is no number of at least `least`."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not least <= value < float("inf"):
-        raise RecipeError(f"{option(name)} is {shown(value)}; it must be at least {least}")
 
 
 def _replaced(replace: Any) -> dict[str, Any]:

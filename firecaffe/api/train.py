@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from firecaffe.api.argument_checks import check_count
 from firecaffe.cluster.from_script import from_script
 from firecaffe.cluster.world import is_launched
 from firecaffe.errors import RecipeError
@@ -18,7 +19,6 @@ from firecaffe.training.data_workers import check_not_in_worker
 from firecaffe.training.given_parts import Parts, check_arguments
 from firecaffe.training.plugins import Plugin, check, check_plugins, load_plugins
 from firecaffe.training.result import Result
-from firecaffe.user_code import shown
 
 
 @from_script
@@ -95,10 +95,9 @@ def train(
 
 
 def _check_workers(workers: Any, max_restarts: Any) -> None:
-    for name, number, least in (("workers", workers, 1), ("max_restarts", max_restarts, 0)):
-        is_count = type(number) is int and number >= least
-        if not is_count and not (number is None and name == "workers"):
-            raise RecipeError(f"{name} is {shown(number)}; it must be at least {least}")
+    if workers is not None:
+        check_count("workers", workers, 1)
+    check_count("max_restarts", max_restarts, 0)
     if workers is None and max_restarts:
         raise RecipeError(
             f"max_restarts is {max_restarts} without workers, which alone can be restarted; give "

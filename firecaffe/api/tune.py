@@ -12,10 +12,9 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from firecaffe.api.answer import Answer
-from firecaffe.api.commas import commas
+from firecaffe.api.argument_checks import check_count, check_number, commas, paths_of
 from firecaffe.api.console import check_target
 from firecaffe.api.recipe_argument import recipe_of
-from firecaffe.api.run_argument import check_least
 from firecaffe.cluster.from_script import from_script
 from firecaffe.data import check_data
 from firecaffe.data.decoded import cores
@@ -112,12 +111,13 @@ def tune(
     RankFailedError for a training that fails. A lost accuracy raises nothing: see `is_kept`.
     """
     checked = recipe_of(recipe)
-    check_least("global_batch_size", global_batch_size, 1)
-    check_least("seeds", seeds, 1)
-    check_least("nproc_per_node", nproc_per_node, 1)
-    check_least("side_by_side", side_by_side, 0)
+    check_count("global_batch_size", global_batch_size, 1)
+    check_count("seeds", seeds, 1)
+    check_count("nproc_per_node", nproc_per_node, 1)
+    check_count("side_by_side", side_by_side, 0)
     if seeds > MOST_TRAININGS:
         raise RecipeError(f"{option('seeds')} is {seeds}; it must be at most {MOST_TRAININGS:,}")
+    check_number("budget", budget)
     if not 0 < budget <= MOST_TRAININGS:
         raise RecipeError(
             f"{option('budget')} is {budget:g}; it must be more than 0 and at most "
@@ -136,7 +136,7 @@ def tune(
         budget=budget,
         seeds=seeds,
         band=_band(band, checked),
-        against=[read_run(Path(run)) for run in against],
+        against=[read_run(run) for run in paths_of("against", against)],
         folder=folder,
         workers=nproc_per_node,
         at_once=side_by_side or _at_once(checked.train, nproc_per_node),
@@ -154,7 +154,9 @@ def _band(band: float | None, recipe: Recipe) -> float | None:
     """Return --band in the units of records: for shares, a fraction of 1."""
     if band is None:
         return None
-    check_least("band", band, 0)
+    check_number("band", band)
+    if band < 0:
+        raise RecipeError(f"{option('band')} is {band:g}; it must be at least 0")
     data = check_data(recipe.data)
     measure = task_for(recipe, None, None, data.train).measure
     if measure.is_share and band > 100:

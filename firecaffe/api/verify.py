@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from firecaffe.api.answer import Answer
-from firecaffe.api.commas import commas
+from firecaffe.api.argument_checks import check_count, commas, refuse_beside
 from firecaffe.api.recipe_argument import recipe_of
-from firecaffe.api.run_argument import check_least, folder_of, open_run
+from firecaffe.api.run_argument import folder_of, open_run
 from firecaffe.api.twins import by_workers, check_twins, layouts_of, train_twin
 from firecaffe.cluster.from_script import from_script
 from firecaffe.cluster.groups import check_alone
@@ -100,21 +100,23 @@ def verify(
     Raises: NotIdenticalError with the first step and tensor that differ; RecipeError for a wrong
     argument, or a mode of synchrony whose results depend on the number of workers.
     """
-    check_least("steps", steps, 1)
+    check_count("steps", steps, 1)
     if isinstance(recipe, str | Path) and Path(recipe).is_dir():
         if nproc_per_node is not None:
             raise RecipeError(
                 f"{option('nproc_per_node')}: verify RUN trains on one worker, and compares "
                 "with what the run has recorded; leave it out"
             )
+        refuse_beside("a run's folder", layouts=layouts)
         return _verify_run(recipe, steps, trust_code, replace)
-    if replace:
-        raise RecipeError("replace is for a run's folder; give a recipe with these words")
+    refuse_beside("a recipe", replace=replace, trust_code=trust_code)
     checked = recipe_of(recipe)
     checked = dataclasses.replace(
         checked, train=dataclasses.replace(checked.train, steps=steps, epochs=0)
     )
     named = commas("layouts", layouts)
+    if named and nproc_per_node is not None:
+        refuse_beside("layouts, which say their workers", nproc_per_node=nproc_per_node)
     numbers = "1,2" if nproc_per_node is None else commas("nproc_per_node", nproc_per_node)
     twins = layouts_of(named, checked) if named else by_workers(checked, _numbers(numbers))
     check_twins(twins)

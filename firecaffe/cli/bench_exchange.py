@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from jsonargparse import ActionYesNo, Namespace
 from rich.console import Console
 
+from firecaffe.api.argument_checks import check_device
 from firecaffe.api.console import make_console
 from firecaffe.cli.arguments import Parser
 from firecaffe.cli.schedule import MAX_WORLD_SIZE
@@ -86,7 +87,6 @@ def make_parser() -> Parser:
     return parser
 
 
-DEVICES = ("auto", "cpu", "cuda")
 MOST_REPETITIONS = 1_000_000
 """Most repetitions of a measurement: each time is stored."""
 
@@ -108,8 +108,7 @@ def make_plan(options: Namespace) -> BenchPlan:
     """Parse the options. Raises RecipeError that names the wrong one."""
     if not 1 <= options.iters <= MOST_REPETITIONS:
         raise RecipeError(f"-n is {options.iters}; it must be 1 to {MOST_REPETITIONS:,}")
-    if options.device not in DEVICES:
-        raise RecipeError(f"--device is {options.device!r}; it must be {', '.join(DEVICES)}")
+    check_device(options.device)
     least, most = parse_size("-b", options.minbytes), parse_size("-e", options.maxbytes)
     return BenchPlan(
         parse_exchanges(options.exchanges),

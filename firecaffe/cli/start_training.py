@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from firecaffe.api.argument_checks import check_count
 from firecaffe.cli.launched import OF_OUR_LAUNCHER, check_launched
 from firecaffe.cli.train import make_parser
 from firecaffe.cli.typed_recipe import parse_recipe
@@ -50,11 +51,8 @@ def start(argv: list[str]) -> int:
 
         train_prepared(Prepared(recipe, resume), has_ranks_checked=False)
         return 0
-    for name in ("nproc_per_node", "max_restarts"):
-        least = 0 if name == "max_restarts" else 1
-        if getattr(options, name) < least:
-            word = f"--{name.replace('_', '-')}"
-            raise RecipeError(f"{word} is {getattr(options, name)}; it must be at least {least}")
+    check_count("nproc_per_node", options.nproc_per_node, 1)
+    check_count("max_restarts", options.max_restarts, 0)
     min_nodes, max_nodes = parse_nodes(options.nnodes)
     hosts = Hosts(
         options.nproc_per_node,

@@ -1,0 +1,65 @@
+"""Checks of single arguments of functions and commands, each named as its caller typed it."""
+
+from collections.abc import Sequence
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from firecaffe.errors import RecipeError
+from firecaffe.resume_advice import option
+from firecaffe.user_code import shown
+
+DEVICES = ("auto", "cpu", "cuda")
+
+
+def check_count(name: str, value: Any, least: int) -> None:
+    """Raise RecipeError if an argument is no whole number of at least `least`."""
+    if type(value) is not int or value < least:
+        raise RecipeError(
+            f"{option(name)} is {shown(value)}; it must be at least {least}, a whole number"
+        )
+
+
+def check_number(name: str, value: Any) -> None:
+    """Raise RecipeError if an argument is no finite number."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not -inf < value < inf:
+        raise RecipeError(f"{option(name)} is {shown(value)}; it must be a number")
+
+
+def check_device(value: Any) -> None:
+    """Raise RecipeError if the argument `device` names none."""
+    if value not in DEVICES:
+        raise RecipeError(f"{option('device')} is {shown(value)}; it must be {', '.join(DEVICES)}")
+
+
+def path_of(name: str, value: Any) -> Path:
+    """Return an argument that is a path. Raises: RecipeError if it is none."""
+    if not isinstance(value, str | Path) or not str(value):
+        raise RecipeError(f"{option(name)} is {shown(value)}; expected a path")
+    return Path(value)
+
+
+def paths_of(name: str, value: Any) -> list[Path]:
+    """Return an argument that is a path or several. Raises: RecipeError if it is none."""
+    several = [value] if isinstance(value, str | Path) else value
+    if not isinstance(several, Sequence):
+        raise RecipeError(f"{option(name)} is {shown(value)}; expected a path, or several")
+    return [path_of(name, part) for part in several]
+
+
+def commas(name: str, value: Any) -> str:
+    """Return the text of an argument, [1, 2] as "1,2". Raises: RecipeError."""
+    several = [value] if isinstance(value, str | Path | int) else value
+    if not isinstance(several, Sequence) or not all(
+        isinstance(part, str | Path | int) and not isinstance(part, bool) for part in several
+    ):
+        raise RecipeError(f"{option(name)} is {shown(value)}; expected a list, or text with commas")
+    return ",".join(map(str, several))
+
+
+def refuse_beside(what: str, **given: Any) -> None:
+    """Raise RecipeError if an argument is given that has no effect beside `what`."""
+    for name, value in given.items():
+        if value:
+            raise RecipeError(f"{option(name)} has no effect beside {what}; leave one of them out")
