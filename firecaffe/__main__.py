@@ -6,7 +6,7 @@ import sys
 
 if __name__ == "__main__":
     # `python -m` puts the current folder first, so a random.py in it would hide the library's.
-    # User code in that folder is still found (`reference`).
+    # User code in that folder is still found (`user_code`).
     try:
         if sys.path[0] == os.getcwd():
             del sys.path[0]

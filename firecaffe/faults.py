@@ -20,7 +20,7 @@ class Kind:
 
 
 RESUME_WORD, RESTARTS = "{resume}", "{restarts}"
-"""Placeholders for words that differ between a script and the command line (`advice_words`)."""
+"""Placeholders for words that differ between a script and the command line (`resume_advice`)."""
 
 RESUME = f"resume from the newest checkpoint ({RESUME_WORD})"
 ANEW = "start it again"

@@ -1,4 +1,4 @@
-"""Files that are whole or absent: written under another name first, alone or together."""
+"""Files: whole or absent when written, bounded when read, alone or together."""
 
 import errno
 import fcntl

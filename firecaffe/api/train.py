@@ -8,6 +8,7 @@ from torch import nn
 
 from firecaffe.api.argument_checks import check_count
 from firecaffe.cluster.from_script import from_script
+from firecaffe.cluster.hosts import check_memory
 from firecaffe.cluster.world import is_launched
 from firecaffe.errors import RecipeError
 from firecaffe.gradients.bucket_sums import Hook
@@ -17,7 +18,7 @@ from firecaffe.tasks import Loss, Task
 from firecaffe.training.build_training import train_parts
 from firecaffe.training.data_workers import check_not_in_worker
 from firecaffe.training.given_parts import Parts, check_arguments
-from firecaffe.training.plugins import Plugin, check, check_plugins, load_plugins
+from firecaffe.training.plugins import Plugin, check_plugin_list, check_with, load_plugins
 from firecaffe.training.result import Result
 
 
@@ -77,7 +78,7 @@ def train(
     if isinstance(recipe, str | Path):
         recipe = Recipe.read(recipe)
     check_arguments(recipe, parts, resume)
-    check_plugins(plugins)
+    check_plugin_list(plugins)
     _check_workers(workers, max_restarts)
     checked = check_recipe(recipe, **parts.beside_recipe)
     resume = None if resume is None else Path(resume)
@@ -86,17 +87,20 @@ def train(
         return train_parts(*given)
     # A rank loads nothing that its launcher alone uses.
     from firecaffe.script.launch import launch
-    from firecaffe.training.checks import preflight
+    from firecaffe.training.checks import preflight, preflight_given
 
-    check((*load_plugins(), *plugins), workers)
+    check_with((*load_plugins(), *plugins), workers)
     if parts.are_named:
         preflight(checked, workers, resume)
+    else:
+        preflight_given(checked, parts, workers, resume)
     return launch(train_parts, workers, given, max_restarts=max_restarts)
 
 
 def _check_workers(workers: Any, max_restarts: Any) -> None:
     if workers is not None:
         check_count("workers", workers, 1)
+        check_memory(workers, "workers")
     check_count("max_restarts", max_restarts, 0)
     if workers is None and max_restarts:
         raise RecipeError(

@@ -23,7 +23,7 @@ from firecaffe.runs.fault import settle_fault
 from firecaffe.solvers.rate_policy import rate_notes
 from firecaffe.training.checks import preflight
 from firecaffe.training.join import join_run
-from firecaffe.training.plugins import check, load_plugins
+from firecaffe.training.plugins import check_with, load_plugins
 from firecaffe.training.records import say
 
 STARTING = ("--nproc-per-node", "--resume")
@@ -65,7 +65,7 @@ def start(argv: list[str]) -> int:
     )
     plugins = load_plugins()
     for num_hosts in range(max_nodes, min_nodes - 1, -1):
-        check(plugins, options.nproc_per_node * num_hosts)
+        check_with(plugins, options.nproc_per_node * num_hosts)
     may_be = min_nodes, max_nodes
     preflight(recipe, options.nproc_per_node, resume, is_new=hosts.is_one, hosts=may_be)
     sys.stdout.flush()

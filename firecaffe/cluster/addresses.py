@@ -59,10 +59,10 @@ def own_addresses(towards: str) -> list[str]:
             with suppress(OSError), socket.socket(family, kind) as probe:
                 probe.connect(there)  # sends nothing
                 addresses.append(probe.getsockname()[0])
-    for net_if_addr in psutil.net_if_addrs().values():
+    for of_interface in psutil.net_if_addrs().values():
         known = (socket.AF_INET, socket.AF_INET6)
-        addresses += [address.address for address in net_if_addr if address.family in known]
-    return [fromkey for fromkey in dict.fromkeys(addresses) if _is_outward(fromkey)] or [LOOPBACK]
+        addresses += [address.address for address in of_interface if address.family in known]
+    return [address for address in dict.fromkeys(addresses) if _is_outward(address)] or [LOOPBACK]
 
 
 def is_here(host: str) -> bool:

@@ -95,12 +95,8 @@ class FaultAgent(SimpleElasticAgent):
         continues without them.
         """
         super().__init__(spec)
-        self.reports, self.callbacks, self.aside, self.is_elastic = (
-            reports,
-            callbacks,
-            aside,
-            is_elastic,
-        )
+        self.reports, self.callbacks, self.aside = reports, callbacks, aside
+        self.is_elastic = is_elastic
         self._let_go: LetGo | None = None
         self._ends: HostEnds | None = None
         self.ended_by_us: set[int] = set()
@@ -163,10 +159,10 @@ class FaultAgent(SimpleElasticAgent):
         spec = worker_group.spec
         report = self.reports / os.environ[ATTEMPT] / f"{worker.local_rank}.json"
         command = [str(spec.entrypoint), *map(str, spec.args)]
-        variables = self._words_of(worker_group, worker)
+        variables = self._variables_of(worker_group, worker)
         return RankProcess.start(worker.local_rank, command, variables, report)
 
-    def _words_of(self, worker_group: WorkerGroup, worker: Worker) -> dict[str, str]:
+    def _variables_of(self, worker_group: WorkerGroup, worker: Worker) -> dict[str, str]:
         spec = worker_group.spec
         variables = {
             "RANK": worker.global_rank,

@@ -103,13 +103,13 @@ def check_hosts_words(hosts: Hosts) -> None:
     check_outward(host, "put the one that others reach into --rdzv-endpoint")
 
 
-def check_memory(nproc_per_node: int) -> None:
-    """Check that this host's memory can hold so many ranks. Raises: RecipeError."""
+def check_memory(nproc_per_node: int, word: str = "--nproc-per-node") -> None:
+    """Check that this host can hold so many ranks, given as `word`. Raises: RecipeError."""
     has_bytes = psutil.virtual_memory().total
     most = max(1, has_bytes // RANK_BYTES)
     if nproc_per_node > most:
         raise RecipeError(
-            f"--nproc-per-node is {nproc_per_node}; a rank takes {RANK_BYTES / 1e9:g} GB at least "
+            f"{word} is {nproc_per_node}; a rank takes {RANK_BYTES / 1e9:g} GB at least "
             f"and this host has {has_bytes / 1e9:.1f} GB, so it must be at most {most}"
         )
 

@@ -87,7 +87,7 @@ def launch(
     address = LOOPBACK if hosts.is_one else own_addresses(hosts.endpoint[0])[0]
     with (
         tempfile.TemporaryDirectory(prefix="firecaffe-ranks-") as folder,
-        _environment(_words_of_ranks(hosts, address, secret) | hand(for_ranks, Path(folder))),
+        _environment(_variables_of_ranks(hosts, address, secret) | hand(for_ranks, Path(folder))),
         _silent(MEETING_LOGGER),
         handlers_kept(SIGNALS),  # the agent sets its own, and leaves them
         Aside() as aside,
@@ -99,7 +99,7 @@ def launch(
         return started.run()
 
 
-def _words_of_ranks(hosts: Hosts, address: str, secret: bytes) -> dict[str, str]:
+def _variables_of_ranks(hosts: Hosts, address: str, secret: bytes) -> dict[str, str]:
     variables = {
         LAUNCHED: str(os.getpid()),  # ranks leave the last word to this process
         SECRET: os.fsdecode(secret),

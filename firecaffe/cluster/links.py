@@ -195,7 +195,7 @@ def _share(
         store.wait(keys, timeout)
         store.set(LISTENERS, json.dumps([json.loads(store.get(key)) for key in keys]))
     store.wait([LISTENERS], timeout)
-    return [Listener(**load) for load in json.loads(store.get(LISTENERS))]
+    return [Listener(**row) for row in json.loads(store.get(LISTENERS))]
 
 
 def host_names(listeners: Sequence[Listener]) -> list[str]:
@@ -313,11 +313,7 @@ class Neighbour:
             return None
         self.heard_s = now
         self._received += data
-        return [
-            take_message
-            for take_message in take_messages(self._received)
-            if take_message.kind != PULSE
-        ]
+        return [message for message in take_messages(self._received) if message.kind != PULSE]
 
     def last_acknowledged_s(self) -> float:
         """Return seconds since its host acknowledged bytes of ours; 0 if that is not known."""

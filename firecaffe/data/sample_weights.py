@@ -1,4 +1,4 @@
-"""Weights by which an epoch's samples are drawn (`data.balance`); see `order.Drawing`.
+"""Weights by which an epoch's samples are drawn (`data.balance`); see `sample_order.Drawing`.
 
 They become whole numbers of sum 2^52 at most, so that sums are the same on every machine.
 """

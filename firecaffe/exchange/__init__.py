@@ -42,6 +42,9 @@ SEGMENTED = ("pipelined_tree", "double_tree")
 FULL_DUPLEX = ("sharded_parameter_server", "ring", "recursive_doubling", "halving_doubling")
 """The algorithms whose ranks send as much as they receive in each round."""
 
+MOST_LANES = 2
+"""The most vectors that are ever worth having under way at once."""
+
 NATIVE = "native"
 """The backend's own all_reduce, which has no schedule: the control of every benchmark."""
 
@@ -54,14 +57,12 @@ def parse_hierarchical(name: str) -> tuple[str, str] | None:
     return None if match is None else (match[1], match[2])
 
 
-MOST_LANES = 2
-
-
 def useful_lanes(name: str) -> int:
     """Return how many vectors should be under way at once by an algorithm.
 
     One fills both directions of a link if ranks send as they receive; a second would only wake more
-    threads. Where the total comes down a tree, the next vector goes up meanwhile.
+    threads. Where the total comes down a tree, the next vector goes up meanwhile. A library's
+    all_reduce tells vectors apart by their order alone, so they go one by one.
     """
     return 1 if name == NATIVE or name in FULL_DUPLEX else MOST_LANES
 

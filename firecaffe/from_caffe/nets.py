@@ -131,9 +131,7 @@ def folders(beside: str | Path, root: str) -> list[str]:
     searched = [".", os.path.relpath(folder), *map(str, folder.parents)]
     here = os.getcwd()
     return [
-        fromkey
-        for fromkey in dict.fromkeys(searched)
-        if fromkey == "." or os.path.abspath(fromkey) != here
+        place for place in dict.fromkeys(searched) if place == "." or os.path.abspath(place) != here
     ]
 
 

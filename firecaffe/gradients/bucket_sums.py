@@ -235,6 +235,8 @@ def gradients_of(bucket: Bucket, num_parameters: int) -> Tensor:
 
 
 class WeightGather:
+    """Gathers updated weights, if each rank updates only a shard of them."""
+
     def __init__(
         self, world: Group, shards: Shards, parameters: Mapping[str, nn.Parameter]
     ) -> None:

@@ -92,8 +92,9 @@ class GradientReducer:
         self._brings_shards = bool(self.shards.cuts) and route.way == FOLD
         rows = ROW if route.way == CODEC else 1
         multiple = 1 if self._brings_shards else world.world_size * rows
-        options = bucket_bytes, multiple, exchange.empty, self._alignment
-        self.buckets = make_buckets(tensors, groups, *options)
+        self.buckets = make_buckets(
+            tensors, groups, bucket_bytes, multiple, exchange.empty, self._alignment
+        )
         if tail_has_own_buckets:
             # Tails are ready with the last gradients. Behind these, their few bytes would wait in
             # the network's queues.
@@ -157,8 +158,8 @@ class GradientReducer:
             self.coded.share_out(shares)
             return
         assert self.exchange.route.way == FOLD
-        arguments = self.exchange.world, self.num_leaves, shares, self.shards.cuts
-        self._fold = self._combine = Fold(*arguments)
+        fold = Fold(self.exchange.world, self.num_leaves, shares, self.shards.cuts)
+        self._fold = self._combine = fold
 
     def begin_step(
         self,

@@ -1,4 +1,4 @@
-"""The totals of a step over all workers, whether they are finite, and their exchange's times."""
+"""The totals of a step over all workers, their exchange's times, and tests for NaN in tensors."""
 
 import math
 from collections.abc import Iterable, Sequence

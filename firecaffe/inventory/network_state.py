@@ -134,4 +134,4 @@ def _shared(network: nn.Module) -> list[list[str]]:
     for listed in (network.named_parameters, network.named_buffers):
         for name, tensor in listed(remove_duplicate=False):
             names.setdefault(id(tensor), []).append(name)
-    return [tied for tied in names.values() if len(tied) > 1]
+    return [group for group in names.values() if len(group) > 1]

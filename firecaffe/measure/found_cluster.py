@@ -215,11 +215,7 @@ def _links(measured: MeasuredCluster, size: int) -> tuple[Link, ...]:
 
 def _link(name: str, pairs: Sequence[PairLink], group: int) -> Link:
     rates = [pair.bandwidth_bytes_per_s for pair in pairs]
-    samples = [
-        bandwidth_samples_bytes_per_
-        for pair in pairs
-        for bandwidth_samples_bytes_per_ in pair.bandwidth_samples_bytes_per_s
-    ]
+    samples = [sample for pair in pairs for sample in pair.bandwidth_samples_bytes_per_s]
     return Link(
         name,
         latency_s=median([pair.latency_s for pair in pairs]),

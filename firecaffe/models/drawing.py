@@ -300,7 +300,7 @@ def _sets_all(func: Any, given: Sequence[Tensor], takes: Sequence[int]) -> bool:
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:
-    return (tree_leave for tree_leave in tree_leaves(values) if isinstance(tree_leave, Tensor))
+    return (leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor))
 
 
 def named_tensors(network: nn.Module) -> Iterator[tuple[str, Tensor]]:

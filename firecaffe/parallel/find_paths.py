@@ -61,12 +61,7 @@ def find_paths(layer: nn.Module) -> Paths:
     )
     used = {
         *ends,
-        *(
-            all_input_node
-            for path in paths
-            for node in path
-            for all_input_node in node.all_input_nodes
-        ),
+        *(source for path in paths for node in path for source in node.all_input_nodes),
     }
     taken = tuple(node for node in common if node in used)
     _check(layer, [common, *paths])

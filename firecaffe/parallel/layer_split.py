@@ -50,11 +50,7 @@ class Split(nn.Module):
         if self.group.group.world_size == 1 or self.training in self._compared:
             return whole(self.module(*inputs, **options))
         self._compared.add(self.training)
-        tensors = [
-            tree_leave
-            for tree_leave in tree_leaves((inputs, options))
-            if isinstance(tree_leave, Tensor)
-        ]
+        tensors = [value for value in tree_leaves((inputs, options)) if isinstance(value, Tensor)]
         samples = digest((str(place), tensor) for place, tensor in enumerate(tensors))
         agree(
             self.group.group, {"what it gives the split network, which must be the same": samples}

@@ -36,7 +36,7 @@ def coded_s(
     passes_s = [PASSES * local_nodes * BYTES_PER_ELEMENT * size / memory_rate for size in sizes]
     if isinstance(COMPRESSORS[name], TensorCodec):
         ring = Prices("ring", network, in_pieces=False)
-        wire_s = [second / 2 for second in ring.seconds([round(nodes * share * n) for n in sizes])]
+        wire_s = [time_s / 2 for time_s in ring.seconds([round(nodes * share * n) for n in sizes])]
     else:
         server = Prices("sharded_parameter_server", network, in_pieces=False)
         out = server.seconds([round(local_nodes * share * n) for n in sizes])

@@ -45,7 +45,7 @@ WORDS: dict[type[nn.Module], dict[str, Volume]] = {
     nn.BatchNorm1d: {"neurons": by_both},
     nn.BatchNorm2d: {"filters": by_both},
 }
-"""The words for a split and their volumes; a test compares them with `parallel.splits`."""
+"""The words for a split and their volumes; a test compares them with `parallel.split_kinds`."""
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ class Prices:
         # The latency remains when the bytes shrink to zero.
         slope = (times[1] - times[0]) / (points[2] - points[1])
         times = [max(0.0, times[0] - slope * points[1]), *times]
-        return [float(second) for second in np.interp(sizes, points, times)]
+        return [float(time_s) for time_s in np.interp(sizes, points, times)]
 
     def lanes(self, most: int) -> int:
         """How many vectors are under way at once on a cluster that allows `most`."""
@@ -89,6 +89,7 @@ class Prices:
 
     def share_beside_another(self, num_elements: int, lanes: int) -> float:
         """Time of vectors in all lanes at once over that in sequence; 1 if not simulated."""
+        lanes = self.lanes(lanes)
         is_simulated = 1 < self.network.world_size <= SIMULATED_RANKS and self.in_pieces
         if lanes == 1 or not is_simulated:
             return 1.0

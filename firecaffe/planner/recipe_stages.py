@@ -66,11 +66,7 @@ def crossings_of(config: ModelConfig, work: Workload, names: Sequence[str]) -> l
         with without_compiler():
             for stage in stages[:-1]:
                 values = stage.module(*values)
-                given = [
-                    tree_leave
-                    for tree_leave in tree_leaves(values)
-                    if isinstance(tree_leave, Tensor)
-                ]
+                given = [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
                 wanted = [tensor for tensor in given if tensor.requires_grad]
                 sizes = (sum(tensor.numel() for tensor in those) for those in (given, wanted))
                 crossings.append(Crossing(*(size / PROFILED_IMAGES for size in sizes)))
@@ -199,8 +195,8 @@ def stages_step(
     waits = slowest_of(cost.workers, device.jitter, rounds)
     held = [_held(*pair) for pair in zip(of_stages, orders, strict=True)]
     memory = [memory_bytes(workload, layout.batch, is_whole=False) for workload in held]
-    own_bytes = zip(_sent(cost, crossed, layout), stages, strict=True)
-    sent = [crossing_bytes + stage_work.between_bytes for crossing_bytes, stage_work in own_bytes]
+    in_bytes = zip(_sent(cost, crossed, layout), stages, strict=True)
+    sent = [crossing_bytes + stage.between_bytes for crossing_bytes, stage in in_bytes]
     sums = (sum_numbers(layout.batch, weight_bytes) for weight_bytes in weights)
     gradients, sent_between = max(zip(sums, sent, strict=True), key=sum)
     step = SplitStep(
@@ -231,7 +227,7 @@ def _sums_s(cost: SplitCost, row: int, stage: Workload, backward: tuple[float, .
     slowdown = cost.cluster.device.exchange_slowdown
     buckets = buckets_of(stage, MicroBatch(0.0, backward))
     whole_s = cost.prices(row).seconds([bucket.num_elements for bucket in buckets])
-    taken_s = [whole_ * cost.update.share_before for whole_ in whole_s]
+    taken_s = [seconds * cost.update.share_before for seconds in whole_s]
     slowed_s, exposed_s = overlap(buckets, taken_s, sum(backward), slowdown=slowdown)
     back_s = sum(whole_s) - sum(taken_s)
     return slowed_s - sum(backward) + exposed_s + back_s

@@ -179,12 +179,12 @@ class StepCost:
 
     def _lanes(self, world_size: int) -> int:
         if world_size == 1 or self.compressor != NO_COMPRESSOR:
-            return self.cluster.lanes
+            return 1
         return self._prices(Network(self.cluster.links, world_size)).lanes(self.cluster.lanes)
 
     def _share_beside(self, world_size: int) -> float:
         lanes = self._lanes(world_size)
-        if lanes == 1 or self.compressor != NO_COMPRESSOR or len(self.buckets) < 2:
+        if lanes == 1 or len(self.buckets) < 2:
             return 1.0
         if world_size not in self._shares:
             network = Network(self.cluster.links, world_size)

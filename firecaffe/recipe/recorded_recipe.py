@@ -1,4 +1,4 @@
-"""The recipe of an earlier run, from the recipe.toml in its folder."""
+"""Recipes read back: from a file, and from the recipe.toml in a run's folder."""
 
 import dataclasses
 from collections.abc import Container

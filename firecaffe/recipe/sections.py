@@ -62,11 +62,17 @@ class Recipe:
         return read_recipe_file(recipe_path(path))
 
     def write(self, path: str | Path) -> None:
-        """Write a file with every word, whole or not at all; a run has the same as recipe.toml."""
+        """Write a file with every word, whole or not at all; a run has the same as recipe.toml.
+
+        Raises: RecipeError if the file cannot be written.
+        """
         from firecaffe.files import write_atomically
         from firecaffe.recipe.identity import to_toml
 
-        write_atomically(Path(path), to_toml(self))
+        try:
+            write_atomically(Path(path), to_toml(self))
+        except OSError as error:
+            raise RecipeError(f"{path} cannot be written ({error.strerror})") from error
 
     def replace(self, word: str, value: Any) -> Self:
         """Return the recipe with another value of a word, as `solver.base_lr`.

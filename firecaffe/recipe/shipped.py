@@ -18,7 +18,7 @@ def recipe_path(name_or_path: str | Path) -> Path:
     Raises: RecipeError if it is neither a path nor a known name.
     """
     path = Path(name_or_path)
-    if len(path.parts) != 1 or path.suffix or path.exists():
+    if len(path.parts) != 1 or path.suffix or path.is_file():
         return path
     if path.name not in (names := shipped()):
         raise RecipeError(

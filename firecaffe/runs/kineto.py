@@ -130,11 +130,7 @@ def _load(path: Path) -> tuple[list[Event], int]:
     try:
         trace = decoded(_unpacked(path), Trace)
         # An event whose end the profiler has not seen may have a time below 0.
-        events = [
-            traceEvent
-            for traceEvent in trace.traceEvents
-            if traceEvent.ph == "X" and traceEvent.dur >= 0
-        ]
+        events = [event for event in trace.traceEvents if event.ph == "X" and event.dur >= 0]
         if any(event.ts is None for event in events):
             raise ValueError("an event has no ts")
     except OSError as error:

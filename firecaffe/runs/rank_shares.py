@@ -83,7 +83,7 @@ def shares_of(
     saved = max(0.0, now_s - longest_s(best, seconds)) / step_s
     return RankShares(
         [count * row.at_a_time for count in counts],
-        [second / row.at_a_time for second in seconds],
+        [time_s / row.at_a_time for time_s in seconds],
         [len(share) * row.at_a_time for share in best],
         saved,
         "ranks" if row == ALONE else "rows",
@@ -93,7 +93,7 @@ def shares_of(
 def shares_line(found: RankShares, slow: Sequence[int]) -> str:
     """Describe the shares. `slow` are the ranks that are shown to compute longer."""
     if not found.are_equal:
-        taken = ", ".join(f"{second * 1e3:.3g}" for second in found.seconds)
+        taken = ", ".join(f"{time_s * 1e3:.3g}" for time_s in found.seconds)
         counts = _words(found.micro_batches)
         return f"{found.who} computed {counts} micro-batches; one takes {taken} ms"
     if slow and found.saved >= GAIN:

@@ -136,9 +136,9 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
 def code_of(run: Run) -> str:
     """Return the digest of a run's source (of older runs, the commit) and of a user's own code."""
     ours = run.words.get("environment.source") or run.words.get("environment.commit") or ""
-    user_code = sorted(word for word in run.words if word.startswith(OWN_CODE))
+    code_words = sorted(word for word in run.words if word.startswith(OWN_CODE))
     return ", ".join(
-        [str(ours), *(f"{word[len(OWN_CODE) :]} {run.words[word]}" for word in user_code)]
+        [str(ours), *(f"{word[len(OWN_CODE) :]} {run.words[word]}" for word in code_words)]
     )
 
 
@@ -285,14 +285,14 @@ def _against(groups: Sequence[Group], band: float) -> list[Difference | None]:
 def _why_no_speedup(
     groups: Sequence[Group], times: Sequence[Sequence[float]], place: int, target: float | None
 ) -> str:
-    for fromkey in dict.fromkeys((place, 0)):
-        name = letters(len(groups))[fromkey]
-        if _failure(groups[fromkey]):
+    for index in dict.fromkeys((place, 0)):
+        name = letters(len(groups))[index]
+        if _failure(groups[index]):
             return f"{name} has failed"
-        if is_simulated(groups[fromkey].first):
+        if is_simulated(groups[index].first):
             return f"{name} ran under the simulated clock, in one process"
-        if not times[fromkey]:
-            name = groups[fromkey].names[0]
+        if not times[index]:
+            name = groups[index].names[0]
             if target is None:
                 return f"{name} has no rate"
             return f"{name} did not reach {groups[0].first.measure.shown(target)}"

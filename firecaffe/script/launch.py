@@ -80,8 +80,8 @@ def launch_on(
             call = packed((function, tuple(args), dict(kwargs or {})))
         except Exception as error:  # whatever an object's own pickling raises
             raise RecipeError(
-                f"launch: {name} and its arguments cannot be handed to the workers: {error}; make "
-                "in the function what cannot be copied, as a lock"
+                f"{name} and its arguments cannot be copied to the workers: {error}; what cannot "
+                "be copied, as a lock or an open file, has to be made by a worker"
             ) from error
         (folder / CALL).write_bytes(call)
         kept_stdout().flush()
@@ -124,7 +124,7 @@ def _check(function: Any, nproc_per_node: int, args: Any, kwargs: Any, max_resta
             f"launch: args is {shown(args)}; expected the arguments in a tuple, as args=(1, 2), or "
             "args=(1,) for one"
         )
-    is_named = isinstance(kwargs, Mapping) and all(isinstance(kwarg, str) for kwarg in kwargs)
+    is_named = isinstance(kwargs, Mapping) and all(isinstance(name, str) for name in kwargs)
     if kwargs is not None and not is_named:
         raise RecipeError(
             f"launch: kwargs is {shown(kwargs)}; expected the arguments by name, as "
@@ -135,8 +135,10 @@ def _check(function: Any, nproc_per_node: int, args: Any, kwargs: Any, max_resta
         ("max_restarts", max_restarts, 0),
     ):
         if type(number) is not int or number < least:
-            raise RecipeError(f"launch: {word} is {shown(number)}; it must be at least {least}")
-    check_memory(nproc_per_node)
+            raise RecipeError(
+                f"launch: {word} is {shown(number)}; it must be at least {least}, a whole number"
+            )
+    check_memory(nproc_per_node, "launch: nproc_per_node")
     if is_launched():
         raise RecipeError(
             "launch starts workers, and this process is one already, of a launcher (torchrun, "

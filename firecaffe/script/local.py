@@ -127,7 +127,7 @@ class LocalTraining:
         start = {name: tensor.detach().clone() for name, tensor in self._named.items()}
         outer = self._outer.optimizer.state_dict()
         parts = {} if self._memory is None else self._memory.parts()
-        memory = {name: tensor.tensor.clone() for name, tensor in parts.items()}
+        memory = {name: part.tensor.clone() for name, part in parts.items()}
         return {
             "steps": self.steps,
             "start": start,

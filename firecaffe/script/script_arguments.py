@@ -146,7 +146,7 @@ def check_sums_nothing(function: str, word: str, network: nn.Module, instead: st
     All gradients would then be sent twice. `instead` says what to do.
     """
     for name, part in network.named_modules():
-        classes = [class_.__name__ for class_ in type(part).__mro__ if class_.__name__ in SUMMING]
+        classes = [kind.__name__ for kind in type(part).__mro__ if kind.__name__ in SUMMING]
         if classes:
             place = f"{word}.{name} is" if name else f"{word} is"
             raise ArgumentError(

@@ -112,7 +112,7 @@ def write_network(trained: Trained, scheme: Scheme, path: Path) -> FileReport:
         name: _in_bits(values, scheme.biases) for name, values in tensors_of(trained.model).items()
     }
     network = describe(trained.recipe, trained.about)
-    (code,) = (known_code for known_code in CODES if known_code == scheme.code)
+    (code,) = (code for code in CODES if code == scheme.code)
     return write(path, tensors, network, code=code)
 
 

@@ -78,7 +78,7 @@ def find_scheme(word: str) -> Scheme:
 
 def scheme_of(name: str, words: Words, where: str) -> Scheme:
     """Make a scheme. Errors begin with `where`. Raises RecipeError."""
-    known = [attribute.name for attribute in fields(Scheme) if attribute.name != "name"]
+    known = [entry.name for entry in fields(Scheme) if entry.name != "name"]
     _check_known(where, "", words, known)
     for word, choices in CHOICES.items():
         if words.get(word, choices[0]) not in choices:
@@ -103,7 +103,7 @@ def scheme_of(name: str, words: Words, where: str) -> Scheme:
 def _round(where: str, number: int, row: Any) -> Round:
     place = f"rounds {number}."
     settings = _table(where, f"rounds {number}", row)
-    round_fields = [attribute.name for attribute in fields(Round) if attribute.name != "sections"]
+    round_fields = [entry.name for entry in fields(Round) if entry.name != "sections"]
     _check_known(where, place, settings, [*round_fields, *SECTIONS])
     name = settings.get("name", "round")
     if not isinstance(name, str) or not name.replace("-", "").replace("_", "").isalnum():
@@ -121,7 +121,7 @@ def _round(where: str, number: int, row: Any) -> Round:
         if section not in settings:
             continue
         sections[section] = _table(where, f"{place}{section}", settings[section])
-        known = [attribute.name for attribute in fields(getattr(default, section))]
+        known = [entry.name for entry in fields(getattr(default, section))]
         _check_known(where, f"{place}{section}.", sections[section], known)
     numbers = {word: settings[word] for word in round_fields if word in settings and word != "name"}
     return Round(name, **numbers, sections=sections)

@@ -91,8 +91,12 @@ class Lars(LayerRates):
         moved = torch._foreach_add(directions, weights, alpha=decay)
         rates = [
             group["lr"]
-            * _ratio(group["trust"] * weight_length, theirs + decay * weight_length, weight.ndim)
-            for weight, (weight_length, theirs) in zip(weights, lengths, strict=True)
+            * _ratio(
+                group["trust"] * weight_length,
+                direction_length + decay * weight_length,
+                weight.ndim,
+            )
+            for weight, (weight_length, direction_length) in zip(weights, lengths, strict=True)
         ]
         torch._foreach_mul_(moved, rates)
         velocities = [kept(self.state[weight], "velocity", weight) for weight in weights]
@@ -136,16 +140,16 @@ class Lamb(LayerRates):
         lengths: list[tuple[Tensor, Tensor]],
     ) -> None:
         rates = [
-            group["lr"] * _ratio(weight_length, theirs, weight.ndim)
-            for weight, (weight_length, theirs) in zip(weights, lengths, strict=True)
+            group["lr"] * _ratio(weight_length, direction_length, weight.ndim)
+            for weight, (weight_length, direction_length) in zip(weights, lengths, strict=True)
         ]
         torch._foreach_mul_(directions, rates)
         torch._foreach_sub_(weights, directions)
 
 
-def _ratio(weight_length: Tensor, theirs: Tensor, dimensions: int) -> Tensor:
+def _ratio(numerator: Tensor, denominator: Tensor, dimensions: int) -> Tensor:
     if dimensions < 2:
-        return torch.ones_like(weight_length)
+        return torch.ones_like(numerator)
     return torch.where(
-        (weight_length > 0) & (theirs > 0), weight_length / theirs, torch.ones_like(weight_length)
+        (numerator > 0) & (denominator > 0), numerator / denominator, torch.ones_like(numerator)
     )

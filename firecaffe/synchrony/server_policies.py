@@ -10,6 +10,8 @@ A policy knows events, but no time, thread or tensor. So it serves both clocks:
 A *version* is the number of updates that a copy of the weights has received. A gradient's
 *staleness* is the version that it is applied to minus the version that it was computed at.
 
+docs/synchrony_modes.md has the titles of the sources.
+
 `Asynchronous` applies each gradient as it arrives (Downpour: Dean et al. 2012), or the mean of each
 c. With c = ⌊N / n⌋ of N learners, it is n-softsync: mean staleness about n (Zhang et al. 2016).
 
@@ -140,7 +142,7 @@ def work_of(row: Sequence[int]) -> Work:
 
 
 class Asynchronous(Desk):
-    """A policy in which no learner waits, except for the last leaves; see `policy.Policy`."""
+    """A policy in which no learner waits, except for the last leaves; see `Policy`."""
 
     def __init__(
         self, queue: LeafQueue, learners: int, version: int = 0, gradients_per_update: int = 1
@@ -181,7 +183,7 @@ class Asynchronous(Desk):
 
 
 class Backup(Desk):
-    """A policy with one update per step, which forgets late leaves; see `policy.Policy`."""
+    """A policy with one update per step, which forgets late leaves; see `Policy`."""
 
     def __init__(
         self, queue: LeafQueue, learners: int, version: int = 0, backup_workers: int = 0
@@ -261,7 +263,7 @@ class Backup(Desk):
 
 
 class BackupAgain(Backup):
-    """A `Backup` that hands late leaves out again; see `policy.Policy`."""
+    """A `Backup` that hands late leaves out again; see `Policy`."""
 
     @property
     def _has_leaf(self) -> bool:
@@ -280,7 +282,7 @@ class BackupAgain(Backup):
 
 
 class Stale(Asynchronous):
-    """A policy with an update per gradient and bounded staleness; see `policy.Policy`."""
+    """A policy with an update per gradient and bounded staleness; see `Policy`."""
 
     def __init__(
         self, queue: LeafQueue, learners: int, version: int = 0, max_staleness: int = 0

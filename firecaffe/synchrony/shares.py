@@ -81,7 +81,7 @@ def _fewest_nodes(
 
 def _shortest(num_leaves: int, seconds: Sequence[float]) -> float:
     # The smallest longest time is some worker's time for a whole number of leaves.
-    times = sorted({count * second for second in seconds for count in range(1, num_leaves + 1)})
+    times = sorted({count * leaf_s for leaf_s in seconds for count in range(1, num_leaves + 1)})
     low, high = 0, len(times) - 1
     while low < high:
         middle = (low + high) // 2
@@ -99,20 +99,20 @@ def _is_enough(limit: float, seconds: Sequence[float], num_leaves: int) -> bool:
 
 def _within(limit: float, seconds: Sequence[float], num_leaves: int) -> list[int]:
     counts = []
-    for second in seconds:
-        count = min(int(limit / second), num_leaves)
+    for leaf_s in seconds:
+        count = min(int(limit / leaf_s), num_leaves)
         # A quotient may be rounded up or down.
-        while count * second > limit:
+        while count * leaf_s > limit:
             count -= 1
-        while count < num_leaves and (count + 1) * second <= limit:
+        while count < num_leaves and (count + 1) * leaf_s <= limit:
             count += 1
         counts.append(count)
     return counts
 
 
 def _positive(seconds: Sequence[float]) -> list[float]:
-    least = min((second for second in seconds if 0 < second < float("inf")), default=1.0)
-    return [second if 0 < second < float("inf") else least for second in seconds]
+    least = min((leaf_s for leaf_s in seconds if 0 < leaf_s < float("inf")), default=1.0)
+    return [leaf_s if 0 < leaf_s < float("inf") else least for leaf_s in seconds]
 
 
 @cache

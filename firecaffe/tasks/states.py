@@ -60,7 +60,7 @@ def unpack(metrics: Mapping[str, Metric], of_ranks: Sequence[bytes]) -> dict[str
             by_state[name, state].append((int(number or 0), tensor))
     states: dict[str, dict[str, Tensor]] = {name: {} for name in metrics}
     for (name, state), tensors in by_state.items():
-        in_order = [tensor for _, tensor in sorted(tensors, key=lambda numbered: numbered[0])]
+        in_order = [tensor for _, tensor in sorted(tensors, key=lambda pair: pair[0])]
         states[name][state] = _together(in_order, metrics[name].reductions[state])
     return dict(states)
 

@@ -32,7 +32,7 @@ from firecaffe.runs.run_folder import (
 )
 from firecaffe.solvers.rate_policy import rate_notes
 from firecaffe.training.learner import Learner
-from firecaffe.training.plugins import Plugin, names
+from firecaffe.training.plugins import Plugin, plugin_names
 from firecaffe.training.records import say
 from firecaffe.training.run_facts import About, write_about
 from firecaffe.training.run_places import Places, find_places
@@ -120,7 +120,7 @@ def notes_of(
     said = [data.description, *data.notes, *_notes(run), *start.notes]
     if choice is not None and run.ranks.world_size > 1:
         said.insert(1, f"exchange: {choice.reason}")
-    said += [f"plug-in: {name}" for name in names(plugins)]
+    said += [f"plug-in: {name}" for name in plugin_names(plugins)]
     said += _weights_notes(run.recipe, learner)
     said += frozen.notes(model)
     if learner.inventory is not None:

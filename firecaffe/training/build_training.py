@@ -1,7 +1,4 @@
-"""Build a training from a recipe and a world, run it, and write its result.json.
-
-Only this file knows the planner, whose forecast it puts into the run's folder.
-"""
+"""Build a training from a recipe and a world, run it, and write its result.json."""
 
 import dataclasses
 import os
@@ -43,7 +40,7 @@ from firecaffe.training.loop import train as run_training
 from firecaffe.training.modes.mode import Steps
 from firecaffe.training.parallel.auto_layout import LayoutChoice, choose_layout, notes_of_layout
 from firecaffe.training.parallel.mesh import Mesh, make_mesh
-from firecaffe.training.plugins import Plugin, around_write, check, load_plugins, names
+from firecaffe.training.plugins import Plugin, around_write, check_with, load_plugins, plugin_names
 from firecaffe.training.rebalance import MeasuredShares
 from firecaffe.training.records import Records, say
 from firecaffe.training.result import Result
@@ -151,7 +148,7 @@ def train_parts(
             check_ranks(recipe, world.world_size, world.local_world_size, on_gpus)
         layout = layout_of(recipe.parallel, world.world_size)
         if world.attempt == 0:  # a later attempt may have fewer ranks
-            check(plugins, world.world_size)
+            check_with(plugins, world.world_size)
         start = find_start(world, resume)
         mesh = make_mesh(world, layout, resources)
         return _train_in(mesh, recipe, parts, plugins, start, teller, chosen_layout, resources)
@@ -210,7 +207,7 @@ def _train_in(
     if world.is_first:
         parts_of_run = run, learner, world, data, frozen, choice, steps.shares, start
         record = record_of(result, *parts_of_run)
-        record["plugins"] = names(plugins)
+        record["plugins"] = plugin_names(plugins)
         record["parallel_choice"] = chosen_layout and dataclasses.asdict(chosen_layout)
         _keep_record(folder, run, record, records)
     return result

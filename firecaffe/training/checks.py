@@ -41,7 +41,7 @@ from firecaffe.training.evaluation import evaluating
 from firecaffe.training.evaluation_weights import check_layers
 from firecaffe.training.first_weights import find_weights
 from firecaffe.training.forward import Forward, check_compiler, laid_out
-from firecaffe.training.given_parts import counts_of
+from firecaffe.training.given_parts import Parts, counts_of, open_parts
 from firecaffe.training.given_task import task_for
 from firecaffe.training.parallel.auto_layout import with_named_split
 from firecaffe.training.parallel.split_network import chosen_layers, in_words_of
@@ -283,12 +283,7 @@ def preflight(
     # On GPUs the ranks try it: a loss may have tensors there.
     if is_reference(recipe.task.name) and not on_gpus:
         _try_task(run, data.train)
-    if recipe.train.device == "cuda" and not torch.cuda.is_available():
-        raise RecipeError("train.device is cuda; this host shows no GPU (use cpu or auto)")
-    if is_new and recipe.run.folder and Path(recipe.run.folder).exists():
-        raise RunError(
-            f"run.folder {recipe.run.folder} exists already; two runs never write into one folder"
-        )
+    _check_place(recipe, is_new)
     cluster_for(recipe)
     check_libraries(recipe.run.loggers)
     if recipe.train.compile:
@@ -298,6 +293,28 @@ def preflight(
         checkpoint = load_newest(resume)[0]
         check_identity(checkpoint, dict(run.deciding), run.steps)
         check_whole(checkpoint, rounds)
+
+
+def preflight_given(recipe: CheckedRecipe, parts: Parts, workers: int, resume: Path | None) -> None:
+    """Check what can be known of parts given in Python before `workers` ranks are started.
+
+    Raises: the FirecaffeError that the training would raise.
+    """
+    on_gpus = recipe.train.device != "cpu" and torch.cuda.is_available()
+    check_hosts(recipe, workers, 1, 1, on_gpus=on_gpus)
+    open_parts(recipe, parts)
+    _check_place(recipe, is_new=True)
+    if resume is not None:
+        load_newest(resume)
+
+
+def _check_place(recipe: Recipe, is_new: bool) -> None:
+    if recipe.train.device == "cuda" and not torch.cuda.is_available():
+        raise RecipeError("train.device is cuda; this host shows no GPU (use cpu or auto)")
+    if is_new and recipe.run.folder and Path(recipe.run.folder).exists():
+        raise RunError(
+            f"run.folder {recipe.run.folder} exists already; two runs never write into one folder"
+        )
 
 
 def _check_network(recipe: Recipe, dataset: Dataset, is_resumed: bool) -> None:

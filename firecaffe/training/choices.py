@@ -1,4 +1,4 @@
-"""Chooses, once for a training, the holding, the update and the mode."""
+"""Makes a training's network, and chooses, once, its holding, update and mode."""
 
 from collections.abc import Mapping
 from contextlib import ExitStack, closing

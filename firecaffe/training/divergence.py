@@ -6,6 +6,7 @@ for PATIENCE steps in a row. Medians, because the loss of a step with few sample
 loss stays near its start while a rate warms up, and may reach a few times a small start if training
 continues from good weights; neither exceeds the limit. The file also has advice for a training that
 diverges because workers do not all compute together.
+
 A run that ends so saves nothing more, and all ranks give the same reason.
 """
 

@@ -8,21 +8,21 @@ that returns a `Plugin`. The launcher calls it before any rank is started, and e
 """
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from importlib import import_module
 from typing import Any
 
 from firecaffe.cluster.world import World
 from firecaffe.data.train_batches import TrainBatches
-from firecaffe.errors import FirecaffeError, RecipeError
+from firecaffe.errors import FirecaffeError, OwnCodeError, RecipeError
 from firecaffe.training.saver import Write
-from firecaffe.user_code import look_here, shown
+from firecaffe.user_code import failed, look_here, shown
 
 VARIABLE = "FIRECAFFE_PLUGINS"
 
 
 class Plugin:
-    """Hooks around a training. A FirecaffeError from one ends the training with one line."""
+    """Hooks around a training. An error from one ends the training with one line that names it."""
 
     def check(self, world_size: int) -> None:
         """Refuse a training before its ranks are started, and on each rank before it begins."""
@@ -62,9 +62,9 @@ def _load(name: str) -> Plugin:
     return made
 
 
-def check_plugins(plugins: Any) -> None:
+def check_plugin_list(plugins: Any) -> None:
     """Check the argument `plugins` of `firecaffe.train`. Raises: RecipeError."""
-    if not isinstance(plugins, Sequence) or isinstance(plugins, str):
+    if not isinstance(plugins, list | tuple):
         raise RecipeError(
             f"plugins is {shown(plugins)}; expected a list of firecaffe.Plugin objects, as [Mine()]"
         )
@@ -76,22 +76,42 @@ def check_plugins(plugins: Any) -> None:
             )
 
 
-def names(plugins: Iterable[Plugin]) -> list[str]:
-    return [type(plugin).__module__ for plugin in plugins]
+def plugin_names(plugins: Iterable[Plugin]) -> list[str]:
+    return [_name(plugin) for plugin in plugins]
 
 
-def check(plugins: Iterable[Plugin], world_size: int) -> None:
+def _name(plugin: Plugin) -> str:
+    return f"{type(plugin).__module__}.{type(plugin).__qualname__}"
+
+
+def check_with(plugins: Iterable[Plugin], world_size: int) -> None:
     for plugin in plugins:
-        plugin.check(world_size)
+        _call(plugin, "check", world_size)
 
 
 def around_batches(plugins: Iterable[Plugin], batches: TrainBatches, world: World) -> TrainBatches:
     for plugin in plugins:
-        batches = plugin.around_batches(batches, world)
+        batches = _returned(plugin, "around_batches", batches, world)
     return batches
 
 
 def around_write(plugins: Iterable[Plugin], write: Write, world: World) -> Write:
     for plugin in plugins:
-        write = plugin.around_write(write, world)
+        write = _returned(plugin, "around_write", write, world)
     return write
+
+
+def _returned(plugin: Plugin, hook: str, *arguments: Any) -> Any:
+    value = _call(plugin, hook, *arguments)
+    if value is None:
+        raise OwnCodeError(f"plugin {_name(plugin)}: {hook} returned None; a return is missing")
+    return value
+
+
+def _call(plugin: Plugin, hook: str, *arguments: Any) -> Any:
+    try:
+        return getattr(plugin, hook)(*arguments)
+    except FirecaffeError:
+        raise
+    except Exception as error:
+        raise failed(f"plugin {_name(plugin)}: {hook}", error) from error

@@ -37,8 +37,8 @@ class Change:
     def line(self, before: Sequence[int], row_size: int) -> str:
         now = ", ".join(map(str, self.micro_batches_by_rank[::row_size]))
         then = ", ".join(map(str, before[::row_size]))
-        seconds = rows_of(self.seconds_by_rank, row_size)
-        taken = ", ".join(f"{max(second) * 1e3:.3g}" for second in seconds)
+        by_row = rows_of(self.seconds_by_rank, row_size)
+        taken = ", ".join(f"{max(row) * 1e3:.3g}" for row in by_row)
         return (
             f"shares from step {self.step + 1} on: {now} micro-batches (before: {then}); "
             f"one takes {taken} ms"

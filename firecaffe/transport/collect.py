@@ -134,19 +134,19 @@ def collect(
 
 def give_all(world: Group, parts: Mapping[str, HeldPart]) -> Iterator[tuple[str, Tensor]]:
     """Yield whole tensors on each rank's CPU; all iterate to the end. Raises: as `list_wholes`."""
-    for list_whole in list_wholes(world, parts):
-        whole = torch.empty(list_whole.shape, dtype=list_whole.dtype)
-        for rank, rows in list_whole.holders:
-            place = whole if rows is None else whole.narrow(list_whole.dim, rows.start, len(rows))
+    for entry in list_wholes(world, parts):
+        whole = torch.empty(entry.shape, dtype=entry.dtype)
+        for rank, rows in entry.holders:
+            place = whole if rows is None else whole.narrow(entry.dim, rows.start, len(rows))
             if rank == world.rank:
-                place.copy_(parts[list_whole.name].on_host(rows))
+                place.copy_(parts[entry.name].on_host(rows))
             if world.group is None:
                 continue
             sent = place.contiguous()
             broadcast(world, sent.reshape(-1).view(torch.uint8), rank)
             if not place.is_contiguous():  # rows of another dimension than the first
                 place.copy_(sent)
-        yield list_whole.name, whole
+        yield entry.name, whole
 
 
 def _receive_apart(world: Group, rank: int, place: Tensor) -> None:

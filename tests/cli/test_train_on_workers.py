@@ -58,7 +58,10 @@ with open("workers.json", "w") as file:
         "restarts": told(max_restarts=1),
         "plugin": told(plugins=[Noting]),
         "refused": told(workers=3, plugins=[Noting(".")]),
-        "wrong recipe": told(workers=2, loss=3),
+        "wrong loss": told(workers=2, loss=3),
+        "too many": told(workers=7),
+        "one set": told(workers=2, train_set=[[1.0]]),
+        "nowhere": told(workers=2, resume="nowhere"),
     }, file)
 """
 
@@ -83,14 +86,18 @@ def test_workers_come_to_the_weights_of_torchrun(tmp_path: Path) -> None:
     assert own["digest"] == own["by path"] == other["digest"]
     assert (tmp_path / "0-of-2").exists()
     assert (tmp_path / "1-of-2").exists()
-    assert own["plugins"] == ["__main__"]
+    assert own["plugins"] == ["__main__.Noting"]
     assert own["wrong"][0] == "RecipeError"
-    assert "workers" in own["wrong"][1]
+    assert "workers is 0" in own["wrong"][1]
     assert own["restarts"][0] == "RecipeError"
     assert "max_restarts" in own["restarts"][1]
     assert own["plugin"][0] == "RecipeError"
     assert "plugins" in own["plugin"][1]
     assert own["refused"] == ["DataError", "not on three", 3]
-    assert own["wrong recipe"][0] == "RecipeError"
+    assert own["wrong loss"][0] == "RecipeError"
+    # Before any worker is started: what ends a worker is a RankFailedError.
+    assert own["too many"][0] == "RecipeError"
+    assert own["one set"][0] == "DataError"
+    assert own["nowhere"][0].endswith("CheckpointError") or own["nowhere"][0] == "RunError"
     assert other["again"][0] == "RecipeError"
     assert "workers" in other["again"][1]

@@ -208,11 +208,12 @@ class LocalStepper:
         self, replica: Replica, step: int, learning_rate: float, fetch: FetchBatch
     ) -> tuple[Tensor, Tensor]:
         holding, update = self.holding, self.updates[replica.number]
-        num_leaves = update.reducer.num_leaves
-        leaves = range(replica.number * num_leaves, (replica.number + 1) * num_leaves)
+        leaves_per_replica = update.reducer.num_leaves
+        first = replica.number * leaves_per_replica
+        leaves = range(first, first + leaves_per_replica)
         samples = samples_of(self._order, step, leaves)
         weight = samples / self._order.micro_batch_size
-        update.begin(weight, range(num_leaves), holding.counts)
+        update.begin(weight, range(leaves_per_replica), holding.counts)
         holding.begin_step(leaves[0])
         for place, ready in enumerate(holding.run(step, leaves, fetch)):
             if samples:

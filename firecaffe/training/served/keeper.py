@@ -1,4 +1,4 @@
-"""Keepers of the weights of a training with a server; `modes/build.py` chooses one."""
+"""Keepers of the weights of a training with a server; `training/choices.py` chooses one."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -69,10 +69,8 @@ def work(
             said.put((place, error))
 
     threads = [
-        threading.Thread(
-            target=answer, args=numbered_lane, name=f"lane-{numbered_lane[0]}", daemon=True
-        )
-        for numbered_lane in enumerate(lanes)
+        threading.Thread(target=answer, args=(place, lane), name=f"lane-{place}", daemon=True)
+        for place, lane in enumerate(lanes)
     ]
     for thread in threads:
         thread.start()

@@ -22,7 +22,7 @@ from firecaffe.cluster.groups import ATTEMPT, call_in
 from firecaffe.cluster.handover import HANDED, hand, handed
 from firecaffe.cluster.hosts import Hosts
 from firecaffe.cluster.last_word import LAUNCHED
-from firecaffe.cluster.launcher import MEETING_LOGGER, _environment, _silent, _words_of_ranks
+from firecaffe.cluster.launcher import MEETING_LOGGER, _environment, _silent, _variables_of_ranks
 from firecaffe.cluster.rank_process import RankProcess
 from firecaffe.cluster.secret import SECRET
 from firecaffe.errors import LaunchError
@@ -36,7 +36,7 @@ def test_variables_of_others_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv(SET, "")
     cleared: list[str] = []
     monkeypatch.setattr(os.environ, "clear", lambda: cleared.append("even for a moment"))
-    with _environment(_words_of_ranks(Hosts(1), LOOPBACK, b"a secret")):
+    with _environment(_variables_of_ranks(Hosts(1), LOOPBACK, b"a secret")):
         assert os.environ[SECRET] == "a secret"
         os.environ[ATTEMPT] = "7"  # as the agent does
         os.environ[SET] = "by another thread"
@@ -48,7 +48,7 @@ def test_variables_of_others_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_callers_words_for_ranks_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert _words_of_ranks(Hosts(1), LOOPBACK, b"a secret")["OMP_NUM_THREADS"] == "3"
+    assert _variables_of_ranks(Hosts(1), LOOPBACK, b"a secret")["OMP_NUM_THREADS"] == "3"
 
 
 def test_torchs_agent_alone_is_silent(

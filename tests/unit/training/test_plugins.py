@@ -79,7 +79,7 @@ def test_plugins_stand_around_batches_and_checkpoints(tmp_path: Path, monkeypatc
     outer = SimpleNamespace(plugin=lambda: Noting("outer", seen))
     name_plugins(monkeypatch, inner=inner, outer=outer)
     assert train_in(tmp_path / "noted") == undisturbed
-    assert record_of(tmp_path / "noted")["plugins"] == [Noting.__module__] * 2
+    assert record_of(tmp_path / "noted")["plugins"] == [f"{Noting.__module__}.Noting"] * 2
     leaves = [f"{step}.{leaf}" for step in range(2) for leaf in range(2)]
     batches = [f"{name} batch {leaf}" for leaf in leaves for name in ("outer", "inner")]
     saved = "outer checkpoint 2", "inner checkpoint 2"

@@ -96,8 +96,8 @@ def listen(line: Line, owner: Owner, moved: Moved) -> None:
     while (row := _receive(line))["order"] != "End":
         if row["order"] == "UpdateOrder":
             event = from_row(row["event"])
-            message = UpdateOrder(event, row["rate"], row["momentum"], row["delay"])
-            execute(owner, moved, message)
+            order = UpdateOrder(event, row["rate"], row["momentum"], row["delay"])
+            execute(owner, moved, order)
         elif (parts := execute(owner, moved, Give())) is not None:
             _send_parts(line, parts)
     with suppress(PeerLostError):
