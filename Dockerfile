@@ -2,7 +2,7 @@
 #     docker build --tag firecaffe .
 #     docker run --rm --shm-size 1g firecaffe make demo
 #     docker run --rm --shm-size 1g firecaffe make test
-FROM python:3.12-slim-bookworm
+FROM python:3.11-slim-bookworm
 
 # g++ is for train.compile, git for the tests of the repository.
 RUN apt-get update \

@@ -28,7 +28,7 @@ class Answer(ABC):
 
     @abstractmethod
     def to_dict(self) -> Any:
-        """Return what the command prints with `--json`: dicts, lists, strings and numbers."""
+        """Return dicts, lists, strings and numbers: what `--json` prints, if the command has it."""
 
     @abstractmethod
     def _parts(self) -> Iterable[RenderableType]:

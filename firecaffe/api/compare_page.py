@@ -14,6 +14,7 @@ from jinja2 import Environment, StrictUndefined
 
 from firecaffe.api.compare_groups import cells, headers, shown_words, verdicts
 from firecaffe.api.picture import load_figure, take_literally
+from firecaffe.resume_advice import option
 from firecaffe.runs.checklist import Item
 from firecaffe.runs.curves import Curves, Point, curves_of
 from firecaffe.runs.measure import Measure
@@ -92,7 +93,7 @@ def line_names(called: Sequence[str], words: Mapping[str, Sequence[str]]) -> lis
 
 def pictures(names: Sequence[str], groups: Sequence[Group]) -> list[Picture]:
     """Draw the curves. Raises RecipeError without matplotlib; RunError for unreadable metrics."""
-    load_figure("--html")
+    load_figure(option("html"))
     from matplotlib import rc_context
 
     measure = groups[0].first.measure
@@ -131,7 +132,7 @@ def _draw(
 ) -> str:
     x_of = AXES[axis][2]
     ylabel, points_of, unit = line
-    figure = load_figure("--html")(figsize=(5, 3.4))
+    figure = load_figure(option("html"))(figsize=(5, 3.4))
     place = figure.subplots()
     for number, (name, several) in enumerate(zip(names, of_groups, strict=True)):
         color = f"C{number % 10}"

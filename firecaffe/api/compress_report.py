@@ -10,6 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from firecaffe.api.picture import load_figure, write_picture
+from firecaffe.resume_advice import option
 from firecaffe.runs.measure import Measure
 from firecaffe.shrink.layer_sizes import LayerSensitivity
 
@@ -157,7 +158,8 @@ def size_line(record: Record) -> str:
 
 def not_reached(record: Record) -> str:
     return (
-        f"--target {record['target']}: none of {len(record['tried'])} sizes reaches it; the "
+        f"{option('target')} {record['target']}: none of "
+        f"{len(record['tried'])} sizes reaches it; the "
         f"nearest is {size_line(record)}, {lost_words(record)}"
     )
 

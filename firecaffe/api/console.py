@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from firecaffe.errors import RecipeError, RunError
+from firecaffe.resume_advice import option
 
 UNCUT_WIDTH = 170
 
@@ -71,4 +72,4 @@ def check_target(word: str, name: str, overwrite: bool, suffixes: tuple[str, ...
     if not path.parent.is_dir():
         raise RunError(f"{word} {name}: there is no folder {path.parent}")
     if path.exists() and not overwrite:
-        raise RunError(f"{word} {name}: exists already; --overwrite writes over it")
+        raise RunError(f"{word} {name}: exists already; {option('overwrite')} writes over it")

@@ -79,7 +79,9 @@ class Parallel:
         workers = sorted({row.workers for row in rows if row.workers > 1})
         if not workers or workers[-1] > MOST_OF_WAYS:
             most = max(row.workers for row in rows)
-            raise RecipeError(f"--ways plans for 2 to {MOST_OF_WAYS} workers; found {most}")
+            raise RecipeError(
+                f"{option('ways')} plans for 2 to {MOST_OF_WAYS} workers; found {most}"
+            )
         self.chain = chain_of(config, work)
         self.plans: list[SplitPlan] = []
         self.price = price = None if own is None else own_cost(config, work, own)
@@ -90,7 +92,7 @@ class Parallel:
             exchange = exchange_for(rows, size)
             self.plans += split_plans(work, cluster, self.chain, size, exchange, names)
         if not self.plans:
-            what = f"--ways {','.join(names)}: {work.model} cannot be shared so"
+            what = f"{option('ways')} {','.join(names)}: {work.model} cannot be shared so"
             if own is not None and not names:
                 what = f"parallel has rows of {own.words.row_size} workers, which cannot be made"
             raise RecipeError(f"{what} by {', '.join(map(str, workers))} workers")
@@ -147,7 +149,10 @@ class Parallel:
         own = [plan for plan in self.plans if plan.name == RECIPE]
         plan = own[-1] if own else self.best
         if plan is None:
-            return "--draw shows layouts, and a recipe's stages; a pipeline alone has neither"
+            return (
+                f"{option('draw')} shows layouts, and a recipe's stages; a "
+                "pipeline alone has neither"
+            )
         title = f"{_way(plan)} on {plan.workers} workers"
         if plan.crossings:
             return f"{title}\n{draw_stages(plan, self.work.layers)}"
@@ -387,4 +392,4 @@ def draw_stages(plan: SplitPlan, layers: Sequence[LayerWork]) -> str:
 
 def _check_ranks(workers: int) -> None:
     if workers > MOST_RANKS:
-        raise RecipeError(f"--draw shows at most {MOST_RANKS} workers; found {workers}")
+        raise RecipeError(f"{option('draw')} shows at most {MOST_RANKS} workers; found {workers}")

@@ -15,6 +15,7 @@ from firecaffe.parallel.config import ONE_WEIRD_TRICK, ParallelConfig
 from firecaffe.recipe.checked_recipe import CheckedRecipe, Prepared, check_recipe
 from firecaffe.recipe.identity import to_toml
 from firecaffe.recipe.sections import Recipe
+from firecaffe.resume_advice import option
 from firecaffe.training.checks import preflight
 
 
@@ -83,7 +84,8 @@ def layouts_of(text: str, recipe: Recipe) -> list[Twin]:
     in_shards, is_whole = exchange.in_shards, parallel.is_whole
     if is_whole and not in_shards:
         raise RecipeError(
-            "--layouts: the recipe splits no layer and names no stages; say parallel.split, "
+            f"{option('layouts')}: the recipe splits no layer and names "
+            "no stages; say parallel.split, "
             "parallel.scheme one_weird_trick, parallel.stages, or exchange.update_at shards"
         )
     twins: dict[str, Twin] = {}
@@ -91,17 +93,21 @@ def layouts_of(text: str, recipe: Recipe) -> list[Twin]:
         match = LAYOUT.fullmatch(name)
         if match is None:
             raise RecipeError(
-                f"--layouts has {name!r}; a layout is 1, data=D, shards=D, model=K, trick=K or "
+                f"{option('layouts')} has {name!r}; a layout is 1, data=D, "
+                "shards=D, model=K, trick=K or "
                 "stages=K, or of D models model=DxK and so on, as in 1,data=4,model=2x2"
             )
         one, data, kind, rows, columns = match.groups()
         size = (1, 1) if one else (int(data), 1) if data else (int(rows or 1), int(columns))
         is_shared = name.startswith(SHARDS)
         if is_shared and not in_shards:
-            raise RecipeError("--layouts has shards, but exchange.update_at is all; say shards")
+            raise RecipeError(
+                f"{option('layouts')} has shards, but exchange.update_at is all; say shards"
+            )
         if kind is not None and is_whole:
             raise RecipeError(
-                f"--layouts has {kind}, but the recipe has exchange.update_at shards; say shards=D"
+                f"{option('layouts')} has {kind}, but the recipe has "
+                "exchange.update_at shards; say shards=D"
             )
         update_at: Any = SHARDS if is_shared or (in_shards and kind is not None) else "all"
         twin = dataclasses.replace(
@@ -111,7 +117,9 @@ def layouts_of(text: str, recipe: Recipe) -> list[Twin]:
         )
         twins[name] = Twin(name, size[0] * size[1], check_recipe(twin))
     if len(twins) < 2:
-        raise RecipeError(f"--layouts is {text!r}; verify compares two or more, as 1,model=2x2")
+        raise RecipeError(
+            f"{option('layouts')} is {text!r}; verify compares two or more, as 1,model=2x2"
+        )
     return list(twins.values())
 
 
@@ -119,21 +127,25 @@ def _over(config: ParallelConfig, kind: str | None, data: int, size: int) -> Par
     """Return [parallel] for a layout; `kind` is None if each worker holds a whole model."""
     if kind == STAGES:
         if not config.stages:
-            raise RecipeError("--layouts has stages, but the recipe has no parallel.stages")
+            raise RecipeError(
+                f"{option('layouts')} has stages, but the recipe has no parallel.stages"
+            )
         return config.in_stages(data, size)
     parallel = config.over(data, size)
     if kind is None and not config.is_split:
         return parallel
     if kind is not None and not config.is_split:
         raise RecipeError(
-            f"--layouts has {kind}, but the recipe has parallel.stages and splits no layer; say "
+            f"{option('layouts')} has {kind}, but the recipe has "
+            "parallel.stages and splits no layer; say "
             "stages=K"
         )
     if kind is not None:
         parallel = dataclasses.replace(parallel, scheme=SCHEMES[kind])
     if not parallel.is_split:
         raise RecipeError(
-            "--layouts: parallel.split does not say which layers are split, and one_weird_trick's "
+            f"{option('layouts')}: parallel.split does not say which "
+            "layers are split, and one_weird_trick's "
             "own choice is for trick alone; say parallel.split"
         )
     return parallel

@@ -28,6 +28,7 @@ from firecaffe.planner.ports import Network
 from firecaffe.planner.step_cost import Step, StepCost, own_exchange
 from firecaffe.planner.update_price import update_of
 from firecaffe.planner.workload import Workload
+from firecaffe.resume_advice import option
 from firecaffe.value_checks import count_of
 
 
@@ -161,7 +162,7 @@ def exchanges_on(cluster: Cluster, world_size: int) -> list[str]:
 def check_plan(workload: Workload, cluster: Cluster, world_size: int, row_size: int = 1) -> None:
     """Raise RecipeError if so many workers cannot do this. row_size: workers of one model."""
     if world_size < 1:
-        raise RecipeError(f"--workers is {world_size}; it must be at least 1")
+        raise RecipeError(f"{option('workers')} is {world_size}; it must be at least 1")
     leaves = workload.num_micro_batches
     if world_size // row_size > leaves:
         raise RecipeError(

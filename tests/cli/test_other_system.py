@@ -23,6 +23,8 @@ for module, names in OF_LINUX.items():
     for name in names.split():
         vars(module).pop(name, None)
 sys.platform = "darwin"
+with open(os.environ["TAKEN"], "a") as taken:
+    print(os.getpid(), file=taken)
 """
 
 SHORT = "--train.steps=2 --train.global_batch_size=16 --train.micro_batch_size=4"
@@ -38,7 +40,11 @@ def test_two_workers_end_in_the_bits_of_one(tmp_path: Path) -> None:
         words = ["train", "nin_small", "--data.name=generated", *SHORT.split()]
         words += [f"--nproc-per-node={workers}", f"--run.folder={run}"]
         command = [sys.executable, "-m", "firecaffe", *words]
-        subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, check=True)
+        taken = tmp_path / f"taken-{workers}"
+        environment = {**os.environ, "PYTHONPATH": path, "TAKEN": str(taken)}
+        subprocess.run(command, env=environment, check=True)
+        # The launcher and each rank: an error in sitecustomize is printed, and nothing ends.
+        assert len(taken.read_text().split()) >= 1 + workers
         result = json.loads((run / "result.json").read_text("utf-8"))
         digests.add(result["weights_sha256"])
     assert len(digests) == 1

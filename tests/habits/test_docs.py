@@ -7,6 +7,7 @@ run by `tests/cli/test_shown_commands.py` and `test_scripts_page.py`.
 import inspect
 import json
 import re
+import tomllib
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from pkgutil import resolve_name
@@ -204,3 +205,27 @@ def test_each_word_of_a_public_name_is_described(name: str) -> None:
     words = inspect.signature(public).parameters.values()
     collected = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     assert {word.name for word in words if word.kind not in collected} <= described(public)
+
+
+ARCHITECTURE = page("docs/architecture.md")
+
+
+def test_the_layers_of_the_page_are_those_that_are_enforced() -> None:
+    contracts = tomllib.loads(page("pyproject.toml"))["tool"]["importlinter"]["contracts"]
+    shown = re.findall(
+        r"^    (\w+(?: \| \w+)*)  +\S", ARCHITECTURE.partition("\n\n`exchange`")[0], re.M
+    )
+    assert shown == contracts[0]["layers"]
+
+
+PACKAGES = {path.parent.name for path in ROOT.glob("firecaffe/*/__init__.py")}
+MODULES = {
+    name
+    for name in re.findall(r"(?<![\w./])([a-z_]+(?:\.\w+)+)", ARCHITECTURE)
+    if name.partition(".")[0] in PACKAGES and not name.endswith((".py", ".md", ".toml", ".json"))
+}
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_a_module_that_the_page_names_is_there(name: str) -> None:
+    resolve_name(f"firecaffe.{name}")

@@ -34,7 +34,12 @@ def variables(tree: ast.AST) -> list[str]:
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef) and node.name.startswith("_")
     ]
-    return stored + [arg.arg for node in private for arg in node.args.args]
+    parameters = [
+        arg.arg
+        for node in private
+        for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+    ]
+    return stored + parameters
 
 
 def test_a_variable_says_what_it_holds() -> None:

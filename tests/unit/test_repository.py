@@ -52,14 +52,12 @@ def test_the_citation_has_what_its_schema_requires() -> None:
     assert {"type", "title", "authors", "year"} <= paper.keys()
     names = [author["family-names"] for author in paper["authors"]]
     assert names == ["Iandola", "Moskewicz", "Ashraf", "Keutzer"]
-    known = {
-        *("type", "title", "authors", "year", "collection-title", "identifiers", "conference"),
-        *("doi", "url", "start", "end", "month"),
-    }
-    assert paper.keys() <= known
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.glob(".github/ISSUE_TEMPLATE/[!c]*.yml")))
+FORMS = [path for path in ROOT.glob(".github/ISSUE_TEMPLATE/*.yml") if path.name != "config.yml"]
+
+
+@pytest.mark.parametrize("path", sorted(FORMS))
 def test_an_issue_form_asks_for_what_it_can_show(path: Path) -> None:
     form = yaml.safe_load(path.read_text("utf-8"))
     assert {"name", "description", "body"} <= form.keys()
