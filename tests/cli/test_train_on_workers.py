@@ -35,8 +35,8 @@ RECIPE = firecaffe.Recipe(
 IMAGES = (torch.arange(64 * 64).reshape(64, 1, 8, 8) % 251).to(torch.uint8)
 DATA = firecaffe.TensorDataset(IMAGES, torch.arange(64) % 2, num_classes=2)
 
-def train(**more):
-    return firecaffe.train(RECIPE, Net, DATA, DATA, **more)
+def train(train_set=DATA, **more):
+    return firecaffe.train(RECIPE, Net, train_set, DATA, **more)
 
 def told(**more):
     try:

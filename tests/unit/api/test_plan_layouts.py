@@ -61,5 +61,5 @@ def test_rows_are_of_whole_weights() -> None:
 
 def test_too_many_ranks() -> None:
     words = ParallelConfig(0, 2, HEAD, 2)
-    with pytest.raises(RecipeError, match="--draw shows at most 16 workers; found 32"):
+    with pytest.raises(RecipeError, match="draw shows at most 16 workers; found 32"):
         picture(words, 32)

@@ -68,7 +68,7 @@ def test_stages_whose_layers_are_split_have_equally_many_parts() -> None:
         ("1,stages=3", STAGED, "names 4 stages, of which no 3 can be made"),
         ("1,model=2", STAGED, "has model, but the recipe has parallel.stages"),
         ("1,stages=2", SPLIT, "has stages, but the recipe has no parallel.stages"),
-        ("1,stages=0", STAGED, "--layouts has 'stages=0'; a layout is 1, data=D"),
+        ("1,stages=0", STAGED, "layouts has 'stages=0'; a layout is 1, data=D"),
         ("1,data=2", Recipe(), "the recipe splits no layer and names no stages"),
         (
             "1,trick=2",

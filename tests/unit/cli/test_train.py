@@ -50,7 +50,7 @@ def test_plugins_are_asked_for_every_number_of_hosts(
 ) -> None:
     path, asked = tmp_path / "recipe.toml", []
     path.write_text(WORDS)
-    monkeypatch.setattr(start_training, "check", lambda _, ranks: asked.append(ranks))
+    monkeypatch.setattr(start_training, "check_with", lambda _, ranks: asked.append(ranks))
     monkeypatch.setattr(start_training, "launch", lambda *_, **__: [])
     hosts = ["--nnodes", "1:2", "--rdzv-endpoint", "localhost:29400", "--nproc-per-node", "1"]
     assert main(["train", str(path), *hosts]) == 0

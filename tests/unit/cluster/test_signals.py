@@ -165,7 +165,7 @@ def test_a_signal_leaves_no_rank_that_has_just_begun(
 
     monkeypatch.setattr(RankProcess, "start", start)
     monkeypatch.setenv(ATTEMPT, "0")
-    monkeypatch.setattr(FaultAgent, "_words_of", lambda *_: {})
+    monkeypatch.setattr(FaultAgent, "_variables_of", lambda *_: {})
     agent = bare_agent()
     agent.reports = tmp_path
     workers = [SimpleNamespace(local_rank=rank, global_rank=rank) for rank in range(2)]
