@@ -45,11 +45,12 @@ soak: $(VENV)/installed-dev ## every composition of a training, under all settin
 faults: $(VENV)/installed-dev ## let every fault happen: 12 minutes; those of links need root
 	$(RUN)/python -m benchmarks.faults --page benchmarks/results/faults.md
 
-lint: $(VENV)/installed-dev ## formatting, lint, types and layers
+lint: $(VENV)/installed-dev ## formatting, lint, types, layers, and the English of the pages
 	$(RUN)/ruff format --check .
 	$(RUN)/ruff check .
 	$(RUN)/mypy
 	$(RUN)/lint-imports
+	$(RUN)/python -m tools.prose
 
 # All pages and the reference as a site. -E: a page that is not read anew would keep its warnings.
 docs: $(VENV)/installed-dev ## the pages and the reference as a site, in build/docs

@@ -53,12 +53,12 @@ RATIOS = """
 - **/ bound**: time over `2 (p - 1) / p · bytes / rate`, at the nominal rate. Headers alone make
   this {payload:.3f}: TCP's payload is 1448 of each 1514 bytes. (What a token bucket lets pass at
   once makes short exchanges look better.)
-- **/ formula**: time over the α-β formula of [the exchange](../../docs/exchange.md), counted from
-  its schedule, with α as measured between two hosts in the same run and β that of TCP's payload;
-  additions are left out. In the formula a round begins when the one before it has ended
-  everywhere. Between real rounds there is no barrier, and the executor sends a vector in up to
-  {pieces} pieces (fewer where messages are short), one of which goes up while another comes down;
-  so a time may be below the formula. **in pieces**: over the same formula where the first
+- **/ formula**: time over the α-β formula of [the exchange](../../docs/explanation/exchange.md),
+  counted from its schedule, with α as measured between two hosts in the same run and β that of
+  TCP's payload; additions are left out. In the formula a round begins when the one before it has
+  ended everywhere. Between real rounds there is no barrier, and the executor sends a vector in up
+  to {pieces} pieces (fewer where messages are short), one of which goes up while another comes
+  down; so a time may be below the formula. **in pieces**: over the same formula where the first
   piece takes its rounds and the others what the busiest port carries.
 - **/ native**: median of the ratios of the repetitions that both had.
 - **tree order**: whether it adds in the order of the fixed tree at this P, computed from the

@@ -3,7 +3,7 @@
     FIRECAFFE_PLUGINS=benchmarks.faults_on_purpose FAULTS_ON_PURPOSE=KIND:rank=R,step=S …
 
 Several faults are parted by blanks. A fault stands before what fetches a micro-batch, or around
-what writes a checkpoint. docs/faults.md lists the kinds.
+what writes a checkpoint. docs/howto/faults_on_purpose.md lists the kinds.
 """
 
 import errno

@@ -29,7 +29,7 @@ PROCESSORS = [0.4, 0.4, 0.4, 0.2]
 """Of a core. Two cores have something left for the kernel's work on packets."""
 
 NUM_LEAVES = 128
-"""So many that whole micro-batches allow 1.73 of the ideal 1.75; docs/synchrony.md."""
+"""So many that whole micro-batches allow 1.73 of the ideal 1.75; docs/howto/mixed_gpus.md."""
 MICRO_BATCH_SIZE = 4
 STEPS = 19
 """All full: the epoch's last step, the 20th, is not."""

@@ -120,28 +120,29 @@ def page(path: Path) -> tuple[str, list[float], list[float]]:
         last = record.rows[-1].plan.step
         lines += [
             paragraph(
-                f"""Tested: the way `one_weird_trick` of `firecaffe plan --ways`, by the
-                function that it calls, on [a cluster file](../benchmarks/published/k20.toml) of
-                data sheets:
-                {record.net}, {record.batch} images a device. Fitted: the device's efficiency,
+                f"""Tested: the way `one_weird_trick` of `plan --ways`, on [a
+                file](../../benchmarks/published/k20.toml) made from data sheets: {record.net},
+                {record.batch} images a device. Fitted: the device's efficiency,
                 {record.efficiency:.2f}, to the hours of one device ({record.alone_per_s:.0f}
-                images/s). By hand: {len(BY_HAND)}, {" and ".join(BY_HAND)}. Not tested: who shares
-                what of the node's network, which is not in the file, and any other split. **The aim
-                was {AIM:.0%}; the largest error is {max(map(abs, own)):.1%}**, linear's
-                {max(map(abs, of_linear)):.1%}. Two things draw against each other: a worker updates
-                its part of the fully connected layers alone, and it adds up their gradients for
-                each micro-batch apart, as firecaffe does and his program need not have; this was
-                put into the planner for our own trainings, and no constant with it, when the
-                figures were known. Without it the errors were +4.0% and +8.4%; as long as
-                firecaffe copied them first, +0.9% and +5.0%. What is
-                waited for of exchanges is
-                {1e3 * (last.activations_s + last.exposed_communication_s):.1f} ms of
-                {1e3 * last.step_s:.0f}. A row without a figure is a forecast that nothing was held
-                to. Source: {record.source}."""
+                images/s). Chosen: {" and ".join(BY_HAND)}. Not tested: how devices share the node's
+                network, which is not in the file; other splits. **The aim was {AIM:.0%}; the
+                largest error is {max(map(abs, own)):.1%}**, and linear's
+                {max(map(abs, of_linear)):.1%}."""
+            ),
+            "",
+            paragraph(
+                f"""Two effects oppose each other: a worker updates only its part of the fully
+                connected layers, and it adds their gradients for each micro-batch apart, as
+                firecaffe does and his program may not. We added the second one for our own
+                trainings, without a constant, when we knew these figures; before, the errors were
+                +4.0% and +8.4%. On {record.rows[-1].workers} devices
+                {1e3 * (last.activations_s + last.exposed_communication_s):.1f} ms of a step of
+                {1e3 * last.step_s:.0f} ms wait for exchanges; nothing is published there. Source:
+                {record.source}."""
             ),
             "",
             "| devices | a model's | published | predicted | error | linear | by data, predicted |",
-            "| --- | --- | --- | --- | --- | --- | --- |",
+            "|---|---|---|---|---|---|---|",
         ]
         for row in record.rows:
             known = ("", "") if row.error is None else (f"{row.published:.2f}", f"{row.error:+.1%}")

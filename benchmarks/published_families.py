@@ -178,7 +178,7 @@ def predict(family: Mapping[str, Any]) -> Outcome:
         Link(f"link {level}", LATENCY_S, rate or START_RATE, group, setting.ports if level else 1)
         for level, (group, rate) in enumerate(zip((*setting.groups, 0), known, strict=False))
     ]
-    fitted = {"compute rates, one for each network": float(len(first))}
+    fitted = {"compute rates": float(len(first))}
     slower = 1.0
     for row in sorted(set(used) - set(first.values()), key=lambda row: row.devices):
         own_s, exchange_s = (
@@ -188,12 +188,12 @@ def predict(family: Mapping[str, Any]) -> Outcome:
         level = _level(links, row.devices)
         if known[level]:
             slower = (row.step_s - exchange_s) / own_s
-            fitted["compute, once the exchange leaves the node"] = slower
+            fitted["compute outside the node, times"] = slower
             continue
         link = links[level]
         rate = link.bandwidth_bytes_per_s * exchange_s / max(1e-4, row.step_s - own_s)
         links[level] = replace(link, bandwidth_bytes_per_s=rate)
-        fitted[f"bandwidth of {link.name}, GB/s"] = rate / 1e9
+        fitted[f"{link.name}, GB/s"] = rate / 1e9
     predicted = []
     for row in rows:
         factor = slower if setting.per_node > 1 and row.devices > setting.per_node else 1.0
@@ -228,9 +228,7 @@ def _log_per_s(own: Sequence[Row], row: Row) -> float | None:
 def _set_by_hand(setting: Setting) -> dict[str, float]:
     """What no row was asked for, and the source does not say."""
     constants = {"latency, s": LATENCY_S, "overhead of a call, s": setting.overhead_s}
-    reached = {
-        f"bandwidth of link {level}, GB/s": rate / 1e9 for level, rate in enumerate(setting.known)
-    }
+    reached = {f"link {level}, GB/s": rate / 1e9 for level, rate in enumerate(setting.known)}
     return constants | reached
 
 

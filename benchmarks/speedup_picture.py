@@ -7,15 +7,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-
-from benchmarks.speedup import RECORD
-from firecaffe.exchange import find_schedule
-
-mpl.use("svg")
-
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+
+from benchmarks.speedup import RECORD
+from benchmarks.themed_svg import svg
+from firecaffe.exchange import find_schedule
 
 PICTURE = Path(__file__).parents[1] / "docs" / "speedup.svg"
 DRAWN = "halving_doubling"
@@ -32,16 +29,13 @@ def main() -> None:
 
 def draw(record: dict[str, Any], path: Path) -> None:
     """An SVG of a record: speed-up on the left, the schedule on the right, the digest below."""
-    # The same record gives the same bytes.
-    mpl.rcParams["svg.hashsalt"] = "speedup"
     figure, (left, right) = plt.subplots(
         1, 2, figsize=(10.5, 4.6), width_ratios=(1.15, 1), layout="constrained"
     )
     draw_speedup(left, record["rows"])
     draw_schedule(right, DRAWN, max(row["hosts"] for row in record["rows"]))
     figure.supxlabel(caption(record), fontsize=9)
-    figure.savefig(path, format="svg", metadata={"Date": None})
-    plt.close(figure)
+    path.write_text(svg(figure, caption(record).replace("\n", " ")), encoding="utf-8")
 
 
 def draw_speedup(axes: Axes, rows: list[dict[str, Any]]) -> None:
@@ -72,8 +66,8 @@ def draw_speedup(axes: Axes, rows: list[dict[str, Any]]) -> None:
             f"{median[-1]:.1f}", (hosts[-1], median[-1]), (6, -3), "data", "offset points"
         )
     axes.plot([1, most], [1, most], color="gray", linestyle=":", label="as many times as workers")
-    axes.plot([], [], "k--", label="forecast, with its band")
-    axes.plot([], [], "ko", label="measured")
+    axes.plot([], [], "--", color="black", label="forecast, with its band")
+    axes.plot([], [], "o", color="black", label="measured")
     axes.set_xticks([1, 2, 4, 8])
     axes.set(xlabel="workers", ylabel="times one worker", xlim=(0.7, most + 0.9))
     axes.set_title("Forecast before the first step, then measured", fontsize=11)

@@ -1,4 +1,4 @@
-"""What docs/figures.md says of the README's picture, from the record of benchmarks.speedup.
+"""What reference/figures.md says of the README's picture, from the record of benchmarks.speedup.
 
 python -m benchmarks.speedup_words     # prints it
 """
@@ -9,12 +9,18 @@ from typing import Any
 
 from benchmarks.speedup import CHECKED_HOSTS, EXCHANGES, RECORD
 
-PARAGRAPH = """\
-The README's picture ([record](../benchmarks/results/speedup.json)): {model} on emulated hosts of
-{cores:.3g} cores each, {rate:g} Mbit/s, forecast from one `check` of {checked} of them. Times one
-worker on {hosts} hosts: {times} (n = {runs}, medians). The forecast of a step differs from the
-measured one by {largest:.1f} % at most, median {middle:.1f} %; {inside} of {forecasts} measured
-ones are inside the forecast's band. Of {trainings} trainings {same} ended in the same weights."""
+TEXT = """\
+The picture in the README: {model} on emulated hosts of {cores:.3g} cores each, with links of
+{rate:g} Mbit/s ([record](../../benchmarks/results/speedup.json)). A cell is the speedup over one
+worker, the median of {runs} runs.
+
+| exchange | {hosts} |
+|---|{bars}
+{rows}
+
+Each step was forecast from one `check` of {checked} hosts. The forecasts are off by at most
+{largest:.1f} %, in the median by {middle:.1f} %. {inside} of {forecasts} measured steps lie inside
+the band. {same} of {trainings} trainings ended in the same weights."""
 
 
 def main() -> None:
@@ -22,27 +28,29 @@ def main() -> None:
 
 
 def words(record: dict[str, Any]) -> str:
-    """The paragraph."""
+    """Its paragraphs and its table."""
     rows = [{**row, "measured_s": median(row["runs_s"])} for row in record["rows"]]
     alone_s = next(row["measured_s"] for row in rows if row["hosts"] == 1)
     several = {
         name: [row for row in rows if row["exchange"] == name and row["hosts"] > 1]
         for name in EXCHANGES
     }
+    hosts = [f"{row['hosts']} hosts" for row in several[EXCHANGES[0]]]
     times = {
-        name: ", ".join(f"{alone_s / row['measured_s']:.2f}" for row in own)
+        name: " | ".join(f"{alone_s / row['measured_s']:.2f}" for row in own)
         for name, own in several.items()
     }
     errors = [100 * abs(row["forecast_s"] / row["measured_s"] - 1) for row in rows]
     digests = [digest for row in rows for digest in row["weights_sha256"]]
-    return PARAGRAPH.format(
+    return TEXT.format(
         model=record["model"],
         cores=record["processors_of_a_host"],
         rate=record["rate_bits_per_s"] / 1e6,
-        checked=CHECKED_HOSTS,
-        hosts=", ".join(str(row["hosts"]) for row in several[EXCHANGES[0]]),
-        times="; ".join(f"{name} {own}" for name, own in times.items()),
         runs=record["runs"],
+        hosts=" | ".join(hosts),
+        bars="---|" * len(hosts),
+        rows="\n".join(f"| `{name}` | {own} |" for name, own in times.items()),
+        checked=CHECKED_HOSTS,
         largest=max(errors),
         middle=median(errors),
         inside=sum(row["low_s"] <= row["measured_s"] <= row["high_s"] for row in rows),

@@ -172,8 +172,8 @@ def _replays(found: Rows) -> str:
 
 HEAD = """# Synchrony
 
-What the modes of [synchrony.md](../../docs/synchrony.md) bring, each against a control of the same
-run. [Measured shares](measured_shares.md) and
+What [the modes of synchrony](../../docs/explanation/synchrony.md) bring, each against a control of
+the same run. [Measured shares](measured_shares.md) and
 [late gradients under the simulated clock](synchrony_simulated.md) have pages of their own.
 """
 

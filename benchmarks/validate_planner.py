@@ -1,6 +1,6 @@
-"""Writes docs/planner.md: what the planner was calibrated with, what it predicted, the error.
+"""Writes docs/explanation/planner.md: how the planner was calibrated, what it predicted, errors.
 
-    python -m benchmarks.validate_planner [--families FILE.toml] [--page docs/planner.md]
+    python -m benchmarks.validate_planner --page docs/explanation/planner.md
 
 Another file of published rows, of the same form, is tried with --families; its families have one
 link with a fitted bandwidth unless `benchmarks.published_families` knows more of them. Which rows
@@ -9,7 +9,7 @@ are fitted, and which are implied by those, is marked in the file.
 
 import argparse
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -23,11 +23,13 @@ from benchmarks.published_families import Outcome, predict, read_families
 FAMILIES = Path(__file__).parent / "published" / "scaling.toml"
 TRAININGS = Path(__file__).parent / "results" / "forecast.json"
 ACCURATE = 0.1
+COUNTED = ("compute rates", "copies c(n), one for each size")
+"""Of what was fitted: how many, not their values."""
 COLUMNS = (
     "what",
     "tested",
     "fitted",
-    "by hand",
+    "chosen",
     "predictions",
     "implied",
     "median error",
@@ -36,64 +38,54 @@ COLUMNS = (
     f"within {ACCURATE:.0%}",
 )
 
-HEAD = """# The planner, and its record
+HEAD = """# The planner, and how far off it is
 
-**What was tested.** `firecaffe plan`'s own function, on cluster files as they are, was held to
-three things: to rates of single devices, where the shipped files miss (median {alone:.0%},
-{outside} of {num_alone} outside their bands); to speedups of a network that was split over K20s,
-on a file of data sheets (largest error {split:.0%}); and to steps of trainings on emulated hosts,
-on files that `firecaffe check` had measured there. Trainings of split networks and of stages were
-held to their forecasts, too, on pages of their own
-([layouts](../benchmarks/results/forecast_layouts.md),
-[a pipeline](../benchmarks/results/pipeline.md)). The other rows test parts: one exchange by
-itself, or formulas beside the planner. **What was not:** a shipped cluster file on several devices;
-any GPU, InfiniBand or real network; a training's hours, money, memory or failures.
-
-This page says how a forecast is made, and how far off each part was wherever there is something to
-hold it to. The record is written by a program:
+`firecaffe plan` forecasts the time of a training step. This page says how, and how far its
+forecasts were from measured and published figures. A program writes it:
 
     {command}
 
-## How it works
-
-- **Computing** (`planner/compute_time.py`): layer by layer, the longer of arithmetic and memory
-  traffic, and an overhead for each call that does not shrink with the batch. That overhead is why
-  small batches are slow: it is Hockney's form of an efficiency that grows with the work. Where the
-  cluster file has measured steps of the network (`firecaffe bench step`, `firecaffe check`), they
-  scale it.
-- **Exchange** (`planner/simulate.py`, `planner/round_prices.py`): the schedule that is executed, on
-  ports. Up to 16 ranks every transfer is simulated, in the pieces and in the order in which ranks
-  work through them; connections that share a port take turns there, as TCP's do. Beyond 16, like
-  rounds are priced together, by the model of latency, bandwidth and additions, times what pieces
-  saved among 16. Tests hold like rounds to the schedule's own, and both to the published formulas.
-  Sums that ranks of one host make in shared memory are priced by what they read and write there, if
-  a cluster file has the rate of that memory (`links.memory_bytes_per_s`, which `firecaffe check`
-  measures); a file without it, as all shipped ones, has them as messages on its innermost link.
-  Barriers cost nothing here.
-- **A step** (`planner/step_cost.py`): buckets become ready as backward goes on, and as many travel
-  at once as there are lanes (beyond 16 ranks, one after the other); what is still on its way at the
-  end is exposed. Beside an exchange, computing takes longer by what `firecaffe check` has measured
-  there (between hosts, beside a ring). Stragglers: the largest of P normal times. If each worker
-  [updates a shard](training.md#an-update-in-shards) (`planner/update_price.py`, cut as a training
-  cuts it), buckets go to their owners beside backward, the update is that of the largest shard, and
-  the weights are gathered behind it; a bucket takes as long as its largest shard.
-- **Memory, failures, accuracy, money** (`planner/memory.py`, `planner/forecast.py`): by volume, of
-  the worker that holds most; by Daly's formula; by published points, and only between them; by the
-  cluster's prices.
-- **Bands**: compute times may be off by the device's `error`, exchange times by the link's, both to
-  the same side.
-
-What it leaves out: other users of a network, and a GPU's clock. That connections share a port by
-turns is TCP's way; it was not held to InfiniBand, NVLink or NCCL.
-
 ## Summary
 
-*Fitted*: constants that rows were used for. *By hand*: constants that somebody chose; what a source
-prints of its hardware is neither. *Null*: the median error of the null model of the row's section,
-on the same rows. *Implied*: predictions that follow from fitted rows whatever the model is; they
-are counted among the others, and marked in [scaling.toml](../benchmarks/published/scaling.toml).
+**Shipped cluster files miss single devices**: the median error is {alone:.0%}, and {outside} of
+{num_alone} rates lie outside the band. With files that `firecaffe check` measured on emulated
+hosts, steps are at most {trained:.1%} off.
+[Split layers](../../benchmarks/results/forecast_layouts.md) and
+[stages](../../benchmarks/results/pipeline.md) have pages of their own. Rows that do not name `plan`
+test parts of it, or formulas outside it. **Not tested:** a shipped file on several devices; any
+GPU, InfiniBand or real network; hours, money, memory and failures of a training.
 
-{columns}
+*Fitted*: constants adjusted to rows. *Chosen*: constants that we set; numbers printed in the source
+count as neither. *Implied*, or *i*: predictions that follow from fitted rows whatever the model is,
+marked in [scaling.toml](../../benchmarks/published/scaling.toml); they are counted too. *Null*: the
+median error of the section's null model on the same rows.
+
+{table}
+
+## How a forecast is made
+
+- **Computing.** Each layer takes the longer of its arithmetic and its memory traffic. Each call has
+  an overhead that does not shrink with the batch (Hockney's form), so small batches are slow. Steps
+  that `check` or `bench step` measured scale the sum.
+- **Exchange.** Up to 16 ranks each transfer of the schedule is simulated. Connections that share a
+  port take turns, as TCP's do. Beyond 16 ranks a formula of latency, bandwidth and additions prices
+  each round; the simulation of 16 ranks corrects it.
+- **Shared memory.** Sums within a host are priced by the bytes read and written, if the cluster
+  file has `links.memory_bytes_per_s`. `check` measures it; shipped files do not have it, and then
+  these sums are messages on the innermost link. Barriers cost nothing.
+- **A step.** Buckets become ready as backward goes on. As many travel at once as there are lanes;
+  beyond 16 ranks they go one by one. What travels after backward is exposed. Computing beside an
+  exchange is slower, by what `check` measured. If workers vary, a step waits for the largest of P
+  normal times.
+- **Update in shards.** Buckets go to their owners beside backward, the largest shard is updated,
+  and the weights are gathered.
+- **Memory** is counted for the fullest worker. **Failures** follow Daly's formula. **Accuracy** is
+  read off published results, only between them. **Money** uses the prices of the cluster file.
+- **Bands.** Compute times may be off by the device's `error` and exchange times by the link's, both
+  to the same side.
+
+Left out: other users of the network, and a GPU's clock. Turns at a port are TCP's way; we did not
+compare them with InfiniBand, NVLink or NCCL.
 """
 
 
@@ -133,10 +125,10 @@ def make_page(families: Path) -> str:
     form = validate_emulated.BY_HAND
     open_rows = [row for each in outcomes for row in each.rows if row.predicted_per_s]
     rows = [
-        Record("single devices, shipped files", "`firecaffe plan`", alone_errors),
+        Record("single devices, shipped files", "`plan`", alone_errors),
         Record(
             "one weird trick on K20s, speedups",
-            "`firecaffe plan --ways`",
+            "`plan --ways`",
             split_errors,
             split_null,
             1,
@@ -161,7 +153,7 @@ def make_page(families: Path) -> str:
         ),
         Record(
             "published all_reduce times",
-            "a formula, nothing of firecaffe",
+            "a formula",
             [row.error for row in timed],
             [row.scaled_error for row in timed],
             num_fitted,
@@ -187,22 +179,27 @@ def make_page(families: Path) -> str:
             for is_slow in (True, False)
         ),
         Record(
-            "emulated, 200 Mbit/s, steps of trainings",
-            "`firecaffe plan` after `firecaffe check`",
+            "emulated, 200 Mbit/s, trainings",
+            "`plan` after `check`",
             trained_errors,
             by_hand=form,
         ),
     ]
     head = HEAD.format(
-        command="python -m benchmarks.validate_planner --page docs/planner.md",
-        columns=f"| {' | '.join(COLUMNS)} |\n|{' --- |' * len(COLUMNS)}",
+        command="python -m benchmarks.validate_planner --page docs/explanation/planner.md",
+        table="\n".join(
+            [
+                f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}",
+                *(_summary(row) for row in rows if row.errors),
+            ]
+        ),
         alone=median(map(abs, alone_errors)),
         outside=outside,
         num_alone=len(alone_errors),
-        split=max(map(abs, split_errors), default=0.0),
+        trained=max(map(abs, trained_errors)),
     )
     parts = [
-        head + "\n".join(_summary(row) for row in rows if row.errors),
+        head,
         alone,
         split,
         titan,
@@ -216,7 +213,7 @@ def make_page(families: Path) -> str:
 
 def _constants(outcome: Outcome) -> list[float]:
     """What was fitted in a family, one by one; compute rates are listed by their number."""
-    rates = int(outcome.fitted["compute rates, one for each network"])
+    rates = int(outcome.fitted["compute rates"])
     return [0.0] * rates + list(outcome.fitted.values())[1:]
 
 
@@ -238,47 +235,64 @@ def families_section(outcomes: Sequence[Outcome]) -> str:
         "## Published throughputs",
         "",
         paragraph(
-            f"""Tested: one formula for an exchange after computing. Not tested: `firecaffe plan`,
-            for it prices with overlap, buckets and simulation, from a cluster file, and has no
-            slow-down of computing outside the node, which one family here needs. Besides the fitted
-            constants below, {sum(len(each.set_by_hand) for each in outcomes)} were set by hand
-            (a latency and an overhead of calls for each family, bandwidths that a library reaches),
-            and the exchange is a library's: the faster of ring and halving-doubling.
-            `benchmarks/published_families.py` says how a row is fitted."""
+            f"""Tested: a formula of computing and then a library's exchange, the faster of ring and
+            halving-doubling. Not tested: `plan`. It has overlap, buckets and simulation, but no
+            slow-down of computing outside the node, which one family needs. We chose
+            {sum(len(each.set_by_hand) for each in outcomes)} constants: each family's latency and
+            overhead of calls, and bandwidths that libraries reach. They and the fits are in
+            `benchmarks/published_families.py`, each family's conditions in `scaling.toml`."""
         ),
         "",
         paragraph(
-            f"""Null models. *Linear*, a network's row on the fewest devices times devices: median
-            error {_median(row.linear_error for row in rows)} on the {len(rows)} rows, against the
-            formula's {_median(row.error for row in rows)}. *t = a + b lg p* through a network's two
-            rows on the fewest devices: {_median(row.log_error for row in both)} on the {len(both)}
-            rows that it has, where the formula has {_median(row.error for row in both)} and linear
+            f"""There are two null models. *Linear* multiplies the row of the fewest devices: median
+            error {_median(row.linear_error for row in rows)} on {len(rows)} rows, the formula's is
+            {_median(row.error for row in rows)}. *t = a + b lg p* goes through a network's two rows
+            of the fewest devices: {_median(row.log_error for row in both)} on the {len(both)} rows
+            that allow it, where the formula has {_median(row.error for row in both)} and linear
             {_median(row.linear_error for row in both)}. Most of these trainings scale almost
-            linearly: that they are met says little."""
+            linearly, so small errors say little."""
         ),
         "",
+        "| family and source | other fits |",
+        "|---|---|",
+        *(f"| {each.name}: {each.source} | {_said(each.fitted)} |" for each in outcomes),
+        "",
+        "Lists go by number of devices, in samples a second and per cent. *fit*: used in a fit; a",
+        "network's first row gives its compute rate.",
+        "",
+        "| family | network | devices | published | error | linear's error |",
+        "|---|---|---|---|---|---|",
     ]
     for outcome in outcomes:
-        fitted = "; ".join(f"{name}: {value:.3g}" for name, value in outcome.fitted.items())
-        by_hand = "; ".join(f"{name}: {value:.3g}" for name, value in outcome.set_by_hand.items())
-        lines += [
-            f"### {outcome.name}",
-            "",
-            f"Source: {outcome.source}. Fitted: {fitted}. By hand: {by_hand}.",
-            "",
-            "| network | devices | published, a second | predicted | error | linear |",
-            "| --- | --- | --- | --- | --- | --- |",
-        ]
-        for row in outcome.rows:
-            name = row.net.split(":")[1]
-            said = "used in a fit | | |"
-            if row.predicted_per_s is not None:
-                implied = " (implied)" if row.is_implied else ""
-                said = f"{row.predicted_per_s:,.5g} | {row.error:+.1%}{implied} | "
-                said += f"{row.linear_error:+.1%} |"
-            lines.append(f"| {name} | {row.devices} | {row.per_s:,.5g} | {said}")
-        lines.append("")
+        for number, net in enumerate(dict.fromkeys(row.net for row in outcome.rows)):
+            own = [row for row in outcome.rows if row.net == net]
+            cells = [
+                "" if number else outcome.name,
+                net.split(":")[1],
+                ", ".join(str(row.devices) for row in own),
+                ", ".join(f"{row.per_s:.6g}" for row in own),
+                ", ".join(
+                    "fit" if row.predicted_per_s is None else _error(row.error, row.is_implied)
+                    for row in own
+                ),
+                ", ".join(
+                    "fit" if row.predicted_per_s is None else _error(row.linear_error)
+                    for row in own
+                ),
+            ]
+            lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _said(constants: Mapping[str, float]) -> str:
+    return "; ".join(
+        f"{name}: {value:.3g}" for name, value in constants.items() if name not in COUNTED
+    )
+
+
+def _error(error: float, is_implied: bool = False) -> str:
+    """Of a cell that lists several."""
+    return f"{100 * error:+.1f}{'i' if is_implied else ''}"
 
 
 def _median(errors: Iterable[float | None]) -> str:
@@ -289,27 +303,17 @@ def trainings_section() -> tuple[str, list[float]]:
     """The section of what `benchmarks.forecast_training` has measured."""
     rows = json.loads(TRAININGS.read_text("utf-8"))
     errors = [row["forecast_s"] / row["measured_s"] - 1 for row in rows]
-    lines = [
-        "### Real trainings at 200 Mbit/s",
-        "",
-        paragraph(
-            """Tested: `firecaffe plan`'s function, before the first step, on the file that
-            `firecaffe check` wrote on these hosts, against the median step; hardware and parts in
-            [forecast.md](../benchmarks/results/forecast.md), by the planner and on the links of the
-            commit that it names. Not tested: other rates, other machines, and trainings that were
-            not in sight while the planner was made. How a step is composed, what `check` measures
-            of it and what counts as a step's time were settled on such trainings."""
-        ),
-        "",
-        "| network | hosts | exchange | forecast, ms | measured, ms | error |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
-    for row, error in zip(rows, errors, strict=True):
-        lines.append(
-            f"| {row['model']} | {row['hosts']} | {row['exchange']} | "
-            f"{row['forecast_s'] * 1e3:.0f} | {row['measured_s'] * 1e3:.0f} | {error:+.1%} |"
-        )
-    return "\n".join(lines), errors
+    nets, hosts, exchanges = (
+        ", ".join(dict.fromkeys(str(row[word]) for row in rows))
+        for word in ("model", "hosts", "exchange")
+    )
+    text = f"""Tested: `plan`'s forecast before the first step, from the file that `firecaffe check`
+        wrote on these hosts, against the median step. There are {len(rows)} trainings: {nets} on
+        {hosts} hosts by {exchanges}. [Each one](../../benchmarks/results/forecast.md) has its
+        hardware, parts and commit. Not tested: other rates and machines, and trainings that we had
+        not seen: such trainings decided how a step is composed, what `check` measures and what
+        counts as a step's time."""
+    return f"## Trainings on emulated hosts, 200 Mbit/s\n\n{paragraph(text)}", errors
 
 
 def allreduce_section(path: Path) -> tuple[str, list[Timed], int, int]:
@@ -321,11 +325,11 @@ def allreduce_section(path: Path) -> tuple[str, list[Timed], int, int]:
         "",
         paragraph(
             f"""Tested: a formula with constants of each library, 2 lg p · α + (2 (p - 1) / p · β +
-            c(n)) n, which is no part of firecaffe: the planner has no c(n). Not tested: the
-            planner. `benchmarks/published_allreduce.py` says how a row is fitted. The null model is
-            a size's row of the fewest ranks, times 2 (p - 1) / p over its own: median error
-            {_median(row.scaled_error for row in predicted)} on the {len(predicted)} rows, against
-            the formula's {_median(row.error for row in predicted)}."""
+            c(n)) n. It is no part of firecaffe, whose planner has no c(n) (copies of long
+            messages), which is a size's first fit. `benchmarks/published_allreduce.py` has the
+            fits. The null model scales a size's first row by 2 (p - 1) / p: median error
+            {_median(row.scaled_error for row in predicted)} on {len(predicted)} rows, the formula's
+            is {_median(row.error for row in predicted)}. Lists go by number of ranks."""
         ),
         "",
     ]
@@ -333,26 +337,29 @@ def allreduce_section(path: Path) -> tuple[str, list[Timed], int, int]:
     for family, rows, fitted in tables:
         num_fitted += sum(row.predicted_s is None for row in rows)
         num_known += "known_bytes_per_s" in family
-        shown = "; ".join(f"{name}: {value:.3g}" for name, value in fitted.items())
-        lines += [
-            f"### {family['name']}",
-            "",
-            f"Source: {family['source']}. Fitted: {shown}.",
-            "",
-            "| MB | ranks | published, ms | predicted, ms | error | null |",
-            "| --- | --- | --- | --- | --- | --- |",
-        ]
-        for row in rows:
-            place = f"| {row.num_bytes / 1e6:.3g} | {row.ranks} | {row.taken_s * 1e3:.3g}"
-            if row.predicted_s is None:
-                lines.append(f"{place} | used in a fit | | |")
-                continue
-            implied = " (implied)" if row.is_implied else ""
-            lines.append(
-                f"{place} | {row.predicted_s * 1e3:.3g} | {row.error:+.1%}{implied} | "
-                f"{row.scaled_error:+.1%} |"
-            )
-        lines.append("")
+        lines.append(f"- {family['name']}: {family['source']}. Other fits: {_said(fitted)}.")
+    lines += [
+        "",
+        "| family | MB | ranks | published, ms | error | null's error |",
+        "|---|---|---|---|---|---|",
+    ]
+    for family, rows, _ in tables:
+        for number, num_bytes in enumerate(dict.fromkeys(row.num_bytes for row in rows)):
+            own = [row for row in rows if row.num_bytes == num_bytes]
+            cells = [
+                "" if number else family["name"],
+                f"{num_bytes / 1e6:.3g}",
+                ", ".join(str(row.ranks) for row in own),
+                ", ".join(f"{row.taken_s * 1e3:.3g}" for row in own),
+                ", ".join(
+                    "fit" if row.predicted_s is None else _error(row.error, row.is_implied)
+                    for row in own
+                ),
+                ", ".join(
+                    "fit" if row.predicted_s is None else _error(row.scaled_error) for row in own
+                ),
+            ]
+            lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines), predicted, num_fitted, num_known
 
 

@@ -5,14 +5,15 @@ it is where the files lie. Sphinx checks each: a warning is an error.
 """
 
 import re
-from collections.abc import Iterator
+import sys
+from pathlib import Path
 from typing import Any
 
 from sphinx.ext.napoleon import GoogleDocstring
 
-from firecaffe.recipe.fits import FITS
-from firecaffe.recipe.refusals import REFUSALS, num_combinations
-from firecaffe.recipe.worker_numbers import WORKERS_FIT
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from docs.made_from_code import SECTIONS, filled
 
 project = "firecaffe"
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
@@ -27,19 +28,25 @@ default_role = "code"
 
 autodoc_member_order = "bysource"
 maximum_signature_line_length = 88
-html_theme_options = {
-    "page_width": "1100px",
-    "body_max_width": "none",
-    "code_font_size": "0.8em",
-    "sidebar_includehidden": False,  # the pages of each network, recipe and figure
-}
+smartquotes_action = "qe"
+"""Dashes stay as they are: `--resume` is an option."""
+
+html_theme = "furo"
+html_title = "firecaffe"
 html_copy_source = False
 html_show_copyright = False
 
 
 def to_rst(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """Docstrings as reStructuredText: examples are code, `Raises:` is a field as `Args:` is."""
+    """Docstrings as reStructuredText: examples are code, `Raises:` is a field as `Args:` is.
+
+    The settings of a recipe's section have a page of their own.
+    """
     text = "\n".join(lines)
+    if obj in SECTIONS.values():
+        text = re.sub(
+            r"^Args:.*", "Its settings: :doc:`/docs/reference/recipe`", text, flags=re.M | re.S
+        )
     text = re.sub(r":\n\n(?= {4})", "::\n\n", text)
     text = re.sub(r"^Raises: ((?:.+\n?)+)", _field, text, flags=re.M)
     # Not as a property or attribute, of which napoleon would take what precedes a colon for a type.
@@ -60,32 +67,13 @@ def without_objects(
     return signature, returns
 
 
-def with_refusals(app: Any, name: str, source: list[str]) -> None:
-    """The table of what cannot stand together, on its page."""
-    source[0] = source[0].replace("<!-- refusals -->", "\n".join(_rows_of_refusals()))
-    source[0] = source[0].replace("<!-- fits -->", "\n".join(_rows_of_fits()))
-
-
-def _rows_of_refusals() -> Iterator[str]:
-    unwritten = sum(row.kind == "unwritten" for row in REFUSALS)
-    yield f"{len(REFUSALS)} rows, of which {unwritten} are unwritten; "
-    yield f"they come to {num_combinations()} combinations of words.\n"
-    yield "| these together | because | instead | kind |"
-    yield "|---|---|---|---|"
-    for row in REFUSALS:
-        when = "<br>".join(f"`{term.text}`" for term in row.when)
-        yield f"| {when} | {row.because} | {row.instead.replace('*', chr(92) + '*')} | {row.kind} |"
-
-
-def _rows_of_fits() -> Iterator[str]:
-    yield "| words | what fits |"
-    yield "|---|---|"
-    for fit in (*FITS, *WORKERS_FIT):
-        words = ", ".join(f"`{word}`" for word in fit.words)
-        yield f"| {words} | {' '.join((fit.problem.__doc__ or '').split())} |"
+def from_code(app: Any, name: str, source: list[str]) -> None:
+    """What a page of the reference has from code, in place of its marks."""
+    if name.startswith("docs/reference/"):
+        source[0] = filled(source[0])
 
 
 def setup(app: Any) -> None:
-    app.connect("source-read", with_refusals)
+    app.connect("source-read", from_code)
     app.connect("autodoc-process-docstring", to_rst)
     app.connect("autodoc-process-signature", without_objects)

@@ -1,5 +1,6 @@
-"""The kinds of errors, each with the exit code that the shell sees. docs/usage.md lists the codes.
+"""The kinds of errors, each with the exit code that the shell sees.
 
+docs/reference/errors.md lists the codes, made from this file.
 A message is one line: what is wrong, what was given, what is expected, and the recipe's field.
 """
 
@@ -81,7 +82,7 @@ class DataError(FirecaffeError):
 
 
 class CheckpointError(FirecaffeError):
-    """A checkpoint is missing, damaged or belongs to another recipe."""
+    """A checkpoint is missing, damaged, cannot be written, or belongs to another recipe."""
 
     exit_code = 4
 
@@ -91,7 +92,7 @@ class UnfitCheckpointError(CheckpointError):
 
 
 class AgreementError(FirecaffeError):
-    """The ranks do not run the same recipe, code or model."""
+    """The ranks do not run the same recipe, code, data or model."""
 
     exit_code = 5
 
@@ -103,13 +104,13 @@ class LaunchError(FirecaffeError):
 
 
 class NotIdenticalError(FirecaffeError):
-    """Runs that should end with the same bits do not."""
+    """Runs that should end with the same bits do not, or the sum of an exchange is wrong."""
 
     exit_code = 7
 
 
 class RunError(FirecaffeError):
-    """A run folder cannot be written, or a folder is not a run's."""
+    """A run folder or a file cannot be read or written, exists already, is gone, or is no run's."""
 
     exit_code = 8
 
@@ -158,7 +159,7 @@ class PeerLostError(FirecaffeError, RuntimeError):
 
     @property
     def kind(self) -> str:
-        """The kind of fault, a row of docs/faults.md; `gone` if unknown."""
+        """The kind of fault, a row of docs/explanation/faults.md; `gone` if unknown."""
         return "gone" if self.fault is None else self.fault.kind
 
 

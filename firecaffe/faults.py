@@ -1,7 +1,7 @@
 """The kinds of faults of a rank, each with its description, its exit code and advice.
 
 A fault is one line, stored as fault.json and sent to the other ranks, so all end with the same
-message. docs/faults.md lists the kinds.
+message. docs/explanation/faults.md lists the kinds.
 """
 
 import json

@@ -9,7 +9,7 @@ from rich.console import Console, RenderableType
 
 from firecaffe.api.console import UNCUT_WIDTH
 
-PAGE = '<pre style="white-space:pre;overflow-x:auto;line-height:normal">{code}</pre>'
+PAGE = '<pre tabindex="0" style="white-space:pre;overflow-x:auto;line-height:normal">{code}</pre>'
 
 
 class Answer(ABC):

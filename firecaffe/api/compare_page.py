@@ -161,7 +161,7 @@ def page(
     """Return the report as HTML that needs no other file. Raises the errors of `pictures`."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     template = resources.files(__package__).joinpath("compare_page.html.jinja").read_text("utf-8")
-    names = ["", *(header.replace("\n", " ") for header in headers(rows))]
+    names = ["row", *(header.replace("\n", " ") for header in headers(rows))]
     if target is not None:
         names[names.index("time")] = f"time to {rows[0].measure.shown(target)}"
     called = letters(len(rows))

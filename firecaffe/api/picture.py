@@ -10,9 +10,11 @@ from firecaffe.errors import RecipeError
 from firecaffe.files import written_aside
 
 SUFFIXES = (".png", ".html")
-PAGE = """<!doctype html><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>{}</title><body style="margin:0"><img alt="{}"
-style="max-width:100%" src="data:image/png;base64,{}">"""
+PAGE = """<!doctype html><html lang="en"><meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1"><title>{0}</title>
+<style>body {{ margin: 0 auto; max-width: 80rem; font: 16px/1.4 system-ui, sans-serif; }}
+h1 {{ font-size: 1.3rem; margin: .5rem; }} img {{ max-width: 100%; }}</style>
+<main><h1>{0}</h1><img alt="{1}" src="data:image/png;base64,{2}"></main></html>"""
 
 
 def check_picture(word: str, name: str, overwrite: bool, suffixes: tuple[str, ...]) -> None:

@@ -79,13 +79,14 @@ class Plan:
             f"{work.micro_batch_size}, {work.parameter_bytes / 1e6:,.1f} MB of gradients"
             f"{UPDATES[work.update_at].said}, on {cluster.name} ({cluster.about})"
         )
-        for line in assumptions(work, cluster, rows, self.modes):
-            yield f"note: {line}"
-        yield plan_table(work, cluster, rows, is_long)
+        yield Text()
         yield paragraph(work, cluster, rows)
         best = fastest(rows)[-1]
         if best.hours is not None or best.hours_to_accuracy is not None:
             yield totals(best)
+        for line in assumptions(work, cluster, rows, self.modes):
+            yield f"note: {line}"
+        yield plan_table(work, cluster, rows, is_long)
         yield Text()
         if self.modes is not None:
             yield from self.modes.parts()

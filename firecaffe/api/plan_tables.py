@@ -173,7 +173,7 @@ def totals(row: Forecast) -> str:
     if row.goodput < 1:
         said.append(f"{row.goodput:.1%} of the time, after failures and checkpoints")
     who = f"{row.workers} workers" if row.workers > 1 else "one worker"
-    return f"With {who}: {'; '.join(said)}."
+    return f"On {who}: {'; '.join(said)}."
 
 
 def _hours_band(row: Forecast, hours: float) -> str:

@@ -61,7 +61,7 @@ Loaded = Callable[[], object]
 
 
 def main(argv: list[str] | None = None, loaded: Loaded = lambda: None) -> int:
-    """Runs one command; returns its exit code. docs/usage.md lists the codes.
+    """Runs one command; returns its exit code. docs/reference/errors.md lists the codes.
 
     loaded: called when the command's module is loaded, and torch, if the command needs it.
     """

@@ -151,8 +151,12 @@ class Parser(ArgumentParser):
         description: str,
         takes_recipe: bool = False,
         instead: Mapping[str, str] | None = None,
+        notes: Sequence[str] = (),
     ) -> None:
-        """Make a parser. `instead` has recipe fields without effect on the command, and why."""
+        """Make a parser. `instead` has recipe fields without effect on the command, and why.
+
+        `notes` are paragraphs that help shows below the options.
+        """
         self.own: list[Action] = []
         """The command's options and arguments, without the recipe's fields."""
         super().__init__(
@@ -169,6 +173,7 @@ class Parser(ArgumentParser):
         self.command = command
         self.takes_recipe = takes_recipe
         self.instead = dict(instead or {})
+        self.notes = tuple(notes)
         self._has_recipe = False
         self.add("-h", "--help", action="help", help="show this help message and exit")
 

@@ -29,14 +29,22 @@ if TYPE_CHECKING:
 
 USAGE = "PATH [--model-rate R] [--threads N] [--write FILE.toml [--overwrite]] [options]"
 ABOUT = (
-    "Measure the input of a packed data set, a folder of images or tar files: images/s of storage, "
-    "decoding, cropping, batching and copying, alone and together; what limits; and what another "
-    "format would give."
+    "Measure the input of a packed data set, a folder of images or tar files: images/s of storage "
+    "(cold and warm), decoding, cropping, batching and copying, alone and together."
+)
+
+NOTES = (
+    "It says what limits and, with --model-rate, how many decoding threads and how much of this "
+    "storage the rate takes. It also measures the same images as a folder of files and packed.",
+    "Cold: the system is asked to forget the files. It may still know the names of files just "
+    "written, which favors the folder.",
+    "--write puts the rates of storage and decoding into a cluster file, so that `plan` knows when "
+    "a training waits for its data.",
 )
 
 
 def make_parser() -> Parser:
-    parser = Parser("bench data", USAGE, ABOUT)
+    parser = Parser("bench data", USAGE, ABOUT, notes=NOTES)
     add = parser.add
     add("path", type=str, help="a packed data set, a folder of images, or tar files")
     add(
@@ -44,19 +52,19 @@ def make_parser() -> Parser:
         type=float,
         default=0.0,
         metavar="R",
-        help="images/s that a training wants of a node",
+        help="images/s that a node's training needs",
     )
     add(
         "--images",
         type=int,
         default=1000,
         metavar="N",
-        help="that are measured, at most, at random",
+        help="measure at most so many, drawn at random",
     )
-    add("--threads", type=int, default=0, metavar="N", help="0: one for each core")
+    add("--threads", type=int, default=0, metavar="N", help="threads; 0: one for each core")
     add("--resize", type=int, default=256, metavar="S", help="data.resize")
     add("--crop", type=int, default=224, metavar="S", help="data.crop")
-    add_cluster_file(parser, "a cluster file with these rates, for plan")
+    add_cluster_file(parser, "the cluster file to write")
     add("--json", action="store_true", help="print JSON")
     return parser
 

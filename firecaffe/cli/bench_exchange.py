@@ -32,13 +32,29 @@ USAGE = (
     "[-n 7] [--no-shared-memory] [--link BITS_PER_S] [--json]"
 )
 
+NOTES = (
+    "Options and columns are those of nccl-tests. Under torchrun the command measures that world.",
+    "Every sum is checked before anything is timed, and in every repetition: sums of whole numbers "
+    "exactly, sums in tree order also bit for bit. A compressed sum must be as near as its codec "
+    "promises, and the same bits on all ranks. A wrong sum gives exit code 7.",
+    "A time is that of the slowest rank; a row has the median, min and max. Exchanges take turns "
+    "within each repetition. `/ native` is the median ratio to the backend's all_reduce.",
+    "through: group (the backend's process group), memory (shared within a host), or both. wire: "
+    "bytes one way through the busiest rank, without headers. algbw: size / time. busbw: algbw · "
+    "2 (p - 1) / p. Both are in 10^9 bytes/s.",
+    "The link is measured between rank 0 and the first rank of another node. of bound: the least "
+    "time of any all-reduce on such links, 2 (p - 1) / p · size / link, over the time.",
+    "auto, the last line, is what exchange.algorithm = auto would take at each size.",
+)
+
 
 def make_parser() -> Parser:
     parser = Parser(
         "bench exchange",
         USAGE,
         "Measure exchanges side by side with the backend's own all_reduce, and the link between "
-        "two ranks. Every sum is checked.",
+        "two ranks.",
+        notes=NOTES,
     )
     add = parser.add
     add(
@@ -46,7 +62,7 @@ def make_parser() -> Parser:
         type=int,
         default=None,
         metavar="N",
-        help="local ranks to start; 2 if nothing says how many",
+        help="ranks to start on this host; else 2",
     )
     add(
         "--exchanges",
@@ -60,12 +76,19 @@ def make_parser() -> Parser:
         type=str,
         default=None,
         metavar="A,B",
-        help="time compressed sums too, of one node a rank; their names: docs/exchange.md",
+        help="codecs whose sums are timed too, as exchange.compressor has them",
     )
     size, count = "SIZE", "N"
-    add("-b", "--minbytes", type=str, default="8", metavar=size, help="smallest; K is 1024")
-    add("-e", "--maxbytes", type=str, default="128M", metavar=size, help="largest")
-    add("-f", "--stepfactor", type=int, default=2, metavar=count, help="from size to size")
+    add(
+        "-b",
+        "--minbytes",
+        type=str,
+        default="8",
+        metavar=size,
+        help="smallest size, in bytes; K, M and G are of 1024",
+    )
+    add("-e", "--maxbytes", type=str, default="128M", metavar=size, help="largest size")
+    add("-f", "--stepfactor", type=int, default=2, metavar=count, help="factor from size to size")
     add("-n", "--iters", type=int, default=7, metavar=count, help="repetitions that count")
     add("--device", type=str, default="auto", help="auto, cpu or cuda")
     add(
@@ -73,16 +96,22 @@ def make_parser() -> Parser:
         type=str,
         default=None,
         metavar="RATE",
-        help="bits per second of a rank's link, one way, as 200M or 2.5G (k is 1000); without "
-        "it the link is taken as it was measured",
+        help="rate of a rank's link, one way, in bits/s, as 200M or 2.5G (k is 1000); else as "
+        "measured",
     )
     add(
         "--shared-memory",
         action=ActionYesNo(no_prefix="no-"),
         default=True,
-        help="ranks of one host add in the memory that they share, as in training",
+        help="ranks of one host add in shared memory, as in training",
     )
-    add("--master-port", type=int, default=0, metavar="PORT", help="where ranks meet; 0: any")
+    add(
+        "--master-port",
+        type=int,
+        default=0,
+        metavar="PORT",
+        help="port at which ranks meet; 0: any free one",
+    )
     add("--json", action="store_true", help="print one JSON object, complete")
     return parser
 

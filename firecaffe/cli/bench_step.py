@@ -32,8 +32,8 @@ USAGE = (
     "[--write FILE.toml [--overwrite]]"
 )
 ABOUT = (
-    "Time steps of one worker alone, against the micro-batch size: samples/s, time by type of "
-    "layer, memory. With --write, a cluster file with what was measured, for `firecaffe plan`."
+    "Time the steps of one worker at each micro-batch size: samples/s and their share of the best, "
+    "the update, memory, and the time by type of layer."
 )
 DEFAULT_SIZES = "1,2,4,8,16,32"
 INSTEAD = {"train.micro_batch_size": "--sizes says which are measured"}
@@ -47,11 +47,21 @@ def make_parser(has_recipe: bool = False) -> Parser:
         ABOUT,
         takes_recipe=True,
         instead=INSTEAD,
+        notes=(
+            "--write puts the measurements into a cluster file for `firecaffe plan`. From three "
+            "sizes on, the device's efficiency and overhead are fitted to them.",
+        ),
     )
     add = parser.add
-    add("--sizes", type=str, default=DEFAULT_SIZES, metavar="N,N", help="micro-batch sizes")
-    add("--seconds", type=float, default=2.0, metavar="S", help="of each size, at least")
-    add_cluster_file(parser, "a cluster file to write")
+    add(
+        "--sizes",
+        type=str,
+        default=DEFAULT_SIZES,
+        metavar="N,N",
+        help="micro-batch sizes to measure",
+    )
+    add("--seconds", type=float, default=2.0, metavar="S", help="least time for each size")
+    add_cluster_file(parser, "the cluster file to write")
     add("--json", action="store_true", help="print JSON")
     if not has_recipe:
         add = parser.add_group("instead of a recipe")

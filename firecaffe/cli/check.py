@@ -13,21 +13,40 @@ USAGE = (
     "[--write CLUSTER.toml [--overwrite]]"
 )
 ABOUT = (
-    "Look a cluster over before a training: versions, clocks, memory, disks, every link between "
-    "hosts, every rank's rate; who is slow is named. --write: the cluster file that `firecaffe "
-    "plan` reads; with a recipe its steps and its exchange are measured too."
+    "Check a cluster before a training: versions, clocks, memory, disks, every link between "
+    "hosts, every rank's rate. Slow ranks and links are named. --write saves the cluster file that "
+    "`firecaffe plan` reads."
+)
+
+NOTES = (
+    "Type it on every host, or start it with torchrun. Latency and bandwidth are measured between "
+    "every two hosts, in turns, so that no two measurements share a port. Latency is half a round "
+    "trip, longer than the fastest tenth of those measured.",
+    "A rank or a link is named as slow if it is at least a tenth slower, and beyond the noise "
+    "(rank-sum tests at p < 0.01 over all together).",
+    "With a recipe it also measures the steps of its network on all ranks at the same time, how "
+    "much an exchange slows them down, and the times of its exchange. It says what the network "
+    "keeps, changes and draws.",
+    "Of a recipe with a split or stages, each rank times the whole network; exchanges of "
+    "activations are left out.",
 )
 
 
 def make_parser(has_recipe: bool = False) -> Parser:
     """Make the parser. With `has_recipe`, it lacks the options that replace a recipe."""
-    parser = Parser("check", USAGE, ABOUT, takes_recipe=True)
+    parser = Parser("check", USAGE, ABOUT, takes_recipe=True, notes=NOTES)
     add = parser.add
     add("--nproc-per-node", type=int, default=1, metavar="N", help="ranks to start on this host")
     add("--write", type=str, default="", metavar="FILE", help="the cluster file to write")
     parser.add_overwrite()
-    add("--folder", type=str, default=".", help="where files are written and read")
-    add("--master-port", type=int, default=0, metavar="PORT", help="where ranks meet; 0: any")
+    add("--folder", type=str, default=".", help="folder whose file system is measured")
+    add(
+        "--master-port",
+        type=int,
+        default=0,
+        metavar="PORT",
+        help="port at which ranks meet; 0: any free one",
+    )
     add("--json", action="store_true", help="print JSON")
     several_hosts(parser, "check")
     if not has_recipe:

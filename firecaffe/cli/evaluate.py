@@ -2,13 +2,24 @@
 
 from firecaffe.cli.arguments import Parser
 
+NOTES = (
+    "The numbers are those that the run has at its end, bit for bit, on any number of ranks.",
+    "--data.… options take other data, whose test part is evaluated; --task.metrics takes other "
+    "metrics.",
+    "Classes are matched by name. Other data may have some of the run's classes, in any order; a "
+    "class that the run does not know is an error. Classes without names are matched by number.",
+    "What the run was given in Python must be named: --model.name path/file.py:function, "
+    "--data.name, --task.name. One line lists what is missing.",
+)
+
 
 def make_parser() -> Parser:
     parser = Parser(
         "evaluate",
         "RUN [--best] [--nproc-per-node N] [--data.name NAME] [--data.path FOLDER] [--json]",
-        "The loss and metrics of a run's network on its test data, or on other data.",
+        "Measure the loss and the metrics of a run's network on its test data, or on other data.",
         takes_recipe=True,
+        notes=NOTES,
     )
     add = parser.add
     parser.add_best()

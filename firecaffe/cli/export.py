@@ -2,25 +2,45 @@
 
 from firecaffe.cli.arguments import Parser
 
+NOTES = (
+    "safetensors: the state_dict with the network's own names. onnx: the whole network (pip "
+    "install 'firecaffe[onnx]'). torch_export: the whole network, for torch.export.load. "
+    "caffemodel: the weights of an imported net for Caffe, with the prototxt next to it.",
+    "Before the file gets its name, it is read again and compared. Weights must be the same bits. "
+    "onnx and torch_export must give the network's outputs on the first 8 test samples and on one "
+    "alone, to 1e-4 of the largest output plus 1e-3 of each.",
+    "A whole network takes `inputs`, a batch of any size, and gives `outputs`. Images must be "
+    "cropped and normalized before (data.crop, data.mean, data.std). Outputs of a classification "
+    "are logits: softmax makes the probabilities that `predict` prints.",
+    "The file has the moving average of the weights if the run's evaluations use it. It computes "
+    "in the types of its weights, without train.autocast.",
+)
+
 
 def make_parser() -> Parser:
     parser = Parser(
         "export",
         "RUN --to safetensors|onnx|torch_export|caffemodel [--best] [--out FILE] [--overwrite]",
-        "A run's network as a file for other programs, compared with the network before it has "
-        "its name.",
+        "Write a run's network as a file for other programs, and compare the two.",
         takes_recipe=True,
+        notes=NOTES,
     )
     add = parser.add
     add(
         "--to",
         choices=["safetensors", "onnx", "torch_export", "caffemodel"],
         default=None,
-        help="weights alone, the whole network, or files for Caffe",
+        help="format of the file",
     )
     parser.add_best()
     parser.add_trust()
-    add("--out", type=str, default="", metavar="FILE", help="else model.SUFFIX in the run's folder")
+    add(
+        "--out",
+        type=str,
+        default="",
+        metavar="FILE",
+        help="the file; else model.SUFFIX in the run's folder",
+    )
     parser.add_overwrite()
     return parser
 

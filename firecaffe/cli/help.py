@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 import shutil
 import textwrap
+from collections.abc import Iterator
 from importlib import import_module
 
 from docstring_parser import parse as parse_docstring
@@ -36,14 +37,24 @@ def help_text(words: list[str], is_asked: bool) -> str:
             raise RecipeError(f"{parser.command} takes no recipe, so it has no section {rest[0]!r}")
         return section_help(rest[0])
     text = parser.format_help()
+    if parser.notes:
+        text += "\nnotes:\n" + "".join(map(_note, parser.notes))
     if parser.takes_recipe:
         sections = ", ".join(SECTIONS)
         text += "\n" + textwrap.fill(
-            "Every word of a recipe is an option too, as --train.seed 2. "
+            "Every setting of a recipe is an option as well, for example --train.seed 2. "
             f"`firecaffe help {parser.command} SECTION` lists those of a section: {sections}.",
             _width(),
         )
     return text
+
+
+def _note(text: str) -> str:
+    begin, more = "  - ", " " * 4
+    lines = textwrap.wrap(
+        text, _width(), initial_indent=begin, subsequent_indent=more, break_on_hyphens=False
+    )
+    return "\n".join(lines) + "\n"
 
 
 SECTIONS: dict[str, type] = {
@@ -59,17 +70,23 @@ def section_help(name: str) -> str:
         raise RecipeError(
             f"a recipe has no section {name!r}; there are {known}{did_you_mean(name, SECTIONS)}"
         )
-    config = SECTIONS[name]
+    documented = parse_docstring(inspect.getdoc(SECTIONS[name]) or "")
+    lines = [f"[{name}] {documented.short_description}", ""]
+    for word, default, meaning in settings(name):
+        lines.append(f"  --{word}" + (f" (default: {default})" if default else ""))
+        lines.append(textwrap.indent(textwrap.fill(meaning, _width() - 8), " " * 8))
+        lines += _refusals_of(word)
+    return "\n".join(lines)
+
+
+def settings(section: str) -> Iterator[tuple[str, str, str]]:
+    """Yield the settings of a recipe's section: name, default and meaning, as text."""
+    config = SECTIONS[section]
     documented = parse_docstring(inspect.getdoc(config) or "")
     meanings = {field.arg_name: field.description or "" for field in documented.params}
-    lines = [f"[{name}] {documented.short_description}", ""]
     for word, default in vars(config()).items():
         shown = str(default).lower() if isinstance(default, bool) else str(default)
-        text = " ".join(meanings[word].split())
-        lines.append(f"  --{name}.{word}" + (f" (default: {shown})" if shown else ""))
-        lines.append(textwrap.indent(textwrap.fill(text, _width() - 8), " " * 8))
-        lines += _refusals_of(f"{name}.{word}")
-    return "\n".join(lines)
+        yield f"{section}.{word}", shown, " ".join(meanings[word].split())
 
 
 def _refusals_of(word: str) -> list[str]:

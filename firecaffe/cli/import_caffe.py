@@ -16,15 +16,25 @@ USAGE = (
     "SOLVER_OR_NET.prototxt [--weights X.caffemodel] [--out FOLDER] [--root FOLDER] "
     "[--input-shape 3x227x227] [--overwrite]"
 )
+NOTES = (
+    "The folder has recipe.toml, the net (net.prototxt), the solver, the weights as "
+    "weights.safetensors if there are any, and report.md, which is printed too.",
+    "A net without a solver gives a recipe with the default rate and length.",
+    "Layers take the weights of the same name. A layer without one starts fresh; a layer of "
+    "another shape is an error.",
+    "If a setting has no counterpart, it is left out, the recipe is written and the exit code is "
+    "20. If the net cannot be built, the command names the file and the line, and writes nothing.",
+)
 
 
 def make_parser() -> Parser:
     parser = Parser(
         "import",
         USAGE,
-        "A solver of Caffe's and its net as a recipe that trains to Caffe's own numbers, in a "
-        "folder with the net as it is, and a report: what was understood, what is otherwise, what "
-        "is left out, each with its line. Exit code 20 if anything is left out.",
+        "Convert a solver of Caffe's and its net to a recipe that trains to Caffe's own numbers. "
+        "A report lists what was understood, what differs and what is left out, each with its "
+        "line.",
+        notes=NOTES,
     )
     add = parser.add
     add("paths", nargs="*", metavar="FILE.prototxt", help="a solver, or a net alone")
@@ -33,29 +43,29 @@ def make_parser() -> Parser:
         type=str,
         default="",
         metavar="FILE.caffemodel",
-        help="first weights, for layers of the same names; others start afresh",
+        help="first weights",
     )
     add(
         "--out",
         type=str,
         default="",
         metavar="FOLDER",
-        help="where the recipe goes; else a folder here that is called as the file",
+        help="where the recipe is written; else a folder here with the name of the file",
     )
     add(
         "--root",
         type=str,
         default="",
         metavar="FOLDER",
-        help="what paths in the files are from; else they are looked for here, beside the file and "
-        "in each folder above it",
+        help="folder that paths in the files start from; else they are looked for here, next to "
+        "the file and in each folder above it",
     )
     add(
         "--input-shape",
         type=str,
         default="",
         metavar="CxHxW",
-        help="of one sample, where the data are not there to say it",
+        help="shape of one sample; needed if the data are missing",
     )
     parser.add_overwrite()
     return parser

@@ -25,55 +25,81 @@ USAGE = (
     "[--threads N]"
 )
 
+NOTES = (
+    "SOURCE is a folder of images (train/CLASS/*.jpg, test or val; or CLASS/*.jpg alone), a tar of "
+    "one, WebDataset's tar files (KEY.jpg and KEY.cls), idx files, CIFAR-10's binary files, or "
+    "Caffe's LMDBs (pip install 'firecaffe[lmdb]').",
+    "Images are kept byte by byte, unless --resize, --quality or --raw changes them. Broken images "
+    "are left out, counted and listed, also in dataset.json.",
+    "Of a source without a test part, a tenth of each class is held out as one, always the same "
+    "images.",
+    "The same source and options give the same bytes. A packing that was stopped continues when it "
+    "is started again.",
+    "Train with data.name = packed and data.path = DEST. --verify ends with exit code 3 if a "
+    "sample differs from its checksum.",
+)
+
 
 def make_parser() -> Parser:
     parser = Parser(
         "pack",
         f"{USAGE} | --verify DEST | --info DEST",
-        "Pack images into shards: a folder of images, tar files, idx or CIFAR-10 files, Caffe's "
-        "LMDBs. A packing that was ended goes on where it was.",
+        "Pack images into shards, which are read at random as fast as large files.",
+        notes=NOTES,
     )
     add = parser.add
-    add("paths", nargs="*", help="what is packed, and the folder for the shards")
+    add("paths", nargs="*", help="SOURCE, what is packed, and DEST, the folder for the shards")
     add(
         "--resize",
         type=int,
         default=0,
         metavar="S",
-        help="shorter side of larger images; 0: as they are",
+        help="shrink the shorter side of larger images to S; 0: keep them",
     )
     add(
         "--quality",
         type=int,
         default=0,
         metavar="Q",
-        help="JPEG quality; 0: 90 if resized, else as it was",
+        help="JPEG quality; 0: 90 if resized, else unchanged",
     )
-    add("--raw", action="store_true", help="keep pixels: all of one size, or --resize x --resize")
+    add(
+        "--raw",
+        action="store_true",
+        help="store pixels, of images of one size or of --resize x --resize",
+    )
     add(
         "--hold-out",
         type=float,
         default=None,
         metavar="SHARE",
-        help="of the images of a source without a test part, that become one; else 0.1",
+        help="share that becomes the test part, if the source has none; else 0.1",
     )
     add(
         "--shard-size",
         type=str,
         default="256MB",
         metavar="SIZE",
-        help="of the source's bytes in a shard",
+        help="bytes of the source in a shard",
     )
-    add("--threads", type=int, default=0, metavar="N", help="0: one for each core")
-    add("--channel-order", choices=["bgr", "rgb"], help="of raw color LMDBs; else bgr")
+    add("--threads", type=int, default=0, metavar="N", help="threads; 0: one for each core")
+    add(
+        "--channel-order", choices=["bgr", "rgb"], help="channel order of raw color LMDBs; else bgr"
+    )
     add(
         "--verify",
         type=str,
         default="",
         metavar="DEST",
-        help="compare a packed data set with its checksums",
+        help="only compare a packed data set with its checksums",
     )
-    add("--info", type=str, default="", metavar="DEST", help="say what a packed data set holds")
+    add(
+        "--info",
+        type=str,
+        default="",
+        metavar="DEST",
+        help="only show what a packed data set holds",
+    )
     return parser
 
 

@@ -11,8 +11,23 @@ from firecaffe.recipe.sections import Recipe
 
 USAGE = "RECIPE.toml | --model NAME | --compare A.toml B.toml [--cluster NAME|FILE.toml] [options]"
 ABOUT = (
-    "For each number of workers and each exchange: the time of a step and where it goes, speedup, "
-    "memory, hours and cost; and what to change first. Starts no process."
+    "Forecast a training before it is started: for each number of workers and each exchange the "
+    "time of a step and its parts, speedup, memory, hours and cost. Starts no process."
+)
+NOTES = (
+    "The table shows the three fastest exchanges and the recipe's, then what limits, what to "
+    "change first, and the largest useful number of workers: each further one brings at least half "
+    "of what one does alone. `native` is the backend's own and promises no bits, so it is not "
+    "recommended.",
+    "Memory is a range: what is counted, to that plus what libraries have used in our runs. ! "
+    "means that it does not fit, ? that it may not.",
+    "--cluster takes several names with commas. Without a batch, --model takes 256 or one that all "
+    "--workers can share.",
+    "--runs corrects the cluster by finished runs, and prints what was learned. --write saves the "
+    "corrected cluster.",
+    "--ways has data, same_samples, one_weird_trick, layers and pipeline. A recipe with "
+    "[parallel] has its own row in any case.",
+    "--plot needs matplotlib: pip install 'firecaffe[plot]'.",
 )
 INSTEAD = {"exchange.algorithm": "--exchanges says which are planned"}
 
@@ -25,6 +40,7 @@ def make_parser(has_recipe: bool = False) -> Parser:
         ABOUT,
         takes_recipe=True,
         instead=INSTEAD,
+        notes=NOTES,
     )
     add = parser.add
     add(
@@ -34,7 +50,13 @@ def make_parser(has_recipe: bool = False) -> Parser:
         metavar="NAME",
         help=f"a file, or one of {', '.join(shipped())}",
     )
-    add("--workers", type=str, default="", metavar="N,N", help="as 1,2,4,8; else powers of two")
+    add(
+        "--workers",
+        type=str,
+        default="",
+        metavar="N,N",
+        help="numbers of workers, as 1,2,4,8; else powers of two",
+    )
     add("--exchanges", type=str, default="all", metavar="A,B", help="all, or names with commas")
     add(
         "--compressors",
@@ -46,35 +68,34 @@ def make_parser(has_recipe: bool = False) -> Parser:
     add(
         "--modes",
         action="store_true",
-        help="what other modes of [synchrony] would make of the rate, too",
+        help="also forecast the other modes of [synchrony]",
     )
     add(
         "--ways",
         type=str,
         default="",
         metavar="A,B",
-        help="other ways than by data to share the network, too: all, or names with commas",
+        help="also forecast other ways to share the network: all, or names with commas",
     )
     add(
         "--draw",
         action="store_true",
-        help="draw which rank holds what: of a recipe with [parallel], or of the best of --ways",
+        help="draw which rank holds what, for a recipe with [parallel] or the best of --ways",
     )
     add(
         "--fcz",
         type=str,
         default="",
         metavar="FILE",
-        help="how long the weights take over the cluster's links, in this file of firecaffe "
-        "compress and as float32",
+        help="transfer times of the weights, in this file of firecaffe compress and as float32",
     )
-    add("--all", action="store_true", help="every exchange, not the three fastest and the recipe's")
+    add("--all", action="store_true", help="show every exchange")
     add(
         "--runs",
         nargs="+",
         default=[],
         metavar="RUN",
-        help="finished runs by which the cluster is corrected",
+        help="finished runs that correct the cluster",
     )
     parser.add_trust()
     add(
@@ -82,7 +103,7 @@ def make_parser(has_recipe: bool = False) -> Parser:
         type=str,
         default="",
         metavar="FILE",
-        help="with --runs: the corrected cluster, FILE.toml",
+        help="with --runs: the file for the corrected cluster, FILE.toml",
     )
     add(
         "--plot",
@@ -102,12 +123,18 @@ def make_parser(has_recipe: bool = False) -> Parser:
             type=int,
             default=None,
             metavar="N",
-            help="of the network; else one that all workers can share",
+            help="batch of --model",
         )
         add(
-            "--micro-batch-size", type=int, default=None, metavar="N", help="of the network; else 8"
+            "--micro-batch-size",
+            type=int,
+            default=None,
+            metavar="N",
+            help="micro-batch of --model; else 8",
         )
-        add("--compare", nargs=2, default=[], metavar="RECIPE", help="two recipes, side by side")
+        add(
+            "--compare", nargs=2, default=[], metavar="RECIPE", help="plan two recipes side by side"
+        )
     return parser
 
 

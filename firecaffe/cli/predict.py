@@ -5,20 +5,45 @@ import sys
 from firecaffe.cli.arguments import Parser
 from firecaffe.errors import DataError
 
+NOTES = (
+    "Images are decoded, scaled, cropped and normalized as in the run's evaluations.",
+    "A .npy file holds one sample, or rows of samples, as the run's data set gives them. Use it, "
+    "or --data.…, if your own data set makes the network's inputs.",
+    "Without files, the run's test samples are used, or those of --data.…, by number.",
+    "Classification gives the --top classes with their probabilities, multilabel a probability for "
+    "each label, regression and your own tasks the values. A segmentation writes a PNG for each "
+    "image into --out; its gray values are the labels.",
+    "Files in a folder that are not images are skipped and counted on stderr. An image that cannot "
+    "be read has a line on stderr and no row; the command then ends with exit code 3.",
+)
+
 
 def make_parser() -> Parser:
     parser = Parser(
         "predict",
         "RUN [IMAGE|FOLDER …] [--best] [--top 5] [--csv FILE|-] [--out FOLDER] [--overwrite]",
-        "What a run's network says of images, or, without any, of the run's test samples.",
+        "Predict images with a run's network; without images, the run's test samples.",
         takes_recipe=True,
+        notes=NOTES,
     )
     add = parser.add
     parser.add_best()
     parser.add_trust()
-    add("--top", type=int, default=5, metavar="K", help="classes of each image")
-    add("--csv", type=str, default="", metavar="FILE", help="a table of all; -: printed")
-    add("--out", type=str, default="", metavar="FOLDER", help="for masks of a segmentation")
+    add("--top", type=int, default=5, metavar="K", help="number of classes to show for each image")
+    add(
+        "--csv",
+        type=str,
+        default="",
+        metavar="FILE",
+        help="write a table of all predictions; -: print it",
+    )
+    add(
+        "--out",
+        type=str,
+        default="",
+        metavar="FOLDER",
+        help="folder for the masks of a segmentation",
+    )
     parser.add_overwrite()
     return parser
 

@@ -24,24 +24,41 @@ if TYPE_CHECKING:
     from firecaffe.models.layer_costs import Profile
     from firecaffe.planner.layer_traffic import LayerVolumes, Volumes
 
+NOTES = (
+    "|W| is the bytes of the weights. D is the bytes of the inputs of convolutions and fully "
+    "connected layers, as in FireCaffe. MB are 10^6 bytes.",
+    "Of a .fcz file, it also shows its bytes next to those of float32, and the time of a transfer "
+    "over 10 Mbit/s, 100 Mbit/s and 1 Gbit/s.",
+    "--parallel shows what each of N workers sends in a step of B samples, all workers together, "
+    "for each layer with trained weights: by data, and with that layer split.",
+)
+
 
 def make_parser() -> Parser:
     parser = Parser(
         "profile",
         "MODEL|NET.fcz [--args TABLE] [--batch-size B] [--input 3x224x224] "
         "[--parallel [--workers N]] [--json]",
-        "Shapes, parameters, activations and FLOPs of a network; takes no memory.",
+        "Show the shapes, parameters, activations and FLOPs of a network, layer by layer. It takes "
+        "no memory.",
+        notes=NOTES,
     )
     add = parser.add
     add("model", type=str, help=f"{NAME}; or a file of firecaffe compress")
-    add("--batch-size", type=int, default=1, metavar="B", help="samples at once")
+    add("--batch-size", type=int, default=1, metavar="B", help="samples of the batch")
     network_words(add)
     add(
         "--parallel",
         action="store_true",
-        help="what each worker sends by data, and with layers split; B is of all workers",
+        help="show what each worker sends, by data and with layers split",
     )
-    add("--workers", type=int, default=None, metavar="N", help="with --parallel; else 8")
+    add(
+        "--workers",
+        type=int,
+        default=None,
+        metavar="N",
+        help="with --parallel: number of workers; else 8",
+    )
     parser.add_trust()
     add("--json", action="store_true", help="print JSON")
     return parser

@@ -5,17 +5,25 @@ from pathlib import Path
 from firecaffe.cli.arguments import Parser
 from firecaffe.errors import NotIdenticalError
 
+NOTES = (
+    "It prints `same`, or ends with exit code 7. A damaged line of the log gives exit code 8 and "
+    "the line's number.",
+    "A run that did not finish is computed up to its newest checkpoint.",
+    "What the run was given in Python must be named, as for `evaluate`.",
+)
+
 
 def make_parser() -> Parser:
     parser = Parser(
         "replay",
         "RUN [--to FOLDER]",
-        "Compute a run with a server again, on one worker, from its log of events alone, and "
-        "compare the digests of weights, buffers and optimizer state.",
+        "Compute a run with a server again, on one worker, from its recipe and its log of events "
+        "alone, and compare the digests of weights, buffers, optimizer state and losses.",
         takes_recipe=True,
+        notes=NOTES,
     )
     parser.add(
-        "--to", type=str, default="", metavar="FOLDER", help="keep what comes out, as a checkpoint"
+        "--to", type=str, default="", metavar="FOLDER", help="save the result as a checkpoint"
     )
     parser.add_trust()
     return parser

@@ -39,31 +39,37 @@ def make_parser() -> Parser:
         "schedule",
         "EXCHANGE WORKERS [--kind KIND] [--ranks-per-node M] [--shared-memory] [--elements N] "
         "[--draw] [--json]",
-        f"The rounds and transfers of an exchange: {', '.join(ALGORITHMS)}, "
+        f"Show the rounds and transfers of an exchange: {', '.join(ALGORITHMS)}, "
         f"'hierarchical(INNER,OUTER)', {FOLD}.",
+        notes=(
+            "It also says how far the bytes of the busiest rank are from the least possible, and "
+            "whether the exchange adds in tree order.",
+            "Quote 'hierarchical(INNER,OUTER)' for the shell. Each of its nodes has "
+            "--ranks-per-node ranks. With --shared-memory only what goes between nodes counts as "
+            "sent.",
+        ),
     )
     add = parser.add
-    add("exchange", type=str, help="exchange.algorithm in a recipe")
-    add("workers", type=int, help="how many ranks")
+    add("exchange", type=str, help="name of the exchange")
+    add("workers", type=int, help="number of ranks")
     add(
         "--ranks-per-node",
         type=int,
         default=1,
         metavar="M",
-        help="how many ranks a node has, for hierarchical(INNER,OUTER) and --shared-memory",
+        help="ranks of a node, for hierarchical(INNER,OUTER) and --shared-memory",
     )
     add(
         "--shared-memory",
         action="store_true",
-        help="ranks of a node add in memory that they share, as trainings on CPUs do",
+        help="ranks of a node add in shared memory, as in training on CPUs",
     )
     add(
         "--elements",
         type=int,
         default=None,
         metavar="N",
-        help=f"length of the float32 vector; by default {ELEMENTS_PER_RANK} for each rank, "
-        "which gives equal shards",
+        help=f"length of the float32 vector; else {ELEMENTS_PER_RANK} for each rank",
     )
     add("--kind", choices=KINDS, default=ALL_REDUCE, help="another collective than an all-reduce")
     add(
@@ -71,7 +77,7 @@ def make_parser() -> Parser:
         type=int,
         default=None,
         metavar="N",
-        help=f"of a step, for {FOLD}; by default {MICRO_BATCHES}",
+        help=f"micro-batches of a step, for {FOLD}; else {MICRO_BATCHES}",
     )
     add("--draw", action="store_true", help="draw the rounds instead of a table")
     add("--json", action="store_true", help="print one JSON object, complete")

@@ -1,6 +1,7 @@
 """`firecaffe train` as it is typed: checks the recipe, and starts its ranks or is torchrun's."""
 
 import os
+import shlex
 import socket
 import sys
 from collections.abc import Iterable
@@ -80,6 +81,8 @@ def start(argv: list[str]) -> int:
     for folder in folders:
         _check_is_over(folder)
         say(f"run folder: {folder}")
+        said = shlex.quote(str(folder))
+        say(f"next: firecaffe explain {said} (or evaluate, predict, export, compare)")
     return 0
 
 

@@ -15,19 +15,52 @@ USAGE = (
     "[--join HOST:PORT] "
     "[--section.word value …]"
 )
+NOTES = (
+    "--resume takes a run folder or one checkpoint in it, such as RUN/checkpoints/best. The "
+    "training continues in a new run folder, bit for bit, on any number of workers. From a run "
+    "folder it takes the newest checkpoint that is undamaged.",
+    "Under torchrun, srun or mpirun the command joins the launcher's world; it starts no ranks.",
+    "--max-restarts restarts after a fault, in the same run folder.",
+    "For several hosts, type the command on every host with --nnodes, --rdzv-endpoint, --rdzv-id "
+    "and --secret-file. With --nnodes MIN:MAX, hosts may leave and come.",
+    "SIGTERM, SIGUSR1 and a closed terminal stop the run. It saves a checkpoint and ends with exit "
+    "code 75.",
+    "A run that continues with another torch, or on a processor with other instructions, prints a "
+    "line: its bits may differ from there on.",
+)
 
 
 def make_parser() -> Parser:
     from firecaffe.cli.arguments import Parser
 
-    parser = Parser("train", USAGE, "Train the network of a recipe.", takes_recipe=True)
+    parser = Parser(
+        "train", USAGE, "Train the network of a recipe.", takes_recipe=True, notes=NOTES
+    )
     add = parser.add
     add("--nproc-per-node", type=int, default=1, metavar="N", help="ranks to start on this host")
-    add("--resume", type=str, default="", metavar="RUN", help="a run folder or a checkpoint")
-    add("--max-restarts", type=int, default=0, metavar="K", help="most restarts after faults")
-    add("--print-config", action="store_true", help="print the recipe with every word, and stop")
-    add("--master-port", type=int, default=0, metavar="PORT", help="where ranks meet; 0: any")
-    add("--join", type=str, default="", metavar="HOST:PORT", help="join a run as one more worker")
+    add(
+        "--resume",
+        type=str,
+        default="",
+        metavar="RUN",
+        help="continue from a run folder or a checkpoint",
+    )
+    add("--max-restarts", type=int, default=0, metavar="K", help="restart up to K times")
+    add("--print-config", action="store_true", help="print the recipe with all settings, and stop")
+    add(
+        "--master-port",
+        type=int,
+        default=0,
+        metavar="PORT",
+        help="port at which ranks meet; 0: any free one",
+    )
+    add(
+        "--join",
+        type=str,
+        default="",
+        metavar="HOST:PORT",
+        help="compute for a running run with a server, as one more worker",
+    )
     several_hosts(parser, "run")
     return parser
 
@@ -35,17 +68,17 @@ def make_parser() -> Parser:
 def several_hosts(parser: Parser, what: str) -> None:
     """Add torchrun's options for several hosts, which meet for `what`: a run or a check."""
     add = parser.add_group("several hosts")
-    nodes = "hosts: N, or MIN:MAX, which may leave and come" if what == "run" else "hosts"
+    nodes = "number of hosts: N, or MIN:MAX" if what == "run" else "number of hosts"
     add("--nnodes", type=str, default="1", metavar="N", help=nodes)
-    add("--rdzv-endpoint", type=str, default="", metavar="HOST:PORT", help="where they meet")
+    add("--rdzv-endpoint", type=str, default="", metavar="HOST:PORT", help="where the hosts meet")
     add(
         "--rdzv-id",
         type=str,
         default="",
         metavar="NAME",
-        help=f"of the {what}, the same on all hosts",
+        help=f"name of the {what}, the same on all hosts",
     )
-    secret = "the run's secret, the same on all hosts, in a file of mode 0600"
+    secret = f"file with the {what}'s secret, the same on all hosts, of mode 0600"
     add("--secret-file", type=str, default="", metavar="FILE", help=secret)
 
 

@@ -9,31 +9,49 @@ USAGE = (
     "[--write FILE [--overwrite]] [--json] [--section.word value …]"
 )
 
+NOTES = (
+    "Candidates are judged on a tenth of the training samples, by the task's metric. The best "
+    "three are trained again with another seed, the best of those on all training samples with "
+    "--seeds new seeds, and compared with the recipe as it is or the runs of --against.",
+    "The cost is printed before the first training.",
+    "The recipe is written into the search's folder, or to --write; run.tuned names the search.",
+    "The same command continues a search that was stopped. With more --seeds it trains only what "
+    "is missing.",
+    "At the recipe's own batch size, it finds the rate of the baseline.",
+)
+
 
 def make_parser() -> Parser:
     parser = Parser(
         "tune",
         USAGE,
-        "Find the learning rate with which another batch size keeps the recipe's accuracy: the "
-        "rules' rates, the best with several seeds, a verdict, a recipe. "
+        "Find the learning rate with which another batch size keeps the recipe's accuracy, and "
+        "write the recipe. "
         "Exit code 0 only if the accuracy is kept, 16 if it is lost, 17 if more seeds are needed.",
         takes_recipe=True,
         instead={
             "run.folder": "--out says where the search is",
             "run.tuned": "the search says it of what it finds",
         },
+        notes=NOTES,
     )
     add = parser.add
-    add("--global-batch-size", type=int, default=0, metavar="N", help="that is tuned for")
+    add("--global-batch-size", type=int, default=0, metavar="N", help="the batch size to tune for")
     add("--nproc-per-node", type=int, default=1, metavar="N", help="ranks of each training")
-    add("--budget", type=float, default=8.0, metavar="TRAININGS", help="that the search may cost")
-    add("--seeds", type=int, default=3, metavar="N", help="of the best, and of the recipe as it is")
+    add(
+        "--budget",
+        type=float,
+        default=8.0,
+        metavar="TRAININGS",
+        help="cost of the search, in whole trainings",
+    )
+    add("--seeds", type=int, default=3, metavar="N", help="seeds of the final comparison")
     add(
         "--band",
         type=float,
         default=None,
         metavar="POINTS",
-        help="of the task's metric that may be lost; 0.3 of shares, else a hundredth of it",
+        help="loss of the metric that is allowed; else 0.3 points of a share, 1 in 100 of others",
     )
     add(
         "--against",
@@ -41,29 +59,35 @@ def make_parser() -> Parser:
         type=str,
         default=[],
         metavar="RUN",
-        help="finished runs of the recipe as it is",
+        help="finished runs of the recipe, instead of training it",
     )
     add(
         "--solvers",
         type=str,
         default="",
         metavar="A,B",
-        help="to try, as sgd,lars; else the recipe's own",
+        help="solvers to try, as sgd,lars; else the recipe's own",
     )
     add(
         "--side-by-side",
         type=int,
         default=0,
         metavar="N",
-        help="trainings at once; 0: what the cores allow",
+        help="trainings at the same time; 0: what the cores allow",
     )
-    add("--out", type=str, default="", metavar="FOLDER", help="of the search; else runs/tune-…")
+    add(
+        "--out",
+        type=str,
+        default="",
+        metavar="FOLDER",
+        help="folder of the search; else runs/tune-…",
+    )
     add(
         "--write",
         type=str,
         default="",
         metavar="FILE",
-        help="the recipe that is written; else in the search's folder",
+        help="where the recipe is written; else in the search's folder",
     )
     parser.add_overwrite()
     add("--json", action="store_true", help="print one JSON object instead")

@@ -9,6 +9,20 @@ from firecaffe.recipe.sections import Recipe
 USAGE = (
     "RECIPE.toml | RUN [--nproc-per-node 1,2 | --layouts L,L] [--steps 20] [--section.word value …]"
 )
+NOTES = (
+    "After every step it compares SHA-256 digests of all weights, buffers, optimizer state and "
+    "losses. It prints `identical`, or the first step and the first tensor that differ, and the "
+    "reason if it is known.",
+    "--layouts 1,data=4,model=2x2,trick=2x2 compares a split network on one worker, on four with "
+    "their own samples, and on two models of two workers each, without and with one weird trick. "
+    "stages=2x2 is for parallel.stages, shards=4 for exchange.update_at = shards.",
+    "A run is compared with what it has recorded of its first steps: each loss, the digests of the "
+    "weights, those of all tensors if it has them (run.digests), and its checkpoints. A run with "
+    "no more steps than --steps has its result compared too.",
+    "It prints `same` and what was compared, or ends with exit code 7 at the first difference. A "
+    "damaged checkpoint gives exit code 4, a damaged line of the log 8.",
+    "What the run was given in Python must be named, as for `evaluate`.",
+)
 STEPS = "--steps says how long each training is"
 FOLDER = "each training has a folder of its own, which is removed"
 OF_TWINS = {"run.folder": FOLDER, "run.tensorboard": FOLDER, "run.digests": FOLDER}
@@ -19,11 +33,12 @@ def make_parser() -> Parser:
     parser = Parser(
         "verify",
         USAGE,
-        "Train the same recipe on several numbers of workers and compare all weights, buffers, "
-        "optimizer state and losses after every step. Of a run: train its first steps once more on "
-        "one worker, from its log of events if it has one, and compare with what it has recorded.",
+        "Train the same recipe on several numbers of workers, and compare every bit. Of a run: "
+        "train its first steps again on one worker, from its log of events if it has one, and "
+        "compare with what it has recorded.",
         takes_recipe=True,
         instead={"train.steps": STEPS, "train.epochs": STEPS, **OF_TWINS},
+        notes=NOTES,
     )
     add = parser.add
     add("--nproc-per-node", type=str, default="1,2", metavar="N,N", help="numbers of workers")
@@ -32,15 +47,15 @@ def make_parser() -> Parser:
         type=str,
         default="",
         metavar="L,L",
-        help="instead of numbers of workers, layouts of a model that is split or in stages: 1, "
-        "data=D, model=DxK, trick=DxK, stages=DxK, shards=D",
+        help="layouts instead of numbers of workers: 1, data=D, model=DxK, trick=DxK, stages=DxK, "
+        "shards=D",
     )
     add(
         "--steps",
         type=int,
         default=20,
         metavar="N",
-        help="steps of each training; of a run, its first ones",
+        help="steps of each training; of a run, its first steps",
     )
     parser.add_trust()
     return parser

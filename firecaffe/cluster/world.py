@@ -214,7 +214,7 @@ def _say_what_is_trusted() -> None:
     # Not to ranks of our launcher, which has signed all that it and they believe.
     say(
         "the ranks trust the network between their hosts, for another launcher than firecaffe's "
-        "has started them; docs/clusters.md says what to close to others"
+        "has started them; docs/howto/ssh_and_mpi.md says what to close to others"
     )
 
 

@@ -1,4 +1,4 @@
-"""A shard: many samples in one file, each readable by one read. The layout is in docs/shards.md.
+"""A shard: many samples in one file, each read by one read. Layout: docs/reference/shards.md.
 
     0    prologue: magic, version, where and how long the header is, the file's length, a checksum
     40   the samples' bytes, one after the other

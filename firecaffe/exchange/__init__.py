@@ -1,7 +1,7 @@
 """Schedules: which rank sends which slice to which. Standard library only.
 
 A new algorithm is one file with a `schedule(world_size, num_elements)` and one row here. Training,
-the tests' sweep, `firecaffe schedule` and docs/exchange.md's test then include it.
+the tests' sweep, `firecaffe schedule` and docs/explanation/exchange.md's test then include it.
 """
 
 import re

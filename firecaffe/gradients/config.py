@@ -22,9 +22,9 @@ class ExchangeConfig:
 
     Args:
         algorithm: auto measures a link at the start and chooses the fastest of the algorithms that
-            give tree's bits. Or a row of docs/exchange.md: tree, pipelined_tree, double_tree,
-            halving_doubling, recursive_doubling, parameter_server, sharded_parameter_server,
-            ring, native, or hierarchical(INNER,OUTER).
+            give tree's bits. Or one by name (docs/explanation/exchange.md): tree, pipelined_tree,
+            double_tree, halving_doubling, recursive_doubling, parameter_server,
+            sharded_parameter_server, ring, native, or hierarchical(INNER,OUTER).
         compressor: How gradients are encoded on the way: none, float16, bfloat16, int8, one_bit,
             threshold, top_k or power_sgd. All but none change the result.
         compressor_level: The level of the micro-batch tree whose nodes are encoded: 0 encodes every

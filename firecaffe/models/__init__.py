@@ -1,4 +1,4 @@
-"""Networks: one family per file, by name in MODELS, each with its page in docs/models/."""
+"""Networks: one family per file, by name in MODELS; docs/reference/networks.md shows them."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -1,8 +1,25 @@
 """AlexNet and CaffeNet: five convolutions, three fully connected layers.
 
-Source: Krizhevsky, Sutskever, Hinton 2012; layer sizes and fillers of BVLC's
-models/bvlc_alexnet/train_val.prototxt and models/bvlc_reference_caffenet/train_val.prototxt.
-Krizhevsky 2014 (arXiv 1404.5997) for `alexnet_owt`, with torchvision's names and torch's fillers.
+Source: Krizhevsky, Sutskever and Hinton 2012, "ImageNet Classification with Deep Convolutional
+Neural Networks". Sizes and fillers are those of BVLC Caffe, models/bvlc_alexnet/train_val.prototxt
+and models/bvlc_reference_caffenet/train_val.prototxt. `alexnet_owt` is the network of Krizhevsky
+2014, "One weird trick for parallelizing convolutional neural networks" (arXiv 1404.5997). It has
+torchvision's names and torch's fillers; torchvision calls it alexnet, and those weights load.
+
+- `alexnet` and `caffenet` split conv2, conv4 and conv5 into two groups, as on the two GPUs of the
+  paper. `alexnet_ungrouped` has no groups. Compare FireCaffe's volumes for AlexNet with this one:
+  only without groups do its weights (249.5 MB) and its work (6.95 TFLOP, forward and backward, for
+  a batch of 1024) agree with the paper's table.
+- `caffenet` pools before it normalizes.
+- Pools round up, as Caffe's do, so crops of 224 and of 227 both fit.
+
+Differences from the paper:
+
+- A crop of 227 gives the paper's 55x55 after conv1; its 224 would give 54x54.
+- Normalization is Caffe's, with k = 1 and alpha / 5. The paper has k = 2 and alpha.
+- Weights start from a Gaussian of 0.01, those of fc6 and fc7 from 0.005. The biases of conv2,
+  conv4, conv5, fc6 and fc7 start from 0.1 (`caffenet`: 1), the others from 0. The paper has 0.01
+  and 1.
 """
 
 from torch import Tensor, nn

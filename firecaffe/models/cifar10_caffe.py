@@ -1,7 +1,16 @@
-"""The two networks of Caffe's CIFAR-10 example: three convolutions of 5x5, then pools of 3x3.
+"""Caffe's networks for CIFAR-10: three convolutions of 5x5, each with a pool of 3x3.
 
-Source: cuda-convnet's layers-80sec and layers-18pct (Krizhevsky), as BVLC Caffe has them in
+Source: Krizhevsky's cuda-convnet, layers-80sec and layers-18pct, as BVLC Caffe has them in
 examples/cifar10/cifar10_quick_train_test.prototxt and cifar10_full_train_test.prototxt.
+
+- Pools round up, as in Caffe. An average is over the pixels within the image.
+- `cifar10_full` normalizes within channels, twice. It divides by
+  (1 + 5e-5 · mean square of the 3x3 pixels around) ^ 0.75.
+- Weights start from a Gaussian: conv1 0.0001, conv2 and conv3 0.01, ip1 and ip2 0.1
+  (`cifar10_full`: ip1 0.01). Biases start from 0.
+- The image must be 32x32.
+
+Difference from the authors' files: they subtract the mean image, the recipes the mean color.
 """
 
 from collections import OrderedDict

@@ -11,9 +11,9 @@ class ModelConfig:
     """The network.
 
     Args:
-        name: A network of docs/models; or a function that returns one: package.module:function,
-            path/file.py:function, timm:NAME, torchvision:NAME; or a Caffe network,
-            caffe:PATH.prototxt.
+        name: A network by name (docs/reference/networks.md); or a function that returns one:
+            package.module:function, path/file.py:function, timm:NAME, torchvision:NAME; or a Caffe
+            network, caffe:PATH.prototxt.
         args: Arguments of that function, such as `args = { width = 32 }`.
         weights: Source of the first weights: a file, safetensors, .fcz or a state_dict of
             torch.save; the folder of a run; or a checkpoint, such as RUN/checkpoints/best. A

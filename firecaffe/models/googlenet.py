@@ -1,9 +1,26 @@
-"""GoogLeNet, 22 layers deep: nine Inception blocks and two auxiliary heads.
+"""GoogLeNet: 22 layers in nine Inception blocks, and two auxiliary heads.
 
-Source: Szegedy et al. 2014 (arXiv 1409.4842), table 1. `googlenet`: layers and fillers of BVLC's
-models/bvlc_googlenet/train_val.prototxt. `googlenet_bn`: torchvision's googlenet, whose public
-weights it loads. `googlenet_small_bn` is not published: three blocks for tests in seconds. Batch
-normalization between convolution and ReLU: Ioffe and Szegedy 2015 (arXiv 1502.03167).
+Source: Szegedy et al. 2014, "Going Deeper with Convolutions" (arXiv 1409.4842), table 1. Batch
+normalization between convolution and ReLU: Ioffe and Szegedy 2015 (arXiv 1502.03167). `googlenet`
+has the layers and fillers of BVLC Caffe, models/bvlc_googlenet/train_val.prototxt. `googlenet_bn`
+is torchvision's googlenet, whose public weights load. `googlenet_small_bn` is ours: three blocks,
+which a laptop trains. It takes 28x28 and 32x32, gray or color.
+
+Counts are with both heads. Without them, `googlenet` has 6,998,552 parameters and `googlenet_bn`
+6,624,904. In training the network returns `HeadedLogits`, and each head's loss counts 0.3 times. In
+evaluation it returns the logits.
+
+Differences from the paper:
+
+- The paper does not say how weights start. `googlenet` has Caffe's Xavier, and biases of 0.2, but 0
+  in the three classifiers. `googlenet_bn` starts from a Gaussian of 0.01, which torchvision cuts
+  off. `googlenet_small_bn` has Xavier.
+- `googlenet` normalizes across channels with k = 1, as BVLC does.
+- `googlenet_bn` normalizes by batch after every convolution (eps 0.001), instead of across
+  channels. It has 3x3 convolutions for the paper's 5x5, a 2x2 pool before inception5a, and dropout
+  0.2 for 0.4. All of this is torchvision's.
+- The heads of `googlenet_bn` pool as the paper does. torchvision pools adaptively to 4x4, whose
+  backward is not deterministic on CUDA. The shapes are the same.
 """
 
 from collections import OrderedDict

@@ -18,29 +18,32 @@ from firecaffe.models.resnet import resnet18, resnet50, resnet152
 from firecaffe.models.squeezenet import squeezenet1_0, squeezenet1_1
 from firecaffe.models.vgg import vgg16, vgg19, vgg_small_bn
 
+OURS = "firecaffe"
+"""The source of networks that are published nowhere else."""
+
 MODELS: dict[str, Model] = {
-    "lenet": Model(lenet, (1, 28, 28), 10, "docs/models/lenet.md"),
-    "lenet_300_100": Model(lenet_300_100, (1, 28, 28), 10, "docs/models/lenet.md"),
-    "cifar10_quick": Model(cifar10_quick, (3, 32, 32), 10, "docs/models/cifar10_caffe.md"),
-    "cifar10_full": Model(cifar10_full, (3, 32, 32), 10, "docs/models/cifar10_caffe.md"),
-    "nin_small": Model(nin_small, (1, 28, 28), 10, "docs/models/nin.md"),
-    "nin_cifar": Model(nin_cifar, (3, 32, 32), 10, "docs/models/nin.md"),
-    "nin": Model(nin, (3, 224, 224), 1000, "docs/models/nin.md"),
-    "alexnet": Model(alexnet, (3, 227, 227), 1000, "docs/models/alexnet.md"),
-    "alexnet_ungrouped": Model(alexnet_ungrouped, (3, 224, 224), 1000, "docs/models/alexnet.md"),
-    "alexnet_owt": Model(alexnet_owt, (3, 224, 224), 1000, "docs/models/alexnet.md"),
-    "caffenet": Model(caffenet, (3, 227, 227), 1000, "docs/models/alexnet.md"),
-    "googlenet": Model(googlenet, (3, 224, 224), 1000, "docs/models/googlenet.md"),
-    "googlenet_bn": Model(googlenet_bn, (3, 224, 224), 1000, "docs/models/googlenet.md"),
-    "googlenet_small_bn": Model(googlenet_small_bn, (3, 32, 32), 10, "docs/models/googlenet.md"),
-    "vgg16": Model(vgg16, (3, 224, 224), 1000, "docs/models/vgg.md"),
-    "vgg19": Model(vgg19, (3, 224, 224), 1000, "docs/models/vgg.md"),
-    "vgg_small_bn": Model(vgg_small_bn, (3, 32, 32), 10, "docs/models/vgg.md"),
-    "squeezenet1_0": Model(squeezenet1_0, (3, 224, 224), 1000, "docs/models/squeezenet.md"),
-    "squeezenet1_1": Model(squeezenet1_1, (3, 224, 224), 1000, "docs/models/squeezenet.md"),
-    "resnet18": Model(resnet18, (3, 224, 224), 1000, "docs/models/resnet.md"),
-    "resnet50": Model(resnet50, (3, 224, 224), 1000, "docs/models/resnet.md"),
-    "resnet152": Model(resnet152, (3, 224, 224), 1000, "docs/models/resnet.md"),
+    "lenet": Model(lenet, (1, 28, 28), 10, "LeCun et al. 1998"),
+    "lenet_300_100": Model(lenet_300_100, (1, 28, 28), 10, "LeCun et al. 1998"),
+    "cifar10_quick": Model(cifar10_quick, (3, 32, 32), 10, "Krizhevsky, cuda-convnet"),
+    "cifar10_full": Model(cifar10_full, (3, 32, 32), 10, "Krizhevsky, cuda-convnet"),
+    "nin_small": Model(nin_small, (1, 28, 28), 10, OURS),
+    "nin_cifar": Model(nin_cifar, (3, 32, 32), 10, "Lin et al. 2013"),
+    "nin": Model(nin, (3, 224, 224), 1000, "Lin et al. 2013"),
+    "alexnet": Model(alexnet, (3, 227, 227), 1000, "Krizhevsky et al. 2012"),
+    "alexnet_ungrouped": Model(alexnet_ungrouped, (3, 224, 224), 1000, "Krizhevsky et al. 2012"),
+    "alexnet_owt": Model(alexnet_owt, (3, 224, 224), 1000, "Krizhevsky 2014"),
+    "caffenet": Model(caffenet, (3, 227, 227), 1000, "Krizhevsky et al. 2012"),
+    "googlenet": Model(googlenet, (3, 224, 224), 1000, "Szegedy et al. 2014"),
+    "googlenet_bn": Model(googlenet_bn, (3, 224, 224), 1000, "Ioffe and Szegedy 2015"),
+    "googlenet_small_bn": Model(googlenet_small_bn, (3, 32, 32), 10, OURS),
+    "vgg16": Model(vgg16, (3, 224, 224), 1000, "Simonyan and Zisserman 2014"),
+    "vgg19": Model(vgg19, (3, 224, 224), 1000, "Simonyan and Zisserman 2014"),
+    "vgg_small_bn": Model(vgg_small_bn, (3, 32, 32), 10, OURS),
+    "squeezenet1_0": Model(squeezenet1_0, (3, 224, 224), 1000, "Iandola et al. 2016"),
+    "squeezenet1_1": Model(squeezenet1_1, (3, 224, 224), 1000, "Iandola et al. 2016"),
+    "resnet18": Model(resnet18, (3, 224, 224), 1000, "He et al. 2015"),
+    "resnet50": Model(resnet50, (3, 224, 224), 1000, "He et al. 2015"),
+    "resnet152": Model(resnet152, (3, 224, 224), 1000, "He et al. 2015"),
 }
 """The networks by name."""
 

@@ -1,8 +1,22 @@
-"""LeNet as Caffe trains it on MNIST (431,080 weights), and LeNet-300-100 (266,610 weights).
+"""LeNet and LeNet-300-100: small networks for MNIST, as Caffe trains them.
 
-Source: LeCun et al. 1998; sizes and fillers of BVLC's examples/mnist/lenet_train_test.prototxt.
-LeNet-300-100: the paper's 28x28-300-100-10 with ReLU and Caffe's fillers, which Han et al. 2015
-(arXiv 1506.02626) prune.
+Source: LeCun, Bottou, Bengio and Haffner 1998, "Gradient-Based Learning Applied to Document
+Recognition". `lenet` has the sizes and fillers of BVLC Caffe,
+examples/mnist/lenet_train_test.prototxt. `lenet_300_100` has no convolution. It is the network that
+papers on pruning compare, for example Han et al. 2015 (arXiv 1506.02626).
+
+Weights start from Caffe's Xavier, uniform within ±sqrt(3 / fan_in), and biases from 0. The image
+must be 28x28.
+
+Differences from the paper: `lenet_300_100` has ReLU and softmax, where the paper has a scaled tanh
+and the squared error. `lenet` differs from LeNet-5 as Caffe's file does:
+
+- Images are 28x28 without a border, not 32x32.
+- Pools take the maximum, instead of trained subsampling. There is one ReLU, after ip1, instead of
+  tanh.
+- Every map of conv2 sees every map of conv1.
+- It has 20, 50 and 500 units instead of 6, 16, 120 and 84, and softmax instead of radial basis
+  functions.
 """
 
 from collections import OrderedDict

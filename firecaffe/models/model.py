@@ -22,13 +22,13 @@ class Model:
         build: Called as `build(num_classes=..., in_channels=...)`. Returns an initialized network.
         input_CHW: The crop that its authors train on: channels, rows and columns.
         num_classes: The number of classes of the data set that it was made for.
-        page: Its documentation, relative to the root of the repository.
+        source: Where it was published, as authors and year; or that it is firecaffe's own.
     """
 
     build: Callable[..., nn.Module]
     input_CHW: tuple[int, int, int]
     num_classes: int
-    page: str
+    source: str
 
 
 class HeadedLogits(NamedTuple):

@@ -1,9 +1,23 @@
 """Network in Network: two 1x1 convolutions follow each convolution; no layer is fully connected.
 
-The classes are the channels of the last one, averaged over the image, so images may have any size
-that survives the pooling. Source: Lin, Chen, Yan 2013 (arXiv 1312.4400). `nin`: the file that
+The classes are the channels of the last convolution, averaged over the image, so images may have
+any size that survives the pooling.
+
+Source: Lin, Chen and Yan 2013, "Network In Network" (arXiv 1312.4400). `nin` is the file that
 FireCaffe's first author trained (forresti/dnn_dsx, NiN_for_dissertation/trainval_gold.prototxt).
-`nin_cifar`: Lin's CIFAR-10 model for Caffe (gist mavenlin/e56253735ef32c3c296d).
+`nin_cifar` is Lin's CIFAR-10 model for Caffe (gist mavenlin/e56253735ef32c3c296d). `nin_small` is
+ours: a narrow network that a CPU trains in a minute.
+
+- `nin` takes crops of 224 and of 227. The other two take 28x28 and 32x32, gray or color.
+- Weights start from a Gaussian: in `nin` 0.01 for conv1 to conv3 and cccp8 and 0.05 for the others,
+  in `nin_cifar` 0.05. `nin_small` starts from He's filler, because layers this narrow do not train
+  from a Gaussian of 0.05. Biases start from 0.
+
+Differences from the paper:
+
+- The paper has no ImageNet network. Lin's own file for one starts conv2 from 0.05.
+- The last pool is global. The files say 6x6 or 8x8, which is the same for their crops.
+- `nin_small` has one dropout, and no ReLU on its logits.
 """
 
 from collections import OrderedDict

@@ -1,7 +1,18 @@
 """ResNet: blocks that add their input to what they compute from it.
 
-Source: He et al. 2015 (arXiv 1512.03385), table 1. Names and layers as torchvision's, whose public
-weights load; there, too, the stride of a Bottleneck is on its 3x3 convolution.
+Source: He, Zhang, Ren and Sun 2015, "Deep Residual Learning for Image Recognition" (arXiv
+1512.03385), table 1. Names and layers are torchvision's, whose public weights load.
+
+`resnet18` has basic blocks, the other two bottlenecks. Where a block changes the shape, a 1x1
+convolution projects the shortcut (the paper's option B). Convolutions start from He with fan_out,
+batch normalization from 1 and 0, the classifier from torch's default.
+
+Differences from the paper:
+
+- The stride of a bottleneck is on its 3x3 convolution, as in torchvision, not on its first 1x1.
+- `resnet18` projects its shortcuts too. The paper first pads them with zeros (option A).
+- The last normalization of a block starts from 1. Goyal et al. 2017 start it from 0 for large
+  batches.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,18 @@
 """SqueezeNet: the accuracy of AlexNet with a fiftieth of its weights, by Fire blocks.
 
-Source: Iandola et al. 2016 (arXiv 1602.07360), table 1; fillers of forresti/SqueezeNet,
-SqueezeNet_v1.0 and SqueezeNet_v1.1, train_val.prototxt; names and layers as torchvision's, whose
-public weights load.
+Source: Iandola et al. 2016, "SqueezeNet: AlexNet-level accuracy with 50x fewer parameters and
+<0.5MB model size" (arXiv 1602.07360), table 1. Fillers are those of forresti/SqueezeNet,
+SqueezeNet_v1.0 and SqueezeNet_v1.1, train_val.prototxt: Caffe's Xavier, a Gaussian of 0.01 for the
+last convolution, biases from 0. Names and layers are torchvision's, whose public weights load.
+
+A Fire block squeezes its channels by a 1x1 convolution, then expands them by 1x1 and 3x3 ones,
+concatenated. Crops of 224 and of 227 fit.
+
+Differences from the paper:
+
+- The authors' files crop to 227. The counts here are for torchvision's 224.
+- The last convolution of the authors' v1.0 file has a padding of 1. Here it has none, as in
+  torchvision.
 """
 
 import torch

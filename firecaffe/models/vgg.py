@@ -1,8 +1,21 @@
 """VGG: 3x3 convolutions throughout, three fully connected layers.
 
-Source: Simonyan and Zisserman 2014 (arXiv 1409.1556), table 1, configurations A, D and E. Names and
-fillers as torchvision's: He et al. 2015 with fan_out for convolutions, a Gaussian of 0.01 for fully
-connected layers, biases from 0.
+Source: Simonyan and Zisserman 2014, "Very Deep Convolutional Networks for Large-Scale Image
+Recognition" (arXiv 1409.1556), table 1, configurations A, D and E. Names and fillers are
+torchvision's, whose public weights load: He with fan_out for convolutions, a Gaussian of 0.01 for
+fully connected layers, biases from 0. The crop must be 224.
+
+`vgg_small_bn` is ours, for images of 32x32 that two cores train on in minutes. It has the
+convolutions and pools of configuration A with 16 to 256 channels, batch normalization after each
+convolution instead of its bias, and one fully connected layer. Its names follow torchvision's
+vgg11_bn. Its last two convolutions are three quarters of its weights and under a third of its work,
+as in large networks, so it has something to prune.
+
+Differences from the paper:
+
+- The paper starts the deep configurations from a trained shallow one.
+- torchvision has an adaptive pool before the classifier, which changes nothing at 224. Here there
+  is none.
 """
 
 from collections import OrderedDict

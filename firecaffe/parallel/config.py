@@ -19,8 +19,8 @@ class ParallelConfig:
         data: Models, each with samples of its own; 0: as many as there are workers for.
         model: Workers that hold one model together; with stages whose layers are split, those that
             hold one stage. All workers are data · model, times the number of stages.
-        split: How each layer is split, by patterns of layers' names: a row of docs/parallel.md. The
-            last pattern that matches decides.
+        split: How each layer is split, by patterns of layers' names
+            (docs/explanation/splitting.md). The last pattern that matches decides.
         parts: Parts that a layer is cut into; model must divide it. They decide the result. 0: as
             many as model.
         scheme: How layers that are not split are computed. none: the workers of a model all compute

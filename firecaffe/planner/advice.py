@@ -26,7 +26,7 @@ LIMITS = {
     "compute_s": "computing",
     "exposed_communication_s": "waiting for the exchange",
     "data_s": "waiting for data",
-    "update_s": "the optimizer's update",
+    "update_s": "on the optimizer's update",
 }
 
 
@@ -73,7 +73,7 @@ def changes(workload: Workload, cluster: Cluster, row: Forecast) -> list[Change]
     ]
     for kind, names in ways if row.workers > 1 else ():
         made = [
-            _change(f"{kind} {other[kind == 'compressor']}", row, workload, cluster, *other)
+            _change(_named(kind, other), row, workload, cluster, *other)
             for other in names
             if other != way
         ]
@@ -82,6 +82,13 @@ def changes(workload: Workload, cluster: Cluster, row: Forecast) -> list[Change]
         )
     kept = [change for change in changed if change is not None and change.gain >= LEAST_GAIN]
     return sorted(kept, key=lambda change: change.gain, reverse=True)
+
+
+def _named(kind: str, way: tuple[str, str]) -> str:
+    exchange, compressor = way
+    if kind == "exchange":
+        return f"exchange {exchange}"
+    return f"compressor {compressor}, whose cost in accuracy is not forecast"
 
 
 def _change(
@@ -100,55 +107,60 @@ def _change(
 
 
 def paragraph(workload: Workload, cluster: Cluster, rows: Sequence[Forecast]) -> str:
-    """Say what limits the largest planned number of workers, and what to change first."""
-    best = fastest(rows)
-    last = best[-1]
-    parts = {label: getattr(last, name) / last.step_s for name, label in LIMITS.items()}
-    limit = max(parts, key=parts.__getitem__)
-    share = f"{parts[limit]:.0%} of a step is {limit}."
-    said = [
-        f"On {last.workers} workers of {cluster.name} the fastest is {_way(last)}: "
-        f"{last.speedup:.3g} times one worker ({last.efficiency:.0%} efficiency); {share}"
-        if last.workers > 1
-        else f"On one worker of {cluster.name} {share}"
-    ]
-    said += _beside(workload, cluster, last, rows)
+    """Say how many workers to use, what limits more of them, and what to change first."""
+    last = fastest(rows)[-1]
+    said = [_how_many(workload, cluster, rows), _what_limits(last)]
+    said += _other_ways(workload, cluster, last, rows)
     helpful = changes(workload, cluster, last)
     if helpful:
-        first = "; ".join(f"{change.what}, {change.gain:+.0%} samples/s" for change in helpful[:3])
+        first = "; ".join(f"{change.what} ({change.gain:+.0%} samples/s)" for change in helpful[:3])
         said.append(f"To change first: {first}.")
     else:
-        said.append("No single change that the planner knows brings 2 %.")
-    useful = most_useful(rows)
-    most = min(workload.num_micro_batches, cluster.most_devices or workload.num_micro_batches)
-    if useful == last.workers < most:
-        said.append(f"More workers than {useful} may still be of use: plan for more.")
-    elif useful == last.workers:
-        said.append(f"No more than {most} workers can share this batch on this cluster.")
-    else:
-        speedup = next((row.speedup for row in best if row.workers == useful), 1.0)
-        beyond = [f"{r.workers} workers {r.speedup:.3g} times" for r in best if r.workers > useful]
-        said.append(
-            f"The largest useful number planned is {useful} ({speedup:.3g} times one): beyond "
-            f"({', '.join(beyond)}), each further worker brings less than half of what one does "
-            "alone."
-        )
+        said.append("No single change would gain 2 % or more.")
     if not last.fits:
         need = sum(last.memory_bytes.values())
         said.append(
-            f"It does not fit: {need / 1e9:.3g} GB a worker, and {cluster.device.name} has "
-            f"{cluster.device.memory_bytes / 1e9:.3g} GB; take smaller micro-batches."
+            f"It does not fit: a worker needs {need / 1e9:.3g} GB, and {cluster.device.name} has "
+            f"{cluster.device.memory_bytes / 1e9:.3g} GB. Use smaller micro-batches."
         )
     return " ".join(said)
 
 
-def _beside(
+def _how_many(workload: Workload, cluster: Cluster, rows: Sequence[Forecast]) -> str:
+    best = fastest(rows)
+    useful, last = most_useful(rows), best[-1]
+    speedup = next((row.speedup for row in best if row.workers == useful), 1.0)
+    use = "Use one worker"
+    if useful > 1:
+        use = f"Use {useful} workers: {speedup:.3g} times as fast as one"
+    beyond = [f"{row.workers}: {row.speedup:.3g} times" for row in best if row.workers > useful]
+    most = min(workload.num_micro_batches, cluster.most_devices or workload.num_micro_batches)
+    if beyond:
+        return f"{use}. Further ones bring less than half a worker each ({', '.join(beyond)})."
+    if last.workers < most:
+        return f"{use}. More may still pay: plan for more."
+    return f"{use}. No more than {most} workers can share this batch on this cluster."
+
+
+def _what_limits(row: Forecast) -> str:
+    """Say what the largest share of a step is spent on."""
+    parts = {label: getattr(row, name) / row.step_s for name, label in LIMITS.items()}
+    limit = max(parts, key=parts.__getitem__)
+    if row.workers == 1:
+        return f"One worker spends {parts[limit]:.0%} of a step {limit}."
+    return (
+        f"With {row.workers}, a worker spends {parts[limit]:.0%} of a step {limit}, by the fastest "
+        f"{_way(row)} ({row.efficiency:.0%} efficiency)."
+    )
+
+
+def _other_ways(
     workload: Workload, cluster: Cluster, best: Forecast, rows: Sequence[Forecast]
 ) -> list[str]:
     same = [row for row in rows if row.workers == best.workers > 1 and row is not best]
     said = [
-        f"{row.exchange}, the backend's own, would be faster ({row.speedup:.3g} times), but "
-        "promises no bits, and is left out."
+        f"{row.exchange}, the backend's own exchange, would be faster ({row.speedup:.3g} times), "
+        "but it does not keep the bits, so it is not advised."
         for row in same
         if row.exchange == NATIVE and row.step_s < best.step_s
     ]

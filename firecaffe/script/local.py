@@ -239,7 +239,7 @@ def average_locally(
     `optimizer.step()` or `scaler.update()` raise PeerLostError if another rank is lost, and
     AgreementError if ranks have taken different numbers of steps.
 
-    Sources are in docs/synchrony_local.md.
+    Sources are in docs/explanation/synchrony.md.
     """
     check_network("average_locally", "model", model)
     check_sums_nothing("average_locally", "model", model, "give the network itself, model.module")

@@ -98,7 +98,7 @@ def parallelize(
         ddp_arguments: DistributedDataParallel's own arguments by position, as device_ids.
         exchange: auto measures a link and chooses the fastest of the algorithms that give tree's
             bits, so that every start on the same number of ranks gives the same result. Or a row
-            of docs/exchange.md. The ranks of a host are those that can share memory.
+            of docs/explanation/exchange.md. The ranks of a host are those that can share memory.
         compressor: A codec of gradients/compressors, applied to each rank's gradient from the
             second step on, because DDP cuts its buckets anew after the first. Its memory of what
             was not sent belongs to this rank and is in no checkpoint of the script.

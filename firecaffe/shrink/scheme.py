@@ -1,4 +1,4 @@
-"""A scheme of compression: rounds of training, in a TOML file; see docs/compression.md."""
+"""A scheme of compression: rounds of training, in a TOML file; see docs/howto/compress.md."""
 
 import difflib
 from collections.abc import Collection, Mapping, Sequence

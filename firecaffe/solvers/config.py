@@ -56,7 +56,8 @@ class SolverConfig:
             lamb).
         momentum2: Beta 2 (adam, adamw, lamb).
         momentum_form: torch (the rate is outside the momentum; Adam's delta after its correction)
-            or caffe (the rate is inside; delta before the correction; sgd, nesterov, adam).
+            or caffe (the rate is inside; delta before the correction; sgd, nesterov, adam). They
+            differ when the rate changes, and for Adam if delta is not small.
         momentum_correction: Scale Caffe's momentum with the rate when the rate changes.
         trust: Share of its weights that a layer may move by, before the rate (lars).
         rms_decay: Decay of the mean square (rmsprop).

@@ -6,7 +6,7 @@
 At a server that receives gradients late, momentum in each update follows gradients that are N
 updates old, which is the usual cause of divergence. Here the updates between are plain. N of them
 together are one Nesterov update on the mean of N gradients, at N times the rate. With N = 1 this is
-torch's own. Source: Liu et al. 2024 (docs/synchrony_modes.md), algorithm 3 with c = 0.
+torch's own. Source: Liu et al. 2024 (docs/explanation/synchrony.md), algorithm 3 with c = 0.
 """
 
 from typing import Any

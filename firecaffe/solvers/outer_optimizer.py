@@ -9,7 +9,7 @@ All are torch's SGD on D.
     nesterov    u = b u + D;      x = x - r (D + b u)
 
 Source: Wang et al. 2020 (SlowMo), algorithm 1; Douillard et al. 2023 (DiLoCo; r = 0.7, b = 0.9).
-Their titles are in docs/synchrony_local.md.
+Their titles are in docs/explanation/synchrony.md.
 """
 
 from collections.abc import Sequence

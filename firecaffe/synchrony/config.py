@@ -56,7 +56,7 @@ class SynchronyConfig:
     """When workers exchange, and who computes what.
 
     Args:
-        mode: A row of docs/synchrony.md: every_step, backup, stale, asynchronous or local.
+        mode: every_step, backup, stale, asynchronous or local (docs/explanation/synchrony.md).
         shares: How many micro-batches of a step each worker computes: equal, or measured, as many
             as it computes in the same time as the others. The result is the same.
         shares_every: Steps between two decisions about measured shares.

@@ -11,7 +11,7 @@ with the growth coefficient c. While the rate rises, the highest rate still to c
 
 Source: Stich 2019 (local SGD); Lin et al. 2020 (synchronous steps first); Gu et al. 2024 (the
 quadratic rule; section 2 on the warm-up); Douillard et al. 2025 (Streaming DiLoCo: fragments,
-overlap). Titles: docs/synchrony_local.md.
+overlap). Titles: docs/explanation/synchrony.md.
 """
 
 from bisect import bisect_left, bisect_right

@@ -10,7 +10,7 @@ A policy knows events, but no time, thread or tensor. So it serves both clocks:
 A *version* is the number of updates that a copy of the weights has received. A gradient's
 *staleness* is the version that it is applied to minus the version that it was computed at.
 
-docs/synchrony_modes.md has the titles of the sources.
+docs/explanation/synchrony.md has the titles of the sources.
 
 `Asynchronous` applies each gradient as it arrives (Downpour: Dean et al. 2012), or the mean of each
 c. With c = ⌊N / n⌋ of N learners, it is n-softsync: mean staleness about n (Zhang et al. 2016).

@@ -9,11 +9,11 @@ class TaskConfig:
     """The task that the network is trained for.
 
     Args:
-        name: classification, multilabel, regression or segmentation (docs/tasks.md); a function
-            of your own that returns a firecaffe.Task, as package.module:function or
+        name: classification, multilabel, regression or segmentation (docs/reference/tasks.md); a
+            function of your own that returns a firecaffe.Task, as package.module:function or
             path/file.py:function; or the losses of a Caffe net, as caffe:PATH/net.prototxt.
         args: Arguments of your own task's function, or further settings of a built-in task, as
-            { ignore_index = 255 }; docs/tasks.md lists them.
+            { ignore_index = 255 }; docs/reference/tasks.md lists them.
         label_smoothing: Share of the loss that is spread equally over all classes, below 1.
         class_weights: A factor of the loss for each class; for multilabel, of the samples that have
             the label. Empty: 1 for all.

@@ -107,19 +107,37 @@ def make_folder(
     return places
 
 
+def plan_lines(
+    run: Run, data: Data, learner: Learner, choice: AutoChoice | None, device: str
+) -> list[str]:
+    """Say what will be trained: network, data, workers and exchange, a line each."""
+    train, ranks = run.recipe.train, run.ranks
+    workers = ranks.in_all or ranks.world_size
+    if workers == 1:
+        exchange = "none, for one worker"
+    elif choice is None:
+        exchange = run.route.description
+    else:
+        exchange = choice.reason
+    return [
+        f"network: {run.recipe.model.name}, {learner.num_parameters:,} parameters",
+        f"data: {data.description}",
+        f"workers: {workers} on {device}; batches of {train.global_batch_size} in micro-batches "
+        f"of {train.micro_batch_size}, {run.steps:,} steps",
+        f"exchange: {exchange}",
+    ]
+
+
 def notes_of(
     run: Run,
     data: Data,
     learner: Learner,
     frozen: Frozen,
-    choice: AutoChoice | None,
     start: Start,
     plugins: Sequence[Plugin],
 ) -> list[str]:
     model = run.recipe.model
-    said = [data.description, *data.notes, *_notes(run), *start.notes]
-    if choice is not None and run.ranks.world_size > 1:
-        said.insert(1, f"exchange: {choice.reason}")
+    said = [*data.notes, *_notes(run), *start.notes]
     said += [f"plug-in: {name}" for name in plugin_names(plugins)]
     said += _weights_notes(run.recipe, learner)
     said += frozen.notes(model)

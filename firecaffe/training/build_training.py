@@ -28,7 +28,7 @@ from firecaffe.recipe.worker_numbers import check_ranks
 from firecaffe.runs.rank_times import read_timings
 from firecaffe.runs.score import score_mode
 from firecaffe.tasks import TaskConfig
-from firecaffe.training.beginning import make_folder, notes_of, say_where
+from firecaffe.training.beginning import make_folder, notes_of, plan_lines, say_where
 from firecaffe.training.checkpoint import save_checkpoint
 from firecaffe.training.connect import connect
 from firecaffe.training.forward import arithmetic
@@ -184,11 +184,12 @@ def _train_in(
     )
     is_resumed = start.checkpoint is not None
     frozen = frozen_of(learner.holding.all_names, recipe.model, learner.first_weights, is_resumed)
-    notes = notes_of(run, data, learner, frozen, choice, start, plugins)
+    chosen = learner.holding.split_layers
+    notes = plan_lines(run, data, learner, choice, world.device.type)
+    notes += keep_forecast(folder, run, data, world, parts, chosen)
+    notes += notes_of(run, data, learner, frozen, start, plugins)
     notes += notes_of_layout(chosen_layout)
     notes += places.notes(world.host)
-    chosen = learner.holding.split_layers
-    notes += keep_forecast(folder, run, data, world, parts, chosen)
     records, saver = _open_records(places, run, world, start, plugins, resources)
     made = run, learner, mesh, data
     steps = make_steps(*made, reducers, plugins, start.step, is_repeatable, resources)

@@ -52,6 +52,10 @@ class UnheldNetwork:
     """The network's shapes; the network itself if each rank holds all of it."""
     fresh: FreshNetwork | None
 
+    @property
+    def num_parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.outline.parameters())
+
 
 def unheld_network(run: Run, parts: Parts, data: Data, world: World) -> UnheldNetwork:
     """Make the network. Raises: RecipeError; OwnCodeError for errors in a user's code."""

@@ -70,6 +70,8 @@ class Learner:
     norms: Norms | None
     """The BatchNorm statistics of evaluations; None if they use the training's own."""
     batches: Batches
+    num_parameters: int
+    """The elements of all parameters of the whole network."""
     probe: Probe
     doubts: list[str]
     """Reasons why other numbers of workers may not end in the same bits."""
@@ -134,6 +136,7 @@ def build_learner(
         best=best,
         norms=norms,
         batches=batches,
+        num_parameters=unheld.num_parameters,
         probe=probe,
         doubts=list(dict.fromkeys(doubts)),
         cost_of_determinism=cost,

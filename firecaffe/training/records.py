@@ -39,7 +39,11 @@ class RunProgress:
     """Shows steps, loss, learning rate, samples/s and the time left. Silent on other ranks."""
 
     def __init__(self, title: str, first_step: int, steps: int, shown: bool) -> None:
-        self._console = Console(file=kept_stdout(), quiet=not shown, soft_wrap=True)
+        out = kept_stdout()
+        # FORCE_COLOR, which notebooks set for their children, makes no terminal of a pipe.
+        self._console = Console(
+            file=out, quiet=not shown, soft_wrap=True, force_terminal=out.isatty()
+        )
         self._title, self._first_step, self._steps = title, first_step, steps
         self._stride = max(1, (steps - first_step) // LINES)
         # Of the steps themselves: the steps of a local round are reported together, at its end.

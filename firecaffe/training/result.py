@@ -191,7 +191,12 @@ class Result:
 
     def lines(self, known_doubts: Iterable[str]) -> list[str]:
         """Return lines for the user, without `known_doubts`, which were printed before."""
-        lines = [f"weights sha256 {self.weights_sha256[:12]}", self._waits()]
+        lines = [
+            f"{self.images_per_s:,.0f} samples/s; a rank waited for the exchange in "
+            f"{self.exposed_communication:.1%} of a step",
+            self._waits(),
+            f"weights sha256 {self.weights_sha256[:12]}",
+        ]
         if self.broken_images:
             lines.append(
                 f"warning: {len(self.broken_images)} broken images were replaced by the next whole "

@@ -11,21 +11,25 @@ PROGRAMS = (
     *("srun", "sbatch", "mpirun", "kubectl"),
 )
 
+
+def _pages(folder: str) -> tuple[str, ...]:
+    return tuple(sorted(str(path.relative_to(ROOT)) for path in ROOT.glob(f"{folder}/*.md")))
+
+
 GROUPS = {
     "README.md": ("README.md",),
     "CONTRIBUTING.md": ("CONTRIBUTING.md",),
-    "docs": tuple(sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/*.md"))),
-    "docs/recipes": (
-        "docs/recipes/README.md",
-        *sorted(
-            str(path.relative_to(ROOT))
-            for path in ROOT.glob("docs/recipes/*.md")
-            if path.name != "README.md"
-        ),
-    ),
+    **{
+        folder: pages
+        for folder in ("docs", *(f"docs/{path.name}" for path in sorted(ROOT.glob("docs/*/"))))
+        if (pages := _pages(folder))
+    },
     "examples/photos": ("examples/photos/README.md",),
 }
-"""Pages whose commands are run in one folder, one after the other."""
+"""Pages whose commands are run in one folder, one after the other: those of a folder together.
+
+Of a page that is made from code, these are the commands that stand in its source.
+"""
 
 NOT_RUN = {
     "make demo": "installs; its `firecaffe demo` has a test below",
@@ -48,9 +52,10 @@ NOT_RUN = {
     "firecaffe import": "needs files of Caffe's: tests/cli/test_import_caffe.py",
     "firecaffe train lenet_solver/": "what was imported: tests/cli/test_import_caffe.py",
     "firecaffe export caffenet": "what was imported: tests/cli/test_import_caffe.py",
+    "python examples/caffe_to_onnx.py": "tests/cli/test_examples.py",
     **{
-        f"firecaffe {command} road/": "what was imported: tests/cli/test_examples.py"
-        for command in ("train", "compress", "evaluate", "export")
+        f"firecaffe {command} lesson/": "what was imported: tests/cli/test_examples.py"
+        for command in ("train", "predict", "compare", "export")
     },
     ".venv/bin/python -m pytest": "the rest of this suite",
 }

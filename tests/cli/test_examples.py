@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from tests.cli.shown_commands import shown
 from tests.typed import firecaffe, python, torchrun
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -106,6 +107,14 @@ def test_from_a_prototxt_to_onnx(here: Path) -> None:
     )
     assert of_file == in_onnx
     assert of_file > 40
+    # The lesson's commands, with the images that the script has written.
+    page = shown("docs/tutorials/from_caffe.md")
+    lesson = [found.text.split() for found in page if "lesson" in found.text]
+    assert [words[1] for words in lesson][:4] == ["import", "train", "predict", "export"]
+    for words in lesson:
+        short = ("--train.steps", 4) if words[1] == "train" else ()
+        done = firecaffe(*words[1:], *short, cwd=here)
+        assert done.returncode == 0, done.stderr
 
 
 def test_the_cells_of_the_notebook(here: Path) -> None:

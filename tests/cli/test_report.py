@@ -1,64 +1,19 @@
-"""The report as a reader has it: one file, the same bytes again, and a phone shows it whole."""
+"""The report as a reader has it: one file, and the same bytes again."""
 
 import base64
-import html
-import json
-import os
 import re
-import shutil
-import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import firecaffe.cli
+from tests.kit.compared_runs import compared_runs
 from tests.unit.runs.test_curves import train, with_metrics
-
-PHONE_PX = 390
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or ""
-FLAGS = [
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-    *("--disable-sync", "--disable-background-networking", "--disable-component-update"),
-]
-
-# The page as a phone lays it out, in a frame of its own: what it says of itself is in the title.
-FRAME = """<!doctype html><title>waiting</title>
-<iframe width="{px}" height="800" srcdoc="{page}" onload="
-  const inner = this.contentDocument, root = inner.documentElement;
-  const sizes = [...inner.querySelectorAll('p, td, li')].map(
-    part => parseFloat(getComputedStyle(part).fontSize));
-  document.title = JSON.stringify({{
-    overflows: root.scrollWidth > root.clientWidth,
-    pictures: [...inner.images].map(picture => picture.naturalWidth > 0),
-    smallest: Math.min(...sizes),
-    rows: inner.querySelectorAll('tbody tr').length,
-    asked: performance.getEntriesByType('resource').length,
-  }});"></iframe>"""
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Two recipes of three seeds, on two workers."""
-    tmp_path = tmp_path_factory.mktemp("runs")
-    folders = []
-    for letter, rate in (("a", 0.1), ("b", 0.5)):
-        for seed in range(3):
-            rows: list[dict[str, Any]] = [train(step, 2 / step) for step in range(1, 41)]
-            rows.insert(20, {"kind": "test", "step": 20, "top1": 0.5 + 0.01 * seed})
-            rows.append({"kind": "test", "step": 40, "top1": 0.7})
-            run = with_metrics(
-                tmp_path / f"{letter}{seed}",
-                rows,
-                recipe__train__seed=seed,
-                recipe__solver__base_lr=rate,
-                result__steps=40,
-                result__top1=0.7 + 0.01 * seed,
-                result__weights_sha256=f"{letter}{seed}" * 32,
-                result__sent_bytes_per_step_by_rank=[1e6, 1e6],
-            )
-            folders.append(str(run.folder))
-    return folders
+    return compared_runs(tmp_path_factory.mktemp("runs"))
 
 
 def report(runs: list[str], path: Path, *words: str) -> str:
@@ -130,29 +85,3 @@ def test_what_cannot_be(runs: list[str], capsys: pytest.CaptureFixture[str]) -> 
     assert "--html nowhere/x.html: there is no folder nowhere" in capsys.readouterr().err
     assert firecaffe.cli.main(["compare", *runs, runs[0]]) == 2
     assert "is given 2 times; a run counts once" in capsys.readouterr().err
-
-
-@pytest.mark.skipif(not CHROMIUM, reason="no Chromium on this machine")
-@pytest.mark.parametrize("px", [PHONE_PX, 1200])
-def test_a_browser_shows_it_whole(page: str, tmp_path: Path, px: int) -> None:
-    frame = tmp_path / "frame.html"
-    frame.write_text(FRAME.format(px=px, page=html.escape(page)))
-    profile = f"--user-data-dir={tmp_path / 'profile'}"
-    shown = subprocess.run(
-        [CHROMIUM, *FLAGS, profile, "--dump-dom", frame.as_uri()],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
-        env={**os.environ, "HOME": str(tmp_path)},
-    )
-    title = re.search(r"<title>(.*?)</title>", shown.stdout)
-    assert title is not None
-    found = json.loads(html.unescape(title[1]))
-    assert found == {
-        "overflows": False,
-        "pictures": [True] * 6,
-        "smallest": 16,
-        "rows": 3,  # two of the table, one word that differs
-        "asked": 0,
-    }

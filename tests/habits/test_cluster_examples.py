@@ -1,14 +1,18 @@
 """The files of examples/clusters: by Kubernetes' own schemas, and run by a Slurm of stand-ins."""
 
 import os
+import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from firecaffe.cli.train import make_parser
 from firecaffe.cluster.hosts import Hosts, check_hosts_words
+from firecaffe.errors import PreemptedError
+from tests.kit.models_pages import page
 
 FOLDER = Path(__file__).parents[2] / "examples" / "clusters"
 MANIFEST = list(yaml.safe_load_all((FOLDER / "kubernetes.yaml").read_text("utf-8")))
@@ -17,6 +21,35 @@ MANIFEST = list(yaml.safe_load_all((FOLDER / "kubernetes.yaml").read_text("utf-8
 def test_kubernetes_takes_the_manifest() -> None:
     validate = pytest.importorskip("kubernetes_validate").validate
     assert [validate(each, "1.30", strict=True) for each in MANIFEST] == ["1.30"] * 2
+
+
+PARTS = [
+    yaml.safe_load(part)
+    for part in re.findall(r"```yaml\n(.*?)```", page("docs/howto/kubernetes.md"), re.S)
+]
+
+
+def merged(into: Any, part: Any) -> Any:
+    """`into` with `part`; a list's items are matched by their names."""
+    if isinstance(into, dict):
+        return into | {key: merged(into.get(key), value) for key, value in part.items()}
+    if isinstance(into, list):
+        here, there = ({each["name"]: each for each in items} for items in (into, part))
+        return list(merged(here, there).values())
+    return part
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_kubernetes_takes_the_parts_of_the_page(part: dict[str, Any]) -> None:
+    validate = pytest.importorskip("kubernetes_validate").validate
+    job = merged(MANIFEST[1], part)
+    assert validate(job, "1.30", strict=True) == "1.30"
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    for rule in job["spec"].get("podFailurePolicy", {"rules": []})["rules"]:
+        assert rule["onExitCodes"]["containerName"] == container["name"]
+        assert rule["onExitCodes"]["values"] == [PreemptedError.exit_code]
+    mounts = {mount["name"] for mount in container["volumeMounts"]}
+    assert mounts == {volume["name"] for volume in job["spec"]["template"]["spec"]["volumes"]}
 
 
 def test_the_pods_find_each_other() -> None:

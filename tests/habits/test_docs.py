@@ -1,9 +1,10 @@
 """Pages say what the program has: their lists are its tables, their figures come from its code.
 
-docs/exchange.md, whose formulas are evaluated, has `test_formulas`; commands and blocks of code are
-run by `tests/cli/test_shown_commands.py` and `test_scripts_page.py`.
+explanation/exchange.md, whose formulas are evaluated, has `test_formulas`; commands and blocks of
+code are run by `tests/cli/test_shown_commands.py` and `test_scripts_page.py`.
 """
 
+import dataclasses
 import inspect
 import json
 import re
@@ -19,54 +20,34 @@ from sphinx.pycode import ModuleAnalyzer
 
 import firecaffe
 from benchmarks.faults_on_purpose import KINDS as INJECTIONS
+from benchmarks.faults_on_purpose import Injection
 from benchmarks.large_batch_page import page as large_batch_page
 from benchmarks.speedup import RECORD
 from benchmarks.speedup_words import words as speedup_words
-from firecaffe import errors
-from firecaffe.cli import COMMANDS, INTERRUPTED
-from firecaffe.cli.typed_recipe import read_recipe
+from firecaffe.caffe.layers import LAYERS
 from firecaffe.errors import RecipeError
 from firecaffe.exchange import EXCHANGES
 from firecaffe.exchange.leaves import equal_shares
 from firecaffe.faults import KINDS
 from firecaffe.gradients.config import ExchangeConfig
-from firecaffe.planner.cluster import load_cluster
-from firecaffe.planner.forecast import forecast
-from firecaffe.planner.of_recipe import workload_of
 from firecaffe.recipe.checked_recipe import check_recipe
-from firecaffe.recipe.identity import flatten
 from firecaffe.recipe.sections import Recipe
 from firecaffe.synchrony.config import MODES
 from firecaffe.synchrony.shares import longest_s, next_shares
 from tests.kit.models_pages import ROOT, page, table
 from tests.kit.models_refused import refused
 
-USAGE, FAULTS, RESULTS = "docs/usage.md", "docs/faults.md", "benchmarks/results"
-RECIPES = {path.stem for path in ROOT.glob("recipes/*.toml")}
-ERRORS = [
-    value
-    for value in vars(errors).values()
-    if isinstance(value, type) and issubclass(value, errors.FirecaffeError)
-]
+FAULTS, RESULTS = "docs/explanation/faults.md", "benchmarks/results"
+ON_PURPOSE = "docs/howto/faults_on_purpose.md"
 
 
-FAULT_ROWS = table(FAULTS, "kind", until="## Faults on purpose")
-
-
-def linked(labels: Iterable[str]) -> set[str]:
-    return {re.sub(r"^\[(\w+)\]\(\1\.md\)$", r"\1", label) for label in labels}
+FAULT_ROWS = table(FAULTS, "kind")
 
 
 LISTS: dict[str, tuple[Iterable[str], Iterable[str]]] = {
-    "commands": (re.findall(r"^### `firecaffe (\w+)", page(USAGE), re.M), COMMANDS),
-    "modes": (table("docs/synchrony.md", "`synchrony.mode`"), MODES),
+    "modes": (table("docs/explanation/synchrony.md", "`synchrony.mode`"), MODES),
     "kinds of faults": (FAULT_ROWS, KINDS),
-    "faults on purpose": (table(FAULTS, "kind", "## Faults on purpose"), INJECTIONS),
-    "recipes": (linked(table("docs/recipes/README.md", "recipe")), RECIPES),
-    "pages of recipes": (
-        {path.stem for path in ROOT.glob("docs/recipes/*.md")},
-        {*RECIPES, "README"},
-    ),
+    "faults on purpose": (table(ON_PURPOSE, "kind"), INJECTIONS),
 }
 
 
@@ -76,26 +57,20 @@ def test_a_list_is_what_there_is(name: str) -> None:
     assert set(listed) == set(there)
 
 
-def test_exit_codes_are_those_of_errors_and_faults() -> None:
-    listed = {int(code) for code in table(USAGE, "code") if code.isdigit()}
-    assert {0, INTERRUPTED, *(each.exit_code for each in ERRORS)} <= listed
-    own = [each.exit_code for each in ERRORS if "exit_code" in vars(each)]
-    assert len(set(own)) == len(own)  # others have their parent's
+def test_words_of_a_fault_on_purpose() -> None:
+    words = [word for word in dataclasses.fields(Injection) if word.name != "kind"]
+    defaults = {word.name: str(word.default).removesuffix(".0") for word in words}
+    rows = table(ON_PURPOSE, "word")
+    assert {name: row["default"].strip("`") for name, row in rows.items()} == defaults
+
+
+def test_exit_codes_are_those_of_faults() -> None:
     codes = {name: int(row["exit code"]) for name, row in FAULT_ROWS.items()}
     assert codes == {name: kind.exit_code for name, kind in KINDS.items()}
 
 
-def test_every_word_of_a_recipe_is_listed_with_its_default() -> None:
-    rows = table(USAGE, "word", "## The words of a recipe")
-    defaults = {
-        name: str(value).lower() if isinstance(value, bool) else str(value)
-        for name, value in flatten(Recipe()).items()
-    }
-    assert {name: row["default"].strip("`") for name, row in rows.items()} == defaults
-
-
 def test_exchanges_that_refuse_codecs_are_named() -> None:
-    text = page("docs/exchange.md").split("not made for tree order (")[1].split(")")[0]
+    text = page("docs/explanation/exchange.md").split("not made for tree order (")[1].split(")")[0]
     for name in EXCHANGES:
         recipe = Recipe(exchange=ExchangeConfig(algorithm=name, compressor="int8"))
         named = refused(RecipeError, ["use tree"]) if f"`{name}`" in text else nullcontext()
@@ -104,7 +79,7 @@ def test_exchanges_that_refuse_codecs_are_named() -> None:
 
 
 def test_what_measured_shares_win() -> None:
-    rows = table("docs/synchrony.md", "micro-batches of a step")
+    rows = table("docs/howto/mixed_gpus.md", "micro-batches of a step")
     seconds = [1.0, 1.0, 1.0, 2.0]
     for leaves, row in rows.items():
         equal = equal_shares(int(leaves), 4)
@@ -117,33 +92,11 @@ def test_what_measured_shares_win() -> None:
     assert len(rows) == 6
 
 
-WITH_FORECASTS = [
-    name for name in sorted(RECIPES) if "| cluster |" in page(f"docs/recipes/{name}.md")
-]
-
-
-@pytest.mark.parametrize("name", WITH_FORECASTS)
-def test_forecasts_are_the_planners(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT / "tests")  # where there are no data
-    work = workload_of(check_recipe(read_recipe(ROOT / f"recipes/{name}.toml")))
-    text = page(f"docs/recipes/{name}.md")
-    rows = re.findall(r"^\| ([\w-]+) \| (\d+) \| (\w+|-) \| .*h \|$", text, re.M)
-    assert len(rows) == 6
-    for cluster, workers, exchange in rows:
-        algorithm = "tree" if exchange == "-" else exchange
-        row = forecast(work, load_cluster(cluster), int(workers), algorithm)
-        assert (
-            f"| {cluster} | {workers} | {exchange} | {1e3 * row.step_s:,.0f} ms "
-            f"| {row.images_per_s:,.0f} | {row.speedup:.1f} | {row.efficiency:.0%} "
-            f"| {row.hours:,.1f} h |"
-        ) in text
-
-
 def test_measured_pages_are_their_records() -> None:
     record = json.loads(page(f"{RESULTS}/large_batch.json"))
     assert page(f"{RESULTS}/large_batch.md") == large_batch_page(record)
     words = speedup_words(json.loads(RECORD.read_text("utf-8"))).split()
-    assert " ".join(words) in " ".join(page("docs/figures.md").split())
+    assert " ".join(words) in " ".join(page("docs/reference/figures.md").split())
 
 
 REFERENCE = "\n".join(path.read_text() for path in sorted(ROOT.glob("docs/reference/*.md")))
@@ -207,7 +160,7 @@ def test_each_word_of_a_public_name_is_described(name: str) -> None:
     assert {word.name for word in words if word.kind not in collected} <= described(public)
 
 
-ARCHITECTURE = page("docs/architecture.md")
+ARCHITECTURE = page("docs/explanation/architecture.md")
 
 
 def test_the_layers_of_the_page_are_those_that_are_enforced() -> None:
@@ -218,14 +171,38 @@ def test_the_layers_of_the_page_are_those_that_are_enforced() -> None:
     assert shown == contracts[0]["layers"]
 
 
-PACKAGES = {path.parent.name for path in ROOT.glob("firecaffe/*/__init__.py")}
-MODULES = {
-    name
-    for name in re.findall(r"(?<![\w./])([a-z_]+(?:\.\w+)+)", ARCHITECTURE)
-    if name.partition(".")[0] in PACKAGES and not name.endswith((".py", ".md", ".toml", ".json"))
-}
+def test_a_file_that_the_page_names_is_there() -> None:
+    """A name without a folder follows one of the same folder, in the same cell of a table."""
+    named = set()
+    for cell in re.split(r"[|\n]", ARCHITECTURE):
+        folder = ""
+        for name in re.findall(r"`((?:[a-z_]+/)*(?:\w+\.py)?)`", cell):
+            folder = name.rpartition("/")[0] or folder
+            named.add(name if "/" in name else f"{folder}/{name}".lstrip("/"))
+    named -= {"", "cli/COMMAND.py"}
+    assert len(named) > 80
+    roots = ROOT / "firecaffe", ROOT
+    assert [each for each in named if not any((root / each).exists() for root in roots)] == []
 
 
-@pytest.mark.parametrize("name", sorted(MODULES))
-def test_a_module_that_the_page_names_is_there(name: str) -> None:
-    resolve_name(f"firecaffe.{name}")
+def test_a_table_that_the_page_names_is_in_its_file() -> None:
+    found = re.findall(r"`([A-Z]+)` in `([a-z_/]+)\.py`", ARCHITECTURE)
+    assert len(found) > 8
+    for name, file in found:
+        module = file.removesuffix("/__init__").replace("/", ".")
+        assert isinstance(resolve_name(f"firecaffe.{module}:{name}"), dict)
+
+
+def test_the_page_of_caffe_names_each_layer() -> None:
+    named = set(re.findall(r"`([A-Z]\w+)`", page("docs/reference/caffe.md")))
+    assert set(LAYERS) <= named
+
+
+PAGES = [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]
+
+
+def test_the_pages_are_short() -> None:
+    assert sum(path.stat().st_size for path in PAGES) <= 220_000
+    assert len(page("README.md").splitlines()) <= 120
+    long = [path.name for path in ROOT.glob("docs/howto/*.md") if path.stat().st_size > 4_300]
+    assert long == []

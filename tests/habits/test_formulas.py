@@ -1,4 +1,4 @@
-"""docs/exchange.md: its formulas are those of the schedules, its bytes those of `encode`."""
+"""explanation/exchange.md: its formulas are those of the schedules, its bytes those of `encode`."""
 
 import ast
 import re
@@ -20,7 +20,7 @@ from firecaffe.gradients.compressors.codec import ROW, Layout, LowRank, RowCodec
 from firecaffe.transport.fold_nodes import NodeWire
 from tests.kit.models_pages import page, table
 
-PAGE = "docs/exchange.md"
+PAGE = "docs/explanation/exchange.md"
 SCHEDULES, CODECS = table(PAGE, "exchange"), table(PAGE, "codec", "## Codecs")
 WORLD_SIZES = range(1, 18)
 OVER_NODES = "hierarchical(tree,ring)"

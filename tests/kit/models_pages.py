@@ -18,13 +18,18 @@ def cells(line: str) -> list[str]:
 def table(
     name: str, heading: str, after: str = "\n", until: str = "\0"
 ) -> dict[str, dict[str, str]]:
-    """The page's tables whose first column is headed so: by the first cell, the others by heading.
+    """The tables of a page: see `table_of`. after, until: text between which they stand."""
+    return table_of(page(name).partition(after)[2].partition(until)[0], heading)
 
-    after, until: text between which they stand. Code marks of a row's name are left out.
+
+def table_of(text: str, heading: str) -> dict[str, dict[str, str]]:
+    """The tables whose first column is headed so: by the first cell, the others by heading.
+
+    Code marks of a row's name are left out.
     """
     rows: dict[str, dict[str, str]] = {}
     headings: list[str] = []
-    for line in page(name).partition(after)[2].partition(until)[0].splitlines():
+    for line in text.splitlines():
         if not line.startswith("|"):
             headings = []
         elif cells(line)[0] == heading:
@@ -32,6 +37,6 @@ def table(
         elif headings and not set(line) <= set("|-: "):
             row = dict(zip(headings, cells(line), strict=True))
             label = row[heading].strip("`")
-            assert label not in rows, f"{name} has {label} twice"
+            assert label not in rows, f"{label} stands there twice"
             rows[label] = row
     return rows

@@ -131,4 +131,5 @@ def test_emulated_exchanges_at_200_mbit() -> None:
 def test_the_page_is_what_the_program_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(validate_planner, "predict", lambda family: outcomes()[family["name"]])
     monkeypatch.setattr(validate_emulated, "page", emulated_page)
-    assert (ROOT / "docs" / "planner.md").read_text() == validate_planner.make_page(FAMILIES)
+    page = ROOT / "docs" / "explanation" / "planner.md"
+    assert page.read_text() == validate_planner.make_page(FAMILIES)

@@ -28,8 +28,8 @@ def sent_by_two(words: dict[str, str], batch: int) -> list[int]:
 
 
 def test_bytes_that_travel_are_those_of_the_formulas(ranks: Ranks) -> None:
-    """docs/parallel.md: a sum is 2 (K - 1) / K of the tensor, one's parts of a sum, or a gathering,
-    (K - 1) / K.
+    """docs/explanation/splitting.md: a sum is 2 (K - 1) / K of the tensor, one's parts of a sum, or
+    a gathering, (K - 1) / K.
     """
     batch, share = 12, 3 / 4 * 4
     pair = ranks.shared(4, sent_by_two, {"0": "neurons", "2": "inputs"}, batch)

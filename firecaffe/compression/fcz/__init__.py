@@ -1,4 +1,4 @@
-"""A network in one small file, .fcz: exact, deterministic, and safe to decode; see docs/fcz.md."""
+"""A network in one small file: exact, deterministic, safe to decode; see docs/reference/fcz.md."""
 
 from firecaffe.compression.fcz.read import Opened, read
 from firecaffe.compression.fcz.report import FileReport, TensorReport

@@ -25,7 +25,7 @@ from firecaffe.compression.fcz.patterns import DTYPES
 
 
 class DamagedError(Exception):
-    """The bytes do not follow docs/fcz.md. `read` names the file."""
+    """The bytes do not follow docs/reference/fcz.md. `read` names the file."""
 
 
 MOST_BYTES = 9

@@ -1,4 +1,4 @@
-"""The picture of which rank holds what: as docs/parallel.md shows it, and by hand."""
+"""The picture of which rank holds what: as docs/explanation/splitting.md shows it, and by hand."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from firecaffe.planner.layouts import Layout
 from firecaffe.planner.of_parallel import OwnLayout
 from firecaffe.planner.of_recipe import workload_of_model
 
-PAGE = (Path(__file__).parents[3] / "docs" / "parallel.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs/explanation/splitting.md").read_text()
 HEAD = {"classifier.0": "neurons", "classifier.3": "inputs", "classifier.6": "neurons"}
 
 
@@ -26,12 +26,24 @@ def picture(words: ParallelConfig, workers: int) -> list[str]:
     return found.picture().splitlines()
 
 
-def test_the_pictures_of_the_page() -> None:
-    trick = picture(ParallelConfig(0, 2, HEAD, 4, "one_weird_trick"), 4)
-    stages = picture(ParallelConfig(2, stages=["features.8", "classifier"]), 6)
-    for lines in (trick, stages):
-        shown = "\n".join(f"    {line}" for line in lines[1:])
-        assert shown in PAGE
+STAGES = """
+layers                       by       rank 0  rank 1  rank 2  rank 3  rank 4  rank 5  samples  gradients
+features.0 … features.7      stage 0  █       ·       ·       █       ·       ·       of 3     2 workers
+  ↕ 43,264 numbers a sample, 43,264 back
+features.8 … features.14     stage 1  ·       █       ·       ·       █       ·       of 3     2 workers
+  ↕ 9,216 numbers a sample, 9,216 back
+classifier.0 … classifier.6  stage 2  ·       ·       █       ·       ·       █       of 3     2 workers
+"""  # noqa: E501
+
+
+def test_the_picture_of_the_page() -> None:
+    lines = picture(ParallelConfig(0, 2, HEAD, 4, "one_weird_trick"), 4)
+    assert "\n".join(f"    {line}" for line in lines[1:]) in PAGE
+
+
+def test_the_picture_of_stages() -> None:
+    lines = picture(ParallelConfig(2, stages=["features.8", "classifier"]), 6)
+    assert lines[1:] == STAGES.strip().splitlines()
 
 
 def test_parts_of_ranks() -> None:

@@ -61,7 +61,8 @@ def test_figures_that_are_known() -> None:
     rows[0]["weights_sha256"][0] = "b" * 64
     about = {"model": "m", "runs": 3, "rate_bits_per_s": 2e8, "processors_of_a_host": 0.225}
     found = " ".join(words({**about, "rows": rows}).split())
-    assert "on 2 hosts: parameter_server 1.60; halving_doubling 2.00 (n = 3" in found
+    assert "| exchange | 2 hosts | |---|---| | `parameter_server` | 1.60 | " in found
+    assert "| `halving_doubling` | 2.00 |" in found
     # 8.8 for 8, 5 for 5, and 3 for 4.
-    assert "by 25.0 % at most, median 10.0 %; 2 of 3" in found
-    assert "Of 9 trainings 8 ended" in found
+    assert "by at most 25.0 %, in the median by 10.0 %. 2 of 3" in found
+    assert "8 of 9 trainings ended" in found

@@ -154,8 +154,8 @@ def test_a_run_s_own_recipe_is_looked_over_and_trained_again_to_the_same_bits(fo
 
 
 def test_the_page_s_data_set_is_one(folder: Path) -> None:
-    """The snippet of docs/data.md, as it stands."""
-    page = (ROOT / "docs" / "data.md").read_text()
+    """The snippet of docs/reference/data.md, as it stands."""
+    page = (ROOT / "docs" / "reference" / "data.md").read_text()
     [snippet] = re.findall(r"```python\n# shapes.py\n(.*?)```", page, re.DOTALL)
     (folder / "shapes.py").write_text(snippet)
     data = open_data(DataConfig("shapes.py:load", args={"count": 30}))

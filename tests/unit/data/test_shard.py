@@ -55,7 +55,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 
 def test_the_layout_is_the_documented_one(tmp_path: Path) -> None:
-    """Parsed here by docs/shards.md alone."""
+    """Parsed here by docs/reference/shards.md alone."""
     content = write_shard(tmp_path / "a.shard")
     assert content[:8] == b"FIRECAFF"
     version = int.from_bytes(content[8:12], "little")

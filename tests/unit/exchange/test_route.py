@@ -1,6 +1,6 @@
 """How gradients go, and what goes by it: one function for all who ask; the choice by a link,
-against docs/exchange.md's formulas, worked out by hand; how many vectors are under way; how they
-are cut.
+against docs/explanation/exchange.md's formulas, worked out by hand; how many vectors are under way;
+how they are cut.
 """
 
 from collections import Counter

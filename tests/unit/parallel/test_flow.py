@@ -195,7 +195,7 @@ def test_parts_have_memory_of_their_own() -> None:
         assert part.is_contiguous()
 
 
-PAGE = (Path(__file__).parents[3] / "docs" / "parallel.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs/explanation/splitting.md").read_text()
 PAIR = {"classifier.*": "neurons", "classifier.3": "inputs"}
 TIMES = {"sum": 2, "sum_own": 1, "gather": 1}
 

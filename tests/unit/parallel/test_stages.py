@@ -297,7 +297,7 @@ def test_values_that_cannot_be_sent(value: Any) -> None:
     ],
 )
 def test_the_numbers_of_the_page(row: str, name: str) -> None:
-    page = (Path(__file__).parents[3] / "docs/pipeline.md").read_text("utf-8")
+    page = (Path(__file__).parents[3] / "docs/explanation/splitting.md").read_text("utf-8")
     (line,) = (line for line in page.splitlines() if line.startswith(f"| {row}"))
     with torch.device("meta"):
         network = build_model(name)

@@ -24,8 +24,8 @@ FC8 = Sizes(4_097_000, 4096, 1000, 4096, 1000, True)
 
 
 def test_fully_connected_layers_of_alexnet() -> None:
-    """The first row of the table of docs/parallel.md, from which its factor (K - 1) / K is taken
-    out, at numbers of workers that divide all of its dimensions.
+    """The row of AlexNet in docs/explanation/splitting.md, from which its factor (K - 1) / K is
+    taken out, at numbers of workers that divide all of its dimensions.
     """
     for workers in (2, 4, 8):
         share = (workers - 1) / workers

@@ -153,7 +153,7 @@ def test_rows_compute_alike_what_is_not_split() -> None:
     whole = cost.step(one_weird_trick(cost, 4, is_trick=False))
     assert 0.6 * alone < whole.compute_s < alone
     assert whole.gradients_bytes == 0
-    # Neurons, inputs, neurons: docs/parallel.md's numbers a sample, times 3/4.
+    # Neurons, inputs, neurons: docs/explanation/splitting.md's numbers a sample, times 3/4.
     assert whole.activations_bytes == pytest.approx(4 * 256 * 3 / 4 * 35_816)
 
 

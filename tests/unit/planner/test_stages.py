@@ -166,7 +166,7 @@ CROSSINGS = {
     "resnet50": {"layer3": 401_408},
     "googlenet": {"inception4a": 94_080, "inception5a": 244_608},
 }
-"""The table of docs/pipeline.md; of GoogLeNet's with the inputs of its heads."""
+"""The table of docs/explanation/splitting.md; of GoogLeNet's with the inputs of its heads."""
 
 
 @pytest.mark.parametrize("model", CROSSINGS)

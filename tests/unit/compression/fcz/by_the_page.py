@@ -1,4 +1,4 @@
-"""A decoder of .fcz written from docs/fcz.md alone: plain Python, one symbol at a time."""
+"""A decoder of .fcz from docs/reference/fcz.md alone: plain Python, one symbol at a time."""
 
 import json
 import struct
@@ -8,7 +8,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-PAGE = (Path(__file__).parents[4] / "docs" / "fcz.md").read_text()
+PAGE = (Path(__file__).parents[4] / "docs" / "reference" / "fcz.md").read_text()
 _LINES = PAGE.partition("The dictionary is these four lines")[2].split("\n\n")[1]
 DICTIONARY = b"".join(
     line.removeprefix("    ").encode().decode("unicode_escape").encode("latin-1")

@@ -1,4 +1,4 @@
-"""docs/fcz.md says enough to decode a file: what is decoded from it alone is what was written."""
+"""docs/reference/fcz.md is enough to decode a file: decoding by it alone gives what was written."""
 
 import re
 from pathlib import Path

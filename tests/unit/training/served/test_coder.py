@@ -98,7 +98,7 @@ BYTES: dict[str, Callable[[int], int]] = {
     "one_bit": lambda size: 8 + -(-size // 8),
     "top_k": lambda size: 8 * max(1, size // 64),
 }
-"""Of a parameter that has elements; see docs/synchrony_modes.md."""
+"""Of a parameter that has elements; see docs/explanation/synchrony.md."""
 
 
 @pytest.mark.parametrize("name", ONE_BY_ONE)
