@@ -191,6 +191,14 @@ def load_newest(where: Path) -> tuple[Checkpoint, list[str]]:
     raise UnfitCheckpointError(f"{where}: no checkpoint there (a folder with {SUMS})")
 
 
+def has_checkpoints(where: Path) -> bool:
+    """Whether `where`, as for `load_newest`, names checkpoints, damaged or not."""
+    if where.name in POINTERS:
+        where = _named_by(where) or where
+    folder = where / "checkpoints" if (where / "checkpoints").is_dir() else where
+    return (where / SUMS).is_file() or bool(_by_step(folder))
+
+
 def good_name(folder: Path) -> str:
     """Return the path of the checkpoint marked good, or of the newest; empty if there is none."""
     good = _named_by(folder / GOOD)

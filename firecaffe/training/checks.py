@@ -35,7 +35,7 @@ from firecaffe.synchrony.config import LOCAL
 from firecaffe.synchrony.rounds import cut_fragments
 from firecaffe.tasks import Task
 from firecaffe.tasks.metric import Metric
-from firecaffe.training.checkpoint import check_identity, check_whole, load_newest
+from firecaffe.training.checkpoint import check_identity, check_whole, has_checkpoints, load_newest
 from firecaffe.training.constraints import check_constraints
 from firecaffe.training.evaluation import evaluating
 from firecaffe.training.evaluation_weights import check_layers
@@ -288,8 +288,7 @@ def preflight(
     check_libraries(recipe.run.loggers)
     if recipe.train.compile:
         check_compiler("cuda" if on_gpus else "cpu")
-    # Only rank 0's host needs to have it.
-    if resume is not None and (is_new or resume.exists()):
+    if resume is not None and (is_new or has_checkpoints(resume)):  # only rank 0's host needs any
         checkpoint = load_newest(resume)[0]
         check_identity(checkpoint, dict(run.deciding), run.steps)
         check_whole(checkpoint, rounds)

@@ -12,9 +12,9 @@ from pathlib import Path
 from firecaffe.cluster.agree import gather_text, text_of_first
 from firecaffe.cluster.last_word import LAUNCHED
 from firecaffe.cluster.world import FOLDER, World, own_folder_key
-from firecaffe.errors import CheckpointError, MemoryFullError, RunError
+from firecaffe.errors import AgreementError, CheckpointError, MemoryFullError, RunError
 from firecaffe.faults import ANOTHER, GOES_ON, TOGETHER, Fault
-from firecaffe.resume_advice import resume_word
+from firecaffe.resume_advice import option, resume_word
 from firecaffe.runs.fault import UNKNOWN_NEXT, fault_of, known_in, write_fault
 from firecaffe.training.checkpoint import Checkpoint, load_newest
 from firecaffe.training.pass_on import pass_on
@@ -45,7 +45,8 @@ def find_start(world: World, resume: str | Path | None) -> Start:
     """Find the newest checkpoint that verifies, of an earlier attempt at this run or of `resume`.
 
     Rank 0 decides, because others may not see its disk. Raises: CheckpointError if `resume` holds
-    none; RunError if the host that has the run's folder is no longer rank 0's.
+    none; AgreementError if only some ranks resume; RunError if the host that has the run's folder
+    is no longer rank 0's.
     """
     # Rank 0's number: another rank may have failed in an earlier training before it came here.
     key = text_of_first(world, f"{FOLDER}/{next(_calls)}")
@@ -62,6 +63,11 @@ def find_start(world: World, resume: str | Path | None) -> Start:
         checkpoint, damaged = load_together(world, folder)
         notes = [*map(_warn, damaged), f"going on after step {checkpoint.step}"]
         return Start(key, checkpoint, str(folder), folder, notes)
+    given = [rank for rank, text in enumerate(gather_text(world, "yes" * bool(resume))) if text]
+    if 0 < len(given) < world.world_size:
+        raise AgreementError(
+            f"{option('resume')} is given on rank {given[0]} and not on all; give it on every host"
+        )
     if resume:
         checkpoint, damaged = load_together(world, Path(resume))
         notes = [*map(_warn, damaged), f"going on after step {checkpoint.step} of {resume}"]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
@@ -17,6 +18,7 @@ from firecaffe.errors import AgreementError, NotFiniteError
 from firecaffe.training.checkpoint import Checkpoint, load_newest
 from firecaffe.training.piece import Piece, Weights, load_parts
 from firecaffe.training.saver import Saver
+from firecaffe.training.start import find_start
 from firecaffe.training.state import State
 from firecaffe.training.tensor_file import Stored, TensorFile
 from firecaffe.transport.collect import HeldPart, list_wholes
@@ -207,3 +209,20 @@ def test_what_cannot_be_saved_is_refused_on_all_ranks(ranks: Ranks) -> None:
     assert "replica/1/a" in not_finite
     assert all(word in missing for word in ("row 2 of w", "8"))
     assert all(word in unlike for word in ("rank 1", "(2, 3)", "(2, 4)"))
+
+
+def resumed_by(rank: int, run: str) -> str:
+    """What a rank says if one rank alone is told to resume."""
+    with join("cpu") as world:
+        try:
+            find_start(world, run if world.rank == rank else None)
+        except AgreementError as error:
+            return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_resume_of_some_ranks_is_refused_on_all(ranks: Ranks, tmp_path: Path, rank: int) -> None:
+    first, second = ranks.shared(2, resumed_by, rank, str(tmp_path))
+    assert first == second
+    assert f"rank {rank}" in first

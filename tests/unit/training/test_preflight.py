@@ -1,9 +1,11 @@
 """What is known before any rank is started: an own task is tried, and what GPUs do not take."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
-from firecaffe.errors import OwnCodeError, RecipeError
+from firecaffe.errors import CheckpointError, OwnCodeError, RecipeError
 from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.training.checks import preflight
 from firecaffe.training.forward import check_compiler
@@ -58,3 +60,15 @@ def test_without_a_compiler_it_is_said(monkeypatch: Patch) -> None:
     with pytest.raises(RecipeError, match=r"train\.compile .* C\+\+ compiler .* CXX") as caught:
         check_compiler("cpu")
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_only_rank_0s_host_needs_the_checkpoints(tmp_path: Path) -> None:
+    """A run without a shared disk leaves timings, and no checkpoint, on every other host."""
+    (tmp_path / "timings").mkdir()
+    recipe = check_recipe(recipe_with(f"{SMALL} train.device=cpu train.steps=1"))
+    preflight(recipe, 2, tmp_path, is_new=False)
+    with pytest.raises(CheckpointError, match="no checkpoint there"):
+        preflight(recipe, 2, tmp_path)
+    (tmp_path / "checkpoints" / "step-00000001").mkdir(parents=True)
+    with pytest.raises(CheckpointError, match="damaged"):
+        preflight(recipe, 2, tmp_path, is_new=False)
