@@ -117,38 +117,32 @@ def page(path: Path) -> tuple[str, list[float], list[float]]:
         errors += own
         of_linear = [each.linear_error for each in record.rows if each.linear_error is not None]
         null_errors += of_linear
-        last = record.rows[-1].plan.step
         lines += [
             paragraph(
-                f"""Tested: the way `one_weird_trick` of `plan --ways`, on [a
-                file](../../benchmarks/published/k20.toml) made from data sheets: {record.net},
-                {record.batch} images a device. Fitted: the device's efficiency,
-                {record.efficiency:.2f}, to the hours of one device ({record.alone_per_s:.0f}
-                images/s). Chosen: {" and ".join(BY_HAND)}. Not tested: how devices share the node's
-                network, which is not in the file; other splits. **The aim was {AIM:.0%}; the
-                largest error is {max(map(abs, own)):.1%}**, and linear's
-                {max(map(abs, of_linear)):.1%}."""
+                f"""Tested: the way `one_weird_trick` of `plan --ways`, on
+                [data sheets](../../benchmarks/published/k20.toml): {record.net}, {record.batch}
+                images a device. Fitted: the device's efficiency, {record.efficiency:.2f}, to the
+                hours of one device ({record.alone_per_s:.0f} images/s). Chosen:
+                {" and ".join(BY_HAND)}. Not tested: how devices share the node's network; other
+                splits. **The aim was {AIM:.0%}; the largest error is {max(map(abs, own)):.1%}**,
+                and linear's {max(map(abs, of_linear)):.1%}."""
             ),
             "",
             paragraph(
-                f"""Two effects oppose each other: a worker updates only its part of the fully
-                connected layers, and it adds their gradients for each micro-batch apart, as
-                firecaffe does and his program may not. We added the second one for our own
-                trainings, without a constant, when we knew these figures; before, the errors were
-                +4.0% and +8.4%. On {record.rows[-1].workers} devices
-                {1e3 * (last.activations_s + last.exposed_communication_s):.1f} ms of a step of
-                {1e3 * last.step_s:.0f} ms wait for exchanges; nothing is published there. Source:
+                f"""When we knew these figures we added an effect, without a constant: gradients of
+                the fully connected layers are added for each micro-batch, as firecaffe does and his
+                program may not. Before, the errors were +4.0% and +8.4%. Source:
                 {record.source}."""
             ),
             "",
-            "| devices | a model's | published | predicted | error | linear | by data, predicted |",
-            "|---|---|---|---|---|---|---|",
+            "| devices | published | predicted | error | linear's error | by data, predicted |",
+            "|---|---|---|---|---|---|",
         ]
         for row in record.rows:
             known = ("", "") if row.error is None else (f"{row.published:.2f}", f"{row.error:+.1%}")
             linear = "" if row.linear_error is None else f"{row.linear_error:+.1%}"
             lines.append(
-                f"| {row.workers} | {row.plan.model} | {known[0]} | {row.predicted:.2f} | "
+                f"| {row.workers} | {known[0]} | {row.predicted:.2f} | "
                 f"{known[1]} | {linear} | {row.by_data:.2f} |"
             )
     return "\n".join(lines), errors, null_errors

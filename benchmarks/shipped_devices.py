@@ -82,19 +82,17 @@ def page(path: Path) -> tuple[str, list[float], int]:
         "",
         paragraph(
             """Tested: `firecaffe plan` for one worker, on shipped cluster files. Their compute
-            times are a data sheet's peak times a usual efficiency; nothing was measured. Not
-            tested: the other devices. The paper says K20 for
-            FireCaffe's single workers; Titan has K20Xs, which are faster."""
+            rates are a data sheet's peak times a usual efficiency; nothing was measured. Not
+            tested: the other devices. The paper says K20 for FireCaffe's single workers; Titan has
+            K20Xs, which are faster."""
         ),
         "",
-        "| cluster file | network | batch | published, images/s | forecast | band | error |",
+        "| cluster file | network | batch | published, images/s | forecast | error | in band |",
         "|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        out = "" if row.is_in_band else ", outside"
         lines.append(
             f"| {row.cluster} | {row.net} | {row.batch} | {row.published_per_s:,.4g} | "
-            f"{row.forecast_per_s:,.4g} | {row.low_per_s:,.4g} to {row.high_per_s:,.4g}{out} | "
-            f"{row.error:+.0%} |"
+            f"{row.forecast_per_s:,.4g} | {row.error:+.0%} | {'yes' if row.is_in_band else 'no'} |"
         )
     return "\n".join(lines), errors, outside

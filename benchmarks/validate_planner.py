@@ -30,7 +30,6 @@ COLUMNS = (
     "tested",
     "fitted",
     "chosen",
-    "predictions",
     "implied",
     "median error",
     "null",
@@ -40,10 +39,8 @@ COLUMNS = (
 
 HEAD = """# The planner, and how far off it is
 
-`firecaffe plan` forecasts the time of a training step. This page says how, and how far its
-forecasts were from measured and published figures. A program writes it:
-
-    {command}
+`firecaffe plan` forecasts the time of a training step. This page says how, and how far off it was.
+`python -m benchmarks.validate_planner` writes it.
 
 ## Summary
 
@@ -51,41 +48,36 @@ forecasts were from measured and published figures. A program writes it:
 {num_alone} rates lie outside the band. With files that `firecaffe check` measured on emulated
 hosts, steps are at most {trained:.1%} off.
 [Split layers](../../benchmarks/results/forecast_layouts.md) and
-[stages](../../benchmarks/results/pipeline.md) have pages of their own. Rows that do not name `plan`
+[stages](../../benchmarks/results/pipeline.md) have their own records. Rows that do not name `plan`
 test parts of it, or formulas outside it. **Not tested:** a shipped file on several devices; any
 GPU, InfiniBand or real network; hours, money, memory and failures of a training.
 
-*Fitted*: constants adjusted to rows. *Chosen*: constants that we set; numbers printed in the source
-count as neither. *Implied*, or *i*: predictions that follow from fitted rows whatever the model is,
-marked in [scaling.toml](../../benchmarks/published/scaling.toml); they are counted too. *Null*: the
-median error of the section's null model on the same rows.
+*Fitted*: constants adjusted to rows. *Chosen*: constants that we set; the source's own numbers are
+neither. *Implied*, or *i*: predictions that follow from fitted rows whatever the model is; they
+count too. *Null*: the median error of the section's null model on the same rows.
 
 {table}
 
 ## How a forecast is made
 
 - **Computing.** Each layer takes the longer of its arithmetic and its memory traffic. Each call has
-  an overhead that does not shrink with the batch (Hockney's form), so small batches are slow. Steps
-  that `check` or `bench step` measured scale the sum.
+  an overhead that does not shrink with the batch (Hockney's form). Steps that `check` or
+  `bench step` measured scale the sum.
 - **Exchange.** Up to 16 ranks each transfer of the schedule is simulated. Connections that share a
   port take turns, as TCP's do. Beyond 16 ranks a formula of latency, bandwidth and additions prices
   each round; the simulation of 16 ranks corrects it.
-- **Shared memory.** Sums within a host are priced by the bytes read and written, if the cluster
-  file has `links.memory_bytes_per_s`. `check` measures it; shipped files do not have it, and then
-  these sums are messages on the innermost link. Barriers cost nothing.
-- **A step.** Buckets become ready as backward goes on. As many travel at once as there are lanes;
-  beyond 16 ranks they go one by one. What travels after backward is exposed. Computing beside an
-  exchange is slower, by what `check` measured. If workers vary, a step waits for the largest of P
-  normal times.
-- **Update in shards.** Buckets go to their owners beside backward, the largest shard is updated,
-  and the weights are gathered.
-- **Memory** is counted for the fullest worker. **Failures** follow Daly's formula. **Accuracy** is
-  read off published results, only between them. **Money** uses the prices of the cluster file.
+- **Shared memory.** Sums within a host are priced by bytes, at the `links.memory_bytes_per_s` that
+  `check` measures. Shipped files do not have it; sums are then messages on the innermost link.
+- **A step.** Buckets become ready as backward goes on. What travels after backward is exposed.
+  Computing during an exchange is slower, by what `check` measured. If workers vary, a step waits
+  for the largest of P normal times.
+- **Others.** Memory is counted for the fullest worker. Failures follow Daly's formula. Accuracy is
+  read off published results, only between them.
 - **Bands.** Compute times may be off by the device's `error` and exchange times by the link's, both
   to the same side.
 
-Left out: other users of the network, and a GPU's clock. Turns at a port are TCP's way; we did not
-compare them with InfiniBand, NVLink or NCCL.
+Left out: other users of the network, and a GPU's clock. The turns at a port were not compared with
+InfiniBand, NVLink or NCCL.
 """
 
 
@@ -186,7 +178,6 @@ def make_page(families: Path) -> str:
         ),
     ]
     head = HEAD.format(
-        command="python -m benchmarks.validate_planner --page docs/explanation/planner.md",
         table="\n".join(
             [
                 f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}",
@@ -222,7 +213,7 @@ def _summary(row: Record) -> str:
     within = sum(size <= ACCURATE for size in sizes)
     null = "-" if row.null_errors is None else f"{median(map(abs, row.null_errors)):.1%}"
     cells = [
-        *(row.what, row.tested, row.fitted, row.by_hand, len(sizes), row.implied),
+        *(row.what, row.tested, row.fitted, row.by_hand, row.implied),
         *(f"{median(sizes):.1%}", null, f"{max(sizes):.1%}", f"{within} of {len(sizes)}"),
     ]
     return f"| {' | '.join(map(str, cells))} |"
@@ -236,47 +227,37 @@ def families_section(outcomes: Sequence[Outcome]) -> str:
         "",
         paragraph(
             f"""Tested: a formula of computing and then a library's exchange, the faster of ring and
-            halving-doubling. Not tested: `plan`. It has overlap, buckets and simulation, but no
-            slow-down of computing outside the node, which one family needs. We chose
+            halving-doubling. Not tested: `plan`, which overlaps and simulates, but has no slow-down
+            of computing outside the node, which one family needs. We chose
             {sum(len(each.set_by_hand) for each in outcomes)} constants: each family's latency and
-            overhead of calls, and bandwidths that libraries reach. They and the fits are in
-            `benchmarks/published_families.py`, each family's conditions in `scaling.toml`."""
+            overhead of calls, and bandwidths that libraries reach. The rates and their conditions
+            are in [scaling.toml](../../benchmarks/published/scaling.toml)."""
         ),
         "",
         paragraph(
-            f"""There are two null models. *Linear* multiplies the row of the fewest devices: median
-            error {_median(row.linear_error for row in rows)} on {len(rows)} rows, the formula's is
-            {_median(row.error for row in rows)}. *t = a + b lg p* goes through a network's two rows
-            of the fewest devices: {_median(row.log_error for row in both)} on the {len(both)} rows
-            that allow it, where the formula has {_median(row.error for row in both)} and linear
-            {_median(row.linear_error for row in both)}. Most of these trainings scale almost
-            linearly, so small errors say little."""
+            f"""The null model *linear* multiplies the row of the fewest devices: median error
+            {_median(row.linear_error for row in rows)} on {len(rows)} rows, the formula's is
+            {_median(row.error for row in rows)}. Another, *t = a + b lg p*, goes through a
+            network's two rows of the fewest devices: {_median(row.log_error for row in both)} on
+            the {len(both)} rows that allow it, where the formula has
+            {_median(row.error for row in both)}. Most of these trainings scale almost linearly, so
+            small errors say little."""
         ),
         "",
-        "| family and source | other fits |",
-        "|---|---|",
-        *(f"| {each.name}: {each.source} | {_said(each.fitted)} |" for each in outcomes),
+        "*fit*: used in a fit. A network's first row gives its compute rate.",
         "",
-        "Lists go by number of devices, in samples a second and per cent. *fit*: used in a fit; a",
-        "network's first row gives its compute rate.",
-        "",
-        "| family | network | devices | published | error | linear's error |",
-        "|---|---|---|---|---|---|",
+        "| family: source; other fits | network | devices | error, per cent |",
+        "|---|---|---|---|",
     ]
     for outcome in outcomes:
         for number, net in enumerate(dict.fromkeys(row.net for row in outcome.rows)):
             own = [row for row in outcome.rows if row.net == net]
             cells = [
-                "" if number else outcome.name,
+                "" if number else _family(outcome.name, outcome.source, outcome.fitted),
                 net.split(":")[1],
                 ", ".join(str(row.devices) for row in own),
-                ", ".join(f"{row.per_s:.6g}" for row in own),
                 ", ".join(
                     "fit" if row.predicted_per_s is None else _error(row.error, row.is_implied)
-                    for row in own
-                ),
-                ", ".join(
-                    "fit" if row.predicted_per_s is None else _error(row.linear_error)
                     for row in own
                 ),
             ]
@@ -284,13 +265,13 @@ def families_section(outcomes: Sequence[Outcome]) -> str:
     return "\n".join(lines)
 
 
-def _said(constants: Mapping[str, float]) -> str:
-    return "; ".join(
-        f"{name}: {value:.3g}" for name, value in constants.items() if name not in COUNTED
-    )
+def _family(name: str, source: str, fitted: Mapping[str, float]) -> str:
+    """A cell: whose figures these are, and what was fitted to them."""
+    values = [f"{what}: {value:.3g}" for what, value in fitted.items() if what not in COUNTED]
+    return "; ".join([f"{name}: {source}", *values])
 
 
-def _error(error: float, is_implied: bool = False) -> str:
+def _error(error: float, is_implied: bool) -> str:
     """Of a cell that lists several."""
     return f"{100 * error:+.1f}{'i' if is_implied else ''}"
 
@@ -308,11 +289,10 @@ def trainings_section() -> tuple[str, list[float]]:
         for word in ("model", "hosts", "exchange")
     )
     text = f"""Tested: `plan`'s forecast before the first step, from the file that `firecaffe check`
-        wrote on these hosts, against the median step. There are {len(rows)} trainings: {nets} on
-        {hosts} hosts by {exchanges}. [Each one](../../benchmarks/results/forecast.md) has its
-        hardware, parts and commit. Not tested: other rates and machines, and trainings that we had
-        not seen: such trainings decided how a step is composed, what `check` measures and what
-        counts as a step's time."""
+        wrote on these hosts, against the median step. There are {len(rows)} trainings
+        ([record](../../benchmarks/results/forecast.md)): {nets} on {hosts} hosts by {exchanges}.
+        Not tested: other rates and machines, and trainings that we had not seen. Such trainings
+        decided how a step is composed, what `check` measures and what counts as a step's time."""
     return f"## Trainings on emulated hosts, 200 Mbit/s\n\n{paragraph(text)}", errors
 
 
@@ -324,42 +304,31 @@ def allreduce_section(path: Path) -> tuple[str, list[Timed], int, int]:
         "## Published all_reduce times",
         "",
         paragraph(
-            f"""Tested: a formula with constants of each library, 2 lg p · α + (2 (p - 1) / p · β +
+            """Tested: a formula with constants of each library, 2 lg p · α + (2 (p - 1) / p · β +
             c(n)) n. It is no part of firecaffe, whose planner has no c(n) (copies of long
-            messages), which is a size's first fit. `benchmarks/published_allreduce.py` has the
-            fits. The null model scales a size's first row by 2 (p - 1) / p: median error
-            {_median(row.scaled_error for row in predicted)} on {len(predicted)} rows, the formula's
-            is {_median(row.error for row in predicted)}. Lists go by number of ranks."""
+            messages), which is a size's first fit. The null model scales a size's first row by
+            2 (p - 1) / p."""
         ),
         "",
+        "| family: source; other fits | MB | ranks | rows | median error | largest | null, median |",
+        "|---|---|---|---|---|---|---|",
     ]
     num_fitted = num_known = 0
     for family, rows, fitted in tables:
         num_fitted += sum(row.predicted_s is None for row in rows)
         num_known += "known_bytes_per_s" in family
-        lines.append(f"- {family['name']}: {family['source']}. Other fits: {_said(fitted)}.")
-    lines += [
-        "",
-        "| family | MB | ranks | published, ms | error | null's error |",
-        "|---|---|---|---|---|---|",
-    ]
-    for family, rows, _ in tables:
-        for number, num_bytes in enumerate(dict.fromkeys(row.num_bytes for row in rows)):
-            own = [row for row in rows if row.num_bytes == num_bytes]
-            cells = [
-                "" if number else family["name"],
-                f"{num_bytes / 1e6:.3g}",
-                ", ".join(str(row.ranks) for row in own),
-                ", ".join(f"{row.taken_s * 1e3:.3g}" for row in own),
-                ", ".join(
-                    "fit" if row.predicted_s is None else _error(row.error, row.is_implied)
-                    for row in own
-                ),
-                ", ".join(
-                    "fit" if row.predicted_s is None else _error(row.scaled_error) for row in own
-                ),
-            ]
-            lines.append(f"| {' | '.join(cells)} |")
+        own = [row for row in rows if row.predicted_s is not None]
+        worst = max(own, key=lambda row: abs(row.error))
+        cells = [
+            _family(family["name"], family["source"], fitted),
+            ", ".join(f"{size / 1e6:.3g}" for size in dict.fromkeys(row.num_bytes for row in rows)),
+            ", ".join(str(ranks) for ranks in dict.fromkeys(row.ranks for row in rows)),
+            str(len(own)),
+            _median(row.error for row in own),
+            f"{worst.error:+.1%}, {worst.num_bytes / 1e6:.3g} MB on {worst.ranks}",
+            _median(row.scaled_error for row in own),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines), predicted, num_fitted, num_known
 
 

@@ -28,6 +28,7 @@ from firecaffe.planner.advice import paragraph
 from firecaffe.planner.cluster import Cluster, load_cluster
 from firecaffe.planner.codec_cost import PRICED
 from firecaffe.planner.forecast import Forecast, fastest, forecasts
+from firecaffe.planner.memory import remedy
 from firecaffe.planner.of_parallel import OwnLayout
 from firecaffe.planner.of_recipe import workload_of, workload_of_model
 from firecaffe.planner.update_price import UPDATES
@@ -390,6 +391,5 @@ def _does_not_fit(work: Workload, cluster: Cluster, rows: Sequence[Forecast]) ->
     return (
         f"{work.model} in micro-batches of {work.micro_batch_size} needs "
         f"{sum(least.values()) / 1e9:.3g} GB a worker (the most for {largest}), and a device of "
-        f"{cluster.name} has {cluster.device.memory_bytes / 1e9:.3g} GB; take smaller "
-        "micro-batches, or another cluster"
+        f"{cluster.name} has {cluster.device.memory_bytes / 1e9:.3g} GB; {remedy(least)}"
     )

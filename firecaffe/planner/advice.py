@@ -16,6 +16,7 @@ from firecaffe.planner.forecast import (
     is_own,
     most_useful,
 )
+from firecaffe.planner.memory import remedy
 from firecaffe.planner.update_price import ALL
 from firecaffe.planner.workload import Workload
 
@@ -121,7 +122,7 @@ def paragraph(workload: Workload, cluster: Cluster, rows: Sequence[Forecast]) ->
         need = sum(last.memory_bytes.values())
         said.append(
             f"It does not fit: a worker needs {need / 1e9:.3g} GB, and {cluster.device.name} has "
-            f"{cluster.device.memory_bytes / 1e9:.3g} GB. Use smaller micro-batches."
+            f"{cluster.device.memory_bytes / 1e9:.3g} GB; {remedy(last.memory_bytes)}."
         )
     return " ".join(said)
 

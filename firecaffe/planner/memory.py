@@ -64,6 +64,20 @@ def memory_bytes(
     return beside_micro_batch(by_purpose) | {"library": float(LIBRARY_BYTES)}
 
 
+REMEDIES = {
+    "activations": "use smaller micro-batches",
+    "running": "split the layers, or use a device with more memory",
+    "sums": "use more workers, or larger micro-batches",
+    "optimizer": "let each worker update a shard (exchange.update_at = shards)",
+}
+
+
+def remedy(parts: dict[str, float]) -> str:
+    """Say what would save most of the largest part that grows with a choice of the user's."""
+    largest = max(parts, key=parts.__getitem__)
+    return REMEDIES.get(largest, REMEDIES["running"])
+
+
 def beside_micro_batch(parts: dict[str, float]) -> dict[str, float]:
     """Reduce "saving" and "updating" to what they need beyond the memory that is free by then.
 

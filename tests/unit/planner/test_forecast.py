@@ -37,6 +37,7 @@ from firecaffe.planner.forecast import (
     most_useful,
     time_between_failures_s,
 )
+from firecaffe.planner.memory import remedy
 from firecaffe.planner.of_recipe import workload_of, workload_of_model, write_forecast
 from firecaffe.planner.ports import Network
 from firecaffe.planner.price import Prices
@@ -172,6 +173,19 @@ def test_what_does_not_fit_is_said() -> None:
     rows = forecasts(WORK, small, [1, 2])
     assert not rows[0].fits
     assert "It does not fit" in paragraph(WORK, small, rows)
+
+
+@pytest.mark.parametrize(
+    ("largest", "said"),
+    [
+        ("activations", "smaller micro-batches"),
+        ("sums", "larger micro-batches"),
+        ("optimizer", "shard"),
+        ("parameters", "split"),
+    ],
+)
+def test_the_largest_part_decides_the_remedy(largest: str, said: str) -> None:
+    assert said in remedy({"activations": 1.0, "sums": 1.0, "optimizer": 1.0, largest: 2.0})
 
 
 def test_money_energy_and_time_to_accuracy_where_they_are_known() -> None:
