@@ -18,7 +18,7 @@ from firecaffe.planner.chain import chain_of
 from firecaffe.planner.cluster import Cluster, load_cluster
 from firecaffe.planner.forecast import IMAGENET_IMAGES, forecast, forecasts
 from firecaffe.planner.of_recipe import workload_of_model
-from firecaffe.planner.split_plans import SplitPlan, exchange_for, split_plans
+from firecaffe.planner.split_plans import exchange_for, split_plans
 
 BY_HAND = ("overhead of a call", "latency")
 """Constants of the cluster file that no source says."""
@@ -38,7 +38,6 @@ class Split:
     predicted: float
     by_data: float
     """The same, predicted of data parallelism."""
-    plan: SplitPlan
 
     @property
     def error(self) -> float | None:
@@ -104,9 +103,9 @@ def _split(
     work = workload_of_model(config, None, workers * batch, batch)
     exchange = exchange_for(forecasts(work, cluster, [workers]), workers)
     ways = ["data", "one_weird_trick"]
-    by_data, trick = split_plans(work, cluster, chain_of(config, work), workers, exchange, ways)
-    predicted, linear = (each.images_per_s / alone_per_s for each in (trick, by_data))
-    return Split(workers, published, predicted, linear, trick)
+    plans = split_plans(work, cluster, chain_of(config, work), workers, exchange, ways)
+    whole, predicted = (each.images_per_s / alone_per_s for each in plans)
+    return Split(workers, published, predicted, whole)
 
 
 def page(path: Path) -> tuple[str, list[float], list[float]]:
@@ -119,10 +118,10 @@ def page(path: Path) -> tuple[str, list[float], list[float]]:
         null_errors += of_linear
         lines += [
             paragraph(
-                f"""Tested: the way `one_weird_trick` of `plan --ways`, on
-                [data sheets](../../benchmarks/published/k20.toml): {record.net}, {record.batch}
-                images a device. Fitted: the device's efficiency, {record.efficiency:.2f}, to the
-                hours of one device ({record.alone_per_s:.0f} images/s). Chosen:
+                f"""Tested: the way `one_weird_trick` of `plan --ways`, on a file
+                [from data sheets](../../benchmarks/published/k20.toml): {record.net},
+                {record.batch} images a device. Fitted: the device's efficiency,
+                {record.efficiency:.2f}, to one device's {record.alone_per_s:.0f} images/s. Chosen:
                 {" and ".join(BY_HAND)}. Not tested: how devices share the node's network; other
                 splits. **The aim was {AIM:.0%}; the largest error is {max(map(abs, own)):.1%}**,
                 and linear's {max(map(abs, of_linear)):.1%}."""

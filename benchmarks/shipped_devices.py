@@ -84,15 +84,15 @@ def page(path: Path) -> tuple[str, list[float], int]:
             """Tested: `firecaffe plan` for one worker, on shipped cluster files. Their compute
             rates are a data sheet's peak times a usual efficiency; nothing was measured. Not
             tested: the other devices. The paper says K20 for FireCaffe's single workers; Titan has
-            K20Xs, which are faster."""
+            faster K20Xs."""
         ),
         "",
         "| cluster file | network | batch | published, images/s | forecast | error | in band |",
         "|---|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        lines.append(
+        *(
             f"| {row.cluster} | {row.net} | {row.batch} | {row.published_per_s:,.4g} | "
             f"{row.forecast_per_s:,.4g} | {row.error:+.0%} | {'yes' if row.is_in_band else 'no'} |"
-        )
+            for row in rows
+        ),
+    ]
     return "\n".join(lines), errors, outside

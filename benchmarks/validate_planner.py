@@ -40,7 +40,7 @@ COLUMNS = (
 HEAD = """# The planner, and how far off it is
 
 `firecaffe plan` forecasts the time of a training step. This page says how, and how far off it was.
-`python -m benchmarks.validate_planner` writes it.
+`benchmarks/validate_planner.py` writes it.
 
 ## Summary
 
@@ -76,7 +76,7 @@ count too. *Null*: the median error of the section's null model on the same rows
 - **Bands.** Compute times may be off by the device's `error` and exchange times by the link's, both
   to the same side.
 
-Left out: other users of the network, and a GPU's clock. The turns at a port were not compared with
+Left out: other users of the network, and a GPU's clock. Turns at a port were not compared with
 InfiniBand, NVLink or NCCL.
 """
 
@@ -119,7 +119,7 @@ def make_page(families: Path) -> str:
     rows = [
         Record("single devices, shipped files", "`plan`", alone_errors),
         Record(
-            "one weird trick on K20s, speedups",
+            "one weird trick, speedups",
             "`plan --ways`",
             split_errors,
             split_null,
@@ -291,8 +291,8 @@ def trainings_section() -> tuple[str, list[float]]:
     text = f"""Tested: `plan`'s forecast before the first step, from the file that `firecaffe check`
         wrote on these hosts, against the median step. There are {len(rows)} trainings
         ([record](../../benchmarks/results/forecast.md)): {nets} on {hosts} hosts by {exchanges}.
-        Not tested: other rates and machines, and trainings that we had not seen. Such trainings
-        decided how a step is composed, what `check` measures and what counts as a step's time."""
+        Not tested: other rates, machines and trainings. Trainings like these decided how a step is
+        composed, what `check` measures and what counts as a step's time."""
     return f"## Trainings on emulated hosts, 200 Mbit/s\n\n{paragraph(text)}", errors
 
 
@@ -305,12 +305,11 @@ def allreduce_section(path: Path) -> tuple[str, list[Timed], int, int]:
         "",
         paragraph(
             """Tested: a formula with constants of each library, 2 lg p · α + (2 (p - 1) / p · β +
-            c(n)) n. It is no part of firecaffe, whose planner has no c(n) (copies of long
-            messages), which is a size's first fit. The null model scales a size's first row by
-            2 (p - 1) / p."""
+            c(n)) n. It is no part of firecaffe. c(n), copies of long messages, is a size's first
+            fit. The null model scales a size's first row by 2 (p - 1) / p."""
         ),
         "",
-        "| family: source; other fits | MB | ranks | rows | median error | largest | null, median |",
+        "| family: source; other fits | MB | ranks | n | median error | largest | null, median |",
         "|---|---|---|---|---|---|---|",
     ]
     num_fitted = num_known = 0

@@ -6,6 +6,7 @@ it is where the files lie. Sphinx checks each: a warning is an error.
 
 import re
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from docs.made_from_code import SECTIONS, filled
 
 project = "firecaffe"
+release = version("firecaffe")
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 root_doc = "docs/index"
 include_patterns = ["*.md", "docs/**.md", "examples/**.md", "benchmarks/results/*.md"]
@@ -32,7 +34,7 @@ smartquotes_action = "qe"
 """Dashes stay as they are: `--resume` is an option."""
 
 html_theme = "furo"
-html_title = "firecaffe"
+html_title = f"firecaffe {release}"
 html_copy_source = False
 html_show_copyright = False
 
