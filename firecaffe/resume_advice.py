@@ -1,7 +1,7 @@
 """The wording of advice to the user: options of a command, or arguments in a script."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -40,3 +40,10 @@ def or_restarts() -> str:
 def option(name: str) -> str:
     """Return an option as the user writes it: --nproc-per-node for a command, nproc_per_node."""
     return f"--{name.replace('_', '-')}" if _typed[0] else name
+
+
+def replaced(settings: Mapping[str, str]) -> str:
+    """Return settings of a run's recipe as the user writes them: options, or `replace={…}`."""
+    if _typed[0]:
+        return " ".join(f"--{name} {value}" for name, value in settings.items())
+    return f"replace={dict(settings)}"

@@ -131,7 +131,7 @@ def compare(
         band: With groups: points of the metric that are no difference; 0.3 of shares, else 1 in
             100.
         allow_unequal: Give speedups between runs of other work, which are marked.
-        html: A file for a page of the groups over seeds, with curves.
+        html: A file for a page with the table, and the curves of each run, one or several.
         overwrite: Replace the file of `html` if it exists.
 
     Raises: RecipeError for a wrong argument; RunError for a folder that is not a finished run's.

@@ -92,7 +92,7 @@ def predict(
 
     Args:
         run: A run's folder, a checkpoint in it, or a .fcz file.
-        images: Images and folders of them.
+        images: Images, .npy files of samples, and folders of them.
         best: Take the best checkpoint, not the newest.
         trust_code: Run code that the folder or the file names.
         top: The number of classes of each image.
@@ -102,7 +102,7 @@ def predict(
         replace: Words of the run's recipe with other values, as {"data.path": "new"}.
 
     Images that cannot be read are left out, and named in the answer's `broken`. Raises:
-    RecipeError, RunError, DataError, CheckpointError.
+    RecipeError, RunError, CheckpointError; DataError, also if no image can be read.
     """
     check_alone("predict")
     used = open_run(run, replace, trust_code)
@@ -148,6 +148,9 @@ def _predict(
     for prediction in predictions(model, recipe, batches, world.device):
         rows.append(_row(prediction, names, top, masks))
         lines.append(_line(prediction, rows[-1], names, top))
+    if broken and not rows:
+        more = f" (and {len(broken) - 1} more that cannot be read)" if len(broken) > 1 else ""
+        raise DataError(f"{broken[0]}{more}")
     return Predicted(rows, lines, [str(error) for error in broken], skipped, trained.notes)
 
 

@@ -206,9 +206,9 @@ def _check_no_image_words(config: DataConfig, train: Dataset) -> None:
         value = getattr(config, word)
         if value != getattr(default, word):
             raise RecipeError(
-                f"data.{word} is {value!r}, but {config.name} has {layout_of(train)}, which do not "
-                "say sample_CHW and num_classes, as images of classes do; leave the word out, and "
-                "do it in the data set"
+                f"data.{word} is {value!r}, but {config.name} has {layout_of(train)}; image "
+                "settings are for a data set with sample_CHW and num_classes, as TensorDataset. "
+                "Leave it out, and transform in the data set"
             )
 
 

@@ -350,7 +350,7 @@ def line_of(found: dict[str, Any]) -> str:
     low, high = found["step_low_s"] * 1e3, found["step_high_s"] * 1e3
     said = (
         f"forecast: {found['step_s'] * 1e3:.3g} ms a step ({low:.3g} to {high:.3g}), "
-        f"{found['images_per_s']:,.4g} samples/s on {found['cluster']} in mode "
+        f"{found['images_per_s']:,.0f} samples/s on {found['cluster']} in mode "
         f"{found['mode_in_words']}"
     )
     if found["average_s"] is not None:

@@ -348,7 +348,7 @@ def write_forecast(
 def _line(predicted: dict[str, Any]) -> str:
     low, high = predicted["step_low_s"] * 1e3, predicted["step_high_s"] * 1e3
     said = f"{predicted['step_s'] * 1e3:.3g} ms a step ({low:.3g} to {high:.3g})"
-    line = f"forecast: {said}, {predicted['images_per_s']:,.4g} samples/s on {predicted['cluster']}"
+    line = f"forecast: {said}, {predicted['images_per_s']:,.0f} samples/s on {predicted['cluster']}"
     if "parallel" not in predicted:
         return line
     if predicted["parallel"]["stages"]:

@@ -99,6 +99,11 @@ def _check_model(model: Any) -> None:
             f"model is {shown(model)}; expected a function that makes a network. One of "
             "firecaffe's own is named in the recipe: ModelConfig(name)"
         )
+    check_takes_nothing(model)
+
+
+def check_takes_nothing(model: Callable[..., Any]) -> None:
+    """Raise RecipeError if a network's maker cannot be called without arguments."""
     try:
         signature = inspect.signature(model)
     except ValueError:  # a builtin without a signature

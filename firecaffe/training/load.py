@@ -22,7 +22,7 @@ from firecaffe.training.checkpoint import BEST, POINTERS, SUMS, Checkpoint, load
 from firecaffe.training.coded import check_outline, described, is_coded, with_nets
 from firecaffe.training.evaluation_weights import NORMS
 from firecaffe.training.forward import lay_out
-from firecaffe.training.given_parts import Parts
+from firecaffe.training.given_parts import Parts, check_takes_nothing
 from firecaffe.training.piece import Weights
 from firecaffe.training.run_facts import NOTHING, About, about_of, read_about
 from firecaffe.training.state import stored_piece
@@ -195,6 +195,8 @@ def _made(model: Given | None, recipe: Recipe, about: About) -> nn.Module:
     if isinstance(model, nn.Module):
         network = model
     else:
+        if model is not None:
+            check_takes_nothing(model)
         with generators_kept():
             if model is not None:
                 network = check_made("model()", model())

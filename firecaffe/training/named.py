@@ -7,6 +7,7 @@ from firecaffe.data.datasets import GIVEN
 from firecaffe.errors import RecipeError
 from firecaffe.models.network import GIVEN_IN_PYTHON
 from firecaffe.recipe.sections import Recipe
+from firecaffe.resume_advice import replaced
 from firecaffe.tasks import TaskConfig
 from firecaffe.training.given_task import OWN
 from firecaffe.training.load import run_of
@@ -27,9 +28,8 @@ def check_named(where: Path, recipe: Recipe, needed: Collection[str]) -> None:
             unnamed["task"] = word
     missing = {section: what for section, what in unnamed.items() if section in needed}
     if missing:
-        options = " ".join(f"--{section}.name path/file.py:function" for section in missing)
         raise RecipeError(
             f"{where}: given in Python, or not at all, and named nowhere: "
-            f"{', '.join(missing.values())}"
-            f"; name functions that return the same: {options}"
+            f"{', '.join(missing.values())}; name functions that return the same: "
+            f"{replaced({f'{section}.name': 'path/file.py:function' for section in missing})}"
         )

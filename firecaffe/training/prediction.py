@@ -134,9 +134,10 @@ def _broken(path: Path, error: BrokenSampleError) -> DataError:
 
 def _check_shape(path: Path, sample: Tensor, about: About) -> None:
     if tuple(sample.shape) != about.input_shape:
-        raise DataError(
-            f"{path}: comes to {_by(sample.shape)}; the network takes {_by(about.input_shape)}"
-        )
+        has_no_channel = about.input_shape[:1] == (1,) and sample.shape[1:] == about.input_shape[1:]
+        hint = " (several gray ones? save array[:, None])" * has_no_channel
+        taken = f"{_by(about.input_shape)}{hint}"
+        raise DataError(f"{path}: comes to {_by(sample.shape)}; the network takes {taken}")
 
 
 def _by(shape: Sequence[int]) -> str:
@@ -158,7 +159,10 @@ def read_array(path: Path, about: About, config: DataConfig) -> list[tuple[str, 
     if array.dtype.name == "float64" and expected == "float32":
         array = array.astype(np.float32)  # numpy's default
     if array.dtype.name != expected:
-        raise DataError(f"{path}: is of {array.dtype}; expected {expected}, as the run's samples")
+        raise DataError(
+            f"{path}: is of {array.dtype}; expected {expected}; save samples as the run's data set "
+            "gives them to the network"
+        )
     is_one = array.ndim == len(about.input_shape)
     if not is_one and array.ndim != len(about.input_shape) + 1:
         raise DataError(

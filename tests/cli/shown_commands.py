@@ -91,6 +91,7 @@ SLOW = (
 stand in for ImageNet are packed there too, for `plan` takes ImageNet's own figures without them."""
 
 PREPARED = {
+    "docs/tutorials": (f"firecaffe check RECIPE.toml --nproc-per-node 2 --write two.toml {BATCH}",),
     "README.md": tuple(
         f"firecaffe train recipes/nin_small.toml --nproc-per-node {ranks} {SHORT} "
         f"--run.folder runs/20261121-{time}-nin_small-{ranks}w"

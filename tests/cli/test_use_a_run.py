@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 import firecaffe
 from firecaffe.cli import main
+from firecaffe.errors import DataError
 from tests.ranks.networks import Everything, small_data
 from tests.world import Ranks
 
@@ -310,6 +311,13 @@ def test_what_cannot_be_predicted_is_one_line(
     line = capsys.readouterr().err
     assert said in line
     assert line.count("\n") == 1
+
+
+def test_in_python_images_that_all_fail_are_an_error(run: Path, tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / f"{name}.png").write_bytes(b"no image")
+    with pytest.raises(DataError, match=r"a\.png.*1 more"):
+        firecaffe.predict(run, tmp_path)
 
 
 def test_export_writes_what_other_programs_read(

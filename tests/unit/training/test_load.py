@@ -198,6 +198,7 @@ def test_a_network_that_was_given_in_python_has_to_be_given_again(folder: Path) 
         ("run/checkpoints/step-00000003", {"best": True}, RecipeError, "best"),
         ("run", {"model": 3}, RecipeError, "model is 3"),
         ("run", {"model": lambda: nn.Linear(2, 2)}, CheckpointError, r"again\.bias"),
+        ("run", {"model": nn.Linear}, RecipeError, r"lambda: Linear\(…\)"),
         ("file.pt", {}, RecipeError, "model="),
         ("file.pt", {"model": Everything}, CheckpointError, r"file\.pt"),
         ("empty", {}, RecipeError, r"recipe\.toml"),
