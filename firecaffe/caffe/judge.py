@@ -28,6 +28,9 @@ class Judged:
     """The blobs that the judges take from the network, in the order of first use."""
     targets: tuple[Source, ...]
     """The targets: all tops of the data layers but the first."""
+    softmax: Step | None = None
+    """The Softmax at the end of a net without judges. It is no part of `network`, as a task takes
+    the values before it."""
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -68,7 +71,15 @@ def judged(graph: Graph) -> Judged:
         blobs.update(dict.fromkeys(bottom for bottom in step.bottoms if bottom not in theirs))
         theirs.update(step.tops)
         judges.append(step)
-    return Judged((*network,), (*judges,), (*blobs,), targets)
+    softmax = None
+    if not judges and network and _is_last_softmax(network[-1], graph):
+        softmax = network.pop()
+        blobs = dict.fromkeys(softmax.bottoms)
+    return Judged((*network,), (*judges,), (*blobs,), targets, softmax)
+
+
+def _is_last_softmax(step: Step, graph: Graph) -> bool:
+    return step.type == "Softmax" and (*graph.outputs,) == (*step.tops,)
 
 
 Blobs = Mapping[str, Tensor]

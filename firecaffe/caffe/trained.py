@@ -81,6 +81,7 @@ class Answer:
     calls: tuple[Call, ...]
     blob: str
     loss: Step | None
+    """The main loss; of a net without losses the Softmax at its end."""
 
 
 class Trained(nn.Module):
@@ -117,7 +118,7 @@ class Trained(nn.Module):
                 raise unknown_shape(sample)
         train, test = made["TRAIN"], made["TEST"]
         self._shape = test.shapes[self._inputs["TEST"]]
-        self._loss = parts["TEST"].main_loss or parts["TRAIN"].main_loss
+        self._loss = parts["TEST"].main_loss or parts["TRAIN"].main_loss or parts["TEST"].softmax
         modules = train.modules | test.modules
         for name, module in modules.items():
             self.add_module(name, module)
@@ -220,7 +221,7 @@ def _tie(train: Assembled, test: Assembled) -> None:
             )
 
 
-SOFTMAX_LOSS = "SoftmaxWithLoss"
+WITH_SOFTMAX = ("SoftmaxWithLoss", "Softmax")
 PROBABILITIES = "prob"
 
 OF_TRAINING = ("include", "exclude", "phase", "loss_weight", "propagate_down")
@@ -252,7 +253,7 @@ def deployed(network: Trained) -> Deployed:
             arrays = [blob.detach().cpu().float().numpy() for blob in blobs.values()]
             layers.append(Layer(call.step.layer.text("name"), call.step.type, arrays))
     output, axis = answer.blob, None
-    if answer.loss is not None and answer.loss.type == SOFTMAX_LOSS:
+    if answer.loss is not None and answer.loss.type in WITH_SOFTMAX:
         axis = answer.loss.layer.message("softmax_param").integer("axis", 1)
         output = PROBABILITIES
         while any(output in (call.step.name, *call.step.tops) for call in answer.calls):

@@ -82,6 +82,8 @@ class Described:
     """The reason why a batch must not be split into micro-batches; empty if it may be."""
     losses: dict[str, float]
     num_parameters: int
+    softmax: str = ""
+    """The Softmax at the end of a net without losses, which the network leaves to its task."""
 
 
 def describe(
@@ -97,7 +99,8 @@ def describe(
             read_graph(layers, LAYERS)
     with on_meta():
         nets = nets_of(net, phases, samples, report)
-        parameters = dict(Trained(net, samples.shapes[samples.input]).named_parameters())
+        trained = Trained(net, samples.shapes[samples.input])
+    parameters, last = dict(trained.named_parameters()), trained.answering().loss
     whole = next(iter(nets.values()))
     judge = read_judges(net)[0] if whole.losses else None
     _say_unread(net, phases, report)
@@ -117,6 +120,7 @@ def describe(
         _mixing(phases["TRAIN"], judge),
         whole.losses,
         sum(parameter.numel() for parameter in parameters.values()),
+        last.name if last is not None and not whole.losses else "",
     )
 
 

@@ -149,6 +149,9 @@ def _sections(file: NetFile, asked: Asked, net: _Net, report: Report) -> Section
         report.needed.append(Note(str(file.path), what))
     if described.losses:
         sections["task"] = {"name": name}
+    elif described.softmax:
+        what = f"the task takes the values before Softmax {described.softmax!r}, and applies it"
+        report.changed.append(Note(str(file.path), what))
     else:
         what = (
             "no loss: task.name is classification, which takes values before a softmax; say "

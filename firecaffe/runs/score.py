@@ -39,7 +39,7 @@ ADVICE = {
     "stragglers_s": "mend or leave out the slow rank; see who is slow",
     "exchange_s": "another exchange, a compressor, a faster link; see `firecaffe plan`",
     "data_s": "the data set in memory or on faster storage, cheaper augmentation",
-    "update_s": "fewer, larger parameters; a cheaper solver",
+    "update_s": "a larger batch, a cheaper solver; between hosts exchange.update_at = shards",
     "rest_s": "fewer checkpoints and evaluations, tensorboard off",
 }
 

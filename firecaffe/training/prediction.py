@@ -29,6 +29,7 @@ from firecaffe.data.image_folder import (
 from firecaffe.errors import DataError, RecipeError
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.recipe.sections import Recipe
+from firecaffe.resume_advice import replaced
 from firecaffe.tasks.outputs import prediction_of
 from firecaffe.training.forward import AUTOCAST, laid_out, seed_random
 from firecaffe.training.run_facts import About
@@ -109,9 +110,10 @@ def _image_reader(about: About, config: DataConfig) -> Callable[[Path], Tensor]:
         return lambda path: read_image(path, about, config)
     shape = "x".join(map(str, about.input_shape)) or "no one tensor"
     raise RecipeError(
-        f"the run's inputs ({shape}) are made by a data set of one's own, so predict does not know "
-        "how an image becomes one; give arrays of that shape (.npy), or leave IMAGES out and name "
-        "data: --data.name, --data.path"
+        f"it is not known how an image becomes an input of the run ({shape}): its data set makes "
+        "them. Give arrays of that shape (.npy); or name data and no images, with "
+        f"{replaced({'data.name': 'NAME'})}; or, for a Caffe net without a data layer, the file "
+        f"that has one: {replaced({'data.name': 'caffe:TRAIN_VAL.prototxt'})}"
     )
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
@@ -226,6 +227,30 @@ def test_a_net_with_all_its_weights_is_used_as_it_is(tmp_path: Path) -> None:
     done = typed.firecaffe("export", folder, "--to", "safetensors", "--overwrite")
     assert done.returncode == 4
     assert "checkpoint" in done.stderr
+
+
+def test_a_deployed_net_gives_the_probabilities_that_it_gave_before(
+    home: Path, imported: Path, tmp_path: Path
+) -> None:
+    """Its file ends in a Softmax, as Caffe's deploy.prototxt does, and it is not applied twice."""
+    run = tmp_path / "run"
+    done = typed.firecaffe("train", imported / "recipe.toml", "--run.folder", run, cwd=imported)
+    assert done.returncode == 0, done.stderr
+    done = typed.firecaffe("export", run, "--to", "caffemodel", "--out", tmp_path / "d.caffemodel")
+    assert done.returncode == 0, done.stderr
+    assert 'type: "Softmax"' in (tmp_path / "d.prototxt").read_text()
+    words = ("--weights", tmp_path / "d.caffemodel", "--out", tmp_path / "d")
+    done = typed.firecaffe("import", tmp_path / "d.prototxt", *words)
+    assert done.returncode == 0, done.stderr
+    assert "Softmax 'prob'" in done.stdout
+    sample = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    before, after = firecaffe.load(run, trust_code=True), firecaffe.load(tmp_path / "d")
+    with torch.no_grad():
+        assert torch.equal(before(sample), after(sample))
+    words = ("--to", "caffemodel", "--out", tmp_path / "again.caffemodel")
+    done = typed.firecaffe("export", tmp_path / "d", *words)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "again.prototxt").read_text() == (tmp_path / "d.prototxt").read_text()
 
 
 def test_plan_and_profile_take_it(home: Path, imported: Path) -> None:

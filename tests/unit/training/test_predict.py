@@ -205,7 +205,7 @@ def test_arrays_are_as_the_data_set_gives_them(own: Path, tmp_path: Path, capsys
     for name in ("objects.npy", "text.npy", "huge.npy"):
         refused(capsys, 3, f"{name}: is no array that is read", folder, tmp_path / name)
     Image.new("RGB", (4, 4)).save(tmp_path / "image.png")
-    said = "(3x4x4) are made by a data set of one's own"
+    said = "an input of the run (3x4x4)"
     refused(capsys, RecipeError.exit_code, said, folder, tmp_path / "image.png")
 
 
