@@ -23,8 +23,8 @@ NOTES = (
     "--max-restarts restarts after a fault, in the same run folder.",
     "For several hosts, type the command on every host with --nnodes, --rdzv-endpoint, --rdzv-id "
     "and --secret-file. With --nnodes MIN:MAX, hosts may leave and come.",
-    "Ctrl-C, SIGTERM, SIGUSR1 and a closed terminal stop the run. It saves a checkpoint and ends with exit "
-    "code 75.",
+    "Ctrl-C, SIGTERM, SIGUSR1 and a closed terminal stop the run. It saves a checkpoint and ends "
+    "with exit code 75.",
     "A run that continues with another torch, or on a processor with other instructions, prints a "
     "line: its bits may differ from there on.",
 )

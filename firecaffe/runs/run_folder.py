@@ -77,8 +77,8 @@ def create_run_folder(config: RunConfig, name: str, is_own: bool = False) -> Pat
         (folder / "checkpoints").mkdir(exist_ok=is_own)
     except FileExistsError:
         raise RunError(
-            f"run.folder {config.folder} exists already; give the run a new one, for two runs never "
-            "write into one folder"
+            f"run.folder {config.folder} exists already; give another, for two runs never write "
+            "into one folder"
         ) from None
     except OSError as error:
         raise RunError(f"run.folder {config.folder or 'runs'}: {error.strerror}") from error

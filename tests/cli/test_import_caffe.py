@@ -239,8 +239,8 @@ def test_a_deployed_net_gives_the_probabilities_that_it_gave_before(
     done = typed.firecaffe("export", run, "--to", "caffemodel", "--out", tmp_path / "d.caffemodel")
     assert done.returncode == 0, done.stderr
     assert 'type: "Softmax"' in (tmp_path / "d.prototxt").read_text()
-    words = ("--weights", tmp_path / "d.caffemodel", "--out", tmp_path / "d")
-    done = typed.firecaffe("import", tmp_path / "d.prototxt", *words)
+    whole = ("--weights", tmp_path / "d.caffemodel", "--out", tmp_path / "d")
+    done = typed.firecaffe("import", tmp_path / "d.prototxt", *whole)
     assert done.returncode == 0, done.stderr
     assert "Softmax 'prob'" in done.stdout
     sample = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(0))
