@@ -312,8 +312,8 @@ def _check_place(recipe: Recipe, is_new: bool) -> None:
         raise RecipeError("train.device is cuda; this host shows no GPU (use cpu or auto)")
     if is_new and recipe.run.folder and Path(recipe.run.folder).exists():
         raise RunError(
-            f"run.folder {recipe.run.folder} exists already; give another, for two runs never write "
-            "into one folder"
+            f"run.folder {recipe.run.folder} exists already; give another, for two runs never "
+            "write into one folder"
         )
 
 
