@@ -20,9 +20,11 @@ from proselint.config import DEFAULT
 from proselint.tools import CheckRegistry, LintFile
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("*.md", "docs/**/*.md", "examples/**/*.md")
-NOT_FOR_USERS = {"LOG.md"}
-"""The record of decisions: written once, as of its day."""
+PAGES = (
+    *("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"),
+    *("docs/**/*.md", "examples/**/*.md", ".github/**/*.md"),
+)
+"""LOG.md and benchmarks/results are records: of decisions, as of their day, and of measurements."""
 
 RULES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 MOST_WORDS = RULES["most_words"]
@@ -48,8 +50,7 @@ class Prose:
 
 
 def pages() -> list[Path]:
-    paths = {path for like in PAGES for path in ROOT.glob(like)}
-    return sorted(path for path in paths if path.name not in NOT_FOR_USERS)
+    return sorted({path for like in PAGES for path in ROOT.glob(like)})
 
 
 def prose(markdown: str) -> Iterator[Prose]:

@@ -63,7 +63,7 @@ def _replaced(replace: Any) -> dict[str, Any]:
         return {}
     if not isinstance(replace, Mapping) or not all(isinstance(word, str) for word in replace):
         raise RecipeError(
-            f"replace is {shown(replace)}; expected words of a recipe with their values, as "
+            f"replace is {shown(replace)}; expected settings of the recipe with their values, as "
             '{"data.path": "photos"}'
         )
     for word in replace:

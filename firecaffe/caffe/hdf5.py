@@ -68,7 +68,7 @@ def _check_blobs(path: Path, blobs: Sequence[Any]) -> None:
     """Check that the blobs need no more bytes than the file has, as Caffe does not compress."""
     for blob in blobs:
         if blob.dtype.kind not in "fiu" or blob.external or blob.is_virtual:
-            raise CaffeError(f"{path}: {blob.name} holds no numbers of its own")
+            raise CaffeError(f"{path}: {blob.name} itself holds no numbers")
     needed = sum(max(blob.nbytes, blob.dtype.itemsize * prod(blob.chunks or ())) for blob in blobs)
     if needed > path.stat().st_size:
         raise CaffeError(f"{path}: its blobs would have {needed:,} bytes, more than the file")

@@ -202,7 +202,7 @@ def _check_not_overwritten(graph: Graph, parts: Judged) -> None:
             if blob in taken:
                 raise step.layer.error(
                     f"{step.type} {step.name!r} writes over {blob!r}, which {taken[blob].name!r} "
-                    "has taken before; expected a top of its own"
+                    "has taken before; expected its own top"
                 )
 
 

@@ -34,7 +34,7 @@ COMMANDS = {
     "compress": "make a trained network small: prune, share values, code; one file",
     "compare": "compare finished runs",
     "check": "look a cluster over, and write the cluster file that plan reads",
-    "explain": "where the time of each rank of a run went, and who is slow",
+    "explain": "where the time of each rank of a run went, and which rank is slow",
     "profile": "a network's parameters, activations and FLOPs, layer by layer",
     "schedule": "the rounds and transfers of an exchange",
     "bench": "measure exchanges beside the backend's own, and the link",

@@ -215,7 +215,7 @@ class Parser(ArgumentParser):
     def parse_args(self, args: Sequence[str], **more: Any) -> Namespace:  # type: ignore[override]
         line = self.read(list(args))
         if line.words and not self._has_recipe:
-            raise RecipeError(f"--{line.words[0]} is a word of a recipe, and no recipe is given")
+            raise RecipeError(f"--{line.words[0]} is a setting of a recipe, and no recipe is given")
         defaults = _recipe_fields() if self.takes_recipe else {}
         lists = {f"--{word}" for word, value in defaults.items() if isinstance(value, list)}
         return super().parse_args(

@@ -36,8 +36,8 @@ ABOUT = (
 NOTES = (
     "It says what limits and, with --model-rate, how many decoding threads and how much of this "
     "storage the rate takes. It also measures the same images as a folder of files and packed.",
-    "Cold: the system is asked to forget the files. It may still know the names of files just "
-    "written, which favors the folder.",
+    "Cold: the system is asked to forget the files. It may still know the names of new files, "
+    "which favors the folder.",
     "--write puts the rates of storage and decoding into a cluster file, so that `plan` knows when "
     "a training waits for its data.",
 )

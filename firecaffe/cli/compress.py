@@ -34,8 +34,8 @@ def make_parser() -> Parser:
         "The network is that of a finished run, or the trained model.weights of a recipe.",
         takes_recipe=True,
         instead={
-            "run.folder": "--out says where the file is, and the rounds lie beside it",
-            "run.tuned": "rounds have rates of their own",
+            "run.folder": "--out says where the file is; the rounds lie in the same folder",
+            "run.tuned": "each round has its own rate",
         },
         notes=NOTES,
     )

@@ -98,7 +98,7 @@ def main(argv: list[str]) -> int:
     write_folder(folder, files_of(imported, path))
     for line in imported.report.lines():
         say(line)
-    say(f"written: {folder / RECIPE}, with {NET} and {REPORT} beside it")
+    say(f"written: {folder / RECIPE}, with {NET} and {REPORT}")
     _end(imported, folder)
     return 0
 

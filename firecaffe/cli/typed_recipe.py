@@ -106,7 +106,7 @@ def _read_otherwise(
         if word in typed and values[word] != before and kept:
             lines.append(
                 f"--{word} {values[word]} takes {', '.join(kept)}, as {path} has it for {before}; "
-                "what is typed beside it counts instead"
+                "the typed words count instead"
             )
     return lines
 

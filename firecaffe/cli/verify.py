@@ -24,7 +24,7 @@ NOTES = (
     "What the run was given in Python must be named, as for `evaluate`.",
 )
 STEPS = "--steps says how long each training is"
-FOLDER = "each training has a folder of its own, which is removed"
+FOLDER = "each training has its own folder, which is removed"
 OF_TWINS = {"run.folder": FOLDER, "run.tensorboard": FOLDER, "run.digests": FOLDER}
 """Fields without effect on trainings that are only compared, each with the reason."""
 

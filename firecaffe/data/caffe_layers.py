@@ -19,7 +19,7 @@ REFUSED = {
     "MemoryData": "is filled by a program",
     "WindowData": "cuts windows out of images, which is not done here",
     "DummyData": "holds no samples of anyone's",
-    "Python": "is a program of its own",
+    "Python": "is a separate program",
     "Input": "takes what a program gives it",
 }
 """Data layers whose data are in no file, and why they are refused."""

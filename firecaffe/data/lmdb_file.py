@@ -142,7 +142,7 @@ class LmdbFile:
             sizes = uint16s[nodes].astype(np.int64) | uint16s[nodes + 1].astype(np.int64) << 16
             flags, key_bytes = uint16s[nodes + 2], uint16s[nodes + 3].astype(np.int64)
             if (flags & (TREE | SEVERAL)).any():
-                raise self._damaged("it holds databases of its own; Caffe's hold values")
+                raise self._damaged("it holds named databases; Caffe's hold values")
             starts = places + NODE_BYTES + key_bytes
             is_apart = flags & OVERFLOW > 0
             ends = starts + np.where(is_apart, 8, sizes)

@@ -80,7 +80,7 @@ def _check_not_blank(
         )
     raise DataError(
         f"{part}: all {len(samples)} images looked at have one color, {color} of 255, at every "
-        f"pixel; expected some in which something is to be seen{why}"
+        f"pixel; expected images that show something{why}"
     )
 
 

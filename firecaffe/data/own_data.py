@@ -74,7 +74,7 @@ def _kind(dataset: Any) -> str:
         return f"the class {dataset.__qualname__}, not one that is made of it"
     if isinstance(dataset, DataLoader):
         return (
-            "a torch DataLoader, whose batches come in an order of their own: give its dataset, or "
+            "a torch DataLoader, whose batches come in its own order: give its dataset, or "
             "firecaffe.from_torch(loader.dataset, collate=loader.collate_fn)"
         )
     if isinstance(dataset, IterableDataset):

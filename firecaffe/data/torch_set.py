@@ -63,7 +63,7 @@ def _what(dataset: Any) -> str:
     if isinstance(dataset, IterableDataset):
         return f"an IterableDataset ({type(dataset).__name__}), whose samples have no numbers"
     if isinstance(dataset, DataLoader):
-        return "a DataLoader, whose batches come in an order of their own"
+        return "a DataLoader, whose batches come in its own order"
     return shown(dataset)
 
 

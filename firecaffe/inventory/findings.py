@@ -32,7 +32,7 @@ class Inventory:
         if not self.repeats:
             reasons.append(
                 "the network came to another loss for the same micro-batch, asked twice: it draws "
-                "from a generator of its own, or keeps state that is not seen"
+                "from its own generator, or keeps state that is not seen"
             )
         return reasons
 

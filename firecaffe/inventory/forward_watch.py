@@ -83,7 +83,7 @@ class Watch:
         for name, (parameter, _, _) in self._parameters.items():
             if now.get(name) is not parameter:
                 raise RecipeError(
-                    f"forward puts another parameter in the place of {name}; expected the "
+                    f"forward replaces the parameter {name}; expected the "
                     "parameters that the network was made with, which the optimizer updates"
                 )
         changed = self.changed()

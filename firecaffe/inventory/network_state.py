@@ -91,7 +91,7 @@ def _check_memory(network: nn.Module) -> None:
         if last + 1 < parameter.numel():
             raise RecipeError(
                 f"parameter {name} has {parameter.numel()} elements in the memory of {last + 1} "
-                "(of expand); expected one of its own: clone it first"
+                "(of expand); clone it first"
             )
         begin = int(parameter.storage_offset())
         memory = spans.setdefault(parameter.untyped_storage().data_ptr(), [])
@@ -124,8 +124,8 @@ def _check_state_dict(network: nn.Module) -> None:
         left = [key for key in state if key not in known and not key.endswith(EXTRA_STATE)]
         if left:
             raise RecipeError(
-                f"module {name or 'network'} ({type(module).__name__}) keeps {left[0]} in a way of "
-                "its own; expected parameters, buffers, or get_extra_state and set_extra_state"
+                f"module {name or 'network'} ({type(module).__name__}) keeps {left[0]} "
+                "otherwise; expected parameters, buffers, or get_extra_state and set_extra_state"
             )
 
 

@@ -66,7 +66,7 @@ def check_name(name: str) -> None:
         hint = f"did you mean {close[0]!r}? " if close else ""
         raise RecipeError(
             f"model.name: no network is called {name!r}; {hint}known: {', '.join(MODELS)}; or "
-            "one's own, package.module:function or path/file.py:function"
+            "your own, package.module:function or path/file.py:function"
         )
 
 

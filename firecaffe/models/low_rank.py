@@ -112,7 +112,7 @@ def chosen_ranks(network: nn.Module, ranks: Mapping[str, int]) -> dict[str, int]
             shown = ", ".join([*layers][:4]) + (" …" if len(layers) > 4 else "")
             raise RecipeError(
                 f"model.low_rank has {pattern!r}, which no Linear or Conv2d of the network "
-                f"matches; they are called {shown or 'nothing, for there is none'}"
+                f"matches; {f'they are called {shown}' if shown else 'it has none'}"
             )
         chosen |= dict.fromkeys(matching, rank)
     for name, rank in chosen.items():

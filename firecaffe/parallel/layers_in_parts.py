@@ -255,7 +255,7 @@ def over_rows(layer: nn.Module, place: Place) -> OverRows:
     made: type[Any] = ConvOverRows if isinstance(layer, nn.Conv2d) else NormOverRows
     if isinstance(place.group, OwnSamples):
         raise RecipeError(
-            f"split: {place.name} cannot be split by rows where ranks have samples of their own"
+            f"split: {place.name} cannot be split by rows if each rank has its own samples"
         )
     over: OverRows = made(layer, place).train(layer.training)
     return over

@@ -155,14 +155,14 @@ def _trace(network: nn.Module, names: Sequence[str]) -> _Tracer:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise RecipeError(
             f"stages: what {where} calls cannot be followed ({reason}); let no stage begin inside "
-            "it, take what depends on data out of its forward into a module of its own, or make it "
+            "it, take what depends on data out of its forward into its own module, or make it "
             "an nn.Sequential of stages"
         ) from error
     if not torch.equal(before, torch.get_rng_state()):
         torch.set_rng_state(before)
         raise RecipeError(
             "stages: random numbers are drawn beside the network's modules, in a forward inside "
-            "which a stage begins; draw them in a module of its own"
+            "which a stage begins; draw them in another module"
         )
     if tracer.stage < len(names):
         mode = "training" if network.training else "evaluation"

@@ -210,7 +210,7 @@ def _rounds(recipe: Recipe) -> str:
     if synchrony.fragments > synchrony.local_steps:
         return (
             f"synchrony.fragments is {synchrony.fragments} with synchrony.local_steps "
-            f"{synchrony.local_steps}; it must be at most that, so that each has a step of its own"
+            f"{synchrony.local_steps}; it must be at most that, so that each has its own step"
         )
     between = synchrony.local_steps // synchrony.fragments
     if synchrony.overlap_steps >= between:

@@ -53,8 +53,8 @@ def read_sections(path: Path) -> dict[str, dict[str, Any]]:
             raise RecipeError(f"recipe {path}: no section {name!r}; there are {', '.join(known)}")
         if not isinstance(value, dict):
             raise RecipeError(
-                f"recipe {path}: {name} is {value!r}; it is a section, with words of its own "
-                f"([{name}], then a word on each line)"
+                f"recipe {path}: {name} is {value!r}; expected a section, [{name}], and "
+                "then a setting on each line"
             )
     return sections
 

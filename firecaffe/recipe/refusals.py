@@ -99,7 +99,7 @@ _PARALLEL = (
     ),
     Refusal(
         (on("parallel.stages"), is_("parallel.scheme", ONE_WEIRD_TRICK)),
-        "a stage takes what the one before it gives, and here workers have samples of their own",
+        "a stage takes what the one before it gives, and here each worker has its own samples",
         'say parallel.split = { "classifier.*" = "neurons" }, with parallel.scheme none',
     ),
     Refusal(
@@ -134,7 +134,7 @@ _CONSTRAINED = (
         ),
         "weights that share a value are chosen at the start, when those that are pruned are not "
         "known yet",
-        "share in a training that begins with the pruned weights (model.weights)",
+        "share in a second training, which begins with the pruned weights (model.weights)",
     ),
     Refusal(
         (is_not("prune.scope", LAYER), on("prune.threshold")),
@@ -184,7 +184,7 @@ _TRAINING = (
     ),
     Refusal(
         (is_("solver.decay_form", "decoupled"), is_not("solver.type", *MAY_DECOUPLE)),
-        "the decay of this solver cannot stand beside its update",
+        "the decay of this solver cannot be separated from its update",
         f"{', '.join(MAY_DECOUPLE)} have it; that of adam is solver.type adamw",
     ),
     Refusal(

@@ -85,7 +85,7 @@ OF_SERVERS = (
             ),
             *LOCKLESS,
         ),
-        "a server would do it, and there is none: workers write to the same weights",
+        "no server could do it: workers write to the same weights",
         "leave it out, or take synchrony.lock = server",
     ),
     Refusal(
@@ -168,6 +168,6 @@ OF_REPLICAS = (
     ),
     Refusal(
         (is_("parallel.scheme", ONE_WEIRD_TRICK), IN_REPLICAS),
-        "workers of a row have samples of their own then, while a replica is a whole row's",
+        "each worker of a row then has its own samples, while a replica is a whole row's",
     ),
 )

@@ -82,7 +82,7 @@ def _check_bytes(folder: Path, came_to: Mapping[str, Any]) -> None:
 
 def _lines(row: Mapping[str, Any] | None) -> list[str]:
     if row is None:
-        return ["the run did not finish: its staleness, idle shares and bytes are told at its end"]
+        return ["the run did not finish: its staleness, idle shares and bytes are known at its end"]
     again = f", {row['again']:,} computed again" if row.get("again") else ""
     lost = f"; learners lost: {row['lost_learners']:,}" if row["lost_learners"] else ""
     counts = {int(late): count for late, count in row["staleness"].items()}

@@ -36,7 +36,7 @@ LEAST_MISS = 0.05
 
 ADVICE = {
     "compute_s": "a faster device, larger micro-batches, bfloat16 (train.autocast)",
-    "stragglers_s": "mend or leave out the slow rank; see who is slow",
+    "stragglers_s": "mend or leave out the slow rank, which is named above",
     "exchange_s": "another exchange, a compressor, a faster link; see `firecaffe plan`",
     "data_s": "the data set in memory or on faster storage, cheaper augmentation",
     "update_s": "a larger batch, a cheaper solver; between hosts exchange.update_at = shards",

@@ -143,7 +143,7 @@ def attach(model: nn.Module, optimizer: optim.Optimizer, folder: str | Path) -> 
     if optimizer in _timed:
         raise ArgumentError(
             f"attach: the steps of this optimizer are timed already, into {_timed[optimizer]}; "
-            "call that one's detach() first"
+            "call its detach() first"
         )
     return Attached(model, optimizer, folder)
 

@@ -254,8 +254,8 @@ def average_locally(
     check_optimizer("average_locally", optimizer, model)
     if optimizer in _averaged:
         raise ArgumentError(
-            "average_locally: the network of this optimizer is averaged already; call that one's "
-            "detach() first"
+            "average_locally: the network of this optimizer is averaged already; call detach() "
+            "of the first one"
         )
     device = next(iter(trained.values())).device
     if not dist.is_initialized():

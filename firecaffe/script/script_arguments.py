@@ -168,8 +168,8 @@ def check_optimizer(function: str, value: Any, network: nn.Module) -> None:
         )
     if not hasattr(value, "_optimizer_step_post_hooks"):
         raise ArgumentError(
-            f"{function}: optimizer is a wrapper ({type(value).__name__}), which has no hooks of "
-            "its own; give the optimizer inside it (of accelerate, optimizer.optimizer)"
+            f"{function}: optimizer is a wrapper ({type(value).__name__}), which has no "
+            "hooks; give the optimizer inside it (of accelerate, optimizer.optimizer)"
         )
     own = {id(parameter) for parameter in network.parameters()}
     if not any(

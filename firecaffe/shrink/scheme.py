@@ -137,7 +137,7 @@ def _check_low_rank(where: str, word: str, pattern: str, value: Any) -> None:
 
 def _table(where: str, word: str, value: Any) -> Words:
     if not isinstance(value, dict):
-        raise RecipeError(f"{where}: {word} is {value!r}; expected a section with words of its own")
+        raise RecipeError(f"{where}: {word} is {value!r}; expected a section with settings")
     return value
 
 

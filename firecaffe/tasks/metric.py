@@ -183,7 +183,7 @@ def reductions_of(metric: Any) -> Mapping[str, Reduction]:
         reductions[state] = known.get(function, "cat")
     if not reductions:
         raise RecipeError(
-            f"{name} has no state of its own (it wraps other metrics); give those instead"
+            f"{name} has no state itself (it wraps other metrics); give those instead"
         )
     return reductions
 

@@ -187,8 +187,8 @@ def _net_of(file: Path, word: str, name: str, digest: str | None) -> Path:
         else f"there is no {base} in {' or '.join(map(str, folders))}"
     )
     raise RecipeError(
-        f"{file}: {word} is {name!r}, and {problem}; put its net beside it, or say where one is: "
-        f"--{word} {CAFFE}PATH"
+        f"{file}: {word} is {name!r}, and {problem}; put its net into its folder, or say where "
+        f"one is: --{word} {CAFFE}PATH"
     )
 
 

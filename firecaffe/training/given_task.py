@@ -38,7 +38,7 @@ def check_given(recipe: Recipe, loss: Any, task: Any) -> None:
     if not isinstance(task, Task):
         raise RecipeError(f"task is {shown(task)}; expected a firecaffe.Task(loss, metrics={{…}})")
     if recipe.task not in (TaskConfig(), TaskConfig(OWN)):
-        raise RecipeError("task is given, and the recipe has a [task] of its own; leave one out")
+        raise RecipeError("task is given, and the recipe has a [task] too; leave one out")
     check_own(task)
 
 

@@ -122,7 +122,7 @@ def test_a_plan_takes_the_recipe_s_compressor_or_those_asked_for() -> None:
         (["--compare", "a.toml", "b.toml", "--global-batch-size", "8"], "train.global_batch_size"),
         ([str(RECIPE), "--global-batch-size", "8"], "--train.global_batch_size"),
         ([str(RECIPE), "--exchange.compressor", "threshold"], "exchange.compressor is 'threshold'"),
-        (["--train.steps", "3", "--model", "lenet"], "--train.steps is a word of a recipe"),
+        (["--train.steps", "3", "--model", "lenet"], "--train.steps is a setting of a recipe"),
         (["--model", "googlenet", "--exchanges", "smoke"], "--exchanges: no exchange 'smoke'"),
         (
             [

@@ -1,10 +1,12 @@
 """The check of the pages' English finds what it should, and nothing in code or addresses."""
 
+import ast
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tools.prose import main, pages, problems
+from tools.prose import PHRASES, ROOT, main, pages, problems
 
 LONG = "The worker sends " + "a gradient and " * 14 + "it ends."
 
@@ -56,3 +58,21 @@ def test_a_line_names_the_place_and_the_code_says_it(
 def test_every_page_for_users_is_read() -> None:
     names = {str(path.relative_to(Path(__file__).parents[2])) for path in pages()}
     assert {"README.md", "CONTRIBUTING.md", "docs/index.md", "SECURITY.md"} <= names
+
+
+def messages() -> Iterator[tuple[str, str]]:
+    """Each string with a blank in it that is no docstring, with its place."""
+    for path in sorted(ROOT.glob("firecaffe/**/*.py")):
+        tree = ast.parse(path.read_text("utf-8"))
+        nodes = [*ast.walk(tree)]
+        alone = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+        for node in nodes:
+            if isinstance(node, ast.Constant) and id(node) not in alone and " " in str(node.value):
+                yield f"{path.relative_to(ROOT)}:{node.lineno}", str(node.value)
+
+
+def test_no_message_is_inverted() -> None:
+    found = [
+        (place, text) for place, text in messages() for like, _ in PHRASES if like.search(text)
+    ]
+    assert found == []

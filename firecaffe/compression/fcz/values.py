@@ -89,7 +89,7 @@ def read_values(
         raise DamagedError("a codebook's values do not ascend")
     if way == SIGNED:
         if matrix is None or not 1 < distinct <= MOST_SIGNED:
-            raise DamagedError(f"{distinct} values go by neighbors, or there are none")
+            raise DamagedError(f"{distinct} signed values without a matrix, or too few or too many")
         read_signed(reader, matrix, codebook, distance)
         return
     for (symbols,) in read_sequence(reader, 1, kept, distinct):

@@ -77,7 +77,7 @@ def write(
         if needed > allowed:
             raise RecipeError(
                 f"{path}: tensors of {needed:,} bytes would be a file of {file_bytes:,}, of which "
-                f"a reader allows {allowed:,}; expected a network with weights of its own"
+                f"a reader allows {allowed:,}; expected a network that has weights"
             )
         body.seek(0)
         with _whole(path) as file:

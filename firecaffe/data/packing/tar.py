@@ -70,7 +70,7 @@ def _labeled(file: Path, part: str, unread: Counter[str]) -> list[tuple[str, _Me
         if not folders:
             raise DataError(
                 f"{file}: {member.name} has no label; expected {_to_last_dot(member.name)}{LABEL} "
-                "beside it, or a folder for each class"
+                "in the same folder, or a folder for each class"
             )
         named = next((PARTS[folder] for folder in folders if folder in PARTS), part)
         samples.append((named, member, folders[-1]))
@@ -102,7 +102,9 @@ def _key_of(file: Path, images: Sequence[_Member], labels: Sequence[_Member]) ->
     # Up to the last dot, no two images of one suffix share a key, so an image may lack a label.
     alone = next((image for image in images if _to_last_dot(image.name) not in of_labels), None)
     if alone is not None:
-        raise DataError(f"{file}: {alone.name} has no {_to_last_dot(alone.name)}{LABEL} beside it")
+        raise DataError(
+            f"{file}: {alone.name} has no {_to_last_dot(alone.name)}{LABEL} in its folder"
+        )
     key, _ = max(of_images.items(), key=lambda item: item[1])
     first, second, *_ = [image.name for image in images if _to_last_dot(image.name) == key]
     raise DataError(f"{file}: {first} and {second} share a label; expected one image for each")

@@ -128,7 +128,7 @@ def _check_is_new(parts: Parts) -> None:
     if one is other:
         raise RecipeError(
             "parallel.scheme auto: model() returned the same network twice; the layout is chosen "
-            "by one of its own, so return a new one each time"
+            "with one that is not trained, so return a new one each time"
         )
 
 

@@ -237,7 +237,7 @@ def test_what_is_no_database_of_caffes(tmp_path: Path, small: Path) -> None:
         LmdbFile(small)
     with lmdb.open(str(tmp_path / "several"), max_dbs=2, map_size=1 << 20) as base:
         base.open_db(b"inner")
-    with pytest.raises(DataError, match="databases of its own"):
+    with pytest.raises(DataError, match="named databases"):
         LmdbFile(tmp_path / "several")
     several = bytearray((write(tmp_path / "sorted", {b"a": b"1"}) / FILE).read_bytes())
     several[TREE_FLAGS] = several[PAGE + TREE_FLAGS] = 4  # in both meta pages

@@ -63,7 +63,7 @@ def layer(kind: str, words: str = "", top: str = 'top: "data"') -> str:
         (images("new_height: 3"), "new_height is 3 with new_width 0"),
         (layer("HDF5Data", "transform_param { }"), "takes no transform_param"),
         (layer("MemoryData"), "MemoryData is filled by a program; expected Data, ImageData or"),
-        (layer("Python"), "Python is a program of its own"),
+        (layer("Python"), "Python is a separate program"),
         (layer("DummyData"), "DummyData holds no samples"),
         (layer("WindowData"), "WindowData cuts windows"),
     ],

@@ -107,9 +107,9 @@ def test_a_folder_of_images_in_a_tar(tmp_path: Path) -> None:
     ("members", "said"),
     [
         ({"0.jpg": b"x"}, "0.jpg has no label"),
-        ({"0.jpg": b"x", "1.cls": b"1", "1.jpg": b"y"}, "0.jpg has no 0.cls beside it"),
+        ({"0.jpg": b"x", "1.cls": b"1", "1.jpg": b"y"}, "0.jpg has no 0.cls in its"),
         ({"0.jpg": b"x", "0.png": b"y", "0.cls": b"1"}, "0.jpg and .*0.png share a label"),
-        ({"a.1.jpg": b"x", "a.2.jpg": b"y", "a.1.cls": b"1"}, "a.2.jpg has no a.2.cls beside it"),
+        ({"a.1.jpg": b"x", "a.2.jpg": b"y", "a.1.cls": b"1"}, "a.2.jpg has no a.2.cls in its"),
         ({"0.jpg": b"x", "0.cls": b"cat"}, "0.cls is 'cat'; expected a class's number"),
         ({"0.jpg": b"x", "0.cls": b"4006381333931"}, "expected a class's number below 1,000,000"),
         ({"readme.txt": b"x"}, "hold no images"),

@@ -98,7 +98,7 @@ def twice() -> Any:
 MISTAKES: list[tuple[Callable[[], Any], dict[str, int], str]] = [
     (network, {"fc": 3}, "has 'fc', which no Linear or Conv2d .* called 0, 1.0, 2"),
     (network, {"1": 3}, "has '1', which no Linear or Conv2d of the network matches"),
-    (nn.Flatten, {"*": 3}, "has '\\*', which no Linear .* called nothing, for there is none"),
+    (nn.Flatten, {"*": 3}, "has '\\*', which no Linear .* it has none"),
     (network, {"1.0": 3}, "matches 1.0, a convolution in 3 groups; leave it out of the pattern"),
     (network, {"2": 8}, "of 2 is 8; it must be 1 to 7"),
     (network, {"0": 0}, "of 0 is 0; it must be 1 to 12"),

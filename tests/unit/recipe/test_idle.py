@@ -107,8 +107,8 @@ def test_in_a_file_it_is_said_and_typed_it_is_refused(path: Path) -> None:
     ("parser", "word", "reason"),
     [
         (of_verify(), "train.steps", "--steps"),
-        (of_verify(), "run.folder", "folder of its own"),
-        (of_demo(), "run.digests", "folder of its own"),
+        (of_verify(), "run.folder", "its own folder"),
+        (of_demo(), "run.digests", "its own folder"),
         (of_tune(), "run.folder", "--out"),
         (of_plan(has_recipe=True), "exchange.algorithm", "--exchanges"),
     ],
