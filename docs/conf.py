@@ -6,7 +6,7 @@ it is where the files lie. Sphinx checks each: a warning is an error.
 
 import re
 import sys
-from importlib.metadata import version
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from docs.made_from_code import SECTIONS, filled
 
 project = "firecaffe"
-release = version("firecaffe")
+release = metadata.version("firecaffe")
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 root_doc = "docs/index"
 include_patterns = ["*.md", "docs/**.md", "examples/**.md", "benchmarks/results/*.md"]
