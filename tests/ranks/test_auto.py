@@ -190,7 +190,7 @@ def test_a_training_with_a_link_really_measured(trained: Trained) -> None:
     assert choice["latency_s"] > 0
     assert choice["bandwidth_bytes_per_s"] > 0
     assert lines_of(found) == [choice["reason"]]
-    assert lines_of(alone) == []  # there is none
+    assert lines_of(alone) == ["none, for one worker"]
     assert 'algorithm = "auto"' in (found.folder / "recipe.toml").read_text()
     reason = record_of(alone)["exchange_choice"]["reason"]
     assert reason == "tree (auto: one worker, nothing to send)"

@@ -155,7 +155,7 @@ class Making(nn.Module):
         (Scaling(), "parameter scale"),
         (refused.Clipping(), r"parameter layer\.weight"),
         (nn.Sequential(nn.Embedding(8, 2, max_norm=0.1)), r"0\.weight.*max_norm"),
-        (refused.Replacing(), "in the place of scale"),
+        (refused.Replacing(), "replaces the parameter scale"),
         (refused.Growing(), "buffer seen"),
         (Making("parameter"), "parameter new"),
         (Making("buffer"), "buffer new"),
