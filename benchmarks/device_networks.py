@@ -5,6 +5,7 @@ what the tables of timm print.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ def conv_norm(
     i: int, o: int, kernel: int | tuple[int, int], stride: int = 1, groups: int = 1
 ) -> nn.Sequential:
     sides = (kernel, kernel) if isinstance(kernel, int) else kernel
-    padding = tuple(side // 2 for side in sides)
+    padding = sides[0] // 2, sides[1] // 2
     conv = nn.Conv2d(i, o, sides, stride, padding, groups=groups, bias=False)
     return nn.Sequential(conv, nn.BatchNorm2d(o), nn.ReLU(inplace=True))
 
@@ -63,9 +64,9 @@ class Residual(nn.Module):
         self.relu = nn.ReLU(inplace=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.body(x)
-        y = self.relu(y + (x if self.short is None else self.short(x)))
-        return y
+        short = x if self.short is None else self.short(x)
+        out: Tensor = self.relu(self.body(x) + short)
+        return out
 
 
 def resnet(
@@ -98,7 +99,7 @@ def vgg(blocks: Sequence[int], norm: bool = False) -> nn.Module:
 
 def _head(widths: Sequence[int]) -> list[nn.Module]:
     layers: list[nn.Module] = []
-    for i, o in zip(widths, widths[1:], strict=False):
+    for i, o in pairwise(widths):
         layers += [nn.Linear(i, o), nn.ReLU(inplace=True), nn.Dropout()]
     return layers[:-2]
 

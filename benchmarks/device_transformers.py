@@ -49,10 +49,11 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.norms_first:
             x = x + self.attention(self.norm1(x))
-            return x + self.mlp(self.norm2(x))
+            y: Tensor = x + self.mlp(self.norm2(x))
+            return y
         x = self.norm1(x + self.drop1(self.attention(x)))
-        x = self.norm2(x + self.drop2(self.mlp(x)))
-        return x
+        out: Tensor = self.norm2(x + self.drop2(self.mlp(x)))
+        return out
 
 
 class Vit(nn.Module):
@@ -86,7 +87,8 @@ class Mixing(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.tokens(self.norm1(x).transpose(1, 2)).transpose(1, 2)
-        return x + self.channels(self.norm2(x))
+        out: Tensor = x + self.channels(self.norm2(x))
+        return out
 
 
 class Patches(nn.Module):
