@@ -90,6 +90,7 @@ def rates_text(model: ByClass, vector: Array, bands: dict[str, float]) -> str:
             if scale != 1
         ),
     ]
+    lines += ["", "[family_scale]", *_family_scales(problem, found.scales)]
     for (arithmetic, library), shares in zip(problem.groups, found.shares, strict=True):
         lines += ["", f'[share.{arithmetic}."{library}"]']
         lines += [
@@ -97,6 +98,17 @@ def rates_text(model: ByClass, vector: Array, bands: dict[str, float]) -> str:
         ]
     lines += _known(problem)
     return "\n".join(lines) + "\n"
+
+
+def _family_scales(problem: Problem, scales: Array) -> list[str]:
+    """The geometric mean of a family's scales, for its devices that have no rows of their own."""
+    families = np.array([problem.sheets[device].family for device in problem.devices])
+    has_rows = scales != 1
+    lines = []
+    for family in np.unique(families):
+        own = scales[(families == family) & has_rows]
+        lines.append(f"{family} = {_number(float(np.exp(np.log(own).mean())))}")
+    return lines
 
 
 def _known(problem: Problem) -> list[str]:

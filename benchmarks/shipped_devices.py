@@ -1,8 +1,8 @@
 """The devices of the shipped cluster files against published rates of one device.
 
-Nothing was fitted to these rows, and the figures of the files were not chosen by them: data sheets,
-and a usual efficiency. Each row is what `firecaffe plan` says of one worker, by the function that
-it calls (`planner.forecast.forecast`), with its band.
+The rows of P100 and K80 are among the 367 to which `planner/library_rates.toml` is fitted, as of
+another library than the files name; those of Titan are not. Each row is what `firecaffe plan` says
+of one worker, by the function that it calls (`planner.forecast.forecast`), with its band.
 """
 
 import re
@@ -83,8 +83,9 @@ def page(path: Path) -> tuple[str, list[float], int]:
         "",
         paragraph(
             f"""Tested: `firecaffe plan`'s function for one worker, on shipped cluster files as they
-            are. Their compute times were held to nothing when they were written: a data sheet's
-            peak times a usual efficiency. Median error {median(map(abs, errors)):.0%}; {outside} of
+            are: data sheets, and the rates of `planner/library_rates.toml`. Rows of dgx1-p100 and
+            ec2-p2 are among those to which that file is fitted, with another library; Titan's are
+            not. Median error {median(map(abs, errors)):.0%}; {outside} of
             {len(rows)} published rates lie outside the forecast's band. A file that
             `firecaffe check` has written has measured steps instead. Not tested: the other devices.
             The paper calls FireCaffe's single workers K20s; Titan's are K20Xs, which are faster."""

@@ -56,9 +56,11 @@ hold it to. The record is written by a program:
 
 ## How it works
 
-- **Computing** (`planner/compute_time.py`): layer by layer, the longer of arithmetic and memory
-  traffic, and an overhead for each call that does not shrink with the batch. That overhead is why
-  small batches are slow: it is Hockney's form of an efficiency that grows with the work. Where the
+- **Computing** (`planner/compute_time.py`): kernel by kernel, its operations at a share of the peak
+  that depends on its class, arithmetic, library and smaller side; its bytes at a share of the
+  memory rate; and an overhead that does not shrink with the batch. That overhead is why small
+  batches are slow: it is Hockney's form of an efficiency that grows with the work. The shares are
+  fitted to published rates; [how, and how far off](../benchmarks/results/device_rates.md). Where the
   cluster file has measured steps of the network (`firecaffe bench step`, `firecaffe check`), they
   scale it.
 - **Exchange** (`planner/simulate.py`, `planner/round_prices.py`): the schedule that is executed, on

@@ -54,19 +54,19 @@ def rates_of(library: str, arithmetic: str) -> Rates:
     """Find the rates; a library without such arithmetic has those of float32."""
     if library == PLAIN:
         return Rates(dict.fromkeys(MULTIPLIES, 1.0), 0.0, 1.0, 1.0, 0.0)
-    found = tables()
-    shares = found["share"].get(arithmetic, {}).get(library)
+    file = tables()
+    shares = file["share"].get(arithmetic, {}).get(library)
     if shares is None:
-        arithmetic, shares = FLOAT32, found["share"][FLOAT32].get(library)
+        arithmetic, shares = FLOAT32, file["share"][FLOAT32].get(library)
     if shares is None:
         raise RecipeError(f"no library {library!r}; there are {', '.join(libraries())}")
     assert DEPTHWISE in shares
     return Rates(
         shares,
-        found["reread"][FLOAT32 if arithmetic == FLOAT32 else "tensor"],
-        found["memory"]["matrix"],
-        found["memory"]["other"],
-        found["memory"]["transposes"] if arithmetic == HALF else 0.0,
+        file["reread"][FLOAT32 if arithmetic == FLOAT32 else "tensor"],
+        file["memory"]["matrix"],
+        file["memory"]["other"],
+        file["memory"]["transposes"] if arithmetic == HALF else 0.0,
     )
 
 
