@@ -1,8 +1,8 @@
 """The devices of the shipped cluster files against published rates of one device.
 
-Nothing was fitted to these rows, and the figures of the files were not chosen by them: data sheets,
-and a usual efficiency. Each row is what `firecaffe plan` says of one worker, by the function that
-it calls (`planner.forecast.forecast`), with its band.
+The rows of P100 and K80 are among the 367 to which `planner/library_rates.toml` is fitted, as of
+another library than the files name; those of Titan are not. Each row is what `firecaffe plan` says
+of one worker, by the function that it calls (`planner.forecast.forecast`), with its band.
 """
 
 import re
@@ -81,10 +81,10 @@ def page(path: Path) -> tuple[str, list[float], int]:
         "## Single devices, shipped files",
         "",
         paragraph(
-            """Tested: `firecaffe plan` for one worker, on shipped cluster files. Their compute
-            rates are a data sheet's peak times a usual efficiency; nothing was measured. Not
-            tested: the other devices. The paper says K20 for FireCaffe's single workers; Titan has
-            faster K20Xs."""
+            """Tested: `firecaffe plan` for one worker, on shipped cluster files: data sheets, and
+            the rates of `planner/library_rates.toml`. That file is fitted to rows of P100 and K80 too,
+            with another library; not to Titan's. Not tested: the other devices. The paper says K20
+            for FireCaffe's single workers; Titan has faster K20Xs."""
         ),
         "",
         "| cluster file | network | batch | published, images/s | forecast | error | in band |",

@@ -60,9 +60,10 @@ count too. *Null*: the median error of the section's null model on the same rows
 
 ## How a forecast is made
 
-- **Computing.** Each layer takes the longer of its arithmetic and its memory traffic. Each call has
-  an overhead that does not shrink with the batch (Hockney's form). Steps that `check` or
-  `bench step` measured scale the sum.
+- **Computing.** Each kernel takes its operations at a share of the peak, its bytes at a share of the
+  memory rate, and an overhead that does not shrink with the batch (Hockney's form). The shares
+  depend on class, size and library; they are [fitted to published rates](../../benchmarks/results/device_rates.md).
+  Steps that `check` or `bench step` measured scale the sum.
 - **Exchange.** Up to 16 ranks each transfer of the schedule is simulated. Connections that share a
   port take turns, as TCP's do. Beyond 16 ranks a formula of latency, bandwidth and additions prices
   each round; the simulation of 16 ranks corrects it.

@@ -10,39 +10,30 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from firecaffe.api.answer import Answer
-from firecaffe.api.argument_checks import check_count, commas, paths_of, refuse_beside
+from firecaffe.api.argument_checks import commas, paths_of, refuse_beside
 from firecaffe.api.cluster_file import check_cluster_file, write_cluster
-from firecaffe.api.network_argument import network_of
 from firecaffe.api.picture import SUFFIXES, check_picture
-from firecaffe.api.plan_layouts import Parallel, own_layout, ways_named
+from firecaffe.api.plan_layouts import Parallel, ways_named
 from firecaffe.api.plan_tables import Modes, assumptions, plan_table, totals
 from firecaffe.api.plan_tables import plot as draw_plot
+from firecaffe.api.plan_works import MOST_WORKERS, Alone, Work, numbers_of, work_of, works_of
 from firecaffe.api.recipe_argument import recipe_of
 from firecaffe.cluster.from_script import from_script
 from firecaffe.compression.transfer import LINKS, SLOWEST, Transfer, transfer_of
 from firecaffe.errors import RecipeError
 from firecaffe.exchange import NATIVE, find_schedule
 from firecaffe.gradients.config import NO_COMPRESSOR
-from firecaffe.models.config import ModelConfig
 from firecaffe.planner.advice import paragraph
 from firecaffe.planner.cluster import Cluster, load_cluster
 from firecaffe.planner.codec_cost import PRICED
 from firecaffe.planner.forecast import Forecast, fastest, forecasts
 from firecaffe.planner.memory import remedy
-from firecaffe.planner.of_parallel import OwnLayout
-from firecaffe.planner.of_recipe import workload_of, workload_of_model
+from firecaffe.planner.precision import check_precision, in_precision, precision_words
 from firecaffe.planner.update_price import UPDATES
 from firecaffe.planner.workload import Workload
-from firecaffe.recipe.checked_recipe import CheckedRecipe
 from firecaffe.recipe.sections import Recipe
 from firecaffe.resume_advice import option
-from firecaffe.synchrony.config import EVERY_STEP, SynchronyConfig
-from firecaffe.user_code import shown
-
-MOST_WORKERS = 1_000_000
-MICRO_BATCH_SIZE = 8
-LEAST_BATCH_SIZE = 256
-"""Least global batch size of a network alone, if none is given."""
+from firecaffe.synchrony.config import EVERY_STEP
 
 
 @dataclass(frozen=True)
@@ -64,6 +55,8 @@ class Plan:
             "cluster": self.cluster.name,
             "global_batch_size": work.global_batch_size,
             "micro_batch_size": work.micro_batch_size,
+            "precision": work.precision,
+            "channels_last": work.channels_last,
             "parameter_bytes": work.parameter_bytes,
             "assumption": "; ".join(assumptions(work, self.cluster, self.rows, self.modes)),
             "rows": [row.as_dict() for row in self.rows],
@@ -77,7 +70,8 @@ class Plan:
         work, cluster, rows = self.work, self.cluster, self.rows
         yield (
             f"{self.name}: {work.model}, batch {work.global_batch_size} in micro-batches of "
-            f"{work.micro_batch_size}, {work.parameter_bytes / 1e6:,.1f} MB of gradients"
+            f"{work.micro_batch_size} {precision_words(work)}, "
+            f"{work.parameter_bytes / 1e6:,.1f} MB of gradients"
             f"{UPDATES[work.update_at].said}, on {cluster.name} ({cluster.about})"
         )
         yield Text()
@@ -139,6 +133,8 @@ def plan(
     ways: str | Sequence[str] = "",
     draw: bool = False,
     fcz: str | Path = "",
+    precision: str = "",
+    channels_last: bool = False,
     all: bool = False,
     runs: Sequence[str | Path] = (),
     trust_code: bool = False,
@@ -165,6 +161,8 @@ def plan(
         ways: Plan other ways than by data to share the network, too: "all", or names.
         draw: Draw which rank holds what, of a recipe with [parallel] or of the best of `ways`.
         fcz: A file of `compress`, whose transfer over the cluster's links is planned.
+        precision: The arithmetic: fp32, tf32, fp16 or bf16; without it the recipe's, or fp32.
+        channels_last: Plan images with the channels innermost in memory.
         all: Show every exchange, not the three fastest and the recipe's.
         runs: Finished runs by which the cluster is corrected.
         trust_code: Run code that the folders of `runs` name.
@@ -175,29 +173,37 @@ def plan(
         args: The arguments of `model`.
         input: The shape of its images, as 3x224x224; without it the network's own.
         global_batch_size: That of `model`; without it one that all workers can share.
-        micro_batch_size: That of `model`; without it 8.
+        micro_batch_size: That of `model`; without it the largest power of two up to 256 that fits
+            the device.
         compare: Two recipes, side by side.
         name: What the recipe is called in the answer; without it its path.
 
     Raises: RecipeError for a wrong argument, or a training that fits no device of the cluster.
     """
     numbers, shared = commas("workers", workers), commas("ways", ways)
+    clusters = [
+        load_cluster(name_or_file) for name_or_file in commas("cluster", cluster).split(",")
+    ]
+    check_precision(precision, clusters)
+
+    def chosen(work: Workload) -> Workload:
+        return in_precision(work, precision, channels_last)
+
     if recipe is None:
         pair = global_batch_size, micro_batch_size
-        works = _works(model, args or {}, input, pair, compare, numbers)
+        least = min(on.device.memory_bytes for on in clusters)
+        alone = Alone(model, args or {}, input, pair, numbers, least)
+        works = works_of(alone, compare, chosen)
         used = _compressors(compressors)
     else:
         sizes = {"global_batch_size": global_batch_size, "micro_batch_size": micro_batch_size}
         refuse_beside("a recipe", model=model, args=args, input=input, compare=compare, **sizes)
         checked = recipe_of(recipe)
         path = "recipe" if isinstance(recipe, Recipe) else str(recipe)
-        works = {name or path: _work(checked)}
+        works = {name or path: work_of(checked, chosen)}
         used = _compressors(compressors, checked.exchange.compressor)
     check_picture(option("plot"), str(plot), overwrite, SUFFIXES)
     check_cluster_file(write, overwrite)
-    clusters = [
-        load_cluster(name_or_file) for name_or_file in commas("cluster", cluster).split(",")
-    ]
     learned: list[str] = []
     if runs or write:
         clusters[0], learned = _learn(clusters, paths_of("runs", runs), write, trust_code)
@@ -220,10 +226,6 @@ class Asked:
     modes: bool
     ways: str
     draw: bool
-
-
-Work = tuple[Workload, SynchronyConfig, ModelConfig, OwnLayout | None]
-"""A workload, with [synchrony], the network and the recipe's layout, if it has one."""
 
 
 def _plan(name: str, of: Work, cluster: Cluster, asked: Asked) -> Plan:
@@ -253,56 +255,6 @@ def _links(clusters: Sequence[Cluster]) -> dict[str, float]:
     ours = {f"{own.links[-1].name} ({own.name})": own.links[-1] for own in clusters}
     bits = {name: 8 * link.bandwidth_bytes_per_s for name, link in ours.items()}
     return {**bits, SLOWEST: LINKS[SLOWEST]}
-
-
-def _work(recipe: CheckedRecipe) -> Work:
-    work = workload_of(recipe)
-    return work, recipe.synchrony, recipe.model, own_layout(recipe, work)
-
-
-def _works(
-    model: str,
-    args: Mapping[str, Any],
-    input: str,
-    sizes: tuple[int | None, int | None],
-    compare: Sequence[Recipe | str | Path],
-    workers: str,
-) -> dict[str, Work]:
-    if bool(model) == bool(compare):
-        raise RecipeError(f"plan takes a recipe, {option('model')} or {option('compare')}")
-    global_batch_size, micro_batch_size = sizes
-    if compare:
-        for word, size in zip(("global_batch_size", "micro_batch_size"), sizes, strict=True):
-            if size is not None:
-                raise RecipeError(
-                    f"{option(word)} goes with {option('model')}; the recipes of "
-                    f"{option('compare')} say theirs (train.{word})"
-                )
-        if isinstance(compare, str | Path) or len(compare) != 2:
-            raise RecipeError(f"{option('compare')} is {shown(compare)}; expected two recipes")
-        return {
-            f"recipe {number}" if isinstance(training, Recipe) else str(training): _work(
-                recipe_of(training)
-            )
-            for number, training in enumerate(compare, start=1)
-        }
-    for word, size in zip(("global_batch_size", "micro_batch_size"), sizes, strict=True):
-        if size is not None:
-            check_count(word, size, 1)
-    if micro_batch_size is None:
-        micro_batch_size = MICRO_BATCH_SIZE
-    said = ""
-    if global_batch_size is None:
-        least = LEAST_BATCH_SIZE // max(1, micro_batch_size)
-        most = max([*_numbers(workers), least, 1])
-        global_batch_size = most * micro_batch_size
-        said = (
-            f"no global batch size is given: {global_batch_size} is taken, {most} "
-            f"micro-batches of {micro_batch_size} for at most as many workers"
-        )
-    network, shape = network_of(model, args, input)
-    work = workload_of_model(network, shape, global_batch_size, micro_batch_size)
-    return {model: (replace(work, assumption=said), SynchronyConfig(), network, None)}
 
 
 def _learn(
@@ -368,21 +320,7 @@ def _workers(typed: str, work: Workload, cluster: Cluster) -> list[int]:
     if not typed:
         most = min(work.num_micro_batches, cluster.most_devices or MOST_WORKERS)
         return [1 << k for k in range(most.bit_length())]
-    return _numbers(typed)
-
-
-def _numbers(typed: str) -> list[int]:
-    try:
-        workers = sorted({int(word) for word in typed.split(",") if typed})
-    except ValueError:
-        raise RecipeError(
-            f"{option('workers')} is {typed!r}; it must be numbers with commas between, as 1,2,4"
-        ) from None
-    if workers and workers[-1] > MOST_WORKERS:
-        raise RecipeError(
-            f"{option('workers')} is {workers[-1]}; it must be at most {MOST_WORKERS}"
-        )
-    return workers
+    return numbers_of(typed)
 
 
 def _does_not_fit(work: Workload, cluster: Cluster, rows: Sequence[Forecast]) -> str:

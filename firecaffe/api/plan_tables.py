@@ -15,6 +15,7 @@ from firecaffe.api.picture import load_figure, write_picture
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.planner.cluster import Cluster
 from firecaffe.planner.forecast import Forecast, by_workers, fastest, is_own
+from firecaffe.planner.known_rates import contradictions
 from firecaffe.planner.modes import Mode, hidden_s, modes_of
 from firecaffe.planner.workload import Workload
 from firecaffe.synchrony.config import EVERY_STEP, SynchronyConfig
@@ -118,6 +119,7 @@ def assumptions(
             f"{cluster.name} was measured on {measured} workers; more of them are forecast as if "
             "there were further hosts like these"
         )
+    said += contradictions(work, cluster)
     return said if modes is None else said + modes.notes
 
 

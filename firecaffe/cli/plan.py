@@ -7,6 +7,7 @@ from firecaffe.cli.cluster_file_options import DEFAULT_CLUSTER
 from firecaffe.cli.typed_network import NAME, network_words
 from firecaffe.errors import RecipeError
 from firecaffe.planner.cluster import shipped
+from firecaffe.planner.precision import PRECISIONS
 from firecaffe.recipe.sections import Recipe
 
 USAGE = "RECIPE.toml | --model NAME | --compare A.toml B.toml [--cluster NAME|FILE.toml] [options]"
@@ -89,6 +90,18 @@ def make_parser(has_recipe: bool = False) -> Parser:
         metavar="FILE",
         help="transfer times of the weights, in this file of firecaffe compress and as float32",
     )
+    add(
+        "--precision",
+        type=str,
+        default="",
+        metavar="WORD",
+        help=f"arithmetic: {', '.join(PRECISIONS)}; else the recipe's, or fp32",
+    )
+    add(
+        "--channels-last",
+        action="store_true",
+        help="images with the channels innermost in memory, as train.channels_last",
+    )
     add("--all", action="store_true", help="show every exchange")
     add(
         "--runs",
@@ -130,7 +143,7 @@ def make_parser(has_recipe: bool = False) -> Parser:
             type=int,
             default=None,
             metavar="N",
-            help="micro-batch of --model; else 8",
+            help="micro-batch of --model; else the largest power of two up to 256 that fits",
         )
         add(
             "--compare", nargs=2, default=[], metavar="RECIPE", help="plan two recipes side by side"
@@ -166,6 +179,8 @@ def main(argv: list[str]) -> int:
         ways=options.ways,
         draw=options.draw,
         fcz=options.fcz,
+        precision=options.precision,
+        channels_last=options.channels_last,
         all=options.all,
         runs=options.runs,
         trust_code=options.trust_code,

@@ -9,7 +9,7 @@ Source: Iandola et al. 2016 (FireCaffe, arXiv 1511.00175).
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,8 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_leaves
 
 from firecaffe.meta_kernels import without_compiler
+from firecaffe.models.kernel import Kernel
+from firecaffe.models.kernel_costs import KernelRecorder
 
 _COUNTED = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 
@@ -40,6 +42,8 @@ class LayerProfile:
     output_activation_bytes: int
     macs: int
     forward_backward_flops: int
+    kernels: tuple[Kernel, ...] = ()
+    """What the call starts, and functions between it and the next row's call."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,11 @@ class Profile:
     forward_backward_flops: int
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """Return all but the kernels."""
+        values = asdict(self)
+        for row in values["layers"]:
+            del row["kernels"]
+        return values
 
 
 def profile(module: nn.Module, input_CHW: tuple[int, int, int], batch_size: int) -> Profile:
@@ -84,8 +92,17 @@ def profile_on(module: nn.Module, inputs: Any) -> Profile:
     shadows |= {name: b.to(device, copy=True) for name, b in module.named_buffers()}
 
     rows: list[LayerProfile] = []
-    with _training_mode(module), _recording(module, rows), torch.no_grad(), without_compiler():
+    recorder = KernelRecorder(shadows.values(), inputs, batch_size)
+    with (
+        _training_mode(module),
+        _recording(module, rows, recorder),
+        torch.no_grad(),
+        without_compiler(),
+        recorder,
+    ):
         functional_call(module, shadows, (inputs,))
+    if rows:
+        rows[-1] = replace(rows[-1], kernels=(*rows[-1].kernels, *recorder.taken()))
     return Profile(
         batch_size=batch_size,
         input_CHW=tuple(first.shape[1:]),
@@ -110,7 +127,9 @@ def _training_mode(module: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _recording(module: nn.Module, rows: list[LayerProfile]) -> Iterator[None]:
+def _recording(
+    module: nn.Module, rows: list[LayerProfile], recorder: KernelRecorder
+) -> Iterator[None]:
     # Hooks go on every layer that has no children, or has parameters.
     names = {part: name for name, part in module.named_modules()}
     # Listed now, since other tensors replace the parameters during the call.
@@ -142,10 +161,17 @@ def _recording(module: nn.Module, rows: list[LayerProfile]) -> Iterator[None]:
                 output_activation_bytes=sum(t.nbytes for t in tensors),
                 macs=macs,
                 forward_backward_flops=6 * macs,
+                kernels=recorder.taken(part),
             )
         )
 
+    def begin(part: nn.Module, inputs: Any) -> None:
+        between = recorder.taken()
+        if rows:
+            rows[-1] = replace(rows[-1], kernels=(*rows[-1].kernels, *between))
+
     handles = [part.register_forward_hook(record) for part in parameters_of]
+    handles += [part.register_forward_pre_hook(begin) for part in parameters_of]
     try:
         yield
     finally:

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from firecaffe.errors import RecipeError
+from firecaffe.planner.library_rates import PLAIN, libraries
 from firecaffe.schema import Amount, check_known, checked, parse_toml, read_file
 
 FOLDER = Path(__file__).parent / "clusters"
@@ -50,9 +51,11 @@ class Device:
     memory_bytes_per_s: Rate
     peak_flops: dict[str, Rate] = field(hash=False)
     efficiency: Rate
-    """The share of the peak, and of the memory rate, that a long convolution reaches."""
+    """Its rates over those that its library's table gives a device of this peak and memory."""
     overhead_s: Amount
-    """Time of every call of a layer, and of each of its two gradients, however small."""
+    """Time of every kernel, however small."""
+    library: str = PLAIN
+    """The library of its kernels, a name of `planner/library_rates.toml`."""
     power_w: Amount = 0.0
     jitter: Amount = 0.0
     """The standard deviation of a worker's time of a micro-batch, over its mean."""
@@ -161,6 +164,11 @@ def parse_cluster(words: dict[str, Any], name: str) -> Cluster:
 def _check(cluster: Cluster) -> None:
     if "float32" not in cluster.device.peak_flops:
         raise ValueError("device.peak_flops.float32 is missing")
+    known = libraries()
+    if cluster.device.library not in known:
+        raise ValueError(
+            f"device.library is {cluster.device.library!r}; there are {', '.join(known)}"
+        )
     inner = 1
     for index, link in enumerate(cluster.links):
         said = f"links[{index}].group is {link.group}"

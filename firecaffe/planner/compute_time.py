@@ -1,10 +1,10 @@
-"""Forecasts compute times layer by layer, corrected by measurements on the device.
+"""Forecasts compute times kernel by kernel, corrected by measurements on the device.
 
-A layer's forward takes its arithmetic or its memory traffic, whichever is longer, plus the device's
-overhead. Backward does as much again for the inputs and for the weights. The overhead does not
-shrink with the batch, so small batches use less of the device (the "skinny" effect of Keuper and
-Pfreundt 2016). t = work / rate + overhead is Hockney's efficiency rate · w / (w + w_half), with
-w_half = overhead · rate.
+A kernel that multiplies takes its operations at a share of the device's peak, and its bytes at a
+share of the memory rate; others take their bytes alone. Each has the device's overhead. The shares
+are those of the device's library: see `library_rates`. Backward multiplies as much again for the
+inputs and for the weights. The overhead does not shrink with the batch, so small batches use less
+of the device (the "skinny" effect of Keuper and Pfreundt 2016).
 
 Source: Williams, Waterman, Patterson 2009 (roofline); Hockney 1991 (half-performance length).
 """
@@ -15,7 +15,17 @@ from math import log
 
 import numpy as np
 
+from firecaffe.exchange.choose import BYTES_PER_ELEMENT
+from firecaffe.models.kernel import (
+    CONVOLUTIONS,
+    DEPTHWISE,
+    ELEMENTWISE,
+    MULTIPLIES,
+    NORM,
+    Kernel,
+)
 from firecaffe.planner.cluster import Device, MeasuredStep
+from firecaffe.planner.library_rates import HALF, Rates, rates_of
 from firecaffe.planner.workload import LayerWork, Workload
 
 BACKWARD_CALLS = 2
@@ -25,6 +35,14 @@ UPDATE_PASSES = 3
 """Passes over the weights for each vector of an update: weights, gradients and state."""
 
 COPY_PASSES = 2
+
+FORWARD_PASSES = {ELEMENTWISE: 1.0, NORM: 1.5}
+BACKWARD_PASSES = {ELEMENTWISE: 1.5, NORM: 2.5}
+"""Passes over what a kernel reads and writes. A norm reads its inputs for the statistics, too; its
+backward reads inputs and gradients twice."""
+
+CAST_BYTES = 6
+"""To read a float32 and write it in half, or the other way."""
 
 HALF_PRECISION = ("bfloat16", "float16")
 
@@ -53,13 +71,63 @@ def layer_s(
     layer: LayerWork, workload: Workload, device: Device, images: int
 ) -> tuple[float, float]:
     """Forward and backward of one layer on one micro-batch, by the device's figures alone."""
-    flops, rate = _rates(workload, device)
-    half = 0.5 if workload.autocast in HALF_PRECISION else 1.0
-    moved = half * (layer.moved_bytes * images + layer.weight_bytes)
-    forward_s = max(layer.flops * images / flops, moved / rate) + device.overhead_s
-    if layer.flops:
-        return forward_s, layer.backward_share * BACKWARD_CALLS * forward_s
-    return forward_s, forward_s * 1.5 * (layer.backward_share > 0)
+    on = _On.of(workload, device)
+    forward_s = backward_s = 0.0
+    share = layer.backward_share
+    for kernel in layer.whole_kernels:
+        own_s, calls = on.kernel_s(kernel, images), 1.0
+        if kernel.kind in MULTIPLIES:
+            wanted = BACKWARD_CALLS * share
+            calls = wanted if kernel.has_input_gradient else max(0.0, wanted - 1)
+            backward_s += calls * (own_s + device.overhead_s)
+        elif share:
+            passes = BACKWARD_PASSES[kernel.kind] / FORWARD_PASSES[kernel.kind]
+            backward_s += passes * own_s + device.overhead_s
+        forward_s += own_s + device.overhead_s
+    if on.arithmetic == HALF:  # weights are cast, and their gradients cast back
+        cast_s = CAST_BYTES * layer.weight_bytes / BYTES_PER_ELEMENT / on.memory
+        forward_s += cast_s
+        backward_s += cast_s * (share > 0)
+    return forward_s, backward_s
+
+
+@dataclass(frozen=True)
+class _On:
+    """A device in some arithmetic: its rates, with its library's shares of them."""
+
+    arithmetic: str
+    rates: Rates
+    flops: float
+    memory: float
+    channels_last: bool
+
+    @classmethod
+    @lru_cache(maxsize=256)
+    def of(cls, workload: Workload, device: Device) -> "_On":
+        precision = workload.precision
+        flops, memory = _rates(precision, device)
+        arithmetic = HALF if precision in HALF_PRECISION else precision
+        rates = rates_of(device.library, arithmetic)
+        return cls(arithmetic, rates, flops, memory, workload.channels_last)
+
+    def kernel_s(self, kernel: Kernel, images: int) -> float:
+        """Seconds of one call, without the overhead."""
+        rates, size = self.rates, 2 if self.arithmetic == HALF else BYTES_PER_ELEMENT
+        if kernel.kind not in MULTIPLIES:
+            size = BYTES_PER_ELEMENT if kernel.in_float32 else size
+            passes = FORWARD_PASSES[kernel.kind]
+            return passes * size * kernel.moved * images / (self.memory * rates.memory)
+        moved = size * (kernel.moved * images + kernel.weights)
+        if kernel.kind == DEPTHWISE:
+            return moved / (self.memory * rates.shares[DEPTHWISE])
+        side = min(kernel.side, kernel.rows * images) if kernel.rows else kernel.side
+        reread = rates.reread * self.flops / self.memory / side if side else 0.0
+        multiplies_s = kernel.flops * images / (self.flops * rates.shares[kernel.kind])
+        seconds = multiplies_s * (1 + reread) + moved / (self.memory * rates.matrix_memory)
+        if kernel.kind in CONVOLUTIONS and not self.channels_last:
+            passes = 2 * rates.transposes
+            seconds += passes * size * kernel.moved * images / (self.memory * rates.memory)
+        return seconds
 
 
 def update_s(workload: Workload, device: Device, share: float = 1.0) -> float:
@@ -113,13 +181,12 @@ def _rows(workload: Workload, device: Device) -> list[MeasuredStep]:
     return [
         row
         for row in device.measured
-        if (row.model, row.autocast) == (workload.model, workload.autocast)
+        if (row.model, row.autocast) == (workload.model, workload.autocast) and not workload.tf32
     ]
 
 
-def _rates(workload: Workload, device: Device) -> tuple[float, float]:
-    dtype = workload.autocast if workload.autocast in HALF_PRECISION else "float32"
-    other = "float16" if dtype == "bfloat16" else "bfloat16"
+def _rates(precision: str, device: Device) -> tuple[float, float]:
+    other = {"bfloat16": "float16", "float16": "bfloat16"}.get(precision, precision)
     peaks = device.peak_flops
-    peak = peaks.get(dtype) or (dtype != "float32" and peaks.get(other)) or peaks["float32"]
+    peak = peaks.get(precision) or peaks.get(other) or peaks["float32"]
     return peak * device.efficiency, device.memory_bytes_per_s * device.efficiency

@@ -1,5 +1,7 @@
 """Bytes that one worker holds in memory during a step."""
 
+from dataclasses import replace
+
 from firecaffe.planner.compute_time import HALF_PRECISION
 from firecaffe.planner.update_price import update_of
 from firecaffe.planner.workload import Workload
@@ -15,6 +17,9 @@ Measured on a CPU by `firecaffe bench step`, with micro-batches of 4 to 32: 0.27
 (resnet18), 1.1 (googlenet). AlexNet, with few activations, is outside at 2.9.
 """
 
+MOST_MICRO_BATCH = 256
+"""The most images of a micro-batch that is not given: ImageNet's records took no more a device."""
+
 LIBRARY_LOW = 0.5
 """The share of LIBRARY_BYTES that a process may do with."""
 
@@ -24,6 +29,17 @@ def memory_band(parts: dict[str, float]) -> tuple[float, float]:
     whole = sum(parts.values())
     low = whole - (1 - LIBRARY_LOW) * parts["library"]
     return low, whole + ACTIVATIONS_HIGH * parts["activations"]
+
+
+def usual_micro_batch(workload: Workload, memory: float) -> int:
+    """The largest power of two up to MOST_MICRO_BATCH that certainly fits so much memory, or 1."""
+    size = MOST_MICRO_BATCH
+    while size > 1:
+        sized = replace(workload, micro_batch_size=size, global_batch_size=size)
+        if memory_band(memory_bytes(sized, 1))[1] <= memory:
+            break
+        size //= 2
+    return size
 
 
 def memory_bytes(

@@ -108,6 +108,7 @@ def workload_of(recipe: CheckedRecipe, data: Data | None = None) -> Workload:
             optimizer_vectors=vectors.kept + (train.ema_decay > 0),
             update_vectors=vectors.made,
             autocast=train.autocast,
+            channels_last=train.channels_last,
             bucket_bytes=recipe.exchange.bucket_bytes,
             stored_bytes=samples.stored_bytes,
             shared_memory=recipe.exchange.shared_memory,

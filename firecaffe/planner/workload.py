@@ -24,7 +24,8 @@ from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.models import MODELS
 from firecaffe.models.config import ModelConfig
-from firecaffe.models.layer_costs import Profile, profile_on
+from firecaffe.models.kernel import ELEMENTWISE, MATRIX, Kernel
+from firecaffe.models.layer_costs import LayerProfile, Profile, profile_on
 from firecaffe.models.network import LIBRARIES, maker_of, with_outline
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.solvers.optimizer import make_optimizer
@@ -40,7 +41,7 @@ PROFILED_IMAGES = 2
 class LayerWork:
     name: str
     flops: float
-    """Forward operations of one image (a multiply-add is two); 0 except convolution and linear."""
+    """Forward operations of one image that multiply matrices (a multiply-add is two)."""
     moved_bytes: float
     """Activations read and written for one image, as float32."""
     weight_bytes: float
@@ -50,6 +51,19 @@ class LayerWork:
     """0.5 if its weights are frozen (only inputs' gradients); 0 if all before it are, too."""
     output_bytes: float = 0.0
     """The output for one image, as float32; a part of `moved_bytes`."""
+    kernels: tuple[Kernel, ...] = ()
+    """What it starts, each with its shares of `flops`, `moved_bytes` and `weight_bytes`."""
+
+    @cached_property
+    def whole_kernels(self) -> tuple[Kernel, ...]:
+        """Its kernels with their work; a single one if they are unknown."""
+        if not self.kernels and not self.moved_bytes and not self.flops:
+            return ()
+        alone = Kernel(MATRIX if self.flops else ELEMENTWISE, 1.0, 1.0, 1.0)
+        moved, weights = (
+            size / BYTES_PER_ELEMENT for size in (self.moved_bytes, self.weight_bytes)
+        )
+        return tuple(kernel.part(self.flops, moved, weights) for kernel in self.kernels or (alone,))
 
     @cached_property
     def parameters_bytes(self) -> tuple[int, ...]:
@@ -76,6 +90,9 @@ class Workload:
     update_vectors: int = 0
     """Vectors that exist at once in an update, as long as the weights that it updates."""
     autocast: str = "none"
+    tf32: bool = False
+    """Whether matrices of float32 are multiplied as tf32."""
+    channels_last: bool = False
     bucket_bytes: int = 4_000_000
     stored_bytes: float = 0.0
     """Size of one image in storage; 0 if the data are held in memory."""
@@ -91,6 +108,13 @@ class Workload:
     """Whether each parameter has one owner, if workers update shards."""
     frozen_bytes: int = 0
     assumption: str = ""
+
+    @property
+    def precision(self) -> str:
+        """The dtype in which matrices are multiplied: float32, tf32, float16, bfloat16."""
+        if self.autocast != "none":
+            return self.autocast
+        return "tf32" if self.tf32 else "float32"
 
     @property
     def num_micro_batches(self) -> int:
@@ -199,21 +223,33 @@ def _layers(config: ModelConfig, network: nn.Module, layout: Layout) -> Layers:
         is_frozen = not shapes and row.name.partition("#")[0] in frozen
         share = float(is_after_trained) * (0.5 if is_frozen else 1.0)
         kept_bytes += row.output_activation_bytes * (share > 0)
-        works.append(
-            LayerWork(
-                name=row.name,
-                flops=2.0 * row.macs / PROFILED_IMAGES,
-                moved_bytes=(row.input_activation_bytes + row.output_activation_bytes)
-                / PROFILED_IMAGES,
-                weight_bytes=row.weight_bytes,
-                shapes=shapes,
-                backward_share=share,
-                output_bytes=row.output_activation_bytes / PROFILED_IMAGES,
-            )
-        )
+        works.append(_work_of(row, shapes, share))
     # Parameters that forward does not use are exchanged, too.
     works += [LayerWork(name, 0.0, 0.0, 0.0, tuple(rest)) for name, rest in trained.items()]
     return Layers(tuple(works), profiled, kept_bytes / PROFILED_IMAGES, sum(frozen.values()))
+
+
+def _work_of(row: LayerProfile, shapes: tuple[tuple[int, ...], ...], share: float) -> LayerWork:
+    moved_bytes = (row.input_activation_bytes + row.output_activation_bytes) / PROFILED_IMAGES
+    flops = sum(kernel.flops for kernel in row.kernels)
+    kernels = tuple(
+        kernel.part(
+            1 / flops if flops else 0.0,
+            BYTES_PER_ELEMENT / moved_bytes if moved_bytes else 0.0,
+            BYTES_PER_ELEMENT / row.weight_bytes if row.weight_bytes else 0.0,
+        )
+        for kernel in row.kernels
+    )
+    return LayerWork(
+        name=row.name,
+        flops=flops,
+        moved_bytes=moved_bytes,
+        weight_bytes=row.weight_bytes,
+        shapes=shapes,
+        backward_share=share,
+        output_bytes=row.output_activation_bytes / PROFILED_IMAGES,
+        kernels=kernels,
+    )
 
 
 SHAPE = (8, 8)

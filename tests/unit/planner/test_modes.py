@@ -15,6 +15,7 @@ from firecaffe.models.config import ModelConfig
 from firecaffe.planner.cluster import Cluster, Link, load_cluster
 from firecaffe.planner.compute_time import data_s, micro_batch, update_s
 from firecaffe.planner.forecast import forecast
+from firecaffe.planner.library_rates import PLAIN
 from firecaffe.planner.modes import Mode, alternatives, forecast_mode, modes_of
 from firecaffe.planner.of_recipe import workload_of_model, write_forecast
 from firecaffe.planner.workload import Workload
@@ -27,7 +28,8 @@ from firecaffe.synchrony.rounds import Rounds, plan_rounds
 
 def cluster(bandwidth: float = 1e15) -> Cluster:
     shipped = load_cluster("cpu-host")
-    device = replace(shipped.device, jitter=0.0, memory_bytes_per_s=1e15, overhead_s=1e-6)
+    rates = {"library": PLAIN, "efficiency": 0.35, "memory_bytes_per_s": 1e15, "overhead_s": 1e-6}
+    device = replace(shipped.device, jitter=0.0, **rates)
     link = Link("wire", 0.0, bandwidth)
     return replace(shipped, device=device, links=(link,), most_devices=0, devices_per_node=1)
 

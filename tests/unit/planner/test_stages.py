@@ -198,7 +198,7 @@ def test_stages_by_hand() -> None:
     assert found.memory["activations"] <= kept
     assert found.step.gradients_bytes == 0
     assert found.step.activations_bytes == 4 * 64 * 9_216
-    assert 0.3 < found.idle < 0.6  # the convolutions take nearly all of the time
+    assert 0.2 < found.idle < 0.6  # the convolutions take most of the time
 
 
 def test_of_auto_what_fits_comes_first_then_what_is_fast() -> None:

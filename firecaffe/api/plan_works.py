@@ -1,0 +1,121 @@
+"""What is planned: a recipe's training, a network without a recipe, or two recipes."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from firecaffe.api.argument_checks import check_count
+from firecaffe.api.network_argument import network_of
+from firecaffe.api.plan_layouts import own_layout
+from firecaffe.api.recipe_argument import recipe_of
+from firecaffe.errors import RecipeError
+from firecaffe.models.config import ModelConfig
+from firecaffe.planner.memory import MOST_MICRO_BATCH, usual_micro_batch
+from firecaffe.planner.of_parallel import OwnLayout
+from firecaffe.planner.of_recipe import workload_of, workload_of_model
+from firecaffe.planner.workload import Workload
+from firecaffe.recipe.checked_recipe import CheckedRecipe
+from firecaffe.recipe.sections import Recipe
+from firecaffe.resume_advice import option
+from firecaffe.synchrony.config import SynchronyConfig
+from firecaffe.user_code import shown
+
+MOST_WORKERS = 1_000_000
+LEAST_MICRO_BATCHES = 32
+"""Least micro-batches of a network alone, if no global batch size is given."""
+
+Work = tuple[Workload, SynchronyConfig, ModelConfig, OwnLayout | None]
+"""A workload, with [synchrony], the network and the recipe's layout, if it has one."""
+
+
+Chosen = Callable[[Workload], Workload]
+"""Brings a workload into the arithmetic that was asked for."""
+
+
+def work_of(recipe: CheckedRecipe, chosen: Chosen) -> Work:
+    work = chosen(workload_of(recipe))
+    return work, recipe.synchrony, recipe.model, own_layout(recipe, work)
+
+
+@dataclass(frozen=True)
+class Alone:
+    """A network without a recipe, as it was asked for."""
+
+    model: str
+    args: Mapping[str, Any]
+    input: str
+    sizes: tuple[int | None, int | None]
+    """The global batch size and the micro-batch size."""
+    workers: str
+    memory_bytes: float
+    """Of the smallest device."""
+
+
+SIZES = ("global_batch_size", "micro_batch_size")
+
+
+def works_of(
+    alone: Alone,
+    compare: Sequence[Recipe | str | Path],
+    chosen: Chosen,
+) -> dict[str, Work]:
+    if bool(alone.model) == bool(compare):
+        raise RecipeError(f"plan takes a recipe, {option('model')} or {option('compare')}")
+    if not compare:
+        return {alone.model: _work_alone(alone, chosen)}
+    for word, size in zip(SIZES, alone.sizes, strict=True):
+        if size is not None:
+            raise RecipeError(
+                f"{option(word)} goes with {option('model')}; the recipes of "
+                f"{option('compare')} say theirs (train.{word})"
+            )
+    if isinstance(compare, str | Path) or len(compare) != 2:
+        raise RecipeError(f"{option('compare')} is {shown(compare)}; expected two recipes")
+    return {
+        f"recipe {number}" if isinstance(training, Recipe) else str(training): work_of(
+            recipe_of(training), chosen
+        )
+        for number, training in enumerate(compare, start=1)
+    }
+
+
+def _work_alone(alone: Alone, chosen: Chosen) -> Work:
+    for word, size in zip(SIZES, alone.sizes, strict=True):
+        if size is not None:
+            check_count(word, size, 1)
+    batch, micro = alone.sizes
+    network, shape = network_of(alone.model, alone.args, alone.input)
+    said = []
+    if micro is None:
+        one = chosen(workload_of_model(network, shape, 1, 1))
+        micro = usual_micro_batch(one, alone.memory_bytes)
+        while batch is not None and batch % micro:
+            micro //= 2
+        said.append(
+            f"no micro-batch size is given: {micro} is taken, the largest power of two up to "
+            f"{MOST_MICRO_BATCH} that fits the device"
+        )
+    if batch is None:
+        most = max([*numbers_of(alone.workers), LEAST_MICRO_BATCHES])
+        batch = most * micro
+        said.append(
+            f"no global batch size is given: {batch} is taken, {most} "
+            f"micro-batches of {micro} for at most as many workers"
+        )
+    work = chosen(workload_of_model(network, shape, batch, micro))
+    return replace(work, assumption="; ".join(said)), SynchronyConfig(), network, None
+
+
+def numbers_of(typed: str) -> list[int]:
+    try:
+        workers = sorted({int(word) for word in typed.split(",") if typed})
+    except ValueError:
+        raise RecipeError(
+            f"{option('workers')} is {typed!r}; it must be numbers with commas between, as 1,2,4"
+        ) from None
+    if workers and workers[-1] > MOST_WORKERS:
+        raise RecipeError(
+            f"{option('workers')} is {workers[-1]}; it must be at most {MOST_WORKERS}"
+        )
+    return workers

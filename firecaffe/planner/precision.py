@@ -1,0 +1,50 @@
+"""The arithmetic of a planned step: the words of `plan --precision`."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from firecaffe.errors import RecipeError
+from firecaffe.planner.cluster import Cluster
+from firecaffe.planner.workload import Workload
+from firecaffe.resume_advice import option
+
+PRECISIONS = {"fp32": "float32", "tf32": "tf32", "fp16": "float16", "bf16": "bfloat16"}
+"""The dtype in which matrices are multiplied, by word."""
+FLOAT32, TF32 = "float32", "tf32"
+
+
+def in_precision(work: Workload, word: str, channels_last: bool = False) -> Workload:
+    """Return the work in this arithmetic; an empty word keeps its own. Raises: RecipeError."""
+    work = replace(work, channels_last=work.channels_last or channels_last)
+    if not word:
+        return work
+    dtype = PRECISIONS.get(word)
+    if dtype is None:
+        raise RecipeError(
+            f"{option('precision')} is {word!r}; it must be one of {', '.join(PRECISIONS)}"
+        )
+    half = dtype not in (FLOAT32, TF32)
+    return replace(work, autocast=dtype if half else "none", tf32=dtype == TF32)
+
+
+def check_precision(word: str, clusters: Sequence[Cluster]) -> None:
+    """Raise RecipeError if a cluster's device has no such arithmetic."""
+    dtype = PRECISIONS.get(word, FLOAT32)
+    half = ("float16", "bfloat16")
+    wanted = half if dtype in half else (dtype,)
+    for cluster in clusters:
+        peaks = cluster.device.peak_flops
+        if not any(name in peaks for name in wanted):
+            raise RecipeError(
+                f"{option('precision')} is {word}, but {cluster.name}'s device has no {dtype}; "
+                f"its file (device.peak_flops) has {', '.join(peaks)}"
+            )
+
+
+def precision_words(work: Workload) -> str:
+    """The arithmetic, as the first line of a plan says it."""
+    words = {
+        FLOAT32: "in float32",
+        TF32: "in float32 with tf32 matrices",
+    }.get(work.precision, f"in {work.precision} by autocast")
+    return words + (", channels last" if work.channels_last else "")
