@@ -16,6 +16,7 @@ from firecaffe.models import MODELS
 from firecaffe.models.config import ModelConfig
 from firecaffe.planner.cluster import load_cluster
 from firecaffe.planner.forecast import IMAGENET_IMAGES, forecast
+from firecaffe.planner.library_rates import FILE
 from firecaffe.planner.of_recipe import workload_of_model
 
 
@@ -72,6 +73,13 @@ def _alone(cluster: str, net: str, batch: int, per_s: float) -> Alone:
     )
 
 
+def num_fitted() -> int:
+    """Count the numbers that were fitted in the file of library rates, as its head says."""
+    numbers = re.search(r"(\d+) numbers", FILE.read_text("utf-8"))
+    assert numbers is not None
+    return int(numbers[1])
+
+
 def page(path: Path) -> tuple[str, list[float], int]:
     """The section of the page, the errors, and how many rates lie outside their band."""
     rows = list(read_alone(path))
@@ -82,9 +90,9 @@ def page(path: Path) -> tuple[str, list[float], int]:
         "",
         paragraph(
             """Tested: `firecaffe plan` for one worker, on shipped cluster files: data sheets, and
-            the rates of `planner/library_rates.toml`. That file is fitted to rows of P100 and K80 too,
-            with another library; not to Titan's. Not tested: the other devices. The paper says K20
-            for FireCaffe's single workers; Titan has faster K20Xs."""
+            the rates of `planner/library_rates.toml`. That file is fitted to rows of P100 and K80,
+            too, with another library; not to Titan's. Not tested: the other devices. The paper says
+            K20 for FireCaffe's single workers; Titan has faster K20Xs."""
         ),
         "",
         "| cluster file | network | batch | published, images/s | forecast | error | in band |",

@@ -60,10 +60,11 @@ count too. *Null*: the median error of the section's null model on the same rows
 
 ## How a forecast is made
 
-- **Computing.** Each kernel takes its operations at a share of the peak, its bytes at a share of the
-  memory rate, and an overhead that does not shrink with the batch (Hockney's form). The shares
-  depend on class, size and library; they are [fitted to published rates](../../benchmarks/results/device_rates.md).
-  Steps that `check` or `bench step` measured scale the sum.
+- **Computing.** Each kernel takes its operations at a share of the peak and its bytes at a share of
+  the memory rate. It also has an overhead that does not shrink with the batch (Hockney's form). The
+  shares depend on class, size and library. They are
+  [fitted to published rates](../../benchmarks/results/device_rates.md). Steps that `check` or
+  `bench step` measured scale the sum.
 - **Exchange.** Up to 16 ranks each transfer of the schedule is simulated. Connections that share a
   port take turns, as TCP's do. Beyond 16 ranks a formula of latency, bandwidth and additions prices
   each round; the simulation of 16 ranks corrects it.
@@ -109,6 +110,7 @@ class Record:
 
 def make_page(families: Path) -> str:
     alone, alone_errors, outside = shipped_devices.page(families)
+    fitted = shipped_devices.num_fitted()
     split, split_errors, split_null = one_weird_trick.page(families)
     titan, titan_errors, titan_null = validate_firecaffe.page(families)
     outcomes = [predict(family) for family in read_families(families)]
@@ -118,7 +120,7 @@ def make_page(families: Path) -> str:
     form = validate_emulated.BY_HAND
     open_rows = [row for each in outcomes for row in each.rows if row.predicted_per_s]
     rows = [
-        Record("single devices, shipped files", "`plan`", alone_errors),
+        Record("single devices, shipped files", "`plan`", alone_errors, None, fitted),
         Record(
             "one weird trick, speedups",
             "`plan --ways`",
