@@ -60,7 +60,7 @@ hold it to. The record is written by a program:
   that depends on its class, arithmetic, library and smaller side; its bytes at a share of the
   memory rate; and an overhead that does not shrink with the batch. That overhead is why small
   batches are slow: it is Hockney's form of an efficiency that grows with the work. The shares are
-  fitted to published rates; [how, and how far off](../benchmarks/results/device_rates.md). Where the
+  fitted to published rates; [how, and how far off](../benchmarks/results/device_rates.md). Where a
   cluster file has measured steps of the network (`firecaffe bench step`, `firecaffe check`), they
   scale it.
 - **Exchange** (`planner/simulate.py`, `planner/round_prices.py`): the schedule that is executed, on

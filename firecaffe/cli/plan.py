@@ -122,7 +122,7 @@ def make_parser(has_recipe: bool = False) -> Parser:
             type=int,
             default=None,
             metavar="N",
-            help="of the network; else the largest power of two up to 256 that fits the device",
+            help="of the network; else the largest power of two up to 256 (CPU: 8) that fits",
         )
         add("--compare", nargs=2, default=[], metavar="RECIPE", help="two recipes, side by side")
     return parser
