@@ -174,7 +174,7 @@ def plan(
         input: The shape of its images, as 3x224x224; without it the network's own.
         global_batch_size: That of `model`; without it one that all workers can share.
         micro_batch_size: That of `model`; without it the largest power of two up to 256 that fits
-            the device.
+            the device, up to 8 for a CPU.
         compare: Two recipes, side by side.
         name: What the recipe is called in the answer; without it its path.
 
@@ -191,7 +191,7 @@ def plan(
 
     if recipe is None:
         pair = global_batch_size, micro_batch_size
-        least = min(on.device.memory_bytes for on in clusters)
+        least = min((on.device for on in clusters), key=lambda on: on.memory_bytes)
         alone = Alone(model, args or {}, input, pair, numbers, least)
         works = works_of(alone, compare, chosen)
         used = _compressors(compressors)

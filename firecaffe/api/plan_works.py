@@ -11,7 +11,8 @@ from firecaffe.api.plan_layouts import own_layout
 from firecaffe.api.recipe_argument import recipe_of
 from firecaffe.errors import RecipeError
 from firecaffe.models.config import ModelConfig
-from firecaffe.planner.memory import MOST_MICRO_BATCH, usual_micro_batch
+from firecaffe.planner.cluster import Device
+from firecaffe.planner.memory import most_micro_batch, usual_micro_batch
 from firecaffe.planner.of_parallel import OwnLayout
 from firecaffe.planner.of_recipe import workload_of, workload_of_model
 from firecaffe.planner.workload import Workload
@@ -22,6 +23,8 @@ from firecaffe.synchrony.config import SynchronyConfig
 from firecaffe.user_code import shown
 
 MOST_WORKERS = 1_000_000
+LEAST_BATCH_SIZE = 256
+"""Least global batch size of a network alone, if only its micro-batch size is given."""
 LEAST_MICRO_BATCHES = 32
 """Least micro-batches of a network alone, if no global batch size is given."""
 
@@ -48,8 +51,8 @@ class Alone:
     sizes: tuple[int | None, int | None]
     """The global batch size and the micro-batch size."""
     workers: str
-    memory_bytes: float
-    """Of the smallest device."""
+    device: Device
+    """The one of least memory."""
 
 
 SIZES = ("global_batch_size", "micro_batch_size")
@@ -89,15 +92,16 @@ def _work_alone(alone: Alone, chosen: Chosen) -> Work:
     said = []
     if micro is None:
         one = chosen(workload_of_model(network, shape, 1, 1))
-        micro = usual_micro_batch(one, alone.memory_bytes)
+        micro = usual_micro_batch(one, alone.device)
         while batch is not None and batch % micro:
             micro //= 2
         said.append(
             f"no micro-batch size is given: {micro} is taken, the largest power of two up to "
-            f"{MOST_MICRO_BATCH} that fits the device"
+            f"{most_micro_batch(alone.device)} that fits the device"
         )
     if batch is None:
-        most = max([*numbers_of(alone.workers), LEAST_MICRO_BATCHES])
+        least = max(1, LEAST_BATCH_SIZE // micro) if alone.sizes[1] else LEAST_MICRO_BATCHES
+        most = max([*numbers_of(alone.workers), least])
         batch = most * micro
         said.append(
             f"no global batch size is given: {batch} is taken, {most} "

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from firecaffe.planner.cluster import Device
 from firecaffe.planner.compute_time import HALF_PRECISION
 from firecaffe.planner.update_price import update_of
 from firecaffe.planner.workload import Workload
@@ -20,6 +21,9 @@ Measured on a CPU by `firecaffe bench step`, with micro-batches of 4 to 32: 0.27
 MOST_MICRO_BATCH = 256
 """The most images of a micro-batch that is not given: ImageNet's records took no more a device."""
 
+MOST_OF_CORES = 8
+"""The same without a library of GPUs: a core's rate grows no more, and leaves are shared better."""
+
 LIBRARY_LOW = 0.5
 """The share of LIBRARY_BYTES that a process may do with."""
 
@@ -31,15 +35,19 @@ def memory_band(parts: dict[str, float]) -> tuple[float, float]:
     return low, whole + ACTIVATIONS_HIGH * parts["activations"]
 
 
-def usual_micro_batch(workload: Workload, memory: float) -> int:
-    """The largest power of two up to MOST_MICRO_BATCH that certainly fits so much memory, or 1."""
-    size = MOST_MICRO_BATCH
+def usual_micro_batch(workload: Workload, device: Device) -> int:
+    """The largest power of two up to `most_micro_batch` that certainly fits the device, or 1."""
+    size, memory = most_micro_batch(device), device.memory_bytes
     while size > 1:
         sized = replace(workload, micro_batch_size=size, global_batch_size=size)
         if memory_band(memory_bytes(sized, 1))[1] <= memory:
             break
         size //= 2
     return size
+
+
+def most_micro_batch(device: Device) -> int:
+    return MOST_MICRO_BATCH if device.library.startswith("cudnn") else MOST_OF_CORES
 
 
 def memory_bytes(

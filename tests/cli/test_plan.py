@@ -78,8 +78,8 @@ def test_compare_and_several_clusters() -> None:
 @pytest.mark.parametrize(
     ("words", "batch", "most"),
     [
-        (["--workers", "1024"], 8192, 1024),
-        ([], 256, 32),
+        (["--workers", "1024"], 262_144, 1024),  # micro-batches of 256, the most that is taken
+        ([], 8192, 32),
         (["--micro-batch-size", "7", "--workers", "8"], 252, 8),
         (["--micro-batch-size", "500"], 500, 1),
     ],
@@ -198,7 +198,7 @@ def test_modes_are_planned_where_they_are_asked_for_and_where_a_recipe_has_one(
 
 def test_ways_to_share_the_network() -> None:
     words = ["--model", "alexnet", "--cluster", "ethernet-10g", "--workers", "1,4"]
-    words += ["--exchanges", "ring"]
+    words += ["--exchanges", "ring", "--micro-batch-size", "8"]
     (found,) = planned(*words, "--ways", "all")
     plans = {each["name"]: each for each in found["parallel"]["plans"]}
     assert [*plans] == [*WAYS]

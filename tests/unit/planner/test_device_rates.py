@@ -186,12 +186,13 @@ def test_arithmetic_that_a_device_lacks_is_refused() -> None:
 
 
 def test_a_micro_batch_that_is_not_given_is_the_largest_that_fits() -> None:
-    memory = 16e9
-    size = usual_micro_batch(resnet50(), memory)
+    device, memory = load_cluster("ec2-p3").device, 16e9
+    size = usual_micro_batch(resnet50(), replace(device, memory_bytes=memory))
     highs = [memory_band(memory_bytes(resnet50(batch=each), 1))[1] for each in (size, 2 * size)]
     assert highs[0] <= memory < highs[1]
-    assert usual_micro_batch(resnet50(), 1e15) == 256
-    assert usual_micro_batch(resnet50(), 1.0) == 1
+    assert usual_micro_batch(resnet50(), replace(device, memory_bytes=1e15)) == 256
+    assert usual_micro_batch(resnet50(), replace(device, memory_bytes=1.0)) == 1
+    assert usual_micro_batch(resnet50(), load_cluster("cpu-host").device) == 8
 
 
 def slowed(cluster: Cluster, times: float) -> Cluster:
