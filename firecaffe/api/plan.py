@@ -180,6 +180,8 @@ def plan(
 
     Raises: RecipeError for a wrong argument, or a training that fits no device of the cluster.
     """
+    check_picture(option("plot"), str(plot), overwrite, SUFFIXES)
+    check_cluster_file(write, overwrite)
     numbers, shared = commas("workers", workers), commas("ways", ways)
     clusters = [
         load_cluster(name_or_file) for name_or_file in commas("cluster", cluster).split(",")
@@ -202,8 +204,6 @@ def plan(
         path = "recipe" if isinstance(recipe, Recipe) else str(recipe)
         works = {name or path: work_of(checked, chosen)}
         used = _compressors(compressors, checked.exchange.compressor)
-    check_picture(option("plot"), str(plot), overwrite, SUFFIXES)
-    check_cluster_file(write, overwrite)
     learned: list[str] = []
     if runs or write:
         clusters[0], learned = _learn(clusters, paths_of("runs", runs), write, trust_code)

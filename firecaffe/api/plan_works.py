@@ -93,11 +93,12 @@ def _work_alone(alone: Alone, chosen: Chosen) -> Work:
     if micro is None:
         one = chosen(workload_of_model(network, shape, 1, 1))
         micro = usual_micro_batch(one, alone.device)
-        while batch is not None and batch % micro:
+        workers = max([*numbers_of(alone.workers), 1])
+        while batch is not None and micro > 1 and (batch % micro or batch // micro < workers):
             micro //= 2
         said.append(
             f"no micro-batch size is given: {micro} is taken, the largest power of two up to "
-            f"{most_micro_batch(alone.device)} that fits the device"
+            f"{most_micro_batch(alone.device)} that fits the device and leaves each worker one"
         )
     if batch is None:
         least = max(1, LEAST_BATCH_SIZE // micro) if alone.sizes[1] else LEAST_MICRO_BATCHES

@@ -143,7 +143,8 @@ def make_parser(has_recipe: bool = False) -> Parser:
             type=int,
             default=None,
             metavar="N",
-            help="micro-batch of --model; else the largest power of two up to 256 (CPU: 8) that fits",
+            help="micro-batch of --model; else the largest power of two up to 256 (on a CPU: 8) "
+            "that fits",
         )
         add(
             "--compare", nargs=2, default=[], metavar="RECIPE", help="plan two recipes side by side"
