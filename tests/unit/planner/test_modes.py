@@ -28,8 +28,14 @@ from firecaffe.synchrony.rounds import Rounds, plan_rounds
 
 def cluster(bandwidth: float = 1e15) -> Cluster:
     shipped = load_cluster("cpu-host")
-    rates = {"library": PLAIN, "efficiency": 0.35, "memory_bytes_per_s": 1e15, "overhead_s": 1e-6}
-    device = replace(shipped.device, jitter=0.0, **rates)
+    device = replace(
+        shipped.device,
+        library=PLAIN,
+        efficiency=0.35,
+        memory_bytes_per_s=1e15,
+        overhead_s=1e-6,
+        jitter=0.0,
+    )
     link = Link("wire", 0.0, bandwidth)
     return replace(shipped, device=device, links=(link,), most_devices=0, devices_per_node=1)
 
