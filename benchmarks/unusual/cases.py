@@ -98,7 +98,7 @@ CASES: dict[str, Case] = {
     "SyncBatchNorm": Case(lambda: around(nn.SyncBatchNorm(WIDTH)), ends="SyncBatchNorm"),
     "parameters in one memory": Case(lambda: around(refused.Overlapping()), ends="share memory"),
     "expanded parameter": Case(expanded, ends="expand"),
-    "state in a way of its own": Case(lambda: around(refused.OwnWay()), ends="way of its own"),
+    "state in a way of its own": Case(lambda: around(refused.OwnWay()), ends="otherwise"),
     # extra state
     "extra state": Case(lambda: around(of.Clamp()), told="extra state"),
     "extra state of a class": Case(lambda: around(of.Peculiar()), ends="Peculiar"),

@@ -2,18 +2,21 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from firecaffe.errors import RecipeError
 from firecaffe.planner.cluster import Cluster
-from firecaffe.planner.workload import Workload
 from firecaffe.resume_advice import option
+
+if TYPE_CHECKING:  # it loads torch, and the command line lists the words alone
+    from firecaffe.planner.workload import Workload
 
 PRECISIONS = {"fp32": "float32", "tf32": "tf32", "fp16": "float16", "bf16": "bfloat16"}
 """The dtype in which matrices are multiplied, by word."""
 FLOAT32, TF32 = "float32", "tf32"
 
 
-def in_precision(work: Workload, word: str, channels_last: bool = False) -> Workload:
+def in_precision(work: "Workload", word: str, channels_last: bool = False) -> "Workload":
     """Return the work in this arithmetic; an empty word keeps its own. Raises: RecipeError."""
     work = replace(work, channels_last=work.channels_last or channels_last)
     if not word:
@@ -41,7 +44,7 @@ def check_precision(word: str, clusters: Sequence[Cluster]) -> None:
             )
 
 
-def precision_words(work: Workload) -> str:
+def precision_words(work: "Workload") -> str:
     """The arithmetic, as the first line of a plan says it."""
     words = {
         FLOAT32: "in float32",

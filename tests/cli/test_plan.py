@@ -18,6 +18,9 @@ from tests.typed import firecaffe, torchrun
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "nin_small.toml"
 
+BATCH_OF_32 = ["--global-batch-size", "256", "--micro-batch-size", "8"]
+"""32 micro-batches."""
+
 
 def plan(*words: str) -> tuple[int, str, str]:
     """The same command in this process, which has loaded torch already."""
@@ -115,7 +118,7 @@ def test_a_plan_takes_the_recipe_s_compressor_or_those_asked_for() -> None:
         (["--model", "googlenet", "--workers", "0"], "--workers is 0"),
         (["--model", "googlenet", "--workers", "many"], "--workers is 'many'"),
         (
-            ["--model", "googlenet", "--workers", "64", "--global-batch-size", "256"],
+            ["--model", "googlenet", "--workers", "64", *BATCH_OF_32],
             "only 32 micro-batches",
         ),
         ([str(RECIPE), "--workers", "64"], "only 8 micro-batches"),
