@@ -12,6 +12,7 @@ from rich.text import Text
 from firecaffe.api.answer import Answer
 from firecaffe.api.argument_checks import commas, paths_of, refuse_beside
 from firecaffe.api.cluster_file import check_cluster_file, write_cluster
+from firecaffe.api.console import UNCUT_WIDTH
 from firecaffe.api.picture import SUFFIXES, check_picture
 from firecaffe.api.plan_layouts import Parallel, ways_named
 from firecaffe.api.plan_tables import Modes, assumptions, plan_table, totals
@@ -108,6 +109,8 @@ class Planned(Answer):
     """Whether every exchange is shown."""
     is_drawn: bool
     """Whether it is drawn which rank holds what."""
+
+    least_width = UNCUT_WIDTH  # a narrower terminal breaks the lines, and cuts no figure
 
     def to_dict(self) -> list[dict[str, Any]]:
         """Return a dict for each training on each cluster, with all forecasts in `rows`."""

@@ -1,15 +1,18 @@
 """An answer shows itself in text, and in a notebook as HTML."""
 
+import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import rich.console
-from rich.console import RenderableType
+from rich.console import Console, RenderableType
 from rich.table import Table
 
+import firecaffe
 from firecaffe.api.answer import Answer
+from firecaffe.cli.show import show
 
 
 @dataclass(frozen=True, repr=False)
@@ -41,3 +44,12 @@ def test_an_answer_prints_nothing_and_returns_all(
     assert "color: #800000" in html
     assert "[line]" in html
     assert capsys.readouterr().out == ""
+
+
+def test_a_narrow_terminal_cuts_no_figure_of_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.StringIO()
+    narrow = Console(file=out, width=60, force_terminal=True, color_system=None, highlight=False)
+    monkeypatch.setattr("firecaffe.cli.show.make_console", lambda: narrow)
+    show(firecaffe.plan(model="lenet", workers=[1, 2], cluster="ethernet-1g"))
+    assert "samples/s" in out.getvalue()
+    assert "…" not in out.getvalue()
