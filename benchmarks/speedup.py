@@ -41,15 +41,15 @@ CHECKED_HOSTS = 2
 RUNS = 3
 """Of each training, in turns."""
 
-RECIPE = f"""
+RECIPE = """
 [model]
-name = "{MODEL}"
+name = "{model}"
 [data]
 name = "benchmarks.speedup:few_images"
 [train]
 global_batch_size = 64
 micro_batch_size = 8
-steps = {STEPS}
+steps = {steps}
 [run]
 tensorboard = false
 """
@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         recipe, file = folder / "recipe.toml", folder / "cluster.toml"
-        recipe.write_text(RECIPE, encoding="utf-8")
+        recipe.write_text(RECIPE.format(model=MODEL, steps=STEPS), encoding="utf-8")
         look_over(recipe, file)
         for number in range(given.runs):
             for hosts in given.hosts:

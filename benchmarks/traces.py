@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.speedup import MODEL, RECIPE
 from benchmarks.virtual_cluster import VirtualCluster
 from firecaffe.runs.environment import commit, cpu_name
 from firecaffe.runs.rank_times import require_timings
@@ -25,24 +26,10 @@ from firecaffe.runs.rank_times import require_timings
 RECORD = Path(__file__).parent / "results" / "traces.json"
 HOSTS = 4
 RATE = 200_000_000
-MODEL = "nin_cifar"
 FIRST, LAST = 5, 8
 """The steps that are kept, after the warm ones."""
 NETWORKS = ("nin_small", "googlenet_small_bn", "vgg_small_bn")
 PARTS = ("data_s", "compute_s", "exposed_communication_s", "update_s", "step_s")
-
-RECIPE = f"""
-[model]
-name = "{MODEL}"
-[data]
-name = "benchmarks.speedup:few_images"
-[train]
-global_batch_size = 64
-micro_batch_size = 8
-steps = {LAST + 1}
-[run]
-tensorboard = false
-"""
 
 
 def main() -> None:
@@ -69,7 +56,7 @@ def timeline() -> list[list[dict[str, float]]]:
     """Return for each rank the parts of its steps from FIRST to LAST."""
     with tempfile.TemporaryDirectory() as name:
         recipe, run = Path(name, "recipe.toml"), Path(name, "run")
-        recipe.write_text(RECIPE, encoding="utf-8")
+        recipe.write_text(RECIPE.format(model=MODEL, steps=LAST + 1), encoding="utf-8")
         command = [sys.executable, "-m", "firecaffe", "train", str(recipe)]
         with VirtualCluster(HOSTS, RATE, processors=0.9 * (os.cpu_count() or 1) / HOSTS) as cluster:
             cluster.run([*command, "--run.folder", str(run)], timeout_s=600.0)

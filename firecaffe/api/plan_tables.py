@@ -14,6 +14,7 @@ from firecaffe.api.console import time_words
 from firecaffe.api.picture import load_figure, write_picture
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.planner.cluster import Cluster
+from firecaffe.planner.compute_time import doubts_of
 from firecaffe.planner.forecast import Forecast, by_workers, fastest, is_own
 from firecaffe.planner.known_rates import contradictions
 from firecaffe.planner.modes import Mode, hidden_s, modes_of
@@ -119,7 +120,7 @@ def assumptions(
             f"{cluster.name} was measured on {measured} workers; more of them are forecast as if "
             "there were further hosts like these"
         )
-    said += contradictions(work, cluster)
+    said += doubts_of(work, cluster.device) + contradictions(work, cluster)
     return said if modes is None else said + modes.notes
 
 

@@ -120,9 +120,10 @@ def paragraph(workload: Workload, cluster: Cluster, rows: Sequence[Forecast]) ->
         said.append("No single change would gain 2 % or more.")
     if not last.fits:
         need = sum(last.memory_bytes.values())
-        said.append(
+        said.insert(
+            0,
             f"It does not fit: a worker needs {need / 1e9:.3g} GB, and {cluster.device.name} has "
-            f"{cluster.device.memory_bytes / 1e9:.3g} GB; {remedy(last.memory_bytes)}."
+            f"{cluster.device.memory_bytes / 1e9:.3g} GB; {remedy(last.memory_bytes)}.",
         )
     return " ".join(said)
 

@@ -9,6 +9,7 @@ of the device (the "skinny" effect of Keuper and Pfreundt 2016).
 Source: Williams, Waterman, Patterson 2009 (roofline); Hockney 1991 (half-performance length).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import log
@@ -168,6 +169,16 @@ def copies_s(workload: Workload, device: Device) -> float:
     return COPY_PASSES * workload.parameter_bytes / rate
 
 
+def doubts_of(workload: Workload, device: Device) -> list[str]:
+    """Say where a forecast takes other arithmetic, or another layout in memory, than asked for."""
+    said, peaks = [], device.peak_flops
+    if not _peak(workload.precision, peaks):
+        said.append(f"{device.name} has no rate of {workload.precision}; that of float32 is taken")
+    if workload.channels_last and is_measured(workload, device):
+        said.append("measured steps do not name their memory format; they are taken as they are")
+    return said
+
+
 def is_measured(workload: Workload, device: Device) -> bool:
     return bool(_rows(workload, device))
 
@@ -186,7 +197,11 @@ def _rows(workload: Workload, device: Device) -> list[MeasuredStep]:
 
 
 def _rates(precision: str, device: Device) -> tuple[float, float]:
-    other = {"bfloat16": "float16", "float16": "bfloat16"}.get(precision, precision)
-    peaks = device.peak_flops
-    peak = peaks.get(precision) or peaks.get(other) or peaks["float32"]
+    peak = _peak(precision, device.peak_flops) or device.peak_flops["float32"]
     return peak * device.efficiency, device.memory_bytes_per_s * device.efficiency
+
+
+def _peak(precision: str, peaks: Mapping[str, float]) -> float | None:
+    """Find a peak; that of one half precision stands for the other's."""
+    other = {"bfloat16": "float16", "float16": "bfloat16"}.get(precision, precision)
+    return peaks.get(precision) or peaks.get(other)

@@ -97,7 +97,7 @@ REMEDIES = {
 
 
 def remedy(parts: dict[str, float]) -> str:
-    """Say what would save most of the largest part that grows with a choice of the user's."""
+    """Say what would make the largest part smaller."""
     largest = max(parts, key=parts.__getitem__)
     return REMEDIES.get(largest, REMEDIES["running"])
 

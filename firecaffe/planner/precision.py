@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from firecaffe.errors import RecipeError
 from firecaffe.planner.cluster import Cluster
 from firecaffe.resume_advice import option
+from firecaffe.user_code import shown
 
 if TYPE_CHECKING:  # it loads torch, and the command line lists the words alone
     from firecaffe.planner.workload import Workload
@@ -17,21 +18,21 @@ FLOAT32, TF32 = "float32", "tf32"
 
 
 def in_precision(work: "Workload", word: str, channels_last: bool = False) -> "Workload":
-    """Return the work in this arithmetic; an empty word keeps its own. Raises: RecipeError."""
+    """Return the work in this arithmetic, a word that is checked; an empty one keeps its own."""
     work = replace(work, channels_last=work.channels_last or channels_last)
     if not word:
         return work
-    dtype = PRECISIONS.get(word)
-    if dtype is None:
-        raise RecipeError(
-            f"{option('precision')} is {word!r}; it must be one of {', '.join(PRECISIONS)}"
-        )
+    dtype = PRECISIONS[word]
     half = dtype not in (FLOAT32, TF32)
     return replace(work, autocast=dtype if half else "none", tf32=dtype == TF32)
 
 
 def check_precision(word: str, clusters: Sequence[Cluster]) -> None:
-    """Raise RecipeError if a cluster's device has no such arithmetic."""
+    """Raise RecipeError for an unknown word, or a cluster whose device has no such arithmetic."""
+    if word not in ("", *PRECISIONS):
+        raise RecipeError(
+            f"{option('precision')} is {shown(word)}; it must be one of {', '.join(PRECISIONS)}"
+        )
     dtype = PRECISIONS.get(word, FLOAT32)
     half = ("float16", "bfloat16")
     wanted = half if dtype in half else (dtype,)

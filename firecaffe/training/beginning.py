@@ -113,12 +113,10 @@ def plan_lines(
     """Say what will be trained: network, data, workers and exchange, a line each."""
     train, ranks = run.recipe.train, run.ranks
     workers = ranks.in_all or ranks.world_size
+    by_ranks = run.route.description if choice is None else choice.reason
+    exchange = learner.mode.exchange_words(run, by_ranks)
     if workers == 1:
         exchange = "none, for one worker"
-    elif choice is None:
-        exchange = run.route.description
-    else:
-        exchange = choice.reason
     return [
         f"network: {run.recipe.model.name}, {learner.num_parameters:,} parameters",
         f"data: {data.description}",

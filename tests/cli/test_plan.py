@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from firecaffe import plan as firecaffe_plan
 from firecaffe.api.cluster_file import write_cluster
 from firecaffe.cli import main
+from firecaffe.errors import RecipeError
 from firecaffe.planner.cluster import load_cluster
 from firecaffe.planner.split_plans import WAYS
 from tests.typed import firecaffe, torchrun
@@ -342,3 +344,20 @@ def test_a_ddp_script_with_two_more_lines(tmp_path: Path) -> None:
         # Medians of each: on a busy machine they need not add up to the step's.
         assert 0 < sum(each["parts_s"].values()) <= 1.5 * each["step_s"]
         assert min(each["parts_s"].values()) >= 0
+
+
+def test_arithmetic_that_a_device_has_not_is_said() -> None:
+    """A recipe may ask for it, as it is the run that decides; --precision is refused."""
+    words = [str(RECIPE), "--workers", "1", "--cluster", "titan"]
+    (found,) = planned(*words, "--train.autocast", "bfloat16")
+    assert "no rate of bfloat16" in found["assumption"]
+    (found,) = planned(*words)
+    assert "no rate" not in found["assumption"]
+    code, _, err = plan(*words, "--precision", "bf16")
+    assert (code, "has no bfloat16" in err) == (2, True)
+
+
+@pytest.mark.parametrize("word", ["half", 16, ["bf16"]])
+def test_precisions_that_are_none(word: Any) -> None:
+    with pytest.raises(RecipeError, match=r"precision is .*fp32, tf32, fp16, bf16"):
+        firecaffe_plan(model="lenet", workers=1, precision=word)

@@ -111,6 +111,9 @@ class ModeParts(Protocol):
 
     def summed(self) -> Sequence[Summed]: ...
 
+    def exchange_words(self, run: Run, by_ranks: str) -> str:
+        """Say how gradients travel. by_ranks: the exchange, where ranks sum them together."""
+
     def steps(self, linked: Linked) -> Steps:
         """Make what runs the steps. All ranks call it."""
 
@@ -145,6 +148,9 @@ class EveryStepParts:
     def summed(self) -> Sequence[Summed]:
         forward = self.holding.forward
         return [Summed(self.holding.summed, forward.empty_tail(), empty_counts(forward))]
+
+    def exchange_words(self, run: Run, by_ranks: str) -> str:
+        return by_ranks
 
     def steps(self, linked: Linked) -> Steps:
         shares = measured_shares(linked.run, linked.mesh, linked.step, linked.ahead)

@@ -31,6 +31,10 @@ class ServedParts(EveryStepParts):
     def last_ahead(self, run: Run) -> int:
         return self.served.leaves.first_step
 
+    def exchange_words(self, run: Run, by_ranks: str) -> str:
+        warm = f"; in warm steps {by_ranks}" if self.served.leaves.first_step else ""
+        return f"with a server, {run.recipe.synchrony.mode}{warm}"
+
     def steps(self, linked: Linked) -> Steps:
         real: RealRanks | None = None
         if self.served.real is not None and linked.source is None:
