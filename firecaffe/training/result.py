@@ -192,8 +192,8 @@ class Result:
     def lines(self, known_doubts: Iterable[str]) -> list[str]:
         """Return lines for the user, without `known_doubts`, which were printed before."""
         lines = [
-            f"{self.images_per_s:,.0f} samples/s; a rank waited for the exchange in "
-            f"{self.exposed_communication:.1%} of a step",
+            f"{self.images_per_s:,.0f} samples/s; ranks waited for the exchange "
+            f"{self.exposed_communication:.1%} of the time",
             self._waits(),
             f"weights sha256 {self.weights_sha256[:12]}",
         ]
