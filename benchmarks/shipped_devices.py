@@ -1,4 +1,4 @@
-"""The devices of the shipped cluster files against published rates of one device.
+"""Data sheets of devices against published rates of one device.
 
 The rows of P100 and K80 are among the 367 to which `planner/library_rates.toml` is fitted, as of
 another library than the files name; those of Titan are not. Each row is what `firecaffe plan` says
@@ -12,19 +12,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.paragraph import paragraph
+from benchmarks.published_scaling import families
 from firecaffe.models import MODELS
 from firecaffe.models.config import ModelConfig
-from firecaffe.planner.cluster import load_cluster
+from firecaffe.planner.cluster import Cluster, load_cluster
 from firecaffe.planner.forecast import IMAGENET_IMAGES, forecast
 from firecaffe.planner.library_rates import FILE
 from firecaffe.planner.of_recipe import workload_of_model
+from firecaffe.planner.workload import Workload
 
 
 @dataclass(frozen=True)
 class Alone:
     """Images a second of one device."""
 
-    cluster: str
+    device: str
+    source: str
     net: str
     batch: int
     published_per_s: float
@@ -42,29 +45,27 @@ class Alone:
 
 
 def read_alone(path: Path) -> Iterator[Alone]:
-    """The file's rows of one device, for networks that are ours and clusters that are shipped."""
+    """Rates of one device: of the file's runs, and of families, for networks that are ours."""
     tables = tomllib.loads(path.read_text("utf-8"))
     for table in tables["run"]:
         first = table["alone"]
         per_s = first["epochs"] * IMAGENET_IMAGES / (first["hours"] * 3600)
-        yield _alone(table["cluster"], table["net"], first["batch"], per_s)
-    for family in tables["family"]:
-        if "cluster" not in family or family["devices"][0] != 1:
-            continue
-        for key, rates in family["images_per_s"].items():
-            named = re.fullmatch(r"(\w+?)_b(\d+)", key)
-            assert named is not None, key
-            if named[1] in MODELS:
-                yield _alone(family["cluster"], named[1], int(named[2]), rates[0])
+        work = workload_of_model(ModelConfig(table["net"]), None, first["batch"], first["batch"])
+        yield _alone(load_cluster(table["cluster"]), work, "FireCaffe", per_s)
+    for rates, cluster in families():
+        for training in rates.trainings:
+            first = training.rows[0]
+            if first.devices == 1 and training.model in MODELS:
+                yield _alone(cluster, training.workload(first), rates.name, first.per_s)
 
 
-def _alone(cluster: str, net: str, batch: int, per_s: float) -> Alone:
-    row = forecast(
-        workload_of_model(ModelConfig(net), None, batch, batch), load_cluster(cluster), 1, "tree"
-    )
+def _alone(cluster: Cluster, work: Workload, source: str, per_s: float) -> Alone:
+    row = forecast(work, cluster, 1, "tree")
+    batch = work.micro_batch_size
     return Alone(
-        cluster,
-        net,
+        cluster.device.name,
+        source,
+        f"{work.model}, {work.precision}",
         batch,
         per_s,
         row.images_per_s,
@@ -89,16 +90,17 @@ def page(path: Path) -> tuple[str, list[float], int]:
         "## Single devices, shipped files",
         "",
         paragraph(
-            """Tested: `firecaffe plan` for one worker, on shipped cluster files: data sheets, and
-            the rates of `planner/library_rates.toml`. That file is fitted to rows of P100 and K80,
-            too, with another library; not to Titan's. Not tested: the other devices. The paper says
-            K20 for FireCaffe's single workers; Titan has faster K20Xs."""
+            """Tested: `firecaffe plan` for one worker, from data sheets and the rates of
+            `planner/library_rates.toml`. That file is fitted to rows of these devices, too, but to
+            none of these sources beside TensorFlow's page. The paper says K20 for FireCaffe's
+            workers; Titan has faster K20Xs. What hosts Horovod ran on is not known."""
         ),
         "",
-        "| cluster file | network | batch | published, images/s | forecast | error | in band |",
-        "|---|---|---|---|---|---|---|",
+        "| device | source | network | batch | published, images/s | forecast | error | in band |",
+        "|---|---|---|---|---|---|---|---|",
         *(
-            f"| {row.cluster} | {row.net} | {row.batch} | {row.published_per_s:,.4g} | "
+            f"| {row.device} | {row.source} | {row.net} | {row.batch} "
+            f"| {row.published_per_s:,.4g} | "
             f"{row.forecast_per_s:,.4g} | {row.error:+.0%} | {'yes' if row.is_in_band else 'no'} |"
             for row in rows
         ),

@@ -167,7 +167,8 @@ def plan(
         precision: The arithmetic: fp32, tf32, fp16 or bf16; without it the recipe's, or fp32.
         channels_last: Plan images with the channels innermost in memory.
         all: Show every exchange, not the three fastest and the recipe's.
-        runs: Finished runs by which the cluster is corrected.
+        runs: Finished runs by which the cluster is corrected; or one file of rates, FILE.toml,
+            which names its cluster (planner/rates_file.py).
         trust_code: Run code that the folders of `runs` name.
         write: With `runs`: the file for the corrected cluster, FILE.toml.
         plot: A file for a picture of speedup and step time: FILE.png or FILE.html.
@@ -270,14 +271,32 @@ def _learn(
         runs, write = option("runs"), option("write")
         what = f"{len(clusters)} clusters" if folders else f"{write} without {runs}"
         raise RecipeError(f"{runs} corrects one cluster and {write} keeps it; found {what}")
-    from firecaffe.planner.calibrate import learn
+    paths = [*map(Path, folders)]
+    if paths[0].suffix == ".toml":
+        cluster, said = _learn_rates(paths)
+    else:
+        from firecaffe.planner.calibrate import learn
 
-    cluster, said = learn(clusters[0], [*map(Path, folders)], trust_code=trust_code)
-    said = [f"learned from {len(folders)} run{'s' * (len(folders) > 1)}:", *said]
+        cluster, said = learn(clusters[0], paths, trust_code=trust_code)
+    said = [f"learned from {', '.join(map(str, paths))}:", *said]
     if written:
         write_cluster(Path(written), replace(cluster, name=Path(written).stem))
         said.append(f"wrote {written}")
     return cluster, said
+
+
+def _learn_rates(paths: Sequence[Path]) -> tuple[Cluster, list[str]]:
+    from firecaffe.planner.learn_rates import learn_rates
+    from firecaffe.planner.rates_file import load_rates
+
+    if len(paths) > 1:
+        raise RecipeError(
+            f"{option('runs')} takes one file of rates, or folders of runs; found {len(paths)} "
+            f"paths, of which {paths[0]} is a file"
+        )
+    rates, cluster = load_rates(paths[0])
+    learned = learn_rates(cluster, rates.trainings)
+    return learned.whole(), learned.lines()
 
 
 def _exchanges(text: str) -> list[str] | None:

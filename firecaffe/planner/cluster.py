@@ -38,6 +38,7 @@ class MeasuredStep:
     update_s: Amount = 0.0
     """The optimizer's update, once a step."""
     autocast: str = "none"
+    tf32: bool = False
     error: Amount = 0.0
     """Half the spread of the middle four fifths of the samples, over their median."""
 
@@ -61,6 +62,9 @@ class Device:
     """The standard deviation of a worker's time of a micro-batch, over its mean."""
     exchange_slowdown: Amount = 0.0
     """The share by which computing takes longer during an exchange."""
+    jitter_error: Amount = 0.0
+    slowdown_error: Amount = 0.0
+    """Both: how far the figure may be off, as a factor of 1 + error."""
     error: Amount = 0.3
     measured: tuple[MeasuredStep, ...] = ()
 

@@ -72,7 +72,7 @@ def layer_s(
     layer: LayerWork, workload: Workload, device: Device, images: int
 ) -> tuple[float, float]:
     """Forward and backward of one layer on one micro-batch, by the device's figures alone."""
-    on = _On.of(workload, device)
+    on = _On.of(workload.precision, workload.channels_last, device)
     forward_s = backward_s = 0.0
     share = layer.backward_share
     for kernel in layer.whole_kernels:
@@ -104,12 +104,11 @@ class _On:
 
     @classmethod
     @lru_cache(maxsize=256)
-    def of(cls, workload: Workload, device: Device) -> "_On":
-        precision = workload.precision
+    def of(cls, precision: str, channels_last: bool, device: Device) -> "_On":
         flops, memory = _rates(precision, device)
         arithmetic = HALF if precision in HALF_PRECISION else precision
         rates = rates_of(device.library, arithmetic)
-        return cls(arithmetic, rates, flops, memory, workload.channels_last)
+        return cls(arithmetic, rates, flops, memory, channels_last)
 
     def kernel_s(self, kernel: Kernel, images: int) -> float:
         """Seconds of one call, without the overhead."""
@@ -192,7 +191,7 @@ def _rows(workload: Workload, device: Device) -> list[MeasuredStep]:
     return [
         row
         for row in device.measured
-        if (row.model, row.autocast) == (workload.model, workload.autocast) and not workload.tf32
+        if (row.model, row.autocast, row.tf32) == (workload.model, workload.autocast, workload.tf32)
     ]
 
 

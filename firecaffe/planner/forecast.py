@@ -25,7 +25,7 @@ from firecaffe.planner.codec_cost import PRICED
 from firecaffe.planner.compute_time import error_of
 from firecaffe.planner.memory import memory_band, memory_bytes
 from firecaffe.planner.ports import Network
-from firecaffe.planner.step_cost import Step, StepCost, own_exchange
+from firecaffe.planner.step_cost import Scales, Step, StepCost, own_exchange
 from firecaffe.planner.update_price import update_of
 from firecaffe.planner.workload import Workload
 from firecaffe.resume_advice import option
@@ -192,10 +192,13 @@ def forecast(
     cost = StepCost(workload, cluster, exchange, compressor)
     step = cost.step(world_size)
     alone_s = cost.step(1).step_s
-    compute_error, exchange_error = errors_of(workload, cluster, world_size, compressor)
     read_error = cluster.storage.error if cluster.storage else 0.0
-    low = cost.step(world_size, 1 - compute_error, 1 - exchange_error, 1 - read_error)
-    high = cost.step(world_size, 1 + compute_error, 1 + exchange_error, 1 + read_error)
+    errors = (*errors_of(workload, cluster, world_size, compressor), read_error)
+    more = 1 + cluster.device.jitter_error, 1 + cluster.device.slowdown_error
+    low, high = (
+        cost.step(world_size, Scales(*(1 + side * error for error in errors), *factors))
+        for side, factors in ((-1, [1 / factor for factor in more]), (1, more))
+    )
     memory = memory_bytes(cost.workload, world_size, cost.in_memory(world_size))
     memory_low, memory_high = memory_band(memory)
     hosts = ceil(world_size / cluster.devices_per_node)

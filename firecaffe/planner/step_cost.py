@@ -36,6 +36,20 @@ class Bucket:
 
 
 @dataclass(frozen=True)
+class Scales:
+    """Factors on what a cluster's file says: times, and a device's jitter and slow-down."""
+
+    compute: float = 1.0
+    exchange: float = 1.0
+    read: float = 1.0
+    jitter: float = 1.0
+    slowdown: float = 1.0
+
+
+AS_SAID = Scales()
+
+
+@dataclass(frozen=True)
 class Step:
     compute_s: float
     """Forward and backward of this worker's micro-batches, and waiting for slower workers."""
@@ -125,36 +139,33 @@ class StepCost:
         self._exchange_s: dict[int, list[float]] = {}
         self._shares: dict[int, float] = {}
 
-    def step(
-        self, world_size: int, compute: float = 1.0, exchange: float = 1.0, read: float = 1.0
-    ) -> Step:
-        """Price a step. compute, exchange, read: factors on their times."""
+    def step(self, world_size: int, by: Scales = AS_SAID) -> Step:
         device, work = self.cluster.device, self.workload
         share = ceil(work.num_micro_batches / world_size)
-        taken_s = [exchange * seconds for seconds in self._exchanges(world_size)]
-        backward_s = compute * sum(self.one.backward_s)
-        ready = [Bucket(compute * bucket.ready_s, bucket.num_elements) for bucket in self.buckets]
+        taken_s = [by.exchange * seconds for seconds in self._exchanges(world_size)]
+        backward_s = by.compute * sum(self.one.backward_s)
+        ready = [Bucket(by.compute * one.ready_s, one.num_elements) for one in self.buckets]
         lanes, share_beside = self._lanes(world_size), self._share_beside(world_size)
-        beside_s, exposed_s = overlap(
-            ready, taken_s, backward_s, lanes, share_beside, device.exchange_slowdown
-        )
-        own_s = compute * share * self.one.compute_s + beside_s - backward_s
+        slowdown = by.slowdown * device.exchange_slowdown
+        beside_s, exposed_s = overlap(ready, taken_s, backward_s, lanes, share_beside, slowdown)
+        own_s = by.compute * share * self.one.compute_s + beside_s - backward_s
         update = update_of(work, world_size)
-        gather_s = exchange * update.back_s(work, Network(self.cluster.links, world_size))
+        gather_s = by.exchange * update.back_s(work, Network(self.cluster.links, world_size))
         updated = update.updated_bytes(work, world_size) / max(1, work.parameter_bytes)
         step = Step(
-            compute_s=own_s * slowest_of(world_size, device.jitter, share),
-            data_s=compute * share * data_s(work, device),
+            compute_s=own_s * slowest_of(world_size, by.jitter * device.jitter, share),
+            data_s=by.compute * share * data_s(work, device),
             exposed_communication_s=exposed_s + gather_s,
-            update_s=compute * update_s(work, device, updated),
+            update_s=by.compute * update_s(work, device, updated),
             exchange_s=sum(taken_s) + gather_s,
         )
-        waits_s = storage_s(work, self.cluster, world_size, step.step_s, read)
+        waits_s = storage_s(work, self.cluster, world_size, step.step_s, by.read)
         return replace(step, data_s=step.data_s + waits_s)
 
     def _exchanges(self, world_size: int) -> list[float]:
         if world_size not in self._exchange_s:
-            sizes = [bucket.num_elements for bucket in self.buckets]
+            scale = self.workload.gradient_bytes / BYTES_PER_ELEMENT
+            sizes = [round(scale * bucket.num_elements) for bucket in self.buckets]
             network = Network(self.cluster.links, world_size)
             if world_size == 1:
                 taken_s = [0.0] * len(sizes)

@@ -94,6 +94,8 @@ class Workload:
     """Whether matrices of float32 are multiplied as tf32."""
     channels_last: bool = False
     bucket_bytes: int = 4_000_000
+    gradient_bytes: int = BYTES_PER_ELEMENT
+    """Bytes of a number of a gradient as it travels; another library may send 2."""
     stored_bytes: float = 0.0
     """Size of one image in storage; 0 if the data are held in memory."""
     shared_memory: bool = True

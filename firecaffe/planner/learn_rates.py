@@ -1,0 +1,246 @@
+"""Corrects a cluster's figures by the rates of trainings on it.
+
+What a data sheet leaves open is a scale for the compute time of each training, one for the time of
+exchanges that cross each link, how much these slow down computing
+(`Device.exchange_slowdown`), and the scatter of workers (`Device.jitter`). Each has a usual value
+and a spread (`USUAL`), found on published families by `benchmarks/published_scaling.py`. Rows that
+are known draw them away from the usual value as far as they tell of them: the largest posterior of
+a log-normal model, with its covariance for the bands.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import exp, hypot, log, sqrt
+
+import numpy as np
+from numpy.typing import NDArray
+
+from firecaffe.gradients.config import NO_COMPRESSOR
+from firecaffe.planner.cluster import Cluster, Link, MeasuredStep
+from firecaffe.planner.compute_time import micro_batch, update_s
+from firecaffe.planner.ports import Network
+from firecaffe.planner.rates_file import RatedTraining, RateRow
+from firecaffe.planner.step_cost import Scales, StepCost
+
+FOUR_FIFTHS = 1.2816
+"""Standard deviations of a normal distribution within which four fifths of it lie."""
+
+
+@dataclass(frozen=True)
+class Usual:
+    """Usual values, and spreads as standard deviations of the logarithm.
+
+    Nine are fitted by `benchmarks/published_scaling.py`, and rounded; the spread of compute times
+    is set by hand, for a training's first row decides them.
+    """
+
+    exchange: float = 1.4
+    exchange_spread: float = 0.1
+    """Time of a library's exchanges over that by the cluster's file."""
+    link_spread: float = 0.15
+    """The same of one link, over that of the library."""
+    slowdown: float = 1.7
+    slowdown_spread: float = 0.15
+    jitter: float = 0.04
+    jitter_spread: float = 1.5
+    scatter_spread: float = 1.0
+    """That of one training's jitter, over that of a file's trainings."""
+    compute_spread: float = 0.5
+    residual: float = 0.035
+    """What a forecast of a row misses even if all figures are known."""
+    band: float = 0.7
+    """Width of a band over that of the posterior, for its parts are taken to one side together."""
+
+
+USUAL = Usual()
+
+
+@dataclass(frozen=True)
+class PricedRow:
+    """A row of a training, ready to be priced with any figures."""
+
+    training: int
+    row: RateRow
+    cost: StepCost
+    level: int | None
+    """The number of the outermost link that its exchange crosses."""
+    measured_s: float
+
+    def step_s(self, figures: "Figures") -> float:
+        scales = Scales(
+            compute=figures.compute[self.training],
+            exchange=1.0 if self.level is None else figures.exchange(self.level),
+            slowdown=figures.slowdown,
+            jitter=figures.jitter * figures.scatter[self.training],
+        )
+        return self.cost.step(self.row.devices, scales).step_s
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a data sheet leaves open. The logarithms of all are one vector, in this order."""
+
+    compute: tuple[float, ...]
+    """Scales of each training's compute time."""
+    scatter: tuple[float, ...]
+    """Scales of each training's jitter, over that of the file's trainings."""
+    links: tuple[float, ...]
+    """Scales of exchanges that cross each link, over the library's."""
+    library: float
+    slowdown: float
+    jitter: float
+
+    @classmethod
+    def of(cls, logs: NDArray[np.float64], trainings: int) -> "Figures":
+        *scales, library, slowdown, jitter = np.exp(logs).tolist()
+        compute, scatter = scales[:trainings], scales[trainings : 2 * trainings]
+        links = scales[2 * trainings :]
+        return cls(tuple(compute), tuple(scatter), tuple(links), library, slowdown, jitter)
+
+    @property
+    def all(self) -> tuple[float, ...]:
+        figures = self.library, self.slowdown, self.jitter
+        return (*self.compute, *self.scatter, *self.links, *figures)
+
+    def exchange(self, level: int) -> float:
+        return self.library * self.links[level]
+
+
+@dataclass(frozen=True)
+class Learned:
+    """A cluster whose figures known rates have corrected, with the covariance of logarithms."""
+
+    cluster: Cluster
+    trainings: Sequence[RatedTraining]
+    figures: Figures
+    covariance: NDArray[np.float64]
+    usual: Usual
+
+    def _spread(self, *places: int) -> float:
+        """The error of a sum of logarithms within which four fifths of cases lie."""
+        variance = self.covariance[np.ix_(places, places)].sum()
+        return self.usual.band * FOUR_FIFTHS * sqrt(float(variance))
+
+    def cluster_of(self, number: int) -> Cluster:
+        """Return the cluster as training `number` has it."""
+        scatter = self.figures.scatter[number], (len(self.trainings) + number, -1)
+        return self._corrected([number], *scatter)
+
+    def whole(self) -> Cluster:
+        """Return the cluster for other trainings, with the steps of all that are known."""
+        return self._corrected(range(len(self.trainings)), 1.0, (-1,))
+
+    def lines(self) -> list[str]:
+        """Say what was learned, a line each."""
+        figures = self.figures
+        said = [
+            f"{training.label or training.model}: compute times are {scale:.3g} of the file's"
+            for training, scale in zip(self.trainings, figures.compute, strict=True)
+            if not training.parameters  # the file's time of an unknown network means nothing
+        ]
+        said += [
+            f"{link.name}: exchanges take {figures.exchange(level):.3g} of the file's time"
+            for level, link in enumerate(self.cluster.links)
+        ]
+        said.append(
+            f"exchanges slow computing down by {figures.slowdown:.0%}, and workers scatter by "
+            f"{figures.jitter:.1%}"
+        )
+        return said
+
+    def _corrected(
+        self, numbers: Sequence[int], scatter: float, places: tuple[int, ...]
+    ) -> Cluster:
+        device = replace(
+            self.cluster.device,
+            jitter=self.figures.jitter * scatter,
+            jitter_error=exp(self._spread(*places)) - 1,
+            exchange_slowdown=self.figures.slowdown,
+            slowdown_error=exp(self._spread(-2)) - 1,
+            measured=tuple(self._measured(number) for number in numbers),
+        )
+        exchanges = {self.trainings[number].exchange for number in numbers}
+        links = tuple(
+            self._link(link, level, exchanges) for level, link in enumerate(self.cluster.links)
+        )
+        return replace(self.cluster, device=device, links=links)
+
+    def _measured(self, number: int) -> MeasuredStep:
+        training, scale = self.trainings[number], self.figures.compute[number]
+        work = training.workload(min(training.rows, key=lambda row: row.devices))
+        bare = replace(self.cluster.device, measured=())
+        one_s = micro_batch(work, bare, work.micro_batch_size).compute_s
+        return MeasuredStep(
+            model=work.model,
+            micro_batch_size=work.micro_batch_size,
+            compute_s=scale * one_s,
+            update_s=scale * update_s(work, bare),
+            autocast=work.autocast,
+            tf32=work.tf32,
+            error=hypot(self._spread(number), self.usual.band * FOUR_FIFTHS * self.usual.residual),
+        )
+
+    def _link(self, link: Link, level: int, exchanges: Iterable[str]) -> Link:
+        efficiency = dict.fromkeys(exchanges, 1 / self.figures.exchange(level))
+        return replace(
+            link,
+            efficiency={**link.efficiency, **efficiency},
+            error=self._spread(2 * len(self.trainings) + level, -3),
+        )
+
+
+def learn_rates(
+    cluster: Cluster, trainings: Sequence[RatedTraining], usual: Usual = USUAL
+) -> Learned:
+    """Correct a cluster by the rows of trainings that are marked `fit`. Raises: RecipeError."""
+    known = [row for row in priced_rows(cluster, trainings) if row.row.fit]
+    return learn(cluster, trainings, known, usual)
+
+
+def priced_rows(cluster: Cluster, trainings: Sequence[RatedTraining]) -> list[PricedRow]:
+    # A jitter and a slow-down of 1, for rows are priced with other ones by their factors.
+    device = replace(cluster.device, measured=(), jitter=1.0, exchange_slowdown=1.0)
+    bare = replace(cluster, device=device)
+    priced = []
+    for number, training in enumerate(trainings):
+        for row in training.rows:
+            cost = StepCost(training.workload(row), bare, training.exchange, NO_COMPRESSOR)
+            network = Network(cluster.links, row.devices)
+            level = network.level(0, row.devices - 1) if row.devices > 1 else None
+            priced.append(PricedRow(number, row, cost, level, training.step_s(row)))
+    return priced
+
+
+def learn(
+    cluster: Cluster,
+    trainings: Sequence[RatedTraining],
+    known: Sequence[PricedRow],
+    usual: Usual,
+) -> Learned:
+    """As `learn_rates`, by rows that are priced."""
+    from scipy.optimize import least_squares  # half a second, and most plans do not learn
+
+    scales, links = [0.0] * len(trainings), [0.0] * len(cluster.links)
+    means = [*scales, *scales, *links, *map(log, (usual.exchange, usual.slowdown, usual.jitter))]
+    spreads = [
+        *(usual.compute_spread for _ in scales),
+        *(usual.scatter_spread for _ in scales),
+        *(usual.link_spread for _ in links),
+        usual.exchange_spread,
+        usual.slowdown_spread,
+        usual.jitter_spread,
+    ]
+
+    def residuals(logs: NDArray[np.float64]) -> NDArray[np.float64]:
+        figures = Figures.of(logs, len(trainings))
+        missed = [log(row.step_s(figures) / row.measured_s) / usual.residual for row in known]
+        return np.concatenate([missed, (logs - means) / spreads])
+
+    start = np.array(means)
+    at_first = Figures.of(start, len(trainings))
+    for row in reversed(known):  # a training's first row last
+        start[row.training] = log(row.measured_s / row.step_s(at_first))
+    solution = least_squares(residuals, start)
+    slopes = np.asarray(solution.jac, dtype=float)
+    covariance = np.linalg.inv(slopes.T @ slopes)
+    return Learned(cluster, trainings, Figures.of(solution.x, len(trainings)), covariance, usual)

@@ -1,0 +1,119 @@
+"""Rates that correct a cluster: files of them, and what is learned."""
+
+from dataclasses import replace
+from math import log
+from pathlib import Path
+
+import pytest
+
+from firecaffe.errors import RecipeError
+from firecaffe.planner.cluster import load_cluster
+from firecaffe.planner.forecast import forecast
+from firecaffe.planner.learn_rates import USUAL, Figures, learn_rates, priced_rows
+from firecaffe.planner.rates_file import RatedTraining, RateRow, load_rates
+
+DGX = load_cluster("dgx1-p100")
+ROWS = tuple(RateRow(devices, 1.0, fit=True) for devices in (1, 2, 4, 8, 16, 32, 64))
+NETS = tuple(
+    RatedTraining(ROWS, 64, name, parameters=parameters, layers=20)
+    for name, parameters in (("small", 5e6), ("large", 100e6))
+)
+
+FILE = """
+name = "mine"
+source = "our cluster"
+cluster = "dgx1-p100"
+[[trainings]]
+model = "resnet50"
+batch = 64
+rows = [{ devices = 1, per_s = 219.0, fit = true }, { devices = 8, per_s = 1734.0 }]
+"""
+
+
+def with_rates(figures: Figures, known: int) -> list[RatedTraining]:
+    """Make the trainings' rows those of these figures; the first `known` ones are known."""
+    rates = {
+        (row.training, row.row.devices): row.row.devices * 64 / row.step_s(figures)
+        for row in priced_rows(DGX, NETS)
+    }
+    return [
+        replace(
+            net,
+            rows=tuple(
+                replace(row, per_s=rates[number, row.devices], fit=place < known)
+                for place, row in enumerate(net.rows)
+            ),
+        )
+        for number, net in enumerate(NETS)
+    ]
+
+
+def test_figures_that_rows_tell_of_are_found() -> None:
+    true = Figures((1.3, 0.8), (1.0, 1.0), (1.0, 1.0, 1.0), 1.6, 1.5, 0.06)
+    trainings = with_rates(true, known=7)
+    learned = learn_rates(DGX, trainings)
+    assert learned.figures.compute == pytest.approx(true.compute, rel=0.03)
+    for number, training in enumerate(trainings):
+        cluster = learned.cluster_of(number)
+        for row in training.rows:
+            said = forecast(training.workload(row), cluster, row.devices, training.exchange)
+            assert said.images_per_s == pytest.approx(row.per_s, rel=0.03)
+
+
+def test_rows_draw_a_figure_from_its_usual_value_and_narrow_its_band() -> None:
+    true = Figures((1.0, 1.0), (1.0, 1.0), (1.0, 1.0, 1.0), 1.4, 1.7, 0.2)
+    errors, misses = [], []
+    for known in (1, 2, 4):
+        learned = learn_rates(DGX, with_rates(true, known))
+        errors.append(learned.cluster_of(0).device.jitter_error)
+        misses.append(abs(log(learned.figures.jitter / 0.2)))
+    assert errors == sorted(errors, reverse=True)
+    assert misses == sorted(misses, reverse=True)
+    nothing = learn_rates(DGX, with_rates(true, 1)).figures
+    assert nothing.jitter == pytest.approx(USUAL.jitter, rel=0.01)
+
+
+def test_a_band_is_never_without_width(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(FILE)
+    rates, cluster = load_rates(path)
+    learned = learn_rates(cluster, rates.trainings)
+    (training,) = rates.trainings
+    for row in training.rows:
+        said = forecast(training.workload(row), learned.whole(), row.devices, "native")
+        assert said.step_low_s < said.step_s < said.step_high_s
+        assert said.step_high_s / said.step_low_s > 1.02
+
+
+def test_gradients_of_two_bytes_travel_in_half_the_time() -> None:
+    large = NETS[1]
+    row = large.rows[-1]
+    slow = replace(DGX.links[-1], bandwidth_bytes_per_s=1e8, latency_s=0.0)
+    cluster = replace(DGX, links=(*DGX.links[:-1], slow))
+    whole, half = (
+        forecast(replace(large, gradient_bytes=size).workload(row), cluster, 64, "native")
+        for size in (4, 2)
+    )
+    assert half.exchange_s == pytest.approx(whole.exchange_s / 2, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "word"),
+    [
+        ("fit = true", "fit = false", "fit"),
+        ('model = "resnet50"', "", "model"),
+        ('model = "resnet50"', 'model = "x"\nparameters = 1e6', "layers"),
+        ("batch = 64", "batch = 0", "batch"),
+        ("batch = 64", 'batch = 64\nprecision = "fp8"', "precision"),
+        ("batch = 64", "batch = 64\nbach = 2", "bach"),
+        ('cluster = "dgx1-p100"', 'cluster = "none.toml"', "none.toml"),
+        ("per_s = 219.0", "per_s = -1.0", "per_s"),
+        ("[[trainings]]", "[[trainings", "TOML"),
+    ],
+)
+def test_a_wrong_file_is_refused_in_one_line(tmp_path: Path, old: str, new: str, word: str) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(FILE.replace(old, new))
+    with pytest.raises(RecipeError, match=word) as refused:
+        load_rates(path)
+    assert "\n" not in str(refused.value)
