@@ -17,7 +17,6 @@ from benchmarks.device_rows import (
     Array,
     Kernels,
     Row,
-    Sheet,
     groups_of,
     is_tensor,
     profile_of,
@@ -30,6 +29,7 @@ from firecaffe.planner.compute_time import (
     FORWARD_PASSES,
     UPDATE_PASSES,
 )
+from firecaffe.planner.devices import Sheet
 from firecaffe.planner.library_rates import HALF
 
 START = {

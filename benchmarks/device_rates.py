@@ -112,16 +112,20 @@ def _family_scales(problem: Problem, scales: Array) -> list[str]:
 
 
 def _known(problem: Problem) -> list[str]:
-    """Rates of our networks on devices of shipped clusters, which a plan compares with its own."""
+    """Rates of our networks that a plan compares with its own.
+
+    They are of devices of shipped clusters, and of others with the library that is planned with.
+    """
     names = {load_cluster(name).device.name for name in shipped()}
     lines = []
     for row in problem.rows:
-        device = problem.sheets[row.device].name
-        if device in names and row.net in MODELS and (row.is_fitted or row.source == "firecaffe"):
+        sheet = problem.sheets[row.device]
+        is_planned = sheet.name in names or row.library == sheet.library
+        if is_planned and row.net in MODELS and (row.is_fitted or row.source == "firecaffe"):
             lines += [
                 "",
                 "[[known]]",
-                f'device = "{device}"',
+                f'device = "{sheet.name}"',
                 f'model = "{row.net}"',
                 f'precision = "{row.precision}"',
                 f"channels_last = {str(row.channels_last).lower()}",

@@ -19,6 +19,7 @@ from benchmarks.device_networks import BUILDERS
 from firecaffe.models.kernel import KINDS, MULTIPLIES, Kernel
 from firecaffe.models.layer_costs import Profile, profile_on
 from firecaffe.planner.compute_time import HALF_PRECISION
+from firecaffe.planner.devices import Sheet, sheets
 from firecaffe.planner.library_rates import FLOAT32, HALF
 
 FILE = Path(__file__).parent / "published" / "devices.toml"
@@ -27,18 +28,6 @@ ADAM = ("bert",)
 """Networks whose optimizer keeps two vectors; of the others one."""
 
 Array = NDArray[Any]
-
-
-@dataclass(frozen=True)
-class Sheet:
-    """A device's data sheet."""
-
-    name: str
-    family: str
-    memory_bytes: float
-    memory_bytes_per_s: float
-    flops: dict[str, float]
-    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -63,17 +52,17 @@ class Row:
 
 def read(path: Path = FILE) -> tuple[dict[str, Sheet], list[Row]]:
     tables = tomllib.loads(path.read_text("utf-8"))
-    sheets = {key: Sheet(**words) for key, words in tables["device"].items()}
-    return sheets, [row for table in tables["table"] for row in _rows(table, sheets)]
+    by_key = sheets()
+    return by_key, [row for table in tables["table"] for row in _rows(table, by_key)]
 
 
-def _rows(table: Mapping[str, Any], sheets: Mapping[str, Sheet]) -> list[Row]:
+def _rows(table: Mapping[str, Any], by_key: Mapping[str, Sheet]) -> list[Row]:
     is_half = table["precision"] in HALF_PRECISION
     return [
         Row(
             source=table["source"],
             device=table["device"],
-            family=sheets[table["device"]].family,
+            family=by_key[table["device"]].family,
             library=table["library"],
             precision=table["precision"],
             channels_last=table.get("channels_last", False),

@@ -91,9 +91,10 @@ def page(path: Path) -> tuple[str, list[float], int]:
         "",
         paragraph(
             """Tested: `firecaffe plan` for one worker, from data sheets and the rates of
-            `planner/library_rates.toml`. That file is fitted to rows of these devices, too, but to
-            none of these sources beside TensorFlow's page. The paper says K20 for FireCaffe's
-            workers; Titan has faster K20Xs. What hosts Horovod ran on is not known."""
+            `planner/library_rates.toml`. That file is fitted to rows of P100, K80, V100 and
+            A100, among them those of TensorFlow's page and DLPerf; not to those of FireCaffe, DLE
+            and Horovod. The paper says K20 for FireCaffe's workers; Titan has faster K20Xs. What
+            hosts Horovod ran on is not known."""
         ),
         "",
         "| device | source | network | batch | published, images/s | forecast | error | in band |",

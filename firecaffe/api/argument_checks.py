@@ -50,9 +50,10 @@ def paths_of(name: str, value: Any) -> list[Path]:
 
 def commas(name: str, value: Any) -> str:
     """Return the text of an argument, [1, 2] as "1,2". Raises: RecipeError."""
-    several = [value] if isinstance(value, str | Path | int) else value
+    several = [value] if isinstance(value, str | Path | int | float) else value
     if not isinstance(several, Sequence) or not all(
-        isinstance(part, str | Path | int) and not isinstance(part, bool) for part in several
+        isinstance(part, str | Path | int | float) and not isinstance(part, bool)
+        for part in several
     ):
         raise RecipeError(f"{option(name)} is {shown(value)}; expected a list, or text with commas")
     return ",".join(map(str, several))

@@ -12,9 +12,12 @@ from rich.text import Text
 from firecaffe.api.answer import Answer
 from firecaffe.api.argument_checks import commas, paths_of, refuse_beside
 from firecaffe.api.cluster_file import check_cluster_file, write_cluster
-from firecaffe.api.console import UNCUT_WIDTH
-from firecaffe.api.picture import SUFFIXES, check_picture
+from firecaffe.api.console import UNCUT_WIDTH, check_target
+from firecaffe.api.picture import check_picture
+from firecaffe.api.plan_clusters import USUAL_CLUSTER, clusters_of
 from firecaffe.api.plan_layouts import Parallel, ways_named
+from firecaffe.api.plan_links import Choice
+from firecaffe.api.plan_page import write_page
 from firecaffe.api.plan_tables import Modes, assumptions, plan_table, totals
 from firecaffe.api.plan_tables import plot as draw_plot
 from firecaffe.api.plan_works import MOST_WORKERS, Alone, Work, numbers_of, work_of, works_of
@@ -25,7 +28,7 @@ from firecaffe.errors import RecipeError
 from firecaffe.exchange import NATIVE, find_schedule
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.planner.advice import paragraph
-from firecaffe.planner.cluster import Cluster, load_cluster
+from firecaffe.planner.cluster import Cluster
 from firecaffe.planner.codec_cost import PRICED
 from firecaffe.planner.forecast import Forecast, fastest, forecasts
 from firecaffe.planner.memory import remedy
@@ -109,16 +112,30 @@ class Planned(Answer):
     """Whether every exchange is shown."""
     is_drawn: bool
     """Whether it is drawn which rank holds what."""
+    choices: list[Choice]
+    """Which of several links each training needs, if a device was given."""
 
     least_width = UNCUT_WIDTH  # a narrower terminal breaks the lines, and cuts no figure
 
     def to_dict(self) -> list[dict[str, Any]]:
-        """Return a dict for each training on each cluster, with all forecasts in `rows`."""
-        return [plan.as_dict(self.transfer) for plan in self.plans]
+        """Return a dict for each training on each cluster, with all forecasts in `rows`.
+
+        If a device was given, a dict for each training has those of its links in `plans`.
+        """
+        plans = [plan.as_dict(self.transfer) for plan in self.plans]
+        if not self.choices:
+            return plans
+        size = len(plans) // len(self.choices)
+        return [
+            choice.as_dict() | {"plans": plans[number * size : (number + 1) * size]}
+            for number, choice in enumerate(self.choices)
+        ]
 
     def _parts(self) -> Iterator[RenderableType]:
         yield from self.learned
-        for plan in self.plans:
+        for choice in self.choices:
+            yield from choice.parts()
+        for plan in () if self.choices else self.plans:
             yield from plan.parts(self.is_long, self.is_drawn)
         if self.transfer is not None:
             yield from self.transfer.words(_links([plan.cluster for plan in self.plans]))
@@ -128,7 +145,10 @@ class Planned(Answer):
 def plan(
     recipe: Recipe | str | Path | None = None,
     *,
-    cluster: str | Path | Sequence[str | Path] = "cpu-host",
+    cluster: str | Path | Sequence[str | Path] = USUAL_CLUSTER,
+    device: str = "",
+    links: str | float | Sequence[float] = "",
+    per_node: int = 1,
     workers: int | str | Sequence[int] = "",
     exchanges: str | Sequence[str] = "all",
     compressors: str | Sequence[str] | None = None,
@@ -143,6 +163,7 @@ def plan(
     trust_code: bool = False,
     write: str | Path = "",
     plot: str | Path = "",
+    html: str | Path = "",
     overwrite: bool = False,
     model: str = "",
     args: Mapping[str, Any] | None = None,
@@ -157,6 +178,9 @@ def plan(
     Args:
         recipe: The training, or the path of its file. Without it: `model` or `compare`.
         cluster: A shipped cluster's name or a cluster file, or several.
+        device: Instead of a cluster, a device by its data sheet, as "a100": which link it needs.
+        links: Ethernets of nodes of `device`, in Gbit/s; without them 1, 10, 25 and 100.
+        per_node: Devices of a node of `device`.
         workers: The numbers of workers, as [1, 2, 4]; without them powers of two.
         exchanges: "all", or the names of exchanges.
         compressors: "all", or names, none for float32; without them the recipe's.
@@ -171,7 +195,8 @@ def plan(
             which names its cluster (planner/rates_file.py).
         trust_code: Run code that the folders of `runs` name.
         write: With `runs`: the file for the corrected cluster, FILE.toml.
-        plot: A file for a picture of speedup and step time: FILE.png or FILE.html.
+        plot: A file for a picture of speedup and step time, FILE.png.
+        html: A file for a page with sliders and pictures, FILE.html.
         overwrite: Replace files that exist.
         model: A network without a recipe, by name.
         args: The arguments of `model`.
@@ -184,12 +209,14 @@ def plan(
 
     Raises: RecipeError for a wrong argument, or a training that fits no device of the cluster.
     """
-    check_picture(option("plot"), str(plot), overwrite, SUFFIXES)
+    check_picture(option("plot"), str(plot), overwrite, (".png",))
+    check_target(option("html"), str(html), overwrite, (".html",))
     check_cluster_file(write, overwrite)
     numbers, shared = commas("workers", workers), commas("ways", ways)
-    clusters = [
-        load_cluster(name_or_file) for name_or_file in commas("cluster", cluster).split(",")
-    ]
+    if device:
+        beside = {"modes": modes, "ways": ways, "draw": draw, "fcz": fcz, "all": all, "runs": runs}
+        refuse_beside(option("device"), write=write, **beside)
+    clusters = clusters_of(cluster, device, links, per_node)
     check_precision(precision, clusters)
 
     def chosen(work: Workload) -> Workload:
@@ -217,7 +244,13 @@ def plan(
     plans = [_plan(key, work, on, asked) for key, work in works.items() for on in clusters]
     if plot:
         draw_plot(Path(plot), [(f"{p.name} on {p.cluster.name}", p.rows) for p in plans])
-    return Planned(plans, learned, transfer, all, draw)
+    by_work = [(key, work[0], [p for p in plans if p.name == key]) for key, work in works.items()]
+    choices = [
+        Choice.of(key, work, [(p.cluster, p.rows) for p in own]) for key, work, own in by_work
+    ]
+    if html:
+        write_page(Path(html), choices, bool(device))
+    return Planned(plans, learned, transfer, all, draw, choices if device else [])
 
 
 @dataclass(frozen=True)

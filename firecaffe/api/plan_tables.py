@@ -182,10 +182,10 @@ def totals(row: Forecast) -> str:
 def _hours_band(row: Forecast, hours: float) -> str:
     """Format hours with the relative band of a step: the number of steps is exact."""
     low, high = (hours * step_s / row.step_s for step_s in (row.step_low_s, row.step_high_s))
-    return f"{_hours(hours)} ({_hours(low)} to {_hours(high)})"
+    return f"{hours_words(hours)} ({hours_words(low)} to {hours_words(high)})"
 
 
-def _hours(hours: float) -> str:
+def hours_words(hours: float) -> str:
     if hours >= 48:
         return f"{hours / 24:.3g} days"
     if hours >= 1:

@@ -10,7 +10,10 @@ from firecaffe.planner.cluster import shipped
 from firecaffe.planner.precision import PRECISIONS
 from firecaffe.recipe.sections import Recipe
 
-USAGE = "RECIPE.toml | --model NAME | --compare A.toml B.toml [--cluster NAME|FILE.toml] [options]"
+USAGE = (
+    "RECIPE.toml | --model NAME | --compare A.toml B.toml [--cluster NAME|FILE.toml | "
+    "--device NAME [--links N,N]] [options]"
+)
 ABOUT = (
     "Forecast a training before it is started: for each number of workers and each exchange the "
     "time of a step and its parts, speedup, memory, hours and cost. Starts no process."
@@ -28,6 +31,8 @@ NOTES = (
     "corrected cluster.",
     "--ways has data, same_samples, one_weird_trick, layers and pipeline. A recipe with "
     "[parallel] has its own row in any case.",
+    "--device says which network to buy, without a cluster file: a faster link is advised if it is "
+    "sure to bring 5 %.",
     "--plot needs matplotlib: pip install 'firecaffe[plot]'.",
 )
 INSTEAD = {"exchange.algorithm": "--exchanges says which are planned"}
@@ -50,6 +55,27 @@ def make_parser(has_recipe: bool = False) -> Parser:
         default=DEFAULT_CLUSTER,
         metavar="NAME",
         help=f"a file, or one of {', '.join(shipped())}",
+    )
+    add(
+        "--device",
+        type=str,
+        default="",
+        metavar="NAME",
+        help="which link nodes of this device need, as a100, by its data sheet",
+    )
+    add(
+        "--links",
+        type=str,
+        default="",
+        metavar="N,N",
+        help="Ethernets between nodes of --device, in Gbit/s; else 1,10,25,100",
+    )
+    add(
+        "--per-node",
+        type=int,
+        default=1,
+        metavar="N",
+        help="devices of a node of --device",
     )
     add(
         "--workers",
@@ -123,7 +149,14 @@ def make_parser(has_recipe: bool = False) -> Parser:
         type=str,
         default="",
         metavar="FILE",
-        help="draw speedup and step time: FILE.png or FILE.html",
+        help="draw speedup and step time: FILE.png",
+    )
+    add(
+        "--html",
+        type=str,
+        default="",
+        metavar="FILE",
+        help="write a page with sliders and pictures: FILE.html",
     )
     parser.add_overwrite()
     add("--json", action="store_true", help="print JSON")
@@ -173,6 +206,9 @@ def main(argv: list[str]) -> int:
     answer = plan(
         recipe,
         cluster=options.cluster,
+        device=options.device,
+        links=options.links,
+        per_node=options.per_node,
         workers=options.workers,
         exchanges=options.exchanges,
         compressors=options.compressors,
@@ -187,6 +223,7 @@ def main(argv: list[str]) -> int:
         trust_code=options.trust_code,
         write=options.write,
         plot=options.plot,
+        html=options.html,
         overwrite=options.overwrite,
         **instead,
     )

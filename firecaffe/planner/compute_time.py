@@ -9,7 +9,7 @@ of the device (the "skinny" effect of Keuper and Pfreundt 2016).
 Source: Williams, Waterman, Patterson 2009 (roofline); Hockney 1991 (half-performance length).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import log
@@ -72,28 +72,36 @@ def layer_s(
     layer: LayerWork, workload: Workload, device: Device, images: int
 ) -> tuple[float, float]:
     """Forward and backward of one layer on one micro-batch, by the device's figures alone."""
-    on = _On.of(workload.precision, workload.channels_last, device)
     forward_s = backward_s = 0.0
-    share = layer.backward_share
-    for kernel in layer.whole_kernels:
-        own_s, calls = on.kernel_s(kernel, images), 1.0
-        if kernel.kind in MULTIPLIES:
-            wanted = BACKWARD_CALLS * share
-            calls = wanted if kernel.has_input_gradient else max(0.0, wanted - 1)
-            backward_s += calls * (own_s + device.overhead_s)
-        elif share:
-            passes = BACKWARD_PASSES[kernel.kind] / FORWARD_PASSES[kernel.kind]
-            backward_s += passes * own_s + device.overhead_s
-        forward_s += own_s + device.overhead_s
-    if on.arithmetic == HALF:  # weights are cast, and their gradients cast back
-        cast_s = CAST_BYTES * layer.weight_bytes / BYTES_PER_ELEMENT / on.memory
-        forward_s += cast_s
-        backward_s += cast_s * (share > 0)
+    for _, forward, backward in kernels_s(layer, workload, device, images):
+        forward_s += forward
+        backward_s += backward
     return forward_s, backward_s
 
 
+def kernels_s(
+    layer: LayerWork, workload: Workload, device: Device, images: int
+) -> Iterator[tuple[str, float, float]]:
+    """Yield the class, forward and backward of each kernel of a layer; casts are element-wise."""
+    on = OnDevice.of(workload.precision, workload.channels_last, device)
+    share = layer.backward_share
+    for kernel in layer.whole_kernels:
+        own_s, backward_s = on.kernel_s(kernel, images), 0.0
+        if kernel.kind in MULTIPLIES:
+            wanted = BACKWARD_CALLS * share
+            calls = wanted if kernel.has_input_gradient else max(0.0, wanted - 1)
+            backward_s = calls * (own_s + device.overhead_s)
+        elif share:
+            passes = BACKWARD_PASSES[kernel.kind] / FORWARD_PASSES[kernel.kind]
+            backward_s = passes * own_s + device.overhead_s
+        yield kernel.kind, own_s + device.overhead_s, backward_s
+    if on.arithmetic == HALF:  # weights are cast, and their gradients cast back
+        cast_s = CAST_BYTES * layer.weight_bytes / BYTES_PER_ELEMENT / on.memory
+        yield ELEMENTWISE, cast_s, cast_s * (share > 0)
+
+
 @dataclass(frozen=True)
-class _On:
+class OnDevice:
     """A device in some arithmetic: its rates, with its library's shares of them."""
 
     arithmetic: str
@@ -104,7 +112,7 @@ class _On:
 
     @classmethod
     @lru_cache(maxsize=256)
-    def of(cls, precision: str, channels_last: bool, device: Device) -> "_On":
+    def of(cls, precision: str, channels_last: bool, device: Device) -> "OnDevice":
         flops, memory = _rates(precision, device)
         arithmetic = HALF if precision in HALF_PRECISION else precision
         rates = rates_of(device.library, arithmetic)

@@ -37,7 +37,7 @@ class Usual:
     exchange: float = 1.4
     exchange_spread: float = 0.1
     """Time of a library's exchanges over that by the cluster's file."""
-    link_spread: float = 0.15
+    link_spread: float = 0.225
     """The same of one link, over that of the library."""
     slowdown: float = 1.7
     slowdown_spread: float = 0.15

@@ -34,10 +34,14 @@ NATIVE_CANDIDATES = ("ring", "halving_doubling")
 
 OVERLAP_SIZE = 2**20
 
+MOST_KEPT = 4096
+"""Times of exchanges that are kept: a plan asks for the same with other batches and precisions."""
+
 SIZES = (2**16, 2**20)
 """Elements at which exchanges are priced, besides the largest wanted; linear in between."""
 
 
+@lru_cache(maxsize=MOST_KEPT)
 def rounds_only_s(algorithm: str, network: Network, num_elements: int, itemsize: int = 4) -> float:
     """Seconds of rounds one after the other, each as long as its busiest port."""
     is_formula = network.fills_groups or network.world_size > MOST_PAIRS
@@ -170,7 +174,7 @@ def overlap_share(algorithm: str, links: tuple[Link, ...], per_node: int) -> flo
     return _simulated_s(algorithm, network, size) / rounds_only_s(algorithm, network, size)
 
 
-@lru_cache
+@lru_cache(maxsize=MOST_KEPT)
 def _simulated_s(algorithm: str, network: Network, num_elements: int, vectors: int = 1) -> float:
     schedule = find_schedule(algorithm, ranks_per_node(network))
     return simulate_s(schedule, network, num_elements, vectors=vectors)

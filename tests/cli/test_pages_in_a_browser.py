@@ -38,8 +38,14 @@ def compared(folder: Path) -> str:
     return (folder / "page.html").read_text("utf-8")
 
 
+PLANNED = (
+    *("--model", "alexnet", "--device", "v100", "--links", "1,25", "--workers", "1,2,4"),
+    *("--global-batch-size", "256", "--micro-batch-size", "64"),
+)
+
+
 def planned(folder: Path) -> str:
-    words = ["plan", "--model", "lenet", "--workers", "1,2,4", "--plot"]
+    words = ["plan", *PLANNED, "--html"]
     assert firecaffe.cli.main([*words, str(folder / "page.html")]) == 0
     return (folder / "page.html").read_text("utf-8")
 
@@ -94,7 +100,37 @@ def test_it_is_shown_whole(page: Page) -> None:
     assert smallest is None or smallest >= 16
 
 
-def test_everyone_can_read_it(page: Page) -> None:
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_everyone_can_read_it(page: Page, scheme: Any) -> None:
     """Contrast, names of pictures and headings, and what a keyboard reaches: axe-core's rules."""
+    page.emulate_media(color_scheme=scheme)
     found = Axe().run(page)
     assert [rule["id"] for rule in found.response["violations"]] == []
+
+
+def test_sliders_show_what_plan_computes(browser: Browser, tmp_path: Path) -> None:
+    """Keys move the four sliders from the advised point to another one, with its own number."""
+    page = browser.new_page()
+    page.set_content(planned(tmp_path))
+    at: dict[str, Any] = {
+        "links": [25],
+        "workers": [4],
+        "global_batch_size": 256,
+        "micro_batch_size": 64,
+    }
+    moves: tuple[tuple[str, str, dict[str, Any]], ...] = (
+        ("link", "ArrowLeft", {"links": [1]}),
+        ("workers", "ArrowLeft", {"workers": [2]}),
+        ("batch", "ArrowRight", {"global_batch_size": 512}),
+        ("precision", "ArrowRight", {"precision": "fp16"}),
+    )
+    for slider, key, to in moves:
+        page.locator(f"#{slider}").press(key)
+        at |= to
+        (plan,) = firecaffe.plan(model="alexnet", device="v100", **at).plans
+        fastest = min(row.step_s for row in plan.rows if row.exchange != "native")
+        assert page.locator("#rate").inner_text() == (
+            f"{plan.work.global_batch_size / fastest:,.0f} samples/s"
+        )
+        assert page.locator("#parts rect").count() > 4
+    page.close()

@@ -20,6 +20,8 @@ from tests.typed import firecaffe, torchrun
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "nin_small.toml"
 
+ALEXNET = ["--model", "alexnet"]
+
 BATCH_OF_32 = ["--global-batch-size", "256", "--micro-batch-size", "8"]
 """32 micro-batches."""
 
@@ -158,7 +160,11 @@ def test_a_plan_takes_the_recipe_s_compressor_or_those_asked_for() -> None:
         ([], "give a recipe, --model or --compare"),
         (["none.toml"], "No such file"),
         ([str(RECIPE), "--cluster", "none.toml"], "No such file"),
-        ([str(RECIPE), "--plot", "plan.gif"], "must end in .png or .html"),
+        ([str(RECIPE), "--plot", "plan.html"], "must end in .png"),
+        ([*ALEXNET, "--device", "a1000"], "--device is 'a1000'; there are a10, a100, a100-40-pcie"),
+        ([*ALEXNET, "--device", "a100", "--links", "fast"], "--links is 'fast'; it must be rates"),
+        ([*ALEXNET, "--links", "10"], "--links has no effect beside a cluster"),
+        ([*ALEXNET, "--device", "a100", "--all"], "--all has no effect beside --device"),
         ([str(RECIPE), "--ways", "columns"], "--ways: no 'columns'; there are all, data,"),
         (
             [str(RECIPE), "--workers", "1", "--ways", "all"],
@@ -248,14 +254,34 @@ def test_a_link_without_bandwidth_is_refused(tmp_path: Path) -> None:
     assert "bandwidth_bytes_per_s: expected float >= 1e-12, found 0" in err
 
 
-@pytest.mark.parametrize("name", ["plan.png", "plan.html"])
-def test_a_picture(tmp_path: Path, name: str) -> None:
+def test_a_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    code, _, err = plan(str(RECIPE), "--workers", "1,2,4", "--plot", str(tmp_path / name))
+    code, _, err = plan(str(RECIPE), "--workers", "1,2,4", "--plot", str(tmp_path / "plan.png"))
     assert code == 0, err
-    content = (tmp_path / name).read_bytes()
-    assert content.startswith(b"\x89PNG" if name.endswith("png") else b"<!doctype html>")
-    assert list(tmp_path.iterdir()) == [tmp_path / name]
+    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
+    assert list(tmp_path.iterdir()) == [tmp_path / "plan.png"]
+
+
+def test_a_buyer_is_told_the_slowest_link_that_none_surely_beats() -> None:
+    (found,) = planned(*ALEXNET, "--device", "a100", "--workers", "1,8", *BATCH_OF_32)
+    rates = [
+        max(row["images_per_s"] for row in of["rows"] if row["workers"] == 8)
+        for of in found["plans"]
+    ]
+    assert rates == sorted(rates)
+    assert found["plans"][0]["cluster"] == "1 Gbit/s"
+    assert found["link"] == "100 Gbit/s Ethernet"  # 244 MB of gradients and little computing
+    assert found["sentences"][0].startswith("Buy the 100 Gbit/s Ethernet: on 8 workers")
+    code, out, _ = plan(*ALEXNET, "--device", "a100", "--links", "10", *BATCH_OF_32)
+    assert (code, "Buy" in out) == (0, False)
+
+
+def test_a_buyer_is_told_of_known_rates() -> None:
+    """TensorFlow's page of 2017 has 91.8 images/s of one P100, outside the band of the forecast."""
+    words = ["--model", "resnet152", "--micro-batch-size", "16", "--workers", "1"]
+    (found,) = planned(*words, "--device", "p100", "--links", "10")
+    (line,) = (line for line in found["assumptions"] if "tensorflow-2017" in line)
+    assert line.startswith("tensorflow-2017 has 91.8 images/s of resnet152 on one NVIDIA P100")
 
 
 def test_check_writes_the_cluster_that_plan_and_train_read(

@@ -24,7 +24,7 @@ def test_a_name_is_no_formula(tmp_path: Path, place: str) -> None:
     ("argv", "work"),
     [
         (["compare", "run", "--html", "a.html"], "compare.read_run"),
-        (["plan", "--model", "lenet", "--plot", "a.png"], "plan.load_cluster"),
+        (["plan", "--model", "lenet", "--plot", "a.png"], "plan.clusters_of"),
         (["compress", "run", "--plot", "a.png"], "compress.make_small"),
     ],
     ids=lambda each: each[0] if isinstance(each, list) else "",

@@ -13,7 +13,7 @@ RECIPE = str(Path(__file__).parents[3] / "recipes" / "nin_small.toml")
 COMMANDS = {
     "tune": ["tune", RECIPE, "--global-batch-size", "256", "--write"],
     "plan --write": ["plan", RECIPE, "--runs", "run", "--write"],
-    "plan --plot": ["plan", RECIPE, "--plot"],
+    "plan --html": ["plan", RECIPE, "--html"],
     "check": ["check", "--write"],
     "bench step": ["bench", "step", "--model", "lenet", "--write"],
     "bench data": ["bench", "data", "photos", "--write"],
@@ -26,7 +26,7 @@ def test_every_command_that_writes_refuses(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Before, `plan`, `check`, `bench` and `compare` wrote over it, and only `tune` refused."""
-    suffix = "html" if name in ("compare", "plan --plot") else "toml"
+    suffix = "html" if name in ("compare", "plan --html") else "toml"
     path = tmp_path / f"there.{suffix}"
     path.write_text("mine")
     assert main([*COMMANDS[name], str(path)]) == 8

@@ -11,12 +11,13 @@ import firecaffe
 from benchmarks.device_fit import ByClass, Problem
 from benchmarks.device_networks import BUILDERS
 from benchmarks.device_rates import fitted_only, rates_text
-from benchmarks.device_rows import Row, Sheet, read, vectors_of
+from benchmarks.device_rows import Row, read, vectors_of
 from firecaffe.errors import RecipeError
 from firecaffe.models.config import ModelConfig
 from firecaffe.models.kernel import MULTIPLIES
 from firecaffe.planner.cluster import Cluster, Device, load_cluster, shipped
 from firecaffe.planner.compute_time import micro_batch, update_s
+from firecaffe.planner.devices import Sheet
 from firecaffe.planner.known_rates import contradictions
 from firecaffe.planner.library_rates import FILE, tables, unmeasured_error
 from firecaffe.planner.memory import memory_band, memory_bytes, usual_micro_batch

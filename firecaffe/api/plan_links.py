@@ -1,0 +1,250 @@
+"""The buyer's answer of `plan --device`: which network, for how many workers, and on what it rests.
+
+Each sentence is a comparison of forecasts, with its band. A faster link is advised only if the
+whole band of what it gains is at least LEAST_GAIN.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from itertools import groupby
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from firecaffe.api.plan_tables import assumptions, hours_words
+from firecaffe.planner.cluster import Cluster
+from firecaffe.planner.compute_time import error_of
+from firecaffe.planner.forecast import LAWS, Forecast, fastest, forecasts, most_useful
+from firecaffe.planner.gain import Gain, gain_of
+from firecaffe.planner.precision import PRECISIONS, in_precision, precision_words
+from firecaffe.planner.workload import Workload
+
+LEAST_GAIN = 0.05
+"""A faster link must be sure to bring this share of samples a second more."""
+
+Offer = tuple[Cluster, Sequence[Forecast]]
+"""A link as a cluster, and the fastest forecast for each number of workers."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which of several links one training needs, on one kind of device."""
+
+    name: str
+    work: Workload
+    offers: Sequence[Offer]
+    """The slowest link first."""
+
+    @classmethod
+    def of(
+        cls, name: str, work: Workload, rows: Sequence[tuple[Cluster, Sequence[Forecast]]]
+    ) -> "Choice":
+        best = [(cluster, fastest(own)) for cluster, own in rows]
+        by_all = set.intersection(*({row.workers for row in own} for _, own in best))
+        return cls(
+            name, work, [(on, [row for row in own if row.workers in by_all]) for on, own in best]
+        )
+
+    @property
+    def workers(self) -> list[int]:
+        return [row.workers for row in self.offers[0][1]]
+
+    def as_dict(self) -> dict[str, Any]:
+        number = self.number_for(len(self.workers) - 1)
+        return {
+            "link": self.offers[number][0].links[-1].name,
+            "workers": self.workers[-1],
+            "gains": [asdict(self._gain(later, number)) for later in self._faster(number)],
+            "sentences": self.sentences,
+            "assumptions": self.assumptions,
+        }
+
+    def parts(self) -> Iterator[RenderableType]:
+        yield self.heading
+        yield Text()
+        yield from self.sentences
+        yield self.table()
+        for line in self.assumptions:
+            yield f"note: {line}"
+
+    @property
+    def heading(self) -> str:
+        work, devices = self.work, dict.fromkeys(on.device.name for on, _ in self.offers)
+        name = "" if self.name == work.model else f"{self.name}: "
+        return (
+            f"{name}{work.model}, batch {work.global_batch_size} in micro-batches of "
+            f"{work.micro_batch_size} {precision_words(work)}, {work.parameter_bytes / 1e6:,.1f} "
+            f"MB of gradients, on {' or '.join(devices)}"
+        )
+
+    def number_for(self, place: int) -> int:
+        """The link that as many workers need, by the place of their number."""
+        return chosen(self.work, [(cluster, rows[place]) for cluster, rows in self.offers])
+
+    def _faster(self, number: int) -> range:
+        return range(number + 1, len(self.offers))
+
+    def _gain(self, other: int, over: int, place: int = -1) -> Gain:
+        (on, rows), (over_on, over_rows) = self.offers[other], self.offers[over]
+        return gain_of(self.work, (on, rows[place]), (over_on, over_rows[place]))
+
+    @cached_property
+    def sentences(self) -> list[str]:
+        number = self.number_for(len(self.workers) - 1)
+        sentences = [self._to_buy(number), *self._beyond(number)]
+        sentences += [*self._fewer(number), self._how_many(number), *self._in_half(number)]
+        return [sentence for sentence in sentences if sentence]
+
+    def _to_buy(self, number: int) -> str:
+        (cluster, rows), (_, slow_rows) = self.offers[number], self.offers[0]
+        link, on_workers = cluster.links[-1].name, _count(self.workers[-1])
+        if len(self.offers) == 1:
+            return f"On {on_workers} {link} gives {_rate(rows[-1])}."
+        if number == 0:
+            return (
+                f"Buy the {link}: on {on_workers} it gives {_rate(rows[-1])}, and no faster link "
+                f"is sure to bring {LEAST_GAIN:.0%} more."
+            )
+        return (
+            f"Buy the {link}: on {on_workers} it gives {_rate(rows[-1])} instead of "
+            f"{_rate(slow_rows[-1])} at {self.offers[0][0].name} "
+            f"({_gain_words(self._gain(number, 0))})."
+        )
+
+    def _beyond(self, number: int) -> Iterator[str]:
+        """What faster links than the chosen one bring, or the next slower one costs."""
+        for later in self._faster(number):
+            yield (
+                f"{self.offers[later][0].links[-1].name} brings "
+                f"{_gain_words(self._gain(later, number))}: not sure to be {LEAST_GAIN:.0%}."
+            )
+
+    def _fewer(self, number: int) -> Iterator[str]:
+        """Which links fewer workers need, if they need slower ones."""
+        several = [(self.number_for(place), n) for place, n in enumerate(self.workers) if n > 1]
+        for link, group in groupby(several, key=lambda pair: pair[0]):
+            counts = [str(workers) for _, workers in group]
+            if link != number:
+                yield f"For {_listed(counts)} workers {self.offers[link][0].name} is enough."
+
+    def _how_many(self, number: int) -> str:
+        cluster, rows = self.offers[number]
+        useful = most_useful(rows)
+        row = next(row for row in rows if row.workers == useful)
+        speedup = gain_of(self.work, (cluster, row), (cluster, rows[0]))
+        if useful == 1 or rows[0].workers != 1:
+            return ""
+        more = "" if useful == rows[-1].workers else " More bring less than half a worker each."
+        return (
+            f"At {cluster.name} {_count(useful)} are {row.speedup:.3g} times as fast as one "
+            f"({1 + speedup.low:.3g} to {1 + speedup.high:.3g}).{more}"
+        )
+
+    def _in_half(self, number: int) -> Iterator[str]:
+        """Which link the device's half precision needs, if other arithmetic is planned."""
+        half = next((word for word in ("bf16", "fp16") if self._has(word)), "")
+        if not half or self.work.autocast != "none" or len(self.offers) == 1:
+            return
+        work, workers = in_precision(self.work, half), self.workers[-1:]
+        rows = [
+            (cluster, fastest(forecasts(work, cluster, workers, [own[-1].exchange]))[-1])
+            for cluster, own in self.offers
+        ]
+        other = chosen(work, rows)
+        needs = "the same link" if other == number else rows[other][0].links[-1].name
+        yield (
+            f"In {half} {_count(workers[0])} need {needs}: it gives {_rate(rows[other][1])} "
+            f"(--precision {half})."
+        )
+
+    def _has(self, word: str) -> bool:
+        return PRECISIONS[word] in self.offers[0][0].device.peak_flops
+
+    def table(self) -> Table:
+        """Links by workers: samples/s, efficiency, and hours if they are known."""
+        table = Table(box=SIMPLE_HEAD, show_lines=True)
+        table.add_column("link", no_wrap=True)
+        for workers in self.workers:
+            table.add_column(_count(workers), justify="right", no_wrap=True)
+        for name, cells in self.cells():
+            table.add_row(name, *("\n".join(cell) for cell in cells))
+        return table
+
+    def cells(self) -> Iterator[tuple[str, list[list[str]]]]:
+        """Yield each link's name and its cells, each of two or three short lines."""
+        for cluster, rows in self.offers:
+            yield cluster.name, [_cell(row) for row in rows]
+
+    @cached_property
+    def assumptions(self) -> list[str]:
+        work, (cluster, rows) = self.work, self.offers[0]
+        link = cluster.links[-1]
+        lines = [
+            f"precision {work.precision}; computing may be off by "
+            f"{error_of(work, cluster.device):.0%}, which is the same at all links, and each link "
+            f"by {link.error:.0%}",
+            f"a cell has samples/s, efficiency{' and hours' if hours_of(rows[-1]) else ''}, by the "
+            "fastest exchange that keeps the bits",
+            "Ethernet by TCP: its payload is 0.956 of the rate; a message takes "
+            + ", ".join(
+                f"{on.links[-1].latency_s * 1e6:.3g} us at {on.name}" for on, _ in self.offers
+            ),
+        ]
+        if cluster.devices_per_node > 1:
+            inside = cluster.links[0]
+            lines.append(
+                f"{inside.name} joins {inside.group} in a node, at "
+                f"{inside.bandwidth_bytes_per_s / 1e9:.3g} GB/s"
+            )
+        if rows[-1].hours is None and rows[-1].hours_to_accuracy is not None:
+            law = LAWS[work.model]
+            lines.append(
+                f"hours: {rows[-1].epochs_to_accuracy:.3g} epochs of ImageNet to {law.target} "
+                f"({law.source})"
+            )
+        if not all(row.fits for row in rows):
+            lines.append("! means that it does not fit in the device's memory")
+        return lines + assumptions(work, cluster, rows, None)
+
+
+def chosen(work: Workload, offers: Sequence[tuple[Cluster, Forecast]]) -> int:
+    """The number of the slowest link that no faster one is sure to beat by LEAST_GAIN."""
+    number = 0
+    for later in range(1, len(offers)):
+        if gain_of(work, offers[later], offers[number]).is_sure(LEAST_GAIN):
+            number = later
+    return number
+
+
+def hours_of(row: Forecast) -> float | None:
+    return row.hours_to_accuracy if row.hours is None else row.hours
+
+
+def _cell(row: Forecast) -> list[str]:
+    hours = hours_of(row)
+    cell = [f"{row.images_per_s:,.0f}/s{'' if row.fits else '!'}", f"{row.efficiency:.0%}"]
+    return cell if hours is None else [*cell, hours_words(hours)]
+
+
+def _rate(row: Forecast) -> str:
+    hours = hours_of(row)
+    return f"{row.images_per_s:,.0f} samples/s" if hours is None else hours_words(hours)
+
+
+def _gain_words(gain: Gain) -> str:
+    low, middle, high = gain.low, gain.middle, gain.high
+    if middle >= 1:
+        return f"{1 + middle:.3g} times as fast, {1 + low:.3g} to {1 + high:.3g}"
+    return f"{middle:+.0%} samples/s, {low:+.0%} to {high:+.0%}"
+
+
+def _count(workers: int) -> str:
+    return "1 worker" if workers == 1 else f"{workers} workers"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
