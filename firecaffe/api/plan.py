@@ -35,6 +35,7 @@ from firecaffe.planner.memory import remedy
 from firecaffe.planner.precision import check_precision, in_precision, precision_words
 from firecaffe.planner.update_price import UPDATES
 from firecaffe.planner.workload import Workload
+from firecaffe.recipe.checked_recipe import CheckedRecipe
 from firecaffe.recipe.sections import Recipe
 from firecaffe.resume_advice import option
 from firecaffe.synchrony.config import EVERY_STEP
@@ -159,6 +160,7 @@ def plan(
     precision: str = "",
     channels_last: bool = False,
     all: bool = False,
+    measure: bool = False,
     runs: Sequence[str | Path] = (),
     trust_code: bool = False,
     write: str | Path = "",
@@ -191,6 +193,7 @@ def plan(
         precision: The arithmetic: fp32, tf32, fp16 or bf16; without it the recipe's, or fp32.
         channels_last: Plan images with the channels innermost in memory.
         all: Show every exchange, not the three fastest and the recipe's.
+        measure: Measure the recipe's step on this host, and plan with it and this host's cores.
         runs: Finished runs by which the cluster is corrected; or one file of rates, FILE.toml,
             which names its cluster (planner/rates_file.py).
         trust_code: Run code that the folders of `runs` name.
@@ -222,6 +225,7 @@ def plan(
     def chosen(work: Workload) -> Workload:
         return in_precision(work, precision, channels_last)
 
+    checked: CheckedRecipe | None = None
     if recipe is None:
         pair = global_batch_size, micro_batch_size
         least = min((on.device for on in clusters), key=lambda on: on.memory_bytes)
@@ -236,6 +240,9 @@ def plan(
         works = {name or path: work_of(checked, chosen)}
         used = _compressors(compressors, checked.exchange.compressor)
     learned: list[str] = []
+    if measure:
+        beside = {"precision": precision, "channels_last": channels_last, "runs": runs}
+        clusters, learned = _measure(checked, clusters, **beside, write=write)
     if runs or write:
         clusters[0], learned = _learn(clusters, paths_of("runs", runs), write, trust_code)
     names = _exchanges(commas("exchanges", exchanges))
@@ -292,6 +299,20 @@ def _links(clusters: Sequence[Cluster]) -> dict[str, float]:
     ours = {f"{own.links[-1].name} ({own.name})": own.links[-1] for own in clusters}
     bits = {name: 8 * link.bandwidth_bytes_per_s for name, link in ours.items()}
     return {**bits, SLOWEST: LINKS[SLOWEST]}
+
+
+def _measure(
+    recipe: CheckedRecipe | None, clusters: Sequence[Cluster], **beside: Any
+) -> tuple[list[Cluster], list[str]]:
+    refuse_beside(option("measure"), **beside)
+    if recipe is None:
+        raise RecipeError(
+            f"{option('measure')} goes with a recipe; firecaffe bench step "
+            "--model NAME --write FILE.toml measures a network alone"
+        )
+    from firecaffe.api.plan_measured import measured_here  # it loads all that a training needs
+
+    return measured_here(recipe, clusters)
 
 
 def _learn(

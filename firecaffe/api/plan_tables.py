@@ -18,6 +18,7 @@ from firecaffe.planner.compute_time import doubts_of
 from firecaffe.planner.forecast import Forecast, by_workers, fastest, is_own
 from firecaffe.planner.known_rates import contradictions
 from firecaffe.planner.modes import Mode, hidden_s, modes_of
+from firecaffe.planner.slower_cluster import crowding
 from firecaffe.planner.workload import Workload
 from firecaffe.synchrony.config import EVERY_STEP, SynchronyConfig
 
@@ -119,6 +120,12 @@ def assumptions(
         said.append(
             f"{cluster.name} was measured on {measured} workers; more of them are forecast as if "
             "there were further hosts like these"
+        )
+    crowded = [r.workers for r in rows if crowding(cluster, r.workers, work.threads) > 1]
+    if crowded:
+        said.append(
+            f"from {min(crowded)} workers on, those of a node share its {cluster.cores_per_node} "
+            "cores, and compute the slower"
         )
     said += doubts_of(work, cluster.device) + contradictions(work, cluster)
     return said if modes is None else said + modes.notes

@@ -130,6 +130,11 @@ def make_parser(has_recipe: bool = False) -> Parser:
     )
     add("--all", action="store_true", help="show every exchange")
     add(
+        "--measure",
+        action="store_true",
+        help="measure the recipe's step on this host, about 2 s, and plan with it",
+    )
+    add(
         "--runs",
         nargs="+",
         default=[],
@@ -219,6 +224,7 @@ def main(argv: list[str]) -> int:
         precision=options.precision,
         channels_last=options.channels_last,
         all=options.all,
+        measure=options.measure,
         runs=options.runs,
         trust_code=options.trust_code,
         write=options.write,

@@ -4,7 +4,6 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import sqrt
 from statistics import median
 
 from firecaffe.exchange import MOST_LANES
@@ -13,7 +12,7 @@ from firecaffe.exchange.route import find_route
 from firecaffe.measure.device import calibrated
 from firecaffe.measure.ranks_and_links import PairLink, RankFacts
 from firecaffe.measure.step_times import StepTimes
-from firecaffe.planner.calibrate import relative_spread
+from firecaffe.planner.calibrate import jitter_of, relative_spread
 from firecaffe.planner.cluster import Cluster, Device, Link, Storage
 from firecaffe.planner.ports import Network
 from firecaffe.planner.price import Prices, ranks_per_node
@@ -189,14 +188,12 @@ def _middle(rows: Sequence[StepTimes]) -> StepTimes:
 
 def _jitter(steps: Sequence[Sequence[StepTimes]]) -> float:
     """The standard deviation of a micro-batch's time over its mean, for the median rank."""
-    spreads = [
-        relative_spread(row.compute_s) * sqrt(row.micro_batches)
+    jitters = [
+        jitter_of(relative_spread(row.compute_s), row.micro_batches)
         for of_rank in steps
         for row in of_rank
     ]
-    # The middle four fifths of normal samples are 2.56 standard deviations wide. A step varies
-    # less than a micro-batch, because its micro-batches vary independently.
-    return median(spreads) / 1.28 if spreads else 0.0
+    return median(jitters) if jitters else 0.0
 
 
 def _links(measured: MeasuredCluster, size: int) -> tuple[Link, ...]:

@@ -124,6 +124,8 @@ class Cluster:
     """Devices that exist; 0: any number."""
     measured_devices: Number = 0
     """Devices on which all was measured; further nodes are assumed to be equal. 0: unknown."""
+    cores_per_node: Number = 0
+    """Cores that the workers of a node share; 0: unknown, or each device has its own."""
     lanes: Some = 1
     """Most vectors in flight at once: 2 if ranks exchange through Gloo between hosts."""
     failures_per_node_hour: Amount = 0.0

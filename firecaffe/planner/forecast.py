@@ -25,6 +25,7 @@ from firecaffe.planner.codec_cost import PRICED
 from firecaffe.planner.compute_time import error_of
 from firecaffe.planner.memory import memory_band, memory_bytes
 from firecaffe.planner.ports import Network
+from firecaffe.planner.slower_cluster import on_cores
 from firecaffe.planner.step_cost import Scales, Step, StepCost, own_exchange
 from firecaffe.planner.update_price import update_of
 from firecaffe.planner.workload import Workload
@@ -189,9 +190,11 @@ def forecast(
     check_plan(workload, cluster, world_size)
     if compressor != NO_COMPRESSOR:
         _check_nodes(workload, world_size)
-    cost = StepCost(workload, cluster, exchange, compressor)
+    shared, alone = (on_cores(cluster, size, workload.threads) for size in (world_size, 1))
+    cost = StepCost(workload, shared, exchange, compressor)
     step = cost.step(world_size)
-    alone_s = cost.step(1).step_s
+    one = cost if alone is shared else StepCost(workload, alone, exchange, compressor)
+    alone_s = one.step(1).step_s
     read_error = cluster.storage.error if cluster.storage else 0.0
     errors = (*errors_of(workload, cluster, world_size, compressor), read_error)
     more = 1 + cluster.device.jitter_error, 1 + cluster.device.slowdown_error

@@ -23,6 +23,7 @@ from firecaffe.planner.compute_time import data_s, micro_batch, update_s
 from firecaffe.planner.forecast import Forecast, errors_of
 from firecaffe.planner.ports import Network
 from firecaffe.planner.server_costs import PlannedKeeper, planned_keeper
+from firecaffe.planner.slower_cluster import on_cores
 from firecaffe.planner.workload import Workload
 from firecaffe.synchrony.clock import Seconds, SimulatedClock, seconds_of
 from firecaffe.synchrony.config import (
@@ -126,6 +127,15 @@ def fragment_shares(workload: Workload, words: SynchronyConfig) -> list[float]:
     return [sum(sizes[place] for place in places) / sum(sizes) for places in cut]
 
 
+def gradients_per_update(words: SynchronyConfig, micro_batches: int) -> int:
+    """The gradients that a server waits for before it updates. micro_batches: of a step."""
+    by_mode = {
+        ASYNCHRONOUS: words.gradients_per_update,
+        BACKUP: micro_batches - words.backup_workers,
+    }
+    return by_mode.get(words.mode, 1)
+
+
 def hidden_s(workload: Workload, cluster: Cluster) -> float:
     """Seconds of the last micro-batch's backward, during which gradients travel."""
     return sum(micro_batch(workload, cluster.device, workload.micro_batch_size).backward_s)
@@ -143,6 +153,7 @@ class _Workers:
         seconds: Sequence[float] | None = None,
         most_works: int = MOST_WORKS,
     ) -> None:
+        cluster = on_cores(cluster, row.workers, workload.threads)
         self.workload, self.row, self.size = workload, row, row.workers
         self.leaves = workload.num_micro_batches
         device = cluster.device
@@ -265,10 +276,8 @@ class _Workers:
         config = replace(self.words, mode=name)
         plan = Leaves(0, self.steps, self.steps, self.leaves, self.leaves * self.steps)
         policy = make_policy(config, plan, config.num_learners(self.size))
-        per_update = config.gradients_per_update if name == ASYNCHRONOUS else 1
-        per_update = self.leaves - config.backup_workers if name == BACKUP else per_update
         keeper = planned_keeper(config, self.size)
-        take_s = self.update_s / per_update + self.half_coded_s
+        take_s = self.update_s / gradients_per_update(config, self.leaves) + self.half_coded_s
         costs = keeper.costs(self.pull_s, self.push_s, take_s)
         beside_s = keeper.beside_s(self.half_coded_s, self.update_s)
         computed: list[float] = []

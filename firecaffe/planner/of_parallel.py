@@ -23,6 +23,7 @@ from firecaffe.planner.recipe_stages import (
     stages_step,
     whole_stages,
 )
+from firecaffe.planner.slower_cluster import slower
 from firecaffe.planner.split_plans import SplitPlan, plan_of_step
 from firecaffe.planner.split_step import SplitCost, SplitStep
 from firecaffe.planner.step_cost import slowest_of
@@ -195,34 +196,3 @@ def forecast_parallel(
 
 def _parts(step: SplitStep) -> dict[str, float]:
     return asdict(step) | {"step_s": step.step_s}
-
-
-def slower(cluster: Cluster, compute: float, link: float) -> Cluster:
-    """Return the cluster with devices and links that take so many times as long."""
-    device = cluster.device
-    measured = tuple(
-        replace(
-            row,
-            compute_s=row.compute_s * compute,
-            data_s=row.data_s * compute,
-            update_s=row.update_s * compute,
-        )
-        for row in device.measured
-    )
-    device = replace(
-        device,
-        efficiency=device.efficiency / compute,
-        overhead_s=device.overhead_s * compute,
-        measured=measured,
-    )
-    links = tuple(
-        replace(
-            cluster_link,
-            latency_s=cluster_link.latency_s * link,
-            bandwidth_bytes_per_s=cluster_link.bandwidth_bytes_per_s / link,
-            memory_bytes_per_s=cluster_link.memory_bytes_per_s / link,
-            addition_s_per_byte=cluster_link.addition_s_per_byte * link,
-        )
-        for cluster_link in cluster.links
-    )
-    return replace(cluster, device=device, links=links)

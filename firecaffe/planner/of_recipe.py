@@ -1,12 +1,7 @@
-"""Makes workloads from a recipe or a network's name, and forecasts a run."""
+"""Makes workloads from a recipe or a network's name, and finds a recipe's cluster."""
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
-
-import torch
 
 from firecaffe.data import (
     Data,
@@ -23,17 +18,11 @@ from firecaffe.data.decoded import DecodedSet
 from firecaffe.data.generated import NUM_TRAIN
 from firecaffe.data.image_folder import ImageFolder
 from firecaffe.data.packed import PackedPart
-from firecaffe.errors import DataError, FirecaffeError, RecipeError
-from firecaffe.files import write_json
-from firecaffe.gradients.config import NO_COMPRESSOR
+from firecaffe.errors import DataError, RecipeError
 from firecaffe.models import MODELS
 from firecaffe.models.config import ModelConfig
 from firecaffe.planner.cluster import Cluster, load_cluster
-from firecaffe.planner.codec_cost import PRICED
-from firecaffe.planner.forecast import IMAGENET_IMAGES, forecast
-from firecaffe.planner.modes import forecast_mode, line_of
-from firecaffe.planner.of_parallel import OwnLayout, forecast_parallel
-from firecaffe.planner.step_cost import slowest_of
+from firecaffe.planner.forecast import IMAGENET_IMAGES
 from firecaffe.planner.workload import (
     IMAGENET_CHW,
     Workload,
@@ -45,9 +34,7 @@ from firecaffe.planner.workload import (
 from firecaffe.recipe.checked_recipe import CheckedRecipe
 from firecaffe.recipe.config import check_batch
 from firecaffe.recipe.sections import Recipe
-from firecaffe.runs.run_folder import FORECAST
-from firecaffe.synchrony.config import EVERY_STEP, MEASURED
-from firecaffe.synchrony.rounds import Rounds
+from firecaffe.synchrony.config import MEASURED
 from firecaffe.user_code import is_caffe, is_reference
 from firecaffe.value_checks import MOST_MICRO_BATCHES
 
@@ -118,6 +105,7 @@ def workload_of(recipe: CheckedRecipe, data: Data | None = None) -> Workload:
             compressor_level=recipe.exchange.compressor_level,
             update_at=recipe.exchange.update_at,
             has_whole_shards=recipe.updates_whole_layers,
+            threads=train.threads,
             assumption=samples.assumption,
         ),
     )
@@ -236,123 +224,3 @@ def cluster_for(recipe: Recipe, gpu: str = "") -> Cluster | None:
     name = next((name for part, name in BY_DEVICE.items() if part in parts), "")
     name = name if gpu else CPU_CLUSTER
     return load_cluster(name) if name else None
-
-
-def forecast_run(
-    recipe: CheckedRecipe,
-    data: Data | None,
-    world_size: int,
-    gpu: str,
-    algorithm: str,
-    rounds: Rounds | None = None,
-    chosen: Mapping[str, str] | None = None,
-) -> dict[str, Any] | None:
-    """Forecast a run, for its folder; None if it cannot be priced.
-
-    data: given if it is open. algorithm: the exchange, as `auto` has chosen it. rounds: when
-    replicas are averaged, in mode local. chosen: the split layers, each with its word; empty with
-    stages, None if each worker holds the whole network.
-
-    Raises: RecipeError if the cluster does not exist, or a layout is not priced.
-    """
-    cluster = cluster_for(recipe, gpu)
-    compressor = recipe.exchange.compressor
-    if cluster is None or compressor not in (NO_COMPRESSOR, *PRICED):
-        return None
-    if chosen is not None:
-        workload, layout = workload_of(recipe, data), OwnLayout.of(recipe, chosen)
-        of_parallel = forecast_parallel(
-            recipe.model, workload, cluster, layout, world_size, algorithm
-        )
-        return of_parallel | _of_cluster(cluster, recipe, workload, of_parallel["data_s"])
-    try:
-        workload = workload_of(recipe, data)
-        row = forecast(workload, cluster, world_size, algorithm, compressor)
-        if recipe.synchrony.mode != EVERY_STEP:
-            synchrony = recipe.synchrony
-            of_mode = forecast_mode(workload, cluster, row, synchrony, rounds or Rounds(0))
-            return of_mode | _of_cluster(cluster, recipe, workload, row.data_s)
-    except (FirecaffeError, ValueError):  # the run starts without a forecast
-        return None
-    alone_s = row.compute_s / slowest_of(world_size, cluster.device.jitter, row.micro_batches)
-    return {
-        **row.as_dict(),
-        "stragglers_s": row.compute_s - alone_s,
-        **_of_cluster(cluster, recipe, workload, row.data_s),
-    }
-
-
-def _of_cluster(
-    cluster: Cluster, recipe: Recipe, workload: Workload, data_s: float
-) -> dict[str, Any]:
-    return {
-        "cluster": cluster.name,
-        "cluster_file": recipe.run.cluster,
-        "about": cluster.about,
-        "is_without_data": workload.assumption == UNCOUNTED and not data_s,
-    }
-
-
-def _no_forecast(recipe: Recipe, gpu: str, world_size: int, is_several: bool) -> str:
-    """Say why the run's cluster cannot price so many workers; "" if it can."""
-    if recipe.synchrony.is_simulated:
-        return "under the simulated clock one process does what learners would"
-    if is_several and not gpu and not recipe.run.cluster:
-        return "several hosts, and no run.cluster; firecaffe check measures one"
-    cluster = cluster_for(recipe, gpu)
-    if cluster is None:
-        return ""
-    if is_several and cluster.is_one_host:
-        return (
-            f"several hosts, and {cluster.name} is one; firecaffe check --nnodes measures several"
-        )
-    if 0 < cluster.most_devices < world_size:
-        return f"{world_size} workers, and {cluster.name} has {cluster.most_devices} devices"
-    return ""
-
-
-def write_forecast(
-    folder: Path,
-    recipe: CheckedRecipe,
-    data: Data,
-    world_size: int,
-    local_world_size: int,
-    device: torch.device,
-    algorithm: str,
-    rounds: Rounds | None = None,
-    chosen: Mapping[str, str] | None = None,
-) -> list[str]:
-    """Write the forecast to the run's folder; returns lines about it. See `forecast_run`.
-
-    Several hosts without GPUs or a cluster file have none, as their link is unknown. Raises:
-    RecipeError if the recipe's cluster does not exist.
-    """
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    is_several = local_world_size < world_size
-    if why := _no_forecast(recipe, name, world_size, is_several):
-        return [f"no forecast: {why}"]
-    try:
-        predicted = forecast_run(recipe, data, world_size, name, algorithm, rounds, chosen)
-    except FirecaffeError as error:
-        if chosen is None:
-            raise
-        return [f"no forecast: {error}"]
-    if predicted is None:
-        return []
-    write_json(folder / FORECAST, predicted)
-    line = line_of(predicted) if "mode" in predicted else _line(predicted)
-    return [
-        line + ("; without the time that the data take" if predicted["is_without_data"] else "")
-    ]
-
-
-def _line(predicted: dict[str, Any]) -> str:
-    low, high = predicted["step_low_s"] * 1e3, predicted["step_high_s"] * 1e3
-    said = f"{predicted['step_s'] * 1e3:.3g} ms a step ({low:.3g} to {high:.3g})"
-    line = f"forecast: {said}, {predicted['images_per_s']:,.0f} samples/s on {predicted['cluster']}"
-    if "parallel" not in predicted:
-        return line
-    if predicted["parallel"]["stages"]:
-        return f"{line}; {predicted['idle']:.0%} of it a stage does not compute"
-    between, gradients = predicted["activations_s"], predicted["exposed_communication_s"]
-    return f"{line}; {between * 1e3:.3g} ms for activations, {gradients * 1e3:.3g} for gradients"

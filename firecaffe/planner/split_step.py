@@ -38,6 +38,7 @@ from firecaffe.planner.in_parts import PartExchanges, unevenness, unevenness_of_
 from firecaffe.planner.layouts import Layout, through
 from firecaffe.planner.ports import Network
 from firecaffe.planner.price import Prices, ranks_per_node
+from firecaffe.planner.slower_cluster import on_cores
 from firecaffe.planner.step_cost import Bucket, overlap, prices_of, slowest_of, storage_s
 from firecaffe.planner.update_price import UPDATES
 from firecaffe.planner.workload import Workload
@@ -87,6 +88,7 @@ class SplitCost:
         workers: int,
         exchange: str,
     ) -> None:
+        cluster = on_cores(cluster, workers, work.threads)
         self.work, self.cluster, self.chain = work, cluster, chain
         self.workers, self.exchange = workers, exchange
         self.network = Network(cluster.links, workers)

@@ -109,6 +109,8 @@ class Workload:
     has_whole_shards: bool = False
     """Whether each parameter has one owner, if workers update shards."""
     frozen_bytes: int = 0
+    threads: int = 1
+    """Threads of a worker on a CPU."""
     assumption: str = ""
 
     @property

@@ -63,6 +63,7 @@ class TimingRow(StepRow):
     stage: NotRequired[Rank | None]
     by_rank: NotRequired[dict[Number, tuple[MicroBatches, Seconds]] | None]
     activations_s: NotRequired[Seconds | None]
+    processor_s: NotRequired[Seconds | None]
 
 
 class ActivationsRow(TypedDict):
@@ -211,6 +212,18 @@ class ForecastRow(TypedDict, total=False):
     dropped: Amount | None
     idle: Real | None
     bytes_per_step: Amount | None
+    refined: "RefinedRow"
+
+
+class MadeFromRow(TypedDict):
+    first_step: Count
+    last_step: Count
+
+
+class RefinedRow(ForecastRow):
+    """A forecast with measured steps, in place of the first."""
+
+    made_from: MadeFromRow
 
 
 class StepForecast(TypedDict):

@@ -15,8 +15,10 @@ from statistics import fmean, median
 from typing import Any
 
 from firecaffe.errors import RunError
+from firecaffe.runs.kept_forecast import read_forecast
+from firecaffe.runs.overload import overloaded
 from firecaffe.runs.rank_times import Explanation, Rows
-from firecaffe.runs.run_folder import FORECAST, read_run_file
+from firecaffe.runs.run_folder import read_run_file
 from firecaffe.runs.schemas import (
     ActivationsRow,
     EveryStepForecast,
@@ -65,6 +67,8 @@ class Score:
     step: StepPart
     parts: list[StepPart]
     lines: list[str]
+    first_s: float | None = None
+    """A step by the run's first forecast, if measured steps replaced it."""
 
 
 def measured_parts(timings: Rows) -> dict[str, float]:
@@ -101,16 +105,17 @@ def measured_parts(timings: Rows) -> dict[str, float]:
 
 def score(folder: Path, timings: Rows, explanation: Explanation) -> Score | None:
     """Score a forecast of mode every_step, unsplit; None if there is none. Raises RunError."""
-    if not (folder / FORECAST).is_file():
+    kept = read_forecast(folder, timings)
+    if kept is None or "mode" in kept.row or "parallel" in kept.row:
         return None
-    forecast = read_run_file(folder, FORECAST)
-    if "mode" in forecast or "parallel" in forecast:
-        return None
-    forecast = read_run_file(folder, FORECAST, EveryStepForecast)
-    measured, cluster = measured_parts(timings), forecast["cluster"]
+    forecast = kept.read_as(EveryStepForecast)
+    measured, cluster = measured_parts(kept.timings), forecast["cluster"]
     parts = [_part(name, forecast, measured[name]) for name in ADVICE]
     step = step_part(forecast, measured["step_s"])
-    return Score(cluster, step, parts, _lines(cluster, step, parts, explanation))
+    is_overloaded = bool(overloaded(kept.timings))
+    lines = step_lines(cluster, step, kept.first_s)
+    lines += _lines(step, parts, explanation, is_overloaded)
+    return Score(cluster, step, parts, lines, kept.first_s)
 
 
 def _part(name: str, forecast: Mapping[str, Any], measured_s: float) -> StepPart:
@@ -132,27 +137,33 @@ def step_part(forecast: Mapping[str, Any], measured_s: float) -> StepPart:
     return StepPart("step_s", forecast["step_s"], low, high, measured_s)
 
 
-def step_line(cluster: str, step: StepPart) -> str:
+def step_lines(cluster: str, step: StepPart, first_s: float | None) -> list[str]:
+    """Describe the error of a step's forecast, and of the one that it has replaced (first_s)."""
     error = step.forecast_s / step.measured_s - 1
     inside = "outside" if step.is_outside else "inside"
-    return (
+    line = (
         f"forecast for {cluster}: {_ms(step.forecast_s)} a step ({_ms(step.low_s)} to "
         f"{_ms(step.high_s)}); measured {_ms(step.measured_s)}, {inside} the band, the forecast "
         f"{abs(error):.0%} {'long' if error > 0 else 'short'}"
     )
+    if first_s is None:
+        return [line]
+    first = first_s / step.measured_s - 1
+    return [line, f"first forecast {first:+.0%}, refined by measured steps {error:+.0%}"]
 
 
 def _lines(
-    cluster: str, step: StepPart, parts: Sequence[StepPart], explanation: Explanation
+    step: StepPart, parts: Sequence[StepPart], explanation: Explanation, is_overloaded: bool
 ) -> list[str]:
-    lines = [step_line(cluster, step)]
+    lines = []
     for part in parts:
         gap_s = max(part.low_s - part.measured_s, part.measured_s - part.high_s)
         if part.name in ("rest_s", "stragglers_s") or gap_s <= LEAST_MISS * step.measured_s:
             continue
         lines.append(
             f"{_title(part.name)}: forecast {_ms(part.forecast_s)} ({_ms(part.low_s)} to "
-            f"{_ms(part.high_s)}), measured {_ms(part.measured_s)}; {_whose(part, explanation)}"
+            f"{_ms(part.high_s)}), measured {_ms(part.measured_s)}; "
+            f"{_whose(part, explanation, is_overloaded)}"
         )
     return [*lines, *causes({part.name: part.measured_s for part in (*parts, step)})]
 
@@ -171,7 +182,7 @@ def causes(measured: Mapping[str, float]) -> list[str]:
     return lines
 
 
-def _whose(part: StepPart, explanation: Explanation) -> str:
+def _whose(part: StepPart, explanation: Explanation, is_overloaded: bool) -> str:
     # Compute and data are the median rank's, which one slow rank does not change. Only a slow link
     # makes every rank's exchange long.
     slow = [entry for entry in explanation.slow if entry.cause == "link"]
@@ -180,6 +191,8 @@ def _whose(part: StepPart, explanation: Explanation) -> str:
             return f"the link of rank {slow[0].rank} is slow, so it is the run's"
         if explanation.not_tested:
             return "the forecast was wrong, or a link is slow, which was not tested"
+    if is_overloaded and part.measured_s > part.high_s:
+        return "the host was overloaded"
     return "the forecast itself was wrong"
 
 
@@ -211,23 +224,23 @@ class ModeScore:
     mode: str
     step: StepPart
     figures: list[Figure]
+    first_s: float | None = None
 
     @property
     def lines(self) -> list[str]:
         cluster = f"{self.cluster} in mode {self.mode}"
-        return [step_line(cluster, self.step), *(figure.line for figure in self.figures)]
+        lines = step_lines(cluster, self.step, self.first_s)
+        return [*lines, *(figure.line for figure in self.figures)]
 
 
 def score_mode(folder: Path, timings: Rows) -> ModeScore | None:
     """Score a forecast of another mode; None without one or its steps. Raises RunError."""
-    if not (folder / FORECAST).is_file():
+    kept = read_forecast(folder, timings)
+    if kept is None or "mode" not in kept.row:
         return None
-    forecast = read_run_file(folder, FORECAST)
-    if "mode" not in forecast:
-        return None
-    kind = ServerForecast if forecast.get("average_s") is None else ModeForecast
-    forecast = read_run_file(folder, FORECAST, kind)
-    rows = [row for row in timings.get(0, ()) if row["step"] > forecast["after_step"]][1:]
+    kind = ServerForecast if kept.row.get("average_s") is None else ModeForecast
+    forecast = kept.read_as(kind)
+    rows = [row for row in kept.timings.get(0, ()) if row["step"] > forecast["after_step"]][1:]
     if not rows:
         return None
     result = None
@@ -235,7 +248,7 @@ def score_mode(folder: Path, timings: Rows) -> ModeScore | None:
         result = read_run_file(folder, "result.json", ScoredResult)
     step = step_part(forecast, fmean(row["step_s"] for row in rows))
     figures = list(_figures(forecast, rows, result))
-    return ModeScore(forecast["cluster"], forecast["mode_in_words"], step, figures)
+    return ModeScore(forecast["cluster"], forecast["mode_in_words"], step, figures, kept.first_s)
 
 
 def _figures(
@@ -272,24 +285,24 @@ class ParallelScore:
     cluster: str
     step: StepPart
     figures: list[Figure]
+    first_s: float | None = None
 
     @property
     def lines(self) -> list[str]:
-        return [step_line(self.cluster, self.step), *(figure.line for figure in self.figures)]
+        lines = step_lines(self.cluster, self.step, self.first_s)
+        return [*lines, *(figure.line for figure in self.figures)]
 
 
 def score_parallel(folder: Path, timings: Rows) -> ParallelScore | None:
     """Score a forecast of a split network or of stages; None without one. Raises RunError."""
-    if not (folder / FORECAST).is_file():
+    kept = read_forecast(folder, timings)
+    if kept is None or "parallel" not in kept.row:
         return None
-    forecast = read_run_file(folder, FORECAST)
-    if "parallel" not in forecast:
-        return None
-    by_rank = [rows[1:] for _, rows in sorted(timings.items()) if len(rows) > 1]
+    by_rank = [rows[1:] for _, rows in sorted(kept.timings.items()) if len(rows) > 1]
     if not by_rank:
         return None
-    in_stages = bool(forecast["parallel"].get("stages"))
-    forecast = read_run_file(folder, FORECAST, StagesForecast if in_stages else SplitForecast)
+    in_stages = bool(kept.row["parallel"].get("stages"))
+    forecast = kept.read_as(StagesForecast if in_stages else SplitForecast)
     if not in_stages:
         try:
             checked(by_rank, list[list[ActivationsRow]])
@@ -297,7 +310,8 @@ def score_parallel(folder: Path, timings: Rows) -> ParallelScore | None:
             raise RunError(f"{folder}: its timings: {error}") from error
     step = step_part(forecast, max(median(row["step_s"] for row in rows) for rows in by_rank))
     parts_of = _of_stages if in_stages else _of_split
-    return ParallelScore(forecast["cluster"], step, [*parts_of(forecast, by_rank)])
+    figures = [*parts_of(forecast, by_rank)]
+    return ParallelScore(forecast["cluster"], step, figures, kept.first_s)
 
 
 def _of_split(forecast: Row, by_rank: Sequence[Sequence[Row]]) -> Iterator[Figure]:

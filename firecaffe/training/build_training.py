@@ -19,7 +19,7 @@ from firecaffe.files import write_json
 from firecaffe.meta_kernels import without_compiler
 from firecaffe.models.freeze import Frozen, frozen_of
 from firecaffe.output import LOST
-from firecaffe.planner.of_recipe import write_forecast
+from firecaffe.planner.of_run import write_forecast
 from firecaffe.recipe.checked_recipe import CheckedRecipe, Prepared
 from firecaffe.recipe.identity import tuned_by
 from firecaffe.recipe.parallel import layout_of
@@ -31,6 +31,7 @@ from firecaffe.tasks import TaskConfig
 from firecaffe.training.beginning import make_folder, notes_of, plan_lines, say_where
 from firecaffe.training.checkpoint import save_checkpoint
 from firecaffe.training.connect import connect
+from firecaffe.training.first_steps import Use
 from firecaffe.training.forward import arithmetic
 from firecaffe.training.given_parts import Parts, open_parts
 from firecaffe.training.given_task import OWN
@@ -62,17 +63,20 @@ def keep_forecast(
     world: World,
     parts: Parts,
     chosen: Mapping[str, str] | None,
-) -> list[str]:
-    """Write the planner's forecast on rank 0, and return lines about it. chosen: the split layers.
+) -> tuple[list[str], Use | None]:
+    """Write the planner's forecast on rank 0; return lines about it, and what refines it.
+
+    chosen: the split layers.
 
     Not for a network given as a Python object, which may be the very one that is trained, or if a
     hook sums the gradients. Raises: RecipeError if the recipe's cluster is invalid.
     """
     if not world.is_first or parts.model is not None or run.route.way == HOOK:
-        return []
+        return [], None
     ranks = world.world_size, world.local_world_size, world.device
     choices = run.route.algorithm, run.rounds, chosen
-    return write_forecast(folder, run.recipe, data, *ranks, *choices)
+    lines, kept = write_forecast(folder, run.recipe, data, *ranks, *choices)
+    return lines, None if kept is None else kept.refine
 
 
 def record_of(
@@ -186,11 +190,12 @@ def _train_in(
     frozen = frozen_of(learner.holding.all_names, recipe.model, learner.first_weights, is_resumed)
     chosen = learner.holding.split_layers
     notes = plan_lines(run, data, learner, choice, world.device.type)
-    notes += keep_forecast(folder, run, data, world, parts, chosen)
+    said, refine = keep_forecast(folder, run, data, world, parts, chosen)
+    notes += said
     notes += notes_of(run, data, learner, frozen, start, plugins)
     notes += notes_of_layout(chosen_layout)
     notes += places.notes(world.host)
-    records, saver = _open_records(places, run, world, start, plugins, resources)
+    records, saver = _open_records(places, run, world, start, plugins, refine, resources)
     made = run, learner, mesh, data
     steps = make_steps(*made, reducers, plugins, start.step, is_repeatable, resources)
     if world.is_first:
@@ -220,9 +225,11 @@ def _open_records(
     world: World,
     start: Start,
     plugins: Sequence[Plugin],
+    refine: Use | None,
     resources: ExitStack,
 ) -> tuple[Records, Saver]:
-    records = Records(places.own, run, world, start.step, goes_on=start.folder is not None)
+    goes_on = start.folder is not None
+    records = Records(places.own, run, world, start.step, goes_on, refine)
     resources.enter_context(closing(records))
     write, keep_last = (
         around_write(plugins, save_checkpoint, world),

@@ -131,6 +131,7 @@ class _Loop:
         with self._explained():
             while self._last < until and not self.is_over:
                 self._step(self._last)
+                self._records.between_steps()
 
     def _step(self, step: int) -> None:
         t, run, recipe = self.t, self.t.run, self.t.run.recipe

@@ -19,6 +19,7 @@ from firecaffe.runs.measure import Measure
 from firecaffe.runs.record import JsonLines, Metrics
 from firecaffe.runs.run_folder import DIGESTS, WEIGHTS
 from firecaffe.training.evaluation import Evaluation
+from firecaffe.training.first_steps import FirstSteps, Use
 from firecaffe.training.outcome import StepResult
 
 # progress lines of a run without a terminal
@@ -94,9 +95,17 @@ class RunProgress:
 
 class Records:
     def __init__(
-        self, folder: Path, run: Run, world: World, first_step: int, goes_on: bool
+        self,
+        folder: Path,
+        run: Run,
+        world: World,
+        first_step: int,
+        goes_on: bool,
+        use_first: Use | None = None,
     ) -> None:
-        # goes_on: whether rows follow those of an earlier attempt at this run.
+        # goes_on: whether rows follow those of an earlier attempt at this run. use_first: takes the
+        # timings of the first steps, and returns a line.
+        self._first_steps = FirstSteps(run.steps - first_step, use_first)
         self._title, self._watch = run.title, world.watch
         self._metrics, self._weights, self._digests = None, None, None
         self._loggers = None
@@ -128,6 +137,7 @@ class Records:
         self._timings.write({name: seconds for name, seconds in timings if seconds is not None})
         for trip in self._watch.take_round_trips() if self._watch is not None else ():
             self._trips.write(asdict(trip))
+        self._first_steps.add(result.timings)
         self._progress.step(done, learning_rate, result)
         if self._metrics is not None:
             numbers = {
@@ -138,6 +148,11 @@ class Records:
                 "images_per_s": result.samples / result.timings.step_s,
             }
             self._metrics.write("train", done, numbers)
+
+    def between_steps(self) -> None:
+        """Do what takes longer than a row, at a time that belongs to no step."""
+        if line := self._first_steps.hand_over():
+            self.say(line)
 
     def weights(self, done: int, sha256: str) -> None:
         """Record the digest of the weights after step `done`. Any thread may call it."""

@@ -1,5 +1,6 @@
 """The times of a step on one rank: marks in its device's queue, read when they are over."""
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
@@ -37,6 +38,8 @@ class Timings:
 
     By `rows` it includes the sums of weights' gradients. The rest went to other gradients.
     """
+    processor_s: float | None = None
+    """On a CPU: how much of compute_s this rank's thread had a processor."""
 
 
 @dataclass(frozen=True)
@@ -73,19 +76,23 @@ class StepMarks:
         self._queue, self._micro_batches, self._spent_by_now = queue, micro_batches, spent
         self._before, self._start = spent(), queue.mark()
         self._waits: list[Span] = []
+        self._processor_start_s, self._fetching_s = time.thread_time(), 0.0
 
     def timed(self, fetch: FetchBatch) -> FetchBatch:
         # A device that works behind the host does not wait for data while it has work.
         def fetch_timed(leaf: int) -> Batch:
-            asked = self._queue.mark()
+            asked, before_s = self._queue.mark(), time.thread_time()
             batch = fetch(leaf)
             self._waits.append((asked, self._queue.mark()))
+            self._fetching_s += time.thread_time() - before_s
             return batch
 
         return fetch_timed
 
     def sums_are_there(self, totals: Totals) -> None:
+        """Set the sums of the step. Since its last backward the thread has slept."""
         self._totals = totals
+        self._processor_s = time.thread_time() - self._processor_start_s - self._fetching_s
 
     def end(self, exchanges: Sequence[Span] = ()) -> None:
         self.end_mark, self._exchanges = self._queue.mark(), tuple(exchanges)
@@ -113,6 +120,7 @@ class StepMarks:
             idle_s=spent.idle_s,
             stage=spent.stage,
             activations_s=spent.layers_s,
+            processor_s=None if self._queue.works_behind else self._processor_s,
         )
 
 

@@ -38,7 +38,8 @@ from firecaffe.planner.forecast import (
     time_between_failures_s,
 )
 from firecaffe.planner.memory import remedy
-from firecaffe.planner.of_recipe import workload_of, workload_of_model, write_forecast
+from firecaffe.planner.of_recipe import workload_of, workload_of_model
+from firecaffe.planner.of_run import write_forecast
 from firecaffe.planner.ports import Network
 from firecaffe.planner.price import Prices
 from firecaffe.planner.simulate import simulate_s
@@ -246,7 +247,7 @@ def line_of(
     """The line of the forecast of a run with other sections of the recipe."""
     recipe = check_recipe(replace(RECIPE, **sections))
     cpu = torch.device("cpu")
-    [line] = write_forecast(folder, recipe, data, workers, of_a_host, cpu, "tree")
+    [line], _ = write_forecast(folder, recipe, data, workers, of_a_host, cpu, "tree")
     return line
 
 

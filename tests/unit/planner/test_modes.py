@@ -17,7 +17,8 @@ from firecaffe.planner.compute_time import data_s, micro_batch, update_s
 from firecaffe.planner.forecast import forecast
 from firecaffe.planner.library_rates import PLAIN
 from firecaffe.planner.modes import Mode, alternatives, forecast_mode, modes_of
-from firecaffe.planner.of_recipe import workload_of_model, write_forecast
+from firecaffe.planner.of_recipe import workload_of_model
+from firecaffe.planner.of_run import write_forecast
 from firecaffe.planner.workload import Workload
 from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.config import TrainConfig
@@ -300,12 +301,12 @@ def test_it_is_kept_and_said(tmp_path: Path, mode: str, said: str) -> None:
     recipe = replace(RECIPE, synchrony=SynchronyConfig(mode))
     rounds = plan_rounds(recipe.synchrony, 0, STEPS, lambda _: 0.1)
     where = open_data(RECIPE.data), 4, 4, torch.device("cpu"), "tree", rounds
-    [line] = write_forecast(tmp_path, check_recipe(recipe), *where)
+    [line], _ = write_forecast(tmp_path, check_recipe(recipe), *where)
     assert line.startswith("forecast: ")
     assert said in line
     kept = json.loads((tmp_path / "forecast.json").read_text())
     assert (kept["mode"], kept["cluster"], kept["workers"]) == (mode, "cpu-host", 4)
     assert kept["step_low_s"] < kept["step_s"] < kept["step_high_s"]
     simulated = SynchronyConfig("stale", clock="simulated")
-    [line] = write_forecast(tmp_path, check_recipe(replace(recipe, synchrony=simulated)), *where)
+    [line], _ = write_forecast(tmp_path, check_recipe(replace(recipe, synchrony=simulated)), *where)
     assert line.startswith("no forecast: under the simulated clock")

@@ -28,8 +28,10 @@ STEPS = 80
 
 def row(step: int, **parts: float) -> dict[str, Any]:
     times = {"data_s": 0.01, "compute_s": 0.1, "exposed_communication_s": 0.02, "update_s": 0.005}
+    processor = {name: parts.pop(name) for name in [*parts] if name == "processor_s"}
     times |= parts
-    return {"step": step, **times, "exchange_s": 0.05, "step_s": sum(times.values())}
+    step_s = sum(times.values())
+    return {"step": step, **times, "exchange_s": 0.05, "step_s": step_s, **processor}
 
 
 def forecast(**said: float) -> dict[str, Any]:
@@ -117,6 +119,48 @@ def test_a_run_without_forecast_and_a_damaged_one(tmp_path: Path) -> None:
     assert score(tmp_path, rows, explain(tmp_path)) is None
     with pytest.raises(RunError, match="no step"):
         measured_parts({0: [row(1)], 1: [row(1)]})
+
+
+def test_a_refined_forecast_is_scored_by_later_steps_and_both_errors_are_named(
+    tmp_path: Path,
+) -> None:
+    """Steps of 135 ms; the first 20, which made it, took 100 ms longer."""
+    made_from = {"first_step": 5, "last_step": 20}
+    refined = forecast(compute_s=0.11) | {"made_from": made_from}
+    said = forecast(compute_s=0.235) | {"refined": refined}
+    rows = [row(step + 1, compute_s=0.2 if step < 20 else 0.1) for step in range(STEPS)]
+    write_rows(tmp_path, {"rank-0": rows, "rank-1": rows})
+    (tmp_path / "forecast.json").write_text(json.dumps(said))
+    timings = read_timings(tmp_path)
+    found = score(tmp_path, timings, explain(tmp_path))
+    assert found is not None
+    assert found.step.measured_s == pytest.approx(0.135)
+    assert found.first_s == pytest.approx(0.27)
+    assert found.lines[1] == "first forecast +100%, refined by measured steps +7%"
+    early = {rank: steps[:20] for rank, steps in timings.items()}  # nothing else to score it by
+    found = score(tmp_path, early, explain(tmp_path))
+    assert found is not None
+    assert found.step.forecast_s == pytest.approx(0.27)
+    assert found.first_s is None
+    refined["made_from"] = {}
+    (tmp_path / "forecast.json").write_text(json.dumps(said))
+    with pytest.raises(RunError, match=r"refined.made_from: .*missing required field first_step"):
+        score(tmp_path, timings, explain(tmp_path))
+
+
+def test_an_overloaded_host_is_no_wrong_forecast(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ranks had a processor in half of 200 ms, where 100 were forecast."""
+    for share, is_overloaded in ((0.5, True), (0.97, False)):
+        folder = tmp_path / str(share)
+        slow = {"compute_s": 0.2, "processor_s": 0.2 * share}
+        found = run(folder, forecast(), slow, slow)
+        (said,) = [line for line in found.lines if line.startswith("compute:")]
+        assert said.endswith("the host was overloaded") == is_overloaded
+        assert main(["explain", str(folder)]) == 0
+        told = capsys.readouterr().out
+        assert ("ranks 0, 1 had a processor for 50% of the time" in told) == is_overloaded
 
 
 MODE_FORECAST: dict[str, Any] = {

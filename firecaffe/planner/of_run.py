@@ -1,0 +1,212 @@
+"""Forecasts a run for its folder: before its first step, and again with its first steps measured.
+
+The first forecast takes times of computing from the cluster file, often from a data sheet. Steps of
+rank 0 replace them: forward and backward, fetching samples, the update, and how much they scatter.
+The exchange, what of it is hidden, and the wait for the slowest worker stay forecasts.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from firecaffe.data import Data
+from firecaffe.data.decoded import cores
+from firecaffe.errors import FirecaffeError
+from firecaffe.files import write_json
+from firecaffe.gradients.config import NO_COMPRESSOR
+from firecaffe.planner.cluster import Cluster, MeasuredStep
+from firecaffe.planner.codec_cost import PRICED
+from firecaffe.planner.compute_time import is_measured
+from firecaffe.planner.forecast import forecast
+from firecaffe.planner.measured_steps import MeasuredSteps, Row, scaled
+from firecaffe.planner.modes import forecast_mode, gradients_per_update, line_of
+from firecaffe.planner.of_parallel import OwnLayout, forecast_parallel
+from firecaffe.planner.of_recipe import UNCOUNTED, cluster_for, workload_of
+from firecaffe.planner.slower_cluster import crowding
+from firecaffe.planner.step_cost import slowest_of
+from firecaffe.planner.workload import Workload
+from firecaffe.recipe.checked_recipe import CheckedRecipe
+from firecaffe.recipe.sections import Recipe
+from firecaffe.runs.run_folder import FORECAST
+from firecaffe.synchrony.config import EVERY_STEP
+from firecaffe.synchrony.rounds import Rounds
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """All that a run's forecast is made from, except the cluster."""
+
+    recipe: CheckedRecipe
+    workload: Workload
+    workers: int
+    exchange: str
+    """The algorithm, as `auto` has chosen it."""
+    rounds: Rounds | None
+    """When replicas are averaged, in mode local."""
+    chosen: Mapping[str, str] | None
+    """The split layers, each with its word; empty with stages, None if none is split."""
+
+    def on(self, cluster: Cluster) -> dict[str, Any]:
+        """Forecast the run, for its folder. Raises: RecipeError, ValueError if it is not priced."""
+        recipe, work = self.recipe, self.workload
+        if self.chosen is not None:
+            layout = OwnLayout.of(recipe, self.chosen)
+            config, size = recipe.model, self.workers
+            row = forecast_parallel(config, work, cluster, layout, size, self.exchange)
+            return row | self._of(cluster, row["data_s"])
+        planned = forecast(work, cluster, self.workers, self.exchange, recipe.exchange.compressor)
+        if recipe.synchrony.mode != EVERY_STEP:
+            rounds = self.rounds or Rounds(0)
+            row = forecast_mode(work, cluster, planned, recipe.synchrony, rounds)
+            return row | self._of(cluster, planned.data_s)
+        waits = slowest_of(self.workers, cluster.device.jitter, planned.micro_batches)
+        stragglers_s = planned.compute_s * (1 - 1 / waits)
+        of_cluster = self._of(cluster, planned.data_s)
+        return {**planned.as_dict(), "stragglers_s": stragglers_s, **of_cluster}
+
+    def _of(self, cluster: Cluster, data_s: float) -> dict[str, Any]:
+        return {
+            "cluster": cluster.name,
+            "cluster_file": self.recipe.run.cluster,
+            "about": cluster.about,
+            "is_without_data": self.workload.assumption == UNCOUNTED and not data_s,
+        }
+
+
+@dataclass(frozen=True)
+class KeptForecast:
+    folder: Path
+    run: PlannedRun
+    cluster: Cluster
+    row: dict[str, Any]
+
+    def refine(self, rows: Sequence[Row]) -> str:
+        """Forecast again by rank 0's timings of some steps; keep both, and return a line.
+
+        It is empty if the first forecast stays: too few steps, or a run in stages, whose rank 0
+        knows one stage alone.
+        """
+        in_replicas = self.row.get("average_s") is not None
+        words, work = self.run.recipe.synchrony, self.run.workload
+        per_update = gradients_per_update(words, work.num_micro_batches)
+        measured = MeasuredSteps.of(rows, in_replicas, per_update)
+        if measured is None:
+            return ""
+        try:
+            refined = self._with(measured)
+            if refined is None:
+                return ""
+            write_json(self.folder / FORECAST, {**self.row, "refined": refined})
+        except (FirecaffeError, ValueError, OSError):  # the training goes on in any case
+            return ""
+        return (
+            f"forecast {_band(self.row)}; with compute measured in steps {measured.first_step} to "
+            f"{measured.last_step}: {_band(refined)}"
+        )
+
+    def _with(self, measured: MeasuredSteps) -> dict[str, Any] | None:
+        # Waits for storage are in the measured times already.
+        run = replace(self.run, workload=replace(self.run.workload, stored_bytes=0.0))
+        step, work = measured.of_micro_batch(run.workload), run.workload
+        shared = crowding(self.cluster, run.workers, work.threads)
+        step = scaled(step, 1 / shared, 1 / shared, 1 / shared)
+        cluster = self._cluster(step, measured)
+        if not is_measured(work, cluster.device):
+            return None
+        row = run.on(cluster)
+        if "compute_s" in row:
+            # The planner adds to a step what slows it down beside an exchange, and takes from it
+            # what other workers do of split layers and of updates in shards.
+            wanted = measured.of_step(row.get("micro_batches"))
+            planned = row["compute_s"] - row["stragglers_s"], row["data_s"], row["update_s"]
+            ratios = [a / b if b else 1.0 for a, b in zip(wanted, planned, strict=True)]
+            step = scaled(step, *ratios)
+            row = run.on(self._cluster(step, measured))
+        return row | {"made_from": asdict(measured)}
+
+    def _cluster(self, step: MeasuredStep, measured: MeasuredSteps) -> Cluster:
+        device = replace(self.cluster.device, measured=(step,), jitter=measured.jitter)
+        return replace(self.cluster, device=device)
+
+
+def _no_forecast(recipe: Recipe, gpu: str, world_size: int, is_several: bool) -> str:
+    """Say why the run's cluster cannot price so many workers; "" if it can."""
+    if recipe.synchrony.is_simulated:
+        return "under the simulated clock one process does what learners would"
+    if is_several and not gpu and not recipe.run.cluster:
+        return "several hosts, and no run.cluster; firecaffe check measures one"
+    cluster = cluster_for(recipe, gpu)
+    if cluster is None:
+        return ""
+    if is_several and cluster.is_one_host:
+        return (
+            f"several hosts, and {cluster.name} is one; firecaffe check --nnodes measures several"
+        )
+    if 0 < cluster.most_devices < world_size:
+        return f"{world_size} workers, and {cluster.name} has {cluster.most_devices} devices"
+    return ""
+
+
+def write_forecast(
+    folder: Path,
+    recipe: CheckedRecipe,
+    data: Data,
+    world_size: int,
+    local_world_size: int,
+    device: torch.device,
+    algorithm: str,
+    rounds: Rounds | None = None,
+    chosen: Mapping[str, str] | None = None,
+) -> tuple[list[str], KeptForecast | None]:
+    """Write the forecast to the run's folder; returns lines about it, and what can refine it.
+
+    Several hosts without GPUs or a cluster file have none, as their link is unknown. Arguments: see
+    `PlannedRun`. Raises: RecipeError if the recipe's cluster does not exist.
+    """
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    is_several = local_world_size < world_size
+    if why := _no_forecast(recipe, name, world_size, is_several):
+        return [f"no forecast: {why}"], None
+    cluster = cluster_for(recipe, name)
+    if cluster is None or recipe.exchange.compressor not in (NO_COMPRESSOR, *PRICED):
+        return [], None
+    if not name and not recipe.run.cluster:
+        cluster = replace(cluster, cores_per_node=_cores())
+    try:
+        work = workload_of(recipe, data)
+        run = PlannedRun(recipe, work, world_size, algorithm, rounds, chosen)
+        predicted = run.on(cluster)
+    except (FirecaffeError, ValueError) as error:  # the run starts without a forecast
+        return ([f"no forecast: {error}"] if chosen is not None else []), None
+    write_json(folder / FORECAST, predicted)
+    line = line_of(predicted) if "mode" in predicted else _line(predicted)
+    lines = [
+        line + ("; without the time that the data take" if predicted["is_without_data"] else "")
+    ]
+    return lines, KeptForecast(folder, run, cluster, predicted)
+
+
+def _cores() -> int:
+    """This host's cores; 0 if this rank is bound to some, which may be its own."""
+    count = cores()
+    return 0 if count < (os.cpu_count() or count) else count
+
+
+def _line(predicted: dict[str, Any]) -> str:
+    said = f"{predicted['images_per_s']:,.0f} samples/s on {predicted['cluster']}"
+    line = f"forecast: {_band(predicted, ' a step')}, {said}"
+    if "parallel" not in predicted:
+        return line
+    if predicted["parallel"]["stages"]:
+        return f"{line}; {predicted['idle']:.0%} of it a stage does not compute"
+    between, gradients = predicted["activations_s"], predicted["exposed_communication_s"]
+    return f"{line}; {between * 1e3:.3g} ms for activations, {gradients * 1e3:.3g} for gradients"
+
+
+def _band(row: Row, unit: str = "") -> str:
+    low, high = row["step_low_s"] * 1e3, row["step_high_s"] * 1e3
+    return f"{row['step_s'] * 1e3:.3g} ms{unit} ({low:.3g} to {high:.3g})"
