@@ -10,6 +10,7 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 from benchmarks.paragraph import paragraph
 from benchmarks.published_scaling import families
@@ -20,6 +21,8 @@ from firecaffe.planner.forecast import IMAGENET_IMAGES, forecast
 from firecaffe.planner.library_rates import FILE
 from firecaffe.planner.of_recipe import workload_of_model
 from firecaffe.planner.workload import Workload
+
+PUBLISHED = Path(__file__).parent / "published" / "scaling.toml"
 
 
 @dataclass(frozen=True)
@@ -81,21 +84,12 @@ def num_fitted() -> int:
     return int(numbers[1])
 
 
-def page(path: Path) -> tuple[str, list[float], int]:
-    """The section of the page, the errors, and how many rates lie outside their band."""
-    rows = list(read_alone(path))
-    outside = sum(not row.is_in_band for row in rows)
-    errors = [row.error for row in rows]
+def rows_page(path: Path) -> str:
+    """Make the record: a line for each rate."""
     lines = [
-        "## Single devices, shipped files",
+        "# Data sheets against published rates of one device",
         "",
-        paragraph(
-            """Tested: `firecaffe plan` for one worker, from data sheets and the rates of
-            `planner/library_rates.toml`. That file is fitted to rows of P100, K80, V100 and
-            A100, among them those of TensorFlow's page and DLPerf; not to those of FireCaffe, DLE
-            and Horovod. The paper says K20 for FireCaffe's workers; Titan has faster K20Xs. What
-            hosts Horovod ran on is not known."""
-        ),
+        "    python -m benchmarks.shipped_devices > benchmarks/results/shipped_devices.md",
         "",
         "| device | source | network | batch | published, images/s | forecast | error | in band |",
         "|---|---|---|---|---|---|---|---|",
@@ -103,7 +97,38 @@ def page(path: Path) -> tuple[str, list[float], int]:
             f"| {row.device} | {row.source} | {row.net} | {row.batch} "
             f"| {row.published_per_s:,.4g} | "
             f"{row.forecast_per_s:,.4g} | {row.error:+.0%} | {'yes' if row.is_in_band else 'no'} |"
-            for row in rows
+            for row in read_alone(path)
         ),
     ]
-    return "\n".join(lines), errors, outside
+    return "\n".join(lines) + "\n"
+
+
+def page(path: Path) -> tuple[str, list[float], int]:
+    """The section of the page, the errors, and how many rates lie outside their band."""
+    rows = list(read_alone(path))
+    outside = sum(not row.is_in_band for row in rows)
+    lines = [
+        "## Single devices, shipped files",
+        "",
+        paragraph(
+            """Tested: `firecaffe plan` for one worker, from data sheets and the rates of
+            `planner/library_rates.toml` ([row by
+            row](../../benchmarks/results/shipped_devices.md)). That file is fitted to rows of P100, K80, V100 and A100, among them those of
+            TensorFlow's page and DLPerf. The paper says K20 for FireCaffe's workers; Titan has
+            faster K20Xs. What hosts Horovod ran on is not known."""
+        ),
+        "",
+        "| device | n | median error | largest | in band |",
+        "|---|---|---|---|---|",
+    ]
+    for device in dict.fromkeys(row.device for row in rows):
+        some = [row for row in rows if row.device == device]
+        largest = max((row.error for row in some), key=abs)
+        middle = median(abs(row.error) for row in some)
+        held = sum(row.is_in_band for row in some)
+        lines.append(f"| {device} | {len(some)} | {middle:.0%} | {largest:+.0%} | {held} |")
+    return "\n".join(lines), [row.error for row in rows], outside
+
+
+if __name__ == "__main__":
+    print(rows_page(PUBLISHED), end="")

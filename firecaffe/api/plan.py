@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,12 @@ from rich.text import Text
 
 from firecaffe.api.answer import Answer
 from firecaffe.api.argument_checks import commas, paths_of, refuse_beside
-from firecaffe.api.cluster_file import check_cluster_file, write_cluster
+from firecaffe.api.cluster_file import check_cluster_file
 from firecaffe.api.console import UNCUT_WIDTH, check_target
 from firecaffe.api.picture import check_picture
 from firecaffe.api.plan_clusters import USUAL_CLUSTER, clusters_of
 from firecaffe.api.plan_layouts import Parallel, ways_named
+from firecaffe.api.plan_learned import learn_from
 from firecaffe.api.plan_links import Choice
 from firecaffe.api.plan_page import write_page
 from firecaffe.api.plan_tables import Modes, assumptions, plan_table, totals
@@ -244,7 +245,7 @@ def plan(
         beside = {"precision": precision, "channels_last": channels_last, "runs": runs}
         clusters, learned = _measure(checked, clusters, **beside, write=write)
     if runs or write:
-        clusters[0], learned = _learn(clusters, paths_of("runs", runs), write, trust_code)
+        clusters[0], learned = learn_from(clusters, paths_of("runs", runs), write, trust_code)
     names = _exchanges(commas("exchanges", exchanges))
     asked = Asked(numbers, names, used, modes, shared, draw)
     transfer = transfer_of(Path(fcz)) if fcz else None
@@ -313,44 +314,6 @@ def _measure(
     from firecaffe.api.plan_measured import measured_here  # it loads all that a training needs
 
     return measured_here(recipe, clusters)
-
-
-def _learn(
-    clusters: Sequence[Cluster],
-    folders: Sequence[str | Path],
-    written: str | Path,
-    trust_code: bool,
-) -> tuple[Cluster, list[str]]:
-    if len(clusters) > 1 or not folders:
-        runs, write = option("runs"), option("write")
-        what = f"{len(clusters)} clusters" if folders else f"{write} without {runs}"
-        raise RecipeError(f"{runs} corrects one cluster and {write} keeps it; found {what}")
-    paths = [*map(Path, folders)]
-    if paths[0].suffix == ".toml":
-        cluster, said = _learn_rates(paths)
-    else:
-        from firecaffe.planner.calibrate import learn
-
-        cluster, said = learn(clusters[0], paths, trust_code=trust_code)
-    said = [f"learned from {', '.join(map(str, paths))}:", *said]
-    if written:
-        write_cluster(Path(written), replace(cluster, name=Path(written).stem))
-        said.append(f"wrote {written}")
-    return cluster, said
-
-
-def _learn_rates(paths: Sequence[Path]) -> tuple[Cluster, list[str]]:
-    from firecaffe.planner.learn_rates import learn_rates
-    from firecaffe.planner.rates_file import load_rates
-
-    if len(paths) > 1:
-        raise RecipeError(
-            f"{option('runs')} takes one file of rates, or folders of runs; found {len(paths)} "
-            f"paths, of which {paths[0]} is a file"
-        )
-    rates, cluster = load_rates(paths[0])
-    learned = learn_rates(cluster, rates.trainings)
-    return learned.whole(), learned.lines()
 
 
 def _exchanges(text: str) -> list[str] | None:

@@ -195,13 +195,7 @@ def forecast(
     step = cost.step(world_size)
     one = cost if alone is shared else StepCost(workload, alone, exchange, compressor)
     alone_s = one.step(1).step_s
-    read_error = cluster.storage.error if cluster.storage else 0.0
-    errors = (*errors_of(workload, cluster, world_size, compressor), read_error)
-    more = 1 + cluster.device.jitter_error, 1 + cluster.device.slowdown_error
-    low, high = (
-        cost.step(world_size, Scales(*(1 + side * error for error in errors), *factors))
-        for side, factors in ((-1, [1 / factor for factor in more]), (1, more))
-    )
+    low, high = _band(cost, world_size, errors_of(workload, cluster, world_size, compressor))
     memory = memory_bytes(cost.workload, world_size, cost.in_memory(world_size))
     memory_low, memory_high = memory_band(memory)
     hosts = ceil(world_size / cluster.devices_per_node)
@@ -241,6 +235,16 @@ def forecast(
         usd=_usd(cluster, hosts, costly_hours, kwh),
         kwh=kwh,
     )
+
+
+def _band(cost: StepCost, world_size: int, errors: tuple[float, float]) -> tuple[Step, Step]:
+    """The step if all that may be off is off to the lower side, and if to the upper."""
+    device, storage = cost.cluster.device, cost.cluster.storage
+    factors = 1 + device.jitter_error, 1 + device.slowdown_error
+    shares = (*errors, storage.error if storage else 0.0)
+    low = Scales(*(1 - error for error in shares), *(1 / factor for factor in factors))
+    high = Scales(*(1 + error for error in shares), *factors)
+    return cost.step(world_size, low), cost.step(world_size, high)
 
 
 def _check_nodes(workload: Workload, world_size: int) -> None:
