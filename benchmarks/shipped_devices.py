@@ -113,9 +113,10 @@ def page(path: Path) -> tuple[str, list[float], int]:
         paragraph(
             """Tested: `firecaffe plan` for one worker, from data sheets and the rates of
             `planner/library_rates.toml` ([row by
-            row](../../benchmarks/results/shipped_devices.md)). That file is fitted to rows of P100, K80, V100 and A100, among them those of
-            TensorFlow's page and DLPerf. The paper says K20 for FireCaffe's workers; Titan has
-            faster K20Xs. What hosts Horovod ran on is not known."""
+            row](../../benchmarks/results/shipped_devices.md)). That file is fitted to rows of P100,
+            K80, V100 and A100, among them those of TensorFlow's page and DLPerf. The paper says
+            K20 for FireCaffe's workers; Titan has faster K20Xs. What hosts Horovod ran on is not
+            known."""
         ),
         "",
         "| device | n | median error | largest | in band |",

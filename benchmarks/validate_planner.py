@@ -233,9 +233,9 @@ def families_section() -> str:
         *summary_table(),
         "",
         paragraph(
-            """Bands should hold 70 to 90 % of the rows. Ten usual values (how far exchanges exceed
-            a data sheet, how much they slow down computing, how far workers scatter) are fitted to
-            all these rows, and the form was chosen on them. Below, each source is forecast with the
+            """Bands should hold 70 to 90 % of the rows. Ten usual values are fitted to all these
+            rows: how far exchanges exceed a data sheet, how much they slow down computing, how far
+            workers scatter. The form was chosen on them, too. Below, each source is forecast with the
             values of the others. **It fails** on hosts without GPUs, whose cores we do not know,
             and on libraries that do not overlap, until a second row shows it."""
         ),

@@ -240,10 +240,11 @@ def forecast(
 def _band(cost: StepCost, world_size: int, errors: tuple[float, float]) -> tuple[Step, Step]:
     """The step if all that may be off is off to the lower side, and if to the upper."""
     device, storage = cost.cluster.device, cost.cluster.storage
-    factors = 1 + device.jitter_error, 1 + device.slowdown_error
-    shares = (*errors, storage.error if storage else 0.0)
-    low = Scales(*(1 - error for error in shares), *(1 / factor for factor in factors))
-    high = Scales(*(1 + error for error in shares), *factors)
+    compute, exchange = errors
+    read = storage.error if storage else 0.0
+    jitter, slowdown = 1 + device.jitter_error, 1 + device.slowdown_error
+    low = Scales(1 - compute, 1 - exchange, 1 - read, 1 / jitter, 1 / slowdown)
+    high = Scales(1 + compute, 1 + exchange, 1 + read, jitter, slowdown)
     return cost.step(world_size, low), cost.step(world_size, high)
 
 
