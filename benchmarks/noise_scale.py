@@ -38,7 +38,7 @@ from firecaffe.transport.exchange import Exchange
 
 COSTS = (
     ("lenet", 8, 8, 60),
-    ("lenet", 1, 64, 20),
+    ("lenet", 1, 64, 40),
     ("nin_small", 8, 8, 40),
     ("nin_cifar", 8, 8, 12),
     ("alexnet", 2, 4, 9),
@@ -60,8 +60,6 @@ class Net:
     """At a batch of 64; it grows with the root of the batch."""
     target: float
     """The held-out loss at which a training ends."""
-    factors: Sequence[float] = (0.5, 1.0, 2.0)
-    """Of the rate: those tried with the first seed."""
 
 
 NETS = {"lenet": Net("sgd", 0.01, 0.55), "nin_small": Net("adam", 0.003, 0.75)}
@@ -173,10 +171,12 @@ def held_out_loss(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) 
     return float(loss)
 
 
-def search(name: str, batch: int, data: str, world: World) -> tuple[float, list[Reached]]:
+def search(
+    name: str, batch: int, factors: Sequence[float], data: str, world: World
+) -> tuple[float, list[Reached]]:
     """The best of the rates by the first seed, and the trainings with it under all seeds."""
     net, first = NETS[name], dict[float, Reached]()
-    for factor in net.factors:
+    for factor in factors:
         rate = factor * net.rate * math.sqrt(batch / 64)
         first[rate] = train(name, batch, rate, SEEDS[0], data, world)
     best = min(first, key=lambda rate: first[rate].samples or math.inf)
@@ -195,12 +195,14 @@ def critical_batch(samples: Mapping[int, float]) -> tuple[float, float]:
     return best[1:]
 
 
-PAGE = """# The gradient noise scale: its cost, and what it says
+HEAD = """# The gradient noise scale: its cost, and what it says
 
     {command}
 
 {cpu}, {cores} cores (1 used), torch {torch}, commit {commit}, {date}.
+"""
 
+COST_PAGE = """
 ## Cost
 
 A step that measures the norms, and a second one that does not (the control), over one without, of
@@ -234,39 +236,36 @@ def main() -> None:
     parser.add_argument("--data", default="fashion-mnist")
     parser.add_argument("--networks", nargs="+", default=list(NETS))
     parser.add_argument("--batches", nargs="+", type=int, default=list(BATCHES))
+    parser.add_argument("--factors", nargs="+", type=float, default=[0.5, 1.0, 2.0])
     parser.add_argument("--page", type=Path, help="where the result page goes")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    text = ""
-    with join("cpu") as world:
-        if "cost" in given.parts:
-            text += _cost_page([cost_row(*case, world) for case in COSTS])
-        if "batches" in given.parts:
-            text += _batches_page(given.networks, given.batches, given.data, world)
-    print(text)
-    if given.page is not None:
-        given.page.write_text(text)
-
-
-def _cost_page(rows: Sequence[Sequence[str]]) -> str:
-    return PAGE.format(
+    text = HEAD.format(
         command=" ".join(["python", "-m", "benchmarks.noise_scale", *sys.argv[1:]]),
         cpu=cpu_name(),
         cores=os.cpu_count(),
         torch=torch.__version__,
         commit=commit(),
         date=time.strftime("%Y-%m-%d", time.gmtime()),
-        every=EVERY,
-        costs="\n".join(f"| {' | '.join(row)} |" for row in rows),
     )
+    with join("cpu") as world:
+        if "cost" in given.parts:
+            rows = (" | ".join(cost_row(*case, world)) for case in COSTS)
+            costs = "\n".join(f"| {row} |" for row in rows)
+            text += COST_PAGE.format(every=EVERY, costs=costs)
+        if "batches" in given.parts:
+            text += _batches_page(given, world)
+    print(text)
+    if given.page is not None:
+        given.page.write_text(text)
 
 
-def _batches_page(networks: Sequence[str], batches: Sequence[int], data: str, world: World) -> str:
+def _batches_page(given: argparse.Namespace, world: World) -> str:
     rows, fits = list[str](), list[str]()
-    for name in networks:
+    for name in given.networks:
         needed, scales = dict[int, float](), list[float]()
-        for batch in batches:
-            rate, reached = search(name, batch, data, world)
+        for batch in given.batches:
+            rate, reached = search(name, batch, given.factors, given.data, world)
             row = _row(name, batch, rate, reached)
             print(row, file=sys.stderr, flush=True)
             rows.append(row)
@@ -276,10 +275,10 @@ def _batches_page(networks: Sequence[str], batches: Sequence[int], data: str, wo
             scales += [one.scale.samples for one in reached if one.scale and one.scale.samples]
         fits.append(_fit(name, needed, scales))
     return BATCHES_PAGE.format(
-        data=data,
+        data=given.data,
         held_out=HELD_OUT,
-        targets=", ".join(f"{NETS[name].target} ({name})" for name in networks),
-        factors=", ".join(map(str, NETS[networks[0]].factors)),
+        targets=", ".join(f"{NETS[name].target} ({name})" for name in given.networks),
+        factors=", ".join(f"{factor:g}" for factor in given.factors),
         seeds=len(SEEDS),
         rows="\n".join(rows),
         fits="\n".join(fits),
