@@ -22,7 +22,10 @@ class Totals:
     """The end of backward and of the last exchange."""
     spans: tuple[Span, ...]
     squares: Tensor | None = None
-    """The sum of squared norms of micro-batches' gradients, shape (1,); 0 if not measured."""
+    """The sum of squared norms of micro-batches' gradients, shape (1,); 0 if not measured.
+
+    None if the tail has no loss.
+    """
 
     @property
     def exposed_s(self) -> float:
