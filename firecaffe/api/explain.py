@@ -27,6 +27,7 @@ from firecaffe.runs.explain_local import is_local, local_lines
 from firecaffe.runs.explain_served import ServedExplanation, explain_served
 from firecaffe.runs.fault import NAME
 from firecaffe.runs.kineto import is_trace, read_trace
+from firecaffe.runs.noise_scale import noise_lines
 from firecaffe.runs.overload import overload_lines, overloaded
 from firecaffe.runs.rank_shares import RankShares, shares_line, shares_of
 from firecaffe.runs.rank_times import (
@@ -131,6 +132,7 @@ def _explain_folder(folder: Path, trust_code: bool) -> Explained:
     shares = shares_of(timings) if in_rounds else None
     said += _advice(folder, explained, shares, trust_code)
     said += scored.lines if scored is not None else []
+    said += noise_lines(folder)
     others = list(elsewhere(folder, timings))
     said += [*others, *_fault(folder)]
     return Explained(explained, said, scored, others)

@@ -63,6 +63,11 @@ class Route:
     """The reason why nodes stay apart, if the way is FOLD."""
 
     @property
+    def is_mean(self) -> bool:
+        """Whether the total, divided, is the mean gradient: nothing is encoded or replaced."""
+        return self.way in (SCHEDULE, FOLD)
+
+    @property
     def shares_memory(self) -> bool:
         return bool(self.across)
 

@@ -9,6 +9,7 @@ With shards (`gradients.shards`) each worker has the mean of its shard only (wit
 updates its rows, and gathers the weights by the same buckets.
 
 Each micro-batch also has a tail (its loss and its changes to buffers), summed by the same tree.
+Beside a loss stands the squared norm of the gradient, which is 0 in steps that do not measure it.
 Integers have the same sum in any order, so each worker adds its counts once. The counts say which
 parameters any worker used; the others keep `p.grad = None`, and the optimizer skips them, unless a
 codec delivers a rest of earlier steps.
@@ -39,7 +40,7 @@ from firecaffe.gradients.compressors import make_compressor
 from firecaffe.gradients.compressors.codec import ROW
 from firecaffe.gradients.shards import Shards, all_of
 from firecaffe.gradients.threads import ExchangeThreads
-from firecaffe.gradients.totals import Totals, all_finite, each_finite
+from firecaffe.gradients.totals import Totals, all_finite, each_finite, squared_norm
 from firecaffe.transport.exchange import Exchange
 from firecaffe.transport.queue import queue_of
 
@@ -81,6 +82,10 @@ class GradientReducer:
         route, world = exchange.route, exchange.world
         num_parameters = len(self.parameters)
         self._unused = counts.new_zeros(num_parameters)
+        # In the room that alignment leaves: a longer bucket would change the bits of a ring.
+        self._has_square = bool(tail) and tail[0].shape == (1,) and tail[0].dtype == torch.float32
+        self._no_square, self._measures = torch.zeros(1, device=counts.device), False
+        tail = self._with_square(tail)
         self._all_used = counts.new_ones(num_parameters)
         self._tail_members = range(num_parameters, num_parameters + len(tail))
         self._counts_member = self._tail_members.stop
@@ -167,13 +172,16 @@ class GradientReducer:
         leaves: Sequence[int],
         counts: Callable[[], Tensor],
         scale: Tensor | None = None,
+        measures: bool = False,
     ) -> None:
         """Begin a step.
 
         `total_weight` divides the sums. `leaves` are this worker's micro-batches in the order of
         their addition. `counts`, called before the last backward, returns this worker's counts for
-        all of them. `scale` is the factor of the losses, shape (), if there is one.
+        all of them. `scale` is the factor of the losses, shape (), if there is one. `measures` asks
+        for the squared norms of the micro-batches' gradients.
         """
+        self._measures = measures
         self._total_weight, self._leaves, self._counts = total_weight, leaves, counts
         if self.coded is not None:
             self.coded.begin_step(scale)
@@ -196,10 +204,17 @@ class GradientReducer:
             return
         self._backward(loss)
         gradients = [_gradient(parameter) for parameter in self.parameters]
+        tail = self._with_square(tail)
         for parameter in self.parameters:
             parameter.grad = None
         self._counter.push(Node(0, leaf), [*gradients, *tail])
         self._begin_buckets()
+
+    def _with_square(self, tail: Sequence[Tensor]) -> list[Tensor]:
+        if not self._has_square:
+            return list(tail)
+        square = squared_norm(self.parameters) if self._measures else self._no_square
+        return [torch.cat([tail[0], square]), *tail[1:]]
 
     def _begin_buckets(self) -> None:
         # A worker that has no node for an early round still receives the others' nodes.
@@ -235,7 +250,7 @@ class GradientReducer:
             )
         # A copy from the host would wait for the device.
         used = self._all_used if all(self._used) else self._unused.new_tensor(self._used)
-        self._send_ready_buckets([*tail, torch.cat([used, counts])])
+        self._send_ready_buckets([*self._with_square(tail), torch.cat([used, counts])])
         # They are as large as the weights, and their values are in the buckets now.
         self._merged, self._sent, self._counter.pending = [], [], []
 
@@ -264,8 +279,10 @@ class GradientReducer:
             # A compressor's memory may arrive in a step that does not use the parameter.
             has_any = is_used or (self.coded is not None and bool(self._view_of[index].any()))
             self._set_gradient(index, self._view_of[index] if has_any else None)
-        tail = tuple(self._view_of[member] for member in self._tail_members)
-        return Totals(tail, counts, computed, summed, spans)
+        tail, squares = [self._view_of[member] for member in self._tail_members], None
+        if self._has_square:
+            tail[0], squares = torch.split(tail[0], 1)
+        return Totals(tuple(tail), counts, computed, summed, spans, squares)
 
     def _set_gradient(self, index: int, mean: Tensor | None) -> None:
         if (rows := self.shards.own.get(self.names[index])) is not None:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from firecaffe.gradients.threads import Span
 from firecaffe.transport.queue import Mark
@@ -21,6 +21,11 @@ class Totals:
     summed: Mark
     """The end of backward and of the last exchange."""
     spans: tuple[Span, ...]
+    squares: Tensor | None = None
+    """The sum of squared norms of micro-batches' gradients, shape (1,); 0 if not measured.
+
+    None if the tail has no loss.
+    """
 
     @property
     def exposed_s(self) -> float:
@@ -59,3 +64,16 @@ def each_finite(tensors: Sequence[Tensor]) -> Tensor:
     filled = [tensor if tensor.numel() else zero for tensor in tensors]
     norms = torch._foreach_norm(filled, float("inf"))
     return torch.stack([norm.double() for norm in norms]).isfinite()
+
+
+PIECE = 65_536
+"""The elements over which squares are added in their own type."""
+
+
+def squared_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
+    """Return the squared norm of all gradients together: float32, shape (1,)."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    # Of 38 million elements at once, torch's norm on a CPU is 0.3 % too small.
+    pieces = [piece for gradient in gradients for piece in torch.split(gradient.flatten(), PIECE)]
+    norms = torch.stack(torch._foreach_norm(pieces))
+    return norms.double().square().sum().float().reshape(1)

@@ -41,6 +41,19 @@ class TimedRow(TrainRow):
     images_per_s: Annotated[float, Meta(ge=1e-9, le=1e30)]
 
 
+class NoiseRow(StepRow):
+    noise_scale: NotRequired[Amount]
+    noise_scale_low: Amount
+    noise_scale_high: NotRequired[Amount]
+
+
+class NoiseScaleRow(TypedDict):
+    samples: Amount | None
+    low: Amount
+    high: Amount | None
+    steps: list[Count]
+
+
 class WeightsRow(StepRow):
     sha256: str
 
@@ -136,6 +149,7 @@ class ResultRow(TypedDict, total=False):
     parallel: ParallelRow | None
     initial_lr: Amount
     tuned: str
+    noise_scale: NoiseScaleRow | None
 
 
 class DigestsResult(TypedDict):

@@ -263,6 +263,7 @@ def _training_of(
         state=learner.state,
         best=learner.best,
         norms=learner.norms,
+        noise=learner.noise,
         rise=learner.mode.rise,
         saver=saver,
         folder=folder,

@@ -31,6 +31,7 @@ from firecaffe.training.holdings.whole import Whole
 from firecaffe.training.local.build_local import LocalParts, make_local
 from firecaffe.training.mix import mixing_of
 from firecaffe.training.modes.mode import EveryStepParts, ModeParts
+from firecaffe.training.noise_meter import NoiseMeter
 from firecaffe.training.parallel.cut_pieces import FreshNetwork, InParts
 from firecaffe.training.parallel.mesh import Mesh
 from firecaffe.training.parallel.split_network import in_words_of, split_network
@@ -162,6 +163,18 @@ def make_mode(run: Run, update: EveryRank, mesh: Mesh, learners: int) -> ModePar
     if synchrony.mode == LOCAL:
         return LocalParts(update, make_local(run, mesh.sharers.rank, update))
     return EveryStepParts(update)
+
+
+def make_noise_meter(run: Run, update: EveryRank, mode: ModeParts) -> NoiseMeter:
+    """Make what measures the gradient noise scale, if ranks have the norms for it."""
+    has_norms = (
+        update.holding.has_whole_gradients
+        and run.route.is_mean
+        and mode.updates_by_batch
+        and not run.recipe.exchange.in_shards  # by the recipe: a single worker has no shards
+        and not update.applier.constraints  # some directions of the gradient would have no effect
+    )
+    return NoiseMeter(run.order, run.steps, has_norms)
 
 
 def _keeper(synchrony: SynchronyConfig, world_size: int) -> Keeper:

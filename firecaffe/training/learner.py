@@ -18,7 +18,13 @@ from firecaffe.recipe.sections import Recipe
 from firecaffe.training.best import Best
 from firecaffe.training.checkpoint import Checkpoint, check_identity, check_whole
 from firecaffe.training.checks import check_coded, check_outputs
-from firecaffe.training.choices import hold, make_mode, make_update, unheld_network
+from firecaffe.training.choices import (
+    hold,
+    make_mode,
+    make_noise_meter,
+    make_update,
+    unheld_network,
+)
 from firecaffe.training.evaluation_weights import NORMS, Norms, check_layers
 from firecaffe.training.first_look import FirstLook
 from firecaffe.training.first_weights import first_file
@@ -27,6 +33,7 @@ from firecaffe.training.given_parts import Parts
 from firecaffe.training.given_task import task_for
 from firecaffe.training.holdings.holding import Holding
 from firecaffe.training.modes.mode import ModeParts
+from firecaffe.training.noise_meter import NoiseMeter
 from firecaffe.training.parallel.mesh import Mesh
 from firecaffe.training.piece import Numbers
 from firecaffe.training.shared_facts import doubt_of_data, doubt_of_weights, doubts_of, facts
@@ -69,6 +76,7 @@ class Learner:
     best: Best
     norms: Norms | None
     """The BatchNorm statistics of evaluations; None if they use the training's own."""
+    noise: NoiseMeter
     batches: Batches
     num_parameters: int
     """The elements of all parameters of the whole network."""
@@ -105,8 +113,7 @@ def build_learner(
     if recipe.train.batch_norm_samples:
         check_layers(unheld.outline, recipe.train.batch_norm_samples)
     file, code = first_file(recipe, checkpoint), own_code(recipe, parts)
-    known = recipe, world, data, unheld.outline, checkpoint, unlike, code, file.sha256
-    agree(world, facts(*known))
+    agree(world, facts(recipe, world, data, unheld.outline, checkpoint, unlike, code, file.sha256))
     outline = outline_of(unheld.outline)  # of the whole network, before it is split
     batches = Batches(data.train, run.order, recipe.data, world.device)
     task = task_for(recipe, parts.loss, parts.task, data.train)
@@ -121,9 +128,9 @@ def build_learner(
     delayed = recipe.synchrony.delayed_updates(served_learners)
     update = make_update(run, holding, probe, mesh, delayed)
     mode, best = make_mode(run, update, mesh, served_learners), Best(task.measure)
-    samples = recipe.train.batch_norm_samples
-    norms = Norms(holding, batches, samples) if samples else None
-    state = _state_of(world, holding, update, mode, norms, best)
+    norms = _norms(recipe, holding, batches)
+    noise = make_noise_meter(run, update, mode)
+    state = _state_of(world, holding, update, mode, norms, {"best": best, "noise": noise})
     first_weights = file.read_into(state, outline)
     doubts += _begin(run, update, state, checkpoint)
     doubts += doubts_of(run, world, probe, checkpoint)
@@ -135,6 +142,7 @@ def build_learner(
         mode=mode,
         best=best,
         norms=norms,
+        noise=noise,
         batches=batches,
         num_parameters=unheld.num_parameters,
         probe=probe,
@@ -167,6 +175,11 @@ def _probe(
     return probe, _cost_of_determinism(forward, backward) if is_timed else None
 
 
+def _norms(recipe: Recipe, holding: Holding, batches: Batches) -> Norms | None:
+    samples = recipe.train.batch_norm_samples
+    return Norms(holding, batches, samples) if samples else None
+
+
 def _begin(run: Run, update: EveryRank, state: State, checkpoint: Checkpoint | None) -> list[str]:
     doubts = list[str]()
     if checkpoint is not None:
@@ -186,13 +199,13 @@ def _state_of(
     update: EveryRank,
     mode: ModeParts,
     norms: Norms | None,
-    best: Best,
+    others: dict[str, Numbers],
 ) -> State:
     pieces = holding.pieces() | update.pieces() | mode.pieces()
     if norms is not None:
         pieces[NORMS] = holding.piece(norms.piece)
     numbers: dict[str, Numbers] = {"scalars": update.numbers(), "scaler": holding.forward.scaler}
-    return State(world, pieces, numbers | mode.numbers() | {"best": best})
+    return State(world, pieces, numbers | mode.numbers() | others)
 
 
 def _cost_of_determinism(forward: Forward, micro_batch: Callable[[], object]) -> float:

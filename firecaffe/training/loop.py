@@ -19,6 +19,7 @@ from firecaffe.training.divergence import Rise, explained
 from firecaffe.training.evaluation import Evaluation, evaluate
 from firecaffe.training.evaluation_weights import Norms
 from firecaffe.training.modes.mode import Mode, Queued
+from firecaffe.training.noise_meter import NoiseMeter
 from firecaffe.training.outcome import Votes
 from firecaffe.training.rebalance import MeasuredShares
 from firecaffe.training.records import Records
@@ -48,6 +49,7 @@ class Training:
     best: Best
     norms: Norms | None
     """The BatchNorm statistics of evaluations; None if they use the training's own."""
+    noise: NoiseMeter
     rise: Rise | None
     """Detects a loss that stays above its start; None if all workers make each step together."""
     saver: Saver
@@ -196,7 +198,8 @@ class _Loop:
             self._sums.add(result)
             if t.shares is not None:
                 t.shares.balance.add(result)
-            self._records.step(done, t.run.learning_rate(done - 1), result)
+            noise = t.noise.add(done, result.squares)
+            self._records.step(done, t.run.learning_rate(done - 1), result, noise)
             if t.rise is not None:
                 t.rise.add(result.loss)
                 _check_rise(t, t.rise, done)
@@ -243,6 +246,7 @@ class _Loop:
             t.best,
             test_of_best,
             stopped_early,
+            t.noise.row,
             t.folder,
         )
         t.stepper.update.take_average()

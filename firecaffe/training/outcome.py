@@ -43,6 +43,8 @@ class StepResult:
     """Means over the step's samples, by name."""
     timings: Timings
     votes: Votes = Votes()
+    squares: tuple[float, float] | None = None
+    """See `Found.squares`; None if they were not measured."""
 
 
 class Times(Protocol):
@@ -100,5 +102,9 @@ class Outcome:
         _, *counts, stop, save = self.checked.sums.tolist()
         shares = (count / self.samples for count in counts)
         metrics = dict(zip(self.metrics, shares, strict=True))
-        votes = Votes(stop > 0, save > 0)
-        return StepResult(self.samples, self.loss, metrics, self.times.read(self.step), votes)
+        votes, timings = Votes(stop > 0, save > 0), self.times.read(self.step)
+        squares = None
+        if self.checked.squares is not None:
+            of_leaves, of_mean = self.checked.squares.tolist()
+            squares = of_leaves, of_mean
+        return StepResult(self.samples, self.loss, metrics, timings, votes, squares)

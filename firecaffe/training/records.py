@@ -131,8 +131,10 @@ class Records:
     def say(self, line: str) -> None:
         self._progress.say(f"{self._title}  {line}")
 
-    def step(self, done: int, learning_rate: float, result: StepResult) -> None:
-        """Record step `done`, counted from 1."""
+    def step(
+        self, done: int, learning_rate: float, result: StepResult, noise: Mapping[str, float]
+    ) -> None:
+        """Record step `done`, counted from 1. `noise`: the numbers of the noise scale, if any."""
         timings = asdict(result.timings).items()
         self._timings.write({name: seconds for name, seconds in timings if seconds is not None})
         for trip in self._watch.take_round_trips() if self._watch is not None else ():
@@ -146,6 +148,7 @@ class Records:
                 "loss": result.loss,
                 **result.metrics,
                 "images_per_s": result.samples / result.timings.step_s,
+                **noise,
             }
             self._metrics.write("train", done, numbers)
 

@@ -87,6 +87,12 @@ class Result:
 
     All other test numbers are of the last weights. None if no checkpoint of the best is kept.
     """
+    noise_scale: dict[str, Any] | None
+    """The gradient noise scale: samples, the low and high ends of an 80 % band, the measured steps.
+
+    A gradient's noise is as large as itself at a batch of so many samples. None if it was not
+    measured: see the explanation of batches.
+    """
     evaluated: str
     """The weights that evaluations used: "weights" or "ema" (their moving average)."""
     test_samples: int
@@ -260,6 +266,7 @@ def result_of(
     best: Best,
     test_of_best: Evaluation | None,
     stopped_early: bool,
+    noise_scale: dict[str, Any] | None,
     folder: Path,
 ) -> Result:
     """Combine the result, the same on all ranks; all ranks call it."""
@@ -282,6 +289,7 @@ def result_of(
         best=best.row,
         stopped_early=stopped_early,
         test_of_best=None if test_of_best is None else {"step": best.step, **test_of_best.row},
+        noise_scale=noise_scale,
         evaluated="ema" if "ema" in state.pieces else "weights",
         test_samples=test.samples,
         weights_sha256=weights_sha256,

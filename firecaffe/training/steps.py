@@ -53,7 +53,7 @@ def make_steps(
         Linked(
             run=run,
             mesh=mesh,
-            step=EveryStep(holding, update, in_order, leaves, run.momentum),
+            step=EveryStep(holding, update, in_order, leaves, run.momentum, learner.noise.is_due),
             reducers=reducers,
             ahead=ahead,
             batches=around_batches(plugins, learner.batches, mesh.world),

@@ -32,6 +32,8 @@ class Holding(Protocol):
 
     knows_loss: bool
     """Whether this rank has the loss of its micro-batches."""
+    has_whole_gradients: bool
+    """Whether this rank has all gradients of its micro-batches, which it alone computes."""
 
     @property
     def has_inputs(self) -> bool: ...

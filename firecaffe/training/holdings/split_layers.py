@@ -62,6 +62,8 @@ def _numbers(*shape: int, device: torch.device) -> Tensor:
 class InRow(Whole):
     """Implements `Holding`. This rank's tensors are parts of the whole network's tensors."""
 
+    has_whole_gradients = False
+
     def __init__(self, forward: Forward, network: nn.Module, held: RowNetwork) -> None:
         super().__init__(forward, network, held.mesh.column)
         self.held = held

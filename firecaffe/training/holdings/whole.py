@@ -27,6 +27,7 @@ from firecaffe.training.whole_tensors import AllHere, Wholes
 class Whole:
     has_inputs = True
     knows_loss = True
+    has_whole_gradients = True
 
     def __init__(self, forward: Forward, network: nn.Module, evaluators: Group) -> None:
         self.forward, self.network, self.evaluators = forward, network, evaluators

@@ -171,6 +171,8 @@ def _sums_here(local: Local, run: Run, forward: Forward) -> GradientReducer:
 
 
 class LocalParts(EveryStepParts):
+    updates_by_batch = False
+
     def __init__(self, update: EveryRank, local: Local) -> None:
         super().__init__(update, Rise())
         self._local = local

@@ -36,10 +36,14 @@ class EveryStep:
         batches: TrainBatches,
         leaves: Sequence[int],
         momentum: Callable[[int], float | None] = lambda _: None,
+        is_measured: Callable[[int], bool] = lambda _: False,
     ) -> None:
-        """Compute `leaves` in this order (see `Route.order`). A momentum of None stays as it is."""
+        """Compute `leaves` in this order (see `Route.order`). A momentum of None stays as it is.
+
+        `is_measured` says of a step, counted from 0, whether it measures the norms of gradients.
+        """
         self.holding, self.update, self.batches = holding, update, batches
-        self.leaves, self.momentum = leaves, momentum
+        self.leaves, self.momentum, self._is_measured = leaves, momentum, is_measured
 
     @property
     def behind(self) -> int:
@@ -61,7 +65,7 @@ class EveryStep:
         samples = self.batches.order.samples_in_step(step)
         weight = samples / self.batches.order.micro_batch_size
         holding.begin_step()
-        update.begin(weight, self.leaves, partial(self._counts, vote))
+        update.begin(weight, self.leaves, partial(self._counts, vote), self._is_measured(step))
         fetch = times.timed(partial(self.batches.train_batch, step))
         for ready in holding.run(step, self.leaves, fetch):
             update.add(ready)

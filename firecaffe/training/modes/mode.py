@@ -95,6 +95,10 @@ class Steps:
 
 class ModeParts(Protocol):
     @property
+    def updates_by_batch(self) -> bool:
+        """Whether each step makes one update, by the mean gradient of its whole batch."""
+
+    @property
     def rise(self) -> Rise | None:
         """Detects a loss that stays above its start; None if all workers make steps together."""
 
@@ -129,6 +133,8 @@ class ModeParts(Protocol):
 
 class EveryStepParts:
     """Implements `ModeParts` for steps that all ranks make together; other modes extend it."""
+
+    updates_by_batch = True
 
     def __init__(self, update: EveryRank, rise: Rise | None = None) -> None:
         self.update, self.holding, self.rise = update, update.holding, rise

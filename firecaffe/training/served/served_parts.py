@@ -18,6 +18,8 @@ from firecaffe.training.updates.every_rank import EveryRank
 
 
 class ServedParts(EveryStepParts):
+    updates_by_batch = False
+
     def __init__(self, update: EveryRank, served: Served) -> None:
         super().__init__(update, Rise())
         self.served = served

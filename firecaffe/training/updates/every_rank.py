@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Self
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from firecaffe.exchange.leaves import Shares
 from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.gradients.shards import Shards
-from firecaffe.gradients.totals import Totals
+from firecaffe.gradients.totals import Totals, squared_norm
 from firecaffe.solvers.optimizer_state import OptimizerNumbers, OptimizerTensors
 from firecaffe.training.holdings.holding import Holding
 from firecaffe.training.holdings.ready import Ready
@@ -72,10 +73,16 @@ class EveryRank:
     def is_known(self) -> bool:
         return not self.queue.works_behind or self.spread.is_known
 
-    def begin(self, weight: float, leaves: Sequence[int], counts: Callable[[], Tensor]) -> None:
-        self._weight = weight
-        scale = self.applier.scale.factor
-        self.reducer.begin_step(weight, leaves, counts, scale)
+    def begin(
+        self,
+        weight: float,
+        leaves: Sequence[int],
+        counts: Callable[[], Tensor],
+        measures: bool = False,
+    ) -> None:
+        self._weight, self._measures = weight, measures
+        self._factor = scale = self.applier.scale.factor
+        self.reducer.begin_step(weight, leaves, counts, scale, measures)
         for part in self.parts:
             part.begin(scale)
 
@@ -96,10 +103,19 @@ class EveryRank:
         sums = torch.cat([totals.tail[0], totals.counts])
         clips = self._clip > 0
         checked = self.spread.agree(sums, counted, finite, clips, self.applier.scale)
+        if self._measures:
+            checked = replace(checked, squares=self._squares(totals))
         if clips:
             norm = checked.norm.to(sums.device)
             nn.utils.clip_grads_with_norm_(self._updated, self._clip, norm, foreach=True)
         return checked
+
+    def _squares(self, totals: Totals) -> Tensor:
+        assert totals.squares is not None
+        of_leaves = totals.squares
+        if self._factor is not None:
+            of_leaves = of_leaves / self._factor / self._factor  # its square may overflow
+        return torch.cat([of_leaves, squared_norm(self.reducer.parameters)])
 
     @property
     def _updated(self) -> Sequence[nn.Parameter]:

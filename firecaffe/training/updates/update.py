@@ -28,6 +28,11 @@ class Found:
     """The parameters' names, in network order."""
     may_overflow: bool = False
     """Whether gradients may be infinite because the loss scale handles it."""
+    squares: Tensor | None = None
+    """Squared norms of gradients, shape (2,), before clipping; None if they are not measured.
+
+    The first is the sum over micro-batches, the second that of their mean.
+    """
 
     def to_host(self, queue: Queue) -> "Found":
         return replace(
@@ -35,6 +40,7 @@ class Found:
             sums=queue.to_host(self.sums),
             is_finite=queue.to_host(self.is_finite),
             norm=queue.to_host(self.norm),
+            squares=None if self.squares is None else queue.to_host(self.squares),
         )
 
 
@@ -46,11 +52,18 @@ class StepUpdate(Protocol):
     def is_known(self) -> bool:
         """Whether the result of `check` is known when it returns, and not a step later."""
 
-    def begin(self, weight: float, leaves: Sequence[int], counts: Callable[[], Tensor]) -> None:
+    def begin(
+        self,
+        weight: float,
+        leaves: Sequence[int],
+        counts: Callable[[], Tensor],
+        measures: bool = False,
+    ) -> None:
         """Begin a step of `weight` full micro-batches, by which sums are divided.
 
         `leaves` are this rank's micro-batches, in the order in which they are added. `counts` is
-        called before the last backward, and returns all that this rank has counted.
+        called before the last backward, and returns all that this rank has counted. `measures` asks
+        for the squared norms of the gradients of micro-batches and of their mean.
         """
 
     def add(self, ready: Ready) -> None:

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from firecaffe.data import TensorDataset
 from firecaffe.errors import NotFiniteError
 from firecaffe.tasks import TaskConfig, task_of
+from firecaffe.training.modes.every_step import EveryStep
 from firecaffe.training.outcome import Outcome, StepResult
 from firecaffe.training.times import StepMarks
 from firecaffe.transport.queue import CpuQueue
@@ -135,6 +136,29 @@ def test_a_step_is_one_update_by_the_mean_over_its_samples(make: Make) -> None:
             expected = parameter.detach() - RATE * parameter.grad / samples
             own = worker.named[name].detach().double()
             torch.testing.assert_close(own, expected, rtol=1e-4, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_norms_of_micro_batches_and_of_their_mean(make: Make, scaled: bool) -> None:
+    """Before clipping, and without the loss scale; against autograd, micro-batch by micro-batch."""
+    config = replace(CONFIG, autocast="float16") if scaled else CONFIG
+    worker = make(clip_gradients=0.01, config=config)
+    made = worker.stepper.holding, worker.stepper.update, worker.batches, range(5)
+    stepper = EveryStep(*made, is_measured=lambda step: step == 1)
+    assert stepper.run(0, RATE).read().squares is None
+    net, weights = worker.net, list(worker.net.parameters())
+    gradients = []
+    for images, labels in worker.micro_batches(1):
+        with torch.autocast("cpu", torch.float16, enabled=scaled, cache_enabled=True):
+            loss = F.cross_entropy(net(images), labels)
+        of_leaf = torch.autograd.grad(loss, weights)
+        gradients.append(torch.cat([each.flatten() for each in of_leaf]).double())
+    of_each = sum(float(each.square().sum()) for each in gradients)
+    of_mean = float(torch.stack(gradients).mean(0).square().sum())
+    assert of_mean > 0.01**2
+    assert of_each > 5 * of_mean
+    found = stepper.run(1, RATE).read().squares
+    assert found == pytest.approx((of_each, of_mean), rel=1e-2 if scaled else 1e-5)
 
 
 def test_clipping_keeps_the_direction(make: Make) -> None:
