@@ -236,7 +236,7 @@ def families_section() -> str:
             """Bands should hold 70 to 90 % of the rows. Ten usual values are fitted to all these
             rows: how far exchanges exceed a data sheet, how much they slow down computing, how far
             workers scatter. The form was chosen on them, too. Below, each source is forecast with
-            the values of the others. **It fails** on hosts without GPUs, whose cores we do not know,
+            the values of the others. **It fails** on hosts without GPUs, whose cores are unknown,
             and on libraries that do not overlap, until a second row shows it."""
         ),
         "",

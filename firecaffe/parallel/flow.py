@@ -13,7 +13,7 @@ each rank's own samples, and each rank has its parts of all samples (`parallel.o
 Source: Shoeybi et al. 2019 (Megatron-LM), section 3, for the conjugate pairs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -26,94 +26,58 @@ from firecaffe.parallel.parts import PartGroup
 
 def copy(group: PartGroup, whole: Tensor) -> tuple[Tensor, ...]:
     """Return the tensor for each of this rank's parts; it must not be changed in place."""
-    made: tuple[Tensor, ...] = _Copy.apply(group, whole)  # type: ignore[no-untyped-call]
-    return made
+    return with_conjugate(group.copies, lambda *parts: [group.sum(parts)], whole)
 
 
 def add(group: PartGroup, own: Sequence[Tensor]) -> Tensor:
-    made: Tensor = _Add.apply(group, *own)  # type: ignore[no-untyped-call]
-    return made
+    return with_conjugate(lambda *parts: [group.sum(parts)], group.copies, *own)[0]
 
 
 def gather(group: PartGroup, own: Sequence[Tensor], cut: Cut, dim: int) -> Tensor:
-    made: Tensor = _Gather.apply(group, cut, dim, *own)  # type: ignore[no-untyped-call]
-    return made
+    return with_conjugate(
+        lambda *parts: [group.gather(parts, cut, dim)],
+        lambda whole: group.slice(whole, cut, dim),
+        *own,
+    )[0]
 
 
 def copy_gathered(
     group: PartGroup, gathered: Tensor, own: Sequence[Tensor], cut: Cut, dim: int
 ) -> tuple[Tensor, ...]:
     """Do `gather`, then `copy`, if no rank needs the whole sum. `gathered` is `own` as a whole."""
-    made: tuple[Tensor, ...] = _CopyGathered.apply(  # type: ignore[no-untyped-call]
-        group, cut, dim, gathered.detach(), *own
+    whole = gathered.detach()
+    return with_conjugate(
+        lambda *_: group.copies(whole), lambda *parts: group.sum_own(parts, cut, dim), *own
+    )
+
+
+def slice_own(group: PartGroup, whole: Tensor, cut: Cut, dim: int) -> tuple[Tensor, ...]:
+    return with_conjugate(
+        lambda x: group.slice(x, cut, dim), lambda *parts: [group.gather(parts, cut, dim)], whole
+    )
+
+
+Exchange = Callable[..., Sequence[Tensor]]
+Gradient = Callable[..., Sequence[Tensor | None]]
+
+
+def with_conjugate(forward: Exchange, backward: Gradient, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """Return `forward` of tensors; `backward` maps the gradients of its results to theirs."""
+    made: tuple[Tensor, ...] = _Pair.apply(  # type: ignore[no-untyped-call]
+        forward, backward, *tensors
     )
     return made
 
 
-def slice_own(group: PartGroup, whole: Tensor, cut: Cut, dim: int) -> tuple[Tensor, ...]:
-    made: tuple[Tensor, ...] = _Slice.apply(group, cut, dim, whole)  # type: ignore[no-untyped-call]
-    return made
-
-
-class _Copy(Function):
-    @staticmethod
-    def forward(ctx: Any, group: PartGroup, whole: Tensor) -> tuple[Tensor, ...]:
-        ctx.group = group
-        return tuple(group.copies(whole))
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return None, ctx.group.sum(gradients)
-
-
-class _Add(Function):
-    @staticmethod
-    def forward(ctx: Any, group: PartGroup, *own: Tensor) -> Tensor:
-        ctx.group = group
-        return group.sum(own)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return None, *ctx.group.copies(gradient)
-
-
-class _Gather(Function):
-    @staticmethod
-    def forward(ctx: Any, group: PartGroup, cut: Cut, dim: int, *own: Tensor) -> Tensor:
-        ctx.group, ctx.cut, ctx.dim = group, cut, dim
-        return group.gather(own, cut, dim)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return None, None, None, *ctx.group.slice(gradient, ctx.cut, ctx.dim)
-
-
-class _CopyGathered(Function):
+class _Pair(Function):
     @staticmethod
     def forward(
-        ctx: Any, group: PartGroup, cut: Cut, dim: int, gathered: Tensor, *own: Tensor
+        ctx: Any, forward: Exchange, backward: Gradient, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
-        ctx.group, ctx.cut, ctx.dim = group, cut, dim
-        return tuple(group.copies(gathered))
+        ctx.exchange = backward
+        return tuple(forward(*tensors))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return None, None, None, None, *ctx.group.sum_own(gradients, ctx.cut, ctx.dim)
-
-
-class _Slice(Function):
-    @staticmethod
-    def forward(
-        ctx: Any, group: PartGroup, cut: Cut, dim: int, whole: Tensor
-    ) -> tuple[Tensor, ...]:
-        ctx.group, ctx.cut, ctx.dim = group, cut, dim
-        return tuple(group.slice(whole, cut, dim))
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return None, None, None, ctx.group.gather(gradients, ctx.cut, ctx.dim)
+        return None, None, *ctx.exchange(*gradients)

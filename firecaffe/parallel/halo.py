@@ -9,15 +9,14 @@ Dryden et al. 2019 (IPDPS, arXiv 1903.06681), spatial parallelism.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from firecaffe.exchange.schedule import ALL_TO_ALL, Schedule, Transfer, from_rounds
 from firecaffe.parallel.cut import Cut
+from firecaffe.parallel.flow import with_conjugate
 from firecaffe.parallel.parts import PartGroup
 
 Windows = tuple[range, ...]
@@ -28,10 +27,43 @@ def with_halos(
     group: PartGroup, own: Sequence[Tensor], cut: Cut, windows: Windows, dim: int
 ) -> tuple[Tensor, ...]:
     """Return what this rank's parts see of `dim`, for each micro-batch. Raises: PeerLostError."""
+    pieces = _pieces(cut, windows)
+
+    def seen(*parts: Tensor) -> list[Tensor]:
+        part_of = dict(zip(group.own, parts, strict=True))
+        known = {
+            piece: piece.of(part_of[piece.source], cut[piece.source], dim)
+            for piece in pieces
+            if piece.source in part_of
+        }
+        known |= _exchange(group, pieces, known, parts[0], dim)
+        return [
+            torch.cat([known[piece] for piece in pieces if piece.window == number], dim)
+            for number in group.own
+        ]
+
+    def summed(*gradients: Tensor) -> list[Tensor]:
+        gradient_of = dict(zip(group.own, gradients, strict=True))
+        known = {
+            piece: piece.of(gradient_of[piece.window], windows[piece.window].start, dim)
+            for piece in pieces
+            if piece.window in gradient_of
+        }
+        known |= _exchange(group, pieces, known, gradients[0], dim, back=True)
+        totals = []
+        for number in group.own:
+            shape = list(gradients[0].shape)
+            shape[dim] = cut[number + 1] - cut[number]
+            total = gradients[0].new_zeros(shape)
+            for piece in pieces:
+                if piece.source == number:
+                    piece.of(total, cut[number], dim).add_(known[piece])
+            totals.append(total)
+        return totals
+
     made: list[Tensor] = []
     for start in range(0, len(own), len(group.own)):
-        parts = own[start : start + len(group.own)]
-        made += _WithHalos.apply(group, cut, windows, dim, *parts)  # type: ignore[no-untyped-call]
+        made += with_conjugate(seen, summed, *own[start : start + len(group.own)])
     return tuple(made)
 
 
@@ -50,49 +82,6 @@ class _Piece(NamedTuple):
     def of(self, tensor: Tensor, first: int, dim: int) -> Tensor:
         # Returns these elements of a tensor that begins with element `first`.
         return tensor.narrow(dim, self.start - first, self.length)
-
-
-class _WithHalos(Function):
-    @staticmethod
-    def forward(
-        ctx: Any, group: PartGroup, cut: Cut, windows: Windows, dim: int, *own: Tensor
-    ) -> tuple[Tensor, ...]:
-        ctx.group, ctx.cut, ctx.windows, ctx.dim = group, cut, windows, dim
-        pieces = _pieces(cut, windows)
-        part_of = dict(zip(group.own, own, strict=True))
-        known = {
-            piece: piece.of(part_of[piece.source], cut[piece.source], dim)
-            for piece in pieces
-            if piece.source in part_of
-        }
-        known |= _exchange(group, pieces, known, own[0], dim)
-        return tuple(
-            torch.cat([known[piece] for piece in pieces if piece.window == number], dim)
-            for number in group.own
-        )
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        group, cut, dim = ctx.group, ctx.cut, ctx.dim
-        pieces = _pieces(cut, ctx.windows)
-        gradient_of = dict(zip(group.own, gradients, strict=True))
-        known = {
-            piece: piece.of(gradient_of[piece.window], ctx.windows[piece.window].start, dim)
-            for piece in pieces
-            if piece.window in gradient_of
-        }
-        known |= _exchange(group, pieces, known, gradients[0], dim, back=True)
-        totals = []
-        for number in group.own:
-            shape = list(gradients[0].shape)
-            shape[dim] = cut[number + 1] - cut[number]
-            total = gradients[0].new_zeros(shape)
-            for piece in pieces:
-                if piece.source == number:
-                    piece.of(total, cut[number], dim).add_(known[piece])
-            totals.append(total)
-        return None, None, None, None, *totals
 
 
 def _pieces(cut: Cut, windows: Windows) -> list[_Piece]:

@@ -12,12 +12,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
-from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from firecaffe.cluster.agree import gather_text
 from firecaffe.errors import RecipeError
 from firecaffe.meta_kernels import on_meta
+from firecaffe.parallel import flow
 from firecaffe.parallel.cut import Cut, cut, scaled
 from firecaffe.parallel.find_paths import PATHS, NoPathsError, Paths, find_paths, share_paths
 from firecaffe.parallel.layers_in_parts import (
@@ -123,27 +122,19 @@ def _part_of_path(layer: nn.Module, paths: Paths, first: int, last: int) -> fx.G
 def _copies(group: PartGroup, taken: Sequence[Any]) -> list[Sequence[Any]]:
     # Tensors are copied together: a rank whose paths need one of them goes backward through all.
     tensors = [value for value in taken if isinstance(value, Tensor)]
-    copies = _CopyAll.apply(group, *tensors)  # type: ignore[no-untyped-call]
+    wanted = [tensor.requires_grad for tensor in tensors]
+
+    def copied(*wholes: Tensor) -> list[Tensor]:
+        return [copy for tensor in wholes for copy in group.copies(tensor)]
+
+    def summed(*gradients: Tensor) -> list[Tensor | None]:
+        of_tensors = zip(_runs(gradients, len(gradients) // len(wanted)), wanted, strict=True)
+        return [group.sum(parts) if is_wanted else None for parts, is_wanted in of_tensors]
+
+    copies = flow.with_conjugate(copied, summed, *tensors)
     count = len(copies) // len(tensors)
     by_tensor = iter(_runs(copies, count))
     return [next(by_tensor) if isinstance(value, Tensor) else [value] * count for value in taken]
-
-
-class _CopyAll(Function):
-    @staticmethod
-    def forward(ctx: Any, group: PartGroup, *wholes: Tensor) -> tuple[Tensor, ...]:
-        ctx.group = group
-        return tuple(copy for tensor in wholes for copy in group.copies(tensor))
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        wanted = ctx.needs_input_grad[1:]
-        count = len(gradients) // len(wanted)
-        return None, *(
-            ctx.group.sum(parts) if is_wanted else None
-            for parts, is_wanted in zip(_runs(gradients, count), wanted, strict=True)
-        )
 
 
 def _runs(values: Sequence[Any], length: int) -> list[Sequence[Any]]:

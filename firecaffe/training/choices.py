@@ -27,10 +27,9 @@ from firecaffe.training.holdings.holding import Holding
 from firecaffe.training.holdings.own_split import OwnSplit, stand_in_of
 from firecaffe.training.holdings.split_layers import SplitLayers
 from firecaffe.training.holdings.stage import Stages
-from firecaffe.training.holdings.whole import Whole
 from firecaffe.training.local.build_local import LocalParts, make_local
 from firecaffe.training.mix import mixing_of
-from firecaffe.training.modes.mode import EveryStepParts, ModeParts
+from firecaffe.training.modes.mode import ModeParts
 from firecaffe.training.noise_meter import NoiseMeter
 from firecaffe.training.parallel.cut_pieces import FreshNetwork, InParts
 from firecaffe.training.parallel.mesh import Mesh
@@ -79,7 +78,7 @@ def hold(
         return Forward(places, task, recipe.train, mixing, parallel.is_split, mesh.world.device)
 
     if fresh is None:
-        return Whole(forward_of(unheld.outline), unheld.outline, mesh.column)
+        return Holding(forward_of(unheld.outline), unheld.outline, mesh.column)
     with in_words_of(parallel):
         if parallel.stages:
             network, staged = cut_network(fresh, parallel, mesh)
@@ -162,7 +161,7 @@ def make_mode(run: Run, update: EveryRank, mesh: Mesh, learners: int) -> ModePar
         return ServedParts(update, make_served(run, update, keeper, learners))
     if synchrony.mode == LOCAL:
         return LocalParts(update, make_local(run, mesh.sharers.rank, update))
-    return EveryStepParts(update)
+    return ModeParts(update)
 
 
 def make_noise_meter(run: Run, update: EveryRank, mode: ModeParts) -> NoiseMeter:

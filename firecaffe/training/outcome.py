@@ -11,7 +11,7 @@ from torch import Tensor
 
 from firecaffe.errors import NotFiniteError
 from firecaffe.training.times import Timings
-from firecaffe.training.updates.update import Found
+from firecaffe.training.updates.spread import Found
 
 # seconds between two checks whether a device has reached a mark
 LOOK_S = 0.001

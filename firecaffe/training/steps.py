@@ -11,7 +11,7 @@ from firecaffe.training.connect import connect
 from firecaffe.training.data_workers import data_workers
 from firecaffe.training.learner import Learner
 from firecaffe.training.modes.every_step import EveryStep
-from firecaffe.training.modes.mode import EveryStepParts, Linked, Steps
+from firecaffe.training.modes.mode import Linked, ModeParts, Steps
 from firecaffe.training.parallel.mesh import Mesh
 from firecaffe.training.plugins import Plugin, around_batches
 from firecaffe.training.served.server_steps import Source
@@ -45,7 +45,7 @@ def make_steps(
     resources.enter_context(data_workers(data))  # closed first, so that nobody waits for them
     sums = reducers[0]
     if first is not run:  # steps of another mode come first
-        of_step = EveryStepParts(learner.update).summed()
+        of_step = ModeParts(learner.update).summed()
         _, [sums], _ = connect(first, learner, of_step, mesh.sharers, None, resources)
     update = learner.update.connect(sums)
     in_order = around_batches(plugins, ahead, mesh.world)

@@ -11,8 +11,7 @@ from firecaffe.cluster.group import divide
 from firecaffe.cluster.world import join
 from firecaffe.training.outcome import VOTES
 from firecaffe.training.updates.loss_scale import LossScale
-from firecaffe.training.updates.spread import Among, Part
-from firecaffe.training.updates.update import Found
+from firecaffe.training.updates.spread import Among, Found, Part
 from tests.world import Ranks
 
 NETWORK = {"cut": torch.float32, "of_all": torch.float32, "of_one": torch.float64}

@@ -1,53 +1,55 @@
-"""The protocol of a holding: which part of a model a rank has, and how it computes."""
+"""The holding: which part of a model a rank has, and how it computes."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from firecaffe.cluster.agree import take_from_first
 from firecaffe.cluster.group import Group
 from firecaffe.data import Batch, Batches
 from firecaffe.exchange.leaves import Shares
 from firecaffe.gradients.codec_memory import CodecMemory
 from firecaffe.inventory.findings import Inventory
-from firecaffe.training.evaluation import EvalBatch
+from firecaffe.training.evaluation import EvalBatch, autocast
 from firecaffe.training.first_look import FirstLook
-from firecaffe.training.forward import Forward
+from firecaffe.training.forward import Forward, laid_out
 from firecaffe.training.holdings.ready import Ready
 from firecaffe.training.parallel.cut_pieces import Names
-from firecaffe.training.piece import Numbers, Piece
+from firecaffe.training.piece import Numbers, Piece, Weights
 from firecaffe.training.times import FetchBatch, Spent
 from firecaffe.training.updates.part_sums import PartSums
-from firecaffe.training.updates.spread import Spread
-from firecaffe.training.whole_tensors import Wholes
+from firecaffe.training.updates.spread import Alone, Among, Part, Spread
+from firecaffe.training.whole_tensors import AllHere, Wholes
 
 
-class Holding(Protocol):
-    forward: Forward
-    network: nn.Module
-    """The module in which this rank's tensors have their names."""
-    named: dict[str, nn.Parameter]
+class Holding:
+    """A rank that holds the whole model, and computes samples of its own. Others extend it."""
+
+    has_inputs = True
+    """Whether this rank needs the samples of its micro-batches."""
+    knows_loss = True
+    """Whether this rank has the loss of its micro-batches."""
+    has_whole_gradients = True
+    """Whether this rank has all gradients of its micro-batches, which it alone computes."""
     everywhere: dict[str, nn.Parameter]
     """`named`, and other ranks' parameters on the meta device, so that name patterns match all."""
 
-    knows_loss: bool
-    """Whether this rank has the loss of its micro-batches."""
-    has_whole_gradients: bool
-    """Whether this rank has all gradients of its micro-batches, which it alone computes."""
-
-    @property
-    def has_inputs(self) -> bool: ...
-
-    @property
-    def evaluators(self) -> Group:
-        """The ranks that share out the samples of an evaluation."""
+    def __init__(self, forward: Forward, network: nn.Module, evaluators: Group) -> None:
+        """Hold a network. `evaluators` are ranks that share out the samples of an evaluation."""
+        self.forward, self.network, self.evaluators = forward, network, evaluators
+        self.named = {n: p for n, p in network.named_parameters() if p.requires_grad}
+        self.everywhere = self.named
 
     @property
     def tellers(self) -> Group:
-        """The ranks that then exchange their results of the evaluation."""
+        """The ranks that exchange their results of an evaluation."""
+        return self.evaluators
 
     def begin_step(self, first_leaf: int = 0) -> None:
         """Begin a step, or a replica's: all its micro-batches start from the same buffers."""
+        self.forward.begin_step(first_leaf)
 
     def run(self, step: int, leaves: Sequence[int], fetch: FetchBatch) -> Iterator[Ready]:
         """Yield each micro-batch of a step when its backward can run. Raises: PeerLostError.
@@ -55,32 +57,51 @@ class Holding(Protocol):
         The caller runs this backward before it asks for the next micro-batch. All ranks of a row
         ask for equally many, to the end.
         """
+        for leaf in leaves:
+            yield Ready(leaf, *self.forward(*fetch(leaf), step, leaf))
 
-    def counts(self) -> Tensor: ...
+    def counts(self) -> Tensor:
+        return self.forward.counts
 
     def set_buffers(self, changes: Sequence[Tensor], weight: float) -> None:
         """Update the buffers with the summed changes of a step of `weight` full micro-batches."""
+        self.forward.buffers.finish_step(changes, weight)
 
     def share_out(self, shares: Shares, order: Callable[[range], list[int]]) -> None:
         """Use other shares of micro-batches from the next step on, each computed in `order`."""
 
-    def spent(self) -> Spent: ...
+    def spent(self) -> Spent:
+        return Spent()
 
     def outputs(
         self, batches: Iterator[EvalBatch], numbers: Sequence[int], num_samples: int
     ) -> Iterator[tuple[EvalBatch, Any]]:
         """Yield this rank's evaluation batches, `numbers` of all, with outputs if it has them."""
+        for batch in batches:
+            yield batch, self.forward.model(laid_out(batch[1], self.forward.config))
 
     def training_outputs(
         self, numbers: Sequence[int], inputs: Callable[[int], Any]
     ) -> Iterator[object]:
         """Run forward as in training, for inputs by number. Yield something when each is done."""
+        forward = self.forward
+        for number in numbers:
+            taken = inputs(number)
+            with autocast(forward.config, forward.device):
+                forward.model(taken)
+            yield number
 
     def try_outputs(self, inputs: Any) -> Any:
         """Return the network's outputs in its present mode; None if another rank has them."""
+        return self.forward.model(inputs)
 
     def first_backward(self, first: Batch) -> Tensor | None:
         """Run backward for the training's first micro-batch. Return its loss, if it is known."""
+        self.forward.begin_step()
+        loss, _ = self.forward(*first, step=0, leaf=0)
+        assert loss is not None  # the first micro-batch of an epoch is never empty
+        torch.autograd.backward(loss)
+        return loss
 
     def look_around(self, look: FirstLook, batches: Batches) -> Inventory | None:
         """Examine the network. Return what is found; None if no rank has all of it.
@@ -88,63 +109,93 @@ class Holding(Protocol):
         All ranks call it. Raises: RecipeError, on all ranks, if other numbers of workers could get
         other bits.
         """
+        return look.around(batches)
 
     def reference(self) -> Mapping[str, Tensor]:
         """Return results that all ranks compute equally, if they may have no others to compare."""
+        return {}
 
     @property
     def summed(self) -> dict[str, nn.Parameter]:
         """The trained parameters whose gradients are of this rank's own micro-batches."""
+        return self.named
 
     @property
     def part_sums(self) -> Sequence[PartSums]:
         """The sums of the gradients of the other trained parameters."""
+        return ()
 
     def spread(self) -> Spread:
         """Return how the ranks that hold one model agree on a step. All of them call it."""
+        return Alone(self.named)
 
     def spread_over(self, groups: Sequence[Group], updated: Mapping[str, nn.Parameter]) -> Spread:
         """Return how ranks of `groups` agree if each knows sums of what it updates only."""
+        network = {name: parameter.dtype for name, parameter in self.named.items()}
+        return Among(groups, network, {name: Part(name) for name in self.named}, updated)
 
-    def wholes(self) -> Wholes: ...
+    def wholes(self) -> Wholes:
+        return AllHere()
 
     @property
-    def names(self) -> Names: ...
+    def names(self) -> Names:
+        return Names({}, {name: place for place, name in enumerate(self.outline)}, frozenset())
 
     def take_first_weights(self) -> list[int]:
         """Give all ranks the same first weights. Return the ranks that had made others."""
+        pieces = self.pieces().items()
+        named = {
+            f"{kind}/{n}": p.tensor for kind, piece in pieces for n, p in piece.parts().items()
+        }
+        return take_from_first(self.evaluators, named)
 
-    def pieces(self) -> dict[str, Piece]: ...
+    def pieces(self) -> dict[str, Piece]:
+        network = self.network
+        return {
+            "parameter": Weights(network.named_parameters),
+            "buffer": Weights(network.named_buffers),
+        }
 
     def piece(self, piece: Piece) -> Piece:
         """Convert a piece from the network's tensor names here to those in a state."""
+        return piece
 
     def piece_of_replicas(self, piece: Piece) -> Piece:
         """Convert a piece whose names begin with a replica's number."""
+        return piece
 
-    def memory(self, memory: CodecMemory) -> Piece: ...
+    def memory(self, memory: CodecMemory) -> Piece:
+        return memory
 
     @property
     def outline(self) -> Mapping[str, nn.Parameter]:
         """The whole network's parameters, in its order; those of other ranks on the meta device."""
+        return dict(self.network.named_parameters())
 
-    def numbers(self, numbers: Numbers) -> Numbers: ...
+    def numbers(self, numbers: Numbers) -> Numbers:
+        return numbers
 
     def numbers_of_row(self, numbers: Numbers) -> Numbers:
         """Return the numbers, by name, of all ranks that hold one model."""
+        return numbers
 
-    def whole_name(self, name: str) -> str: ...
+    def whole_name(self, name: str) -> str:
+        return name
 
     @property
     def sizes(self) -> Mapping[str, int]:
         """The number of elements of each trained parameter of the whole network, in its order."""
+        return {name: parameter.numel() for name, parameter in self.named.items()}
 
     @property
     def all_names(self) -> Sequence[tuple[str, nn.Parameter]]:
         """The network's parameters by all their names; those of other ranks on the meta device."""
+        return list(self.network.named_parameters(remove_duplicate=False))
 
     @property
     def split_layers(self) -> Mapping[str, str] | None:
         """The split layers, each with how it is split; None if ranks hold no parts of layers."""
+        return None
 
-    def row(self, num_leaves: int) -> dict[str, Any] | None: ...
+    def row(self, num_leaves: int) -> dict[str, Any] | None:
+        return None

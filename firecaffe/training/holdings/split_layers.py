@@ -17,7 +17,7 @@ from firecaffe.gradients.codec_memory import CodecMemory
 from firecaffe.inventory.findings import Inventory
 from firecaffe.training.first_look import FirstLook
 from firecaffe.training.forward import Forward
-from firecaffe.training.holdings.whole import Whole
+from firecaffe.training.holdings.holding import Holding
 from firecaffe.training.local.replicas import NamesOfReplicas
 from firecaffe.training.parallel.cut_pieces import InParts, Names, NumbersInParts
 from firecaffe.training.parallel.split_network import RowNetwork, SplitNetwork
@@ -59,8 +59,8 @@ def _numbers(*shape: int, device: torch.device) -> Tensor:
     return (whole / prime - 0.5).view(shape)
 
 
-class InRow(Whole):
-    """Implements `Holding`. This rank's tensors are parts of the whole network's tensors."""
+class InRow(Holding):
+    """A holding whose tensors are parts of the whole network's tensors."""
 
     has_whole_gradients = False
 
@@ -138,7 +138,7 @@ class InRow(Whole):
 
 
 class SplitLayers(InRow):
-    """Implements `Holding`. Split layers exchange tensors by themselves, forward and backward."""
+    """Split layers exchange tensors by themselves, forward and backward."""
 
     def __init__(self, forward: Forward, network: nn.Module, split: SplitNetwork) -> None:
         super().__init__(forward, network, split)

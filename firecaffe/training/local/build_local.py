@@ -24,7 +24,7 @@ from firecaffe.training.local.replica_steps import Average, LocalStepper
 from firecaffe.training.local.replicas import Fragment, Moments, Replica, Replicas, find_moments
 from firecaffe.training.local.sums import LocalSums
 from firecaffe.training.modes.every_step import EveryStep
-from firecaffe.training.modes.mode import EveryStepParts, Linked, Steps, Summed
+from firecaffe.training.modes.mode import Linked, ModeParts, Steps, Summed
 from firecaffe.training.parallel.mesh import Mesh
 from firecaffe.training.piece import Piece
 from firecaffe.training.updates.applier import Applier
@@ -170,7 +170,7 @@ def _sums_here(local: Local, run: Run, forward: Forward) -> GradientReducer:
     )
 
 
-class LocalParts(EveryStepParts):
+class LocalParts(ModeParts):
     updates_by_batch = False
 
     def __init__(self, update: EveryRank, local: Local) -> None:

@@ -36,7 +36,6 @@ from firecaffe.training.outcome import VOTES, Outcome, Votes, ballot
 from firecaffe.training.times import FetchBatch, StepMarks
 from firecaffe.training.updates.every_rank import EveryRank
 from firecaffe.training.updates.spread import Spread
-from firecaffe.training.updates.update import StepUpdate
 
 
 @dataclass
@@ -132,7 +131,7 @@ class LocalStepper:
         return self.synchronous.holding
 
     @property
-    def update(self) -> StepUpdate:
+    def update(self) -> EveryRank:
         return self.synchronous.update
 
     @property

@@ -17,7 +17,7 @@ from firecaffe.errors import NotFiniteError
 from firecaffe.exchange.leaves import tree_sum
 from firecaffe.training.outcome import VOTES, Outcome, StepResult
 from firecaffe.training.times import StepMarks
-from firecaffe.training.updates.update import Found
+from firecaffe.training.updates.spread import Found
 
 
 @dataclass

@@ -19,20 +19,18 @@ from firecaffe.exchange.leaves import Shares
 from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.training.forward import Forward
 from firecaffe.training.holdings.holding import Holding
-from firecaffe.training.holdings.whole import Whole
 from firecaffe.training.outcome import VOTES, Outcome, Votes, ballot
 from firecaffe.training.times import Spent, StepMarks
 from firecaffe.training.updates.applier import Applier
 from firecaffe.training.updates.every_rank import EveryRank
 from firecaffe.training.updates.loss_scale import LossScale
-from firecaffe.training.updates.update import StepUpdate
 
 
 class EveryStep:
     def __init__(
         self,
         holding: Holding,
-        update: StepUpdate,
+        update: EveryRank,
         batches: TrainBatches,
         leaves: Sequence[int],
         momentum: Callable[[int], float | None] = lambda _: None,
@@ -109,7 +107,7 @@ def steps_of_whole(
     clip_gradients: float = 0.0,
 ) -> EveryStep:
     """Make steps of ranks that hold and update the whole model, for measurements."""
-    holding = Whole(forward, forward.model, reducer.exchange.world)
+    holding = Holding(forward, forward.model, reducer.exchange.world)
     applier = Applier(optimizer, LossScale(forward.scaler, optimizer, forward.device))
     update = EveryRank(holding, applier, holding.spread(), clip_gradients).connect(reducer)
     return EveryStep(holding, update, batches, leaves)

@@ -1,4 +1,4 @@
-"""The protocol of a mode; `ModeParts` is what exists of it before ranks are connected."""
+"""The protocol of a mode, and its parts, which exist before ranks are connected."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -23,7 +23,6 @@ from firecaffe.training.served.real import RealRanks
 from firecaffe.training.served.server_steps import Source
 from firecaffe.training.state import State
 from firecaffe.training.updates.every_rank import EveryRank
-from firecaffe.training.updates.update import StepUpdate
 
 
 class Queued(Protocol):
@@ -41,7 +40,7 @@ class Mode(Protocol):
     def holding(self) -> Holding: ...
 
     @property
-    def update(self) -> StepUpdate: ...
+    def update(self) -> EveryRank: ...
 
     @property
     def behind(self) -> int:
@@ -93,62 +92,29 @@ class Steps:
     """The shares of micro-batches, if they change between steps."""
 
 
-class ModeParts(Protocol):
-    @property
-    def updates_by_batch(self) -> bool:
-        """Whether each step makes one update, by the mean gradient of its whole batch."""
-
-    @property
-    def rise(self) -> Rise | None:
-        """Detects a loss that stays above its start; None if all workers make steps together."""
-
-    def pieces(self) -> dict[str, Piece]: ...
-
-    def numbers(self) -> dict[str, Numbers]:
-        """Return the mode's state that is not tensors, by its names in meta.json."""
-
-    def first_run(self, run: Run, first_step: int) -> Run:
-        """Return the run as it continues from a step."""
-
-    def last_ahead(self, run: Run) -> int:
-        """Return the step after the last one whose batches are fetched in order."""
-
-    def summed(self) -> Sequence[Summed]: ...
-
-    def exchange_words(self, run: Run, by_ranks: str) -> str:
-        """Say how gradients travel. by_ranks: the exchange, where ranks sum them together."""
-
-    def steps(self, linked: Linked) -> Steps:
-        """Make what runs the steps. All ranks call it."""
-
-    def row(self, steps: int) -> Mapping[str, Any] | None: ...
-
-    def open(self, folder: Path, checkpoint: Checkpoint | None) -> list[str]:
-        """Open the mode's files in the run's folder, on rank 0. Return lines for people."""
-
-    def last_words(self) -> list[str]: ...
-
-    def close(self) -> None: ...
-
-
-class EveryStepParts:
-    """Implements `ModeParts` for steps that all ranks make together; other modes extend it."""
+class ModeParts:
+    """A mode's parts: here, of steps that all ranks make together. Other modes extend it."""
 
     updates_by_batch = True
+    """Whether each step makes one update, by the mean gradient of its whole batch."""
 
     def __init__(self, update: EveryRank, rise: Rise | None = None) -> None:
+        """Let `rise` detect a loss that stays above its start; not if all make steps together."""
         self.update, self.holding, self.rise = update, update.holding, rise
 
     def pieces(self) -> dict[str, Piece]:
         return {}
 
     def numbers(self) -> dict[str, Numbers]:
+        """Return the mode's state that is not tensors, by its names in meta.json."""
         return {} if self.rise is None else {"rise": self.rise}
 
     def first_run(self, run: Run, first_step: int) -> Run:
+        """Return the run as it continues from a step."""
         return run
 
     def last_ahead(self, run: Run) -> int:
+        """Return the step after the last one whose batches are fetched in order."""
         return run.steps
 
     def summed(self) -> Sequence[Summed]:
@@ -156,9 +122,11 @@ class EveryStepParts:
         return [Summed(self.holding.summed, forward.empty_tail(), empty_counts(forward))]
 
     def exchange_words(self, run: Run, by_ranks: str) -> str:
+        """Say how gradients travel. by_ranks: the exchange, where ranks sum them together."""
         return by_ranks
 
     def steps(self, linked: Linked) -> Steps:
+        """Make what runs the steps. All ranks call it."""
         shares = measured_shares(linked.run, linked.mesh, linked.step, linked.ahead)
         return Steps(linked.step, linked.ahead, shares=shares)
 
@@ -166,6 +134,7 @@ class EveryStepParts:
         return None
 
     def open(self, folder: Path, checkpoint: Checkpoint | None) -> list[str]:
+        """Open the mode's files in the run's folder, on rank 0. Return lines for people."""
         return []
 
     def last_words(self) -> list[str]:

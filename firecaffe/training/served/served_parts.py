@@ -9,7 +9,7 @@ from typing import Any
 from firecaffe.recipe.run import Run
 from firecaffe.training.checkpoint import Checkpoint
 from firecaffe.training.divergence import Rise
-from firecaffe.training.modes.mode import EveryStepParts, Linked, Steps
+from firecaffe.training.modes.mode import Linked, ModeParts, Steps
 from firecaffe.training.piece import Numbers, Piece
 from firecaffe.training.served.build_served import Served
 from firecaffe.training.served.keeper import Whole
@@ -17,7 +17,7 @@ from firecaffe.training.served.real import RealRanks
 from firecaffe.training.updates.every_rank import EveryRank
 
 
-class ServedParts(EveryStepParts):
+class ServedParts(ModeParts):
     updates_by_batch = False
 
     def __init__(self, update: EveryRank, served: Served) -> None:

@@ -35,7 +35,8 @@ from firecaffe.training.served.holders import UpdateOrder
 from firecaffe.training.served.server import Server
 from firecaffe.training.served.work_gradient import Contribution, Contributions
 from firecaffe.training.times import Timings
-from firecaffe.training.updates.update import Found, StepUpdate
+from firecaffe.training.updates.every_rank import EveryRank
+from firecaffe.training.updates.spread import Found
 from firecaffe.transport.queue import Mark
 
 
@@ -137,7 +138,7 @@ class ServedStepper:
         return self.warm.holding
 
     @property
-    def update(self) -> StepUpdate:
+    def update(self) -> EveryRank:
         return self.warm.update
 
     @property

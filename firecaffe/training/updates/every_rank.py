@@ -1,4 +1,4 @@
-"""An update that every rank makes of all that it holds, with the same sums."""
+"""An update: how gradients are summed over ranks, and who applies the sums."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -18,12 +18,13 @@ from firecaffe.training.holdings.ready import Ready
 from firecaffe.training.piece import Numbers, Piece
 from firecaffe.training.times import Span
 from firecaffe.training.updates.applier import Applier
-from firecaffe.training.updates.spread import Spread
-from firecaffe.training.updates.update import Found
+from firecaffe.training.updates.spread import Found, Spread
 from firecaffe.transport.queue import Queue
 
 
 class EveryRank:
+    """An update that every rank makes of all that it holds. `ShardOwners` extends it."""
+
     reducer: GradientReducer
     shards: Shards | None = None
     """The shards of the weights that ranks update; None if each rank updates all."""
@@ -71,6 +72,7 @@ class EveryRank:
 
     @property
     def is_known(self) -> bool:
+        """Whether the result of `check` is known when it returns, and not a step later."""
         return not self.queue.works_behind or self.spread.is_known
 
     def begin(
@@ -80,6 +82,12 @@ class EveryRank:
         counts: Callable[[], Tensor],
         measures: bool = False,
     ) -> None:
+        """Begin a step of `weight` full micro-batches, by which sums are divided.
+
+        `leaves` are this rank's micro-batches, in the order in which they are added. `counts` is
+        called before the last backward, and returns all that this rank has counted. `measures` asks
+        for the squared norms of the gradients of micro-batches and of their mean.
+        """
         self._weight, self._measures = weight, measures
         self._factor = scale = self.applier.scale.factor
         self.reducer.begin_step(weight, leaves, counts, scale, measures)
@@ -87,17 +95,23 @@ class EveryRank:
             part.begin(scale)
 
     def add(self, ready: Ready) -> None:
+        """Run backward for a micro-batch, and add its gradients.
+
+        Sums that include this rank's last micro-batch are sent to the other ranks at once.
+        """
         self.reducer.add(ready.leaf, ready.root, ready.tail)
         for part in self.parts:
             part.add(ready.parts)
 
     def sums(self) -> Totals:
+        """Wait for the sums; set each `grad` to the mean. All call it. Raises: PeerLostError."""
         totals = self.reducer.finish_step()
         for part in self.parts:
             part.finish(self._weight)
         return totals
 
     def check(self, totals: Totals, counted: int) -> Found:
+        """Undo the loss scale, clip, check the gradients. All call it. Raises: PeerLostError."""
         finite = torch.cat([self.reducer.finite(), *(part.finite for part in self.parts)])
         self.applier.scale.undo()
         sums = torch.cat([totals.tail[0], totals.counts])
@@ -122,25 +136,30 @@ class EveryRank:
         return [*self.reducer.parameters, *(p for part in self.parts for p in part.parameters)]
 
     def apply(self, step: int, learning_rate: float, momentum: float | None) -> None:
+        """Update the weights, equally on all ranks. All call it. Raises: PeerLostError."""
         if not self.applier.apply(step, learning_rate, momentum):
             self.reducer.undo_step()
             for part in self.parts:
                 part.undo_step()
 
     def share_out(self, shares: Shares) -> None:
+        """Give ranks other micro-batches from the next step on. This changes no bit of a result."""
         self.reducer.share_out(shares)
         for part in self.parts:
             part.share_out(shares)
 
     def evaluating(self) -> AbstractContextManager[None]:
+        """Use the moving average, if there is one, in a `with` block. All ranks call it."""
         ema = self.applier.ema
         return nullcontext() if ema is None else ema.in_place()
 
     def take_average(self) -> None:
+        """Replace the weights by the moving average for good, if there is one."""
         if self.applier.ema is not None:
             self.applier.ema.exchange()
 
     def close(self) -> None:
+        """Stop exchanging gradients. No rank waits for others from here on."""
         self.reducer.close()
 
     @property
@@ -149,4 +168,5 @@ class EveryRank:
 
     @property
     def exchanges(self) -> Sequence[Span]:
+        """The exchanges of this step that no computation hides, other than those of gradients."""
         return ()

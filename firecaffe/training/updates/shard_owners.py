@@ -22,8 +22,7 @@ from firecaffe.training.piece import Numbers, Piece
 from firecaffe.training.times import Span
 from firecaffe.training.updates.applier import Applier
 from firecaffe.training.updates.every_rank import EveryRank
-from firecaffe.training.updates.spread import Spread
-from firecaffe.training.updates.update import Found
+from firecaffe.training.updates.spread import Found, Spread
 from firecaffe.training.whole_tensors import Wholes
 
 

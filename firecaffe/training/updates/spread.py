@@ -12,10 +12,10 @@ rank that holds all parts computes it the same way, so the number of ranks chang
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import Protocol
+from typing import Protocol, Self
 
 import torch
 import torch.distributed as dist
@@ -25,10 +25,40 @@ from firecaffe.cluster.agree import finish, gather_text
 from firecaffe.cluster.group import Group
 from firecaffe.solvers.layer_rates import Norms, own_norms
 from firecaffe.training.updates.loss_scale import LossScale
-from firecaffe.training.updates.update import Found
+from firecaffe.transport.queue import Queue
 
 UNUSED = -1.0
 """The norm that stands for a tensor without a gradient."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A step's sums, and whether its gradients are fit for an update; equal on a model's ranks."""
+
+    sums: Tensor
+    """The sums of the loss, of the task's counts, and of what was counted with them."""
+    is_finite: Tensor
+    """Whether each parameter's mean gradient is finite: bool, shape (names,)."""
+    norm: Tensor
+    """The norm of the whole gradient before clipping, shape (); 0 if gradients are not clipped."""
+    names: Sequence[str]
+    """The parameters' names, in network order."""
+    may_overflow: bool = False
+    """Whether gradients may be infinite because the loss scale handles it."""
+    squares: Tensor | None = None
+    """Squared norms of gradients, shape (2,), before clipping; None if they are not measured.
+
+    The first is the sum over micro-batches, the second that of their mean.
+    """
+
+    def to_host(self, queue: Queue) -> Self:
+        return replace(
+            self,
+            sums=queue.to_host(self.sums),
+            is_finite=queue.to_host(self.is_finite),
+            norm=queue.to_host(self.norm),
+            squares=None if self.squares is None else queue.to_host(self.squares),
+        )
 
 
 class Spread(Protocol):
