@@ -158,18 +158,17 @@ def summary_table() -> list[str]:
 def left_out_table() -> list[str]:
     """Show each source forecast with the usual values of the others."""
     lines = [
-        "| source left out | known | n | median | ninth decile | in the band |",
-        "|---|---|---|---|---|---|",
+        "| source left out | one row known: n, errors, in the band | two rows known |",
+        "|---|---|---|",
     ]
     for entry in json.loads(LEFT_OUT.read_text("utf-8")):
+        shown = [entry["source"]]
         for known in ("1", "2"):
-            found = entry[known]
-            if found["errors"]:
-                count, middle, most = cells(found["errors"])
-                share = f"{found['in_band'] / count:.0%}"
-                lines.append(
-                    f"| {entry['source']} | {known} | {count} | {middle} | {most} | {share} |"
-                )
+            errors = entry[known]["errors"]
+            count, middle, most = cells(errors)
+            held = entry[known]["in_band"]
+            shown.append(f"{count}: {middle}; {most}, {held / count:.0%}" if errors else "")
+        lines.append(f"| {' | '.join(shown)} |")
     return lines
 
 

@@ -53,9 +53,9 @@ hosts, steps are at most {trained:.1%} off.
 test parts of it, or formulas outside it. **Not tested:** any GPU, InfiniBand or real network of our
 own; hours, money and failures of a training.
 
-*Fitted*: constants adjusted to rows. *Chosen*: constants that we set; the source's own numbers are
-neither. *Implied*, or *i*: predictions that follow from fitted rows whatever the model is; they
-count too. *Null*: the median error of the section's null model on the same rows.
+*Fitted*: constants adjusted to rows. *Chosen*: those that we set; the source's own numbers are
+neither. *Implied*, or *i*: what follows from fitted rows whatever the model is. *Null*: the median
+error of the section's null model on the same rows.
 
 {table}
 
