@@ -23,7 +23,7 @@ from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.planner.cluster import Cluster
 from firecaffe.planner.codec_cost import PRICED
 from firecaffe.planner.compute_time import error_of
-from firecaffe.planner.memory import memory_band, memory_bytes
+from firecaffe.planner.memory import memory_band, memory_bytes, on_device
 from firecaffe.planner.ports import Network
 from firecaffe.planner.step_cost import Step, StepCost, own_exchange
 from firecaffe.planner.update_price import update_of
@@ -196,7 +196,8 @@ def forecast(
     read_error = cluster.storage.error if cluster.storage else 0.0
     low = cost.step(world_size, 1 - compute_error, 1 - exchange_error, 1 - read_error)
     high = cost.step(world_size, 1 + compute_error, 1 + exchange_error, 1 + read_error)
-    memory = memory_bytes(cost.workload, world_size, cost.in_memory(world_size))
+    counted = memory_bytes(cost.workload, world_size, cost.in_memory(world_size))
+    memory = on_device(counted, cluster.device)
     memory_low, memory_high = memory_band(memory)
     hosts = ceil(world_size / cluster.devices_per_node)
     kept = _goodput(cluster, memory, hosts)

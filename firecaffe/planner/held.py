@@ -9,7 +9,7 @@ from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.planner.chain import Unit
 from firecaffe.planner.in_parts import by_paths, by_rows, seen_bytes
 from firecaffe.planner.layouts import Layout
-from firecaffe.planner.memory import beside_micro_batch, memory_bytes
+from firecaffe.planner.memory import beside_micro_batch, evaluating_bytes, memory_bytes
 from firecaffe.planner.update_price import update_of
 from firecaffe.planner.workload import LayerWork, Workload
 
@@ -44,7 +44,10 @@ def _part(work: LayerWork, layout: Layout, out: float, into: float, taken: float
     """Cut a work. Shares: out of the outputs, into of the weights' inputs, taken of the layer's."""
     if not work.shapes:  # modules that work on the layer's parts
         return replace(
-            work, moved_bytes=work.moved_bytes * out, output_bytes=work.output_bytes * out
+            work,
+            moved_bytes=work.moved_bytes * out,
+            output_bytes=work.output_bytes * out,
+            kept_bytes=work.kept_bytes * out,
         )
     inputs_bytes = work.moved_bytes - work.output_bytes
     return replace(
@@ -54,6 +57,7 @@ def _part(work: LayerWork, layout: Layout, out: float, into: float, taken: float
         weight_bytes=work.weight_bytes * out * into,
         shapes=tuple(_cut(shape, out, into) for shape in work.shapes),
         output_bytes=work.output_bytes * out,
+        kept_bytes=work.kept_bytes * taken,  # its inputs
     )
 
 
@@ -73,7 +77,7 @@ def rank_work(work: Workload, chain: Sequence[Unit], layouts: Layouts) -> Worklo
     parts = [part_of(unit, layout) for unit, layout in zip(chain, layouts, strict=True)]
     kept = 0.0
     for unit, part, layout in zip(chain, parts, layouts, strict=True):
-        rank_bytes = sum(layer.output_bytes for layer in part if layer.backward_share > 0)
+        rank_bytes = sum(layer.kept_bytes for layer in part)
         if layout.in_parts.rows > 1:
             rank_bytes += seen_bytes(unit, layout)
         elif layout.paths > 1:
@@ -136,7 +140,12 @@ def memory_of(
     copied = by_purpose["parameters"] + by_purpose["optimizer"]
     made = updated * work.update_vectors
     return beside_micro_batch(
-        by_purpose | {"saving": copied if is_whole else 0.0, "updating": made}
+        by_purpose
+        | {
+            "saving": copied if is_whole else 0.0,
+            "updating": made,
+            "evaluating": evaluating_bytes(local_work),
+        }
     )
 
 
@@ -161,12 +170,13 @@ def widest(memory: dict[str, float], device_bytes: float) -> float:
     """
     of_weights = sum(memory[word] for word in WEIGHTS)
     room = device_bytes - memory["library"]
-    half = memory["activations"] / 2
+    half = sum(memory[word] for word in OF_MICRO_BATCH) / 2
     if room <= 0:
         return 0.0
     return float((half**2 + of_weights * room) ** 0.5 - half) / of_weights if of_weights else 0.0
 
 
+OF_MICRO_BATCH = ("activations", "backward", "allocator")
 WEIGHTS = (
     "parameters",
     "gradients",

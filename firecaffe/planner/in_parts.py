@@ -64,6 +64,7 @@ def by_rows(unit: Unit, layout: Layout) -> tuple[LayerWork, ...]:
                 flops=work.flops * made,
                 moved_bytes=inputs_bytes * seen + work.output_bytes * made,
                 output_bytes=work.output_bytes * made,
+                kept_bytes=work.kept_bytes * made,
             )
         )
     return tuple(works)
@@ -90,7 +91,10 @@ def by_paths(unit: Unit, layout: Layout) -> tuple[LayerWork, ...]:
         run_works = tuple(work for path in paths.works[start:stop] for work in path)
         goes_on = (
             replace(
-                work, moved_bytes=work.moved_bytes * share, output_bytes=work.output_bytes * share
+                work,
+                moved_bytes=work.moved_bytes * share,
+                output_bytes=work.output_bytes * share,
+                kept_bytes=work.kept_bytes * share,
             )
             for work in tail
         )

@@ -118,6 +118,7 @@ def workload_of(recipe: CheckedRecipe, data: Data | None = None) -> Workload:
             compressor_level=recipe.exchange.compressor_level,
             update_at=recipe.exchange.update_at,
             has_whole_shards=recipe.updates_whole_layers,
+            eval_batch_size=train.eval_batch_size,
             assumption=samples.assumption,
         ),
     )
