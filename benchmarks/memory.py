@@ -64,7 +64,7 @@ class Case:
         """Train; return the largest resident memory of a rank."""
         with TemporaryDirectory(prefix="firecaffe-memory-") as parent:
             run = train_twin(Twin(str(self.workers), self.workers, self.recipe()), Path(parent))
-            return max(read_run_file(run, "result.json")["peak_memory_bytes_by_rank"])
+            return int(max(read_run_file(run, "result.json")["peak_memory_bytes_by_rank"]))
 
 
 def tiny(num_classes: int, in_channels: int) -> nn.Module:

@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain as joined
 from math import ceil
 
 from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.planner.chain import Unit
-from firecaffe.planner.in_parts import by_paths, by_rows, seen_bytes
+from firecaffe.planner.in_parts import by_paths, by_rows, kept_by_rows
 from firecaffe.planner.layouts import Layout
 from firecaffe.planner.memory import beside_micro_batch, evaluating_bytes, memory_bytes
 from firecaffe.planner.update_price import update_of
@@ -74,20 +73,26 @@ def rank_work(work: Workload, chain: Sequence[Unit], layouts: Layouts) -> Worklo
     rows or paths, count as activations.
     """
     most = max(layout.batch for layout in layouts)
-    parts = [part_of(unit, layout) for unit, layout in zip(chain, layouts, strict=True)]
-    kept = 0.0
-    for unit, part, layout in zip(chain, parts, layouts, strict=True):
-        rank_bytes = sum(layer.kept_bytes for layer in part)
-        if layout.in_parts.rows > 1:
-            rank_bytes += seen_bytes(unit, layout)
-        elif layout.paths > 1:
-            rank_bytes += BYTES_PER_ELEMENT * unit.inputs
-        elif layout.outputs > 1:
-            rank_bytes += next(
-                layer.moved_bytes - layer.output_bytes for layer in part if layer.shapes
-            )
-        kept += rank_bytes * most / layout.batch
-    return replace(work, layers=tuple(joined.from_iterable(parts)), activation_bytes=kept)
+    layers: list[LayerWork] = []
+    for unit, layout in zip(chain, layouts, strict=True):
+        part, times = part_of(unit, layout), most / layout.batch
+        kept = _kept(unit, part, layout)
+        layers += [replace(work, kept_bytes=k * times) for work, k in zip(part, kept, strict=True)]
+    kept_bytes = sum(layer.kept_bytes for layer in layers)
+    return replace(work, layers=tuple(layers), activation_bytes=kept_bytes)
+
+
+def _kept(unit: Unit, part: Sequence[LayerWork], layout: Layout) -> list[float]:
+    """Bytes that backward needs of each layer of a part; gathered inputs are memory of its own."""
+    kept = [work.kept_bytes for work in part]
+    if layout.in_parts.rows > 1:
+        return kept_by_rows(unit, part, layout)
+    if layout.paths > 1:
+        kept[0] += BYTES_PER_ELEMENT * unit.inputs
+    elif layout.outputs > 1:
+        layer = next(at for at, work in enumerate(part) if work.shapes)
+        kept[layer] = part[layer].moved_bytes - part[layer].output_bytes
+    return kept
 
 
 def updated_bytes(work: Workload, chain: Sequence[Unit], layouts: Layouts) -> float:

@@ -70,14 +70,19 @@ def by_rows(unit: Unit, layout: Layout) -> tuple[LayerWork, ...]:
     return tuple(works)
 
 
-def seen_bytes(unit: Unit, layout: Layout) -> float:
-    """Bytes of the copied rows that backward needs of a worker's parts, for one image."""
-    parts = layout.in_parts.rows
-    return sum(
-        (work.moved_bytes - work.output_bytes) * images.seen(parts, layout.rows)
-        for work, images in zip(unit.works, unit.images, strict=True)
-        if images is not None and work.backward_share > 0
-    )
+def kept_by_rows(unit: Unit, part: Sequence[LayerWork], layout: Layout) -> list[float]:
+    """Bytes that backward needs of each layer of a worker's parts, for one image.
+
+    Parts copy the rows that they see. These are all that a layer with weights keeps.
+    """
+    kept = []
+    for whole, work, images in zip(unit.works, part, unit.images, strict=True):
+        copied = 0.0
+        if images is not None and work.backward_share > 0:
+            seen = images.seen(layout.in_parts.rows, layout.rows)
+            copied = (whole.moved_bytes - whole.output_bytes) * seen
+        kept.append(copied + work.kept_bytes * (not (copied and work.shapes)))
+    return kept
 
 
 def by_paths(unit: Unit, layout: Layout) -> tuple[LayerWork, ...]:

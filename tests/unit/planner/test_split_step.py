@@ -170,12 +170,13 @@ def test_memory_of_rows() -> None:
     assert trick["gradients"] == trick["optimizer"] == trick["parameters"]
     # Eight micro-batches of each worker, of convolutions in one tree; of the parts in four.
     assert trick["sums"] == pytest.approx(3 * conv + 4 * 4 * (trick["parameters"] - conv))
-    # Of one micro-batch of convolutions, and of four of the others: fc6 with what it gathered and
-    # its share of three outputs, fc7's addends, and fc8.
-    dense = (9216 + 3 * 1024) + 3 * 4096 + (4096 + 250)
+    # Of one micro-batch of convolutions, and of four of the others: fc6's gathered input, its share
+    # of a ReLU and a mask; fc7's share of inputs, and both; and fc8's gathered input.
+    dense = (9216 + 2 * 1024) + (1024 + 2 * 4096) + 4096
+    local = rank_work(cost.work, cost.chain, one_weird_trick(cost, 4))
     features = (u for u in cost.chain if u.name.startswith("features"))
-    kept = sum(each.output_bytes for unit in features for each in unit.works)
-    assert trick["activations"] == pytest.approx(8 * (kept + 4 * 4 * dense))
+    kept = sum(each.kept_bytes for unit in features for each in unit.works)
+    assert local.activation_bytes == pytest.approx(kept + 4 * 4 * dense)
 
 
 def test_the_widest_that_fits() -> None:
@@ -264,9 +265,10 @@ def test_what_a_worker_holds_by_rows() -> None:
     assert memory["parameters"] == memory["gradients"] == work.parameter_bytes
     assert memory["saving"] == 0
     made, pool = 6 * 9 * 5, 6 * 4 * 2
-    rows = 2 * made * 5 / 9 + pool * 2 / 4 + (5 + 4) * 3 * 7 + 2 * 3 * 6 * 5
-    rest = 6 + 6 + 5  # the pool of all, flattened; and the last layer
-    assert memory["activations"] == pytest.approx(4 * 2 * (rows + rest))
+    # Copies of what the convolution and the pool see, the ReLU's output, and indices of 8 bytes.
+    rows = (5 + 4) * 3 * 7 + 2 * 3 * 6 * 5 + made * 5 / 9 + 2 * pool * 2 / 4
+    local = rank_work(work, cost.chain, layouts)
+    assert local.activation_bytes == pytest.approx(4 * (rows + 6))  # and the last layer's input
     one = planned("pooled", {CONV: "rows"}, 1, 4)
     assert one[1][CONV][1].products == 4
     assert one[0].step([layout for _, layout in one[1].values()]).activations_s == 0
