@@ -88,13 +88,12 @@ def profile_on(module: nn.Module, inputs: Any) -> Profile:
     first = tree_leaves(inputs)[0]
     batch_size, device = len(first), first.device
     parameters = list(module.parameters())
-    shadows = {name: p.detach().to(device) for name, p in module.named_parameters()}
-    shadows |= {name: b.to(device, copy=True) for name, b in module.named_buffers()}
+    shadows = shadows_of(module, device)
 
     rows: list[LayerProfile] = []
     recorder = KernelRecorder(shadows.values(), inputs, batch_size)
     with (
-        _training_mode(module),
+        in_training(module),
         _recording(module, rows, recorder),
         torch.no_grad(),
         without_compiler(),
@@ -115,8 +114,27 @@ def profile_on(module: nn.Module, inputs: Any) -> Profile:
     )
 
 
+def layers_in(module: nn.Module) -> list[nn.Module]:
+    """Modules that have no children, or have parameters themselves."""
+    return [
+        part
+        for part in module.modules()
+        if next(part.parameters(recurse=False), None) is not None
+        or next(part.children(), None) is None
+    ]
+
+
+def shadows_of(module: nn.Module, device: torch.device) -> dict[str, Tensor]:
+    """Tensors that stand for a network's in `functional_call`; buffers are copied."""
+    shadows = {
+        name: p.detach().to(device).requires_grad_(p.requires_grad)
+        for name, p in module.named_parameters()
+    }
+    return shadows | {name: b.to(device, copy=True) for name, b in module.named_buffers()}
+
+
 @contextmanager
-def _training_mode(module: nn.Module) -> Iterator[None]:
+def in_training(module: nn.Module) -> Iterator[None]:
     before = {part: part.training for part in module.modules()}
     module.train()
     try:
@@ -130,14 +148,9 @@ def _training_mode(module: nn.Module) -> Iterator[None]:
 def _recording(
     module: nn.Module, rows: list[LayerProfile], recorder: KernelRecorder
 ) -> Iterator[None]:
-    # Hooks go on every layer that has no children, or has parameters.
     names = {part: name for name, part in module.named_modules()}
     # Listed now, since other tensors replace the parameters during the call.
-    parameters_of: dict[nn.Module, list[nn.Parameter]] = {}
-    for part in names:
-        parameters = list(part.parameters(recurse=False))
-        if parameters or next(part.children(), None) is None:
-            parameters_of[part] = parameters
+    parameters_of = {part: list(part.parameters(recurse=False)) for part in layers_in(module)}
     calls: dict[nn.Module, int] = {}
     seen: set[int] = set()
 

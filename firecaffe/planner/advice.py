@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from firecaffe.errors import RecipeError
 from firecaffe.exchange import NATIVE
+from firecaffe.exchange.route import FOLD
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.planner.cluster import Cluster
 from firecaffe.planner.codec_cost import PRICED
@@ -17,7 +18,9 @@ from firecaffe.planner.forecast import (
     most_useful,
 )
 from firecaffe.planner.memory import remedy
-from firecaffe.planner.update_price import ALL
+from firecaffe.planner.ports import Network
+from firecaffe.planner.step_cost import route_of
+from firecaffe.planner.update_price import ALL, update_of
 from firecaffe.planner.workload import Workload
 
 LEAST_GAIN = 0.02
@@ -69,14 +72,12 @@ def changes(workload: Workload, cluster: Cluster, row: Forecast) -> list[Change]
     way = row.exchange, row.compressor
     changed = [_change(what, row, work, on, *way) for what, work, on in worlds]
     ways = [
-        ("exchange", [(name, NO_COMPRESSOR) for name in exchanges_on(cluster, row.workers)]),
-        ("compressor", [("tree", name) for name in PRICED]),
+        [(name, NO_COMPRESSOR) for name in _kept_exchanges(cluster, row)],
+        [("tree", name) for name in PRICED],
     ]
-    for kind, names in ways if row.workers > 1 else ():
+    for names in ways if row.workers > 1 else ():
         made = [
-            _change(_named(kind, other), row, workload, cluster, *other)
-            for other in names
-            if other != way
+            _change(_way(*other), row, workload, cluster, *other) for other in names if other != way
         ]
         changed.append(
             max((change for change in made if change), key=lambda change: change.gain, default=None)
@@ -85,11 +86,8 @@ def changes(workload: Workload, cluster: Cluster, row: Forecast) -> list[Change]
     return sorted(kept, key=lambda change: change.gain, reverse=True)
 
 
-def _named(kind: str, way: tuple[str, str]) -> str:
-    exchange, compressor = way
-    if kind == "exchange":
-        return f"exchange {exchange}"
-    return f"compressor {compressor}, whose cost in accuracy is not forecast"
+def _kept_exchanges(cluster: Cluster, row: Forecast) -> list[str]:
+    return [name for name in exchanges_on(cluster, row.workers) if name != NATIVE]
 
 
 def _change(
@@ -152,7 +150,7 @@ def _what_limits(row: Forecast) -> str:
         return f"One worker spends {parts[limit]:.0%} of a step {limit}."
     return (
         f"With {row.workers}, a worker spends {parts[limit]:.0%} of a step {limit}, by the fastest "
-        f"{_way(row)} ({row.efficiency:.0%} efficiency)."
+        f"{_way(row.exchange, row.compressor)} ({row.efficiency:.0%} efficiency)."
     )
 
 
@@ -167,12 +165,34 @@ def _other_ways(
         if row.exchange == NATIVE and row.step_s < best.step_s
     ]
     by_recipe = [row for row in same if is_own(row, workload, cluster)]
-    return said + [
-        f"The recipe's own, {_way(row)}, gives {row.speedup:.3g} times." for row in by_recipe
+    said += [
+        f"The recipe's own, {_way(row.exchange, row.compressor)}, gives {row.speedup:.3g} times."
+        for row in by_recipe
+    ]
+    return said + _folded(workload, cluster, rows)
+
+
+def _folded(workload: Workload, cluster: Cluster, rows: Sequence[Forecast]) -> list[str]:
+    """Name the numbers of workers at which `fold` stands in for the exchange of a row."""
+    folded = sorted(
+        {
+            row.workers
+            for row in rows
+            if row.workers > 1
+            and row.compressor == NO_COMPRESSOR
+            and not update_of(workload, row.workers).to_owners
+            and route_of(workload, row.exchange, Network(cluster.links, row.workers)).way == FOLD
+        }
+    )
+    if not folded:
+        return []
+    return [
+        f"With {', '.join(map(str, folded))} workers, shares of {workload.num_micro_batches} "
+        f"micro-batches are no subtrees, so {FOLD} sums instead of the exchange that is named."
     ]
 
 
-def _way(row: Forecast) -> str:
-    if row.compressor != NO_COMPRESSOR:
-        return f"compressor {row.compressor}"
-    return f"exchange {row.exchange}"
+def _way(exchange: str, compressor: str) -> str:
+    if compressor != NO_COMPRESSOR:
+        return f"compressor {compressor}, whose cost in accuracy is not forecast,"
+    return f"exchange {exchange}"

@@ -23,7 +23,7 @@ from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.planner.cluster import Cluster
 from firecaffe.planner.codec_cost import PRICED
 from firecaffe.planner.compute_time import error_of
-from firecaffe.planner.memory import memory_band, memory_bytes
+from firecaffe.planner.memory import memory_band, memory_bytes, on_device
 from firecaffe.planner.ports import Network
 from firecaffe.planner.slower_cluster import on_cores
 from firecaffe.planner.step_cost import Scales, Step, StepCost, own_exchange
@@ -196,7 +196,8 @@ def forecast(
     one = cost if alone is shared else StepCost(workload, alone, exchange, compressor)
     alone_s = one.step(1).step_s
     low, high = _band(cost, world_size, errors_of(workload, cluster, world_size, compressor))
-    memory = memory_bytes(cost.workload, world_size, cost.in_memory(world_size))
+    counted = memory_bytes(cost.workload, world_size, cost.in_memory(world_size))
+    memory = on_device(counted, cluster.device)
     memory_low, memory_high = memory_band(memory)
     hosts = ceil(world_size / cluster.devices_per_node)
     kept = _goodput(cluster, memory, hosts)

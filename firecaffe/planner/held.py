@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain as joined
 from math import ceil
 
 from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.planner.chain import Unit
-from firecaffe.planner.in_parts import by_paths, by_rows, seen_bytes
+from firecaffe.planner.in_parts import by_paths, by_rows, kept_by_rows
 from firecaffe.planner.layouts import Layout
-from firecaffe.planner.memory import beside_micro_batch, memory_bytes
+from firecaffe.planner.memory import beside_micro_batch, evaluating_bytes, memory_bytes
 from firecaffe.planner.update_price import update_of
 from firecaffe.planner.workload import LayerWork, Workload
 
@@ -44,7 +43,10 @@ def _part(work: LayerWork, layout: Layout, out: float, into: float, taken: float
     """Cut a work. Shares: out of the outputs, into of the weights' inputs, taken of the layer's."""
     if not work.shapes:  # modules that work on the layer's parts
         return replace(
-            work, moved_bytes=work.moved_bytes * out, output_bytes=work.output_bytes * out
+            work,
+            moved_bytes=work.moved_bytes * out,
+            output_bytes=work.output_bytes * out,
+            kept_bytes=work.kept_bytes * out,
         )
     inputs_bytes = work.moved_bytes - work.output_bytes
     return replace(
@@ -54,6 +56,7 @@ def _part(work: LayerWork, layout: Layout, out: float, into: float, taken: float
         weight_bytes=work.weight_bytes * out * into,
         shapes=tuple(_cut(shape, out, into) for shape in work.shapes),
         output_bytes=work.output_bytes * out,
+        kept_bytes=work.kept_bytes * taken,  # its inputs
     )
 
 
@@ -70,20 +73,26 @@ def rank_work(work: Workload, chain: Sequence[Unit], layouts: Layouts) -> Worklo
     rows or paths, count as activations.
     """
     most = max(layout.batch for layout in layouts)
-    parts = [part_of(unit, layout) for unit, layout in zip(chain, layouts, strict=True)]
-    kept = 0.0
-    for unit, part, layout in zip(chain, parts, layouts, strict=True):
-        rank_bytes = sum(layer.output_bytes for layer in part if layer.backward_share > 0)
-        if layout.in_parts.rows > 1:
-            rank_bytes += seen_bytes(unit, layout)
-        elif layout.paths > 1:
-            rank_bytes += BYTES_PER_ELEMENT * unit.inputs
-        elif layout.outputs > 1:
-            rank_bytes += next(
-                layer.moved_bytes - layer.output_bytes for layer in part if layer.shapes
-            )
-        kept += rank_bytes * most / layout.batch
-    return replace(work, layers=tuple(joined.from_iterable(parts)), activation_bytes=kept)
+    layers: list[LayerWork] = []
+    for unit, layout in zip(chain, layouts, strict=True):
+        part, times = part_of(unit, layout), most / layout.batch
+        kept = _kept(unit, part, layout)
+        layers += [replace(work, kept_bytes=k * times) for work, k in zip(part, kept, strict=True)]
+    kept_bytes = sum(layer.kept_bytes for layer in layers)
+    return replace(work, layers=tuple(layers), activation_bytes=kept_bytes)
+
+
+def _kept(unit: Unit, part: Sequence[LayerWork], layout: Layout) -> list[float]:
+    """Bytes that backward needs of each layer of a part; gathered inputs are memory of its own."""
+    kept = [work.kept_bytes for work in part]
+    if layout.in_parts.rows > 1:
+        return kept_by_rows(unit, part, layout)
+    if layout.paths > 1:
+        kept[0] += BYTES_PER_ELEMENT * unit.inputs
+    elif layout.outputs > 1:
+        layer = next(at for at, work in enumerate(part) if work.shapes)
+        kept[layer] = part[layer].moved_bytes - part[layer].output_bytes
+    return kept
 
 
 def updated_bytes(work: Workload, chain: Sequence[Unit], layouts: Layouts) -> float:
@@ -136,7 +145,12 @@ def memory_of(
     copied = by_purpose["parameters"] + by_purpose["optimizer"]
     made = updated * work.update_vectors
     return beside_micro_batch(
-        by_purpose | {"saving": copied if is_whole else 0.0, "updating": made}
+        by_purpose
+        | {
+            "saving": copied if is_whole else 0.0,
+            "updating": made,
+            "evaluating": evaluating_bytes(local_work),
+        }
     )
 
 
@@ -161,12 +175,13 @@ def widest(memory: dict[str, float], device_bytes: float) -> float:
     """
     of_weights = sum(memory[word] for word in WEIGHTS)
     room = device_bytes - memory["library"]
-    half = memory["activations"] / 2
+    half = sum(memory[word] for word in OF_MICRO_BATCH) / 2
     if room <= 0:
         return 0.0
     return float((half**2 + of_weights * room) ** 0.5 - half) / of_weights if of_weights else 0.0
 
 
+OF_MICRO_BATCH = ("activations", "backward", "allocator")
 WEIGHTS = (
     "parameters",
     "gradients",

@@ -64,19 +64,25 @@ def by_rows(unit: Unit, layout: Layout) -> tuple[LayerWork, ...]:
                 flops=work.flops * made,
                 moved_bytes=inputs_bytes * seen + work.output_bytes * made,
                 output_bytes=work.output_bytes * made,
+                kept_bytes=work.kept_bytes * made,
             )
         )
     return tuple(works)
 
 
-def seen_bytes(unit: Unit, layout: Layout) -> float:
-    """Bytes of the copied rows that backward needs of a worker's parts, for one image."""
-    parts = layout.in_parts.rows
-    return sum(
-        (work.moved_bytes - work.output_bytes) * images.seen(parts, layout.rows)
-        for work, images in zip(unit.works, unit.images, strict=True)
-        if images is not None and work.backward_share > 0
-    )
+def kept_by_rows(unit: Unit, part: Sequence[LayerWork], layout: Layout) -> list[float]:
+    """Bytes that backward needs of each layer of a worker's parts, for one image.
+
+    Parts copy the rows that they see. These are all that a layer with weights keeps.
+    """
+    kept = []
+    for whole, work, images in zip(unit.works, part, unit.images, strict=True):
+        copied = 0.0
+        if images is not None and work.backward_share > 0:
+            seen = images.seen(layout.in_parts.rows, layout.rows)
+            copied = (whole.moved_bytes - whole.output_bytes) * seen
+        kept.append(copied + work.kept_bytes * (not (copied and work.shapes)))
+    return kept
 
 
 def by_paths(unit: Unit, layout: Layout) -> tuple[LayerWork, ...]:
@@ -90,7 +96,10 @@ def by_paths(unit: Unit, layout: Layout) -> tuple[LayerWork, ...]:
         run_works = tuple(work for path in paths.works[start:stop] for work in path)
         goes_on = (
             replace(
-                work, moved_bytes=work.moved_bytes * share, output_bytes=work.output_bytes * share
+                work,
+                moved_bytes=work.moved_bytes * share,
+                output_bytes=work.output_bytes * share,
+                kept_bytes=work.kept_bytes * share,
             )
             for work in tail
         )

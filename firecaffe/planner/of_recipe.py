@@ -106,6 +106,7 @@ def workload_of(recipe: CheckedRecipe, data: Data | None = None) -> Workload:
             update_at=recipe.exchange.update_at,
             has_whole_shards=recipe.updates_whole_layers,
             threads=train.threads,
+            eval_batch_size=train.eval_batch_size,
             assumption=samples.assumption,
         ),
     )

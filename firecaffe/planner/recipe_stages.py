@@ -218,7 +218,7 @@ def stages_step(
 
 def _held(stage: Workload, actions: Sequence[Action]) -> Workload:
     """The stage with activations of all micro-batches between their forward and backward."""
-    activations = sum(layer.output_bytes for layer in stage.layers if layer.backward_share > 0)
+    activations = sum(layer.kept_bytes for layer in stage.layers)
     return replace(stage, activation_bytes=most_held(actions) * activations)
 
 

@@ -27,6 +27,7 @@ from firecaffe.planner.cluster import Cluster
 from firecaffe.planner.forecast import Forecast
 from firecaffe.planner.held import memory_of, micro_batches_of, nodes_of, widest
 from firecaffe.planner.layouts import Layout, allows, layouts_of, words_of
+from firecaffe.planner.memory import on_device
 from firecaffe.planner.price import SIZES, rounds_only_s
 from firecaffe.planner.recipe_stages import Crossing
 from firecaffe.planner.split_step import SplitCost, SplitStep, sent_nodes, weights_bytes
@@ -292,6 +293,7 @@ def plan_of_step(
     name: str, cost: SplitCost, step: SplitStep, memory: dict[str, float], model: int
 ) -> SplitPlan:
     device_bytes = cost.cluster.device.memory_bytes
+    memory = on_device(memory, cost.cluster.device)
     return SplitPlan(
         name,
         cost.workers,

@@ -105,7 +105,7 @@ def _step(
 
 def _memory(cost: SplitCost, units: Sequence[Unit], layout: Layout, kept: int) -> dict[str, float]:
     works = tuple(joined.from_iterable(unit.works for unit in units))
-    activations = sum(work.output_bytes for work in works if work.backward_share > 0)
+    activations = sum(work.kept_bytes for work in works)
     stage = replace(cost.work, layers=works, activation_bytes=kept * activations)
     return memory_bytes(stage, layout.batch, is_whole=False)
 

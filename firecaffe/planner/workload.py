@@ -27,6 +27,7 @@ from firecaffe.models.config import ModelConfig
 from firecaffe.models.kernel import ELEMENTWISE, MATRIX, Kernel
 from firecaffe.models.layer_costs import LayerProfile, Profile, profile_on
 from firecaffe.models.network import LIBRARIES, maker_of, with_outline
+from firecaffe.models.saved_tensors import saved_bytes
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.solvers.optimizer import make_optimizer
 from firecaffe.user_code import failed, is_caffe
@@ -51,6 +52,8 @@ class LayerWork:
     """0.5 if its weights are frozen (only inputs' gradients); 0 if all before it are, too."""
     output_bytes: float = 0.0
     """The output for one image, as float32; a part of `moved_bytes`."""
+    kept_bytes: float = 0.0
+    """What autograd keeps of its call for one image, as float32, until its backward."""
     kernels: tuple[Kernel, ...] = ()
     """What it starts, each with its shares of `flops`, `moved_bytes` and `weight_bytes`."""
 
@@ -75,7 +78,7 @@ class Workload:
     model: str
     layers: tuple[LayerWork, ...]
     activation_bytes: float
-    """Activations of one image that backward needs, as float32."""
+    """What autograd keeps of one image for backward, as float32."""
     layout: Layout
     num_classes: int
     """0 if unknown."""
@@ -111,6 +114,8 @@ class Workload:
     frozen_bytes: int = 0
     threads: int = 1
     """Threads of a worker on a CPU."""
+    eval_batch_size: int = 0
+    """Samples that a worker evaluates at once; 0 if it is not known that any are."""
     assumption: str = ""
 
     @property
@@ -210,6 +215,7 @@ def on_zeros(
 
 def _layers(config: ModelConfig, network: nn.Module, layout: Layout) -> Layers:
     profiled = profile_of(config, network, layout, PROFILED_IMAGES)
+    saved = on_zeros(config, network, layout, PROFILED_IMAGES, saved_bytes)
     trained: dict[str, list[tuple[int, ...]]] = {}
     frozen: dict[str, int] = {}
     for name, parameter in network.named_parameters():
@@ -219,18 +225,21 @@ def _layers(config: ModelConfig, network: nn.Module, layout: Layout) -> Layers:
         else:
             frozen[layer] = frozen.get(layer, 0) + parameter.nbytes
     works: list[LayerWork] = []
-    kept_bytes = 0
     is_after_trained = not frozen
     for row in profiled.layers:
         shapes = tuple(trained.pop(row.name, ()))
         is_after_trained = is_after_trained or bool(shapes)
         is_frozen = not shapes and row.name.partition("#")[0] in frozen
         share = float(is_after_trained) * (0.5 if is_frozen else 1.0)
-        kept_bytes += row.output_activation_bytes * (share > 0)
-        works.append(_work_of(row, shapes, share))
+        kept_bytes = saved.pop(row.name, 0) / PROFILED_IMAGES
+        works.append(replace(_work_of(row, shapes, share), kept_bytes=kept_bytes))
+    if works:  # kept before the first call, or by one that has no row
+        kept_bytes = works[0].kept_bytes + sum(saved.values()) / PROFILED_IMAGES
+        works[0] = replace(works[0], kept_bytes=kept_bytes)
     # Parameters that forward does not use are exchanged, too.
     works += [LayerWork(name, 0.0, 0.0, 0.0, tuple(rest)) for name, rest in trained.items()]
-    return Layers(tuple(works), profiled, kept_bytes / PROFILED_IMAGES, sum(frozen.values()))
+    kept_bytes = sum(work.kept_bytes for work in works)
+    return Layers(tuple(works), profiled, kept_bytes, sum(frozen.values()))
 
 
 def _work_of(row: LayerProfile, shapes: tuple[tuple[int, ...], ...], share: float) -> LayerWork:

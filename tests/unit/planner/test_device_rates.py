@@ -20,7 +20,7 @@ from firecaffe.planner.compute_time import micro_batch, update_s
 from firecaffe.planner.devices import Sheet
 from firecaffe.planner.known_rates import contradictions
 from firecaffe.planner.library_rates import FILE, tables, unmeasured_error
-from firecaffe.planner.memory import memory_band, memory_bytes, usual_micro_batch
+from firecaffe.planner.memory import memory_band, memory_bytes, on_device, usual_micro_batch
 from firecaffe.planner.of_recipe import workload_of_model
 from firecaffe.planner.precision import in_precision
 from firecaffe.planner.workload import Workload
@@ -189,11 +189,25 @@ def test_arithmetic_that_a_device_lacks_is_refused() -> None:
 def test_a_micro_batch_that_is_not_given_is_the_largest_that_fits() -> None:
     device, memory = load_cluster("ec2-p3").device, 16e9
     size = usual_micro_batch(resnet50(), replace(device, memory_bytes=memory))
-    highs = [memory_band(memory_bytes(resnet50(batch=each), 1))[1] for each in (size, 2 * size)]
+    parts = [on_device(memory_bytes(resnet50(batch=b), 1), device) for b in (size, 2 * size)]
+    highs = [memory_band(part)[1] for part in parts]
     assert highs[0] <= memory < highs[1]
     assert usual_micro_batch(resnet50(), replace(device, memory_bytes=1e15)) == 256
     assert usual_micro_batch(resnet50(), replace(device, memory_bytes=1.0)) == 1
     assert usual_micro_batch(resnet50(), load_cluster("cpu-host").device) == 8
+
+
+@pytest.mark.parametrize("net", ["resnet50", "resnet152", "vgg19"])
+def test_a_published_row_that_ran_fits_its_device(net: str) -> None:
+    """Lambda's batches were chosen to fill the memory."""
+    work = workload_of_model(ModelConfig(net), None, 8, 8)
+    rows = [row for row in ROWS if row.net == net]
+    assert rows
+    for row in rows:
+        autocast = row.precision if row.casts else ""
+        ran = replace(work, micro_batch_size=row.batch, autocast=autocast)
+        counted = sum(memory_bytes(ran, 1).values())
+        assert counted <= SHEETS[row.device].memory_bytes, row
 
 
 def slowed(cluster: Cluster, times: float) -> Cluster:

@@ -181,6 +181,7 @@ def dense(name: str, inputs: int, outputs: int) -> Unit:
         4.0 * inputs * outputs,
         ((outputs, inputs),),
         output_bytes=4.0 * outputs,
+        kept_bytes=4.0 * inputs,
     )
     words = "neurons", "inputs"
     return Unit(name, (work,), inputs, outputs, outputs, inputs, words=words, is_dense=True)

@@ -106,7 +106,7 @@ def test_a_step_has_the_gather_after_a_shorter_update() -> None:
     )
     share = shards_of(ROWS, 4).held_bytes / ROWS.parameter_bytes
     assert found.update_s == pytest.approx(update_s(ROWS, cluster.device, share))
-    assert found.memory_bytes == memory_bytes(ROWS, 4)
+    assert found.memory_bytes.items() >= memory_bytes(ROWS, 4).items()
     alone = forecast(ALL, cluster, 1, "tree")
     assert (rows[0].step_s, rows[0].memory_bytes) == (alone.step_s, alone.memory_bytes)
     # A compressor cannot stand beside it, and is forecast without.

@@ -25,6 +25,7 @@ from firecaffe.planner.layouts import (
     through,
     words_of,
 )
+from firecaffe.planner.memory import on_device
 from firecaffe.planner.of_parallel import OwnLayout, own_cost
 from firecaffe.planner.of_recipe import workload_of_model
 from firecaffe.planner.split_plans import data_layouts, dense_layouts, split_plans
@@ -61,7 +62,7 @@ def test_by_data_it_is_the_forecast(model: str, cluster: str, workers: int, exch
     for word in ("step_s", "compute_s", "data_s", "exposed_communication_s"):
         assert getattr(step, word) == pytest.approx(getattr(row, word))
     assert step.activations_s == 0
-    assert memory_of(cost.work, cost.chain, layouts) == row.memory_bytes
+    assert on_device(memory_of(cost.work, cost.chain, layouts), on.device) == row.memory_bytes
     (plan,) = split_plans(cost.work, on, cost.chain, workers, exchange, ["data"])
     assert plan.speedup == pytest.approx(row.speedup)
     assert plan.fits == row.fits
@@ -71,7 +72,7 @@ def test_a_chain_has_each_layer_once() -> None:
     for model in ("alexnet", "googlenet", "resnet18", "squeezenet1_1"):
         cost = cost_of(model, "titan", 1)
         assert [each for unit in cost.chain for each in unit.works] == [*cost.work.layers]
-        kept = sum(each.output_bytes for unit in cost.chain for each in unit.works)
+        kept = sum(each.kept_bytes for unit in cost.chain for each in unit.works)
         assert kept == cost.work.activation_bytes
         assert cost.chain[-1].name == WHOLE
     alexnet = cost_of("alexnet", "titan", 1).chain
@@ -169,17 +170,18 @@ def test_memory_of_rows() -> None:
     assert trick["gradients"] == trick["optimizer"] == trick["parameters"]
     # Eight micro-batches of each worker, of convolutions in one tree; of the parts in four.
     assert trick["sums"] == pytest.approx(3 * conv + 4 * 4 * (trick["parameters"] - conv))
-    # Of one micro-batch of convolutions, and of four of the others: fc6 with what it gathered and
-    # its share of three outputs, fc7's addends, and fc8.
-    dense = (9216 + 3 * 1024) + 3 * 4096 + (4096 + 250)
+    # Of one micro-batch of convolutions, and of four of the others: fc6's gathered input, its share
+    # of a ReLU and a mask; fc7's share of inputs, and both; and fc8's gathered input.
+    dense = (9216 + 2 * 1024) + (1024 + 2 * 4096) + 4096
+    local = rank_work(cost.work, cost.chain, one_weird_trick(cost, 4))
     features = (u for u in cost.chain if u.name.startswith("features"))
-    kept = sum(each.output_bytes for unit in features for each in unit.works)
-    assert trick["activations"] == pytest.approx(8 * (kept + 4 * 4 * dense))
+    kept = sum(each.kept_bytes for unit in features for each in unit.works)
+    assert local.activation_bytes == pytest.approx(kept + 4 * 4 * dense)
 
 
 def test_the_widest_that_fits() -> None:
     memory = dict.fromkeys(WEIGHTS, 10 / len(WEIGHTS))
-    memory |= {"activations": 5.0, "library": 15.0}
+    memory |= {"activations": 3.0, "backward": 1.0, "allocator": 1.0, "library": 15.0}
     by = widest(memory, 100.0)
     assert 10 * by**2 + 5 * by + 15 == pytest.approx(100)
     assert widest(memory, 15.0) == 0
@@ -263,9 +265,10 @@ def test_what_a_worker_holds_by_rows() -> None:
     assert memory["parameters"] == memory["gradients"] == work.parameter_bytes
     assert memory["saving"] == 0
     made, pool = 6 * 9 * 5, 6 * 4 * 2
-    rows = 2 * made * 5 / 9 + pool * 2 / 4 + (5 + 4) * 3 * 7 + 2 * 3 * 6 * 5
-    rest = 6 + 6 + 5  # the pool of all, flattened; and the last layer
-    assert memory["activations"] == pytest.approx(4 * 2 * (rows + rest))
+    # Copies of what the convolution and the pool see, the ReLU's output, and indices of 8 bytes.
+    rows = (5 + 4) * 3 * 7 + 2 * 3 * 6 * 5 + made * 5 / 9 + 2 * pool * 2 / 4
+    local = rank_work(work, cost.chain, layouts)
+    assert local.activation_bytes == pytest.approx(4 * (rows + 6))  # and the last layer's input
     one = planned("pooled", {CONV: "rows"}, 1, 4)
     assert one[1][CONV][1].products == 4
     assert one[0].step([layout for _, layout in one[1].values()]).activations_s == 0
