@@ -15,9 +15,10 @@ from benchmarks.paragraph import paragraph
 from firecaffe.models import MODELS
 from firecaffe.models.config import ModelConfig
 from firecaffe.planner.cluster import load_cluster
-from firecaffe.planner.forecast import IMAGENET_IMAGES, forecast
+from firecaffe.planner.forecast import forecast
 from firecaffe.planner.library_rates import FILE
 from firecaffe.planner.of_recipe import workload_of_model
+from firecaffe.planner.published_epochs import IMAGENET_IMAGES
 
 
 @dataclass(frozen=True)

@@ -73,8 +73,8 @@ count too. *Null*: the median error of the section's null model on the same rows
 - **A step.** Buckets become ready as backward goes on. What travels after backward is exposed.
   Computing during an exchange is slower, by what `check` measured. If workers vary, a step waits
   for the largest of P normal times.
-- **Others.** Memory is counted for the fullest worker. Failures follow Daly's formula. Accuracy is
-  read off published results, only between them.
+- **Others.** Memory is counted for the fullest worker. Failures follow Daly's formula. Epochs
+  follow [a law](../../benchmarks/results/epochs_law.md) of published points or of `--epochs`.
 - **Bands.** Compute times may be off by the device's `error` and exchange times by the link's, both
   to the same side.
 

@@ -14,6 +14,7 @@ from firecaffe.api.argument_checks import commas, paths_of, refuse_beside
 from firecaffe.api.cluster_file import check_cluster_file, write_cluster
 from firecaffe.api.console import UNCUT_WIDTH
 from firecaffe.api.picture import SUFFIXES, check_picture
+from firecaffe.api.plan_epochs import epochs_words, own_law
 from firecaffe.api.plan_layouts import Parallel, ways_named
 from firecaffe.api.plan_tables import Modes, assumptions, plan_table, totals
 from firecaffe.api.plan_tables import plot as draw_plot
@@ -80,6 +81,7 @@ class Plan:
         best = fastest(rows)[-1]
         if best.hours is not None or best.hours_to_accuracy is not None:
             yield totals(best)
+        yield from epochs_words(work, rows)
         for line in assumptions(work, cluster, rows, self.modes):
             yield f"note: {line}"
         yield plan_table(work, cluster, rows, is_long)
@@ -138,6 +140,7 @@ def plan(
     fcz: str | Path = "",
     precision: str = "",
     channels_last: bool = False,
+    epochs: str | Mapping[int, float] = "",
     all: bool = False,
     runs: Sequence[str | Path] = (),
     trust_code: bool = False,
@@ -166,6 +169,8 @@ def plan(
         fcz: A file of `compress`, whose transfer over the cluster's links is planned.
         precision: The arithmetic: fp32, tf32, fp16 or bf16; without it the recipe's, or fp32.
         channels_last: Plan images with the channels innermost in memory.
+        epochs: Batch sizes and the epochs to your target accuracy with each, two or more, as
+            {128: 30, 1024: 36}; without them published ones, if the network has any.
         all: Show every exchange, not the three fastest and the recipe's.
         runs: Finished runs by which the cluster is corrected.
         trust_code: Run code that the folders of `runs` name.
@@ -190,9 +195,10 @@ def plan(
         load_cluster(name_or_file) for name_or_file in commas("cluster", cluster).split(",")
     ]
     check_precision(precision, clusters)
+    law = own_law(epochs)
 
     def chosen(work: Workload) -> Workload:
-        return in_precision(work, precision, channels_last)
+        return replace(in_precision(work, precision, channels_last), epochs_law=law)
 
     if recipe is None:
         pair = global_batch_size, micro_batch_size

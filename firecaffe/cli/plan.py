@@ -102,6 +102,13 @@ def make_parser(has_recipe: bool = False) -> Parser:
         action="store_true",
         help="images with the channels innermost in memory, as train.channels_last",
     )
+    add(
+        "--epochs",
+        type=str,
+        default="",
+        metavar="B=E,B=E",
+        help="batches and the epochs to your accuracy, as 128=30,1024=36; else published ones",
+    )
     add("--all", action="store_true", help="show every exchange")
     add(
         "--runs",
@@ -182,6 +189,7 @@ def main(argv: list[str]) -> int:
         fcz=options.fcz,
         precision=options.precision,
         channels_last=options.channels_last,
+        epochs=options.epochs,
         all=options.all,
         runs=options.runs,
         trust_code=options.trust_code,

@@ -30,9 +30,10 @@ from firecaffe.models import MODELS
 from firecaffe.models.config import ModelConfig
 from firecaffe.planner.cluster import Cluster, load_cluster
 from firecaffe.planner.codec_cost import PRICED
-from firecaffe.planner.forecast import IMAGENET_IMAGES, forecast
+from firecaffe.planner.forecast import forecast
 from firecaffe.planner.modes import forecast_mode, line_of
 from firecaffe.planner.of_parallel import OwnLayout, forecast_parallel
+from firecaffe.planner.published_epochs import IMAGENET_IMAGES
 from firecaffe.planner.step_cost import slowest_of
 from firecaffe.planner.workload import (
     IMAGENET_CHW,

@@ -27,6 +27,7 @@ from firecaffe.models.config import ModelConfig
 from firecaffe.models.kernel import ELEMENTWISE, MATRIX, Kernel
 from firecaffe.models.layer_costs import LayerProfile, Profile, profile_on
 from firecaffe.models.network import LIBRARIES, maker_of, with_outline
+from firecaffe.planner.epochs_law import EpochsLaw
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.solvers.optimizer import make_optimizer
 from firecaffe.user_code import failed, is_caffe
@@ -107,6 +108,8 @@ class Workload:
     has_whole_shards: bool = False
     """Whether each parameter has one owner, if workers update shards."""
     frozen_bytes: int = 0
+    epochs_law: EpochsLaw | None = None
+    """The user's; a published one is found by the network's name."""
     assumption: str = ""
 
     @property

@@ -72,6 +72,21 @@ def test_the_exchange_that_the_training_will_use_has_a_row_in_every_table(tmp_pa
         assert (code, rows) == (0, [[n, exchange, "(own)"] for n in ("2", "4", "8")])
 
 
+def test_own_epochs_give_hours_and_the_largest_useful_batch() -> None:
+    """nin_small has batches of 64. The points lie on 10 (1 + B / 128)."""
+    words = [str(RECIPE), "--workers", "1,2", "--epochs"]
+    (answer,) = planned(*words, "32=12.5,256=30")
+    for row in answer["rows"]:
+        assert row["epochs_to_accuracy"]["epochs"] == pytest.approx(15)
+        assert row["hours_to_accuracy"] > 0
+    _, out, _ = plan(*words, "32=12.5,256=30")
+    assert "Largest useful batch: about 128" in out
+    _, out, _ = plan(*words, "512=12,1024=13")
+    assert "at least" in next(line for line in out.splitlines() if line.startswith("To your"))
+    pairs = firecaffe_plan(RECIPE, workers="1,2", epochs={32: 12.5, 256: 30})
+    assert pairs.to_dict() == [answer | {"workload": str(RECIPE)}]
+
+
 def test_compare_and_several_clusters() -> None:
     clusters = ["--cluster", "ethernet-1g,infiniband-ndr", "--workers", "8"]
     found = planned("--compare", str(RECIPE), str(RECIPE), *clusters)
@@ -158,6 +173,8 @@ def test_a_plan_takes_the_recipe_s_compressor_or_those_asked_for() -> None:
         ([], "give a recipe, --model or --compare"),
         (["none.toml"], "No such file"),
         ([str(RECIPE), "--cluster", "none.toml"], "No such file"),
+        ([str(RECIPE), "--epochs", "64=10"], "--epochs: 1 batch with known epochs"),
+        ([str(RECIPE), "--epochs", "64:10,128:11"], "must be batches and their epochs"),
         ([str(RECIPE), "--plot", "plan.gif"], "must end in .png or .html"),
         ([str(RECIPE), "--ways", "columns"], "--ways: no 'columns'; there are all, data,"),
         (
