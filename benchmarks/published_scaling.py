@@ -8,6 +8,7 @@ first rows correct the cluster (`planner.learn_rates`, as `plan --runs FILE` doe
 devices; and *t = a + b lg p* through the first two rows.
 """
 
+import argparse
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -222,4 +223,5 @@ def page() -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(allow_abbrev=False, description=__doc__).parse_args()
     print(page(), end="")

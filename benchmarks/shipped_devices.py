@@ -5,6 +5,7 @@ another library than the files name; those of Titan are not. Each row is what `f
 of one worker, by the function that it calls (`planner.forecast.forecast`), with its band.
 """
 
+import argparse
 import re
 import tomllib
 from collections.abc import Iterator
@@ -17,9 +18,10 @@ from benchmarks.published_scaling import families
 from firecaffe.models import MODELS
 from firecaffe.models.config import ModelConfig
 from firecaffe.planner.cluster import Cluster, load_cluster
-from firecaffe.planner.forecast import IMAGENET_IMAGES, forecast
+from firecaffe.planner.forecast import forecast
 from firecaffe.planner.library_rates import FILE
 from firecaffe.planner.of_recipe import workload_of_model
+from firecaffe.planner.published_epochs import IMAGENET_IMAGES
 from firecaffe.planner.workload import Workload
 
 PUBLISHED = Path(__file__).parent / "published" / "scaling.toml"
@@ -115,8 +117,7 @@ def page(path: Path) -> tuple[str, list[float], int]:
             `planner/library_rates.toml` ([row by
             row](../../benchmarks/results/shipped_devices.md)). That file is fitted to rows of P100,
             K80, V100 and A100, among them those of TensorFlow's page and DLPerf. The paper says
-            K20 for FireCaffe's workers; Titan has faster K20Xs. What hosts Horovod ran on is not
-            known."""
+            K20 for FireCaffe's workers; Titan has faster K20Xs."""
         ),
         "",
         "| device | n | median error | largest | in band |",
@@ -132,4 +133,5 @@ def page(path: Path) -> tuple[str, list[float], int]:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(allow_abbrev=False, description=__doc__).parse_args()
     print(rows_page(PUBLISHED), end="")

@@ -40,8 +40,8 @@ COLUMNS = (
 
 HEAD = """# The planner, and how far off it is
 
-`firecaffe plan` forecasts the time of a training step. This page says how, and how far off it was.
-`benchmarks/validate_planner.py` writes it.
+How `firecaffe plan` forecasts a step's time, and how far off it was.
+`benchmarks/validate_planner.py` writes this page.
 
 ## Summary
 
@@ -69,13 +69,13 @@ error of the section's null model on the same rows.
 - **Exchange.** Up to 16 ranks each transfer of the schedule is simulated. Connections that share a
   port take turns, as TCP's do. Beyond 16 ranks a formula of latency, bandwidth and additions prices
   each round; the simulation of 16 ranks corrects it.
-- **Shared memory.** Sums within a host are priced by bytes, at the `links.memory_bytes_per_s` that
-  `check` measures. Shipped files do not have it; sums are then messages on the innermost link.
+- **Shared memory.** Sums within a host are priced by bytes if `check` measured
+  `links.memory_bytes_per_s`; else as messages on the innermost link.
 - **A step.** Buckets become ready as backward goes on. What travels after backward is exposed.
   Computing during an exchange is slower, by what `check` measured. If workers vary, a step waits
   for the largest of P normal times.
-- **Others.** Memory is counted for the fullest worker. Failures follow Daly's formula. Accuracy is
-  read off published results, only between them.
+- **Others.** Memory is counted for the fullest worker. Failures follow Daly's formula. Epochs
+  follow [a law](../../benchmarks/results/epochs_law.md) of published points or of `--epochs`.
 - **Bands.** Compute times may be off by the device's `error` and exchange times by the link's, both
   to the same side.
 

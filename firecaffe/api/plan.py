@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from firecaffe.api.cluster_file import check_cluster_file
 from firecaffe.api.console import UNCUT_WIDTH, check_target
 from firecaffe.api.picture import check_picture
 from firecaffe.api.plan_clusters import USUAL_CLUSTER, clusters_of
+from firecaffe.api.plan_epochs import epochs_words, own_law
 from firecaffe.api.plan_layouts import Parallel, ways_named
 from firecaffe.api.plan_learned import learn_from
 from firecaffe.api.plan_links import Choice
@@ -85,6 +86,7 @@ class Plan:
         best = fastest(rows)[-1]
         if best.hours is not None or best.hours_to_accuracy is not None:
             yield totals(best)
+        yield from epochs_words(work, rows)
         for line in assumptions(work, cluster, rows, self.modes):
             yield f"note: {line}"
         yield plan_table(work, cluster, rows, is_long)
@@ -160,6 +162,7 @@ def plan(
     fcz: str | Path = "",
     precision: str = "",
     channels_last: bool = False,
+    epochs: str | Mapping[int, float] = "",
     all: bool = False,
     measure: bool = False,
     runs: Sequence[str | Path] = (),
@@ -193,6 +196,8 @@ def plan(
         fcz: A file of `compress`, whose transfer over the cluster's links is planned.
         precision: The arithmetic: fp32, tf32, fp16 or bf16; without it the recipe's, or fp32.
         channels_last: Plan images with the channels innermost in memory.
+        epochs: Batch sizes and the epochs to your target accuracy with each, two or more, as
+            {128: 30, 1024: 36}; without them published ones, if the network has any.
         all: Show every exchange, not the three fastest and the recipe's.
         measure: Measure the recipe's step on this host, and plan with it and this host's cores.
         runs: Finished runs by which the cluster is corrected; or one file of rates, FILE.toml,
@@ -222,9 +227,10 @@ def plan(
         refuse_beside(option("device"), write=write, **beside)
     clusters = clusters_of(cluster, device, links, per_node)
     check_precision(precision, clusters)
+    law = own_law(epochs)
 
     def chosen(work: Workload) -> Workload:
-        return in_precision(work, precision, channels_last)
+        return replace(in_precision(work, precision, channels_last), epochs_law=law)
 
     checked: CheckedRecipe | None = None
     if recipe is None:

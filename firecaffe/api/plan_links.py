@@ -18,9 +18,10 @@ from rich.text import Text
 from firecaffe.api.plan_tables import assumptions, hours_words
 from firecaffe.planner.cluster import Cluster
 from firecaffe.planner.compute_time import error_of
-from firecaffe.planner.forecast import LAWS, Forecast, fastest, forecasts, most_useful
+from firecaffe.planner.forecast import Forecast, fastest, forecasts, most_useful
 from firecaffe.planner.gain import Gain, gain_of
 from firecaffe.planner.precision import PRECISIONS, in_precision, precision_words
+from firecaffe.planner.published_epochs import epochs_law_of
 from firecaffe.planner.workload import Workload
 
 LEAST_GAIN = 0.05
@@ -200,12 +201,10 @@ class Choice:
                 f"{inside.name} joins {inside.group} in a node, at "
                 f"{inside.bandwidth_bytes_per_s / 1e9:.3g} GB/s"
             )
-        if rows[-1].hours is None and rows[-1].hours_to_accuracy is not None:
-            law = LAWS[work.model]
-            lines.append(
-                f"hours: {rows[-1].epochs_to_accuracy:.3g} epochs of ImageNet to {law.target} "
-                f"({law.source})"
-            )
+        law, epochs = epochs_law_of(work), rows[-1].epochs_to_accuracy
+        if rows[-1].hours is None and law is not None and epochs is not None:
+            least = "at least " * epochs.is_at_least
+            lines.append(f"hours: {least}{epochs.epochs:.3g} epochs to {law.target} ({law.source})")
         if not all(row.fits for row in rows):
             lines.append("! means that it does not fit in the device's memory")
         return lines + assumptions(work, cluster, rows, None)

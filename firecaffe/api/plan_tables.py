@@ -172,18 +172,28 @@ def totals(row: Forecast) -> str:
     if row.hours is not None:
         said.append(f"the recipe's steps take {_hours_band(row, row.hours)}")
     if row.hours_to_accuracy is not None:
-        said.append(
-            f"to its published accuracy {row.epochs_to_accuracy:.3g} epochs, "
-            f"{_hours_band(row, row.hours_to_accuracy)}"
-        )
+        said.append(_to_accuracy(row, row.hours_to_accuracy))
+    epochs = row.epochs_to_accuracy
+    least = "at least " * (row.hours is None and epochs is not None and epochs.is_at_least)
     if row.kwh is not None:
-        said.append(f"{row.kwh:,.3g} kWh")
+        said.append(f"{least}{row.kwh:,.3g} kWh")
     if row.usd is not None:
-        said.append(f"{row.usd:,.4g} USD")
+        said.append(f"{least}{row.usd:,.4g} USD")
     if row.goodput < 1:
         said.append(f"{row.goodput:.1%} of the time, after failures and checkpoints")
     who = f"{row.workers} workers" if row.workers > 1 else "one worker"
     return f"On {who}: {'; '.join(said)}."
+
+
+def _to_accuracy(row: Forecast, hours: float) -> str:
+    """Format the hours to a target, with the bands of a step and of the epochs to one side."""
+    epochs = row.epochs_to_accuracy
+    assert epochs is not None
+    if epochs.high is None:
+        return f"at least {hours_words(hours)} to {epochs.target}"
+    low = hours * row.step_low_s / row.step_s * epochs.low / epochs.epochs
+    high = hours * row.step_high_s / row.step_s * epochs.high / epochs.epochs
+    return f"{hours_words(hours)} ({hours_words(low)} to {hours_words(high)}) to {epochs.target}"
 
 
 def _hours_band(row: Forecast, hours: float) -> str:

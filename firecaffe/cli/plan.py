@@ -128,6 +128,13 @@ def make_parser(has_recipe: bool = False) -> Parser:
         action="store_true",
         help="images with the channels innermost in memory, as train.channels_last",
     )
+    add(
+        "--epochs",
+        type=str,
+        default="",
+        metavar="B=E,B=E",
+        help="batches and the epochs to your accuracy, as 128=30,1024=36; else published ones",
+    )
     add("--all", action="store_true", help="show every exchange")
     add(
         "--measure",
@@ -223,6 +230,7 @@ def main(argv: list[str]) -> int:
         fcz=options.fcz,
         precision=options.precision,
         channels_last=options.channels_last,
+        epochs=options.epochs,
         all=options.all,
         measure=options.measure,
         runs=options.runs,

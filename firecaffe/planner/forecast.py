@@ -3,17 +3,14 @@
 Times have a band: computing by the device's error and exchanges by the link's, both to the same
 side. Memory has the band of what libraries may hold. A band covers what is unknown of the cluster,
 not how a run scatters. Failures and checkpoints cost time by Daly 2006 ("A higher order estimate of
-the optimum checkpoint interval for restart dumps"), first order. The epochs that a network needs
-are interpolated between published batch sizes, in the batch size's logarithm.
+the optimum checkpoint interval for restart dumps"), first order. Epochs follow `EpochsLaw`.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from math import ceil, exp, inf, log, sqrt
+from math import ceil, exp, inf, sqrt
 from typing import Any
-
-import numpy as np
 
 from firecaffe.errors import RecipeError
 from firecaffe.exchange import EXCHANGES, NATIVE
@@ -23,8 +20,10 @@ from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.planner.cluster import Cluster
 from firecaffe.planner.codec_cost import PRICED
 from firecaffe.planner.compute_time import error_of
+from firecaffe.planner.epochs_law import Epochs
 from firecaffe.planner.memory import memory_band, memory_bytes, on_device
 from firecaffe.planner.ports import Network
+from firecaffe.planner.published_epochs import epochs_law_of
 from firecaffe.planner.slower_cluster import on_cores
 from firecaffe.planner.step_cost import Scales, Step, StepCost, own_exchange
 from firecaffe.planner.update_price import update_of
@@ -51,55 +50,6 @@ def goodput(checkpoint_s: float, restart_s: float, interval_s: float, between_s:
     if span > 500:
         return 0.0
     return interval_s / (between_s * exp(restart_s / between_s) * (exp(span) - 1))
-
-
-IMAGENET_IMAGES = 1_281_167
-
-
-@dataclass(frozen=True)
-class Law:
-    target: str
-    epochs: dict[int, float]
-    source: str
-
-    def epochs_at(self, global_batch_size: int) -> float | None:
-        """Interpolate the epochs; None outside the published range."""
-        sizes = sorted(self.epochs)
-        if not sizes[0] <= global_batch_size <= sizes[-1]:
-            return None
-        points = [log(size) for size in sizes]
-        epochs = np.interp(log(global_batch_size), points, [self.epochs[size] for size in sizes])
-        return float(epochs)
-
-
-LAWS = {
-    "resnet50": Law(
-        "75.9 % top-1",
-        {
-            1632: 35.0,
-            3264: 35.2,
-            4096: 40.0,
-            8192: 42.0,
-            13056: 45.4,
-            32768: 56.0,
-            35840: 60.0,
-            49152: 68.0,
-            58880: 79.9,
-            65536: 84.5,
-        },
-        "means of the reference runs (LARS) in MLPerf Training's rcps_resnet.json, version 2.0",
-    ),
-    "googlenet": Law(
-        "68.3 % top-1, 88.7 % top-5",
-        {32: 64.0, 1024: 72.0},
-        "Iandola et al. 2016 (FireCaffe), table of GoogLeNet",
-    ),
-    "nin": Law(
-        "58.9 % top-1 at batch 256, 58.6 % at 1024",
-        {256: 47.0, 1024: 47.0},
-        "Iandola et al. 2016 (FireCaffe), table of NiN",
-    ),
-}
 
 
 MOST_ERROR = 0.9
@@ -134,9 +84,10 @@ class Forecast:
     fits: bool
     """Whether the counted memory suffices; memory_high_bytes may not fit."""
     goodput: float
-    epochs_to_accuracy: float | None
+    epochs_to_accuracy: Epochs | None
     hours: float | None
     hours_to_accuracy: float | None
+    """At least so many, if epochs_to_accuracy.is_at_least."""
     usd: float | None
     kwh: float | None
 
@@ -202,10 +153,11 @@ def forecast(
     hosts = ceil(world_size / cluster.devices_per_node)
     kept = _goodput(cluster, memory, hosts)
     hours = workload.steps * step.step_s / kept / 3600 if workload.steps and kept else None
-    epochs = _epochs_to_accuracy(workload)
+    law = epochs_law_of(workload)
+    epochs = None if law is None else law.epochs_at(workload.global_batch_size)
     to_accuracy = None
     if epochs is not None and workload.samples and kept:
-        steps = epochs * ceil(workload.samples / workload.global_batch_size)
+        steps = epochs.epochs * ceil(workload.samples / workload.global_batch_size)
         to_accuracy = steps * step.step_s / kept / 3600
     costly_hours = hours if hours is not None else to_accuracy
     kwh = _kwh(cluster, hosts, world_size, costly_hours)
@@ -258,12 +210,6 @@ def _check_nodes(workload: Workload, world_size: int) -> None:
             f"{workload.compressor_level}); plan for at most "
             f"{count_of(nodes, 'worker', 'workers')} or a lower level"
         )
-
-
-def _epochs_to_accuracy(workload: Workload) -> float | None:
-    is_imagenet = (workload.samples, workload.num_classes) == (IMAGENET_IMAGES, 1000)
-    law = LAWS.get(workload.model) if is_imagenet else None
-    return None if law is None else law.epochs_at(workload.global_batch_size)
 
 
 def errors_of(

@@ -28,6 +28,7 @@ from firecaffe.models.kernel import ELEMENTWISE, MATRIX, Kernel
 from firecaffe.models.layer_costs import LayerProfile, Profile, profile_on
 from firecaffe.models.network import LIBRARIES, maker_of, with_outline
 from firecaffe.models.saved_tensors import saved_bytes
+from firecaffe.planner.epochs_law import EpochsLaw
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.solvers.optimizer import make_optimizer
 from firecaffe.user_code import failed, is_caffe
@@ -116,6 +117,8 @@ class Workload:
     """Threads of a worker on a CPU."""
     eval_batch_size: int = 0
     """Samples that a worker evaluates at once; 0 if it is not known that any are."""
+    epochs_law: EpochsLaw | None = None
+    """The user's; a published one is found by the network's name."""
     assumption: str = ""
 
     @property

@@ -13,7 +13,6 @@ import pytest
 from firecaffe import plan as firecaffe_plan
 from firecaffe.api.cluster_file import write_cluster
 from firecaffe.cli import main
-from firecaffe.errors import RecipeError
 from firecaffe.planner.cluster import load_cluster
 from firecaffe.planner.split_plans import WAYS
 from tests.typed import firecaffe, torchrun
@@ -72,6 +71,21 @@ def test_the_exchange_that_the_training_will_use_has_a_row_in_every_table(tmp_pa
         code, out, _ = plan(str(recipe), "--cluster", "ethernet-1g", "--workers", "2,4,8")
         rows = [line.split()[:3] for line in out.splitlines() if "(own)" in line]
         assert (code, rows) == (0, [[n, exchange, "(own)"] for n in ("2", "4", "8")])
+
+
+def test_own_epochs_give_hours_and_the_largest_useful_batch() -> None:
+    """nin_small has batches of 64. The points lie on 10 (1 + B / 128)."""
+    words = [str(RECIPE), "--workers", "1,2", "--epochs"]
+    (answer,) = planned(*words, "32=12.5,256=30")
+    for row in answer["rows"]:
+        assert row["epochs_to_accuracy"]["epochs"] == pytest.approx(15)
+        assert row["hours_to_accuracy"] > 0
+    _, out, _ = plan(*words, "32=12.5,256=30")
+    assert "Largest useful batch: about 128" in out
+    _, out, _ = plan(*words, "512=12,1024=13")
+    assert "at least" in next(line for line in out.splitlines() if line.startswith("To your"))
+    pairs = firecaffe_plan(RECIPE, workers="1,2", epochs={32: 12.5, 256: 30})
+    assert pairs.to_dict() == [answer | {"workload": str(RECIPE)}]
 
 
 def test_compare_and_several_clusters() -> None:
@@ -165,6 +179,8 @@ def test_a_plan_takes_the_recipe_s_compressor_or_those_asked_for() -> None:
         ([*ALEXNET, "--device", "a100", "--links", "fast"], "--links is 'fast'; it must be rates"),
         ([*ALEXNET, "--links", "10"], "--links has no effect beside a cluster"),
         ([*ALEXNET, "--device", "a100", "--all"], "--all has no effect beside --device"),
+        ([str(RECIPE), "--epochs", "64=10"], "--epochs: 1 batch with known epochs"),
+        ([str(RECIPE), "--epochs", "64:10,128:11"], "must be batches and their epochs"),
         ([str(RECIPE), "--ways", "columns"], "--ways: no 'columns'; there are all, data,"),
         (
             [str(RECIPE), "--workers", "1", "--ways", "all"],
@@ -370,20 +386,3 @@ def test_a_ddp_script_with_two_more_lines(tmp_path: Path) -> None:
         # Medians of each: on a busy machine they need not add up to the step's.
         assert 0 < sum(each["parts_s"].values()) <= 1.5 * each["step_s"]
         assert min(each["parts_s"].values()) >= 0
-
-
-def test_arithmetic_that_a_device_has_not_is_said() -> None:
-    """A recipe may ask for it, as it is the run that decides; --precision is refused."""
-    words = [str(RECIPE), "--workers", "1", "--cluster", "titan"]
-    (found,) = planned(*words, "--train.autocast", "bfloat16")
-    assert "no rate of bfloat16" in found["assumption"]
-    (found,) = planned(*words)
-    assert "no rate" not in found["assumption"]
-    code, _, err = plan(*words, "--precision", "bf16")
-    assert (code, "has no bfloat16" in err) == (2, True)
-
-
-@pytest.mark.parametrize("word", ["half", 16, ["bf16"]])
-def test_precisions_that_are_none(word: Any) -> None:
-    with pytest.raises(RecipeError, match=r"precision is .*fp32, tf32, fp16, bf16"):
-        firecaffe_plan(model="lenet", workers=1, precision=word)

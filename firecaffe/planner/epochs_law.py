@@ -1,0 +1,197 @@
+"""The epochs that a network needs to a target, against the global batch size.
+
+E(B) = E_min (1 + B / B_crit) (McCandlish et al. 2018, "An Empirical Model of Large-Batch Training",
+equation 5.1 in epochs): a straight line in B, fitted by least squares of relative errors. Batches
+have other hyperparameters, so points deviate from the line, and close batches deviate in the same
+way. The deviations are a Gaussian process in ln B with the line as its basis (Rasmussen and
+Williams 2006, section 2.7). So the answer follows the points, and its band widens between and
+beyond them and by the fit's residuals. `benchmarks.epochs_law` chose FORM and says how far off.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import exp, inf, isfinite, sqrt
+
+import numpy as np
+from numpy.typing import NDArray
+
+from firecaffe.errors import RecipeError
+from firecaffe.value_checks import count_of
+
+Array = NDArray[np.float64]
+
+BAND = 0.8
+REACH = 2.0
+"""Times the smallest and the largest batch given: beyond, the law does not know."""
+RUN_SPREAD = 0.03
+"""Relative standard deviation of a run's epochs: the median of benchmarks/published/epochs.toml."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """The mean epochs of some runs at one batch size."""
+
+    batch: float
+    epochs: float
+    spread: float | None = None
+    """Standard deviation between the runs, in epochs; None if unknown."""
+    runs: int = 1
+
+    @property
+    def variance(self) -> float:
+        """Of the mean, relative."""
+        spread = RUN_SPREAD if self.spread is None else self.spread / self.epochs
+        return spread**2 / self.runs
+
+
+@dataclass(frozen=True)
+class Form:
+    """How points deviate from the line."""
+
+    scatter: float
+    """Standard deviation of a deviation, relative."""
+    length: float
+    """Difference of ln B at which the correlation is 1 / e; 0 if they are independent."""
+    prior: float
+    """The number of residuals that `scatter` counts for, beside the fit's own."""
+
+    def correlation(self, a: Array, b: Array) -> Array:
+        """Between batches a and b: a matrix [len(a), len(b)]."""
+        apart = np.abs(np.log(a)[:, None] - np.log(b))
+        alike = np.exp(-apart / self.length) if self.length else apart == 0
+        return np.asarray(alike, dtype=np.float64)
+
+
+FORM = Form(scatter=0.03, length=0.5, prior=2.0)
+
+
+@dataclass(frozen=True)
+class Epochs:
+    """The epochs to a target at one batch size."""
+
+    target: str
+    epochs: float
+    low: float
+    high: float | None
+    """The band of 80 %; no upper end if it is not known."""
+    is_at_least: bool
+    """Whether the batch lies outside the law's range, and the epochs are a lower bound."""
+
+
+@dataclass(frozen=True)
+class EpochsLaw:
+    """The law through two points or more. Raises: RecipeError for points that bear none."""
+
+    target: str
+    points: tuple[Point, ...]
+    source: str
+    form: Form = FORM
+
+    def __post_init__(self) -> None:
+        batches = [point.batch for point in self.points]
+        wrong = [p for p in self.points if p.batch < 1 or not (isfinite(p.epochs) and p.epochs > 0)]
+        if wrong:
+            raise RecipeError(
+                f"{wrong[0].batch:.0f}={wrong[0].epochs:g} is no batch and its epochs; both must "
+                "be numbers above 0"
+            )
+        if len(set(batches)) < len(batches):
+            twice = next(batch for batch in batches if batches.count(batch) > 1)
+            raise RecipeError(f"batch {twice:.0f} is given twice; give the mean of its epochs")
+        if len(batches) < 2:
+            raise RecipeError(
+                f"{count_of(len(batches), 'batch', 'batches')} with known epochs; a law needs at "
+                "least 2"
+            )
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """The batches between which it claims to know."""
+        batches = [point.batch for point in self.points]
+        return min(batches) / REACH, max(batches) * REACH
+
+    @property
+    def e_min(self) -> float:
+        """The epochs of a small batch."""
+        return self._line[0]
+
+    @property
+    def b_crit(self) -> float:
+        """The batch of twice E_min epochs; infinite if the points do not rise."""
+        least, slope = self._line
+        return least / slope if slope else inf
+
+    def epochs_at(self, batch: int) -> Epochs:
+        least, most = self.range
+        if batch > most:
+            low, middle, _ = self.band_at(most)
+            return Epochs(self.target, middle, low, None, is_at_least=True)
+        if batch < least:
+            low, middle, _ = self.band_at(least)
+            return Epochs(self.target, min(middle, self.e_min), min(low, self.e_min), None, True)
+        low, middle, high = self.band_at(batch)
+        return Epochs(self.target, middle, low, high, is_at_least=False)
+
+    def band_at(self, batch: float) -> tuple[float, float, float]:
+        """The epochs and their band of 80 %, at any batch: low, middle, high."""
+        from scipy.special import stdtrit  # takes a tenth of a second
+
+        middle, width, freedom = self.predicted(batch)
+        times = exp(width * float(stdtrit(freedom, (1 + BAND) / 2)))
+        return middle / times, middle, middle * times
+
+    def predicted(self, batch: float) -> tuple[float, float, float]:
+        """Student's t of ln epochs of one run: exp(middle), width, degrees of freedom."""
+        given, inverse, basis = self._batches, self._inverse, self._basis
+        least, slope = self._line
+        fitted = least + slope * batch
+        residuals = np.log(self._epochs / (least + slope * given))
+        scale = self.form.scatter**2
+        near = scale * self.form.correlation(given, np.array([batch]))[:, 0]
+        middle = fitted * exp(near @ inverse @ residuals)
+        left = np.array([1.0, batch]) / fitted - basis.T @ inverse @ near
+        of_line = left @ np.linalg.solve(basis.T @ inverse @ basis, left)
+        variance = float(scale - near @ inverse @ near + of_line)
+        freedom = self.form.prior + len(given) - 2
+        excess = (self.form.prior + float(residuals @ inverse @ residuals)) / freedom
+        return middle, sqrt(excess * max(0.0, variance) + RUN_SPREAD**2), freedom
+
+    @cached_property
+    def _batches(self) -> Array:
+        return np.array([point.batch for point in self.points], dtype=float)
+
+    @cached_property
+    def _epochs(self) -> Array:
+        return np.array([point.epochs for point in self.points], dtype=float)
+
+    @cached_property
+    def _basis(self) -> Array:
+        """The line's two columns, relative to the epochs given."""
+        return np.stack([1 / self._epochs, self._batches / self._epochs], axis=1)
+
+    @cached_property
+    def _inverse(self) -> Array:
+        """Of the covariance of relative deviations."""
+        noise = np.diag([point.variance for point in self.points])
+        process = self.form.scatter**2 * self.form.correlation(self._batches, self._batches)
+        return np.asarray(np.linalg.inv(process + noise), dtype=np.float64)
+
+    @cached_property
+    def _line(self) -> tuple[float, float]:
+        """E_min and the slope, both at least 0, by generalized least squares."""
+        basis = self._basis
+        normal, known = basis.T @ self._inverse @ basis, (basis.T @ self._inverse).sum(axis=1)
+        least, slope = np.linalg.solve(normal, known)
+        if slope < 0:
+            return float(known[0] / normal[0, 0]), 0.0
+        if least < 0:
+            return 0.0, float(known[1] / normal[1, 1])
+        return float(least), float(slope)
+
+
+def law_of(
+    target: str, rows: Sequence[tuple[int, float, float | None, int]], source: str
+) -> EpochsLaw:
+    """Make a law from rows of (batch, mean epochs, standard deviation, runs)."""
+    return EpochsLaw(target, tuple(Point(*row) for row in rows), source)

@@ -1,0 +1,26 @@
+"""The arithmetic that `firecaffe plan` forecasts."""
+
+from typing import Any
+
+import pytest
+
+from firecaffe import plan as firecaffe_plan
+from firecaffe.errors import RecipeError
+from tests.cli.test_plan import RECIPE, plan, planned
+
+
+def test_arithmetic_that_a_device_has_not_is_said() -> None:
+    """A recipe may ask for it, as it is the run that decides; --precision is refused."""
+    words = [str(RECIPE), "--workers", "1", "--cluster", "titan"]
+    (found,) = planned(*words, "--train.autocast", "bfloat16")
+    assert "no rate of bfloat16" in found["assumption"]
+    (found,) = planned(*words)
+    assert "no rate" not in found["assumption"]
+    code, _, err = plan(*words, "--precision", "bf16")
+    assert (code, "has no bfloat16" in err) == (2, True)
+
+
+@pytest.mark.parametrize("word", ["half", 16, ["bf16"]])
+def test_precisions_that_are_none(word: Any) -> None:
+    with pytest.raises(RecipeError, match=r"precision is .*fp32, tf32, fp16, bf16"):
+        firecaffe_plan(model="lenet", workers=1, precision=word)
