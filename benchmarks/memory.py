@@ -151,8 +151,9 @@ def page(out: Path) -> str:
         [
             "# Memory of a worker, forecast and measured",
             "",
-            f"Written by `python -m benchmarks.memory --out MEMORY.jsonl --page …` on "
-            f"{conditions['cpu']}, torch {conditions['torch']}. Largest resident memory of a rank, less a tiny network's "
+            "Written by `python -m benchmarks.memory --out MEMORY.jsonl --page …` on "
+            f"{conditions['cpu']}, torch {conditions['torch']}. Largest resident memory of a rank, "
+            "less a tiny network's "
             f"({base[1] / 1e6:,.0f} MB). With two workers, each has two micro-batches.",
             "",
             f"Ratios {min(ratios):.2f} to {max(ratios):.2f}; error: median {median(errors):.1%}; "

@@ -200,7 +200,7 @@ HEAD = """# Published throughputs, row by row
     python -m benchmarks.published_scaling > benchmarks/results/published_scaling.md
 
 Forecast by `planner.forecast` after `planner.learn_rates`, which is what `plan --runs FILE` does,
-on the files of [families](../published/families). Known are the first one or two rows of each
+on the files of `published/families`. Known are the first one or two rows of each
 training. Errors are of the throughput; medians and ninth deciles in per cent.
 """
 

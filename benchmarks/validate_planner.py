@@ -223,8 +223,8 @@ def families_section() -> str:
         "",
         paragraph(
             f"""Tested: `plan`'s forecast after its rates file is given, as `plan --runs FILE` does.
-            {len(families())} [files](../../benchmarks/published/families) hold a cluster and rows;
-            the first one or two rows of each training are known, the others forecast
+            {len(families())} files ([one](../../benchmarks/published/families/mxnet-k80.toml)) hold
+            rows; the first one or two of each training are known, the others forecast
             ([row by row](../../benchmarks/results/published_scaling.md)). *linear*: the first row
             times the devices. *a + b lg p*: the step's time through the first two rows. Cells are
             the median error and the ninth decile, in per cent."""
