@@ -206,11 +206,12 @@ training. Errors are of the throughput; medians and ninth deciles in per cent.
 
 FITTED = """## How the usual values were found
 
-`planner.learn_rates.USUAL` has ten fitted numbers: nine by a search over all rows below, for the
-highest density of a t distribution with 4 degrees of freedom at the errors, where a source weighs
-as the root of its rows; and the width of bands, by their coverage. The form (exchanges that slow
-down computing, a scale for each link, a scatter for each training) was chosen after seeing these
-errors. With each source left out, the search is made again without it and the band left as it is:
+`planner.learn_rates.USUAL` has ten fitted numbers. Nine are by a search over all rows below but
+those of firecaffe-titan, which was added afterwards. It seeks the highest density of a t
+distribution with 4 degrees of freedom at the errors; a source weighs as the root of its rows. The
+tenth is the width of bands, by their coverage. The form (exchanges that slow down computing, a
+scale for each link, a scatter for each training) was chosen after seeing these errors. With each
+source left out, the search is made again without it and the band left as it is:
 """
 
 

@@ -48,6 +48,8 @@ STEP = 0.05
 """Of a logarithm, for a slope."""
 
 KNOWN = (1, 2)
+NOT_FITTED = ("firecaffe-titan",)
+"""Families by which the values are judged alone."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,8 @@ class Judge:
         self._seen: dict[tuple[float, ...], Errors] = {}
         self._priced = []
         for rates, cluster in families():
+            if rates.name in NOT_FITTED:
+                continue
             trainings = [first_rows(training, 1) for training in rates.trainings]
             self._priced.append((rates, cluster, trainings, priced_rows(cluster, trainings)))
 

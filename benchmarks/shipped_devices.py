@@ -7,24 +7,17 @@ of one worker, by the function that it calls (`planner.forecast.forecast`), with
 
 import argparse
 import re
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 
 from benchmarks.paragraph import paragraph
 from benchmarks.published_scaling import families
 from firecaffe.models import MODELS
-from firecaffe.models.config import ModelConfig
-from firecaffe.planner.cluster import Cluster, load_cluster
+from firecaffe.planner.cluster import Cluster
 from firecaffe.planner.forecast import forecast
 from firecaffe.planner.library_rates import FILE
-from firecaffe.planner.of_recipe import workload_of_model
-from firecaffe.planner.published_epochs import IMAGENET_IMAGES
 from firecaffe.planner.workload import Workload
-
-PUBLISHED = Path(__file__).parent / "published" / "scaling.toml"
 
 
 @dataclass(frozen=True)
@@ -49,14 +42,8 @@ class Alone:
         return self.low_per_s <= self.published_per_s <= self.high_per_s
 
 
-def read_alone(path: Path) -> Iterator[Alone]:
-    """Rates of one device: of the file's runs, and of families, for networks that are ours."""
-    tables = tomllib.loads(path.read_text("utf-8"))
-    for table in tables["run"]:
-        first = table["alone"]
-        per_s = first["epochs"] * IMAGENET_IMAGES / (first["hours"] * 3600)
-        work = workload_of_model(ModelConfig(table["net"]), None, first["batch"], first["batch"])
-        yield _alone(load_cluster(table["cluster"]), work, "FireCaffe", per_s)
+def read_alone() -> Iterator[Alone]:
+    """Rates of one device in the published families, for networks that are ours."""
     for rates, cluster in families():
         for training in rates.trainings:
             first = training.rows[0]
@@ -86,7 +73,7 @@ def num_fitted() -> int:
     return int(numbers[1])
 
 
-def rows_page(path: Path) -> str:
+def rows_page() -> str:
     """Make the record: a line for each rate."""
     lines = [
         "# Data sheets against published rates of one device",
@@ -99,15 +86,15 @@ def rows_page(path: Path) -> str:
             f"| {row.device} | {row.source} | {row.net} | {row.batch} "
             f"| {row.published_per_s:,.4g} | "
             f"{row.forecast_per_s:,.4g} | {row.error:+.0%} | {'yes' if row.is_in_band else 'no'} |"
-            for row in read_alone(path)
+            for row in read_alone()
         ),
     ]
     return "\n".join(lines) + "\n"
 
 
-def page(path: Path) -> tuple[str, list[float], int]:
+def page() -> tuple[str, list[float], int]:
     """The section of the page, the errors, and how many rates lie outside their band."""
-    rows = list(read_alone(path))
+    rows = list(read_alone())
     outside = sum(not row.is_in_band for row in rows)
     lines = [
         "## Single devices, shipped files",
@@ -134,4 +121,4 @@ def page(path: Path) -> tuple[str, list[float], int]:
 
 if __name__ == "__main__":
     argparse.ArgumentParser(allow_abbrev=False, description=__doc__).parse_args()
-    print(rows_page(PUBLISHED), end="")
+    print(rows_page(), end="")

@@ -181,7 +181,8 @@ class Learned:
         )
 
     def _link(self, link: Link, level: int, exchanges: Iterable[str]) -> Link:
-        efficiency = dict.fromkeys(exchanges, 1 / self.figures.exchange(level))
+        scale = self.figures.exchange(level)
+        efficiency = {name: link.efficiency.get(name, 1.0) / scale for name in exchanges}
         return replace(
             link,
             efficiency={**link.efficiency, **efficiency},

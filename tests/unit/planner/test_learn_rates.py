@@ -85,6 +85,15 @@ def test_a_band_is_never_without_width(tmp_path: Path) -> None:
         assert said.step_high_s / said.step_low_s > 1.02
 
 
+def test_what_a_file_measured_of_its_links_is_scaled_too() -> None:
+    half = replace(
+        DGX, links=tuple(replace(link, efficiency={"native": 0.5}) for link in DGX.links)
+    )
+    learned = learn_rates(half, with_rates(Figures((1.0, 1.0), (1.0, 1.0), (1.0,) * 3, 1, 1, 1), 1))
+    for level, link in enumerate(learned.whole().links):
+        assert link.efficiency["native"] == pytest.approx(0.5 / learned.figures.exchange(level))
+
+
 def test_gradients_of_two_bytes_travel_in_half_the_time() -> None:
     large = NETS[1]
     row = large.rows[-1]
