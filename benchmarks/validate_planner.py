@@ -222,8 +222,8 @@ def families_section() -> str:
         "## Published throughputs",
         "",
         paragraph(
-            f"""Tested: the forecast of `plan --runs FILE`. {len(families())} files hold rows; the first
-            one or two of each training are known, the others forecast
+            f"""Tested: the forecast of `plan --runs FILE`. {len(families())} files hold rows; the
+            first one or two of each training are known, the others forecast
             ([row by row](../../benchmarks/results/published_scaling.md)). *linear*: the first row
             times the devices. *a + b lg p*: the step's time through the first two rows. Cells are
             the median error and the ninth decile, in per cent."""
