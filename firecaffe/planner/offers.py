@@ -11,6 +11,9 @@ USUAL_GBIT_PER_S = (1.0, 10.0, 25.0, 100.0)
 MOST_GBIT_PER_S = 10_000.0
 """800 is the fastest port of today (IEEE 802.3df)."""
 
+MOST_PER_NODE = 1_024
+"""Far more than any node has."""
+
 PAYLOAD = 1448 / 1514
 """TCP's share of a frame's bytes."""
 

@@ -37,6 +37,7 @@ LINES = {
     ],
     "plan RECIPE": ["--workers"],
     "plan --model lenet": ["--workers", "--global-batch-size", "--micro-batch-size"],
+    "plan --model lenet --device a100": ["--per-node", "--links", "--workers"],
     "check": ["--nproc-per-node", "--master-port", "--nnodes"],
     "profile lenet": ["--batch-size", "--input=1x28x", "--input"],
     "profile lenet --parallel": ["--batch-size", "--workers"],
