@@ -97,7 +97,7 @@ def page() -> tuple[str, list[float], int]:
     rows = list(read_alone())
     outside = sum(not row.is_in_band for row in rows)
     lines = [
-        "## Single devices, shipped files",
+        "## Single devices by data sheet",
         "",
         paragraph(
             """Tested: `firecaffe plan` for one worker, from data sheets and the rates of

@@ -45,8 +45,8 @@ How `firecaffe plan` forecasts a step's time, and how far off it was.
 
 ## Summary
 
-**Shipped cluster files miss single devices**: the median error is {alone:.0%}, and {outside} of
-{num_alone} rates lie outside the band. With files that `firecaffe check` measured on emulated
+**Single devices by data sheet**: the median error is {alone:.0%}, and {outside} of {num_alone}
+rates lie outside the band. With files that `firecaffe check` measured on emulated
 hosts, steps are at most {trained:.1%} off.
 [Split layers](../../benchmarks/results/forecast_layouts.md) and
 [stages](../../benchmarks/results/pipeline.md) have their own records. Rows that do not name `plan`
@@ -76,11 +76,10 @@ error of the section's null model on the same rows.
   for the largest of P normal times.
 - **Others.** Memory is counted for the fullest worker. Failures follow Daly's formula. Epochs
   follow [a law](../../benchmarks/results/epochs_law.md) of published points or of `--epochs`.
-- **Bands.** Compute times may be off by the device's `error` and exchange times by the link's, both
-  to the same side.
+- **Bands.** Compute times may be off by the device's `error`, exchange times by the link's, all to
+  the same side.
 
-Left out: other users of the network, and a GPU's clock. Turns at a port were not compared with
-InfiniBand, NVLink or NCCL.
+Left out: other users of the network, and a GPU's clock.
 """
 
 
@@ -118,7 +117,7 @@ def make_page(published: Path) -> str:
     trained, trained_errors = trainings_section()
     form = validate_emulated.BY_HAND
     rows = [
-        Record("single devices, shipped files", "`plan`", alone_errors, None, fitted),
+        Record("single devices, data sheets", "`plan`", alone_errors, None, fitted),
         Record(
             "one weird trick, speedups",
             "`plan --ways`",

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from firecaffe.api.answer import Answer
 from firecaffe.api.argument_checks import commas, paths_of, refuse_beside
-from firecaffe.api.cluster_file import check_cluster_file
+from firecaffe.api.cluster_file import check_cluster_file, write_cluster
 from firecaffe.api.console import UNCUT_WIDTH, check_target
 from firecaffe.api.picture import check_picture
 from firecaffe.api.plan_clusters import USUAL_CLUSTER, clusters_of
@@ -224,8 +224,15 @@ def plan(
     numbers, shared = commas("workers", workers), commas("ways", ways)
     if device:
         beside = {"modes": modes, "ways": ways, "draw": draw, "fcz": fcz, "all": all, "runs": runs}
-        refuse_beside(option("device"), write=write, **beside)
-    clusters = clusters_of(cluster, device, links, per_node)
+        refuse_beside(option("device"), write=write, measure=measure, **beside)
+    if measure:
+        beside = {"precision": precision, "channels_last": channels_last, "runs": runs}
+        refuse_beside(option("measure"), write=write, **beside)
+    if html:
+        refuse_beside(option("html"), compare=compare)
+    clusters, learned = clusters_of(cluster, device, links, per_node), list[str]()
+    if runs or write:
+        clusters[0], learned = learn_from(clusters, paths_of("runs", runs), trust_code)
     check_precision(precision, clusters)
     law = own_law(epochs)
 
@@ -246,16 +253,15 @@ def plan(
         path = "recipe" if isinstance(recipe, Recipe) else str(recipe)
         works = {name or path: work_of(checked, chosen)}
         used = _compressors(compressors, checked.exchange.compressor)
-    learned: list[str] = []
     if measure:
-        beside = {"precision": precision, "channels_last": channels_last, "runs": runs}
-        clusters, learned = _measure(checked, clusters, **beside, write=write)
-    if runs or write:
-        clusters[0], learned = learn_from(clusters, paths_of("runs", runs), write, trust_code)
+        clusters, learned = _measure(checked, clusters)
     names = _exchanges(commas("exchanges", exchanges))
     asked = Asked(numbers, names, used, modes, shared, draw)
     transfer = transfer_of(Path(fcz)) if fcz else None
     plans = [_plan(key, work, on, asked) for key, work in works.items() for on in clusters]
+    if write:
+        write_cluster(Path(write), replace(clusters[0], name=Path(write).stem))
+        learned.append(f"wrote {write}")
     if plot:
         draw_plot(Path(plot), [(f"{p.name} on {p.cluster.name}", p.rows) for p in plans])
     by_work = [(key, work[0], [p for p in plans if p.name == key]) for key, work in works.items()]
@@ -263,7 +269,7 @@ def plan(
         Choice.of(key, work, [(p.cluster, p.rows) for p in own]) for key, work, own in by_work
     ]
     if html:
-        write_page(Path(html), choices, bool(device))
+        write_page(Path(html), choices[0], bool(device))
     return Planned(plans, learned, transfer, all, draw, choices if device else [])
 
 
@@ -309,9 +315,8 @@ def _links(clusters: Sequence[Cluster]) -> dict[str, float]:
 
 
 def _measure(
-    recipe: CheckedRecipe | None, clusters: Sequence[Cluster], **beside: Any
+    recipe: CheckedRecipe | None, clusters: Sequence[Cluster]
 ) -> tuple[list[Cluster], list[str]]:
-    refuse_beside(option("measure"), **beside)
     if recipe is None:
         raise RecipeError(
             f"{option('measure')} goes with a recipe; firecaffe bench step "

@@ -11,10 +11,8 @@ from markupsafe import Markup
 from firecaffe.api.plan_grid import page_values
 from firecaffe.api.plan_links import Choice
 from firecaffe.api.plan_tables import assumptions
-from firecaffe.errors import RecipeError
 from firecaffe.files import write_atomically
 from firecaffe.planner.advice import paragraph
-from firecaffe.resume_advice import option
 
 AXES = {
     "link": ("Link", "links"),
@@ -25,14 +23,8 @@ AXES = {
 """The sliders: by id, the label and the list of its values."""
 
 
-def write_page(path: Path, choices: Sequence[Choice], is_offered: bool) -> None:
-    """Write the page of one training. is_offered: whether the clusters are links of one device.
-
-    Raises: RecipeError if there are two trainings.
-    """
-    if len(choices) != 1:
-        raise RecipeError(f"{option('html')} shows one training; found {len(choices)}")
-    (choice,) = choices
+def write_page(path: Path, choice: Choice, is_offered: bool) -> None:
+    """Write the page of a training. is_offered: whether the clusters are links of one device."""
     if is_offered:
         link = choice.number_for(len(choice.workers) - 1)
         text = page(choice, link, choice.sentences, choice.assumptions)

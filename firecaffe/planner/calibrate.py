@@ -143,12 +143,8 @@ def learn(
     """
     runs = [_read(folder, trust_code) for folder in folders]
     rows = _rows(runs, cluster)
-    new = {(row.model, row.autocast, row.micro_batch_size) for row in rows}
-    kept = [
-        row
-        for row in cluster.device.measured
-        if (row.model, row.autocast, row.micro_batch_size) not in new
-    ]
+    new = {_condition(row) for row in rows}
+    kept = [row for row in cluster.device.measured if _condition(row) not in new]
     device = replace(cluster.device, measured=(*kept, *rows))
     scatter = [
         run.parts["stragglers_s"]
@@ -176,6 +172,10 @@ def learn(
         learned, line = _with_link(learned, level, level_runs)
         said.append(line)
     return learned, said
+
+
+def _condition(row: MeasuredStep) -> tuple[str, str, bool, int]:
+    return row.model, row.autocast, row.tf32, row.micro_batch_size
 
 
 def _read(folder: Path, trust_code: bool) -> FinishedRun:

@@ -87,6 +87,8 @@ class Link:
     memory_bytes_per_s: Amount = 0.0
     """Rate of each rank, all at once, in shared memory; 0: none or unknown. Innermost link only."""
     error: Amount = 0.15
+    exchange_scale: Rate = 1.0
+    """Time of exchanges whose outermost link it is, over what the other figures say."""
     efficiency: dict[str, Rate] = field(default_factory=dict, hash=False)
     """Predicted over measured time of exchanges that were measured."""
 

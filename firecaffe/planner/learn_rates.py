@@ -8,7 +8,7 @@ are known draw them away from the usual value as far as they tell of them: the l
 a log-normal model, with its covariance for the bands.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import exp, hypot, log, sqrt
 
@@ -159,10 +159,7 @@ class Learned:
             slowdown_error=exp(self._spread(-2)) - 1,
             measured=tuple(self._measured(number) for number in numbers),
         )
-        exchanges = {self.trainings[number].exchange for number in numbers}
-        links = tuple(
-            self._link(link, level, exchanges) for level, link in enumerate(self.cluster.links)
-        )
+        links = tuple(self._link(link, level) for level, link in enumerate(self.cluster.links))
         return replace(self.cluster, device=device, links=links)
 
     def _measured(self, number: int) -> MeasuredStep:
@@ -180,12 +177,10 @@ class Learned:
             error=hypot(self._spread(number), self.usual.band * FOUR_FIFTHS * self.usual.residual),
         )
 
-    def _link(self, link: Link, level: int, exchanges: Iterable[str]) -> Link:
-        scale = self.figures.exchange(level)
-        efficiency = {name: link.efficiency.get(name, 1.0) / scale for name in exchanges}
+    def _link(self, link: Link, level: int) -> Link:
         return replace(
             link,
-            efficiency={**link.efficiency, **efficiency},
+            exchange_scale=link.exchange_scale * self.figures.exchange(level),
             error=self._spread(2 * len(self.trainings) + level, -3),
         )
 

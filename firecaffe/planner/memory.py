@@ -53,14 +53,17 @@ def usual_micro_batch(workload: Workload, device: Device) -> int:
 
 
 def on_device(parts: dict[str, float], device: Device) -> dict[str, float]:
-    """Add what the device's allocator takes; one of GPUs has hardly any."""
-    of_gpu = device.library.startswith("cudnn")
-    slack = 0.0 if of_gpu else SLACK * (parts["activations"] + parts["backward"])
+    """Add what the device's allocator takes; that of GPUs is assumed to take nothing."""
+    slack = 0.0 if _is_gpu(device) else SLACK * (parts["activations"] + parts["backward"])
     return parts | {"allocator": slack}
 
 
 def most_micro_batch(device: Device) -> int:
-    return MOST_MICRO_BATCH if device.library.startswith("cudnn") else MOST_OF_CORES
+    return MOST_MICRO_BATCH if _is_gpu(device) else MOST_OF_CORES
+
+
+def _is_gpu(device: Device) -> bool:
+    return device.library.startswith("cudnn")
 
 
 def memory_bytes(
@@ -74,8 +77,7 @@ def memory_bytes(
     micro-batch, until all are put into buckets. "sums" are nodes of the micro-batch tree that wait
     for neighbors, at most one on each level. "buckets" is what arrives of the largest one; in
     shared memory, the parts that this worker sums. "optimizer" is the largest shard, if workers
-    update shards. For saving, updating and evaluating
-    see `beside_micro_batch`.
+    update shards. For saving, updating and evaluating see `beside_micro_batch`.
     """
     weights = float(workload.parameter_bytes)
     share = -(-workload.num_micro_batches // world_size)

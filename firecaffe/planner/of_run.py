@@ -78,7 +78,9 @@ class PlannedRun:
 
 
 @dataclass(frozen=True)
-class KeptForecast:
+class FirstForecast:
+    """A forecast from before the first step, with all that can replace it."""
+
     folder: Path
     run: PlannedRun
     cluster: Cluster
@@ -101,8 +103,8 @@ class KeptForecast:
             if refined is None:
                 return ""
             write_json(self.folder / FORECAST, {**self.row, "refined": refined})
-        except (FirecaffeError, ValueError, OSError):  # the training goes on in any case
-            return ""
+        except (FirecaffeError, ValueError, OSError) as error:  # the training goes on in any case
+            return f"the forecast from before the first step stays: {error}"
         return (
             f"forecast {_band(self.row)}; with compute measured in steps {measured.first_step} to "
             f"{measured.last_step}: {_band(refined)}"
@@ -161,7 +163,7 @@ def write_forecast(
     algorithm: str,
     rounds: Rounds | None = None,
     chosen: Mapping[str, str] | None = None,
-) -> tuple[list[str], KeptForecast | None]:
+) -> tuple[list[str], FirstForecast | None]:
     """Write the forecast to the run's folder; returns lines about it, and what can refine it.
 
     Several hosts without GPUs or a cluster file have none, as their link is unknown. Arguments: see
@@ -187,7 +189,7 @@ def write_forecast(
     lines = [
         line + ("; without the time that the data take" if predicted["is_without_data"] else "")
     ]
-    return lines, KeptForecast(folder, run, cluster, predicted)
+    return lines, FirstForecast(folder, run, cluster, predicted)
 
 
 def _cores() -> int:

@@ -27,12 +27,14 @@ def in_precision(work: "Workload", word: str, channels_last: bool = False) -> "W
     return replace(work, autocast=dtype if half else "none", tf32=dtype == TF32)
 
 
-def check_precision(word: str, clusters: Sequence[Cluster]) -> None:
-    """Raise RecipeError for an unknown word, or a cluster whose device has no such arithmetic."""
+def check_precision(word: str, clusters: Sequence[Cluster], named: str = "") -> None:
+    """Raise RecipeError for an unknown word, or a cluster whose device has no such arithmetic.
+
+    named: what the word is called; without it the option.
+    """
+    named = named or option("precision")
     if word not in ("", *PRECISIONS):
-        raise RecipeError(
-            f"{option('precision')} is {shown(word)}; it must be one of {', '.join(PRECISIONS)}"
-        )
+        raise RecipeError(f"{named} is {shown(word)}; it must be one of {', '.join(PRECISIONS)}")
     dtype = PRECISIONS.get(word, FLOAT32)
     half = ("float16", "bfloat16")
     wanted = half if dtype in half else (dtype,)
@@ -40,7 +42,7 @@ def check_precision(word: str, clusters: Sequence[Cluster]) -> None:
         peaks = cluster.device.peak_flops
         if not any(name in peaks for name in wanted):
             raise RecipeError(
-                f"{option('precision')} is {word}, but {cluster.name}'s device has no {dtype}; "
+                f"{named} is {word}, but {cluster.name}'s device has no {dtype}; "
                 f"its file (device.peak_flops) has {', '.join(peaks)}"
             )
 

@@ -102,12 +102,12 @@ class Prices:
 
     def _exact_s(self, num_elements: int) -> float:
         if num_elements not in self._at:
-            self._at[num_elements] = self._price_s(num_elements) / self._efficiency()
+            self._at[num_elements] = self._price_s(num_elements) * self._correction()
         return self._at[num_elements]
 
-    def _efficiency(self) -> float:
+    def _correction(self) -> float:
         outermost = self.network.links[self.network.level(0, self.network.world_size - 1)]
-        return outermost.efficiency.get(self.algorithm, 1.0)
+        return outermost.exchange_scale / outermost.efficiency.get(self.algorithm, 1.0)
 
     def _price_s(self, num_elements: int) -> float:
         network = self.network

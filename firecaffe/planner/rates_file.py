@@ -26,13 +26,13 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from firecaffe.errors import RecipeError
-from firecaffe.exchange import NATIVE
+from firecaffe.exchange import NATIVE, find_schedule
 from firecaffe.models.config import ModelConfig
 from firecaffe.planner.cluster import Cluster, Number, Rate, Some, load_cluster, shipped
 from firecaffe.planner.of_recipe import workload_of_model
-from firecaffe.planner.precision import PRECISIONS, in_precision
+from firecaffe.planner.precision import check_precision, in_precision
 from firecaffe.planner.workload import LayerWork, Workload, images_of
-from firecaffe.schema import check_known, checked, parse_toml, read_file
+from firecaffe.schema import Amount, check_known, checked, parse_toml, read_file
 
 MOST_BYTES = 1_000_000
 
@@ -57,7 +57,7 @@ class RatedTraining:
     batch: Some
     model: str = ""
     args: dict[str, Any] = field(default_factory=dict, hash=False)
-    parameters: float = 0.0
+    parameters: Amount = 0.0
     """Of a network that is not ours."""
     layers: Number = 0
     precision: str = "fp32"
@@ -110,7 +110,10 @@ def load_rates(path: Path) -> tuple[RatesFile, Cluster]:
     except ValueError as error:
         raise RecipeError(f"{path}: {error}") from error
     place = rates.cluster if rates.cluster in shipped() else str(path.parent / rates.cluster)
-    return rates, load_cluster(place)
+    cluster = load_cluster(place)
+    for training in rates.trainings:
+        check_precision(training.precision, [cluster], f"{path}: precision of {training.model}")
+    return rates, cluster
 
 
 def _check(training: RatedTraining) -> None:
@@ -119,11 +122,10 @@ def _check(training: RatedTraining) -> None:
         raise ValueError("a training has no model; name one, or what a network of others is called")
     if bool(training.parameters) != bool(training.layers):
         raise ValueError(f"{label}: parameters and layers come together, for a network of others")
-    if training.precision not in PRECISIONS:
-        known = ", ".join(PRECISIONS)
-        raise ValueError(f"{label}: precision is {training.precision!r}; it must be one of {known}")
     if not any(row.fit for row in training.rows):
-        raise ValueError(f"{label}: no row has fit = true; the row of the fewest devices needs it")
+        raise ValueError(f"{label}: no row has fit = true; mark the rows that correct the forecast")
+    if training.exchange != NATIVE:
+        find_schedule(training.exchange)  # raises ValueError for an unknown one
 
 
 @lru_cache(maxsize=64)

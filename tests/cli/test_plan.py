@@ -179,6 +179,11 @@ def test_a_plan_takes_the_recipe_s_compressor_or_those_asked_for() -> None:
         ([*ALEXNET, "--device", "a100", "--links", "fast"], "--links is 'fast'; it must be rates"),
         ([*ALEXNET, "--links", "10"], "--links has no effect beside a cluster"),
         ([*ALEXNET, "--device", "a100", "--all"], "--all has no effect beside --device"),
+        ([str(RECIPE), "--device", "a100", "--measure"], "--measure has no effect beside --device"),
+        (
+            ["--compare", str(RECIPE), str(RECIPE), "--html", "plan.html"],
+            "--compare has no effect beside --html",
+        ),
         ([str(RECIPE), "--epochs", "64=10"], "--epochs: 1 batch with known epochs"),
         ([str(RECIPE), "--epochs", "64:10,128:11"], "must be batches and their epochs"),
         ([str(RECIPE), "--ways", "columns"], "--ways: no 'columns'; there are all, data,"),

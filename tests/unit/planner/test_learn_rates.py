@@ -85,13 +85,14 @@ def test_a_band_is_never_without_width(tmp_path: Path) -> None:
         assert said.step_high_s / said.step_low_s > 1.02
 
 
-def test_what_a_file_measured_of_its_links_is_scaled_too() -> None:
-    half = replace(
-        DGX, links=tuple(replace(link, efficiency={"native": 0.5}) for link in DGX.links)
-    )
-    learned = learn_rates(half, with_rates(Figures((1.0, 1.0), (1.0, 1.0), (1.0,) * 3, 1, 1, 1), 1))
-    for level, link in enumerate(learned.whole().links):
-        assert link.efficiency["native"] == pytest.approx(0.5 / learned.figures.exchange(level))
+def test_every_exchange_over_a_link_is_scaled_and_not_the_one_alone_that_rates_know() -> None:
+    true = Figures((1.0, 1.0), (1.0, 1.0), (1.0, 1.0, 1.0), 1.4, 1.7, 0.04)
+    learned = learn_rates(DGX, with_rates(true, 1))
+    whole, large = learned.whole(), NETS[1]
+    work = large.workload(large.rows[-1])
+    for exchange in ("native", "tree", "ring"):
+        before, after = (forecast(work, on, 64, exchange).exchange_s for on in (DGX, whole))
+        assert after == pytest.approx(before * learned.figures.exchange(2))
 
 
 def test_gradients_of_two_bytes_travel_in_half_the_time() -> None:
@@ -115,6 +116,9 @@ def test_gradients_of_two_bytes_travel_in_half_the_time() -> None:
         ("batch = 64", "batch = 0", "batch"),
         ("batch = 64", 'batch = 64\nprecision = "fp8"', "precision"),
         ("batch = 64", "batch = 64\nbach = 2", "bach"),
+        ("batch = 64", 'batch = 64\nprecision = "tf32"', "has no tf32"),
+        ("batch = 64", 'batch = 64\nexchange = "rign"', "rign"),
+        ('model = "resnet50"', 'model = "x"\nparameters = -1.0\nlayers = 2', "parameters"),
         ('cluster = "dgx1-p100"', 'cluster = "none.toml"', "none.toml"),
         ("per_s = 219.0", "per_s = -1.0", "per_s"),
         ("[[trainings]]", "[[trainings", "TOML"),

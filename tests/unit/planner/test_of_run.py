@@ -20,7 +20,7 @@ from firecaffe.planner.cluster import Cluster, load_cluster
 from firecaffe.planner.forecast import forecast
 from firecaffe.planner.of_parallel import OwnLayout, forecast_parallel
 from firecaffe.planner.of_recipe import workload_of
-from firecaffe.planner.of_run import KeptForecast, write_forecast
+from firecaffe.planner.of_run import FirstForecast, write_forecast
 from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.recipe.sections import Recipe
@@ -48,7 +48,7 @@ def kept(
     rounds: Rounds | None = None,
     chosen: dict[str, str] | None = None,
     **sections: Any,
-) -> KeptForecast:
+) -> FirstForecast:
     write_cluster(folder / "wrong.toml", cluster)
     run = RunConfig(cluster=str(folder / "wrong.toml"))
     recipe = check_recipe(replace(RECIPE, run=run, **sections))
@@ -73,7 +73,7 @@ def series(micro_batches: int, growth: float = 0.0, **others: Any) -> list[dict[
     ]
 
 
-def refined(found: KeptForecast, rows: list[dict[str, Any]]) -> dict[str, Any]:
+def refined(found: FirstForecast, rows: list[dict[str, Any]]) -> dict[str, Any]:
     assert found.refine(rows)
     row: dict[str, Any] = json.loads((found.folder / "forecast.json").read_text())["refined"]
     return row
