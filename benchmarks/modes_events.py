@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from firecaffe.synchrony.clock import Costs, SimulatedClock
+from firecaffe.planner.served_clock import Costs, ServedClock
 from firecaffe.synchrony.config import SynchronyConfig
 from firecaffe.synchrony.events import Event, Pull, Push
 from firecaffe.synchrony.leaf_queue import Leaf, Leaves
@@ -74,7 +74,7 @@ def simulated(
         own = took_s[learner % len(took_s)]
         return own[count % len(own)] + late_s(leaf_of[learner])
 
-    clock = SimulatedClock(policy, seconds, costs)
+    clock = ServedClock(policy, seconds, costs)
     with suppress(IndexError):  # all are done
         while True:
             event = clock.next()

@@ -17,20 +17,26 @@ from benchmarks.namespaces import ClusterError, ClusterUnavailableError, is_left
 VERSION_1 = Path("/sys/fs/cgroup/cpu")
 VERSION_2 = Path("/sys/fs/cgroup")
 
-PERIOD_US = 5000
-"""In which a group has its share: a rank that has used it up waits for so long at most."""
-LEAST_QUOTA_US = 1000
-"""Of a period, by the kernel (min_cfs_quota_period)."""
+LEAST_US = 1000
+"""Of a period, and of a group's time in it, by the kernel (min_cfs_quota_period)."""
+LONGEST_US = 10_000
+"""Of a period. A rank that has used its time up waits to the end of it, with its messages."""
 
 
 def check_share(processors: float) -> None:
     """Raises: ClusterError for so many processors a host as the kernel cannot give."""
-    least = LEAST_QUOTA_US / PERIOD_US
+    least = LEAST_US / LONGEST_US
     if not processors >= least:
         raise ClusterError(
             f"{processors:g} processors for each host; {least:g} is the least share that can be "
             "given (take fewer hosts, or no shares)"
         )
+
+
+def quota_of(processors: float) -> tuple[int, int]:
+    """Return microseconds of processor time, and the shortest period that has so many of them."""
+    quota_us = max(LEAST_US, round(processors * LEAST_US))
+    return quota_us, round(quota_us / processors)
 
 
 class Shares:
@@ -46,15 +52,15 @@ class Shares:
             parent = _parent()
             _remove_leftovers(parent)
             for name, own in zip(names, processors, strict=True):
-                quota_us = round(own * PERIOD_US)
+                quota_us, period_us = quota_of(own)
                 folder = parent / name
                 folder.mkdir()
                 self._folders.append(folder)
                 if parent == VERSION_1:
-                    (folder / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+                    (folder / "cpu.cfs_period_us").write_text(str(period_us))
                     (folder / "cpu.cfs_quota_us").write_text(str(quota_us))
                 else:
-                    (folder / "cpu.max").write_text(f"{quota_us} {PERIOD_US}")
+                    (folder / "cpu.max").write_text(f"{quota_us} {period_us}")
         except OSError as error:
             self.remove()
             raise ClusterUnavailableError(f"processors cannot be shared out: {error}") from error

@@ -15,6 +15,7 @@ import torch
 from firecaffe.api.console import make_console
 from firecaffe.cluster.agree import agree, gather_text
 from firecaffe.cluster.world import TIMEOUT_S, World, join
+from firecaffe.measure.encoded_sum import make_encoders
 from firecaffe.measure.exchange_times import time_exchanges
 from firecaffe.measure.found_cluster import MeasuredCluster
 from firecaffe.measure.inventory import inventory_of
@@ -25,12 +26,16 @@ from firecaffe.measure.step_times import (
     time_steps,
     time_steps_beside_exchange,
 )
+from firecaffe.planner.codec_cost import MEASURED
 from firecaffe.recipe.checked_recipe import CheckedRecipe
 from firecaffe.recipe.parallel import layout_of
 from firecaffe.runs.environment import cpu_name
 from firecaffe.transport.local_ranks import LocalRanks, meet_local_ranks
 
-EXCHANGES = ("tree", "ring", "halving_doubling", "native")
+EXCHANGES = ("tree", "ring", "halving_doubling", "sharded_parameter_server", "native")
+"""The last but one stands for all whose messages go straight to owners: shards, codecs of rows."""
+
+SMALL_BYTES = 4096
 STEP_S = 1.5
 REPETITIONS = 5
 
@@ -154,8 +159,10 @@ def _exchanges(
     names = list(EXCHANGES)
     if recipe is not None and recipe.exchange.algorithm not in (*names, "auto"):
         names.insert(0, recipe.exchange.algorithm)
-    sizes = sorted({max(4, bucket // 16 // 4 * 4), max(4, bucket // 4 * 4)})
-    timings = time_exchanges(world, names, sizes, REPETITIONS, lambda _: None, local, {})
+    sizes = sorted({SMALL_BYTES, max(SMALL_BYTES, bucket // 4 * 4)})
+    codec = "" if recipe is None else recipe.exchange.compressor
+    encoders = make_encoders([codec] if codec in MEASURED else [])
+    timings = time_exchanges(world, names, sizes, REPETITIONS, lambda _: None, local, encoders)
     seconds: dict[str, dict[int, float]] = {}
     for timing in timings:
         seconds.setdefault(timing.algorithm, {})[timing.size_bytes] = timing.time_s

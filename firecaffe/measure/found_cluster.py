@@ -5,8 +5,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
-from firecaffe.exchange import MOST_LANES
+from firecaffe.exchange import MOST_LANES, NATIVE
 from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.exchange.route import find_route
 from firecaffe.measure.device import calibrated
@@ -14,6 +15,7 @@ from firecaffe.measure.ranks_and_links import PairLink, RankFacts
 from firecaffe.measure.step_times import StepTimes
 from firecaffe.planner.calibrate import jitter_of, relative_spread
 from firecaffe.planner.cluster import Cluster, Device, Link, Storage
+from firecaffe.planner.codec_cost import MEASURED, coded_s, share_of_any
 from firecaffe.planner.ports import Network
 from firecaffe.planner.price import Prices, ranks_per_node
 from firecaffe.recipe.checked_recipe import CheckedRecipe
@@ -222,21 +224,46 @@ def _link(name: str, pairs: Sequence[PairLink], group: int) -> Link:
     )
 
 
-def _with_exchanges(cluster: Cluster, measured: MeasuredCluster) -> Cluster:
-    """Add each exchange's efficiency: its time by the links alone over its measured time."""
-    if not measured.exchanges:
+def _with_exchanges(cluster: Cluster, found: MeasuredCluster) -> Cluster:
+    """Add what exchanges tell of the outermost link: a message's time, and their efficiency.
+
+    The smallest exchange has hardly any bytes. So it tells how long a message takes with all that
+    the software does for it, which a round trip of two idle ranks leaves out. An efficiency is the
+    time by the links alone over the measured time, of the largest exchange.
+    """
+    if not found.exchanges:
         return cluster
-    ranks = len(measured.ranks)
+    level = Network(cluster.links, len(found.ranks)).level(0, len(found.ranks) - 1)
+    link = cluster.links[level]
+
+    def with_link(**changes: Any) -> Cluster:
+        links = list(cluster.links)
+        links[level] = dataclasses.replace(link, **changes)
+        return dataclasses.replace(cluster, links=tuple(links))
+
+    twice = with_link(latency_s=2 * link.latency_s)
+    latencies_s = []
+    for name, times in found.exchanges.items():
+        size = min(times)
+        priced_s, more_s = (_priced_s(found, on, name, size) for on in (cluster, twice))
+        if name not in (NATIVE, *MEASURED) and more_s > priced_s:
+            of_messages = (times[size] - priced_s) / (more_s - priced_s)
+            latencies_s.append((1 + of_messages) * link.latency_s)
+    latency_s = max(link.latency_s, median(latencies_s) if latencies_s else 0.0)
+    measured = with_link(latency_s=latency_s)
+    efficiency = {
+        name: _priced_s(found, measured, name, max(times)) / times[max(times)]
+        for name, times in found.exchanges.items()
+    }
+    return with_link(latency_s=latency_s, efficiency=efficiency)
+
+
+def _priced_s(found: MeasuredCluster, cluster: Cluster, name: str, size: int) -> float:
+    ranks, elements = len(found.ranks), [size // BYTES_PER_ELEMENT]
     network = Network(cluster.links, ranks)
+    if name in MEASURED:  # a node of each rank
+        rate = cluster.device.memory_bytes_per_s * cluster.device.efficiency
+        return coded_s(name, share_of_any(name), ranks, network, rate, elements)[0]
     per_node = ranks_per_node(network)
-    efficiency = {}
-    for name, times in measured.exchanges.items():
-        size = max(times)
-        route = find_route(name, None, ranks, per_node, shared_memory=measured.shares_memory)
-        prices = Prices(name, network, across=route.across)
-        priced_s = prices.seconds([size // BYTES_PER_ELEMENT])[0]
-        efficiency[name] = priced_s / times[size]
-    level = network.level(0, network.world_size - 1)
-    links = list(cluster.links)
-    links[level] = dataclasses.replace(links[level], efficiency=efficiency)
-    return dataclasses.replace(cluster, links=tuple(links))
+    route = find_route(name, None, ranks, per_node, shared_memory=found.shares_memory)
+    return Prices(name, network, across=route.across).seconds(elements)[0]

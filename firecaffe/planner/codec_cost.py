@@ -19,22 +19,36 @@ from firecaffe.planner.workload import Workload
 OF_TENSORS = {"one_bit": 1 / 32, "top_k": ENTRY_BYTES / SHARE / BYTES_PER_ELEMENT}
 """Bytes sent by codecs of whole tensors over float32's, without a few values per tensor."""
 
+MEASURED = tuple(name for name in COMPRESSORS if name not in ("threshold", "power_sgd"))
+"""Compressors whose sums of any vector tell of a network's gradients."""
+
 PRICED = tuple(name for name in COMPRESSORS if name != "threshold")
 """Compressors with a price; what `threshold` sends depends on the gradients."""
 
 PASSES = 16
 """Passes over a node's float32 to encode it, to keep what was not sent, and to decode."""
 
+OTHERS_PASSES = 3
+"""Passes to decode a whole tensor of another worker's node, and to add it."""
+
 
 def coded_s(
-    name: str, workload: Workload, network: Network, memory_rate: float, sizes: Sequence[int]
+    name: str,
+    share: float,
+    nodes: int,
+    network: Network,
+    memory_rate: float,
+    sizes: Sequence[int],
 ) -> list[float]:
-    """Seconds for vectors of so many elements. memory_rate: bytes/s that the device reaches."""
-    nodes = num_nodes(workload.num_micro_batches, workload.compressor_level)
+    """Seconds for vectors of so many elements.
+
+    share: bytes of an encoded node over its float32's. nodes: of all workers. memory_rate: bytes/s
+    that the device reaches.
+    """
     local_nodes = -(-nodes // network.world_size)
-    share = sent_share(name, workload)
-    passes_s = [PASSES * local_nodes * BYTES_PER_ELEMENT * size / memory_rate for size in sizes]
+    passes = PASSES * local_nodes
     if isinstance(COMPRESSORS[name], TensorCodec):
+        passes += OTHERS_PASSES * (nodes - local_nodes)
         ring = Prices("ring", network, in_pieces=False)
         wire_s = [time_s / 2 for time_s in ring.seconds([round(nodes * share * n) for n in sizes])]
     else:
@@ -42,7 +56,18 @@ def coded_s(
         out = server.seconds([round(local_nodes * share * n) for n in sizes])
         back = server.seconds([round(share * n) for n in sizes])
         wire_s = [(a + b) / 2 for a, b in zip(out, back, strict=True)]
-    return [a + b for a, b in zip(passes_s, wire_s, strict=True)]
+    outermost = network.link(0, network.world_size - 1)
+    passes_s = [passes * BYTES_PER_ELEMENT * size / memory_rate for size in sizes]
+    slower = 1 / outermost.efficiency.get(name, 1.0)
+    return [slower * (a + b) for a, b in zip(passes_s, wire_s, strict=True)]
+
+
+def coded_gradients_s(
+    name: str, workload: Workload, network: Network, memory_rate: float, sizes: Sequence[int]
+) -> list[float]:
+    """Seconds for buckets of a workload's gradients, of so many elements; as `coded_s`."""
+    nodes = num_nodes(workload.num_micro_batches, workload.compressor_level)
+    return coded_s(name, sent_share(name, workload), nodes, network, memory_rate, sizes)
 
 
 def half_coded_s(size_bytes: float, memory_rate: float) -> float:
@@ -52,13 +77,18 @@ def half_coded_s(size_bytes: float, memory_rate: float) -> float:
 
 def sent_share(name: str, workload: Workload) -> float:
     """Bytes of an encoded node over those of its float32."""
-    codec = COMPRESSORS[name]
-    if isinstance(codec, RowCodec):
-        return codec.row_bytes / (codec.row_elements * BYTES_PER_ELEMENT)
-    if isinstance(codec, LowRank):
+    if isinstance(codec := COMPRESSORS[name], LowRank):
         shapes = [shape for layer in workload.layers for shape in layer.shapes]
         thin = sum(_thin(shape, codec.rank) for shape in shapes)
         return thin * BYTES_PER_ELEMENT / max(1, workload.parameter_bytes)
+    return share_of_any(name)
+
+
+def share_of_any(name: str) -> float:
+    """The same of a codec that sends as much of any network. Raises: KeyError for others."""
+    codec = COMPRESSORS[name]
+    if isinstance(codec, RowCodec):
+        return codec.row_bytes / (codec.row_elements * BYTES_PER_ELEMENT)
     return OF_TENSORS[name]
 
 

@@ -22,10 +22,11 @@ from firecaffe.planner.codec_cost import half_coded_s, sent_share
 from firecaffe.planner.compute_time import data_s, micro_batch, update_s
 from firecaffe.planner.forecast import Forecast, errors_of
 from firecaffe.planner.ports import Network
+from firecaffe.planner.served_clock import ServedClock
 from firecaffe.planner.server_costs import PlannedKeeper, planned_keeper
 from firecaffe.planner.slower_cluster import on_cores
 from firecaffe.planner.workload import Workload
-from firecaffe.synchrony.clock import Seconds, SimulatedClock, seconds_of
+from firecaffe.synchrony.clock import Seconds, seconds_of
 from firecaffe.synchrony.config import (
     ASYNCHRONOUS,
     BACKUP,
@@ -35,7 +36,7 @@ from firecaffe.synchrony.config import (
     STALE,
     SynchronyConfig,
 )
-from firecaffe.synchrony.events import Event, Pull, Push
+from firecaffe.synchrony.events import Event
 from firecaffe.synchrony.leaf_queue import Leaves
 from firecaffe.synchrony.rounds import Rounds, cut_fragments
 from firecaffe.synchrony.server_policies import make_policy
@@ -167,6 +168,7 @@ class _Workers:
         self.took = self._scaled(seconds_of(self.words, SEED))
         if seconds is not None:
             self.took = lambda learner, _: seconds[learner % self.size]
+        self.most_works = most_works
         self.steps = max(1, min(STEPS, most_works // self.leaves))
         network = Network(cluster.links, self.size)
         outermost = network.links[network.level(0, self.size - 1)]
@@ -274,9 +276,10 @@ class _Workers:
 
     def _served(self, name: str, base: Mode | None = None) -> Mode:
         config = replace(self.words, mode=name)
-        plan = Leaves(0, self.steps, self.steps, self.leaves, self.leaves * self.steps)
-        policy = make_policy(config, plan, config.num_learners(self.size))
         keeper = planned_keeper(config, self.size)
+        steps = max(1, min(self.steps, self.most_works // (self.leaves * keeper.messages)))
+        plan = Leaves(0, steps, steps, self.leaves, self.leaves * steps)
+        policy = make_policy(config, plan, config.num_learners(self.size))
         take_s = self.update_s / gradients_per_update(config, self.leaves) + self.half_coded_s
         costs = keeper.costs(self.pull_s, self.push_s, take_s)
         beside_s = keeper.beside_s(self.half_coded_s, self.update_s)
@@ -286,17 +289,15 @@ class _Workers:
             computed.append(self.took(learner, count) + beside_s)
             return computed[-1]
 
-        clock, tally, sent_bytes = SimulatedClock(policy, seconds, costs), Tally(), 0.0
+        clock, tally = ServedClock(policy, seconds, costs), Tally()
         for event in _events(clock):
             tally.take(event)
-            if isinstance(event, Pull | Push) and keeper.is_sent(event.work.learner):
-                is_push = isinstance(event, Push)
-                sent_bytes += self.pushed_bytes if is_push else self.workload.parameter_bytes
-        computed_s = sum(computed) / self.size / self.steps
-        moved = sent_bytes * keeper.part / self.steps
-        step_s = tally.time_s / self.steps
+        sent_bytes = clock.pulls * self.workload.parameter_bytes + clock.pushes * self.pushed_bytes
+        computed_s = sum(computed) / self.size / steps
+        moved = sent_bytes * keeper.part / steps
+        step_s = tally.time_s / steps
         late = tally.mean_staleness
-        dropped = tally.dropped / (self.steps * self.leaves)
+        dropped = tally.dropped / (steps * self.leaves)
         described = self._words(name, keeper)
         return self._mode(name, described, base, step_s, computed_s, moved, late, dropped)
 
@@ -317,7 +318,7 @@ class _Workers:
         return Mode(described, step_s, rate, gain, staleness, dropped, idle, moved, {"mode": mode})
 
 
-def _events(clock: SimulatedClock) -> Iterator[Event]:
+def _events(clock: ServedClock) -> Iterator[Event]:
     with suppress(IndexError):  # all leaves are done
         while True:
             yield clock.next()

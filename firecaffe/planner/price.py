@@ -29,6 +29,8 @@ SIMULATED_RANKS = 16
 MOST_PAIRS = 512
 """The most ranks without whole groups whose pairs are listed; else the sharded server's formula."""
 
+SHARDED = "sharded_parameter_server"
+
 NATIVE_CANDIDATES = ("ring", "halving_doubling")
 """A library's all_reduce is priced as the faster of these, with its additions hidden."""
 
@@ -45,7 +47,7 @@ SIZES = (2**16, 2**20)
 def rounds_only_s(algorithm: str, network: Network, num_elements: int, itemsize: int = 4) -> float:
     """Seconds of rounds one after the other, each as long as its busiest port."""
     is_formula = network.fills_groups or network.world_size > MOST_PAIRS
-    if algorithm == "sharded_parameter_server" and is_formula:
+    if algorithm == SHARDED and is_formula:
         return sharded_s(network, num_elements, itemsize)
     per_node = ranks_per_node(network)
     rounds = like_rounds(algorithm, network.world_size, num_elements, per_node)
@@ -107,7 +109,9 @@ class Prices:
 
     def _correction(self) -> float:
         outermost = self.network.links[self.network.level(0, self.network.world_size - 1)]
-        return outermost.exchange_scale / outermost.efficiency.get(self.algorithm, 1.0)
+        # The messages of `fold` go straight to their receivers, as those of the sharded server do.
+        algorithm = SHARDED if self.algorithm == FOLD else self.algorithm
+        return outermost.exchange_scale / outermost.efficiency.get(algorithm, 1.0)
 
     def _price_s(self, num_elements: int) -> float:
         network = self.network

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from firecaffe.synchrony.clock import Costs
+from firecaffe.planner.served_clock import Costs
 from firecaffe.synchrony.config import SHARDED, SynchronyConfig
 
 
@@ -15,13 +15,15 @@ class PlannedKeeper(Protocol):
     def said(self, codec: str) -> str:
         """Words after the mode's name. codec: of gradients; empty without one."""
 
+    @property
+    def messages(self) -> int:
+        """Messages of a pull or a push."""
+
     def costs(self, pull_s: float, push_s: float, take_s: float) -> Costs:
         """Costs for the simulated clock. take_s: the server's time for a gradient."""
 
     def beside_s(self, coded_s: float, update_s: float) -> float:
         """Seconds that a worker spends on its gradient. coded_s: to encode it."""
-
-    def is_sent(self, learner: int) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,10 @@ class AtFirst:
     def part(self) -> float:
         return 1.0
 
+    @property
+    def messages(self) -> int:
+        return 1
+
     def said(self, codec: str) -> str:
         return f", {codec}" if codec else ""
 
@@ -41,9 +47,6 @@ class AtFirst:
     def beside_s(self, coded_s: float, update_s: float) -> float:
         return coded_s
 
-    def is_sent(self, learner: int) -> bool:
-        return learner % self.size > 0
-
 
 @dataclass(frozen=True)
 class InShards(AtFirst):
@@ -51,14 +54,15 @@ class InShards(AtFirst):
     def part(self) -> float:
         return (self.size - 1) / self.size
 
+    @property
+    def messages(self) -> int:
+        return self.size - 1
+
     def said(self, codec: str) -> str:
         return ", sharded" + super().said(codec)
 
     def costs(self, pull_s: float, push_s: float, take_s: float) -> Costs:
         return Costs(pull_s, push_s, take_s, self.size, is_sharded=True)
-
-    def is_sent(self, learner: int) -> bool:
-        return True
 
 
 @dataclass(frozen=True)

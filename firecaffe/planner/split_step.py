@@ -7,6 +7,7 @@ exchange. Activations move between layers while nobody computes, because the nex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from itertools import chain as joined
 from itertools import groupby, pairwise
 from math import ceil
 
@@ -117,7 +118,8 @@ class SplitCost:
             compute_s=(computed_s + slowed_s - backward_s)
             * slowest_of(self.workers, device.jitter, rounds),
             data_s=rounds * data_s(work, device),
-            activations_s=sum(seconds for seconds, _ in between),
+            activations_s=sum(seconds for seconds, _ in between)
+            + self.meeting_s(layouts, rounds, computed_s),
             exposed_communication_s=exposed_s,
             update_s=update_s(work, device, updated / max(1, work.parameter_bytes)),
             gradients_bytes=sum(
@@ -129,6 +131,23 @@ class SplitCost:
         )
         waits_s = storage_s(work, self.cluster, self.workers, step.step_s)
         return replace(step, data_s=step.data_s + waits_s)
+
+    def meeting_s(self, layouts: Layouts, rounds: int, computed_s: float) -> float:
+        """Seconds for which workers wait for the slowest before they exchange activations.
+
+        computed_s: of a step, in so many rounds. Between two exchanges a worker computes an equal
+        share of a round, whose times vary independently.
+        """
+        pairs = [
+            self.boundary(*pair, self.chain[at + 1].has_input_gradient)
+            for at, both in enumerate(pairwise(layouts))
+            for pair in pairwise(through(*both))
+        ]
+        traffics = joined.from_iterable((*pair.sums, *pair.fetches) for pair in pairs)
+        exchanges = sum(bool(traffic.messages.any()) for traffic in traffics)
+        workers = max(layout.model for layout in layouts)
+        late = slowest_of(workers, self.cluster.device.jitter, 1 / (exchanges + 1)) - 1
+        return exchanges / (exchanges + 1) * computed_s * late
 
     @cached_property
     def in_memory(self) -> int:

@@ -19,7 +19,7 @@ from firecaffe.exchange.route import SCHEDULE, Route, find_route
 from firecaffe.gradients.buckets import cut
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.planner.cluster import Cluster
-from firecaffe.planner.codec_cost import coded_s
+from firecaffe.planner.codec_cost import coded_gradients_s
 from firecaffe.planner.compute_time import MicroBatch, data_s, micro_batch, update_s
 from firecaffe.planner.ports import Network
 from firecaffe.planner.price import Prices, ranks_per_node
@@ -172,7 +172,7 @@ class StepCost:
             elif self.compressor != NO_COMPRESSOR:
                 device = self.cluster.device
                 rate = device.memory_bytes_per_s * device.efficiency
-                taken_s = coded_s(self.compressor, self.workload, network, rate, sizes)
+                taken_s = coded_gradients_s(self.compressor, self.workload, network, rate, sizes)
             else:
                 update = update_of(self.workload, world_size)
                 taken_s = update.sums_s(self.workload, self._prices(network), sizes)

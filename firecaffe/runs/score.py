@@ -38,7 +38,7 @@ LEAST_MISS = 0.05
 
 ADVICE = {
     "compute_s": "a faster device, larger micro-batches, bfloat16 (train.autocast)",
-    "stragglers_s": "mend or leave out the slow rank, which is named above",
+    "stragglers_s": "leave out a rank that is named as slow; without one, larger micro-batches",
     "exchange_s": "another exchange, a compressor, a faster link; see `firecaffe plan`",
     "data_s": "the data set in memory or on faster storage, cheaper augmentation",
     "update_s": "a larger batch, a cheaper solver; between hosts exchange.update_at = shards",
@@ -120,7 +120,8 @@ def score(folder: Path, timings: Rows, explanation: Explanation) -> Score | None
 
 def _part(name: str, forecast: Mapping[str, Any], measured_s: float) -> StepPart:
     if name == "rest_s":
-        return StepPart(name, 0.0, 0.0, 0.0, measured_s)
+        said = forecast.get(name, 0.0)  # of measured steps
+        return StepPart(name, said, said, said, measured_s)
     if name == "stragglers_s":
         said = forecast["stragglers_s"]
         return StepPart(name, said, 0.0, 2 * said, measured_s)
@@ -175,9 +176,11 @@ def causes(measured: Mapping[str, float]) -> list[str]:
     for name in sorted(ADVICE, key=measured.__getitem__, reverse=True):
         gain = measured[name] / step_s if step_s else 0.0
         if name != "compute_s" and gain >= LEAST_GAIN:
+            times = 1 / (1 - min(gain, 0.99))
+            faster = f"{times - 1:.1%} faster" if times < 2 else f"{times:.1f} times as fast"
             lines.append(
-                f"{_title(name)} takes {gain:.1%} of a step; without it the run would be "
-                f"{1 / (1 - min(gain, 0.99)) - 1:.1%} faster: {ADVICE[name]}"
+                f"{_title(name)} takes {gain:.1%} of a step; without it the run would be {faster}: "
+                f"{ADVICE[name]}"
             )
     return lines
 

@@ -203,31 +203,41 @@ class NodeWire:
             vectors = [torch.nn.functional.pad(vector, (0, missing)) for vector in vectors]
         return self._sum(vectors, codec)[:num_elements]
 
-    def gather(self, payloads: list[Tensor]) -> list[Tensor]:
-        """Return all nodes' payloads (uint8, of any length) in node order, from this rank's."""
+    def gather(self, payloads: list[Tensor], equal_lengths: bool = False) -> list[Tensor]:
+        """Return all nodes' payloads (uint8) in node order, from this rank's.
+
+        equal_lengths: whether all nodes' are as long, so that ranks need not tell each other.
+        """
         group = self.world.exchange_group
         if group is None:
             return payloads
         device = payloads[0].device
-        counts = [len(nodes) for nodes in self._nodes_of_rank]
-        own_lengths = torch.zeros(max(counts), dtype=torch.int64, device=device)
-        for index, payload in enumerate(payloads):
-            own_lengths[index] = payload.numel()
-        rows = [torch.empty_like(own_lengths) for _ in counts]
-        with peers_may_be_lost(self.world):
-            dist.all_gather(rows, own_lengths, group=group)
-        lengths = [row[:count].tolist() for row, count in zip(rows, counts, strict=True)]
+        if equal_lengths:
+            lengths = [[payloads[0].numel()] * len(nodes) for nodes in self._nodes_of_rank]
+        else:
+            lengths = self._lengths(payloads)
         longest = max(sum(of_rank) for of_rank in lengths)
         padded = torch.zeros(longest, dtype=torch.uint8, device=device)
         torch.cat(payloads, out=padded[: sum(p.numel() for p in payloads)])
-        gathered = [torch.empty_like(padded) for _ in counts]
-        with peers_may_be_lost(self.world):
-            dist.all_gather(gathered, padded, group=group)
-        # In a ring every rank sends on all but one, all at the length of the longest.
-        sent_bytes = own_lengths.nbytes + padded.nbytes
-        self.world.traffic.add((self.world.world_size - 1) * sent_bytes)
+        gathered = self._all_gather(padded)
         return [
             payload
             for row, of_rank in zip(gathered, lengths, strict=True)
             for payload in row[: sum(of_rank)].split_with_sizes(of_rank)
         ]
+
+    def _lengths(self, payloads: list[Tensor]) -> list[list[int]]:
+        counts = [len(nodes) for nodes in self._nodes_of_rank]
+        own = torch.zeros(max(counts), dtype=torch.int64, device=payloads[0].device)
+        for index, payload in enumerate(payloads):
+            own[index] = payload.numel()
+        rows = self._all_gather(own)
+        return [row[:count].tolist() for row, count in zip(rows, counts, strict=True)]
+
+    def _all_gather(self, vector: Tensor) -> list[Tensor]:
+        """Gather equally long vectors. In a ring every rank sends on all but one of them."""
+        rows = [torch.empty_like(vector) for _ in self._nodes_of_rank]
+        with peers_may_be_lost(self.world):
+            dist.all_gather(rows, vector, group=self.world.exchange_group)
+        self.world.traffic.add((self.world.world_size - 1) * vector.nbytes)
+        return rows

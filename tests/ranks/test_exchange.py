@@ -215,7 +215,10 @@ def over_wire() -> tuple[list[Tensor], list[Tensor], list[list[Tensor]]]:
         return (
             [wire.sum_nodes(vectors(size)) for size in NODE_SIZES],
             [wire.sum_rows(vectors(size), LargestOfRow()) for size in NODE_SIZES],
-            [wire.gather([payload_of(node, n[node]) for node in own]) for n in LENGTHS.values()],
+            [
+                wire.gather([payload_of(node, n[node]) for node in own], len(set(n)) == 1)
+                for n in LENGTHS.values()
+            ],
         )
 
 

@@ -64,7 +64,8 @@ class TensorCompressor:
             self._encode(x.add_(memory), memory, spans)
             for (_, x), memory in zip(nodes, memories, strict=True)
         ]
-        payloads = [split_parts(payload, len(spans)) for payload in wire.gather(encoded)]
+        gathered = wire.gather(encoded, self._codec.has_fixed_length)
+        payloads = [split_parts(payload, len(spans)) for payload in gathered]
         sent_by = dict(nodes)
         total = torch.zeros_like(nodes[0][1])
         for index, (start, stop) in enumerate(spans):

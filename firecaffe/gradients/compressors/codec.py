@@ -82,8 +82,8 @@ class Wire(Protocol):
     def sum_rows(self, vectors: list[Tensor], codec: RowCodec) -> Tensor:
         """Sum vectors that travel encoded: decode(encode(sum of decode(encode(v))))."""
 
-    def gather(self, payloads: list[Tensor]) -> list[Tensor]:
-        """Gather all nodes' payloads (uint8, of any length) in node order."""
+    def gather(self, payloads: list[Tensor], equal_lengths: bool = False) -> list[Tensor]:
+        """Gather all nodes' payloads (uint8) in node order; equal_lengths: all are as long."""
 
 
 class Compressor(Protocol):

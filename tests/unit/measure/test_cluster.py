@@ -9,7 +9,12 @@ import pytest
 from firecaffe.measure.device import within_peak
 from firecaffe.measure.found_cluster import MeasuredCluster, cluster_of, findings, slower
 from firecaffe.measure.ranks_and_links import PairLink, RankFacts, tournament
+from firecaffe.models.config import ModelConfig
 from firecaffe.planner.cluster import load_cluster
+from firecaffe.planner.of_recipe import workload_of_model
+from firecaffe.planner.ports import Network
+from firecaffe.planner.price import Prices
+from firecaffe.planner.step_cost import StepCost
 
 
 @pytest.mark.parametrize("players", range(8))
@@ -69,6 +74,38 @@ def test_the_rate_of_memory_is_in_the_file_if_ranks_share_it() -> None:
         assert found.links[0].memory_bytes_per_s == rate
         if shares:  # 2 MB read and written at 10 GB/s, for 0.4 ms that were measured
             assert found.links[0].efficiency["tree"] == pytest.approx(0.5, rel=1e-3)
+
+
+def test_a_small_exchange_tells_how_long_a_message_takes_and_a_large_one_the_rest() -> None:
+    """Four ranks: the tree is four messages one after the other, the ring six, and each takes a
+    millisecond. With 2 MB the tree takes half as long again as by its messages and bytes.
+    """
+    ranks, small, large = [rank(i) for i in range(4)], 4096, 2_000_000
+    at_once = {"tree": {small: 4e-3}, "ring": {small: 6e-3}, "native": {small: 1.0}}
+    found = cluster_of(MeasuredCluster(ranks, links(4), 1, [], at_once, 0.0), None, "")
+    of_bytes_s = (small + small / 4) / 2 / 2e7  # the ring sends quarters
+    assert found.links[0].latency_s == pytest.approx(1e-3 - of_bytes_s, rel=0.01)
+    by_bytes_s = Prices("tree", Network(found.links, 4)).seconds([large // 4])[0]
+    by_bytes_s *= found.links[0].efficiency["tree"]
+    times = {"tree": {small: 4e-3, large: 1.5 * by_bytes_s}, "ring": {small: 6e-3}}
+    found = cluster_of(MeasuredCluster(ranks, links(4), 1, [], times, 0.0), None, "")
+    assert found.links[0].efficiency["tree"] == pytest.approx(1 / 1.5, rel=0.01)
+    idle = {"tree": {small: 1e-9}}  # no message is faster than a round trip was
+    found = cluster_of(MeasuredCluster(ranks, links(4), 1, [], idle, 0.0), None, "")
+    assert found.links[0].latency_s == links(4)[0].latency_s
+
+
+@pytest.mark.parametrize("codec", ["one_bit", "int8"])
+def test_a_codec_that_was_measured_takes_as_long_in_a_forecast(codec: str) -> None:
+    """A step of four micro-batches has a node of each of four ranks, as the measured sums have."""
+    work = workload_of_model(ModelConfig("lenet"), (1, 28, 28), 64, 16)
+    size = work.parameter_bytes
+    times = {"tree": {4096: 4e-3}, codec: {4096: 1e-3, size: 0.7}}
+    ranks = [rank(i) for i in range(4)]
+    found = cluster_of(MeasuredCluster(ranks, links(4), 1, [], times, 0.0), None, "")
+    one_bucket = replace(work, bucket_bytes=10**9)
+    taken_s = StepCost(one_bucket, found, "tree", codec).step(4).exchange_s
+    assert taken_s == pytest.approx(0.7, rel=0.05)
 
 
 def test_nothing_stands_out_where_all_is_well() -> None:

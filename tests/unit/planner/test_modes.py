@@ -105,19 +105,21 @@ def test_a_codec_shortens_pushes_alone() -> None:
     is with a server in parts, and without a lock nothing is encoded.
     """
 
-    def found(codec: str, **words: Any) -> dict[str, Mode]:
-        return modes(16, cluster(bandwidth=1e6), codec, mode="asynchronous", **words)
+    def found(codec: str, bandwidth: float, **words: Any) -> dict[str, Mode]:
+        return modes(16, cluster(bandwidth), codec, mode="asynchronous", **words)
 
     shares = {"float16": 1 / 2, "int8": 65 / 256, "top_k": 1 / 32}
     for server, name in (("first", "asynchronous"), ("sharded", "asynchronous, sharded")):
-        plain = found("none", server=server)[name]
+        plain, slow = (found("none", rate, server=server)[name] for rate in (1e11, 1e6))
         for codec, share in shares.items():
             if (codec, server) != ("top_k", "sharded"):
-                coded = found(codec, server=server)[f"{name}, {codec}"]
+                coded, faster = (
+                    found(codec, rate, server=server)[f"{name}, {codec}"] for rate in (1e11, 1e6)
+                )
                 expected = (1 + share) / 2 * plain.bytes_per_step
-                assert coded.bytes_per_step == pytest.approx(expected, rel=0.02)
-                assert coded.step_s < plain.step_s or server == "first"
-    assert "asynchronous, no lock" in found("float16", lock="none")
+                assert coded.bytes_per_step == pytest.approx(expected, rel=0.03)
+                assert faster.step_s < slow.step_s
+    assert "asynchronous, no lock" in found("float16", 1e6, lock="none")
 
 
 @pytest.mark.parametrize(("level", "micro_batches", "replicas"), [(0, 5, 2), (1, 3, 1), (2, 2, 1)])
@@ -194,16 +196,17 @@ def test_alternatives_are_of_workers_that_were_measured() -> None:
 
 
 def test_two_in_flight_hide_a_slow_link() -> None:
-    """Weights and gradients take as long as a micro-batch, which waits for both with one."""
+    """All three workers beside the server's pull at once, and push so, 0.3 s each."""
     made = work(16)
-    on = cluster(bandwidth=made.parameter_bytes / 0.1)  # 0.1 s each, of three workers one by one
+    on = cluster(bandwidth=made.parameter_bytes / 0.1)
     row = forecast(made, on, 4, "tree")
     own, *others = alternatives(made, on, row, SynchronyConfig("asynchronous"), [1.0] * 4)
     gains = {each.words: each.gain for each in others}
-    # A worker takes 1.2 s for a micro-batch with one, 1 with two; rank 0 has no link to itself.
-    assert own.step_s == pytest.approx(16 / (1 + 3 / 1.2), rel=0.03)
-    expected = 4 / (1 + 3 / 1.2)
-    assert gains["asynchronous with in_flight 2"] == pytest.approx(expected, rel=0.03)
+    # A worker takes 1.2 s for a micro-batch if the others' transfers are at other times, and 1.6 if
+    # they are at the same. Rank 0 has no link to itself.
+    assert 16 / (1 + 3 / 1.2) < own.step_s < 16 / (1 + 3 / 1.6)
+    # With two in flight a worker takes 1.
+    assert gains["asynchronous with in_flight 2"] == pytest.approx(own.step_s / 4, rel=0.03)
 
 
 STEPS = 64

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from firecaffe.errors import RecipeError
-from firecaffe.synchrony.clock import Costs, SimulatedClock, seconds_of
+from firecaffe.synchrony.clock import SimulatedClock, seconds_of
 from firecaffe.synchrony.config import LIMITS, SERVED, SynchronyConfig
 from firecaffe.synchrony.events import Event, Pull, to_row
 from firecaffe.synchrony.leaf_queue import Leaves
@@ -19,10 +19,10 @@ from firecaffe.synchrony.tally import Tally
 LEAVES = Leaves(0, 30, 10, per_step=8, per_epoch=80)
 
 
-def clock(mode: str, costs: Costs | None = None, **words: Any) -> SimulatedClock:
+def clock(mode: str, **words: Any) -> SimulatedClock:
     config = SynchronyConfig(mode, clock="simulated", **words)
     policy = make_policy(config, LEAVES, config.learners)
-    return SimulatedClock(policy, seconds_of(config, 7), costs)
+    return SimulatedClock(policy, seconds_of(config, 7))
 
 
 def events_of(clock: SimulatedClock) -> list[Event]:
@@ -42,8 +42,8 @@ def tally(events: list[Event]) -> Tally:
     return made
 
 
-def run(mode: str, costs: Costs | None = None, **words: Any) -> Tally:
-    return tally(events_of(clock(mode, costs, **words)))
+def run(mode: str, **words: Any) -> Tally:
+    return tally(events_of(clock(mode, **words)))
 
 
 def test_equal_speeds() -> None:
@@ -69,37 +69,6 @@ def test_one_slow_learner_and_who_waits_for_it() -> None:
     assert backup.dropped == 30
     # 7 of 8 leaves, by three learners who do not wait for the fourth.
     assert backup.time_s == pytest.approx(30 * 3, abs=3)
-
-
-def sharded(workers: int) -> tuple[Costs, int, float, float]:
-    """Each leaf goes through its worker's port but for its own part, both ways, and as much through
-    the others' ports: all W of them carry 2 (W - 1) / W of a leaf in each direction.
-    """
-    costs = Costs(pull=4.0, push=4.0, workers=workers, is_sharded=True)
-    a_leaf = 4.0 * 2 * (workers - 1) / workers / workers
-    return costs, 6 * workers, a_leaf, 24 * a_leaf
-
-
-COSTS: dict[str, tuple[Costs, int, float, float]] = {
-    # Five workers, one with the server in it: it computes a leaf in the time of a pull, the others
-    # share the port, so that one of them is done in that time, too.
-    "a port serves one pull at a time": (Costs(1.0, 0.25, workers=5), 5, 1 / 2, 3),
-    **{f"a server in parts uses all {workers} ports": sharded(workers) for workers in (2, 3, 4)},
-    "owners share an update": (Costs(take=2.0, workers=4, is_sharded=True), 8, 1 / 2, 2),
-    "one gradient at a time": (Costs(take=0.5), 8, 0.5, 2),
-    # Two workers, the first beside the server; two learners of one worker compute in turns.
-    "pull and push are waited for": (Costs(0.25, 0.25, workers=2), 2, 1 / (1 + 1 / 1.5), 3),
-    "a second micro-batch hides them": (Costs(0.25, 0.25, workers=2), 4, 1 / 2, 3),
-}
-"""Learners, and the seconds of each of 240 leaves, to so many seconds of all."""
-
-
-@pytest.mark.parametrize(("costs", "learners", "a_leaf", "to_s"), COSTS.values(), ids=COSTS)
-def test_what_ports_and_servers_cost(
-    costs: Costs, learners: int, a_leaf: float, to_s: float
-) -> None:
-    time_s = run("asynchronous", costs, learners=learners).time_s
-    assert time_s == pytest.approx(240 * a_leaf, abs=to_s)
 
 
 def test_gamma_has_the_mean_and_the_spread_that_were_asked_for() -> None:

@@ -30,9 +30,10 @@ class LocalWire:
         assert all(node.shape[1] == codec.row_bytes for node in encoded)
         return codec.decode(codec.encode(tree_sum([codec.decode(node) for node in encoded])))
 
-    def gather(self, payloads: list[Tensor]) -> list[Tensor]:
+    def gather(self, payloads: list[Tensor], equal_lengths: bool = False) -> list[Tensor]:
         """Copies, as a network makes: what a rank writes to, no other rank sees."""
         assert len(payloads) == self.num_nodes
+        assert not equal_lengths or len({tensor.numel() for tensor in payloads}) == 1
         self.sent_bytes += sum(tensor.nbytes for tensor in payloads)
         return [tensor.clone() for tensor in payloads]
 
