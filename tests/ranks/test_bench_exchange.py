@@ -161,9 +161,9 @@ def test_every_compressor_is_timed_beside_the_exchanges(ranks: Ranks) -> None:
     elements, rows = 196608, 768
     assert wire_bytes["float16"] == wire_bytes["bfloat16"] == 4 * (elements // 3) * 2
     assert wire_bytes["int8"] == 4 * (rows // 3) * 260
-    # To two others one payload: its length, the tensor's in it, and what the codec's file says.
-    assert wire_bytes["one_bit"] == 2 * (8 + 4 + 8 + elements // 8)
-    assert wire_bytes["top_k"] == 2 * (8 + 4 + 8 * (elements // 64))
+    # To two others one payload: the tensor's length, and what the codec's file says.
+    assert wire_bytes["one_bit"] == 2 * (4 + 8 + elements // 8)
+    assert wire_bytes["top_k"] == 2 * (4 + 8 * (elements // 64))
     # Two factors of rank 16 of a matrix of 384 x 512, as float32.
     # A rank sends all shards but its own of a factor, and twice its own of the total.
     factors = [16 * 384, 16 * 512]
