@@ -188,6 +188,9 @@ def stacked(traffics: Sequence[Traffic], links: int) -> tuple[Array, Array, Arra
 class Boundary:
     sums: tuple[Traffic, ...]
     fetches: tuple[Traffic, ...]
+    """Forward, and backward if there is a gradient."""
+    meetings: int
+    """In how many of both directions workers wait for each other."""
 
 
 def boundary(
@@ -206,7 +209,10 @@ def boundary(
         if has_gradient:
             fetches.append(exchanges.fetch(taken, before.makes))
         choices.append(tuple(fetches))
-    return Boundary(tuple(sums), min(choices, key=_sent))
+    chosen = min(choices, key=_sent)
+    meets = zip((forward, backward), chosen, strict=False)
+    meetings = sum(is_summed or bool(fetch.messages.any()) for is_summed, fetch in meets)
+    return Boundary(tuple(sums), chosen, meetings)
 
 
 def _cuts(before: Layout, after: Layout, forward: bool, backward: bool) -> list[tuple[Form, Form]]:

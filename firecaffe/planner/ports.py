@@ -38,6 +38,13 @@ class Network:
     def link(self, first: int, second: int) -> Link:
         return self.links[self.level(first, second)]
 
+    def agreement_s(self, ranks: int) -> float:
+        """Seconds in which so many ranks, from the first on, tell each other a few numbers.
+
+        Their messages go round a ring, as those of Gloo's all-gather.
+        """
+        return (ranks - 1) * self.link(0, ranks - 1).latency_s if ranks > 1 else 0.0
+
     def ports(self, source: int, destination: int) -> tuple[Port, Port]:
         level = self.level(source, destination)
         inner, count = self.inner[level], self.links[level].ports

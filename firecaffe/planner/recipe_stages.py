@@ -203,7 +203,7 @@ def stages_step(
         compute_s=max(computes_s) * waits,
         data_s=rounds * fetch_s,
         activations_s=max(0.0, (length_s - max(computes_s)) * waits - rounds * fetch_s),
-        exposed_communication_s=max(0.0, summed_s - length_s),
+        exposed_communication_s=max(0.0, summed_s - length_s) + cost.network.agreement_s(row),
         update_s=update_s(work, device, updated / max(1, work.parameter_bytes)),
         gradients_bytes=gradients,
         activations_bytes=sent_between,

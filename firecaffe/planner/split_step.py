@@ -7,7 +7,6 @@ exchange. Activations move between layers while nobody computes, because the nex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from itertools import chain as joined
 from itertools import groupby, pairwise
 from math import ceil
 
@@ -119,8 +118,8 @@ class SplitCost:
             * slowest_of(self.workers, device.jitter, rounds),
             data_s=rounds * data_s(work, device),
             activations_s=sum(seconds for seconds, _ in between)
-            + self.meeting_s(layouts, rounds, computed_s),
-            exposed_communication_s=exposed_s,
+            + self.meeting_s(layouts, computed_s),
+            exposed_communication_s=exposed_s + self.network.agreement_s(self._row(layouts)),
             update_s=update_s(work, device, updated / max(1, work.parameter_bytes)),
             gradients_bytes=sum(
                 sent_nodes(nodes_of(layout, most))
@@ -132,22 +131,24 @@ class SplitCost:
         waits_s = storage_s(work, self.cluster, self.workers, step.step_s)
         return replace(step, data_s=step.data_s + waits_s)
 
-    def meeting_s(self, layouts: Layouts, rounds: int, computed_s: float) -> float:
+    def meeting_s(self, layouts: Layouts, computed_s: float) -> float:
         """Seconds for which workers wait for the slowest before they exchange activations.
 
-        computed_s: of a step, in so many rounds. Between two exchanges a worker computes an equal
-        share of a round, whose times vary independently.
+        computed_s: of a step. Between two exchanges of a micro-batch a worker computes an equal
+        share of it, and these shares vary independently.
         """
-        pairs = [
-            self.boundary(*pair, self.chain[at + 1].has_input_gradient)
+        exchanges = sum(
+            self.boundary(*pair, self.chain[at + 1].has_input_gradient).meetings
             for at, both in enumerate(pairwise(layouts))
             for pair in pairwise(through(*both))
-        ]
-        traffics = joined.from_iterable((*pair.sums, *pair.fetches) for pair in pairs)
-        exchanges = sum(bool(traffic.messages.any()) for traffic in traffics)
-        workers = max(layout.model for layout in layouts)
-        late = slowest_of(workers, self.cluster.device.jitter, 1 / (exchanges + 1)) - 1
+        )
+        late = slowest_of(self._row(layouts), self.cluster.device.jitter, 1 / (exchanges + 1)) - 1
         return exchanges / (exchanges + 1) * computed_s * late
+
+    @staticmethod
+    def _row(layouts: Layouts) -> int:
+        """The most workers that hold one model together."""
+        return max(layout.model for layout in layouts)
 
     @cached_property
     def in_memory(self) -> int:

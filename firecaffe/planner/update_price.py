@@ -86,7 +86,7 @@ class PlannedUpdate(Protocol):
         """Seconds until each bucket's total is where it is needed. prices: among all workers."""
 
     def back_s(self, work: Workload, network: Network) -> float:
-        """Seconds from the update until all workers have all weights again."""
+        """Seconds to agree on the update, and from it until all workers have all weights again."""
 
     def updated_bytes(self, work: Workload, world_size: int) -> int:
         """The most weights that a worker updates."""
@@ -120,7 +120,7 @@ class ByOwners:
         return shards_s(work, prices.network, REDUCE_SCATTER)
 
     def back_s(self, work: Workload, network: Network) -> float:
-        return sum(shards_s(work, network, ALL_GATHER))
+        return network.agreement_s(network.world_size) + sum(shards_s(work, network, ALL_GATHER))
 
     def updated_bytes(self, work: Workload, world_size: int) -> int:
         return shards_of(work, world_size).held_bytes

@@ -3,6 +3,8 @@ by hand. What the latter send is counted in tests/ranks/test_split_parts.py.
 """
 
 from dataclasses import replace
+from math import sqrt
+from statistics import NormalDist
 
 import pytest
 from torch import nn
@@ -66,6 +68,27 @@ def test_by_data_it_is_the_forecast(model: str, cluster: str, workers: int, exch
     (plan,) = split_plans(cost.work, on, cost.chain, workers, exchange, ["data"])
     assert plan.speedup == pytest.approx(row.speedup)
     assert plan.fits == row.fits
+
+
+@pytest.mark.parametrize("jitter", [0.0, 0.1])
+def test_workers_wait_for_each_other_at_every_exchange_of_activations(jitter: float) -> None:
+    """LeNet's first fully-connected layer by neurons and its second by inputs, over two workers.
+
+    A sum follows the second layer, and one the first layer backward. So a micro-batch has three
+    runs of computing, and two ends with a wait for the slower of two.
+    """
+    on = load_cluster("ethernet-10g")
+    on = replace(on, device=replace(on.device, jitter=jitter))
+    plain = cost_of("lenet", replace(on, device=replace(on.device, jitter=0.0)), 2, batch=64)
+    words = ParallelConfig(1, 2, {"ip1": "neurons", "ip2": "inputs"})
+    layouts = layouts_of_words(plain.chain, words, words.split, 2)
+    alone = plain.step(layouts)
+    slower = cost_of("lenet", on, 2, batch=64).step(layouts)
+    later = NormalDist().inv_cdf((2 - 0.375) / (2 + 0.25))
+    runs_s = alone.compute_s / 3
+    waits_s = 2 * runs_s * jitter * sqrt(3) * later  # a third varies as sqrt(3) of its share
+    # The steps have eight micro-batches, but backward beside exchanges is slower than alone.
+    assert slower.activations_s - alone.activations_s == pytest.approx(waits_s, rel=0.1)
 
 
 def test_a_chain_has_each_layer_once() -> None:
