@@ -105,8 +105,8 @@ def measure(
 def read(run: Path) -> dict[str, Any]:
     """Read a run's forecasts, and its steps after the last of them."""
     timings = read_timings(run)
-    made = score_parallel(run, timings) or score_mode(run, timings)
-    made = made or score(run, timings, explain(run))
+    scored = score_parallel(run, timings) or score_mode(run, timings)
+    made = scored or score(run, timings, explain(run))
     assert made is not None, f"no {FORECAST}"
     step = made.step
     return {

@@ -12,8 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from benchmarks import one_weird_trick, shipped_devices, validate_emulated, validate_firecaffe
+from benchmarks.forecast_emulated import errors_of
 from benchmarks.paragraph import paragraph
 from benchmarks.published_allreduce import Timed, read_allreduce
 from benchmarks.published_allreduce import predict as predict_allreduce
@@ -46,8 +48,8 @@ How `firecaffe plan` forecasts a step's time, and how far off it was.
 ## Summary
 
 **Single devices by data sheet**: the median error is {alone:.0%}, and {outside} of {num_alone}
-rates lie outside the band. With files that `firecaffe check` measured on emulated
-hosts, steps are at most {trained:.1%} off.
+rates lie outside the band. On emulated hosts that `firecaffe check` measured, steps are a median
+of {trained:.1%} off.
 [Split layers](../../benchmarks/results/forecast_layouts.md) and
 [stages](../../benchmarks/results/pipeline.md) have their own records. Rows that do not name `plan`
 test parts of it, or formulas outside it. **Not tested:** any GPU, InfiniBand or real network of our
@@ -114,7 +116,7 @@ def make_page(published: Path) -> str:
     titan, titan_errors, titan_null = validate_firecaffe.page(published)
     reduced, timed, num_fitted, num_known = allreduce_section(published)
     emulated, emulated_errors = validate_emulated.page()
-    trained, trained_errors = trainings_section()
+    trainings = json.loads(TRAININGS.read_text("utf-8"))
     form = validate_emulated.BY_HAND
     rows = [
         Record("single devices, data sheets", "`plan`", alone_errors, None, fitted),
@@ -172,11 +174,14 @@ def make_page(published: Path) -> str:
             )
             for is_slow in (True, False)
         ),
-        Record(
-            "emulated, 200 Mbit/s, trainings",
-            "`plan` after `check`",
-            trained_errors,
-            by_hand=form,
+        *(
+            Record(
+                f"emulated trainings, {said}",
+                "`plan` after `check`",
+                [row[word] / row["measured_s"] - 1 for row in trainings],
+                by_hand=form,
+            )
+            for said, word in (("first forecast", "first_s"), ("after 20 steps", "forecast_s"))
         ),
     ]
     head = HEAD.format(
@@ -189,7 +194,7 @@ def make_page(published: Path) -> str:
         alone=median(map(abs, alone_errors)),
         outside=outside,
         num_alone=len(alone_errors),
-        trained=max(map(abs, trained_errors)),
+        trained=median(errors_of(trainings)),
     )
     parts = [
         head,
@@ -199,7 +204,7 @@ def make_page(published: Path) -> str:
         families_section(),
         reduced,
         emulated,
-        trained,
+        trainings_section(trainings),
     ]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
@@ -265,20 +270,33 @@ def _median(errors: Iterable[float | None]) -> str:
     return f"{median(abs(error) for error in errors if error is not None):.1%}"
 
 
-def trainings_section() -> tuple[str, list[float]]:
-    """The section of what `benchmarks.forecast_training` has measured."""
-    rows = json.loads(TRAININGS.read_text("utf-8"))
-    errors = [row["forecast_s"] / row["measured_s"] - 1 for row in rows]
-    nets, hosts, exchanges = (
-        ", ".join(dict.fromkeys(str(row[word]) for row in rows))
-        for word in ("model", "hosts", "exchange")
-    )
-    text = f"""Tested: `plan`'s forecast before the first step, from the file that `firecaffe check`
-        wrote on these hosts, against the median step. There are {len(rows)} trainings
-        ([record](../../benchmarks/results/forecast.md)): {nets} on {hosts} hosts by {exchanges}.
-        Not tested: other rates, machines and trainings. Trainings like these decided how a step is
-        composed, what `check` measures and what counts as a step's time."""
-    return f"## Trainings on emulated hosts, 200 Mbit/s\n\n{paragraph(text)}", errors
+def trainings_section(rows: Sequence[dict[str, Any]]) -> str:
+    """The section of what `benchmarks.forecast_emulated` has measured."""
+    lines = [
+        "## Trainings on emulated hosts",
+        "",
+        paragraph(
+            f"""Tested: forecasts of {len(rows)} trainings
+            ([record](../../benchmarks/results/forecast.md)) from the file that `firecaffe check`
+            wrote on these hosts: exchanges, codecs, shards, split layers, stages, replicas and
+            servers. The first forecast is from before the first step. The second one is from after
+            20 steps, with computing measured. **It fails** where little is computed on slow
+            processors: their time for messages is not forecast. Some of these trainings decided
+            how steps are composed and what `check` measures."""
+        ),
+        "",
+        "| link | n | first: median | largest | second: median | largest | in the band |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for rate in dict.fromkeys(row["rate"] for row in rows):
+        own = [row for row in rows if row["rate"] == rate]
+        first, second = errors_of(own, "first_s"), errors_of(own)
+        inside = sum(row["low_s"] <= row["measured_s"] <= row["high_s"] for row in own)
+        lines.append(
+            f"| {rate} | {len(own)} | {median(first):.1%} | {max(first):.1%} | "
+            f"{median(second):.1%} | {max(second):.1%} | {inside} |"
+        )
+    return "\n".join(lines)
 
 
 def allreduce_section(path: Path) -> tuple[str, list[Timed], int, int]:

@@ -122,6 +122,10 @@ class SimulatedClock:
         self.time_s = state["time_s"]
         self._asking = list(state["asking"])
         self._counts = dict(map(tuple, state["counts"]))
-        self._ends = [(end_s, learner) for end_s, learner in state["ends"]]  # sorted: a heap
+        self._ends = []
+        for end_s, learner, *stage in state["ends"]:
+            # Checkpoints of 0.2 have a stage; in stage 0 computing had no time yet.
+            taken_s = self._taken(learner) if stage == [0] else 0.0
+            heapq.heappush(self._ends, (end_s + taken_s, learner))
         self._works = {row[0]: work_of(row) for row in state["works"]}
         self.policy.load_state_dict(state["policy"])

@@ -154,6 +154,21 @@ def test_it_goes_on_from_its_state(mode: str) -> None:
     assert goes_on.row == tally(whole).row
 
 
+def test_it_goes_on_from_a_state_of_version_0_2() -> None:
+    """Five learners have work at the start; of two of them no time of computing was known."""
+    words: dict[str, Any] = {"learners": 5, "speeds": "gamma", "spread": 0.6}
+    whole = events_of(clock("asynchronous", **words))
+    first, second = clock("asynchronous", **words), clock("asynchronous", **words)
+    for _ in range(5):
+        first.next()
+    state = json.loads(json.dumps(first.state_dict()))
+    known = [[end_s, learner, 1] for end_s, learner in state["ends"] if learner < 3]
+    state["ends"] = [[0.0, 3, 0], [0.0, 4, 0], *known]
+    state["counts"] = [[learner, int(learner < 3)] for learner in range(5)]
+    second.load_state_dict({**state, "free_at": {}})
+    assert [to_row(event) for event in events_of(second)] == [to_row(event) for event in whole[5:]]
+
+
 def test_random_speeds_spread_the_leaves_unevenly() -> None:
     events = events_of(clock("asynchronous", learners=4, speeds="gamma", spread=1.0))
     pulls = [event.work.learner for event in events if isinstance(event, Pull)]
