@@ -42,14 +42,13 @@ class MeasuredSteps:
 
     @classmethod
     def of(cls, rows: Sequence[Row], in_replicas: bool, per_update: int) -> Self | None:
-        """Combine rows of timings; None if they are too few, or tell of one stage alone.
+        """Combine rows of timings; None if they are too few. Rows of a stage tell of it alone.
 
         in_replicas: each worker updates its own replicas, which are averaged now and then.
         per_update: the gradients that a server waits for before an update.
         """
-        whole = [row for row in rows if row.get("stage") is None]
-        served = [row for row in whole if row.get("by_rank")]
-        counted = [row for row in served or whole if _count(row)]
+        served = [row for row in rows if row.get("by_rank")]
+        counted = [row for row in served or rows if _count(row)]
         if len(counted) < FEWEST_SAMPLES:
             return None
         computes_s = [
@@ -64,7 +63,7 @@ class MeasuredSteps:
         rests_s = [
             row["step_s"] - sum(row[part] for part in (*PARTS, "exposed_communication_s"))
             for row in counted
-            if not served  # whose parts overlap
+            if not served and row.get("stage") is None  # whose parts overlap, or which also wait
         ]
         micro_batches = median(_count(row) for row in counted)
         spread = relative_spread(computes_s)

@@ -96,7 +96,8 @@ class _Stages:
             model = parallel.row_size // parallel.num_stages
             pipelined = stages_step(cost, self.crossings, stages, parallel.pipeline, model)
         plan = plan_of_step(RECIPE, cost, pipelined.step, pipelined.memory, parallel.row_size)
-        return [replace(plan, idle=pipelined.idle, words=parallel, crossings=self.crossings)]
+        plan = replace(plan, idle=pipelined.idle, stages_s=pipelined.computes_s)
+        return [replace(plan, words=parallel, crossings=self.crossings)]
 
     def stages(self, cost: SplitCost) -> list[StageWork]:
         return whole_stages(self.work, cost.cluster.device, self.layout.words.stages)
@@ -187,6 +188,7 @@ def forecast_parallel(
         "step_high_s": high.step_s,
         "stragglers_s": plan.step.compute_s * (1 - 1 / waits),
         "idle": plan.idle,
+        "stages_s": plan.stages_s,
         "images_per_s": plan.images_per_s,
         "speedup": plan.speedup,
         "memory_bytes": plan.memory,

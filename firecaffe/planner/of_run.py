@@ -27,7 +27,7 @@ from firecaffe.planner.measured_steps import MeasuredSteps, Row, scaled
 from firecaffe.planner.modes import forecast_mode, gradients_per_update, line_of
 from firecaffe.planner.of_parallel import OwnLayout, forecast_parallel
 from firecaffe.planner.of_recipe import UNCOUNTED, cluster_for, workload_of
-from firecaffe.planner.slower_cluster import crowding
+from firecaffe.planner.slower_cluster import crowding, slower
 from firecaffe.planner.step_cost import slowest_of
 from firecaffe.planner.workload import Workload
 from firecaffe.recipe.checked_recipe import CheckedRecipe
@@ -90,8 +90,7 @@ class FirstForecast:
     def refine(self, rows: Sequence[Row]) -> str:
         """Forecast again by rank 0's timings of some steps; keep both, and return a line.
 
-        It is empty if the first forecast stays: too few steps, or a run in stages, whose rank 0
-        knows one stage alone.
+        It is empty if the first forecast stays, because there are too few steps.
         """
         in_replicas = self.row.get("average_s") is not None
         words, work = self.run.recipe.synchrony, self.run.workload
@@ -114,6 +113,13 @@ class FirstForecast:
     def _with(self, measured: MeasuredSteps) -> dict[str, Any] | None:
         # Waits for storage are in the measured times already.
         run = replace(self.run, workload=replace(self.run.workload, stored_bytes=0.0))
+        if stages_s := self.row.get("stages_s"):
+            # Rank 0 has the first stage. The others take as many times as long.
+            compute_s, _, _ = measured.of_step(None)
+            cluster = slower(self.cluster, compute_s / stages_s[0], 1.0)
+            known = [replace(row, error=measured.error) for row in cluster.device.measured]
+            device = replace(cluster.device, measured=tuple(known), jitter=measured.jitter)
+            return run.on(replace(cluster, device=device)) | {"made_from": asdict(measured)}
         step, work = measured.of_micro_batch(run.workload), run.workload
         shared = crowding(self.cluster, run.workers, work.threads)
         step = scaled(step, 1 / shared, 1 / shared, 1 / shared)

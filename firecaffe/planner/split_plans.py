@@ -177,6 +177,8 @@ class SplitPlan:
     """Units at which a pipeline's stages begin, and the number of units."""
     idle: float = 0.0
     """The share of turns in which a stage waits."""
+    stages_s: tuple[float, ...] = ()
+    """Seconds of a step in which each stage computes; none without stages of a recipe."""
     words: ParallelConfig | None = None
     crossings: tuple[Crossing, ...] = ()
 

@@ -16,7 +16,7 @@ from firecaffe.gradients.config import ExchangeConfig
 from firecaffe.models.config import ModelConfig
 from firecaffe.parallel.config import ParallelConfig
 from firecaffe.planner.calibrate import LEAST_ERROR
-from firecaffe.planner.cluster import Cluster, load_cluster
+from firecaffe.planner.cluster import Cluster, Link, load_cluster
 from firecaffe.planner.forecast import forecast
 from firecaffe.planner.of_parallel import OwnLayout, forecast_parallel
 from firecaffe.planner.of_recipe import workload_of
@@ -140,7 +140,20 @@ def test_a_split_network_computes_its_part(tmp_path: Path) -> None:
     row = refined(found, series(8))
     assert row["compute_s"] == pytest.approx(8 * COMPUTE_S, rel=1e-3)
     assert row["activations_s"] == pytest.approx(found.row["activations_s"])
-    assert found.refine(series(8, stage=0)) == ""  # of the others' work nothing is known
+
+
+def test_the_first_stage_tells_of_all(tmp_path: Path) -> None:
+    """It takes three times as long as was forecast. So the others do, and a step without links."""
+    free = replace(WRONG, links=(Link("wire", 0.0, 1e15),))
+    words = ParallelConfig(stages=["ip1"])
+    found = kept(tmp_path, 2, free, chosen={}, parallel=words)
+    before = found.row["stages_s"]
+    rows = series(8, stage=0)
+    for row in rows:
+        row["compute_s"] = 3 * before[0]
+    row = refined(found, rows)
+    assert row["stages_s"] == pytest.approx([3 * seconds for seconds in before], rel=1e-3)
+    assert row["compute_s"] == pytest.approx(3 * max(before), rel=1e-3)
 
 
 def test_replicas_and_a_server(tmp_path: Path) -> None:
