@@ -26,7 +26,6 @@ from firecaffe.planner.recipe_stages import (
 from firecaffe.planner.slower_cluster import slower
 from firecaffe.planner.split_plans import SplitPlan, plan_of_step
 from firecaffe.planner.split_step import SplitCost, SplitStep
-from firecaffe.planner.step_cost import slowest_of
 from firecaffe.planner.workload import Workload
 from firecaffe.recipe.parallel import Auto, layout_of
 from firecaffe.recipe.sections import Recipe
@@ -174,8 +173,6 @@ def forecast_parallel(
         for sign in (-1, 1)
     )
     parallel = layout.words
-    rounds = work.num_micro_batches // layout_of(parallel, workers).sharers
-    waits = slowest_of(workers, cluster.device.jitter, max(1, rounds))
     return {
         "parallel": asdict(parallel)
         | {"data": workers // parallel.row_size, "model": parallel.row_size},
@@ -186,7 +183,6 @@ def forecast_parallel(
         "high": _parts(high),
         "step_low_s": low.step_s,
         "step_high_s": high.step_s,
-        "stragglers_s": plan.step.compute_s * (1 - 1 / waits),
         "idle": plan.idle,
         "stages_s": plan.stages_s,
         "images_per_s": plan.images_per_s,

@@ -201,6 +201,7 @@ def stages_step(
     gradients, sent_between = max(zip(sums, sent, strict=True), key=sum)
     step = SplitStep(
         compute_s=max(computes_s) * waits,
+        stragglers_s=max(computes_s) * (waits - 1),
         data_s=rounds * fetch_s,
         activations_s=max(0.0, (length_s - max(computes_s)) * waits - rounds * fetch_s),
         exposed_communication_s=max(0.0, summed_s - length_s) + cost.network.agreement_s(row),

@@ -52,9 +52,11 @@ class SplitStep:
     """The parts of a step in seconds, and each worker's sent bytes."""
 
     compute_s: float
+    stragglers_s: float
+    """What of computing is waiting for slower workers at the end of the step."""
     data_s: float
     activations_s: float
-    """Exchanges between layers, forward and backward."""
+    """Exchanges between layers, forward and backward, and waiting for slower workers there."""
     exposed_communication_s: float
     """Sums of gradients that backward does not hide."""
     update_s: float
@@ -113,12 +115,16 @@ class SplitCost:
         between = [self.between(at, *pair) for at, pair in enumerate(pairwise(layouts))]
         between += [self.inside(*placement, most) for placement in placements]
         updated = updated_bytes(work, self.chain, layouts)
+        own_s = computed_s + slowed_s - backward_s
+        meeting_s = self.meeting_s(layouts, computed_s)
+        # Workers that have met at exchanges all the time reach the end together.
+        apart = self.workers // self._row(layouts) if meeting_s else self.workers
+        late_s = own_s * (slowest_of(apart, device.jitter, rounds) - 1)
         step = SplitStep(
-            compute_s=(computed_s + slowed_s - backward_s)
-            * slowest_of(self.workers, device.jitter, rounds),
+            compute_s=own_s + late_s,
+            stragglers_s=late_s,
             data_s=rounds * data_s(work, device),
-            activations_s=sum(seconds for seconds, _ in between)
-            + self.meeting_s(layouts, computed_s),
+            activations_s=sum(seconds for seconds, _ in between) + meeting_s,
             exposed_communication_s=exposed_s + self.network.agreement_s(self._row(layouts)),
             update_s=update_s(work, device, updated / max(1, work.parameter_bytes)),
             gradients_bytes=sum(

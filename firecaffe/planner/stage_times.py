@@ -92,8 +92,10 @@ def _step(
         ((sum_numbers(layout.batch, weight_bytes), sum(ends)) for weight_bytes, ends in sent),
         key=sum,
     )
+    waits = slowest_of(cost.workers, device.jitter, micro_batches)
     return SplitStep(
-        compute_s=turns * own_s * slowest_of(cost.workers, device.jitter, micro_batches),
+        compute_s=turns * own_s * waits,
+        stragglers_s=turns * own_s * (waits - 1),
         data_s=micro_batches * data_s(work, device),
         activations_s=turns * passed_s,
         exposed_communication_s=max(0.0, exposed_s),
