@@ -43,7 +43,7 @@ eval_batch_size = 500
 [run]
 tensorboard = false
 """
-STEPS = {"lenet": 60, "nin_cifar": 40}
+STEPS = {"lenet": 45, "nin_cifar": 35}
 KEPT = 0.1
 """Of the processors, for the kernel's work on packets."""
 
