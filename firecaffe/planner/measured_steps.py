@@ -15,8 +15,6 @@ FEWEST_SAMPLES = 8
 IN_COMPUTE_S = 1e-9
 """An update's time if it is a part of the time of computing; 0 would mean that it is unknown."""
 
-PARTS = ("compute_s", "data_s", "update_s")
-
 Row = Mapping[str, Any]
 """A line of timings/rank-0.jsonl."""
 
@@ -33,8 +31,6 @@ class MeasuredSteps:
     data_s: float
     update_s: float
     """Of a step; 0 if unknown."""
-    rest_s: float
-    """Of a step, in which rank 0 neither computes, fetches, updates nor waits for an exchange."""
     error: float
     """Half the spread of the middle four fifths of `compute_s`, over their median."""
     jitter: float
@@ -60,11 +56,6 @@ class MeasuredSteps:
             row["update_s"] * per_update / _count(row) if served else row["update_s"]
             for row in counted
         ]
-        rests_s = [
-            row["step_s"] - sum(row[part] for part in (*PARTS, "exposed_communication_s"))
-            for row in counted
-            if not served and row.get("stage") is None  # whose parts overlap, or which also wait
-        ]
         micro_batches = median(_count(row) for row in counted)
         spread = relative_spread(computes_s)
         return cls(
@@ -75,7 +66,6 @@ class MeasuredSteps:
             data_s=0.0 if served else median(row["data_s"] / _count(row) for row in counted),
             # Replicas make updates while they compute.
             update_s=IN_COMPUTE_S if in_replicas else median(updates_s),
-            rest_s=max(0.0, median(rests_s or [0.0])),
             error=max(LEAST_ERROR, spread),
             jitter=jitter_of(spread, micro_batches),
         )

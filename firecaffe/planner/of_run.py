@@ -1,8 +1,7 @@
 """Forecasts a run for its folder: before its first step, and again with its first steps measured.
 
 The first forecast takes times of computing from the cluster file, often from a data sheet. Steps of
-rank 0 replace them: forward and backward, fetching samples, the update, what else a step does, and
-how much they scatter.
+rank 0 replace them: forward and backward, fetching samples, the update, and how much they scatter.
 The exchange, what of it is hidden, and the wait for the slowest worker stay forecasts.
 """
 
@@ -135,18 +134,11 @@ class FirstForecast:
             ratios = [a / b if b else 1.0 for a, b in zip(wanted, planned, strict=True)]
             step = scaled(step, *ratios)
             row = run.on(self._cluster(step, measured))
-        return _later(row, measured.rest_s) | {"made_from": asdict(measured)}
+        return row | {"made_from": asdict(measured)}
 
     def _cluster(self, step: MeasuredStep, measured: MeasuredSteps) -> Cluster:
         device = replace(self.cluster.device, measured=(step,), jitter=measured.jitter)
         return replace(self.cluster, device=device)
-
-
-def _later(row: dict[str, Any], rest_s: float) -> dict[str, Any]:
-    """Return a forecast whose steps take so much longer."""
-    steps = {name: row[name] + rest_s for name in ("step_s", "step_low_s", "step_high_s")}
-    rate = row["images_per_s"] * row["step_s"] / steps["step_s"]
-    return row | steps | {"rest_s": rest_s, "images_per_s": rate}
 
 
 def _no_forecast(recipe: Recipe, gpu: str, world_size: int, is_several: bool) -> str:

@@ -120,8 +120,7 @@ def score(folder: Path, timings: Rows, explanation: Explanation) -> Score | None
 
 def _part(name: str, forecast: Mapping[str, Any], measured_s: float) -> StepPart:
     if name == "rest_s":
-        said = forecast.get(name, 0.0)  # of measured steps
-        return StepPart(name, said, said, said, measured_s)
+        return StepPart(name, 0.0, 0.0, 0.0, measured_s)
     if name == "stragglers_s":
         said = forecast["stragglers_s"]
         return StepPart(name, said, 0.0, 2 * said, measured_s)

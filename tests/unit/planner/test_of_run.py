@@ -34,8 +34,8 @@ RECIPE = Recipe(
     train=TrainConfig(global_batch_size=64, micro_batch_size=8, steps=100),
 )
 DATA = open_data(RECIPE.data)
-COMPUTE_S, DATA_S, UPDATE_S, WAITS_S = 0.3, 0.002, 0.005, 0.07
-"""Of a micro-batch, of a micro-batch, of a step, of a step."""
+COMPUTE_S, DATA_S, UPDATE_S = 0.3, 0.002, 0.005
+"""Of a micro-batch, of a micro-batch, of a step."""
 
 HOST = load_cluster("cpu-host")
 WRONG = replace(HOST, device=replace(HOST.device, efficiency=0.001, exchange_slowdown=0.3))
@@ -58,21 +58,19 @@ def kept(
     return found
 
 
-def series(
-    micro_batches: int, growth: float = 0.0, rest_s: float = 0.0, **others: Any
-) -> list[dict[str, Any]]:
+def series(micro_batches: int, growth: float = 0.0, **others: Any) -> list[dict[str, Any]]:
     """Sixteen steps; those of growth 1 ms take 1 to 16 ms longer."""
-    rows = []
-    for n in range(1, 17):
-        parts = {
+    return [
+        {
+            "step": 4 + n,
+            "micro_batches": micro_batches,
             "compute_s": micro_batches * (COMPUTE_S + growth * n),
             "data_s": micro_batches * DATA_S,
             "update_s": UPDATE_S,
-            "exposed_communication_s": WAITS_S,
+            **others,
         }
-        step = {"step": 4 + n, "micro_batches": micro_batches, **parts}
-        rows.append({**step, "step_s": sum(parts.values()) + rest_s, **others})
-    return rows
+        for n in range(1, 17)
+    ]
 
 
 def refined(found: FirstForecast, rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -96,15 +94,6 @@ def test_one_worker_takes_what_was_measured_and_both_forecasts_are_kept(tmp_path
     assert (made_from["first_step"], made_from["last_step"]) == (5, 20)
     assert made_from["compute_s"] == pytest.approx(COMPUTE_S)
     assert "with compute measured in steps 5 to 20: 2.42e+03 ms (2.37e+03 to 2.47e+03)" in line
-
-
-def test_what_else_a_step_does_was_measured_too(tmp_path: Path) -> None:
-    found = kept(tmp_path, 2)
-    plain, slower = (refined(found, series(4, rest_s=rest_s)) for rest_s in (0.0, 0.1))
-    assert slower["rest_s"] == pytest.approx(0.1)
-    for name in ("step_s", "step_low_s", "step_high_s"):
-        assert slower[name] == pytest.approx(plain[name] + 0.1)
-    assert slower["images_per_s"] == pytest.approx(64 / slower["step_s"])
 
 
 def test_the_band_is_that_of_the_steps_and_workers_wait_for_the_slowest(tmp_path: Path) -> None:
