@@ -50,7 +50,7 @@ from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.environment import commit, cpu_name
 from firecaffe.runs.run_folder import RunConfig
 from firecaffe.solvers.config import SolverConfig
-from firecaffe.synchrony.clock import Costs
+from firecaffe.planner.served_clock import Costs
 from firecaffe.synchrony.config import EVERY_STEP, SynchronyConfig
 from firecaffe.synchrony.leaf_queue import Leaf, Leaves
 from firecaffe.training.plugins import VARIABLE as PLUGINS

@@ -40,7 +40,7 @@ from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.environment import commit, cpu_name
 from firecaffe.runs.run_folder import RunConfig
 from firecaffe.solvers.config import SolverConfig
-from firecaffe.synchrony.clock import Costs
+from firecaffe.planner.served_clock import Costs
 from firecaffe.synchrony.config import SynchronyConfig
 from firecaffe.synchrony.events import Push
 from firecaffe.synchrony.leaf_queue import Leaves

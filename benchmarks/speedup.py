@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.forecast_training import KEPT, RATE
+from benchmarks.forecast_emulated import KEPT
 from benchmarks.virtual_cluster import VirtualCluster
 from firecaffe.data import TensorDataset
 from firecaffe.data.generated import generate
@@ -37,6 +37,7 @@ MODEL = "nin_cifar"
 STEPS = 10
 HOSTS = (1, 2, 4, 8)
 EXCHANGES = ("parameter_server", "halving_doubling")
+RATE = 200_000_000
 CHECKED_HOSTS = 2
 RUNS = 3
 """Of each training, in turns."""
