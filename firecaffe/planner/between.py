@@ -189,8 +189,8 @@ class Boundary:
     sums: tuple[Traffic, ...]
     fetches: tuple[Traffic, ...]
     """Forward, and backward if there is a gradient."""
-    meetings: int
-    """In how many of both directions workers wait for each other."""
+    meets: tuple[bool, bool]
+    """Whether workers wait for each other here: forward, and backward."""
 
 
 def boundary(
@@ -210,9 +210,9 @@ def boundary(
             fetches.append(exchanges.fetch(taken, before.makes))
         choices.append(tuple(fetches))
     chosen = min(choices, key=_sent)
-    meets = zip((forward, backward), chosen, strict=False)
-    meetings = sum(is_summed or bool(fetch.messages.any()) for is_summed, fetch in meets)
-    return Boundary(tuple(sums), chosen, meetings)
+    fetches = [bool(fetch.messages.any()) for fetch in chosen]
+    meets = forward or fetches[0], backward or (has_gradient and fetches[-1])
+    return Boundary(tuple(sums), chosen, meets)
 
 
 def _cuts(before: Layout, after: Layout, forward: bool, backward: bool) -> list[tuple[Form, Form]]:

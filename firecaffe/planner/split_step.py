@@ -4,11 +4,11 @@ The workers that share a layer's batch sum its gradients during backward, by the
 exchange. Activations move between layers while nobody computes, because the next layer waits.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import groupby, pairwise
-from math import ceil
+from math import ceil, sqrt
 
 from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.gradients.buckets import cut
@@ -116,7 +116,7 @@ class SplitCost:
         between += [self.inside(*placement, most) for placement in placements]
         updated = updated_bytes(work, self.chain, layouts)
         own_s = computed_s + slowed_s - backward_s
-        meeting_s = self.meeting_s(layouts, computed_s)
+        meeting_s = self.meeting_s(layouts)
         # Workers that have met at exchanges all the time reach the end together.
         apart = self.workers // self._row(layouts) if meeting_s else self.workers
         late_s = own_s * (slowest_of(apart, device.jitter, rounds) - 1)
@@ -137,19 +137,43 @@ class SplitCost:
         waits_s = storage_s(work, self.cluster, self.workers, step.step_s)
         return replace(step, data_s=step.data_s + waits_s)
 
-    def meeting_s(self, layouts: Layouts, computed_s: float) -> float:
-        """Seconds for which workers wait for the slowest before they exchange activations.
+    def meeting_s(self, layouts: Layouts) -> float:
+        """Seconds for which workers wait for the slowest of a row before they exchange activations.
 
-        computed_s: of a step. Between two exchanges of a micro-batch a worker computes an equal
-        share of it, and these shares vary independently.
+        What is computed between two exchanges of a micro-batch varies by itself, with a variance
+        that is its share of the micro-batch's.
         """
-        exchanges = sum(
-            self.boundary(*pair, self.chain[at + 1].has_input_gradient).meetings
+        late = slowest_of(self._row(layouts), self.cluster.device.jitter, 1) - 1
+        rounds = min(micro_batches_of(self.work, layout) for layout in layouts)
+        runs_s, run_s = list[float](), 0.0
+        for seconds, ends in self._runs(layouts):
+            run_s += seconds
+            if ends:
+                runs_s.append(run_s)
+                run_s = 0.0
+        whole_s = sum(runs_s) + run_s
+        return rounds * late * sum(sqrt(seconds * whole_s) for seconds in runs_s)
+
+    def _runs(self, layouts: Layouts) -> Iterator[tuple[float, bool]]:
+        """Yield a micro-batch's seconds by unit, there and back, and whether workers meet then."""
+        most = max(layout.batch for layout in layouts)
+        meets = [
+            [
+                self.boundary(*pair, self.chain[at + 1].has_input_gradient).meets
+                for pair in pairwise(through(*both))
+            ]
             for at, both in enumerate(pairwise(layouts))
-            for pair in pairwise(through(*both))
-        )
-        late = slowest_of(self._row(layouts), self.cluster.device.jitter, 1 / (exchanges + 1)) - 1
-        return exchanges / (exchanges + 1) * computed_s * late
+        ]
+        times = [
+            (ceil(most / layout.batch), *self.computes_s(unit, layout))
+            for unit, layout in zip(self.chain, layouts, strict=True)
+        ]
+        forward = [*(any(there for there, _ in pairs) for pairs in meets), False]
+        backward = [False, *(any(back for _, back in pairs) for pairs in meets)]
+        for (count, forward_s, _), ends in zip(times, forward, strict=True):
+            yield count * forward_s, ends
+        for (count, _, backward_s), ends in zip(times[::-1], backward[::-1], strict=True):
+            yield count * sum(backward_s), ends
 
     @staticmethod
     def _row(layouts: Layouts) -> int:

@@ -75,20 +75,26 @@ def test_workers_wait_for_each_other_at_every_exchange_of_activations(jitter: fl
     """LeNet's first fully-connected layer by neurons and its second by inputs, over two workers.
 
     A sum follows the second layer, and one the first layer backward. So a micro-batch has three
-    runs of computing, and two ends with a wait for the slower of two.
+    runs of computing, and two end with a wait for the slower of two.
     """
     on = load_cluster("ethernet-10g")
-    on = replace(on, device=replace(on.device, jitter=jitter))
-    plain = cost_of("lenet", replace(on, device=replace(on.device, jitter=0.0)), 2, batch=64)
+    still, shaken = (
+        cost_of("lenet", replace(on, device=replace(on.device, jitter=each)), 2, batch=64)
+        for each in (0.0, jitter)
+    )
     words = ParallelConfig(1, 2, {"ip1": "neurons", "ip2": "inputs"})
-    layouts = layouts_of_words(plain.chain, words, words.split, 2)
-    alone = plain.step(layouts)
-    slower = cost_of("lenet", on, 2, batch=64).step(layouts)
+    layouts = layouts_of_words(still.chain, words, words.split, 2)
+    waits_s = shaken.step(layouts).activations_s - still.step(layouts).activations_s
+    times = {
+        unit.name: still.computes_s(unit, layout)
+        for unit, layout in zip(still.chain, layouts, strict=True)
+    }
+    first_s = sum(times[name][0] for name in ("conv1", "conv2", "ip1", "ip2"))
+    second_s = times[WHOLE][0] + sum(sum(times[name][1]) for name in (WHOLE, "ip2", "ip1"))
+    whole_s = first_s + second_s + sum(sum(times[name][1]) for name in ("conv1", "conv2"))
     later = NormalDist().inv_cdf((2 - 0.375) / (2 + 0.25))
-    runs_s = alone.compute_s / 3
-    waits_s = 2 * runs_s * jitter * sqrt(3) * later  # a third varies as sqrt(3) of its share
-    # The steps have eight micro-batches, but backward beside exchanges is slower than alone.
-    assert slower.activations_s - alone.activations_s == pytest.approx(waits_s, rel=0.1)
+    roots = sqrt(first_s / whole_s) + sqrt(second_s / whole_s)
+    assert waits_s == pytest.approx(8 * whole_s * jitter * later * roots)
 
 
 def test_a_chain_has_each_layer_once() -> None:
