@@ -210,8 +210,8 @@ def boundary(
             fetches.append(exchanges.fetch(taken, before.makes))
         choices.append(tuple(fetches))
     chosen = min(choices, key=_sent)
-    fetches = [bool(fetch.messages.any()) for fetch in chosen]
-    meets = forward or fetches[0], backward or (has_gradient and fetches[-1])
+    sends = [bool(fetch.messages.any()) for fetch in chosen]
+    meets = forward or sends[0], backward or (has_gradient and sends[-1])
     return Boundary(tuple(sums), chosen, meets)
 
 
