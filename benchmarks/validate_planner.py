@@ -76,6 +76,8 @@ error of the section's null model on the same rows.
 - **A step.** Buckets become ready as backward goes on. What travels after backward is exposed.
   Computing during an exchange is slower, by what `check` measured. If workers vary, a step waits
   for the largest of P normal times.
+- **Servers.** Transfers under way share a port equally. Updates take the server's processor.
+- **Rows of workers** wait for the slowest at each exchange of activations.
 - **Others.** Memory is counted for the fullest worker. Failures follow Daly's formula. Epochs
   follow [a law](../../benchmarks/results/epochs_law.md) of published points or of `--epochs`.
 - **Bands.** Compute times may be off by the device's `error`, exchange times by the link's, all to
