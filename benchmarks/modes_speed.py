@@ -45,12 +45,12 @@ from firecaffe.data.generated import generate
 from firecaffe.gradients.config import ExchangeConfig
 from firecaffe.models import build_model
 from firecaffe.models.config import ModelConfig
+from firecaffe.planner.served_clock import Costs
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.environment import commit, cpu_name
 from firecaffe.runs.run_folder import RunConfig
 from firecaffe.solvers.config import SolverConfig
-from firecaffe.planner.served_clock import Costs
 from firecaffe.synchrony.config import EVERY_STEP, SynchronyConfig
 from firecaffe.synchrony.leaf_queue import Leaf, Leaves
 from firecaffe.training.plugins import VARIABLE as PLUGINS

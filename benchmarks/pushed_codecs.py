@@ -35,12 +35,12 @@ from firecaffe.data import TensorDataset
 from firecaffe.data.generated import generate
 from firecaffe.gradients.config import NO_COMPRESSOR, ExchangeConfig
 from firecaffe.models.config import ModelConfig
+from firecaffe.planner.served_clock import Costs
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.environment import commit, cpu_name
 from firecaffe.runs.run_folder import RunConfig
 from firecaffe.solvers.config import SolverConfig
-from firecaffe.planner.served_clock import Costs
 from firecaffe.synchrony.config import SynchronyConfig
 from firecaffe.synchrony.events import Push
 from firecaffe.synchrony.leaf_queue import Leaves

@@ -143,9 +143,8 @@ def _head(errors: list[Predicted]) -> list[str]:
         ),
         "",
         paragraph(
-            f"""The null model, the textbook's rounds one after the other, knows no overlap of
-            pieces and is off by up to {worst}. Two cores ran all hosts; the planner has cores for
-            each host."""
+            f"""The null model, rounds one after the other, is off by up to {worst}. Two cores ran
+            all hosts; the planner has cores for each host."""
         ),
         "",
     ]

@@ -111,8 +111,8 @@ def page(path: Path) -> tuple[str, list[float], list[float]]:
         paragraph(
             f"""Tested: the formula of a binomial tree of whole vectors, without overlap, after
             computing at the speed of the paper's own single workers. Not tested: the rest of
-            `plan`. One bandwidth is fitted, to the marked row: {bandwidth / 1e9:.2f} GB/s. The null
-            model, *linear*, is one worker's rate times the workers. Source: Iandola et al. 2016
+            `plan`. One bandwidth is fitted, to the marked row: {bandwidth / 1e9:.2f} GB/s. *Linear*
+            is one worker's rate times the workers. Source: Iandola et al. 2016
             (arXiv 1511.00175)."""
         ),
         "",

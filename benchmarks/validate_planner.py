@@ -50,10 +50,8 @@ How `firecaffe plan` forecasts a step's time, and how far off it was.
 **Single devices by data sheet**: the median error is {alone:.0%}, and {outside} of {num_alone}
 rates lie outside the band. On emulated hosts that `firecaffe check` measured, steps are a median
 of {trained:.1%} off.
-[Split layers](../../benchmarks/results/forecast_layouts.md) and
-[stages](../../benchmarks/results/pipeline.md) have their own records. Rows that do not name `plan`
-test parts of it, or formulas outside it. **Not tested:** any GPU, InfiniBand or real network of our
-own; hours, money and failures of a training.
+Rows that do not name `plan` test parts of it, or formulas outside it. **Not tested:** any GPU,
+InfiniBand or real network of our own; hours, money and failures of a training.
 
 *Fitted*: constants adjusted to rows. *Chosen*: those that we set; the source's own numbers are
 neither. *Implied*, or *i*: what follows from fitted rows whatever the model is. *Null*: the median
@@ -75,9 +73,8 @@ error of the section's null model on the same rows.
   `links.memory_bytes_per_s`; else as messages on the innermost link.
 - **A step.** Buckets become ready as backward goes on. What travels after backward is exposed.
   Computing during an exchange is slower, by what `check` measured. If workers vary, a step waits
-  for the largest of P normal times.
-- **Servers.** Transfers under way share a port equally. Updates take the server's processor.
-- **Rows of workers** wait for the slowest at each exchange of activations.
+  for the largest of P normal times; rows of workers do at each exchange of activations.
+- **Servers.** Transfers share ports equally; updates take the processor.
 - **Others.** Memory is counted for the fullest worker. Failures follow Daly's formula. Epochs
   follow [a law](../../benchmarks/results/epochs_law.md) of published points or of `--epochs`.
 - **Bands.** Compute times may be off by the device's `error`, exchange times by the link's, all to
@@ -239,9 +236,9 @@ def families_section() -> str:
         "",
         paragraph(
             f"""Bands should hold 70 to 90 % of the rows. Ten usual values are fitted to all
-            rows but FireCaffe's: how far exchanges exceed a data sheet, how much they slow down
-            computing, how far workers scatter. The form was chosen on them, too. FireCaffe's five
-            came later, and from one row {afterwards("firecaffe-titan")} off. Below, each source is
+            rows but FireCaffe's: of exchanges, of their effect on computing, of scatter. The form
+            was chosen on them, too. FireCaffe's five came later, and from one row
+            {afterwards("firecaffe-titan")} off. Below, each source is
             forecast with the values of the others. **It fails** on hosts without GPUs, whose cores
             are unknown, and on libraries that do not overlap, until a second row shows it."""
         ),
@@ -278,16 +275,13 @@ def trainings_section(rows: Sequence[dict[str, Any]]) -> str:
         "## Trainings on emulated hosts",
         "",
         paragraph(
-            f"""Tested: forecasts of {len(rows)} trainings
-            ([record](../../benchmarks/results/forecast.md)) from the file that `firecaffe check`
-            wrote on these hosts: exchanges, codecs, shards, split layers, stages, replicas and
-            servers. The first forecast is from before the first step. The second one is from after
-            20 steps, with computing measured. **It fails** where little is computed on slow
-            processors: their time for messages is not forecast. Some of these trainings decided
-            how steps are composed and what `check` measures."""
+            """Tested: forecasts from `firecaffe check`'s file, of LeNet in 14 settings
+            ([record](../../benchmarks/results/forecast.md)). The second forecast is from after 20
+            steps, with computing measured. **It fails** if slow processors compute little: their
+            time for messages is left out. Such trainings decided what is priced."""
         ),
         "",
-        "| link | n | first: median | largest | second: median | largest | in the band |",
+        "| link | n | first, median | largest | second, median | largest | in band |",
         "|---|---|---|---|---|---|---|",
     ]
     for rate in dict.fromkeys(row["rate"] for row in rows):

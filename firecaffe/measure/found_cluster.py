@@ -224,16 +224,16 @@ def _link(name: str, pairs: Sequence[PairLink], group: int) -> Link:
     )
 
 
-def _with_exchanges(cluster: Cluster, found: MeasuredCluster) -> Cluster:
+def _with_exchanges(cluster: Cluster, measured: MeasuredCluster) -> Cluster:
     """Add what exchanges tell of the outermost link: a message's time, and their efficiency.
 
     The smallest exchange has hardly any bytes. So it tells how long a message takes with all that
     the software does for it, which a round trip of two idle ranks leaves out. An efficiency is the
     time by the links alone over the measured time, of the largest exchange.
     """
-    if not found.exchanges:
+    if not measured.exchanges:
         return cluster
-    level = Network(cluster.links, len(found.ranks)).level(0, len(found.ranks) - 1)
+    level = Network(cluster.links, len(measured.ranks)).level(0, len(measured.ranks) - 1)
     link = cluster.links[level]
 
     def with_link(**changes: Any) -> Cluster:
@@ -243,27 +243,27 @@ def _with_exchanges(cluster: Cluster, found: MeasuredCluster) -> Cluster:
 
     twice = with_link(latency_s=2 * link.latency_s)
     latencies_s = []
-    for name, times in found.exchanges.items():
+    for name, times in measured.exchanges.items():
         size = min(times)
-        priced_s, more_s = (_priced_s(found, on, name, size) for on in (cluster, twice))
+        priced_s, more_s = (_priced_s(measured, on, name, size) for on in (cluster, twice))
         if name not in (NATIVE, *MEASURED) and more_s > priced_s:
             of_messages = (times[size] - priced_s) / (more_s - priced_s)
             latencies_s.append((1 + of_messages) * link.latency_s)
     latency_s = max(link.latency_s, median(latencies_s) if latencies_s else 0.0)
-    measured = with_link(latency_s=latency_s)
+    corrected = with_link(latency_s=latency_s)
     efficiency = {
-        name: _priced_s(found, measured, name, max(times)) / times[max(times)]
-        for name, times in found.exchanges.items()
+        name: _priced_s(measured, corrected, name, max(times)) / times[max(times)]
+        for name, times in measured.exchanges.items()
     }
     return with_link(latency_s=latency_s, efficiency=efficiency)
 
 
-def _priced_s(found: MeasuredCluster, cluster: Cluster, name: str, size: int) -> float:
-    ranks, elements = len(found.ranks), [size // BYTES_PER_ELEMENT]
+def _priced_s(measured: MeasuredCluster, cluster: Cluster, name: str, size: int) -> float:
+    ranks, elements = len(measured.ranks), [size // BYTES_PER_ELEMENT]
     network = Network(cluster.links, ranks)
     if name in MEASURED:  # a node of each rank
         rate = cluster.device.memory_bytes_per_s * cluster.device.efficiency
         return coded_s(name, share_of_any(name), ranks, network, rate, elements)[0]
     per_node = ranks_per_node(network)
-    route = find_route(name, None, ranks, per_node, shared_memory=found.shares_memory)
+    route = find_route(name, None, ranks, per_node, shared_memory=measured.shares_memory)
     return Prices(name, network, across=route.across).seconds(elements)[0]
