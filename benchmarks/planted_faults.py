@@ -82,7 +82,7 @@ def copy_of(tree: Path) -> Iterator[Path]:
         for file in listed.stdout.rstrip("\0").split("\0"):
             target = Path(name) / file
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(tree / file, target)
+            shutil.copy2(tree / file, target, follow_symlinks=False)  # `recipes` is a link
         yield Path(name)
 
 
