@@ -207,8 +207,8 @@ def test_one_host_may_have_less_than_the_others(cluster: Up) -> None:
 
 
 def test_a_share_that_the_kernel_cannot_give_is_refused_before_anything_is_made() -> None:
-    with pytest.raises(ClusterError, match=r"0\.1 processors for each host; 0\.2 is the least"):
-        VirtualCluster(16, RATE, processors=0.1)
+    with pytest.raises(ClusterError, match=r"0\.05 processors for each host; 0\.1 is the least"):
+        VirtualCluster(16, RATE, processors=0.05)
 
 
 @pytest.mark.alone
