@@ -155,6 +155,20 @@ slowest rank. n is the number of runs; the median run is shown.
 """
 
 
+def by_rate(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Return a table's row for each rate: errors of both forecasts, and how many are in a band."""
+    lines = []
+    for rate in dict.fromkeys(row["rate"] for row in rows):
+        own = [row for row in rows if row["rate"] == rate]
+        first, second = errors_of(own, "first_s"), errors_of(own)
+        inside = sum(row["low_s"] <= row["measured_s"] <= row["high_s"] for row in own)
+        lines.append(
+            f"| {rate} | {len(own)} | {median(first):.1%} | {max(first):.1%} | "
+            f"{median(second):.1%} | {max(second):.1%} | {inside} |"
+        )
+    return lines
+
+
 def page(out: Path) -> str:
     rows, (conditions,) = medians(out), raw_lines.read(out, "conditions")
     lines = []
@@ -170,14 +184,7 @@ def page(out: Path) -> str:
         )
     lines += ["", "| link | rows | median, first | largest | median, second | largest | in band |"]
     lines += ["| --- | --- | --- | --- | --- | --- | --- |"]
-    for rate in dict.fromkeys(row["rate"] for row in rows):
-        own = [row for row in rows if row["rate"] == rate]
-        first, second = errors_of(own, "first_s"), errors_of(own)
-        inside = sum(row["low_s"] <= row["measured_s"] <= row["high_s"] for row in own)
-        lines.append(
-            f"| {rate} | {len(own)} | {median(first):.1%} | {max(first):.1%} | "
-            f"{median(second):.1%} | {max(second):.1%} | {inside} |"
-        )
+    lines += by_rate(rows)
     return HEAD.format(**conditions) + "\n".join(lines) + "\n"
 
 

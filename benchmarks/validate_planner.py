@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks import one_weird_trick, shipped_devices, validate_emulated, validate_firecaffe
-from benchmarks.forecast_emulated import errors_of
+from benchmarks.forecast_emulated import by_rate, errors_of
 from benchmarks.paragraph import paragraph
 from benchmarks.published_allreduce import Timed, read_allreduce
 from benchmarks.published_allreduce import predict as predict_allreduce
@@ -284,14 +284,7 @@ def trainings_section(rows: Sequence[dict[str, Any]]) -> str:
         "| link | n | first, median | largest | second, median | largest | in band |",
         "|---|---|---|---|---|---|---|",
     ]
-    for rate in dict.fromkeys(row["rate"] for row in rows):
-        own = [row for row in rows if row["rate"] == rate]
-        first, second = errors_of(own, "first_s"), errors_of(own)
-        inside = sum(row["low_s"] <= row["measured_s"] <= row["high_s"] for row in own)
-        lines.append(
-            f"| {rate} | {len(own)} | {median(first):.1%} | {max(first):.1%} | "
-            f"{median(second):.1%} | {max(second):.1%} | {inside} |"
-        )
+    lines += by_rate(rows)
     return "\n".join(lines)
 
 

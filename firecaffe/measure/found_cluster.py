@@ -250,11 +250,13 @@ def _with_exchanges(cluster: Cluster, measured: MeasuredCluster) -> Cluster:
             of_messages = (times[size] - priced_s) / (more_s - priced_s)
             latencies_s.append((1 + of_messages) * link.latency_s)
     latency_s = max(link.latency_s, median(latencies_s) if latencies_s else 0.0)
-    corrected = with_link(latency_s=latency_s)
-    efficiency = {
-        name: _priced_s(measured, corrected, name, max(times)) / times[max(times)]
-        for name, times in measured.exchanges.items()
-    }
+    efficiency: dict[str, float] = {}
+    # Codecs last: they travel by other exchanges, whose efficiency is in their price already.
+    for name in sorted(measured.exchanges, key=MEASURED.__contains__):
+        plain = {other: share for other, share in efficiency.items() if other not in MEASURED}
+        on = with_link(latency_s=latency_s, efficiency=plain if name in MEASURED else {})
+        times = measured.exchanges[name]
+        efficiency[name] = _priced_s(measured, on, name, max(times)) / times[max(times)]
     return with_link(latency_s=latency_s, efficiency=efficiency)
 
 
