@@ -114,6 +114,8 @@ class FirstForecast:
         run = replace(self.run, workload=replace(self.run.workload, stored_bytes=0.0))
         if stages_s := self.row.get("stages_s"):
             # Rank 0 has the first stage. The others take as many times as long.
+            if not stages_s[0]:  # it computes nothing, so it tells of nothing
+                return None
             compute_s, _, _ = measured.of_step(None)
             cluster = slower(self.cluster, compute_s / stages_s[0], 1.0)
             known = [replace(row, error=measured.error) for row in cluster.device.measured]

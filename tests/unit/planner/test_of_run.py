@@ -143,6 +143,8 @@ def test_the_first_stage_tells_of_all(tmp_path: Path) -> None:
     row = refined(found, rows)
     assert row["stages_s"] == pytest.approx([3 * seconds for seconds in before], rel=1e-3)
     assert row["compute_s"] == pytest.approx(3 * max(before), rel=1e-3)
+    empty = replace(found, row={**found.row, "stages_s": (0.0, 1.0)})
+    assert empty.refine(rows) == ""  # and the training goes on
 
 
 def test_replicas_and_a_server(tmp_path: Path) -> None:
