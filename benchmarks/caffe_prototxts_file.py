@@ -11,18 +11,16 @@ import torch
 
 from firecaffe.caffe import text
 from firecaffe.caffe.fillers import FILLERS
+from firecaffe.caffe.graph import layers_of
 from firecaffe.caffe.message import CaffeError, Message
-from firecaffe.caffe.net import Net
-from firecaffe.caffe.parameters import blobs_of
-from firecaffe.caffe.phase import layers_of
+from firecaffe.caffe.net import Net, blobs_of
 from firecaffe.caffe.upgrade import current
 from firecaffe.errors import FirecaffeError
 from firecaffe.from_caffe.import_report import Report
 from firecaffe.from_caffe.nets import TO_TEST, TO_TRAIN, find_file
 from firecaffe.from_caffe.recipe import Asked, read
 from firecaffe.from_caffe.samples import sources_of
-from firecaffe.from_caffe.solver import read_update
-from firecaffe.from_caffe.training import read_training
+from firecaffe.from_caffe.solver import read_training, read_update
 
 Schema = Mapping[str, Mapping[str, str | None]]
 """The message of a field, by the names of message and field, as a real Caffe knows them."""

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import raw_lines
-from firecaffe.caffe import mean, wire
+from firecaffe.caffe import blob, wire
 from firecaffe.data import DataConfig, open_data
 
 
@@ -87,7 +87,7 @@ def prepare(example: Example, root: Path) -> None:
         if example.mean_file and name == example.lmdbs[0]:
             average = images.float().mean(0).flip(0).numpy()
             (root / example.mean_file).parent.mkdir(parents=True, exist_ok=True)
-            mean.write(root / example.mean_file, average)
+            blob.write_mean(root / example.mean_file, average)
         write_lmdb(root / name, images, labels)
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from firecaffe.cluster.world import World
 from firecaffe.data import SampleOrder
-from firecaffe.data.decoded import DecodedSet
+from firecaffe.data.decode import DecodedSet
 from firecaffe.data.packed import PackedPart
 from firecaffe.data.shard import ShardInfo
 from firecaffe.data.shard_files import ShardFiles

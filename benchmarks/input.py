@@ -27,11 +27,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
-from firecaffe.cluster.malloc import keep_freed_memory
+from firecaffe.cluster.process_settings import keep_freed_memory
 from firecaffe.data import Batches, DataConfig, SampleOrder, TensorDataset
 from firecaffe.data.augment import box, cut, draws
-from firecaffe.data.decode import decode
-from firecaffe.data.decoded import DecodedSet
+from firecaffe.data.decode import DecodedSet, decode
 from firecaffe.data.hash import Stream, below, hash64
 from firecaffe.data.packed import LIST, PackedPart, PackedSet, read_list
 from firecaffe.data.packing.pack_images import Packing, PackOptions

@@ -8,11 +8,9 @@ from typing import Any
 
 from firecaffe.planner.served_clock import Costs, ServedClock
 from firecaffe.synchrony.config import SynchronyConfig
-from firecaffe.synchrony.events import Event, Pull, Push
-from firecaffe.synchrony.leaf_queue import Leaf, Leaves
+from firecaffe.synchrony.events import Event, Pull, Push, Tally
 from firecaffe.synchrony.log import EVENTS, LogReader
-from firecaffe.synchrony.server_policies import make_policy
-from firecaffe.synchrony.tally import Tally
+from firecaffe.synchrony.server_policies import Leaf, Leaves, make_policy
 
 
 @dataclass(frozen=True)

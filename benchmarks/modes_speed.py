@@ -52,7 +52,7 @@ from firecaffe.runs.environment import commit, cpu_name
 from firecaffe.runs.run_folder import RunConfig
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.synchrony.config import EVERY_STEP, SynchronyConfig
-from firecaffe.synchrony.leaf_queue import Leaf, Leaves
+from firecaffe.synchrony.server_policies import Leaf, Leaves
 from firecaffe.training.plugins import VARIABLE as PLUGINS
 
 MODULE = "benchmarks.modes_speed"

@@ -43,7 +43,7 @@ from firecaffe.runs.run_folder import RunConfig
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.synchrony.config import SynchronyConfig
 from firecaffe.synchrony.events import Push
-from firecaffe.synchrony.leaf_queue import Leaves
+from firecaffe.synchrony.server_policies import Leaves
 
 MODULE = "benchmarks.pushed_codecs"
 MODEL = "lenet"

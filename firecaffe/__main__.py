@@ -22,7 +22,7 @@ if problem := why_not():  # the modules below need Unix
     sys.exit(2)
 
 from firecaffe.cli import main
-from firecaffe.cluster.last_word import end_process
+from firecaffe.cluster.handover import end_process
 
 UTF8 = "PYTHONUTF8"
 

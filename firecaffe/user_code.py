@@ -1,4 +1,4 @@
-"""User code that a recipe names.
+"""User code that a recipe names, and its objects on the way to another process.
 
 `package.module:function` is imported, from the current folder too. `path/file.py:function` is
 imported like a script, so it can import its neighbours. A class may replace a function, and
@@ -8,6 +8,7 @@ and nothing is imported for it.
 
 import hashlib
 import inspect
+import io
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -15,8 +16,10 @@ from functools import reduce
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any, Self
+
+import cloudpickle
 
 from firecaffe.errors import OwnCodeError, RecipeError
 
@@ -218,3 +221,30 @@ def _list(names: list[str]) -> str:
 
 def _arguments(arguments: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in arguments.items()) or "no arguments"
+
+
+def packed(value: object) -> bytes:
+    """Serialize an object for `pickle.loads`.
+
+    Code of `__main__` (a script's or notebook's classes) or of a function goes by value, code of a
+    module by name. Code keeps its file name, so tracebacks in the other process show its lines.
+    """
+    file = io.BytesIO()
+    _Pickler(file).dump(value)
+    return file.getvalue()
+
+
+def _code_of_file(make: Any, arguments: tuple[Any, ...], file: str) -> CodeType:
+    code: CodeType = make(*arguments)
+    return code.replace(co_filename=file)
+
+
+def _reduce_code(code: CodeType) -> tuple[Any, ...]:
+    make, arguments = cloudpickle.Pickler.dispatch_table[CodeType](code)
+    return _code_of_file, (make, arguments, code.co_filename)
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """A pickler that keeps file names; cloudpickle from 3.1.3 on writes "<dynamic-code>"."""
+
+    dispatch_table = cloudpickle.Pickler.dispatch_table.new_child({CodeType: _reduce_code})

@@ -2,7 +2,7 @@
 
 import re
 
-from firecaffe.whose_code import Owner, whose
+from firecaffe.errors import Owner, whose
 
 FILE = re.compile(r'^\s*File "(.+)", line \d+', re.MULTILINE)
 

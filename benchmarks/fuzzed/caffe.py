@@ -13,14 +13,13 @@ import torch
 from PIL import Image
 
 from benchmarks.fuzzed.reader import Reader
-from firecaffe.caffe import caffemodel, mean, solverstate
+from firecaffe.caffe import blob, caffemodel
+from firecaffe.caffe.graph import PHASES
 from firecaffe.caffe.judge import read_judges
 from firecaffe.caffe.net import Net
-from firecaffe.caffe.phase import PHASES
 from firecaffe.caffe.trained import Trained
 from firecaffe.errors import FirecaffeError
-from firecaffe.from_caffe.recipe import Asked, read
-from firecaffe.from_caffe.write_import import files_of
+from firecaffe.from_caffe.recipe import Asked, files_of, read
 from tools.caffe_goldens.nets import WHOLE
 from tools.caffe_goldens.passes import FAMILIES
 from tools.caffe_goldens.solvers import TRAININGS
@@ -104,7 +103,7 @@ _NETS = (
 
 def make_net(folder: Path) -> None:
     (folder / "net.prototxt").write_text(WHOLE.replace("DATA", IMAGES))
-    mean.write(folder / "mean.binaryproto", np.full((3, 12, 12), 7, np.float32))
+    blob.write_mean(folder / "mean.binaryproto", np.full((3, 12, 12), 7, np.float32))
     Image.new("RGB", (14, 13), (200, 30, 90)).save(folder / "a.png")
     (folder / "list.txt").write_text("a.png 0\n" * 8)
 
@@ -138,6 +137,6 @@ READERS = {
     ),
     "caffemodel": Reader(copied("*.caffemodel"), each_of("*.caffemodel", caffemodel.read)),
     "caffemodel, HDF5": Reader(copied("*.h5"), each_of("*.h5", caffemodel.read)),
-    "binaryproto": Reader(copied("*.binaryproto"), each_of("*.binaryproto", mean.read)),
-    "solverstate": Reader(copied("*.solverstate"), each_of("*.solverstate", solverstate.read)),
+    "binaryproto": Reader(copied("*.binaryproto"), each_of("*.binaryproto", blob.read_mean)),
+    "solverstate": Reader(copied("*.solverstate"), each_of("*.solverstate", blob.read_solverstate)),
 }

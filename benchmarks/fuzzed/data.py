@@ -7,9 +7,8 @@ import torch
 from PIL import Image
 
 from benchmarks.fuzzed.reader import Reader
-from firecaffe.data.cifar10 import open_cifar10
 from firecaffe.data.config import DataConfig
-from firecaffe.data.idx import read_idx_pair
+from firecaffe.data.published_formats import open_cifar10, read_idx_pair
 from firecaffe.data.sources import open_image_folder
 
 

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from firecaffe.cluster.from_script import from_script
 from firecaffe.cluster.groups import who_am_i
-from firecaffe.cluster.malloc import keep_freed_memory
+from firecaffe.cluster.process_settings import keep_freed_memory
 from firecaffe.errors import RecipeError
 from firecaffe.exchange.choose import AUTO
 from firecaffe.gradients.config import NO_COMPRESSOR

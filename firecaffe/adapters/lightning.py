@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from firecaffe.cluster.from_script import check_known
-from firecaffe.cluster.last_word import tell_uncaught
+from firecaffe.cluster.handover import tell_uncaught
 from firecaffe.errors import RecipeError
 from firecaffe.exchange.choose import AUTO
 from firecaffe.gradients.config import NO_COMPRESSOR

@@ -7,7 +7,7 @@ import torch
 
 from firecaffe.cluster.groups import check_alone
 from firecaffe.cluster.world import join
-from firecaffe.data.decoded import cores
+from firecaffe.data.decode import cores
 from firecaffe.errors import MemoryFullError
 from firecaffe.measure.step_times import time_steps
 from firecaffe.planner.calibrate import LEAST_ERROR, jitter_of, relative_spread

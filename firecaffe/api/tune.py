@@ -17,7 +17,7 @@ from firecaffe.api.console import check_target
 from firecaffe.api.recipe_argument import recipe_of
 from firecaffe.cluster.from_script import from_script
 from firecaffe.data import check_data
-from firecaffe.data.decoded import cores
+from firecaffe.data.decode import cores
 from firecaffe.errors import RecipeError
 from firecaffe.files import finite, write_atomically
 from firecaffe.recipe.config import TrainConfig

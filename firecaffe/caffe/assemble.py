@@ -14,11 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from firecaffe.caffe.graph import Graph, Source, Step
+from firecaffe.caffe.graph import Graph, Source, Step, phase_of
 from firecaffe.caffe.layers.shape import shown
 from firecaffe.caffe.layers.spec import Shape, Spec, ignore_other_types
 from firecaffe.caffe.message import CaffeError, Message
-from firecaffe.caffe.phase import phase_of
 from firecaffe.meta_kernels import on_meta, without_compiler
 
 MOST_NUMBERS = 2**31 - 1

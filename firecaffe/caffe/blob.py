@@ -1,15 +1,19 @@
-"""Caffe's arrays in files: BlobProto, mean images, weights in HDF5, and solver states.
+"""Caffe's arrays in files: BlobProto, mean images, and solver states.
 
 Source: BVLC/caffe, src/caffe/blob.cpp; field numbers of a real Caffe.
 """
 
 from collections.abc import Sequence
 from math import prod
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from firecaffe.caffe.wire import BYTES, VARINT, Buffer, Part, Wire, field, signed, varint
+from firecaffe.caffe.message import CaffeError
+from firecaffe.caffe.text import decoded
+from firecaffe.caffe.wire import BYTES, VARINT, Buffer, Part, Wire, field, opened, signed, varint
 
 LEGACY = (1, 2, 3, 4)
 """Field numbers of num, channels, height and width, which older files have instead of `shape`."""
@@ -77,3 +81,60 @@ def _dims(wire: Wire, shape: Part) -> list[int]:
 
 def _shown(shape: Sequence[int]) -> str:
     return f"({', '.join(map(str, shape))})"
+
+
+def read_mean(path: Path) -> Array:
+    """Read one image (C, H, W), blue first as in the file. Raises CaffeError on any other blob."""
+    wire = opened(path)
+    array = read(wire, 0, len(wire))
+    image = array[0] if array.ndim == 4 and len(array) == 1 else array
+    if image.ndim != 3 or not image.size:
+        raise CaffeError(f"{path}: a blob of shape {array.shape}; expected one image, of C, H, W")
+    return image
+
+
+def write_mean(path: Path, image: Array) -> None:
+    """Write a .binaryproto that every Caffe reads. image: of shape (C, H, W)."""
+    with path.open("wb") as file:
+        file.writelines(fields(image[None], legacy=True))
+
+
+ITERATION, LEARNED_NET, HISTORY, CURRENT_STEP = 1, 2, 3, 4
+MOST_BLOBS = 20_000
+MOST_PATH_BYTES = 10_000
+
+
+class SolverState(NamedTuple):
+    iteration: int
+    learned_net: str
+    """The path of the weights on the host that trained them; empty if the file does not say it."""
+    current_step: int
+    """The number of steps passed of the policy multistep."""
+    history: list[Array]
+    """The solver's arrays: SGD has one for each parameter that is no copy, its momentum.
+
+    They have the net's order. Solvers with two arrays have all the first, then all the second.
+    """
+
+
+def read_solverstate(path: Path) -> SolverState:
+    """Read a .solverstate. Raises CaffeError (one line) if the file is damaged or no such file."""
+    wire = opened(path)
+    numbers: dict[int, int] = {}
+    learned_net, places = "", []
+    for part in wire.parts(0, len(wire)):
+        if part.kind == VARINT:
+            numbers[part.number] = signed(part.value)
+        elif part.kind == BYTES and part.number == LEARNED_NET:
+            if part.stop - part.start > MOST_PATH_BYTES:
+                raise wire.error(part.start, f"a path of more than {MOST_PATH_BYTES:,} bytes")
+            learned_net = decoded(wire.text(part))
+        elif part.kind == BYTES and part.number == HISTORY:
+            places.append(part)
+        if len(places) > MOST_BLOBS or len(numbers) > MOST_BLOBS:
+            raise wire.error(part.start, f"more than {MOST_BLOBS:,} blobs")
+    iteration, step = numbers.get(ITERATION, -1), numbers.get(CURRENT_STEP, 0)
+    if iteration < 0 or step < 0:
+        raise CaffeError(f"{path}: says no iteration; expected a .solverstate")
+    history = [read(wire, place.start, place.stop) for place in places]
+    return SolverState(iteration, learned_net, step, history)

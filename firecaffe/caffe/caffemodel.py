@@ -1,18 +1,102 @@
-"""Read and write .caffemodel files; those of every age, and HDF5, can be read.
+"""Trained weights in files: .caffemodel of every age, read and written, and HDF5, read.
 
 Source: BVLC/caffe, src/caffe/net.cpp (CopyTrainedLayersFrom) and src/caffe/util/upgrade_proto.cpp;
 field numbers from a real Caffe.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from math import prod
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from firecaffe.caffe import blob, hdf5
+import numpy as np
+
+from firecaffe.caffe import blob
 from firecaffe.caffe.blob import Array
 from firecaffe.caffe.message import CaffeError
 from firecaffe.caffe.text import decoded
 from firecaffe.caffe.wire import BYTES, Buffer, Part, Wire, field, opened
+from firecaffe.files import open_regular
+
+SIGNATURE = b"\x89HDF\r\n\x1a\n"
+MOST_ITEMS = 50_000
+
+
+def is_one(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(SIGNATURE)) == SIGNATURE
+
+
+def weights(path: Path) -> dict[str, list[Array]]:
+    """Read each layer's blobs: numbered arrays below /data. Raises CaffeError (one line)."""
+    with _opened(path) as file:
+        layers = _layers(path, file)
+        _check_blobs(path, [blob for blobs in layers.values() for blob in blobs.values()])
+        return {
+            name: [np.asarray(blobs[number][()], np.float32) for number in range(len(blobs))]
+            for name, blobs in layers.items()
+        }
+
+
+def _layers(path: Path, file: Any) -> dict[str, dict[int, Any]]:
+    import h5py
+
+    layers: dict[str, dict[int, Any]] = {}
+    count = 0
+
+    def visit(name: str | bytes, item: Any) -> None:
+        nonlocal count
+        count += 1
+        if count > MOST_ITEMS:
+            raise CaffeError(f"{path}: more than {MOST_ITEMS:,} layers and blobs")
+        if isinstance(item, h5py.Dataset):
+            layer, _, number = name.rpartition("/") if isinstance(name, str) else ("", "", "")
+            if not number.isdecimal():
+                raise CaffeError(f"{path}: {item.name} is no numbered blob of a layer")
+            layers.setdefault(layer, {})[int(number)] = item
+
+    data = file.get("data")
+    if not isinstance(data, h5py.Group):
+        raise CaffeError(f"{path}: has no group /data; expected weights of Caffe's")
+    data.visititems(visit)
+    for layer, blobs in layers.items():
+        if sorted(blobs) != list(range(len(blobs))):
+            raise CaffeError(
+                f"{path}: {layer} has the blobs {sorted(blobs)!s:.80}; a blob that is shared "
+                "stands with another layer only; expected a .caffemodel"
+            )
+    return layers
+
+
+def _check_blobs(path: Path, blobs: Sequence[Any]) -> None:
+    """Check that the blobs need no more bytes than the file has, as Caffe does not compress."""
+    for array in blobs:
+        if array.dtype.kind not in "fiu" or array.external or array.is_virtual:
+            raise CaffeError(f"{path}: {array.name} itself holds no numbers")
+    needed = sum(
+        max(array.nbytes, array.dtype.itemsize * prod(array.chunks or ())) for array in blobs
+    )
+    if needed > path.stat().st_size:
+        raise CaffeError(f"{path}: its blobs would have {needed:,} bytes, more than the file")
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    try:
+        import h5py
+    except ImportError:
+        raise CaffeError(f"{path}: HDF5 files need h5py; pip install 'firecaffe[hdf5]'") from None
+    try:
+        open_regular(path).close()  # HDF5's library would wait for a pipe
+        with h5py.File(path, "r") as file:
+            yield file
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError, OverflowError) as error:
+        said = " ".join(str(error).split())
+        raise CaffeError(f"{path}: not a whole HDF5 file, {said}") from error
+
 
 NET_NAME = 1
 MOST_LAYERS = 10_000
@@ -47,8 +131,8 @@ def read(path: Path) -> dict[str, list[Array]]:
     At most twice the file's size is held. If a name occurs twice, the last counts, as in Caffe.
     Raises CaffeError (one line) if the file is damaged or no such file.
     """
-    if hdf5.is_one(path):
-        return hdf5.weights(path)
+    if is_one(path):
+        return weights(path)
     wire = opened(path)
     blobs_by_layer: dict[str, list[Array]] = {}
     ages, num_layers, num_blobs = set(), 0, 0

@@ -9,12 +9,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from firecaffe.caffe import text
-from firecaffe.caffe.graph import Graph, Source, Step, read_phases
+from firecaffe.caffe.graph import Graph, Source, Step, phase_of, read_phases
 from firecaffe.caffe.layers import LAYERS
 from firecaffe.caffe.layers.loss import DEFAULTS, VALID, Accuracy, normalization_of
 from firecaffe.caffe.layers.spec import Spec
 from firecaffe.caffe.message import Message
-from firecaffe.caffe.phase import phase_of
 from firecaffe.caffe.upgrade import current
 
 

@@ -1,20 +1,172 @@
-"""A Caffe net as a torch module, with Caffe's names for its layers and blobs."""
+"""A Caffe net as a torch module, with Caffe's names for its layers, blobs and parameters."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from firecaffe.caffe import caffemodel, parameters, text
+from firecaffe.caffe import caffemodel, text
 from firecaffe.caffe.assemble import Call, assemble, forgetting, run, write_over
 from firecaffe.caffe.blob import Array
-from firecaffe.caffe.graph import read_graph
+from firecaffe.caffe.graph import layers_of, read_graph
 from firecaffe.caffe.layers import LAYERS
-from firecaffe.caffe.layers.spec import Shape
-from firecaffe.caffe.message import Message
-from firecaffe.caffe.phase import layers_of
+from firecaffe.caffe.layers.shape import shown
+from firecaffe.caffe.layers.spec import Kind, Shape
+from firecaffe.caffe.message import CaffeError, Message
 from firecaffe.caffe.upgrade import current
+
+
+class Multipliers(NamedTuple):
+    """The factors of a parameter's learning rate and weight decay."""
+
+    lr: float = 1.0
+    decay: float = 1.0
+
+
+def blobs_of(kind: Kind, module: nn.Module) -> dict[str, Tensor]:
+    """Return a layer's parameters and buffers in the order of Caffe's blobs, by module name."""
+    tensors = {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
+    return {name: tensors[name] for name in kind.blobs if name in tensors}
+
+
+def share(calls: Iterable[Call], modules: Mapping[str, nn.Module]) -> None:
+    """Let params of one name share the first's tensor. Raises CaffeError if their shapes differ."""
+    owners: dict[str, tuple[Tensor, Call]] = {}
+    for call in calls:
+        blobs = blobs_of(call.step.kind, modules[call.module])
+        specs = call.step.layer.messages("param")
+        for (name, tensor), param in zip(blobs.items(), specs, strict=False):
+            param.ignore("share_mode")
+            shared = param.text("name")
+            if not shared:
+                continue
+            owner, by = owners.setdefault(shared, (tensor, call))
+            if owner.shape != tensor.shape:
+                raise param.error(
+                    f"{call.step.name!r} shares {shared!r} with {by.step.name!r}, whose shape is "
+                    f"{shown(owner.shape)}; its own is {shown(tensor.shape)}"
+                )
+            put(modules[call.module], name, owner)
+
+
+def tie(kind: Kind, module: nn.Module, other: nn.Module) -> bool:
+    """Give a module the tensors of another one of the same layer. Return whether they fit."""
+    blobs, others = blobs_of(kind, module), blobs_of(kind, other)
+    if [(n, t.shape) for n, t in blobs.items()] != [(n, t.shape) for n, t in others.items()]:
+        return False
+    for name, tensor in others.items():
+        put(module, name, tensor)
+    return True
+
+
+def put(module: nn.Module, name: str, tensor: Tensor) -> None:
+    path, _, last = name.rpartition(".")
+    setattr(module.get_submodule(path), last, tensor)
+
+
+def multipliers(calls: Iterable[Call], modules: Mapping[str, nn.Module]) -> dict[str, Multipliers]:
+    """Return every parameter's multipliers, by its name in the net.
+
+    A shared parameter has those of the first layer that says some. Raises CaffeError if layers
+    disagree, or if one has more `param` than blobs.
+    """
+    names: dict[Tensor, str] = {}
+    by_name: dict[str, Multipliers] = {}
+    said: dict[tuple[str, str], float] = {}
+    for call in calls:
+        blobs = blobs_of(call.step.kind, modules[call.module])
+        specs = call.step.layer.messages("param")
+        if len(specs) > len(blobs):
+            raise specs[len(blobs)].error(
+                f"{call.step.type} {call.step.name!r} has {len(specs)} param for {len(blobs)} blobs"
+            )
+        for place, (name, tensor) in enumerate(blobs.items()):
+            param = specs[place] if place < len(specs) else Message()
+            rates = [_said(param, word) for word in Multipliers._fields]
+            if not isinstance(tensor, nn.Parameter):
+                continue
+            whole = names.setdefault(tensor, f"{call.module}.{name}")
+            for word, rate in zip(Multipliers._fields, rates, strict=True):
+                if rate is None:
+                    continue
+                if said.setdefault((whole, word), rate) != rate:
+                    raise param.error(
+                        f"{call.step.name!r} shares {whole} and says {word}_mult: {rate:g}; "
+                        f"another layer says {said[whole, word]:g}"
+                    )
+            by_name[whole] = Multipliers(*(said.get((whole, w), 1.0) for w in Multipliers._fields))
+    return by_name
+
+
+def _said(param: Message, word: str) -> float | None:
+    return param.number(f"{word}_mult") if param.has(f"{word}_mult") else None
+
+
+@dataclass
+class Loaded:
+    filled: list[str] = field(default_factory=list)
+    tensors: list[str] = field(default_factory=list)
+    fresh: list[str] = field(default_factory=list)
+    """Layers with blobs that keep their fillers' values."""
+    unused: list[str] = field(default_factory=list)
+
+
+def load(
+    calls: Sequence[Call],
+    modules: Mapping[str, nn.Module],
+    blobs: Mapping[str, Sequence[Tensor | Array]],
+) -> Loaded:
+    """Fill layers from the blobs of their names. Raises CaffeError if a layer has other shapes."""
+    loaded = Loaded()
+    seen: set[str] = set()
+    for call in calls:
+        tensors = blobs_of(call.step.kind, modules[call.module])
+        name = call.step.layer.text("name")
+        if not tensors or call.module in seen:
+            continue
+        seen.add(call.module)
+        if name not in blobs:
+            loaded.fresh.append(name)
+            continue
+        _check_fits(call, tensors, blobs[name])
+        with torch.no_grad():
+            for (place, tensor), values in zip(tensors.items(), blobs[name], strict=True):
+                tensor.copy_(torch.as_tensor(values).reshape(tensor.shape))
+                loaded.tensors.append(f"{call.module}.{place}")
+        loaded.filled.append(name)
+    known = {call.step.layer.text("name") for call in calls}
+    loaded.unused = [name for name, held in blobs.items() if held and name not in known]
+    return loaded
+
+
+def _check_fits(
+    call: Call, tensors: Mapping[str, Tensor], stored: Sequence[Tensor | Array]
+) -> None:
+    shapes = [tensor.shape for tensor in tensors.values()], [blob.shape for blob in stored]
+    if list(map(_without_ones, shapes[0])) != list(map(_without_ones, shapes[1])):
+        expected, given = (", ".join(map(shown, shape)) or "none" for shape in shapes)
+        raise _unfit(call, f"blobs of {given}; the layer has {expected}")
+
+
+def _unfit(call: Call, what: str) -> CaffeError:
+    return call.step.layer.error(
+        f"the weights of {call.step.type} {call.step.name!r} are {what}; a layer that is to start "
+        "afresh needs another name"
+    )
+
+
+def _without_ones(shape: Sequence[int]) -> tuple[int, ...]:
+    """Drop leading ones. Blobs in older files have them, as they always have four sizes."""
+    sizes = list(shape)
+    while sizes and sizes[0] == 1:
+        sizes.pop(0)
+    return tuple(sizes)
 
 
 class Net(nn.Module):
@@ -40,7 +192,7 @@ class Net(nn.Module):
     shapes: dict[str, Shape]
     """The final shape of every blob, with the file's batch size."""
     blobs: dict[str, Tensor]
-    multipliers: dict[str, parameters.Multipliers]
+    multipliers: dict[str, Multipliers]
     """lr_mult and decay_mult of each parameter, by its name."""
     keep_blobs: bool
     training: bool
@@ -71,8 +223,8 @@ class Net(nn.Module):
         self._runs: dict[tuple[str, ...], list[Call]] = {}
         for name, module in made.modules.items():
             self.add_module(name, module)
-        parameters.share(made.calls, made.modules)
-        self.multipliers = parameters.multipliers(made.calls, made.modules)
+        share(made.calls, made.modules)
+        self.multipliers = multipliers(made.calls, made.modules)
         write_over(made.calls, made.modules)
         self.train(phase == "TRAIN")
         if weights is not None:
@@ -118,10 +270,10 @@ class Net(nn.Module):
             )
         return torch.stack(parts).sum()
 
-    def load(self, blobs: Mapping[str, Sequence[Tensor | Array]]) -> parameters.Loaded:
+    def load(self, blobs: Mapping[str, Sequence[Tensor | Array]]) -> Loaded:
         """Fill layers with the blobs of their names. Raises CaffeError if the shapes differ."""
         modules = {call.module: self.get_submodule(call.module) for call in self._calls}
-        return parameters.load(self._calls, modules, blobs)
+        return load(self._calls, modules, blobs)
 
     def unread(self) -> list[tuple[str, int]]:
         """Return path and line of each field that was not understood, except in data layers."""

@@ -1,4 +1,4 @@
-"""Read and write protobuf's text format without a schema: the format of .prototxt files.
+"""Reads and writes protobuf's text format without a schema: the format of .prototxt files.
 
 Source: "Text Format Language Specification", protobuf.dev/reference/protobuf/textformat-spec. Where
 it leaves a choice, the parser does what protobuf's C++ parser, which Caffe uses, does. The bytes of
@@ -8,6 +8,7 @@ a file, its values and their nesting are bounded.
 import math
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -227,3 +228,22 @@ class _Parser:
                 raise self.error(what, token.line) from None
 
         return ESCAPE.sub(one, token.text[1:-1])
+
+
+ESCAPED = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"})
+
+
+def as_text(message: Message) -> str:
+    return "".join(f"{line}\n" for line in _lines(message, ""))
+
+
+def _lines(message: Message, indent: str) -> Iterator[str]:
+    for field in message.fields:
+        if isinstance(field.value, Message):
+            yield f"{indent}{field.name} {{"
+            yield from _lines(field.value, indent + "  ")
+            yield f"{indent}}}"
+        elif isinstance(field.value, str) and not isinstance(field.value, Word):
+            yield f'{indent}{field.name}: "{field.value.translate(ESCAPED)}"'
+        else:
+            yield f"{indent}{field.name}: {field.value}"

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.utils import _pytree
 
-from firecaffe.caffe import parameters, text
+from firecaffe.caffe import text
 from firecaffe.caffe.assemble import (
     Assembled,
     Call,
@@ -27,13 +27,11 @@ from firecaffe.caffe.assemble import (
     write_over,
 )
 from firecaffe.caffe.caffemodel import Layer
-from firecaffe.caffe.graph import Graph, Step, read_phases
+from firecaffe.caffe.graph import PHASES, Graph, Step, read_phases
 from firecaffe.caffe.judge import Judged, judged
 from firecaffe.caffe.layers import LAYERS
 from firecaffe.caffe.message import CaffeError, Field, Message
-from firecaffe.caffe.net import Net
-from firecaffe.caffe.parameters import blobs_of
-from firecaffe.caffe.phase import PHASES
+from firecaffe.caffe.net import Net, blobs_of, share, tie
 from firecaffe.caffe.upgrade import current
 
 
@@ -124,7 +122,7 @@ class Trained(nn.Module):
             self.add_module(name, module)
         _tie(train, test)
         calls = [*train.calls, *test.calls]
-        parameters.share(calls, modules)
+        share(calls, modules)
         write_over(calls, modules)
         self._calls: dict[str, list[Call]] = {
             phase: forgetting(made[phase].calls, self._blobs[phase]) for phase in PHASES
@@ -214,7 +212,7 @@ def _tie(train: Assembled, test: Assembled) -> None:
         if other is None or other.module == call.module:
             continue
         module, trained = test.modules[call.module], train.modules[other.module]
-        if not parameters.tie(call.step.kind, module, trained):
+        if not tie(call.step.kind, module, trained):
             raise call.step.layer.error(
                 f"{call.step.type} {call.step.name!r} has other weights in TEST than in TRAIN "
                 f"(line {other.step.layer.line}); expected the same shapes, or another name"

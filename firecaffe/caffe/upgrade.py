@@ -1,10 +1,262 @@
-"""Convert nets of every age to today's form, as Caffe does when it loads them.
+"""Converts nets of every age to today's form, as Caffe does when it loads them.
 
 Source: BVLC/caffe, src/caffe/util/upgrade_proto.cpp, and what a real Caffe makes of such files.
 """
 
-from firecaffe.caffe import v0, v1
-from firecaffe.caffe.message import Field, Message, printable
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
+
+from firecaffe.caffe.message import Field, Message, Word, printable
+
+
+class Old(NamedTuple):
+    """A layer type's name in the V1 form, the message of its fields, and their new names there."""
+
+    type: str
+    param: str = ""
+    words: Mapping[str, str] = MappingProxyType({})
+
+
+def _same(*names: str) -> dict[str, str]:
+    return {name: name for name in names}
+
+
+FILLED = {"biasterm": "bias_term", **_same("num_output", "weight_filler", "bias_filler")}
+WINDOW = {"kernelsize": "kernel_size", **_same("pad", "stride")}
+SOURCE = {"source": "source", "batchsize": "batch_size"}
+DETECTION = ("fg_threshold", "bg_threshold", "fg_fraction", "context_pad", "crop_mode")
+V0_TYPES = {
+    "accuracy": Old("ACCURACY"),
+    "bnll": Old("BNLL"),
+    "concat": Old("CONCAT", "concat_param", _same("concat_dim")),
+    "conv": Old("CONVOLUTION", "convolution_param", {**FILLED, **WINDOW, **_same("group")}),
+    "data": Old("DATA", "data_param", {**SOURCE, **_same("rand_skip")}),
+    "dropout": Old("DROPOUT", "dropout_param", _same("dropout_ratio")),
+    "euclidean_loss": Old("EUCLIDEAN_LOSS"),
+    "flatten": Old("FLATTEN"),
+    "hdf5_data": Old("HDF5_DATA", "hdf5_data_param", SOURCE),
+    "hdf5_output": Old("HDF5_OUTPUT"),
+    "im2col": Old("IM2COL"),
+    "images": Old(
+        "IMAGE_DATA",
+        "image_data_param",
+        {**SOURCE, "shuffle_images": "shuffle", **_same("rand_skip", "new_height", "new_width")},
+    ),
+    "infogain_loss": Old("INFOGAIN_LOSS", "infogain_loss_param", _same("source")),
+    "innerproduct": Old("INNER_PRODUCT", "inner_product_param", FILLED),
+    "lrn": Old("LRN", "lrn_param", _same("local_size", "alpha", "beta", "k")),
+    "multinomial_logistic_loss": Old("MULTINOMIAL_LOGISTIC_LOSS"),
+    "pool": Old("POOLING", "pooling_param", {**WINDOW, **_same("pool")}),
+    "relu": Old("RELU"),
+    "sigmoid": Old("SIGMOID"),
+    "softmax": Old("SOFTMAX"),
+    "softmax_loss": Old("SOFTMAX_LOSS"),
+    "split": Old("SPLIT"),
+    "tanh": Old("TANH"),
+    "window_data": Old(
+        "WINDOW_DATA",
+        "window_data_param",
+        {**SOURCE, **{f"det_{name}": name for name in DETECTION}},
+    ),
+}
+V0_TRANSFORM = {
+    "scale": "scale",
+    "meanfile": "mean_file",
+    "cropsize": "crop_size",
+    "mirror": "mirror",
+}
+
+
+def in_v1(net: Message, layers: Sequence[Message]) -> list[Message]:
+    """Convert layers to the V1 form. Fields that a type lacks stay and count as not understood."""
+    for layer in layers:
+        if not layer.has("layer"):
+            raise layer.error("layers without layer { … } beside some that have it")
+    return [_layer(layer, fields) for layer, fields in _padded(net, layers)]
+
+
+def _layer(layers: Message, bottoms: list[Field]) -> Message:
+    inner = layers.message("layer")
+    kind = inner.text("type")
+    old = V0_TYPES.get(kind, Old(kind))
+    param_fields: list[Field] = []
+    transform: list[Field] = []
+    fields = [field for field in layers.fields if field.name not in ("layer", "bottom")]
+    for field in inner.fields:
+        if field.name in old.words:
+            param_fields.append(field._replace(name=old.words[field.name]))
+        elif field.name in V0_TRANSFORM:
+            transform.append(field._replace(name=V0_TRANSFORM[field.name]))
+        elif field.name == "type":
+            fields.append(field._replace(value=Word(old.type)))
+        else:
+            fields.append(field)
+    for name, moved in ((old.param, param_fields), ("transform_param", transform)):
+        if moved:
+            inside = Message(moved, moved[0].line, layers.where)
+            fields.append(Field(name, inside, moved[0].line))
+    return Message([*fields, *bottoms], layers.line, layers.where)
+
+
+def _padded(net: Message, layers: Sequence[Message]) -> list[tuple[Message, list[Field]]]:
+    """Drop padding layers and move their pad to the next layer. Return layers with bottoms."""
+    writers: dict[str, Message | None] = dict.fromkeys(net.texts("input"))
+    kept: list[tuple[Message, list[Field]]] = []
+    for layer in layers:
+        inner = layer.message("layer")
+        kind = inner.text("type")
+        bottoms = layer.all("bottom")
+        changed = []
+        for bottom, name in zip(bottoms, layer.texts("bottom"), strict=True):
+            if name not in writers:
+                raise layer.error(f"bottom is {name}, which no layer before has made", bottom.line)
+            writer = writers[name]
+            before = None if writer is None else writer.message("layer")
+            if writer is None or before is None or before.text("type") != "padding":
+                changed.append(bottom)
+                continue
+            is_plain = len(bottoms) == len(writer.all("bottom")) == len(writer.all("top")) == 1
+            if kind not in ("conv", "pool") or not is_plain:
+                raise writer.error(
+                    "a padding layer; expected one bottom, one top, and a convolution or a pooling "
+                    f"after it, not {kind}"
+                )
+            changed.append(writer.all("bottom")[0])
+            others = [field for field in inner.fields if field.name != "pad"]
+            pad = Field("pad", before.integer("pad"), before.line_of("pad"))
+            inner = Message([*others, pad], inner.line, inner.where)
+        writers.update(dict.fromkeys(layer.texts("top"), layer))
+        if kind != "padding":
+            others = [field for field in layer.fields if field.name != "layer"]
+            whole = Message([*others, Field("layer", inner, inner.line)], layer.line, layer.where)
+            kept.append((whole, changed))
+    return kept
+
+
+V1_TYPES = {
+    "NONE": (0, ""),
+    "ACCURACY": (1, "Accuracy"),
+    "BNLL": (2, "BNLL"),
+    "CONCAT": (3, "Concat"),
+    "CONVOLUTION": (4, "Convolution"),
+    "DATA": (5, "Data"),
+    "DROPOUT": (6, "Dropout"),
+    "EUCLIDEAN_LOSS": (7, "EuclideanLoss"),
+    "FLATTEN": (8, "Flatten"),
+    "HDF5_DATA": (9, "HDF5Data"),
+    "HDF5_OUTPUT": (10, "HDF5Output"),
+    "IM2COL": (11, "Im2col"),
+    "IMAGE_DATA": (12, "ImageData"),
+    "INFOGAIN_LOSS": (13, "InfogainLoss"),
+    "INNER_PRODUCT": (14, "InnerProduct"),
+    "LRN": (15, "LRN"),
+    "MULTINOMIAL_LOGISTIC_LOSS": (16, "MultinomialLogisticLoss"),
+    "POOLING": (17, "Pooling"),
+    "RELU": (18, "ReLU"),
+    "SIGMOID": (19, "Sigmoid"),
+    "SOFTMAX": (20, "Softmax"),
+    "SOFTMAX_LOSS": (21, "SoftmaxWithLoss"),
+    "SPLIT": (22, "Split"),
+    "TANH": (23, "TanH"),
+    "WINDOW_DATA": (24, "WindowData"),
+    "ELTWISE": (25, "Eltwise"),
+    "POWER": (26, "Power"),
+    "SIGMOID_CROSS_ENTROPY_LOSS": (27, "SigmoidCrossEntropyLoss"),
+    "HINGE_LOSS": (28, "HingeLoss"),
+    "MEMORY_DATA": (29, "MemoryData"),
+    "ARGMAX": (30, "ArgMax"),
+    "THRESHOLD": (31, "Threshold"),
+    "DUMMY_DATA": (32, "DummyData"),
+    "SLICE": (33, "Slice"),
+    "MVN": (34, "MVN"),
+    "ABSVAL": (35, "AbsVal"),
+    "SILENCE": (36, "Silence"),
+    "CONTRASTIVE_LOSS": (37, "ContrastiveLoss"),
+    "EXP": (38, "Exp"),
+    "DECONVOLUTION": (39, "Deconvolution"),
+}
+"""The number, from a real Caffe's enum, and today's name of each member."""
+FORKS = {
+    "CROP": "Crop",
+    "INTERP": "Interp",
+    "NORMALIZE": "Normalize",
+    "PRELU": "PReLU",
+    "PYTHON": "Python",
+    "RESHAPE": "Reshape",
+    "ROI_POOLING": "ROIPooling",
+    "SMOOTH_L1_LOSS": "SmoothL1Loss",
+}
+"""Members that forks added, with today's names. Their numbers differed between forks."""
+NAMES = {name: today for name, (_, today) in V1_TYPES.items()} | FORKS
+BY_NUMBER = dict(V1_TYPES.values())
+PER_BLOB = ("param", "blob_share_mode", "blobs_lr", "weight_decay")
+SHARE_MODES = ("STRICT", "PERMISSIVE")
+DATA_PARAMS = {
+    "Data": "data_param",
+    "ImageData": "image_data_param",
+    "WindowData": "window_data_param",
+}
+V1_TRANSFORM = ("scale", "mean_file", "crop_size", "mirror")
+
+
+def in_current(layers: Message) -> Message:
+    """Convert a layer to today's form. An unknown type stays. Raises CaffeError on wrong values."""
+    fields = [field for field in layers.fields if field.name not in (*PER_BLOB, "type")]
+    kind = ""
+    for field in layers.all("type"):
+        kind = _type(layers, field)
+        fields.append(field._replace(value=kind))
+    fields.extend(_params(layers))
+    if kind in DATA_PARAMS:
+        fields = _transformed(layers, fields, DATA_PARAMS[kind])
+    return Message(fields, layers.line, layers.where)
+
+
+def _type(layers: Message, field: Field) -> str:
+    value = field.value
+    if isinstance(value, str):
+        return NAMES.get(value, str(value))
+    if not isinstance(value, int) or value not in BY_NUMBER:
+        raise layers.error(f"type is {value!s:.40}; expected a name such as RELU", field.line)
+    return BY_NUMBER[value]
+
+
+def _params(layers: Message) -> list[Field]:
+    lists: tuple[tuple[str, str, Sequence[float | str]], ...] = (
+        ("name", "param", layers.texts("param")),
+        (
+            "share_mode",
+            "blob_share_mode",
+            [Word(choice) for choice in layers.choices("blob_share_mode", SHARE_MODES)],
+        ),
+        ("lr_mult", "blobs_lr", layers.numbers("blobs_lr")),
+        ("decay_mult", "weight_decay", layers.numbers("weight_decay")),
+    )
+    most = max(len(values) for _, _, values in lists)
+    blobs: list[list[Field]] = [[] for _ in range(most)]
+    for name, old, values in lists:
+        for blob, value, field in zip(blobs, values, layers.all(old), strict=False):
+            blob.append(Field(name, value, field.line))
+    return [
+        Field("param", Message(blob, blob[0].line, layers.where), blob[0].line) for blob in blobs
+    ]
+
+
+def _transformed(layers: Message, fields: list[Field], param: str) -> list[Field]:
+    param_message = layers.message(param)
+    moved = [field for field in param_message.fields if field.name in V1_TRANSFORM]
+    if not moved:
+        return fields
+    kept = [field for field in param_message.fields if field.name not in V1_TRANSFORM]
+    others = [field for field in fields if field.name not in (param, "transform_param")]
+    transform = [*layers.message("transform_param").fields, *moved]
+    inside = {param: (kept, param_message.line), "transform_param": (transform, moved[0].line)}
+    return others + [
+        Field(name, Message(part_fields, line, layers.where), line)
+        for name, (part_fields, line) in inside.items()
+    ]
+
 
 NO_EFFECT = ("name", "force_backward", "debug_info")
 BATCH_NORM_BLOBS = 3
@@ -37,9 +289,9 @@ def _layers(net: Message) -> tuple[list[Field], list[str]]:
     is_v0 = any(layer.has("layer") for layer in old)
     form = 'layers { layer { type: "conv" } }' if is_v0 else "layers { type: CONVOLUTION }"
     note = f'{form}, {len(old)} of them, read as layer {{ type: "Convolution" }}'
-    layers = v0.in_v1(net, old) if is_v0 else old
+    layers = in_v1(net, old) if is_v0 else old
     others = [field for field in net.fields if field.name != "layers"]
-    upgraded = [Field("layer", v1.in_current(layer), layer.line) for layer in layers]
+    upgraded = [Field("layer", in_current(layer), layer.line) for layer in layers]
     return others + upgraded, [_note(net, old[0].line, note)]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from importlib import import_module
 
 from firecaffe.api.console import print_plainly
-from firecaffe.cluster.last_word import leave_report
+from firecaffe.cluster.handover import leave_report
 from firecaffe.errors import (
     FirecaffeError,
     OutputLostError,

@@ -16,7 +16,7 @@ from firecaffe.api.cluster_file import write_cluster
 from firecaffe.api.console import make_console
 from firecaffe.cli.arguments import Parser
 from firecaffe.cli.cluster_file_options import add_cluster_file, cluster_to_write
-from firecaffe.cluster.malloc import keep_freed_memory
+from firecaffe.cluster.process_settings import keep_freed_memory
 from firecaffe.data.config import DataConfig
 from firecaffe.data.packing.part import Part, Source
 from firecaffe.errors import DataError, RecipeError
@@ -120,7 +120,7 @@ def measure(options: Any) -> InputRates:
     """Measure the input at `options.path`. Raises DataError if there is nothing to read."""
     import torch
 
-    from firecaffe.data.decoded import decode_threads
+    from firecaffe.data.decode import decode_threads
     from firecaffe.data.packed import LIST, PackedPart, read_list
     from firecaffe.data.packing.source import open_source
     from firecaffe.data.shard_files import is_remote, open_files

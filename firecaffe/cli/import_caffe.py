@@ -73,12 +73,14 @@ def make_parser() -> Parser:
 
 def main(argv: list[str]) -> int:
     from firecaffe.api.network_argument import parse_input
-    from firecaffe.from_caffe.recipe import NET, Asked, read
-    from firecaffe.from_caffe.write_import import (
+    from firecaffe.from_caffe.recipe import (
+        NET,
         RECIPE,
         REPORT,
+        Asked,
         check_folder,
         files_of,
+        read,
         write_folder,
     )
     from firecaffe.training.records import say
@@ -104,7 +106,7 @@ def main(argv: list[str]) -> int:
 
 
 def _end(imported: Imported, folder: Path) -> None:
-    from firecaffe.from_caffe.write_import import RECIPE
+    from firecaffe.from_caffe.recipe import RECIPE
     from firecaffe.training.records import say
 
     left = imported.report.left_out

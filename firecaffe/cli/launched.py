@@ -3,7 +3,7 @@
 import os
 
 from firecaffe.cli.arguments import Parser
-from firecaffe.cluster.last_word import LAUNCHED
+from firecaffe.cluster.handover import LAUNCHED
 from firecaffe.errors import RecipeError
 
 OF_OUR_LAUNCHER = (

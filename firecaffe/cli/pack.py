@@ -108,11 +108,9 @@ UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
 
 
 def main(argv: list[str]) -> int:
-    from firecaffe.data.decode import MOST_PIXELS
-    from firecaffe.data.decoded import cores
-    from firecaffe.data.packing.divide import with_test_part
+    from firecaffe.data.decode import MOST_PIXELS, cores
     from firecaffe.data.packing.pack_images import PackOptions
-    from firecaffe.data.packing.source import open_source
+    from firecaffe.data.packing.source import open_source, with_test_part
 
     parser = make_parser()
     options = parser.parse_args(argv)

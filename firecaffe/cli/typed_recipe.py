@@ -10,7 +10,7 @@ from typing import Any
 from jsonargparse import Namespace
 
 from firecaffe.cli.arguments import Parser
-from firecaffe.cluster.last_word import LAUNCHED
+from firecaffe.cluster.handover import LAUNCHED
 from firecaffe.errors import RecipeError
 from firecaffe.recipe.checked_recipe import CheckedRecipe, check_recipe
 from firecaffe.recipe.identity import flatten

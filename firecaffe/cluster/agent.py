@@ -30,14 +30,13 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 
 from firecaffe.cluster.addresses import join_place
-from firecaffe.cluster.descriptors import NEEDED, wait_for_room
+from firecaffe.cluster.calls import LAST_S, Aside, PatientRendezvous
 from firecaffe.cluster.groups import ATTEMPT
 from firecaffe.cluster.hosts import PART_S, PATIENCE_S, SAY_EVERY_S, HostEnds
-from firecaffe.cluster.interruptible import LAST_S, Aside, PatientRendezvous
 from firecaffe.cluster.joining import ATTEMPTS
 from firecaffe.cluster.lost_ranks import TOGETHER, LetGo, LossReader, Seen, fault_in
-from firecaffe.cluster.rank_process import RankProcess
-from firecaffe.cluster.signals import SAME_S, heard
+from firecaffe.cluster.process_settings import SAME_S, heard
+from firecaffe.cluster.rank_process import NEEDED, RankProcess, wait_for_room
 from firecaffe.cluster.world import LASTING
 from firecaffe.errors import LaunchError, PreemptedError
 from firecaffe.faults import ANOTHER, Fault

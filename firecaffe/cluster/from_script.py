@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-from firecaffe.cluster.last_word import tell_uncaught
+from firecaffe.cluster.handover import tell_uncaught
 from firecaffe.errors import RecipeError
 
 Given = ParamSpec("Given")

@@ -42,8 +42,8 @@ from firecaffe.cluster.addresses import (
     own_addresses,
 )
 from firecaffe.cluster.launched_by import take_over
-from firecaffe.cluster.store import BACKLOG, hold_store
-from firecaffe.cluster.variables import variables_kept
+from firecaffe.cluster.process_settings import variables_kept
+from firecaffe.cluster.secret import BACKLOG, hold_store
 from firecaffe.errors import LaunchError
 
 ALL = "all"

@@ -1,10 +1,106 @@
-"""What a launcher hands to its ranks beside their command line, so that none finds it out again."""
+"""What a launcher hands to its ranks, and the last word that it gets from each of them."""
 
+import io
+import json
 import os
 import pickle
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import TracebackType
+from typing import NoReturn
 
-from firecaffe.cluster.last_word import LAUNCHED
+from firecaffe.errors import FirecaffeError, PeerLostError
+from firecaffe.faults import Fault
+from firecaffe.files import new_aside
+from firecaffe.output import kept_stderr
+
+LAUNCHED = "FIRECAFFE_LAUNCHED"
+"""Environment variable of ranks that firecaffe's launcher started: its process number."""
+
+REPORT = "TORCHELASTIC_ERROR_FILE"
+"""Environment variable with the path of a rank's report to torch's elastic agent."""
+
+
+def leave_report(message: str, fault: Fault | None = None, traceback: str = "") -> None:
+    """Leave the line to the launcher, which prints it once for all ranks; else print it."""
+    line = " ".join(message.split())
+    report = os.environ.get(REPORT)
+    if report:
+        extra = {"timestamp": str(int(time.time())), "time_s": time.time(), "traceback": traceback}
+        if fault is not None:
+            extra["fault"] = fault.as_text()
+        try:
+            aside = new_aside(Path(f"{report}.partial"))
+            with open(aside, "w", encoding="utf-8") as file:
+                json.dump({"message": {"message": line, "extraInfo": extra}}, file)
+            os.replace(aside, report)
+        except OSError:
+            report = None
+    # firecaffe's launcher prints nothing if it is gone, or finds no report.
+    if not report or os.environ.get(LAUNCHED) != str(os.getppid()):
+        rank = f"rank {os.environ['RANK']}: " if "RANK" in os.environ else ""
+        print(f"firecaffe: {rank}{line}\n{traceback}", end="", file=kept_stderr(), flush=True)
+
+
+def tell_uncaught() -> None:
+    """Let a firecaffe error that a script does not catch end it with one line and its exit code.
+
+    At a Python prompt only the line is printed, because the session holds the user's data.
+    """
+    if not isinstance(sys.excepthook, _Hook):
+        sys.excepthook = _Hook(sys.excepthook)
+
+
+class _Hook:
+    def __init__(self, before: Callable[..., object]) -> None:
+        self.before = before
+
+    def __call__(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        if not isinstance(error, FirecaffeError):
+            self.before(kind, error, trace)
+            return
+        with _real_stderr():
+            leave_report(error.last_word, error.fault, error.traceback)
+        if _at_prompt():
+            return
+        if isinstance(error, PeerLostError):
+            end_process(error.exit_code)  # a thread may still wait for that rank
+        raise SystemExit(error.exit_code)
+
+
+@contextmanager
+def _real_stderr() -> Iterator[None]:
+    # `init_process_group` puts a hook of torch's around ours. It buffers what is printed until ours
+    # returns, and ours does not: it ends the process.
+    before = sys.stderr
+    if isinstance(before, io.StringIO):
+        sys.stderr = sys.__stderr__
+    try:
+        yield
+    finally:
+        sys.stderr = before
+
+
+def _at_prompt() -> bool:
+    """Whether a user types to this interpreter, or will after its script (`python -i`)."""
+    return hasattr(sys, "ps1") or bool(sys.flags.inspect)
+
+
+def end_process(exit_code: int) -> NoReturn:
+    """End the process at once, because a communication thread may still wait for a lost rank."""
+    # A Gloo thread that frees a tensor while the interpreter shuts down aborts the process, too
+    # (torch's issue 190489).
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:  # their reader may be gone, or the disk full
+        os._exit(exit_code)
+
 
 HANDED = "FIRECAFFE_HANDED"
 """Environment variable of ranks: the file with the value handed to them, or empty."""

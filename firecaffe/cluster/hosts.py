@@ -1,20 +1,44 @@
-"""The hosts of a run, where their launchers meet, and how they end together.
+"""The hosts of a run: where their launchers meet, and how they end together.
 
 A launcher whose ranks are done says so in the launchers' store, and waits for the others. A lost
 host says nothing, so hosts that torch's rendezvous has not heard of for some seconds are not waited
 for. The launcher that holds the store ends last, or torch prints warnings about a lost store.
+
+torch unpickles what it finds in that store, so every value is signed (`cluster.secret`). torch's
+store listens at all addresses, so it gets a listener of ours: on a single host, at the loopback.
 """
 
+import errno
 import re
 import socket
 import time
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
+from typing import cast
 
 import psutil
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import Store, TCPStore
+from torch.distributed import DistError
+from torch.distributed.elastic.rendezvous.api import RendezvousError
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
+    DynamicRendezvousHandler,
+    RendezvousTimeout,
+)
 
-from firecaffe.cluster.addresses import LOOPBACK, check_known, check_outward, is_here, split_place
+from firecaffe.cluster.addresses import (
+    LOOPBACK,
+    check_known,
+    check_outward,
+    is_here,
+    is_one_host,
+    listen_at,
+    listen_to_all,
+    split_place,
+)
+from firecaffe.cluster.secret import BACKLOG, SignedStore, hold_store
 from firecaffe.errors import LaunchError, RecipeError
 from firecaffe.output import kept_stderr
 
@@ -205,3 +229,62 @@ class HostEnds:
 
     def _parting(self, host: int) -> str:
         return f"firecaffe/parted/{self._attempt}/{host}"
+
+
+MEETING_ERRORS = (DistError, RendezvousError, RuntimeError, OSError)
+"""Errors that torch raises if ranks, or hosts, do not find each other."""
+
+READ_S = 60.0
+"""Seconds to wait for a value in the store."""
+
+
+class Rendezvous(DynamicRendezvousHandler):
+    """torch's, with no second listener: ranks of a single host use the launcher's store."""
+
+    @property
+    def store(self) -> TCPStore:
+        """The launchers' store without signatures."""
+        return cast(TCPStore, cast(SignedStore, self._store).inner)
+
+    def _create_tcp_store_server(self, master_addr: str, master_port: int) -> TCPStore:
+        return self.store
+
+
+def meet_launchers(hosts: Hosts, address: str, secret: bytes) -> tuple[Rendezvous, bool]:
+    """Return the rendezvous, and whether this launcher holds it. Raises: `MEETING_ERRORS`."""
+    store, holds_it = _store(hosts)
+    signed = SignedStore(store, secret)
+    run_id = hosts.rdzv_id or uuid.uuid4().hex
+    handler = Rendezvous.from_backend(
+        run_id,
+        signed,
+        C10dRendezvousBackend(signed, run_id),
+        hosts.min_nodes,
+        hosts.max_nodes,
+        address,
+        RendezvousTimeout(
+            join=timedelta(seconds=PATIENCE_S),
+            # How long to wait for more hosts than are needed, once those are there.
+            last_call=timedelta(seconds=1 if hosts.is_one else 5),
+        ),
+        # A host that has left, or is gone, is forgotten after three of these.
+        keep_alive_interval=2,
+    )
+    return cast(Rendezvous, handler), holds_it
+
+
+def _store(hosts: Hosts) -> tuple[TCPStore, bool]:
+    if hosts.is_one:
+        listener = listen_at(LOOPBACK, hosts.master_port, BACKLOG)
+        return hold_store(listener, LOOPBACK, READ_S), True
+    host, port = hosts.endpoint
+    if wait_for_endpoint(hosts):
+        try:
+            alone = is_one_host(host)
+            listener = listen_at(host, port, BACKLOG) if alone else listen_to_all(BACKLOG, port)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:  # another launcher on this host was quicker
+                raise
+        else:
+            return hold_store(listener, host, READ_S), True
+    return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=READ_S)), False

@@ -19,17 +19,22 @@ from torch.distributed.elastic.rendezvous.api import RendezvousTimeoutError
 
 from firecaffe.cluster.addresses import LOOPBACK, interface_of, own_addresses
 from firecaffe.cluster.agent import SIGNALS, FaultAgent
-from firecaffe.cluster.descriptors import room_kept, wait_for_room
+from firecaffe.cluster.calls import LAST_S, Aside, PatientRendezvous, participants
 from firecaffe.cluster.groups import ATTEMPT, GLOO_INTERFACE
-from firecaffe.cluster.handover import hand
-from firecaffe.cluster.hosts import PATIENCE_S, Hosts, check_hosts_words, check_memory, say
-from firecaffe.cluster.interruptible import LAST_S, Aside, PatientRendezvous, participants
-from firecaffe.cluster.last_word import LAUNCHED
+from firecaffe.cluster.handover import LAUNCHED, hand
+from firecaffe.cluster.hosts import (
+    MEETING_ERRORS,
+    PATIENCE_S,
+    Hosts,
+    check_hosts_words,
+    check_memory,
+    meet_launchers,
+    say,
+)
 from firecaffe.cluster.lost_ranks import fault_in
-from firecaffe.cluster.rendezvous import MEETING_ERRORS, meet_launchers
+from firecaffe.cluster.process_settings import handlers_kept, variables_kept
+from firecaffe.cluster.rank_process import room_kept, wait_for_room
 from firecaffe.cluster.secret import SECRET, StrangerError, secret_of
-from firecaffe.cluster.signals import handlers_kept
-from firecaffe.cluster.variables import variables_kept
 from firecaffe.cluster.world import FOLDER, LASTING, own_folder_key
 from firecaffe.errors import (
     CheckpointError,

@@ -35,8 +35,7 @@ from firecaffe.cluster.addresses import (
 )
 from firecaffe.cluster.handshake import accept, prove
 from firecaffe.cluster.pulse import end_turn, take_turn
-from firecaffe.cluster.secret import own_secret, signed
-from firecaffe.cluster.store import BACKLOG
+from firecaffe.cluster.secret import BACKLOG, own_secret, signed
 from firecaffe.cluster.watch_message import (
     MOST_BYTES,
     PULSE,

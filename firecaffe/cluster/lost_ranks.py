@@ -19,8 +19,7 @@ from torch._C._distributed_c10d import Store
 from torch.distributed import DistError
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from firecaffe.cluster.calls import Calls
-from firecaffe.cluster.interruptible import Aside
+from firecaffe.cluster.calls import Aside, Calls
 from firecaffe.errors import DivergedError, LauncherLostError, NotFiniteError, PreemptedError
 from firecaffe.faults import ANOTHER, Fault
 

@@ -1,10 +1,22 @@
-"""A rank of this host, as the process that its launcher has started for it."""
+"""A rank of this host, as a process of its launcher, and the file descriptors that it keeps free.
 
+torch's store accepts every connection and waits forever for its first bytes. Each connection takes
+a descriptor of the launcher, which needs some to look after its ranks. So a connection over which
+nothing has come is cut off: torch's own client sends its first bytes as soon as it is connected.
+"""
+
+import errno
 import os
+import resource
 import signal
+import socket
+import struct
 import subprocess
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -12,9 +24,128 @@ from typing import Self
 import psutil
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from firecaffe.cluster.descriptors import wait_for_room
-from firecaffe.cluster.last_word import REPORT
+from firecaffe.cluster.handover import REPORT
+from firecaffe.cluster.handshake import PROVE_S
 from firecaffe.cluster.lost_ranks import Seen
+
+LOOK_S = 1.0
+CROWDED_S = 0.05
+"""Seconds between two looks, and for a caller's first bytes, if few descriptors are left."""
+
+LEFT = 64
+"""Number of free descriptors below which they count as few."""
+
+NEEDED = 16
+"""Most descriptors that a launcher needs to look after its ranks, not counting their start."""
+
+MOST = 1 << 16
+"""Most descriptors that are asked for; a container's limit may be 2^30."""
+
+PATIENCE_S = 60.0
+
+BYTES_RECEIVED = struct.Struct("=128xQ")
+"""The place of tcpi_bytes_received in Linux's tcp_info."""
+
+
+@contextmanager
+def room_kept(port: int) -> Iterator[None]:
+    """Cut off silent callers of this process's store at `port`, and allow it more descriptors."""
+    soft, hard = limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    is_over = threading.Event()
+    if sys.platform.startswith("linux"):
+        threading.Thread(target=_keep, args=(port, is_over), name="room", daemon=True).start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def wait_for_room(count: int = NEEDED) -> None:
+    """Wait until `count` more descriptors can be opened, for at most `PATIENCE_S` seconds."""
+    until = time.monotonic() + PATIENCE_S
+    while time.monotonic() < until:
+        taken: list[int] = []
+        try:
+            taken += (os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC) for _ in range(count))
+            return
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+        finally:
+            for descriptor in taken:
+                os.close(descriptor)
+        time.sleep(CROWDED_S)
+
+
+def _keep(port: int, is_over: threading.Event) -> None:
+    silent_since: dict[tuple[int, str], float] = {}
+    wait_s = LOOK_S
+    spare = _spare()  # kept for the next caller to be cut off
+    while not is_over.wait(wait_s):
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        limit = MOST if limit == resource.RLIM_INFINITY else limit
+        descriptors = _descriptors(limit)
+        wait_s = CROWDED_S if limit - len(descriptors) < LEFT else LOOK_S
+        patience_s = PROVE_S if wait_s == LOOK_S else CROWDED_S
+        now, before, silent_since = time.monotonic(), silent_since, {}
+        for descriptor in descriptors:
+            caller = _silent_caller(descriptor, port)
+            if caller is None:
+                continue
+            since_s = silent_since[descriptor, caller] = before.get((descriptor, caller), now)
+            if now - since_s >= patience_s:
+                os.close(spare)
+                _cut_off(descriptor, caller, port)
+                spare = _spare()
+    os.close(spare)
+
+
+def _descriptors(limit: int) -> Sequence[int]:
+    try:
+        return [int(name) for name in os.listdir("/proc/self/fd")]
+    except OSError:
+        return range(limit)  # none is left to ask with
+
+
+def _silent_caller(descriptor: int, port: int) -> str | None:
+    try:
+        connection = socket.socket(fileno=descriptor)
+    except OSError:
+        return None
+    try:
+        if (
+            connection.family not in (socket.AF_INET, socket.AF_INET6)
+            or connection.getsockname()[1] != port
+        ):
+            return None
+        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, BYTES_RECEIVED.size)
+        return None if BYTES_RECEIVED.unpack(info)[0] else str(connection.getpeername())
+    except (OSError, struct.error):  # one that listens has no peer
+        return None
+    finally:
+        connection.detach()
+
+
+def _cut_off(descriptor: int, caller: str, port: int) -> None:
+    # A copy stays the same socket, whatever the store does meanwhile. The store closes its own.
+    with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as copy:
+        if _silent_caller(copy.fileno(), port) == caller:
+            copy.shutdown(socket.SHUT_RDWR)
+
+
+def _spare() -> int:
+    while True:
+        try:
+            return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            time.sleep(CROWDED_S)
+
 
 KILLED_S = 30.0
 """Seconds for a killed process to be gone; one that hangs in the kernel is left behind."""

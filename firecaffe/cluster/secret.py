@@ -11,11 +11,12 @@ remove values, restore an earlier one, or change a count.
 import hmac
 import os
 import secrets
+import socket
 import stat
 from collections.abc import Mapping
 from datetime import timedelta
 
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import Store, TCPStore
 
 from firecaffe.errors import LaunchError
 
@@ -161,3 +162,21 @@ def signed(store: Store) -> Store:
     """Return the store, with values signed by this process's secret if it has one."""
     secret = own_secret()
     return store if secret is None else SignedStore(store, secret)
+
+
+BACKLOG = 1024
+"""Most calls that wait in the kernel."""
+
+
+def hold_store(listener: socket.socket, host: str, timeout_s: float) -> TCPStore:
+    """Return a store that takes over a listener, which this process finds at `host`."""
+    port = listener.getsockname()[1]
+    return TCPStore(
+        host,
+        port,
+        is_master=True,
+        timeout=timedelta(seconds=timeout_s),
+        wait_for_workers=False,
+        multi_tenant=True,  # a script that asks for a store at this port gets this one
+        master_listen_fd=listener.detach(),
+    )

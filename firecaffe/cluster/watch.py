@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 
 from firecaffe.cluster.calls import Calls
-from firecaffe.cluster.last_word import end_process, leave_report
+from firecaffe.cluster.handover import end_process, leave_report
 from firecaffe.cluster.links import Neighbour, Shape, links_of, star_of
 from firecaffe.cluster.verdict import SETTLE_S, Judge
 from firecaffe.cluster.watch_message import BEAT, FAULT, GOODBYE, PARTING, Message, Place, pack

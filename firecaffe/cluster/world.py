@@ -30,14 +30,13 @@ from firecaffe.cluster.groups import (
     who_am_i,
     without_source,
 )
+from firecaffe.cluster.handover import LAUNCHED
 from firecaffe.cluster.hosts import say
-from firecaffe.cluster.last_word import LAUNCHED
 from firecaffe.cluster.launched_by import check_both_said, take_over
 from firecaffe.cluster.links import Shape, connect_ranks, links_of
-from firecaffe.cluster.malloc import keep_freed_memory
+from firecaffe.cluster.process_settings import keep_freed_memory, variables_kept
 from firecaffe.cluster.pulse_process import pulse_beside
 from firecaffe.cluster.secret import signed
-from firecaffe.cluster.variables import variables_kept
 from firecaffe.cluster.watch import Watch
 from firecaffe.cluster.watch_message import Place
 from firecaffe.errors import LaunchError, PeerLostError, memory_full

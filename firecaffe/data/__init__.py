@@ -4,21 +4,28 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from firecaffe.data.batches import Batches, eval_batches, given_layout
+    from firecaffe.data.batches import Batches, eval_batches, given_layout, output_shape
     from firecaffe.data.config import DataConfig
-    from firecaffe.data.dataset import Dataset, Images, TensorDataset, is_images, num_classes
+    from firecaffe.data.dataset import (
+        Batch,
+        Dataset,
+        Images,
+        Layout,
+        TensorDataset,
+        is_images,
+        num_classes,
+        num_samples,
+    )
     from firecaffe.data.datasets import DATASETS, check_data, divide, open_data, open_test
     from firecaffe.data.hash import current_key
     from firecaffe.data.hold_out import num_held_out
-    from firecaffe.data.image_batches import output_shape
-    from firecaffe.data.layout import Batch, Layout, num_samples
     from firecaffe.data.sample_order import SampleOrder, epoch_order
     from firecaffe.data.sample_weights import drawing_of
     from firecaffe.data.sources import Data, DataParts, check_words, data_home, shard_counts
     from firecaffe.data.torch_set import from_torch
 
 _PLACES = {
-    "Batch": "layout",
+    "Batch": "dataset",
     "Batches": "batches",
     "DATASETS": "datasets",
     "Data": "sources",
@@ -26,7 +33,7 @@ _PLACES = {
     "DataParts": "sources",
     "Dataset": "dataset",
     "Images": "dataset",
-    "Layout": "layout",
+    "Layout": "dataset",
     "SampleOrder": "sample_order",
     "TensorDataset": "dataset",
     "check_data": "datasets",
@@ -42,10 +49,10 @@ _PLACES = {
     "is_images": "dataset",
     "num_classes": "dataset",
     "num_held_out": "hold_out",
-    "num_samples": "layout",
+    "num_samples": "dataset",
     "open_data": "datasets",
     "open_test": "datasets",
-    "output_shape": "image_batches",
+    "output_shape": "batches",
     "shard_counts": "sources",
 }
 """The module of each name, imported on first use: reading a recipe needs no torch."""

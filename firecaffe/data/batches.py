@@ -1,21 +1,203 @@
-"""The batches of training steps and evaluations, ready on the device."""
+"""The batches of training steps and evaluations, ready on the device, of images or other data.
 
-from collections.abc import Callable, Iterator
+Data in memory are not fetched ahead: taking them is cheaper than passing them between threads. Nor
+are batches of users' code, which may draw from generators that the training's thread uses.
+"""
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from itertools import islice
+from math import prod
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad as pad_edges
 
-from firecaffe.data.augment import normalize
+from firecaffe.data.augment import (
+    box,
+    center_crop,
+    cropped_shape,
+    crops_and_mirrors,
+    cut,
+    draws,
+    middle,
+    normalize,
+    random_crop_mirror,
+)
 from firecaffe.data.config import DataConfig
-from firecaffe.data.dataset import Dataset, ask, is_images, layout_of
-from firecaffe.data.image_batches import FETCH, cut_for_test, output_shape, to_test
-from firecaffe.data.layout import Batch, Layout, Leaf, map_batch, num_samples
-from firecaffe.data.prefetch import ahead, sample_bytes
+from firecaffe.data.dataset import (
+    Batch,
+    Dataset,
+    Images,
+    Layout,
+    Leaf,
+    TensorDataset,
+    ask,
+    is_images,
+    layout_of,
+    map_batch,
+    num_samples,
+)
+from firecaffe.data.decode import DecodedSet, scale
+from firecaffe.data.packed import RawPart
 from firecaffe.data.sample_order import SampleOrder
-from firecaffe.errors import DataError
+from firecaffe.errors import DataError, RecipeError
+
+SMALLEST = torch.finfo(torch.float32).tiny
+"""The least number that a division in float32 does not treat as 0."""
+
+
+def output_shape(dataset: Images, config: DataConfig) -> tuple[int, int, int]:
+    """Return the shape of the network's images. Raises RecipeError if settings do not fit them."""
+    channels, rows, columns = dataset.sample_CHW
+    side = min(rows, columns)
+    try:
+        if config.pad > side:
+            raise ValueError
+        rows, columns = cropped_shape((rows, columns), config.crop, config.pad)
+    except ValueError:
+        raise RecipeError(
+            f"data.crop is {config.crop} with data.pad {config.pad} on images of "
+            f"{rows} x {columns}, expected pad from 0 to the shorter side and crop from 0 to that "
+            "plus twice the padding"
+        ) from None
+    for name, values in (("mean", config.mean), ("std", config.std)):
+        if len(values) not in (0, 1, channels):
+            raise RecipeError(
+                f"data.{name} has {len(values)} values, expected none, 1 or {channels} "
+                "(the number of channels)"
+            )
+    if any(value < SMALLEST for value in config.std):
+        raise RecipeError(f"data.std is {config.std}, expected values of {SMALLEST:.2g} and more")
+    return channels, rows, columns
+
+
+def _caffe(
+    dataset: Images, config: DataConfig, seed: int, epoch: int, samples_B: Tensor
+) -> tuple[Tensor, Tensor]:
+    crop, pad, mirror = config.crop, config.pad, config.mirror
+    if not isinstance(dataset, DecodedSet):
+        images_BCHW, labels_B = ask(dataset, samples_B, seed, epoch)
+        images_BChw = random_crop_mirror(
+            images_BCHW, samples_B, seed=seed, epoch=epoch, crop=crop, pad=pad, mirror=mirror
+        )
+        return images_BChw, labels_B
+    _, height, width = dataset.sample_CHW
+    rows, columns = cropped_shape((height, width), crop, pad)
+    room = (height + 2 * pad - rows + 1, width + 2 * pad - columns + 1)
+    top_B, left_B, flags_B = crops_and_mirrors(samples_B, seed, epoch, room, mirror)
+
+    def cut_crop(image_CHW: Tensor, place: int) -> Tensor:
+        image_CHW = scale(image_CHW, height, width)
+        image_CHW = pad_edges(image_CHW, [pad] * 4) if pad else image_CHW
+        top, left = top_B[place], left_B[place]
+        image_Chw = image_CHW[:, top : top + rows, left : left + columns]
+        return image_Chw.flip(2) if flags_B[place] else image_Chw
+
+    return dataset.transformed(samples_B, cut_crop, crop)
+
+
+def _inception(
+    dataset: Images, config: DataConfig, seed: int, epoch: int, samples_B: Tensor
+) -> tuple[Tensor, Tensor]:
+    side = config.crop
+    draws_BA4 = draws(seed, epoch, samples_B).tolist()
+    _, _, flags_B = crops_and_mirrors(samples_B, seed, epoch, (1, 1), config.mirror)
+
+    def cut_box(image_CHW: Tensor, place: int) -> Tensor:
+        _, rows, columns = image_CHW.shape
+        image_Chw = cut(image_CHW, box(draws_BA4[place], rows, columns), side)
+        return image_Chw.flip(2) if flags_B[place] else image_Chw
+
+    if isinstance(dataset, DecodedSet):
+        return dataset.transformed(samples_B, cut_box, side)
+    images_BCHW, labels_B = ask(dataset, samples_B, seed, epoch)
+    cuts = [cut_box(image_CHW, place) for place, image_CHW in enumerate(images_BCHW)]
+    shape = (0, images_BCHW.shape[1], side, side)
+    return torch.stack(cuts) if cuts else images_BCHW.new_empty(shape), labels_B
+
+
+def _plain(
+    dataset: Images, config: DataConfig, seed: int, epoch: int, samples_B: Tensor
+) -> tuple[Tensor, Tensor]:
+    images_BCHW, labels_B = ask(dataset, samples_B, seed, epoch)
+    return center_crop(images_BCHW, config.crop, config.pad).contiguous(), labels_B
+
+
+FETCH = {"caffe": _caffe, "inception": _inception, "none": _plain}
+
+
+def to_test(dataset: Images, config: DataConfig) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """Return the function that fetches test images: the center of each, at the training's scale."""
+    if config.augment == "inception" and isinstance(dataset, DecodedSet):
+        side, shorter = config.crop, config.resize
+        return partial(
+            dataset.transformed, transform=lambda image, _: middle(image, shorter, side), side=side
+        )
+    return dataset.batch
+
+
+def cut_for_test(images_BCHW: Tensor, dataset: Images, config: DataConfig) -> Tensor:
+    is_cut = config.augment == "inception" and isinstance(dataset, DecodedSet)
+    return images_BCHW if is_cut else center_crop(images_BCHW, config.crop, config.pad)
+
+
+T = TypeVar("T")
+
+AHEAD_BYTES = 256_000_000
+"""Memory of batches that wait."""
+
+FEWEST, MOST = 2, 32
+"""Limits of the number of batches ahead, whatever their size."""
+
+FETCHERS = 2
+"""Batches made at once, so that decoding threads never wait for the end of a batch."""
+
+
+def fetchers_of(dataset: Dataset) -> int:
+    """Return how many threads may call a data set at once. 0: none but the caller."""
+    if isinstance(dataset, TensorDataset):
+        return 0
+    if isinstance(dataset, DecodedSet):
+        return FETCHERS
+    fetchers: int = getattr(dataset, "fetchers", 0)
+    return fetchers
+
+
+def sample_bytes(dataset: Dataset) -> int:
+    """Return the approximate memory of a waiting sample: float32 for images not decoded here."""
+    if is_images(dataset):
+        is_bytes = isinstance(dataset, DecodedSet | RawPart)
+        return prod(dataset.sample_CHW) * (1 if is_bytes else 4)
+    return layout_of(dataset).num_bytes
+
+
+def ahead(
+    calls: Iterable[Callable[[], T]], dataset: Dataset, batch_bytes: int
+) -> Generator[T, None, None]:
+    """Yield the calls' results in order. `batch_bytes` is the approximate size of each.
+
+    Closing the iterator drops calls that have not begun, and waits for the others.
+    """
+    fetchers = fetchers_of(dataset)
+    if not fetchers:
+        yield from (call() for call in calls)
+        return
+    depth = max(min(MOST, max(FEWEST, AHEAD_BYTES // max(1, batch_bytes))), fetchers)
+    left = iter(calls)
+    with ThreadPoolExecutor(fetchers, thread_name_prefix="fetch") as pool:
+        waiting: deque[Future[T]] = deque(pool.submit(call) for call in islice(left, depth))
+        try:
+            while waiting:
+                result = waiting.popleft().result()
+                waiting.extend(pool.submit(call) for call in islice(left, 1))
+                yield result
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def given_layout(dataset: Dataset, config: DataConfig) -> Layout:

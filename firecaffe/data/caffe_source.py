@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from firecaffe.caffe import mean, text
+from firecaffe.caffe import blob, text
+from firecaffe.caffe.graph import layers_of, phase_of
 from firecaffe.caffe.message import Message
-from firecaffe.caffe.phase import layers_of, phase_of
 from firecaffe.caffe.upgrade import current
-from firecaffe.data.caffe_hdf5 import Hdf5Tops
+from firecaffe.data.batches import FETCHERS
 from firecaffe.data.caffe_layers import CONVERT, DataLayer, check_understood, data_layers
 from firecaffe.data.caffe_paths import Places
 from firecaffe.data.caffe_records import (
@@ -28,12 +28,11 @@ from firecaffe.data.caffe_records import (
     read_lines,
     resize,
 )
-from firecaffe.data.caffe_tops import Draws, ImageTops, Tops
+from firecaffe.data.caffe_tops import Draws, Hdf5Tops, ImageTops, Tops
 from firecaffe.data.caffe_transform import Transformer, draws
 from firecaffe.data.config import DataConfig
+from firecaffe.data.dataset import Batch, Layout
 from firecaffe.data.hash import EVALUATION
-from firecaffe.data.layout import Batch, Layout
-from firecaffe.data.prefetch import FETCHERS
 from firecaffe.data.sources import DataParts, TestPart
 from firecaffe.errors import DataError, RecipeError
 from firecaffe.user_code import caffe_file
@@ -170,7 +169,7 @@ def _transformer(layer: DataLayer, phase: str, config: DataConfig) -> Transforme
     if layer.transform.mean_file:
         places = Places(layer.layer.where, config.path)
         at = f"{layer.layer.where}:{layer.layer.line}: mean_file"
-        mean_CHW = mean.read(places.find(at, layer.transform.mean_file))
+        mean_CHW = blob.read_mean(places.find(at, layer.transform.mean_file))
     return Transformer(layer.transform, phase_of(layer.layer, phase) == TRAIN, mean_CHW)
 
 

@@ -7,9 +7,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from firecaffe.data.fetch import fetch
-from firecaffe.data.idx import read_idx_bytes
-from firecaffe.data.published import FILES, PUBLISHED, Published
+from firecaffe.data.published import FILES, PUBLISHED, Published, fetch
+from firecaffe.data.published_formats import read_idx_bytes
 from firecaffe.errors import DataError
 
 

@@ -7,20 +7,21 @@ this, so trainings that are compared use the same samples.
 import torch
 from torch import Tensor
 
+from firecaffe.data.batches import fetchers_of
 from firecaffe.data.dataset import (
     OF_ITSELF,
+    Batch,
     Dataset,
+    Layout,
     TensorDataset,
     ask,
     layout_of,
     num_classes,
     take_facts,
 )
-from firecaffe.data.decoded import DecodedSet, Encoded
+from firecaffe.data.decode import DecodedSet, Encoded
 from firecaffe.data.hash import Stream, hash64
-from firecaffe.data.layout import Batch, Layout
 from firecaffe.data.packed import RawPart
-from firecaffe.data.prefetch import fetchers_of
 from firecaffe.errors import RecipeError
 
 

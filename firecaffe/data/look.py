@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from firecaffe.data.dataset import BrokenSampleError, Dataset
+from firecaffe.data.dataset import Batch, BrokenSampleError, Dataset, Layout
 from firecaffe.data.decode import APPLY, DEEP_BITS, UPRIGHT, bits_of, decode, orientation
-from firecaffe.data.layout import Batch, Layout
 from firecaffe.errors import DataError
 
 LOOKED_AT = 64

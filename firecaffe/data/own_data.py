@@ -13,15 +13,18 @@ from torch.utils.data import DataLoader, IterableDataset
 from firecaffe.data.dataset import (
     OF_ITSELF,
     OF_SAMPLES,
+    Batch,
     Dataset,
+    Layout,
     TensorDataset,
     ask,
     is_images,
+    leaf_of,
+    named_leaves,
     take_facts,
 )
-from firecaffe.data.decoded import DecodedSet
+from firecaffe.data.decode import DecodedSet
 from firecaffe.data.hash import EVALUATION, Key, Stream, keyed, under
-from firecaffe.data.layout import Batch, Layout, leaf_of, named_leaves
 from firecaffe.data.packed import RawPart
 from firecaffe.data.torch_set import TorchSet, from_torch, is_map_style
 from firecaffe.errors import DataError, FirecaffeError

@@ -9,7 +9,7 @@ from itertools import accumulate, chain
 import torch
 from torch import Tensor
 
-from firecaffe.data.decoded import Encoded
+from firecaffe.data.decode import Encoded
 from firecaffe.data.shard import (
     KINDS,
     VERSION,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from firecaffe.data.dataset import Dataset, TensorDataset
-from firecaffe.data.decoded import DecodedSet
+from firecaffe.data.decode import DecodedSet
 from firecaffe.data.hold_out import SomeOfDataset
 from firecaffe.data.packed import RawPart
 from firecaffe.data.sample_order import Drawing

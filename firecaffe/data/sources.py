@@ -10,17 +10,14 @@ from typing import NamedTuple
 import torch
 
 from firecaffe.data.augment import AUGMENTS
-from firecaffe.data.cifar10 import ARCHIVE, open_cifar10
 from firecaffe.data.config import DataConfig
-from firecaffe.data.dataset import Dataset, TensorDataset
-from firecaffe.data.decode import EXIF, MOST_PIXELS
-from firecaffe.data.decoded import ON_ERROR, DecodedSet, Encoded
+from firecaffe.data.dataset import Dataset, Layout, TensorDataset
+from firecaffe.data.decode import EXIF, MOST_PIXELS, ON_ERROR, DecodedSet, Encoded
 from firecaffe.data.generated import generate
-from firecaffe.data.idx import open_idx
 from firecaffe.data.image_folder import TESTS, ImageFolder, notes_of, open_folder, open_test_folder
-from firecaffe.data.layout import Layout
 from firecaffe.data.look import LOOKED_AT, evenly, look
 from firecaffe.data.packed import HELD_BYTES, PackedPart, PackedSet, RawPart, read_list
+from firecaffe.data.published_formats import ARCHIVE, open_cifar10, open_idx
 from firecaffe.data.sample_order import ORDERS, SHARDS
 from firecaffe.data.sample_weights import BALANCES
 from firecaffe.data.shard_files import ShardFiles, is_remote, open_files

@@ -7,12 +7,11 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Subset, default_collate
 
+from firecaffe.data.dataset import Batch, kind_of
 from firecaffe.data.hash import EVALUATION, Key, Stream, keyed, seed_by
-from firecaffe.data.layout import Batch, kind_of
 from firecaffe.errors import DataError, FirecaffeError, RecipeError
 from firecaffe.generators import generators_kept
-from firecaffe.pickling import packed
-from firecaffe.user_code import failed, shown
+from firecaffe.user_code import failed, packed, shown
 from firecaffe.value_checks import MOST_THREADS
 
 Collate = Callable[[list[Any]], Any]

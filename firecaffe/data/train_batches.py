@@ -7,10 +7,9 @@ from typing import Protocol
 
 import torch
 
-from firecaffe.data.batches import Batches
-from firecaffe.data.layout import Batch, map_batch
+from firecaffe.data.batches import Batches, ahead, sample_bytes
+from firecaffe.data.dataset import Batch, map_batch
 from firecaffe.data.look import is_asked_again, same_bits
-from firecaffe.data.prefetch import ahead, sample_bytes
 from firecaffe.data.sample_order import SampleOrder
 
 

@@ -1,23 +1,27 @@
-"""Convert a net's properties: multipliers, frozen parameters, and what ties samples of a batch."""
+"""Converts a net's properties: multipliers, frozen parameters, first weights, tied samples."""
 
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isqrt
+from pathlib import Path
 from typing import Any
 
-from firecaffe.caffe.graph import read_graph
+import torch
+from safetensors.torch import save
+
+from firecaffe.caffe import caffemodel
+from firecaffe.caffe.graph import layers_of, read_graph
 from firecaffe.caffe.judge import Judge, no_means, read_judges
 from firecaffe.caffe.layers import LAYERS
 from firecaffe.caffe.layers.data_layers import shapes_of
 from firecaffe.caffe.layers.spec import Shape, ignore_other_types
-from firecaffe.caffe.message import Field, Message
+from firecaffe.caffe.message import CaffeError, Field, Message
 from firecaffe.caffe.net import Net
-from firecaffe.caffe.phase import layers_of
 from firecaffe.caffe.trained import Trained
 from firecaffe.data.caffe_layers import REFUSED
-from firecaffe.from_caffe.import_report import Report
+from firecaffe.from_caffe.import_report import Note, Report
 from firecaffe.from_caffe.samples import Phases, Samples, sources_of
 from firecaffe.meta_kernels import on_meta
 
@@ -214,3 +218,40 @@ def micro_batch_of(batch: int, mixing: str) -> int:
 
 def losses_in_words(losses: Mapping[str, float]) -> str:
     return ", ".join(f"{blob} (weight {weight:g})" for blob, weight in losses.items())
+
+
+def first_weights(net: Net, path: Path, report: Report) -> bytes:
+    """Return a file's tensors for a net, as safetensors; other layers start from their fillers.
+
+    Raises: CaffeError if the file is invalid, a layer has another shape, or no layer is in it.
+    """
+    blobs = caffemodel.read(path)
+    loaded = net.load({name: list(map(torch.from_numpy, arrays)) for name, arrays in blobs.items()})
+    place = str(path)
+    if not loaded.filled:
+        raise CaffeError(
+            f"{path}: no layer of the net has a name that the file knows; it has "
+            f"{', '.join(loaded.unused[:4])} …"
+        )
+    report.understood.append(Note(place, f"weights of {', '.join(loaded.filled)}"))
+    if loaded.fresh:
+        report.changed.append(
+            Note(
+                place,
+                f"not in the file, so they start as their fillers say: {', '.join(loaded.fresh)}",
+            )
+        )
+    if loaded.unused:
+        report.changed.append(Note(place, f"in the file alone: {', '.join(loaded.unused)}"))
+    filled = {
+        id(tensor)
+        for name in loaded.filled
+        for tensor in net.layers[name].state_dict(keep_vars=True).values()
+    }
+    return save(
+        {
+            name: tensor.detach().contiguous().clone()
+            for name, tensor in net.state_dict(keep_vars=True).items()
+            if id(tensor) in filled
+        }
+    )

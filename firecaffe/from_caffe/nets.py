@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from firecaffe.caffe import text
-from firecaffe.caffe.as_text import as_text
+from firecaffe.caffe.graph import PHASES, layers_of
 from firecaffe.caffe.message import Field, Message, Word
-from firecaffe.caffe.phase import PHASES, layers_of
+from firecaffe.caffe.text import as_text
 from firecaffe.caffe.upgrade import current
 from firecaffe.from_caffe.import_report import Note, Report
-from firecaffe.from_caffe.training import State
+from firecaffe.from_caffe.solver import State
 
 OF_A_NET = ("layer", "layers", "input")
 

@@ -13,7 +13,7 @@ from firecaffe.caffe.message import CaffeError, Message
 from firecaffe.data import open_data
 from firecaffe.data.caffe_layers import CONVERT, OF_A_PROGRAM, data_layers
 from firecaffe.data.config import DataConfig
-from firecaffe.data.layout import Layout
+from firecaffe.data.dataset import Layout
 from firecaffe.errors import DataError, RecipeError
 from firecaffe.from_caffe.import_report import Report
 from firecaffe.from_caffe.nets import find_file, looked_for

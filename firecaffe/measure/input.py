@@ -22,8 +22,7 @@ from firecaffe.data.augment import box, cut, draws, normalize
 from firecaffe.data.batches import Batches
 from firecaffe.data.config import DataConfig
 from firecaffe.data.dataset import BrokenSampleError
-from firecaffe.data.decode import decode
-from firecaffe.data.decoded import SKIP, DecodedSet, Encoded
+from firecaffe.data.decode import SKIP, DecodedSet, Encoded, decode
 from firecaffe.data.hash import Stream, hash64
 from firecaffe.data.hold_out import SomeEncoded
 from firecaffe.data.packed import PackedPart, read_list

@@ -18,7 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from firecaffe.cluster.malloc import give_back_freed_memory
+from firecaffe.cluster.process_settings import give_back_freed_memory
 from firecaffe.generators import generators_kept
 
 LEAST_BYTES = 1024

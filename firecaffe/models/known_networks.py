@@ -9,9 +9,8 @@ from torch import nn
 
 from firecaffe.errors import RecipeError
 from firecaffe.models.alexnet import alexnet, alexnet_owt, alexnet_ungrouped, caffenet
-from firecaffe.models.cifar10_caffe import cifar10_full, cifar10_quick
+from firecaffe.models.caffe_examples import cifar10_full, cifar10_quick, lenet, lenet_300_100
 from firecaffe.models.googlenet import googlenet, googlenet_bn, googlenet_small_bn
-from firecaffe.models.lenet import lenet, lenet_300_100
 from firecaffe.models.model import Model
 from firecaffe.models.nin import nin, nin_cifar, nin_small
 from firecaffe.models.resnet import resnet18, resnet50, resnet152

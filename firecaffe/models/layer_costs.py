@@ -1,4 +1,4 @@
-"""Volumes and arithmetic of one step of a network, by layer, from a run on the meta device.
+"""Volumes and arithmetic of one step of a network, by layer, and what autograd keeps of them.
 
 |W| is what each exchange of gradients carries, D what an exchange of activations would carry. Their
 ratio tells which to exchange. D is the bytes of the *inputs* of all convolutions and fully
@@ -10,10 +10,12 @@ Source: Iandola et al. 2016 (FireCaffe, arXiv 1511.00175).
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call
 from torch.utils._pytree import tree_leaves
 
@@ -194,3 +196,48 @@ def _recording(
 
 def _tensors(value: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+def saved_bytes(network: nn.Module, inputs: Any) -> dict[str, int]:
+    """Count the bytes of tensors that backward needs, by the layer that first saves them.
+
+    Each memory counts once, so a ReLU in place shares its output with the convolution behind it.
+    Weights and buffers do not count. Names are those of `Profile.layers`; what functions save
+    belongs to the layer before them. The network stays as it is.
+    """
+    shadows = shadows_of(network, tree_leaves(inputs)[0].device)
+    known = {_memory(tensor) for tensor in shadows.values()}
+    kept: list[Tensor] = []  # they must live as long as their memory is known
+    saved, calls = {"": 0}, dict[str, int]()
+
+    def begin(name: str, *_: Any) -> None:
+        calls[name] = calls.get(name, 0) + 1
+        saved[name if calls[name] == 1 else f"{name}#{calls[name]}"] = 0
+
+    def pack(tensor: Tensor) -> Tensor:
+        if _memory(tensor) not in known:
+            known.add(_memory(tensor))
+            kept.append(tensor.detach())
+            saved[next(reversed(saved))] += tensor.untyped_storage().nbytes()
+        return tensor
+
+    names = {part: name for name, part in network.named_modules()}
+    handles = [
+        part.register_forward_pre_hook(partial(begin, names[part])) for part in layers_in(network)
+    ]
+    try:
+        with (
+            in_training(network),
+            torch.enable_grad(),
+            without_compiler(),
+            saved_tensors_hooks(pack, lambda tensor: tensor),
+        ):
+            functional_call(network, shadows, (inputs,))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return saved
+
+
+def _memory(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)

@@ -1,23 +1,164 @@
-"""Images in parts of rows: what a kernel sees of them, and pools over them.
+"""Images in parts of rows, with their halos, and what a kernel or a pool sees of them.
+
+A halo gives each part in forward what its window covers of the others. A window is the range of the
+cut dimension that one part sees. Backward returns the sum of each element's gradients. It adds
+gradients in the order of parts, whoever holds them, so the number of ranks changes no bit.
 
 Output rows are cut anew, equally. Each part receives the rows that its own are made from, and the
-padding beyond the image's edges. Columns stay whole. Source: Dryden et al. 2019, arXiv 1903.06681.
+padding beyond the image's edges. Columns stay whole. Source: Dryden et al. 2019
+(IPDPS, arXiv 1903.06681), spatial parallelism.
 """
 
-from itertools import cycle, pairwise
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import cycle, groupby, pairwise
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from firecaffe.exchange.schedule import ALL_TO_ALL, Schedule, Transfer, from_rounds
 from firecaffe.parallel.cut import Cut, cut
-from firecaffe.parallel.halo import with_halos
+from firecaffe.parallel.flow import with_conjugate
+from firecaffe.parallel.parts import PartGroup
 from firecaffe.parallel.slide import Slide, pair, pool_slide, windows_of
 
 if TYPE_CHECKING:
     from firecaffe.parallel.tensor import TensorInParts
+
+
+Windows = tuple[range, ...]
+"""The range that each part sees: consecutive elements of the whole dimension, at least one."""
+
+
+def with_halos(
+    group: PartGroup, own: Sequence[Tensor], cut: Cut, windows: Windows, dim: int
+) -> tuple[Tensor, ...]:
+    """Return what this rank's parts see of `dim`, for each micro-batch. Raises: PeerLostError."""
+    pieces = _pieces(cut, windows)
+
+    def seen(*parts: Tensor) -> list[Tensor]:
+        part_of = dict(zip(group.own, parts, strict=True))
+        known = {
+            piece: piece.of(part_of[piece.source], cut[piece.source], dim)
+            for piece in pieces
+            if piece.source in part_of
+        }
+        known |= _exchange(group, pieces, known, parts[0], dim)
+        return [
+            torch.cat([known[piece] for piece in pieces if piece.window == number], dim)
+            for number in group.own
+        ]
+
+    def summed(*gradients: Tensor) -> list[Tensor]:
+        gradient_of = dict(zip(group.own, gradients, strict=True))
+        known = {
+            piece: piece.of(gradient_of[piece.window], windows[piece.window].start, dim)
+            for piece in pieces
+            if piece.window in gradient_of
+        }
+        known |= _exchange(group, pieces, known, gradients[0], dim, back=True)
+        totals = []
+        for number in group.own:
+            shape = list(gradients[0].shape)
+            shape[dim] = cut[number + 1] - cut[number]
+            total = gradients[0].new_zeros(shape)
+            for piece in pieces:
+                if piece.source == number:
+                    piece.of(total, cut[number], dim).add_(known[piece])
+            totals.append(total)
+        return totals
+
+    made: list[Tensor] = []
+    for start in range(0, len(own), len(group.own)):
+        made += with_conjugate(seen, summed, *own[start : start + len(group.own)])
+    return tuple(made)
+
+
+class _Piece(NamedTuple):
+    # Elements of one part that are in the window of a part: of itself or of another.
+    source: int
+    window: int
+    # Counted in the whole dimension.
+    start: int
+    stop: int
+
+    @property
+    def length(self) -> int:
+        return self.stop - self.start
+
+    def of(self, tensor: Tensor, first: int, dim: int) -> Tensor:
+        # Returns these elements of a tensor that begins with element `first`.
+        return tensor.narrow(dim, self.start - first, self.length)
+
+
+def _pieces(cut: Cut, windows: Windows) -> list[_Piece]:
+    pieces = []
+    for window, seen in enumerate(windows):
+        for source in range(len(cut) - 1):
+            start, stop = max(seen.start, cut[source]), min(seen.stop, cut[source + 1])
+            if start < stop:
+                pieces.append(_Piece(source, window, start, stop))
+    return pieces
+
+
+def _exchange(
+    group: PartGroup,
+    pieces: Sequence[_Piece],
+    known: Mapping[_Piece, Tensor],
+    like: Tensor,
+    dim: int,
+    *,
+    back: bool = False,
+) -> dict[_Piece, Tensor]:
+    # Returns the pieces that other ranks have and this one needs. `known` are this rank's. `like`
+    # is any piece except for the length of `dim`. `back` goes from the window's rank to the part's.
+    rank_of = {part: rank for rank, share in enumerate(group.shares) for part in share}
+
+    def way(piece: _Piece) -> tuple[int, int]:
+        source, window = rank_of[piece.source], rank_of[piece.window]
+        return (window, source) if back else (source, window)
+
+    crossing = sorted((piece for piece in pieces if len({*way(piece)}) == 2), key=way)
+    if not crossing:
+        return {}
+    # One vector with only what crosses; the pieces of one rank for another are contiguous.
+    row = like.numel() // like.shape[dim]
+    lengths = [piece.length * row for piece in crossing]
+    vector = like.new_empty(sum(lengths))
+    shape = list(like.shape)
+    places = {}
+    for piece, place in zip(crossing, vector.split_with_sizes(lengths), strict=True):
+        shape[dim] = piece.length
+        places[piece] = place.view(shape)
+        if way(piece)[0] == group.group.rank:
+            places[piece].copy_(known[piece])
+    group.collectives.run(
+        ("halos", tuple(crossing), back, row),
+        _schedule(group.group.world_size, [(way(piece), piece.length * row) for piece in crossing]),
+        vector,
+        range(group.group.world_size),
+    )
+    return {piece: place for piece, place in places.items() if way(piece)[1] == group.group.rank}
+
+
+def _schedule(
+    world_size: int, crossing: Sequence[tuple[tuple[int, int], int]]
+) -> Callable[[int], Schedule]:
+    # One round, with one message for each rank that has something for another. `crossing` holds
+    # both ranks and the number of elements, one after the other.
+    def make(num_elements: int) -> Schedule:
+        transfers, start = [], 0
+        for (source, destination), same in groupby(crossing, key=lambda entry: entry[0]):
+            stop = start + sum(length for _, length in same)
+            transfers.append(Transfer(source, destination, start, stop, reduce=False))
+            start = stop
+        made = from_rounds("halos", world_size, num_elements, [transfers])
+        return replace(made, kind=ALL_TO_ALL)
+
+    return make
 
 
 def is_in_rows(x: "TensorInParts") -> bool:

@@ -36,12 +36,10 @@ from firecaffe.synchrony.config import (
     STALE,
     SynchronyConfig,
 )
-from firecaffe.synchrony.events import Event
-from firecaffe.synchrony.leaf_queue import Leaves
+from firecaffe.synchrony.events import Event, Tally
 from firecaffe.synchrony.rounds import Rounds, cut_fragments
-from firecaffe.synchrony.server_policies import make_policy
+from firecaffe.synchrony.server_policies import Leaves, make_policy
 from firecaffe.synchrony.shares import balanced_shares
-from firecaffe.synchrony.tally import Tally
 
 STEPS = 200
 

@@ -14,7 +14,7 @@ from firecaffe.data import (
     open_data,
 )
 from firecaffe.data.augment import cropped_shape
-from firecaffe.data.decoded import DecodedSet
+from firecaffe.data.decode import DecodedSet
 from firecaffe.data.generated import NUM_TRAIN
 from firecaffe.data.image_folder import ImageFolder
 from firecaffe.data.packed import PackedPart

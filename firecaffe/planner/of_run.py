@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from firecaffe.data import Data
-from firecaffe.data.decoded import cores
+from firecaffe.data.decode import cores
 from firecaffe.errors import FirecaffeError
 from firecaffe.files import write_json
 from firecaffe.gradients.config import NO_COMPRESSOR

@@ -18,16 +18,15 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from firecaffe.data.layout import Layout, Leaf, tree_words
+from firecaffe.data.dataset import Layout, Leaf, tree_words
 from firecaffe.errors import RecipeError
 from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.models import MODELS
 from firecaffe.models.config import ModelConfig
 from firecaffe.models.kernel import ELEMENTWISE, MATRIX, Kernel
-from firecaffe.models.layer_costs import LayerProfile, Profile, profile_on
+from firecaffe.models.layer_costs import LayerProfile, Profile, profile_on, saved_bytes
 from firecaffe.models.network import LIBRARIES, maker_of, with_outline
-from firecaffe.models.saved_tensors import saved_bytes
 from firecaffe.planner.epochs_law import EpochsLaw
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.solvers.optimizer import make_optimizer

@@ -21,10 +21,9 @@ from firecaffe.cluster.launcher import launch as launch_ranks
 from firecaffe.cluster.world import is_launched
 from firecaffe.errors import FirecaffeError, RecipeError
 from firecaffe.output import kept_stdout
-from firecaffe.pickling import packed
 from firecaffe.runs.fault import settle_fault
 from firecaffe.script.call import CALL, CALLER, RETURNED, Caller
-from firecaffe.user_code import shown
+from firecaffe.user_code import packed, shown
 
 Value = TypeVar("Value")
 

@@ -7,13 +7,12 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from firecaffe.cluster.last_word import end_process, leave_report
+from firecaffe.cluster.handover import end_process, leave_report
 from firecaffe.errors import FirecaffeError, PeerLostError, RecipeError, memory_full
 from firecaffe.faults import Fault
 from firecaffe.output import outputs_kept
-from firecaffe.pickling import packed
 from firecaffe.script.call import CALL, CALLER, RETURNED, Caller
-from firecaffe.user_code import failed, shown
+from firecaffe.user_code import failed, packed, shown
 
 INTERRUPTED = 130
 

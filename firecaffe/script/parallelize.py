@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.parallel.distributed import DistributedDataParallel
 
 from firecaffe.cluster.from_script import bind, from_script
-from firecaffe.cluster.malloc import keep_freed_memory
+from firecaffe.cluster.process_settings import keep_freed_memory
 from firecaffe.exchange.choose import AUTO
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.script.first_forward import tell_of_own_state

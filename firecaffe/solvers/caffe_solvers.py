@@ -1,28 +1,84 @@
-"""Optimizers by Caffe's formulas: SGD, Nesterov and Adam.
+"""Optimizers over lists of weights: SGD, Nesterov, Adam by Caffe's formulas; delayed Nesterov.
 
-m = b1 m + (1 - b1) g          w = w - rate sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + delta)
+Adam:
+    m = b1 m + (1 - b1) g          w = w - rate sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + delta)
     v = b2 v + (1 - b2) g^2
 
-The paper's form, which torch has, corrects v before it takes the root. Compared with it, delta is
+Adam's paper, and torch, correct v before it takes the root. Compared with that, delta is
 divided by sqrt(1 - b2^t) here, so that it starts 32 times as large at b2 = 0.999. Source:
 `AdamSolver` in BVLC Caffe; Kingma and Ba 2015, the end of section 2.
 
-h = momentum h + rate (gradient + decay w)        w = w - h
+SGD, and Nesterov:
+    h = momentum h + rate (gradient + decay w)        w = w - h
     nesterov:  w = w - ((1 + momentum) h - momentum h_before)
 
 torch's SGD keeps the rate outside, so a lower rate at once also shortens what was collected at a
 higher one. Momentum correction first multiplies h by the new rate over the previous one. Then the
 two forms are equal except for rounding. Source: `SGDSolver` and `NesterovSolver` in BVLC Caffe; the
 correction: Goyal et al. 2017, section 3.
+
+Delayed Nesterov:
+    each update     d = d + g;  w = w - rate g
+    the N-th        m = β m + d;  w = w - rate (g + β m);  d = 0
+
+At a server that receives gradients late, momentum in each update follows gradients that are N
+updates old, which is the usual cause of divergence. Here the updates between are plain. N of them
+together are one Nesterov update on the mean of N gradients, at N times the rate. With N = 1 this is
+torch's own. Source: Liu et al. 2024 (docs/explanation/synchrony.md), algorithm 3 with c = 0.
 """
 
 import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, optim
 
-from firecaffe.solvers.grouped import GroupedOptimizer, Groups, counted, moments
+Groups = Iterable[dict[str, Any]] | Iterable[Tensor]
+
+
+class GroupedOptimizer(optim.Optimizer):
+    """An optimizer that steps group by group, with the weights of a group that have a gradient."""
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            weights = [weight for weight in group["params"] if weight.grad is not None]
+            if weights:
+                self.update(group, weights, [weight.grad for weight in weights])
+
+    def update(self, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]) -> None:
+        """Update the weights in place. `group` holds the group's settings, as "lr"."""
+        raise NotImplementedError
+
+
+State = dict[str, Any]
+
+
+def kept(state: State, name: str, like: Tensor) -> Tensor:
+    if name not in state:
+        state[name] = torch.zeros_like(like)
+    value: Tensor = state[name]
+    return value
+
+
+def counted(state: State) -> int:
+    state["step"] = state.get("step", 0) + 1
+    return int(state["step"])
+
+
+def moments(
+    states: Sequence[State], gradients: list[Tensor], betas: tuple[float, float]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Update the means of gradients and of their squares (Kingma and Ba 2015, algorithm 1)."""
+    beta1, beta2 = betas
+    pairs = list(zip(states, gradients, strict=True))
+    means = [kept(state, "mean", gradient) for state, gradient in pairs]
+    squares = [kept(state, "square", gradient) for state, gradient in pairs]
+    torch._foreach_lerp_(means, gradients, 1 - beta1)
+    torch._foreach_mul_(squares, beta2)
+    torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
+    return means, squares
 
 
 class CaffeAdam(GroupedOptimizer):
@@ -96,3 +152,36 @@ class CaffeSGD(GroupedOptimizer):
                 history.mul_(rate / before)
             state["rate"] = rate
         return history
+
+
+class DelayedNesterov(GroupedOptimizer):
+    """SGD with delayed Nesterov momentum. `every` is N; the rate is that of one gradient."""
+
+    def __init__(self, params: Groups, lr: float, momentum: float, every: int) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum, "every": every})
+
+    def update(self, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]) -> None:
+        for weight, gradient in zip(weights, gradients, strict=True):
+            moved = gradient
+            if group["weight_decay"]:
+                moved = moved.add(weight, alpha=group["weight_decay"])
+            state = self.state[weight]
+            if not state:
+                state["momentum_buffer"] = torch.zeros_like(weight)
+                state["delayed"] = torch.zeros_like(weight)
+                state["updates"] = 0
+            state["updates"] += 1
+            state["delayed"].add_(moved)
+            if state["updates"] >= group["every"]:
+                momentum = state["momentum_buffer"]
+                momentum.mul_(group["momentum"]).add_(state["delayed"])
+                moved = moved.add(momentum, alpha=group["momentum"])
+                state["delayed"].zero_()
+                state["updates"] = 0
+            weight.add_(moved, alpha=-group["lr"])
+
+
+def set_delay(optimizer: optim.Optimizer, every: int) -> None:
+    for group in optimizer.param_groups:
+        if "every" in group:
+            group["every"] = every

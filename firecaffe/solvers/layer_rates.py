@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, optim
 
-from firecaffe.solvers.grouped import Groups, counted, kept, moments
+from firecaffe.solvers.caffe_solvers import Groups, counted, kept, moments
 
 Norms = Callable[[Sequence[Tensor], Sequence[Sequence[Tensor]]], Sequence[Sequence[Tensor]]]
 """(weights, lists like them) -> the scalar L2 norms of each list, always of whole tensors."""

@@ -18,8 +18,7 @@ from firecaffe.errors import RunError
 from firecaffe.files import read_lines
 from firecaffe.schema import Count, checked, decoded
 from firecaffe.synchrony.events import Event, Lose, Pull, Push, from_row, to_row
-from firecaffe.synchrony.leaf_queue import Leaf, Leaves
-from firecaffe.synchrony.server_policies import Update, Work
+from firecaffe.synchrony.server_policies import Leaf, Leaves, Update, Work
 
 
 class Ledger:

@@ -17,8 +17,7 @@ from firecaffe.errors import RecipeError
 from firecaffe.runs.measure import LOSS
 from firecaffe.tasks.config import TaskConfig
 from firecaffe.tasks.metric import Metric, Prepare, Reduction, State, Sums, TorchMetric
-from firecaffe.tasks.outputs import prediction_of
-from firecaffe.tasks.pairs import flat, in_float64
+from firecaffe.tasks.outputs import flat, in_float64, prediction_of
 from firecaffe.tasks.task import Known
 
 PLACES = 5

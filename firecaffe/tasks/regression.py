@@ -10,8 +10,7 @@ from torch import Tensor
 from firecaffe.errors import RecipeError
 from firecaffe.tasks.config import TaskConfig
 from firecaffe.tasks.metrics import chosen
-from firecaffe.tasks.outputs import own_loss
-from firecaffe.tasks.pairs import aligned
+from firecaffe.tasks.outputs import aligned, own_loss
 from firecaffe.tasks.task import Known, Task
 
 LOSSES: dict[str, Callable[..., Tensor]] = {

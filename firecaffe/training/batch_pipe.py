@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 from typing_extensions import Buffer
 
-from firecaffe.data.layout import Batch, Leaf
+from firecaffe.data.dataset import Batch, Leaf
 
 
 def send_batch(pipe: Connection, batch: Batch) -> None:

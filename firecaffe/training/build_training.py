@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
-from firecaffe.cluster.last_word import LAUNCHED
+from firecaffe.cluster.handover import LAUNCHED
 from firecaffe.cluster.links import links_of, star_of
 from firecaffe.cluster.world import World, join
 from firecaffe.data import Data

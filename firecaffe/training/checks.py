@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from firecaffe.data import Batches, Dataset, Layout, check_data, given_layout, is_images
-from firecaffe.data.layout import leaf_of, map_batch, tree_words
+from firecaffe.data.dataset import leaf_of, map_batch, tree_words
 from firecaffe.errors import OwnCodeError, RecipeError, RunError
 from firecaffe.generators import generators_kept
 from firecaffe.inventory.loss_trial import check_reduction

@@ -25,7 +25,7 @@ from firecaffe.compression.config import (
     PruneConfig,
     ShareConfig,
 )
-from firecaffe.compression.prune import (
+from firecaffe.compression.prune_and_share import (
     above,
     above_with_hold,
     adaptive,
@@ -33,11 +33,11 @@ from firecaffe.compression.prune import (
     kept_share,
     largest,
     largest_of_all,
+    share,
     threshold_of,
     with_hold,
 )
 from firecaffe.compression.selected_layers import BIAS, pruned_weights, shared_weights
-from firecaffe.compression.share import share
 from firecaffe.errors import RecipeError
 from firecaffe.recipe.sections import Recipe
 from firecaffe.training.forward import key_of

@@ -19,8 +19,8 @@ from queue import SimpleQueue
 import torch
 
 from firecaffe.data import Data, Dataset
+from firecaffe.data.dataset import Batch
 from firecaffe.data.hold_out import SomeOfDataset
-from firecaffe.data.layout import Batch
 from firecaffe.data.own_data import CheckedSet
 from firecaffe.data.torch_set import Items, TorchSet
 from firecaffe.errors import (

@@ -18,8 +18,7 @@ from firecaffe.errors import RecipeError
 from firecaffe.gradients.buffers import KeptBuffers
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.tasks import Task
-from firecaffe.tasks.metric import Metric, State
-from firecaffe.tasks.states import Parts, add_batch, pack, unpack
+from firecaffe.tasks.metric import Metric, Parts, State, add_batch, pack, unpack
 from firecaffe.training.forward import AUTOCAST, laid_out, seed_random
 from firecaffe.user_code import failed
 

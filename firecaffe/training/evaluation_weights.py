@@ -34,7 +34,7 @@ from firecaffe.cluster.group import Group
 from firecaffe.data import Batches
 from firecaffe.errors import RecipeError
 from firecaffe.parallel.layers_in_parts import NormOverRows
-from firecaffe.synchrony.leaf_queue import Leaf
+from firecaffe.synchrony.server_policies import Leaf
 from firecaffe.training.forward import laid_out, seed_random
 from firecaffe.training.holdings.holding import Holding
 from firecaffe.training.piece import Weights

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from firecaffe.caffe import caffemodel
-from firecaffe.caffe.as_text import as_text
 from firecaffe.caffe.net import Net
+from firecaffe.caffe.text import as_text
 from firecaffe.caffe.trained import Trained, deployed
 from firecaffe.errors import NotIdenticalError, RecipeError
 from firecaffe.files import written_aside, written_together

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from firecaffe.cluster.variables import variables_kept
+from firecaffe.cluster.process_settings import variables_kept
 from firecaffe.data import num_samples
 from firecaffe.errors import RecipeError
 from firecaffe.generators import generators_kept, seed_generators

@@ -19,8 +19,7 @@ from firecaffe.data import (
     num_classes,
     open_data,
 )
-from firecaffe.data.dataset import layout_of
-from firecaffe.data.layout import Leaf
+from firecaffe.data.dataset import Leaf, layout_of
 from firecaffe.data.own_data import check_own
 from firecaffe.errors import DataError, RecipeError
 from firecaffe.gradients.bucket_sums import Hook

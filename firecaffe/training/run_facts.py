@@ -7,9 +7,8 @@ from typing import Annotated
 from msgspec import Meta
 
 from firecaffe.data import Data, is_images
-from firecaffe.data.dataset import layout_of
-from firecaffe.data.decoded import DecodedSet
-from firecaffe.data.layout import Layout, Leaf
+from firecaffe.data.dataset import Layout, Leaf, layout_of
+from firecaffe.data.decode import DecodedSet
 from firecaffe.errors import RunError
 from firecaffe.files import write_json
 from firecaffe.schema import read_file

@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 
 from firecaffe.cluster.agree import gather_text, text_of_first
-from firecaffe.cluster.last_word import LAUNCHED
+from firecaffe.cluster.handover import LAUNCHED
 from firecaffe.cluster.world import FOLDER, World, own_folder_key
 from firecaffe.errors import AgreementError, CheckpointError, MemoryFullError, RunError
 from firecaffe.faults import ANOTHER, GOES_ON, TOGETHER, Fault

@@ -8,8 +8,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Self
 
-from firecaffe.cluster.last_word import LAUNCHED
-from firecaffe.cluster.signals import SAME_S, handlers_kept
+from firecaffe.cluster.handover import LAUNCHED
+from firecaffe.cluster.process_settings import SAME_S, handlers_kept
 from firecaffe.errors import FirecaffeError, LauncherLostError, PreemptedError
 from firecaffe.resume_advice import resume_word
 

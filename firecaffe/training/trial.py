@@ -17,7 +17,7 @@ from typing import Any, TypedDict
 import torch
 
 from firecaffe.cluster.launcher import RankFailedError
-from firecaffe.cluster.signals import handlers_kept
+from firecaffe.cluster.process_settings import handlers_kept
 from firecaffe.errors import PreemptedError, RunError
 from firecaffe.files import read_small, write_atomically
 from firecaffe.recipe.identity import to_toml

@@ -10,9 +10,12 @@ from torch import Tensor
 from firecaffe.cluster.group import Group
 from firecaffe.exchange.pieces import PIECES, pieces
 from firecaffe.exchange.schedule import ALL_GATHER, ALL_TO_ALL, AVERAGE, REDUCE_SCATTER, Schedule
-from firecaffe.transport.execute import PieceUnderWay, execute, in_one_call, one_by_one
-from firecaffe.transport.rank_rounds import (
+from firecaffe.transport.execute import (
+    PieceUnderWay,
     RankRound,
+    execute,
+    in_one_call,
+    one_by_one,
     rounds_of_rank,
     scratch_elements,
     sent_elements,

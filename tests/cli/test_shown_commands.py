@@ -24,9 +24,9 @@ import firecaffe
 from firecaffe.api import check, twins
 from firecaffe.cli import main, start_training
 from firecaffe.cluster import launcher
+from firecaffe.cluster.handover import LAUNCHED
 from firecaffe.cluster.hosts import Hosts
-from firecaffe.cluster.last_word import LAUNCHED
-from firecaffe.data.cifar10 import open_cifar10
+from firecaffe.data.published_formats import open_cifar10
 from firecaffe.runs.environment import cpu_name
 from tests.cli.shown_commands import GROUPS, NOT_RUN, PREPARED, ROOT, SHORT, Shown, shown, snippets
 from tests.typed import python

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import firecaffe
 from firecaffe import Recipe, RunConfig, SolverConfig, TrainConfig
-from firecaffe.cluster import last_word as report
+from firecaffe.cluster import handover as report
 from firecaffe.errors import CheckpointError, PeerLostError, PreemptedError, RecipeError
 from firecaffe.faults import Fault
 from firecaffe.training.checkpoint import load_newest

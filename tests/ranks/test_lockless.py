@@ -24,7 +24,7 @@ from firecaffe import (
 )
 from firecaffe.data import Batch, Batches, TensorDataset
 from firecaffe.errors import FirecaffeError
-from firecaffe.synchrony.leaf_queue import Leaf
+from firecaffe.synchrony.server_policies import Leaf
 from firecaffe.training.served.lockless import LocklessBench, Rule
 from firecaffe.training.served.messages import parcel_bytes
 from tests.kit.worlds import Trained, Training, changed, checkpoint_of

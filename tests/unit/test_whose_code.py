@@ -11,7 +11,7 @@ import torch
 
 import firecaffe
 from firecaffe import errors
-from firecaffe.whose_code import Owner, whose
+from firecaffe.errors import Owner, whose
 
 PACKAGE = Path(firecaffe.__path__[0])
 

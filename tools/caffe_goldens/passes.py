@@ -10,8 +10,7 @@ from torch import Tensor
 
 from firecaffe.caffe import text
 from firecaffe.caffe.layers import LAYERS
-from firecaffe.caffe.net import Net
-from firecaffe.caffe.parameters import blobs_of
+from firecaffe.caffe.net import Net, blobs_of
 from tools.caffe_goldens import layers, losses, nets
 from tools.caffe_goldens.cases import Case
 from tools.caffe_goldens.record import Record

@@ -11,8 +11,7 @@ import firecaffe
 from firecaffe import Recipe, RunConfig
 from firecaffe.caffe import caffemodel
 from firecaffe.data import SampleOrder, TensorDataset
-from firecaffe.from_caffe.recipe import Asked, read
-from firecaffe.from_caffe.write_import import files_of, write_folder
+from firecaffe.from_caffe.recipe import Asked, files_of, read, write_folder
 from tools.caffe_goldens import solvers
 from tools.caffe_goldens.record import Record
 from tools.caffe_goldens.solvers import CLASSES, ITERATIONS, LOOKS, Training

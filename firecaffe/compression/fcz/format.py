@@ -1,12 +1,11 @@
-"""The layout of a .fcz file: header, tensors' entries, and blocks of bits with check sums.
+"""The layout of a .fcz file: header, entries of tensors, and blocks of bits with check sums.
 
-All of a file's numbers go through one coder, so that a small section costs fractions of a bit and
-not bytes. Each block can be decoded by itself, because the coder begins anew in it.
+All numbers of a block go through one coder, so that a small section costs fractions of a bit and
+not bytes. Each block can be decoded by itself, because the coder begins anew in it. Outside blocks,
+whole numbers take as few bytes as they need: seven bits a byte, the lowest first (LEB128).
 
 Source: Martin 1979 (range coding), as in the library `constriction`: words of 32 bits, a state of
 64, probabilities in units of 2^-24.
-
-Whole numbers take as few bytes as they need: seven bits a byte, the lowest first (LEB128).
 """
 
 import json
@@ -21,7 +20,35 @@ import constriction
 import numpy as np
 from numpy.typing import NDArray
 
-from firecaffe.compression.fcz.patterns import DTYPES
+DTYPES = (
+    "float32",
+    "float16",
+    "float64",
+    "int64",
+    "int32",
+    "int16",
+    "int8",
+    "uint64",
+    "uint32",
+    "uint16",
+    "uint8",
+    "bool",
+    "complex64",
+)
+"""The types of tensors in a file, which stores the index."""
+
+GAPS, MASK = 0, 1
+
+Patterns = NDArray[Any]
+
+
+def unsigned(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    return np.dtype(f"u{dtype.itemsize}")
+
+
+def patterns_of(array: NDArray[Any]) -> Patterns:
+    native = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+    return native.reshape(-1).view(unsigned(native.dtype))
 
 
 class DamagedError(Exception):

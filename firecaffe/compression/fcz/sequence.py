@@ -1,4 +1,7 @@
-"""Sequences of integers, with one or more symbols for each, in the cheapest of four ways.
+"""Sequences of integers in the cheapest of four ways, one of which is a canonical Huffman code.
+
+Sources: Huffman 1952; Larmore and Hirschberg 1990 (package-merge, the shortest code of words below
+a limit) if a word would be longer; Schwartz and Kallick 1964 (canonical codes).
 
 The index of a codebook is one column, the bytes of a float32 are four. Each column has a kind:
 
@@ -10,6 +13,8 @@ The index of a codebook is one column, the bytes of a float32 are four. Each col
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from heapq import heapify, heappop, heapreplace
+from itertools import chain
 from math import lgamma, log, log2
 from typing import Literal
 
@@ -18,7 +23,133 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firecaffe.compression.fcz.format import BlockReader, BlockWriter, DamagedError, Symbols
-from firecaffe.compression.fcz.huffman import MOST_BITS, Code, Ints, code_lengths
+
+MOST_BITS = 16
+STRIDE = 32
+"""Decoding begins at the same time from places this many symbols apart."""
+
+Ints = NDArray[np.int64]
+
+
+def code_lengths(counts: Ints) -> Ints:
+    """Return the bits of each symbol's word; 0 if it does not occur, 1 if it is the only one."""
+    lengths = np.zeros(len(counts), np.int64)
+    used = np.flatnonzero(counts)
+    if len(used) < 2:
+        lengths[used] = 1
+        return lengths
+    lengths[used] = _depths(counts[used].tolist())
+    return lengths if lengths.max() <= MOST_BITS else _limited(counts, used)
+
+
+def _depths(counts: list[int]) -> list[int]:
+    # Merges the two rarest; ties go to the older node.
+    heap = [(count, place) for place, count in enumerate(counts)]
+    heapify(heap)
+    parents = [0] * (2 * len(counts) - 1)
+    for node in range(len(counts), 2 * len(counts) - 1):
+        one, left = heappop(heap)
+        two, right = heap[0]
+        parents[left] = parents[right] = node
+        heapreplace(heap, (one + two, node))
+    depths = [0] * len(parents)
+    for node in range(len(parents) - 2, -1, -1):
+        depths[node] = depths[parents[node]] + 1
+    return depths[: len(counts)]
+
+
+def _limited(counts: Ints, used: Ints) -> Ints:
+    # Package-merge.
+    coins: list[tuple[int, tuple[int, ...]]] = sorted(
+        (int(counts[symbol]), (int(symbol),)) for symbol in used
+    )
+    packages = coins
+    for _ in range(MOST_BITS - 1):
+        pairs = zip(packages[0::2], packages[1::2], strict=False)
+        packages = sorted([*coins, *((a[0] + b[0], a[1] + b[1]) for a, b in pairs)])
+    taken = chain.from_iterable(symbols for _, symbols in packages[: 2 * len(used) - 2])
+    return np.bincount(np.fromiter(taken, np.int64), minlength=len(counts))
+
+
+class Code:
+    """A canonical code: words of one length are consecutive numbers, in the order of symbols."""
+
+    def __init__(self, lengths: Ints) -> None:
+        """Raise DamagedError if Kraft's sum is not 1, except for a single symbol of one bit."""
+        used = np.flatnonzero(lengths)
+        sizes = lengths[used]
+        if sizes.size and int(sizes.max()) > MOST_BITS:
+            raise DamagedError(f"a Huffman code has a word of {sizes.max()} bits")
+        room = int((1 << (MOST_BITS - sizes)).sum())
+        alone = len(used) == 1 and int(sizes[0]) == 1
+        if room != 1 << MOST_BITS and not alone:
+            raise DamagedError("the lengths of a Huffman code do not add up to 1 (Kraft's sum)")
+        order = used[np.argsort(sizes, kind="stable")]
+        spans = 1 << (MOST_BITS - lengths[order])
+        starts = np.cumsum(spans) - spans
+        self._lengths = lengths
+        self._words = np.zeros(len(lengths), np.int64)
+        self._words[order] = starts >> (MOST_BITS - lengths[order])
+        # Indexed by the next 16 bits: the symbol, and how many of these bits are its word.
+        whole = 1 << MOST_BITS
+        self._symbol_at = np.repeat(order.astype(np.uint16), spans)
+        self._length_at = np.repeat(lengths[order].astype(np.uint8), spans)
+        if alone:  # no word begins with 1
+            self._symbol_at = np.resize(self._symbol_at, whole)
+            self._length_at = np.concatenate([self._length_at, np.zeros_like(self._length_at)])
+
+    def num_bits(self, symbols: NDArray[np.int32]) -> int:
+        return int(self._lengths[symbols].sum())
+
+    def encode(self, symbols: NDArray[np.int32]) -> bytes:
+        """Concatenate the words, each from its highest bit. Zeros fill the last byte."""
+        sizes = self._lengths[symbols]
+        ends = np.cumsum(sizes)
+        total = int(ends[-1]) if len(ends) else 0
+        below = np.repeat(ends, sizes) - 1 - np.arange(total)
+        bits = (np.repeat(self._words[symbols], sizes) >> below) & 1
+        return np.packbits(bits.astype(np.uint8)).tobytes()
+
+    def decode(self, data: bytes, count: int) -> NDArray[np.int32]:
+        """Decode `count` symbols, which must take all bytes. Raises DamagedError if they do not."""
+        if not (count and data):
+            if count or data:
+                raise DamagedError("a Huffman section has bytes and no symbols, or none and some")
+            return np.empty(0, np.int32)
+        # A word begins where the one before ends. So compute, for each bit, the end of a word that
+        # would begin there, and by doubling the end of STRIDE words. Following these gives places
+        # from which decoding can run at the same time.
+        total = 8 * len(data)
+        padded = np.frombuffer(data + bytes(2), np.uint8).astype(np.uint32)
+        three = padded[:-2] << 16 | padded[1:-1] << 8 | padded[2:]
+        ahead = np.empty(total, np.uint16)  # the next 16 bits from each
+        for bit in range(8):
+            ahead[bit::8] = three >> (8 - bit)
+        length = self._length_at[ahead]
+        # The place after the last bit leads to itself; jumps beyond the end lead there.
+        after = np.full(total + 1, total, np.int32)
+        np.minimum(np.arange(total, dtype=np.int32) + length, total, out=after[:total])
+        jump = after
+        for _ in range(STRIDE.bit_length() - 1):
+            jump = jump[jump]
+        places = np.empty(-(-count // STRIDE), np.int32)
+        place = 0
+        for number in range(len(places)):
+            places[number] = place
+            place = int(jump[place])
+        symbols = np.empty((STRIDE, len(places)), np.int32)
+        begun = np.empty((STRIDE, len(places)), np.int32)
+        for number in range(STRIDE):
+            begun[number] = places
+            symbols[number] = self._symbol_at[ahead[np.minimum(places, total - 1)]]
+            places = after[places]
+        starts = begun.T.reshape(-1)[:count]
+        last = int(starts[-1])
+        end = last + int(length[last]) if last < total else total + 1
+        if not total - 8 < end <= total or not length[np.minimum(starts, total - 1)].all():
+            raise DamagedError("a Huffman section is longer or shorter than its words")
+        return symbols.T.reshape(-1)[:count]
+
 
 How = Literal["best", "huffman", "range"]
 

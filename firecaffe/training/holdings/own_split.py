@@ -12,7 +12,7 @@ from torch import nn
 
 from firecaffe.cluster.group import Group
 from firecaffe.data import Batch, num_samples
-from firecaffe.data.layout import map_batch
+from firecaffe.data.dataset import map_batch
 from firecaffe.exchange.leaves import Shares
 from firecaffe.parallel.own_samples import Gradients, OwnSamples
 from firecaffe.recipe.parallel import rows_of

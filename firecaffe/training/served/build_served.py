@@ -9,8 +9,7 @@ from firecaffe.data.train_batches import TrainBatches
 from firecaffe.errors import RecipeError
 from firecaffe.recipe.run import Run
 from firecaffe.synchrony.clock import SimulatedClock, seconds_of
-from firecaffe.synchrony.leaf_queue import Leaves
-from firecaffe.synchrony.server_policies import make_policy
+from firecaffe.synchrony.server_policies import Leaves, make_policy
 from firecaffe.training.checkpoint import Checkpoint
 from firecaffe.training.modes.every_step import EveryStep
 from firecaffe.training.piece import Numbers, NumbersOfParts, Piece

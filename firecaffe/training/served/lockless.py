@@ -23,8 +23,7 @@ from firecaffe.cluster.world import World
 from firecaffe.errors import RecipeError
 from firecaffe.solvers.caffe_solvers import CaffeSGD
 from firecaffe.solvers.optimizer import set_rate
-from firecaffe.synchrony.leaf_queue import Leaf
-from firecaffe.synchrony.server_policies import Work
+from firecaffe.synchrony.server_policies import Leaf, Work
 from firecaffe.training.served.coder import are_finite
 from firecaffe.training.served.holders import Holders
 from firecaffe.training.served.messages import Parcel, parcel_bytes

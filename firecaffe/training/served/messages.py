@@ -13,8 +13,7 @@ from dataclasses import astuple, dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from firecaffe.synchrony.leaf_queue import Leaf
-from firecaffe.synchrony.server_policies import Work
+from firecaffe.synchrony.server_policies import Leaf, Work
 from firecaffe.training.forward import Forward
 from firecaffe.training.served.coder import Coder
 from firecaffe.training.served.server_memory import Gradient

@@ -18,8 +18,7 @@ from firecaffe.gradients.buffers import BufferChanges
 from firecaffe.solvers.optimizer import set_rate
 from firecaffe.synchrony.config import SynchronyConfig
 from firecaffe.synchrony.events import Event, Join, Lose, Pull, Push
-from firecaffe.synchrony.leaf_queue import Leaf
-from firecaffe.synchrony.server_policies import Update, Work, row_of, work_of
+from firecaffe.synchrony.server_policies import Leaf, Update, Work, row_of, work_of
 from firecaffe.training.evaluation_weights import Ema
 from firecaffe.training.served.server_memory import Gradient, ServerMemory
 

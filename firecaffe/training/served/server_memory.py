@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from firecaffe.errors import CheckpointError, RunError
-from firecaffe.synchrony.leaf_queue import Leaf
+from firecaffe.synchrony.server_policies import Leaf
 from firecaffe.training.tensor_file import Stored
 from firecaffe.transport.collect import HeldPart
 

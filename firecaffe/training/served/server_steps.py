@@ -18,12 +18,10 @@ from torch import Tensor
 from firecaffe.data import SampleOrder
 from firecaffe.errors import NotFiniteError
 from firecaffe.files import GrowingFile, write_atomically
-from firecaffe.solvers.delayed_nesterov import set_delay
-from firecaffe.synchrony.events import Event, Lose, Push
-from firecaffe.synchrony.leaf_queue import Leaf, Leaves
+from firecaffe.solvers.caffe_solvers import set_delay
+from firecaffe.synchrony.events import Event, Lose, Push, Tally
 from firecaffe.synchrony.log import EVENTS, Lines, head
-from firecaffe.synchrony.server_policies import Update
-from firecaffe.synchrony.tally import Tally
+from firecaffe.synchrony.server_policies import Leaf, Leaves, Update
 from firecaffe.training.checkpoint import Checkpoint
 from firecaffe.training.divergence import for_server
 from firecaffe.training.holdings.holding import Holding

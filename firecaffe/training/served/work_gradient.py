@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from firecaffe.data import Batch
 from firecaffe.data.train_batches import TrainBatches
-from firecaffe.synchrony.leaf_queue import Leaf
-from firecaffe.synchrony.server_policies import Work
+from firecaffe.synchrony.server_policies import Leaf, Work
 from firecaffe.training.forward import Forward
 from firecaffe.training.served.coder import Coder
 from firecaffe.training.served.server import Server

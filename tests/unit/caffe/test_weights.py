@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from firecaffe.caffe import caffemodel, mean, solverstate
+from firecaffe.caffe import blob, caffemodel
 from firecaffe.caffe.blob import Array
 from firecaffe.caffe.caffemodel import Layer
 from firecaffe.caffe.message import CaffeError
@@ -249,7 +249,7 @@ def test_damage_is_one_line(tmp_path: Path) -> None:
 
 
 def test_a_blob_that_cannot_be(tmp_path: Path) -> None:
-    for blob, words in (
+    for content, words in (
         ([shape(2**31 - 1, 2**31 - 1), field(5, ONE)], "(2147483647, 2147483647) with 1 numbers"),
         ([shape(2**31, 0)], "a blob of shape (2147483648, 0)"),
         ([shape(-1, -1), field(5, ONE)], "a blob of shape (-1, -1)"),
@@ -260,26 +260,26 @@ def test_a_blob_that_cannot_be(tmp_path: Path) -> None:
         ([field(8, SIX[:-1])], "23 bytes of numbers of 8 bytes each"),
         ([shape(10_001), field(5, ONE) * 10_001], "in more than 10,000 pieces"),
     ):
-        assert words in damaged(tmp_path, model(tmp_path, *blob))
+        assert words in damaged(tmp_path, model(tmp_path, *content))
     many = field(7, b"") * 20_001
     assert "more than 20,000 blobs" in damaged(tmp_path, model(tmp_path, layer=many))
 
 
 def test_a_mean_image(tmp_path: Path) -> None:
     image = (np.arange(24).reshape(3, 2, 4) / 4).astype(np.float32)
-    found = mean.read(FILES / "mean.binaryproto")
+    found = blob.read_mean(FILES / "mean.binaryproto")
     assert (found.shape, found.tolist()) == (image.shape, image.tolist())
     path = tmp_path / "mean.binaryproto"
-    mean.write(path, image)
+    blob.write_mean(path, image)
     assert path.read_bytes() == (FILES / "mean.binaryproto").read_bytes()
     path.write_bytes(b"".join([*shape(3, 2, 4), *field(5, image.tobytes())]))
-    assert mean.read(path).tolist() == image.tolist()
+    assert blob.read_mean(path).tolist() == image.tolist()
     path.write_bytes(b"".join([*shape(6), *field(5, SIX)]))
     with pytest.raises(CaffeError, match=r"shape \(6,\); expected one image"):
-        mean.read(path)
+        blob.read_mean(path)
     path.write_bytes(b"".join([*shape(2, 1, 1, 3), *field(5, SIX)]))
     with pytest.raises(CaffeError, match=r"expected one image"):
-        mean.read(path)
+        blob.read_mean(path)
 
 
 def test_where_a_solver_stood(tmp_path: Path) -> None:
@@ -293,7 +293,7 @@ def test_where_a_solver_stood(tmp_path: Path) -> None:
     path = tmp_path / "sgd.solverstate"
     state = (FILES / "sgd.solverstate").read_bytes()
     path.write_bytes(state + b"".join(field(FORK, b"other")))
-    found = solverstate.read(path)
+    found = blob.read_solverstate(path)
     assert (found.iteration, found.current_step) == (3, 1)
     assert found.learned_net == "g/snap_iter_3.caffemodel"
     assert [each.tolist() for each in found.history] == [[[history, history]], [history]]
@@ -304,4 +304,4 @@ def test_no_solver_state(tmp_path: Path) -> None:
     for content in (b"", b"".join(field(1, -1))):
         path.write_bytes(content)
         with pytest.raises(CaffeError, match=r"says no iteration; expected a \.solverstate"):
-            solverstate.read(path)
+            blob.read_solverstate(path)

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from torch._C._distributed_c10d import TCPStore
 
-from firecaffe.cluster import agent, groups, hosts, launcher, rendezvous
+from firecaffe.cluster import agent, groups, hosts, launcher
 from firecaffe.cluster.addresses import (
     LOOPBACK,
     check_outward,
@@ -26,9 +26,9 @@ from firecaffe.cluster.addresses import (
     own_addresses,
     split_place,
 )
+from firecaffe.cluster.calls import Aside
 from firecaffe.cluster.groups import _own_store, choose_interface, meeting
 from firecaffe.cluster.hosts import Hosts, check_hosts_words, wait_for_endpoint
-from firecaffe.cluster.interruptible import Aside
 from firecaffe.cluster.launcher import _Launch
 from firecaffe.errors import LaunchError, RecipeError
 from tests.loopback import has_ipv6
@@ -204,7 +204,7 @@ def test_who_is_there_is_said_until_all_are(
 
 
 def test_who_came_is_said_if_not_all_did(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for each in (launcher, rendezvous):
+    for each in (launcher, hosts):
         monkeypatch.setattr(each, "PATIENCE_S", 1.0)
     place = join_place(LOOPBACK, free_port())
     with pytest.raises(LaunchError, match=r"1 of 2 hosts came in 1 s.*a run: 192\.0\.2\.1"):

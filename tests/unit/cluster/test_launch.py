@@ -19,9 +19,8 @@ from torch._C._distributed_c10d import HashStore
 from firecaffe.cluster import groups
 from firecaffe.cluster.addresses import LOOPBACK
 from firecaffe.cluster.groups import ATTEMPT, call_in
-from firecaffe.cluster.handover import HANDED, hand, handed
+from firecaffe.cluster.handover import HANDED, LAUNCHED, hand, handed
 from firecaffe.cluster.hosts import Hosts
-from firecaffe.cluster.last_word import LAUNCHED
 from firecaffe.cluster.launcher import MEETING_LOGGER, _environment, _silent, _variables_of_ranks
 from firecaffe.cluster.rank_process import RankProcess
 from firecaffe.cluster.secret import SECRET

@@ -18,10 +18,10 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 
-from firecaffe.cluster import interruptible as aside
+from firecaffe.cluster import calls as aside
 from firecaffe.cluster import lost_ranks
+from firecaffe.cluster.calls import Aside, PatientRendezvous
 from firecaffe.cluster.hosts import HostEnds
-from firecaffe.cluster.interruptible import Aside, PatientRendezvous
 from firecaffe.cluster.lost_ranks import TOGETHER, LetGo, LossReader, LossTeller, Seen
 from firecaffe.faults import ANOTHER, Fault
 

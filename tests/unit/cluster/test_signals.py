@@ -20,15 +20,15 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from firecaffe.cluster import agent as agents
 from firecaffe.cluster.agent import SIGNALS, FaultAgent
 from firecaffe.cluster.groups import ATTEMPT
-from firecaffe.cluster.last_word import tell_uncaught
+from firecaffe.cluster.handover import tell_uncaught
+from firecaffe.cluster.process_settings import SAME_S, handlers_kept, heard
 from firecaffe.cluster.rank_process import RankProcess
-from firecaffe.cluster.signals import SAME_S, handlers_kept, heard
 from firecaffe.errors import RecipeError
 from tests.typed import TIMEOUT_S, python
 
 OF_C = """
 import faulthandler, signal, sys
-from firecaffe.cluster.signals import handlers_kept
+from firecaffe.cluster.process_settings import handlers_kept
 with open(sys.argv[1], "w") as file:
     faulthandler.register(signal.SIGUSR1, file)
     for _ in range(2):
@@ -203,7 +203,7 @@ def typed(words: list[str], lines: str) -> subprocess.CompletedProcess[str]:
 
 
 MISTAKEN = """
-from firecaffe.cluster.last_word import tell_uncaught
+from firecaffe.cluster.handover import tell_uncaught
 from firecaffe.errors import RecipeError
 tell_uncaught()
 raise RecipeError('mine')

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from firecaffe.compression.prune import (
+from firecaffe.compression.prune_and_share import (
     above,
     above_with_hold,
     adaptive,

@@ -8,7 +8,7 @@ import torch
 from scipy.cluster.vq import kmeans2
 from torch import Tensor
 
-from firecaffe.compression.share import STARTS, lloyd, share
+from firecaffe.compression.prune_and_share import STARTS, lloyd, share
 
 
 def weights(count: int = 400) -> Tensor:

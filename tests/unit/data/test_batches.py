@@ -22,7 +22,7 @@ from firecaffe.data import (
     output_shape,
 )
 from firecaffe.data.augment import normalize, random_crop_mirror
-from firecaffe.data.decoded import DecodedSet
+from firecaffe.data.decode import DecodedSet
 from firecaffe.data.generated import generate
 from firecaffe.data.hold_out import hold_out, num_held_out
 from firecaffe.data.packed import RawPart

@@ -50,7 +50,7 @@ def two_files(folder: Path) -> dict[str, NDArray[Any]]:
 def test_tops_are_float32_in_the_order_of_the_list(
     held_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("firecaffe.data.caffe_hdf5.HELD_BYTES", held_bytes)
+    monkeypatch.setattr("firecaffe.data.caffe_tops.HELD_BYTES", held_bytes)
     tops = two_files(tmp_path)
     train = open_data(net(tmp_path, tops='top: "data" top: "label" top: "more"')).train
     assert len(train) == 7

@@ -12,7 +12,7 @@ from PIL import Image
 from firecaffe.cli import main
 from firecaffe.data import Dataset, is_images, open_data
 from firecaffe.data.config import DataConfig
-from firecaffe.data.decoded import DecodedSet
+from firecaffe.data.decode import DecodedSet
 from firecaffe.data.look import LOOKED_AT, evenly
 from firecaffe.data.packing.source import open_source
 from firecaffe.data.sources import open_image_folder

@@ -10,8 +10,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from firecaffe.data.cifar10 import ARCHIVE, BESIDE_BYTES, TEST_FILES, TRAIN_FILES, open_cifar10
-from firecaffe.data.idx import open_idx, read_idx, read_idx_pair
+from firecaffe.data.published_formats import (
+    ARCHIVE,
+    BESIDE_BYTES,
+    TEST_FILES,
+    TRAIN_FILES,
+    open_cifar10,
+    open_idx,
+    read_idx,
+    read_idx_pair,
+)
 from firecaffe.errors import DataError
 
 

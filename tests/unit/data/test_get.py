@@ -15,11 +15,10 @@ from pathlib import Path
 import pytest
 
 from firecaffe.cli.data import get as data_get
-from firecaffe.data import fetch
-from firecaffe.data.fetch import DEBIAN, FOLDER, Mirror
+from firecaffe.data import published
 from firecaffe.data.get import get
-from firecaffe.data.idx import open_idx
-from firecaffe.data.published import FILES, PUBLISHED
+from firecaffe.data.published import DEBIAN, FILES, FOLDER, PUBLISHED, Mirror
+from firecaffe.data.published_formats import open_idx
 from firecaffe.errors import DataError, RecipeError
 
 FASHION = "fashion-mnist"
@@ -243,7 +242,7 @@ def test_a_command_that_hangs(machine: Machine, monkeypatch: pytest.MonkeyPatch)
     program = machine.folder / "bin" / "apt-get"
     program.write_text("#!/bin/sh\nexec sleep 60\n")
     program.chmod(0o755)
-    monkeypatch.setattr(fetch, "PROGRAM_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(published, "PROGRAM_TIMEOUT_S", 0.05)
     assert "took more than 0.05 s" in machine.refusal()
 
 

@@ -17,11 +17,11 @@ from torch.utils.data import Dataset, Subset
 import firecaffe
 from firecaffe import Recipe, RunConfig, TensorDataset, TrainConfig, from_torch
 from firecaffe.data import Batches, DataConfig, SampleOrder, current_key, eval_batches
+from firecaffe.data.batches import fetchers_of
 from firecaffe.data.dataset import ask
 from firecaffe.data.hash import EVALUATION, Key
 from firecaffe.data.look import same_bits
 from firecaffe.data.own_data import check_own
-from firecaffe.data.prefetch import fetchers_of
 from firecaffe.errors import DataError
 
 Point = namedtuple("Point", "at mass")

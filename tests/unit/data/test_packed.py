@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from firecaffe.data import DataConfig, TensorDataset, open_data, sources
-from firecaffe.data.decoded import DecodedSet
+from firecaffe.data.decode import DecodedSet
 from firecaffe.data.packed import PackedPart, RawPart, read_list
 from firecaffe.data.packing.pack_images import Packing, PackOptions, verify
 from firecaffe.data.packing.source import open_source

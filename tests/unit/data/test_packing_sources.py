@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from firecaffe.data.cifar10 import TEST_FILES, TRAIN_FILES, open_cifar10
 from firecaffe.data.packing import source as source_module
 from firecaffe.data.packing.pack_images import Packing, PackOptions
 from firecaffe.data.packing.part import Source
 from firecaffe.data.packing.source import open_source, part_of
+from firecaffe.data.published_formats import TEST_FILES, TRAIN_FILES, open_cifar10
 from firecaffe.errors import DataError, RecipeError
 from tests.kit.data_photos import make_folder, photo
 from tests.unit.data.test_source import write_idx_files

@@ -16,9 +16,9 @@ from firecaffe import Recipe, RunConfig, TrainConfig
 from firecaffe.cli import main
 from firecaffe.data import Batches, DataConfig, SampleOrder, TensorDataset, open_data, train_batches
 from firecaffe.data.augment import AUGMENTS
-from firecaffe.data.layout import Batch
+from firecaffe.data.batches import FEWEST, MOST, ahead
+from firecaffe.data.dataset import Batch
 from firecaffe.data.look import is_asked_again, is_repeatable, same_bits
-from firecaffe.data.prefetch import FEWEST, MOST, ahead
 from firecaffe.data.train_batches import BatchesAhead
 from firecaffe.errors import DataError
 from firecaffe.exchange.leaves import leaf_share

@@ -16,10 +16,10 @@ from firecaffe.data import (
     open_data,
     sources,
 )
-from firecaffe.data.cifar10 import TEST_FILES, TRAIN_FILES, open_cifar10
 from firecaffe.data.generated import generate
 from firecaffe.data.packing.pack_images import Packing, PackOptions
 from firecaffe.data.packing.source import open_source
+from firecaffe.data.published_formats import TEST_FILES, TRAIN_FILES, open_cifar10
 from firecaffe.errors import DataError, RecipeError
 
 

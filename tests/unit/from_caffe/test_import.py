@@ -8,16 +8,15 @@ from typing import Any
 import pytest
 
 from firecaffe.caffe import text
-from firecaffe.caffe.as_text import as_text
+from firecaffe.caffe.graph import layers_of
 from firecaffe.caffe.message import CaffeError, Message
-from firecaffe.caffe.phase import layers_of
+from firecaffe.caffe.text import as_text
 from firecaffe.errors import RunError
 from firecaffe.from_caffe.import_report import Report
 from firecaffe.from_caffe.net_settings import micro_batch_of
 from firecaffe.from_caffe.nets import NetFile, find_file, find_net, is_net
-from firecaffe.from_caffe.recipe import Asked, read
-from firecaffe.from_caffe.training import State
-from firecaffe.from_caffe.write_import import as_toml, check_folder, write_folder
+from firecaffe.from_caffe.recipe import Asked, as_toml, check_folder, read, write_folder
+from firecaffe.from_caffe.solver import State
 
 
 def layer(name: str, words: str = "") -> str:

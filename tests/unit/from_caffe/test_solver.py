@@ -10,8 +10,7 @@ from firecaffe.caffe import text
 from firecaffe.caffe.message import CaffeError
 from firecaffe.from_caffe.import_report import Report
 from firecaffe.from_caffe.net_settings import as_patterns, grouped
-from firecaffe.from_caffe.solver import TYPES, read_update
-from firecaffe.from_caffe.training import Around, State, read_training
+from firecaffe.from_caffe.solver import TYPES, Around, State, read_training, read_update
 from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.recorded_recipe import recipe_from
 

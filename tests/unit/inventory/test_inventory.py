@@ -15,10 +15,9 @@ from benchmarks.unusual.layers import contrast
 from benchmarks.unusual.teachers import Teacher
 from firecaffe.errors import RecipeError
 from firecaffe.generators import NUMPY, PYTHON, TORCH
-from firecaffe.inventory.attributes import attributes_of
 from firecaffe.inventory.forward_watch import Changes, Watch
 from firecaffe.inventory.loss_trial import MEAN, RAISED, UNKNOWN, WHOLE, check_reduction, mean_of
-from firecaffe.inventory.network_state import check_state, kinds_of
+from firecaffe.inventory.network_state import attributes_of, check_state, kinds_of
 
 
 class Holder(nn.Module):

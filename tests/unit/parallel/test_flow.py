@@ -16,7 +16,7 @@ from firecaffe.errors import RecipeError
 from firecaffe.models.googlenet import Inception
 from firecaffe.models.known_networks import MODELS, build_model
 from firecaffe.models.resnet import Bottleneck
-from firecaffe.parallel import halo
+from firecaffe.parallel import rows
 from firecaffe.parallel.layers_in_parts import SplitLayer
 from firecaffe.parallel.parts import PartGroup
 from firecaffe.parallel.tensor import TensorInParts, whole
@@ -216,14 +216,14 @@ def test_the_page_has_what_travels(network: str, words: dict[str, str], monkeypa
         travels.append(TIMES[name] * sum(each.numel() for each in results))
 
     watch_exchanges(monkeypatch, note)
-    exchange = halo._exchange
+    exchange = rows._exchange
 
     def halos(group: PartGroup, pieces: Any, known: Any, *of: Any, **back: Any) -> Any:
         between = [each for each in pieces if each.source != each.window]
         travels.append(sum(known[each].numel() for each in between) // (group.num_parts - 1))
         return exchange(group, pieces, known, *of, **back)
 
-    monkeypatch.setattr(halo, "_exchange", halos)
+    monkeypatch.setattr(rows, "_exchange", halos)
     with torch.device("meta"):
         split = split_copy(build_model(network), words, 4)
         split(torch.empty(1, *MODELS[network].input_CHW)).sum().backward()

@@ -13,7 +13,7 @@ from firecaffe.caffe.local_response_norm import LocalResponseNorm
 from firecaffe.errors import RecipeError
 from firecaffe.models.known_networks import build_model
 from firecaffe.parallel.cut import cut
-from firecaffe.parallel.halo import Windows, with_halos
+from firecaffe.parallel.rows import Windows, with_halos
 from firecaffe.parallel.split_kinds import SPLITS
 from firecaffe.parallel.tensor import TensorInParts
 from tests.unit.parallel.alone import compare, group_of, split_copy

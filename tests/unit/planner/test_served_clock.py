@@ -9,8 +9,7 @@ from firecaffe.planner.served_clock import Costs, ServedClock
 from firecaffe.synchrony.clock import SimulatedClock, seconds_of
 from firecaffe.synchrony.config import SERVED, SynchronyConfig
 from firecaffe.synchrony.events import Event, Push, to_row
-from firecaffe.synchrony.leaf_queue import Leaves
-from firecaffe.synchrony.server_policies import make_policy
+from firecaffe.synchrony.server_policies import Leaves, make_policy
 
 STEPS, LEAVES_PER_STEP = 30, 8
 

@@ -6,12 +6,14 @@ from pathlib import Path
 from random import Random
 
 from firecaffe.synchrony.events import Event, Join, Lose, Pull, Push
-from firecaffe.synchrony.leaf_queue import Leaf, LeafQueue, Leaves
 from firecaffe.synchrony.log import Lines, head
 from firecaffe.synchrony.server_policies import (
     Asynchronous,
     Backup,
     BackupAgain,
+    Leaf,
+    LeafQueue,
+    Leaves,
     Policy,
     Stale,
     Update,

@@ -10,11 +10,9 @@ import pytest
 from firecaffe.errors import RecipeError
 from firecaffe.synchrony.clock import SimulatedClock, seconds_of
 from firecaffe.synchrony.config import LIMITS, SERVED, SynchronyConfig
-from firecaffe.synchrony.events import Event, Pull, to_row
-from firecaffe.synchrony.leaf_queue import Leaves
+from firecaffe.synchrony.events import Event, Pull, Tally, to_row
 from firecaffe.synchrony.log import Ledger
-from firecaffe.synchrony.server_policies import make_policy
-from firecaffe.synchrony.tally import Tally
+from firecaffe.synchrony.server_policies import Leaves, make_policy
 
 LEAVES = Leaves(0, 30, 10, per_step=8, per_epoch=80)
 

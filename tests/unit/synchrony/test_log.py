@@ -9,9 +9,8 @@ import pytest
 
 from firecaffe.errors import RunError
 from firecaffe.synchrony.events import Event
-from firecaffe.synchrony.leaf_queue import Leaves
 from firecaffe.synchrony.log import Lines, LogReader, head
-from firecaffe.synchrony.server_policies import BackupAgain
+from firecaffe.synchrony.server_policies import BackupAgain, Leaves
 from tests.unit.synchrony.drive import LEAVES, POLICIES, drive, pushes, some_events, write_log
 
 

@@ -11,13 +11,15 @@ from hypothesis import strategies as st
 
 from firecaffe.synchrony.config import SERVED, SynchronyConfig
 from firecaffe.synchrony.events import Pull, Push
-from firecaffe.synchrony.leaf_queue import Leaf, LeafQueue, Leaves
 from firecaffe.synchrony.log import Ledger
 from firecaffe.synchrony.server_policies import (
     SYNCHRONY,
     Asynchronous,
     Backup,
     BackupAgain,
+    Leaf,
+    LeafQueue,
+    Leaves,
     Stale,
     make_policy,
 )

@@ -10,9 +10,8 @@ from torch import Tensor
 from firecaffe.errors import RecipeError
 from firecaffe.runs.measure import Measure
 from firecaffe.tasks import Sums, Task, TaskConfig, task_of
-from firecaffe.tasks.metric import Metric
+from firecaffe.tasks.metric import Metric, Parts, add_batch, pack, unpack
 from firecaffe.tasks.metrics import METRICS
-from firecaffe.tasks.states import Parts, add_batch, pack, unpack
 from tests.kit.models_refused import refused
 
 GENERATOR = torch.Generator().manual_seed(0)

@@ -15,8 +15,7 @@ from firecaffe.errors import CheckpointError
 from firecaffe.runs.measure import Measure
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.solvers.optimizer import SOLVERS, make_optimizer
-from firecaffe.synchrony.leaf_queue import LeafQueue, Leaves
-from firecaffe.synchrony.server_policies import Asynchronous
+from firecaffe.synchrony.server_policies import Asynchronous, LeafQueue, Leaves
 from firecaffe.training.best import Best
 from firecaffe.training.checkpoint import Checkpoint, load_newest, save_checkpoint
 from firecaffe.training.divergence import Rise

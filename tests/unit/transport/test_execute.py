@@ -15,9 +15,14 @@ from firecaffe.exchange import find_schedule, fold
 from firecaffe.exchange.collectives import COLLECTIVES
 from firecaffe.exchange.leaves import equal_shares, sum_of_nodes, tree_sum
 from firecaffe.exchange.schedule import Transfer, from_rounds, shards
-from firecaffe.transport.execute import PieceUnderWay, execute
+from firecaffe.transport.execute import (
+    PieceUnderWay,
+    RankRound,
+    execute,
+    rounds_of_rank,
+    scratch_elements,
+)
 from firecaffe.transport.interpret import interpret
-from firecaffe.transport.rank_rounds import RankRound, rounds_of_rank, scratch_elements
 from tests.kit.exchange import (
     MAKERS,
     OVER_NODES,

@@ -12,8 +12,8 @@ from torch import Tensor
 from firecaffe.exchange import ALGORITHMS, find_schedule
 from firecaffe.exchange.route import adds_in_tree_order
 from firecaffe.exchange.schedule import Schedule, from_rounds
+from firecaffe.transport.execute import AHEAD, RankRound, rounds_of_rank, scratch_elements
 from firecaffe.transport.interpret import interpret
-from firecaffe.transport.rank_rounds import AHEAD, RankRound, rounds_of_rank, scratch_elements
 from tests.kit.exchange import MAKERS, OVER_NODES, WORLD_SIZES, add, copy, random_vectors, same_bits
 
 

@@ -16,11 +16,10 @@ import torch
 from torch import Tensor, nn, optim
 
 from firecaffe.errors import PeerLostError
-from firecaffe.solvers.delayed_nesterov import set_delay
+from firecaffe.solvers.caffe_solvers import set_delay
 from firecaffe.solvers.optimizer_state import OptimizerNumbers, OptimizerTensors
 from firecaffe.synchrony.events import Push
-from firecaffe.synchrony.leaf_queue import Leaf
-from firecaffe.synchrony.server_policies import Work
+from firecaffe.synchrony.server_policies import Leaf, Work
 from firecaffe.training.evaluation_weights import Ema
 from firecaffe.training.piece import Piece, Weights
 from firecaffe.training.served.holders import UpdateOrder

@@ -15,8 +15,7 @@ from torch import Tensor, nn, optim
 from firecaffe.cluster.agree import LOOK_S
 from firecaffe.cluster.world import World
 from firecaffe.gradients.buffers import BufferChanges
-from firecaffe.synchrony.leaf_queue import Leaf
-from firecaffe.synchrony.server_policies import Work
+from firecaffe.synchrony.server_policies import Leaf, Work
 from firecaffe.training.evaluation_weights import Ema
 from firecaffe.training.served.coder import Coder
 from firecaffe.training.served.holders import Holders, UpdateOrder

@@ -7,10 +7,8 @@ import numpy as np
 import pytest
 
 from firecaffe.compression.fcz import CODES, write
-from firecaffe.compression.fcz.density import FACTORS
-from firecaffe.compression.fcz.format import DICTIONARY
-from firecaffe.compression.fcz.mask import cheapest_view
-from firecaffe.compression.fcz.patterns import DTYPES
+from firecaffe.compression.fcz.format import DICTIONARY, DTYPES
+from firecaffe.compression.fcz.mask import FACTORS, cheapest_view
 from firecaffe.compression.fcz.report import entropy_bytes
 from firecaffe.compression.fcz.sequence import How
 from tests.unit.compression.fcz import by_the_page

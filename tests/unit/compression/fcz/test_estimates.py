@@ -7,9 +7,15 @@ import pytest
 from scipy.stats import entropy
 
 from firecaffe.compression.fcz.format import BlockWriter
-from firecaffe.compression.fcz.huffman import code_lengths
 from firecaffe.compression.fcz.mask import View, _cost, shared_bits, write_mask
-from firecaffe.compression.fcz.sequence import Adaptive, Column, Huffman, Uniform, _chunks
+from firecaffe.compression.fcz.sequence import (
+    Adaptive,
+    Column,
+    Huffman,
+    Uniform,
+    _chunks,
+    code_lengths,
+)
 
 DRAWN = np.random.default_rng(0)
 

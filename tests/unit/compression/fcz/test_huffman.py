@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from firecaffe.compression.fcz.format import DamagedError
-from firecaffe.compression.fcz.huffman import MOST_BITS, STRIDE, Code, code_lengths
+from firecaffe.compression.fcz.sequence import MOST_BITS, STRIDE, Code, code_lengths
 
 COUNTS = st.lists(st.integers(0, 1000), min_size=1, max_size=200).filter(any)
 

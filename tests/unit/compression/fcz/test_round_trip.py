@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
 from firecaffe.compression.fcz import CODES, read, write
-from firecaffe.compression.fcz.patterns import DTYPES
+from firecaffe.compression.fcz.format import DTYPES
 from firecaffe.compression.fcz.sequence import How
 from firecaffe.errors import FirecaffeError
 from tests.kit.models_refused import refused

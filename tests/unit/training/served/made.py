@@ -12,8 +12,7 @@ from firecaffe.data.train_batches import TrainBatches
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.synchrony.config import SynchronyConfig
 from firecaffe.synchrony.events import Event, Pull, Push
-from firecaffe.synchrony.leaf_queue import Leaf
-from firecaffe.synchrony.server_policies import Policy, Update, Work
+from firecaffe.synchrony.server_policies import Leaf, Policy, Update, Work
 from firecaffe.training.served.build_served import leaves_of
 from firecaffe.training.served.coder import Coder
 from firecaffe.training.served.server import Server

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from firecaffe.synchrony.events import Event, Join, Lose, Pull, Push
-from firecaffe.synchrony.leaf_queue import LeafQueue
 from firecaffe.synchrony.log import Ledger
-from firecaffe.synchrony.server_policies import Asynchronous, Work
+from firecaffe.synchrony.server_policies import Asynchronous, LeafQueue, Work
 from firecaffe.training.served.messages import Parcel
 from firecaffe.training.served.real_clock import (
     Arrival,

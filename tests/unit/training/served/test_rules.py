@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn, optim
 
-from firecaffe.solvers.delayed_nesterov import DelayedNesterov
+from firecaffe.solvers.caffe_solvers import DelayedNesterov
 from firecaffe.synchrony.config import SynchronyConfig
-from firecaffe.synchrony.leaf_queue import Leaf
+from firecaffe.synchrony.server_policies import Leaf
 from tests.kit.training_steps import Worker
 from tests.unit.training.served.made import CURVATURE, late, quadratic, served
 

@@ -16,9 +16,8 @@ from firecaffe.data import TensorDataset
 from firecaffe.errors import NotFiniteError, RunError
 from firecaffe.synchrony.config import SynchronyConfig
 from firecaffe.synchrony.events import Event
-from firecaffe.synchrony.leaf_queue import Leaf, LeafQueue
 from firecaffe.synchrony.log import Lines, head
-from firecaffe.synchrony.server_policies import Backup, BackupAgain, Stale
+from firecaffe.synchrony.server_policies import Backup, BackupAgain, Leaf, LeafQueue, Stale
 from firecaffe.training.served import server_memory as memory
 from firecaffe.training.served.build_served import leaves_of
 from firecaffe.training.served.server_memory import copy_in_file
