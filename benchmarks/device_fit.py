@@ -29,8 +29,8 @@ from firecaffe.planner.compute_time import (
     FORWARD_PASSES,
     UPDATE_PASSES,
 )
-from firecaffe.planner.devices import Sheet
 from firecaffe.planner.library_rates import HALF
+from firecaffe.planner.offers import Sheet
 
 START = {
     "float32": (1.4, 0.8, 1.5, 0.6, 0.6, 0.3, 0.85, 0.5),

@@ -19,8 +19,8 @@ from benchmarks.device_networks import BUILDERS
 from firecaffe.models.kernel import KINDS, MULTIPLIES, Kernel
 from firecaffe.models.layer_costs import Profile, profile_on
 from firecaffe.planner.compute_time import HALF_PRECISION
-from firecaffe.planner.devices import Sheet, sheets
 from firecaffe.planner.library_rates import FLOAT32, HALF
+from firecaffe.planner.offers import Sheet, sheets
 
 FILE = Path(__file__).parent / "published" / "devices.toml"
 PROFILED = 2

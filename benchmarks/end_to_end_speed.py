@@ -31,7 +31,7 @@ from benchmarks.our_step import OurStep, route_of
 from firecaffe.cluster.world import World, join
 from firecaffe.data import Batches, SampleOrder, TensorDataset
 from firecaffe.exchange.leaves import leaf_share
-from firecaffe.measure.conditions import conditions_since, read_counters
+from firecaffe.measure.exchange_times import conditions_since, read_counters
 from firecaffe.models import classification_loss
 from firecaffe.recipe.sections import Recipe
 from firecaffe.solvers.optimizer import make_optimizer

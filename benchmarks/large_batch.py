@@ -31,7 +31,7 @@ from firecaffe.runs.run_folder import read_run_file
 from firecaffe.runs.run_table import Run, differing_words, read_run
 from firecaffe.runs.seed_groups import differing_conditions
 from firecaffe.training.trial import Trial, run_trials, working_in
-from firecaffe.tuning.larger_batch import with_batch
+from firecaffe.tuning.candidates import with_batch
 
 RECIPE = Path(__file__).parent / "recipes" / "lenet_fashion_b128.toml"
 SAMPLES = 60_000

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from firecaffe.planner.served_clock import Costs, ServedClock
+from firecaffe.planner.server_costs import Costs, ServedClock
 from firecaffe.synchrony.config import SynchronyConfig
 from firecaffe.synchrony.events import Event, Pull, Push, Tally
 from firecaffe.synchrony.log import EVENTS, LogReader

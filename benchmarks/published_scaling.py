@@ -21,8 +21,14 @@ import numpy as np
 
 from firecaffe.planner.cluster import Cluster
 from firecaffe.planner.forecast import forecast
-from firecaffe.planner.learn_rates import USUAL, Usual, learn_rates
-from firecaffe.planner.rates_file import RatedTraining, RatesFile, load_rates
+from firecaffe.planner.learn_rates import (
+    USUAL,
+    RatedTraining,
+    RatesFile,
+    Usual,
+    learn_rates,
+    load_rates,
+)
 
 FOLDER = Path(__file__).parent / "published" / "families"
 LEFT_OUT = Path(__file__).parent / "results" / "published_scaling.json"

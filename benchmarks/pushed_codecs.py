@@ -35,7 +35,7 @@ from firecaffe.data import TensorDataset
 from firecaffe.data.generated import generate
 from firecaffe.gradients.config import NO_COMPRESSOR, ExchangeConfig
 from firecaffe.models.config import ModelConfig
-from firecaffe.planner.served_clock import Costs
+from firecaffe.planner.server_costs import Costs
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.environment import commit, cpu_name

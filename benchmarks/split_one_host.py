@@ -18,13 +18,13 @@ from typing import Any
 from benchmarks import raw_lines
 from benchmarks.made_up_images import EVALUATED
 from firecaffe import DataConfig, ModelConfig, ParallelConfig, Recipe, SolverConfig, TrainConfig
-from firecaffe.api.twins import Twin, train_twin
+from firecaffe.api.verify import Twin, train_twin
 from firecaffe.planner.chain import chain_of
 from firecaffe.planner.cluster import load_cluster
-from firecaffe.planner.held import memory_of
 from firecaffe.planner.of_recipe import workload_of_model
 from firecaffe.planner.split_plans import data_layouts, dense_layouts
 from firecaffe.planner.split_step import SplitCost
+from firecaffe.planner.worker_part import memory_of
 from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.runs.run_folder import read_run_file
 

@@ -17,7 +17,7 @@ from benchmarks.paragraph import paragraph
 from benchmarks.unusual.cases import CASES, Case
 from benchmarks.unusual.tried import HALF, STEPS, Tried, folder_of, try_all
 from firecaffe.runs.environment import commit, cpu_name
-from firecaffe.runs.recorded import first_difference
+from firecaffe.runs.run_folder import first_difference
 
 WORKERS = (1, 2, 3)
 

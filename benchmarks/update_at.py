@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks import raw_lines
 from benchmarks.made_up_images import EVALUATED
 from firecaffe import DataConfig, ExchangeConfig, ModelConfig, Recipe, SolverConfig, TrainConfig
-from firecaffe.api.twins import Twin, train_twin
+from firecaffe.api.verify import Twin, train_twin
 from firecaffe.planner.memory import memory_bytes
 from firecaffe.planner.of_recipe import workload_of
 from firecaffe.recipe.checked_recipe import check_recipe

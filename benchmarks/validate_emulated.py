@@ -15,9 +15,8 @@ from statistics import median
 from benchmarks.paragraph import paragraph
 from firecaffe.exchange import ALGORITHMS
 from firecaffe.planner.cluster import Link
-from firecaffe.planner.ports import Network
 from firecaffe.planner.price import Prices, rounds_only_s
-from firecaffe.planner.simulate import BLOCK_BYTES, LONG_BLOCKS, MOST_BLOCKS, WINDOW
+from firecaffe.planner.simulate import BLOCK_BYTES, LONG_BLOCKS, MOST_BLOCKS, WINDOW, Network
 
 PAGE = Path("benchmarks/results/exchange.md")
 PAYLOAD = 1448 / 1514

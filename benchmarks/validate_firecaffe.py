@@ -18,9 +18,9 @@ from pathlib import Path
 from benchmarks.paragraph import paragraph
 from firecaffe.models.config import ModelConfig
 from firecaffe.planner.cluster import load_cluster
-from firecaffe.planner.ports import Network
 from firecaffe.planner.price import rounds_only_s
-from firecaffe.planner.published_epochs import IMAGENET_IMAGES
+from firecaffe.planner.published_trainings import IMAGENET_IMAGES
+from firecaffe.planner.simulate import Network
 from firecaffe.planner.workload import layers_of
 
 

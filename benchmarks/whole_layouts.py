@@ -30,10 +30,9 @@ from firecaffe import (
     SolverConfig,
     TrainConfig,
 )
-from firecaffe.api.twins import Twin, layouts_of, train_twin
+from firecaffe.api.verify import Twin, layouts_of, train_twin
 from firecaffe.recipe.checked_recipe import check_recipe
-from firecaffe.runs.recorded import first_difference
-from firecaffe.runs.run_folder import read_run_file
+from firecaffe.runs.run_folder import first_difference, read_run_file
 
 STEPS = 20
 TRAIN_IMAGES, TEST_IMAGES = 8, 1

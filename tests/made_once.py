@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import torch
 
-from firecaffe.api import check_ranks
+from firecaffe.api import check
 from firecaffe.cli.train import make_parser
 from firecaffe.recipe.sections import Recipe
 from firecaffe.runs import environment
@@ -45,7 +45,7 @@ few_images.made[:] = make_elsewhere()
 environment.source_digest()
 environment.commit()
 make_parser().add_class_arguments(Recipe)
-vars(check_ranks)["STEP_S"] = 0.1
+vars(check)["STEP_S"] = 0.1
 # A fork's collections would else touch, and so copy, all that is loaded.
 gc.collect()
 gc.freeze()

@@ -12,8 +12,8 @@ from importlib import resources
 
 from jinja2 import Environment, StrictUndefined
 
+from firecaffe.api.answer import load_figure, take_literally
 from firecaffe.api.compare_groups import cells, headers, shown_words, verdicts
-from firecaffe.api.picture import load_figure, take_literally
 from firecaffe.resume_advice import option
 from firecaffe.runs.checklist import Item
 from firecaffe.runs.curves import Curves, Point, curves_of

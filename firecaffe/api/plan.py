@@ -9,20 +9,26 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from firecaffe.api.answer import Answer
+from firecaffe.api.answer import Answer, check_picture
 from firecaffe.api.argument_checks import commas, paths_of, refuse_beside
 from firecaffe.api.cluster_file import check_cluster_file, write_cluster
 from firecaffe.api.console import UNCUT_WIDTH, check_target
-from firecaffe.api.picture import check_picture
-from firecaffe.api.plan_clusters import USUAL_CLUSTER, clusters_of
-from firecaffe.api.plan_epochs import epochs_words, own_law
+from firecaffe.api.plan_inputs import (
+    MOST_WORKERS,
+    USUAL_CLUSTER,
+    Alone,
+    Work,
+    clusters_of,
+    learn_from,
+    numbers_of,
+    work_of,
+    works_of,
+)
 from firecaffe.api.plan_layouts import Parallel, ways_named
-from firecaffe.api.plan_learned import learn_from
 from firecaffe.api.plan_links import Choice
 from firecaffe.api.plan_page import write_page
-from firecaffe.api.plan_tables import Modes, assumptions, plan_table, totals
+from firecaffe.api.plan_tables import Modes, assumptions, epochs_words, own_law, plan_table, totals
 from firecaffe.api.plan_tables import plot as draw_plot
-from firecaffe.api.plan_works import MOST_WORKERS, Alone, Work, numbers_of, work_of, works_of
 from firecaffe.api.recipe_argument import recipe_of
 from firecaffe.cluster.from_script import from_script
 from firecaffe.compression.transfer import LINKS, SLOWEST, Transfer, transfer_of
@@ -201,7 +207,7 @@ def plan(
         all: Show every exchange, not the three fastest and the recipe's.
         measure: Measure the recipe's step on this host, and plan with it and this host's cores.
         runs: Finished runs by which the cluster is corrected; or one file of rates, FILE.toml,
-            which names its cluster (planner/rates_file.py).
+            which names its cluster (planner/learn_rates.py).
         trust_code: Run code that the folders of `runs` name.
         write: With `runs`: the file for the corrected cluster, FILE.toml.
         plot: A file for a picture of speedup and step time, FILE.png.

@@ -16,12 +16,12 @@ from rich.table import Table
 from rich.text import Text
 
 from firecaffe.api.plan_tables import assumptions, hours_words
+from firecaffe.planner.advice import Gain, gain_of
 from firecaffe.planner.cluster import Cluster
 from firecaffe.planner.compute_time import error_of
 from firecaffe.planner.forecast import Forecast, fastest, forecasts, most_useful
-from firecaffe.planner.gain import Gain, gain_of
 from firecaffe.planner.precision import PRECISIONS, in_precision, precision_words
-from firecaffe.planner.published_epochs import epochs_law_of
+from firecaffe.planner.published_trainings import epochs_law_of
 from firecaffe.planner.workload import Workload
 
 LEAST_GAIN = 0.05

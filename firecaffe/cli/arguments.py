@@ -5,7 +5,9 @@ cannot be abbreviated: a later option with the same start would change what `--n
 """
 
 import json
+import os
 import re
+import sys
 import tomllib
 from argparse import Action, HelpFormatter
 from collections import deque
@@ -17,6 +19,9 @@ from typing import Any, NoReturn
 
 from jsonargparse import ArgumentParser, Namespace
 
+from firecaffe.api.answer import Answer
+from firecaffe.api.console import make_console
+from firecaffe.cluster.handover import LAUNCHED
 from firecaffe.errors import RecipeError
 from firecaffe.files import MOST_BYTES, read_bytes
 from firecaffe.value_checks import KINDS
@@ -277,3 +282,46 @@ def one_line(message: str, named: Mapping[str, Sequence[str]]) -> str:
         field = f"{unknown[1]}.{unknown[2]}"
         line = f"{field}: there is no such word in a recipe{did_you_mean(field, _recipe_fields())}"
     return line
+
+
+OF_OUR_LAUNCHER = (
+    "--nnodes",
+    "--rdzv-endpoint",
+    "--rdzv-id",
+    "--secret-file",
+    "--master-port",
+    "--max-restarts",
+)
+
+
+def check_launched(parser: Parser, argv: list[str], nproc_per_node: int | None) -> None:
+    """Raise RecipeError if an option would start ranks that another launcher has started.
+
+    `nproc_per_node` is the parsed value. Ranks of our own launcher have the typed command line and
+    are not checked.
+    """
+    if LAUNCHED in os.environ:
+        return
+    typed = {option.partition("=")[0] for option in parser.read(argv).options}
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    wrong = [f"{name} has no effect" for name in OF_OUR_LAUNCHER if name in typed]
+    if "--nproc-per-node" in typed and nproc_per_node != local:
+        wrong.insert(0, f"--nproc-per-node is {nproc_per_node}")
+    if wrong:
+        raise RecipeError(
+            f"{wrong[0]}, but a launcher (torchrun, mpirun, srun) has started this process as rank "
+            f"{os.environ['RANK']} of {os.environ['WORLD_SIZE']}; leave the option out"
+        )
+
+
+def show(answer: Answer, as_json: bool = False) -> None:
+    """Print an answer as text or as JSON, and its warnings to stderr."""
+    for note in answer.notes:
+        print(f"warning: {note}", file=sys.stderr)
+    if as_json:
+        print(json.dumps(answer.to_dict(), indent=2, allow_nan=False))
+    else:
+        console = make_console()
+        is_terminal = console.is_terminal
+        console.width = max(console.width, answer.least_width) if is_terminal else answer.width
+        answer.print_to(console)

@@ -232,7 +232,7 @@ PROGRESS_WIDTH = 24
 def main(argv: list[str]) -> int:
     import torch
 
-    from firecaffe.cli.launched import check_launched
+    from firecaffe.cli.arguments import check_launched
     from firecaffe.cluster.hosts import Hosts
     from firecaffe.cluster.launcher import launch
     from firecaffe.cluster.world import is_launched
@@ -280,9 +280,12 @@ def _measure(plan: BenchPlan, world: World, progress: Callable[[str], None]) -> 
     from firecaffe.cli.bench_exchange_report import make_report
     from firecaffe.cluster.agree import gather_text
     from firecaffe.cluster.world import TIMEOUT_S
-    from firecaffe.measure.conditions import conditions_since, read_counters
-    from firecaffe.measure.encoded_sum import make_encoders
-    from firecaffe.measure.exchange_times import time_exchanges
+    from firecaffe.measure.exchange_times import (
+        conditions_since,
+        make_encoders,
+        read_counters,
+        time_exchanges,
+    )
     from firecaffe.runs.environment import describe_environment
     from firecaffe.transport.auto_exchange import rank_elsewhere
     from firecaffe.transport.link import measure_link

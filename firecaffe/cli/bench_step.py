@@ -81,11 +81,11 @@ MOST_SECONDS = 3600
 
 
 def main(argv: list[str]) -> int:
-    from firecaffe.api.network_argument import network_of, recipe_for
+    from firecaffe.api.recipe_argument import network_of, recipe_for
     from firecaffe.cli.typed_recipe import parse_recipe
     from firecaffe.cluster.groups import check_alone
     from firecaffe.cluster.world import join
-    from firecaffe.measure.device import calibrated
+    from firecaffe.measure.found_cluster import calibrated
     from firecaffe.measure.step_times import by_layer_type
 
     check_alone("bench step")

@@ -76,7 +76,7 @@ def make_parser() -> Parser:
 
 def main(argv: list[str]) -> int:
     from firecaffe.api.compare import compare
-    from firecaffe.cli.show import show
+    from firecaffe.cli.arguments import show
 
     options = make_parser().parse_args(argv)
     answer = compare(

@@ -31,8 +31,7 @@ def make_parser() -> Parser:
 
 def main(argv: list[str]) -> int:
     from firecaffe.api.evaluate import evaluate
-    from firecaffe.cli.launched import check_launched
-    from firecaffe.cli.show import show
+    from firecaffe.cli.arguments import check_launched, show
     from firecaffe.cli.typed_run import parse_run
     from firecaffe.cluster.groups import who_am_i
     from firecaffe.cluster.world import is_launched

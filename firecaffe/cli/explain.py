@@ -32,7 +32,7 @@ def make_parser() -> Parser:
 
 def main(argv: list[str]) -> int:
     from firecaffe.api.explain import explain
-    from firecaffe.cli.show import show
+    from firecaffe.cli.arguments import show
 
     options = make_parser().parse_args(argv)
     show(explain(options.run, trust_code=options.trust_code), options.json)

@@ -47,7 +47,7 @@ def make_parser() -> Parser:
 
 def main(argv: list[str]) -> int:
     from firecaffe.api.export import export
-    from firecaffe.cli.show import show
+    from firecaffe.cli.arguments import show
     from firecaffe.cli.typed_run import parse_run
 
     typed = parse_run(make_parser(), argv)

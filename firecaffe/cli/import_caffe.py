@@ -72,7 +72,7 @@ def make_parser() -> Parser:
 
 
 def main(argv: list[str]) -> int:
-    from firecaffe.api.network_argument import parse_input
+    from firecaffe.api.recipe_argument import parse_input
     from firecaffe.from_caffe.recipe import (
         NET,
         RECIPE,

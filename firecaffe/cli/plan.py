@@ -199,7 +199,7 @@ def make_parser(has_recipe: bool = False) -> Parser:
 
 def main(argv: list[str]) -> int:
     from firecaffe.api.plan import plan
-    from firecaffe.cli.show import show
+    from firecaffe.cli.arguments import show
     from firecaffe.cli.typed_recipe import parse_recipe
 
     recipe: Recipe | None = None

@@ -76,7 +76,7 @@ MOST_IMAGES = 1_000_000_000
 
 
 def main(argv: list[str]) -> int:
-    from firecaffe.api.network_argument import network_of
+    from firecaffe.api.recipe_argument import network_of
     from firecaffe.models.network import with_outline
     from firecaffe.models.weights import FCZ
     from firecaffe.planner.layer_traffic import volumes_of

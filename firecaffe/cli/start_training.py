@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from firecaffe.api.argument_checks import check_count
-from firecaffe.cli.launched import OF_OUR_LAUNCHER, check_launched
+from firecaffe.cli.arguments import OF_OUR_LAUNCHER, check_launched
 from firecaffe.cli.train import make_parser
 from firecaffe.cli.typed_recipe import parse_recipe
 from firecaffe.cluster.groups import check_alone

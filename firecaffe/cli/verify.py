@@ -63,7 +63,7 @@ def make_parser() -> Parser:
 
 def main(argv: list[str]) -> int:
     from firecaffe.api.verify import verify
-    from firecaffe.cli.show import show
+    from firecaffe.cli.arguments import show
     from firecaffe.cli.typed_recipe import parse_recipe
     from firecaffe.cli.typed_run import parse_run
     from firecaffe.cluster.groups import check_alone

@@ -1,4 +1,4 @@
-"""Times exchanges in turns, so that other work on the machine affects all of them equally.
+"""Times exchanges in turns, under conditions that are recorded, and measures what a codec loses.
 
 Sums are checked before, and every result again. The names algbw and busbw are those of nccl-tests.
 """
@@ -7,18 +7,25 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import isqrt, sqrt
+from pathlib import Path
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from firecaffe.cluster.agree import differing_ranks, digest, gather_text
+from firecaffe.cluster.group import Traffic
 from firecaffe.cluster.world import World, peers_may_be_lost
 from firecaffe.errors import NotIdenticalError
 from firecaffe.exchange import NATIVE
 from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.exchange.route import Route
+from firecaffe.gradients.compressors import make_compressor
+from firecaffe.gradients.compressors.codec import ROW, Layout
+from firecaffe.gradients.compressors.top_k import num_sent
 from firecaffe.measure.known_sum import (
     EncodedSum,
     SumsByName,
@@ -30,6 +37,7 @@ from firecaffe.measure.known_sum import (
     true_sum,
 )
 from firecaffe.transport.exchange import Exchange
+from firecaffe.transport.fold_nodes import NodeWire
 from firecaffe.transport.link import finish
 from firecaffe.transport.local_ranks import LocalRanks
 
@@ -223,3 +231,133 @@ def _time_once(world: World, way: Exchange | EncodedSum, vector: Tensor) -> floa
 
 def _slowest(by_rank: Sequence[Sequence[float]]) -> tuple[float, ...]:
     return tuple(max(samples_s) for samples_s in zip(*by_rank, strict=True))
+
+
+ROUNDING = {
+    "float16": 2.0**-11,
+    "bfloat16": 2.0**-8,
+    # Each element is off by at most half a step, and a step is 1/127 of the row's largest
+    # element, which is at most the row's norm.
+    "int8": sqrt(ROW) / 254,
+}
+"""Bound of the error of one encoding by rows, as a share of the vector's L2 norm."""
+
+
+def error_bound(name: str, num_elements: int) -> float:
+    """Bound a first sum's L2 error, as a multiple of the sum of the summands' norms.
+
+    Row codecs encode twice: on the way out and as totals. Other codecs encode once, and what they
+    decode is never farther from the vector than zero is.
+    """
+    if name in ROUNDING:
+        return ROUNDING[name] * (2 + ROUNDING[name])
+    # A part of the elements; or a mean for each sign, tau or times tau towards zero, a projection.
+    return sqrt(1 - num_sent(num_elements) / num_elements) if name == "top_k" else 1.0
+
+
+def make_encoders(names: Sequence[str]) -> dict[str, Encoder]:
+    def encoder(name: str) -> Encoder:
+        return lambda world, num_elements: OneNodeEach(world, name, num_elements)
+
+    return {name: encoder(name) for name in names}
+
+
+class OneNodeEach:
+    """An `EncodedSum` through a compressor, whose memory lasts from sum to sum."""
+
+    def __init__(self, world: World, name: str, num_elements: int) -> None:
+        self.name = name
+        self.bound = error_bound(name, num_elements)
+        self._num_elements = num_elements
+        self._rank = world.rank
+        self._wire = NodeWire(replace(world, traffic=Traffic()), world.world_size)
+        self._compressor = make_compressor(name, [layout(num_elements)])
+        self._flat = torch.zeros(0)
+        self.wire_bytes = 0
+
+    def empty(self, num_elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        self._flat = torch.zeros(padded(num_elements), dtype=dtype, device=device)
+        return self._flat[:num_elements]
+
+    def all_reduce(self, vector: Tensor, lane: int = 0) -> None:
+        """Sum in place. vector: the one that `empty` returned last."""
+        before = self._wire.world.traffic.sent_bytes or 0
+        total = self._compressor.reduce(0, [(self._rank, self._flat)], self._wire)
+        vector.copy_(total[: self._num_elements])
+        self._flat[self._num_elements :] = 0
+        self.wire_bytes = (self._wire.world.traffic.sent_bytes or 0) - before
+
+    def alone(self, vectors: Sequence[Tensor]) -> Tensor:
+        missing = padded(self._num_elements) - self._num_elements
+        nodes = [torch.nn.functional.pad(vector, (0, missing)) for vector in vectors]
+        wire = NodeWire(World(0, 1, vectors[0].device), len(vectors))
+        compressor = make_compressor(self.name, [layout(self._num_elements)])
+        return compressor.reduce(0, list(enumerate(nodes)), wire)[: self._num_elements]
+
+
+def padded(num_elements: int) -> int:
+    return -(-num_elements // ROW) * ROW
+
+
+def layout(num_elements: int) -> Layout:
+    """Lay out one parameter as a matrix that is nearly square, for which low rank sends least."""
+    rows = next(rows for rows in range(isqrt(num_elements), 0, -1) if num_elements % rows == 0)
+    return Layout(("vector",), ((0, num_elements),), ((rows, num_elements // rows),))
+
+
+PROC = Path("/proc")
+
+
+@dataclass(frozen=True)
+class Counters:
+    total_cpu_s: float
+    busy_cpu_s: float
+    process_cpu_s: float
+    retransmitted_segments: int | None
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """A host's conditions between two moments; shares are of all its processors."""
+
+    congestion_control: str | None
+    cpu_busy_share: float
+    process_cpu_share: float
+    retransmitted_segments: int | None
+
+
+def read_counters(proc: Path = PROC) -> Counters:
+    cpu = psutil.cpu_times()
+    # User time already includes a guest's time.
+    total_s = sum(cpu) - getattr(cpu, "guest", 0.0) - getattr(cpu, "guest_nice", 0.0)
+    idle_s = cpu.idle + getattr(cpu, "iowait", 0.0)
+    return Counters(total_s, total_s - idle_s, time.process_time(), _retransmitted(proc))
+
+
+def conditions_since(before: Counters, proc: Path = PROC) -> Conditions:
+    after = read_counters(proc)
+    # The system counts in ticks of 10 ms, so the difference may be 0.
+    total_s = max(after.total_cpu_s - before.total_cpu_s, 0.01)
+    sent = (before.retransmitted_segments, after.retransmitted_segments)
+    return Conditions(
+        congestion_control=_read(proc / "sys/net/ipv4/tcp_congestion_control"),
+        cpu_busy_share=(after.busy_cpu_s - before.busy_cpu_s) / total_s,
+        process_cpu_share=(after.process_cpu_s - before.process_cpu_s) / total_s,
+        retransmitted_segments=None if sent[0] is None or sent[1] is None else sent[1] - sent[0],
+    )
+
+
+def _retransmitted(proc: Path) -> int | None:
+    lines = [
+        line.split() for line in (_read(proc / "net/snmp") or "").splitlines() if line[:4] == "Tcp:"
+    ]
+    if len(lines) != 2 or "RetransSegs" not in lines[0]:
+        return None
+    return int(lines[1][lines[0].index("RetransSegs")])
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except OSError:
+        return None

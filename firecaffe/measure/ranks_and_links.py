@@ -1,4 +1,4 @@
-"""Measures a cluster: each rank's device and files, and the link between every two hosts.
+"""Measures a cluster: each rank's device, files and network, and the link between every two hosts.
 
 Hosts are paired as in a round-robin tournament, so n hosts need n - 1 turns and no two measurements
 share a port.
@@ -20,6 +20,14 @@ import torch
 
 from firecaffe.cluster.agree import gather_text
 from firecaffe.cluster.world import World, peers_may_be_lost
+from firecaffe.data import Batches, SampleOrder
+from firecaffe.inventory.findings import Inventory
+from firecaffe.measure.step_times import dataset_of
+from firecaffe.recipe.checked_recipe import CheckedRecipe
+from firecaffe.training.first_look import FirstLook
+from firecaffe.training.forward import Forward, arithmetic
+from firecaffe.training.given_parts import Parts, build_network
+from firecaffe.training.given_task import task_for
 from firecaffe.transport.link import Link, bandwidth_samples_bytes_per_s, finish, latency_samples_s
 
 LEAST_STREAM_S = 0.1
@@ -221,3 +229,19 @@ def _file_rates(folder: Path, rank: int) -> tuple[float, float]:
     finally:
         path.unlink(missing_ok=True)
     return written, read
+
+
+def inventory_of(recipe: CheckedRecipe, device: torch.device) -> Inventory:
+    """Inspect the whole network (whatever [parallel] says) and the loss, as before a first step.
+
+    Raises: RecipeError if training cannot keep its state the same on any number of workers.
+    """
+    train = recipe.train
+    with arithmetic(train, device):
+        data = dataset_of(recipe, 2 * train.micro_batch_size)
+        network = build_network(recipe, Parts(), data, device)
+        size = train.micro_batch_size
+        order = SampleOrder(train.seed, len(data), 2 * size, size)
+        task = task_for(recipe, None, None, data)
+        forward = Forward(network, task, train, device=device)
+        return FirstLook(forward).around(Batches(data, order, recipe.data, device))

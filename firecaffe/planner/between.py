@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firecaffe.planner.layouts import Digit, Form, Layout
-from firecaffe.planner.ports import Network
+from firecaffe.planner.simulate import Network
 
 Array = NDArray[np.float64]
 

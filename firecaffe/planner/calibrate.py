@@ -23,7 +23,7 @@ from firecaffe.errors import RunError
 from firecaffe.planner.cluster import Cluster, Link, MeasuredStep
 from firecaffe.planner.forecast import forecast
 from firecaffe.planner.of_recipe import workload_of
-from firecaffe.planner.ports import Network
+from firecaffe.planner.simulate import Network
 from firecaffe.planner.step_cost import slowest_of
 from firecaffe.planner.workload import Workload
 from firecaffe.recipe.recorded_recipe import recipe_of

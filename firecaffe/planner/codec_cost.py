@@ -12,8 +12,8 @@ from firecaffe.exchange.leaves import num_nodes
 from firecaffe.gradients.compressors import COMPRESSORS
 from firecaffe.gradients.compressors.codec import LowRank, RowCodec, TensorCodec
 from firecaffe.gradients.compressors.top_k import ENTRY_BYTES, SHARE
-from firecaffe.planner.ports import Network
 from firecaffe.planner.price import Prices
+from firecaffe.planner.simulate import Network
 from firecaffe.planner.workload import Workload
 
 OF_TENSORS = {"one_bit": 1 / 32, "top_k": ENTRY_BYTES / SHARE / BYTES_PER_ELEMENT}

@@ -17,14 +17,13 @@ from firecaffe.exchange import EXCHANGES, NATIVE
 from firecaffe.exchange.choose import AUTO
 from firecaffe.exchange.leaves import num_nodes
 from firecaffe.gradients.config import NO_COMPRESSOR
-from firecaffe.planner.cluster import Cluster
+from firecaffe.planner.cluster import Cluster, on_cores
 from firecaffe.planner.codec_cost import PRICED
 from firecaffe.planner.compute_time import error_of
 from firecaffe.planner.epochs_law import Epochs
 from firecaffe.planner.memory import memory_band, memory_bytes, on_device
-from firecaffe.planner.ports import Network
-from firecaffe.planner.published_epochs import epochs_law_of
-from firecaffe.planner.slower_cluster import on_cores
+from firecaffe.planner.published_trainings import epochs_law_of
+from firecaffe.planner.simulate import Network
 from firecaffe.planner.step_cost import Scales, Step, StepCost, own_exchange
 from firecaffe.planner.update_price import update_of
 from firecaffe.planner.workload import Workload

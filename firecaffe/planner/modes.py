@@ -17,14 +17,12 @@ from typing import Any
 from firecaffe.exchange.leaves import Shares, equal_shares, num_nodes
 from firecaffe.gradients.compressors import ONE_BY_ONE
 from firecaffe.gradients.config import NO_COMPRESSOR
-from firecaffe.planner.cluster import Cluster
+from firecaffe.planner.cluster import Cluster, on_cores
 from firecaffe.planner.codec_cost import half_coded_s, sent_share
 from firecaffe.planner.compute_time import data_s, micro_batch, update_s
 from firecaffe.planner.forecast import Forecast, errors_of
-from firecaffe.planner.ports import Network
-from firecaffe.planner.served_clock import ServedClock
-from firecaffe.planner.server_costs import PlannedKeeper, planned_keeper
-from firecaffe.planner.slower_cluster import on_cores
+from firecaffe.planner.server_costs import PlannedKeeper, ServedClock, planned_keeper
+from firecaffe.planner.simulate import Network
 from firecaffe.planner.workload import Workload
 from firecaffe.synchrony.clock import Seconds, seconds_of
 from firecaffe.synchrony.config import (

@@ -10,10 +10,8 @@ from firecaffe.models.config import ModelConfig
 from firecaffe.parallel.config import AUTO, ParallelConfig
 from firecaffe.parallel.find_paths import PATHS
 from firecaffe.planner.chain import Unit, chain_of
-from firecaffe.planner.cluster import Cluster
+from firecaffe.planner.cluster import Cluster, slower
 from firecaffe.planner.forecast import check_plan, errors_of
-from firecaffe.planner.held import memory_of
-from firecaffe.planner.in_parts import cut_where_gathered
 from firecaffe.planner.layouts import layouts_of_words
 from firecaffe.planner.recipe_stages import (
     Crossing,
@@ -23,9 +21,9 @@ from firecaffe.planner.recipe_stages import (
     stages_step,
     whole_stages,
 )
-from firecaffe.planner.slower_cluster import slower
 from firecaffe.planner.split_plans import SplitPlan, plan_of_step
 from firecaffe.planner.split_step import SplitCost, SplitStep
+from firecaffe.planner.worker_part import cut_where_gathered, memory_of
 from firecaffe.planner.workload import Workload
 from firecaffe.recipe.parallel import Auto, layout_of
 from firecaffe.recipe.sections import Recipe

@@ -22,7 +22,7 @@ from firecaffe.errors import DataError, RecipeError
 from firecaffe.models import MODELS
 from firecaffe.models.config import ModelConfig
 from firecaffe.planner.cluster import Cluster, load_cluster
-from firecaffe.planner.published_epochs import IMAGENET_IMAGES
+from firecaffe.planner.published_trainings import IMAGENET_IMAGES
 from firecaffe.planner.workload import (
     IMAGENET_CHW,
     Workload,

@@ -19,9 +19,8 @@ from firecaffe.exchange.leaves import equal_shares
 from firecaffe.exchange.route import FOLD
 from firecaffe.exchange.schedule import ALL_GATHER, ALL_REDUCE, Schedule
 from firecaffe.planner.cluster import Link
-from firecaffe.planner.ports import Network
 from firecaffe.planner.round_prices import like_rounds, rounds_s, sharded_s
-from firecaffe.planner.simulate import simulate_s
+from firecaffe.planner.simulate import Network, simulate_s
 
 SIMULATED_RANKS = 16
 """With more ranks, rounds are summed and scaled by the overlap that is simulated at this number."""

@@ -19,12 +19,12 @@ from firecaffe.parallel.stages import cut_stages
 from firecaffe.parallel.volumes import sum_numbers
 from firecaffe.planner.cluster import Device
 from firecaffe.planner.compute_time import MicroBatch, correction, data_s, layer_s, update_s
-from firecaffe.planner.held import micro_batches_of, part_of
 from firecaffe.planner.layouts import Layout
 from firecaffe.planner.memory import memory_bytes
 from firecaffe.planner.split_step import SplitCost, SplitStep
 from firecaffe.planner.stage_times import turns
 from firecaffe.planner.step_cost import buckets_of, overlap, slowest_of
+from firecaffe.planner.worker_part import micro_batches_of, part_of
 from firecaffe.planner.workload import PROFILED_IMAGES, LayerWork, Workload, on_zeros
 
 STATE_BYTES = 5056

@@ -18,8 +18,7 @@ from firecaffe.exchange import double_tree, parse_hierarchical
 from firecaffe.exchange.pieces import SEGMENT_ELEMENTS, num_segments
 from firecaffe.exchange.power_of_two import active_ranks, largest_power_of_two
 from firecaffe.exchange.schedule import Schedule
-from firecaffe.planner.ports import Network
-from firecaffe.planner.simulate import crowding
+from firecaffe.planner.simulate import Network, crowding
 
 Ranks = NDArray[np.int64]
 

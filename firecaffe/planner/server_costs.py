@@ -1,10 +1,215 @@
-"""Prices where a server's weights are kept; see `training.served.keeper`."""
+"""Prices where a server's weights are kept, and the clock of a planned server.
 
+A work goes through four stages: pull of the weights, computation, push of the gradient, update.
+Transfers under way share a port equally, as TCP's connections do. A worker's processor serves one
+work at a time, in order of arrival, and worker 0's makes updates too. A learner does not pull a
+version that it has.
+"""
+
+import heapq
+from collections import defaultdict, deque
 from dataclasses import dataclass
 from typing import Protocol
 
-from firecaffe.planner.served_clock import Costs
+from firecaffe.synchrony.clock import Seconds, SimulatedClock
 from firecaffe.synchrony.config import SHARDED, SynchronyConfig
+from firecaffe.synchrony.server_policies import Policy, Work
+
+PULL, COMPUTE, PUSH, TAKE = range(4)
+
+PROCESSOR = "processor"
+
+
+@dataclass(frozen=True)
+class Costs:
+    """The costs of a work besides computing, in the unit of the speeds, and who computes."""
+
+    pull: float = 0.0
+    push: float = 0.0
+    take: float = 0.0
+    # Learner n belongs to worker n mod this, which computes one work at a time. Worker 0 contains
+    # the server and sends nothing. 0: each learner is a worker by itself.
+    workers: int = 0
+    # Whether each worker serves an equal part of the weights. Then a pull and a push go in parts to
+    # and from all others at once, through the ports of both.
+    is_sharded: bool = False
+
+    @property
+    def owners(self) -> int:
+        return self.workers if self.is_sharded else 1
+
+    def sent(self, worker: int, stage: int) -> list[tuple[str, float]]:
+        """Return the parts of a pull or a push: a port, and its seconds if there is nothing else.
+
+        A message between two owners is a part of two ports.
+        """
+        took, theirs, mine = (self.pull, "out", "in") if stage == PULL else (self.push, "in", "out")
+        if not took:
+            return []
+        if not self.is_sharded:
+            is_server = bool(self.workers) and worker == 0
+            return [] if is_server else [(theirs, took)]
+        message = took / self.workers
+        others = [other for other in range(self.workers) if other != worker]
+        own = [(f"{mine} {worker}", message)] * len(others)
+        return [*own, *((f"{theirs} {other}", message) for other in others)]
+
+
+class ServedClock(SimulatedClock):
+    def __init__(self, policy: Policy, seconds: Seconds, costs: Costs) -> None:
+        super().__init__(policy, seconds)
+        self._costs = costs
+        self._ports: defaultdict[str, _Port] = defaultdict(_Port)
+        self._processors: defaultdict[str, _Processor] = defaultdict(_Processor)
+        self._busy: list[tuple[float, int, str, int]] = []
+        """A heap of (when something ends, whose it is, the place, its changes)."""
+        self._stages: list[tuple[float, int, int]] = []
+        """A heap of (when a stage ends, learner, stage): updates, and stages that take no time."""
+        self._parts: dict[tuple[int, int], int] = {}
+        """How many parts of a learner's stage are still under way."""
+        self._updated_s = 0.0
+        """When the server has made the updates that are due."""
+        self._versions: dict[int, int] = {}
+        self.pulls = self.pushes = 0
+        """The transfers so far."""
+
+    def _begin(self, work: Work) -> None:
+        has_it = self._versions.get(work.learner) == work.version
+        self._versions[work.learner] = work.version
+        self._enter(COMPUTE if has_it else PULL, work.learner, self.time_s)
+
+    def _next_end(self) -> tuple[float, int]:
+        while True:
+            end_s, learner, stage = self._end_of_stage()
+            if stage == TAKE:
+                return end_s, learner
+            self._enter(stage + 1, learner, end_s)
+
+    def _end_of_stage(self) -> tuple[float, int, int]:
+        """Remove the stage that ends next. Raises: IndexError if none is under way."""
+        while self._busy:
+            end_s, _, name, changes = self._busy[0]
+            place = self._place(name)
+            is_next = changes == place.changes
+            if is_next and self._stages and self._stages[0][0] <= end_s:
+                break
+            heapq.heappop(self._busy)
+            if is_next:
+                key = place.end(end_s)
+                self._look_at(name)
+                self._parts[key] -= 1
+                if not self._parts[key]:
+                    return end_s, *key
+        return heapq.heappop(self._stages)
+
+    def _place(self, name: str) -> "_Port | _Processor":
+        is_processor = name.startswith(PROCESSOR)
+        return self._processors[name] if is_processor else self._ports[name]
+
+    def _look_at(self, name: str) -> None:
+        place = self._place(name)
+        if place.is_busy:
+            heapq.heappush(self._busy, (place.next_s, place.whose, name, place.changes))
+
+    def _enter(self, stage: int, learner: int, time_s: float) -> None:
+        costs = self._costs
+        worker = learner % costs.workers if costs.workers else learner
+        parts = []
+        if stage == COMPUTE:
+            parts = [(f"{PROCESSOR} {worker}", self._taken(learner))]
+        elif stage == TAKE:
+            # Owners share an update. Each has its part of every worker's gradients, so it is as if
+            # each made the whole updates of its own.
+            keeper = f"{PROCESSOR} {worker if costs.is_sharded else 0}"
+            self._processors[keeper].delay(costs.take)
+            self._look_at(keeper)
+            self._updated_s = time_s = max(time_s, self._updated_s) + costs.take / costs.owners
+        else:
+            parts = costs.sent(worker, stage)
+            self.pulls += bool(parts) and stage == PULL
+            self.pushes += bool(parts) and stage == PUSH
+        if not parts:
+            heapq.heappush(self._stages, (time_s, learner, stage))
+        self._parts[learner, stage] = len(parts)
+        for name, took in parts:
+            self._place(name).add(time_s, took, (learner, stage))
+        for name in dict(parts):
+            self._look_at(name)
+
+
+class _Processor:
+    """A processor that computes one work after the other."""
+
+    def __init__(self) -> None:
+        self.changes = 0
+        self._works: deque[tuple[float, tuple[int, int]]] = deque()
+        self.next_s = 0.0
+        """When the first work ends."""
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._works)
+
+    @property
+    def whose(self) -> int:
+        return self._works[0][1][0]
+
+    def add(self, time_s: float, took: float, key: tuple[int, int]) -> None:
+        if not self._works:
+            self.next_s = time_s + took
+        self.changes += 1
+        self._works.append((took, key))
+
+    def end(self, time_s: float) -> tuple[int, int]:
+        self.changes += 1
+        _, key = self._works.popleft()
+        if self._works:
+            self.next_s = time_s + self._works[0][0]
+        return key
+
+    def delay(self, took: float) -> None:
+        """Do something else first."""
+        self.changes += 1
+        self.next_s += took
+
+
+class _Port:
+    """A port whose transfers under way have equal shares of its rate."""
+
+    def __init__(self) -> None:
+        self.changes = 0
+        self._now_s = 0.0
+        self._served_s = 0.0
+        """What a transfer that has been there all the time would have got of the port."""
+        self._ends: list[tuple[float, tuple[int, int]]] = []
+        """A heap of (what is served when a transfer ends, learner and stage)."""
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._ends)
+
+    @property
+    def whose(self) -> int:
+        return self._ends[0][1][0]
+
+    @property
+    def next_s(self) -> float:
+        """When the next transfer ends if no other comes."""
+        return self._now_s + max(0.0, self._ends[0][0] - self._served_s) * len(self._ends)
+
+    def add(self, time_s: float, took: float, key: tuple[int, int]) -> None:
+        self._go_on(time_s)
+        heapq.heappush(self._ends, (self._served_s + took, key))
+
+    def end(self, time_s: float) -> tuple[int, int]:
+        self._go_on(time_s)
+        return heapq.heappop(self._ends)[1]
+
+    def _go_on(self, time_s: float) -> None:
+        self.changes += 1
+        if self._ends:
+            self._served_s += (time_s - self._now_s) / len(self._ends)
+        self._now_s = time_s
 
 
 class PlannedKeeper(Protocol):

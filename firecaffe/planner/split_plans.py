@@ -25,13 +25,13 @@ from firecaffe.planner.between import Boundary
 from firecaffe.planner.chain import Unit
 from firecaffe.planner.cluster import Cluster
 from firecaffe.planner.forecast import Forecast
-from firecaffe.planner.held import memory_of, micro_batches_of, nodes_of, widest
 from firecaffe.planner.layouts import Layout, allows, layouts_of, words_of
 from firecaffe.planner.memory import on_device
 from firecaffe.planner.price import SIZES, rounds_only_s
 from firecaffe.planner.recipe_stages import Crossing
 from firecaffe.planner.split_step import SplitCost, SplitStep, sent_nodes, weights_bytes
 from firecaffe.planner.stage_times import best_stages
+from firecaffe.planner.worker_part import memory_of, micro_batches_of, nodes_of, widest
 from firecaffe.planner.workload import Workload
 
 Array = NDArray[np.float64]

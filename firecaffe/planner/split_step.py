@@ -15,7 +15,7 @@ from firecaffe.gradients.buckets import cut
 from firecaffe.parallel.volumes import sum_numbers
 from firecaffe.planner.between import Boundary, Exchanges, Traffic, boundary
 from firecaffe.planner.chain import Unit
-from firecaffe.planner.cluster import Cluster
+from firecaffe.planner.cluster import Cluster, on_cores
 from firecaffe.planner.compute_time import (
     COPY_PASSES,
     HALF_PRECISION,
@@ -26,21 +26,22 @@ from firecaffe.planner.compute_time import (
     update_s,
 )
 from firecaffe.planner.forecast import forecast
-from firecaffe.planner.held import (
+from firecaffe.planner.layouts import Layout, through
+from firecaffe.planner.price import Prices, ranks_per_node
+from firecaffe.planner.simulate import Network
+from firecaffe.planner.step_cost import Bucket, overlap, prices_of, slowest_of, storage_s
+from firecaffe.planner.update_price import UPDATES
+from firecaffe.planner.worker_part import (
     Layouts,
+    PartExchanges,
     is_apart,
     micro_batches_of,
     nodes_of,
     part_of,
+    unevenness,
+    unevenness_of_input,
     updated_bytes,
 )
-from firecaffe.planner.in_parts import PartExchanges, unevenness, unevenness_of_input
-from firecaffe.planner.layouts import Layout, through
-from firecaffe.planner.ports import Network
-from firecaffe.planner.price import Prices, ranks_per_node
-from firecaffe.planner.slower_cluster import on_cores
-from firecaffe.planner.step_cost import Bucket, overlap, prices_of, slowest_of, storage_s
-from firecaffe.planner.update_price import UPDATES
 from firecaffe.planner.workload import Workload
 
 ADDITION_PASSES = 3

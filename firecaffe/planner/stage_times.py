@@ -22,11 +22,11 @@ from firecaffe.parallel.pipeline import Action
 from firecaffe.parallel.volumes import sum_numbers
 from firecaffe.planner.chain import Unit
 from firecaffe.planner.compute_time import data_s, update_s
-from firecaffe.planner.held import micro_batches_of
 from firecaffe.planner.layouts import Layout
 from firecaffe.planner.memory import memory_bytes
 from firecaffe.planner.split_step import SplitCost, SplitStep, weights_bytes
 from firecaffe.planner.step_cost import slowest_of
+from firecaffe.planner.worker_part import micro_batches_of
 
 Array = NDArray[np.float64]
 

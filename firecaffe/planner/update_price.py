@@ -12,8 +12,8 @@ from firecaffe.exchange.route import FOLD
 from firecaffe.exchange.schedule import ALL_GATHER, REDUCE_SCATTER
 from firecaffe.gradients.buckets import cut
 from firecaffe.gradients.shards import cut_buckets, held_elements, spans_of
-from firecaffe.planner.ports import Network
 from firecaffe.planner.price import Prices
+from firecaffe.planner.simulate import Network
 from firecaffe.planner.workload import Workload
 
 Shape = tuple[int, ...]

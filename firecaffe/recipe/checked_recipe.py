@@ -11,7 +11,7 @@ from firecaffe.recipe.config import check_checkpoint, check_mixing, check_train
 from firecaffe.recipe.fits import check_fits
 from firecaffe.recipe.refusals import check_together
 from firecaffe.recipe.sections import Recipe
-from firecaffe.runs.loggers import check_loggers
+from firecaffe.runs.record import check_loggers
 from firecaffe.solvers.rate_policy import check_policy
 from firecaffe.synchrony.config import check_synchrony
 from firecaffe.value_checks import check_kinds

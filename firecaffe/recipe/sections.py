@@ -1,4 +1,4 @@
-"""A whole run as data: the Configs of all parts, in one recipe."""
+"""A whole run as data: the Configs of all parts, in one recipe; and the shipped recipes."""
 
 import dataclasses
 from dataclasses import dataclass, field
@@ -11,10 +11,7 @@ from firecaffe.errors import RecipeError
 from firecaffe.gradients.config import ExchangeConfig
 from firecaffe.models.config import ModelConfig
 from firecaffe.parallel.config import ParallelConfig
-from firecaffe.recipe.config import (
-    CheckpointConfig,
-    TrainConfig,
-)
+from firecaffe.recipe.config import CheckpointConfig, TrainConfig
 from firecaffe.runs.run_folder import RunConfig
 from firecaffe.solvers.config import SolverConfig, needs_norms
 from firecaffe.synchrony.config import SynchronyConfig
@@ -57,7 +54,6 @@ class Recipe:
         Raises: RecipeError in one line that names the word.
         """
         from firecaffe.recipe.recorded_recipe import read_recipe_file
-        from firecaffe.recipe.shipped import recipe_path
 
         return read_recipe_file(recipe_path(path))
 
@@ -90,3 +86,27 @@ class Recipe:
     def updates_whole_layers(self) -> bool:
         """Whether an update needs whole parameters: their norm, pruning or shared values."""
         return needs_norms(self.solver) or self.prune.is_on or self.share.is_on
+
+
+FOLDER = Path(__file__).parents[1] / "recipes"
+
+
+def shipped() -> list[str]:
+    """Return the names of the shipped recipes, in order."""
+    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+
+
+def recipe_path(name_or_path: str | Path) -> Path:
+    """Return the file of a recipe, given its path or the name of a shipped recipe.
+
+    Raises: RecipeError if it is neither a path nor a known name.
+    """
+    path = Path(name_or_path)
+    if len(path.parts) != 1 or path.suffix or path.is_file():
+        return path
+    if path.name not in (names := shipped()):
+        raise RecipeError(
+            f"no recipe {str(path)!r} - it is no file and no shipped recipe - give a file (*.toml) "
+            f"or one of {', '.join(names)}"
+        )
+    return FOLDER / f"{path.name}.toml"

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from firecaffe.runs.learned import has_learned
-from firecaffe.runs.measure import of_band, of_difference
+from firecaffe.runs.measure import has_learned, of_band, of_difference
 from firecaffe.runs.run_table import Run, other_epochs
 from firecaffe.runs.seed_groups import Group, GroupRow, band_of, code_of, letters
 from firecaffe.runs.statistics import EQUIVALENT, FEWEST, ROUNDING

@@ -1,7 +1,8 @@
-"""The environment of a run: hardware, versions and code."""
+"""The environment of a run: hardware, versions, code, and the process's peak memory."""
 
 import hashlib
 import platform
+import resource
 import subprocess
 import sys
 from functools import lru_cache
@@ -79,3 +80,11 @@ def commit() -> str:
         return ""
     changed = git("status", "--porcelain", "--", "..")
     return git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Return the peak of the whole process with its libraries on a CPU, of the tensors on a GPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024  # Linux counts in KiB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from firecaffe.errors import RunError
-from firecaffe.runs.learned import failure
-from firecaffe.runs.measure import LOSS, Measure, measure_of, unlike_measures
+from firecaffe.runs.measure import LOSS, Measure, failure, measure_of, unlike_measures
 from firecaffe.runs.run_folder import RECIPE, read_run_file, read_run_recipe
 from firecaffe.runs.schemas import Values
 from firecaffe.schema import checked

@@ -11,17 +11,16 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from firecaffe.runs.curves import time_to
-from firecaffe.runs.learned import failure
-from firecaffe.runs.measure import Measure, other_metrics
-from firecaffe.runs.mode_facts import (
+from firecaffe.runs.curves import (
     given_up,
     is_simulated,
     mode_of,
     sent_per_step,
     staleness_of,
+    time_to,
     trained_samples,
 )
+from firecaffe.runs.measure import Measure, failure, other_metrics
 from firecaffe.runs.run_table import OWN_CODE, Run, differing_words, names, other_work, samples_seen
 from firecaffe.runs.statistics import (
     BAND,

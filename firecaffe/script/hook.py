@@ -25,9 +25,8 @@ from firecaffe.cluster.group import Group
 from firecaffe.exchange.choose import AUTO
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.gradients.threads import begin_thread
-from firecaffe.script.rank_mean import Bucket, RankMean
 from firecaffe.script.script_arguments import check_group, check_words
-from firecaffe.script.script_exchange import leave, meet, open_exchange
+from firecaffe.script.script_exchange import Bucket, RankMean, leave, meet, open_exchange
 from firecaffe.transport.auto_exchange import AutoChoice
 from firecaffe.transport.worker import Worker
 

@@ -7,7 +7,7 @@ whose gradients are not finite, so calls of its `update` are counted, if there i
 
 import json
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -30,8 +30,6 @@ from firecaffe.inventory.network_state import check_state
 from firecaffe.parallel.layer_split import Split
 from firecaffe.script.first_forward import tell_of_own_state
 from firecaffe.script.hook import BUCKET_BYTES, bucket_sizes
-from firecaffe.script.rank_mean import check_encodable
-from firecaffe.script.scaler_updates import after_each_update
 from firecaffe.script.script_arguments import (
     ArgumentError,
     NothingToTrainError,
@@ -43,10 +41,42 @@ from firecaffe.script.script_arguments import (
     check_whole_number,
     check_words,
 )
-from firecaffe.script.script_exchange import join_launched_world, leave, meet, open_exchange
+from firecaffe.script.script_exchange import (
+    check_encodable,
+    join_launched_world,
+    leave,
+    meet,
+    open_exchange,
+)
 from firecaffe.solvers.outer_optimizer import USUAL, Outer
 from firecaffe.transport.exchange import Exchange
 from firecaffe.user_code import shown
+
+
+class CountedUpdate:
+    def __init__(self, update: Callable[..., None]) -> None:
+        self._update = update
+        self.calls: list[Callable[[], None]] = []
+
+    def __call__(self, *arguments: Any, **words: Any) -> None:
+        self._update(*arguments, **words)
+        for call in list(self.calls):
+            call()
+
+
+def after_each_update(scaler: GradScaler, call: Callable[[], None]) -> Callable[[], None]:
+    """Run `call` after each `update` of a scaler, and return a function that ends this."""
+    if not isinstance(scaler.update, CountedUpdate):
+        scaler.update = CountedUpdate(scaler.update)  # type: ignore[method-assign]
+    calls = scaler.update.calls
+    calls.append(call)
+
+    def end() -> None:
+        if call in calls:
+            calls.remove(call)
+
+    return end
+
 
 INNER = ("keep", "zero")
 

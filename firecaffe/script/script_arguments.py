@@ -18,7 +18,7 @@ from firecaffe.exchange.choose import AUTO
 from firecaffe.exchange.route import keeps_tree_order
 from firecaffe.gradients.compressors import COMPRESSORS
 from firecaffe.gradients.config import NO_COMPRESSOR, check_timeout
-from firecaffe.script.rank_mean import check_encodable
+from firecaffe.script.script_exchange import check_encodable
 from firecaffe.user_code import shown
 
 REFUSED = {

@@ -18,9 +18,9 @@ from firecaffe.errors import RunError
 from firecaffe.files import write_atomically, write_json
 from firecaffe.models.freeze import Frozen
 from firecaffe.recipe.identity import to_toml, tuned_by
-from firecaffe.recipe.idle import idle_words
 from firecaffe.recipe.run import Run
 from firecaffe.recipe.sections import Recipe
+from firecaffe.recipe.terms import idle_words
 from firecaffe.runs.environment import describe_environment
 from firecaffe.runs.run_folder import (
     APART,
@@ -34,8 +34,7 @@ from firecaffe.solvers.rate_policy import rate_notes
 from firecaffe.training.learner import Learner
 from firecaffe.training.plugins import Plugin, plugin_names
 from firecaffe.training.records import say
-from firecaffe.training.run_facts import About, write_about
-from firecaffe.training.run_places import Places, find_places
+from firecaffe.training.run_facts import About, Places, find_places, write_about
 from firecaffe.training.start import (
     Start,
     announce_folder,

@@ -30,8 +30,7 @@ from firecaffe.runs.score import score_mode
 from firecaffe.tasks import TaskConfig
 from firecaffe.training.beginning import make_folder, notes_of, plan_lines, say_where
 from firecaffe.training.checkpoint import save_checkpoint
-from firecaffe.training.connect import connect
-from firecaffe.training.first_steps import Use
+from firecaffe.training.connect import connect, make_steps
 from firecaffe.training.forward import arithmetic
 from firecaffe.training.given_parts import Parts, open_parts
 from firecaffe.training.given_task import OWN
@@ -43,14 +42,12 @@ from firecaffe.training.parallel.auto_layout import LayoutChoice, choose_layout,
 from firecaffe.training.parallel.mesh import Mesh, make_mesh
 from firecaffe.training.plugins import Plugin, around_write, check_with, load_plugins, plugin_names
 from firecaffe.training.rebalance import MeasuredShares
-from firecaffe.training.records import Records, say
+from firecaffe.training.records import Records, Use, say
 from firecaffe.training.result import Result
-from firecaffe.training.run_facts import about_of
-from firecaffe.training.run_places import Places
+from firecaffe.training.run_facts import Places, about_of
 from firecaffe.training.saver import Saver
 from firecaffe.training.shared_facts import describe_training, unrepeatable
 from firecaffe.training.start import FaultTeller, Start, find_start, tell_faults
-from firecaffe.training.steps import make_steps
 from firecaffe.transport.auto_exchange import AutoChoice
 from firecaffe.transport.local_ranks import ranks_per_host
 from firecaffe.user_code import without_folder

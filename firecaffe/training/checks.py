@@ -29,7 +29,7 @@ from firecaffe.recipe.checked_recipe import CheckedRecipe
 from firecaffe.recipe.run import Ranks, Run, resolve
 from firecaffe.recipe.sections import Recipe
 from firecaffe.recipe.worker_numbers import check_hosts
-from firecaffe.runs.loggers import check_libraries
+from firecaffe.runs.record import check_libraries
 from firecaffe.solvers.optimizer import make_optimizer
 from firecaffe.synchrony.config import LOCAL
 from firecaffe.synchrony.rounds import cut_fragments

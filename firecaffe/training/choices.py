@@ -35,9 +35,8 @@ from firecaffe.training.parallel.cut_pieces import FreshNetwork, InParts
 from firecaffe.training.parallel.mesh import Mesh
 from firecaffe.training.parallel.split_network import in_words_of, split_network
 from firecaffe.training.parallel.staged import cut_network
-from firecaffe.training.served.build_served import make_served
+from firecaffe.training.served.build_served import ServedParts, make_served
 from firecaffe.training.served.keeper import AtFirst, InShards, Keeper, Lockless
-from firecaffe.training.served.served_parts import ServedParts
 from firecaffe.training.updates.applier import Applier
 from firecaffe.training.updates.every_rank import EveryRank
 from firecaffe.training.updates.loss_scale import LossScale

@@ -1,8 +1,10 @@
-"""Processes that make the items of a torch data set, for one rank.
+"""Processes that make the items of a torch data set, for one rank, and the pipes of their batches.
 
-A new server process forks them (`forkserver`), so they hold none of the rank's sockets: a child
-with a socket would hide that its rank is gone. Each makes batches and sends them as bytes, since
-shared memory is small in containers. It ends with its pipe, and at once if its rank is gone.
+Bytes are not copied in Python. Pickled tensors would cost the rank several times as much.
+
+A new server process forks the workers (`forkserver`), so they hold none of the rank's sockets: a
+child with a socket would hide that its rank is gone. Each makes batches and sends them as bytes,
+since shared memory is small in containers. It ends with its pipe, and at once if its rank is gone.
 """
 
 import multiprocessing
@@ -15,23 +17,60 @@ from contextlib import ExitStack, closing, contextmanager
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from queue import SimpleQueue
+from typing import Any, cast
 
 import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+from typing_extensions import Buffer
 
 from firecaffe.data import Data, Dataset
-from firecaffe.data.dataset import Batch
+from firecaffe.data.dataset import Batch, Leaf
 from firecaffe.data.hold_out import SomeOfDataset
 from firecaffe.data.own_data import CheckedSet
 from firecaffe.data.torch_set import Items, TorchSet
-from firecaffe.errors import (
-    DataError,
-    FirecaffeError,
-    OwnCodeError,
-    RecipeError,
-    memory_full,
-)
-from firecaffe.training.batch_pipe import receive_batch, send_batch
+from firecaffe.errors import DataError, FirecaffeError, OwnCodeError, RecipeError, memory_full
 from firecaffe.user_code import failed
+
+
+def send_batch(pipe: Connection, batch: Batch) -> None:
+    outline = tree_map(_outline, batch)
+    content = pickle.dumps((True, outline))  # before anything is sent, because it may fail
+    pipe.send_bytes(content)
+    for leaf in tree_leaves(batch):
+        if isinstance(leaf, Tensor):
+            _all(os.writev, pipe.fileno(), leaf.detach().cpu().contiguous())
+
+
+def receive_batch(pipe: Connection, outline: Any) -> Batch:
+    """Receive what `send_batch` sends after its outline. Raises: EOFError if the sender is gone."""
+
+    def received(leaf: Any) -> Any:
+        if not isinstance(leaf, Leaf):
+            return leaf
+        tensor = torch.empty(leaf.shape, dtype=leaf.dtype)
+        _all(os.readv, pipe.fileno(), tensor)
+        return tensor
+
+    batch: Batch = tree_map(received, outline)
+    return batch
+
+
+def _outline(leaf: Any) -> Any:
+    return Leaf(tuple(leaf.shape), leaf.dtype) if isinstance(leaf, Tensor) else leaf
+
+
+def _all(move: Any, descriptor: int, tensor: Tensor) -> None:
+    # The tensor is contiguous.
+    if not tensor.numel():
+        return
+    left = memoryview(cast(Buffer, tensor.reshape(-1).view(torch.uint8).numpy()))
+    while left:
+        moved = move(descriptor, [left])
+        if not moved:
+            raise EOFError
+        left = left[moved:]
+
 
 PRELOADED = "firecaffe.training.data_workers"
 """The module that the server loads once for all workers, with torch."""

@@ -33,8 +33,8 @@ from firecaffe.training.parallel.mesh import make_mesh
 from firecaffe.training.plugins import around_batches, load_plugins
 from firecaffe.training.records import say
 from firecaffe.training.result import Result
+from firecaffe.training.served.build_served import ServedParts, facts_of
 from firecaffe.training.served.real import RealRanks
-from firecaffe.training.served.served_parts import ServedParts, facts_of
 from firecaffe.training.shared_facts import describe_training
 from firecaffe.training.start import tell_faults
 from firecaffe.training.stop import StopRequest

@@ -1,6 +1,6 @@
-"""Records of a running training: live or plain lines for people, rows for programs."""
+"""Records of a running training: lines for people, rows for programs, timings of first steps."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -14,13 +14,38 @@ from firecaffe.cluster.world import World
 from firecaffe.output import kept_stdout
 from firecaffe.recipe.identity import flatten
 from firecaffe.recipe.run import Run
-from firecaffe.runs.loggers import Loggers
 from firecaffe.runs.measure import Measure
-from firecaffe.runs.record import JsonLines, Metrics
+from firecaffe.runs.record import JsonLines, Loggers, Metrics
 from firecaffe.runs.run_folder import DIGESTS, WEIGHTS
 from firecaffe.training.evaluation import Evaluation
-from firecaffe.training.first_steps import FirstSteps, Use
 from firecaffe.training.outcome import StepResult
+from firecaffe.training.times import Timings
+
+FIRST = 20
+WARM_UP = 4
+"""Of the first steps, those that are left out: memory is allocated, and kernels are chosen."""
+
+Use = Callable[[Sequence[dict[str, Any]]], str]
+"""Takes rows of timings, and returns a line to say, or nothing."""
+
+
+class FirstSteps:
+    def __init__(self, steps: int, use: Use | None) -> None:
+        # steps: those that follow. What is known after the last one is of no use.
+        self._use = use if steps > FIRST else None
+        self._rows: list[dict[str, Any]] = []
+
+    def add(self, timings: Timings) -> None:
+        if self._use is not None:
+            self._rows.append(asdict(timings))
+
+    def hand_over(self) -> str:
+        """Hand the timings over if all are there, and return the line about them."""
+        if self._use is None or len(self._rows) < FIRST:
+            return ""
+        use, self._use = self._use, None
+        return use(self._rows[WARM_UP:FIRST])
+
 
 # progress lines of a run without a terminal
 LINES = 10

@@ -13,8 +13,8 @@ from firecaffe.cluster.agree import gather_text
 from firecaffe.cluster.world import World
 from firecaffe.errors import RunError
 from firecaffe.models.extra_state import let_go_of_extra_state
+from firecaffe.runs.environment import peak_memory_bytes
 from firecaffe.runs.measure import Measure
-from firecaffe.runs.peak_memory import peak_memory_bytes
 from firecaffe.runs.run_folder import METRICS
 from firecaffe.runs.schemas import MetricsRow
 from firecaffe.schema import read_rows

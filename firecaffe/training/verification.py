@@ -22,8 +22,7 @@ from firecaffe.recipe.checked_recipe import CheckedRecipe
 from firecaffe.recipe.parallel import layout_of
 from firecaffe.recipe.run import Ranks, Run, resolve
 from firecaffe.runs.environment import describe_environment
-from firecaffe.runs.recorded import Recorded, recorded_of
-from firecaffe.runs.run_folder import DIGESTS, METRICS, read_run_file
+from firecaffe.runs.run_folder import DIGESTS, METRICS, Recorded, read_run_file, recorded_of
 from firecaffe.runs.run_folder import WEIGHTS as WEIGHTS_FILE
 from firecaffe.runs.schemas import DigestsResult
 from firecaffe.synchrony.log import EVENTS, LogReader
@@ -34,7 +33,7 @@ from firecaffe.training.checkpoint import (
     load_checkpoint,
     load_newest,
 )
-from firecaffe.training.connect import connect
+from firecaffe.training.connect import connect, make_steps
 from firecaffe.training.forward import arithmetic
 from firecaffe.training.given_parts import Parts, open_parts
 from firecaffe.training.learner import Learner, build_learner
@@ -44,7 +43,6 @@ from firecaffe.training.saver import Saver
 from firecaffe.training.served.build_served import leaves_of
 from firecaffe.training.shared_facts import describe_training
 from firecaffe.training.state import WEIGHTS, State, state_digest
-from firecaffe.training.steps import make_steps
 
 
 class Again:

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from firecaffe.runs.learned import failure
-from firecaffe.runs.measure import measure_of, of_difference, of_mean
+from firecaffe.runs.measure import failure, measure_of, of_difference, of_mean
 from firecaffe.runs.statistics import (
     BAND,
     FEWEST,

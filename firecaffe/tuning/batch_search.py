@@ -44,8 +44,8 @@ from firecaffe.tuning.candidates import (
     Search,
     apply,
     ranked,
+    with_batch,
 )
-from firecaffe.tuning.larger_batch import with_batch
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from firecaffe import ExchangeConfig, ModelConfig, Recipe, RunConfig, TrainConfi
 from firecaffe.data import DataConfig
 from firecaffe.data.generated import generate
 from firecaffe.errors import PeerLostError
-from firecaffe.training import beginning, build_training, connect, learner, steps
+from firecaffe.training import beginning, build_training, connect, learner
 from tests.world import Ranks
 
 STAGES = {
@@ -30,8 +30,8 @@ STAGES = {
     "keep_forecast": build_training,
     "Records": build_training,
     "Saver": build_training,
-    "BatchesAhead": steps,
-    "around_batches": steps,
+    "BatchesAhead": connect,
+    "around_batches": connect,
     "Training": build_training,
     "run_training": build_training,
     "write_json": build_training,

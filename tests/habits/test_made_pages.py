@@ -16,8 +16,7 @@ from firecaffe.faults import KINDS
 from firecaffe.models import MODELS
 from firecaffe.models.known_networks import OURS
 from firecaffe.recipe.identity import flatten
-from firecaffe.recipe.sections import Recipe
-from firecaffe.recipe.shipped import shipped
+from firecaffe.recipe.sections import Recipe, shipped
 from tests.kit.models_pages import ROOT, page, table_of
 
 FOLDER = ROOT / "docs" / "reference"

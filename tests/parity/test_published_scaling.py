@@ -14,7 +14,7 @@ from benchmarks.published_allreduce import read_allreduce
 from benchmarks.published_scaling import families, judge, judged
 from benchmarks.shipped_devices import read_alone
 from firecaffe.cli import plan
-from firecaffe.planner.rates_file import load_rates
+from firecaffe.planner.learn_rates import load_rates
 
 ROOT = Path(__file__).parents[2]
 PUBLISHED = ROOT / "benchmarks" / "published" / "scaling.toml"

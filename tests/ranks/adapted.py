@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import firecaffe
 from firecaffe.errors import RecipeError
-from firecaffe.script.rank_mean import RankMean
+from firecaffe.script.script_exchange import RankMean
 
 STEPS, BATCH = 3, 4
 Weights = dict[str, Tensor]

@@ -12,8 +12,7 @@ from firecaffe.errors import NotIdenticalError
 from firecaffe.exchange import ALGORITHMS, EXCHANGES, ring
 from firecaffe.exchange.schedule import Schedule, from_rounds
 from firecaffe.gradients.compressors import COMPRESSORS
-from firecaffe.measure.encoded_sum import OneNodeEach, make_encoders
-from firecaffe.measure.exchange_times import Timing, time_exchanges
+from firecaffe.measure.exchange_times import OneNodeEach, Timing, make_encoders, time_exchanges
 from firecaffe.transport.exchange import Exchange
 from firecaffe.transport.link import Link, measure_link
 from firecaffe.transport.local_ranks import meet_local_ranks

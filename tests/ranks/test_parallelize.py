@@ -24,7 +24,7 @@ from firecaffe import ExchangeConfig, Recipe, Result, SolverConfig, TrainConfig
 from firecaffe.cluster.world import World
 from firecaffe.errors import AgreementError, PeerLostError, RecipeError
 from firecaffe.gradients.compressors import COMPRESSORS
-from firecaffe.script.rank_mean import Bucket, RankMean
+from firecaffe.script.script_exchange import Bucket, RankMean
 from firecaffe.transport.exchange import Exchange
 from tests.kit.worlds import Trained, Training, changed
 from tests.ranks.networks import Everything, small_data

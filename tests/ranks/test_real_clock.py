@@ -15,7 +15,7 @@ import torch
 import firecaffe
 from firecaffe import Recipe, Result
 from firecaffe.recipe.recorded_recipe import recipe_of
-from firecaffe.runs.explain_served import explain_served
+from firecaffe.runs.explain_modes import explain_served
 from firecaffe.runs.rank_times import read_timings
 from firecaffe.synchrony.events import Push
 from firecaffe.training.served.messages import ALIGNMENT

@@ -21,7 +21,7 @@ from firecaffe.training.served.messages import Parcel
 from firecaffe.training.served.server_memory import bytes_in_file
 from firecaffe.training.served.shards import owner
 from firecaffe.training.served.shards.carrier import ASK, Head, Layout
-from firecaffe.training.served.shards.weight_cuts import cut
+from firecaffe.training.served.shards.owner import cut
 from tests.kit.worlds import Trained, checkpoint_of
 from tests.ranks.networks import Everything
 from tests.ranks.served import (

@@ -17,10 +17,9 @@ from firecaffe.cluster.agree import digest
 from firecaffe.cluster.world import join
 from firecaffe.errors import AgreementError, CheckpointError
 from firecaffe.training import checkpoint as module
-from firecaffe.training import pass_on
+from firecaffe.training import start
 from firecaffe.training.checkpoint import Checkpoint, digest_of, save_checkpoint
-from firecaffe.training.pass_on import WORDS, PassedOn
-from firecaffe.training.start import find_start
+from firecaffe.training.start import WORDS, PassedOn, find_start
 from firecaffe.training.state import state_of
 from firecaffe.training.tensor_file import InMemory
 from firecaffe.transport.collect import HeldPart, collect, give_all, list_wholes
@@ -95,9 +94,9 @@ def read_pieces(where: str, blind: int) -> list[tuple[str, bytes, bool]]:
     """The pieces that this rank has of a checkpoint, and whether by a copy. blind: a rank that sees
     none of its files.
     """
-    with join("cpu", 60) as world, patch.object(pass_on, "CHUNK_BYTES", 1000):
+    with join("cpu", 60) as world, patch.object(start, "CHUNK_BYTES", 1000):
         digest = (lambda _: "") if world.rank == blind else digest_of
-        with patch(f"{pass_on.__name__}.digest_of", digest):
+        with patch(f"{start.__name__}.digest_of", digest):
             found = find_start(world, where).checkpoint
         assert found is not None
         files = sorted(found.piece_files.items())

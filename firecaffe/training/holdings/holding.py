@@ -1,6 +1,7 @@
 """The holding: which part of a model a rank has, and how it computes."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,16 +13,29 @@ from firecaffe.data import Batch, Batches
 from firecaffe.exchange.leaves import Shares
 from firecaffe.gradients.codec_memory import CodecMemory
 from firecaffe.inventory.findings import Inventory
+from firecaffe.parallel.own_samples import Gradients
 from firecaffe.training.evaluation import EvalBatch, autocast
 from firecaffe.training.first_look import FirstLook
 from firecaffe.training.forward import Forward, laid_out
-from firecaffe.training.holdings.ready import Ready
 from firecaffe.training.parallel.cut_pieces import Names
 from firecaffe.training.piece import Numbers, Piece, Weights
 from firecaffe.training.times import FetchBatch, Spent
 from firecaffe.training.updates.part_sums import PartSums
 from firecaffe.training.updates.spread import Alone, Among, Part, Spread
 from firecaffe.training.whole_tensors import AllHere, Wholes
+
+EMPTY: Sequence[tuple[int, Gradients]] = ()
+
+
+@dataclass(frozen=True)
+class Ready:
+    leaf: int
+    root: Tensor | None
+    """The tensor to differentiate; None without samples, or if nothing here has a gradient."""
+    tail: Sequence[Tensor]
+    """The plain loss, and the changes to buffers."""
+    parts: Sequence[tuple[int, Gradients]] = field(default=EMPTY)
+    """The row's micro-batches by number, with this rank's parts' gradients, set by backward."""
 
 
 class Holding:

@@ -19,7 +19,7 @@ from firecaffe.recipe.parallel import rows_of
 from firecaffe.recipe.run import Run
 from firecaffe.training.evaluation import EvalBatch
 from firecaffe.training.forward import Forward, laid_out
-from firecaffe.training.holdings.ready import Ready
+from firecaffe.training.holdings.holding import Ready
 from firecaffe.training.holdings.split_layers import SplitLayers
 from firecaffe.training.parallel.split_network import SplitNetwork
 from firecaffe.training.times import FetchBatch

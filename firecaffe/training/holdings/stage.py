@@ -17,7 +17,7 @@ from firecaffe.parallel.pipeline import idle_share
 from firecaffe.parallel.stage_run import MicroBatches, StageRunner
 from firecaffe.training.evaluation import EvalBatch
 from firecaffe.training.forward import Forward, laid_out
-from firecaffe.training.holdings.ready import Ready
+from firecaffe.training.holdings.holding import Ready
 from firecaffe.training.holdings.split_layers import InRow
 from firecaffe.training.mix import Mixed
 from firecaffe.training.parallel.staged import StagedNetwork

@@ -20,9 +20,8 @@ from firecaffe.synchrony.rounds import Rounds, cut_fragments
 from firecaffe.training.divergence import Rise, for_replicas
 from firecaffe.training.forward import Forward
 from firecaffe.training.holdings.holding import Holding
-from firecaffe.training.local.replica_steps import Average, LocalStepper
+from firecaffe.training.local.replica_steps import Average, LocalStepper, LocalSums
 from firecaffe.training.local.replicas import Fragment, Moments, Replica, Replicas, find_moments
-from firecaffe.training.local.sums import LocalSums
 from firecaffe.training.modes.every_step import EveryStep
 from firecaffe.training.modes.mode import Linked, ModeParts, Steps, Summed
 from firecaffe.training.parallel.mesh import Mesh

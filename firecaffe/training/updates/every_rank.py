@@ -13,8 +13,7 @@ from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.gradients.shards import Shards
 from firecaffe.gradients.totals import Totals, squared_norm
 from firecaffe.solvers.optimizer_state import OptimizerNumbers, OptimizerTensors
-from firecaffe.training.holdings.holding import Holding
-from firecaffe.training.holdings.ready import Ready
+from firecaffe.training.holdings.holding import Holding, Ready
 from firecaffe.training.piece import Numbers, Piece
 from firecaffe.training.times import Span
 from firecaffe.training.updates.applier import Applier

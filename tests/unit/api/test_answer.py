@@ -12,7 +12,7 @@ from rich.table import Table
 
 import firecaffe
 from firecaffe.api.answer import Answer
-from firecaffe.cli.show import show
+from firecaffe.cli.arguments import show
 
 
 @dataclass(frozen=True, repr=False)
@@ -49,7 +49,7 @@ def test_an_answer_prints_nothing_and_returns_all(
 def test_a_narrow_terminal_cuts_no_figure_of_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     out = io.StringIO()
     narrow = Console(file=out, width=60, force_terminal=True, color_system=None, highlight=False)
-    monkeypatch.setattr("firecaffe.cli.show.make_console", lambda: narrow)
+    monkeypatch.setattr("firecaffe.cli.arguments.make_console", lambda: narrow)
     show(firecaffe.plan(model="lenet", workers=[1, 2], cluster="ethernet-1g"))
     assert "samples/s" in out.getvalue()
     assert "…" not in out.getvalue()

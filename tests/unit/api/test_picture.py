@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from firecaffe.api.picture import load_figure, write_picture
+from firecaffe.api.answer import load_figure, write_picture
 from firecaffe.cli import main
 
 

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from benchmarks.epochs_law import page, read_tables
-from firecaffe.planner.published_epochs import PUBLISHED
+from firecaffe.planner.published_trainings import PUBLISHED
 
 PAGE = Path(__file__).parents[3] / "benchmarks" / "results" / "epochs_law.md"
 

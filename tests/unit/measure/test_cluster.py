@@ -6,14 +6,19 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from firecaffe.measure.device import within_peak
-from firecaffe.measure.found_cluster import MeasuredCluster, cluster_of, findings, slower
+from firecaffe.measure.found_cluster import (
+    MeasuredCluster,
+    cluster_of,
+    findings,
+    slower,
+    within_peak,
+)
 from firecaffe.measure.ranks_and_links import PairLink, RankFacts, tournament
 from firecaffe.models.config import ModelConfig
 from firecaffe.planner.cluster import load_cluster
 from firecaffe.planner.of_recipe import workload_of_model
-from firecaffe.planner.ports import Network
 from firecaffe.planner.price import Prices
+from firecaffe.planner.simulate import Network
 from firecaffe.planner.step_cost import StepCost
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from firecaffe.measure.conditions import conditions_since, read_counters
+from firecaffe.measure.exchange_times import conditions_since, read_counters
 
 SNMP = """Ip: Forwarding DefaultTTL
 Ip: 1 64
@@ -40,7 +40,7 @@ def test_shares_of_processor_time(proc: Path, monkeypatch: pytest.MonkeyPatch) -
         busy_cpu_s=before.busy_cpu_s + 5,
         process_cpu_s=before.process_cpu_s + 2,
     )
-    monkeypatch.setattr("firecaffe.measure.conditions.read_counters", lambda _: after)
+    monkeypatch.setattr("firecaffe.measure.exchange_times.read_counters", lambda _: after)
     found = conditions_since(before, proc)
     assert found.cpu_busy_share == pytest.approx(0.5)
     assert found.process_cpu_share == pytest.approx(0.2)

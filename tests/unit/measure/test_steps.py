@@ -13,8 +13,8 @@ from firecaffe.generators import TORCH
 from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.inventory.loss_trial import MEAN
 from firecaffe.measure import step_times as measured_step
-from firecaffe.measure.device import calibrated
-from firecaffe.measure.inventory import inventory_of
+from firecaffe.measure.found_cluster import calibrated
+from firecaffe.measure.ranks_and_links import inventory_of
 from firecaffe.measure.step_times import StepTimes
 from firecaffe.models import build_model
 from firecaffe.planner.cluster import load_cluster

@@ -17,12 +17,12 @@ from firecaffe.models.config import ModelConfig
 from firecaffe.models.kernel import MULTIPLIES
 from firecaffe.planner.cluster import Cluster, Device, load_cluster, shipped
 from firecaffe.planner.compute_time import micro_batch, update_s
-from firecaffe.planner.devices import Sheet
-from firecaffe.planner.known_rates import contradictions
 from firecaffe.planner.library_rates import FILE, tables, unmeasured_error
 from firecaffe.planner.memory import memory_band, memory_bytes, on_device, usual_micro_batch
 from firecaffe.planner.of_recipe import workload_of_model
+from firecaffe.planner.offers import Sheet
 from firecaffe.planner.precision import in_precision
+from firecaffe.planner.published_trainings import contradictions
 from firecaffe.planner.workload import Workload
 
 SHEETS, ROWS = read()

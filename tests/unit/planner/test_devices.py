@@ -5,12 +5,11 @@ from dataclasses import replace
 import pytest
 
 from firecaffe.models.config import ModelConfig
+from firecaffe.planner.advice import gain_of
 from firecaffe.planner.cluster import Cluster, Device, load_cluster, shipped
-from firecaffe.planner.devices import device_of, sheet_of, sheets
 from firecaffe.planner.forecast import Forecast, forecast
-from firecaffe.planner.gain import gain_of
 from firecaffe.planner.of_recipe import workload_of_model
-from firecaffe.planner.offers import offers
+from firecaffe.planner.offers import device_of, offers, sheet_of, sheets
 
 OF_CLUSTERS = {
     load_cluster(name).device.name: load_cluster(name).device

@@ -39,9 +39,8 @@ from firecaffe.planner.forecast import (
 from firecaffe.planner.memory import remedy
 from firecaffe.planner.of_recipe import workload_of, workload_of_model
 from firecaffe.planner.of_run import write_forecast
-from firecaffe.planner.ports import Network
 from firecaffe.planner.price import Prices
-from firecaffe.planner.simulate import simulate_s
+from firecaffe.planner.simulate import Network, simulate_s
 from firecaffe.planner.step_cost import own_exchange
 from firecaffe.planner.workload import images_of, layers_of
 from firecaffe.recipe.checked_recipe import check_recipe

@@ -20,8 +20,8 @@ from firecaffe.planner.chain import Unit, chain_of
 from firecaffe.planner.cluster import Cluster, Device, Link
 from firecaffe.planner.layouts import Form, Layout, allows, layouts_of
 from firecaffe.planner.of_recipe import workload_of_model
-from firecaffe.planner.ports import Network
 from firecaffe.planner.round_prices import EqualRounds, rounds_of, rounds_s
+from firecaffe.planner.simulate import Network
 from firecaffe.planner.split_plans import (
     best_layouts,
     between_costs,

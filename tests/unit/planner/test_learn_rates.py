@@ -9,8 +9,15 @@ import pytest
 from firecaffe.errors import RecipeError
 from firecaffe.planner.cluster import load_cluster
 from firecaffe.planner.forecast import forecast
-from firecaffe.planner.learn_rates import USUAL, Figures, learn_rates, priced_rows
-from firecaffe.planner.rates_file import RatedTraining, RateRow, load_rates
+from firecaffe.planner.learn_rates import (
+    USUAL,
+    Figures,
+    RatedTraining,
+    RateRow,
+    learn_rates,
+    load_rates,
+    priced_rows,
+)
 
 DGX = load_cluster("dgx1-p100")
 ROWS = tuple(RateRow(devices, 1.0, fit=True) for devices in (1, 2, 4, 8, 16, 32, 64))

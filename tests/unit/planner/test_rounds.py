@@ -10,10 +10,17 @@ import pytest
 from firecaffe.exchange import ALGORITHMS, find_schedule, fold
 from firecaffe.exchange.leaves import equal_shares
 from firecaffe.planner.cluster import Link
-from firecaffe.planner.ports import Network
 from firecaffe.planner.price import Prices, rounds_only_s
 from firecaffe.planner.round_prices import ROUNDS, like_rounds, rounds_of, rounds_s, sharded_s
-from firecaffe.planner.simulate import BLOCK_BYTES, LONG_BLOCKS, Clock, Ports, crowding, simulate_s
+from firecaffe.planner.simulate import (
+    BLOCK_BYTES,
+    LONG_BLOCKS,
+    Clock,
+    Network,
+    Ports,
+    crowding,
+    simulate_s,
+)
 
 LATENCY_S, RATE = 1e-4, 1e8
 FLAT = (Link("net", LATENCY_S, RATE, congestion=0.1, addition_s_per_byte=1e-10),)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from firecaffe.planner.served_clock import Costs, ServedClock
+from firecaffe.planner.server_costs import Costs, ServedClock
 from firecaffe.synchrony.clock import SimulatedClock, seconds_of
 from firecaffe.synchrony.config import SERVED, SynchronyConfig
 from firecaffe.synchrony.events import Event, Push, to_row

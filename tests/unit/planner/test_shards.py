@@ -16,7 +16,7 @@ from firecaffe.planner.compute_time import update_s
 from firecaffe.planner.forecast import forecast, forecasts
 from firecaffe.planner.memory import memory_bytes
 from firecaffe.planner.of_recipe import workload_of, workload_of_model
-from firecaffe.planner.ports import Network
+from firecaffe.planner.simulate import Network
 from firecaffe.planner.update_price import shards_of, shards_s
 from firecaffe.recipe.checked_recipe import check_recipe
 

@@ -18,7 +18,6 @@ from firecaffe.planner.chain import WHOLE, Unit, chain_of
 from firecaffe.planner.cluster import Cluster, MeasuredStep, load_cluster
 from firecaffe.planner.compute_time import layer_s, micro_batch
 from firecaffe.planner.forecast import forecast
-from firecaffe.planner.held import WEIGHTS, memory_of, part_of, rank_work, widest
 from firecaffe.planner.layouts import (
     Layout,
     allows,
@@ -32,6 +31,7 @@ from firecaffe.planner.of_parallel import OwnLayout, own_cost
 from firecaffe.planner.of_recipe import workload_of_model
 from firecaffe.planner.split_plans import data_layouts, dense_layouts, split_plans
 from firecaffe.planner.split_step import SplitCost
+from firecaffe.planner.worker_part import WEIGHTS, memory_of, part_of, rank_work, widest
 from firecaffe.planner.workload import Workload
 
 

@@ -14,16 +14,15 @@ from firecaffe.models.config import ModelConfig
 from firecaffe.parallel.config import ParallelConfig
 from firecaffe.parallel.pipeline import ORDERS, simulate
 from firecaffe.planner.chain import chain_of
-from firecaffe.planner.cluster import MeasuredStep, load_cluster
-from firecaffe.planner.held import memory_of
+from firecaffe.planner.cluster import MeasuredStep, load_cluster, slower
 from firecaffe.planner.layouts import Layout
 from firecaffe.planner.of_parallel import OwnLayout, forecast_parallel, own_cost
 from firecaffe.planner.of_recipe import workload_of_model
 from firecaffe.planner.recipe_stages import crossings_of, works_of
-from firecaffe.planner.slower_cluster import slower
 from firecaffe.planner.split_plans import WAYS, SplitPlan, data_layouts, split_plans
 from firecaffe.planner.split_step import SplitCost
 from firecaffe.planner.stage_times import balanced, best_stages, turns
+from firecaffe.planner.worker_part import memory_of
 from tests.unit.planner.test_layouts import cost_of, dense
 
 ALEXNET = ModelConfig("alexnet")

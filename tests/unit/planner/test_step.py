@@ -13,13 +13,13 @@ from firecaffe.planner.chain import chain_of
 from firecaffe.planner.cluster import Cluster, Device, Link, MeasuredStep, Storage, load_cluster
 from firecaffe.planner.compute_time import MicroBatch, correction, micro_batch, update_s
 from firecaffe.planner.forecast import forecast, forecasts
-from firecaffe.planner.held import memory_of
 from firecaffe.planner.layouts import Layout
 from firecaffe.planner.memory import memory_bytes, on_device
 from firecaffe.planner.of_recipe import workload_of_model
-from firecaffe.planner.ports import Network
 from firecaffe.planner.price import Prices
+from firecaffe.planner.simulate import Network
 from firecaffe.planner.step_cost import Bucket, buckets_of, overlap, slowest_of
+from firecaffe.planner.worker_part import memory_of
 from firecaffe.planner.workload import PROFILED_IMAGES, LayerWork, layers_of, vectors_of
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.solvers.optimizer import SOLVERS

@@ -17,8 +17,8 @@ from firecaffe.cli.typed_recipe import parse_recipe, read_recipe
 from firecaffe.cli.verify import make_parser as of_verify
 from firecaffe.errors import RecipeError
 from firecaffe.recipe.identity import flatten
-from firecaffe.recipe.idle import COUNTS_WITH, idle_words
 from firecaffe.recipe.sections import Recipe
+from firecaffe.recipe.terms import COUNTS_WITH, idle_words
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.solvers.optimizer import SOLVERS, make_optimizer
 from firecaffe.solvers.rate_policy import POLICIES, learning_rate

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from firecaffe import Recipe, RecipeError
-from firecaffe.recipe.shipped import recipe_path, shipped
+from firecaffe.recipe.sections import recipe_path, shipped
 
 ROOT = Path(__file__).parents[3]
 

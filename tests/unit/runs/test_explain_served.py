@@ -14,7 +14,7 @@ from firecaffe.planner.forecast import forecast
 from firecaffe.planner.modes import alternatives
 from firecaffe.planner.of_recipe import workload_of
 from firecaffe.recipe.recorded_recipe import recipe_of
-from firecaffe.runs.explain_served import ServedExplanation, explain_served
+from firecaffe.runs.explain_modes import ServedExplanation, explain_served
 from firecaffe.runs.rank_times import ALPHA, read_timings
 from tests.unit.runs.test_explain import write_rows
 
@@ -158,7 +158,7 @@ def test_other_modes_are_planned_where_a_rank_is_slow(
     best = max(others, key=lambda each: each.gain)
     assert f"than {own.words}: {best.words} ({best.gain:.2f} times)" in said
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("firecaffe.api.explain_parts.is_refused", lambda _: True)
+        patch.setattr("firecaffe.api.explain.is_refused", lambda _: True)
         assert "no mode is 5 % faster" in told_of(one)  # of those that the other words leave
     forecast_on(one, "cpu-host", workers=4)
     assert "would bring is not known: 3 of 4 ranks are in the timings" in told_of(one)

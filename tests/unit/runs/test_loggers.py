@@ -14,8 +14,8 @@ from torch import nn
 import firecaffe
 from firecaffe import DataConfig, Recipe, RunConfig, TrainConfig
 from firecaffe.errors import RecipeError
-from firecaffe.runs import loggers
-from firecaffe.runs.loggers import LOGGERS, Loggers, check_libraries, check_loggers
+from firecaffe.runs import record
+from firecaffe.runs.record import LOGGERS, Loggers, check_libraries, check_loggers
 from tests.kit.training import images
 
 RECIPE = Recipe(
@@ -57,7 +57,7 @@ class Told:
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> type[Told]:
     monkeypatch.setitem(LOGGERS, "told", Told)
-    monkeypatch.setattr(loggers, "find_spec", lambda name: name)
+    monkeypatch.setattr(record, "find_spec", lambda name: name)
     monkeypatch.setattr(Told, "fails", "")
     return Told
 

@@ -12,8 +12,7 @@ from firecaffe.api.compare_page import lines_of
 from firecaffe.errors import RecipeError, RunError
 from firecaffe.runs.checklist import checklist
 from firecaffe.runs.curves import curves_of, time_to
-from firecaffe.runs.learned import failure, has_learned
-from firecaffe.runs.measure import Measure, measure_of
+from firecaffe.runs.measure import Measure, failure, has_learned, measure_of
 from firecaffe.runs.run_table import Run, other_work, read_run
 from firecaffe.runs.seed_groups import band_of, group_rows, group_runs
 from tests.unit.runs.test_compare import plant, planted, printed

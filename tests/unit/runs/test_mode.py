@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from firecaffe.cli import main
-from firecaffe.runs.curves import curves_of
-from firecaffe.runs.mode_facts import (
+from firecaffe.runs.curves import (
+    curves_of,
     given_up,
     mode_of,
     sent_per_step,

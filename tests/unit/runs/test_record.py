@@ -17,7 +17,7 @@ from tensorboard.backend.event_processing import event_accumulator  # type: igno
 from firecaffe import files
 from firecaffe.errors import RunError
 from firecaffe.runs.record import JsonLines, Metrics
-from firecaffe.runs.recorded import FirstDifference, first_difference
+from firecaffe.runs.run_folder import FirstDifference, first_difference
 from firecaffe.schema import read_rows
 
 

@@ -10,8 +10,8 @@ from torch import nn, optim
 from firecaffe.errors import OwnCodeError, RecipeError
 from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.identity import identity
-from firecaffe.recipe.idle import idle_words
 from firecaffe.recipe.sections import Recipe
+from firecaffe.recipe.terms import idle_words
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.solvers.optimizer import check_solver, make_optimizer, set_rate
 from firecaffe.solvers.optimizer_state import OptimizerNumbers, OptimizerTensors

@@ -21,7 +21,7 @@ from firecaffe.runs.run_folder import (
     mark_of,
 )
 from firecaffe.training import start
-from firecaffe.training.run_places import Places, find_places
+from firecaffe.training.run_facts import Places, find_places
 from tests.kit.training import ALONE
 from tests.kit.training_fixtures import Patch
 

@@ -15,8 +15,7 @@ from firecaffe.recipe.sections import Recipe
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.solvers.rate_policy import learning_rate
 from firecaffe.synchrony.config import SynchronyConfig
-from firecaffe.tuning.candidates import Candidate, apply, rules
-from firecaffe.tuning.larger_batch import with_batch
+from firecaffe.tuning.candidates import Candidate, apply, rules, with_batch
 
 POLICIES: dict[str, dict[str, Any]] = {
     "fixed": {},

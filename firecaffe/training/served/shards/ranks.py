@@ -22,25 +22,28 @@ from firecaffe.training.served.holders import Holders, UpdateOrder
 from firecaffe.training.served.messages import Parcel
 from firecaffe.training.served.server import Server
 from firecaffe.training.served.server_memory import Gradient, ServerMemory
-from firecaffe.training.served.shards.carrier import Carrier, Layout, attend
+from firecaffe.training.served.shards.carrier import (
+    Carrier,
+    End,
+    Give,
+    Layout,
+    Parts,
+    Teller,
+    attend,
+    execute,
+    listen,
+    send_order,
+)
 from firecaffe.training.served.shards.owner import (
     Held,
     Owner,
     RunMemory,
     Runs,
+    Shard,
+    cut,
     parameter_of,
     put_together,
 )
-from firecaffe.training.served.shards.telling import (
-    End,
-    Give,
-    Parts,
-    Teller,
-    execute,
-    listen,
-    send_order,
-)
-from firecaffe.training.served.shards.weight_cuts import Shard, cut
 from firecaffe.training.served.work_gradient import Bench, Contribution, Workbench
 from firecaffe.training.state import State
 from firecaffe.training.tensor_file import InMemory

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from firecaffe.training.served.served_parts import ServedParts
+from firecaffe.training.served.build_served import ServedParts
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,16 @@ from firecaffe.training.served.messages import ALIGNMENT, Parcel
 from firecaffe.training.served.server import Server
 from firecaffe.training.served.server_memory import Gradient
 from firecaffe.training.served.server_steps import weight_of
-from firecaffe.training.served.shards.owner import Held, Owner, RunMemory, Runs, put_together
-from firecaffe.training.served.shards.telling import Order, Teller
-from firecaffe.training.served.shards.weight_cuts import Shard, cut
+from firecaffe.training.served.shards.carrier import Order, Teller
+from firecaffe.training.served.shards.owner import (
+    Held,
+    Owner,
+    RunMemory,
+    Runs,
+    Shard,
+    cut,
+    put_together,
+)
 from firecaffe.training.served.work_gradient import Contribution
 from firecaffe.training.state import state_of
 from tests.kit.training import ALONE

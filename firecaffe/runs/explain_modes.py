@@ -1,8 +1,8 @@
-"""The explanation of a run with a server: the learners' work, staleness and idle time.
+"""The explanation of what a mode adds to a run: averages of replicas, or a server's learners.
 
-For each step after the warm ones, the timings of rank 0 have the micro-batches of each rank and
-their seconds. A rank is slow if its micro-batches take longer than the median of the others', by a
-signed-rank test over blocks of steps, as in `runs.rank_times`.
+With a server, for each step after the warm ones, the timings of rank 0 have the micro-batches of
+each rank and their seconds. A rank is slow if its micro-batches take longer than the median of the
+others', by a signed-rank test over blocks of steps, as in `runs.rank_times`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,8 +13,43 @@ from typing import Any
 
 from firecaffe.errors import RunError
 from firecaffe.runs.rank_times import Rows, Slow, in_blocks, slow_by_blocks
-from firecaffe.runs.run_folder import read_run_file
+from firecaffe.runs.run_folder import RECIPE, read_run_file, read_run_recipe
 from firecaffe.runs.schemas import ServerResult
+from firecaffe.synchrony.config import LOCAL
+
+
+def is_local(folder: Path) -> bool:
+    """Whether a run's recipe has mode local; False without a recipe. Raises RunError."""
+    if not (folder / RECIPE).exists():
+        return False
+    return read_run_recipe(folder).get("synchrony", {}).get("mode") == LOCAL  # type: ignore[no-any-return]
+
+
+def local_lines(folder: Path, timings: Rows) -> list[str]:
+    """Describe the averages. Times are the longest of the ranks' means. Raises RunError."""
+    said, sent = list[str](), list[float]()
+    if (folder / "result.json").is_file():
+        result = read_run_file(folder, "result.json")
+        row = result.get("synchrony") or {}
+        said.append(f"{row.get('replicas')} replicas, {row.get('averages')} averages")
+        by_rank = result.get("sent_bytes_per_step_by_rank") or []
+        sent = [of_rank for of_rank in by_rank if of_rank]  # none if one rank hosts all
+    averaging = [
+        averages
+        for rows in timings.values()
+        if (averages := [r for r in rows if r.get("exchange_s")])
+    ]
+    if averaging:
+        took_s, waited_s = (
+            max(fmean(row[word] for row in averages) for averages in averaging)
+            for word in ("exchange_s", "exposed_communication_s")
+        )
+        said.append(
+            f"by the means of the ranks, an average takes at most {took_s * 1e3:,.1f} ms, and is "
+            f"waited for at most {waited_s * 1e3:,.1f} ms"
+        )
+    return [*said, f"a rank sends {max(sent) / 1e6:,.3g} MB a step"] if sent else said
+
 
 MOST_BARS = 8
 

@@ -1,20 +1,20 @@
-"""What is planned: a recipe's training, a network without a recipe, or two recipes."""
+"""What is planned, and on which clusters: named, offered, or learned from runs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from firecaffe.api.argument_checks import check_count
-from firecaffe.api.network_argument import network_of
+from firecaffe.api.argument_checks import check_count, commas, refuse_beside
 from firecaffe.api.plan_layouts import own_layout
-from firecaffe.api.recipe_argument import recipe_of
+from firecaffe.api.recipe_argument import network_of, recipe_of
 from firecaffe.errors import RecipeError
 from firecaffe.models.config import ModelConfig
-from firecaffe.planner.cluster import Device
+from firecaffe.planner.cluster import Cluster, Device, load_cluster
 from firecaffe.planner.memory import most_micro_batch, usual_micro_batch
 from firecaffe.planner.of_parallel import OwnLayout
 from firecaffe.planner.of_recipe import workload_of, workload_of_model
+from firecaffe.planner.offers import MOST_PER_NODE, USUAL_GBIT_PER_S, offers, rates_of
 from firecaffe.planner.workload import Workload
 from firecaffe.recipe.checked_recipe import CheckedRecipe
 from firecaffe.recipe.sections import Recipe
@@ -124,3 +124,60 @@ def numbers_of(typed: str) -> list[int]:
             f"{option('workers')} is {workers[-1]}; it must be at most {MOST_WORKERS}"
         )
     return workers
+
+
+USUAL_CLUSTER = "cpu-host"
+"""The cluster if nothing is given."""
+
+
+def clusters_of(
+    cluster: str | Path | Sequence[str | Path],
+    device: str,
+    links: str | float | Sequence[float],
+    per_node: int,
+) -> list[Cluster]:
+    """Return the clusters, the slowest link of a device first. Raises: RecipeError."""
+    check_count("per_node", per_node, 1)
+    if per_node > MOST_PER_NODE:
+        raise RecipeError(f"{option('per_node')} is {per_node}; it must be at most {MOST_PER_NODE}")
+    if not device:
+        refuse_beside("a cluster", links=links, per_node=per_node > 1)
+        return [load_cluster(name) for name in commas("cluster", cluster).split(",")]
+    refuse_beside(option("device"), cluster=cluster != USUAL_CLUSTER)
+    rates = commas("links", links)
+    return offers(device, rates_of(rates) if rates else USUAL_GBIT_PER_S, per_node)
+
+
+def learn_from(
+    clusters: Sequence[Cluster], paths: Sequence[Path], trust_code: bool
+) -> tuple[Cluster, list[str]]:
+    """Correct the cluster by runs or a file of rates, and say what was learned.
+
+    Raises: RecipeError for several clusters, or nothing to learn from.
+    """
+    if len(clusters) > 1 or not paths:
+        runs, write = option("runs"), option("write")
+        what = f"{len(clusters)} clusters" if paths else f"{write} without {runs}"
+        raise RecipeError(f"{runs} corrects one cluster and {write} keeps it; found {what}")
+    if paths[0].suffix == ".toml":
+        cluster, said = _learn_rates(paths, clusters)
+    else:
+        from firecaffe.planner.calibrate import learn
+
+        cluster, said = learn(clusters[0], paths, trust_code=trust_code)
+    return cluster, [f"learned from {', '.join(map(str, paths))}:", *said]
+
+
+def _learn_rates(paths: Sequence[Path], clusters: Sequence[Cluster]) -> tuple[Cluster, list[str]]:
+    from firecaffe.planner.learn_rates import learn_rates, load_rates
+
+    if len(paths) > 1:
+        raise RecipeError(
+            f"{option('runs')} takes one file of rates, or folders of runs; found {len(paths)} "
+            f"paths, of which {paths[0]} is a file"
+        )
+    is_given = clusters[0].name != USUAL_CLUSTER
+    refuse_beside(f"{paths[0]}, which names its cluster", cluster=is_given)
+    rates, cluster = load_rates(paths[0])
+    learned = learn_rates(cluster, rates.trainings)
+    return learned.whole(), learned.lines()
