@@ -26,7 +26,6 @@ from firecaffe.runs.explain_modes import (
     is_local,
     local_lines,
 )
-from firecaffe.runs.explain_stages import StageTimes
 from firecaffe.runs.fault import NAME
 from firecaffe.runs.kineto import is_trace, read_trace
 from firecaffe.runs.noise_scale import noise_lines
@@ -36,6 +35,7 @@ from firecaffe.runs.rank_times import (
     Explanation,
     RankTimes,
     Slow,
+    StageTimes,
     explain_rows,
     overload_lines,
     overloaded,

@@ -15,7 +15,7 @@ from rich.table import Table
 from firecaffe.api.cluster_file import write_cluster
 from firecaffe.api.console import make_console
 from firecaffe.cli.arguments import Parser
-from firecaffe.cli.cluster_file_options import add_cluster_file, cluster_to_write
+from firecaffe.cli.shared_options import add_cluster_file, cluster_to_write
 from firecaffe.cluster.process_settings import keep_freed_memory
 from firecaffe.data.config import DataConfig
 from firecaffe.data.packing.part import Part, Source

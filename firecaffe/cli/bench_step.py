@@ -18,8 +18,7 @@ from rich.table import Table
 from firecaffe.api.cluster_file import write_cluster
 from firecaffe.api.console import make_console
 from firecaffe.cli.arguments import Parser
-from firecaffe.cli.cluster_file_options import add_cluster_file, cluster_to_write
-from firecaffe.cli.typed_network import NAME, network_words
+from firecaffe.cli.shared_options import NAME, add_cluster_file, cluster_to_write, network_words
 from firecaffe.errors import MemoryFullError, RecipeError
 
 if TYPE_CHECKING:

@@ -3,8 +3,8 @@
 from typing import Any
 
 from firecaffe.cli.arguments import Parser
+from firecaffe.cli.shared_options import NAME, network_words
 from firecaffe.cli.train import several_hosts
-from firecaffe.cli.typed_network import NAME, network_words
 from firecaffe.recipe.sections import Recipe
 
 USAGE = (

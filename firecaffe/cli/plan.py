@@ -3,8 +3,7 @@
 from typing import Any
 
 from firecaffe.cli.arguments import Parser
-from firecaffe.cli.cluster_file_options import DEFAULT_CLUSTER
-from firecaffe.cli.typed_network import NAME, network_words
+from firecaffe.cli.shared_options import DEFAULT_CLUSTER, NAME, network_words
 from firecaffe.errors import RecipeError
 from firecaffe.planner.cluster import shipped
 from firecaffe.planner.precision import PRECISIONS

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from firecaffe.api.console import make_console
 from firecaffe.cli.arguments import Parser
-from firecaffe.cli.typed_network import NAME, network_words
+from firecaffe.cli.shared_options import NAME, network_words
 from firecaffe.compression.transfer import LINKS, transfer_of
 from firecaffe.errors import RecipeError
 from firecaffe.models.config import ModelConfig

@@ -22,10 +22,42 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from firecaffe.errors import RunError
-from firecaffe.runs.explain_stages import StageTimes, stage_of, stages_of
 from firecaffe.runs.rank_shares import ALONE, RankShares, Row, row_of, shares_of
 from firecaffe.runs.schemas import TimingRow, TripRow
 from firecaffe.schema import read_rows
+
+
+@dataclass(frozen=True)
+class StageTimes:
+    """Medians over a stage's steps after the first. `own_s` has data, forward and backward."""
+
+    stage: int
+    own_s: float
+    idle: float
+    micro_batches: int
+
+
+def stage_of(rows: Sequence[Mapping[str, Any]]) -> int | None:
+    stage: int | None = rows[-1].get("stage") if rows else None
+    return stage
+
+
+def stages_of(timings: Mapping[int, Sequence[Mapping[str, Any]]]) -> list[StageTimes]:
+    rows_by_stage: defaultdict[int, list[Mapping[str, Any]]] = defaultdict(list)
+    for rows in timings.values():
+        stage = stage_of(rows)
+        if stage is not None:
+            rows_by_stage[stage] += rows[1:] or rows
+    return [
+        StageTimes(
+            stage,
+            statistics.median(row["data_s"] + row["compute_s"] for row in rows),
+            statistics.median(row["idle_s"] / row["step_s"] for row in rows),
+            max(row["micro_batches"] for row in rows),
+        )
+        for stage, rows in sorted(rows_by_stage.items())
+    ]
+
 
 PARTS = ("data_s", "compute_s", "exposed_communication_s", "update_s")
 

@@ -1,4 +1,7 @@
-"""The cluster file that a command measures for, and writes."""
+"""Options that several commands share: of a network without a recipe, and of a cluster file."""
+
+from collections.abc import Callable
+from typing import Any
 
 from jsonargparse import Namespace
 
@@ -6,6 +9,29 @@ from firecaffe.api.cluster_file import check_cluster_file
 from firecaffe.cli.arguments import Parser
 from firecaffe.errors import RecipeError
 from firecaffe.planner.cluster import Cluster, load_cluster
+
+NAME = (
+    "a network by name, as resnet50 (docs/reference/networks.md), or your own function: "
+    "package.module:function, path/file.py:function"
+)
+
+
+def network_words(add: Callable[..., Any]) -> None:
+    add(
+        "--args",
+        type=dict[str, Any],
+        default={},
+        metavar="TABLE",
+        help="arguments of your own function, as '{width = 32}'",
+    )
+    add(
+        "--input",
+        type=str,
+        default="",
+        metavar="CxHxW",
+        help="shape of a sample, as 3x224x224; else the network's own",
+    )
+
 
 DEFAULT_CLUSTER = "cpu-host"
 
