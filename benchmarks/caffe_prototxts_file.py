@@ -18,7 +18,7 @@ from firecaffe.caffe.upgrade import current
 from firecaffe.errors import FirecaffeError
 from firecaffe.from_caffe.import_report import Report
 from firecaffe.from_caffe.nets import TO_TEST, TO_TRAIN, find_file
-from firecaffe.from_caffe.recipe import Asked, read
+from firecaffe.from_caffe.recipe import ImportRequest, read
 from firecaffe.from_caffe.samples import sources_of
 from firecaffe.from_caffe.solver import read_training, read_update
 
@@ -284,7 +284,7 @@ def _import(path: Path, folder: Path) -> dict[str, Any]:
     shape: tuple[int, ...] = ()
     while True:
         try:
-            found = read(path, Asked(folder="imported", input_shape=shape))
+            found = read(path, ImportRequest(folder="imported", input_shape=shape))
         except FirecaffeError as error:
             if not shape and "--input-shape" in str(error):
                 shape = image_of(path)

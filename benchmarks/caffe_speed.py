@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.caffe_nets import alexnet, googlenet
-from firecaffe.caffe.trained import Heads, Trained
+from firecaffe.caffe.trained import Heads, TrainedNet
 from firecaffe.models import HeadedLogits, build_model
 
 CLOSE = 1e-5
@@ -92,7 +92,7 @@ def measured(name: str, batch_size: int, pairs: int, device: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "net.prototxt"
         file.write_text(case.text(batch_size, labels=True))
-        net = Trained(file).to(device)
+        net = TrainedNet(file).to(device)
     copy_weights(ours, net, case.order)
     images = torch.randn(batch_size, 3, case.size, case.size, device=device)
     gap = check_same(ours, net, images, case.order)

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import t as student
 
-from firecaffe.planner.epochs_law import BAND, FORM, REACH, EpochsLaw, Form, Point
+from firecaffe.planner.epochs_law import BAND, FORM, REACH, BatchPoint, Deviations, EpochsLaw
 
 DATA = Path(__file__).parent / "published" / "epochs.toml"
 POWERS, LENGTHS = (1.0, 1.25, 1.5), (0.0, 0.5, 1.0, 2.0)
@@ -33,8 +33,8 @@ Structure = tuple[float, float]
 class Case:
     task: str
     network: str
-    given: tuple[Point, ...]
-    asked: Point
+    given: tuple[BatchPoint, ...]
+    asked: BatchPoint
 
 
 TASKS = {
@@ -57,15 +57,15 @@ class Outcome:
     """Whether the band of 80 % holds the row."""
 
 
-def read_tables() -> dict[str, list[Point]]:
+def read_tables() -> dict[str, list[BatchPoint]]:
     tables = tomllib.loads(DATA.read_text("utf-8"))["table"]
     return {
-        table["name"]: [Point(r["batch"], r["mean"], r["sd"], r["n"]) for r in table["rows"]]
+        table["name"]: [BatchPoint(r["batch"], r["mean"], r["sd"], r["n"]) for r in table["rows"]]
         for table in tables
     }
 
 
-def cases_of(tables: Mapping[str, Sequence[Point]]) -> Iterator[Case]:
+def cases_of(tables: Mapping[str, Sequence[BatchPoint]]) -> Iterator[Case]:
     """Yield all cases. Two tables of one network, NAME and NAME-vN, are one network."""
     for name, rows in tables.items():
         network = name.split("-v")[0]
@@ -82,12 +82,12 @@ def cases_of(tables: Mapping[str, Sequence[Point]]) -> Iterator[Case]:
                     yield Case("below", network, tuple(rows[k:]), row)
 
 
-def outcomes(cases: Sequence[Case], form: Form, power: float) -> list[Outcome]:
-    laws: dict[tuple[Point, ...], EpochsLaw] = {}
-    form = Form(form.scatter, form.length * power, form.prior)
+def outcomes(cases: Sequence[Case], form: Deviations, power: float) -> list[Outcome]:
+    laws: dict[tuple[BatchPoint, ...], EpochsLaw] = {}
+    form = Deviations(form.scatter, form.length * power, form.prior)
 
-    def law_of(given: tuple[Point, ...]) -> EpochsLaw:
-        points = tuple(Point(p.batch**power, p.epochs, p.spread, p.runs) for p in given)
+    def law_of(given: tuple[BatchPoint, ...]) -> EpochsLaw:
+        points = tuple(BatchPoint(p.batch**power, p.epochs, p.spread, p.runs) for p in given)
         return laws.setdefault(given, EpochsLaw("", points, "", form))
 
     done = []
@@ -101,19 +101,19 @@ def outcomes(cases: Sequence[Case], form: Form, power: float) -> list[Outcome]:
     return done
 
 
-Grid = dict[tuple[float, Form], list[Outcome]]
+Grid = dict[tuple[float, Deviations], list[Outcome]]
 """The outcomes of all cases, by power and form."""
 
 
 def grid_of(cases: Sequence[Case]) -> Grid:
-    forms = [Form(*values) for values in product(SCATTERS, LENGTHS, PRIORS)]
+    forms = [Deviations(*values) for values in product(SCATTERS, LENGTHS, PRIORS)]
     return {(p, form): outcomes(cases, form, p) for p in POWERS for form in forms}
 
 
-def best(grid: Grid, without: str = "") -> tuple[float, Form]:
+def best(grid: Grid, without: str = "") -> tuple[float, Deviations]:
     """The power and form of the best mean log density, each network counted equally."""
 
-    def score(key: tuple[float, Form]) -> float:
+    def score(key: tuple[float, Deviations]) -> float:
         by_network: dict[str, list[float]] = {}
         for outcome in grid[key]:
             by_network.setdefault(outcome.case.network, []).append(outcome.density)
@@ -129,7 +129,7 @@ def left_out(grid: Grid) -> list[Outcome]:
     return [o for network, key in chosen.items() for o in grid[key] if o.case.network == network]
 
 
-def neighbours(case: Case) -> tuple[Point, Point]:
+def neighbours(case: Case) -> tuple[BatchPoint, BatchPoint]:
     """The two given points around the batch asked for, or the two nearest ones beyond an end."""
     below = sum(point.batch <= case.asked.batch for point in case.given)
     first = min(max(below - 1, 0), len(case.given) - 2)
@@ -324,7 +324,7 @@ def of_forms(grid: Grid) -> str:
     )
 
 
-def of_laws(tables: Mapping[str, Sequence[Point]]) -> str:
+def of_laws(tables: Mapping[str, Sequence[BatchPoint]]) -> str:
     """What the product says of each table, fitted whole."""
     rows = []
     for name, points in tables.items():
@@ -379,7 +379,7 @@ def page() -> str:
     )
 
 
-def _form(form: Form) -> str:
+def _form(form: Deviations) -> str:
     return f"scatter {form.scatter:g}, length {form.length:g}, prior {form.prior:g}"
 
 

@@ -28,7 +28,7 @@ from firecaffe.cli.typed_recipe import read_recipe
 from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.environment import commit, cpu_name
 from firecaffe.runs.run_folder import read_run_file
-from firecaffe.runs.run_table import Run, differing_words, read_run
+from firecaffe.runs.run_table import TableRun, differing_words, read_run
 from firecaffe.runs.seed_groups import differing_conditions
 from firecaffe.training.trial import Trial, run_trials, working_in
 from firecaffe.tuning.candidates import with_batch
@@ -107,7 +107,7 @@ def rule_rows(rate: float, of_rows: dict[tuple[int, str], list[Trial]]) -> list[
     return found
 
 
-def top1_of(runs: Sequence[Run]) -> dict[str, Any]:
+def top1_of(runs: Sequence[TableRun]) -> dict[str, Any]:
     """Of every seed. Raises: SystemExit if code or hardware differ between the runs."""
     unlike = differing_conditions(runs)
     if unlike:

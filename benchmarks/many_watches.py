@@ -25,7 +25,7 @@ import psutil
 from firecaffe.cluster.links import links_of
 from firecaffe.cluster.pulse_process import pulse_beside
 from firecaffe.cluster.watch import Watch
-from firecaffe.cluster.watch_message import Place
+from firecaffe.cluster.watch_message import WatchedPlace
 
 SILENT_S = 20.0
 TIMEOUT_S = 300.0
@@ -132,7 +132,7 @@ def _be_rank(
     pipe: Connection,
     seconds: float,
 ) -> None:
-    place = Place(step=1)
+    place = WatchedPlace(step=1)
     watch = Watch(rank, hosts, sockets, SILENT_S, place, TIMEOUT_S)
     with pulse_beside(sockets.values(), SILENT_S):
         (beside,) = psutil.Process().children()

@@ -12,7 +12,7 @@ from firecaffe.resume_advice import or_restarts, resume_word
 
 
 @dataclass(frozen=True)
-class Kind:
+class FaultKind:
     exit_code: int
     what: str
     """The text between "rank 1 on HOST" and "at step 40"."""
@@ -29,31 +29,33 @@ AGAIN = f"{RESUME}{RESTARTS}"
 """The advice for faults that a restart can repair. The launcher restarts for no others."""
 
 KINDS = {
-    "exception": Kind(1, "failed", "see its traceback"),
-    "other": Kind(8, "cannot go on", "mend what it says"),
-    "data": Kind(3, "has no data to go on with", "mend the data, then " + RESUME),
-    "checkpoint": Kind(4, "cannot read or save a checkpoint", "see what the disk says"),
-    "gone": Kind(9, "went away", AGAIN),
-    "killed": Kind(10, "was killed", AGAIN),
-    "frozen": Kind(11, "froze", "look for a stopped process or a stalled host, then " + AGAIN),
-    "unreachable": Kind(12, "cannot be reached", "look at its host's network, then " + AGAIN),
-    "stuck": Kind(13, "is alive but makes no progress", "look at what it waits for, then " + AGAIN),
-    "out_of_memory": Kind(
+    "exception": FaultKind(1, "failed", "see its traceback"),
+    "other": FaultKind(8, "cannot go on", "mend what it says"),
+    "data": FaultKind(3, "has no data to go on with", "mend the data, then " + RESUME),
+    "checkpoint": FaultKind(4, "cannot read or save a checkpoint", "see what the disk says"),
+    "gone": FaultKind(9, "went away", AGAIN),
+    "killed": FaultKind(10, "was killed", AGAIN),
+    "frozen": FaultKind(11, "froze", "look for a stopped process or a stalled host, then " + AGAIN),
+    "unreachable": FaultKind(12, "cannot be reached", "look at its host's network, then " + AGAIN),
+    "stuck": FaultKind(
+        13, "is alive but makes no progress", "look at what it waits for, then " + AGAIN
+    ),
+    "out_of_memory": FaultKind(
         14, "ran out of memory", "take smaller micro-batches, or fewer ranks on a host"
     ),
-    "launcher_killed": Kind(15, "lost its launcher", RESUME),
-    "not_finite": Kind(
+    "launcher_killed": FaultKind(15, "lost its launcher", RESUME),
+    "not_finite": FaultKind(
         18,
         "computed a number that is not finite, as all ranks did",
         "at the first step look at the data and the loss; later take a lower solver.base_lr, a "
         "longer solver.warmup_steps, or solver.clip_gradients",
     ),
-    "diverged": Kind(
+    "diverged": FaultKind(
         19,
         "diverged, as all ranks did: the loss stays far above its start",
         "take a lower solver.base_lr, a longer solver.warmup_steps, or what the line says",
     ),
-    "preempted": Kind(75, "was asked to stop", RESUME),
+    "preempted": FaultKind(75, "was asked to stop", RESUME),
 }
 
 SAVED = ("preempted", "launcher_killed")

@@ -17,9 +17,9 @@ from firecaffe.caffe import blob, caffemodel
 from firecaffe.caffe.graph import PHASES
 from firecaffe.caffe.judge import read_judges
 from firecaffe.caffe.net import Net
-from firecaffe.caffe.trained import Trained
+from firecaffe.caffe.trained import TrainedNet
 from firecaffe.errors import FirecaffeError
-from firecaffe.from_caffe.recipe import Asked, files_of, read
+from firecaffe.from_caffe.recipe import ImportRequest, files_of, read
 from tools.caffe_goldens.nets import WHOLE
 from tools.caffe_goldens.passes import FAMILIES
 from tools.caffe_goldens.solvers import TRAININGS
@@ -80,7 +80,7 @@ def read_net(path: Path) -> None:
 
 
 def import_from(path: Path) -> None:
-    imported = read(path, Asked(str(path.parent / "out"), root=str(path.parent)))
+    imported = read(path, ImportRequest(str(path.parent / "out"), root=str(path.parent)))
     files_of(imported, path)
     list(imported.report.lines())
 
@@ -97,7 +97,7 @@ def _on_meta(make: Callable[[Path], Any]) -> Callable[[Path], None]:
 
 _NETS = (
     *(_on_meta(partial(Net, phase=phase)) for phase in PHASES),
-    _on_meta(Trained),
+    _on_meta(TrainedNet),
 )
 
 

@@ -25,8 +25,8 @@ from firecaffe.resume_advice import option
 from firecaffe.runs.checklist import Item, checklist
 from firecaffe.runs.measure import Measure
 from firecaffe.runs.run_table import (
-    Row,
-    Run,
+    RunRow,
+    TableRun,
     differing_words,
     doubts,
     names,
@@ -59,7 +59,7 @@ PIPE_WIDTH = 10_000
 class Compared(Answer):
     """Runs side by side, each against the first."""
 
-    runs: list[Run]
+    runs: list[TableRun]
     """The runs, the baseline first."""
     allow_unequal: bool = False
     """Whether runs of other work have a speedup, too."""
@@ -195,7 +195,7 @@ def _typed(
     )
 
 
-def render(runs: Sequence[Run], allow_unequal: bool = False) -> list[RenderableType]:
+def render(runs: Sequence[TableRun], allow_unequal: bool = False) -> list[RenderableType]:
     """Return the table and, for two or more runs, the fields that differ and remarks."""
     table = rows(runs, allow_unequal)
     parts: list[RenderableType] = [_table(table), Text()]
@@ -213,11 +213,11 @@ def render(runs: Sequence[Run], allow_unequal: bool = False) -> list[RenderableT
     return [*parts, *map(Text, [*other_measures(runs), *_doubts(runs)])]
 
 
-def _doubts(runs: Sequence[Run]) -> list[str]:
+def _doubts(runs: Sequence[TableRun]) -> list[str]:
     return [f"{name}: {doubt}" for name, own in doubts(runs).items() for doubt in own]
 
 
-def _table(table: Sequence[Row]) -> Table:
+def _table(table: Sequence[RunRow]) -> Table:
     shown = _empty_table()
     for header in ("run", "exchange"):
         shown.add_column(header, overflow="fold")
@@ -242,7 +242,7 @@ def _table(table: Sequence[Row]) -> Table:
     return shown
 
 
-def _words(runs: Sequence[Run], words: dict[str, list[Any]]) -> Table:
+def _words(runs: Sequence[TableRun], words: dict[str, list[Any]]) -> Table:
     shown = _empty_table()
     shown.add_column("differs", overflow="fold")
     for name in names(runs):
@@ -267,14 +267,14 @@ def _show(value: Any) -> str:
     return str(value)
 
 
-def _identity(table: Sequence[Row], identical: bool) -> str:
+def _identity(table: Sequence[RunRow], identical: bool) -> str:
     if identical:
         return f"weights identical in all {len(table)} runs: {table[0].weights_sha256[:12]}"
     different = len({row.weights_sha256 for row in table})
     return f"weights not identical: {different} different ones in {len(table)} runs"
 
 
-def _warning(table: Sequence[Row]) -> str:
+def _warning(table: Sequence[RunRow]) -> str:
     unlike = "; ".join(f"{r.run} in {', '.join(r.other_work)}" for r in table if r.other_work)
     if all(row.speedup is None for row in table if row.other_work):
         return (

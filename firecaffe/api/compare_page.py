@@ -18,8 +18,8 @@ from firecaffe.resume_advice import option
 from firecaffe.runs.checklist import Item
 from firecaffe.runs.curves import Curves, Point, curves_of
 from firecaffe.runs.measure import Measure
-from firecaffe.runs.run_table import Run, places
-from firecaffe.runs.seed_groups import Group, GroupRow, differing, letters
+from firecaffe.runs.run_table import TableRun, places
+from firecaffe.runs.seed_groups import GroupRow, RunGroup, differing, letters
 
 ID_SALT = "firecaffe"
 """Salt of matplotlib's ids, which else are random: the same runs give the same bytes."""
@@ -91,7 +91,7 @@ def line_names(called: Sequence[str], words: Mapping[str, Sequence[str]]) -> lis
     return names
 
 
-def pictures(names: Sequence[str], groups: Sequence[Group]) -> list[Picture]:
+def pictures(names: Sequence[str], groups: Sequence[RunGroup]) -> list[Picture]:
     """Draw the curves. Raises RecipeError without matplotlib; RunError for unreadable metrics."""
     load_figure(option("html"))
     from matplotlib import rc_context
@@ -117,7 +117,7 @@ def pictures(names: Sequence[str], groups: Sequence[Group]) -> list[Picture]:
     return drawn
 
 
-def _curves(run: Run, measure: Measure) -> Curves:
+def _curves(run: TableRun, measure: Measure) -> Curves:
     curves = curves_of(run)
     return curves if run.measure == measure else Curves(curves.loss, [])
 
@@ -156,7 +156,10 @@ def _draw(
 
 
 def page(
-    groups: Sequence[Group], rows: Sequence[GroupRow], items: Sequence[Item], target: float | None
+    groups: Sequence[RunGroup],
+    rows: Sequence[GroupRow],
+    items: Sequence[Item],
+    target: float | None,
 ) -> str:
     """Return the report as HTML that needs no other file. Raises the errors of `pictures`."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
@@ -179,7 +182,7 @@ def page(
 
 
 def _sources(
-    called: Sequence[str], groups: Sequence[Group]
+    called: Sequence[str], groups: Sequence[RunGroup]
 ) -> list[tuple[str, list[tuple[str, str]]]]:
     where = iter(places([run for group in groups for run in group.runs]))
     return [

@@ -16,7 +16,7 @@ from firecaffe.api.console import UNCUT_WIDTH, check_target
 from firecaffe.api.plan_inputs import (
     MOST_WORKERS,
     USUAL_CLUSTER,
-    Alone,
+    NetworkAlone,
     Work,
     clusters_of,
     learn_from,
@@ -25,13 +25,13 @@ from firecaffe.api.plan_inputs import (
     works_of,
 )
 from firecaffe.api.plan_layouts import Parallel, ways_named
-from firecaffe.api.plan_links import Choice
+from firecaffe.api.plan_links import LinkChoice
 from firecaffe.api.plan_page import write_page
 from firecaffe.api.plan_tables import Modes, assumptions, epochs_words, own_law, plan_table, totals
 from firecaffe.api.plan_tables import plot as draw_plot
 from firecaffe.api.recipe_argument import recipe_of
 from firecaffe.cluster.from_script import from_script
-from firecaffe.compression.transfer import LINKS, SLOWEST, Transfer, transfer_of
+from firecaffe.compression.transfer import LINKS, SLOWEST, FileTransfer, transfer_of
 from firecaffe.errors import RecipeError
 from firecaffe.exchange import NATIVE, find_schedule
 from firecaffe.gradients.config import NO_COMPRESSOR
@@ -60,7 +60,7 @@ class Plan:
     modes: Modes | None
     parallel: Parallel | None
 
-    def as_dict(self, transfer: Transfer | None) -> dict[str, Any]:
+    def as_dict(self, transfer: FileTransfer | None) -> dict[str, Any]:
         work = self.work
         return {
             "workload": self.name,
@@ -116,13 +116,13 @@ class Planned(Answer):
     """The plans: each training on each cluster."""
     learned: list[str]
     """Lines on how finished runs have corrected the cluster."""
-    transfer: Transfer | None
+    transfer: FileTransfer | None
     """How long the weights take over the clusters' links, if a file was given."""
     is_long: bool
     """Whether every exchange is shown."""
     is_drawn: bool
     """Whether it is drawn which rank holds what."""
-    choices: list[Choice]
+    choices: list[LinkChoice]
     """Which of several links each training needs, if a device was given."""
 
     least_width = UNCUT_WIDTH  # a narrower terminal breaks the lines, and cuts no figure
@@ -249,7 +249,7 @@ def plan(
     if recipe is None:
         pair = global_batch_size, micro_batch_size
         least = min((on.device for on in clusters), key=lambda on: on.memory_bytes)
-        alone = Alone(model, args or {}, input, pair, numbers, least)
+        alone = NetworkAlone(model, args or {}, input, pair, numbers, least)
         works = works_of(alone, compare, chosen)
         used = _compressors(compressors)
     else:
@@ -272,7 +272,7 @@ def plan(
         draw_plot(Path(plot), [(f"{p.name} on {p.cluster.name}", p.rows) for p in plans])
     by_work = [(key, work[0], [p for p in plans if p.name == key]) for key, work in works.items()]
     choices = [
-        Choice.of(key, work, [(p.cluster, p.rows) for p in own]) for key, work, own in by_work
+        LinkChoice.of(key, work, [(p.cluster, p.rows) for p in own]) for key, work, own in by_work
     ]
     if html:
         write_page(Path(html), choices[0], bool(device))

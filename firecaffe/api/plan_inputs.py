@@ -42,7 +42,7 @@ def work_of(recipe: CheckedRecipe, chosen: Chosen) -> Work:
 
 
 @dataclass(frozen=True)
-class Alone:
+class NetworkAlone:
     """A network without a recipe, as it was asked for."""
 
     model: str
@@ -59,7 +59,7 @@ SIZES = ("global_batch_size", "micro_batch_size")
 
 
 def works_of(
-    alone: Alone,
+    alone: NetworkAlone,
     compare: Sequence[Recipe | str | Path],
     chosen: Chosen,
 ) -> dict[str, Work]:
@@ -83,7 +83,7 @@ def works_of(
     }
 
 
-def _work_alone(alone: Alone, chosen: Chosen) -> Work:
+def _work_alone(alone: NetworkAlone, chosen: Chosen) -> Work:
     for word, size in zip(SIZES, alone.sizes, strict=True):
         if size is not None:
             check_count(word, size, 1)

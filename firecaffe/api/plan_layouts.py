@@ -20,7 +20,7 @@ from firecaffe.parallel.slide import ROWS
 from firecaffe.planner.chain import Unit, chain_of
 from firecaffe.planner.cluster import Cluster
 from firecaffe.planner.forecast import Forecast
-from firecaffe.planner.layouts import Layout, words_of
+from firecaffe.planner.layouts import LayerLayout, words_of
 from firecaffe.planner.of_parallel import RECIPE, OwnLayout, own_cost
 from firecaffe.planner.recipe_stages import works_of
 from firecaffe.planner.split_plans import (
@@ -316,7 +316,7 @@ def draw(plan: SplitPlan, cost: SplitCost) -> str:
     return _lines(rows, plan.workers)
 
 
-def _called(name: str, words: tuple[str, str], layout: Layout) -> str:
+def _called(name: str, words: tuple[str, str], layout: LayerLayout) -> str:
     """Return the layer's name and the word of its split, separated by a tab."""
     shared = layout.in_parts
     if shared.rows > 1:
@@ -325,7 +325,9 @@ def _called(name: str, words: tuple[str, str], layout: Layout) -> str:
     return f"{name}\t{word}"
 
 
-def _row(names: Sequence[str], layout: Layout) -> Iterator[tuple[str, str, list[str], str, str]]:
+def _row(
+    names: Sequence[str], layout: LayerLayout
+) -> Iterator[tuple[str, str, list[str], str, str]]:
     for word, own in groupby(names, lambda name: name.partition("\t")[2]):
         first, *rest = (called.partition("\t")[0] for called in own)
         name = f"{first} … {rest[-1]}" if rest else first
@@ -335,7 +337,7 @@ def _row(names: Sequence[str], layout: Layout) -> Iterator[tuple[str, str, list[
         yield name, word, cells, samples, f"{layout.batch} workers" if layout.batch > 1 else "-"
 
 
-def held(layout: Layout, rank: int) -> str:
+def held(layout: LayerLayout, rank: int) -> str:
     """Draw the parts of a layer's weights, with those of this rank filled."""
     place = 0
     for stride, size in (layout.output_digit, layout.input_digit, (1, layout.groups)):

@@ -32,7 +32,7 @@ Offer = tuple[Cluster, Sequence[Forecast]]
 
 
 @dataclass(frozen=True)
-class Choice:
+class LinkChoice:
     """Which of several links one training needs, on one kind of device."""
 
     name: str
@@ -43,7 +43,7 @@ class Choice:
     @classmethod
     def of(
         cls, name: str, work: Workload, rows: Sequence[tuple[Cluster, Sequence[Forecast]]]
-    ) -> "Choice":
+    ) -> "LinkChoice":
         best = [(cluster, fastest(own)) for cluster, own in rows]
         by_all = set.intersection(*({row.workers for row in own} for _, own in best))
         return cls(

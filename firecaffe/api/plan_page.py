@@ -16,7 +16,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from firecaffe.api.plan_links import Choice, hours_of
+from firecaffe.api.plan_links import LinkChoice, hours_of
 from firecaffe.api.plan_tables import assumptions
 from firecaffe.errors import RecipeError
 from firecaffe.files import write_atomically
@@ -37,7 +37,7 @@ DIGITS = 6
 
 
 @dataclass(frozen=True)
-class Sizes:
+class BatchSizes:
     """A global batch, and micro-batches that all planned workers can share."""
 
     batch: int
@@ -47,7 +47,7 @@ class Sizes:
         return replace(work, global_batch_size=self.batch, micro_batch_size=self.micro)
 
 
-def sizes_of(work: Workload, most_workers: int) -> list[Sizes]:
+def sizes_of(work: Workload, most_workers: int) -> list[BatchSizes]:
     """List batches around the plan's own; a smaller one has smaller micro-batches if it must."""
     sizes = []
     for factor in BATCH_FACTORS:
@@ -55,7 +55,7 @@ def sizes_of(work: Workload, most_workers: int) -> list[Sizes]:
         while micro > 1 and (batch % micro or batch // micro < most_workers):
             micro //= 2
         if batch // micro >= most_workers:
-            sizes.append(Sizes(batch, micro))
+            sizes.append(BatchSizes(batch, micro))
     return sizes
 
 
@@ -67,7 +67,7 @@ def precisions_of(work: Workload, devices: Sequence[Device]) -> list[str]:
     return [word for word, dtype in PRECISIONS.items() if dtype in peaks]
 
 
-def values(choice: Choice, sizes: Sequence[Sizes], precisions: Sequence[str]) -> list[Any]:
+def values(choice: LinkChoice, sizes: Sequence[BatchSizes], precisions: Sequence[str]) -> list[Any]:
     """List the points, the last axis fastest; None where the network cannot be trained so."""
     return [
         _point(size.of(in_precision(choice.work, word)), cluster, row)
@@ -97,7 +97,7 @@ def _point(work: Workload, cluster: Cluster, row: Forecast) -> dict[str, Any] | 
 def alone(work: Workload, cluster: Cluster) -> Iterator[tuple[int, float]]:
     """Yield samples/s of one device by its batch, while it fits."""
     for batch in (1 << k for k in range(most_micro_batch(cluster.device).bit_length())):
-        row = forecast(Sizes(batch, batch).of(work), cluster, 1, "tree")
+        row = forecast(BatchSizes(batch, batch).of(work), cluster, 1, "tree")
         if row.fits:
             yield batch, _short(row.images_per_s)
 
@@ -127,7 +127,7 @@ def _short(value: float) -> float:
 
 
 def _pictures(
-    cluster: Cluster, works: dict[str, Workload], sizes: Sequence[Sizes]
+    cluster: Cluster, works: dict[str, Workload], sizes: Sequence[BatchSizes]
 ) -> dict[str, Any]:
     """What is drawn of a device alone, by precision; `kinds` also by size."""
     device = cluster.device
@@ -138,14 +138,14 @@ def _pictures(
     }
 
 
-def page_values(choice: Choice, link: int) -> dict[str, Any]:
+def page_values(choice: LinkChoice, link: int) -> dict[str, Any]:
     """All that the page's script shows. link: the number of the one that is shown first."""
     work, clusters = choice.work, [cluster for cluster, _ in choice.offers]
     sizes = sizes_of(work, choice.workers[-1])
     precisions = precisions_of(work, [cluster.device for cluster in clusters])
     works = {word: in_precision(work, word) for word in precisions}
     by_device = {cluster.device: cluster for cluster in reversed(clusters)}
-    own = Sizes(work.global_batch_size, work.micro_batch_size)
+    own = BatchSizes(work.global_batch_size, work.micro_batch_size)
     return {
         "links": [cluster.name for cluster in clusters],
         "workers": choice.workers,
@@ -172,7 +172,7 @@ AXES = {
 """The sliders: by id, the label and the list of its values."""
 
 
-def write_page(path: Path, choice: Choice, is_offered: bool) -> None:
+def write_page(path: Path, choice: LinkChoice, is_offered: bool) -> None:
     """Write the page of a training. is_offered: whether the clusters are links of one device."""
     if is_offered:
         link = choice.number_for(len(choice.workers) - 1)
@@ -185,7 +185,7 @@ def write_page(path: Path, choice: Choice, is_offered: bool) -> None:
     write_atomically(path, text)
 
 
-def page(choice: Choice, link: int, sentences: Sequence[str], notes: Sequence[str]) -> str:
+def page(choice: LinkChoice, link: int, sentences: Sequence[str], notes: Sequence[str]) -> str:
     """Return the page as HTML that needs no other file. link: the one that is shown first."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     template = resources.files(__package__).joinpath("plan_page.html.jinja").read_text("utf-8")

@@ -17,9 +17,9 @@ from firecaffe.errors import RecipeError
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.planner.cluster import Cluster, crowding
 from firecaffe.planner.compute_time import doubts_of
-from firecaffe.planner.epochs_law import EpochsLaw, Point
+from firecaffe.planner.epochs_law import BatchPoint, EpochsLaw
 from firecaffe.planner.forecast import Forecast, by_workers, fastest, is_own
-from firecaffe.planner.modes import Mode, hidden_s, modes_of
+from firecaffe.planner.modes import PlannedMode, hidden_s, modes_of
 from firecaffe.planner.published_trainings import contradictions, epochs_law_of
 from firecaffe.planner.workload import Workload
 from firecaffe.resume_advice import option
@@ -37,7 +37,7 @@ class Modes:
     ) -> None:
         self.row = fastest(rows)[-1]
         self.synchrony = synchrony
-        self.rows: list[Mode] = modes_of(work, cluster, self.row, synchrony)
+        self.rows: list[PlannedMode] = modes_of(work, cluster, self.row, synchrony)
         self._hidden_s = hidden_s(work, cluster)
 
     @property
@@ -263,7 +263,7 @@ def own_law(given: str | Mapping[int, float]) -> EpochsLaw | None:
             f"{option('epochs')} is {shown(given)}; it must be batches and their epochs to your "
             "target accuracy, as 128=30,1024=36"
         )
-    points = tuple(Point(int(pair[1]), float(pair[2])) for pair in pairs if pair)
+    points = tuple(BatchPoint(int(pair[1]), float(pair[2])) for pair in pairs if pair)
     try:
         return EpochsLaw("your target accuracy", points, option("epochs"))
     except RecipeError as error:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from firecaffe.caffe.graph import Graph, Source, Step, phase_of
+from firecaffe.caffe.graph import GivenBlob, Graph, GraphStep, phase_of
 from firecaffe.caffe.layers.shape import shown
 from firecaffe.caffe.layers.spec import Shape, Spec, ignore_other_types
 from firecaffe.caffe.message import CaffeError, Message
@@ -27,7 +27,7 @@ MOST_NUMBERS = 2**31 - 1
 class Call:
     """A step with its module's name. `last_uses` are the blobs that no later call needs."""
 
-    step: Step
+    step: GraphStep
     module: str
     flattens: bool
     """Whether the bottom is flattened to (batch, rest) first: a plain nn.Linear takes no images."""
@@ -151,14 +151,14 @@ def _sources(graph: Graph, given: Mapping[str, Shape]) -> dict[str, Tensor]:
     return values
 
 
-def unknown_shape(source: Source) -> CaffeError:
+def unknown_shape(source: GivenBlob) -> CaffeError:
     return source.layer.error(
         f"{source.layer.text('type')} does not say the shape of {source.blob!r}; give it, as "
         "inputs of the Net or as input_CHW in a recipe's model.args"
     )
 
 
-def _make(step: Step, bottoms: list[Tensor], phase: str) -> nn.Module:
+def _make(step: GraphStep, bottoms: list[Tensor], phase: str) -> nn.Module:
     layer, kind = step.layer, step.kind
     param = layer.message(kind.param) if kind.param else Message(where=layer.where)
     shapes = [tuple(bottom.shape) for bottom in bottoms]
@@ -233,7 +233,7 @@ def _module_name(name: str, reserved: type[nn.Module], taken: Mapping[str, nn.Mo
     return module_name
 
 
-def _detached(step: Step) -> tuple[int, ...]:
+def _detached(step: GraphStep) -> tuple[int, ...]:
     goes = step.layer.flags("propagate_down")
     if len(goes) > len(step.bottoms):
         raise step.layer.error(

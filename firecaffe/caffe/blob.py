@@ -13,7 +13,17 @@ from numpy.typing import NDArray
 
 from firecaffe.caffe.message import CaffeError
 from firecaffe.caffe.text import decoded
-from firecaffe.caffe.wire import BYTES, VARINT, Buffer, Part, Wire, field, opened, signed, varint
+from firecaffe.caffe.wire import (
+    BYTES,
+    VARINT,
+    Buffer,
+    Wire,
+    WirePart,
+    field,
+    opened,
+    signed,
+    varint,
+)
 
 LEGACY = (1, 2, 3, 4)
 """Field numbers of num, channels, height and width, which older files have instead of `shape`."""
@@ -69,7 +79,7 @@ def fields(array: Array, legacy: bool = False) -> list[Buffer]:
     return [*field(SHAPE, field(DIM, b"".join(map(varint, array.shape)))), *data]
 
 
-def _dims(wire: Wire, shape: Part) -> list[int]:
+def _dims(wire: Wire, shape: WirePart) -> list[int]:
     dims: list[int] = []
     for part in wire.parts(shape.start, shape.stop):
         for dim in wire.varints(part) if part.number == DIM else ():

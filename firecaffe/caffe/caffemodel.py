@@ -16,7 +16,7 @@ from firecaffe.caffe import blob
 from firecaffe.caffe.blob import Array
 from firecaffe.caffe.message import CaffeError
 from firecaffe.caffe.text import decoded
-from firecaffe.caffe.wire import BYTES, Buffer, Part, Wire, field, opened
+from firecaffe.caffe.wire import BYTES, Buffer, Wire, WirePart, field, opened
 from firecaffe.files import open_regular
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
@@ -105,7 +105,7 @@ MOST_NAME_BYTES = 1_000
 MOST_MESSAGE_BYTES = 2**31 - 1
 
 
-class Form(NamedTuple):
+class LayerForm(NamedTuple):
     """The field numbers of a layer in one age; `inner` holds a layer of the age before."""
 
     name: int
@@ -114,12 +114,12 @@ class Form(NamedTuple):
 
 
 LAYER, LAYERS = 100, 2
-FORMS = {LAYER: Form(name=1, blobs=7), LAYERS: Form(name=4, blobs=6, inner=1)}
-V0 = Form(name=1, blobs=50)
+FORMS = {LAYER: LayerForm(name=1, blobs=7), LAYERS: LayerForm(name=4, blobs=6, inner=1)}
+V0 = LayerForm(name=1, blobs=50)
 TYPE = 2
 
 
-class Layer(NamedTuple):
+class TrainedLayer(NamedTuple):
     name: str
     type: str
     blobs: Sequence[Array]
@@ -156,7 +156,7 @@ def read(path: Path) -> dict[str, list[Array]]:
     return blobs_by_layer
 
 
-def write(path: Path, layers: Sequence[Layer], name: str = "") -> None:
+def write(path: Path, layers: Sequence[TrainedLayer], name: str = "") -> None:
     """Write a .caffemodel. Raises CaffeError if it would be too large for protobuf; OSError."""
     parts = [*field(NET_NAME, name.encode()), *_written(layers)]
     size = sum(map(len, parts))
@@ -168,7 +168,7 @@ def write(path: Path, layers: Sequence[Layer], name: str = "") -> None:
         file.writelines(parts)
 
 
-def _written(layers: Sequence[Layer]) -> Iterator[Buffer]:
+def _written(layers: Sequence[TrainedLayer]) -> Iterator[Buffer]:
     names = FORMS[LAYER]
     for layer in layers:
         heading = [*field(names.name, layer.name.encode()), *field(TYPE, layer.type.encode())]
@@ -176,7 +176,7 @@ def _written(layers: Sequence[Layer]) -> Iterator[Buffer]:
         yield from field(LAYER, [*heading, *blobs])
 
 
-def _layer(wire: Wire, layer: Part) -> tuple[str, list[Part]]:
+def _layer(wire: Wire, layer: WirePart) -> tuple[str, list[WirePart]]:
     form = FORMS[layer.number]
     name, blobs, inner = _within(wire, layer, form)
     if inner:
@@ -184,7 +184,9 @@ def _layer(wire: Wire, layer: Part) -> tuple[str, list[Part]]:
     return name, blobs
 
 
-def _within(wire: Wire, layer: Part, form: Form) -> tuple[str, list[Part], list[Part]]:
+def _within(
+    wire: Wire, layer: WirePart, form: LayerForm
+) -> tuple[str, list[WirePart], list[WirePart]]:
     name, blobs, inner = "", [], []
     for part in wire.parts(layer.start, layer.stop):
         if part.kind != BYTES:

@@ -14,7 +14,7 @@ PHASES = ("TRAIN", "TEST")
 
 
 @dataclass(frozen=True)
-class State:
+class NetState:
     phase: str
     level: int
     stages: frozenset[str]
@@ -31,7 +31,7 @@ def layers_of(
     """
     net_state = net.message("state")
     net_state.ignore("phase")
-    state = State(
+    state = NetState(
         phase, level or net_state.integer("level"), frozenset((*stages, *net_state.texts("stage")))
     )
     return [message for message in net.messages("layer") if _is_in(message, state)]
@@ -42,7 +42,7 @@ def phase_of(layer: Message, phase: str) -> str:
     return layer.choice("phase", PHASES, phase)
 
 
-def _is_in(layer: Message, state: State) -> bool:
+def _is_in(layer: Message, state: NetState) -> bool:
     included = [_meets(rule, state) for rule in layer.messages("include")]
     excluded = [_meets(rule, state) for rule in layer.messages("exclude")]
     if included and excluded:
@@ -50,7 +50,7 @@ def _is_in(layer: Message, state: State) -> bool:
     return any(included) if included else not any(excluded)
 
 
-def _meets(rule: Message, state: State) -> bool:
+def _meets(rule: Message, state: NetState) -> bool:
     """Whether all conditions hold. All are read, so that none counts as not understood."""
     no_bound = state.level
     return all(
@@ -71,7 +71,7 @@ FRESH = ("BatchNorm", "Bias", "Concat", "Convolution", "Eltwise", "InnerProduct"
 
 
 @dataclass(frozen=True)
-class Source:
+class GivenBlob:
     """A blob that the net is given: a top of a layer that reads samples."""
 
     blob: str
@@ -83,7 +83,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Step:
+class GraphStep:
     name: str
     """The layer's name, with a number if an earlier layer has it too."""
     type: str
@@ -103,8 +103,8 @@ class Step:
 
 @dataclass(frozen=True)
 class Graph:
-    sources: tuple[Source, ...]
-    steps: tuple[Step, ...]
+    sources: tuple[GivenBlob, ...]
+    steps: tuple[GraphStep, ...]
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -130,8 +130,8 @@ class Graph:
 def read_graph(layers: Sequence[Message], kinds: Mapping[str, Kind]) -> Graph:
     """Read a phase's graph. Raises CaffeError, with all lines of layers of unknown types."""
     _check_types(layers, kinds)
-    sources: list[Source] = []
-    steps: list[Step] = []
+    sources: list[GivenBlob] = []
+    steps: list[GraphStep] = []
     names: set[str] = set()
     writers: dict[str, str] = {}
     readers: dict[str, int] = {}
@@ -143,7 +143,7 @@ def read_graph(layers: Sequence[Message], kinds: Mapping[str, Kind]) -> Graph:
         if _is_source(layer, kinds):
             shapes = shapes_of(layer)
             sources += [
-                Source(top, shape, layer, place == 0)
+                GivenBlob(top, shape, layer, place == 0)
                 for place, (top, shape) in enumerate(zip(tops, shapes, strict=True))
             ]
             writers.update(dict.fromkeys(tops, kind_name))
@@ -160,7 +160,7 @@ def read_graph(layers: Sequence[Message], kinds: Mapping[str, Kind]) -> Graph:
         )
         weights = _loss_weights(layer, kind, len(tops))
         steps.append(
-            Step(name, kind_name, layer, kind, (*bottoms,), (*tops,), weights, may_overwrite)
+            GraphStep(name, kind_name, layer, kind, (*bottoms,), (*tops,), weights, may_overwrite)
         )
         for blob in bottoms:
             readers[blob] += 1

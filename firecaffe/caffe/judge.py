@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from firecaffe.caffe import text
-from firecaffe.caffe.graph import Graph, Source, Step, phase_of, read_phases
+from firecaffe.caffe.graph import GivenBlob, Graph, GraphStep, phase_of, read_phases
 from firecaffe.caffe.layers import LAYERS
 from firecaffe.caffe.layers.loss import DEFAULTS, VALID, Accuracy, normalization_of
 from firecaffe.caffe.layers.spec import Spec
@@ -21,13 +21,13 @@ from firecaffe.caffe.upgrade import current
 class Judged:
     """A net in one phase: `network`, the layers that need only samples; `judges`, the others."""
 
-    network: tuple[Step, ...]
-    judges: tuple[Step, ...]
+    network: tuple[GraphStep, ...]
+    judges: tuple[GraphStep, ...]
     blobs: tuple[str, ...]
     """The blobs that the judges take from the network, in the order of first use."""
-    targets: tuple[Source, ...]
+    targets: tuple[GivenBlob, ...]
     """The targets: all tops of the data layers but the first."""
-    softmax: Step | None = None
+    softmax: GraphStep | None = None
     """The Softmax at the end of a net without judges. It is no part of `network`, as a task takes
     the values before it."""
 
@@ -43,11 +43,11 @@ class Judged:
         return tuple(target.blob for target in self.targets if target.is_first)
 
     @property
-    def losses(self) -> tuple[Step, ...]:
+    def losses(self) -> tuple[GraphStep, ...]:
         return tuple(judge for judge in self.judges if judge.is_loss)
 
     @property
-    def main_loss(self) -> Step | None:
+    def main_loss(self) -> GraphStep | None:
         """The loss with the largest weight (the last of equals); None if there is no loss."""
         main = None
         for loss in self.losses:
@@ -59,8 +59,8 @@ class Judged:
 def judged(graph: Graph) -> Judged:
     targets = graph.sources[1:]
     theirs = {target.blob for target in targets}
-    network: list[Step] = []
-    judges: list[Step] = []
+    network: list[GraphStep] = []
+    judges: list[GraphStep] = []
     blobs: dict[str, None] = {}
     for step in graph.steps:
         needs_target = theirs.intersection(step.bottoms)
@@ -77,7 +77,7 @@ def judged(graph: Graph) -> Judged:
     return Judged((*network,), (*judges,), (*blobs,), targets, softmax)
 
 
-def _is_last_softmax(step: Step, graph: Graph) -> bool:
+def _is_last_softmax(step: GraphStep, graph: Graph) -> bool:
     return step.type == "Softmax" and (*graph.outputs,) == (*step.tops,)
 
 
@@ -94,7 +94,7 @@ class Judge:
         self._modules: dict[int, nn.Module] = {}
 
     @property
-    def accuracies(self) -> list[Step]:
+    def accuracies(self) -> list[GraphStep]:
         """The accuracies in the file's order, those on the main loss's output first."""
         main = self.parts.main_loss
         accuracies = [judge for judge in self.parts.judges if judge.type == "Accuracy"]
@@ -115,7 +115,7 @@ class Judge:
             raise self.net.error(f"no loss layer in {self.phase}", 0)
         return total
 
-    def sums(self, step: Step, blobs: Blobs, targets: Any) -> Tensor:
+    def sums(self, step: GraphStep, blobs: Blobs, targets: Any) -> Tensor:
         """Count an accuracy's labels among the top values, and all that count: int64 (2,)."""
         values = self._run(
             blobs, targets, lambda other: other.type != "Accuracy" and not other.is_loss
@@ -125,7 +125,7 @@ class Judge:
         assert isinstance(module, Accuracy)
         return module.sums(*bottoms)
 
-    def _run(self, blobs: Blobs, targets: Any, is_wanted: Callable[[Step], bool]) -> Values:
+    def _run(self, blobs: Blobs, targets: Any, is_wanted: Callable[[GraphStep], bool]) -> Values:
         values = self._given(blobs, targets)
         for step in self.parts.judges:
             if is_wanted(step) and values.keys() >= {*step.bottoms}:
@@ -136,7 +136,7 @@ class Judge:
                 values.update(zip(step.tops, tops, strict=True))
         return values
 
-    def _module(self, step: Step, bottoms: Sequence[Tensor]) -> nn.Module:
+    def _module(self, step: GraphStep, bottoms: Sequence[Tensor]) -> nn.Module:
         module = self._modules.get(id(step))
         if module is not None:
             return module
@@ -174,7 +174,7 @@ class Judge:
         return values | {name: blobs[name] for name in self.parts.blobs}
 
 
-def _goes(step: Step) -> list[bool]:
+def _goes(step: GraphStep) -> list[bool]:
     said = step.layer.flags("propagate_down")
     return [*said, *[True] * len(step.bottoms)][: len(step.bottoms)]
 
@@ -222,7 +222,7 @@ def no_means(judge: Judge) -> list[str]:
     return lines
 
 
-def _with(parts: Judged, others: Judged, is_wanted: Callable[[Step], bool]) -> Judged:
+def _with(parts: Judged, others: Judged, is_wanted: Callable[[GraphStep], bool]) -> Judged:
     if any(is_wanted(judge) for judge in parts.judges):
         return parts
     made = {top for step in parts.network for top in step.tops}

@@ -26,8 +26,8 @@ from firecaffe.caffe.assemble import (
     unknown_shape,
     write_over,
 )
-from firecaffe.caffe.caffemodel import Layer
-from firecaffe.caffe.graph import PHASES, Graph, Step, read_phases
+from firecaffe.caffe.caffemodel import TrainedLayer
+from firecaffe.caffe.graph import PHASES, Graph, GraphStep, read_phases
 from firecaffe.caffe.judge import Judged, judged
 from firecaffe.caffe.layers import LAYERS
 from firecaffe.caffe.message import CaffeError, Field, Message
@@ -69,7 +69,7 @@ _pytree.register_pytree_node(
 
 
 @dataclass(frozen=True)
-class Answer:
+class PredictionPath:
     """The part of a network, in TEST, that leads from `source` to `blob`, its prediction."""
 
     name: str
@@ -78,11 +78,11 @@ class Answer:
     """The samples' shape, with the file's batch size."""
     calls: tuple[Call, ...]
     blob: str
-    loss: Step | None
+    loss: GraphStep | None
     """The main loss; of a net without losses the Softmax at its end."""
 
 
-class Trained(nn.Module):
+class TrainedNet(nn.Module):
     """A network from samples to the blob that losses and accuracies take, or Heads if several.
 
     Args:
@@ -128,13 +128,15 @@ class Trained(nn.Module):
             phase: forgetting(made[phase].calls, self._blobs[phase]) for phase in PHASES
         }
 
-    def answering(self) -> Answer:
+    def answering(self) -> PredictionPath:
         calls = self._calls["TEST"]
         steps = _leading_to([call.step for call in calls], (self._mains["TEST"],))
         needed = {id(step) for step in steps}
         kept = tuple(call for call in calls if id(call.step) in needed)
         source = self._inputs["TEST"]
-        return Answer(self._name, source, self._shape, kept, self._mains["TEST"], self._loss)
+        return PredictionPath(
+            self._name, source, self._shape, kept, self._mains["TEST"], self._loss
+        )
 
     def forward(self, samples: Tensor) -> Tensor | Heads:
         phase = "TRAIN" if self.training else "TEST"
@@ -180,7 +182,7 @@ def _main(parts: Judged) -> str:
     return next((blob for blob in taken if blob in made), "")
 
 
-def _leading_to(steps: Sequence[Step], blobs: Iterable[str]) -> tuple[Step, ...]:
+def _leading_to(steps: Sequence[GraphStep], blobs: Iterable[str]) -> tuple[GraphStep, ...]:
     needed, leading = set(blobs), []
     for step in reversed(steps):
         if needed.intersection(step.tops):
@@ -191,7 +193,7 @@ def _leading_to(steps: Sequence[Step], blobs: Iterable[str]) -> tuple[Step, ...]
 
 def _check_not_overwritten(graph: Graph, parts: Judged) -> None:
     judges = {id(step) for step in parts.judges}
-    taken: dict[str, Step] = {}
+    taken: dict[str, GraphStep] = {}
     for step in graph.steps:
         if id(step) in judges:
             taken.update((blob, step) for blob in step.bottoms)
@@ -227,13 +229,13 @@ OF_TRAINING = ("include", "exclude", "phase", "loss_weight", "propagate_down")
 
 class Deployed(NamedTuple):
     net: Message
-    layers: list[Layer]
+    layers: list[TrainedLayer]
     output: str
     softmax_axis: int | None
     """The axis of the added softmax; None if there is none."""
 
 
-def deployed(network: Trained) -> Deployed:
+def deployed(network: TrainedNet) -> Deployed:
     """Build both files' contents. Raises CaffeError if a layer is not as in its prototxt."""
     answer = network.answering()
     fields = [Field("name", answer.name, 0)] if answer.name else []
@@ -249,7 +251,7 @@ def deployed(network: Trained) -> Deployed:
         _check_whole(call.step.name, module, bool(blobs))
         if blobs:
             arrays = [blob.detach().cpu().float().numpy() for blob in blobs.values()]
-            layers.append(Layer(call.step.layer.text("name"), call.step.type, arrays))
+            layers.append(TrainedLayer(call.step.layer.text("name"), call.step.type, arrays))
     output, axis = answer.blob, None
     if answer.loss is not None and answer.loss.type in WITH_SOFTMAX:
         axis = answer.loss.layer.message("softmax_param").integer("axis", 1)

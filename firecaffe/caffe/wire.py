@@ -25,7 +25,7 @@ INT64, UINT64 = 2**63, 2**64
 Buffer = bytes | memoryview
 
 
-class Part(NamedTuple):
+class WirePart(NamedTuple):
     """A field, or a run of fields with the same number and a fixed width."""
 
     number: int
@@ -48,7 +48,7 @@ class Wire:
     def error(self, at: int, what: str) -> CaffeError:
         return CaffeError(f"{self.where}: byte {at:,}: {what}")
 
-    def parts(self, start: int, stop: int) -> Iterator[Part]:
+    def parts(self, start: int, stop: int) -> Iterator[WirePart]:
         """Yield the message's fields; groups are skipped. Raises CaffeError on invalid bytes."""
         groups: list[int] = []
         at = start
@@ -82,7 +82,7 @@ class Wire:
                 return number % UINT64, at + place + 1
         raise self.error(at, "a number of more than 10 bytes")
 
-    def varints(self, part: Part) -> Iterator[int]:
+    def varints(self, part: WirePart) -> Iterator[int]:
         """Yield the signed numbers of a field, packed or not; none if it is of another kind."""
         if part.kind == VARINT:
             yield signed(part.value)
@@ -91,7 +91,7 @@ class Wire:
             number, at = self.varint(at, part.stop)
             yield signed(number)
 
-    def fixed(self, part: Part, width: int) -> NDArray[np.floating] | None:
+    def fixed(self, part: WirePart, width: int) -> NDArray[np.floating] | None:
         """Return a view of the float32 (width 4) or float64 (8) numbers; None for another kind."""
         dtype = {4: "<f4", 8: "<f8"}[width]
         length = part.stop - part.start
@@ -105,10 +105,10 @@ class Wire:
         first = part.start + step - width
         return np.ndarray((part.value,), dtype, self.content, first, (step,))
 
-    def text(self, part: Part) -> bytes:
+    def text(self, part: WirePart) -> bytes:
         return self.content[part.start : part.stop]
 
-    def _part(self, at: int, stop: int) -> tuple[Part, int]:
+    def _part(self, at: int, stop: int) -> tuple[WirePart, int]:
         tag, start = self.content[at], at + 1
         if tag > 127:
             tag, start = self.varint(at, stop)
@@ -117,21 +117,21 @@ class Wire:
             raise self.error(at, NO_FIELD)
         if kind == VARINT:
             value, end = self.varint(start, stop)
-            return Part(number, kind, value, start, end), end
+            return WirePart(number, kind, value, start, end), end
         if kind == BYTES:
             length, start = self.varint(start, stop)
             if length > stop - start:
                 what = f"{length:,} bytes are said to follow, where {stop - start:,} are left"
                 raise self.error(at, what)
-            return Part(number, kind, 0, start, start + length), start + length
+            return WirePart(number, kind, 0, start, start + length), start + length
         if kind in WIDTHS:
             step = start - at + WIDTHS[kind]
             if step > stop - at:
                 raise self.error(at, "a number that does not end within its message")
             count = self._run(at, stop, step) if start == at + 1 else 1
             end = at + count * step
-            return Part(number, kind, count, at, end), end
-        return Part(number, kind, 0, start, start), start
+            return WirePart(number, kind, count, at, end), end
+        return WirePart(number, kind, 0, start, start), start
 
     def _run(self, at: int, stop: int, step: int) -> int:
         most = (stop - at) // step

@@ -25,7 +25,7 @@ from firecaffe.planner.cluster import Storage
 if TYPE_CHECKING:
     import torch
 
-    from firecaffe.measure.input import Stage
+    from firecaffe.measure.input import InputStage
 
 USAGE = "PATH [--model-rate R] [--threads N] [--write FILE.toml [--overwrite]] [options]"
 ABOUT = (
@@ -77,7 +77,7 @@ class InputRates:
     about: str
     threads: int
     image_bytes: float
-    stages: list[Stage]
+    stages: list[InputStage]
     formats: dict[str, float]
     """Images/s read from storage, cold, for the same images in each format."""
 
@@ -247,7 +247,7 @@ def _table(rates: InputRates) -> Table:
     return table
 
 
-def _rows(stages: Sequence[Stage]) -> list[tuple[str, str, str]]:
+def _rows(stages: Sequence[InputStage]) -> list[tuple[str, str, str]]:
     return [
         (
             stage.name,

@@ -25,7 +25,7 @@ from firecaffe.exchange.route import find_route
 
 if TYPE_CHECKING:
     from firecaffe.cluster.world import World
-    from firecaffe.transport.link import Link
+    from firecaffe.transport.link import MeasuredLink
 
 USAGE = (
     "[--nproc-per-node N] [--exchanges all|a,b,…] [--compressors a,b,…] [-b 8] [-e 128M] [-f 2] "
@@ -328,7 +328,7 @@ def _measure(plan: BenchPlan, world: World, progress: Callable[[str], None]) -> 
     )
 
 
-def _choices(plan: BenchPlan, world: World, link: Link, *, shares: bool) -> list[Choice]:
+def _choices(plan: BenchPlan, world: World, link: MeasuredLink, *, shares: bool) -> list[Choice]:
     """Return the choice of `auto` for each size, as if a step's vectors all had that size."""
     ranks, size = world.world_size, world.local_world_size
     senders = find_route("tree", None, ranks, size, shared_memory=shares).senders

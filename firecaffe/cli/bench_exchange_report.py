@@ -13,7 +13,7 @@ from firecaffe.exchange.choose import BYTES_PER_ELEMENT, Choice
 from firecaffe.measure.exchange_times import WARM_UP, Timing
 from firecaffe.measure.known_sum import is_small
 from firecaffe.transport.auto_exchange import SHARED_MEMORY
-from firecaffe.transport.link import Link
+from firecaffe.transport.link import MeasuredLink
 
 MIN_WIDTH_OF_EXCHANGES = 140
 """Least width. A narrower terminal breaks the lines, which reads better than folded cells."""
@@ -49,7 +49,7 @@ LEGEND_OF_ENCODED = (
 
 def make_report(
     timings: Sequence[Timing],
-    link: Link,
+    link: MeasuredLink,
     link_bits_per_s: float | None,
     *,
     device: str,

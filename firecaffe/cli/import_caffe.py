@@ -77,7 +77,7 @@ def main(argv: list[str]) -> int:
         NET,
         RECIPE,
         REPORT,
-        Asked,
+        ImportRequest,
         check_folder,
         files_of,
         read,
@@ -96,7 +96,7 @@ def main(argv: list[str]) -> int:
         raise RunError(f"--root {options.root}: there is no such folder")
     shape = parse_input(options.input_shape, "--input-shape") if options.input_shape else ()
     check_folder(folder, options.overwrite)
-    imported = read(path, Asked(str(folder), options.root, shape, options.weights))
+    imported = read(path, ImportRequest(str(folder), options.root, shape, options.weights))
     write_folder(folder, files_of(imported, path))
     for line in imported.report.lines():
         say(line)

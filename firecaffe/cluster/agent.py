@@ -34,7 +34,7 @@ from firecaffe.cluster.calls import LAST_S, Aside, PatientRendezvous
 from firecaffe.cluster.groups import ATTEMPT
 from firecaffe.cluster.hosts import PART_S, PATIENCE_S, SAY_EVERY_S, HostEnds
 from firecaffe.cluster.joining import ATTEMPTS
-from firecaffe.cluster.lost_ranks import TOGETHER, LetGo, LossReader, Seen, fault_in
+from firecaffe.cluster.lost_ranks import TOGETHER, LetGo, LossReader, SeenProcess, fault_in
 from firecaffe.cluster.process_settings import SAME_S, heard
 from firecaffe.cluster.rank_process import NEEDED, RankProcess, wait_for_room
 from firecaffe.cluster.world import LASTING
@@ -247,7 +247,7 @@ class FaultAgent(SimpleElasticAgent):
             self.callbacks.on_joined()
         super()._restart_workers(worker_group)
 
-    def _let_lost_go(self, seen: dict[int, Seen]) -> bool:
+    def _let_lost_go(self, seen: dict[int, SeenProcess]) -> bool:
         assert self._let_go is not None
         left = {rank: state for rank, state in seen.items() if rank not in self.let_go}
         return self._let_go.look(left)

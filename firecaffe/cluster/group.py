@@ -16,7 +16,7 @@ from torch.distributed import ProcessGroup
 
 from firecaffe.cluster.groups import backend_for, connected_when_used, destroy
 from firecaffe.cluster.watch import Watch
-from firecaffe.cluster.watch_message import Place
+from firecaffe.cluster.watch_message import WatchedPlace
 
 
 class Traffic:
@@ -79,7 +79,7 @@ class Group:
     local_world_size: int = 1
     """Ranks of the group on this host; 1 if they are not consecutive in it."""
     watch: Watch | None = None
-    place: Place = field(default_factory=Place)
+    place: WatchedPlace = field(default_factory=WatchedPlace)
     traffic: Traffic = field(default_factory=Traffic)
     """The count of gradient bytes that this rank has sent, in all its groups."""
     members: tuple[int, ...] = ()

@@ -86,7 +86,7 @@ class Door:
 
 
 @dataclass(frozen=True)
-class Place:
+class JoinedPlace:
     """The place that a worker was given."""
 
     rank: int
@@ -134,7 +134,7 @@ class Comes:
             ) from error
         self.facts: dict[str, Any] = facts
 
-    def enter(self, facts: dict[str, Any]) -> Place:
+    def enter(self, facts: dict[str, Any]) -> JoinedPlace:
         """Ask to join with these facts, and call rank 0. Raises: LaunchError if it is silent."""
         host = socket.gethostname()
         try:
@@ -154,7 +154,7 @@ class Comes:
         rank, until = said["rank"], time.monotonic() + self._timeout.total_seconds()
         to_rank_0 = call(Listener(**said["listener"]), rank, 0, until)
         store = own_store(self._store, self._attempt, number)
-        return Place(rank, [*said["hosts"], host], to_rank_0, store)
+        return JoinedPlace(rank, [*said["hosts"], host], to_rank_0, store)
 
 
 def door_key(attempt: int) -> str:

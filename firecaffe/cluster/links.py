@@ -39,9 +39,9 @@ from firecaffe.cluster.secret import BACKLOG, own_secret, signed
 from firecaffe.cluster.watch_message import (
     MOST_BYTES,
     PULSE,
-    Message,
-    Place,
     Standing,
+    WatchedPlace,
+    WatchMessage,
     take_messages,
 )
 from firecaffe.errors import LaunchError
@@ -247,7 +247,7 @@ class Neighbour:
     socket: socket.socket
     heard_s: float
     """The time of the last bytes from it, by time.monotonic()."""
-    place: Place = field(default_factory=Place)
+    place: WatchedPlace = field(default_factory=WatchedPlace)
     furthest_behind: Standing | None = None
     """The rank furthest behind on its side of the tree; None if its link is not in the tree."""
     has_left: bool = False
@@ -300,7 +300,7 @@ class Neighbour:
             if len(self._unsent) == left:  # the pulse process has the turn
                 time.sleep(min(left_s, TURN_S))
 
-    def receive(self, now: float) -> list[Message] | None:
+    def receive(self, now: float) -> list[WatchMessage] | None:
         """Return the whole messages that have come, but no pulses; None if the socket is closed."""
         try:
             data = self.socket.recv(65536)

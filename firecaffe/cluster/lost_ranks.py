@@ -106,7 +106,7 @@ OnLoss = Callable[[int, Fault | None, ProcessFailure | None], object]
 
 
 @dataclass(frozen=True)
-class Seen:
+class SeenProcess:
     """A process of this host, as its launcher sees it."""
 
     has_ended: bool
@@ -128,7 +128,7 @@ class LetGo:
         # How those ended that are let go before rank 0 has reported them.
         self._waiting: dict[int, ProcessFailure | None] = {}
 
-    def look(self, seen: Mapping[int, Seen]) -> bool:
+    def look(self, seen: Mapping[int, SeenProcess]) -> bool:
         """Look at ranks not let go yet; return whether it is known which ended ones were needed."""
         failed = {r: state.failure for r, state in seen.items() if state.failure is not None}
         self_ended = {rank for rank, failure in failed.items() if is_own_end(rank, failure)}
@@ -149,7 +149,7 @@ class LetGo:
             self._let(rank, seen.get(rank))
         return True
 
-    def _let(self, rank: int, seen: Seen | None) -> None:
+    def _let(self, rank: int, seen: SeenProcess | None) -> None:
         fault, since_s = self._losses.given_up[rank]
         if seen is not None and not seen.has_ended:
             if not seen.is_stopped and time.monotonic() - since_s < LAST_WORD_S:

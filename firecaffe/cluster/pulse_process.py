@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from firecaffe.cluster import pulse
 from firecaffe.cluster.verdict import beat_s
-from firecaffe.cluster.watch_message import PULSE, Place, pack
+from firecaffe.cluster.watch_message import PULSE, WatchedPlace, pack
 from firecaffe.errors import LaunchError
 
 LIBRARIES = ("LD_LIBRARY_PATH",)
@@ -22,7 +22,7 @@ def pulse_beside(sockets: Iterable[socket.socket], silent_s: float) -> Iterator[
         yield
         return
     numbers = [peer.fileno() for peer in sockets]
-    arguments = [os.getpid(), beat_s(silent_s), pack(PULSE, Place()).hex(), *numbers]
+    arguments = [os.getpid(), beat_s(silent_s), pack(PULSE, WatchedPlace()).hex(), *numbers]
     try:
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", pulse.__file__, *map(str, arguments)],

@@ -26,7 +26,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from firecaffe.cluster.handover import REPORT
 from firecaffe.cluster.handshake import PROVE_S
-from firecaffe.cluster.lost_ranks import Seen
+from firecaffe.cluster.lost_ranks import SeenProcess
 
 LOOK_S = 1.0
 CROWDED_S = 0.05
@@ -192,10 +192,10 @@ class RankProcess:
             return None
         return ProcessFailure(self.local_rank, self.process.pid, code, str(self.report))
 
-    def seen(self) -> Seen:
+    def seen(self) -> SeenProcess:
         """Return the process at one moment; one that ends during the look still runs."""
         has_ended = self.has_ended
-        return Seen(has_ended, self.is_stopped, self.failure if has_ended else None)
+        return SeenProcess(has_ended, self.is_stopped, self.failure if has_ended else None)
 
     def send(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):

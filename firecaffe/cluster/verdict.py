@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from firecaffe.cluster.links import Neighbour
-from firecaffe.cluster.watch_message import Place, Standing
+from firecaffe.cluster.watch_message import Standing, WatchedPlace
 from firecaffe.faults import Fault
 
 BEATS = 4
@@ -16,12 +16,12 @@ SETTLE_S = 0.2
 
 
 @dataclass(frozen=True)
-class Judge:
+class LossJudge:
     rank: int
     hosts: Sequence[str]
     """The name of each rank's host, by rank."""
     silent_s: float
-    place: Place
+    place: WatchedPlace
     neighbours: Mapping[int, Neighbour]
 
     @property

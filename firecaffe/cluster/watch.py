@@ -22,8 +22,16 @@ from queue import SimpleQueue
 from firecaffe.cluster.calls import Calls
 from firecaffe.cluster.handover import end_process, leave_report
 from firecaffe.cluster.links import Neighbour, Shape, links_of, star_of
-from firecaffe.cluster.verdict import SETTLE_S, Judge
-from firecaffe.cluster.watch_message import BEAT, FAULT, GOODBYE, PARTING, Message, Place, pack
+from firecaffe.cluster.verdict import SETTLE_S, LossJudge
+from firecaffe.cluster.watch_message import (
+    BEAT,
+    FAULT,
+    GOODBYE,
+    PARTING,
+    WatchedPlace,
+    WatchMessage,
+    pack,
+)
 from firecaffe.errors import PeerLostError
 from firecaffe.faults import Fault
 
@@ -85,7 +93,7 @@ class Watch:
         hosts: Sequence[str],
         sockets: Mapping[int, socket.socket],
         silent_s: float,
-        place: Place,
+        place: WatchedPlace,
         timeout_s: float = float("inf"),
         shape: Shape = links_of,
     ) -> None:
@@ -98,7 +106,7 @@ class Watch:
         self._calls: Calls | None = None
         now = time.monotonic()
         self._neighbours = {other: Neighbour(peer, now) for other, peer in sockets.items()}
-        self._judge = Judge(rank, self.hosts, silent_s, place, self._neighbours)
+        self._judge = LossJudge(rank, self.hosts, silent_s, place, self._neighbours)
         self._comers: SimpleQueue[tuple[int, socket.socket, threading.Event]] = SimpleQueue()
         self._is_star = shape is star_of
         links = shape(rank, hosts)
@@ -280,8 +288,8 @@ class Watch:
         for message in messages:
             self._hear(rank, of, message)
 
-    def _hear(self, rank: int, of: Neighbour, message: Message) -> None:
-        of.place = Place(message.step, message.waits)
+    def _hear(self, rank: int, of: Neighbour, message: WatchMessage) -> None:
+        of.place = WatchedPlace(message.step, message.waits)
         if message.kind == BEAT:
             of.furthest_behind = message.furthest_behind
             of.note_beat(message.clock_ns)

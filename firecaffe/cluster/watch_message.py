@@ -24,7 +24,7 @@ NOBODY = (1 << 32) - 1
 
 
 @dataclass
-class Place:
+class WatchedPlace:
     step: int = 0
     """The step under way, counted from 1; the training updates it."""
     waits: bool = False
@@ -41,7 +41,7 @@ class Standing(NamedTuple):
     rank: int
 
 
-class Message(NamedTuple):
+class WatchMessage(NamedTuple):
     kind: int
     step: int
     waits: bool
@@ -56,7 +56,7 @@ class Message(NamedTuple):
 
 def pack(
     kind: int,
-    place: Place,
+    place: WatchedPlace,
     furthest_behind: Standing | None = None,
     clock_ns: int = 0,
     echo_ns: int = 0,
@@ -66,7 +66,7 @@ def pack(
     return HEADER.pack(kind, place.step, place.waits, *behind, clock_ns, echo_ns, len(text)) + text
 
 
-def take_messages(received: bytearray) -> list[Message]:
+def take_messages(received: bytearray) -> list[WatchMessage]:
     """Take the whole messages from the front of the received bytes; drop noise."""
     taken = []
     while len(received) >= HEADER.size:
@@ -80,5 +80,5 @@ def take_messages(received: bytearray) -> list[Message]:
         del received[: HEADER.size + length]
         standing = Standing(*behind)
         known = None if standing.rank == NOBODY else standing
-        taken.append(Message(kind, step, waits, known, clock_ns, echo_ns, text))
+        taken.append(WatchMessage(kind, step, waits, known, clock_ns, echo_ns, text))
     return taken

@@ -38,7 +38,7 @@ from firecaffe.cluster.process_settings import keep_freed_memory, variables_kept
 from firecaffe.cluster.pulse_process import pulse_beside
 from firecaffe.cluster.secret import signed
 from firecaffe.cluster.watch import Watch
-from firecaffe.cluster.watch_message import Place
+from firecaffe.cluster.watch_message import WatchedPlace
 from firecaffe.errors import LaunchError, PeerLostError, memory_full
 
 TIMEOUT_S = 300.0
@@ -113,7 +113,7 @@ def _join(device: str, timeout_s: float, silent_s: float, shape: Shape) -> Itera
     if rank == 0 and LAUNCHED not in os.environ and not is_alone(world_size):
         _say_what_is_trusted()
     groups = meet(chosen, timeout_s)
-    place, watch = Place(), None
+    place, watch = WatchedPlace(), None
     try:
         with meeting(world_size):
             one_host = local_world_size == world_size

@@ -15,7 +15,7 @@ BYTES_PER_WEIGHT = 4
 
 
 @dataclass(frozen=True)
-class Transfer:
+class FileTransfer:
     path: str
     file_bytes: int
     float_bytes: int
@@ -46,13 +46,13 @@ class Transfer:
         }
 
 
-def transfer_of(path: Path) -> Transfer:
+def transfer_of(path: Path) -> FileTransfer:
     """Read only the header and decode nothing. Raises CheckpointError if it is no .fcz file."""
     from firecaffe.compression import fcz  # its coder is needed only for such a file
 
     with fcz.read(path) as opened:
         weights = sum(outline.size for outline in opened.outlines)
-    return Transfer(str(path), path.stat().st_size, BYTES_PER_WEIGHT * weights)
+    return FileTransfer(str(path), path.stat().st_size, BYTES_PER_WEIGHT * weights)
 
 
 def seconds(num_bytes: float, bits_per_s: float = LINKS[SLOWEST]) -> float:

@@ -34,8 +34,8 @@ from firecaffe.data.dataset import (
     Dataset,
     Images,
     Layout,
-    Leaf,
     TensorDataset,
+    TensorLayout,
     ask,
     is_images,
     layout_of,
@@ -204,7 +204,7 @@ def given_layout(dataset: Dataset, config: DataConfig) -> Layout:
     """Return the layout that the network receives. Raises RecipeError if settings do not fit."""
     if is_images(dataset):
         shape = output_shape(dataset, config)
-        return Layout(Leaf(shape, torch.float32), Leaf((), torch.int64))
+        return Layout(TensorLayout(shape, torch.float32), TensorLayout((), torch.int64))
     return layout_of(dataset)
 
 

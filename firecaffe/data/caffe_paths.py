@@ -9,7 +9,7 @@ from firecaffe.errors import DataError
 
 
 @dataclass(frozen=True)
-class Places:
+class CaffePlaces:
     """Places of files. `net` is the prototxt, `home` is `data.path` or empty."""
 
     net: str

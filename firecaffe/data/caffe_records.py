@@ -14,7 +14,7 @@ import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 
-from firecaffe.data.caffe_paths import Places
+from firecaffe.data.caffe_paths import CaffePlaces
 from firecaffe.data.caffe_transform import Pixels
 from firecaffe.data.dataset import BrokenSampleError
 from firecaffe.data.decode import JPEG, PILLOW_ERRORS, PNG, check_size, decode, open_image
@@ -154,7 +154,7 @@ class Record(NamedTuple):
     label: int
 
 
-class Records(Protocol):
+class ImageRecords(Protocol):
     """Labeled images, which several threads read at once."""
 
     is_decoded: bool
@@ -228,7 +228,7 @@ class ListedImages:
         self,
         path: Path,
         root_folder: str,
-        places: Places,
+        places: CaffePlaces,
         new_HW: tuple[int, int] | None,
         color: str,
     ) -> None:

@@ -16,14 +16,14 @@ from firecaffe.caffe.message import Message
 from firecaffe.caffe.upgrade import current
 from firecaffe.data.batches import FETCHERS
 from firecaffe.data.caffe_layers import CONVERT, DataLayer, check_understood, data_layers
-from firecaffe.data.caffe_paths import Places
+from firecaffe.data.caffe_paths import CaffePlaces
 from firecaffe.data.caffe_records import (
     COLOR,
     GRAY,
     NATIVE,
+    ImageRecords,
     ListedImages,
     LmdbRecords,
-    Records,
     decode_bgr,
     read_lines,
     resize,
@@ -132,7 +132,7 @@ def _opened(config: DataConfig) -> tuple[Message, list[DataLayer], list[DataLaye
 
 def is_there(layer: DataLayer, home: str = "") -> bool:
     """Whether the layer's source exists in one of its places; `home` is `data.path`."""
-    return any(map(exists, Places(layer.layer.where, home).of(layer.source)))
+    return any(map(exists, CaffePlaces(layer.layer.where, home).of(layer.source)))
 
 
 def _set(layers: Sequence[DataLayer], phase: str, config: DataConfig) -> CaffeSet:
@@ -152,7 +152,10 @@ def _set(layers: Sequence[DataLayer], phase: str, config: DataConfig) -> CaffeSe
 
 
 def open_tops(layer: DataLayer, phase: str, config: DataConfig) -> Tops:
-    places, at = Places(layer.layer.where, config.path), f"{layer.layer.where}:{layer.layer.line}"
+    places, at = (
+        CaffePlaces(layer.layer.where, config.path),
+        f"{layer.layer.where}:{layer.layer.line}",
+    )
     if layer.backend != "LMDB":
         raise DataError(f"{at}: {CONVERT}")
     source = places.find(f"{at}: source", layer.source)
@@ -167,7 +170,7 @@ def open_tops(layer: DataLayer, phase: str, config: DataConfig) -> Tops:
 def _transformer(layer: DataLayer, phase: str, config: DataConfig) -> Transformer:
     mean_CHW = None
     if layer.transform.mean_file:
-        places = Places(layer.layer.where, config.path)
+        places = CaffePlaces(layer.layer.where, config.path)
         at = f"{layer.layer.where}:{layer.layer.line}: mean_file"
         mean_CHW = blob.read_mean(places.find(at, layer.transform.mean_file))
     return Transformer(layer.transform, phase_of(layer.layer, phase) == TRAIN, mean_CHW)
@@ -203,7 +206,7 @@ def reader_of_files(config: DataConfig, channels: int) -> Callable[[bytes], Tens
     return read
 
 
-def _records(layer: DataLayer, source: Path, places: Places) -> Records:
+def _records(layer: DataLayer, source: Path, places: CaffePlaces) -> ImageRecords:
     if layer.type == "Data":
         return LmdbRecords(source, layer.color)
     return ListedImages(source, layer.root_folder, places, layer.new_HW, layer.color)

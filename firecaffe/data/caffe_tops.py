@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from firecaffe.data.caffe_records import Record, Records
+from firecaffe.data.caffe_records import ImageRecords, Record
 from firecaffe.data.caffe_transform import Pixels, Transformer
 from firecaffe.data.decode import PARTS_OF_THREAD, decode_threads
 from firecaffe.data.packed import HELD_BYTES
@@ -52,7 +52,7 @@ class ImageTops:
     is_held = False
 
     def __init__(
-        self, records: Records, transformer: Transformer, has_labels: bool, threads: int
+        self, records: ImageRecords, transformer: Transformer, has_labels: bool, threads: int
     ) -> None:
         self.records, self.transformer, self.has_labels = records, transformer, has_labels
         self.is_random, self.class_names = transformer.is_random, records.class_names

@@ -20,7 +20,7 @@ Batch = tuple[Any, Any]
 
 
 @dataclass(frozen=True)
-class Leaf:
+class TensorLayout:
     """One tensor of a sample, without the batch dimension."""
 
     shape: tuple[int, ...]
@@ -49,7 +49,7 @@ class Layout:
     @property
     def channels(self) -> int | None:
         """The channels of an image, if the inputs are one; else None."""
-        is_image = isinstance(self.inputs, Leaf) and len(self.inputs.shape) == 3
+        is_image = isinstance(self.inputs, TensorLayout) and len(self.inputs.shape) == 3
         return self.inputs.shape[0] if is_image else None
 
     @property
@@ -74,8 +74,8 @@ class Layout:
         return inputs, targets
 
 
-def leaf_of(tensor: Tensor) -> Leaf:
-    return Leaf(tuple(tensor.shape[1:]), tensor.dtype)
+def leaf_of(tensor: Tensor) -> TensorLayout:
+    return TensorLayout(tuple(tensor.shape[1:]), tensor.dtype)
 
 
 def map_batch(function: Callable[[Tensor], Tensor], batch: Batch) -> Batch:

@@ -40,7 +40,7 @@ def epoch_order_by_shard(seed: int, epoch: int, shard_counts: Sequence[int]) -> 
 
 
 @dataclass(frozen=True, eq=False)
-class Drawing:
+class WeightedDraws:
     """Draws of samples with replacement, by integer weights."""
 
     sums_N: Tensor
@@ -65,7 +65,7 @@ def _kept_epoch_order(
     epoch: int,
     num_samples: int,
     shard_counts: tuple[int, ...],
-    drawing: Drawing | None,
+    drawing: WeightedDraws | None,
 ) -> Tensor:
     if drawing is not None:
         return drawing.epoch_order(seed, epoch)
@@ -90,7 +90,7 @@ class SampleOrder:
     micro_batch_size: int
     shard_counts: tuple[int, ...] = ()
     """Numbers of samples that are visited together. Empty: samples are visited one by one."""
-    drawing: Drawing | None = None
+    drawing: WeightedDraws | None = None
     """Weights by which an epoch's `num_samples` samples are drawn. None: each is used once."""
 
     def __post_init__(self) -> None:

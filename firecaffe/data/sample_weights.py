@@ -1,4 +1,4 @@
-"""Weights by which an epoch's samples are drawn (`data.balance`); see `sample_order.Drawing`.
+"""Weights by which an epoch's samples are drawn (`data.balance`); see `sample_order.WeightedDraws`.
 
 They become whole numbers of sum 2^52 at most, so that sums are the same on every machine.
 """
@@ -12,7 +12,7 @@ from firecaffe.data.dataset import Dataset, TensorDataset
 from firecaffe.data.decode import DecodedSet
 from firecaffe.data.hold_out import SomeOfDataset
 from firecaffe.data.packed import RawPart
-from firecaffe.data.sample_order import Drawing
+from firecaffe.data.sample_order import WeightedDraws
 from firecaffe.errors import DataError, RecipeError
 
 NONE, CLASSES, OWN = "none", "classes", "own"
@@ -21,7 +21,7 @@ BALANCES = (NONE, CLASSES, OWN)
 SUM_BITS = 52
 
 
-def drawing_of(dataset: Dataset, balance: str) -> Drawing | None:
+def drawing_of(dataset: Dataset, balance: str) -> WeightedDraws | None:
     """Return how the samples of an epoch are drawn, or None if each is used once.
 
     Raises RecipeError if the data set states no classes or weights, DataError for invalid ones.
@@ -31,7 +31,7 @@ def drawing_of(dataset: Dataset, balance: str) -> Drawing | None:
     weights_N = _own_weights(dataset) if balance == OWN else _class_weights(dataset)
     if not bool((weights_N > 0).any()):
         raise DataError("sample_weights are all 0; expected some that are not")
-    return Drawing(whole(weights_N).cumsum(0))
+    return WeightedDraws(whole(weights_N).cumsum(0))
 
 
 def whole(weights_N: Tensor) -> Tensor:

@@ -53,7 +53,7 @@ class ShardInfo:
 
 
 @dataclass(frozen=True)
-class Header:
+class ShardHeader:
     kind: str
     shape: tuple[Positive, ...]
     count: Count
@@ -95,12 +95,12 @@ def read_index(read: Read, name: str, num_bytes: int) -> ShardIndex:
     if zlib.crc32(header) != header_crc:
         raise DataError(f"{name}: its header is damaged (CRC-32)")
     try:
-        return _read_index(decoded(header, Header), read, name, header_at)
+        return _read_index(decoded(header, ShardHeader), read, name, header_at)
     except ValueError as error:
         raise DataError(f"{name}: its header lacks what it should say ({error})") from error
 
 
-def _read_index(header: Header, read: Read, name: str, header_at: int) -> ShardIndex:
+def _read_index(header: ShardHeader, read: Read, name: str, header_at: int) -> ShardIndex:
     count, at = header.count, header.index_at
     if at < PROLOGUE.size or at + _index_bytes(count) != header_at:
         raise DataError(f"{name}: its index is not where its header says")

@@ -19,10 +19,10 @@ from firecaffe.caffe.layers.data_layers import shapes_of
 from firecaffe.caffe.layers.spec import Shape, ignore_other_types
 from firecaffe.caffe.message import CaffeError, Field, Message
 from firecaffe.caffe.net import Net
-from firecaffe.caffe.trained import Trained
+from firecaffe.caffe.trained import TrainedNet
 from firecaffe.data.caffe_layers import REFUSED
 from firecaffe.from_caffe.import_report import Note, Report
-from firecaffe.from_caffe.samples import Phases, Samples, sources_of
+from firecaffe.from_caffe.samples import NetSamples, Phases, sources_of
 from firecaffe.meta_kernels import on_meta
 
 
@@ -93,7 +93,7 @@ class Described:
 def describe(
     net: Message,
     phases: Phases,
-    samples: Samples,
+    samples: NetSamples,
     has_decay: bool,
     report: Report,
 ) -> Described:
@@ -103,7 +103,7 @@ def describe(
             read_graph(layers, LAYERS)
     with on_meta():
         nets = nets_of(net, phases, samples, report)
-        trained = Trained(net, samples.shapes[samples.input])
+        trained = TrainedNet(net, samples.shapes[samples.input])
     parameters, last = dict(trained.named_parameters()), trained.answering().loss
     whole = next(iter(nets.values()))
     judge = read_judges(net)[0] if whole.losses else None
@@ -128,7 +128,7 @@ def describe(
     )
 
 
-def nets_of(net: Message, phases: Phases, samples: Samples, report: Report) -> dict[str, Net]:
+def nets_of(net: Message, phases: Phases, samples: NetSamples, report: Report) -> dict[str, Net]:
     """Build the net of each phase that has its own layers, TRAIN first. Raises CaffeError."""
     return {
         phase: _built(net, phase, layers, samples, report)
@@ -141,7 +141,7 @@ def _built(
     net: Message,
     phase: str,
     layers: Sequence[Message],
-    samples: Samples,
+    samples: NetSamples,
     report: Report,
 ) -> Net:
     batch = samples.batch_size if phase == "TRAIN" else samples.test_batch_size

@@ -11,7 +11,7 @@ from firecaffe.caffe.message import Field, Message, Word
 from firecaffe.caffe.text import as_text
 from firecaffe.caffe.upgrade import current
 from firecaffe.from_caffe.import_report import Note, Report
-from firecaffe.from_caffe.solver import State
+from firecaffe.from_caffe.solver import SolverStages
 
 OF_A_NET = ("layer", "layers", "input")
 
@@ -62,7 +62,7 @@ def _of(message: Message, path: Path, content: bytes) -> NetFile:
 
 
 def find_net(
-    solver: Message, path: Path, root: str, states: dict[str, State], report: Report
+    solver: Message, path: Path, root: str, states: dict[str, SolverStages], report: Report
 ) -> NetFile:
     """Return a solver's net. Paths are relative to `root`; if it is empty, they are searched."""
     said = [name for name in TO_TRAIN if solver.has(name)]
@@ -145,7 +145,7 @@ def looked_for(name: str, beside: str | Path, root: str) -> str:
     return f"looked in {places} and each folder above; --root says another"
 
 
-def _joined(train: NetFile, test: NetFile, states: dict[str, State]) -> NetFile:
+def _joined(train: NetFile, test: NetFile, states: dict[str, SolverStages]) -> NetFile:
     layers = [
         _only_in(phase, layer)
         for phase, of in (("TRAIN", train), ("TEST", test))
@@ -154,9 +154,9 @@ def _joined(train: NetFile, test: NetFile, states: dict[str, State]) -> NetFile:
     return _of_layers(train, layers)
 
 
-def _resolved(file: NetFile, states: dict[str, State], report: Report) -> NetFile:
+def _resolved(file: NetFile, states: dict[str, SolverStages], report: Report) -> NetFile:
     """Return the net reduced to the layers that the solver's stages and levels choose, if any."""
-    if all(state == State() for state in states.values()):
+    if all(state == SolverStages() for state in states.values()):
         return file
     report.changed.append(
         Note(
@@ -175,8 +175,8 @@ def _resolved(file: NetFile, states: dict[str, State], report: Report) -> NetFil
     return _of_layers(file, layers)
 
 
-def _layers(file: NetFile, phase: str, states: dict[str, State]) -> list[Message]:
-    state = states.get(phase, State())
+def _layers(file: NetFile, phase: str, states: dict[str, SolverStages]) -> list[Message]:
+    state = states.get(phase, SolverStages())
     return layers_of(file.net, phase, state.stages, state.level)
 
 

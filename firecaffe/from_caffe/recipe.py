@@ -23,7 +23,7 @@ from firecaffe.from_caffe.net_settings import (
     nets_of,
 )
 from firecaffe.from_caffe.nets import NetFile, find_file, find_net, is_net, looked_for, read_net
-from firecaffe.from_caffe.samples import Phases, Samples, read_samples
+from firecaffe.from_caffe.samples import NetSamples, Phases, read_samples
 from firecaffe.from_caffe.solver import Around, read_training, read_update
 from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.recorded_recipe import recipe_from
@@ -37,7 +37,7 @@ Sections = dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Asked:
+class ImportRequest:
     folder: str
     root: str = ""
     """The folder of relative paths in the files; if empty, they are searched."""
@@ -62,7 +62,7 @@ class Imported:
         return recipe_from(self.sections)
 
 
-def read(path: Path, asked: Asked) -> Imported:
+def read(path: Path, asked: ImportRequest) -> Imported:
     """Convert a solver's file, or a net's. Raises CaffeError (one line with place) or DataError."""
     message, report = text.read(path), Report()
     if is_net(message):
@@ -83,7 +83,7 @@ def read(path: Path, asked: Asked) -> Imported:
     return Imported(sections, file.content, path.read_bytes(), weights, report)
 
 
-def _net_alone(file: NetFile, asked: Asked, report: Report) -> Imported:
+def _net_alone(file: NetFile, asked: ImportRequest, report: Report) -> Imported:
     net = _net(file, asked, False, report)
     sections = _sections(file, asked, net, report)
     if net.samples.batch_size and net.described.losses:
@@ -101,11 +101,11 @@ def _net_alone(file: NetFile, asked: Asked, report: Report) -> Imported:
 class _Net:
     file: NetFile
     phases: Phases
-    samples: Samples
+    samples: NetSamples
     described: Described
 
 
-def _net(file: NetFile, asked: Asked, has_decay: bool, report: Report) -> _Net:
+def _net(file: NetFile, asked: ImportRequest, has_decay: bool, report: Report) -> _Net:
     report.changed += [Note(*_place_of(line)) for line in file.upgrades]
     phases = both_phases(file.net, LAYERS)
     for phase, layers in phases.items():
@@ -137,7 +137,7 @@ def _say_multipliers(file: NetFile, described: Described, report: Report) -> Non
         report.understood.append(Note(str(file.path), f"lr_mult 0 is model.freeze: {listed}"))
 
 
-def _sections(file: NetFile, asked: Asked, net: _Net, report: Report) -> Sections:
+def _sections(file: NetFile, asked: ImportRequest, net: _Net, report: Report) -> Sections:
     name, samples, described = f"{CAFFE}{asked.folder}/{NET}", net.samples, net.described
     shape = samples.shapes[samples.input]
     model: dict[str, Any] = {"name": name, "args": {"input_CHW": list(shape)}}
@@ -186,7 +186,7 @@ def _batch(net: _Net, iter_size: int, file: NetFile, report: Report) -> dict[str
     }
 
 
-def _say_tests(solver: Message, around: Around, samples: Samples, report: Report) -> None:
+def _say_tests(solver: Message, around: Around, samples: NetSamples, report: Report) -> None:
     for count in around.test_iter[:1]:
         seen = count * samples.test_batch_size
         report.differs(
@@ -226,7 +226,7 @@ def _say_unread(solver: Message, report: Report) -> None:
             report.did_not_read(solver, line, name)
 
 
-def _finish(sections: Sections, asked: Asked, has_weights: bool, file: Message) -> None:
+def _finish(sections: Sections, asked: ImportRequest, has_weights: bool, file: Message) -> None:
     if has_weights:
         sections["model"]["weights"] = f"{asked.folder}/{WEIGHTS}"
     try:

@@ -26,7 +26,7 @@ Phases = Mapping[str, Sequence[Message]]
 
 
 @dataclass(frozen=True)
-class Samples:
+class NetSamples:
     batch_size: int
     """The batch size of TRAIN on one of Caffe's GPUs; 0 if the file says none."""
     test_batch_size: int
@@ -44,7 +44,7 @@ def sources_of(layers: Iterable[Message]) -> list[Message]:
     return [layer for layer in layers if not layer.has("bottom") and layer.has("top")]
 
 
-def read_samples(path: str, phases: Phases, root: str, given: Shape, report: Report) -> Samples:
+def read_samples(path: str, phases: Phases, root: str, given: Shape, report: Report) -> NetSamples:
     """Read both phases' samples. Raises CaffeError on an invalid data layer or unknown shape."""
     sources = {phase: sources_of(layers) for phase, layers in phases.items()}
     first = (sources["TRAIN"] or sources["TEST"])[:1]
@@ -74,7 +74,7 @@ def read_samples(path: str, phases: Phases, root: str, given: Shape, report: Rep
             f"the shape of the samples is not known: {why}; --input-shape 1x28x28 says it, too"
         )
     train, test = (_batch_size(sources[phase]) for phase in ("TRAIN", "TEST"))
-    return Samples(train, test or train, blob, shapes, files, are_named)
+    return NetSamples(train, test or train, blob, shapes, files, are_named)
 
 
 def _batch_size(sources: Sequence[Message]) -> int:

@@ -189,7 +189,7 @@ SEEDS = 2**63
 
 
 @dataclass(frozen=True)
-class State:
+class SolverStages:
     """The stages and level that select layers of a net, besides the phase."""
 
     stages: tuple[str, ...] = ()
@@ -201,7 +201,7 @@ class Around:
     words: dict[str, dict[str, Any]]
     iter_size: int = 1
     test_iter: tuple[int, ...] = ()
-    states: dict[str, State] = field(default_factory=dict)
+    states: dict[str, SolverStages] = field(default_factory=dict)
 
 
 def read_training(solver: Message, report: Report) -> Around:
@@ -336,11 +336,11 @@ def _shown(solver: Message, report: Report) -> None:
         )
 
 
-def _state(solver: Message, name: str) -> State:
+def _state(solver: Message, name: str) -> SolverStages:
     """Return the state for the first net of a phase."""
     states: Sequence[Message] = solver.messages(name)
     if not states:
-        return State()
+        return SolverStages()
     for state in states:  # only the first net is tested
         state.ignore("phase", "stage", "level")
-    return State(tuple(states[0].texts("stage")), states[0].integer("level"))
+    return SolverStages(tuple(states[0].texts("stage")), states[0].integer("level"))

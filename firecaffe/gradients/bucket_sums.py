@@ -98,7 +98,7 @@ class Fold:
         bucket.flat.copy_(total)
 
 
-class Compressed:
+class CompressedSum:
     """The way of a compressor, which encodes each node by itself on any number of workers."""
 
     takes_nodes = True

@@ -7,7 +7,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from firecaffe.gradients.compressors.codec import Layout
+from firecaffe.gradients.compressors.codec import BucketLayout
 
 ALIGNMENT = 16
 """Every tensor begins in its bucket at a multiple of this number of elements."""
@@ -122,10 +122,10 @@ def places(sizes: Sequence[int], alignment: int = ALIGNMENT) -> list[int]:
     return [*result, end]
 
 
-def layout_of(bucket: Bucket, names: Sequence[str]) -> Layout:
+def layout_of(bucket: Bucket, names: Sequence[str]) -> BucketLayout:
     """Return a bucket's layout for a compressor; it is empty if the bucket holds no parameter."""
     members = [(m, v) for m, v in zip(bucket.members, bucket.views, strict=True) if m < len(names)]
-    return Layout(
+    return BucketLayout(
         names=tuple(names[member] for member, _ in members),
         spans=tuple((bucket.start(m), bucket.start(m) + v.numel()) for m, v in members),
         shapes=tuple(_shape_in_memory(view) for _, view in members),

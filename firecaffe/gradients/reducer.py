@@ -28,7 +28,7 @@ from firecaffe.exchange.route import CODEC, FOLD, HOOK
 from firecaffe.gradients.bucket_sums import (
     AllReduce,
     Combine,
-    Compressed,
+    CompressedSum,
     Fold,
     Hook,
     Hooked,
@@ -111,13 +111,13 @@ class GradientReducer:
             for bucket in self.buckets
             for member, view in zip(bucket.members, bucket.views, strict=True)
         }
-        self.coded: Compressed | None = None  # without a compressor
+        self.coded: CompressedSum | None = None  # without a compressor
         self._combine: Combine
         self._fold: Fold | None = None
         if route.way == CODEC:
             layouts = [layout_of(bucket, self.names) for bucket in self.buckets]
             made = make_compressor(route.codec, layouts), num_leaves, route.level, num_parameters
-            self._combine = self.coded = Compressed(world, *made)
+            self._combine = self.coded = CompressedSum(world, *made)
         elif route.way == HOOK:
             assert hook is not None
             self._combine = Hooked(exchange, *hook, self.parameters, self.buckets)

@@ -24,7 +24,7 @@ class Changes:
 
 
 @dataclass
-class Watch:
+class ForwardWatch:
     """A network's state before a forward; `changes` compares it with the state after."""
 
     network: nn.Module

@@ -24,7 +24,7 @@ from firecaffe.exchange import NATIVE
 from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.exchange.route import Route
 from firecaffe.gradients.compressors import make_compressor
-from firecaffe.gradients.compressors.codec import ROW, Layout
+from firecaffe.gradients.compressors.codec import ROW, BucketLayout
 from firecaffe.gradients.compressors.top_k import num_sent
 from firecaffe.measure.known_sum import (
     EncodedSum,
@@ -299,10 +299,10 @@ def padded(num_elements: int) -> int:
     return -(-num_elements // ROW) * ROW
 
 
-def layout(num_elements: int) -> Layout:
+def layout(num_elements: int) -> BucketLayout:
     """Lay out one parameter as a matrix that is nearly square, for which low rank sends least."""
     rows = next(rows for rows in range(isqrt(num_elements), 0, -1) if num_elements % rows == 0)
-    return Layout(("vector",), ((0, num_elements),), ((rows, num_elements // rows),))
+    return BucketLayout(("vector",), ((0, num_elements),), ((rows, num_elements // rows),))
 
 
 PROC = Path("/proc")

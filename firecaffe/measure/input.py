@@ -43,7 +43,7 @@ BATCH = 32
 
 
 @dataclass(frozen=True)
-class Stage:
+class InputStage:
     name: str
     images_per_s: float
     bytes_per_s: float = 0.0
@@ -65,7 +65,7 @@ def sample(count: int, most: int) -> list[int]:
 
 def encoded_stages(
     source: Encoded, found: StoredImages, threads: int, config: DataConfig, device: torch.device
-) -> list[Stage]:
+) -> list[InputStage]:
     """Time the stages of photos: storage, decode, crop and resize, batch, device, all together."""
     with ThreadPoolExecutor(threads) as pool:
         stages, contents = _storage(found, pool)
@@ -73,7 +73,7 @@ def encoded_stages(
         if not contents:
             raise DataError(f"{source.name(found.samples[0])}: not a whole image, nor is any other")
         images_per_s = _rate(pool, decode, contents)
-        stages.append(Stage("decode", images_per_s, images_per_s * _mean(contents)))
+        stages.append(InputStage("decode", images_per_s, images_per_s * _mean(contents)))
         images = list(pool.map(decode, contents[:DECODED_IMAGES]))
         numbers = torch.tensor(found.samples)
         drawn = draws(0, 0, numbers).tolist()
@@ -82,7 +82,7 @@ def encoded_stages(
             image = images[place % len(images)]
             return cut(image, box(drawn[place], *image.shape[1:]), config.crop)
 
-        stages.append(Stage("crop and resize", _rate(pool, cut_one, range(len(drawn)))))
+        stages.append(InputStage("crop and resize", _rate(pool, cut_one, range(len(drawn)))))
         cuts = list(pool.map(cut_one, range(len(images))))
         stages += _batch_and_device(cuts, config, device)
     dataset = DecodedSet(
@@ -98,7 +98,7 @@ def encoded_stages(
 
 def raw_stages(
     part: PackedPart, found: StoredImages, threads: int, config: DataConfig, device: torch.device
-) -> list[Stage]:
+) -> list[InputStage]:
     with ThreadPoolExecutor(threads) as pool:
         stages, contents = _storage(found, pool)
     shape = part.shape
@@ -153,7 +153,9 @@ def _scratch(parent: Path) -> Iterator[Path]:
         yield Path(folder)
 
 
-def _storage(stored: StoredImages, pool: ThreadPoolExecutor) -> tuple[list[Stage], list[bytes]]:
+def _storage(
+    stored: StoredImages, pool: ThreadPoolExecutor
+) -> tuple[list[InputStage], list[bytes]]:
     stages = []
     with _cold(stored.files) as is_cold:
         start = time.perf_counter()
@@ -162,9 +164,9 @@ def _storage(stored: StoredImages, pool: ThreadPoolExecutor) -> tuple[list[Stage
     mean = _mean(contents)
     if is_cold:
         rate = len(contents) / taken_s
-        stages.append(Stage("storage, cold", rate, rate * mean))
+        stages.append(InputStage("storage, cold", rate, rate * mean))
     rate = _rate(pool, stored.read, stored.samples)
-    return [*stages, Stage("storage, warm", rate, rate * mean)], contents
+    return [*stages, InputStage("storage, warm", rate, rate * mean)], contents
 
 
 @contextmanager
@@ -203,7 +205,7 @@ def _mean(contents: Sequence[bytes]) -> float:
 
 def _batch_and_device(
     images: Sequence[Tensor], config: DataConfig, device: torch.device
-) -> list[Stage]:
+) -> list[InputStage]:
     parts = [images[at : at + BATCH] for at in range(0, len(images) - BATCH + 1, BATCH)] or [images]
     count = sum(map(len, parts))
 
@@ -222,7 +224,7 @@ def _batch_and_device(
     device_rate = timed(
         lambda: [normalize(part, config.mean, config.std, device) for part in stacked]
     )
-    return [Stage("batch", batch_rate), Stage("copy to device, normalize", device_rate)]
+    return [InputStage("batch", batch_rate), InputStage("copy to device, normalize", device_rate)]
 
 
 def _together(
@@ -231,7 +233,7 @@ def _together(
     config: DataConfig,
     device: torch.device,
     repetitions: int = REPETITIONS,
-) -> Stage:
+) -> InputStage:
     order = SampleOrder(0, len(dataset), BATCH, BATCH)
     rates = []
     for repetition in range(repetitions):
@@ -247,4 +249,4 @@ def _together(
             torch.cuda.synchronize()
         rates.append(len(dataset) / (time.perf_counter() - start))
         batches.close()
-    return Stage(name, median(rates))
+    return InputStage(name, median(rates))

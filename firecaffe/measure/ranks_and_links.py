@@ -28,7 +28,12 @@ from firecaffe.training.first_look import FirstLook
 from firecaffe.training.forward import Forward, arithmetic
 from firecaffe.training.given_parts import Parts, build_network
 from firecaffe.training.given_task import task_for
-from firecaffe.transport.link import Link, bandwidth_samples_bytes_per_s, finish, latency_samples_s
+from firecaffe.transport.link import (
+    MeasuredLink,
+    bandwidth_samples_bytes_per_s,
+    finish,
+    latency_samples_s,
+)
 
 LEAST_STREAM_S = 0.1
 PINGS = 10
@@ -64,7 +69,7 @@ class RankFacts:
 
 
 @dataclass(frozen=True)
-class PairLink(Link):
+class PairLink(MeasuredLink):
     in_host: bool
 
 

@@ -31,7 +31,7 @@ SETS_ALL = {f"aten::{name}_" for name in ("copy", "fill", "normal", "uniform", "
 """Functions that set a tensor without reading it."""
 
 
-class Call(NamedTuple):
+class RecordedCall(NamedTuple):
     """One call of the constructor that involves large tensors."""
 
     function: str
@@ -47,7 +47,7 @@ class Call(NamedTuple):
         return {*self.takes, *self.makes}
 
 
-class Kept(NamedTuple):
+class KeptTensor(NamedTuple):
     """A named tensor of the network after construction. `storage` is None for a small one."""
 
     storage: int | None
@@ -68,8 +68,8 @@ class Kept(NamedTuple):
 class Drawing:
     make: Callable[[], nn.Module]
     outline: nn.Module
-    calls: Sequence[Call]
-    kept: dict[str, Kept]
+    calls: Sequence[RecordedCall]
+    kept: dict[str, KeptTensor]
     """The network's tensors by name, parameters first."""
 
     def draw(self, whole: Collection[str], take: Callable[[str, Tensor], None]) -> nn.Module | None:
@@ -190,9 +190,9 @@ class _Numbered(TorchDispatchMode):  # type: ignore[no-untyped-call]
         makes: tuple[int, ...],
     ) -> None: ...
 
-    def kept_in(self, named: dict[str, Tensor]) -> dict[str, Kept]:
+    def kept_in(self, named: dict[str, Tensor]) -> dict[str, KeptTensor]:
         return {
-            name: Kept(
+            name: KeptTensor(
                 self._numbers.get(_known(tensor.untyped_storage())),
                 int(tensor.storage_offset()),
                 tensor.shape,
@@ -215,7 +215,7 @@ class _Numbered(TorchDispatchMode):  # type: ignore[no-untyped-call]
 class _Recorder(_Numbered):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()
-        self.calls: list[Call] = []
+        self.calls: list[RecordedCall] = []
 
     def after(
         self,
@@ -227,7 +227,7 @@ class _Recorder(_Numbered):  # type: ignore[no-untyped-call]
     ) -> None:
         if takes or makes:
             sets = takes[0] if _sets_all(func, given, takes) else None
-            self.calls.append(Call(str(func), takes, makes, sets, func.is_view))
+            self.calls.append(RecordedCall(str(func), takes, makes, sets, func.is_view))
 
 
 class _Drawer(_Numbered):  # type: ignore[no-untyped-call]

@@ -177,10 +177,10 @@ def _torchvision(name: str) -> Maker:
 
 
 def _caffe(name: str) -> Maker:
-    from firecaffe.caffe.trained import Trained  # imported only if it is used
+    from firecaffe.caffe.trained import TrainedNet  # imported only if it is used
 
     path = caffe_file(WORD, CAFFE + name)
-    return Maker(partial(Trained, str(path)), "", "", file_digest(path))
+    return Maker(partial(TrainedNet, str(path)), "", "", file_digest(path))
 
 
 LIBRARIES: dict[str, Callable[[str], Maker]] = {

@@ -68,7 +68,7 @@ def find_paths(layer: nn.Module) -> Paths:
     return Paths(graph, ends, common, taken, paths, dim)
 
 
-class _Tracer(fx.Tracer):
+class _PathTracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return True
 
@@ -77,7 +77,7 @@ def _trace(layer: nn.Module) -> fx.Graph:
     training, graphs = layer.training, []
     try:
         for layer.training in (False, True):
-            graphs.append(_Tracer().trace(layer))
+            graphs.append(_PathTracer().trace(layer))
     except Exception as error:  # the user's code may raise anything without numbers
         said = " ".join(str(error).split())
         raise NoPathsError(f"its forward cannot be traced ({said:.200})") from error

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from firecaffe.cluster.agree import agree, digest
 from firecaffe.errors import RecipeError
-from firecaffe.parallel.layers_in_parts import Held, Piece, Place, SplitLayer
+from firecaffe.parallel.layers_in_parts import HeldShare, Piece, SplitLayer, SplitPlace
 from firecaffe.parallel.parts import PartGroup
 from firecaffe.parallel.split_kinds import SPLITS, can_split, check_elements, make_split, why_not
 from firecaffe.parallel.tensor import whole
@@ -115,7 +115,7 @@ class Split(nn.Module):
             for number, part in parts:
                 part.copy_(state[name].narrow(entry.dim, entry.cut[number], part.shape[entry.dim]))
 
-    def _held(self) -> Iterator[tuple[str, Held]]:
+    def _held(self) -> Iterator[tuple[str, HeldShare]]:
         # The order must be equal on all ranks.
         layers = {
             f"{name}.": layer
@@ -127,7 +127,7 @@ class Split(nn.Module):
                 yield prefix + name, held
         for name, tensor in self.module.state_dict(keep_vars=True).items():
             if isinstance(tensor, Tensor) and not name.startswith(tuple(layers)):
-                yield name, Held([tensor])
+                yield name, HeldShare([tensor])
 
 
 def choose_layers(model: nn.Module, words: Mapping[str, str]) -> dict[str, str]:
@@ -177,7 +177,7 @@ def own_pieces(
     check_parts(model, chosen, group.num_parts)
     pieces: dict[str, list[Piece]] = {}
     for name, word in chosen.items():
-        layer = make_split(model.get_submodule(name), Place(name, word, group))
+        layer = make_split(model.get_submodule(name), SplitPlace(name, word, group))
         for tensor_name, held in layer.held().items() if isinstance(layer, SplitLayer) else ():
             if held.cut:
                 ends = [range(held.cut[part], held.cut[part + 1]) for part in group.own]
@@ -200,7 +200,7 @@ def replace_layers(
     check_parts(model, chosen, group.num_parts)
     made = {}
     for name, word in chosen.items():
-        place = Place(name, word, group, pieces or {})
+        place = SplitPlace(name, word, group, pieces or {})
         made[name] = make_split(model.get_submodule(name), place)
     for name, layer in made.items():
         # Code that still calls the whole layer, from a list of its own, must fail.

@@ -33,7 +33,7 @@ Piece = tuple[int, range]
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldShare:
     """This rank's share of a tensor of the whole layer."""
 
     own: Sequence[Tensor]
@@ -46,7 +46,7 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Place:
+class SplitPlace:
     """A layer to be split: its name, its kind of split, and the ranks that hold it."""
 
     name: str
@@ -57,7 +57,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Made:
+class MadeParts:
     text: str
     parts: Sequence[nn.Module]
     cuts: Mapping[str, tuple[int, Cut]]
@@ -65,20 +65,20 @@ class Made:
 
 
 class SplitLayer(nn.Module):
-    def __init__(self, place: Place, made: Made) -> None:
+    def __init__(self, place: SplitPlace, made: MadeParts) -> None:
         super().__init__()
         self.place, self._text, self._cuts = place, made.text, made.cuts
         self.parts = nn.ModuleDict(
             {str(number): part for number, part in zip(place.group.own, made.parts, strict=True)}
         )
 
-    def held(self) -> dict[str, Held]:
+    def held(self) -> dict[str, HeldShare]:
         parts = [part.state_dict(keep_vars=True) for part in self.parts.values()]
         by_name = {}
         for name in parts[0]:
             dim, cut = self._cuts.get(name, (0, ()))
             tensors = [part[name] for part in parts]
-            by_name[name] = Held(tensors, dim, cut)
+            by_name[name] = HeldShare(tensors, dim, cut)
         return by_name
 
     def extra_repr(self) -> str:
@@ -110,7 +110,7 @@ class SplitLayer(nn.Module):
 class ByOutputs(SplitLayer):
     """A layer whose parts need the whole input. `cut` and `dim`, from the last, are of outputs."""
 
-    def __init__(self, place: Place, made: Made, cut: Cut, dim: int) -> None:
+    def __init__(self, place: SplitPlace, made: MadeParts, cut: Cut, dim: int) -> None:
         super().__init__(place, made)
         self.cut, self.dim = cut, dim
 
@@ -123,14 +123,14 @@ class ByInputs(SplitLayer):
     """A layer that sums over parts. `cut` and `dim`, from the last, are of the inputs."""
 
     def __init__(
-        self, place: Place, made: Made, cut: Cut, dim: int, bias: nn.Parameter | None
+        self, place: SplitPlace, made: MadeParts, cut: Cut, dim: int, bias: nn.Parameter | None
     ) -> None:
         super().__init__(place, made)
         self.cut, self.dim = cut, dim
         self.bias = bias  # all ranks hold it
 
-    def held(self) -> dict[str, Held]:
-        return super().held() | ({} if self.bias is None else {"bias": Held([self.bias])})
+    def held(self) -> dict[str, HeldShare]:
+        return super().held() | ({} if self.bias is None else {"bias": HeldShare([self.bias])})
 
     def forward(self, x: Tensor) -> Tensor:
         taken = self._taken(x, self.cut, x.ndim + self.dim)
@@ -145,7 +145,9 @@ class ByInputs(SplitLayer):
 class ByBoth(SplitLayer):
     """A layer whose parts use their own input. `dim` is cut, from the last, or 1 for the second."""
 
-    def __init__(self, place: Place, made: Made, inputs: Cut, outputs: Cut, dim: int) -> None:
+    def __init__(
+        self, place: SplitPlace, made: MadeParts, inputs: Cut, outputs: Cut, dim: int
+    ) -> None:
         super().__init__(place, made)
         self.inputs, self.outputs, self.dim = inputs, outputs, dim
 
@@ -157,7 +159,7 @@ class ByBoth(SplitLayer):
 
 
 class OverRows(nn.Module):
-    def __init__(self, layer: Any, place: Place) -> None:
+    def __init__(self, layer: Any, place: SplitPlace) -> None:
         super().__init__()
         self.place, self._text = place, str(layer)
         self.weight, self.bias = layer.weight, layer.bias
@@ -178,7 +180,7 @@ class OverRows(nn.Module):
 
 
 class ConvOverRows(OverRows):
-    def __init__(self, layer: nn.Conv2d, place: Place) -> None:
+    def __init__(self, layer: nn.Conv2d, place: SplitPlace) -> None:
         super().__init__(layer, place)
         self._rest = layer.stride, 0, layer.dilation, layer.groups
         rows, columns = (
@@ -207,7 +209,7 @@ class NormOverRows(OverRows):
     running_var: Tensor | None
     num_batches_tracked: Tensor | None
 
-    def __init__(self, layer: nn.BatchNorm2d, place: Place) -> None:
+    def __init__(self, layer: nn.BatchNorm2d, place: SplitPlace) -> None:
         super().__init__(layer, place)
         self.eps, self.momentum = layer.eps, layer.momentum
         for name in ("running_mean", "running_var", "num_batches_tracked"):
@@ -251,7 +253,7 @@ class NormOverRows(OverRows):
         self.running_var.lerp_(variance.to(self.running_var.dtype), by)
 
 
-def over_rows(layer: nn.Module, place: Place) -> OverRows:
+def over_rows(layer: nn.Module, place: SplitPlace) -> OverRows:
     made: type[Any] = ConvOverRows if isinstance(layer, nn.Conv2d) else NormOverRows
     if isinstance(place.group, OwnSamples):
         raise RecipeError(

@@ -56,7 +56,7 @@ class Swap(Protocol):
         """
 
 
-class Alone:
+class SwapAlone:
     seconds = 0.0
 
     def __call__(
@@ -65,7 +65,7 @@ class Alone:
         return list(given)
 
 
-class Messages:
+class SwapByMessages:
     """A swap by messages of an all-to-all. Ranks all send as much as the largest message."""
 
     def __init__(self, group: Group) -> None:
@@ -141,9 +141,9 @@ class OwnSamples(PartGroup):
 
     def __init__(self, group: Group, num_parts: int, local: LocalRanks | None = None) -> None:
         super().__init__(group, num_parts)
-        self._swap: Swap = Alone()
+        self._swap: Swap = SwapAlone()
         if group.exchange_group is not None:
-            self._swap = Messages(group) if local is None else Memory(local)
+            self._swap = SwapByMessages(group) if local is None else Memory(local)
         self._nodes_of = inputs_of(num_parts, self.shares)
         self._samples: Sequence[int] = ()
         self._is_shared = True

@@ -23,10 +23,10 @@ from firecaffe.parallel.layers_in_parts import (
     ByBoth,
     ByInputs,
     ByOutputs,
-    Held,
-    Made,
-    Place,
+    HeldShare,
+    MadeParts,
     SplitLayer,
+    SplitPlace,
     check_rows,
     over_rows,
 )
@@ -38,7 +38,7 @@ from firecaffe.parallel.tensor import whole
 class ByPaths(SplitLayer):
     """A module in runs of paths. `common` makes their inputs; `dim` is that of the outputs' cat."""
 
-    def __init__(self, place: Place, made: Made, common: nn.Module, dim: int) -> None:
+    def __init__(self, place: SplitPlace, made: MadeParts, common: nn.Module, dim: int) -> None:
         super().__init__(place, made)
         self.common, self.dim = common, dim
         self._outline: dict[str, Tensor] = {}
@@ -52,14 +52,16 @@ class ByPaths(SplitLayer):
         }
         self._is_trained = any(parameter.requires_grad for parameter in layer.parameters())
 
-    def held(self) -> dict[str, Held]:
+    def held(self) -> dict[str, HeldShare]:
         local_tensors = {
             name: tensor
             for part in (self.common, *self.parts.values())
             for name, tensor in part.state_dict(keep_vars=True).items()
         }
         return {
-            name: Held([local_tensors.get(name, tensor)], is_elsewhere=name not in local_tensors)
+            name: HeldShare(
+                [local_tensors.get(name, tensor)], is_elsewhere=name not in local_tensors
+            )
             for name, tensor in self._outline.items()
         }
 
@@ -87,14 +89,14 @@ class ByPaths(SplitLayer):
         return self._cuts_known[shapes]
 
 
-def by_paths(layer: nn.Module, place: Place) -> ByPaths:
+def by_paths(layer: nn.Module, place: SplitPlace) -> ByPaths:
     paths = find_paths(layer)
     ends = share_paths(layer, paths, place.group.num_parts)
     parts = [
         _part_of_path(layer, paths, ends[number], ends[number + 1]) for number in place.group.own
     ]
     text = f"{type(layer).__name__} of {len(paths.own)} paths"
-    made = ByPaths(place, Made(text, parts, {}), _common(layer, paths), paths.dim)
+    made = ByPaths(place, MadeParts(text, parts, {}), _common(layer, paths), paths.dim)
     made.outline(layer)
     return made.train(layer.training)
 
@@ -156,7 +158,7 @@ def _norm(whole: Any, inputs: int, outputs: int, groups: int, bias: bool) -> nn.
     return made
 
 
-class Kind(NamedTuple):
+class SplitKind(NamedTuple):
     """A kind of layer: how to make a smaller one, and the attributes with its size."""
 
     make: Callable[[nn.Module, int, int, int, bool], nn.Module]
@@ -168,11 +170,11 @@ class Kind(NamedTuple):
     """The dimension of inputs and outputs: from the last, or 1 for the second."""
 
 
-KINDS: dict[type[nn.Module], Kind] = {
-    nn.Linear: Kind(_linear, "in_features", "out_features", "", -1),
-    nn.Conv2d: Kind(_conv, "in_channels", "out_channels", "groups", -3),
-    nn.BatchNorm1d: Kind(_norm, "num_features", "num_features", "num_features", 1),
-    nn.BatchNorm2d: Kind(_norm, "num_features", "num_features", "num_features", 1),
+KINDS: dict[type[nn.Module], SplitKind] = {
+    nn.Linear: SplitKind(_linear, "in_features", "out_features", "", -1),
+    nn.Conv2d: SplitKind(_conv, "in_channels", "out_channels", "groups", -3),
+    nn.BatchNorm1d: SplitKind(_norm, "num_features", "num_features", "num_features", 1),
+    nn.BatchNorm2d: SplitKind(_norm, "num_features", "num_features", "num_features", 1),
 }
 """The layers that can be split. Their subclasses may do something else."""
 
@@ -208,7 +210,7 @@ def check_elements(name: str, layer: nn.Module, word: str, num_parts: int) -> No
         )
 
 
-def by_outputs(layer: nn.Module, place: Place) -> SplitLayer:
+def by_outputs(layer: nn.Module, place: SplitPlace) -> SplitLayer:
     kind = KINDS[type(layer)]
     inputs = getattr(layer, kind.inputs)
     outputs = cut(getattr(layer, kind.outputs), place.group.num_parts)
@@ -217,10 +219,10 @@ def by_outputs(layer: nn.Module, place: Place) -> SplitLayer:
         _part(layer, place, cuts, number, inputs, _length(outputs, number))
         for number in place.group.own
     ]
-    return ByOutputs(place, Made(str(layer), parts, cuts), outputs, kind.dim)
+    return ByOutputs(place, MadeParts(str(layer), parts, cuts), outputs, kind.dim)
 
 
-def by_inputs(layer: nn.Module, place: Place) -> SplitLayer:
+def by_inputs(layer: nn.Module, place: SplitPlace) -> SplitLayer:
     kind, bias = KINDS[type(layer)], layer.bias
     outputs = getattr(layer, kind.outputs)
     inputs = cut(getattr(layer, kind.inputs), place.group.num_parts)
@@ -230,10 +232,10 @@ def by_inputs(layer: nn.Module, place: Place) -> SplitLayer:
         for number in place.group.own
     ]
     assert bias is None or isinstance(bias, nn.Parameter)
-    return ByInputs(place, Made(str(layer), parts, cuts), inputs, kind.dim, bias)
+    return ByInputs(place, MadeParts(str(layer), parts, cuts), inputs, kind.dim, bias)
 
 
-def by_both(layer: nn.Module, place: Place) -> SplitLayer:
+def by_both(layer: nn.Module, place: SplitPlace) -> SplitLayer:
     kind = KINDS[type(layer)]
     num_groups = getattr(layer, kind.groups)
     groups = cut(num_groups, place.group.num_parts)
@@ -244,14 +246,14 @@ def by_both(layer: nn.Module, place: Place) -> SplitLayer:
     for number in place.group.own:
         sizes = [_length(ends, number) for ends in (inputs, outputs, groups)]
         parts.append(_part(layer, place, cuts, number, *sizes))
-    return ByBoth(place, Made(str(layer), parts, cuts), inputs, outputs, kind.dim)
+    return ByBoth(place, MadeParts(str(layer), parts, cuts), inputs, outputs, kind.dim)
 
 
-def conv(layer: nn.Module, place: Place, ungrouped: Callable[..., SplitLayer]) -> SplitLayer:
+def conv(layer: nn.Module, place: SplitPlace, ungrouped: Callable[..., SplitLayer]) -> SplitLayer:
     return by_both(layer, place) if layer.groups != 1 else ungrouped(layer, place)
 
 
-SPLITS: dict[str, dict[type[nn.Module], Callable[[nn.Module, Place], nn.Module]]] = {
+SPLITS: dict[str, dict[type[nn.Module], Callable[[nn.Module, SplitPlace], nn.Module]]] = {
     "neurons": {nn.Linear: by_outputs, nn.BatchNorm1d: by_both},
     "inputs": {nn.Linear: by_inputs},
     "filters": {nn.Conv2d: partial(conv, ungrouped=by_outputs), nn.BatchNorm2d: by_both},
@@ -277,7 +279,7 @@ def why_not(layer: nn.Module, word: str) -> str:
     return ""
 
 
-def make_split(layer: nn.Module, place: Place) -> nn.Module:
+def make_split(layer: nn.Module, place: SplitPlace) -> nn.Module:
     return SPLITS[place.word].get(type(layer), by_paths)(layer, place)
 
 
@@ -287,7 +289,7 @@ def _length(of: Cut, number: int) -> int:
 
 def _part(
     layer: nn.Module,
-    place: Place,
+    place: SplitPlace,
     cuts: Mapping[str, tuple[int, Cut]],
     number: int,
     inputs: int,

@@ -178,7 +178,7 @@ class MicroBatches(Protocol[T_co]):
 
 
 @dataclass(frozen=True)
-class Ready(Generic[T]):
+class ReadyPass(Generic[T]):
     leaf: int
     root: Tensor | None
     """The tensor to differentiate, as a loss; None if nothing here has a gradient."""
@@ -228,7 +228,7 @@ class StageRunner:
             if channel is not None:
                 channel.close(wait)
 
-    def run(self, leaves: Sequence[int], micro_batches: MicroBatches[T]) -> Iterator[Ready[T]]:
+    def run(self, leaves: Sequence[int], micro_batches: MicroBatches[T]) -> Iterator[ReadyPass[T]]:
         """Yield each micro-batch of `leaves` when its backward can start at its root.
 
         The caller runs it before asking for the next. All ranks must pass the same leaves and
@@ -249,7 +249,7 @@ class StageRunner:
                 held[leaf] = self._forward(leaf, micro_batches, is_more)
                 continue
             now = held.pop(leaf)
-            yield Ready(leaf, self._root(now, is_more), now.kept)
+            yield ReadyPass(leaf, self._root(now, is_more), now.kept)
             if self._to_before is not None:
                 self._to_before.send(now.arrivals.gradients)
 

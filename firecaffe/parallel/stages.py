@@ -82,7 +82,7 @@ def cut_stages(network: nn.Module, names: Sequence[str]) -> list[Stage]:
 CALLS = ("call_module", "call_function", "call_method")
 
 
-class _Tracer(fx.Tracer):
+class _StageTracer(fx.Tracer):
     # Traces modules that contain the beginning of a stage, and notes the stage of each node.
     proxy_buffer_attributes = True
 
@@ -144,8 +144,8 @@ class _Tracer(fx.Tracer):
         self.stage += 1
 
 
-def _trace(network: nn.Module, names: Sequence[str]) -> _Tracer:
-    tracer, before = _Tracer(names), torch.get_rng_state()
+def _trace(network: nn.Module, names: Sequence[str]) -> _StageTracer:
+    tracer, before = _StageTracer(names), torch.get_rng_state()
     try:
         tracer.trace(network)
     except RecipeError:

@@ -41,14 +41,14 @@ LIMITS = {
 
 
 @dataclass(frozen=True)
-class Change:
+class AdvisedChange:
     what: str
     step_s: float
     gain: float
     """Images per second over the present rate, minus 1."""
 
 
-def changes(workload: Workload, cluster: Cluster, row: Forecast) -> list[Change]:
+def changes(workload: Workload, cluster: Cluster, row: Forecast) -> list[AdvisedChange]:
     """List changes that help this row, best first, with only the best exchange and compressor."""
     outer, storage = cluster.links[-1], cluster.storage
     faster = replace(outer, bandwidth_bytes_per_s=10 * outer.bandwidth_bytes_per_s)
@@ -98,7 +98,7 @@ def _kept_exchanges(cluster: Cluster, row: Forecast) -> list[str]:
 
 def _change(
     what: str, row: Forecast, workload: Workload, cluster: Cluster, exchange: str, compressor: str
-) -> Change | None:
+) -> AdvisedChange | None:
     """Forecast a change; None if it is impossible, or would no longer fit in memory."""
     if workload.global_batch_size % workload.micro_batch_size:
         return None
@@ -108,7 +108,7 @@ def _change(
         return None
     if row.fits and not changed.fits:
         return None
-    return Change(what, changed.step_s, changed.images_per_s / row.images_per_s - 1)
+    return AdvisedChange(what, changed.step_s, changed.images_per_s / row.images_per_s - 1)
 
 
 def paragraph(workload: Workload, cluster: Cluster, rows: Sequence[Forecast]) -> str:

@@ -17,14 +17,14 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from firecaffe.planner.layouts import Digit, Form, Layout
+from firecaffe.planner.layouts import Digit, Form, LayerLayout
 from firecaffe.planner.simulate import Network
 
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Traffic:
+class MessageTraffic:
     """One worker's messages by link, shape (links,), and shares of the batch's tensor by link."""
 
     messages: Array
@@ -43,8 +43,8 @@ class Exchanges:
 
     def __init__(self, network: Network) -> None:
         self.network = network
-        self._fetched: dict[tuple[Form, Form], Traffic] = {}
-        self._summed: dict[tuple[Digit, Form], Traffic] = {}
+        self._fetched: dict[tuple[Form, Form], MessageTraffic] = {}
+        self._summed: dict[tuple[Digit, Form], MessageTraffic] = {}
         self._indices: dict[tuple[Digit, ...], tuple[NDArray[np.int64], int]] = {}
         self._owned: dict[tuple[tuple[Digit, ...], tuple[Digit, ...]], Array] = {}
         self._overlaps: dict[tuple[tuple[Digit, ...], tuple[Digit, ...], int], Array] = {}
@@ -66,22 +66,22 @@ class Exchanges:
             level[group[:, None] == group] = number
         return level
 
-    def sums(self, digit: Digit, form: Form) -> Traffic:
+    def sums(self, digit: Digit, form: Form) -> MessageTraffic:
         """Sum boxes of the workers that differ in a digit; each gets its share of the sum."""
         key = digit, form
         if key not in self._summed:
             self._summed[key] = self._sums(digit, form)
         return self._summed[key]
 
-    def _sums(self, digit: Digit, form: Form) -> Traffic:
+    def _sums(self, digit: Digit, form: Form) -> MessageTraffic:
         stride, size = digit
         of_links = np.zeros(len(self.network.links))
         for other in range(1, size):
             of_links[self.network.level(0, stride * other)] += 1
         box = 1 / _count(form.samples) / _count(form.channels) / size
-        return Traffic(of_links, of_links * box, (size - 1) * box)
+        return MessageTraffic(of_links, of_links * box, (size - 1) * box)
 
-    def halos(self, digit: Digit, share: float) -> Traffic:
+    def halos(self, digit: Digit, share: float) -> MessageTraffic:
         """Exchange halves of a share of the tensor with both neighbors in a digit."""
         stride, size = digit
         ends = [self.network.level(r * stride, (r + 1) * stride) for r in range(size - 1)]
@@ -91,26 +91,26 @@ class Exchanges:
             for level in (end for end in (before, after) if end is not None):
                 sends[level] += 1
             messages = np.maximum(messages, sends)
-        return Traffic(messages, messages * share / 2)
+        return MessageTraffic(messages, messages * share / 2)
 
-    def fetch(self, have: Form, need: Form) -> Traffic:
+    def fetch(self, have: Form, need: Form) -> MessageTraffic:
         """Send each worker, which has one box of a tensor, what it lacks of another box."""
         key = have, need
         if key not in self._fetched:
             self._fetched[key] = self._fetch(have, need)
         return self._fetched[key]
 
-    def _fetch(self, have: Form, need: Form) -> Traffic:
+    def _fetch(self, have: Form, need: Form) -> MessageTraffic:
         links = len(self.network.links)
         messages, share = np.zeros(links), np.zeros(links)
         if have == need:
-            return Traffic(messages, share)
+            return MessageTraffic(messages, share)
         axes = (have.samples, need.samples), (have.channels, need.channels)
         box = 1 / _count(need.samples) / _count(need.channels)
         lacks = box - self._own(*axes[0]) * self._own(*axes[1])
         rank = int(lacks.argmax())
         if lacks[rank] < 1e-9:
-            return Traffic(messages, share)
+            return MessageTraffic(messages, share)
         shared = self._overlap(*axes[0], rank) * self._overlap(*axes[1], rank)
         (rows, r), (columns, c) = self._index(have.samples), self._index(have.channels)
         cell, level = rows * c + columns, self._level[rank]
@@ -121,7 +121,7 @@ class Exchanges:
         at, over = cell[sends], level[sends]
         amount = shared[sends] / np.bincount(at, minlength=r * c)[at]
         sent: Array = np.bincount(over, amount, links).astype(float)
-        return Traffic(np.bincount(over, minlength=links).astype(float), sent)
+        return MessageTraffic(np.bincount(over, minlength=links).astype(float), sent)
 
     def _index(self, digits: tuple[Digit, ...]) -> tuple[NDArray[np.int64], int]:
         """Each rank's piece of a dimension, shape (ranks,), and the number of pieces."""
@@ -147,7 +147,7 @@ class Exchanges:
             self._overlaps[key] = _overlap(*self._index(have), needed[rank], parts)
         return self._overlaps[key]
 
-    def seconds(self, traffics: Sequence[Traffic], num_bytes: float, rounds: float) -> float:
+    def seconds(self, traffics: Sequence[MessageTraffic], num_bytes: float, rounds: float) -> float:
         """Seconds of exchanges in sequence, each in `rounds` parts; num_bytes: of the batch."""
         messages, share, added = stacked(traffics, len(self.network.links))
         return float(self.seconds_of(messages, share, added, num_bytes, rounds).sum())
@@ -176,7 +176,7 @@ class Exchanges:
         return latency_s, byte_s, max(link.addition_s_per_byte for link in links)
 
 
-def stacked(traffics: Sequence[Traffic], links: int) -> tuple[Array, Array, Array]:
+def stacked(traffics: Sequence[MessageTraffic], links: int) -> tuple[Array, Array, Array]:
     """Stack traffics into shapes (traffics, links), (traffics, links), (traffics,)."""
     shape = len(traffics), links
     messages = np.array([traffic.messages for traffic in traffics], dtype=float).reshape(shape)
@@ -186,15 +186,15 @@ def stacked(traffics: Sequence[Traffic], links: int) -> tuple[Array, Array, Arra
 
 @dataclass(frozen=True)
 class Boundary:
-    sums: tuple[Traffic, ...]
-    fetches: tuple[Traffic, ...]
+    sums: tuple[MessageTraffic, ...]
+    fetches: tuple[MessageTraffic, ...]
     """Forward, and backward if there is a gradient."""
     meets: tuple[bool, bool]
     """Whether workers wait for each other here: forward, and backward."""
 
 
 def boundary(
-    exchanges: Exchanges, before: Layout, after: Layout, has_gradient: bool = True
+    exchanges: Exchanges, before: LayerLayout, after: LayerLayout, has_gradient: bool = True
 ) -> Boundary:
     """Plan exchanges of two layers. has_gradient: whether the tensor between needs a gradient."""
     sums, choices = [], []
@@ -215,7 +215,9 @@ def boundary(
     return Boundary(tuple(sums), chosen, meets)
 
 
-def _cuts(before: Layout, after: Layout, forward: bool, backward: bool) -> list[tuple[Form, Form]]:
+def _cuts(
+    before: LayerLayout, after: LayerLayout, forward: bool, backward: bool
+) -> list[tuple[Form, Form]]:
     """Forms of the output and of the input's gradient after sums, cut by samples or by channels."""
     made = [before.makes]
     if forward:
@@ -226,7 +228,7 @@ def _cuts(before: Layout, after: Layout, forward: bool, backward: bool) -> list[
     return [*product(made, taken)]
 
 
-def _sent(fetches: Sequence[Traffic]) -> tuple[float, float]:
+def _sent(fetches: Sequence[MessageTraffic]) -> tuple[float, float]:
     # The outermost link counts first, because it is the slowest.
     return sum(fetch.far[0] for fetch in fetches), sum(fetch.far[1] for fetch in fetches)
 

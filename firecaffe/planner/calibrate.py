@@ -37,7 +37,7 @@ Model = Callable[[Mapping[str, float], Any], float]
 
 
 @dataclass(frozen=True)
-class Fit:
+class CalibrationFit:
     values: dict[str, float]
     errors: dict[str, float]
     rows: int
@@ -50,7 +50,7 @@ def fit(
     start: Mapping[str, float],
     rows: Sequence[tuple[Any, float]],
     hold_out: bool = True,
-) -> Fit:
+) -> CalibrationFit:
     """Fit parameters to rows of (conditions, measured), from rough values in `start`.
 
     Raises: ValueError if there are fewer rows than parameters, or a value is not above 0.
@@ -84,7 +84,7 @@ def fit(
             others = [row for place, row in enumerate(rows) if place != index]
             guess = fit(model, values, others, hold_out=False).values
             missed.append(abs(model(guess, conditions) / measured - 1))
-    return Fit(values, errors, len(rows), median(missed) if missed else float("nan"))
+    return CalibrationFit(values, errors, len(rows), median(missed) if missed else float("nan"))
 
 
 def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
@@ -291,7 +291,7 @@ def _with_link(cluster: Cluster, level: int, runs: Sequence[FinishedRun]) -> tup
     )
 
 
-def _error(fitted: Fit, link: Link, word: str) -> float:
+def _error(fitted: CalibrationFit, link: Link, word: str) -> float:
     if isnan(fitted.held_out_error):
         return link.error
     return max(fitted.errors[word], fitted.held_out_error)

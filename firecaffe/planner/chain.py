@@ -37,7 +37,7 @@ NORMS = (nn.LocalResponseNorm, LocalResponseNorm)
 
 
 @dataclass(frozen=True)
-class Images:
+class ImageRows:
     slide: Slide | None
     """The way a convolution or a pool moves over rows; None if it works on each row by itself."""
     rows: int
@@ -93,9 +93,9 @@ def _slide_of_pool(part: Any) -> Slide | None:
     return None
 
 
-def images_in(network: nn.Module, run: Callable[[], object]) -> Mapping[str, Images]:
+def images_in(network: nn.Module, run: Callable[[], object]) -> Mapping[str, ImageRows]:
     """Find the images that modules take in a run, by name; modules of whole images are left out."""
-    images: dict[str, Images] = {}
+    images: dict[str, ImageRows] = {}
 
     def note(name: str, part: nn.Module, taken: tuple[Any, ...]) -> None:
         if not taken or not isinstance(taken[0], Tensor) or taken[0].ndim != 4:
@@ -104,9 +104,9 @@ def images_in(network: nn.Module, run: Callable[[], object]) -> Mapping[str, Ima
         rows, row = shape[2], shape[1] * shape[3]
         if (layer := rows_of(part, shape)) is not None:
             summed = shape[1] if layer.slide is None else 0
-            images[name] = Images(layer.slide, rows, row, summed, is_layer=True)
+            images[name] = ImageRows(layer.slide, rows, row, summed, is_layer=True)
         elif (slide := _slide_of_pool(part)) is not None or type(part) in (*BY_ELEMENT, *NORMS):
-            images[name] = Images(slide, rows, row)
+            images[name] = ImageRows(slide, rows, row)
 
     handles = [
         part.register_forward_pre_hook(partial(note, name))
@@ -131,7 +131,7 @@ WHOLE = "whole"
 
 
 @dataclass(frozen=True)
-class Paths:
+class PathWork:
     common: tuple[LayerWork, ...]
     """Layers that several paths need, which every worker computes."""
     works: tuple[tuple[LayerWork, ...], ...]
@@ -164,9 +164,9 @@ class Unit:
     """Neighboring channels that each channel of a local response normalization sees."""
     draws: bool = False
     """Whether the unit contains dropout."""
-    images: tuple[Images | None, ...] = ()
+    images: tuple[ImageRows | None, ...] = ()
     """The images of each work; None if they cannot be cut into rows."""
-    paths: Paths | None = None
+    paths: PathWork | None = None
 
     @property
     def weights(self) -> int:
@@ -198,7 +198,7 @@ class Modules:
     dropout: Set[str] = frozenset()
     halos: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Channels of local response normalizations, and the other channels that each one sees."""
-    images: Mapping[str, Images] = field(default_factory=dict)
+    images: Mapping[str, ImageRows] = field(default_factory=dict)
     paths: Mapping[str, PathModule] = field(default_factory=dict)
 
 
@@ -279,7 +279,7 @@ def _paths_unit(module: PathModule, works: tuple[LayerWork, ...]) -> Unit:
         )
 
     traced, sizes = module.paths, module.sizes
-    paths = Paths(
+    paths = PathWork(
         called(traced.common),
         tuple(called(nodes) for nodes in traced.own),
         tuple(path_sizes(module.layer, traced)),

@@ -29,7 +29,7 @@ RUN_SPREAD = 0.03
 
 
 @dataclass(frozen=True)
-class Point:
+class BatchPoint:
     """The mean epochs of some runs at one batch size."""
 
     batch: float
@@ -46,7 +46,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Form:
+class Deviations:
     """How points deviate from the line."""
 
     scatter: float
@@ -63,7 +63,7 @@ class Form:
         return np.asarray(alike, dtype=np.float64)
 
 
-FORM = Form(scatter=0.03, length=0.5, prior=2.0)
+FORM = Deviations(scatter=0.03, length=0.5, prior=2.0)
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,9 @@ class EpochsLaw:
     """The law through two points or more. Raises: RecipeError for points that bear none."""
 
     target: str
-    points: tuple[Point, ...]
+    points: tuple[BatchPoint, ...]
     source: str
-    form: Form = FORM
+    form: Deviations = FORM
 
     def __post_init__(self) -> None:
         batches = [point.batch for point in self.points]
@@ -194,4 +194,4 @@ def law_of(
     target: str, rows: Sequence[tuple[int, float, float | None, int]], source: str
 ) -> EpochsLaw:
     """Make a law from rows of (batch, mean epochs, standard deviation, runs)."""
-    return EpochsLaw(target, tuple(Point(*row) for row in rows), source)
+    return EpochsLaw(target, tuple(BatchPoint(*row) for row in rows), source)

@@ -39,7 +39,7 @@ class Form:
 
 
 @dataclass(frozen=True)
-class Layout:
+class LayerLayout:
     """Numbers of workers that share each dimension of a layer; the product is all workers."""
 
     batch: int = 1
@@ -55,7 +55,7 @@ class Layout:
     paths: int = 1
     inputs_inside: bool = False
     """Whether workers next to each other share the inputs, and not the outputs."""
-    computed: "Layout | None" = None
+    computed: "LayerLayout | None" = None
     """The layout of the parts that are computed one by one, if a worker has several parts."""
 
     @property
@@ -84,7 +84,7 @@ class Layout:
         return 1 if self.computed is None else self.computed.parts // self.parts
 
     @property
-    def in_parts(self) -> "Layout":
+    def in_parts(self) -> "LayerLayout":
         """The layout in which each part has a worker."""
         return self.computed or self
 
@@ -121,16 +121,16 @@ def _digits(*digits: Digit) -> tuple[Digit, ...]:
     return tuple(merged)
 
 
-def through(before: Layout, after: Layout) -> list[Layout]:
+def through(before: LayerLayout, after: LayerLayout) -> list[LayerLayout]:
     """The layouts of a tensor between two layers; it is whole where rows, paths or cuts change."""
     is_alike = before.rows == after.rows > 1
     is_cut_anew = before.rows * before.paths > 1 and after.inputs * after.groups > 1
     if is_cut_anew or (after.rows > 1 and not is_alike):
-        return [before, Layout(before.batch, copies=before.model), after]
+        return [before, LayerLayout(before.batch, copies=before.model), after]
     return [before, after]
 
 
-def layouts_of(workers: int, micro_batches: int) -> list[Layout]:
+def layouts_of(workers: int, micro_batches: int) -> list[LayerLayout]:
     """List all layouts of so many workers; at most `micro_batches` of them share the batch."""
     layouts = []
     for batch in _divisors(workers):
@@ -139,15 +139,15 @@ def layouts_of(workers: int, micro_batches: int) -> list[Layout]:
             continue
         for outputs in _divisors(model):
             inputs = model // outputs
-            layouts.append(Layout(batch, outputs, inputs))
+            layouts.append(LayerLayout(batch, outputs, inputs))
             if outputs > 1 and inputs > 1:
-                layouts.append(Layout(batch, outputs, inputs, inputs_inside=True))
+                layouts.append(LayerLayout(batch, outputs, inputs, inputs_inside=True))
         if model > 1:
-            layouts += [Layout(batch, groups=model), Layout(batch, copies=model)]
+            layouts += [LayerLayout(batch, groups=model), LayerLayout(batch, copies=model)]
     return layouts
 
 
-def allows(unit: Unit, layout: Layout) -> bool:
+def allows(unit: Unit, layout: LayerLayout) -> bool:
     return (
         layout.outputs <= unit.output_elements
         and layout.inputs <= unit.input_elements
@@ -155,7 +155,7 @@ def allows(unit: Unit, layout: Layout) -> bool:
     )
 
 
-def words_of(unit: Unit, layout: Layout) -> str:
+def words_of(unit: Unit, layout: LayerLayout) -> str:
     by_outputs, by_inputs = unit.words
     shares = (
         ("batch", layout.batch),
@@ -174,7 +174,7 @@ def _divisors(number: int) -> Iterator[int]:
 
 def layouts_of_words(
     chain: Sequence[Unit], words: ParallelConfig, chosen: Mapping[str, str], workers: int
-) -> list[Layout]:
+) -> list[LayerLayout]:
     """The layout of each unit, by a recipe's [parallel].
 
     chain: cut where rows are gathered. chosen: the split layers, each with its word. Raises:
@@ -183,7 +183,7 @@ def layouts_of_words(
     model, parts = words.model, words.num_parts
     batch = workers // model
     rows = layout_of(words, workers)
-    whole = Layout(rows.sharers, copies=rows.ranks_of_a_sharer)
+    whole = LayerLayout(rows.sharers, copies=rows.ranks_of_a_sharer)
     priced = {unit.name for unit in chain if unit.words[0] or _is_of_images(unit)}
     for name, word in chosen.items():
         if name not in priced:
@@ -203,12 +203,12 @@ def layouts_of_words(
     return layouts[1:]
 
 
-SHARED: dict[str, Callable[[int, int], Layout]] = {
-    "outputs": lambda batch, size: Layout(batch, outputs=size),
-    "inputs": lambda batch, size: Layout(batch, inputs=size),
-    "groups": lambda batch, size: Layout(batch, groups=size),
-    ROWS: lambda batch, size: Layout(batch, rows=size),
-    PATHS: lambda batch, size: Layout(batch, paths=size),
+SHARED: dict[str, Callable[[int, int], LayerLayout]] = {
+    "outputs": lambda batch, size: LayerLayout(batch, outputs=size),
+    "inputs": lambda batch, size: LayerLayout(batch, inputs=size),
+    "groups": lambda batch, size: LayerLayout(batch, groups=size),
+    ROWS: lambda batch, size: LayerLayout(batch, rows=size),
+    PATHS: lambda batch, size: LayerLayout(batch, paths=size),
 }
 
 
@@ -224,13 +224,13 @@ def _shared(unit: Unit, word: str) -> str:
     return "outputs" if word == unit.words[0] else "inputs"
 
 
-def _layout(shared: str, batch: int, model: int, parts: int) -> Layout:
+def _layout(shared: str, batch: int, model: int, parts: int) -> LayerLayout:
     make = SHARED[shared]
     computed = None if parts == model else make(batch, parts)
     return replace(make(batch, model), computed=computed)
 
 
-def _is_by_channels(layout: Layout) -> bool:
+def _is_by_channels(layout: LayerLayout) -> bool:
     shared = layout.in_parts
     return shared.outputs * shared.groups > 1
 

@@ -50,7 +50,7 @@ SEED = 0
 
 
 @dataclass(frozen=True)
-class Mode:
+class PlannedMode:
     words: str
     step_s: float
     """Seconds for as many samples as a step has."""
@@ -71,7 +71,7 @@ class Mode:
 
 def modes_of(
     workload: Workload, cluster: Cluster, row: Forecast, words: SynchronyConfig
-) -> list[Mode]:
+) -> list[PlannedMode]:
     """Price all modes on a forecast's workers. Raises: RecipeError if speeds cannot be read."""
     return list(_Workers(workload, cluster, row, words).modes())
 
@@ -83,7 +83,7 @@ def own_mode(
     words: SynchronyConfig,
     compute: float = 1.0,
     exchange: float = 1.0,
-) -> Mode:
+) -> PlannedMode:
     """Price the recipe's mode (not every_step) except its gain. compute, exchange: time factors."""
     works = MOST_OWN_WORKS
     return _Workers(workload, cluster, row, words, compute, exchange, most_works=works).own()
@@ -95,7 +95,7 @@ def alternatives(
     row: Forecast,
     words: SynchronyConfig,
     seconds: Sequence[float],
-) -> list[Mode]:
+) -> list[PlannedMode]:
     """Price the recipe's mode, which is not every_step, and then all others.
 
     With one micro-batch in flight, two in flight come second. Gains are over the recipe's mode.
@@ -186,7 +186,7 @@ class _Workers:
         unit = 1.0 if self.words.speeds == "measured" else self.leaf_s
         return lambda learner, count: unit * seconds(learner % self.size, count)
 
-    def modes(self) -> Iterator[Mode]:
+    def modes(self) -> Iterator[PlannedMode]:
         base = self._synchronous("every_step", equal_shares(self.leaves, self.size))
         yield base
         if self.size > 1 and self.row.compressor == NO_COMPRESSOR:  # no recipe has both
@@ -201,7 +201,7 @@ class _Workers:
         if self.size > 1:
             yield self._local(base)
 
-    def own(self) -> Mode:
+    def own(self) -> PlannedMode:
         return self._served(self.words.mode) if self.words.is_served else self._local()
 
     def _words(self, name: str, keeper: PlannedKeeper) -> str:
@@ -218,14 +218,16 @@ class _Workers:
         count = self.steps * self.leaves // self.size
         return sum(self.took(rank, number) for number in range(count)) / count
 
-    def _synchronous(self, described: str, shares: Shares, base: Mode | None = None) -> Mode:
+    def _synchronous(
+        self, described: str, shares: Shares, base: PlannedMode | None = None
+    ) -> PlannedMode:
         slowest_s, computed_s = self._rounds(shares, 1)
         step_s = slowest_s + self.row.exposed_communication_s + self.row.update_s
         return self._mode(
             EVERY_STEP, described, base, step_s, computed_s, self._gradient_bytes(self.leaves)
         )
 
-    def _local(self, base: Mode | None = None) -> Mode:
+    def _local(self, base: PlannedMode | None = None) -> PlannedMode:
         """Each average waits for its slowest worker, and for what overlap_steps do not hide."""
         steps, overlap = self.words.local_steps, self.words.overlap_steps
         fragments = self.words.fragments
@@ -270,7 +272,7 @@ class _Workers:
             computed_s += sum(own_s) / self.size / rounds / steps
         return slowest_s, computed_s
 
-    def _served(self, name: str, base: Mode | None = None) -> Mode:
+    def _served(self, name: str, base: PlannedMode | None = None) -> PlannedMode:
         config = replace(self.words, mode=name)
         keeper = planned_keeper(config, self.size)
         steps = max(1, min(self.steps, self.most_works // (self.leaves * keeper.messages)))
@@ -301,17 +303,19 @@ class _Workers:
         self,
         mode: str,
         described: str,
-        base: Mode | None,
+        base: PlannedMode | None,
         step_s: float,
         computed_s: float,
         moved: float,
         staleness: float = 0.0,
         dropped: float = 0.0,
-    ) -> Mode:
+    ) -> PlannedMode:
         rate = (1 - dropped) * self.workload.global_batch_size / step_s
         gain = 1.0 if base is None else rate / base.images_per_s
         idle = max(0.0, 1 - computed_s / step_s)
-        return Mode(described, step_s, rate, gain, staleness, dropped, idle, moved, {"mode": mode})
+        return PlannedMode(
+            described, step_s, rate, gain, staleness, dropped, idle, moved, {"mode": mode}
+        )
 
 
 def _events(clock: ServedClock) -> Iterator[Event]:
@@ -329,7 +333,7 @@ def forecast_mode(
     if is_local:
         words = replace(words, local_steps=rounds.mean_cycle)
 
-    def at(sign: int) -> Mode:
+    def at(sign: int) -> PlannedMode:
         return own_mode(workload, cluster, row, words, 1 + sign * compute, 1 + sign * link)
 
     mode, low, high = at(0), at(-1), at(1)

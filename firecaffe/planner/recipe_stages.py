@@ -19,7 +19,7 @@ from firecaffe.parallel.stages import cut_stages
 from firecaffe.parallel.volumes import sum_numbers
 from firecaffe.planner.cluster import Device
 from firecaffe.planner.compute_time import MicroBatch, correction, data_s, layer_s, update_s
-from firecaffe.planner.layouts import Layout
+from firecaffe.planner.layouts import LayerLayout
 from firecaffe.planner.memory import memory_bytes
 from firecaffe.planner.split_step import SplitCost, SplitStep
 from firecaffe.planner.stage_times import turns
@@ -123,7 +123,7 @@ def whole_stages(work: Workload, device: Device, names: Sequence[str]) -> list[S
 
 
 def split_stages(
-    cost: SplitCost, layouts: Sequence[Layout], names: Sequence[str]
+    cost: SplitCost, layouts: Sequence[LayerLayout], names: Sequence[str]
 ) -> list[StageWork]:
     """Stages of several workers, among which some layers are split.
 
@@ -169,7 +169,7 @@ def stages_step(
     """
     work, device = cost.work, cost.cluster.device
     size, row = len(stages), len(stages) * model
-    layout = Layout(cost.workers // row, copies=row)
+    layout = LayerLayout(cost.workers // row, copies=row)
     rounds = micro_batches_of(work, layout)
     pairs = zip(crossings, stages, strict=False)
     crossed = [crossing.shared(stage.share_sent) for crossing, stage in pairs]
@@ -240,7 +240,7 @@ def _message_s(cost: SplitCost, cut: int, model: int, numbers: float, has_state:
     return link.latency_s + num_bytes / link.bandwidth_bytes_per_s
 
 
-def _sent(cost: SplitCost, crossings: Sequence[Crossing], layout: Layout) -> list[float]:
+def _sent(cost: SplitCost, crossings: Sequence[Crossing], layout: LayerLayout) -> list[float]:
     images = cost.itemsize * cost.work.global_batch_size / layout.batch
     forward = [*(images * crossing.forward for crossing in crossings), 0.0]
     backward = [0.0, *(images * crossing.backward for crossing in crossings)]

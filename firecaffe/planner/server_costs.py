@@ -59,7 +59,7 @@ class ServedClock(SimulatedClock):
     def __init__(self, policy: Policy, seconds: Seconds, costs: Costs) -> None:
         super().__init__(policy, seconds)
         self._costs = costs
-        self._ports: defaultdict[str, _Port] = defaultdict(_Port)
+        self._ports: defaultdict[str, _SharedPort] = defaultdict(_SharedPort)
         self._processors: defaultdict[str, _Processor] = defaultdict(_Processor)
         self._busy: list[tuple[float, int, str, int]] = []
         """A heap of (when something ends, whose it is, the place, its changes)."""
@@ -102,7 +102,7 @@ class ServedClock(SimulatedClock):
                     return end_s, *key
         return heapq.heappop(self._stages)
 
-    def _place(self, name: str) -> "_Port | _Processor":
+    def _place(self, name: str) -> "_SharedPort | _Processor":
         is_processor = name.startswith(PROCESSOR)
         return self._processors[name] if is_processor else self._ports[name]
 
@@ -173,7 +173,7 @@ class _Processor:
         self.next_s += took
 
 
-class _Port:
+class _SharedPort:
     """A port whose transfers under way have equal shares of its rate."""
 
     def __init__(self) -> None:
@@ -232,7 +232,7 @@ class PlannedKeeper(Protocol):
 
 
 @dataclass(frozen=True)
-class AtFirst:
+class AtFirstPrice:
     size: int
 
     @property
@@ -254,7 +254,7 @@ class AtFirst:
 
 
 @dataclass(frozen=True)
-class InShards(AtFirst):
+class InShardsPrice(AtFirstPrice):
     @property
     def part(self) -> float:
         return (self.size - 1) / self.size
@@ -271,7 +271,7 @@ class InShards(AtFirst):
 
 
 @dataclass(frozen=True)
-class Lockless(AtFirst):
+class LocklessPrice(AtFirstPrice):
     """All workers write to weights in shared memory, so nothing travels."""
 
     @property
@@ -290,5 +290,5 @@ class Lockless(AtFirst):
 
 def planned_keeper(words: SynchronyConfig, size: int) -> PlannedKeeper:
     if words.is_lockless:
-        return Lockless(size)
-    return InShards(size) if words.server == SHARDED and size > 1 else AtFirst(size)
+        return LocklessPrice(size)
+    return InShardsPrice(size) if words.server == SHARDED and size > 1 else AtFirstPrice(size)

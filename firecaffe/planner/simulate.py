@@ -118,7 +118,7 @@ WINDOW = 2
 """Blocks of one connection in flight at once."""
 
 
-class Clock:
+class EventClock:
     """Runs events by their time in seconds; events of equal time run in the order of `at`."""
 
     def __init__(self) -> None:
@@ -170,7 +170,7 @@ _Block = tuple[_Connection, _OnItsWay, float, bool]
 
 
 class Ports:
-    def __init__(self, network: Network, clock: Clock) -> None:
+    def __init__(self, network: Network, clock: EventClock) -> None:
         self._network = network
         self._clock = clock
         self._ports: dict[Port, _Port] = defaultdict(_Port)
@@ -284,7 +284,7 @@ class _Run:
     ) -> None:
         self.network = network
         self.itemsize = itemsize
-        self.clock = Clock()
+        self.clock = EventClock()
         self.ports = Ports(network, self.clock)
         self.sends: dict[tuple[int, _Step], list[_Message]] = defaultdict(list)
         self.missing: dict[tuple[int, _Step], int] = Counter()

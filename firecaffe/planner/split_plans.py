@@ -25,7 +25,7 @@ from firecaffe.planner.between import Boundary
 from firecaffe.planner.chain import Unit
 from firecaffe.planner.cluster import Cluster
 from firecaffe.planner.forecast import Forecast
-from firecaffe.planner.layouts import Layout, allows, layouts_of, words_of
+from firecaffe.planner.layouts import LayerLayout, allows, layouts_of, words_of
 from firecaffe.planner.memory import on_device
 from firecaffe.planner.price import SIZES, rounds_only_s
 from firecaffe.planner.recipe_stages import Crossing
@@ -45,7 +45,7 @@ SHARDED = "sharded_parameter_server"
 MOST_TRAFFICS = 4
 
 
-def best_layouts(cost: SplitCost, first: Sequence[Sequence[Layout]] = ()) -> list[Layout]:
+def best_layouts(cost: SplitCost, first: Sequence[Sequence[LayerLayout]] = ()) -> list[LayerLayout]:
     """Find the layouts of the shortest step. first: layouts to compare with."""
     layouts = possible(cost)
     computes, gradients = own_costs(cost, layouts)
@@ -76,7 +76,7 @@ def cheapest(own: Sequence[Array], between: Sequence[Array]) -> tuple[float, lis
     return float(total.min()), chosen[::-1]
 
 
-def possible(cost: SplitCost) -> list[Layout]:
+def possible(cost: SplitCost) -> list[LayerLayout]:
     """Layouts for at least one unit, if rows of workers fill groups of links or divide them."""
     layouts = []
     for layout in layouts_of(cost.workers, cost.work.num_micro_batches):
@@ -89,7 +89,7 @@ def possible(cost: SplitCost) -> list[Layout]:
     return layouts
 
 
-def own_costs(cost: SplitCost, layouts: Sequence[Layout]) -> tuple[list[Array], list[Array]]:
+def own_costs(cost: SplitCost, layouts: Sequence[LayerLayout]) -> tuple[list[Array], list[Array]]:
     """Seconds of each unit in each layout, to compute it and to sum its gradients; or infinity.
 
     Gradients count as apart (`is_apart`) as if some layer's batch were shared by all workers.
@@ -123,7 +123,7 @@ def _line(cost: SplitCost, model: int) -> tuple[float, float]:
     return max(0.0, few - slope_s * SIZES[0]), slope_s
 
 
-def between_costs(cost: SplitCost, layouts: Sequence[Layout]) -> list[Array]:
+def between_costs(cost: SplitCost, layouts: Sequence[LayerLayout]) -> list[Array]:
     """Seconds between each unit and the next one, shape (layouts, layouts of the next)."""
     tables: dict[bool, tuple[Array, Array, Array]] = {}
     shares = np.array([micro_batches_of(cost.work, layout) for layout in layouts])
@@ -139,7 +139,7 @@ def between_costs(cost: SplitCost, layouts: Sequence[Layout]) -> list[Array]:
 
 
 def _table(
-    cost: SplitCost, layouts: Sequence[Layout], has_gradient: bool
+    cost: SplitCost, layouts: Sequence[LayerLayout], has_gradient: bool
 ) -> tuple[Array, Array, Array]:
     """Traffics of layouts: shapes (before, after, traffics, links) twice, then without links."""
     n, links = len(layouts), len(cost.network.links)
@@ -154,7 +154,7 @@ def _table(
     return table[0], table[1], table[2]
 
 
-Layouts = list[Layout]
+Layouts = list[LayerLayout]
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class SplitPlan:
     memory: dict[str, float]
     fits: bool
     widest: float
-    layouts: tuple[Layout, ...] = ()
+    layouts: tuple[LayerLayout, ...] = ()
     """One for each unit; none for stages."""
     cuts: tuple[int, ...] = ()
     """Units at which a pipeline's stages begin, and the number of units."""
@@ -249,7 +249,7 @@ WAYS: dict[str, Callable[[SplitCost], Iterator[SplitPlan]]] = {
 
 
 def data_layouts(cost: SplitCost) -> Layouts:
-    return [Layout(cost.workers)] * len(cost.chain)
+    return [LayerLayout(cost.workers)] * len(cost.chain)
 
 
 def dense_layouts(cost: SplitCost, is_trick: bool) -> Iterator[tuple[int, Layouts]]:
@@ -262,8 +262,8 @@ def dense_layouts(cost: SplitCost, is_trick: bool) -> Iterator[tuple[int, Layout
         return
     for model in _models(cost):
         batch = cost.workers // model
-        whole = Layout(cost.workers) if is_trick else Layout(batch, copies=model)
-        splits = Layout(batch, outputs=model), Layout(batch, inputs=model)
+        whole = LayerLayout(cost.workers) if is_trick else LayerLayout(batch, copies=model)
+        splits = LayerLayout(batch, outputs=model), LayerLayout(batch, inputs=model)
         for begins in (0, 1):
             layouts, turn = [], begins
             for unit in cost.chain:
@@ -329,7 +329,7 @@ class Reason:
 
 
 def reasons(plan: SplitPlan, cost: SplitCost) -> list[Reason]:
-    by_data = Layout(cost.workers)
+    by_data = LayerLayout(cost.workers)
     pairs = [*enumerate(pairwise(plan.layouts))]
     between = [(0.0, 0.0), *(cost.between(at, *pair) for at, pair in pairs)]
     by_layer = []

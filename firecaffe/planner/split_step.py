@@ -13,7 +13,7 @@ from math import ceil, sqrt
 from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.gradients.buckets import cut
 from firecaffe.parallel.volumes import sum_numbers
-from firecaffe.planner.between import Boundary, Exchanges, Traffic, boundary
+from firecaffe.planner.between import Boundary, Exchanges, MessageTraffic, boundary
 from firecaffe.planner.chain import Unit
 from firecaffe.planner.cluster import Cluster, on_cores
 from firecaffe.planner.compute_time import (
@@ -26,10 +26,10 @@ from firecaffe.planner.compute_time import (
     update_s,
 )
 from firecaffe.planner.forecast import forecast
-from firecaffe.planner.layouts import Layout, through
+from firecaffe.planner.layouts import LayerLayout, through
 from firecaffe.planner.price import Prices, ranks_per_node
 from firecaffe.planner.simulate import Network
-from firecaffe.planner.step_cost import Bucket, overlap, prices_of, slowest_of, storage_s
+from firecaffe.planner.step_cost import ReadyBucket, overlap, prices_of, slowest_of, storage_s
 from firecaffe.planner.update_price import UPDATES
 from firecaffe.planner.worker_part import (
     Layouts,
@@ -190,11 +190,11 @@ class SplitCost:
     def alone_s(self) -> float:
         return forecast(self.work, self.cluster, 1, "tree").step_s
 
-    def unit_s(self, unit: Unit, layout: Layout) -> float:
+    def unit_s(self, unit: Unit, layout: LayerLayout) -> float:
         forward_s, backward_s = self.computes_s(unit, layout)
         return micro_batches_of(self.work, layout) * (forward_s + sum(backward_s))
 
-    def _computes_s(self, unit: Unit, layout: Layout) -> tuple[float, tuple[float, ...]]:
+    def _computes_s(self, unit: Unit, layout: LayerLayout) -> tuple[float, tuple[float, ...]]:
         """Forward of one micro-batch, and backward by layer, from the first to the last."""
         work, device = self.work, self.cluster.device
         # All paths of a worker count as one part.
@@ -204,7 +204,7 @@ class SplitCost:
         backward_s = tuple(scale * backward for _, backward in times)
         return scale * sum(forward for forward, _ in times), backward_s
 
-    def apart_s(self, unit: Unit, layout: Layout, most: int) -> float:
+    def apart_s(self, unit: Unit, layout: LayerLayout, most: int) -> float:
         """Seconds to add, divide and check gradients that are kept apart. most: see `is_apart`."""
         if not is_apart(layout, most):
             return 0.0
@@ -215,7 +215,7 @@ class SplitCost:
         rate = device.memory_bytes_per_s * device.efficiency
         return passes * weights_bytes(unit, layout) / rate
 
-    def inside(self, unit: Unit, layout: Layout, most: int) -> tuple[float, float]:
+    def inside(self, unit: Unit, layout: LayerLayout, most: int) -> tuple[float, float]:
         """Seconds, and bytes sent by each worker, within a unit. most: as in `is_apart`."""
         rounds = micro_batches_of(self.work, layout)
         samples = self.work.global_batch_size / layout.batch
@@ -228,7 +228,7 @@ class SplitCost:
         ]
         return sum(seconds for seconds, _ in prices), sum(sent for _, sent in prices)
 
-    def halos(self, unit: Unit, layout: Layout) -> tuple[float, float]:
+    def halos(self, unit: Unit, layout: LayerLayout) -> tuple[float, float]:
         """Seconds, and bytes sent by each worker, to exchange neighboring channels."""
         if not unit.halo or layout.groups == 1:
             return 0.0, 0.0
@@ -238,18 +238,18 @@ class SplitCost:
         seconds = self.exchanges.seconds(traffics, num_bytes, micro_batches_of(self.work, layout))
         return seconds, num_bytes * sum(float(traffic.share.sum()) for traffic in traffics)
 
-    def masks(self, unit: Unit, layout: Layout, most: int) -> tuple[float, float]:
+    def masks(self, unit: Unit, layout: LayerLayout, most: int) -> tuple[float, float]:
         """Seconds, and bytes sent by each worker, for others' parts of its dropout masks."""
         if not unit.draws or layout.outputs == 1 or not is_apart(layout, most):
             return 0.0, 0.0
-        have = Layout(layout.workers).makes
+        have = LayerLayout(layout.workers).makes
         traffic = self.exchanges.fetch(have, layout.makes)
         num_bytes = unit.outputs * self.work.global_batch_size
-        rounds = self.rounds(Layout(layout.workers), layout)
+        rounds = self.rounds(LayerLayout(layout.workers), layout)
         seconds = self.exchanges.seconds([traffic], num_bytes, rounds)
         return seconds, num_bytes * float(traffic.share.sum())
 
-    def gradients_s(self, unit: Unit, layout: Layout) -> float:
+    def gradients_s(self, unit: Unit, layout: LayerLayout) -> float:
         numbers = weights_bytes(unit, layout) // BYTES_PER_ELEMENT
         return self.prices(layout.model).seconds([numbers])[0] if numbers else 0.0
 
@@ -260,32 +260,32 @@ class SplitCost:
             self._prices[model] = prices_of(self.work, self.exchange, network)
         return self._prices[model]
 
-    def between(self, at: int, before: Layout, after: Layout) -> tuple[float, float]:
+    def between(self, at: int, before: LayerLayout, after: LayerLayout) -> tuple[float, float]:
         """Seconds, and bytes sent by each worker, between unit `at` and the next one."""
         prices = [self._passed(at, *pair) for pair in pairwise(through(before, after))]
         return sum(seconds for seconds, _ in prices), sum(sent for _, sent in prices)
 
-    def _passed(self, at: int, before: Layout, after: Layout) -> tuple[float, float]:
+    def _passed(self, at: int, before: LayerLayout, after: LayerLayout) -> tuple[float, float]:
         unit, follows = self.chain[at], self.chain[at + 1]
         num_bytes, rounds = self.size(at, before), self.rounds(before, after)
         num_bytes *= unevenness(unit, before) * unevenness_of_input(follows, after)
         at_boundary = self.boundary(before, after, follows.has_input_gradient)
-        traffics: list[Traffic] = [*at_boundary.sums, *at_boundary.fetches]
+        traffics: list[MessageTraffic] = [*at_boundary.sums, *at_boundary.fetches]
         seconds = self.exchanges.seconds(traffics, num_bytes, rounds)
         return seconds, num_bytes * sum(float(traffic.share.sum()) for traffic in traffics)
 
-    def size(self, at: int, before: Layout) -> float:
+    def size(self, at: int, before: LayerLayout) -> float:
         """Bytes of the batch between two units; addends are summed before a pool shrinks them."""
         numbers = self.chain[at + 1].inputs
         if before.inputs > 1:
             numbers = max(numbers, self.chain[at].outputs)
         return self.itemsize * numbers * self.work.global_batch_size
 
-    def rounds(self, before: Layout, after: Layout) -> int:
+    def rounds(self, before: LayerLayout, after: LayerLayout) -> int:
         """Exchanges in a step; in one, each worker that shares a batch has a micro-batch."""
         return min(micro_batches_of(self.work, layout) for layout in (before, after))
 
-    def _boundary(self, before: Layout, after: Layout, has_gradient: bool) -> Boundary:
+    def _boundary(self, before: LayerLayout, after: LayerLayout, has_gradient: bool) -> Boundary:
         return boundary(self.exchanges, before, after, has_gradient)
 
     def _last_backward(self, layouts: Layouts) -> tuple[list[_Tensor], float]:
@@ -311,7 +311,7 @@ class SplitCost:
         self, tensors: Sequence[_Tensor], backward_s: float
     ) -> tuple[float, float]:
         """Seconds of the last backward, and of the exchange that remains after it."""
-        sent: list[tuple[int, Bucket]] = []
+        sent: list[tuple[int, ReadyBucket]] = []
         of_nodes: list[float] = []
         before: list[float] = []
         kinds = groupby(tensors, lambda tensor: (tensor.model, tensor.nodes, tensor.is_shared_out))
@@ -323,7 +323,7 @@ class SplitCost:
                 size = (
                     sum(tensor.num_bytes for tensor in same_kind[start:stop]) // BYTES_PER_ELEMENT
                 )
-                sent.append((model, Bucket(same_kind[stop - 1].ready_s, size)))
+                sent.append((model, ReadyBucket(same_kind[stop - 1].ready_s, size)))
                 of_nodes.append(sent_nodes(nodes))
                 before.append(self.update.share_before if is_shared_out else 1.0)
         by_model: dict[int, list[int]] = {}
@@ -352,6 +352,6 @@ def sent_nodes(nodes: int) -> float:
     return (nodes + 1) / 2
 
 
-def weights_bytes(unit: Unit, layout: Layout) -> int:
+def weights_bytes(unit: Unit, layout: LayerLayout) -> int:
     """Bytes of the gradients that each worker sums with others that hold the same part."""
     return sum(sum(work.parameters_bytes) for work in part_of(unit, layout))

@@ -22,7 +22,7 @@ from firecaffe.parallel.pipeline import Action
 from firecaffe.parallel.volumes import sum_numbers
 from firecaffe.planner.chain import Unit
 from firecaffe.planner.compute_time import data_s, update_s
-from firecaffe.planner.layouts import Layout
+from firecaffe.planner.layouts import LayerLayout
 from firecaffe.planner.memory import memory_bytes
 from firecaffe.planner.split_step import SplitCost, SplitStep, weights_bytes
 from firecaffe.planner.step_cost import slowest_of
@@ -32,7 +32,7 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Stages:
+class StagePlan:
     cuts: tuple[int, ...]
     """Stage k has the units from cuts[k] to cuts[k + 1]."""
     step: SplitStep
@@ -41,7 +41,7 @@ class Stages:
     memory: dict[str, float]
 
 
-def best_stages(cost: SplitCost, stages: int) -> Stages:
+def best_stages(cost: SplitCost, stages: int) -> StagePlan:
     """Find the cut whose slowest stage is the fastest, including handing over its input.
 
     Raises: ValueError if there are fewer layers than stages, or the rows do not fit the links.
@@ -49,7 +49,7 @@ def best_stages(cost: SplitCost, stages: int) -> Stages:
     units = [unit for unit in cost.chain if unit.works]
     if stages > len(units):
         raise ValueError(f"{stages} stages of {len(units)} layers")
-    layout = Layout(cost.workers // stages, copies=stages)
+    layout = LayerLayout(cost.workers // stages, copies=stages)
     computes_s = np.array([cost.unit_s(unit, layout) for unit in units])
     passes_s = np.array([_passes_s(cost, stages, at) for at in range(len(units))]).T
     micro_batches = micro_batches_of(cost.work, layout)
@@ -58,7 +58,7 @@ def best_stages(cost: SplitCost, stages: int) -> Stages:
         _memory(cost, units[start:stop], layout, min(micro_batches, stages - k))
         for k, (start, stop) in enumerate(pairwise(cuts))
     ]
-    return Stages(
+    return StagePlan(
         cuts,
         _step(cost, units, layout, cuts, computes_s / micro_batches, passes_s),
         (stages - 1) / (micro_batches + stages - 1),
@@ -69,7 +69,7 @@ def best_stages(cost: SplitCost, stages: int) -> Stages:
 def _step(
     cost: SplitCost,
     units: Sequence[Unit],
-    layout: Layout,
+    layout: LayerLayout,
     cuts: tuple[int, ...],
     computes_s: Array,
     passes_s: Array,
@@ -105,7 +105,9 @@ def _step(
     )
 
 
-def _memory(cost: SplitCost, units: Sequence[Unit], layout: Layout, kept: int) -> dict[str, float]:
+def _memory(
+    cost: SplitCost, units: Sequence[Unit], layout: LayerLayout, kept: int
+) -> dict[str, float]:
     works = tuple(joined.from_iterable(unit.works for unit in units))
     activations = sum(work.kept_bytes for work in works)
     stage = replace(cost.work, layers=works, activation_bytes=kept * activations)

@@ -28,7 +28,7 @@ from firecaffe.planner.workload import Workload
 
 
 @dataclass(frozen=True)
-class Bucket:
+class ReadyBucket:
     """Seconds from the start of the last backward until it is ready, and its float32 elements."""
 
     ready_s: float
@@ -64,7 +64,7 @@ class Step:
         return self.compute_s + self.data_s + self.exposed_communication_s + self.update_s
 
 
-def buckets_of(workload: Workload, last: MicroBatch) -> list[Bucket]:
+def buckets_of(workload: Workload, last: MicroBatch) -> list[ReadyBucket]:
     ready = list(accumulate(last.backward_s))
     ready_of_tensor = [
         ready[index]
@@ -73,13 +73,13 @@ def buckets_of(workload: Workload, last: MicroBatch) -> list[Bucket]:
     ]
     sizes = workload.tensors_bytes
     return [
-        Bucket(ready_of_tensor[stop - 1], sum(sizes[start:stop]) // BYTES_PER_ELEMENT)
+        ReadyBucket(ready_of_tensor[stop - 1], sum(sizes[start:stop]) // BYTES_PER_ELEMENT)
         for start, stop in cut(sizes, workload.bucket_bytes)
     ]
 
 
 def overlap(
-    buckets: Sequence[Bucket],
+    buckets: Sequence[ReadyBucket],
     exchange_s: Sequence[float],
     backward_s: float,
     lanes: int = 1,
@@ -144,7 +144,7 @@ class StepCost:
         share = ceil(work.num_micro_batches / world_size)
         taken_s = [by.exchange * seconds for seconds in self._exchanges(world_size)]
         backward_s = by.compute * sum(self.one.backward_s)
-        ready = [Bucket(by.compute * one.ready_s, one.num_elements) for one in self.buckets]
+        ready = [ReadyBucket(by.compute * one.ready_s, one.num_elements) for one in self.buckets]
         lanes, share_beside = self._lanes(world_size), self._share_beside(world_size)
         slowdown = by.slowdown * device.exchange_slowdown
         beside_s, exposed_s = overlap(ready, taken_s, backward_s, lanes, share_beside, slowdown)

@@ -10,9 +10,9 @@ import numpy as np
 from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.parallel.cut import balanced
 from firecaffe.parallel.slide import ROWS
-from firecaffe.planner.between import Exchanges, Traffic
-from firecaffe.planner.chain import Images, Paths, Unit
-from firecaffe.planner.layouts import Form, Layout
+from firecaffe.planner.between import Exchanges, MessageTraffic
+from firecaffe.planner.chain import ImageRows, PathWork, Unit
+from firecaffe.planner.layouts import Form, LayerLayout
 from firecaffe.planner.memory import beside_micro_batch, evaluating_bytes, memory_bytes
 from firecaffe.planner.update_price import update_of
 from firecaffe.planner.workload import LayerWork, Workload
@@ -51,7 +51,7 @@ def cut_where_gathered(
     return tuple(units)
 
 
-def by_rows(unit: Unit, layout: Layout) -> tuple[LayerWork, ...]:
+def by_rows(unit: Unit, layout: LayerLayout) -> tuple[LayerWork, ...]:
     """The works of the worker that has most rows; each worker has whole weights."""
     parts, workers = layout.in_parts.rows, layout.rows
     works = []
@@ -73,7 +73,7 @@ def by_rows(unit: Unit, layout: Layout) -> tuple[LayerWork, ...]:
     return tuple(works)
 
 
-def kept_by_rows(unit: Unit, part: Sequence[LayerWork], layout: Layout) -> list[float]:
+def kept_by_rows(unit: Unit, part: Sequence[LayerWork], layout: LayerLayout) -> list[float]:
     """Bytes that backward needs of each layer of a worker's parts, for one image.
 
     Parts copy the rows that they see. These are all that a layer with weights keeps.
@@ -88,7 +88,7 @@ def kept_by_rows(unit: Unit, part: Sequence[LayerWork], layout: Layout) -> list[
     return kept
 
 
-def by_paths(unit: Unit, layout: Layout) -> tuple[LayerWork, ...]:
+def by_paths(unit: Unit, layout: LayerLayout) -> tuple[LayerWork, ...]:
     """The works of the busiest worker: its paths, common layers, and what follows on its output."""
     paths = unit.paths
     assert paths is not None
@@ -110,14 +110,14 @@ def by_paths(unit: Unit, layout: Layout) -> tuple[LayerWork, ...]:
     return max(runs, key=lambda works: sum(work.flops for work in works))
 
 
-def runs_of(paths: Paths, layout: Layout) -> list[tuple[int, int]]:
+def runs_of(paths: PathWork, layout: LayerLayout) -> list[tuple[int, int]]:
     """The range of paths of each worker, as (start, stop)."""
     parts, workers = layout.in_parts.paths, layout.paths
     ends = balanced(paths.sizes, parts)
     return [*pairwise(ends[:: parts // workers])]
 
 
-def unevenness(unit: Unit, layout: Layout) -> float:
+def unevenness(unit: Unit, layout: LayerLayout) -> float:
     """The largest part of the output over an equal part, by rows or paths; 1 for other layers."""
     if layout.rows > 1:
         last = unit.images[-1]
@@ -129,7 +129,7 @@ def unevenness(unit: Unit, layout: Layout) -> float:
     return layout.paths * largest / sum(outputs)
 
 
-def unevenness_of_input(unit: Unit, layout: Layout) -> float:
+def unevenness_of_input(unit: Unit, layout: LayerLayout) -> float:
     """The largest worker's rows of the input over an equal part; 1 if not by rows."""
     first = next((image for image in unit.images if image is not None), None)
     if layout.rows == 1 or first is None:
@@ -147,20 +147,20 @@ class PartExchanges:
     """Samples of a step that a worker takes part in."""
     itemsize: int
 
-    def paths(self, unit: Unit, layout: Layout) -> tuple[float, float]:
+    def paths(self, unit: Unit, layout: LayerLayout) -> tuple[float, float]:
         """Price the sum of the gradients of the paths' inputs."""
         if unit.paths is None or layout.paths == 1 or not unit.has_input_gradient:
             return 0.0, 0.0
         return self._sum(self.itemsize * self.samples * unit.paths.taken, layout.paths)
 
-    def rows(self, unit: Unit, layout: Layout) -> tuple[float, float]:
+    def rows(self, unit: Unit, layout: LayerLayout) -> tuple[float, float]:
         """Price halos, and sums over all rows."""
         if layout.rows == 1:
             return 0.0, 0.0
         prices = [*self._halos(unit, layout), *self._sums(unit, layout)]
         return sum(seconds for seconds, _ in prices), sum(sent for _, sent in prices)
 
-    def _halos(self, unit: Unit, layout: Layout) -> list[tuple[float, float]]:
+    def _halos(self, unit: Unit, layout: LayerLayout) -> list[tuple[float, float]]:
         halos = []
         for work, images in zip(unit.works, unit.images, strict=True):
             if images is None:
@@ -172,7 +172,7 @@ class PartExchanges:
                 halos.append(self._halo(images, [*map(list, zip(*crossing, strict=True))]))
         return halos
 
-    def _halo(self, images: Images, crossing: Sequence[Sequence[int]]) -> tuple[float, float]:
+    def _halo(self, images: ImageRows, crossing: Sequence[Sequence[int]]) -> tuple[float, float]:
         network = self.exchanges.network
         row_bytes = self.itemsize * images.row * self.samples
         messages = np.zeros(len(network.links))
@@ -183,10 +183,10 @@ class PartExchanges:
                 if rows:
                     outgoing[:, network.level(source, destination)] += 1, rows
             messages, most = np.maximum(messages, outgoing[0]), np.maximum(most, outgoing[1])
-        seconds = self.exchanges.seconds([Traffic(messages, most)], row_bytes, self.rounds)
+        seconds = self.exchanges.seconds([MessageTraffic(messages, most)], row_bytes, self.rounds)
         return seconds, row_bytes * sum(map(sum, crossing)) / len(crossing)
 
-    def _sums(self, unit: Unit, layout: Layout) -> list[tuple[float, float]]:
+    def _sums(self, unit: Unit, layout: LayerLayout) -> list[tuple[float, float]]:
         sizes = [size for work in unit.works for size in work.parameters_bytes]
         layer = next((image for image in unit.images if image is not None and image.is_layer), None)
         if layer is not None and layer.summed:
@@ -203,16 +203,16 @@ class PartExchanges:
         return seconds, num_bytes * sum(float(traffic.share.sum()) for traffic in traffics)
 
 
-Layouts = Sequence[Layout]
+Layouts = Sequence[LayerLayout]
 """One layout for each unit of a chain."""
 
 
-def micro_batches_of(work: Workload, layout: Layout) -> int:
+def micro_batches_of(work: Workload, layout: LayerLayout) -> int:
     """The number of micro-batches of a step that a worker takes part in."""
     return ceil(work.num_micro_batches / layout.batch)
 
 
-def part_of(unit: Unit, layout: Layout) -> tuple[LayerWork, ...]:
+def part_of(unit: Unit, layout: LayerLayout) -> tuple[LayerWork, ...]:
     """A worker's part of a unit, for one image; the largest part if they are not equal."""
     if layout.rows > 1:
         return by_rows(unit, layout)
@@ -230,7 +230,7 @@ def _share(elements: int, workers: int) -> float:
     return ceil(elements / workers) / elements
 
 
-def _part(work: LayerWork, layout: Layout, out: float, into: float, taken: float) -> LayerWork:
+def _part(work: LayerWork, layout: LayerLayout, out: float, into: float, taken: float) -> LayerWork:
     """Cut a work. Shares: out of the outputs, into of the weights' inputs, taken of the layer's."""
     if not work.shapes:  # modules that work on the layer's parts
         return replace(
@@ -273,7 +273,7 @@ def rank_work(work: Workload, chain: Sequence[Unit], layouts: Layouts) -> Worklo
     return replace(work, layers=tuple(layers), activation_bytes=kept_bytes)
 
 
-def _kept(unit: Unit, part: Sequence[LayerWork], layout: Layout) -> list[float]:
+def _kept(unit: Unit, part: Sequence[LayerWork], layout: LayerLayout) -> list[float]:
     """Bytes that backward needs of each layer of a part; gathered inputs are memory of its own."""
     kept = [work.kept_bytes for work in part]
     if layout.in_parts.rows > 1:
@@ -345,7 +345,7 @@ def memory_of(
     )
 
 
-def is_apart(layout: Layout, most: int) -> bool:
+def is_apart(layout: LayerLayout, most: int) -> bool:
     """Whether a worker's part of a layer gets the micro-batches of several workers.
 
     Its gradients are then summed after backward. most: the largest `batch` of all layouts.
@@ -353,7 +353,7 @@ def is_apart(layout: Layout, most: int) -> bool:
     return layout.parts > 1 and layout.batch < most
 
 
-def nodes_of(layout: Layout, most: int) -> int:
+def nodes_of(layout: LayerLayout, most: int) -> int:
     """The worker's nodes of a gradient tree: one for each worker whose micro-batches it gets."""
     return most // layout.batch if is_apart(layout, most) else 1
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from firecaffe.data.dataset import Layout, Leaf, tree_words
+from firecaffe.data.dataset import Layout, TensorLayout, tree_words
 from firecaffe.errors import RecipeError
 from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.gradients.config import NO_COMPRESSOR
@@ -161,7 +161,7 @@ def layers_of(config: ModelConfig, layout: Layout | None, num_classes: int | Non
 
 
 def images_of(shape_CHW: tuple[int, int, int]) -> Layout:
-    return Layout(Leaf(shape_CHW, torch.float32), Leaf((), torch.int64))
+    return Layout(TensorLayout(shape_CHW, torch.float32), TensorLayout((), torch.int64))
 
 
 def input_of(config: ModelConfig) -> tuple[int, int, int]:

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Layout:
+class RankLayout:
     """Workers in rows and columns: rank d · model + k holds part or stage k of model d."""
 
     data: int
@@ -67,7 +67,7 @@ def rows_of(of_ranks: Sequence[T], row_size: int) -> list[Sequence[T]]:
     return [of_ranks[start : start + row_size] for start in range(0, len(of_ranks), row_size)]
 
 
-def layout_of(words: ParallelConfig, world_size: int) -> Layout:
+def layout_of(words: ParallelConfig, world_size: int) -> RankLayout:
     """Return the layout of so many workers. Raises: RecipeError if there is none."""
     size = words.row_size
     data = words.data or world_size // size
@@ -79,7 +79,7 @@ def layout_of(words: ParallelConfig, world_size: int) -> Layout:
         )
         needed = f"{words.data * size}" if words.data else f"a multiple of {size}"
         raise RecipeError(f"{world_size} workers with {said}: there must be {needed}")
-    return Layout(data, size, words.shares_samples, words.num_stages)
+    return RankLayout(data, size, words.shares_samples, words.num_stages)
 
 
 @dataclass(frozen=True)

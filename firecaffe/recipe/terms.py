@@ -76,7 +76,7 @@ class Default(Enum):
 
 
 @dataclass(frozen=True)
-class Kind:
+class TermKind:
     text: str
     holds: Callable[[Any], bool]
 
@@ -94,7 +94,7 @@ class Term:
         if isinstance(self.values, Default):
             is_met = bool(value == DEFAULTS[self.word])
         else:
-            kinds = [kind for kind in self.values if isinstance(kind, Kind)]
+            kinds = [kind for kind in self.values if isinstance(kind, TermKind)]
             is_met = value in self.values or any(kind.holds(value) for kind in kinds)
         return is_met != self.is_negated
 
@@ -182,7 +182,7 @@ def said(word: str, value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    if isinstance(value, Kind):
+    if isinstance(value, TermKind):
         return value.text
     if isinstance(value, bool):
         return str(value).lower()
@@ -234,15 +234,15 @@ class Refusal:
         return f"{detail and f'{detail}: '}not with {' and '.join(others)}: {self.because}"
 
 
-OWN_CODE = Kind("code of your own", is_reference)
-CAFFES_NET = Kind("caffe:PATH", is_caffe)
+OWN_CODE = TermKind("code of your own", is_reference)
+CAFFES_NET = TermKind("caffe:PATH", is_caffe)
 
 
 def _leaves_the_tree(algorithm: str) -> bool:
     return algorithm != AUTO_EXCHANGE and not keeps_tree_order(algorithm)
 
 
-OUT_OF_ORDER = Kind("one that leaves the tree's order", _leaves_the_tree)
+OUT_OF_ORDER = TermKind("one that leaves the tree's order", _leaves_the_tree)
 
 
 def _needs_all(compressor: str) -> bool:
@@ -252,7 +252,7 @@ def _needs_all(compressor: str) -> bool:
     return compressor not in (NO_COMPRESSOR, *ONE_BY_ONE)
 
 
-OF_MANY_LENGTHS = Kind("threshold or power_sgd", _needs_all)
+OF_MANY_LENGTHS = TermKind("threshold or power_sgd", _needs_all)
 
 CODEC = on("exchange.compressor")
 FLOAT16 = is_("train.autocast", "float16")

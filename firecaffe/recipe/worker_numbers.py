@@ -10,7 +10,7 @@ from firecaffe.exchange.choose import AUTO as AUTO_EXCHANGE
 from firecaffe.exchange.leaves import num_nodes
 from firecaffe.parallel.config import AUTO, ONE_WEIRD_TRICK, ParallelConfig
 from firecaffe.recipe.fits import SIZES, raise_first
-from firecaffe.recipe.parallel import Auto, Layout, layout_of
+from firecaffe.recipe.parallel import Auto, RankLayout, layout_of
 from firecaffe.recipe.refusals import OF_RANKS, check_together, is_refused
 from firecaffe.recipe.sections import Recipe
 from firecaffe.synchrony.config import LOCAL, SynchronyConfig, learners_that_do_not_fit
@@ -21,7 +21,7 @@ from firecaffe.value_checks import count_of
 class Workers:
     world_size: int
     per_host: int
-    layout: Layout
+    layout: RankLayout
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ WORKERS_FIT = (
 )
 
 
-def check_hosts(recipe: Recipe, per_host: int, least: int, most: int, on_gpus: bool) -> Layout:
+def check_hosts(recipe: Recipe, per_host: int, least: int, most: int, on_gpus: bool) -> RankLayout:
     """Check a run for each number of hosts from `least` to `most`; return the layout of the most.
 
     If a host leaves, the run has to continue. Raises: RecipeError.
@@ -164,7 +164,7 @@ def _instead(parallel: ParallelConfig, per_host: int) -> str:
     return ""
 
 
-def check_ranks(recipe: Recipe, world_size: int, per_host: int, on_gpus: bool) -> Layout:
+def check_ranks(recipe: Recipe, world_size: int, per_host: int, on_gpus: bool) -> RankLayout:
     """Check all that depends on the number of ranks; return their layout. Raises: RecipeError."""
     parallel = recipe.parallel
     if parallel.scheme == AUTO:  # any layout will do

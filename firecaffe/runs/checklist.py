@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from firecaffe.runs.measure import has_learned, of_band, of_difference
-from firecaffe.runs.run_table import Run, other_epochs
-from firecaffe.runs.seed_groups import Group, GroupRow, band_of, code_of, letters
+from firecaffe.runs.run_table import TableRun, other_epochs
+from firecaffe.runs.seed_groups import GroupRow, RunGroup, band_of, code_of, letters
 from firecaffe.runs.statistics import EQUIVALENT, FEWEST, ROUNDING
 
 
@@ -23,7 +23,7 @@ class Item:
 
 
 def checklist(
-    groups: Sequence[Group], rows: Sequence[GroupRow], band: float | None = None
+    groups: Sequence[RunGroup], rows: Sequence[GroupRow], band: float | None = None
 ) -> list[Item]:
     """Return each item, met or missing. A difference up to `band` of the metric counts as none."""
     data = {str(group.first.result["data"]) for group in groups}
@@ -62,7 +62,7 @@ def checklist(
     ]
 
 
-def _learned(groups: Sequence[Group], rows: Sequence[GroupRow]) -> Item:
+def _learned(groups: Sequence[RunGroup], rows: Sequence[GroupRow]) -> Item:
     # A network that learned nothing is as fast, and as good, as any other such network.
     lost = [
         f"{name}: {row.failure}"
@@ -98,7 +98,7 @@ def _accuracy(rows: Sequence[GroupRow], alone: str, band: float) -> Item:
     return Item("the same accuracy", not doubts and not alone, alone or "; ".join(doubts) or points)
 
 
-def _hyperparameters(groups: Sequence[Group]) -> Item:
+def _hyperparameters(groups: Sequence[RunGroup]) -> Item:
     runs = [run for group in groups for run in group.runs]
     codes = [_named_code(run) for run in runs]
     if "" in codes:
@@ -111,14 +111,14 @@ def _hyperparameters(groups: Sequence[Group]) -> Item:
     return Item("all hyperparameters, and the code", not doubt, doubt or why)
 
 
-def _named_code(run: Run) -> str:
+def _named_code(run: TableRun) -> str:
     source = run.words.get("environment.source")
     version = run.words.get("environment.firecaffe")
     installed = f"firecaffe {version}, source {source[:12]}" if source and version else ""
     return str(run.words.get("environment.commit") or installed)
 
 
-def _code(groups: Sequence[Group]) -> Item:
+def _code(groups: Sequence[RunGroup]) -> Item:
     runs = [run for group in groups for run in group.runs]
     codes = sorted({code_of(run) for run in runs})
     versions = sorted({str(run.words.get("environment.torch")) for run in runs})
@@ -131,7 +131,7 @@ def _short(code: str) -> str:
     return " ".join(word.rstrip(",")[:12] + "," * word.endswith(",") for word in code.split())
 
 
-def _epochs(groups: Sequence[Group], rows: Sequence[GroupRow]) -> Item:
+def _epochs(groups: Sequence[RunGroup], rows: Sequence[GroupRow]) -> Item:
     known = [row.epochs for row in rows if row.epochs is not None]
     is_met = len(known) == len(rows) and not any(
         other_epochs(groups[0].first, group.first) for group in groups

@@ -5,7 +5,7 @@ from typing import Any
 
 from firecaffe.errors import RunError
 from firecaffe.runs.run_folder import METRICS
-from firecaffe.runs.run_table import Run, samples_seen
+from firecaffe.runs.run_table import TableRun, samples_seen
 from firecaffe.runs.schemas import MetricsRow, TimedRow
 from firecaffe.schema import Real, checked, read_rows
 from firecaffe.synchrony.config import ASYNCHRONOUS, BACKUP, EVERY_STEP, LOCAL, SERVED, STALE
@@ -19,7 +19,7 @@ NUMBERS = {
 """The entry of each mode that matters most, and its letter."""
 
 
-def mode_of(run: Run) -> str:
+def mode_of(run: TableRun) -> str:
     mode = str(run.words.get("synchrony.mode", EVERY_STEP))
     if mode not in NUMBERS:
         return mode
@@ -27,25 +27,25 @@ def mode_of(run: Run) -> str:
     return f"{mode}, {letter} = {run.words.get(f'synchrony.{word}')}"
 
 
-def is_simulated(run: Run) -> bool:
+def is_simulated(run: TableRun) -> bool:
     """Whether one process simulated several learners, so that its time cannot be compared."""
     is_served = run.words.get("synchrony.mode") in SERVED
     return is_served and run.words.get("synchrony.clock") == "simulated"
 
 
-def staleness_of(run: Run) -> float | None:
+def staleness_of(run: TableRun) -> float | None:
     row = _of_server(run)
     return None if row is None else float(row["mean_staleness"])
 
 
-def given_up(run: Run) -> int:
+def given_up(run: TableRun) -> int:
     """Count the samples of micro-batches that a server dropped, each as a whole micro-batch."""
     row = _of_server(run)
     size = int(run.words.get("train.micro_batch_size", 1))
     return 0 if row is None else int(row["dropped"]) * size
 
 
-def sent_per_step(run: Run) -> float | None:
+def sent_per_step(run: TableRun) -> float | None:
     """Return the mean bytes that all ranks send in a step; with a server, after the warm steps."""
     row = _of_server(run)
     if row is None:
@@ -57,11 +57,11 @@ def sent_per_step(run: Run) -> float | None:
     return float(moved / max(1, run.result["steps"] - run.words.get("synchrony.warm_steps", 0)))
 
 
-def trained_samples(run: Run) -> int:
+def trained_samples(run: TableRun) -> int:
     return samples_seen(run) - given_up(run)
 
 
-def _of_server(run: Run) -> dict[str, Any] | None:
+def _of_server(run: TableRun) -> dict[str, Any] | None:
     row = run.result.get("synchrony")
     if run.words.get("synchrony.mode") not in SERVED or not isinstance(row, dict):
         return None
@@ -91,7 +91,7 @@ class Curves:
     metric: list[Point]
 
 
-def curves_of(run: Run) -> Curves:
+def curves_of(run: TableRun) -> Curves:
     path = run.folder / METRICS
     sent = sent_per_step(run)
     stride = -(-int(run.result["steps"]) // MOST_POINTS) or 1
@@ -136,7 +136,7 @@ def _mean(values: list[float | None]) -> float | None:
     return sum(known) / len(known) if len(known) == len(values) else None
 
 
-def time_to(run: Run, target: float) -> float | None:
+def time_to(run: TableRun, target: float) -> float | None:
     """Return seconds to the target; None if not reached, or if the run continues another one."""
     gain = run.measure.gain
     for point in curves_of(run).metric:

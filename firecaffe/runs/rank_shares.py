@@ -15,7 +15,7 @@ from firecaffe.value_checks import MOST_MICRO_BATCHES
 
 
 @dataclass(frozen=True)
-class Row:
+class WorkerRow:
     """The ranks that hold one model together."""
 
     size: int = 1
@@ -23,7 +23,7 @@ class Row:
     """Micro-batches that a row computes at the same time: one, or one on each rank."""
 
 
-ALONE = Row()
+ALONE = WorkerRow()
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class RankShares:
         return max(self.micro_batches) - min(self.micro_batches) <= 1
 
 
-def row_of(folder: Path) -> Row:
+def row_of(folder: Path) -> WorkerRow:
     """Return the rows of a run by its recipe; ALONE without a recipe. Raises RunError."""
     if not (folder / RECIPE).exists():
         return ALONE
@@ -52,11 +52,11 @@ def row_of(folder: Path) -> Row:
     stages, model = len(parallel.get("stages") or ()) + 1, parallel.get("model", 1)
     is_split = stages == 1 or parallel.get("split")
     size = stages * model if is_split else stages
-    return Row(size, size if parallel.get("scheme") == "one_weird_trick" else 1)
+    return WorkerRow(size, size if parallel.get("scheme") == "one_weird_trick" else 1)
 
 
 def shares_of(
-    timings: Mapping[int, Sequence[Mapping[str, Any]]], row: Row = ALONE
+    timings: Mapping[int, Sequence[Mapping[str, Any]]], row: WorkerRow = ALONE
 ) -> RankShares | None:
     """Return the shares of a run; None for one rank or row, or if its timings lack them.
 

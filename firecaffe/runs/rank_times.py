@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from firecaffe.errors import RunError
-from firecaffe.runs.rank_shares import ALONE, RankShares, Row, row_of, shares_of
+from firecaffe.runs.rank_shares import ALONE, RankShares, WorkerRow, row_of, shares_of
 from firecaffe.runs.schemas import TimingRow, TripRow
 from firecaffe.schema import read_rows
 
@@ -138,7 +138,7 @@ def explain(folder: Path, in_rounds: bool = False) -> Explanation:
 
 
 def explain_rows(
-    timings: Rows, trips: Rows, in_rounds: bool = False, row: Row = ALONE
+    timings: Rows, trips: Rows, in_rounds: bool = False, row: WorkerRow = ALONE
 ) -> Explanation:
     """Explain timings that were read elsewhere. `row`: the ranks that hold one model."""
     middle = statistics.fmean if in_rounds else statistics.median

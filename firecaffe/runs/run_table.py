@@ -39,7 +39,7 @@ class ComparedSolver(TypedDict):
     base_lr: float
 
 
-class Compared(TypedDict):
+class ComparedWords(TypedDict):
     model: ComparedModel
     train: ComparedTrain
     solver: ComparedSolver
@@ -73,7 +73,7 @@ MODEL_WORDS = ("name", "args", "weights", "freeze", "low_rank")
 
 
 @dataclass(frozen=True)
-class Run:
+class TableRun:
     folder: Path
     result: dict[str, Any]
     words: dict[str, Any]
@@ -89,7 +89,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Row:
+class RunRow:
     run: str
     workers: int
     exchange: str
@@ -110,13 +110,13 @@ class Row:
     weights_sha256: str
 
 
-def read_run(folder: Path) -> Run:
+def read_run(folder: Path) -> TableRun:
     """Read a finished run. Raises RunError if the folder is not one or a file is damaged."""
     result = read_run_file(folder, "result.json")
     environment = read_run_file(folder, "environment.json")
     sections = read_run_recipe(folder)
     _check(folder / "result.json", result, Finished)
-    _check(folder / RECIPE, sections, Compared)
+    _check(folder / RECIPE, sections, ComparedWords)
     _check_measure(folder / "result.json", result)
     settings = _words(sections)
     facts = {f"environment.{name}": environment.get(name) for name in ENVIRONMENT}
@@ -124,13 +124,13 @@ def read_run(folder: Path) -> Run:
         facts[OWN_CODE + part] = which
     if result.get("first_weights"):  # the same file, wherever it was
         settings["model.weights"] = f"sha256 {result['first_weights'].get('sha256')}"
-    return Run(folder, result, settings | facts)
+    return TableRun(folder, result, settings | facts)
 
 
-def rows(runs: Sequence[Run], allow_unequal: bool = False) -> list[Row]:
+def rows(runs: Sequence[TableRun], allow_unequal: bool = False) -> list[RunRow]:
     """Return a row for each run. Speedups over the first run need equal work or `allow_unequal`."""
     return [
-        Row(
+        RunRow(
             run=name,
             workers=run.result["world_size"],
             exchange=_exchange(run),
@@ -150,20 +150,20 @@ def rows(runs: Sequence[Run], allow_unequal: bool = False) -> list[Row]:
     ]
 
 
-def names(runs: Sequence[Run]) -> list[str]:
+def names(runs: Sequence[TableRun]) -> list[str]:
     """Return the name of each run's folder, or `places` if two are equal."""
     short = [run.folder.resolve().name for run in runs]
     return short if len(set(short)) == len(short) else places(runs)
 
 
-def places(runs: Sequence[Run]) -> list[str]:
+def places(runs: Sequence[TableRun]) -> list[str]:
     """Return each run's path below the innermost folder that holds all of them."""
     folders = [run.folder.resolve() for run in runs]
     common = os.path.commonpath([folder.parent for folder in folders])
     return [folder.relative_to(common).as_posix() for folder in folders]
 
 
-def differing_words(runs: Sequence[Run]) -> dict[str, list[Any]]:
+def differing_words(runs: Sequence[TableRun]) -> dict[str, list[Any]]:
     """Return every entry that differs between runs, with each run's value; None: it has none."""
     every = dict.fromkeys(word for run in runs for word in run.words)
     values = {word: [run.words.get(word) for run in runs] for word in every}
@@ -172,7 +172,7 @@ def differing_words(runs: Sequence[Run]) -> dict[str, list[Any]]:
     }
 
 
-def other_work(first: Run, run: Run) -> list[str]:
+def other_work(first: TableRun, run: TableRun) -> list[str]:
     """List how two runs' work differs. Batch and rate may differ: they are how the work is done."""
     work, other = _work(first), _work(run)
     unlike = [what for what in work if work[what] != other[what]]
@@ -181,18 +181,18 @@ def other_work(first: Run, run: Run) -> list[str]:
     return unlike
 
 
-def other_epochs(first: Run, run: Run) -> bool:
+def other_epochs(first: TableRun, run: TableRun) -> bool:
     """Whether the samples seen differ by a step or more. Trainings consist of whole steps."""
     step = max(one.words["train.global_batch_size"] for one in (first, run))
     return bool(abs(samples_seen(first) - samples_seen(run)) >= step)
 
 
-def samples_seen(run: Run) -> int:
+def samples_seen(run: TableRun) -> int:
     in_whole_steps = run.result["steps"] * run.words["train.global_batch_size"]
     return int(run.result.get("samples_seen", in_whole_steps))
 
 
-def doubts(runs: Sequence[Run]) -> dict[str, list[str]]:
+def doubts(runs: Sequence[TableRun]) -> dict[str, list[str]]:
     """Return, by run, why runs themselves doubt that their bits are reproducible."""
     stated = {
         name: run.result.get("identity_doubts") for name, run in zip(names(runs), runs, strict=True)
@@ -200,16 +200,16 @@ def doubts(runs: Sequence[Run]) -> dict[str, list[str]]:
     return {name: list(map(str, reasons)) for name, reasons in stated.items() if reasons}
 
 
-def other_measures(runs: Sequence[Run]) -> list[str]:
+def other_measures(runs: Sequence[TableRun]) -> list[str]:
     named = zip(names(runs), runs, strict=True)
     return unlike_measures({name: run.result for name, run in named})
 
 
-def weights_identical(runs: Sequence[Run]) -> bool:
+def weights_identical(runs: Sequence[TableRun]) -> bool:
     return len({run.result["weights_sha256"] for run in runs}) <= 1
 
 
-def _work(run: Run) -> dict[str, Any]:
+def _work(run: TableRun) -> dict[str, Any]:
     images = {
         word: value
         for word, value in run.words.items()
@@ -223,12 +223,12 @@ def _work(run: Run) -> dict[str, Any]:
     }
 
 
-def _exchange(run: Run) -> str:
+def _exchange(run: TableRun) -> str:
     algorithm, route = run.result["exchange"], run.result["route"]
     return algorithm if route == algorithm else f"{algorithm} ({route})"
 
 
-def _speedup(first: Run, run: Run, allow_unequal: bool) -> float | None:
+def _speedup(first: TableRun, run: TableRun, allow_unequal: bool) -> float | None:
     if (other_work(first, run) and not allow_unequal) or failure([first.result, run.result]):
         return None
     rate, base = run.result["images_per_s"], first.result["images_per_s"]

@@ -21,7 +21,14 @@ from firecaffe.runs.curves import (
     trained_samples,
 )
 from firecaffe.runs.measure import Measure, failure, other_metrics
-from firecaffe.runs.run_table import OWN_CODE, Run, differing_words, names, other_work, samples_seen
+from firecaffe.runs.run_table import (
+    OWN_CODE,
+    TableRun,
+    differing_words,
+    names,
+    other_work,
+    samples_seen,
+)
 from firecaffe.runs.statistics import (
     BAND,
     DIFFERENT,
@@ -39,18 +46,18 @@ NOT_OF_A_GROUP = ("train.seed", "environment.host", "environment.commit", "envir
 
 
 @dataclass(frozen=True)
-class Group:
-    runs: list[Run]
+class RunGroup:
+    runs: list[TableRun]
     names: list[str]
 
     @property
-    def first(self) -> Run:
+    def first(self) -> TableRun:
         return self.runs[0]
 
     @property
-    def results(self) -> list[Run]:
+    def results(self) -> list[TableRun]:
         # Runs of different seeds stay different results: failed trainings may end in equal weights.
-        distinct: dict[tuple[str, str], Run] = {}
+        distinct: dict[tuple[str, str], TableRun] = {}
         for run in self.runs:
             seed = repr(run.words.get("train.seed"))  # of a file, which may say anything
             distinct.setdefault((seed, run.result["weights_sha256"]), run)
@@ -106,7 +113,7 @@ class GroupRow:
         return self.against and as_gain(self.against, self.measure.higher_is_better)
 
 
-def band_of(groups: Sequence[Group], band: float | None) -> float:
+def band_of(groups: Sequence[RunGroup], band: float | None) -> float:
     """Return `band`; by default BAND of a share, RELATIVE_BAND of another metric's first mean."""
     if band is not None:
         return band
@@ -120,19 +127,19 @@ def letters(count: int) -> list[str]:
     return [chr(ord("A") + number) if number < 26 else str(number) for number in range(count)]
 
 
-def group_runs(runs: Sequence[Run]) -> list[Group]:
+def group_runs(runs: Sequence[TableRun]) -> list[RunGroup]:
     """Group runs, in the order in which each group's first run was given."""
     by_key: dict[str, list[int]] = {}
     for place, run in enumerate(runs):
         by_key.setdefault(_key(run), []).append(place)
     called = names(runs)
     return [
-        Group([runs[place] for place in places], [called[place] for place in places])
+        RunGroup([runs[place] for place in places], [called[place] for place in places])
         for places in by_key.values()
     ]
 
 
-def code_of(run: Run) -> str:
+def code_of(run: TableRun) -> str:
     """Return the digest of a run's source (of older runs, the commit) and of a user's own code."""
     ours = run.words.get("environment.source") or run.words.get("environment.commit") or ""
     code_words = sorted(word for word in run.words if word.startswith(OWN_CODE))
@@ -141,7 +148,7 @@ def code_of(run: Run) -> str:
     )
 
 
-def _key(run: Run) -> str:
+def _key(run: TableRun) -> str:
     settings = {
         word: value
         for word, value in run.words.items()
@@ -151,7 +158,7 @@ def _key(run: Run) -> str:
     return repr((sorted(settings.items(), key=lambda item: item[0]), done))
 
 
-def differing_conditions(runs: Sequence[Run]) -> list[str]:
+def differing_conditions(runs: Sequence[TableRun]) -> list[str]:
     conditions = [
         word
         for word in differing_words(runs)
@@ -160,7 +167,7 @@ def differing_conditions(runs: Sequence[Run]) -> list[str]:
     return [*conditions, *(["the code"] if len({code_of(run) for run in runs}) > 1 else [])]
 
 
-def differing(groups: Sequence[Group]) -> dict[str, list[Any]]:
+def differing(groups: Sequence[RunGroup]) -> dict[str, list[Any]]:
     """Return every entry in which groups differ, with each one's value."""
     firsts = [group.first for group in groups]
     entries = differing_words(firsts)
@@ -176,7 +183,7 @@ WORDS_OF_ONE_RUN = ("train.seed", "environment.host")
 
 
 def group_rows(
-    groups: Sequence[Group],
+    groups: Sequence[RunGroup],
     target: float | None = None,
     allow_unequal: bool = False,
     band: float | None = None,
@@ -202,7 +209,7 @@ def group_rows(
 
 
 def _row(
-    group: Group,
+    group: RunGroup,
     times: Sequence[float],
     speedup: Ratio | None,
     unequal: list[str],
@@ -249,23 +256,23 @@ def _mean(values: Sequence[float | None]) -> Mean | None:
     return mean_of(known) if len(known) == len(values) else None
 
 
-def _sent(runs: Sequence[Run]) -> float | None:
+def _sent(runs: Sequence[TableRun]) -> float | None:
     sent = [(sent_per_step(run), run.result["steps"]) for run in runs]
     known = [per_step * steps for per_step, steps in sent if per_step is not None]
     return fmean(known) if len(known) == len(sent) else None
 
 
-def _idle_by_stage(runs: Sequence[Run]) -> list[float]:
+def _idle_by_stage(runs: Sequence[TableRun]) -> list[float]:
     by_run = [run.result.get("idle_by_stage") or [] for run in runs]
     same = len({len(idle) for idle in by_run}) == 1
     return [fmean(of_runs) for of_runs in zip(*by_run, strict=True)] if same else []
 
 
-def _failure(group: Group) -> str:
+def _failure(group: RunGroup) -> str:
     return failure([run.result for run in group.results])
 
 
-def _against(groups: Sequence[Group], band: float) -> list[Difference | None]:
+def _against(groups: Sequence[RunGroup], band: float) -> list[Difference | None]:
     compared: list[Difference | None] = [None] * len(groups)
     measure = groups[0].first.measure
     whole = [
@@ -282,7 +289,7 @@ def _against(groups: Sequence[Group], band: float) -> list[Difference | None]:
 
 
 def _why_no_speedup(
-    groups: Sequence[Group], times: Sequence[Sequence[float]], place: int, target: float | None
+    groups: Sequence[RunGroup], times: Sequence[Sequence[float]], place: int, target: float | None
 ) -> str:
     for index in dict.fromkeys((place, 0)):
         name = letters(len(groups))[index]
@@ -308,7 +315,7 @@ def _speedups(times: Sequence[Sequence[float]], has_one: Sequence[bool]) -> list
     return speedups
 
 
-def _times(group: Group, target: float | None) -> list[float]:
+def _times(group: RunGroup, target: float | None) -> list[float]:
     # If one run has no time, a mean of the others would look too good.
     if target is not None:
         reached = [time_to(run, target) for run in group.runs]
@@ -322,25 +329,25 @@ def _times(group: Group, target: float | None) -> list[float]:
     return times if min(times) > 0 else []
 
 
-def _unequal(baseline: Group, group: Group, target: float | None) -> list[str]:
+def _unequal(baseline: RunGroup, group: RunGroup, target: float | None) -> list[str]:
     # With a target, the samples that each needs are the question.
     unequal = other_work(baseline.first, group.first)
     return [part for part in unequal if target is None or part != "samples seen"]
 
 
-def _hardware(run: Run) -> str:
+def _hardware(run: TableRun) -> str:
     gpus = run.words.get("environment.gpus") or []
     workers = run.result["world_size"]
     kind = gpus[0] if gpus else f"{run.words.get('environment.cpu')} core"
     return f"{workers} x {kind}"
 
 
-def _epochs(run: Run) -> float | None:
+def _epochs(run: TableRun) -> float | None:
     parts = str(run.result["data"]).split()
     numbers = [int(word) for word in parts if word.isdigit()]
     return samples_seen(run) / numbers[0] if numbers else None
 
 
-def _initial_lr(run: Run) -> float:
+def _initial_lr(run: TableRun) -> float:
     value: Any = run.result.get("initial_lr", run.words["solver.base_lr"])
     return float(value)

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from firecaffe.inventory.forward_watch import Watch
+from firecaffe.inventory.forward_watch import ForwardWatch
 from firecaffe.inventory.network_state import kinds_of
 from firecaffe.value_checks import some_of
 
@@ -27,7 +27,7 @@ def tell_of_own_state(module: nn.Module, call: str, averages: bool) -> None:
 class _FirstForward:
     def __init__(self, module: nn.Module, call: str, averages: bool) -> None:
         self._call, self._averages = call, averages
-        self._watch: Watch | None = None
+        self._watch: ForwardWatch | None = None
         self._hooks = (
             module.register_forward_pre_hook(self._before),
             module.register_forward_hook(self._after),
@@ -37,7 +37,7 @@ class _FirstForward:
         if torch.compiler.is_compiling():
             return  # otherwise the check would be compiled, too
         if module.training and self._watch is None:
-            self._watch = Watch(module)
+            self._watch = ForwardWatch(module)
 
     def _after(self, *_: Any) -> None:
         if torch.compiler.is_compiling() or self._watch is None:

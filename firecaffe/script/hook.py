@@ -26,7 +26,7 @@ from firecaffe.exchange.choose import AUTO
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.gradients.threads import begin_thread
 from firecaffe.script.script_arguments import check_group, check_words
-from firecaffe.script.script_exchange import Bucket, RankMean, leave, meet, open_exchange
+from firecaffe.script.script_exchange import DDPBucket, RankMean, leave, meet, open_exchange
 from firecaffe.transport.auto_exchange import AutoChoice
 from firecaffe.transport.worker import Worker
 
@@ -111,7 +111,7 @@ class HookState:
             result.set_result(buffer)
             return result
         is_active = torch._C._current_graph_task_id() >= 0
-        bucket = Bucket(
+        bucket = DDPBucket(
             grad_bucket.index(),
             grad_bucket.is_last(),
             buffer,
@@ -129,7 +129,7 @@ class HookState:
             done.result()
         return result
 
-    def _task(self, bucket: Bucket, result: Future[Tensor]) -> Callable[[], None]:
+    def _task(self, bucket: DDPBucket, result: Future[Tensor]) -> Callable[[], None]:
         mean, stream, device = self._mean, self._stream, bucket.buffer.device
         assert mean is not None
         if stream is None:

@@ -175,7 +175,7 @@ def _check_hosts(exchange: str, world: Group, per_host: Sequence[int]) -> None:
 
 
 @dataclass(frozen=True)
-class Bucket:
+class DDPBucket:
     index: int
     is_last: bool
     buffer: Tensor
@@ -200,7 +200,7 @@ class RankMean:
         self._memory: dict[str, Tensor] = {}
 
     @torch.no_grad()
-    def __call__(self, bucket: Bucket) -> Tensor:
+    def __call__(self, bucket: DDPBucket) -> Tensor:
         """Return the mean, in the buffer or in shared memory, until the bucket comes again."""
         # Vectors are divided before the sum, as in DDP, so that nothing overflows except the mean.
         count = self._count(bucket)
@@ -234,14 +234,14 @@ class RankMean:
         self._places.clear()
         self._exchange.close()
 
-    def _count(self, bucket: Bucket) -> int:
+    def _count(self, bucket: DDPBucket) -> int:
         if not bucket.counts_ranks:
             return self._world.world_size
         active = torch.full((1,), float(bucket.is_active), device=bucket.buffer.device)
         self._exchange.all_reduce(active)
         return max(1, round(active.item()))
 
-    def _place_of(self, bucket: Bucket) -> Tensor:
+    def _place_of(self, bucket: DDPBucket) -> Tensor:
         """Return the shared memory of a bucket: usually its own buffer, which moves there."""
         # The decision is the same on all ranks. A rank without inputs brings another buffer each
         # time (`Join`), and DDP may cut buckets of the same sizes anew: these are copied.
@@ -253,7 +253,7 @@ class RankMean:
             place = self._places[bucket.index] = self._exchange.place_for(buffer)
         return place
 
-    def _reduce_coded(self, bucket: Bucket) -> None:
+    def _reduce_coded(self, bucket: DDPBucket) -> None:
         check_encodable(self._compressor, bucket.buffer.dtype)
         coded = self._coded.get(bucket.index)
         if coded is None or not coded.holds(bucket.parameters):
@@ -263,7 +263,7 @@ class RankMean:
         nodes = [(self._world.rank, coded.vector)]
         torch._foreach_copy_(parts, coded.parts_of(coded.compressor.reduce(0, nodes, self._wire)))
 
-    def _lay_out(self, bucket: Bucket, is_stale: bool) -> "CodedBucket":
+    def _lay_out(self, bucket: DDPBucket, is_stale: bool) -> "CodedBucket":
         """Make the aligned vector of a bucket. A compressor's memory follows the parameters."""
         if is_stale:
             for coded in self._coded.values():

@@ -59,7 +59,7 @@ class Worth:
 
 
 @dataclass(frozen=True)
-class Judge:
+class Evaluator:
     recipe: Recipe
     world: World
     data: Data
@@ -94,11 +94,11 @@ class Judge:
 
 
 @contextmanager
-def judging(recipe: Recipe, world: World) -> Iterator[Judge]:
+def judging(recipe: Recipe, world: World) -> Iterator[Evaluator]:
     """Open the recipe's data for evaluations. Raises DataError, RecipeError."""
     data = open_data(recipe.data)
     with arithmetic(recipe.train, world.device), data_workers(data):
-        yield Judge(recipe, world, data, task_for(recipe, None, None, data.train))
+        yield Evaluator(recipe, world, data, task_for(recipe, None, None, data.train))
 
 
 MOST_SHARED = 1 << 16
@@ -142,7 +142,7 @@ class RoundDone:
 
 
 @dataclass(frozen=True)
-class Made:
+class AttemptResult:
     path: Path
     report: FileReport
     rounds: Sequence[RoundDone]
@@ -165,19 +165,19 @@ class Made:
 
 
 @dataclass(frozen=True)
-class Maker:
+class AttemptMaker:
     recipe: Recipe
     """`model.weights` has the trained weights."""
     scheme: Scheme
     steps: int
     weights: int
     before: Worth
-    judge: Judge
+    judge: Evaluator
     workers: int
     lock: int
     say: Callable[[str], None]
 
-    def make(self, folder: Path, choice: Choice | None = None) -> Made:
+    def make(self, folder: Path, choice: Choice | None = None) -> AttemptResult:
         """Train the missing rounds, write the file, read it back and evaluate that network.
 
         `choice` replaces the scheme's settings of layers. Raises what `run_trials` and `load`
@@ -198,7 +198,7 @@ class Maker:
         worth = self.judge.worth(load_run(path, recipe=trained.recipe).model)
         lost = self.before.less(worth, measure)
         ratio = self.weights * BYTES_PER_WEIGHT / report.num_bytes
-        made = Made(path, report, rounds, worth, lost, ratio)
+        made = AttemptResult(path, report, rounds, worth, lost, ratio)
         write_json(path.with_suffix(".json"), made.as_row)
         return made
 

@@ -35,7 +35,7 @@ from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.measure import Measure
 from firecaffe.runs.run_folder import read_run_file
 from firecaffe.schema import Count, Real, read_file
-from firecaffe.shrink.attempt import Judge, Made, Maker, Worth, judging
+from firecaffe.shrink.attempt import AttemptMaker, AttemptResult, Evaluator, Worth, judging
 from firecaffe.shrink.layer_sizes import LayerSensitivity, choose, layers_of, measure_layers
 from firecaffe.shrink.pruning_rounds import Attempt, best_of, next_aim, rounds_of
 from firecaffe.shrink.scheme import Scheme
@@ -69,14 +69,14 @@ class CompressRequest:
 
 
 @dataclass(frozen=True)
-class Compressed:
+class CompressionResult:
     asked: CompressRequest
     weights: int
     """Parameters of the network; a ratio counts 4 bytes for each."""
     float_worth: Worth
     """The worth of the network before compression."""
-    made: Made
-    tried: Sequence[Made]
+    made: AttemptResult
+    tried: Sequence[AttemptResult]
     layers: Sequence[LayerSensitivity]
     reached: bool
     """Whether the target is reached; true without a target."""
@@ -135,7 +135,7 @@ def compress(
     world: World,
     say: Callable[[str], None],
     say_layers: Callable[[Sequence[LayerSensitivity], Measure], None],
-) -> Compressed:
+) -> CompressionResult:
     """Train the rounds, write the file and evaluate it; continue with what its folder holds.
 
     `world` has only this process. `say` reports the end of each round, and `say_layers` the
@@ -150,8 +150,10 @@ def compress(
         weights = sum(parameter.numel() for parameter in network.parameters())
         recipe, network = _start(asked, network, data)
         steps = total_steps(recipe, data)
-        maker = Maker(recipe, asked.scheme, steps, weights, before, judge, asked.workers, lock, say)
-        tried: list[Made] = []
+        maker = AttemptMaker(
+            recipe, asked.scheme, steps, weights, before, judge, asked.workers, lock, say
+        )
+        tried: list[AttemptResult] = []
         layers: list[LayerSensitivity] = []
         if asked.target is None:
             made, reached = maker.make(asked.folder), True
@@ -170,7 +172,9 @@ def compress(
             made = tried[place]
         if reached:
             _put(made.path, asked.out)
-        return Compressed(asked, weights, before, made, tried, layers, reached, judge.measure)
+        return CompressionResult(
+            asked, weights, before, made, tried, layers, reached, judge.measure
+        )
 
 
 def _start(asked: CompressRequest, network: nn.Module, data: Data) -> tuple[Recipe, nn.Module]:
@@ -193,7 +197,7 @@ class Sensitivities(TypedDict):
 
 
 def _sensitivities(
-    asked: CompressRequest, network: nn.Module, judge: Judge
+    asked: CompressRequest, network: nn.Module, judge: Evaluator
 ) -> list[LayerSensitivity]:
     """Read the folder's sensitivities, or measure them: the same weights are tried once."""
     path = asked.folder / "sensitivity.json"
@@ -244,7 +248,7 @@ def _put(file: Path, out: Path) -> None:
         shutil.copyfile(file, aside)
 
 
-def as_record(found: Compressed) -> dict[str, Any]:
+def as_record(found: CompressionResult) -> dict[str, Any]:
     """Return one JSON object. Losses are in printed units: points of a share."""
     asked, whole = found.asked, found.weights * BYTES_PER_WEIGHT
     target = asked.target

@@ -193,7 +193,7 @@ Score = Callable[[], float]
 
 
 @dataclass(frozen=True)
-class Layer:
+class SizedLayer:
     """Parameters that are tried together. `name` is the pattern that selects them."""
 
     name: str
@@ -203,7 +203,7 @@ class Layer:
 
 
 @torch.no_grad()
-def measure_layers(layers: Sequence[Layer], score: Score) -> list[LayerSensitivity]:
+def measure_layers(layers: Sequence[SizedLayer], score: Score) -> list[LayerSensitivity]:
     """Try every layer at every level, and restore the weights."""
     before = score()
     sensitivities = []
@@ -244,18 +244,18 @@ def _shared(bits: int) -> Callable[[Tensor], Tensor]:
     return change
 
 
-def layers_of(network: nn.Module, prunes_biases: bool, shares_biases: bool) -> list[Layer]:
+def layers_of(network: nn.Module, prunes_biases: bool, shares_biases: bool) -> list[SizedLayer]:
     """Return each layer's weights, and biases if a scheme prunes or shares them."""
     named = dict(network.named_parameters())
     weights: dict[str, list[nn.Parameter]] = {}
     for name in pruned_weights(named, PruneConfig(keep={"*": 0.5}))[0]:
         weights.setdefault(name.rpartition(".")[0], []).append(named[name])
-    layers = [Layer(name, tensors) for name, tensors in weights.items()]
+    layers = [SizedLayer(name, tensors) for name, tensors in weights.items()]
     if prunes_biases or shares_biases:
         keeps = KEEPS if prunes_biases else ()
         bits = BITS if shares_biases else ()
         layers += [
-            Layer(name, [parameter], keeps, bits)
+            SizedLayer(name, [parameter], keeps, bits)
             for name, parameter in named.items()
             if name.endswith(BIAS) and parameter.any()
         ]

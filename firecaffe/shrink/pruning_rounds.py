@@ -18,7 +18,7 @@ from firecaffe.errors import RecipeError
 from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.measure import TOP1, Measure
 from firecaffe.shrink.layer_sizes import Choice, LayerChoice
-from firecaffe.shrink.scheme import Round, Scheme, Words
+from firecaffe.shrink.scheme import Scheme, SchemeRound, Words
 from firecaffe.shrink.start_network import Target
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.training.trial import Trial
@@ -53,7 +53,9 @@ def rounds_of(
     return trials
 
 
-def _chosen(rounds: Sequence[Round], choice: Choice | None) -> list[tuple[Round, dict[str, Words]]]:
+def _chosen(
+    rounds: Sequence[SchemeRound], choice: Choice | None
+) -> list[tuple[SchemeRound, dict[str, Words]]]:
     # Each of several rounds that prune keeps the same part of what the one before has kept.
     prunes = [
         training_round
@@ -94,7 +96,7 @@ def _kept_on(sections: Mapping[str, Words]) -> dict[str, Words]:
 
 def _round_recipe(
     recipe: Recipe,
-    training_round: Round,
+    training_round: SchemeRound,
     sections: Mapping[str, Words],
     steps: int,
     weights: str,
@@ -140,7 +142,7 @@ def _with_policy(run: SolverConfig, settings: Mapping[str, Any], rate: float) ->
 
 
 def _meant(
-    choice: Choice, training_round: Round, section: str, word: str
+    choice: Choice, training_round: SchemeRound, section: str, word: str
 ) -> list[tuple[str, LayerChoice]]:
     """Return the choice, without biases if the round's own patterns name none."""
     patterns = training_round.sections[section].get(word, {})

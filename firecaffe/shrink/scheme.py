@@ -28,7 +28,7 @@ Words = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Round:
+class SchemeRound:
     name: str
     length: float = 1.0
     """Steps, as a share of the run's."""
@@ -46,7 +46,7 @@ class Round:
 @dataclass(frozen=True)
 class Scheme:
     name: str
-    rounds: Sequence[Round]
+    rounds: Sequence[SchemeRound]
     about: str = ""
     code: str = "best"
     biases: int = 32
@@ -100,10 +100,10 @@ def scheme_of(name: str, words: Words, where: str) -> Scheme:
     )
 
 
-def _round(where: str, number: int, row: Any) -> Round:
+def _round(where: str, number: int, row: Any) -> SchemeRound:
     place = f"rounds {number}."
     settings = _table(where, f"rounds {number}", row)
-    round_fields = [entry.name for entry in fields(Round) if entry.name != "sections"]
+    round_fields = [entry.name for entry in fields(SchemeRound) if entry.name != "sections"]
     _check_known(where, place, settings, [*round_fields, *SECTIONS])
     name = settings.get("name", "round")
     if not isinstance(name, str) or not name.replace("-", "").replace("_", "").isalnum():
@@ -124,7 +124,7 @@ def _round(where: str, number: int, row: Any) -> Round:
         known = [entry.name for entry in fields(getattr(default, section))]
         _check_known(where, f"{place}{section}.", sections[section], known)
     numbers = {word: settings[word] for word in round_fields if word in settings and word != "name"}
-    return Round(name, **numbers, sections=sections)
+    return SchemeRound(name, **numbers, sections=sections)
 
 
 def _check_low_rank(where: str, word: str, pattern: str, value: Any) -> None:

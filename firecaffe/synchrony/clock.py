@@ -31,7 +31,7 @@ MOST_MEASURED = 1_000_000
 LONGEST_S = 1e6
 
 
-class _Row(TypedDict):
+class _SpeedRow(TypedDict):
     compute_s: Annotated[float, Meta(gt=0, le=LONGEST_S)]
 
 
@@ -56,7 +56,7 @@ def _drawn(seed: int, learner: int, count: int) -> random.Random:
 
 def measured(path: Path) -> list[float]:
     """Read `compute_s` from each line of a run's timings. Raises: RecipeError."""
-    rows = read_rows(path, _Row, RecipeError)
+    rows = read_rows(path, _SpeedRow, RecipeError)
     try:
         times = [row["compute_s"] for row in islice(rows, MOST_MEASURED)]
     except RecipeError as error:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from firecaffe.caffe.graph import Step
+from firecaffe.caffe.graph import GraphStep
 from firecaffe.caffe.judge import Blobs, Judge, read_judges
 from firecaffe.errors import RecipeError
 from firecaffe.tasks.config import TaskConfig
@@ -48,7 +48,7 @@ def caffe_task(config: TaskConfig, reserved: tuple[str, ...] = ()) -> Task:
                 f"{str(error).splitlines()[0]}"
             ) from error
 
-    def metric(step: Step) -> Sums:
+    def metric(step: GraphStep) -> Sums:
         return Sums(
             lambda outputs, targets: test.sums(step, _blobs(test, outputs), targets),
             lambda sums: sums[0] / sums[1].clamp(min=1),
@@ -97,7 +97,7 @@ def _lacks(judge: Judge, outputs: Any) -> str:
     )
 
 
-def _counts(steps: Mapping[str, Step], train: Judge, test: Judge) -> Counts | None:
+def _counts(steps: Mapping[str, GraphStep], train: Judge, test: Judge) -> Counts | None:
     """Count the first metric in training if it is the share of samples whose label is first."""
     if not steps or not {*test.parts.blobs} <= {*train.parts.blobs}:
         return None

@@ -36,11 +36,11 @@ def counted(place: int) -> Callable[[Any, Tensor], Tensor]:
     return lambda outputs, labels: count_correct(outputs, labels)[place]
 
 
-Make = Callable[["Row", Known], Metric]
+Make = Callable[["MetricRow", Known], Metric]
 
 
 @dataclass(frozen=True)
-class Row:
+class MetricRow:
     """A metric: how each task makes it, its direction, and whether it is a share of 1."""
 
     of: Mapping[str, Make]
@@ -84,7 +84,7 @@ def _built(name: str, **options: Any) -> Any:
 
 
 def _multiclass(name: str, see: Callable[[Known], Prepare] = _labels, **options: Any) -> Make:
-    def make(row: Row, known: Known) -> Metric:
+    def make(row: MetricRow, known: Known) -> Metric:
         ignored = known.ignore_index
         made = _built(name, num_classes=known.classes(), ignore_index=ignored, **options)
         return TorchMetric(made, see(known), row.higher_is_better, row.is_share)
@@ -93,7 +93,7 @@ def _multiclass(name: str, see: Callable[[Known], Prepare] = _labels, **options:
 
 
 def _multilabel(name: str, **options: Any) -> Make:
-    def make(row: Row, known: Known) -> Metric:
+    def make(row: MetricRow, known: Known) -> Metric:
         made = _built(name, num_labels=known.classes(), **options)
         return TorchMetric(made, _chances_of_each(known), row.higher_is_better, row.is_share)
 
@@ -101,7 +101,7 @@ def _multilabel(name: str, **options: Any) -> Make:
 
 
 def _regression(name: str, see: Prepare = flat, **options: Any) -> Mapping[str, Make]:
-    def make(row: Row, known: Known) -> Metric:
+    def make(row: MetricRow, known: Known) -> Metric:
         return TorchMetric(_built(name, **options), see, row.higher_is_better, row.is_share)
 
     return {"regression": make}
@@ -122,55 +122,55 @@ def _counted(place: int) -> Mapping[str, Make]:
     return {"classification": lambda row, known: Sums(count, is_share=True)}
 
 
-METRICS: dict[str, Row] = {
-    "top1": Row(_counted(0)),
-    "top5": Row(_counted(1)),
-    "accuracy": Row(
+METRICS: dict[str, MetricRow] = {
+    "top1": MetricRow(_counted(0)),
+    "top5": MetricRow(_counted(1)),
+    "accuracy": MetricRow(
         {
             "classification": _multiclass("MulticlassAccuracy", average="micro"),
             "multilabel": _multilabel("MultilabelAccuracy", average="macro"),
             "segmentation": _multiclass("MulticlassAccuracy", average="micro"),
         }
     ),
-    "balanced_accuracy": Row(
+    "balanced_accuracy": MetricRow(
         {
             "classification": _multiclass("MulticlassAccuracy", average="macro"),
             "segmentation": _multiclass("MulticlassAccuracy", average="macro"),
         }
     ),
-    "precision": Row(_macro("Precision")),
-    "recall": Row(_macro("Recall")),
-    "f1": Row(_macro("F1Score")),
-    "auroc": Row(
+    "precision": MetricRow(_macro("Precision")),
+    "recall": MetricRow(_macro("Recall")),
+    "f1": MetricRow(_macro("F1Score")),
+    "auroc": MetricRow(
         {
             "classification": _multiclass("MulticlassAUROC", _chances),
             "multilabel": _multilabel("MultilabelAUROC"),
         }
     ),
-    "average_precision": Row(
+    "average_precision": MetricRow(
         {
             "classification": _multiclass("MulticlassAveragePrecision", _chances),
             "multilabel": _multilabel("MultilabelAveragePrecision"),
         }
     ),
-    "calibration_error": Row(
+    "calibration_error": MetricRow(
         {"classification": _multiclass("MulticlassCalibrationError", _chances)},
         higher_is_better=False,
     ),
-    "mcc": Row({"classification": _multiclass("MulticlassMatthewsCorrCoef")}, is_share=False),
-    "exact_match": Row({"multilabel": _multilabel("MultilabelExactMatch")}),
-    "hamming_distance": Row(
+    "mcc": MetricRow({"classification": _multiclass("MulticlassMatthewsCorrCoef")}, is_share=False),
+    "exact_match": MetricRow({"multilabel": _multilabel("MultilabelExactMatch")}),
+    "hamming_distance": MetricRow(
         {"multilabel": _multilabel("MultilabelHammingDistance")}, higher_is_better=False
     ),
-    "mean_iou": Row({"segmentation": _multiclass("MulticlassJaccardIndex", average="macro")}),
-    "mae": Row(_regression("MeanAbsoluteError"), higher_is_better=False, is_share=False),
-    "mse": Row(_regression("MeanSquaredError"), higher_is_better=False, is_share=False),
-    "rmse": Row(
+    "mean_iou": MetricRow({"segmentation": _multiclass("MulticlassJaccardIndex", average="macro")}),
+    "mae": MetricRow(_regression("MeanAbsoluteError"), higher_is_better=False, is_share=False),
+    "mse": MetricRow(_regression("MeanSquaredError"), higher_is_better=False, is_share=False),
+    "rmse": MetricRow(
         _regression("MeanSquaredError", squared=False), higher_is_better=False, is_share=False
     ),
-    "mape": Row(_regression("MeanAbsolutePercentageError"), higher_is_better=False),
-    "r2": Row(_regression("R2Score", in_float64), is_share=False),
-    "spearman": Row(_regression("SpearmanCorrCoef"), is_share=False),
+    "mape": MetricRow(_regression("MeanAbsolutePercentageError"), higher_is_better=False),
+    "r2": MetricRow(_regression("R2Score", in_float64), is_share=False),
+    "spearman": MetricRow(_regression("SpearmanCorrCoef"), is_share=False),
 }
 """The metrics by name."""
 """The metrics by name. They are macro means over classes or labels, except accuracy of classes."""

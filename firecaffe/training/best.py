@@ -26,7 +26,7 @@ from firecaffe.training.state import WEIGHTS, State, stored_piece
 STATE = ("value", "loss", "step", "checkpoint", "evaluated", "without")
 
 
-class _Row(TypedDict):
+class _BestRow(TypedDict):
     metric: str
     value: float | None
     # Missing in older checkpoints.
@@ -101,7 +101,7 @@ class Best:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state, unless it has another metric. Raises: ValueError if it is none."""
-        row = checked(state, _Row)
+        row = checked(state, _BestRow)
         if row["metric"] == self.measure.name:
             for name in STATE:
                 setattr(self, name, row.get(name))

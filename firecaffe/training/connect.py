@@ -18,7 +18,7 @@ from firecaffe.training.modes.every_step import EveryStep
 from firecaffe.training.modes.mode import Linked, ModeParts, Steps, Summed
 from firecaffe.training.parallel.mesh import Mesh
 from firecaffe.training.plugins import Plugin, around_batches
-from firecaffe.training.served.server_steps import Source
+from firecaffe.training.served.server_steps import EventSource
 from firecaffe.transport.auto_exchange import AutoChoice, choose_exchange
 from firecaffe.transport.exchange import Exchange
 from firecaffe.transport.local_ranks import LocalRanks, meet_local_ranks
@@ -81,7 +81,7 @@ def make_steps(
     first_step: int,
     is_repeatable: bool,
     resources: ExitStack,
-    source: Source | None = None,
+    source: EventSource | None = None,
 ) -> Steps:
     """Build the steps; every rank calls it. first_step: the step to resume from.
 

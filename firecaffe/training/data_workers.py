@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from typing_extensions import Buffer
 
 from firecaffe.data import Data, Dataset
-from firecaffe.data.dataset import Batch, Leaf
+from firecaffe.data.dataset import Batch, TensorLayout
 from firecaffe.data.hold_out import SomeOfDataset
 from firecaffe.data.own_data import CheckedSet
 from firecaffe.data.torch_set import Items, TorchSet
@@ -46,7 +46,7 @@ def receive_batch(pipe: Connection, outline: Any) -> Batch:
     """Receive what `send_batch` sends after its outline. Raises: EOFError if the sender is gone."""
 
     def received(leaf: Any) -> Any:
-        if not isinstance(leaf, Leaf):
+        if not isinstance(leaf, TensorLayout):
             return leaf
         tensor = torch.empty(leaf.shape, dtype=leaf.dtype)
         _all(os.readv, pipe.fileno(), tensor)
@@ -57,7 +57,7 @@ def receive_batch(pipe: Connection, outline: Any) -> Batch:
 
 
 def _outline(leaf: Any) -> Any:
-    return Leaf(tuple(leaf.shape), leaf.dtype) if isinstance(leaf, Tensor) else leaf
+    return TensorLayout(tuple(leaf.shape), leaf.dtype) if isinstance(leaf, Tensor) else leaf
 
 
 def _all(move: Any, descriptor: int, tensor: Tensor) -> None:

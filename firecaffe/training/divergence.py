@@ -38,7 +38,7 @@ LEAST = 1.0
 PATIENCE = 100
 
 
-class _Row(TypedDict):
+class _RiseRow(TypedDict):
     first: Annotated[list[float], Meta(max_length=FIRST)]
     last: Annotated[list[float], Meta(max_length=LAST)]
     above: Count
@@ -100,7 +100,7 @@ class Rise:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        row = checked(state, _Row)
+        row = checked(state, _RiseRow)
         self._first, self._above = list(row["first"]), row["above"]
         self._last = deque(row["last"], maxlen=LAST)
         self._lowest = row["lowest"]

@@ -20,13 +20,13 @@ NEEDED = ("model", "data", "task")
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class EvaluatedRun:
     trained: Trained
     data: Data
     evaluation: Evaluation
 
 
-def evaluate_run(where: Path, recipe: Recipe, world: World, *, best: bool = False) -> Evaluated:
+def evaluate_run(where: Path, recipe: Recipe, world: World, *, best: bool = False) -> EvaluatedRun:
     """Evaluate a run's network on the recipe's test data. All ranks call it and return the same."""
     check_named(where, recipe, NEEDED)
     with arithmetic(recipe.train, world.device):
@@ -37,7 +37,7 @@ def evaluate_run(where: Path, recipe: Recipe, world: World, *, best: bool = Fals
         model = trained.model.to(world.device)
         with data_workers(data):
             evaluation = evaluate(model, task, data.test, recipe.data, recipe.train, world, labels)
-    return Evaluated(trained, data, evaluation)
+    return EvaluatedRun(trained, data, evaluation)
 
 
 def task_of_run(about: About, recipe: Recipe, data: Data) -> Task:

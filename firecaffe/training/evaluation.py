@@ -92,7 +92,7 @@ def evaluate(
         tellers: The ranks that exchange results, each of its own batches; None means world.
     """
     outputs_of = outputs_of or partial(_outputs_of, model, config)
-    local_results = _Own()
+    local_results = _OwnBatches()
     batches = eval_batches(
         dataset,
         config.eval_batch_size,
@@ -120,14 +120,16 @@ def evaluate(
 
 
 @dataclass
-class _Own:
+class _OwnBatches:
     # for each batch its number, its samples, and the sum of their losses
     rows: list[tuple[int, int, float]] = field(default_factory=list)
     parts: Parts = field(default_factory=dict)
     classes: Counter[int] = field(default_factory=Counter)
 
 
-def _of_all(local_results: _Own, task: Task, config: TrainConfig, tellers: Group) -> Evaluation:
+def _of_all(
+    local_results: _OwnBatches, task: Task, config: TrainConfig, tellers: Group
+) -> Evaluation:
     # All ranks call it.
     metrics = task.measured
     stated = json.dumps(

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from firecaffe.caffe import caffemodel
 from firecaffe.caffe.net import Net
 from firecaffe.caffe.text import as_text
-from firecaffe.caffe.trained import Trained, deployed
+from firecaffe.caffe.trained import TrainedNet, deployed
 from firecaffe.errors import NotIdenticalError, RecipeError
 from firecaffe.files import written_aside, written_together
 from firecaffe.models.extra_state import let_go_of_extra_state
@@ -35,7 +35,7 @@ BATCH = "batch"
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportedFile:
     path: Path
     compared: str
     """In words: with what the file was compared, and by how much it differed."""
@@ -53,7 +53,7 @@ class Predicting(nn.Module):
         return prediction_of(self.network(inputs))
 
 
-def export_safetensors(network: nn.Module, inputs: Tensor | None, path: Path) -> Exported:
+def export_safetensors(network: nn.Module, inputs: Tensor | None, path: Path) -> ExportedFile:
     """Write the state_dict, tied tensors under each name. Raises: OSError; NotIdenticalError."""
     weights = {
         name: tensor.detach().cpu().contiguous().clone()
@@ -71,10 +71,10 @@ def export_safetensors(network: nn.Module, inputs: Tensor | None, path: Path) ->
         )
         if not same:
             raise NotIdenticalError(f"{path}: what was written is not the network's weights")
-    return Exported(path, f"{len(weights)} tensors, read again: the same bits")
+    return ExportedFile(path, f"{len(weights)} tensors, read again: the same bits")
 
 
-def export_onnx(network: nn.Module, inputs: Tensor | None, path: Path) -> Exported:
+def export_onnx(network: nn.Module, inputs: Tensor | None, path: Path) -> ExportedFile:
     """Write the network by torch's exporter, and run the file in onnxruntime.
 
     Raises: RecipeError if a package is missing, or torch cannot export the network;
@@ -104,10 +104,10 @@ def export_onnx(network: nn.Module, inputs: Tensor | None, path: Path) -> Export
             return torch.from_numpy(outputs)
 
         most = _compare(predicting, run, inputs, path, f"onnxruntime {runtime.__version__}")
-    return Exported(path, most)
+    return ExportedFile(path, most)
 
 
-def export_program(network: nn.Module, inputs: Tensor | None, path: Path) -> Exported:
+def export_program(network: nn.Module, inputs: Tensor | None, path: Path) -> ExportedFile:
     """Write the network by torch.export, and load it. Raises: RecipeError; NotIdenticalError."""
     inputs = _needed(inputs)
     predicting = Predicting(network).eval()
@@ -119,16 +119,16 @@ def export_program(network: nn.Module, inputs: Tensor | None, path: Path) -> Exp
             torch.export.save(program, aside)
         loaded = torch.export.load(aside).module()
         most = _compare(predicting, loaded, inputs, path, "torch.export.load")
-    return Exported(path, most)
+    return ExportedFile(path, most)
 
 
-def export_caffemodel(network: nn.Module, inputs: Tensor | None, path: Path) -> Exported:
+def export_caffemodel(network: nn.Module, inputs: Tensor | None, path: Path) -> ExportedFile:
     """Write a network imported from Caffe: its weights, and its deploy prototxt of the same name.
 
     Both are read again and run. Raises: RecipeError if it was not imported; NotIdenticalError if
     the files compute other bits; OSError. After an error, what was there before is there.
     """
-    if not isinstance(network, Trained):
+    if not isinstance(network, TrainedNet):
         raise RecipeError(
             f"--to caffemodel: the network is {type(network).__name__}, and Caffe has no layers "
             "for it; networks that were imported go back (model.name = caffe:NET.prototxt)"
@@ -150,12 +150,12 @@ def export_caffemodel(network: nn.Module, inputs: Tensor | None, path: Path) -> 
         network.train(was_training)
         if not torch.equal(answer, expected):
             raise NotIdenticalError(f"{path}: what was written comes to other outputs; no file")
-    return Exported(path, f"with {text}, read again and run: the same bits")
+    return ExportedFile(path, f"with {text}, read again and run: the same bits")
 
 
 @dataclass(frozen=True)
 class Format:
-    write: Callable[[nn.Module, Tensor | None, Path], Exported]
+    write: Callable[[nn.Module, Tensor | None, Path], ExportedFile]
     suffix: str
     takes_inputs: bool
     # the suffix of a second file with the same name

@@ -13,7 +13,7 @@ from firecaffe.cluster.group import Group
 from firecaffe.data import Batch, Batches, num_samples
 from firecaffe.errors import RecipeError
 from firecaffe.inventory.findings import Inventory
-from firecaffe.inventory.forward_watch import Changes, Watch
+from firecaffe.inventory.forward_watch import Changes, ForwardWatch
 from firecaffe.inventory.loss_trial import mean_of
 from firecaffe.inventory.network_state import Digests, attributes_of, kinds_of, tensor_digest
 from firecaffe.training.forward import Forward
@@ -27,7 +27,7 @@ class FirstLook:
 
     def __init__(self, forward: Forward, keeps_frozen: bool = True) -> None:
         self.forward, self.keeps_frozen = forward, keeps_frozen
-        self._watch = Watch(forward.model)
+        self._watch = ForwardWatch(forward.model)
         self._frozen = {
             parameter: parameter.detach().clone()
             for parameter in forward.model.parameters()
@@ -80,7 +80,7 @@ class FirstLook:
     def _at(self, batch: Batch) -> tuple[Changes, Any, str]:
         forward = self.forward
         mixed = forward.begin(*batch, 0, 0)
-        watch = Watch(forward.model)
+        watch = ForwardWatch(forward.model)
         loss, outputs = forward.loss_of(mixed)
         changes = watch.changes()
         self._put_back()

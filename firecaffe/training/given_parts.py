@@ -19,7 +19,7 @@ from firecaffe.data import (
     num_classes,
     open_data,
 )
-from firecaffe.data.dataset import Leaf, layout_of
+from firecaffe.data.dataset import TensorLayout, layout_of
 from firecaffe.data.own_data import check_own
 from firecaffe.errors import DataError, RecipeError
 from firecaffe.gradients.bucket_sums import Hook
@@ -150,7 +150,7 @@ def counts_of(dataset: Dataset) -> tuple[int | None, int | None]:
     if is_images(dataset):
         return dataset.num_classes, dataset.sample_CHW[0]
     inputs = layout_of(dataset).inputs
-    is_image = isinstance(inputs, Leaf) and len(inputs.shape) == 3
+    is_image = isinstance(inputs, TensorLayout) and len(inputs.shape) == 3
     return num_classes(dataset), inputs.shape[0] if is_image else None
 
 

@@ -17,7 +17,7 @@ from firecaffe.cluster.joining import Comes
 from firecaffe.cluster.links import star_of
 from firecaffe.cluster.pulse_process import pulse_beside
 from firecaffe.cluster.watch import Watch
-from firecaffe.cluster.watch_message import Place
+from firecaffe.cluster.watch_message import WatchedPlace
 from firecaffe.cluster.world import World, join
 from firecaffe.errors import AgreementError
 from firecaffe.recipe.checked_recipe import CheckedRecipe
@@ -70,7 +70,7 @@ def join_run(recipe: CheckedRecipe, place: str) -> Result:
         if local_facts["probe"] != comes.facts["probe"]:
             doubt = "computes other bits than rank 0, so that a replay may come to others"
         given = comes.enter({"doubt": doubt})
-        where, sockets = Place(), {0: given.socket}
+        where, sockets = WatchedPlace(), {0: given.socket}
         limits = exchange.silent_s, where, exchange.timeout_s, star_of
         watch = resources.enter_context(closing(Watch(given.rank, given.hosts, sockets, *limits)))
         resources.enter_context(pulse_beside(sockets.values(), exchange.silent_s))

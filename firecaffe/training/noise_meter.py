@@ -24,7 +24,7 @@ MOST_SQUARE = 1e30
 """The largest squared norm that a checkpoint may have."""
 
 
-class _Row(TypedDict):
+class _NoiseRow(TypedDict):
     measured: Annotated[list[tuple[Count, Amount, Amount]], Meta(max_length=100 * MOST_STEPS)]
 
 
@@ -79,4 +79,4 @@ class NoiseMeter:
         return {"measured": self._measured} if self._measured else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._measured = [GradientNorms(*row) for row in checked(state, _Row)["measured"]]
+        self._measured = [GradientNorms(*row) for row in checked(state, _NoiseRow)["measured"]]

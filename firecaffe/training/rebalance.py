@@ -16,7 +16,7 @@ from firecaffe.cluster.agree import gather_text
 from firecaffe.cluster.group import Group
 from firecaffe.data.train_batches import BatchesAhead
 from firecaffe.exchange.leaves import Shares
-from firecaffe.recipe.parallel import Layout, layout_of, rows_of
+from firecaffe.recipe.parallel import RankLayout, layout_of, rows_of
 from firecaffe.recipe.run import Run
 from firecaffe.synchrony.config import MEASURED
 from firecaffe.synchrony.shares import next_shares
@@ -50,7 +50,7 @@ class Balance:
     """Decides how many micro-batches each rank computes; all ranks decide the same."""
 
     world: Group
-    layout: Layout
+    layout: RankLayout
     num_leaves: int
     full_step: int
     """Samples of a full step. Shorter steps, at the end of an epoch, are not measured."""

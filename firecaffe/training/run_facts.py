@@ -16,7 +16,7 @@ from msgspec import Meta
 from firecaffe.cluster.agree import gather_text
 from firecaffe.cluster.world import World
 from firecaffe.data import Data, is_images
-from firecaffe.data.dataset import Layout, Leaf, layout_of
+from firecaffe.data.dataset import Layout, TensorLayout, layout_of
 from firecaffe.data.decode import DecodedSet
 from firecaffe.errors import RunError
 from firecaffe.files import alone_in, write_json
@@ -84,7 +84,7 @@ NOTHING = About(None, None, (), (), False, (), "", ())
 
 
 def _inputs(layout: Layout | None) -> tuple[tuple[int, ...], str]:
-    if layout is None or not isinstance(layout.inputs, Leaf):
+    if layout is None or not isinstance(layout.inputs, TensorLayout):
         return (), ""
     return layout.inputs.shape, str(layout.inputs.dtype).removeprefix("torch.")
 

@@ -116,7 +116,7 @@ MOST_NUMBERS = torch.iinfo(torch.int64).max
 DTYPE_OF_WORD = {word: dtype for dtype, word in DTYPES.items()}
 
 
-class Place(NamedTuple):
+class TensorPlace(NamedTuple):
     dtype: torch.dtype
     shape: tuple[int, ...]
     start: int
@@ -160,11 +160,13 @@ class TensorFile(Stored):
             with open_regular(path) as file:
                 start = 8 + int.from_bytes(file.read(8), "little")
             with safe_open(path, framework="pt") as opened:
-                self._places: dict[str, Place] = {}
+                self._places: dict[str, TensorPlace] = {}
                 for name in opened.offset_keys():  # contiguous, as the format requires
                     tensor = opened.get_slice(name)
                     dtype = DTYPE_OF_WORD[tensor.get_dtype()]
-                    place = self._places[name] = Place(dtype, tuple(tensor.get_shape()), start)
+                    place = self._places[name] = TensorPlace(
+                        dtype, tuple(tensor.get_shape()), start
+                    )
                     start += place.nbytes
                     # An empty tensor may have sizes that torch cannot represent.
                     if prod(size or 1 for size in place.shape) > MOST_NUMBERS:

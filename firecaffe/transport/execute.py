@@ -179,13 +179,13 @@ PeerMessage = tuple[bool, int, Tensor]
 """A message: (whether it is a send, the peer, the elements)."""
 
 
-class UnderWay(Protocol):
+class ExchangeUnderWay(Protocol):
     def wait(self) -> object:
         """Return when its memory is free again. Raises: PeerLostError."""
 
 
-StartMessages = Callable[[Sequence[PeerMessage]], Sequence[UnderWay]]
-"""A function that starts messages, with an `UnderWay` for each. Raises: PeerLostError."""
+StartMessages = Callable[[Sequence[PeerMessage]], Sequence[ExchangeUnderWay]]
+"""A function that starts messages, with an `ExchangeUnderWay` for each. Raises: PeerLostError."""
 
 
 @dataclass
@@ -204,8 +204,8 @@ class PieceUnderWay:
     sum_inputs: Callable[[Sequence[Tensor]], Tensor] | None = None
     """A function of one slice of all inputs, in order, to its total; may add in place."""
     _posted: int = 0
-    _receiving: dict[int, list[UnderWay]] = field(default_factory=dict)
-    _sending: list[tuple[int, int, UnderWay]] = field(default_factory=list)
+    _receiving: dict[int, list[ExchangeUnderWay]] = field(default_factory=dict)
+    _sending: list[tuple[int, int, ExchangeUnderWay]] = field(default_factory=list)
 
     def begin(self, index: int) -> None:
         """Post the receives of this round and of those ahead, and send what is due."""
@@ -244,7 +244,7 @@ class PieceUnderWay:
             self._posted += 1
         return numbers, messages
 
-    def _note_posted(self, numbers: Sequence[int], works: Sequence[UnderWay]) -> None:
+    def _note_posted(self, numbers: Sequence[int], works: Sequence[ExchangeUnderWay]) -> None:
         for number, work in zip(numbers, works, strict=False):
             self._receiving[number].append(work)
 

@@ -80,7 +80,7 @@ class Lane(Line):
         super().__init__(_group(PrefixStore(f"lane/{name}", store), rank, 2, timeout_s), 1 - rank)
 
 
-class Mesh:
+class LaneMesh:
     """Lines between any two ranks of a world, in one group: if one is lost, all are."""
 
     def __init__(

@@ -45,7 +45,7 @@ MOST_GROWTH = 4.0
 
 
 @dataclass(frozen=True)
-class Link:
+class MeasuredLink:
     """The cost of a message between two ranks: latency_s + bytes / bandwidth_bytes_per_s."""
 
     first: int
@@ -77,7 +77,7 @@ def measure_link(
     second: int,
     least_stream_s: float = LEAST_STREAM_S,
     most_s: float = inf,
-) -> Link:
+) -> MeasuredLink:
     """Measure a link in the exchange's group; all ranks call it. Raises: PeerLostError."""
     group, measured = world.exchange_group, ""
     if group is None or first == second:
@@ -93,9 +93,9 @@ def measure_link(
             streams = bandwidth_samples_bytes_per_s(
                 group, peer, starts, world.device, least_stream_s, most_s=half_s
             )
-        measured = json.dumps(asdict(Link(first, second, tuple(latencies), tuple(streams))))
+        measured = json.dumps(asdict(MeasuredLink(first, second, tuple(latencies), tuple(streams))))
     stated = json.loads(gather_text(world, measured)[first])
-    return Link(
+    return MeasuredLink(
         stated["first"],
         stated["second"],
         tuple(stated["latency_samples_s"]),

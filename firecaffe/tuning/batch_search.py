@@ -27,7 +27,7 @@ from firecaffe.recipe.run import sample_order, total_steps
 from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.measure import TOP1, Measure
 from firecaffe.runs.run_folder import METRICS
-from firecaffe.runs.run_table import Run, read_run, samples_seen
+from firecaffe.runs.run_table import TableRun, read_run, samples_seen
 from firecaffe.runs.schemas import TrainRow
 from firecaffe.runs.seed_groups import differing_conditions
 from firecaffe.schema import read_file, read_rows
@@ -58,7 +58,7 @@ class TuneRequest:
     seeds: int
     band: float | None
     """Loss allowed in the metric, for shares a fraction of 1; None: `runs.statistics` decides."""
-    against: Sequence[Run]
+    against: Sequence[TableRun]
     """Finished runs of the recipe as it is; if empty, they are trained."""
     folder: Path
     workers: int
@@ -190,7 +190,7 @@ def plan_search(asked: TuneRequest) -> Search:
 FREE_WORDS = ("train.seed", "train.steps", "train.epochs")
 
 
-def _check_against(run: Run, recipe: Recipe, data: str, samples: int) -> None:
+def _check_against(run: TableRun, recipe: Recipe, data: str, samples: int) -> None:
     wanted = {"data": data, "samples seen": samples, **identity(recipe, 0)}
     if recipe.model.weights:  # compare digests, as a run may have read another folder
         wanted["model.weights"] = f"sha256 {file_digest(find_weights(recipe.model.weights)[0])}"

@@ -167,7 +167,9 @@ def blobs(*shapes: tuple[int, ...]) -> list[NDArray[np.float32]]:
 
 
 def write_caffemodel(path: Path, **layers: list[NDArray[np.float32]]) -> Path:
-    caffemodel.write(path, [caffemodel.Layer(name, "", each) for name, each in layers.items()])
+    caffemodel.write(
+        path, [caffemodel.TrainedLayer(name, "", each) for name, each in layers.items()]
+    )
     return path
 
 

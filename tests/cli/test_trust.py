@@ -94,7 +94,7 @@ def test_a_round_of_compress_that_came_with_the_run_runs_no_code(
     monkeypatch.setattr(attempt, "rounds_of", lambda *_: [trial])
     monkeypatch.setattr(attempt, "run_trials", lambda *_, **__: None)
     monkeypatch.setattr(attempt, "write_network", seen)
-    made: Any = attempt.Maker
+    made: Any = attempt.AttemptMaker
     maker = made(trial.recipe, None, 1, 1, None, SimpleNamespace(measure=TOP1), 1, 0, str)
     with pytest.raises(FirecaffeError, match="made of lenet"):
         maker.make(tmp_path / "made")

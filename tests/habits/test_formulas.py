@@ -16,7 +16,7 @@ from firecaffe.exchange.pieces import SEGMENT_ELEMENTS, num_segments
 from firecaffe.exchange.route import adds_in_tree_order
 from firecaffe.exchange.schedule import Schedule, lower_bound_elements
 from firecaffe.gradients.compressors import COMPRESSORS, make_compressor
-from firecaffe.gradients.compressors.codec import ROW, Layout, LowRank, RowCodec, TensorCodec
+from firecaffe.gradients.compressors.codec import ROW, BucketLayout, LowRank, RowCodec, TensorCodec
 from firecaffe.transport.fold_nodes import NodeWire
 from tests.kit.models_pages import page, table
 
@@ -167,7 +167,7 @@ def test_bytes_are_those_of_encode(name: str) -> None:
         case TensorCodec():
             size = codec.encode(noise(), torch.zeros(ELEMENTS)).nbytes
         case LowRank():
-            wire, layout = CountingWire(), Layout(("matrix",), ((0, ELEMENTS),), (SHAPE,))
+            wire, layout = CountingWire(), BucketLayout(("matrix",), ((0, ELEMENTS),), (SHAPE,))
             make_compressor(name, [layout]).reduce(0, [(0, noise())], wire)
             size = wire.node_bytes
     assert bytes_per_element(name) == [Fraction(size, ELEMENTS)]

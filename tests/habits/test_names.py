@@ -1,4 +1,4 @@
-"""Names of product files and variables: one file for each name, and none that says nothing."""
+"""Names of product files, classes and variables: one of each name, and none that says nothing."""
 
 import ast
 from collections import Counter, defaultdict
@@ -20,6 +20,15 @@ def test_a_file_has_a_name_of_its_own() -> None:
         path.stem for path in FILES if not (path.parent.name == "api" and path.stem in commands)
     )
     assert {name for name, count in counts.items() if count > 1} <= TWICE
+
+
+def test_a_class_has_a_name_of_its_own() -> None:
+    places = defaultdict[str, list[str]](list)
+    for path in FILES:
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(str(path.relative_to(PRODUCT)))
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}
 
 
 def variables(tree: ast.AST) -> list[str]:

@@ -15,12 +15,12 @@ from firecaffe.exchange.choose import choose
 from firecaffe.exchange.route import find_route
 from firecaffe.runs.run_folder import read_run_file
 from firecaffe.transport.auto_exchange import AutoChoice, choose_exchange, rank_elsewhere
-from firecaffe.transport.link import Link
+from firecaffe.transport.link import MeasuredLink
 from firecaffe.transport.local_ranks import ranks_per_host
 from tests.kit.worlds import Trained, Training, changed, end
 from tests.world import Ranks
 
-LINK = Link(0, 1, (60e-6, 50e-6, 70e-6), (25e6, 20e6, 30e6))
+LINK = MeasuredLink(0, 1, (60e-6, 50e-6, 70e-6), (25e6, 20e6, 30e6))
 SIZES = [4_000_000, 3_000_000]
 RECIPE = Recipe(
     train=TrainConfig(global_batch_size=32, micro_batch_size=4, steps=3, eval_batch_size=7),
@@ -47,10 +47,12 @@ def chosen(
     on_hosts_of(local_world_size)
     measured = []
 
-    def measure_link(world: World, first: int, second: int, least_s: float, most_s: float) -> Link:
+    def measure_link(
+        world: World, first: int, second: int, least_s: float, most_s: float
+    ) -> MeasuredLink:
         measured.append((first, second))
         # Only rank 0's figures may count.
-        return LINK if world.is_first else Link(first, second, (1.0,), (1.0,))
+        return LINK if world.is_first else MeasuredLink(first, second, (1.0,), (1.0,))
 
     with pytest.MonkeyPatch.context() as patch, join("cpu") as world:
         patch.setattr("firecaffe.transport.auto_exchange.measure_link", measure_link)

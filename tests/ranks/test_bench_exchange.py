@@ -14,12 +14,12 @@ from firecaffe.exchange.schedule import Schedule, from_rounds
 from firecaffe.gradients.compressors import COMPRESSORS
 from firecaffe.measure.exchange_times import OneNodeEach, Timing, make_encoders, time_exchanges
 from firecaffe.transport.exchange import Exchange
-from firecaffe.transport.link import Link, measure_link
+from firecaffe.transport.link import MeasuredLink, measure_link
 from firecaffe.transport.local_ranks import meet_local_ranks
 from tests.world import Ranks
 
 
-def links() -> list[Link]:
+def links() -> list[MeasuredLink]:
     """From rank 0 to 2, from 1 to 0, and one of which there is no time, which would hold up the
     start of a training.
     """

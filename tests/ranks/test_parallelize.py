@@ -24,7 +24,7 @@ from firecaffe import ExchangeConfig, Recipe, Result, SolverConfig, TrainConfig
 from firecaffe.cluster.world import World
 from firecaffe.errors import AgreementError, PeerLostError, RecipeError
 from firecaffe.gradients.compressors import COMPRESSORS
-from firecaffe.script.script_exchange import Bucket, RankMean
+from firecaffe.script.script_exchange import DDPBucket, RankMean
 from firecaffe.transport.exchange import Exchange
 from tests.kit.worlds import Trained, Training, changed
 from tests.ranks.networks import Everything, small_data
@@ -200,7 +200,7 @@ def means_of(compressor: str, cuts: list[list[list[int]]]) -> list[list[Tensor]]
         for index, members in enumerate(cut):
             flat = torch.cat([gradients[member].view(-1) for member in members])
             own = [parameters[member] for member in members]
-            flat = mean(Bucket(index, index == len(cut) - 1, flat, own))
+            flat = mean(DDPBucket(index, index == len(cut) - 1, flat, own))
             parts = flat.split_with_sizes([parameter.numel() for parameter in own])
             for member, part in zip(members, parts, strict=True):
                 gradients[member] = part.view(parameters[member].shape)

@@ -20,7 +20,7 @@ from firecaffe.training.served.coder import Coder
 from firecaffe.training.served.messages import Parcel
 from firecaffe.training.served.server_memory import bytes_in_file
 from firecaffe.training.served.shards import owner
-from firecaffe.training.served.shards.carrier import ASK, Head, Layout
+from firecaffe.training.served.shards.carrier import ASK, OwnerHead, OwnerLayout
 from firecaffe.training.served.shards.owner import cut
 from tests.kit.worlds import Trained, checkpoint_of
 from tests.ranks.networks import Everything
@@ -119,7 +119,7 @@ def test_its_bytes_are_those_of_the_events(trained: Trained, compressor: str) ->
     shards = gradients = [shard.nbytes for shard in parts]
     if compressor == "float16":  # each piece of a parameter in rows of 256 elements
         gradients = [sum(-(-len(run) // 256) * 512 for run in e.pieces.values()) for e in parts]
-    head = Head(Layout(named, parcel, (), Coder(), clips=False)).fill(ASK).nbytes
+    head = OwnerHead(OwnerLayout(named, parcel, (), Coder(), clips=False)).fill(ASK).nbytes
     pushes, asks, last = Counter[int](), Counter[int](), dict[int, int]()
     for event in events_of(run):
         if isinstance(event, Push):

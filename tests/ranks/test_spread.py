@@ -11,7 +11,7 @@ from firecaffe.cluster.group import divide
 from firecaffe.cluster.world import join
 from firecaffe.training.outcome import VOTES
 from firecaffe.training.updates.loss_scale import LossScale
-from firecaffe.training.updates.spread import Among, Found, Part
+from firecaffe.training.updates.spread import Among, Found, TensorPart
 from tests.world import Ranks
 
 NETWORK = {"cut": torch.float32, "of_all": torch.float32, "of_one": torch.float64}
@@ -51,7 +51,9 @@ def agreed(change: str, scaled: bool = False) -> tuple[Found, bool, Tensor]:
         for name, each in named.items():
             if change != "unused" or name == "cut":
                 each.grad = own[name].clone()
-        parts = {name: Part(name) for name in named} | {"cut": Part("cut", world.rank, ROWS)}
+        parts = {name: TensorPart(name) for name in named} | {
+            "cut": TensorPart("cut", world.rank, ROWS)
+        }
         spread = Among([world], NETWORK, parts, named, knows_sums=world.rank == last)
         finite = torch.tensor([bool(each.isfinite().all()) for each in own.values()])
         votes = [float(world.rank == 0), 0.0]
@@ -104,7 +106,7 @@ def told_by_two_columns() -> Found:
             of_all = nn.Parameter(torch.zeros(7))
             of_all.grad = gradients()["of_all"]
             named = {"of_all": of_all} if world.rank in (0, 3) else {}
-            network, parts = {"of_all": torch.float32}, {"of_all": Part("of_all")}
+            network, parts = {"of_all": torch.float32}, {"of_all": TensorPart("of_all")}
             spread = Among([column, row], network, parts, named)
             scaler = torch.amp.GradScaler("cpu", enabled=False)
             scale = LossScale(scaler, torch.optim.SGD([of_all], 1.0), world.device)

@@ -11,7 +11,7 @@ import firecaffe
 from firecaffe import Recipe, RunConfig
 from firecaffe.caffe import caffemodel
 from firecaffe.data import SampleOrder, TensorDataset
-from firecaffe.from_caffe.recipe import Asked, files_of, read, write_folder
+from firecaffe.from_caffe.recipe import ImportRequest, files_of, read, write_folder
 from tools.caffe_goldens import solvers
 from tools.caffe_goldens.record import Record
 from tools.caffe_goldens.solvers import CLASSES, ITERATIONS, LOOKS, Training
@@ -50,9 +50,9 @@ def imported(training: Training, folder: Path) -> Recipe:
     held: dict[str, list[np.ndarray]] = {}
     for name, values in Record("solvers", "start").kind("start").items():
         held.setdefault(name.rpartition("/")[0], []).append(values)
-    layers = [caffemodel.Layer(name, "", blobs) for name, blobs in held.items()]
+    layers = [caffemodel.TrainedLayer(name, "", blobs) for name, blobs in held.items()]
     caffemodel.write(folder / "start.caffemodel", layers)
-    asked = Asked(str(folder / "out"), weights=str(folder / "start.caffemodel"))
+    asked = ImportRequest(str(folder / "out"), weights=str(folder / "start.caffemodel"))
     found = read(source, asked)
     # Only the data are missing: a program fills a MemoryData layer.
     assert all("MemoryData" in each.what for each in found.report.left_out)

@@ -134,7 +134,7 @@ def slice_(spec: Spec) -> nn.Module:
     return Slice(axis, [size // spec.num_tops] * spec.num_tops)
 
 
-class Split(nn.Module):
+class SplitCopies(nn.Module):
     def __init__(self, count: int) -> None:
         super().__init__()
         self.count = count
@@ -145,7 +145,7 @@ class Split(nn.Module):
 
 def split(spec: Spec) -> nn.Module:
     check_bottoms(spec, 1)
-    return Split(spec.num_tops)
+    return SplitCopies(spec.num_tops)
 
 
 OPERATIONS = ("", "SUM", "ASUM", "SUMSQ", "MEAN")

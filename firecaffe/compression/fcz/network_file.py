@@ -37,7 +37,7 @@ from firecaffe.compression.fcz.gaps import bits_of_gaps, read_gaps, write_gaps
 from firecaffe.compression.fcz.mask import TRIED, View, cheapest_view, read_mask, write_mask
 from firecaffe.compression.fcz.report import FileReport, TensorReport, entropy_bytes
 from firecaffe.compression.fcz.sequence import How
-from firecaffe.compression.fcz.values import Kept, read_values, write_values
+from firecaffe.compression.fcz.values import KeptValues, read_values, write_values
 from firecaffe.errors import CheckpointError, RecipeError
 from firecaffe.files import open_regular, written_aside
 
@@ -232,7 +232,7 @@ def _write_tensor(
     if kept:
         values = patterns if kept == size else patterns[is_kept]
         near = (view.matrix(patterns, outline.shape), view.distance) if view else ()
-        cost = write_values(writer, Kept(values, outline.dtype == "float32", code, *near))
+        cost = write_values(writer, KeptValues(values, outline.dtype == "float32", code, *near))
         distinct, codebook_bits, symbol_bits = cost.distinct, cost.codebook_bits, cost.symbol_bits
         floor = cost.floor_bits / 8
     return TensorReport(

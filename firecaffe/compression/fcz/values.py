@@ -29,7 +29,7 @@ _categorical = constriction.stream.model.Categorical
 Places = NDArray[np.int64]
 
 
-class Counts:
+class SignCounts:
     def __init__(self, alphabet: int) -> None:
         self._weights = np.ones((CONTEXTS, alphabet))
 
@@ -42,7 +42,7 @@ class Counts:
 
 def write_signed(writer: BlockWriter, matrix: Patterns, codebook: Patterns, distance: int) -> None:
     """Write a matrix as viewed by its mask. `distance` is that of the mask's neighbors."""
-    counts = Counts(len(codebook))
+    counts = SignCounts(len(codebook))
     for row, context, columns in _parts(matrix, distance):
         symbols = np.searchsorted(codebook, matrix[row][columns]).astype(np.int32)
         writer.put(symbols, counts.model(context))
@@ -51,7 +51,7 @@ def write_signed(writer: BlockWriter, matrix: Patterns, codebook: Patterns, dist
 
 def read_signed(reader: BlockReader, matrix: Patterns, codebook: Patterns, distance: int) -> None:
     """Replace each 1 of the matrix by its value. Raises DamagedError."""
-    counts = Counts(len(codebook))
+    counts = SignCounts(len(codebook))
     for row, context, columns in _parts(matrix, distance):
         symbols = reader.take(len(columns), counts.model(context))
         matrix[row, columns] = codebook[symbols]
@@ -91,7 +91,7 @@ WAYS = 3
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptValues:
     patterns: Patterns
     """The kept elements in order; at least one."""
     is_float32: bool
@@ -112,7 +112,7 @@ class ValuesCost:
     """The codebook, and the entropy of the indices; bytes are their own floor."""
 
 
-def write_values(writer: BlockWriter, kept: Kept) -> ValuesCost:
+def write_values(writer: BlockWriter, kept: KeptValues) -> ValuesCost:
     codebook = _distinct(kept.patterns)
     if codebook is None:
         return _write_bytes(writer, kept, 0)
@@ -158,7 +158,7 @@ def read_values(
         yield codebook[symbols]
 
 
-def _write(writer: BlockWriter, way: int, kept: Kept, codebook: Patterns) -> ValuesCost:
+def _write(writer: BlockWriter, way: int, kept: KeptValues, codebook: Patterns) -> ValuesCost:
     if way == BYTES:
         return _write_bytes(writer, kept, len(codebook))
     start = writer.bits
@@ -175,7 +175,7 @@ def _write(writer: BlockWriter, way: int, kept: Kept, codebook: Patterns) -> Val
     return ValuesCost(len(codebook), between - start, writer.bits - between, floor)
 
 
-def _write_bytes(writer: BlockWriter, kept: Kept, distinct: int) -> ValuesCost:
+def _write_bytes(writer: BlockWriter, kept: KeptValues, distinct: int) -> ValuesCost:
     start = writer.bits
     writer.number(BYTES, WAYS)
     _put_bytes(writer, kept.patterns, kept.is_float32, kept.how)

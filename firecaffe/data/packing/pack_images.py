@@ -46,7 +46,7 @@ QUALITY = 90
 """The JPEG quality of images that are encoded again."""
 
 
-class UnderWay(TypedDict):
+class PackingUnderWay(TypedDict):
     identity: str
 
 
@@ -64,7 +64,7 @@ class PackOptions:
 
 
 @dataclass
-class Seen:
+class ImagesSeen:
     least: tuple[int, int] = (1 << 30, 1 << 30)
     most: tuple[int, int] = (0, 0)  # rows and columns
     turned: int = 0
@@ -102,7 +102,7 @@ class Packing:
     threads: int
     done: Callable[[int], None] = lambda images: None
     """Called for each finished shard with the number of its images."""
-    seen: Seen = field(default_factory=Seen)
+    seen: ImagesSeen = field(default_factory=ImagesSeen)
     broken: list[str] = field(default_factory=list)
     _ended: Event = field(default_factory=Event)
 
@@ -186,7 +186,7 @@ class Packing:
                     f"{self.folder}: holds a packed data set already; remove it first"
                 )
             if under_way.exists():
-                if read_file(under_way, UnderWay, DataError)["identity"] != identity:
+                if read_file(under_way, PackingUnderWay, DataError)["identity"] != identity:
                     raise RecipeError(
                         f"{self.folder}: holds shards of another packing (other images or options) "
                         "that was not finished; remove it first"

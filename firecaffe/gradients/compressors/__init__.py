@@ -10,7 +10,13 @@ from collections.abc import Sequence
 from firecaffe.errors import RecipeError
 from firecaffe.gradients.compressors.by_rows import RowCompressor, TensorCompressor
 from firecaffe.gradients.compressors.casts import BFLOAT16, FLOAT16
-from firecaffe.gradients.compressors.codec import Compressor, Layout, LowRank, RowCodec, TensorCodec
+from firecaffe.gradients.compressors.codec import (
+    BucketLayout,
+    Compressor,
+    LowRank,
+    RowCodec,
+    TensorCodec,
+)
 from firecaffe.gradients.compressors.int8 import INT8
 from firecaffe.gradients.compressors.one_bit import ONE_BIT
 from firecaffe.gradients.compressors.power_sgd import PowerSGD
@@ -36,7 +42,7 @@ ONE_BY_ONE = tuple(
 """The codecs whose payload of a gradient has a length fixed by the gradient's size."""
 
 
-def make_compressor(name: str, layouts: Sequence[Layout]) -> Compressor:
+def make_compressor(name: str, layouts: Sequence[BucketLayout]) -> Compressor:
     """Make a compressor with empty memory. Raises RecipeError if there is none of this name."""
     if name not in COMPRESSORS:
         raise RecipeError(

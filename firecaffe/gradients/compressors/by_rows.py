@@ -14,22 +14,22 @@ from torch import Tensor
 from firecaffe.exchange.leaves import Node, TreeSum
 from firecaffe.gradients.compressors.codec import (
     ROW,
-    Layout,
+    BucketLayout,
+    CodecWire,
     RowCodec,
     TensorCodec,
-    Wire,
     tensors_of,
 )
 from firecaffe.gradients.compressors.feedback import NodeMemory, keep_rest
 
 
 class RowCompressor:
-    def __init__(self, codec: RowCodec, layouts: Sequence[Layout]) -> None:
+    def __init__(self, codec: RowCodec, layouts: Sequence[BucketLayout]) -> None:
         self._codec = codec
         self._layouts = layouts
         self._memory = NodeMemory(layouts, tensors_of(layouts) if codec.remembers else ())
 
-    def reduce(self, bucket: int, nodes: list[tuple[int, Tensor]], wire: Wire) -> Tensor:
+    def reduce(self, bucket: int, nodes: list[tuple[int, Tensor]], wire: CodecWire) -> Tensor:
         if self._codec.remembers:
             memories = self._memory.vectors(bucket, nodes)
             for (_, x), memory in zip(nodes, memories, strict=True):
@@ -52,12 +52,12 @@ LENGTH_BYTES = 4
 
 
 class TensorCompressor:
-    def __init__(self, codec: TensorCodec, layouts: Sequence[Layout]) -> None:
+    def __init__(self, codec: TensorCodec, layouts: Sequence[BucketLayout]) -> None:
         self._codec = codec
         self._layouts = layouts
         self._memory = NodeMemory(layouts, tensors_of(layouts))
 
-    def reduce(self, bucket: int, nodes: list[tuple[int, Tensor]], wire: Wire) -> Tensor:
+    def reduce(self, bucket: int, nodes: list[tuple[int, Tensor]], wire: CodecWire) -> Tensor:
         spans = self._layouts[bucket].spans
         memories = self._memory.vectors(bucket, nodes)
         encoded = [

@@ -51,7 +51,7 @@ class LowRank:
 
 
 @dataclass(frozen=True)
-class Layout:
+class BucketLayout:
     """The layout of the parameter tensors in one bucket's flat vectors.
 
     Args:
@@ -65,7 +65,7 @@ class Layout:
     shapes: tuple[tuple[int, ...], ...]
 
 
-class Wire(Protocol):
+class CodecWire(Protocol):
     """The ranks from a compressor's view. Vectors are float32 and flat.
 
     Each rank passes its consecutive nodes in order. Results have the same bits on all ranks,
@@ -89,7 +89,7 @@ class Wire(Protocol):
 class Compressor(Protocol):
     """Sums nodes' gradients with fewer bytes. A whole training uses one, because of its memory."""
 
-    def reduce(self, bucket: int, nodes: list[tuple[int, Tensor]], wire: Wire) -> Tensor:
+    def reduce(self, bucket: int, nodes: list[tuple[int, Tensor]], wire: CodecWire) -> Tensor:
         """Return the total over all ranks' nodes, shaped as one node's vector.
 
         All ranks call it with the same buckets in the same order. `nodes` are this rank's, at least
@@ -112,7 +112,7 @@ class Compressor(Protocol):
         """
 
 
-def tensors_of(layouts: Sequence[Layout]) -> dict[str, tuple[int, ...]]:
+def tensors_of(layouts: Sequence[BucketLayout]) -> dict[str, tuple[int, ...]]:
     return {
         name: shape
         for layout in layouts

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from firecaffe.errors import CheckpointError
-from firecaffe.gradients.compressors.codec import Layout
+from firecaffe.gradients.compressors.codec import BucketLayout
 
 
 def keep_rest(memory: Tensor, x: Tensor, sent: Tensor) -> None:
@@ -30,7 +30,7 @@ def keep_rest(memory: Tensor, x: Tensor, sent: Tensor) -> None:
 class NodeMemory:
     """The memories of this rank's nodes: a vector for each bucket and node."""
 
-    def __init__(self, layouts: Sequence[Layout], remembered: Iterable[str]) -> None:
+    def __init__(self, layouts: Sequence[BucketLayout], remembered: Iterable[str]) -> None:
         """`remembered` names the parameters with a memory; the others' is zero and not saved."""
         self._layouts = layouts
         self._sizes = {

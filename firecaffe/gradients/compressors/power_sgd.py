@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from firecaffe.errors import CheckpointError
-from firecaffe.gradients.compressors.codec import Layout, Wire, tensors_of
+from firecaffe.gradients.compressors.codec import BucketLayout, CodecWire, tensors_of
 from firecaffe.gradients.compressors.feedback import NodeMemory, keep_rest
 
 
@@ -71,7 +71,7 @@ class _Matrix:
 
 
 class PowerSGD:
-    def __init__(self, rank: int, layouts: Sequence[Layout]) -> None:
+    def __init__(self, rank: int, layouts: Sequence[BucketLayout]) -> None:
         self._rank = rank
         self._layouts = layouts
         self._columns = {
@@ -82,7 +82,7 @@ class PowerSGD:
         self._memory = NodeMemory(layouts, self._columns)
         self._queries: dict[str, Tensor] = {}
 
-    def reduce(self, bucket: int, nodes: list[tuple[int, Tensor]], wire: Wire) -> Tensor:
+    def reduce(self, bucket: int, nodes: list[tuple[int, Tensor]], wire: CodecWire) -> Tensor:
         matrices, exact = self._parts(self._layouts[bucket])
         memories = self._memory.vectors(bucket, nodes)
         xs = [x.add_(memory) for (_, x), memory in zip(nodes, memories, strict=True)]
@@ -111,7 +111,7 @@ class PowerSGD:
         matrices: list[_Matrix],
         exact: list[tuple[int, int]],
         total: Tensor,
-        wire: Wire,
+        wire: CodecWire,
     ) -> list[Tensor]:
         """Sum P of each matrix, (rows, rank), and along with it unencoded tensors, into `total`."""
         queries = [self._query(m, total.device) for m in matrices]
@@ -131,7 +131,7 @@ class PowerSGD:
         parts = sums[end:].split_with_sizes([m.rows * self._rank for m in matrices])
         return [part.view(-1, self._rank) for part in parts]
 
-    def _parts(self, layout: Layout) -> tuple[list[_Matrix], list[tuple[int, int]]]:
+    def _parts(self, layout: BucketLayout) -> tuple[list[_Matrix], list[tuple[int, int]]]:
         matrices, exact = [], []
         for name, (start, stop) in zip(layout.names, layout.spans, strict=True):
             columns = self._columns.get(name)

@@ -21,7 +21,7 @@ from firecaffe.training.parallel.cut_pieces import Names
 from firecaffe.training.piece import Numbers, Piece, Weights
 from firecaffe.training.times import FetchBatch, Spent
 from firecaffe.training.updates.part_sums import PartSums
-from firecaffe.training.updates.spread import Alone, Among, Part, Spread
+from firecaffe.training.updates.spread import Alone, Among, Spread, TensorPart
 from firecaffe.training.whole_tensors import AllHere, Wholes
 
 EMPTY: Sequence[tuple[int, Gradients]] = ()
@@ -146,7 +146,7 @@ class Holding:
     def spread_over(self, groups: Sequence[Group], updated: Mapping[str, nn.Parameter]) -> Spread:
         """Return how ranks of `groups` agree if each knows sums of what it updates only."""
         network = {name: parameter.dtype for name, parameter in self.named.items()}
-        return Among(groups, network, {name: Part(name) for name in self.named}, updated)
+        return Among(groups, network, {name: TensorPart(name) for name in self.named}, updated)
 
     def wholes(self) -> Wholes:
         return AllHere()

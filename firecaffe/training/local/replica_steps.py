@@ -132,9 +132,7 @@ class LocalSums:
         """Set the sums of outcomes. Raises: NotFiniteError, on all ranks."""
         rows = counts[:-VOTES].reshape(self._longest, self._row)
         for place, outcome in enumerate(sent):
-            # The votes belong to the average, so only its last step gets them.
-            votes = counts[-VOTES:] if place == len(sent) - 1 else torch.zeros(VOTES)
-            outcome.take(losses[place], rows[place], votes)
+            outcome.take(losses[place], rows[place], counts[-VOTES:])
 
     def sum_now(self, sharers: Group) -> None:
         """Sum what waits, on all ranks with replicas. Raises: NotFiniteError, PeerLostError."""

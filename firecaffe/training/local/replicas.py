@@ -27,7 +27,7 @@ from torch import Tensor, nn, optim
 
 from firecaffe.solvers.optimizer_state import OptimizerNumbers, OptimizerTensors
 from firecaffe.training.holdings.holding import Holding
-from firecaffe.training.parallel.cut_pieces import Names, Source
+from firecaffe.training.parallel.cut_pieces import Names, PieceSource
 from firecaffe.training.piece import Numbers, load_parts
 from firecaffe.training.tensor_file import Stored, Under
 from firecaffe.transport.collect import HeldPart
@@ -269,10 +269,10 @@ class NamesOfReplicas:
 
     names: Names
 
-    def source(self, path: str) -> tuple[Source, str]:
+    def source(self, path: str) -> tuple[PieceSource, str]:
         of_replica, local_path = _cut(path)
         if not local_path:
-            return Source(path), path
+            return PieceSource(path), path
         source, whole = self.names.source(local_path)
         return source, of_replica + whole
 

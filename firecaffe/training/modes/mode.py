@@ -20,7 +20,7 @@ from firecaffe.training.parallel.mesh import Mesh
 from firecaffe.training.piece import Numbers, Piece
 from firecaffe.training.rebalance import MeasuredShares, measured_shares
 from firecaffe.training.served.real import RealRanks
-from firecaffe.training.served.server_steps import Source
+from firecaffe.training.served.server_steps import EventSource
 from firecaffe.training.state import State
 from firecaffe.training.updates.every_rank import EveryRank
 
@@ -79,7 +79,7 @@ class Linked:
     probe: str
     """The digest of what this machine computes for the probe's micro-batch."""
     resources: ExitStack
-    source: Source | None
+    source: EventSource | None
     """The source of a server's events, instead of its clock."""
 
 

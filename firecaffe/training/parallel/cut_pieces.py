@@ -32,7 +32,7 @@ from firecaffe.transport.collect import HeldPart
 
 
 @dataclass(frozen=True)
-class Source:
+class PieceSource:
     """The part of a whole tensor that one of this rank's tensors is."""
 
     whole: str
@@ -48,16 +48,16 @@ class Source:
 
 @dataclass(frozen=True)
 class Names:
-    sources: Mapping[str, Source]
+    sources: Mapping[str, PieceSource]
     """The parts of split layers that this rank has, by its own names."""
     places: Mapping[str, int]
     elsewhere: frozenset[str]
     """The whole tensors that only other ranks have."""
 
-    def source(self, path: str) -> tuple[Source, str]:
+    def source(self, path: str) -> tuple[PieceSource, str]:
         """Return the source of a piece's tensor, and its path under the whole tensor's name."""
         name, slash, key = path.partition("/")
-        source = self.sources.get(name, Source(name))
+        source = self.sources.get(name, PieceSource(name))
         return source, source.whole + slash + key
 
     def place(self, path: str) -> int:
@@ -79,7 +79,7 @@ class Names:
 
 
 class Naming(Protocol):
-    def source(self, path: str) -> tuple[Source, str]: ...
+    def source(self, path: str) -> tuple[PieceSource, str]: ...
     def place(self, path: str) -> int: ...
     def own(self, path: str) -> list[str]: ...
 
@@ -97,7 +97,7 @@ class InParts:
         return self._piece.is_result
 
     def parts(self) -> dict[str, HeldPart]:
-        by_whole: dict[str, list[tuple[Source, Tensor]]] = {}
+        by_whole: dict[str, list[tuple[PieceSource, Tensor]]] = {}
         for path, part in self._piece.parts().items():
             source, whole = self._names.source(path)
             by_whole.setdefault(whole, []).append((source, part.tensor))
@@ -107,7 +107,7 @@ class InParts:
         self._piece.load(_ByOwnNames(stored, self._names))
 
 
-def _held(parts: Sequence[tuple[Source, Tensor]], place: int) -> HeldPart:
+def _held(parts: Sequence[tuple[PieceSource, Tensor]], place: int) -> HeldPart:
     source, first = parts[0]
     # An optimizer's counts are no rows of a weight.
     if not source.cut or first.ndim <= source.dim or first.shape[source.dim] != len(source.range):
@@ -184,7 +184,7 @@ class _ByOwnNames(Stored):
         return sum(1 for _ in self)
 
     @staticmethod
-    def _is_cut(source: Source, shape: Sequence[int]) -> bool:
+    def _is_cut(source: PieceSource, shape: Sequence[int]) -> bool:
         return bool(source.cut) and len(shape) > source.dim and shape[source.dim] == source.cut[-1]
 
 

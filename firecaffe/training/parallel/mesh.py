@@ -10,7 +10,7 @@ from torch import nn
 from firecaffe.cluster.group import Group, divide
 from firecaffe.cluster.world import World
 from firecaffe.errors import RecipeError
-from firecaffe.recipe.parallel import Layout
+from firecaffe.recipe.parallel import RankLayout
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Mesh:
         return [self.sharers] if self.sharers is self.world else [self.sharers, self.row]
 
 
-def make_mesh(world: World, layout: Layout, resources: ExitStack) -> Mesh:
+def make_mesh(world: World, layout: RankLayout, resources: ExitStack) -> Mesh:
     """Make the mesh; all ranks call it."""
     alone = Group(0, 1, world.device, watch=world.watch, place=world.place)
     if layout.model == 1:

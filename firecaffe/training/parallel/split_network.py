@@ -18,10 +18,10 @@ from firecaffe.parallel.layers_in_parts import SplitLayer
 from firecaffe.parallel.own_samples import OwnSamples
 from firecaffe.parallel.parts import PartGroup
 from firecaffe.parallel.tensor import whole
-from firecaffe.training.parallel.cut_pieces import FreshNetwork, Names, NumbersOfRow, Source
+from firecaffe.training.parallel.cut_pieces import FreshNetwork, Names, NumbersOfRow, PieceSource
 from firecaffe.training.parallel.mesh import Mesh, mark_cut_up
 from firecaffe.training.piece import Numbers
-from firecaffe.training.updates.spread import Part
+from firecaffe.training.updates.spread import TensorPart
 from firecaffe.transport.local_ranks import LocalRanks, meet_local_ranks
 
 
@@ -44,11 +44,11 @@ class RowNetwork:
         """Return the whole tensor's name for this rank's name of a part."""
         return self.names.source(name)[0].whole
 
-    def part(self, name: str) -> Part:
+    def part(self, name: str) -> TensorPart:
         source, _ = self.names.source(name)
         if not source.cut:
-            return Part(source.whole)
-        return Part(source.whole, source.part, len(source.cut) - 1)
+            return TensorPart(source.whole)
+        return TensorPart(source.whole, source.part, len(source.cut) - 1)
 
     def numbers_of_row(self, numbers: Numbers) -> Numbers:
         """Return numbers that the row keeps together, by whole names. All its ranks call it."""
@@ -193,14 +193,14 @@ def split_network(
 
 @dataclass(frozen=True)
 class SplitTensors:
-    sources: Mapping[str, Source]
+    sources: Mapping[str, PieceSource]
     parameters: frozenset[nn.Parameter]
     elsewhere: frozenset[str]
     """The whole tensors that only other ranks have."""
 
 
 def find_parts(model: nn.Module, group: PartGroup) -> SplitTensors:
-    sources: dict[str, Source] = {}
+    sources: dict[str, PieceSource] = {}
     parameters, elsewhere = set[nn.Parameter](), set[str]()
     for layer_name, layer in model.named_modules():
         if isinstance(layer, SplitLayer):
@@ -213,7 +213,7 @@ def find_parts(model: nn.Module, group: PartGroup) -> SplitTensors:
                 for number, tensor in enumerate(held.own):
                     part = group.own.start + number
                     local_name = f"{layer_name}.{own_names[id(tensor)]}"
-                    sources[local_name] = Source(whole_name, held.dim, held.cut, part)
+                    sources[local_name] = PieceSource(whole_name, held.dim, held.cut, part)
                     if held.cut and isinstance(tensor, nn.Parameter):
                         parameters.add(tensor)
     return SplitTensors(sources, frozenset(parameters), frozenset(elsewhere))

@@ -19,12 +19,12 @@ from firecaffe.training.modes.every_step import EveryStep
 from firecaffe.training.modes.mode import Linked, ModeParts, Steps
 from firecaffe.training.piece import Numbers, NumbersOfParts, Piece
 from firecaffe.training.served.coder import Coder, FeedbackEncoder, make_coder
-from firecaffe.training.served.keeper import Keeper, Whole
+from firecaffe.training.served.keeper import Keeper, KeptTraining
 from firecaffe.training.served.real import RealRanks
 from firecaffe.training.served.real_clock import RealClock
 from firecaffe.training.served.server import Server
 from firecaffe.training.served.server_memory import ServerMemory
-from firecaffe.training.served.server_steps import LoggedClock, Progress, ServedStepper, Source
+from firecaffe.training.served.server_steps import EventSource, LoggedClock, Progress, ServedStepper
 from firecaffe.training.served.work_gradient import Computed, Contributions
 from firecaffe.training.updates.every_rank import EveryRank
 
@@ -50,7 +50,7 @@ class Served(NumbersOfParts):
         self,
         warm: EveryStep,
         batches: TrainBatches,
-        source: Source | None = None,
+        source: EventSource | None = None,
         ranks: RealRanks | None = None,
     ) -> ServedStepper:
         """Make what runs the steps. With a `source` of events, all gradients are computed here."""
@@ -153,7 +153,7 @@ class ServedParts(ModeParts):
         run, served, holding = linked.run, self.served, self.holding
         synchrony, world, exchange = run.recipe.synchrony, linked.mesh.world, run.recipe.exchange
         assert served.real is not None
-        whole = Whole(
+        whole = KeptTraining(
             run=run,
             world=world,
             named=holding.named,

@@ -16,7 +16,7 @@ from firecaffe.errors import FirecaffeError, LaunchError
 from firecaffe.training.forward import Forward
 from firecaffe.training.served.coder import Coder
 from firecaffe.training.served.messages import Messages
-from firecaffe.training.served.real_clock import Arrivals, Came, Learner, RemoteLearner
+from firecaffe.training.served.real_clock import Arrivals, Came, ClockLearner, RemoteLearner
 from firecaffe.transport.lane import Lane
 
 LOOK_S = 0.2
@@ -100,8 +100,8 @@ class Doorkeeper:
             self._say(f"warning: rank {rank} {doubt}")
         self._arrivals.put(Came(learners))
 
-    def _learners_of(self, rank: int, store: Store) -> list[Learner]:
-        learners: list[Learner] = []
+    def _learners_of(self, rank: int, store: Store) -> list[ClockLearner]:
+        learners: list[ClockLearner] = []
         try:
             for place in range(self._per_rank):
                 lane = Lane(store, f"{rank}.{place}", True, COME_S)

@@ -24,7 +24,7 @@ from firecaffe.training.state import State
 
 
 @dataclass(frozen=True)
-class Whole:
+class KeptTraining:
     run: Run
     world: World
     named: Mapping[str, nn.Parameter]
@@ -44,7 +44,7 @@ class Keeper(Protocol):
     def open(self, clock: LoggedClock, folder: Path, checkpoint: Checkpoint | None) -> list[str]:
         """Open the log in the run's folder if events determine the run. Return lines for people."""
 
-    def meet(self, whole: Whole) -> Holders:
+    def meet(self, whole: KeptTraining) -> Holders:
         """Give the weights to their keepers, after the warm steps. All ranks call it.
 
         Raises: RecipeError on all ranks if they cannot have them so; PeerLostError.
@@ -59,7 +59,7 @@ class AtFirst:
     def open(self, clock: LoggedClock, folder: Path, checkpoint: Checkpoint | None) -> list[str]:
         return clock.open(folder, checkpoint)
 
-    def meet(self, whole: Whole) -> Holders:
+    def meet(self, whole: KeptTraining) -> Holders:
         return Holders()
 
 
@@ -71,7 +71,7 @@ class InShards:
     def open(self, clock: LoggedClock, folder: Path, checkpoint: Checkpoint | None) -> list[str]:
         return clock.open(folder, checkpoint)
 
-    def meet(self, whole: Whole) -> Holders:
+    def meet(self, whole: KeptTraining) -> Holders:
         recipe = whole.run.recipe
         config, synchrony = recipe.train, recipe.synchrony
         delayed = synchrony.delayed_updates(len(whole.server.learners))
@@ -104,7 +104,7 @@ class Lockless:
             "other, so that this run cannot be replayed, and versions are approximate"
         ]
 
-    def meet(self, whole: Whole) -> Holders:
+    def meet(self, whole: KeptTraining) -> Holders:
         run = whole.run
         rule = Rule(
             optimizer_of=partial(make_optimizer, config=run.recipe.solver),

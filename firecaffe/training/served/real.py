@@ -38,7 +38,7 @@ from firecaffe.training.served.door import Doorkeeper
 from firecaffe.training.served.holders import Holders, UpdateOrder
 from firecaffe.training.served.messages import END, Messages
 from firecaffe.training.served.real_clock import (
-    Learner,
+    ClockLearner,
     LostRank,
     OnLoss,
     OwnLearner,
@@ -191,7 +191,7 @@ class RealRanks:
         named = {name: p for name, p in model.named_parameters() if name in self._named}
         bench = Workbench(forward, named, self._batches, self.turn)
         arrivals, size = self._clock.arrivals, self._world.world_size
-        learners: list[Learner] = []
+        learners: list[ClockLearner] = []
         try:
             with self._holding(), self._ended(learners), self._told_errors():
                 for number in range(size * self._per_rank):
@@ -301,7 +301,7 @@ class RealRanks:
             yield
 
     @contextmanager
-    def _ended(self, learners: Sequence[Learner]) -> Iterator[None]:
+    def _ended(self, learners: Sequence[ClockLearner]) -> Iterator[None]:
         try:
             yield
         finally:

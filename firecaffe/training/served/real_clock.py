@@ -28,14 +28,14 @@ from firecaffe.training.served.work_gradient import Bench, Contribution
 
 @dataclass(frozen=True)
 class Arrival:
-    learner: "Learner"
+    learner: "ClockLearner"
     work: Work
     brought: Contribution
 
 
 @dataclass(frozen=True)
 class Gone:
-    learner: "Learner"
+    learner: "ClockLearner"
     why: str
 
 
@@ -47,7 +47,7 @@ class LostRank:
 
 @dataclass(frozen=True)
 class Came:
-    learners: "list[Learner]"
+    learners: "list[ClockLearner]"
 
 
 @dataclass(frozen=True)
@@ -73,18 +73,18 @@ class _End:
 
 
 @dataclass
-class Spent:
+class LearnerSpent:
     pulled_bytes: int = 0
     pushed_bytes: int = 0
     busy_s: float = 0.0
 
 
-class Learner(ABC):
+class ClockLearner(ABC):
     asks_to_stop = False
 
     def __init__(self, number: int, rank: int, arrivals: Arrivals) -> None:
         self.number, self.rank = number, rank
-        self.spent = Spent()
+        self.spent = LearnerSpent()
         self._arrivals, self._is_dropped = arrivals, False
         self._orders: SimpleQueue[Begin | _End] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"learner-{number}", daemon=True)
@@ -129,7 +129,7 @@ class Learner(ABC):
     def _tell_end(self, text: str, weights: Mapping[str, Tensor]) -> None: ...
 
 
-class OwnLearner(Learner):
+class OwnLearner(ClockLearner):
     def __init__(self, number: int, arrivals: Arrivals, bench: Bench, coder: Coder) -> None:
         self._bench, self._coder = bench, coder
         super().__init__(number, 0, arrivals)
@@ -149,7 +149,7 @@ class OwnLearner(Learner):
         self._bench.end()
 
 
-class RemoteLearner(Learner):
+class RemoteLearner(ClockLearner):
     """A learner on another rank, at the other end of a lane."""
 
     def __init__(self, number: int, rank: int, arrivals: Arrivals, messages: Messages) -> None:
@@ -192,13 +192,13 @@ class RealClock:
     def __init__(self, policy: Policy, memory: ServerMemory, needs_all: bool = False) -> None:
         self.policy, self._memory, self.needs_all = policy, memory, needs_all
         self.time_s = 0.0
-        self.learners: dict[int, Learner] = {}
+        self.learners: dict[int, ClockLearner] = {}
         self._moved: Mapping[int, tuple[int, int]] = {}
         self.arrivals: Arrivals = SimpleQueue()
-        self.everybody: list[Learner] = []
+        self.everybody: list[ClockLearner] = []
         """All learners so far, with those that are lost."""
         self._asking: list[int] = []  # learners without work, in the order in which they asked
-        self._due: deque[Learner | int] = deque()  # who joins, and the numbers of the lost
+        self._due: deque[ClockLearner | int] = deque()  # who joins, and the numbers of the lost
         self._lost_ranks: dict[int, str] = {}
         self._came_s: dict[int, float] = {}
         self._left_s: dict[int, float] = {}
@@ -210,7 +210,7 @@ class RealClock:
 
     def start(
         self,
-        learners: Sequence[Learner],
+        learners: Sequence[ClockLearner],
         look: Callable[[], None] = lambda: None,
         on_loss: OnLoss = lambda *_: None,
     ) -> None:
@@ -278,7 +278,7 @@ class RealClock:
     def take_rest(self) -> BaseException | None:
         """Process losses and joins after the last event. Return this process's first error then."""
         error: BaseException | None = None
-        comers = [due for due in self._due if isinstance(due, Learner)]
+        comers = [due for due in self._due if isinstance(due, ClockLearner)]
         while not self.arrivals.empty():
             arrived = self.arrivals.get()
             if isinstance(arrived, Failed):
@@ -321,7 +321,7 @@ class RealClock:
                     if learner.rank == arrived.rank:
                         self._lose(learner, arrived.why)
 
-    def _lose(self, learner: Learner, why: str) -> None:
+    def _lose(self, learner: ClockLearner, why: str) -> None:
         if self.learners.get(learner.number) is not learner:
             return
         del self.learners[learner.number]
@@ -332,7 +332,7 @@ class RealClock:
             self._lost_ranks[learner.rank] = why
             self._on_loss(learner.rank, why)
 
-    def _come_or_go(self, who: Learner | int) -> Event:
+    def _come_or_go(self, who: ClockLearner | int) -> Event:
         if isinstance(who, int):
             self.policy.lose(who)
             if who in self._asking:
@@ -342,7 +342,7 @@ class RealClock:
         self._welcome(who)
         return Join(self._now(), who.number)
 
-    def _welcome(self, learner: Learner) -> None:
+    def _welcome(self, learner: ClockLearner) -> None:
         self.learners[learner.number] = learner
         self._came_s[learner.number] = self.time_s
         self.everybody.append(learner)

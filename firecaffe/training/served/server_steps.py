@@ -38,11 +38,11 @@ from firecaffe.training.updates.spread import Found
 from firecaffe.transport.queue import Mark
 
 
-class Source(Protocol):
+class EventSource(Protocol):
     def next(self) -> Event: ...
 
 
-class Clock(Source, Numbers, Protocol): ...
+class Clock(EventSource, Numbers, Protocol): ...
 
 
 class LoggedClock(NumbersOfParts):
@@ -122,7 +122,7 @@ class Progress:
 class ServedStepper:
     warm: EveryStep
     server: Server
-    source: Source
+    source: EventSource
     contributions: Contributions
     plan: Leaves
     progress: Progress

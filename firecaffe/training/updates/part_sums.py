@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from firecaffe.cluster.group import Group
 from firecaffe.exchange.leaves import Node, Shares, TreeSum, largest_nodes, sum_of_nodes
-from firecaffe.gradients.bucket_sums import Compressed
+from firecaffe.gradients.bucket_sums import CompressedSum
 from firecaffe.gradients.buckets import layout_of, make_bucket, views_like
 from firecaffe.gradients.codec_memory import CodecMemory
 from firecaffe.gradients.compressors import make_compressor
@@ -51,7 +51,7 @@ class PartCodec:
         multiple = column.world_size * ROW
         self._bucket = make_bucket(parts, range(len(parts)), multiple, _zeros, ROW)
         compressor = make_compressor(name, [layout_of(self._bucket, self.names)])
-        self._combine = Compressed(column, compressor, num_leaves, level, len(parts))
+        self._combine = CompressedSum(column, compressor, num_leaves, level, len(parts))
         self.memory = self._combine.memory
         self.begin_step, self.undo_step = self._combine.begin_step, self._combine.undo_step
         self.share_out = self._combine.share_out

@@ -17,7 +17,7 @@ from firecaffe.gradients.shards import Shards
 from firecaffe.gradients.totals import Totals
 from firecaffe.solvers.optimizer_state import OptimizerNumbers
 from firecaffe.training.holdings.holding import Holding
-from firecaffe.training.parallel.cut_pieces import InParts, Names, NumbersInParts, Source
+from firecaffe.training.parallel.cut_pieces import InParts, Names, NumbersInParts, PieceSource
 from firecaffe.training.piece import Numbers, Piece
 from firecaffe.training.times import Span
 from firecaffe.training.updates.applier import Applier
@@ -45,7 +45,7 @@ class ShardOwners(EveryRank):
 
     @property
     def _own(self) -> nn.Module:
-        return _Own(self.shards.own)
+        return _OwnParameters(self.shards.own)
 
     def piece(self, piece: Piece) -> Piece:
         return InParts(piece, self._names)
@@ -114,14 +114,14 @@ def names_of(shards: Shards, names: Names) -> Names:
     sources = {name: names.source(name)[0] for name in shards.own}
     elsewhere = names.places.keys() - {source.whole for source in sources.values()}
     rows = {
-        name: Source(name, 0, cut, shards.rank)
+        name: PieceSource(name, 0, cut, shards.rank)
         for name, cut in shards.rows.items()
         if name in shards.own and (cut[shards.rank], cut[shards.rank + 1]) != (0, cut[-1])
     }
     return Names(sources | rows, names.places, frozenset(elsewhere))
 
 
-class _Own(nn.Module):
+class _OwnParameters(nn.Module):
     """A module of parameters whose names have dots, which torch forbids for its own ones."""
 
     def __init__(self, named: Mapping[str, nn.Parameter]) -> None:

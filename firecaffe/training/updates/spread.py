@@ -105,7 +105,7 @@ class Alone:
 
 
 @dataclass(frozen=True)
-class Part:
+class TensorPart:
     """A part of one of the network's tensors; the only one if the tensor is whole."""
 
     whole: str
@@ -122,7 +122,7 @@ class Among:
         self,
         groups: Sequence[Group],
         network: Mapping[str, torch.dtype],
-        parts: Mapping[str, Part],
+        parts: Mapping[str, TensorPart],
         named: Mapping[str, nn.Parameter],
         knows_sums: bool = True,
     ) -> None:

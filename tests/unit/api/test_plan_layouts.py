@@ -10,7 +10,7 @@ from firecaffe.models.config import ModelConfig
 from firecaffe.parallel.config import ParallelConfig
 from firecaffe.planner.cluster import load_cluster
 from firecaffe.planner.forecast import forecasts
-from firecaffe.planner.layouts import Layout
+from firecaffe.planner.layouts import LayerLayout
 from firecaffe.planner.of_parallel import OwnLayout
 from firecaffe.planner.of_recipe import workload_of_model
 
@@ -59,7 +59,7 @@ def test_parts_of_ranks() -> None:
 
 def test_a_layer_that_is_cut_both_ways() -> None:
     """Rank 1 has the other outputs, rank 2 the other inputs."""
-    cells = [held(Layout(1, outputs=2, inputs=2), rank) for rank in range(4)]
+    cells = [held(LayerLayout(1, outputs=2, inputs=2), rank) for rank in range(4)]
     assert cells == ["█···", "··█·", "·█··", "···█"]
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from firecaffe.caffe.text import parse
-from firecaffe.caffe.trained import Heads, Trained
+from firecaffe.caffe.trained import Heads, TrainedNet
 from firecaffe.errors import RecipeError
 from firecaffe.training.export_file import export_caffemodel, export_onnx
 
@@ -65,10 +65,10 @@ NETS = {
 }
 
 
-def trained(name: str) -> Trained:
+def trained(name: str) -> TrainedNet:
     """With weights and statistics that matter."""
     torch.manual_seed(0)
-    network = Trained(parse(INPUT + NETS[name] + OUT + LOSS, name))
+    network = TrainedNet(parse(INPUT + NETS[name] + OUT + LOSS, name))
     with torch.no_grad():
         for key, buffer in network.named_buffers():
             buffer.copy_(torch.rand_like(buffer) + ("factor" in key) * 3)
@@ -157,7 +157,7 @@ def test_a_real_caffe_comes_to_the_same(name: str, tmp_path: Path) -> None:
 
 def test_the_softmax_is_along_the_axis_of_the_loss(tmp_path: Path) -> None:
     loss = LOSS.replace('top: "loss"', 'top: "loss" softmax_param { axis: -1 }')
-    network = Trained(parse(INPUT + NETS["pooling"] + OUT + loss, "axis"))
+    network = TrainedNet(parse(INPUT + NETS["pooling"] + OUT + loss, "axis"))
     export_caffemodel(network, None, tmp_path / "net.caffemodel")
     assert "axis: -1" in (tmp_path / "net.prototxt").read_text()
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from firecaffe.caffe import Net, caffemodel
 from firecaffe.caffe.message import CaffeError
 from firecaffe.caffe.text import parse
-from firecaffe.caffe.trained import Trained
+from firecaffe.caffe.trained import TrainedNet
 from tools.caffe_goldens.cases import inputs
 
 DATA = 'layer { name: "data" type: "Input" top: "data" input_param { shape { dim: 4 dim: 3 } } }\n'
@@ -226,7 +226,7 @@ class TestLoad:
 
     def test_from_a_file(self, tmp_path: Path) -> None:
         file, blobs = tmp_path / "x.caffemodel", [torch.ones(3, 3).numpy(), torch.ones(3).numpy()]
-        caffemodel.write(file, [caffemodel.Layer("b/c", "InnerProduct", blobs)])
+        caffemodel.write(file, [caffemodel.TrainedLayer("b/c", "InnerProduct", blobs)])
         assert (Net(parse(self.TEXT), file).get_parameter("b_c.weight") == 1).all()
         assert net_of(self.TEXT).get_parameter("b_c.weight").std() > 0
 
@@ -287,4 +287,4 @@ def test_a_net_without_layers_is_told() -> None:
 def test_an_input_of_no_shape_that_nobody_takes_is_told() -> None:
     net = 'layer { name: "d" type: "Data" top: "x" data_param { source: "s" } }'
     with pytest.raises(CaffeError, match="does not say the shape"):
-        Trained(parse(net))
+        TrainedNet(parse(net))

@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from firecaffe.caffe.message import CaffeError
-from firecaffe.caffe.trained import Heads, Trained
+from firecaffe.caffe.trained import Heads, TrainedNet
 
 DATA = """layer { name: "data" type: "Data" top: "data" top: "label" include { phase: TRAIN }
   transform_param { crop_size: 6 } data_param { batch_size: 4 } }
@@ -32,10 +32,10 @@ def full(name: str, bottom: str, outputs: int = 5, more: str = "") -> str:
 BODY = full("a", "data") + full("b", "a")
 
 
-def made(tmp_path: Path, text: str, input_CHW: tuple[int, ...] | None = None) -> Trained:
+def made(tmp_path: Path, text: str, input_CHW: tuple[int, ...] | None = None) -> TrainedNet:
     file = tmp_path / "net.prototxt"
     file.write_text(text)
-    return Trained(file, input_CHW)
+    return TrainedNet(file, input_CHW)
 
 
 def images(count: int = 3, size: int = 6) -> torch.Tensor:

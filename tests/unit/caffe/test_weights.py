@@ -12,7 +12,7 @@ import pytest
 
 from firecaffe.caffe import blob, caffemodel
 from firecaffe.caffe.blob import Array
-from firecaffe.caffe.caffemodel import Layer
+from firecaffe.caffe.caffemodel import TrainedLayer
 from firecaffe.caffe.message import CaffeError
 from firecaffe.caffe.wire import field, varint
 
@@ -98,7 +98,9 @@ def test_damaged_hdf5_is_one_line(tmp_path: Path) -> None:
 def test_what_is_written_is_what_caffe_writes(tmp_path: Path) -> None:
     """But for what a weight file has beside the weights: the layers' words, and those without."""
     path = tmp_path / "w.caffemodel"
-    caffemodel.write(path, [Layer(name, "T", blobs) for name, blobs in CURRENT.items()], "net")
+    caffemodel.write(
+        path, [TrainedLayer(name, "T", blobs) for name, blobs in CURRENT.items()], "net"
+    )
     same(caffemodel.read(path), CURRENT)
     caffes, ours = (FILES / "current.caffemodel").read_bytes(), path.read_bytes()
     data = field(5, CURRENT["ip"][0].tobytes())
@@ -110,7 +112,7 @@ def test_what_is_written_is_what_caffe_writes(tmp_path: Path) -> None:
 
 def test_what_is_written_has_the_fields_of_the_format(tmp_path: Path) -> None:
     path = tmp_path / "w.caffemodel"
-    caffemodel.write(path, [Layer("é", "ReLU", [np.array([[1.5], [-2]], np.float32)])], "n")
+    caffemodel.write(path, [TrainedLayer("é", "ReLU", [np.array([[1.5], [-2]], np.float32)])], "n")
     numbers = struct.pack("<2f", 1.5, -2)
     blob = b"\x3a\x04\x0a\x02\x02\x01" + b"\x2a\x08" + numbers
     layer = b"\x0a\x02\xc3\xa9" + b"\x12\x04ReLU" + b"\x3a" + bytes([len(blob)]) + blob
@@ -121,7 +123,7 @@ def test_more_than_protobuf_can_read_is_not_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "w.caffemodel"
-    layers = [Layer("a", "T", [ramp(0, 4)])]
+    layers = [TrainedLayer("a", "T", [ramp(0, 4)])]
     caffemodel.write(path, layers)
     size = path.stat().st_size
     monkeypatch.setattr(caffemodel, "MOST_MESSAGE_BYTES", size - 1)
@@ -133,7 +135,7 @@ def test_odd_shapes_come_back(tmp_path: Path) -> None:
     path = tmp_path / "w.caffemodel"
     blobs = [np.full((), 3.5, np.float32), np.zeros((0, 4), np.float32), ramp(0, 1, 1, 300)]
     blobs.append(ramp(0, 4, 6)[:, ::2])
-    caffemodel.write(path, [Layer("a", "T", blobs)])
+    caffemodel.write(path, [TrainedLayer("a", "T", blobs)])
     same(caffemodel.read(path), {"a": blobs})
 
 
@@ -202,7 +204,11 @@ def test_the_last_layer_of_a_name_counts_and_those_without_blobs_are_left_out(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "w.caffemodel"
-    layers = [Layer("a", "T", [ramp(0, 2)]), Layer("b", "T", []), Layer("a", "T", [ramp(9, 1)])]
+    layers = [
+        TrainedLayer("a", "T", [ramp(0, 2)]),
+        TrainedLayer("b", "T", []),
+        TrainedLayer("a", "T", [ramp(9, 1)]),
+    ]
     caffemodel.write(path, layers)
     same(caffemodel.read(path), {"a": [ramp(9, 1)]})
 

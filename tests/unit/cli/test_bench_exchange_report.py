@@ -9,7 +9,7 @@ from rich.console import Console
 from firecaffe.cli.bench_exchange_report import make_report, show
 from firecaffe.exchange.choose import Choice, choose
 from firecaffe.measure.exchange_times import Timing
-from firecaffe.transport.link import Link
+from firecaffe.transport.link import MeasuredLink
 
 ENVIRONMENT = {"cpu": "A processor", "gpus": [], "cores": 2, "torch": "2.13.0"}
 CONDITIONS = {
@@ -23,7 +23,7 @@ ROWS = (
     "16000000 4000000 tree both 32000000 4000.0 3000.0 6000.0 4.000 6.000 0.50 3.000",
     "16000000 4000000 int8 group 6093750 2000.0 2000.0 2000.0 8.000 12.000 0.25 6.000",
 )
-LINK = Link(0, 2, (50e-6, 40e-6, 90e-6), (2e9, 1e9, 4e9))
+LINK = MeasuredLink(0, 2, (50e-6, 40e-6, 90e-6), (2e9, 1e9, 4e9))
 
 
 def report(link_bits_per_s: float | None = None) -> dict[str, Any]:

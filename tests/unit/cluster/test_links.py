@@ -23,7 +23,15 @@ from firecaffe.cluster.links import MOST_UNSENT_BYTES, Links, Neighbour, links_o
 from firecaffe.cluster.pulse import is_stopped, write
 from firecaffe.cluster.pulse_process import pulse_beside
 from firecaffe.cluster.verdict import BEATS
-from firecaffe.cluster.watch_message import BEAT, FAULT, HEADER, PULSE, Place, pack, take_messages
+from firecaffe.cluster.watch_message import (
+    BEAT,
+    FAULT,
+    HEADER,
+    PULSE,
+    WatchedPlace,
+    pack,
+    take_messages,
+)
 
 PLACED = {
     "one host": lambda size: ["a"] * size,
@@ -91,7 +99,7 @@ def test_only_first_ranks_are_linked_with_other_hosts_and_none_with_many() -> No
 
 
 TEXT = b"x" * 70_000
-PULSE_MESSAGE = pack(PULSE, Place())
+PULSE_MESSAGE = pack(PULSE, WatchedPlace())
 WAIT_S = 60.0
 WRITE_ONCE = """
 import sys
@@ -120,9 +128,9 @@ def fill(of: Neighbour) -> int:
     """Sends until the kernel takes no more; returns how many messages."""
     count = 0
     while not of._unsent:
-        of.send(pack(FAULT, Place(count), text=TEXT))
+        of.send(pack(FAULT, WatchedPlace(count), text=TEXT))
         count += 1
-    assert len(of._unsent) % len(pack(FAULT, Place(), text=TEXT))  # one is begun
+    assert len(of._unsent) % len(pack(FAULT, WatchedPlace(), text=TEXT))  # one is begun
     return count
 
 
@@ -154,7 +162,7 @@ def test_a_message_that_was_begun_is_ended_before_the_next(link: Link) -> None:
     count = fill(of)
     found = read_all(far)
     write_beside(near)  # it is not its turn
-    of.send(pack(BEAT, Place(count)))
+    of.send(pack(BEAT, WatchedPlace(count)))
     end_s = time.monotonic() + WAIT_S
     while of._unsent:
         found += read_all(far)
@@ -173,7 +181,7 @@ def test_what_is_kept_for_one_that_never_reads_has_a_bound(link: Link) -> None:
     near, far = link
     of = Neighbour(near, 0.0)
     for _ in range(fill(of) + 20):
-        of.send(pack(FAULT, Place(), text=TEXT))
+        of.send(pack(FAULT, WatchedPlace(), text=TEXT))
     assert 0 < len(of._unsent) <= MOST_UNSENT_BYTES
     of.flush_until(time.monotonic())  # returns all the same
     far.close()

@@ -22,18 +22,18 @@ from firecaffe.cluster import calls as aside
 from firecaffe.cluster import lost_ranks
 from firecaffe.cluster.calls import Aside, PatientRendezvous
 from firecaffe.cluster.hosts import HostEnds
-from firecaffe.cluster.lost_ranks import TOGETHER, LetGo, LossReader, LossTeller, Seen
+from firecaffe.cluster.lost_ranks import TOGETHER, LetGo, LossReader, LossTeller, SeenProcess
 from firecaffe.faults import ANOTHER, Fault
 
-RUNS, STOPPED, ENDED = Seen(False, False), Seen(False, True), Seen(True, False)
+RUNS, STOPPED, ENDED = SeenProcess(False, False), SeenProcess(False, True), SeenProcess(True, False)
 
 
-def failed(code: int, fault: Fault | None = None) -> Seen:
+def failed(code: int, fault: Fault | None = None) -> SeenProcess:
     failure = ProcessFailure(0, 1, code, "")
     if fault is not None:
         report = {"message": "x", "extraInfo": {"fault": fault.as_text()}}
         failure.error_file_data = {"message": report}
-    return Seen(True, False, failure)
+    return SeenProcess(True, False, failure)
 
 
 def gone(rank: int) -> Fault:
@@ -144,7 +144,7 @@ OF_ALL = [(1, failed(10, OF_RANK_0)), (1, failed(8, GOES_ALONG)), (0, failed(-9)
 @pytest.mark.parametrize(
     ("rank", "seen"), [*OF_ALL, *((1, failed(code)) for code in sorted(TOGETHER))]
 )
-def test_ends_that_are_those_of_all(launcher: Launcher, rank: int, seen: Seen) -> None:
+def test_ends_that_are_those_of_all(launcher: Launcher, rank: int, seen: SeenProcess) -> None:
     launcher.say()
     launcher.let_go.look({rank: seen})
     assert launcher.let_go.ranks == set()

@@ -7,7 +7,7 @@ import pytest
 
 from firecaffe.cluster.links import Shape, links_of, star_of
 from firecaffe.cluster.watch import Watch
-from firecaffe.cluster.watch_message import FAULT, Place, pack, take_messages
+from firecaffe.cluster.watch_message import FAULT, WatchedPlace, pack, take_messages
 from firecaffe.errors import PeerLostError
 from firecaffe.faults import Fault
 from tests.unit.cluster.watches import LONG_S, SILENT_S, fault_of, until, watches
@@ -74,7 +74,7 @@ def test_what_a_lost_rank_says_later_is_no_news() -> None:
         losses = Losses(watching[0], least=2)
         for kind in ("data", "exception"):
             own = Fault(kind, 1, "host1", 5, "itself").as_text().encode()
-            sockets[1][0].send(pack(FAULT, Place(5), text=own))
+            sockets[1][0].send(pack(FAULT, WatchedPlace(5), text=own))
         sockets[1][0].close()
         until(lambda: 1 in watching[0].losses)
         sockets[2][0].close()

@@ -8,7 +8,7 @@ import pytest
 
 from firecaffe.cluster.links import Neighbour, links_of
 from firecaffe.cluster.watch import Watch
-from firecaffe.cluster.watch_message import BEAT, FAULT, HEADER, NOBODY, Place, pack
+from firecaffe.cluster.watch_message import BEAT, FAULT, HEADER, NOBODY, WatchedPlace, pack
 from firecaffe.errors import PeerLostError
 from firecaffe.faults import Fault
 from tests.unit.cluster.watches import LONG_S, SILENT_S, connect, fault_of, until, watches
@@ -141,7 +141,7 @@ def test_the_first_verdict_stays() -> None:
 def test_noise_on_a_connection_is_no_verdict(noise: bytes) -> None:
     with watches(2, range(1), LONG_S) as (watching, sockets):
         sockets[1][0].send(noise)
-        sockets[1][0].send(pack(FAULT, Place(1), text=b"null"))
+        sockets[1][0].send(pack(FAULT, WatchedPlace(1), text=b"null"))
         assert not watching[0]._known.wait(0.3)
         sockets[1][0].close()
         assert fault_of(watching[0]).kind == "gone"

@@ -23,7 +23,7 @@ from firecaffe.data import (
 )
 from firecaffe.data.hash import Stream, hash64
 from firecaffe.data.own_data import check_own
-from firecaffe.data.sample_order import Drawing, epoch_order_by_shard
+from firecaffe.data.sample_order import WeightedDraws, epoch_order_by_shard
 from firecaffe.data.sample_weights import SUM_BITS, whole
 from firecaffe.errors import DataError, FirecaffeError, RecipeError
 from firecaffe.exchange.leaves import leaf_share
@@ -191,7 +191,7 @@ def test_a_position_s_sample_is_the_formula_in_exact_arithmetic() -> None:
     weights = [5, 0, 1, 2**40, 3]
     sums = torch.tensor(weights).cumsum(0)
     for seed, epoch in ((0, 0), (7, 3), (2**62, 10**6)):
-        found = Drawing(sums).epoch_order(seed, epoch).tolist()
+        found = WeightedDraws(sums).epoch_order(seed, epoch).tolist()
         for position, sample in enumerate(found):
             bits = int(hash64(seed, Stream.BALANCE, epoch, position)) % 2**64 >> 11
             place = float(Fraction(bits, 2**53)) * sum(weights)  # one rounding, as IEEE has it

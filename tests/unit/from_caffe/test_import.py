@@ -15,8 +15,8 @@ from firecaffe.errors import RunError
 from firecaffe.from_caffe.import_report import Report
 from firecaffe.from_caffe.net_settings import micro_batch_of
 from firecaffe.from_caffe.nets import NetFile, find_file, find_net, is_net
-from firecaffe.from_caffe.recipe import Asked, as_toml, check_folder, read, write_folder
-from firecaffe.from_caffe.solver import State
+from firecaffe.from_caffe.recipe import ImportRequest, as_toml, check_folder, read, write_folder
+from firecaffe.from_caffe.solver import SolverStages
 
 
 def layer(name: str, words: str = "") -> str:
@@ -24,7 +24,7 @@ def layer(name: str, words: str = "") -> str:
 
 
 def net_of(
-    solver: str, folder: Path, states: dict[str, State] | None = None, **files: str
+    solver: str, folder: Path, states: dict[str, SolverStages] | None = None, **files: str
 ) -> tuple[NetFile, Report]:
     """files: prototxts beside the solver's, by name."""
     for name, content in files.items():
@@ -76,7 +76,7 @@ def test_stages_are_resolved(tmp_path: Path) -> None:
         + layer("other", 'include { stage: "z" }')
         + layer("high", "include { min_level: 2 }")
     )
-    states = {"TRAIN": State(("x",)), "TEST": State(("y",), 3)}
+    states = {"TRAIN": SolverStages(("x",)), "TEST": SolverStages(("y",), 3)}
     file, report = net_of('net: "net.prototxt"', tmp_path, states, net=net)
     assert of_content(file, "TRAIN") == names(file.net, "TRAIN") == ["always", "x"]
     assert of_content(file, "TEST") == names(file.net, "TEST") == ["always", "y", "high"]
@@ -170,7 +170,7 @@ CONV = (
 def report_of(text: str, folder: Path) -> Report:
     path = folder / "net.prototxt"
     path.write_text(text)
-    return read(path, Asked(folder=str(folder / "out"))).report
+    return read(path, ImportRequest(folder=str(folder / "out"))).report
 
 
 def lines(notes: Sequence[tuple[str, str]]) -> str:

@@ -10,7 +10,7 @@ from firecaffe.caffe import text
 from firecaffe.caffe.message import CaffeError
 from firecaffe.from_caffe.import_report import Report
 from firecaffe.from_caffe.net_settings import as_patterns, grouped
-from firecaffe.from_caffe.solver import TYPES, Around, State, read_training, read_update
+from firecaffe.from_caffe.solver import TYPES, Around, SolverStages, read_training, read_update
 from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.recorded_recipe import recipe_from
 
@@ -190,7 +190,7 @@ def test_refused_around(words: str, said: str) -> None:
 
 def test_stages() -> None:
     found, _ = training('train_state { stage: "a" level: 1 } test_state { stage: "b" stage: "c" }')
-    assert found.states == {"TRAIN": State(("a",), 1), "TEST": State(("b", "c"))}
+    assert found.states == {"TRAIN": SolverStages(("a",), 1), "TEST": SolverStages(("b", "c"))}
 
 
 def value_of(patterns: dict[str, float], name: str) -> float:

@@ -15,7 +15,7 @@ from benchmarks.unusual.layers import contrast
 from benchmarks.unusual.teachers import Teacher
 from firecaffe.errors import RecipeError
 from firecaffe.generators import NUMPY, PYTHON, TORCH
-from firecaffe.inventory.forward_watch import Changes, Watch
+from firecaffe.inventory.forward_watch import Changes, ForwardWatch
 from firecaffe.inventory.loss_trial import MEAN, RAISED, UNKNOWN, WHOLE, check_reduction, mean_of
 from firecaffe.inventory.network_state import attributes_of, check_state, kinds_of
 
@@ -84,7 +84,7 @@ VALUES = torch.randn(8, layers.WIDTH, generator=torch.Generator().manual_seed(0)
 
 
 def around(network: nn.Module) -> Changes:
-    watch = Watch(network)
+    watch = ForwardWatch(network)
     network(VALUES)
     return watch.changes()
 
@@ -162,7 +162,7 @@ class Making(nn.Module):
     ],
 )
 def test_what_cannot_be_kept_is_refused(network: nn.Module, word: str) -> None:
-    watch = Watch(network)
+    watch = ForwardWatch(network)
     network(torch.arange(8) if isinstance(network, nn.Sequential) else VALUES)
     with pytest.raises(RecipeError, match=word):
         watch.changes()

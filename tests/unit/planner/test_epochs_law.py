@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from firecaffe.errors import RecipeError
-from firecaffe.planner.epochs_law import FORM, EpochsLaw, Form, Point
+from firecaffe.planner.epochs_law import FORM, BatchPoint, Deviations, EpochsLaw
 
 
-def law(*points: tuple[float, float], form: Form = FORM) -> EpochsLaw:
-    return EpochsLaw("90 %", tuple(Point(*point) for point in points), "a test", form)
+def law(*points: tuple[float, float], form: Deviations = FORM) -> EpochsLaw:
+    return EpochsLaw("90 %", tuple(BatchPoint(*point) for point in points), "a test", form)
 
 
 @pytest.mark.parametrize("batches", [(64, 512), (16, 64, 256, 1024, 4096)])
@@ -25,7 +25,7 @@ def test_the_closed_form_is_recovered(batches: tuple[int, ...]) -> None:
 
 def test_independent_deviations_are_weighted_least_squares_of_relative_errors() -> None:
     rows = [(64, 10.0, 0.2, 5), (128, 14.0, 1.0, 20), (512, 15.0, 0.4, 3), (1024, 24.0, 2.0, 2)]
-    fitted = EpochsLaw("", tuple(Point(*row) for row in rows), "", Form(0.05, 0.0, 2.0))
+    fitted = EpochsLaw("", tuple(BatchPoint(*row) for row in rows), "", Deviations(0.05, 0.0, 2.0))
     batches, epochs, spreads, runs = np.array(rows).T
     deviations = epochs * np.sqrt((spreads / epochs) ** 2 / runs + 0.05**2)
     slope, least = np.polyfit(batches, epochs, 1, w=1 / deviations)

@@ -18,7 +18,7 @@ from firecaffe.parallel.volumes import Sizes, by_both, by_inputs, by_outputs, su
 from firecaffe.planner.between import Boundary, Exchanges, boundary
 from firecaffe.planner.chain import Unit, chain_of
 from firecaffe.planner.cluster import Cluster, Device, Link
-from firecaffe.planner.layouts import Form, Layout, allows, layouts_of
+from firecaffe.planner.layouts import Form, LayerLayout, allows, layouts_of
 from firecaffe.planner.of_recipe import workload_of_model
 from firecaffe.planner.round_prices import EqualRounds, rounds_of, rounds_s
 from firecaffe.planner.simulate import Network
@@ -54,7 +54,7 @@ def test_a_layer_by_itself_sends_what_the_formulas_say(batch: int, model: int, w
     """In rows that hold its input whole, and want its output so."""
     formula = {"outputs": by_outputs, "inputs": by_inputs, "groups": by_both}[word]
     parts: Any = {word: model}
-    split, whole = Layout(batch, **parts), Layout(batch, copies=model)
+    split, whole = LayerLayout(batch, **parts), LayerLayout(batch, copies=model)
     size = Sizes(0, 1000, 600, 1000, 600, input_has_gradient=True)
     into = boundary(exchanges(batch * model), whole, split)
     out = boundary(exchanges(batch * model), split, whole)
@@ -64,29 +64,29 @@ def test_a_layer_by_itself_sends_what_the_formulas_say(batch: int, model: int, w
 
 def test_samples_are_gathered_in_rows_and_their_gradients_summed() -> None:
     """One weird trick: 8 workers in rows of 4, from an eighth of the batch to half of it."""
-    found = boundary(exchanges(8), Layout(8), Layout(2, outputs=4))
+    found = boundary(exchanges(8), LayerLayout(8), LayerLayout(2, outputs=4))
     assert [each.share[0] for each in found.fetches] == pytest.approx([3 / 4 / 2, 0])
     assert [each.share[0] for each in found.sums] == pytest.approx([3 / 4 / 2])
 
     # Before a layer that is cut by inputs, each needs a quarter of the others' samples.
-    found = boundary(exchanges(4), Layout(4), Layout(1, inputs=4))
+    found = boundary(exchanges(4), LayerLayout(4), LayerLayout(1, inputs=4))
     assert not found.sums
     assert [each.share[0] for each in found.fetches] == pytest.approx([3 / 16, 3 / 16])
     # Neurons, then inputs, send nothing.
-    assert sent(boundary(exchanges(4), Layout(1, outputs=4), Layout(1, inputs=4))) == 0
+    assert sent(boundary(exchanges(4), LayerLayout(1, outputs=4), LayerLayout(1, inputs=4))) == 0
 
 
 def test_layers_cut_in_turn_sum_within_a_node() -> None:
     """4 nodes of 8, as PaSE cuts fc1 and fc2: both sums between them are of a node's workers."""
-    first = Layout(1, outputs=4, inputs=8, inputs_inside=True)
-    for second, is_inside in ((Layout(1, 8, 4), True), (first, False)):
+    first = LayerLayout(1, outputs=4, inputs=8, inputs_inside=True)
+    for second, is_inside in ((LayerLayout(1, 8, 4), True), (first, False)):
         found = boundary(exchanges(32, (replace(NODES[0], group=8), NODES[1])), first, second)
         outside = sum(each.share[1] for each in (*found.sums, *found.fetches))
         assert (outside == 0) == is_inside
 
 
 def test_the_first_layer_wants_no_gradient() -> None:
-    pair = Layout(1, copies=4), Layout(1, outputs=4)
+    pair = LayerLayout(1, copies=4), LayerLayout(1, outputs=4)
     assert sent(boundary(exchanges(4), *pair)) == pytest.approx(sum_numbers(4, 1))
     assert sent(boundary(exchanges(4), *pair, has_gradient=False)) == 0
 
@@ -162,7 +162,7 @@ def test_sets_must_fill_groups_or_divide_them() -> None:
 
 
 def test_a_slower_link_makes_what_goes_over_it_slower() -> None:
-    pair, times = (Layout(8), Layout(1, outputs=8)), []
+    pair, times = (LayerLayout(8), LayerLayout(1, outputs=8)), []
     for rate in (1e9, 5e8):
         on = exchanges(8, (NODES[0], replace(NODES[1], bandwidth_bytes_per_s=rate)))
         times.append(on.seconds(boundary(on, *pair).fetches, 8e9, 1))
@@ -203,18 +203,18 @@ def test_two_layers_by_hand() -> None:
     wide, thin = dense("thin", 64, 64), dense("wide", 64, 4096)
     cost = cost_of([wide, thin], 2, batch=256)
     whole = 4 * 256 * 64
-    data = cost.step([Layout(2)] * 3)
+    data = cost.step([LayerLayout(2)] * 3)
     assert data.activations_s == 0
     assert data.gradients_bytes == 4 * (64 * 64 + 64 * 4096)  # 2 (2 - 1) / 2 of all
-    split = cost.step([Layout(2), Layout(1, inputs=2), Layout(2)])
+    split = cost.step([LayerLayout(2), LayerLayout(1, inputs=2), LayerLayout(2)])
     # Samples of each to a half of each and back; addends of 4096 outputs summed, and gathered.
     between = 2 * whole / 4 + (4 * 256 * 4096) / 2 + (4 * 256 * 4096) / 2
     assert split.activations_bytes == pytest.approx(between)
     assert split.activations_s == pytest.approx(between / 1e9)
     assert split.gradients_bytes == 4 * 64 * 64
     few = cost_of([wide, thin], 2, batch=2)
-    assert best_layouts(cost) == [Layout(2)] * 3
-    assert best_layouts(few)[1] != Layout(2)
+    assert best_layouts(cost) == [LayerLayout(2)] * 3
+    assert best_layouts(few)[1] != LayerLayout(2)
 
 
 def total(own: Sequence[Any], between: Sequence[Any], chosen: Sequence[int]) -> float:
@@ -263,12 +263,12 @@ def test_costs_of_the_search_are_those_of_the_step(workers: int) -> None:
 
 
 PASE = [
-    *[Layout(32)] * 4,
-    Layout(16, inputs=2),
-    Layout(1, outputs=4, inputs=8, inputs_inside=True),
-    Layout(1, outputs=8, inputs=4),
-    Layout(1, outputs=4, inputs=8, inputs_inside=True),
-    Layout(4, copies=8),
+    *[LayerLayout(32)] * 4,
+    LayerLayout(16, inputs=2),
+    LayerLayout(1, outputs=4, inputs=8, inputs_inside=True),
+    LayerLayout(1, outputs=8, inputs=4),
+    LayerLayout(1, outputs=4, inputs=8, inputs_inside=True),
+    LayerLayout(4, copies=8),
 ]
 """Elango 2021 at 32 GPUs: conv1 to conv4 by batch 32; conv5 batch 16 x input channels 2; fc1 and
 fc3 neurons 4 x inputs 8, fc2 neurons 8 x inputs 4; softmax 4. In the order of digits that suits it:

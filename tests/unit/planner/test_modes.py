@@ -16,7 +16,7 @@ from firecaffe.planner.cluster import Cluster, Link, load_cluster
 from firecaffe.planner.compute_time import data_s, micro_batch, update_s
 from firecaffe.planner.forecast import forecast
 from firecaffe.planner.library_rates import PLAIN
-from firecaffe.planner.modes import Mode, alternatives, forecast_mode, modes_of
+from firecaffe.planner.modes import PlannedMode, alternatives, forecast_mode, modes_of
 from firecaffe.planner.of_recipe import workload_of_model
 from firecaffe.planner.of_run import write_forecast
 from firecaffe.planner.workload import Workload
@@ -45,7 +45,9 @@ def work(num_micro_batches: int) -> Workload:
     return workload_of_model(ModelConfig("lenet"), (1, 28, 28), 64 * num_micro_batches, 64)
 
 
-def modes(made: Workload | int, on: Cluster, codec: str = "none", **words: Any) -> dict[str, Mode]:
+def modes(
+    made: Workload | int, on: Cluster, codec: str = "none", **words: Any
+) -> dict[str, PlannedMode]:
     """By their words, of four workers; a workload by its micro-batches."""
     made = work(made) if isinstance(made, int) else made
     row = forecast(made, on, 4, "tree", codec)
@@ -105,7 +107,7 @@ def test_a_codec_shortens_pushes_alone() -> None:
     is with a server in parts, and without a lock nothing is encoded.
     """
 
-    def found(codec: str, bandwidth: float, **words: Any) -> dict[str, Mode]:
+    def found(codec: str, bandwidth: float, **words: Any) -> dict[str, PlannedMode]:
         return modes(16, cluster(bandwidth), codec, mode="asynchronous", **words)
 
     shares = {"float16": 1 / 2, "int8": 65 / 256, "top_k": 1 / 32}

@@ -15,7 +15,7 @@ from firecaffe.planner.round_prices import ROUNDS, like_rounds, rounds_of, round
 from firecaffe.planner.simulate import (
     BLOCK_BYTES,
     LONG_BLOCKS,
-    Clock,
+    EventClock,
     Network,
     Ports,
     crowding,
@@ -149,7 +149,7 @@ def arrivals(
     messages: list[tuple[int, int, int]], links: tuple[Link, ...] = (Link("net", 0.0, RATE),)
 ) -> list[float]:
     """When messages (source, destination, bytes) that are all sent at once have arrived."""
-    clock = Clock()
+    clock = EventClock()
     ports = Ports(Network(links, 8), clock)
     arrived: dict[int, float] = {}
     for number, (source, destination, num_bytes) in enumerate(messages):

@@ -19,7 +19,7 @@ from firecaffe.planner.cluster import Cluster, MeasuredStep, load_cluster
 from firecaffe.planner.compute_time import layer_s, micro_batch
 from firecaffe.planner.forecast import forecast
 from firecaffe.planner.layouts import (
-    Layout,
+    LayerLayout,
     allows,
     layouts_of,
     layouts_of_words,
@@ -117,12 +117,12 @@ def test_a_layer_that_is_called_twice_is_left_whole() -> None:
     work = workload_of_model(config, (1, 8, 8), 8, 2)
     units = {unit.name: unit for unit in chain_of(config, work)}
     for name, layout, is_allowed in (
-        ("first", Layout(1, outputs=2), True),
-        ("again", Layout(1, outputs=2), False),
-        ("again#2", Layout(1, outputs=2), False),
-        ("groups", Layout(1, groups=4), True),
-        ("groups", Layout(1, groups=8), False),
-        ("norm", Layout(1, groups=8), True),
+        ("first", LayerLayout(1, outputs=2), True),
+        ("again", LayerLayout(1, outputs=2), False),
+        ("again#2", LayerLayout(1, outputs=2), False),
+        ("groups", LayerLayout(1, groups=4), True),
+        ("groups", LayerLayout(1, groups=8), False),
+        ("norm", LayerLayout(1, groups=8), True),
     ):
         assert allows(units[name], layout) == is_allowed
 
@@ -130,14 +130,14 @@ def test_a_layer_that_is_called_twice_is_left_whole() -> None:
 def test_parts_of_a_layer() -> None:
     cost = cost_of("alexnet", "titan", 4)
     unit = next(each for each in cost.chain if each.name == "classifier.6")
-    (part,) = part_of(unit, Layout(1, outputs=2, inputs=2))
+    (part,) = part_of(unit, LayerLayout(1, outputs=2, inputs=2))
     assert part.shapes == ((500, 2048), (500,))
     assert part.flops == unit.works[0].flops / 4
-    (part,) = part_of(unit, Layout(1, outputs=3))  # the largest of 334, 333 and 333
+    (part,) = part_of(unit, LayerLayout(1, outputs=3))  # the largest of 334, 333 and 333
     assert part.shapes == ((334, 4096), (334,))
 
 
-def one_weird_trick(cost: SplitCost, model: int, is_trick: bool = True) -> list[Layout]:
+def one_weird_trick(cost: SplitCost, model: int, is_trick: bool = True) -> list[LayerLayout]:
     found = dense_layouts(cost, is_trick)
     return next(layouts for size, layouts in found if size == model)
 
@@ -247,7 +247,7 @@ def block() -> nn.Module:
 
 def planned(
     name: str, words: dict[str, str], workers: int, parts: int
-) -> tuple[SplitCost, dict[str, tuple[Unit, Layout]], Workload]:
+) -> tuple[SplitCost, dict[str, tuple[Unit, LayerLayout]], Workload]:
     """images of 11 x 7, or 6 x 6."""
     config = ModelConfig(f"tests.unit.planner.test_split_step:{name}")
     work = workload_of_model(config, (3, 11, 7) if name == "pooled" else (3, 6, 6), 8, 2)
@@ -361,10 +361,10 @@ def test_paths_of_parts() -> None:
 
 
 def test_between_cuts_that_differ_all_have_the_whole() -> None:
-    rows, copies = Layout(2, rows=2), Layout(2, copies=2)
-    for after in (Layout(2, inputs=2), Layout(2, groups=2)):
+    rows, copies = LayerLayout(2, rows=2), LayerLayout(2, copies=2)
+    for after in (LayerLayout(2, inputs=2), LayerLayout(2, groups=2)):
         assert through(rows, after) == [rows, copies, after]
-        assert through(Layout(2, paths=2), after) == [Layout(2, paths=2), copies, after]
-    assert through(Layout(2, groups=2), rows) == [Layout(2, groups=2), copies, rows]
-    for before, after in ((rows, rows), (rows, copies), (rows, Layout(2, outputs=2))):
+        assert through(LayerLayout(2, paths=2), after) == [LayerLayout(2, paths=2), copies, after]
+    assert through(LayerLayout(2, groups=2), rows) == [LayerLayout(2, groups=2), copies, rows]
+    for before, after in ((rows, rows), (rows, copies), (rows, LayerLayout(2, outputs=2))):
         assert through(before, after) == [before, after]

@@ -15,7 +15,7 @@ from firecaffe.parallel.config import ParallelConfig
 from firecaffe.parallel.pipeline import ORDERS, simulate
 from firecaffe.planner.chain import chain_of
 from firecaffe.planner.cluster import MeasuredStep, load_cluster, slower
-from firecaffe.planner.layouts import Layout
+from firecaffe.planner.layouts import LayerLayout
 from firecaffe.planner.of_parallel import OwnLayout, forecast_parallel, own_cost
 from firecaffe.planner.of_recipe import workload_of_model
 from firecaffe.planner.recipe_stages import crossings_of, works_of
@@ -241,7 +241,7 @@ def test_turns_by_hand() -> None:
     found = best_stages(cost, 2)
     assert found.cuts == (0, 2, 4)
     assert found.idle == pytest.approx(1 / 9)
-    layer_s = cost.unit_s(cost.chain[1], Layout(1, copies=2)) / 8
+    layer_s = cost.unit_s(cost.chain[1], LayerLayout(1, copies=2)) / 8
     assert found.step.compute_s == pytest.approx(9 * 2 * layer_s)
     # Two samples of 64 numbers there, and their gradients back.
     assert found.step.activations_s == pytest.approx(9 * 2 * (4 * 2 * 64) / 1e9)
@@ -255,7 +255,7 @@ def test_stages_of_several_rows() -> None:
     assert found.idle == pytest.approx(1 / 5)
     assert found.step.gradients_bytes == 4 * 2 * 64 * 64  # 2 (2 - 1) / 2 of two layers
     assert found.step.exposed_communication_s > 0
-    whole = memory_of(cost.work, cost.chain, [Layout(4)] * 5)
+    whole = memory_of(cost.work, cost.chain, [LayerLayout(4)] * 5)
     assert found.memory["parameters"] == whole["parameters"] / 2
     # The first stage keeps two layers' inputs of two micro-batches. It holds most, with gradients,
     # when the later layer's input is let go.

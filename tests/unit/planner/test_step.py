@@ -13,12 +13,12 @@ from firecaffe.planner.chain import chain_of
 from firecaffe.planner.cluster import Cluster, Device, Link, MeasuredStep, Storage, load_cluster
 from firecaffe.planner.compute_time import MicroBatch, correction, micro_batch, update_s
 from firecaffe.planner.forecast import forecast, forecasts
-from firecaffe.planner.layouts import Layout
+from firecaffe.planner.layouts import LayerLayout
 from firecaffe.planner.memory import memory_bytes, on_device
 from firecaffe.planner.of_recipe import workload_of_model
 from firecaffe.planner.price import Prices
 from firecaffe.planner.simulate import Network
-from firecaffe.planner.step_cost import Bucket, buckets_of, overlap, slowest_of
+from firecaffe.planner.step_cost import ReadyBucket, buckets_of, overlap, slowest_of
 from firecaffe.planner.worker_part import memory_of
 from firecaffe.planner.workload import PROFILED_IMAGES, LayerWork, layers_of, vectors_of
 from firecaffe.solvers.config import SolverConfig
@@ -91,7 +91,7 @@ def test_a_bucket_is_ready_with_its_last_gradient() -> None:
 
 
 def test_what_backward_does_not_hide_is_exposed() -> None:
-    early, late = Bucket(0.0, 1), Bucket(1.0, 1)
+    early, late = ReadyBucket(0.0, 1), ReadyBucket(1.0, 1)
     assert overlap([early, late], [0.4, 0.4], backward_s=1.0) == pytest.approx((1.0, 0.4))
     assert overlap([early, late], [2.0, 0.4], backward_s=1.0) == pytest.approx((1.0, 1.4))
     assert overlap([early], [0.4], backward_s=1.0) == (1.0, 0.0)
@@ -100,9 +100,9 @@ def test_what_backward_does_not_hide_is_exposed() -> None:
 
 def test_an_exchange_beside_it_slows_backward_down() -> None:
     """By a half, as long as it is under way; what becomes ready then becomes ready later."""
-    early, middle, late = Bucket(0.0, 1), Bucket(0.5, 1), Bucket(1.0, 1)
+    early, middle, late = ReadyBucket(0.0, 1), ReadyBucket(0.5, 1), ReadyBucket(1.0, 1)
 
-    def both_s(buckets: list[Bucket], taken_s: list[float]) -> tuple[float, float]:
+    def both_s(buckets: list[ReadyBucket], taken_s: list[float]) -> tuple[float, float]:
         return overlap(buckets, taken_s, backward_s=1.0, slowdown=0.5)
 
     # 0.3 s of the exchange are 0.2 s of backward.
@@ -115,9 +115,9 @@ def test_an_exchange_beside_it_slows_backward_down() -> None:
 
 def test_two_buckets_are_under_way_at_once() -> None:
     """Together they take 0.75 of what they take one after the other, which is as long alone."""
-    early, late = Bucket(0.0, 1), Bucket(1.0, 1)
+    early, late = ReadyBucket(0.0, 1), ReadyBucket(1.0, 1)
 
-    def left_s(buckets: list[Bucket], taken_s: list[float], share: float = 0.75) -> float:
+    def left_s(buckets: list[ReadyBucket], taken_s: list[float], share: float = 0.75) -> float:
         return overlap(buckets, taken_s, backward_s=1.0, lanes=2, share=share)[1]
 
     assert left_s([early, early], [2.0, 2.0]) == pytest.approx(0.75 * 4.0 - 1.0)
@@ -142,7 +142,7 @@ def test_buckets_of_any_length_come_to_an_end(lanes: int) -> None:
     for _ in range(500):
         taken_s = [*draws.choice(lengths, 3), *draws.uniform(0.0, 1.0, 5)]
         share, slowdown = draws.uniform(0.3, 1.0), draws.choice([0.0, 0.5])
-        buckets = [Bucket(ready_s, 1) for ready_s in sorted(draws.uniform(0.0, 1.1, 8))]
+        buckets = [ReadyBucket(ready_s, 1) for ready_s in sorted(draws.uniform(0.0, 1.1, 8))]
         taken_s = [float(each) for each in taken_s]
         backward_s, exposed_s = overlap(buckets, taken_s, 1.0, lanes, share, slowdown)
         assert 1.0 - 1e-9 <= backward_s <= 1.0 + slowdown + 1e-9
@@ -343,7 +343,7 @@ def test_an_update_is_of_own_parts(vectors: int) -> None:
         workload_of_model(config, None, 8, 8), activation_bytes=0.0, update_vectors=vectors
     )
     chain = chain_of(config, work)
-    layouts = [Layout(outputs=2) if unit.is_dense else Layout(copies=2) for unit in chain]
+    layouts = [LayerLayout(outputs=2) if unit.is_dense else LayerLayout(copies=2) for unit in chain]
     found = memory_of(work, chain, layouts)
     under_way = sum(found[part] for part in ("running", "sums", "activations", "backward"))
     assert found["updating"] == max(0, vectors * found["parameters"] - under_way)

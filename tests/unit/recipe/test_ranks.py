@@ -16,7 +16,7 @@ from firecaffe import (
 from firecaffe.data import SampleOrder
 from firecaffe.errors import RecipeError
 from firecaffe.recipe.checked_recipe import check_recipe
-from firecaffe.recipe.parallel import Auto, Layout, layout_of
+from firecaffe.recipe.parallel import Auto, RankLayout, layout_of
 from firecaffe.recipe.run import Ranks, Run
 from firecaffe.recipe.worker_numbers import auto_of, check_hosts, check_ranks
 from firecaffe.synchrony.rounds import Rounds
@@ -39,7 +39,7 @@ def test_the_same_split_over_other_workers() -> None:
 def test_stages_over_workers() -> None:
     stages = ParallelConfig(2, stages=["a", "b", "c"], pipeline="gpipe")
     assert stages.over(1, 1) == ParallelConfig(1, pipeline="gpipe")
-    assert layout_of(stages, 8) == Layout(2, 4, shares_samples=True, stages=4)
+    assert layout_of(stages, 8) == RankLayout(2, 4, shares_samples=True, stages=4)
     assert stages.in_stages(1, 2).stages == ["b"]
     assert stages.in_stages(1, 4) == replace(stages, data=1)
     with pytest.raises(RecipeError, match=r"names 4 stages, of which no 3 can be made"):
@@ -48,7 +48,7 @@ def test_stages_over_workers() -> None:
 
 def test_rows_hold_a_model_and_columns_the_same_parts() -> None:
     layout = layout_of(ParallelConfig(0, 3, HEAD), 6)
-    assert layout == Layout(2, 3, shares_samples=True)
+    assert layout == RankLayout(2, 3, shares_samples=True)
     assert layout.rows == [range(3), range(3, 6)]
     assert [list(column) for column in layout.columns] == [[0, 3], [1, 4], [2, 5]]
     assert (layout.sharers, layout_of(ParallelConfig(2, 3, HEAD, 3, TRICK), 6).sharers) == (2, 6)
@@ -57,7 +57,7 @@ def test_rows_hold_a_model_and_columns_the_same_parts() -> None:
 def test_stages_whose_layers_are_split() -> None:
     words = ParallelConfig(0, 2, HEAD, 4, stages=["a", "b"])
     layout = layout_of(words, 12)
-    assert layout == Layout(2, 6, shares_samples=True, stages=3)
+    assert layout == RankLayout(2, 6, shares_samples=True, stages=3)
     assert layout.rows == [range(6), range(6, 12)]
     assert layout.of_stages == [range(start, start + 2) for start in range(0, 12, 2)]
     assert [list(each) for each in layout.lines] == [

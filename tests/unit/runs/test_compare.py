@@ -16,7 +16,7 @@ from firecaffe.api.compare import MIN_WIDTH_OF_RUNS, render
 from firecaffe.errors import RunError
 from firecaffe.runs.checklist import checklist
 from firecaffe.runs.run_table import (
-    Run,
+    TableRun,
     differing_words,
     names,
     other_work,
@@ -76,7 +76,7 @@ def plant(folder: Path, **changes: Any) -> Path:
     return folder
 
 
-def planted(folder: Path, **changes: Any) -> Run:
+def planted(folder: Path, **changes: Any) -> TableRun:
     return read_run(plant(folder, **changes))
 
 
@@ -88,7 +88,7 @@ def printed(parts: Iterable[Any], width: int = 300) -> str:
     return capture.get()
 
 
-def text(runs: list[Run], width: int = 200, allow_unequal: bool = False) -> str:
+def text(runs: list[TableRun], width: int = 200, allow_unequal: bool = False) -> str:
     return printed(render(runs, allow_unequal), width)
 
 

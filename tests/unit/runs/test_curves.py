@@ -8,11 +8,11 @@ import pytest
 
 from firecaffe.errors import RunError
 from firecaffe.runs.curves import MOST_POINTS, Point, curves_of, time_to
-from firecaffe.runs.run_table import Run
+from firecaffe.runs.run_table import TableRun
 from tests.unit.runs.test_compare import planted
 
 
-def with_metrics(folder: Path, rows: list[dict[str, Any]], **words: Any) -> Run:
+def with_metrics(folder: Path, rows: list[dict[str, Any]], **words: Any) -> TableRun:
     run = planted(folder, **words)
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return run

@@ -12,7 +12,7 @@ from firecaffe.api.compare_groups import render_groups
 from firecaffe.errors import RunError
 from firecaffe.runs.checklist import Item, checklist
 from firecaffe.runs.curves import time_to
-from firecaffe.runs.run_table import Run
+from firecaffe.runs.run_table import TableRun
 from firecaffe.runs.seed_groups import GroupRow, differing, group_rows, group_runs
 from firecaffe.runs.statistics import UNDECIDED
 from tests.unit.runs.test_compare import planted, printed
@@ -23,7 +23,7 @@ SAME = "5f59c6bf0087" + 52 * "a"
 
 def over_seeds(
     folder: Path, values: list[float], metric: str = "top1", **changes: Any
-) -> list[Run]:
+) -> list[TableRun]:
     """A run for each value of the metric, of another seed and with other weights."""
     runs = []
     for seed, value in enumerate(values):
@@ -34,14 +34,14 @@ def over_seeds(
 
 
 def rows_of(
-    runs: list[Run], target: float | None = None, allow_unequal: bool = False
+    runs: list[TableRun], target: float | None = None, allow_unequal: bool = False
 ) -> tuple[list[GroupRow], list[Item]]:
     groups = group_runs(runs)
     rows = group_rows(groups, target, allow_unequal)
     return rows, checklist(groups, rows)
 
 
-def shown(runs: list[Run], target: float | None = None, allow_unequal: bool = False) -> str:
+def shown(runs: list[TableRun], target: float | None = None, allow_unequal: bool = False) -> str:
     words = differing(group_runs(runs))
     return printed(render_groups(*rows_of(runs, target, allow_unequal), words, target))
 
@@ -123,7 +123,7 @@ def test_what_failed_is_neither_as_good_nor_faster(tmp_path: Path) -> None:
     accuracies = [140 / 1001] * 3
     one = over_seeds(tmp_path / "a", accuracies, **words)
     two = over_seeds(tmp_path / "b", accuracies, **words, result__images_per_s=2e3)
-    two = [Run(run.folder, run.result, {**run.words, "solver.base_lr": 0.5}) for run in two]
+    two = [TableRun(run.folder, run.result, {**run.words, "solver.base_lr": 0.5}) for run in two]
     rows, items = rows_of([*one, *two])
     assert [row.speedup for row in rows] == [None, None]
     assert [row.against for row in rows] == [None, None]
@@ -184,7 +184,7 @@ def test_older_records_are_told_apart_by_their_commit(tmp_path: Path) -> None:
 def test_a_speedup_has_an_interval(tmp_path: Path) -> None:
     """Times of 16.3 and 11.3 s that scatter by as much: 1.4 times as fast is not shown."""
 
-    def at_rates(name: str, rates: list[float], **words: Any) -> list[Run]:
+    def at_rates(name: str, rates: list[float], **words: Any) -> list[TableRun]:
         return [
             planted(
                 tmp_path / f"{name}{seed}",
@@ -303,7 +303,7 @@ def test_seeds_that_fail_alike_are_several_results(tmp_path: Path) -> None:
     assert (row.seeds, row.value.n) == (3, 3)
 
 
-def with_tests(folder: Path, top1s: list[float], rate: float = 640.0) -> Run:
+def with_tests(folder: Path, top1s: list[float], rate: float = 640.0) -> TableRun:
     """Ten steps of 64 samples between tests."""
     rows: list[dict[str, Any]] = []
     for number, top1 in enumerate(top1s, 1):
@@ -326,7 +326,7 @@ def test_time_to_a_stated_accuracy(tmp_path: Path) -> None:
 
 def test_a_target_that_was_not_reached_has_no_speedup(tmp_path: Path) -> None:
     good, bad = with_tests(tmp_path / "a", [0.9]), with_tests(tmp_path / "x", [0.2])
-    bad = Run(bad.folder, bad.result, {**bad.words, "solver.base_lr": 0.5})
+    bad = TableRun(bad.folder, bad.result, {**bad.words, "solver.base_lr": 0.5})
     rows = group_rows(group_runs([good, bad]), target=0.6)
     assert rows[1].speedup is None
     assert rows[1].why_no_speedup == "x did not reach 60.00%"

@@ -13,7 +13,7 @@ from firecaffe.errors import RecipeError, RunError
 from firecaffe.runs.checklist import checklist
 from firecaffe.runs.curves import curves_of, time_to
 from firecaffe.runs.measure import Measure, failure, has_learned, measure_of
-from firecaffe.runs.run_table import Run, other_work, read_run
+from firecaffe.runs.run_table import TableRun, other_work, read_run
 from firecaffe.runs.seed_groups import band_of, group_rows, group_runs
 from tests.unit.runs.test_compare import plant, planted, printed
 from tests.unit.runs.test_curves import train, with_metrics
@@ -30,7 +30,7 @@ NUMBERS = {
 }
 
 
-def of_error(folder: Path, errors: list[float], **changes: Any) -> list[Run]:
+def of_error(folder: Path, errors: list[float], **changes: Any) -> list[TableRun]:
     """Runs of a regression over seeds."""
     return over_seeds(folder, errors, "mae", **{**NUMBERS, **changes})
 

@@ -15,7 +15,7 @@ from firecaffe.runs.curves import (
     staleness_of,
     trained_samples,
 )
-from firecaffe.runs.run_table import Run
+from firecaffe.runs.run_table import TableRun
 from tests.unit.runs.test_compare import planted
 from tests.unit.runs.test_curves import train, with_metrics
 from tests.unit.runs.test_groups import over_seeds, rows_of, shown
@@ -79,7 +79,7 @@ def test_curves_are_against_what_went_over_the_lanes(tmp_path: Path) -> None:
     assert curves_of(run).loss[0].sent_bytes == pytest.approx(2e6)
 
 
-def groups(tmp_path: Path, mode: str, **changes: Any) -> list[Run]:
+def groups(tmp_path: Path, mode: str, **changes: Any) -> list[TableRun]:
     plain = over_seeds(tmp_path / "a", [0.900, 0.901, 0.902], **words("every_step"))
     other = {**served(mode), **changes}
     return [*plain, *over_seeds(tmp_path / "b", [0.901, 0.900, 0.902], **other)]

@@ -13,9 +13,9 @@ from firecaffe.shrink.layer_sizes import (
     FEWEST,
     KEEPS,
     Choice,
-    Layer,
     LayerChoice,
     LayerSensitivity,
+    SizedLayer,
     choose,
     estimated_bytes,
     layers_of,
@@ -147,7 +147,7 @@ def test_each_level_is_tried_on_its_layer_alone_and_nothing_is_left() -> None:
     def score() -> float:
         return int(first.count_nonzero()) - len(set(second.flatten().tolist()))
 
-    found = measure_layers([Layer("0", [first]), Layer("2", [second])], score)
+    found = measure_layers([SizedLayer("0", [first]), SizedLayer("2", [second])], score)
     assert [each.name for each in found] == ["0", "2"]
     assert [each.weights for each in found] == [1000, 200]
     assert found[0].keeps == {keep: 1000 - round(1000 * keep) for keep in KEEPS}
@@ -162,7 +162,7 @@ def test_a_layer_keeps_its_largest_weights() -> None:
     whole = float(weight.abs().sum())
     largest = float(weight.abs().flatten().topk(80).values.sum())
     found = measure_layers(
-        [Layer("0", [nn.Parameter(weight)], [0.08], [])], lambda: float(weight.abs().sum())
+        [SizedLayer("0", [nn.Parameter(weight)], [0.08], [])], lambda: float(weight.abs().sum())
     )
     assert found[0].keeps[0.08] == pytest.approx(whole - largest, rel=1e-5)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from firecaffe.caffe.judge import no_means, read_judges
 from firecaffe.caffe.net import Net
-from firecaffe.caffe.trained import Heads, Trained
+from firecaffe.caffe.trained import Heads, TrainedNet
 from firecaffe.errors import RecipeError
 from firecaffe.tasks import Task, TaskConfig, task_of
 from firecaffe.tasks.caffe import meaning_of
@@ -158,7 +158,7 @@ def test_it_judges_what_the_network_of_the_recipe_gives(net: Any, text: str) -> 
     path = net(text)
     made = task_of(TaskConfig(f"caffe:{path}"), None)
     assert made.wrong is not None
-    network, images = Trained(path), torch.randn(4, 3, 8, 8, generator=GENERATOR)
+    network, images = TrainedNet(path), torch.randn(4, 3, 8, 8, generator=GENERATOR)
     labels = LABELS[:4]
     for phase in ("TRAIN", "TEST"):
         network.train(phase == "TRAIN")
@@ -184,7 +184,7 @@ def test_it_judges_what_the_network_of_the_recipe_gives(net: Any, text: str) -> 
 def test_a_phase_without_samples_is_the_other_one(net: Any, phase: str) -> None:
     path = net(NET.replace("type:", f"include {{ phase: {phase} }} type:", 1) + LOSS)
     made = task_of(TaskConfig(f"caffe:{path}"), None)
-    network, images = Trained(path), torch.randn(4, 3, 8, 8, generator=GENERATOR)
+    network, images = TrainedNet(path), torch.randn(4, 3, 8, 8, generator=GENERATOR)
     outputs = [network.train(mode)(images) for mode in (True, False)]
     assert torch.equal(*outputs)
     expected = F.cross_entropy(outputs[0], LABELS[:4])
@@ -194,7 +194,7 @@ def test_a_phase_without_samples_is_the_other_one(net: Any, phase: str) -> None:
 @torch.no_grad()
 def test_a_network_without_a_loss_gives_what_comes_out_of_each_phase(net: Any) -> None:
     path = net(NET + PROB.replace("top:", "include { phase: TEST } top:"))
-    network, images = Trained(path), torch.randn(4, 3, 8, 8, generator=GENERATOR)
+    network, images = TrainedNet(path), torch.randn(4, 3, 8, 8, generator=GENERATOR)
     scores, shares = (network.train(mode)(images) for mode in (True, False))
     assert torch.equal(scores.softmax(1), shares)
 

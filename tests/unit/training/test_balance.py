@@ -9,7 +9,7 @@ import torch
 
 from firecaffe.cluster.world import World
 from firecaffe.exchange.leaves import equal_shares
-from firecaffe.recipe.parallel import Layout
+from firecaffe.recipe.parallel import RankLayout
 from firecaffe.training import rebalance
 from firecaffe.training.outcome import StepResult
 from firecaffe.training.rebalance import Balance
@@ -30,7 +30,7 @@ def result(step: int, own_s: float, micro_batches: int, samples: int = FULL) -> 
 def two_ranks(monkeypatch: Patch, other_s: str) -> Balance:
     """Rank 0 of two; the other one always says the same."""
     monkeypatch.setattr(rebalance, "gather_text", lambda _, own: [own, other_s])
-    world, layout = World(0, 2, torch.device("cpu")), Layout(2, 1, True)
+    world, layout = World(0, 2, torch.device("cpu")), RankLayout(2, 1, True)
     return Balance(world, layout, 8, FULL, 4, equal_shares(8, 2))
 
 
@@ -83,7 +83,7 @@ def test_a_row_is_as_fast_as_its_slowest_rank(monkeypatch: Patch, name: str) -> 
     others = [json.dumps(seconds) for seconds in (1.0, 1.0, 2.0)]
     monkeypatch.setattr(rebalance, "gather_text", lambda _, own: [own, *others])
     world = World(2, 4, torch.device("cpu"))
-    own = Balance(world, Layout(2, 2, shares_samples), 12, FULL, 4, first)
+    own = Balance(world, RankLayout(2, 2, shares_samples), 12, FULL, 4, first)
     own.add(result(1, 0.5 * len(first[0]), len(first[0])))
     said = own.decide(4)
     assert own.micro_batches_by_rank == counts

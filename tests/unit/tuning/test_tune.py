@@ -21,7 +21,7 @@ from firecaffe.models.weights import file_digest
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.recipe.identity import tuned_by
 from firecaffe.recipe.sections import Recipe
-from firecaffe.runs.run_table import Run, read_run
+from firecaffe.runs.run_table import TableRun, read_run
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.training.trial import Trial
 from firecaffe.tuning import batch_search
@@ -237,7 +237,7 @@ def test_baselines_have_the_first_weights_of_the_recipe(
     torch.save(make_network(recipe.model, 10, 1).state_dict(), file)
     recipe = replace(recipe, model=replace(recipe.model, weights=file))
 
-    def against(sha256: str) -> list[Run]:
+    def against(sha256: str) -> list[TableRun]:
         for folder in folders:
             result = json.loads((folder / "result.json").read_text())
             text = json.dumps(result | {"first_weights": {"sha256": sha256}})

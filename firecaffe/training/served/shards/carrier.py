@@ -34,7 +34,7 @@ ASK, BRING, END = range(3)
 
 
 @dataclass(frozen=True)
-class Layout:
+class OwnerLayout:
     named: Mapping[str, nn.Parameter]
     parcel: Parcel
     shards: Sequence[Shard]
@@ -73,8 +73,8 @@ class Layout:
         return shaped if whole.is_contiguous() else torch.empty_like(whole).copy_(shaped)
 
 
-class Head:
-    def __init__(self, layout: Layout) -> None:
+class OwnerHead:
+    def __init__(self, layout: OwnerLayout) -> None:
         numbers = torch.zeros(5, dtype=torch.int64)
         used = torch.zeros(len(layout.named), dtype=torch.uint8)
         self._parcel = Parcel({"numbers": numbers, "used": used})
@@ -97,13 +97,13 @@ class Carrier:
     """The carrier of one learner, whose thread alone calls the methods."""
 
     def __init__(
-        self, layout: Layout, rank: int, own: Owner | None, lines: Mapping[int, Line]
+        self, layout: OwnerLayout, rank: int, own: Owner | None, lines: Mapping[int, Line]
     ) -> None:
         self._layout, self._rank, self._own, self._lines = layout, rank, own, lines
         self._weights = Parcel(layout.parcel.views)
         ranks = [*lines] if own is None else [*lines, rank]
         self._letters = {owner: layout.letter(layout.shards[owner]) for owner in ranks}
-        self._head = Head(layout)
+        self._head = OwnerHead(layout)
         self._version = -1
 
     @property
@@ -168,9 +168,9 @@ class Carrier:
                 self._head.receive(line)
 
 
-def attend(line: Line, owner: Owner, shard: Shard, layout: Layout) -> None:
+def attend(line: Line, owner: Owner, shard: Shard, layout: OwnerLayout) -> None:
     """Serve a learner's line, on an owner, until the learner ends it. Raises: PeerLostError."""
-    head = Head(layout)
+    head = OwnerHead(layout)
     while (received := head.receive(line))[0] != END:
         kind, numbers, used = received
         if kind == ASK:
@@ -193,7 +193,7 @@ class End: ...
 
 
 @dataclass(frozen=True)
-class Parts:
+class OwnerParts:
     tensors: Mapping[str, Tensor]
     numbers: Mapping[str, Any]
     moved: tuple[int, int]
@@ -207,10 +207,10 @@ Moved = Callable[[], tuple[int, int]]
 
 class Teller:
     def __init__(
-        self, do: Callable[[Order], Parts | None], failed: Callable[[BaseException], None]
+        self, do: Callable[[Order], OwnerParts | None], failed: Callable[[BaseException], None]
     ) -> None:
         self._do, self._failed = do, failed
-        self._orders, self.answers = SimpleQueue[Order | None](), SimpleQueue[Parts]()
+        self._orders, self.answers = SimpleQueue[Order | None](), SimpleQueue[OwnerParts]()
         self.thread = threading.Thread(target=self._run, name="teller", daemon=True)
         self.thread.start()
 
@@ -232,13 +232,13 @@ class Teller:
             self._failed(error)
 
 
-def execute(owner: Owner, moved: Moved, order: Order) -> Parts | None:
+def execute(owner: Owner, moved: Moved, order: Order) -> OwnerParts | None:
     if isinstance(order, UpdateOrder):
         owner.take(order)
-    return Parts(*owner.held.parts(), moved()) if isinstance(order, Give) else None
+    return OwnerParts(*owner.held.parts(), moved()) if isinstance(order, Give) else None
 
 
-def send_order(line: Line, order: Order) -> Parts | None:
+def send_order(line: Line, order: Order) -> OwnerParts | None:
     """Send an order over a line, and receive what it requests. Raises: PeerLostError."""
     row: dict[str, Any] = {"order": type(order).__name__}
     if isinstance(order, UpdateOrder):
@@ -278,7 +278,7 @@ def _receive(line: Line) -> dict[str, Any]:
     return dict(json.loads(text.numpy().tobytes()))
 
 
-def _send_parts(line: Line, parts: Parts) -> None:
+def _send_parts(line: Line, parts: OwnerParts) -> None:
     parcel = Parcel(parts.tensors)
     parcel.fill(parts.tensors)
     kinds = [
@@ -289,12 +289,12 @@ def _send_parts(line: Line, parts: Parts) -> None:
     line.send(parcel.data)
 
 
-def _receive_parts(line: Line) -> Parts:
+def _receive_parts(line: Line) -> OwnerParts:
     row = _receive(line)
     parcel = Parcel({name: _like(kind, shape) for name, kind, shape in row["tensors"]})
     line.receive(parcel.data)
     sent, received = row["moved"]
-    return Parts(parcel.views, row["numbers"], (sent, received))
+    return OwnerParts(parcel.views, row["numbers"], (sent, received))
 
 
 def _like(kind: str, shape: Sequence[int]) -> Tensor:

@@ -151,7 +151,7 @@ class RunMemory(ServerMemory):
             del self.sent[version]
 
 
-class Held:
+class HeldRuns:
     def __init__(
         self, runs: Runs, optimizer: optim.Optimizer, ema: Ema | None, memory: RunMemory
     ) -> None:
@@ -234,7 +234,7 @@ def _first(path: str) -> str:
 class Owner:
     """The owner on one rank. One thread calls `take`; any thread calls the rest."""
 
-    def __init__(self, server: Server, held: Held, weight_of: Callable[[Leaf], float]) -> None:
+    def __init__(self, server: Server, held: HeldRuns, weight_of: Callable[[Leaf], float]) -> None:
         self.held = held
         self._server, self._weight_of = server, weight_of
         self._changed = threading.Condition()

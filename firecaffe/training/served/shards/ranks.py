@@ -26,8 +26,8 @@ from firecaffe.training.served.shards.carrier import (
     Carrier,
     End,
     Give,
-    Layout,
-    Parts,
+    OwnerLayout,
+    OwnerParts,
     Teller,
     attend,
     execute,
@@ -35,7 +35,7 @@ from firecaffe.training.served.shards.carrier import (
     send_order,
 )
 from firecaffe.training.served.shards.owner import (
-    Held,
+    HeldRuns,
     Owner,
     RunMemory,
     Runs,
@@ -48,7 +48,7 @@ from firecaffe.training.served.work_gradient import Bench, Contribution, Workben
 from firecaffe.training.state import State
 from firecaffe.training.tensor_file import InMemory
 from firecaffe.training.updates.spread import UNUSED
-from firecaffe.transport.lane import Line, Mesh, store_of
+from firecaffe.transport.lane import LaneMesh, Line, store_of
 
 
 class OwnersBench:
@@ -134,14 +134,14 @@ class Owners(Holders):
     def meet(cls, world: World, whole: WholeTraining, per_rank: int, timeout_s: float) -> Self:
         """Cut a training among all ranks of a world. All ranks call it. Raises: PeerLostError."""
         store, rank, size = store_of(world), world.rank, world.world_size
-        return cls(Mesh(store, "owners", rank, size, timeout_s), whole, per_rank)
+        return cls(LaneMesh(store, "owners", rank, size, timeout_s), whole, per_rank)
 
-    def __init__(self, mesh: Mesh, whole: WholeTraining, per_rank: int) -> None:
+    def __init__(self, mesh: LaneMesh, whole: WholeTraining, per_rank: int) -> None:
         self._mesh, self._whole = mesh, whole
         parcel = Parcel(whole.named)
         shards = cut(parcel, len(mesh.others) + 1, whole.needs_whole)
         clips = whole.server.clip_gradients > 0
-        self._layout = Layout(whole.named, parcel, shards, whole.coder, clips)
+        self._layout = OwnerLayout(whole.named, parcel, shards, whole.coder, clips)
         self._errors: list[BaseException] = []
         self._threads: list[threading.Thread] = []
         self._lines: list[Line] = []
@@ -234,7 +234,7 @@ class Owners(Holders):
         optimizer, ema = whole.optimizer_of(runs.named), whole.ema_of(runs.named)
         server = whole.server
         memory = RunMemory(runs, bool(whole.memory.mean_square), shard, layout.parcel)
-        held = Held(runs, optimizer, ema, memory)
+        held = HeldRuns(runs, optimizer, ema, memory)
         held.take(whole.state.pieces, whole.state.numbers["scalars"].state_dict(), shard)
         none = BufferChanges(nn.Module())
         there = set(server.learners)
@@ -295,7 +295,7 @@ class Owners(Holders):
         thread.start()
 
 
-def _answer(teller: Teller, look: Callable[[], None]) -> Parts:
+def _answer(teller: Teller, look: Callable[[], None]) -> OwnerParts:
     while True:
         with suppress(Empty):
             return teller.answers.get(timeout=LOOK_S)

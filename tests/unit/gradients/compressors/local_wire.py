@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from firecaffe.exchange import leaves
-from firecaffe.gradients.compressors.codec import ROW, Layout, RowCodec
+from firecaffe.gradients.compressors.codec import ROW, BucketLayout, RowCodec
 
 
 def tree_sum(values: list[Tensor]) -> Tensor:
@@ -38,7 +38,9 @@ class LocalWire:
         return [tensor.clone() for tensor in payloads]
 
 
-def make_layouts(shapes: dict[str, tuple[int, ...]], buckets: list[list[str]]) -> list[Layout]:
+def make_layouts(
+    shapes: dict[str, tuple[int, ...]], buckets: list[list[str]]
+) -> list[BucketLayout]:
     """Buckets of the named parameters, each beginning at a multiple of ROW."""
     layouts = []
     for names in buckets:
@@ -47,11 +49,13 @@ def make_layouts(shapes: dict[str, tuple[int, ...]], buckets: list[list[str]]) -
             begin = -(-end // ROW) * ROW
             end = begin + prod(shapes[name])
             spans.append((begin, end))
-        layouts.append(Layout(tuple(names), tuple(spans), tuple(shapes[name] for name in names)))
+        layouts.append(
+            BucketLayout(tuple(names), tuple(spans), tuple(shapes[name] for name in names))
+        )
     return layouts
 
 
-def flatten(layout: Layout, values: dict[str, Tensor]) -> Tensor:
+def flatten(layout: BucketLayout, values: dict[str, Tensor]) -> Tensor:
     """One bucket's flat vector, zeros between tensors, a multiple of ROW long."""
     vector = torch.zeros(-(-layout.spans[-1][1] // ROW) * ROW)
     for name, (start, stop) in zip(layout.names, layout.spans, strict=True):
@@ -59,7 +63,7 @@ def flatten(layout: Layout, values: dict[str, Tensor]) -> Tensor:
     return vector
 
 
-def unflatten(layout: Layout, vector: Tensor) -> dict[str, Tensor]:
+def unflatten(layout: BucketLayout, vector: Tensor) -> dict[str, Tensor]:
     """The parameters' parts, each of shape (elements,). Between them are zeros."""
     rest = vector.clone()
     parts = {}

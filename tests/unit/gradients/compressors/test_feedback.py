@@ -12,8 +12,8 @@ from firecaffe.errors import CheckpointError, RecipeError
 from firecaffe.gradients.compressors import COMPRESSORS, make_compressor
 from firecaffe.gradients.compressors.codec import (
     ROW,
+    BucketLayout,
     Compressor,
-    Layout,
     LowRank,
     RowCodec,
     TensorCodec,
@@ -37,7 +37,7 @@ EVERY = pytest.mark.parametrize("name", COMPRESSORS)
 
 
 def step(
-    compressor: Compressor, nodes: list[dict[str, Tensor]], layouts: list[Layout] = LAYOUTS
+    compressor: Compressor, nodes: list[dict[str, Tensor]], layouts: list[BucketLayout] = LAYOUTS
 ) -> dict[str, Tensor]:
     """The totals of one step on one rank, by parameter."""
     totals: dict[str, Tensor] = {}
@@ -180,7 +180,7 @@ def test_other_buckets_go_on_with_a_state_to_the_same_bits(
     assert all(torch.equal(forgetful[key], expected[key]) for key in SHAPES) == (name in CASTS)
 
 
-def flat_layout(*names: str) -> Layout:
+def flat_layout(*names: str) -> BucketLayout:
     return make_layouts(dict.fromkeys(names, (3,)), [list(names)])[0]
 
 

@@ -17,8 +17,8 @@ from firecaffe.training.served.real_clock import (
     Arrivals,
     Begin,
     Came,
+    ClockLearner,
     Failed,
-    Learner,
     LostRank,
     RealClock,
 )
@@ -30,7 +30,7 @@ from tests.unit.synchrony.drive import LEAVES, all_leaves
 BROUGHT = Contribution(Gradient({}, []), torch.zeros(0), 0.25, 0.5)
 
 
-class UpdateOrder(Learner):
+class UpdateOrder(ClockLearner):
     """One that is done when the test says so; a rank for each two."""
 
     def __init__(self, number: int, arrivals: Arrivals) -> None:

@@ -23,7 +23,7 @@ from firecaffe.training.served.server_memory import Gradient
 from firecaffe.training.served.server_steps import weight_of
 from firecaffe.training.served.shards.carrier import Order, Teller
 from firecaffe.training.served.shards.owner import (
-    Held,
+    HeldRuns,
     Owner,
     RunMemory,
     Runs,
@@ -157,7 +157,7 @@ class Owners:
             ema = Ema(runs.named, 0.9)
             optimizer = make_optimizer(self.named, solver, 0, runs.named)
             memory = RunMemory(runs, bool(server.memory.mean_square), shard, parcel)
-            held = Held(runs, optimizer, ema, memory)
+            held = HeldRuns(runs, optimizer, ema, memory)
             held.take(of.whole.pieces, of.whole.numbers["scalars"].state_dict(), shard)
             none = BufferChanges(nn.Module())
             own = Server(runs.named, optimizer, memory, server.words, {0, 1, 2}, none, ema=ema)

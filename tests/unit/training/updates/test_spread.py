@@ -7,7 +7,7 @@ from firecaffe.cluster.group import Group
 from firecaffe.parallel.cut import cut
 from firecaffe.solvers.layer_rates import Lamb
 from firecaffe.training.updates.loss_scale import LossScale
-from firecaffe.training.updates.spread import UNUSED, Among, Part, total
+from firecaffe.training.updates.spread import UNUSED, Among, TensorPart, total
 
 
 def in_parts(whole: torch.Tensor, parts: int) -> tuple[dict[str, nn.Parameter], Among]:
@@ -17,9 +17,9 @@ def in_parts(whole: torch.Tensor, parts: int) -> tuple[dict[str, nn.Parameter], 
         f"0.parts.{part}.weight": nn.Parameter(each.clone())
         for part, each in enumerate(whole.tensor_split(list(columns[1:-1]), 1))
     }
-    of = {name: Part("0.weight", number, parts) for number, name in enumerate(named)}
+    of = {name: TensorPart("0.weight", number, parts) for number, name in enumerate(named)}
     named["0.bias"] = nn.Parameter(torch.arange(3.0))
-    of["0.bias"] = Part("0.bias")
+    of["0.bias"] = TensorPart("0.bias")
     row = Group(0, 1, torch.device("cpu"))
     network = {"0.weight": torch.float32, "0.bias": torch.float32}
     return named, Among([row], network, of, named)
