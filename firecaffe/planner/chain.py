@@ -30,7 +30,7 @@ BY_ELEMENT = (
     *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Softplus),
     *(nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.Sigmoid, nn.Tanh, nn.Identity, nn.Dropout),
 )
-"""Modules that work on each element by itself, as in `parallel.rules`."""
+"""Modules that work on each element by itself, as in `parallel.tensor`."""
 
 NORMS = (nn.LocalResponseNorm, LocalResponseNorm)
 """Modules that also see neighboring channels."""
@@ -124,7 +124,7 @@ PART_BY_PART = (
     *BY_ELEMENT,
     *(nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveMaxPool2d, nn.AdaptiveAvgPool2d, nn.Flatten),
 )
-"""Modules that work on each element or each channel by itself, as in `parallel.rules`."""
+"""Modules that work on each element or each channel by itself, as in `parallel.tensor`."""
 
 WHOLE = "whole"
 """The name of the chain's end, the loss, which needs whole samples."""

@@ -22,7 +22,7 @@ from firecaffe.cluster.world import is_launched
 from firecaffe.errors import FirecaffeError, RecipeError
 from firecaffe.output import kept_stdout
 from firecaffe.runs.fault import settle_fault
-from firecaffe.script.launched_worker import CALL, CALLER, RETURNED, Caller
+from firecaffe.script.call import CALL, CALLER, RETURNED, Caller
 from firecaffe.user_code import packed, shown
 
 Value = TypeVar("Value")

@@ -5,25 +5,14 @@ import pickle
 import sys
 import traceback
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from firecaffe.cluster.handover import end_process, leave_report
 from firecaffe.errors import FirecaffeError, PeerLostError, RecipeError, memory_full
 from firecaffe.faults import Fault
 from firecaffe.output import outputs_kept
+from firecaffe.script.call import CALL, CALLER, RETURNED, Caller
 from firecaffe.user_code import failed, packed, shown
-
-CALLER, CALL, RETURNED = "caller", "call", "returned"
-"""A pickled `Caller`; the function with its arguments; what it returned on rank 0."""
-
-
-class Caller(NamedTuple):
-    """The facts of the caller that a worker needs before it can load the function."""
-
-    function: str
-    path: list[str]
-    argv: list[str]
-
 
 INTERRUPTED = 130
 

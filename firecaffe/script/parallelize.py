@@ -91,7 +91,7 @@ def parallelize(
     alone. All ranks of the group must call it, after the model was moved to its device. One rank
     alone has nothing to exchange: it gets plain DDP, and no gradient is encoded. Ranks of one host
     add in shared memory; sparse gradients go through torch's own all_reduce. The process keeps the
-    memory that it frees (`cluster.malloc`), which makes training on CPUs faster.
+    memory that it frees (`cluster.process_settings`), which makes training on CPUs faster.
 
     Args:
         module: The model, on its device.

@@ -1,6 +1,6 @@
 """The simulated clock: learners in one process, with the speeds of the recipe's `speeds`.
 
-Only computing takes time; `planner.served_clock` adds what else does. A learner that has to wait
+Only computing takes time; `planner.server_costs` adds what else does. A learner that has to wait
 for the policy asks again after each event, the longest waiting first. Equal recipes have equal
 events. Times are a function of (seed, learner, count), so a resumed run needs no state of a
 generator.
