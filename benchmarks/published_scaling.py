@@ -10,7 +10,7 @@ devices; and *t = a + b lg p* through the first two rows.
 
 import argparse
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import log2
@@ -89,17 +89,26 @@ def judge(family: Family, known: int, usual: Usual = USUAL) -> list[Row]:
     """Forecast the rows of a family after the first `known` ones of each training."""
     rates, cluster = family
     trainings = [first_rows(training, known) for training in rates.trainings]
+    return forecast_rows(rates.name, cluster, trainings, usual)
+
+
+def forecast_rows(
+    family: str, cluster: Cluster, trainings: Sequence[RatedTraining], usual: Usual = USUAL
+) -> list[Row]:
+    """Forecast the rows that are not marked `fit`."""
     learned = learn_rates(cluster, trainings, usual)
     judged = []
     for number, training in enumerate(trainings):
         on = learned.cluster_of(number)
         first = training.rows[0]
-        for row in training.rows[known:]:
+        for row in training.rows:
+            if row.fit:
+                continue
             said = forecast(training.workload(row), on, row.devices, training.exchange)
             samples = row.devices * training.batch_of(row)
             judged.append(
                 Row(
-                    rates.name,
+                    family,
                     training.label or training.model,
                     row.devices,
                     row.per_s,

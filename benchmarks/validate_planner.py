@@ -128,12 +128,7 @@ def make_page(published: Path) -> str:
             len(one_weird_trick.BY_HAND),
         ),
         Record(
-            "FireCaffe on Titan, hours",
-            "the tree's formula",
-            titan_errors,
-            titan_null,
-            1,
-            implied=1,
+            "FireCaffe on Titan, hours", "`plan --runs`", titan_errors, titan_null, NUM_USUAL, 1
         ),
         *(
             Record(
@@ -235,23 +230,16 @@ def families_section() -> str:
         *summary_table(),
         "",
         paragraph(
-            f"""Bands should hold 70 to 90 % of the rows. Ten usual values are fitted to all
-            rows but FireCaffe's: of exchanges, of their effect on computing, of scatter. The form
-            was chosen on them, too. FireCaffe's five came later, and from one row
-            {afterwards("firecaffe-titan")} off. Below, each source is
-            forecast with the values of the others. **It fails** on hosts without GPUs, whose cores
-            are unknown, and on libraries that do not overlap, until a second row shows it."""
+            """Bands should hold 70 to 90 % of the rows. Ten usual values are fitted to all rows but
+            FireCaffe's: of exchanges, of their effect on computing, of scatter. The form was chosen
+            on them, too. Below, each source is forecast with the values of the others. **It fails**
+            on hosts without GPUs, whose cores are unknown, and on libraries that do not overlap,
+            until a second row shows it."""
         ),
         "",
         *left_out_table(),
     ]
     return "\n".join(lines)
-
-
-def afterwards(name: str) -> str:
-    """Say the errors of a family's rows from one known row."""
-    errors = sorted((row.error for row in judged(1) if row.family == name), key=abs)
-    return f"are {abs(errors[0]):.1%} to {abs(errors[-1]):.1%}"
 
 
 def _family(name: str, source: str, fitted: Mapping[str, float]) -> str:

@@ -34,6 +34,14 @@ def test_one_bandwidth_explains_firecaffe() -> None:
         )
 
 
+def test_plan_beats_the_linear_model_on_firecaffes_own_runs() -> None:
+    """No row of them is in the fit. In hours, from the rates of one worker."""
+    _, errors, linear = validate_firecaffe.page(PUBLISHED)
+    assert len(errors) == len(linear) == 5
+    assert all(abs(ours) < abs(null) for ours, null in zip(errors, linear, strict=True))
+    assert max(map(abs, errors)) < 0.15
+
+
 def test_forecasts_of_published_throughputs_beat_both_null_models() -> None:
     """From two rows of each training; on these rows the model was fitted, as the page says."""
     rows = [row for row in judged(2) if row.log_error is not None]
