@@ -148,8 +148,9 @@ def _reason(problem: Exception) -> str:
 def _said(line: str, data: Any) -> str:
     """Return msgspec's message as `$.step: expected int, got str, found '3'`."""
     said, _, place = line.partition(" - at ")
-    said, place = re.sub("`", "", said[:1].lower() + said[1:]), place.strip("`") or "$"
-    return f"{place}: {said}{_found(data, place)}"
+    said, place = re.sub("`", "", said[:1].lower() + said[1:]), place.strip("`")
+    said = said.replace("object missing required field", "it lacks")
+    return f"{place}: {said}{_found(data, place)}" if place else said
 
 
 def _found(data: Any, place: str) -> str:

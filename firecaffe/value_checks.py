@@ -29,7 +29,7 @@ KINDS = {
     "float": "a finite number",
     "bool": "true or false",
     "str": "text",
-    "list": "a list",
+    "list": 'a list, as ["a", "b"]',
     "dict": "a table: { NAME = VALUE, … }",
 }
 

@@ -59,6 +59,13 @@ def commas(name: str, value: Any) -> str:
     return ",".join(map(str, several))
 
 
+def filled(name: str, text: str) -> str:
+    """Return a text that must not be empty. Raises: RecipeError."""
+    if not text:
+        raise RecipeError(f"{option(name)} is empty; give it a value, or leave it out")
+    return text
+
+
 def refuse_beside(what: str, **given: Any) -> None:
     """Raise RecipeError if an argument is given that has no effect beside `what`."""
     for name, value in given.items():

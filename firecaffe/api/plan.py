@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from firecaffe.api.answer import Answer, check_picture
-from firecaffe.api.argument_checks import commas, paths_of, refuse_beside
+from firecaffe.api.argument_checks import commas, filled, paths_of, refuse_beside
 from firecaffe.api.cluster_file import check_cluster_file, write_cluster
 from firecaffe.api.console import UNCUT_WIDTH, check_target
 from firecaffe.api.plan_inputs import (
@@ -27,7 +27,16 @@ from firecaffe.api.plan_inputs import (
 from firecaffe.api.plan_layouts import Parallel, ways_named
 from firecaffe.api.plan_links import LinkChoice
 from firecaffe.api.plan_page import write_page
-from firecaffe.api.plan_tables import Modes, assumptions, epochs_words, own_law, plan_table, totals
+from firecaffe.api.plan_tables import (
+    Modes,
+    assumptions,
+    does_not_fit,
+    epochs_words,
+    own_law,
+    plan_table,
+    slower_codecs,
+    totals,
+)
 from firecaffe.api.plan_tables import plot as draw_plot
 from firecaffe.api.recipe_argument import recipe_of
 from firecaffe.cluster.from_script import from_script
@@ -39,7 +48,6 @@ from firecaffe.planner.advice import paragraph
 from firecaffe.planner.cluster import Cluster
 from firecaffe.planner.codec_cost import PRICED
 from firecaffe.planner.forecast import Forecast, fastest, forecasts
-from firecaffe.planner.memory import remedy
 from firecaffe.planner.precision import check_precision, in_precision, precision_words
 from firecaffe.planner.update_price import UPDATES
 from firecaffe.planner.workload import Workload
@@ -95,13 +103,16 @@ class Plan:
         yield from epochs_words(work, rows)
         for line in assumptions(work, cluster, rows, self.modes):
             yield f"note: {line}"
+        if self.parallel is not None and self.parallel.has_own:
+            yield "note: this is of training by data; the recipe's [parallel] is below"
+        yield from slower_codecs(work, cluster, rows, is_long)
         yield plan_table(work, cluster, rows, is_long)
         yield Text()
         if self.modes is not None:
             yield from self.modes.parts()
         if self.parallel is not None:
             if self.parallel.has_own:
-                yield "By [parallel] of the recipe; above, by data:"
+                yield "By [parallel] of the recipe:"
             if is_drawn:
                 yield self.parallel.picture()
                 yield Text()
@@ -159,11 +170,11 @@ def plan(
     device: str = "",
     links: str | float | Sequence[float] = "",
     per_node: int = 1,
-    workers: int | str | Sequence[int] = "",
+    workers: int | str | Sequence[int] | None = None,
     exchanges: str | Sequence[str] = "all",
     compressors: str | Sequence[str] | None = None,
     modes: bool = False,
-    ways: str | Sequence[str] = "",
+    ways: str | Sequence[str] | None = None,
     draw: bool = False,
     fcz: str | Path = "",
     precision: str = "",
@@ -227,7 +238,8 @@ def plan(
     check_picture(option("plot"), str(plot), overwrite, (".png",))
     check_target(option("html"), str(html), overwrite, (".html",))
     check_cluster_file(write, overwrite)
-    numbers, shared = commas("workers", workers), commas("ways", ways)
+    numbers = "" if workers is None else filled("workers", commas("workers", workers))
+    shared = "" if ways is None else filled("ways", commas("ways", ways))
     if device:
         beside = {"modes": modes, "ways": ways, "draw": draw, "fcz": fcz, "all": all, "runs": runs}
         refuse_beside(option("device"), write=write, measure=measure, **beside)
@@ -270,12 +282,14 @@ def plan(
         learned.append(f"wrote {write}")
     if plot:
         draw_plot(Path(plot), [(f"{p.name} on {p.cluster.name}", p.rows) for p in plans])
+        learned.append(f"wrote {plot}")
     by_work = [(key, work[0], [p for p in plans if p.name == key]) for key, work in works.items()]
     choices = [
         LinkChoice.of(key, work, [(p.cluster, p.rows) for p in own]) for key, work, own in by_work
     ]
     if html:
         write_page(Path(html), choices[0], bool(device))
+        learned.append(f"wrote {html}")
     return Planned(plans, learned, transfer, all, draw, choices if device else [])
 
 
@@ -306,7 +320,7 @@ def _plan(name: str, of: Work, cluster: Cluster, asked: Asked) -> Plan:
             f"recipe with [parallel], or {option('ways')}; found neither"
         )
     if not is_shared and not any(row.fits for row in rows):
-        raise RecipeError(_does_not_fit(work, cluster, rows))
+        raise RecipeError(does_not_fit(work, cluster, rows))
     has_modes = asked.modes or synchrony.mode != EVERY_STEP
     modes = Modes(work, cluster, rows, synchrony) if has_modes else None
     parallel = Parallel(network, work, cluster, rows, shared, own) if is_shared else None
@@ -377,13 +391,3 @@ def _workers(typed: str, work: Workload, cluster: Cluster) -> list[int]:
         most = min(work.num_micro_batches, cluster.most_devices or MOST_WORKERS)
         return [1 << k for k in range(most.bit_length())]
     return numbers_of(typed)
-
-
-def _does_not_fit(work: Workload, cluster: Cluster, rows: Sequence[Forecast]) -> str:
-    least = min(rows, key=lambda row: sum(row.memory_bytes.values())).memory_bytes
-    largest = max(least, key=least.__getitem__)
-    return (
-        f"{work.model} in micro-batches of {work.micro_batch_size} needs "
-        f"{sum(least.values()) / 1e9:.3g} GB a worker (the most for {largest}), and a device of "
-        f"{cluster.name} has {cluster.device.memory_bytes / 1e9:.3g} GB; {remedy(least)}"
-    )

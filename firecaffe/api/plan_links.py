@@ -16,7 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from firecaffe.api.plan_tables import assumptions, hours_words
-from firecaffe.planner.advice import Gain, gain_of
+from firecaffe.gradients.config import NO_COMPRESSOR
+from firecaffe.planner.advice import NO_ACCURACY, Gain, gain_of
 from firecaffe.planner.cluster import Cluster
 from firecaffe.planner.compute_time import error_of
 from firecaffe.planner.forecast import Forecast, fastest, forecasts, most_useful
@@ -135,10 +136,10 @@ class LinkChoice:
     def _how_many(self, number: int) -> str:
         cluster, rows = self.offers[number]
         useful = most_useful(rows)
-        row = next(row for row in rows if row.workers == useful)
-        speedup = gain_of(self.work, (cluster, row), (cluster, rows[0]))
         if useful == 1 or rows[0].workers != 1:
             return ""
+        row = next(row for row in rows if row.workers == useful)
+        speedup = gain_of(self.work, (cluster, row), (cluster, rows[0]))
         more = "" if useful == rows[-1].workers else " More bring less than half a worker each."
         return (
             f"At {cluster.name} {_count(useful)} are {row.speedup:.3g} times as fast as one "
@@ -190,6 +191,7 @@ class LinkChoice:
             f"by {link.error:.0%}",
             f"a cell has samples/s, efficiency{' and hours' if hours_of(rows[-1]) else ''}, by the "
             "fastest exchange that keeps the bits",
+            *_coded(self.offers),
             "Ethernet by TCP: its payload is 0.956 of the rate; a message takes "
             + ", ".join(
                 f"{on.links[-1].latency_s * 1e6:.3g} us at {on.name}" for on, _ in self.offers
@@ -208,6 +210,14 @@ class LinkChoice:
         if not all(row.fits for row in rows):
             lines.append("! means that it does not fit in the device's memory")
         return lines + assumptions(work, cluster, rows, None)
+
+
+def _coded(offers: Sequence[Offer]) -> list[str]:
+    """Say which codecs the cells are forecast with, if any."""
+    used = {row.compressor for _, rows in offers for row in rows} - {NO_COMPRESSOR}
+    if not used:
+        return []
+    return [f"gradients are encoded by {', '.join(sorted(used))}, {NO_ACCURACY}"]
 
 
 def chosen(work: Workload, offers: Sequence[tuple[Cluster, Forecast]]) -> int:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from firecaffe.planner.cluster import Cluster, crowding
 from firecaffe.planner.compute_time import doubts_of
 from firecaffe.planner.epochs_law import BatchPoint, EpochsLaw
 from firecaffe.planner.forecast import Forecast, by_workers, fastest, is_own
+from firecaffe.planner.memory import remedy
 from firecaffe.planner.modes import PlannedMode, hidden_s, modes_of
 from firecaffe.planner.published_trainings import contradictions, epochs_law_of
 from firecaffe.planner.workload import Workload
@@ -103,16 +105,35 @@ def plan_table(work: Workload, cluster: Cluster, rows: Sequence[Forecast], is_lo
     table.add_column("exchange", no_wrap=True)
     for header in HEADERS:
         table.add_column(header, justify="right", no_wrap=True)
-    for _, own in by_workers(rows):
-        alone = own[0].workers == 1
-        first = own if is_long else own[: 1 if alone else 3]
-        taken = [row for row in own if is_own(row, work, cluster)]
-        for row in (row for row in own if row in first or row in taken):
+    for workers, own in groupby(shown_rows(work, cluster, rows, is_long), lambda row: row.workers):
+        for row in own:
             way = row.exchange if row.compressor == NO_COMPRESSOR else row.compressor
-            way = "-" if alone else f"{way} (own)" if row in taken else way
-            table.add_row(str(row.workers), way, *_cells(row, cluster.device.memory_bytes))
+            own_sign = " (own)" if is_own(row, work, cluster) else ""
+            way = "-" if workers == 1 else way + own_sign
+            table.add_row(str(workers), way, *_cells(row, cluster.device.memory_bytes))
         table.add_section()
     return table
+
+
+def shown_rows(
+    work: Workload, cluster: Cluster, rows: Sequence[Forecast], is_long: bool
+) -> list[Forecast]:
+    """Return each number of workers' three fastest and the recipe's own; with `is_long` all."""
+    shown = []
+    for workers, own in by_workers(rows):
+        first = own if is_long else own[: 1 if workers == 1 else 3]
+        shown += [row for row in own if row in first or is_own(row, work, cluster)]
+    return shown
+
+
+def slower_codecs(
+    work: Workload, cluster: Cluster, rows: Sequence[Forecast], is_long: bool
+) -> Iterator[str]:
+    """Yield a note that names codecs which the table leaves out, if any."""
+    shown = {row.compressor for row in shown_rows(work, cluster, rows, is_long)}
+    slower = sorted({row.compressor for row in rows} - shown - {NO_COMPRESSOR})
+    if slower:
+        yield f"note: not among the fastest: {', '.join(slower)}; {option('all')} shows them"
 
 
 def assumptions(
@@ -247,6 +268,16 @@ def plot(path: Path, plans: Sequence[tuple[str, Sequence[Forecast]]]) -> None:
     right.set(xlabel="workers", ylabel="seconds of a step", title=plans[0][0])
     right.legend()
     write_picture(path, figure, "firecaffe plan", "speedup and step time against workers")
+
+
+def does_not_fit(work: Workload, cluster: Cluster, rows: Sequence[Forecast]) -> str:
+    least = min(rows, key=lambda row: sum(row.memory_bytes.values())).memory_bytes
+    largest = max(least, key=least.__getitem__)
+    return (
+        f"{work.model} in micro-batches of {work.micro_batch_size} needs "
+        f"{sum(least.values()) / 1e9:.3g} GB a worker (the most for {largest}), and "
+        f"{cluster.device.name} has {cluster.device.memory_bytes / 1e9:.3g} GB; {remedy(least)}"
+    )
 
 
 PAIR = re.compile(r"(\d+)=(\d+\.?\d*)")

@@ -93,6 +93,7 @@ def layouts_of(text: str, recipe: Recipe) -> list[Twin]:
     """
     parallel, exchange = recipe.parallel, recipe.exchange
     in_shards, is_whole = exchange.in_shards, parallel.is_whole
+    matches = {name: _layout(name) for name in text.split(",")}
     if is_whole and not in_shards:
         raise RecipeError(
             f"{option('layouts')}: the recipe splits no layer and names "
@@ -100,14 +101,7 @@ def layouts_of(text: str, recipe: Recipe) -> list[Twin]:
             "parallel.scheme one_weird_trick, parallel.stages, or exchange.update_at shards"
         )
     twins: dict[str, Twin] = {}
-    for name in text.split(","):
-        match = LAYOUT.fullmatch(name)
-        if match is None:
-            raise RecipeError(
-                f"{option('layouts')} has {name!r}; a layout is 1, data=D, "
-                "shards=D, model=K, trick=K or "
-                "stages=K, or of D models model=DxK and so on, as in 1,data=4,model=2x2"
-            )
+    for name, match in matches.items():
         one, data, kind, rows, columns = match.groups()
         size = (1, 1) if one else (int(data), 1) if data else (int(rows or 1), int(columns))
         is_shared = name.startswith(SHARDS)
@@ -132,6 +126,16 @@ def layouts_of(text: str, recipe: Recipe) -> list[Twin]:
             f"{option('layouts')} is {text!r}; verify compares two or more, as 1,model=2x2"
         )
     return list(twins.values())
+
+
+def _layout(name: str) -> re.Match[str]:
+    match = LAYOUT.fullmatch(name)
+    if match is None:
+        raise RecipeError(
+            f"{option('layouts')} has {name!r}; a layout is 1, data=D, shards=D, model=K, trick=K "
+            "or stages=K, or of D models model=DxK and so on, as in 1,data=4,model=2x2"
+        )
+    return match
 
 
 def _over(config: ParallelConfig, kind: str | None, data: int, size: int) -> ParallelConfig:

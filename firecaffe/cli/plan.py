@@ -79,7 +79,7 @@ def make_parser(has_recipe: bool = False) -> Parser:
     add(
         "--workers",
         type=str,
-        default="",
+        default=None,
         metavar="N,N",
         help="numbers of workers, as 1,2,4,8; else powers of two",
     )
@@ -99,7 +99,7 @@ def make_parser(has_recipe: bool = False) -> Parser:
     add(
         "--ways",
         type=str,
-        default="",
+        default=None,
         metavar="A,B",
         help="also forecast other ways to share the network: all, or names with commas",
     )
@@ -196,6 +196,17 @@ def make_parser(has_recipe: bool = False) -> Parser:
     return parser
 
 
+ALONE = {
+    "--model": "",
+    "--args": "--model.args",
+    "--input": "",
+    "--global-batch-size": "--train.global_batch_size",
+    "--micro-batch-size": "--train.micro_batch_size",
+    "--compare": "",
+}
+"""The options that say what is planned without a recipe, and the recipe's setting, if any."""
+
+
 def main(argv: list[str]) -> int:
     from firecaffe.api.plan import plan
     from firecaffe.cli.arguments import show
@@ -203,15 +214,22 @@ def main(argv: list[str]) -> int:
 
     recipe: Recipe | None = None
     instead: dict[str, Any] = {}
-    if make_parser().read(argv).positionals:
+    line = make_parser().read(argv)
+    if line.positionals:
+        for typed in (option.partition("=")[0] for option in line.options):
+            if typed in ALONE:
+                own = f", or say {ALONE[typed]}" if ALONE[typed] else ""
+                raise RecipeError(
+                    f"{typed} has no effect beside a recipe; leave one of them out{own}"
+                )
         recipe, options = parse_recipe(make_parser(has_recipe=True), argv)
-        instead["name"] = str(options.recipe)
+        instead["name"] = line.positionals[0]
     else:
         options = make_parser().parse_args(argv)
         if bool(options.model) == bool(options.compare):
             raise RecipeError(f"give a recipe, --model or --compare; usage: firecaffe plan {USAGE}")
-        alone = ("model", "args", "input", "global_batch_size", "micro_batch_size", "compare")
-        instead |= {name: options[name] for name in alone}
+        names = [name[2:].replace("-", "_") for name in ALONE]
+        instead |= {name: options[name] for name in names}
     if options.all and options.json:
         raise RecipeError("--all shows every exchange in a table; --json has all of them without")
     answer = plan(

@@ -162,7 +162,7 @@ def find_route(
         if any_shares:
             apart = "shares may become any"
         elif not brings_subtrees:
-            apart = "shares are no subtrees"
+            apart = "workers' shares are no branches of the tree"
         return route(FOLD, is_invariant=True, apart=apart)
     across = _across_hosts(algorithm, world_size, ranks_per_host) if shared_memory else ""
     return route(SCHEDULE, is_invariant=world_size == 1 or continues, across=across)

@@ -160,19 +160,24 @@ def _what_limits(row: Forecast) -> str:
     )
 
 
+def _times(row: Forecast) -> str:
+    return f"{row.speedup:.3g} times"
+
+
 def _other_ways(
     workload: Workload, cluster: Cluster, best: Forecast, rows: Sequence[Forecast]
 ) -> list[str]:
     same = [row for row in rows if row.workers == best.workers > 1 and row is not best]
     said = [
-        f"{row.exchange}, the backend's own exchange, would be faster ({row.speedup:.3g} times), "
-        "but it does not keep the bits, so it is not advised."
+        f"{row.exchange}, the backend's own exchange, would be faster ({_times(row)}), but it does "
+        "not keep the bits, so it is not advised."
         for row in same
-        if row.exchange == NATIVE and row.step_s < best.step_s
+        if row.exchange == NATIVE and row.step_s < best.step_s and _times(row) != _times(best)
     ]
     by_recipe = [row for row in same if is_own(row, workload, cluster)]
     said += [
-        f"The recipe's own, {_way(row.exchange, row.compressor)}, gives {row.speedup:.3g} times."
+        f"The recipe's own, {_way(row.exchange, row.compressor)}, "
+        + ("is as fast." if _times(row) == _times(best) else f"gives {_times(row)}.")
         for row in by_recipe
     ]
     return said + _folded(workload, cluster, rows)
@@ -198,9 +203,12 @@ def _folded(workload: Workload, cluster: Cluster, rows: Sequence[Forecast]) -> l
     ]
 
 
+NO_ACCURACY = "whose cost in accuracy is not forecast"
+
+
 def _way(exchange: str, compressor: str) -> str:
     if compressor != NO_COMPRESSOR:
-        return f"compressor {compressor}, whose cost in accuracy is not forecast,"
+        return f"compressor {compressor}, {NO_ACCURACY},"
     return f"exchange {exchange}"
 
 

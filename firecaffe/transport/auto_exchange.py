@@ -28,7 +28,7 @@ SHARED_MEMORY = "shared memory, nothing goes between hosts"
 TAKEN_BY = {
     HOOK: "the communication hook takes the gradients",
     CODEC: "compressor {route.codec} takes the gradients",
-    FOLD: "fold stands in for any exchange, since {route.apart}",
+    FOLD: "fold sums in its place, since {route.apart}",
 }
 """The reasons why there is nothing to choose, by the way that gradients go."""
 

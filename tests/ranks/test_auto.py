@@ -75,11 +75,11 @@ NOTHING_TO_CHOOSE = {
     "one host": ((2, 2, 8, True), "tree (auto: shared memory, nothing goes between hosts)"),
     "unequal shares": (
         (3, 3, 8, False),
-        "tree (auto: fold stands in for any exchange, since shares are no subtrees)",
+        "tree (auto: fold sums in its place, since workers' shares are no branches of the tree)",
     ),
     "shares that change": (
         (2, 1, 8, False, "", True),
-        "tree (auto: fold stands in for any exchange, since shares may become any)",
+        "tree (auto: fold sums in its place, since shares may become any)",
     ),
     "compressor": ((2, 1, 8, False, "int8"), "tree (auto: compressor int8 takes the gradients)"),
 }

@@ -55,9 +55,7 @@ class Doorkeeper:
         one_host = world.local_world_size == world.world_size
         door = Door(store, world.attempt, one_host=one_host)
         door.open(facts)
-        self._say(
-            f"more workers can join: firecaffe train RECIPE --join {lasting_place()}{_secret()}"
-        )
+        self._say(_invitation(f"firecaffe train RECIPE --join {lasting_place()}"))
         self._thread = threading.Thread(target=self._look, args=(door,), name="door", daemon=True)
         self._thread.start()
 
@@ -115,5 +113,8 @@ class Doorkeeper:
         return learners
 
 
-def _secret() -> str:
-    return "" if own_secret() is None else " --secret-file FILE, the one that this run was given"
+def _invitation(command: str) -> str:
+    if own_secret() is None:
+        return f"more workers can join: {command}"
+    # One that the launcher has made itself is in no file.
+    return f"{command} --secret-file FILE joins this run, if it was started with that file"
