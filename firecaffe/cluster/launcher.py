@@ -171,6 +171,8 @@ class _Launch:
         is_elastic = hosts.min_nodes < hosts.max_nodes
         self.agent = FaultAgent(spec, Path(folder), self, aside, is_elastic=is_elastic)
         self.folders: list[Path] = []
+        self.known_folders: list[Path] = []
+        self.has_patience = True
 
     def run(self) -> list[Path]:
         with room_kept(self.met.store.port) if self.holds_store else nullcontext():
@@ -323,10 +325,16 @@ class _Launch:
                 encoded = lasting.get(local_key if lasting.check([local_key]) else key)
                 folders.append(Path(os.fsdecode(encoded)))
 
-        # The store may be gone with the host that had it, or out of reach.
+        # The store may be gone with the host that had it, or out of reach. On a busy host an
+        # earlier question may be overdue: once it is waited for, so that a first fault is recorded.
         with suppress(DistError, RuntimeError, TimeoutError):
-            self.aside.run(read, LAST_S)
-        return list(folders)
+            if self.has_patience:
+                self.has_patience = False
+                self.aside.begin(read).result(LAST_S)
+            else:
+                self.aside.run(read, LAST_S)
+        self.known_folders = folders or self.known_folders
+        return list(self.known_folders)
 
 
 def _other(rank: int, exit_code: int, message: str) -> Fault:

@@ -8,22 +8,34 @@ import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from torch._C._distributed_c10d import HashStore
 
 from firecaffe.cluster import groups
 from firecaffe.cluster.addresses import LOOPBACK
+from firecaffe.cluster.agent import FaultAgent
+from firecaffe.cluster.calls import Aside
 from firecaffe.cluster.groups import ATTEMPT, call_in
 from firecaffe.cluster.handover import HANDED, LAUNCHED, hand, handed
 from firecaffe.cluster.hosts import Hosts
-from firecaffe.cluster.launcher import MEETING_LOGGER, _environment, _silent, _variables_of_ranks
+from firecaffe.cluster.launcher import (
+    MEETING_LOGGER,
+    _environment,
+    _Launch,
+    _silent,
+    _variables_of_ranks,
+)
 from firecaffe.cluster.rank_process import RankProcess
 from firecaffe.cluster.secret import SECRET
+from firecaffe.cluster.world import FOLDER
 from firecaffe.errors import LaunchError
 
 SET = "FIRECAFFE_TEST_SET"
@@ -43,6 +55,24 @@ def test_variables_of_others_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> 
     assert os.environ[ATTEMPT] == "before"
     assert os.environ[SET] == "by another thread"
     assert not cleared
+
+
+def test_the_runs_folder_is_had_though_a_question_before_is_overdue() -> None:
+    """A busy host: the store answers late. The folder is remembered when the store is gone."""
+    store = HashStore()
+    store.set(f"{FOLDER}/0", "/runs/1")
+    launch = _Launch.__new__(_Launch)
+    group = SimpleNamespace(store=SimpleNamespace(underlying_store=store))
+    launch.agent = cast("FaultAgent", SimpleNamespace(get_worker_group=lambda: group))
+    launch.known_folders, launch.has_patience = [], True
+    answered = threading.Event()
+    with Aside() as launch.aside:
+        with pytest.raises(TimeoutError):
+            launch.aside.run(answered.wait, 0.0)
+        threading.Timer(0.05, answered.set).start()
+        assert launch._folders() == [Path("/runs/1")]
+        group.store = None
+        assert launch._folders() == [Path("/runs/1")]
 
 
 def test_a_callers_words_for_ranks_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
