@@ -149,8 +149,7 @@ def _said(line: str, data: Any) -> str:
     """Return msgspec's message as `$.step: expected int, got str, found '3'`."""
     said, _, place = line.partition(" - at ")
     said, place = re.sub("`", "", said[:1].lower() + said[1:]), place.strip("`")
-    said = said.replace("object missing required field", "it lacks")
-    return f"{place}: {said}{_found(data, place)}" if place else said
+    return f"{place}: {said}{_found(data, place)}" if place else said.removeprefix("object ")
 
 
 def _found(data: Any, place: str) -> str:

@@ -180,7 +180,7 @@ def test_a_dataclass_is_made(tmp_path: Path) -> None:
     [
         ("", "is no JSON"),
         ("[" * 100_000, "nested too deep"),
-        ("[]", r"\$: expected object, got array"),
+        ("[]", "expected object, got array"),
         ('{"step": "3", "took_s": 1}', r"\$\.step: expected int, got str, found '3'"),
         ('{"step": true, "took_s": 1}', r"\$\.step: expected int, got bool"),
         ('{"step": -1, "took_s": 1}', r"\$\.step: expected int >= 0, found -1"),
