@@ -105,7 +105,7 @@ def stage_lines(stages: Sequence[StageTimes]) -> list[str]:
     expected = float(idle_share(count, micro_batches))
     return [
         f"stages: stage {most.stage} has the most work, and sets the pace: in a step they take "
-        f"{own}, and idle for {idle}",
+        f"{own} with their data, and wait for others for {idle}",
         f"stages: {count} of equal work, with {micro_batches} micro-batches a step and messages "
         f"that take no time, idle for {expected:.0%} each",
     ]

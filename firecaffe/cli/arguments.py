@@ -47,7 +47,8 @@ def read_line(
     """Split a command line into arguments and options.
 
     `options` maps every spelling to its option. `words` are a recipe's dotted fields, none if the
-    command takes no recipe. Raises RecipeError for an unknown option, with the likely one.
+    command takes no recipe. Raises RecipeError for an unknown option, with the likely one, and for
+    an option of the command itself that is given nothing.
     """
     line = TypedWords([], [], [])
     left = deque(argv)
@@ -71,6 +72,10 @@ def read_line(
                 if _is_option(left[0]):
                     break
                 line.options.append(left.popleft())
+    # A shell variable that is not set would else become another question.
+    for name, equals, value in (option.partition("=") for option in line.options):
+        if equals and not value and name in options:
+            raise RecipeError(f"{name} is empty; give it a value, or leave it out")
     return line
 
 

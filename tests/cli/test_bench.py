@@ -225,7 +225,7 @@ REFUSED = {
     ),
     "no repetition": (["exchange", "-n", "0"], 2, ["-n is 0", "1 to"]),
     "rate in bytes": (["exchange", "--link", "25GB"], 2, ["--link is '25GB'", "bits per second"]),
-    "empty rate": (["exchange", "--link", ""], 2, ["--link is ''", "bits per second"]),
+    "empty rate": (["exchange", "--link", ""], 2, ["--link is empty; give it a value"]),
     "device": (["exchange", "--device", "tpu"], 2, ["--device is 'tpu'", "auto, cpu, cuda"]),
     "one rank": (["exchange", "--nproc-per-node", "1"], 2, ["--nproc-per-node is 1", "2 ranks"]),
     "no rank": (["exchange", "--nproc-per-node", "0"], 2, ["--nproc-per-node is 0", "2 ranks"]),
