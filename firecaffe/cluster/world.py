@@ -5,6 +5,7 @@ The environment says which world to join: torchrun's `RANK`, `WORLD_SIZE`, `LOCA
 world is this one process, with no groups. A world that the script has made itself is used.
 """
 
+import gc
 import os
 import re
 import socket
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cache
+from itertools import count
 
 import torch
 from torch._C._distributed_c10d import Store, TCPStore
@@ -83,6 +85,9 @@ def is_launched(nnodes: str = "1") -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
+_WORLDS = count()
+
+
 @contextmanager
 def join(
     device: str = "auto",
@@ -112,6 +117,10 @@ def _join(device: str, timeout_s: float, silent_s: float, shape: Shape) -> Itera
     local_world_size = number_of("LOCAL_WORLD_SIZE", 1)
     if rank == 0 and LAUNCHED not in os.environ and not is_alone(world_size):
         _say_what_is_trusted()
+    if next(_WORLDS):
+        # The error that ended an earlier training and the frames that it went through may refer to
+        # each other. They hold connections on which other ranks of that training still wait.
+        gc.collect()
     groups = meet(chosen, timeout_s)
     place, watch = WatchedPlace(), None
     try:

@@ -87,7 +87,7 @@ def test_a_search_to_its_end_and_again(
     assert firecaffe.cli.main(["tune", str(recipe), "--train.steps", "256", *other]) == 8
     (out / "search.json").write_text("[]")
     assert firecaffe.cli.main(command) == 8
-    assert "search.json: cannot be read ($: expected object" in capsys.readouterr().err
+    assert "search.json: cannot be read (expected object" in capsys.readouterr().err
 
 
 def test_only_a_training_of_the_verdict_is_told_by_its_test_samples(
