@@ -2,10 +2,10 @@
 
     python -m benchmarks.published_scaling > benchmarks/results/published_scaling.md
 
-Each file of `published/families` is a cluster and trainings with rows (`planner.learn_rates`). Its
-first rows correct the cluster (`planner.learn_rates`, as `plan --runs FILE` does), and
-`planner.forecast` says the others. Beside stand two null models: *linear*, the first row times the
-devices; and *t = a + b lg p* through the first two rows.
+Each file of `published/families` is a cluster and trainings with rows. Its first rows correct the
+cluster by `planner.learn_rates`, as `plan --runs FILE` does; `planner.forecast` says the others.
+Beside stand two null models: *linear*, the first row times the devices; and *t = a + b lg p*
+through the first two rows.
 """
 
 import argparse

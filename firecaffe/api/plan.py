@@ -68,6 +68,16 @@ class Plan:
     modes: Modes | None
     parallel: Parallel | None
 
+    @property
+    def notes(self) -> list[str]:
+        notes = assumptions(self.work, self.cluster, self.rows, self.modes)
+        if self.parallel is not None and self.parallel.has_own:
+            notes.append(
+                "the table and its hours are of training by data; the recipe's [parallel] has "
+                "another table"
+            )
+        return notes
+
     def as_dict(self, transfer: FileTransfer | None) -> dict[str, Any]:
         work = self.work
         return {
@@ -79,7 +89,7 @@ class Plan:
             "precision": work.precision,
             "channels_last": work.channels_last,
             "parameter_bytes": work.parameter_bytes,
-            "assumption": "; ".join(assumptions(work, self.cluster, self.rows, self.modes)),
+            "assumption": "; ".join(self.notes),
             "rows": [row.as_dict() for row in self.rows],
             "advice": paragraph(work, self.cluster, self.rows),
             "modes": self.modes and self.modes.as_dicts(),
@@ -101,11 +111,8 @@ class Plan:
         if best.hours is not None or best.hours_to_accuracy is not None:
             yield totals(best)
         yield from epochs_words(work, rows)
-        for line in assumptions(work, cluster, rows, self.modes):
+        for line in [*self.notes, *slower_codecs(work, cluster, rows, is_long)]:
             yield f"note: {line}"
-        if self.parallel is not None and self.parallel.has_own:
-            yield "note: this is of training by data; the recipe's [parallel] is below"
-        yield from slower_codecs(work, cluster, rows, is_long)
         yield plan_table(work, cluster, rows, is_long)
         yield Text()
         if self.modes is not None:

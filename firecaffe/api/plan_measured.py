@@ -41,7 +41,7 @@ def measured_here(
     step = replace(step, error=max(LEAST_ERROR, step.error))
     said = (
         f"measured here: {step.model}, a micro-batch of {size} takes {step.compute_s * 1e3:.3g} "
-        f"ms, within a factor of {1 + step.error:.3g}; the update {step.update_s * 1e3:.3g} ms"
+        f"ms, which may be off by {step.error:.0%}; the update {step.update_s * 1e3:.3g} ms"
         f"{of_host}; memory, prices and power are the cluster's"
     )
     jitter = jitter_of(relative_spread(times.compute_s), times.micro_batches)

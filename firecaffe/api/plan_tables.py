@@ -129,11 +129,12 @@ def shown_rows(
 def slower_codecs(
     work: Workload, cluster: Cluster, rows: Sequence[Forecast], is_long: bool
 ) -> Iterator[str]:
-    """Yield a note that names codecs which the table leaves out, if any."""
+    """Yield a line that names codecs which the table leaves out, if any."""
     shown = {row.compressor for row in shown_rows(work, cluster, rows, is_long)}
     slower = sorted({row.compressor for row in rows} - shown - {NO_COMPRESSOR})
     if slower:
-        yield f"note: not among the fastest: {', '.join(slower)}; {option('all')} shows them"
+        said = f"compressors that are not among the fastest: {', '.join(slower)}"
+        yield f"{said}; {option('all')} shows them"
 
 
 def assumptions(
@@ -271,6 +272,7 @@ def plot(path: Path, plans: Sequence[tuple[str, Sequence[Forecast]]]) -> None:
 
 
 def does_not_fit(work: Workload, cluster: Cluster, rows: Sequence[Forecast]) -> str:
+    """Say how much memory the smallest forecast needs, what for, and what would help."""
     least = min(rows, key=lambda row: sum(row.memory_bytes.values())).memory_bytes
     largest = max(least, key=least.__getitem__)
     return (

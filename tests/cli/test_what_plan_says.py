@@ -25,7 +25,8 @@ def test_a_table_by_data_says_so_beside_a_recipe_with_stages() -> None:
     for more, is_noted in (((), False), (("--parallel.stages", '["conv2"]'), True)):
         code, out, err = plan(*words, *more)
         assert code == 0, err
-        assert ("of training by data" in out) == is_noted
+        assert ("of training by data" in " ".join(out.split())) == is_noted
+        assert ("of training by data" in planned(*words, *more)[0]["assumption"]) == is_noted
 
 
 def test_equal_ways_are_not_called_faster_and_slower() -> None:
