@@ -43,7 +43,7 @@ soak: $(VENV)/installed-dev ## every composition of a training, under all settin
 	$(RUN)/python -m pytest -n auto -m soak tests/ranks
 
 faults: $(VENV)/installed-dev ## let every fault happen: 12 minutes; those of links need root
-	$(RUN)/python -m benchmarks.faults --page benchmarks/results/faults.md
+	$(RUN)/python -m benchmarks.faults.scoreboard --page benchmarks/results/faults.md
 
 lint: $(VENV)/installed-dev ## formatting, lint, types, layers, and the English of the pages
 	$(RUN)/ruff format --check .

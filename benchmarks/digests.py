@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.faults_on_purpose import environment
+from benchmarks.faults.on_purpose import environment
 
 ROOT = Path(__file__).parents[1]
 RECORD = Path(__file__).with_suffix(".json")

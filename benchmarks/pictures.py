@@ -12,9 +12,9 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
-from benchmarks.speedup_picture import draw_schedule
-from benchmarks.themed_svg import svg
-from benchmarks.traces import RECORD as TRACES
+from benchmarks.kit.themed_svg import svg
+from benchmarks.training.speedup_picture import draw_schedule
+from benchmarks.training.traces import RECORD as TRACES
 
 FOLDER = Path(__file__).parents[1] / "docs" / "pictures"
 LARGE_BATCH = TRACES.with_name("large_batch.json")

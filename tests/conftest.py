@@ -13,8 +13,8 @@ import pytest
 import torch.distributed as dist
 from hypothesis import settings
 
-from benchmarks.namespaces import ClusterUnavailableError
-from benchmarks.virtual_cluster import VirtualCluster
+from benchmarks.emulated.namespaces import ClusterUnavailableError
+from benchmarks.emulated.virtual_cluster import VirtualCluster
 from tests import few_images, order
 from tests.world import Ranks
 

@@ -182,7 +182,7 @@ def _interpret(words: Sequence[str]) -> None:
 
 
 IN_NAMESPACE = ("setpriv", "--pdeathsig", "KILL", "ip", "netns", "exec")
-"""How `benchmarks.cluster_run` begins a command on an emulated host; its namespace comes next."""
+"""How `cluster_run` begins a command on an emulated host; its namespace comes next."""
 
 _execute_child = subprocess.Popen._execute_child  # type: ignore[attr-defined]
 

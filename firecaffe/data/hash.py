@@ -154,7 +154,5 @@ def keyed(stream: Stream, key: Key) -> Iterator[None]:
 
 
 def seed_by(stream: Stream, key: Key) -> None:
-    first, second, third = (
-        int(hash64(key.seed, stream, key.epoch, key.sample, which)) % 2**64 for which in range(3)
-    )
-    seed_generators(first, second, third >> 1)
+    # 2: torch draws the same numbers since there were three hashes, one for each generator.
+    seed_generators(int(hash64(key.seed, stream, key.epoch, key.sample, 2)) % 2**64 >> 1)

@@ -68,7 +68,7 @@ def mean_of(word: str, loss: Loss, outputs: Any, targets: Any) -> str:
 
     def of(*places: int) -> float:
         index = torch.tensor(places, device=leaves[0].device)
-        seed_generators(0, 0, 0)  # a loss may draw random numbers
+        seed_generators(0)  # a loss may draw random numbers
         with torch.no_grad():
             return float(loss(_taken(outputs, index), _taken(targets, index)))
 

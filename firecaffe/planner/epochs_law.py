@@ -5,7 +5,8 @@ equation 5.1 in epochs): a straight line in B, fitted by least squares of relati
 have other hyperparameters, so points deviate from the line, and close batches deviate in the same
 way. The deviations are a Gaussian process in ln B with the line as its basis (Rasmussen and
 Williams 2006, section 2.7). So the answer follows the points, and its band widens between and
-beyond them and by the fit's residuals. `benchmarks.epochs_law` chose FORM and says how far off.
+beyond them and by the fit's residuals. `benchmarks/planner/epochs_law.py` chose FORM, and
+says how far off.
 """
 
 from collections.abc import Sequence

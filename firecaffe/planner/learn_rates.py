@@ -19,9 +19,10 @@ Rows with `fit` correct a forecast; the others are for the judgement of it.
 What a data sheet leaves open is a scale for the compute time of each training, one for the time of
 exchanges that cross each link, how much these slow down computing
 (`Device.exchange_slowdown`), and the scatter of workers (`Device.jitter`). Each has a usual value
-and a spread (`USUAL`), found on published families by `benchmarks/published_scaling.py`. Rows that
-are known draw them away from the usual value as far as they tell of them: the largest posterior of
-a log-normal model, with its covariance for the bands.
+and a spread (`USUAL`), found on published families by
+`benchmarks/planner/published_scaling.py`. Rows that are known draw them away from the usual value
+as far as they tell of them: the largest posterior of a log-normal model, with its covariance for
+the bands.
 """
 
 from ast import literal_eval
@@ -178,8 +179,8 @@ FOUR_FIFTHS = 1.2816
 class Usual:
     """Usual values, and spreads as standard deviations of the logarithm.
 
-    Nine are fitted by `benchmarks/published_scaling.py`, and rounded; the spread of compute times
-    is set by hand, for a training's first row decides them.
+    Nine are fitted by `benchmarks/planner/published_scaling.py`, and rounded; the spread of compute
+    times is set by hand, for a training's first row decides them.
     """
 
     exchange: float = 1.4

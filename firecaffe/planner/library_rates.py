@@ -1,9 +1,10 @@
 """What share of a device's peak the kernels of a library reach, by class.
 
 The file beside this one holds a table for each library generation and arithmetic. It is fitted to
-published rates by `benchmarks/device_rates.py`, and says how many of its numbers are fitted. A
-matrix of side s is multiplied at `share * s / (s + reread * peak / memory rate)` of the peak: its
-operands are read again for each tile, and the smaller the side the more often (Hong and Kung 1981).
+published rates by `benchmarks/planner/device_rates.py`, and says how many of its numbers are
+fitted. A matrix of side s is multiplied at `share * s / (s + reread * peak / memory rate)` of the
+peak: its operands are read again for each tile, and the smaller the side the more often (Hong and
+Kung 1981).
 """
 
 from dataclasses import dataclass, field

@@ -140,7 +140,7 @@ def seed_random(seed: int, *what: str | int) -> None:
     state, so nothing has to be saved, and random numbers do not depend on the rank.
     """
     key = key_of(seed, *what)
-    seed_generators(key_of(seed, "python", *what), key_of(seed, "numpy", *what), key)
+    seed_generators(key)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed(key)
 

@@ -15,7 +15,7 @@ PAYLOAD = 1448 / 1514
 
 CHECK = """
 import sys
-from benchmarks.virtual_cluster import VirtualCluster
+from benchmarks.emulated.virtual_cluster import VirtualCluster
 hosts, rate, slow_rate, *words = sys.argv[1:]
 with VirtualCluster(int(hosts), int(rate)) as net:
     net.set_rate(2, int(slow_rate))

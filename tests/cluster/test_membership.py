@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cluster_run import Rank
-from benchmarks.small_run import RECIPE, command, state_of, steps_of
-from benchmarks.virtual_cluster import VirtualCluster
+from benchmarks.emulated.cluster_run import Rank
+from benchmarks.emulated.virtual_cluster import VirtualCluster
+from benchmarks.kit.small_run import RECIPE, command, state_of, steps_of
 from firecaffe.cluster.hosts import TOGETHER_S
 from firecaffe.runs.run_folder import read_run_file
 from tests.typed import python

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.faults_on_purpose import environment
-from benchmarks.small_run import RECIPE, command, state_of, steps_of
+from benchmarks.faults.on_purpose import environment
+from benchmarks.kit.small_run import RECIPE, command, state_of, steps_of
 from firecaffe.cluster.secret import SECRET
 from tests.typed import Typed, firecaffe, python
 

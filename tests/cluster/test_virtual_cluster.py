@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from benchmarks.cluster_run import RankFailedError, RunTimeoutError
-from benchmarks.namespaces import (
+from benchmarks.emulated.cluster_run import RankFailedError, RunTimeoutError
+from benchmarks.emulated.namespaces import (
     FOLDER,
     ClusterError,
     ClusterUnavailableError,
     new_prefix,
     remove_leftovers,
 )
-from benchmarks.virtual_cluster import VirtualCluster, parse_rate
+from benchmarks.emulated.virtual_cluster import VirtualCluster, parse_rate
 
 Up = Callable[..., VirtualCluster]
 
@@ -81,7 +81,7 @@ for address in sys.argv[2:]:
 OWNER = """
 import time
 from pathlib import Path
-from benchmarks.virtual_cluster import VirtualCluster
+from benchmarks.emulated.virtual_cluster import VirtualCluster
 with VirtualCluster(2, 100_000_000) as cluster:
     ranks = cluster.start(["sleep", "600"])
     while any(Path(f"/proc/{rank.pid}/comm").read_text() != "sleep\\n" for rank in ranks):
@@ -381,7 +381,7 @@ def test_rates(text: str, bits_per_s: int) -> None:
 
 def test_command_line(cluster: Up) -> None:
     cluster(1, RATE)
-    module = [sys.executable, "-m", "benchmarks.virtual_cluster", "--hosts", "2", "--rate", "2mbit"]
+    module = [sys.executable, "-m", VirtualCluster.__module__, "--hosts", "2", "--rate", "2mbit"]
 
     def typed(script: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

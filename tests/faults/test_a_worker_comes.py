@@ -12,8 +12,8 @@ from unittest.mock import patch
 import pytest
 from torch._C._distributed_c10d import TCPStore
 
-from benchmarks.faults_on_purpose import environment
-from benchmarks.small_run import RECIPE, command
+from benchmarks.faults.on_purpose import environment
+from benchmarks.kit.small_run import RECIPE, command
 from firecaffe.cli.train import main
 from firecaffe.cluster import joining
 from firecaffe.errors import AgreementError, LaunchError, RecipeError

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.faults_on_purpose import environment
-from benchmarks.small_run import RECIPE, command, state_of
+from benchmarks.faults.on_purpose import environment
+from benchmarks.kit.small_run import RECIPE, command, state_of
 from firecaffe import CheckpointConfig, ExchangeConfig, Recipe, TrainConfig
 from firecaffe.cluster.world import World
 from firecaffe.errors import CheckpointError

@@ -1,15 +1,15 @@
 """Whatever is read from elsewhere is read or refused: never a crash, a hang or all memory.
 
-The same readers and the same damage as `python -m benchmarks.fuzz`, a few each.
+The same readers and the same damage as `python -m benchmarks.faults.fuzz`, a few each.
 """
 
 from pathlib import Path
 
 import pytest
 
-from benchmarks.fuzzed.attempt import READ, REFUSED, Files, little_memory_and_time
-from benchmarks.fuzzed.readers import READERS
-from benchmarks.fuzzed.records import digest_anew
+from benchmarks.faults.fuzzed.attempt import READ, REFUSED, Files, little_memory_and_time
+from benchmarks.faults.fuzzed.readers import READERS
+from benchmarks.faults.fuzzed.records import digest_anew
 from firecaffe.errors import FirecaffeError
 from firecaffe.training import checkpoint as checkpoints
 

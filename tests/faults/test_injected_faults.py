@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.faults_on_purpose import environment
-from benchmarks.small_run import (
+from benchmarks.faults.on_purpose import environment
+from benchmarks.kit.small_run import (
     RECIPE,
     command,
     pack_photos,
@@ -176,7 +176,7 @@ def test_a_kill_between_the_folder_and_its_announcement(recipe: Path, tmp_path: 
 def test_the_soak_in_short() -> None:
     """A few kills at random moments, and the run ends in the undisturbed bits."""
     words = ["--kills", 2, "--steps", 60, "--workers", 2, "--seed", 5, "--pause", 2]
-    done = python("-m", "benchmarks.soak", *words)
+    done = python("-m", "benchmarks.faults.soak", *words)
     assert done.returncode == 0, done.stderr
     said = done.stdout.splitlines()
     assert said

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.faults_on_purpose import environment
-from benchmarks.small_run import RECIPE, command
+from benchmarks.faults.on_purpose import environment
+from benchmarks.kit.small_run import RECIPE, command
 from firecaffe.cluster.secret import SECRET
 from firecaffe.cluster.world import World
 from firecaffe.faults import KINDS

@@ -11,7 +11,7 @@ from select import POLLIN, poll
 import psutil
 import pytest
 
-from benchmarks.small_run import RECIPE, command
+from benchmarks.kit.small_run import RECIPE, command
 from firecaffe.cluster.secret import SECRET
 from firecaffe.errors import LaunchError
 from firecaffe.training.plugins import VARIABLE as PLUGINS

@@ -19,11 +19,11 @@ from docstring_parser import parse
 from sphinx.pycode import ModuleAnalyzer
 
 import firecaffe
-from benchmarks.faults_on_purpose import KINDS as INJECTIONS
-from benchmarks.faults_on_purpose import Injection
-from benchmarks.large_batch_page import page as large_batch_page
-from benchmarks.speedup import RECORD
-from benchmarks.speedup_words import words as speedup_words
+from benchmarks.faults.on_purpose import KINDS as INJECTIONS
+from benchmarks.faults.on_purpose import Injection
+from benchmarks.training.large_batch_page import page as large_batch_page
+from benchmarks.training.speedup import RECORD
+from benchmarks.training.speedup_words import words as speedup_words
 from firecaffe.caffe.layers import LAYERS
 from firecaffe.errors import RecipeError
 from firecaffe.exchange import EXCHANGES

@@ -8,11 +8,16 @@ from statistics import median
 import numpy as np
 import pytest
 
-from benchmarks import one_weird_trick, validate_emulated, validate_firecaffe, validate_planner
-from benchmarks.published_allreduce import predict as predict_allreduce
-from benchmarks.published_allreduce import read_allreduce
-from benchmarks.published_scaling import families, judge, judged
-from benchmarks.shipped_devices import read_alone
+from benchmarks.planner import (
+    one_weird_trick,
+    validate_emulated,
+    validate_firecaffe,
+    validate_planner,
+)
+from benchmarks.planner.published_allreduce import predict as predict_allreduce
+from benchmarks.planner.published_allreduce import read_allreduce
+from benchmarks.planner.published_scaling import families, judge, judged
+from benchmarks.planner.shipped_devices import read_alone
 from firecaffe.cli import plan
 from firecaffe.planner.learn_rates import load_rates
 

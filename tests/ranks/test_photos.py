@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.small_run import pack_photos
+from benchmarks.kit.small_run import pack_photos
 from firecaffe import ExchangeConfig, Recipe, SolverConfig, TrainConfig
 from firecaffe.data import DataConfig
 from firecaffe.models.config import ModelConfig

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 import firecaffe
-from benchmarks.unusual.cases import CASES, data
-from benchmarks.unusual.tried import Tried, try_all
-from benchmarks.unusual_networks import end_of, is_right
+from benchmarks.training.unusual.cases import CASES, data
+from benchmarks.training.unusual.tried import Tried, try_all
+from benchmarks.training.unusual_networks import end_of, is_right
 from firecaffe import ParallelConfig, Recipe, SynchronyConfig, TaskConfig, TrainConfig
 from firecaffe.errors import RecipeError
 from tests.world import Ranks

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.small_run import RECIPE
+from benchmarks.kit.small_run import RECIPE
 from firecaffe.cli import main
 from firecaffe.errors import CheckpointError, OwnCodeError, PeerLostError, memory_full
 from firecaffe.runs.fault import kind_of

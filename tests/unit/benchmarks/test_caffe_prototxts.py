@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.caffe_prototxts import apart, distinct
-from benchmarks.caffe_prototxts_file import differences, image_of, kind_of, look, shapes
-from benchmarks.caffe_prototxts_page import group_of, is_whole, page, reasons
+from benchmarks.caffe.prototxts import apart, distinct
+from benchmarks.caffe.prototxts_file import differences, image_of, kind_of, look, shapes
+from benchmarks.caffe.prototxts_page import group_of, is_whole, page, reasons
 
 INPUT = 'input: "data" input_shape { dim: 2 dim: 3 dim: 8 dim: 8 }\n'
 NET = (

@@ -1,9 +1,9 @@
-"""`benchmarks.epochs_law`: its page is what it makes, and the product has what it chooses."""
+"""`epochs_law`: its page is what it makes, and the product has what it chooses."""
 
 import re
 from pathlib import Path
 
-from benchmarks.epochs_law import page, read_tables
+from benchmarks.planner.epochs_law import page, read_tables
 from firecaffe.planner.published_trainings import PUBLISHED
 
 PAGE = Path(__file__).parents[3] / "benchmarks" / "results" / "epochs_law.md"

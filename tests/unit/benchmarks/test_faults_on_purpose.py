@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.faults_on_purpose import VARIABLE, environment
+from benchmarks.faults.on_purpose import VARIABLE, environment
 from firecaffe.cli import main
 from firecaffe.training.plugins import VARIABLE as PLUGINS
 

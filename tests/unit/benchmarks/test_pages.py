@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from benchmarks import raw_lines
-from benchmarks.as_typed import ROWS
-from benchmarks.as_typed import page as as_typed_page
-from benchmarks.deep_compression_layers import THEIRS
-from benchmarks.deep_compression_layers import make_page as make_layers_page
-from benchmarks.end_to_end_page import make_page
-from benchmarks.end_to_end_recipe import ALONE, DDP, OURS, RING
-from benchmarks.identity import find_faults
-from benchmarks.large_batch import top1_of
-from benchmarks.large_batch_page import rule_lines, tuned_line, values
-from benchmarks.measured_shares_page import make_page as make_shares_page
+from benchmarks.compression.deep_compression_layers import THEIRS
+from benchmarks.compression.deep_compression_layers import make_page as make_layers_page
+from benchmarks.kit import raw_lines
+from benchmarks.training.as_typed import ROWS
+from benchmarks.training.as_typed import page as as_typed_page
+from benchmarks.training.end_to_end_page import make_page
+from benchmarks.training.end_to_end_recipe import ALONE, DDP, OURS, RING
+from benchmarks.training.identity import find_faults
+from benchmarks.training.large_batch import top1_of
+from benchmarks.training.large_batch_page import rule_lines, tuned_line, values
+from benchmarks.training.measured_shares_page import make_page as make_shares_page
 from firecaffe.runs.statistics import mean_of
 from tests.unit.runs.test_compare import planted
 

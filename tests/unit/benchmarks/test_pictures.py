@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.kit.themed_svg import THEME
 from benchmarks.pictures import FOLDER, PICTURES, main
-from benchmarks.themed_svg import THEME
 
 ROOT = Path(__file__).parents[3]
 SHOWN = {

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.speedup import EXCHANGES, HOSTS, RECORD
-from benchmarks.speedup_picture import caption, draw
-from benchmarks.speedup_words import words
+from benchmarks.training.speedup import EXCHANGES, HOSTS, RECORD
+from benchmarks.training.speedup_picture import caption, draw
+from benchmarks.training.speedup_words import words
 
 ONE, OTHER = "a" * 64, "b" * 64
 

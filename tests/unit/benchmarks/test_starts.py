@@ -1,4 +1,4 @@
-"""`benchmarks.starts`: its two networks are one, and its page has medians of the pairs' ratios."""
+"""`starts`: its two networks are one, and its page has medians of the pairs' ratios."""
 
 import re
 import sys
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import as_typed_ddp, starts, starts_ddp
-from benchmarks.starts import MOST, check_network, page, timed
+from benchmarks.training import as_typed_ddp, starts, starts_ddp
+from benchmarks.training.starts import MOST, check_network, page, timed
 
 RECORD = {
     "ours": {"wall_s": [6.0, 8.0, 9.0], "core_s": [6.0, 8.0, 10.0]},

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.unusual import layers, refused
-from benchmarks.unusual.layers import contrast
-from benchmarks.unusual.teachers import Teacher
+from benchmarks.training.unusual import layers, refused
+from benchmarks.training.unusual.layers import contrast
+from benchmarks.training.unusual.teachers import Teacher
 from firecaffe.errors import RecipeError
 from firecaffe.generators import NUMPY, PYTHON, TORCH
 from firecaffe.inventory.forward_watch import Changes, ForwardWatch

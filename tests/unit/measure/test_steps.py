@@ -67,7 +67,7 @@ def test_the_overhead_of_a_call_has_no_copies_of_gradients_in_it() -> None:
     """AlexNet's 61 million gradients are copied into buckets in each micro-batch, of any size."""
     recipe = Recipe(
         model=ModelConfig("alexnet"),
-        data=DataConfig("benchmarks.made_up_images:images", args={"count": 8}),
+        data=DataConfig("benchmarks.kit.made_up_images:images", args={"count": 8}),
         train=TrainConfig(global_batch_size=8, micro_batch_size=8),
     )
     work, cluster = workload_of(check_recipe(recipe)), load_cluster("cpu-host")
@@ -92,7 +92,7 @@ def test_the_overhead_of_a_call_has_no_copies_of_gradients_in_it() -> None:
     ).compute_s == pytest.approx(rows[0].compute_s[0])
 
 
-UNUSUAL = "benchmarks.unusual.cases:"
+UNUSUAL = "benchmarks.training.unusual.cases:"
 
 
 def recipe_of(name: str) -> Recipe:

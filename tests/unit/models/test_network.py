@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from benchmarks.unusual.layers import Clamp, Peculiar
+from benchmarks.training.unusual.layers import Clamp, Peculiar
 from firecaffe.errors import CheckpointError, OwnCodeError, RecipeError
 from firecaffe.inventory.network_state import EXTRA_STATE_BYTES
 from firecaffe.models.config import ModelConfig

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from benchmarks.device_networks import BUILDERS
+from benchmarks.planner.device_networks import BUILDERS
 
 
 def resnet50(**_: Any) -> nn.Module:

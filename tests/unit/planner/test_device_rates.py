@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import firecaffe
-from benchmarks.device_fit import ByClass, Problem
-from benchmarks.device_networks import BUILDERS
-from benchmarks.device_rates import fitted_only, rates_text
-from benchmarks.device_rows import Row, read, vectors_of
+from benchmarks.planner.device_fit import ByClass, Problem
+from benchmarks.planner.device_networks import BUILDERS
+from benchmarks.planner.device_rates import fitted_only, rates_text
+from benchmarks.planner.device_rows import Row, read, vectors_of
 from firecaffe.errors import RecipeError
 from firecaffe.models.config import ModelConfig
 from firecaffe.models.kernel import MULTIPLIES

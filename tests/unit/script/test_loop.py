@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
-from benchmarks.unusual.layers import PIXELS, WIDTH, Clamp, Words
-from benchmarks.unusual.teachers import Teacher
+from benchmarks.training.unusual.layers import PIXELS, WIDTH, Clamp, Words
+from benchmarks.training.unusual.teachers import Teacher
 from firecaffe.script.first_forward import tell_of_own_state
 from firecaffe.script.local import after_each_update
 from firecaffe.script.script_exchange import host_key, ranks_per_host

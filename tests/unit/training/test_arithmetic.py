@@ -33,6 +33,13 @@ def test_another_key_gives_other_numbers_and_the_same_the_same() -> None:
     assert len({tuple(drawn(*key)) for key in keys}) == len(keys)
 
 
+def test_the_generators_draw_different_numbers() -> None:
+    seed_random(1, "dropout", 3, 4)
+    of_all = [torch.rand(3, dtype=torch.float64).tolist(), np.random.rand(3).tolist()]
+    of_all.append([random.random() for _ in range(3)])
+    assert len({number for numbers in of_all for number in numbers}) == 9
+
+
 @pytest.mark.parametrize("before", ["nothing", "uniform", "normal", "seed"])
 def test_what_was_drawn_before_does_not_matter(before: str) -> None:
     expected, own = drawn(7, "weights"), torch.Generator().manual_seed(5)

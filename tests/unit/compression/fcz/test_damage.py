@@ -85,7 +85,7 @@ def test_another_file_is_refused_by_its_first_bytes() -> None:
 @pytest.mark.parametrize("mended", [False, True])
 def test_thousands_of_changes(mended: bool) -> None:
     """Changed bytes, and changed bytes whose checksums are right again: those may be decoded, to
-    other tensors of the same kind, or be refused. More of them are in `benchmarks.fuzz`.
+    other tensors of the same kind, or be refused. More of them are in `benchmarks.faults.fuzz`.
     """
     files = [bytes_of(small(), code) for code in CODES]
     tracemalloc.start()
