@@ -2,9 +2,11 @@
 
     python -m benchmarks.before_after a1b4d1e > benchmarks/results/before_after.md
 
-Each commit is checked out beside the other, and takes turns with it, who goes first changing; both
-use this environment. A ratio is the time of the later commit over that of the earlier one in the
-same pair. The trainings of both must end in the same weights, or their times are not compared.
+Each commit is checked out beside the other; both use this environment. Two trainings take turns
+step by step (`kit.turns`), in as many pairs of processes as asked for, since memory lies
+differently in each; who goes first changes. Their weights must be the same, or they are not
+compared. Other programs take turns as whole processes. A ratio is the later commit's time over that
+of the earlier one in the same pair.
 """
 
 import argparse
@@ -13,17 +15,20 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
 import torch
 
+from benchmarks.kit import turns
+from benchmarks.kit.turns import pipe
 from firecaffe.runs.environment import cpu_name
 
 ROOT = Path(__file__).parents[1]
-STEPS = 60
+STEPS, WARM_UP = 100, 10
 PAIRS = 9
 
 HEAD = """# Before and after a change
@@ -31,37 +36,91 @@ HEAD = """# Before and after a change
     python -m benchmarks.before_after {before} --after {after} --pairs {pairs}
 
 {cpu}, {cores} cores, torch {torch}. Commits {before} and {after} take turns, {pairs} pairs. A ratio
-is the time after over the time before, in one pair.
+is the time after over the time before, in one pair: of trainings, which take turns step by step,
+the median of {steps} steps, without their waits for data.
 
 | what | before | after | median ratio | ratios |
 |---|---|---|---|---|"""
 
 
-def train(tree: Path, workers: int) -> tuple[float, str]:
-    """Return the seconds of 1,000 samples of nin_small, and the digest of the weights."""
+def trainings(trees: Sequence[Path], workers: int) -> tuple[list[list[float]], set[str]]:
+    """Train in both trees, in turns; return each one's seconds of a step, and their weights.
+
+    A step is timed on rank 0 without its wait for data, which has the wait for its turn.
+    """
     with tempfile.TemporaryDirectory() as name:
-        words = [f"--train.steps={STEPS}", f"--run.folder={name}/run", "--run.tensorboard=false"]
-        command = ["firecaffe", "train", str(tree / "recipes/nin_small.toml"), *words]
-        _run(tree, [*command, f"--nproc-per-node={workers}"])
-        result = json.loads(Path(name, "run/result.json").read_text())
-    return 1000 / result["images_per_s"], result["weights_sha256"]
+        folder = Path(name)
+        pipes = [[pipe(folder, side, rank) for rank in range(workers)] for side in (0, 1)]
+        for path in (*pipes[0], *pipes[1]):
+            os.mkfifo(path)
+        held = [[os.open(path, os.O_RDWR) for path in of_side] for of_side in pipes]
+        started = [_start_training(tree, folder, side, workers) for side, tree in enumerate(trees)]
+        while any(process.poll() is None for process in started):
+            time.sleep(0.2)
+            for side, process in enumerate(started):
+                if process.poll() is not None:  # the other one may go on alone
+                    for descriptor in held[1 - side]:
+                        os.write(descriptor, b"t")
+        for descriptor in (*held[0], *held[1]):
+            os.close(descriptor)
+        if any(process.returncode for process in started):
+            raise SystemExit(f"a training ended with {[p.returncode for p in started]}")
+        runs = [folder / f"run-{side}" for side in (0, 1)]
+        rows = [
+            [json.loads(line) for line in (run / "timings/rank-0.jsonl").read_text().splitlines()]
+            for run in runs
+        ]
+        results = [json.loads((run / "result.json").read_text()) for run in runs]
+    steps_s = [[row["step_s"] - row["data_s"] for row in of_run[WARM_UP:]] for of_run in rows]
+    return steps_s, {result["weights_sha256"] for result in results}
 
 
-def add(tree: Path) -> tuple[float, str]:
+def _start_training(tree: Path, folder: Path, side: int, workers: int) -> subprocess.Popen[bytes]:
+    words = [f"--train.steps={STEPS}", f"--run.folder={folder}/run-{side}"]
+    words += ["--run.tensorboard=false", f"--nproc-per-node={workers}"]
+    recipe = str(tree / "recipes/nin_small.toml")
+    command = [sys.executable, "-P", "-m", "firecaffe", "train", recipe, *words]
+    environment = {
+        **os.environ,
+        # firecaffe of its tree, and the plug-in of this one.
+        "PYTHONPATH": f"{tree}{os.pathsep}{ROOT}",
+        "FIRECAFFE_PLUGINS": turns.__name__,
+        turns.FOLDER: str(folder),
+        turns.SIDE: str(side),
+    }
+    return subprocess.Popen(command, cwd=tree, env=environment, stdout=subprocess.DEVNULL)
+
+
+def training_row(workers: int, before: Path, after: Path, pairs: int) -> str:
+    what = f"nin_small, {workers} worker{'s' if workers > 1 else ''}, ms of a step"
+    ratios, weights = list[float](), set[str]()
+    all_s: tuple[list[float], list[float]] = [], []
+    for number in range(pairs):
+        trees = [before, after] if number % 2 == 0 else [after, before]
+        steps_s, digests = trainings(trees, workers)
+        weights |= digests
+        first_s, second_s = steps_s if number % 2 == 0 else reversed(steps_s)
+        all_s[0].extend(first_s)
+        all_s[1].extend(second_s)
+        ratios.append(median(b / a for a, b in zip(first_s, second_s, strict=True)))
+    if len(weights) > 1:
+        return f"| {what} | other weights, not compared | | | |"
+    return _row(what, [1e3 * median(of_tree) for of_tree in all_s], ratios)
+
+
+def add(tree: Path) -> float:
     """Return the milliseconds of a sum of 27 MB in the shared memory of two ranks."""
     words = ["--ranks", "2", "--sizes", "27000000", "--repetitions", "5"]
-    return float(_cell(_run(tree, [_program(tree, "one_host"), *words]), "shared memory", 3)), ""
+    return float(_cell(_run(tree, [_program(tree, "one_host"), *words]), "shared memory", 3))
 
 
-def step(tree: Path) -> tuple[float, str]:
+def step(tree: Path) -> float:
     """Return the milliseconds of a script's step with `parallelize`, LeNet on two ranks."""
     words = ["--ranks", "2", "--networks", "lenet", "--pairs", "4"]
-    return float(_cell(_run(tree, [_program(tree, "ddp_script_step"), *words]), "lenet", 4)), ""
+    return float(_cell(_run(tree, [_program(tree, "ddp_script_step"), *words]), "lenet", 4))
 
 
-TIMED: dict[str, Callable[[Path], tuple[float, str]]] = {
-    "nin_small, 1 worker, s of 1,000 samples": lambda tree: train(tree, 1),
-    "nin_small, 2 workers, s of 1,000 samples": lambda tree: train(tree, 2),
+TIMED: dict[str, Callable[[Path], float]] = {
     "one_host, 27 MB on 2 ranks, ms": add,
     "ddp_script_step, LeNet on 2 ranks, ms": step,
 }
@@ -117,6 +176,7 @@ def main() -> None:
             before=commits[0],
             after=commits[1],
             pairs=given.pairs,
+            steps=STEPS - WARM_UP,
             cpu=cpu_name(),
             cores=os.cpu_count(),
             torch=torch.__version__,
@@ -124,32 +184,27 @@ def main() -> None:
         flush=True,
     )
     with checked_out(commits[0]) as before, checked_out(commits[1]) as after:
-        for what, time in TIMED.items():
-            print(row(what, time, before, after, given.pairs), flush=True)
+        for workers in (1, 2):
+            print(training_row(workers, before, after, given.pairs), flush=True)
+        for what, timed in TIMED.items():
+            print(program_row(what, timed, before, after, given.pairs), flush=True)
 
 
-def row(
-    what: str,
-    time: Callable[[Path], tuple[float, str]],
-    before: Path,
-    after: Path,
-    pairs: int,
+def program_row(
+    what: str, timed: Callable[[Path], float], before: Path, after: Path, pairs: int
 ) -> str:
     times: dict[Path, list[float]] = {before: [], after: []}
-    digests = set()
     for number in range(pairs):
         for tree in (before, after) if number % 2 == 0 else (after, before):
-            taken, digest = time(tree)
-            times[tree].append(taken)
-            digests.add(digest)
-    if len(digests) > 1:
-        return f"| {what} | other weights, not compared | | | |"
+            times[tree].append(timed(tree))
     ratios = [b / a for a, b in zip(times[before], times[after], strict=True)]
-    cells = [f"{median(times[tree]):.4g}" for tree in (before, after)]
-    return (
-        f"| {what} | {' | '.join(cells)} | {median(ratios):.3f} "
-        f"| {min(ratios):.3f} to {max(ratios):.3f} |"
-    )
+    return _row(what, [median(times[before]), median(times[after])], ratios)
+
+
+def _row(what: str, times: Sequence[float], ratios: Sequence[float]) -> str:
+    cells = " | ".join(f"{value:.4g}" for value in times)
+    spread = f"{min(ratios):.3f} to {max(ratios):.3f}"
+    return f"| {what} | {cells} | {median(ratios):.3f} | {spread} |"
 
 
 if __name__ == "__main__":
