@@ -2,7 +2,8 @@
 
 Hosts of one machine share its processors, and one that waits leaves its time to the others: they
 then compute faster than they did while all computed, which hosts of their own never would. With a
-share, and no more than that, each computes at one pace.
+share, and no more than that, each computes at one pace. A whole number of processors is bound: the
+host has these and no others, and never waits for the end of a period.
 
 Both versions of the kernel's interface are here; only the first was at hand to be tried.
 """
@@ -39,6 +40,15 @@ def quota_of(processors: float) -> tuple[int, int]:
     return quota_us, round(quota_us / processors)
 
 
+def bound(processors: Sequence[float]) -> dict[int, set[int]]:
+    """Return the processors of each host that has whole ones, as long as there are any."""
+    free, by_host = sorted(os.sched_getaffinity(0)), dict[int, set[int]]()
+    for host, own in enumerate(processors):
+        if own == int(own) <= len(free):
+            by_host[host], free = set(free[: int(own)]), free[int(own) :]
+    return by_host
+
+
 class Shares:
     """Control groups by name, each with so many processors (0.5: half of one) at most.
 
@@ -48,14 +58,17 @@ class Shares:
     def __init__(self, names: Sequence[str], processors: Sequence[float]) -> None:
         """processors: of each."""
         self._folders: list[Path] = []
+        self._bound = bound(processors)
         try:
             parent = _parent()
             _remove_leftovers(parent)
-            for name, own in zip(names, processors, strict=True):
+            for host, (name, own) in enumerate(zip(names, processors, strict=True)):
                 quota_us, period_us = quota_of(own)
                 folder = parent / name
                 folder.mkdir()
                 self._folders.append(folder)
+                if host in self._bound:
+                    continue
                 if parent == VERSION_1:
                     (folder / "cpu.cfs_period_us").write_text(str(period_us))
                     (folder / "cpu.cfs_quota_us").write_text(str(quota_us))
@@ -69,6 +82,8 @@ class Shares:
         """A process, and all that it will start."""
         with suppress(ProcessLookupError):  # it has ended already
             (self._folders[host] / "cgroup.procs").write_text(str(pid))
+            if host in self._bound:
+                os.sched_setaffinity(pid, self._bound[host])
 
     def remove(self) -> None:
         """Nothing may run in the groups any more."""

@@ -9,7 +9,7 @@ for all settings without a codec, one for each with one. Each training has its f
 `run.cluster`. It is forecast before its first step, and again after 20 steps with its computing
 measured. Exchange, overlap and waiting stay forecasts. `firecaffe explain`'s own reading scores
 both by the steps after these. Hosts have equal shares of this machine's processors, and none has
-what another leaves. Needs root.
+what another leaves: whole processors if there are as many, else parts of them. Needs root.
 """
 
 import argparse
@@ -46,7 +46,7 @@ tensorboard = false
 """
 STEPS = {"lenet": 45, "nin_cifar": 35}
 KEPT = 0.1
-"""Of the processors, for the kernel's work on packets."""
+"""Of processors that hosts share, for the kernel's work on packets."""
 
 SPLIT = 'split = { ip1 = "neurons", ip2 = "inputs" }'
 SETTINGS = {
@@ -83,7 +83,8 @@ def measure(
     """Check the cluster, then train with all settings in turns. Append a row for each run."""
     folder.mkdir()
     program = [sys.executable, "-m", "firecaffe"]
-    processors = (1 - KEPT) * (os.cpu_count() or 1) / hosts
+    cores = os.cpu_count() or 1
+    processors = cores // hosts if cores % hosts == 0 else (1 - KEPT) * cores / hosts
     with VirtualCluster(hosts, parse_rate(rate), processors=processors) as cluster:
         for number in range(rounds):
             for name, words in settings_of(model, hosts, names):
@@ -147,7 +148,7 @@ HEAD = """# Forecast against measured step time
         --page benchmarks/results/forecast.md
 
 Real trainings on emulated hosts, one rank each: batch 64 in micro-batches of 8, {cpu}, 2 cores,
-torch {torch}, commit {commit}. Hosts have equal shares of 90% of the cores, by control groups.
+torch {torch}, commit {commit}. Two hosts have a core each, four have 45% of one, by control groups.
 `firecaffe check` measured each cluster first. The first forecast is from before the first step, the
 second one from after 20 steps, with computing measured. Times are of one step, in ms, on the
 slowest rank. n is the number of runs; the median run is shown.

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from firecaffe.cluster.groups import backend_for, connected_when_used, destroy
+from firecaffe.cluster.process_settings import threads_stand_back
 from firecaffe.cluster.watch import Watch
 from firecaffe.cluster.watch_message import WatchedPlace
 
@@ -147,7 +148,7 @@ def divide(world: Group, parts: Sequence[Sequence[int]]) -> Iterator[Group]:
 
 def _new(part: Sequence[int], world: Group) -> ProcessGroup:
     assert world.group is not None
-    with connected_when_used():
+    with connected_when_used(), threads_stand_back():
         made: ProcessGroup = dist.new_group(
             list(part),
             backend=backend_for(world.device),

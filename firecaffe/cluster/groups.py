@@ -42,7 +42,7 @@ from firecaffe.cluster.addresses import (
     own_addresses,
 )
 from firecaffe.cluster.launched_by import take_over
-from firecaffe.cluster.process_settings import variables_kept
+from firecaffe.cluster.process_settings import threads_stand_back, variables_kept
 from firecaffe.cluster.secret import BACKLOG, hold_store
 from firecaffe.errors import LaunchError
 
@@ -186,7 +186,7 @@ def meet(device: torch.device, timeout_s: float) -> Groups:
     if makes_world:
         with connected_when_used():
             make_world(device, timeout_s)
-    with meeting(world_size), connected_when_used():
+    with meeting(world_size), connected_when_used(), threads_stand_back():
         main = dist.new_group(backend=backend, timeout=timeout)
         exchange = dist.new_group(backend=backend, timeout=timeout)
         if device.type == "cuda":

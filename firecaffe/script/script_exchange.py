@@ -24,6 +24,7 @@ from torch.distributed import ProcessGroup
 from firecaffe.cluster.agree import gather_text
 from firecaffe.cluster.group import Group
 from firecaffe.cluster.groups import backend_for, make_world, meeting, number_of
+from firecaffe.cluster.process_settings import threads_stand_back
 from firecaffe.cluster.world import TIMEOUT_S, peers_may_be_lost
 from firecaffe.errors import LaunchError, RecipeError
 from firecaffe.exchange import NATIVE, find_schedule, parse_hierarchical
@@ -64,7 +65,7 @@ def meet(
         raise LaunchError("torch.distributed is not initialized, which the first bucket needs")
     if group.size() == 1:
         return Group(0, 1, device), [1]
-    with meeting(group.size()):
+    with meeting(group.size()), threads_stand_back():
         ranks = dist.get_process_group_ranks(group)
         backend = backend_for(device)
         timeout = timeout_of(group, device)

@@ -21,7 +21,7 @@ from benchmarks.emulated.namespaces import (
     new_prefix,
     remove_leftovers,
 )
-from benchmarks.emulated.virtual_cluster import VirtualCluster, parse_rate
+from benchmarks.emulated.virtual_cluster import VirtualCluster
 
 Up = Callable[..., VirtualCluster]
 
@@ -199,16 +199,17 @@ def test_a_host_has_its_share_of_the_processors_and_no_more(cluster: Up) -> None
     assert not group.exists()
 
 
+def test_a_host_of_a_whole_processor_is_bound_to_it(cluster: Up) -> None:
+    code = "import os; print(*os.sched_getaffinity(0))"
+    printed = cluster(2, RATE, processors=[1, 0.4]).run([sys.executable, "-c", code])
+    assert printed.split() == [str(min(os.sched_getaffinity(0)))]
+
+
 def test_one_host_may_have_less_than_the_others(cluster: Up) -> None:
     pair = cluster(2, RATE, processors=[0.4, 0.2])
     files = [f"**/{pair.namespaces[1]}/{name}" for name in ("cpu.cfs_quota_us", "cpu.max")]
     (quota,) = [path for name in files for path in Path("/sys/fs/cgroup").glob(name)]
     assert quota.read_text().split()[0] == "1000"
-
-
-def test_a_share_that_the_kernel_cannot_give_is_refused_before_anything_is_made() -> None:
-    with pytest.raises(ClusterError, match=r"0\.05 processors for each host; 0\.1 is the least"):
-        VirtualCluster(16, RATE, processors=0.05)
 
 
 @pytest.mark.alone
@@ -369,14 +370,6 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_cluster_that_cannot_be(hosts: int, rate: int) -> None:
     with pytest.raises(ClusterError, match=f"{hosts} hosts|rate of 0"):
         VirtualCluster(hosts, rate)
-
-
-@pytest.mark.parametrize(
-    ("text", "bits_per_s"),
-    [("200mbit", 200_000_000), ("2.5Gbit", 2_500_000_000), ("64kbit", 64_000), ("9bit", 9)],
-)
-def test_rates(text: str, bits_per_s: int) -> None:
-    assert parse_rate(text) == bits_per_s
 
 
 def test_command_line(cluster: Up) -> None:

@@ -58,8 +58,9 @@ def test_its_exit_code_is_that_of_the_rest(recipe: Path, tmp_path: Path) -> None
     folder = tmp_path / "run"
     faults = ["kill:rank=1,step=5", "freeze:rank=2,step=5", "exception:rank=3,step=5"]
     steps = 60  # long enough that on a busy host each rank has a part of step 5 or later
-    words = ("--train.steps", str(steps), "--checkpoint.every", "20")
-    training = command(recipe, folder, 4, *words)[1:]
+    training = command(recipe, folder, 4, "--train.steps", str(steps), "--checkpoint.every", "20")[
+        1:
+    ]
     done = python(*training, environment=environment(*faults))
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stderr.splitlines() if line.startswith("firecaffe: ")]

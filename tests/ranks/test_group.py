@@ -1,7 +1,11 @@
 """Groups of some ranks: a mesh whose rows and columns sum by themselves, beside the world."""
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
+import torch.distributed as dist
 
 from firecaffe.cluster.agree import gather_text
 from firecaffe.cluster.group import check_parts, divide
@@ -45,6 +49,39 @@ def test_rows_and_columns_of_a_mesh(ranks: Ranks) -> None:
                 expected = sum(10.0**each for each in own), [str(each) for each in own]
                 assert found[name] == expected, algorithm
             assert found["both"][0] == 1111.0, algorithm
+
+
+def policies() -> list[list[int]]:
+    """How the kernel schedules Gloo's threads: a world's, with a script's, and with a row's."""
+    before = os.sched_getscheduler(0)  # tests have a policy that programs have not
+    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    with join("cpu") as world:
+        found = [of_gloo()]
+        theirs = dist.new_group(backend="gloo")
+        found.append(of_gloo())
+        with divide(world, ROWS):
+            found.append(of_gloo())
+        dist.destroy_process_group(theirs)
+        assert os.sched_getscheduler(0) == os.SCHED_OTHER
+    os.sched_setscheduler(0, before, os.sched_param(0))
+    return found
+
+
+def of_gloo() -> list[int]:
+    names = {int(task.name): task / "comm" for task in Path("/proc/self/task").iterdir()}
+    loops = [task for task, name in names.items() if name.read_text() == "gloo_tcp_loop\n"]
+    return sorted(map(os.sched_getscheduler, loops))
+
+
+def test_threads_of_gloo_interrupt_nobody_but_those_of_a_script_may(ranks: Ranks) -> None:
+    ours, theirs = os.SCHED_BATCH, os.SCHED_OTHER
+    for found in ranks.shared(4, policies):
+        # Torch's own world has a thread, too, which nothing of ours uses.
+        assert found == [
+            [theirs, ours, ours],
+            [theirs, theirs, ours, ours],
+            [theirs, theirs, ours, ours, ours, ours],
+        ]
 
 
 def sum_in_memory() -> float:
