@@ -163,9 +163,9 @@ def test_conditions_are_the_kernels(cluster: Up) -> None:
     assert pair.conditions() == {
         "hosts": 2,
         "rate_bits_per_s": RATE,
-        "burst_bytes": 25_000,
-        "segment_bytes": 16_384,
-        "window_bytes": 131_072,
+        "burst_bytes": 6_144,
+        "segment_bytes": 4_096,
+        "window_bytes": 32_768,
         "queue_bytes": 200_000,
         "processors": "shared",
         "delay": "not emulated",
