@@ -47,8 +47,8 @@ INTERFACE = "veth0"
 
 MOST_HOSTS = 254
 
-WINDOW_SEGMENTS = 8
-"""Of one connection, that may be under way."""
+WINDOW_SEGMENTS, LEAST_WINDOW_BYTES = 8, 131_072
+"""Of one connection, that may be under way: enough for a host that waits for its processor."""
 
 
 class VirtualCluster:
@@ -88,7 +88,7 @@ class VirtualCluster:
             check_share(own)
         self.hosts = hosts
         self.segment_bytes = _segment_bytes(rate_bits_per_s)
-        self.window_bytes = WINDOW_SEGMENTS * self.segment_bytes
+        self.window_bytes = max(LEAST_WINDOW_BYTES, WINDOW_SEGMENTS * self.segment_bytes)
         # Two hosts may have several connections.
         most_bytes = 2 * hosts * self.window_bytes
         self.queue_bytes = most_bytes if queue_bytes is None else queue_bytes
@@ -299,8 +299,8 @@ class VirtualCluster:
 
 
 def _segment_bytes(bits_per_s: int) -> int:
-    """What TCP hands over at a time: 0.26 ms of the line, for a link that was idle lets half as much
-    again pass at once. At 1 Gbit/s the CPU has no time for shorter ones.
+    """What TCP hands over at a time: 0.26 ms of the line, as an idle link lets half as much again
+    pass at once. At 1 Gbit/s the CPU has no time for shorter ones.
     """
     return min(65_536, max(4_096, bits_per_s * 32_768 // 1_000_000_000))
 

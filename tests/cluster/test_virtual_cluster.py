@@ -165,7 +165,7 @@ def test_conditions_are_the_kernels(cluster: Up) -> None:
         "rate_bits_per_s": RATE,
         "burst_bytes": 6_144,
         "segment_bytes": 4_096,
-        "window_bytes": 32_768,
+        "window_bytes": 131_072,
         "queue_bytes": 200_000,
         "processors": "shared",
         "delay": "not emulated",
