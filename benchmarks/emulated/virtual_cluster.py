@@ -47,8 +47,10 @@ INTERFACE = "veth0"
 
 MOST_HOSTS = 254
 
-WINDOW_SEGMENTS, LEAST_WINDOW_BYTES = 8, 131_072
-"""Of one connection, that may be under way: enough for a host that waits for its processor."""
+WINDOW_SEGMENTS = 8
+"""Of one connection, that may be under way."""
+
+LEAST_BURST_BYTES = 25_000
 
 
 class VirtualCluster:
@@ -88,7 +90,7 @@ class VirtualCluster:
             check_share(own)
         self.hosts = hosts
         self.segment_bytes = _segment_bytes(rate_bits_per_s)
-        self.window_bytes = max(LEAST_WINDOW_BYTES, WINDOW_SEGMENTS * self.segment_bytes)
+        self.window_bytes = WINDOW_SEGMENTS * self.segment_bytes
         # Two hosts may have several connections.
         most_bytes = 2 * hosts * self.window_bytes
         self.queue_bytes = most_bytes if queue_bytes is None else queue_bytes
@@ -263,7 +265,7 @@ class VirtualCluster:
         does not fit, with the headers of its packets, would be cut up by the CPU, which then holds
         up all links.
         """
-        return 3 * self.segment_bytes // 2
+        return max(LEAST_BURST_BYTES, 3 * self.segment_bytes // 2)
 
     def _set_kernel(self) -> None:
         """The settings of one namespace, before it has links."""
@@ -299,10 +301,8 @@ class VirtualCluster:
 
 
 def _segment_bytes(bits_per_s: int) -> int:
-    """What TCP hands over at a time: 0.26 ms of the line, as an idle link lets half as much again
-    pass at once. At 1 Gbit/s the CPU has no time for shorter ones.
-    """
-    return min(65_536, max(4_096, bits_per_s * 32_768 // 1_000_000_000))
+    """What TCP hands over at a time. At 1 Gbit/s the CPU has no time for shorter ones."""
+    return min(65_536, max(16_384, bits_per_s * 32_768 // 1_000_000_000))
 
 
 def _of_each(processors: float | Sequence[float] | None, hosts: int) -> list[float] | None:

@@ -163,8 +163,8 @@ def test_conditions_are_the_kernels(cluster: Up) -> None:
     assert pair.conditions() == {
         "hosts": 2,
         "rate_bits_per_s": RATE,
-        "burst_bytes": 6_144,
-        "segment_bytes": 4_096,
+        "burst_bytes": 25_000,
+        "segment_bytes": 16_384,
         "window_bytes": 131_072,
         "queue_bytes": 200_000,
         "processors": "shared",
