@@ -144,8 +144,7 @@ def errors_of(rows: Sequence[dict[str, Any]], word: str = "forecast_s") -> list[
 HEAD = """# Forecast against measured step time
 
     python -m benchmarks.planner.forecast_emulated --out ROWS.jsonl
-    python -m benchmarks.planner.forecast_emulated --out ROWS.jsonl \\
-        --page benchmarks/results/forecast.md
+    python -m benchmarks.planner.forecast_emulated --out ROWS.jsonl --page FORECAST.md
 
 Real trainings on emulated hosts, one rank each: batch 64 in micro-batches of 8, {cpu}, 2 cores,
 torch {torch}, commit {commit}. Two hosts have a core each, four have 45% of one, by control groups.

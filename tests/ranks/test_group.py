@@ -77,11 +77,10 @@ def test_threads_of_gloo_interrupt_nobody_but_those_of_a_script_may(ranks: Ranks
     ours, theirs = os.SCHED_BATCH, os.SCHED_OTHER
     for found in ranks.shared(4, policies):
         # Torch's own world has a thread, too, which nothing of ours uses.
-        assert found == [
-            [theirs, ours, ours],
-            [theirs, theirs, ours, ours],
-            [theirs, theirs, ours, ours, ours, ours],
-        ]
+        # A thread has its name a moment after it has begun, so some may not be counted yet.
+        for policies_then, num_theirs in zip(found, (1, 2, 2), strict=True):
+            assert policies_then.count(theirs) <= num_theirs
+            assert set(policies_then[num_theirs:]) == {ours}
 
 
 def sum_in_memory() -> float:
