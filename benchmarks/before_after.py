@@ -161,6 +161,23 @@ def checked_out(commit: str) -> Iterator[Path]:
         yield tree
 
 
+def program_row(
+    what: str, timed: Callable[[Path], float], before: Path, after: Path, pairs: int
+) -> str:
+    times: dict[Path, list[float]] = {before: [], after: []}
+    for number in range(pairs):
+        for tree in (before, after) if number % 2 == 0 else (after, before):
+            times[tree].append(timed(tree))
+    ratios = [b / a for a, b in zip(times[before], times[after], strict=True)]
+    return _row(what, [median(times[before]), median(times[after])], ratios)
+
+
+def _row(what: str, times: Sequence[float], ratios: Sequence[float]) -> str:
+    cells = " | ".join(f"{value:.4g}" for value in times)
+    spread = f"{min(ratios):.3f} to {max(ratios):.3f}"
+    return f"| {what} | {cells} | {median(ratios):.3f} | {spread} |"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__)
     parser.add_argument("before")
@@ -188,23 +205,6 @@ def main() -> None:
             print(training_row(workers, before, after, given.pairs), flush=True)
         for what, timed in TIMED.items():
             print(program_row(what, timed, before, after, given.pairs), flush=True)
-
-
-def program_row(
-    what: str, timed: Callable[[Path], float], before: Path, after: Path, pairs: int
-) -> str:
-    times: dict[Path, list[float]] = {before: [], after: []}
-    for number in range(pairs):
-        for tree in (before, after) if number % 2 == 0 else (after, before):
-            times[tree].append(timed(tree))
-    ratios = [b / a for a, b in zip(times[before], times[after], strict=True)]
-    return _row(what, [median(times[before]), median(times[after])], ratios)
-
-
-def _row(what: str, times: Sequence[float], ratios: Sequence[float]) -> str:
-    cells = " | ".join(f"{value:.4g}" for value in times)
-    spread = f"{min(ratios):.3f} to {max(ratios):.3f}"
-    return f"| {what} | {cells} | {median(ratios):.3f} | {spread} |"
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ of micro-batch for an instant.
 import gc
 import os
 import pickle
-from contextlib import suppress
 
 import torch
 
@@ -36,10 +35,6 @@ def make_elsewhere() -> few_images.Arrays:
     return arrays
 
 
-# A process that wakes up then takes no processor from one that holds a lock, which Gloo's threads
-# would wait for in a loop: a third less of the system's time where ranks of a row sum.
-with suppress(AttributeError, OSError):  # not everywhere
-    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 few_images.made[:] = make_elsewhere()
 # Both keep what they have found.
 environment.source_digest()

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from typing import Any
 
@@ -84,14 +84,12 @@ def threads_stand_back() -> Iterator[None]:
     slice ends: a sum of 4 KB over a ring then takes 5 ms, not 0.2.
     """
     # On Linux, 0 is this thread, and a thread begins with the policy of the one that starts it.
-    if not sys.platform.startswith("linux") or os.sched_getscheduler(0) != os.SCHED_OTHER:
+    with ExitStack() as after:
+        if sys.platform.startswith("linux") and os.sched_getscheduler(0) == os.SCHED_OTHER:
+            with suppress(OSError):  # a container may forbid it, and then they are only slower
+                os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+                after.callback(os.sched_setscheduler, 0, os.SCHED_OTHER, os.sched_param(0))
         yield
-        return
-    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    try:
-        yield
-    finally:
-        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
 # Source: glibc's malloc.h.

@@ -154,5 +154,5 @@ def keyed(stream: Stream, key: Key) -> Iterator[None]:
 
 
 def seed_by(stream: Stream, key: Key) -> None:
-    # 2: torch draws the same numbers since there were three hashes, one for each generator.
-    seed_generators(int(hash64(key.seed, stream, key.epoch, key.sample, 2)) % 2**64 >> 1)
+    third = 2  # there were three hashes, and torch's generator had the third: it draws as before
+    seed_generators(int(hash64(key.seed, stream, key.epoch, key.sample, third)) % 2**64 >> 1)

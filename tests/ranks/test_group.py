@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from threading import Thread
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ import torch.distributed as dist
 
 from firecaffe.cluster.agree import gather_text
 from firecaffe.cluster.group import check_parts, divide
+from firecaffe.cluster.process_settings import threads_stand_back
 from firecaffe.cluster.world import World, join
 from firecaffe.transport.exchange import Exchange
 from firecaffe.transport.local_ranks import meet_local_ranks
@@ -53,8 +55,6 @@ def test_rows_and_columns_of_a_mesh(ranks: Ranks) -> None:
 
 def policies() -> list[list[int]]:
     """How the kernel schedules Gloo's threads: a world's, with a script's, and with a row's."""
-    before = os.sched_getscheduler(0)  # tests have a policy that programs have not
-    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
     with join("cpu") as world:
         found = [of_gloo()]
         theirs = dist.new_group(backend="gloo")
@@ -63,7 +63,6 @@ def policies() -> list[list[int]]:
             found.append(of_gloo())
         dist.destroy_process_group(theirs)
         assert os.sched_getscheduler(0) == os.SCHED_OTHER
-    os.sched_setscheduler(0, before, os.sched_param(0))
     return found
 
 
@@ -78,9 +77,22 @@ def test_threads_of_gloo_interrupt_nobody_but_those_of_a_script_may(ranks: Ranks
     for found in ranks.shared(4, policies):
         # Torch's own world has a thread, too, which nothing of ours uses.
         # A thread has its name a moment after it has begun, so some may not be counted yet.
-        for policies_then, num_theirs in zip(found, (1, 2, 2), strict=True):
-            assert policies_then.count(theirs) <= num_theirs
-            assert set(policies_then[num_theirs:]) == {ours}
+        for seen, num_theirs in zip(found, (1, 2, 2), strict=True):
+            assert seen.count(theirs) <= num_theirs
+            assert set(seen[num_theirs:]) == {ours}
+
+
+def test_where_a_container_forbids_it_threads_begin_as_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def forbidden(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("os.sched_setscheduler", forbidden)
+    with threads_stand_back():
+        begun = Thread(target=lambda: None)
+        begun.start()
+    begun.join()
 
 
 def sum_in_memory() -> float:
