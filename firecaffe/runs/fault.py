@@ -86,7 +86,7 @@ def write_fault(folder: Path, fault: Fault, then: str = UNKNOWN_NEXT) -> str:
     try:
         with alone_in(folder):
             earlier = _read(folder / NAME)
-            known = next((row for row in _newest(earlier) if is_same(row, fault)), None)
+            known = next((row for row in _newest(earlier) if is_same(row, fault, then)), None)
             if known is not None:
                 if fault.kind in TOGETHER:
                     return ""  # the first report counts
@@ -123,12 +123,12 @@ def _step_under_way(folder: Path, rank: int) -> int:
     return 0
 
 
-def is_same(row: dict[str, Any], fault: Fault) -> bool:
+def is_same(row: dict[str, Any], fault: Fault, then: str) -> bool:
     """Whether both describe one event. Later reports may know the cause and the step better."""
     step, is_of_rank = row.get("step"), row.get("rank") == fault.rank
     if not isinstance(step, int) or row.get("then") not in (UNKNOWN_NEXT, GOES_ON):
         return False  # a launcher has reported that fault, so this one is new
-    if row["then"] == GOES_ON:
+    if GOES_ON in (row["then"], then):
         return is_of_rank and _age_s(row) < ONE_EVENT_S  # steps continue, so they may differ
     is_of_all = fault.kind in TOGETHER and row.get("kind") == fault.kind
     return (is_of_all or is_of_rank) and abs(step - fault.step) <= 1

@@ -151,6 +151,15 @@ def test_who_saw_a_connection_close_knows_no_better(tmp_path: Path) -> None:
     assert [each["kind"] for each in found["earlier"]] == ["killed"]
 
 
+def test_what_a_rank_reports_and_what_others_report_steps_later_is_one_fault(
+    tmp_path: Path,
+) -> None:
+    write_fault(tmp_path, Fault("exception", 3, "a", 5, "itself", "ValueError"))
+    write_fault(tmp_path, Fault("exception", 3, "a", 9, "itself", "ValueError"), GOES_ON)
+    row = read(tmp_path)
+    assert (row["step"], row["then"], row["earlier"]) == (9, GOES_ON, [])
+
+
 @pytest.mark.parametrize("content", ["", "null", "[]", '{"rank": 1}', '{"earlier": 3}', "\x00"])
 def test_a_damaged_record_of_faults_is_replaced(tmp_path: Path, content: str) -> None:
     (tmp_path / NAME).write_text(content)
