@@ -67,7 +67,7 @@ HEAD = """# As typed
     sudo -E python -m benchmarks.training.as_typed
 
 `firecaffe train recipes/nin_cifar.toml` with no word on the exchange, against a plain DDP script
-over Gloo ([as_typed_ddp.py](../training/as_typed_ddp.py)) on the same network and the same batches of 128,
+over Gloo ([script](../training/as_typed_ddp.py)) on the same network and the same batches of 128,
 which lie in its memory from the start. On 16 hosts with `--train.micro_batch_size 8`, for the
 recipe's 8 micro-batches are too few. Emulated hosts, one worker each, on the same processors; one
 thread a rank. Each training is new processes; they come in pairs, who is first in turn. After two

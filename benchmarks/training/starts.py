@@ -48,7 +48,7 @@ HEAD = """# Starts
 One step on 2 workers from the command to its end, with all that a start and an end cost:
 `firecaffe train nin_small --nproc-per-node 2 --data.name generated --train.steps 1` against a bare
 DDP script under torchrun on the same network and as many images
-([starts_ddp.py](../training/starts_ddp.py)), which makes no data set, evaluates nothing and leaves no run
+([script](../training/starts_ddp.py)), which makes no data set, evaluates nothing and leaves no run
 behind. New processes in pairs, who is first in turn; core seconds are user and system time of a
 command and all processes below it that were waited for. Beforehand DDP's gradient was that of one
 process; every training of ours ended in the weights of one worker. The ratio is the median over
