@@ -5,14 +5,19 @@ seconds so, and the ratio of their steps scatters much less than that of whole r
 the turn is a part of the time that a step waits for data.
 """
 
+from __future__ import annotations
+
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from firecaffe.cluster.world import World
-from firecaffe.data import Batch, SampleOrder
-from firecaffe.data.train_batches import TrainBatches
 from firecaffe.training.plugins import Plugin
+
+if TYPE_CHECKING:  # Earlier commits, which are timed too, have these elsewhere.
+    from firecaffe.cluster.world import World
+    from firecaffe.data import Batch, SampleOrder
+    from firecaffe.data.train_batches import TrainBatches
 
 FOLDER, SIDE = "TURNS_FOLDER", "TURNS_SIDE"
 """Variables: where the pipes are; 0 for the training that begins, 1 for the other."""

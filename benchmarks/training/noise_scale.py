@@ -49,7 +49,7 @@ BATCHES = (16, 64, 256, 1024, 4096)
 SEEDS = (1, 2, 3)
 MOST_SAMPLES = 600_000
 HELD_OUT = 1000
-LOOK = 2048
+LOOK = 512
 """Samples between two looks at the held-out loss, or a batch if that is more."""
 
 
