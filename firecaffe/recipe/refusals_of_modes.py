@@ -47,12 +47,6 @@ OF_SERVERS = (
         kind="unwritten",
     ),
     Refusal(
-        (is_("synchrony.compensate", "gap"), *SHARDED_SERVER),
-        "the gap is a norm of all parameters together, and each rank has a part of them",
-        "leave it out, or take synchrony.server = first",
-        "unwritten",
-    ),
-    Refusal(
         (OWN_SOLVER, *SHARDED_SERVER),
         "an optimizer of your own may need what other ranks have",
         "take one by name, or synchrony.server = first",

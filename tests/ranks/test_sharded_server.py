@@ -15,6 +15,7 @@ from torch import Tensor
 from firecaffe import Recipe, Result, SolverConfig
 from firecaffe.data import Batch, Batches
 from firecaffe.synchrony.events import Pull, Push
+from firecaffe.training.checkpoint import load_checkpoint
 from firecaffe.training.served import server_memory
 from firecaffe.training.served.coder import Coder
 from firecaffe.training.served.messages import Parcel
@@ -55,8 +56,9 @@ WHOLE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"mode": "asynchronous", "gradients_per_update": 2},
     ),
     "one_bit": ({}, {"mode": "backup", "backup_workers": 1, "compressor": "one_bit"}),
+    "gap": ({}, {"mode": "asynchronous", "gradients_per_update": 2, "compensate": "gap"}),
 }
-"""Words of the solver that take norms, or a codec that keeps something back, and a mode."""
+"""Words of the solver that take norms, a codec that keeps something back, or a gap; and a mode."""
 
 
 @pytest.mark.parametrize("name", WHOLE)
@@ -68,6 +70,15 @@ def test_owners_of_whole_parameters_go_on_as_two_and_are_replayed(
     first = trained(3, made, TRAINING)
     check_replay(first)
     check_replay(trained(2, made, TRAINING, checkpoint_of(first, 3)))
+
+
+def test_a_checkpoint_has_the_mean_step_of_all_updates(trained: Trained) -> None:
+    made = recipe({**WHOLE["gap"][1], "server": "sharded"})
+    saved = load_checkpoint(checkpoint_of(trained(3, made, TRAINING), 3))
+    mean_step = saved.numbers["synchrony"]["server"]["mean_step"]
+    updates = 3 * made.train.num_micro_batches // made.synchrony.gradients_per_update
+    assert mean_step["count"] == updates
+    assert mean_step["sum"] > 0
 
 
 def fit_beyond(made: Recipe, folder: Path) -> str:

@@ -20,6 +20,7 @@ from firecaffe.training.modes.mode import Linked, ModeParts, Steps
 from firecaffe.training.piece import Numbers, NumbersOfParts, Piece
 from firecaffe.training.served.coder import Coder, FeedbackEncoder, make_coder
 from firecaffe.training.served.keeper import Keeper, KeptTraining
+from firecaffe.training.served.late_rules import late_rule
 from firecaffe.training.served.real import RealRanks
 from firecaffe.training.served.real_clock import RealClock
 from firecaffe.training.served.server import Server
@@ -107,7 +108,10 @@ def make_served(run: Run, update: EveryRank, keeper: Keeper, learners: int) -> S
     clip, there = run.recipe.solver.clip_gradients, set(range(learners))
     local_memory = memory if keeper.has_weights else ServerMemory(forward.model, {}, squares=False)
     made = named, optimizer, local_memory, synchrony, there, forward.buffers, clip
-    server = Server(*made, ema=ema if keeper.has_weights else None)
+    if keeper.has_weights:
+        server = Server(*made, ema, late_rule=late_rule(synchrony.compensate, memory, named))
+    else:
+        server = Server(*made)
     policy = make_policy(synchrony, leaves, learners)
     real = RealClock(policy, local_memory, keeper.needs_all) if synchrony.clock == "real" else None
     clock = real or SimulatedClock(policy, seconds_of(synchrony, train.seed))

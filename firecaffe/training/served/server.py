@@ -1,12 +1,10 @@
 """The server: holds the weights, and executes events on tensors, in one process.
 
 An update adds its gradients by the tree in the order of their leaves, as a synchronous step does,
-and divides them by their samples. Late gradients are corrected first, by rules that leave a
-gradient of staleness 0 as it is.
+and divides them by their samples. Late gradients are corrected first (`late_rules`).
 """
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,85 +18,8 @@ from firecaffe.synchrony.config import SynchronyConfig
 from firecaffe.synchrony.events import Event, Join, Lose, Pull, Push
 from firecaffe.synchrony.server_policies import Leaf, Update, Work, row_of, work_of
 from firecaffe.training.evaluation_weights import Ema
+from firecaffe.training.served.late_rules import LateRule, staleness_scale
 from firecaffe.training.served.server_memory import Gradient, ServerMemory
-
-LAMBDA = 2.0
-"""The weight of delay compensation. Source: Zheng et al. 2017, as it is for CIFAR-10."""
-
-DECAY = 0.95
-"""The decay of the gradients' mean square in delay compensation. Source: Zheng et al. 2017."""
-
-SQUARE = 1e-7
-"""The number added to the mean square in delay compensation. Source: Zheng et al. 2017."""
-
-STEP_DECAY = 0.999
-"""The decay of the mean step, in the gap-aware rule; corrected for the mean's start at 0."""
-
-
-def staleness_scale(form: str, staleness: int) -> float:
-    """Return the factor of a gradient: 1, or 1 / τ.
-
-    Source: Zhang et al. 2016, "Staleness-aware async-SGD for distributed deep learning".
-    """
-    return 1 / max(staleness, 1) if form == "inverse" else 1.0
-
-
-def compensate_delay(
-    gradients: Sequence[Tensor],
-    weights: Sequence[Tensor],
-    pulled: Sequence[Tensor],
-    mean_square: Sequence[Tensor],
-) -> None:
-    """Correct in place by DC-ASGD-a: g + λ g ⊙ g ⊙ (W - W pulled), λ = λ0 / √(mean of g ⊙ g).
-
-    The mean square takes this gradient in first. Source: Zheng et al. 2017, "Asynchronous
-    stochastic gradient descent with delay compensation".
-    """
-    for g, now, then, square in zip(gradients, weights, pulled, mean_square, strict=True):
-        square.mul_(DECAY).addcmul_(g, g, value=1 - DECAY)
-        g.add_(g * g * (now - then) * (LAMBDA / (square + SQUARE).sqrt()))
-
-
-def compensate_gap(
-    gradients: Sequence[Tensor],
-    weights: Sequence[Tensor],
-    pulled: Sequence[Tensor],
-    mean_step: float,
-) -> None:
-    """Correct in place: g / (1 + gap / mean step), both as root mean squares over all weights.
-
-    Source: Barkai, Hakimi and Schuster 2020, "Gap-aware mitigation of gradient staleness".
-    """
-    if mean_step > 0:
-        torch._foreach_div_(list(gradients), 1 + distance(weights, pulled) / mean_step)
-
-
-def distance(weights: Sequence[Tensor], others: Sequence[Tensor]) -> float:
-    """Return ‖W - W'‖ / √k of k weights."""
-    squares = (
-        float((now - then).double().square().sum())
-        for now, then in zip(weights, others, strict=True)
-    )
-    return math.sqrt(sum(squares) / sum(weight.numel() for weight in weights))
-
-
-class MeanStep:
-    def __init__(self) -> None:
-        self._sum, self._count = 0.0, 0
-
-    @property
-    def value(self) -> float:
-        return self._sum / (1 - STEP_DECAY**self._count) if self._count else 0.0
-
-    def add(self, step: float) -> None:
-        self._sum = STEP_DECAY * self._sum + (1 - STEP_DECAY) * step
-        self._count += 1
-
-    def state_dict(self) -> dict[str, float]:
-        return {"sum": self._sum, "count": self._count}
-
-    def load_state_dict(self, state: dict[str, float]) -> None:
-        self._sum, self._count = state["sum"], int(state["count"])
 
 
 @dataclass
@@ -115,7 +36,7 @@ class Server:
     ema: Ema | None = None
     norms_of_all: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] = dict
     """Maps the norms of these gradients to those of all used parameters, in network order."""
-    mean_step: MeanStep = field(default_factory=MeanStep)
+    late_rule: LateRule = field(default_factory=LateRule)
     _works: dict[Leaf, Work] = field(default_factory=dict)
 
     def keep(self, work: Work, gradient: Gradient) -> None:
@@ -176,13 +97,9 @@ class Server:
         rate: float,
         momentum: float | None,
     ) -> None:
-        before = None
-        if self.words.compensate == "gap":
-            before = [parameter.detach().clone() for parameter in self.named.values()]
         set_rate(self.optimizer, rate, momentum)
-        self.optimizer.step()
-        if before is not None:
-            self.mean_step.add(distance(list(self.named.values()), before))
+        with self.late_rule.around_update(self.named):
+            self.optimizer.step()
         if self.ema is not None:
             self.ema.update(update.version - 1)
         tails = [self.memory.gradients[work.leaf].tail for work in update.works]
@@ -202,20 +119,12 @@ class Server:
 
     def _corrected(self, update: Update, work: Work) -> dict[str, Tensor]:
         tensors = self.memory.gradients[work.leaf].tensors
-        names = list(tensors)
-        if not names:
-            return tensors
-        gradients, pulled = list(tensors.values()), self.memory.versions[work.version]
-        now = [self.named[name] for name in names]
-        places = now, [pulled[name].to(self.named[name].device) for name in names]
-        if self.words.compensate == "delay":
-            squares = [self.memory.mean_square[name] for name in names]
-            compensate_delay(gradients, *places, squares)
-        elif self.words.compensate == "gap":
-            compensate_gap(gradients, *places, self.mean_step.value)
+        versions = self.memory.versions.get(work.version, {})
+        pulled = {name: versions[name].to(self.named[name].device) for name in tensors}
+        self.late_rule.correct(tensors, self.named, pulled)
         scale = staleness_scale(self.words.staleness_rate, update.staleness(work))
-        if scale != 1:
-            torch._foreach_mul_(gradients, scale)
+        if tensors and scale != 1:
+            torch._foreach_mul_(list(tensors.values()), scale)
         return tensors
 
     def _sum(self, update: Update, values: list[Tensor | None]) -> Tensor | None:
@@ -231,10 +140,11 @@ class Server:
     def state_dict(self) -> dict[str, Any]:
         works = [row_of(work) for _, work in sorted(self._works.items())]
         learners = sorted(self.learners)
-        return {"works": works, "learners": learners, "mean_step": self.mean_step.state_dict()}
+        mean_step = self.late_rule.mean_step.state_dict()
+        return {"works": works, "learners": learners, "mean_step": mean_step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         works = [work_of(row) for row in state["works"]]
         self._works = {work.leaf: work for work in works}
         self.learners = set(state["learners"])
-        self.mean_step.load_state_dict(state["mean_step"])
+        self.late_rule.mean_step.load_state_dict(state["mean_step"])

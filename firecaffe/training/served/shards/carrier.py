@@ -196,6 +196,8 @@ class End: ...
 class OwnerParts:
     tensors: Mapping[str, Tensor]
     numbers: Mapping[str, Any]
+    mean_step: Mapping[str, float]
+    """The same on all owners."""
     moved: tuple[int, int]
     """Bytes sent to learners of other ranks, and received from them."""
 
@@ -235,7 +237,8 @@ class Teller:
 def execute(owner: Owner, moved: Moved, order: Order) -> OwnerParts | None:
     if isinstance(order, UpdateOrder):
         owner.take(order)
-    return OwnerParts(*owner.held.parts(), moved()) if isinstance(order, Give) else None
+    gives = isinstance(order, Give)
+    return OwnerParts(*owner.held.parts(), owner.mean_step, moved()) if gives else None
 
 
 def send_order(line: Line, order: Order) -> OwnerParts | None:
@@ -285,7 +288,8 @@ def _send_parts(line: Line, parts: OwnerParts) -> None:
         [name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
         for name, tensor in parts.tensors.items()
     ]
-    _send(line, {"tensors": kinds, "numbers": parts.numbers, "moved": parts.moved})
+    row = {"numbers": parts.numbers, "mean_step": parts.mean_step, "moved": parts.moved}
+    _send(line, {"tensors": kinds, **row})
     line.send(parcel.data)
 
 
@@ -294,7 +298,7 @@ def _receive_parts(line: Line) -> OwnerParts:
     parcel = Parcel({name: _like(kind, shape) for name, kind, shape in row["tensors"]})
     line.receive(parcel.data)
     sent, received = row["moved"]
-    return OwnerParts(parcel.views, row["numbers"], (sent, received))
+    return OwnerParts(parcel.views, row["numbers"], row["mean_step"], (sent, received))
 
 
 def _like(kind: str, shape: Sequence[int]) -> Tensor:

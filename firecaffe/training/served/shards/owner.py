@@ -244,6 +244,10 @@ class Owner:
         self._is_cut = False
         self._threads = torch.get_num_threads()
 
+    @property
+    def mean_step(self) -> dict[str, float]:
+        return self._server.late_rule.mean_step.state_dict()
+
     def bring(self, work: Work, gradient: Gradient) -> None:
         with self._changed:
             if work in self._unwanted:

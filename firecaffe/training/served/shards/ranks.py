@@ -19,6 +19,7 @@ from firecaffe.synchrony.server_policies import Leaf, Work
 from firecaffe.training.evaluation_weights import Ema
 from firecaffe.training.served.coder import Coder
 from firecaffe.training.served.holders import Holders, UpdateOrder
+from firecaffe.training.served.late_rules import late_rule
 from firecaffe.training.served.messages import Parcel
 from firecaffe.training.served.server import Server
 from firecaffe.training.served.server_memory import Gradient, ServerMemory
@@ -67,8 +68,8 @@ class OwnersBench:
         self._carrier.end()
 
 
-class NormsOfOwners:
-    """An owner's exchange of norms. All owners make the same updates in the same order."""
+class NumbersOfOwners:
+    """An owner's exchange of numbers. All owners make the same updates in the same order."""
 
     def __init__(
         self,
@@ -79,11 +80,20 @@ class NormsOfOwners:
     ) -> None:
         self._named, self._own, self._others, self._lines = named, own, others, lines
 
-    def __call__(self, norms: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return all used parameters' norms, in network order. Raises: PeerLostError."""
+    def norms(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the norms of all used parameters' gradients. Raises: PeerLostError."""
+        of_all = self.of_all({name: float(norm) for name, norm in own.items()})
+        return {
+            name: torch.tensor(norm, dtype=self._named[name].dtype) for name, norm in of_all.items()
+        }
+
+    def of_all(self, own: Mapping[str, float]) -> dict[str, float]:
+        """Return numbers of 0 or more of all used parameters, given those of this owner's.
+
+        They are in network order. Raises: PeerLostError.
+        """
         mine = torch.tensor(
-            [float(norms[name]) if name in norms else UNUSED for name in self._own.pieces],
-            dtype=torch.float64,
+            [own.get(name, UNUSED) for name in self._own.pieces], dtype=torch.float64
         )
         theirs = {
             rank: torch.zeros(len(shard.pieces), dtype=torch.float64)
@@ -94,17 +104,14 @@ class NormsOfOwners:
             waits.append(line.begin_receive(theirs[rank].view(torch.uint8)))
         for wait in waits:
             wait()
-        gathered = dict(zip(self._own.pieces, mine, strict=True))
+        gathered = dict(zip(self._own.pieces, mine.tolist(), strict=True))
         for rank, shard in self._others.items():
-            gathered |= zip(shard.pieces, theirs[rank], strict=True)
-        return {
-            name: gathered[name].to(parameter.dtype)
-            for name, parameter in self._named.items()
-            if name in gathered and gathered[name] != UNUSED
-        }
+            gathered |= zip(shard.pieces, theirs[rank].tolist(), strict=True)
+        used = (name for name in self._named if gathered.get(name, UNUSED) != UNUSED)
+        return {name: gathered[name] for name in used}
 
 
-TELL, ANSWER, NORMS, LEARNER = 2, 3, 4, 5
+TELL, ANSWER, NUMBERS, LEARNER = 2, 3, 4, 5
 """Tags: from rank 0 to an owner, and back; between owners; from a rank's first learner to one.
 
 The line back to a learner has one more, and the next learner's lines have two more.
@@ -203,6 +210,7 @@ class Owners(Holders):
                 whole.pieces[kind].load(InMemory(tensors))
         numbers = {path: value for part in parts for path, value in part.numbers.items()}
         whole.numbers["scalars"].load_state_dict(numbers)
+        self._whole.server.late_rule.mean_step.load_state_dict(parts[0].mean_step)
         self._has_changed = False
 
     def end(self) -> None:
@@ -239,10 +247,11 @@ class Owners(Holders):
         none = BufferChanges(nn.Module())
         there = set(server.learners)
         others = {rank: layout.shards[rank] for rank in self._other_owners}
-        lines = {rank: self._mesh.line(rank, NORMS, NORMS) for rank in others}
-        norms = NormsOfOwners(whole.named, shard, others, lines)
+        lines = {rank: self._mesh.line(rank, NUMBERS, NUMBERS) for rank in others}
+        numbers = NumbersOfOwners(whole.named, shard, others, lines)
+        rule = late_rule(server.words.compensate, memory, whole.named, numbers.of_all)
         made = runs.named, optimizer, memory, server.words, there, none, server.clip_gradients
-        local_server = Server(*made, ema=ema, norms_of_all=norms)
+        local_server = Server(*made, ema, norms_of_all=numbers.norms, late_rule=rule)
         local_server.load_state_dict(server.state_dict())
         return Owner(local_server, held, whole.weight_of)
 

@@ -15,6 +15,7 @@ from firecaffe.synchrony.events import Event, Pull, Push
 from firecaffe.synchrony.server_policies import Leaf, Policy, Update, Work
 from firecaffe.training.served.build_served import leaves_of
 from firecaffe.training.served.coder import Coder
+from firecaffe.training.served.late_rules import late_rule
 from firecaffe.training.served.server import Server
 from firecaffe.training.served.server_memory import ServerMemory
 from firecaffe.training.served.server_steps import Progress, ServedStepper
@@ -65,7 +66,8 @@ def served(
     memory = ServerMemory(parts.net, parts.named, squares=words.compensate == "delay")
     learners = set(range(words.learners))
     forward = parts.forward
-    server = Server(parts.named, parts.optimizer, memory, words, learners, forward.buffers)
+    made = parts.named, parts.optimizer, memory, words, learners, forward.buffers
+    server = Server(*made, late_rule=late_rule(words.compensate, memory, parts.named))
     plan = leaves_of(parts.order, 0, steps)
     computed = Computed(server, forward, parts.batches, Coder())
     return ServedStepper(parts.stepper, server, Events(iter(events)), computed, plan, Progress())

@@ -17,6 +17,7 @@ from firecaffe.synchrony.events import Event, Pull, Push
 from firecaffe.synchrony.server_policies import Asynchronous, Work
 from firecaffe.training.evaluation_weights import Ema
 from firecaffe.training.served.holders import UpdateOrder
+from firecaffe.training.served.late_rules import late_rule
 from firecaffe.training.served.messages import ALIGNMENT, Parcel
 from firecaffe.training.served.server import Server
 from firecaffe.training.served.server_memory import Gradient
@@ -160,7 +161,9 @@ class Owners:
             held = HeldRuns(runs, optimizer, ema, memory)
             held.take(of.whole.pieces, of.whole.numbers["scalars"].state_dict(), shard)
             none = BufferChanges(nn.Module())
-            own = Server(runs.named, optimizer, memory, server.words, {0, 1, 2}, none, ema=ema)
+            rule = late_rule(server.words.compensate, memory, self.named)
+            made = runs.named, optimizer, memory, server.words, {0, 1, 2}, none
+            own = Server(*made, ema=ema, late_rule=rule)
             own.load_state_dict(server.state_dict())
             self.owners.append(Owner(own, held, partial(weight_of, of.parts.order)))
 
