@@ -55,7 +55,7 @@ class LossReader:
     """A launcher's side, for one attempt."""
 
     def __init__(self, store: Store, attempt: int) -> None:
-        self._store, self._attempt = store, attempt
+        self._store, self._attempt, self._count = store, attempt, 0
         self.given_up: dict[int, tuple[Fault, float]] = {}
         """Rank 0's reports by rank, and when each was read, by time.monotonic()."""
 
@@ -66,8 +66,9 @@ class LossReader:
 
     def read(self) -> None:
         """Read from the store which ranks rank 0 has given up."""
-        while self._store.check([key := lost_key(self._attempt, len(self.given_up))]):
+        while self._store.check([key := lost_key(self._attempt, self._count)]):
             fault = Fault.parse(self._store.get(key).decode())
+            self._count += 1  # not by rank: one may be reported twice
             self.given_up[fault.rank] = fault, time.monotonic()
 
 

@@ -90,6 +90,12 @@ def test_who_is_given_up_is_killed_if_stopped(launcher: Launcher) -> None:
     assert launcher.told == [(2, "frozen", 0)]
 
 
+def test_one_that_is_given_up_twice_hides_no_other(launcher: Launcher) -> None:
+    launcher.say(gone(1), gone(1), gone(2))
+    launcher.let_go.look({1: STOPPED, 2: STOPPED})
+    assert launcher.killed == [1, 2]
+
+
 def test_who_is_given_up_and_runs_has_time_for_its_last_word(
     launcher: Launcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
