@@ -18,7 +18,7 @@ from msgspec import Meta
 from firecaffe.errors import RecipeError
 from firecaffe.schema import read_rows
 from firecaffe.synchrony.config import SynchronyConfig
-from firecaffe.synchrony.events import Event, Pull, Push
+from firecaffe.synchrony.events import Event, Pull, Push, expect_same
 from firecaffe.synchrony.server_policies import Policy, Work, row_of, work_of
 
 Seconds = Callable[[int, int], float]
@@ -87,11 +87,31 @@ class SimulatedClock:
         for learner in self._asking:
             work = self.policy.begin(learner)
             if work is not None:
-                self._asking.remove(learner)
-                self._works[learner] = work
-                self._begin(work)
-                return Pull(self.time_s, work)
+                return self._pull(work)
         self.time_s, learner = self._next_end()
+        return self._push(learner)
+
+    def follow(self, event: Event) -> None:
+        """Make an event of a log. Raises: ValueError if this clock cannot make it now."""
+        learner = event.work.learner if isinstance(event, Pull | Push) else event.learner
+        made: Event | None = None
+        if isinstance(event, Pull) and learner in self._asking:
+            work = self.policy.begin(learner)
+            made = None if work is None else self._pull(work)
+        elif isinstance(event, Push) and learner in self._works:
+            self._ends = [end for end in self._ends if end[1] != learner]
+            heapq.heapify(self._ends)
+            self.time_s = event.time_s
+            made = self._push(learner)
+        expect_same(made, event)
+
+    def _pull(self, work: Work) -> Pull:
+        self._asking.remove(work.learner)
+        self._works[work.learner] = work
+        self._begin(work)
+        return Pull(self.time_s, work)
+
+    def _push(self, learner: int) -> Push:
         work = self._works.pop(learner)
         counts = self.policy.contribute(work)
         self._asking.append(learner)

@@ -4,7 +4,7 @@ They come from a simulated clock, real workers or a log. As rows, they are lines
 """
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NotRequired, TypedDict
 
 from firecaffe.schema import Count, Real, checked
@@ -44,6 +44,12 @@ class Join:
 
 
 Event = Pull | Push | Lose | Join
+
+
+def expect_same(made: Event | None, expected: Event) -> None:
+    """Raise ValueError unless an event is another's at any time; None is no event."""
+    if made is None or replace(made, time_s=expected.time_s) != expected:
+        raise ValueError("is not what the recipe's mode does after the events before it")
 
 
 def to_row(event: Event) -> dict[str, Any]:

@@ -8,7 +8,7 @@ dropped or its leaf is handed out again. Only late learners have a leaf that is 
 
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict
 
@@ -174,6 +174,11 @@ class LogReader:
             raise RunError(f"{path} line 1: is not the beginning of a log ({error})") from error
         self.learners = begin["learners"]
         self._ledger = Ledger(begin["version"])
+        self._followers = list[Callable[[Event], None]]()
+
+    def add_follower(self, follow: Callable[[Event], None]) -> None:
+        """Call `follow` with each event; it raises ValueError for one that cannot be."""
+        self._followers.append(follow)
 
     def expect(self, leaves: Leaves) -> None:
         self._ledger.expect(leaves)
@@ -192,7 +197,8 @@ class LogReader:
             ) from None
         try:
             event = from_row(row)
-            self._ledger.take(event)
+            for take in (self._ledger.take, *self._followers):
+                take(event)
         except ValueError as error:
             raise RunError(f"{self.path} line {self.number}: {error}") from error
         return event

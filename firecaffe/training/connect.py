@@ -12,13 +12,13 @@ from firecaffe.gradients.bucket_sums import Hook
 from firecaffe.gradients.buckets import cut
 from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.recipe.run import Run
+from firecaffe.synchrony.log import LogReader
 from firecaffe.training.data_workers import data_workers
 from firecaffe.training.learner import Learner
 from firecaffe.training.modes.every_step import EveryStep
 from firecaffe.training.modes.mode import Linked, ModeParts, Steps, Summed
 from firecaffe.training.parallel.mesh import Mesh
 from firecaffe.training.plugins import Plugin, around_batches
-from firecaffe.training.served.server_steps import EventSource
 from firecaffe.transport.auto_exchange import AutoChoice, choose_exchange
 from firecaffe.transport.exchange import Exchange
 from firecaffe.transport.local_ranks import LocalRanks, meet_local_ranks
@@ -81,12 +81,12 @@ def make_steps(
     first_step: int,
     is_repeatable: bool,
     resources: ExitStack,
-    source: EventSource | None = None,
+    source: LogReader | None = None,
 ) -> Steps:
     """Build the steps; every rank calls it. first_step: the step to resume from.
 
     reducers: for what the mode wants summed. is_repeatable: of the training data; if they prove not
-    to be, the learner gets doubts. source: of a server's events, instead of its clock.
+    to be, the learner gets doubts. source: a log of a server's events, in place of its clock.
     """
     holding, mode = learner.holding, learner.mode
     first = mode.first_run(run, first_step)

@@ -41,6 +41,7 @@ from firecaffe.training.modes.mode import Queued, Steps
 from firecaffe.training.parallel.mesh import make_mesh
 from firecaffe.training.saver import Saver
 from firecaffe.training.served.build_served import leaves_of
+from firecaffe.training.served.server_steps import keep_lines
 from firecaffe.training.shared_facts import describe_training
 from firecaffe.training.state import WEIGHTS, State, state_digest
 
@@ -66,6 +67,11 @@ class Again:
     def updates(self) -> int:
         """The number of a server's updates so far; 0 without a server."""
         return 0 if self._log is None else self._log.version
+
+    @property
+    def lines(self) -> int:
+        """The number of lines of the log so far; 0 without a server."""
+        return 0 if self._log is None else self._log.number
 
     def advance(self) -> dict[int, float]:
         """Train a step, or several until replicas are averaged. Returns each step's loss, from 1.
@@ -174,6 +180,7 @@ def replay(
         if to is not None:
             about = Checkpoint(last, dict(again.run.deciding), again.learner.probe.digest)
             _keep(to, again, about)
+            keep_lines(folder / EVENTS, to / EVENTS, again.lines)
     return Replayed(recorded, computed, again.updates)
 
 

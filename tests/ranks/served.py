@@ -4,6 +4,7 @@ import json
 import os
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
@@ -24,6 +25,7 @@ from firecaffe.data import Batch, Batches
 from firecaffe.recipe.recorded_recipe import recipe_of
 from firecaffe.synchrony.config import SERVED
 from firecaffe.synchrony.events import Event, from_row
+from firecaffe.training.checkpoint import checkpoint_name, load_checkpoint
 from firecaffe.training.given_parts import Parts
 from firecaffe.training.verification import Replayed, replay
 from tests.kit.training import data, network
@@ -108,15 +110,24 @@ def given() -> Parts:
     return Parts(Everything, train=train, test=test, validation=validation)
 
 
-def replayed(folder: Path) -> Replayed:
-    return replay(folder, recipe_of(folder), ALONE, None, given())
+def replayed(folder: Path, to: Path | None = None) -> Replayed:
+    return replay(folder, recipe_of(folder), ALONE, to, given())
 
 
 def check_replay(result: Result) -> dict[str, Any]:
-    """That one worker gets a run's bits from its log; what the record says of synchrony."""
-    found = replayed(result.folder)
+    """That one worker gets a run's bits from its log; what the record says of synchrony.
+
+    The checkpoint that it keeps has the run's own numbers: of its clock, policy and log.
+    """
+    with TemporaryDirectory() as name:
+        to = Path(name) / "replayed"
+        found = replayed(result.folder, to)
+        last = checkpoint_name(found.computed.step)
+        kept = load_checkpoint(to / "checkpoints" / last)
     assert found.is_same
     assert found.computed.state == result.state_sha256
+    own = load_checkpoint(result.folder / "checkpoints" / last)
+    assert kept.numbers["synchrony"] == own.numbers["synchrony"]
     return synchrony(result.folder)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from firecaffe.data.train_batches import BatchesAhead, TrainBatches
 from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.recipe.run import Run
+from firecaffe.synchrony.log import LogReader
 from firecaffe.training.checkpoint import Checkpoint
 from firecaffe.training.divergence import Rise
 from firecaffe.training.holdings.holding import Holding
@@ -20,7 +21,6 @@ from firecaffe.training.parallel.mesh import Mesh
 from firecaffe.training.piece import Numbers, Piece
 from firecaffe.training.rebalance import MeasuredShares, measured_shares
 from firecaffe.training.served.real import RealRanks
-from firecaffe.training.served.server_steps import EventSource
 from firecaffe.training.state import State
 from firecaffe.training.updates.every_rank import EveryRank
 
@@ -79,8 +79,8 @@ class Linked:
     probe: str
     """The digest of what this machine computes for the probe's micro-batch."""
     resources: ExitStack
-    source: EventSource | None
-    """The source of a server's events, instead of its clock."""
+    source: LogReader | None
+    """The log of a server's events, which come from its clock without one."""
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from firecaffe.data.train_batches import TrainBatches
 from firecaffe.errors import RecipeError
 from firecaffe.recipe.run import Run
 from firecaffe.synchrony.clock import SimulatedClock, seconds_of
+from firecaffe.synchrony.log import LogReader
 from firecaffe.synchrony.server_policies import Leaves, make_policy
 from firecaffe.training.checkpoint import Checkpoint
 from firecaffe.training.divergence import Rise
@@ -51,14 +52,16 @@ class Served(NumbersOfParts):
         self,
         warm: EveryStep,
         batches: TrainBatches,
-        source: EventSource | None = None,
+        source: LogReader | None = None,
         ranks: RealRanks | None = None,
     ) -> ServedStepper:
-        """Make what runs the steps. With a `source` of events, all gradients are computed here."""
+        """Make what runs the steps. With events from a log, all gradients are computed here."""
+        if source is not None:
+            source.add_follower(self.clock.follow)
         brought: Contributions = Computed(self.server, warm.holding.forward, batches, self.coder)
         if source is None and self.real is not None:
             brought = self.real
-        events = self.clock if source is None else source
+        events: EventSource = self.clock if source is None else source
         return ServedStepper(
             warm,
             self.server,

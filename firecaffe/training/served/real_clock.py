@@ -18,7 +18,7 @@ from torch import Tensor
 
 from firecaffe.cluster.agree import LOOK_S
 from firecaffe.errors import PeerLostError
-from firecaffe.synchrony.events import Event, Join, Lose, Pull, Push
+from firecaffe.synchrony.events import Event, Join, Lose, Pull, Push, expect_same
 from firecaffe.synchrony.server_policies import Policy, Work
 from firecaffe.training.served.coder import Coder
 from firecaffe.training.served.messages import WORK, Head, Messages
@@ -242,6 +242,24 @@ class RealClock:
                     return Pull(self._now(), work)
             if (event := self._arrived()) is not None:
                 return event
+
+    def follow(self, event: Event) -> None:
+        """Take an event of a log. Raises: ValueError if the policy does something else now."""
+        policy = self.policy
+        made: Event | None = event
+        self.time_s = event.time_s
+        match event:
+            case Pull():
+                work = policy.begin(event.work.learner)
+                made = None if work is None else Pull(event.time_s, work)
+            case Push():
+                counts = policy.contribute(event.work)
+                made = Push(event.time_s, event.work, counts, policy.commit())
+            case Lose():
+                policy.lose(event.learner)
+            case Join():
+                policy.join(event.learner)
+        expect_same(made, event)
 
     def of(self, work: Work) -> Contribution:
         assert self._brought is not None

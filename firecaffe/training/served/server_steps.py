@@ -42,7 +42,12 @@ class EventSource(Protocol):
     def next(self) -> Event: ...
 
 
-class Clock(EventSource, Numbers, Protocol): ...
+class Clock(EventSource, Numbers, Protocol):
+    def follow(self, event: Event) -> None:
+        """Take an event from a log as if it had come from here.
+
+        Raises: ValueError if it cannot follow the events before it.
+        """
 
 
 class LoggedClock(NumbersOfParts):
@@ -74,11 +79,24 @@ class LoggedClock(NumbersOfParts):
 
     def next(self) -> Event:
         event = self._clock.next()
-        self.tally.take(event)
-        line = self._lines.event(event)
+        line = self._note(event)
         if self._file is not None:
             self._file.write(line)
         return event
+
+    def follow(self, event: Event) -> None:
+        """Go along with a log, so that this state is that of the run that wrote it.
+
+        Raises: ValueError if the event cannot follow the events before it.
+        """
+        if not self._lines.count:
+            self._lines.line(self._head)
+        self._clock.follow(event)
+        self._note(event)
+
+    def _note(self, event: Event) -> bytes:
+        self.tally.take(event)
+        return self._lines.event(event)
 
     def close(self) -> None:
         if self._file is not None:
