@@ -259,13 +259,11 @@ class StageRunner:
         stage: Stage,
         numbers: Sequence[int],
         inputs: Callable[[int], Any],
-        draws: bool = False,
     ) -> Iterator[tuple[int, Any]]:
         """Yield each batch's number and the network's output, None except on the last stage.
 
-        `stage` is of the network in evaluation. `inputs` is called on the first stage. With
-        `draws`, each stage draws where the one before ended. All ranks pass the same numbers and
-        finish. Raises: as `run`.
+        `inputs` is called on the first stage. Each stage draws from torch's generators where the
+        one before ended. All ranks pass the same numbers and finish. Raises: as `run`.
         """
         on_way: deque[Future[None]] = deque()
         if self._from_before is not None and numbers:
@@ -275,14 +273,12 @@ class StageRunner:
                 taken: tuple[Any, ...] = (inputs(number),)
             else:
                 (taken, states), _ = self._take(self._from_before, place + 1 < len(numbers))
-                if draws:
-                    self._set_generators(states)
+                self._set_generators(states)
             with self.arithmetic():
                 given = stage.module(*taken)
             if self._to_after is not None:
                 check_apart(tensors_in(given))
-                states = self._generators() if draws else []
-                on_way.append(self._to_after.send((given, states)))
+                on_way.append(self._to_after.send((given, self._generators())))
                 if len(on_way) > AHEAD:  # a slower stage sets the pace
                     self._to_after.wait(on_way.popleft())
             yield number, given if self._to_after is None else None

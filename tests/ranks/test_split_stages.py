@@ -6,7 +6,8 @@ Compositions with other words are in the matrix (`test_matrix.py`).
 from typing import Any
 
 import pytest
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from firecaffe import (
     ExchangeConfig,
@@ -38,6 +39,27 @@ def net() -> nn.Module:
         *(nn.Conv2d(1, 5, 3, padding=1), nn.AvgPool2d(3, 1, 1, count_include_pad=False)),
         *(nn.Flatten(), nn.Linear(180, 21), nn.GELU(), nn.Linear(21, 4)),
     )
+
+
+class Noise(nn.Module):
+    """Noise in evaluation, too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (1 + 0.3 * torch.rand_like(x))
+
+
+def noisy() -> nn.Module:
+    layers = net()
+    assert isinstance(layers, nn.Sequential)
+    return nn.Sequential(*layers[:3], Noise(), *layers[3:], Noise())
+
+
+def test_stages_that_draw_in_evaluation_end_as_one_worker(trained: Trained) -> None:
+    recipe = Recipe(train=TrainConfig(32, 4, steps=2, seed=5, eval_batch_size=7, device="cpu"))
+    training = Training(noisy, 70)
+    staged = trained(3, changed(recipe, parallel=ParallelConfig(stages=["2", "5"])), training)
+    alone = trained(1, recipe, training)
+    assert end(staged) == end(alone)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -93,14 +93,17 @@ class Stages(InRow):
         def inputs(_: int) -> Any:
             return laid_out(next(batches)[1], self.forward.config)
 
-        for _, outputs in self._runner.outputs(stage, numbers, inputs):
-            if stage.is_last:
-                yield next(batches), outputs
+        ready = self._runner.outputs(stage, numbers, inputs)
+        if stage.is_last:
+            # A batch before its outputs: it seeds generators, and the network's go on from there.
+            yield from ((batch, next(ready)[1]) for batch in batches)
+        for _ in ready:
+            pass
 
     def training_outputs(
         self, numbers: Sequence[int], inputs: Callable[[int], Any]
     ) -> Iterator[object]:
-        yield from self._runner.outputs(self._staged.training, numbers, inputs, draws=True)
+        yield from self._runner.outputs(self._staged.training, numbers, inputs)
 
     def try_outputs(self, inputs: Any) -> Any:
         is_training = self.forward.model.training
