@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn, optim
 
 from firecaffe.cluster.agree import (
+    differing_ranks,
     digest,
     digest_each,
     gather_text,
@@ -190,12 +191,32 @@ class State:
         return all(piece.held_by_all for name, piece in self.pieces.items() if name in WEIGHTS)
 
     def compare_weights(self) -> tuple[str, list[int]]:
-        """Return the digest of all weights, this rank's if it has them, and ranks that differ."""
-        local_digest = weights_digest(self.tensors_held_by_all(WEIGHTS))
-        different = ranks_that_differ(self.world, local_digest)
+        """Return the digest of all weights, this rank's if it has them, and ranks that differ.
+
+        Ranks differ if most of those that hold the same tensor, or the same rows, have other bits.
+        """
         if self.has_all_weights:
-            return local_digest, different
-        return self._digest(WEIGHTS), different
+            local_digest = weights_digest(self.tensors_held_by_all(WEIGHTS))
+            return local_digest, ranks_that_differ(self.world, local_digest)
+        stated = gather_text(self.world, json.dumps(self._digests_of_parts()))
+        by_part: dict[str, dict[int, str]] = {}
+        for rank, text in enumerate(stated):
+            for part, value in json.loads(text).items():
+                by_part.setdefault(part, {})[rank] = value
+        different = {
+            [*values][place]
+            for values in by_part.values()
+            for place in differing_ranks([*values.values()])
+        }
+        return self._digest(WEIGHTS), sorted(different)
+
+    def _digests_of_parts(self) -> dict[str, str]:
+        return {
+            f"{kind}/{name} {rows} {part.dim}": digest([(name, tensor)])[:16]
+            for kind in WEIGHTS
+            for name, part in self.pieces[kind].parts().items()
+            for rows, tensor in part.runs
+        }
 
     def sha256(self) -> str:
         """Return the digest of all results of the training, and of the losses of all steps."""

@@ -1,18 +1,24 @@
 """Ranks that are not alike: named before training starts, or written into the record."""
 
+import gc
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 
+import firecaffe
 from firecaffe import ExchangeConfig, ParallelConfig, Recipe, TrainConfig
 from firecaffe.cluster.agree import agree
-from firecaffe.cluster.world import join
+from firecaffe.cluster.world import World, join
+from firecaffe.data import Batch, SampleOrder
+from firecaffe.data.train_batches import TrainBatches
 from firecaffe.errors import AgreementError
 from firecaffe.runs.run_folder import read_run_file
+from firecaffe.training.plugins import Plugin
 from tests.kit.worlds import Training, changed
-from tests.ranks.networks import Everything
+from tests.ranks.networks import Everything, small_data
 from tests.ranks.test_layouts import Net
 from tests.world import Ranks
 
@@ -119,6 +125,41 @@ def test_ranks_of_a_row_are_compared(ranks: Ranks, row: str, tmp_path: Path) -> 
         assert error.startswith(f"{DIFFERS}the model: ")
     assert ranks.run(2, fit, tmp_path / "run", "instructions", row) == [""] * 2
     assert read_run_file(tmp_path / "run", "result.json")["identity_doubts"] == DOUBTS
+
+
+@dataclass
+class Spoiled:
+    """Batches; with those of the last step, a parameter of this rank changes."""
+
+    batches: TrainBatches
+
+    @property
+    def order(self) -> SampleOrder:
+        return self.batches.order
+
+    def train_batch(self, step: int, leaf: int) -> Batch:
+        for own in gc.get_objects() if step == 2 else ():
+            if isinstance(own, torch.nn.Parameter) and own.shape[1:] == (63,):
+                own.data += 1e-3
+        return self.batches.train_batch(step, leaf)
+
+
+class Spoils(Plugin):
+    def around_batches(self, batches: TrainBatches, world: World) -> TrainBatches:
+        return Spoiled(batches) if world.rank == world.world_size - 1 else batches
+
+
+def fit_spoiled(folder: Path) -> list[int]:
+    layout = ParallelConfig(2, 2, {"classifier.0": "neurons"})
+    recipe = changed(RECIPE, parallel=layout, run={"folder": str(folder)})
+    sets = small_data(60), small_data(30, 1)
+    return firecaffe.train(recipe, Net, *sets, plugins=[Spoils()]).drifted_ranks
+
+
+def test_a_rank_with_other_weights_in_its_column_is_in_the_record(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    assert ranks.run(4, fit_spoiled, tmp_path / "run") == [[3]] * 4
 
 
 def agree_on(facts: list[str]) -> str:
