@@ -1,22 +1,24 @@
 """The gradient noise scale: what measuring it costs, and what it says of batches.
 
-    python -m benchmarks.training.noise_scale --page benchmarks/results/noise_scale.md  # 30 min
+    python -m benchmarks.training.noise_scale --page benchmarks/results/noise_scale.md  # 1 hour
 
 Cost: steps that measure and steps that do not take turns, three of one batch at a time; the third
 is a second one without, the control. Batches: two networks are trained until the loss of held-out
 images reaches a target, at batches of 16 to 4,096, each with the best of some rates, under three
 seeds. The samples that this takes follow E = E_min (1 + B / B_crit) (McCandlish et al. 2018); the
-page shows B_crit beside the noise scale that was measured on the way.
+page shows B_crit beside the noise scale that was measured on the way. Batches that the file
+`--kept` has are not trained again; `benchmarks.planner.epochs_by_noise` forecasts them.
 """
 
 import argparse
+import json
 import math
 import os
 import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -136,6 +138,39 @@ class Reached:
     scale: NoiseScale | None
 
 
+@dataclass(frozen=True)
+class BatchRow:
+    """A network's trainings with the best rate of a batch."""
+
+    network: str
+    batch: int
+    rate: float
+    samples: list[int | None]
+    """Of each seed, in order of size."""
+    scale: tuple[float | None, float, float | None] | None
+    """Of the seed in the middle: the noise scale, and its band."""
+
+    @property
+    def middle(self) -> int | None:
+        """The median of the seeds' samples; None if one did not reach the target."""
+        return self.samples[len(self.samples) // 2] if None not in self.samples else None
+
+    @classmethod
+    def of(cls, network: str, batch: int, rate: float, reached: Sequence[Reached]) -> "BatchRow":
+        samples = sorted((one.samples for one in reached), key=lambda count: count or math.inf)
+        scales = [one.scale for one in reached if one.scale is not None]
+        scales.sort(key=lambda scale: scale.samples or math.inf)
+        scale = scales[len(scales) // 2] if scales else None
+        noise = None if scale is None else (scale.samples, scale.low, scale.high)
+        return cls(network, batch, rate, samples, noise)
+
+
+def read_kept(path: Path | None) -> list[BatchRow]:
+    if path is None or not path.exists():
+        return []
+    return [BatchRow(**json.loads(line)) for line in path.read_text("utf-8").splitlines()]
+
+
 def train(name: str, batch: int, rate: float, seed: int, data: str, world: World) -> Reached:
     """Train until the target; the norms are measured in each step of a full batch."""
     sets, net = open_data(DataConfig(data)), NETS[name]
@@ -237,6 +272,7 @@ def main() -> None:
     parser.add_argument("--networks", nargs="+", default=list(NETS))
     parser.add_argument("--batches", nargs="+", type=int, default=list(BATCHES))
     parser.add_argument("--factors", nargs="+", type=float, default=[0.5, 1.0, 2.0])
+    parser.add_argument("--kept", type=Path, help="a file that trained batches are kept in")
     parser.add_argument("--page", type=Path, help="where the result page goes")
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -261,55 +297,54 @@ def main() -> None:
 
 
 def _batches_page(given: argparse.Namespace, world: World) -> str:
-    rows, fits = list[str](), list[str]()
+    kept = {(row.network, row.batch): row for row in read_kept(given.kept)}
+    rows = list[BatchRow]()
     for name in given.networks:
-        needed, scales = dict[int, float](), list[float]()
         for batch in given.batches:
-            rate, reached = search(name, batch, given.factors, given.data, world)
-            row = _row(name, batch, rate, reached)
-            print(row, file=sys.stderr, flush=True)
+            row = kept.get((name, batch))
+            if row is None:
+                row = BatchRow.of(
+                    name, batch, *search(name, batch, given.factors, given.data, world)
+                )
+                print(_row(row), file=sys.stderr, flush=True)
+                if given.kept is not None:
+                    with given.kept.open("a", encoding="utf-8") as file:
+                        file.write(json.dumps(asdict(row)) + "\n")
             rows.append(row)
-            all_samples = [one.samples for one in reached if one.samples]
-            if len(all_samples) == len(reached):
-                needed[batch] = statistics.median(all_samples)
-            scales += [one.scale.samples for one in reached if one.scale and one.scale.samples]
-        fits.append(_fit(name, needed, scales))
+    by_name = {name: [row for row in rows if row.network == name] for name in given.networks}
     return BATCHES_PAGE.format(
         data=given.data,
         held_out=HELD_OUT,
         targets=", ".join(f"{NETS[name].target} ({name})" for name in given.networks),
         factors=", ".join(f"{factor:g}" for factor in given.factors),
         seeds=len(SEEDS),
-        rows="\n".join(rows),
-        fits="\n".join(fits),
+        rows="\n".join(map(_row, rows)),
+        fits="\n".join(_fit(name, of_name) for name, of_name in by_name.items()),
     )
 
 
-def _row(name: str, batch: int, rate: float, reached: Sequence[Reached]) -> str:
-    samples = sorted(one.samples or math.inf for one in reached)
-    shown = [f"{count:,}" if count < math.inf else f"over {MOST_SAMPLES:,}" for count in samples]
+def _row(row: BatchRow) -> str:
+    shown = [f"{count:,}" if count else f"over {MOST_SAMPLES:,}" for count in row.samples]
     least, middle, most = shown[0], shown[len(shown) // 2], shown[-1]
-    scales = sorted(
-        (one.scale for one in reached if one.scale is not None),
-        key=lambda scale: scale.samples or math.inf,
-    )
-    scale = scales[len(scales) // 2] if scales else None
     value, band = "none", ""
-    if scale is not None:
-        value = "none" if scale.samples is None else f"{scale.samples:,.0f}"
-        band = f"{scale.low:,.0f} to " + ("…" if scale.high is None else f"{scale.high:,.0f}")
-    cells = [name, f"{batch:,}", f"{rate:.3g}", f"{middle} ({least} to {most})", value, band]
-    return f"| {' | '.join(cells)} |"
+    if row.scale is not None:
+        samples, low, high = row.scale
+        value = "none" if samples is None else f"{samples:,.0f}"
+        band = f"{low:,.0f} to " + ("…" if high is None else f"{high:,.0f}")
+    cells = [row.network, f"{row.batch:,}", f"{row.rate:.3g}", f"{middle} ({least} to {most})"]
+    return f"| {' | '.join([*cells, value, band])} |"
 
 
-def _fit(name: str, needed: Mapping[int, float], scales: Sequence[float]) -> str:
+def _fit(name: str, rows: Sequence[BatchRow]) -> str:
+    needed = {row.batch: row.middle for row in rows if row.middle is not None}
+    scales = [row.scale[0] for row in rows if row.scale and row.scale[0]]
     if len(needed) < 3 or not scales:
         return f"- {name}: too few batches reached the target for a fit."
     least, critical = critical_batch(needed)
     middle = statistics.median(scales)
     return (
         f"- {name}: samples follow E = {least:,.0f} (1 + B / {critical:,.0f}). The median noise "
-        f"scale is {middle:,.0f}, which is {middle / critical:.2f} of that B_crit."
+        f"scale is {middle:,.0f}; B_crit is {critical / middle:.2f} times that."
     )
 
 

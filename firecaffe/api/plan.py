@@ -187,6 +187,7 @@ def plan(
     precision: str = "",
     channels_last: bool = False,
     epochs: str | Mapping[int, float] = "",
+    noise_scale: float | None = None,
     all: bool = False,
     measure: bool = False,
     runs: Sequence[str | Path] = (),
@@ -220,8 +221,9 @@ def plan(
         fcz: A file of `compress`, whose transfer over the cluster's links is planned.
         precision: The arithmetic: fp32, tf32, fp16 or bf16; without it the recipe's, or fp32.
         channels_last: Plan images with the channels innermost in memory.
-        epochs: Batch sizes and the epochs to your target accuracy with each, two or more, as
-            {128: 30, 1024: 36}; without them published ones, if the network has any.
+        epochs: Batch sizes and the epochs to your target accuracy with each, as {128: 30, 1024: 36}
+            (one, if `noise_scale` is given); else published ones, if the network has any.
+        noise_scale: The gradient noise scale that `explain` says of a run, in samples.
         all: Show every exchange, not the three fastest and the recipe's.
         measure: Measure the recipe's step on this host, and plan with it and this host's cores.
         runs: Finished runs by which the cluster is corrected; or one file of rates, FILE.toml,
@@ -259,7 +261,7 @@ def plan(
     if runs or write:
         clusters[0], learned = learn_from(clusters, paths_of("runs", runs), trust_code)
     check_precision(precision, clusters)
-    law = own_law(epochs)
+    law = own_law(epochs, noise_scale)
 
     def chosen(work: Workload) -> Workload:
         return replace(in_precision(work, precision, channels_last), epochs_law=law)
@@ -326,7 +328,7 @@ def _plan(name: str, of: Work, cluster: Cluster, asked: Asked) -> Plan:
             f"{option('draw')} shows which rank holds what of a network that is shared: by a "
             f"recipe with [parallel], or {option('ways')}; found neither"
         )
-    if not is_shared and not any(row.fits for row in rows):
+    if not (is_shared or any(row.fits for row in rows)):
         raise RecipeError(does_not_fit(work, cluster, rows))
     has_modes = asked.modes or synchrony.mode != EVERY_STEP
     modes = Modes(work, cluster, rows, synchrony) if has_modes else None
@@ -370,27 +372,25 @@ def _exchanges(text: str) -> list[str] | None:
     return names
 
 
+PLANNED = ", ".join((NO_COMPRESSOR, *PRICED))
+
+
 def _compressors(given: str | Sequence[str] | None, of_recipe: str = NO_COMPRESSOR) -> list[str]:
     if given is None:
         if of_recipe not in (NO_COMPRESSOR, *PRICED):
             raise RecipeError(
                 f"exchange.compressor is {of_recipe!r}, which has no forecast: what it sends is "
-                f"known in training alone. Plan with {option('compressors')}, some of {_known()}"
+                f"known in training alone. Plan with {option('compressors')}, some of {PLANNED}"
             )
         return list(dict.fromkeys([NO_COMPRESSOR, of_recipe]))
     text = commas("compressors", given)
     names = [NO_COMPRESSOR, *PRICED] if text == "all" else text.split(",")
     for name in names:
         if name not in (NO_COMPRESSOR, *PRICED):
-            known = _known()
             raise RecipeError(
-                f"{option('compressors')}: no {name!r} to plan with; there are {known}"
+                f"{option('compressors')}: no {name!r} to plan with; there are {PLANNED}"
             )
     return names
-
-
-def _known() -> str:
-    return ", ".join((NO_COMPRESSOR, *PRICED))
 
 
 def _workers(typed: str, work: Workload, cluster: Cluster) -> list[int]:

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from firecaffe.api.answer import load_figure, write_picture
+from firecaffe.api.argument_checks import check_number
 from firecaffe.api.console import time_words
 from firecaffe.errors import RecipeError
 from firecaffe.gradients.config import NO_COMPRESSOR
@@ -25,8 +26,10 @@ from firecaffe.planner.modes import PlannedMode, hidden_s, modes_of
 from firecaffe.planner.published_trainings import contradictions, epochs_law_of
 from firecaffe.planner.workload import Workload
 from firecaffe.resume_advice import option
+from firecaffe.runs.noise_scale import MOST_SAMPLES
 from firecaffe.synchrony.config import EVERY_STEP, SynchronyConfig
 from firecaffe.user_code import shown
+from firecaffe.value_checks import count_of
 
 MODE_HEADERS = ("step", "samples/s", "gain", "staleness", "given up", "idle", "MB a step")
 
@@ -282,11 +285,23 @@ def does_not_fit(work: Workload, cluster: Cluster, rows: Sequence[Forecast]) -> 
     )
 
 
+LEAST_SCALE = 0.001
 PAIR = re.compile(r"(\d+)=(\d+\.?\d*)")
 
 
-def own_law(given: str | Mapping[int, float]) -> EpochsLaw | None:
+def own_law(given: str | Mapping[int, float], noise_scale: float | None) -> EpochsLaw | None:
     """Return the law through the user's batches and epochs; None for none. Raises: RecipeError."""
+    if noise_scale is not None:
+        check_number("noise_scale", noise_scale)
+        if not LEAST_SCALE <= noise_scale <= MOST_SAMPLES:
+            raise RecipeError(
+                f"{option('noise_scale')} is {noise_scale:g}; it must be samples, from "
+                f"{LEAST_SCALE:g} to {MOST_SAMPLES:g}"
+            )
+        if not given:
+            raise RecipeError(
+                f"{option('noise_scale')} goes with {option('epochs')}, at least one batch's"
+            )
     if not given:
         return None
     texts = given.split(",") if isinstance(given, str) else [f"{b}={e}" for b, e in given.items()]
@@ -298,7 +313,8 @@ def own_law(given: str | Mapping[int, float]) -> EpochsLaw | None:
         )
     points = tuple(BatchPoint(int(pair[1]), float(pair[2])) for pair in pairs if pair)
     try:
-        return EpochsLaw("your target accuracy", points, option("epochs"))
+        made = "your target accuracy", points, option("epochs")
+        return EpochsLaw(*made, noise_scale=noise_scale)
     except RecipeError as error:
         raise RecipeError(f"{option('epochs')}: {error}") from None
 
@@ -313,7 +329,7 @@ def epochs_words(work: Workload, rows: Sequence[Forecast]) -> Iterator[str]:
     known = f"{at.epochs:.3g} ({at.low:.3g} to {at.high:.3g})" if at.high else f"{at.epochs:.3g}"
     yield (
         f"To {law.target}: {'at least ' * at.is_at_least}{known} epochs at batch "
-        f"{work.global_batch_size:,}, from {len(law.points)} batches ({law.source})."
+        f"{work.global_batch_size:,}, from {_known_by(law)} ({law.source})."
         + f" Nothing is known beyond {least:,.0f} to {most:,.0f}."
         * at.is_at_least
     )
@@ -323,6 +339,11 @@ def epochs_words(work: Workload, rows: Sequence[Forecast]) -> Iterator[str]:
     if said:
         least_word = " (at least)" * at.is_at_least
         yield f"Time to {law.target}{least_word}, by workers: {', '.join(said)}."
+
+
+def _known_by(law: EpochsLaw) -> str:
+    known = count_of(len(law.points), "batch", "batches")
+    return known if law.noise_scale is None else f"{known} and the noise scale"
 
 
 def _largest_useful(law: EpochsLaw) -> str:
@@ -337,7 +358,8 @@ def _largest_useful(law: EpochsLaw) -> str:
             f"Largest useful batch: below {least:,.0f}. From there on epochs grow with the batch, "
             "so that a larger one saves little time."
         )
+    low, high = law.b_crit_band
     return (
-        f"Largest useful batch: about {law.b_crit:,.0f}, which needs twice the epochs of a small "
-        f"one ({law.e_min:.3g})."
+        f"Largest useful batch: about {law.b_crit:,.0f} ({low:,.0f} to {high:,.0f}), which needs "
+        f"twice the epochs of a small one ({law.e_min:.3g})."
     )

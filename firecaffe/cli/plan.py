@@ -134,6 +134,13 @@ def make_parser(has_recipe: bool = False) -> Parser:
         metavar="B=E,B=E",
         help="batches and the epochs to your accuracy, as 128=30,1024=36; else published ones",
     )
+    add(
+        "--noise-scale",
+        type=float,
+        default=None,
+        metavar="N",
+        help="gradient noise scale, as firecaffe explain says it; one batch is enough then",
+    )
     add("--all", action="store_true", help="show every exchange")
     add(
         "--measure",
@@ -248,6 +255,7 @@ def main(argv: list[str]) -> int:
         precision=options.precision,
         channels_last=options.channels_last,
         epochs=options.epochs,
+        noise_scale=options.noise_scale,
         all=options.all,
         measure=options.measure,
         runs=options.runs,

@@ -7,6 +7,10 @@ way. The deviations are a Gaussian process in ln B with the line as its basis (R
 Williams 2006, section 2.7). So the answer follows the points, and its band widens between and
 beyond them and by the fit's residuals. `benchmarks/planner/epochs_law.py` chose FORM, and
 says how far off.
+
+A measured gradient noise scale S is a further row of the fit: ln B_crit is near
+ln (NOISE_FACTOR · S). Its spread is wide, so it counts if there is one batch, or if batches are too
+close to tell B_crit. `benchmarks/training/noise_scale.py` says how far off.
 """
 
 from collections.abc import Sequence
@@ -25,6 +29,8 @@ Array = NDArray[np.float64]
 BAND = 0.8
 REACH = 2.0
 """Times the smallest and the largest batch given: beyond, the law does not know."""
+REACH_BY_NOISE = 16.0
+"""The same, if the noise scale is known."""
 RUN_SPREAD = 0.03
 """Relative standard deviation of a run's epochs: the median of benchmarks/published/epochs.toml."""
 
@@ -66,6 +72,13 @@ class Deviations:
 
 FORM = Deviations(scatter=0.03, length=0.5, prior=2.0)
 
+NOISE_FACTOR = 2.0
+"""B_crit over the noise scale, as is usual."""
+NOISE_SPREAD = 0.9
+"""The standard deviation of its logarithm."""
+NOISE_REACH = 6.0
+"""Of these deviations: B_crit is sought within so many."""
+
 
 @dataclass(frozen=True)
 class Epochs:
@@ -82,12 +95,17 @@ class Epochs:
 
 @dataclass(frozen=True)
 class EpochsLaw:
-    """The law through two points or more. Raises: RecipeError for points that bear none."""
+    """The law through two points or more, or one and the noise scale.
+
+    Raises: RecipeError for points that bear none.
+    """
 
     target: str
     points: tuple[BatchPoint, ...]
     source: str
     form: Deviations = FORM
+    noise_scale: float | None = None
+    """The gradient noise scale that was measured, in samples; None for none."""
 
     def __post_init__(self) -> None:
         batches = [point.batch for point in self.points]
@@ -100,17 +118,18 @@ class EpochsLaw:
         if len(set(batches)) < len(batches):
             twice = next(batch for batch in batches if batches.count(batch) > 1)
             raise RecipeError(f"batch {twice:.0f} is given twice; give the mean of its epochs")
-        if len(batches) < 2:
+        if len(batches) + (self.noise_scale is not None) < 2:
             raise RecipeError(
                 f"{count_of(len(batches), 'batch', 'batches')} with known epochs; a law needs at "
-                "least 2"
+                "least 2, or one and the gradient noise scale"
             )
 
     @property
     def range(self) -> tuple[float, float]:
         """The batches between which it claims to know."""
         batches = [point.batch for point in self.points]
-        return min(batches) / REACH, max(batches) * REACH
+        reach = REACH if self.noise_scale is None else REACH_BY_NOISE
+        return min(batches) / reach, max(batches) * reach
 
     @property
     def e_min(self) -> float:
@@ -122,6 +141,16 @@ class EpochsLaw:
         """The batch of twice E_min epochs; infinite if the points do not rise."""
         least, slope = self._line
         return least / slope if slope else inf
+
+    @property
+    def b_crit_band(self) -> tuple[float, float]:
+        """Its band of 80 %: low, high. Only for points that rise, with an E_min above 0."""
+        least, slope = self._line
+        tilt = np.array([1 / least, -1 / slope])  # ln B_crit is linear in the line, to first order
+        excess, freedom = self._excess
+        width = sqrt(excess * float(tilt @ np.linalg.solve(self._normal, tilt)))
+        times = exp(width * _student(freedom))
+        return self.b_crit / times, self.b_crit * times
 
     def epochs_at(self, batch: int) -> Epochs:
         least, most = self.range
@@ -136,10 +165,8 @@ class EpochsLaw:
 
     def band_at(self, batch: float) -> tuple[float, float, float]:
         """The epochs and their band of 80 %, at any batch: low, middle, high."""
-        from scipy.special import stdtrit  # takes a tenth of a second
-
         middle, width, freedom = self.predicted(batch)
-        times = exp(width * float(stdtrit(freedom, (1 + BAND) / 2)))
+        times = exp(width * _student(freedom))
         return middle / times, middle, middle * times
 
     def predicted(self, batch: float) -> tuple[float, float, float]:
@@ -147,16 +174,36 @@ class EpochsLaw:
         given, inverse, basis = self._batches, self._inverse, self._basis
         least, slope = self._line
         fitted = least + slope * batch
-        residuals = np.log(self._epochs / (least + slope * given))
         scale = self.form.scatter**2
         near = scale * self.form.correlation(given, np.array([batch]))[:, 0]
-        middle = fitted * exp(near @ inverse @ residuals)
+        middle = fitted * exp(near @ inverse @ self._residuals)
         left = np.array([1.0, batch]) / fitted - basis.T @ inverse @ near
-        of_line = left @ np.linalg.solve(basis.T @ inverse @ basis, left)
+        of_line = left @ np.linalg.solve(self._normal, left)
         variance = float(scale - near @ inverse @ near + of_line)
-        freedom = self.form.prior + len(given) - 2
-        excess = (self.form.prior + float(residuals @ inverse @ residuals)) / freedom
+        excess, freedom = self._excess
         return middle, sqrt(excess * max(0.0, variance) + RUN_SPREAD**2), freedom
+
+    @cached_property
+    def _residuals(self) -> Array:
+        least, slope = self._line
+        return np.asarray(np.log(self._epochs / (least + slope * self._batches)))
+
+    @cached_property
+    def _normal(self) -> Array:
+        """The inverse covariance of the line."""
+        normal = self._basis.T @ self._inverse @ self._basis
+        if self.noise_scale is None:
+            return np.asarray(normal)
+        least, slope = self._line
+        row = np.array([1 / least, -1 / slope]) / NOISE_SPREAD  # of ln B_crit, to first order
+        return np.asarray(normal + np.outer(row, row))
+
+    @cached_property
+    def _excess(self) -> tuple[float, float]:
+        """The variance of deviations over the form's, and its degrees of freedom."""
+        freedom = self.form.prior + len(self.points) + (self.noise_scale is not None) - 2
+        missed = float(self._residuals @ self._inverse @ self._residuals)
+        return (self.form.prior + missed) / freedom, freedom
 
     @cached_property
     def _batches(self) -> Array:
@@ -181,6 +228,8 @@ class EpochsLaw:
     @cached_property
     def _line(self) -> tuple[float, float]:
         """E_min and the slope, both at least 0, by generalized least squares."""
+        if self.noise_scale is not None:
+            return self._line_near(NOISE_FACTOR * self.noise_scale)
         basis = self._basis
         normal, known = basis.T @ self._inverse @ basis, (basis.T @ self._inverse).sum(axis=1)
         least, slope = np.linalg.solve(normal, known)
@@ -189,6 +238,29 @@ class EpochsLaw:
         if least < 0:
             return 0.0, float(known[1] / normal[1, 1])
         return float(least), float(slope)
+
+    def _line_near(self, usual: float) -> tuple[float, float]:
+        """The same, with the noise scale's row: B_crit is near `usual`."""
+        from scipy.optimize import minimize_scalar  # takes a tenth of a second
+
+        def fitted(off: float) -> tuple[float, float]:
+            """E_min if ln B_crit is so far off, and how unlikely that is."""
+            column = self._basis @ np.array([1.0, exp(-off) / usual])
+            least = (column @ self._inverse).sum() / (column @ self._inverse @ column)
+            missed = 1 - least * column
+            return float(least), float(missed @ self._inverse @ missed) + (off / NOISE_SPREAD) ** 2
+
+        bounds = -NOISE_REACH * NOISE_SPREAD, NOISE_REACH * NOISE_SPREAD
+        off = float(minimize_scalar(lambda at: fitted(at)[1], bounds=bounds, method="bounded").x)
+        least, _ = fitted(off)
+        return least, least * exp(-off) / usual
+
+
+def _student(freedom: float) -> float:
+    """The quantile of Student's t that bounds the band."""
+    from scipy.special import stdtrit  # takes a tenth of a second
+
+    return float(stdtrit(freedom, (1 + BAND) / 2))
 
 
 def law_of(

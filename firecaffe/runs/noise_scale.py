@@ -147,7 +147,8 @@ def _sentence(row: NoiseRow) -> str:
         )
     return (
         f"the gradient noise scale is roughly {_rounded(samples)} samples ({_rounded(low)} to "
-        f"{_rounded(high)}): batches much larger than that bring little"
+        f"{_rounded(high)}): batches much larger than that bring little; plan --epochs "
+        f"BATCH=EPOCHS --noise-scale {_rounded(samples)} says how little"
     )
 
 

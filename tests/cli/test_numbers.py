@@ -36,6 +36,7 @@ LINES = {
         "--side-by-side",
     ],
     "plan RECIPE": ["--workers"],
+    "plan RECIPE --workers 1 --epochs 8=3": ["--noise-scale"],
     "plan --model lenet": ["--workers", "--global-batch-size", "--micro-batch-size"],
     "plan --model lenet --device a100": ["--per-node", "--links", "--workers"],
     "check": ["--nproc-per-node", "--master-port", "--nnodes"],

@@ -80,8 +80,8 @@ def test_own_epochs_give_hours_and_the_largest_useful_batch() -> None:
     for row in answer["rows"]:
         assert row["epochs_to_accuracy"]["epochs"] == pytest.approx(15)
         assert row["hours_to_accuracy"] > 0
-    _, out, _ = plan(*words, "32=12.5,256=30")
-    assert "Largest useful batch: about 128" in out
+    for given in ("32=12.5,256=30", "32=12.5 --noise-scale 64"):
+        assert "Largest useful batch: about 128" in plan(*words, *given.split())[1]
     _, out, _ = plan(*words, "512=12,1024=13")
     assert "at least" in next(line for line in out.splitlines() if line.startswith("To your"))
     pairs = firecaffe_plan(RECIPE, workers="1,2", epochs={32: 12.5, 256: 30})
@@ -192,6 +192,7 @@ def test_a_plan_takes_the_recipe_s_compressor_or_those_asked_for() -> None:
         ),
         ([str(RECIPE), "--epochs", "64=10"], "--epochs: 1 batch with known epochs"),
         ([str(RECIPE), "--epochs", "64:10,128:11"], "must be batches and their epochs"),
+        ([str(RECIPE), "--noise-scale", "64"], "--noise-scale goes with --epochs"),
         ([str(RECIPE), "--ways", "columns"], "--ways: no 'columns'; there are all, data,"),
         (
             [str(RECIPE), "--workers", "1", "--ways", "all"],

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.planner import (
+    epochs_by_noise,
     one_weird_trick,
     validate_emulated,
     validate_firecaffe,
@@ -18,6 +19,7 @@ from benchmarks.planner.published_allreduce import predict as predict_allreduce
 from benchmarks.planner.published_allreduce import read_allreduce
 from benchmarks.planner.published_scaling import families, judge, judged
 from benchmarks.planner.shipped_devices import read_alone
+from benchmarks.training.noise_scale import read_kept
 from firecaffe.cli import plan
 from firecaffe.planner.learn_rates import load_rates
 
@@ -159,3 +161,9 @@ def test_the_page_is_what_the_program_writes(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(validate_emulated, "page", emulated_page)
     page = ROOT / "docs" / "explanation" / "planner.md"
     assert page.read_text() == validate_planner.make_page(PUBLISHED)
+
+
+def test_the_page_of_epochs_by_noise_is_what_the_program_writes() -> None:
+    page = ROOT / "benchmarks" / "results" / "epochs_by_noise.md"
+    rows = read_kept(epochs_by_noise.KEPT)
+    assert page.read_text() == epochs_by_noise.make_page(rows)

@@ -7,11 +7,19 @@ import numpy as np
 import pytest
 
 from firecaffe.errors import RecipeError
-from firecaffe.planner.epochs_law import FORM, BatchPoint, Deviations, EpochsLaw
+from firecaffe.planner.epochs_law import (
+    FORM,
+    NOISE_FACTOR,
+    BatchPoint,
+    Deviations,
+    EpochsLaw,
+)
 
 
-def law(*points: tuple[float, float], form: Deviations = FORM) -> EpochsLaw:
-    return EpochsLaw("90 %", tuple(BatchPoint(*point) for point in points), "a test", form)
+def law(
+    *points: tuple[float, float], form: Deviations = FORM, noise: float | None = None
+) -> EpochsLaw:
+    return EpochsLaw("90 %", tuple(BatchPoint(*point) for point in points), "a test", form, noise)
 
 
 @pytest.mark.parametrize("batches", [(64, 512), (16, 64, 256, 1024, 4096)])
@@ -62,6 +70,28 @@ def test_points_that_do_not_rise_and_points_in_proportion() -> None:
     steep = law((64, 10), (256, 50))
     assert (steep.e_min, steep.b_crit) == (0, 0)
     assert replace(steep, target="95 %").epochs_at(128).target == "95 %"
+
+
+def test_one_batch_and_the_noise_scale_are_a_law() -> None:
+    rough = law((64, 12), noise=80)
+    assert rough.b_crit == pytest.approx(NOISE_FACTOR * 80, rel=1e-4)
+    assert rough.epochs_at(64).epochs == pytest.approx(12)
+    assert rough.range == (4, 1024)
+    assert 1.2 < width(rough, 1024) < 12  # of 1 + B / B_crit, whose B_crit is 2 to 8 times off
+
+
+def test_the_noise_scale_counts_where_batches_do_not_tell() -> None:
+    exact = [(batch, 20 * (1 + batch / 700)) for batch in (64, 512, 4096)]
+    assert law(*exact, noise=20).b_crit == pytest.approx(700, rel=0.05)
+    close = [(64, 10.0), (80, 10.1)]
+    assert law(*close).b_crit > 800
+    assert 250 < law(*close, noise=100).b_crit < 600
+    flat = law((64, 10), (80, 10), noise=100)
+    assert law((64, 10), (80, 10)).b_crit == np.inf
+    assert 200 < flat.b_crit < 1000
+    low, high = flat.b_crit_band
+    second_low, second_high = law((64, 10), (1024, 50), noise=100).b_crit_band
+    assert second_high / second_low < high / low / 4
 
 
 @pytest.mark.parametrize(
