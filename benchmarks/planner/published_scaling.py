@@ -22,13 +22,12 @@ import numpy as np
 from firecaffe.planner.cluster import Cluster
 from firecaffe.planner.forecast import forecast
 from firecaffe.planner.learn_rates import (
-    USUAL,
     RatedTraining,
     RatesFile,
-    Usual,
     learn_rates,
     load_rates,
 )
+from firecaffe.planner.usual import USUAL, Usual, usual_device, usual_link
 
 FOLDER = Path(__file__).parents[1] / "published" / "families"
 LEFT_OUT = Path(__file__).parents[1] / "results" / "published_scaling.json"
@@ -92,14 +91,47 @@ def judge(family: Family, known: int, usual: Usual = USUAL) -> list[Row]:
     return forecast_rows(rates.name, cluster, trainings, usual)
 
 
+CERTAIN = dict.fromkeys(
+    ("exchange_spread", "link_spread", "slowdown_spread", "jitter_spread", "scatter_spread"), 1e-6
+)
+"""Spreads of figures that are what is usual, whatever rows say."""
+
+
+def judge_sheet(family: Family) -> list[Row]:
+    """Forecast a family by its cluster's file and the first row of each training as its step.
+
+    So `plan --cluster` does with a step that was measured.
+    """
+    rates, cluster = family
+    trainings = [first_rows(training, 1) for training in rates.trainings]
+    learned = learn_rates(cluster, trainings, replace(USUAL, **CERTAIN))
+    usual = replace(
+        cluster,
+        device=usual_device(cluster.device),
+        links=tuple(usual_link(link) for link in cluster.links),
+    )
+    clusters = []
+    for number in range(len(trainings)):
+        step = learned.cluster_of(number).device.measured
+        clusters.append(replace(usual, device=replace(usual.device, measured=step)))
+    return rows_on(rates.name, trainings, clusters)
+
+
 def forecast_rows(
     family: str, cluster: Cluster, trainings: Sequence[RatedTraining], usual: Usual = USUAL
 ) -> list[Row]:
     """Forecast the rows that are not marked `fit`."""
     learned = learn_rates(cluster, trainings, usual)
+    clusters = [learned.cluster_of(number) for number in range(len(trainings))]
+    return rows_on(family, trainings, clusters)
+
+
+def rows_on(
+    family: str, trainings: Sequence[RatedTraining], clusters: Sequence[Cluster]
+) -> list[Row]:
+    """Forecast the rows of each training that are not marked `fit`, on its cluster."""
     judged = []
-    for number, training in enumerate(trainings):
-        on = learned.cluster_of(number)
+    for training, on in zip(trainings, clusters, strict=True):
         first = training.rows[0]
         for row in training.rows:
             if row.fit:
@@ -136,7 +168,9 @@ def _log_per_s(training: RatedTraining, devices: int) -> float | None:
 
 @cache
 def judged(known: int) -> list[Row]:
-    """Forecast all families."""
+    """Forecast all families; with 0 known rows, by `judge_sheet`."""
+    if not known:
+        return [row for family in families() for row in judge_sheet(family)]
     return [row for family in families() for row in judge(family, known)]
 
 
@@ -154,15 +188,12 @@ def summary_table() -> list[str]:
         "| known | rows | n | forecast | *linear* | *a + b lg p* | in the band |",
         "|---|---|---|---|---|---|---|",
     ]
-    for known, said in ((1, "one row"), (2, "two rows")):
+    for known, said in ((0, "a step"), (1, "one row"), (2, "two rows")):
         rows = judged(known)
         informative = [row for row in rows if abs(row.linear_error) > INFORMATIVE]
         both = [row for row in rows if row.log_error is not None]
-        for what, some in (
-            ("all", rows),
-            (f"*linear* off by over {INFORMATIVE:.0%}", informative),
-            ("with *a + b lg p*", both),
-        ):
+        kinds = [("all", rows), (f"*linear* off by over {INFORMATIVE:.0%}", informative)]
+        for what, some in [*kinds, ("with *a + b lg p*", both)] if known else kinds[:1]:
             by_log = cells(row.log_error for row in some) if some is both else (0, "-", "-")
             columns = [cells(row.error for row in some), cells(row.linear_error for row in some)]
             shown = ["; ".join(column[1:]) for column in (*columns, by_log)]
@@ -221,7 +252,7 @@ training. Errors are of the throughput; medians and ninth deciles in per cent.
 
 FITTED = """## How the usual values were found
 
-`planner.learn_rates.USUAL` has ten fitted numbers. Nine are by a search over all rows below but
+`planner.usual.USUAL` has ten fitted numbers. Nine are by a search over all rows below but
 those of firecaffe-titan, which was added afterwards. It seeks the highest density of a t
 distribution with 4 degrees of freedom at the errors; a source weighs as the root of its rows. The
 tenth is the width of bands, by their coverage. The form (exchanges that slow down computing, a

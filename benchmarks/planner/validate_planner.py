@@ -30,7 +30,7 @@ PUBLISHED = Path(__file__).parents[1] / "published" / "scaling.toml"
 TRAININGS = Path(__file__).parents[1] / "results" / "forecast.json"
 ACCURATE = 0.1
 NUM_USUAL = 10
-"""Numbers of `planner.learn_rates.USUAL` that are fitted."""
+"""Numbers of `planner.usual.USUAL` that are fitted."""
 COUNTED = ("copies c(n), one for each size",)
 """Of what was fitted: how many, not their values."""
 COLUMNS = (
@@ -226,10 +226,11 @@ def families_section() -> str:
         "",
         paragraph(
             f"""Tested: the forecast of `plan --runs FILE`. {len(families())} files hold rows; the
-            first one or two of each training are known, the others forecast
-            ([row by row](../../benchmarks/results/published_scaling.md)). *linear*: the first row
-            times the devices. *a + b lg p*: the step's time through the first two rows. Cells are
-            the median error and the ninth decile, in per cent."""
+            first one or two of each training are known, the others forecast ([row by
+            row](../../benchmarks/results/published_scaling.md)). *A step*: the first row is a
+            measured step, and nothing else is corrected, as by `plan --cluster`. *linear*: the
+            first row times the devices. *a + b lg p*: the step's time through the first two
+            rows. Cells are the median error and the ninth decile, in per cent."""
         ),
         "",
         *summary_table(),

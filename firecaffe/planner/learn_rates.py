@@ -19,7 +19,7 @@ Rows with `fit` correct a forecast; the others are for the judgement of it.
 What a data sheet leaves open is a scale for the compute time of each training, one for the time of
 exchanges that cross each link, how much these slow down computing
 (`Device.exchange_slowdown`), and the scatter of workers (`Device.jitter`). Each has a usual value
-and a spread (`USUAL`), found on published families by
+and a spread (`usual`), found on published families by
 `benchmarks/planner/published_scaling.py`. Rows that are known draw them away from the usual value
 as far as they tell of them: the largest posterior of a log-normal model, with its covariance for
 the bands.
@@ -56,6 +56,7 @@ from firecaffe.planner.of_recipe import workload_of_model
 from firecaffe.planner.precision import check_precision, in_precision
 from firecaffe.planner.simulate import Network
 from firecaffe.planner.step_cost import Scales, StepCost
+from firecaffe.planner.usual import FOUR_FIFTHS, USUAL, Usual
 from firecaffe.planner.workload import LayerWork, Workload, images_of
 from firecaffe.schema import Amount, check_known, checked, parse_toml, read_file
 
@@ -169,39 +170,6 @@ def _work(model: str, args: str, parameters: float, layers: int) -> Workload:
         global_batch_size=1,
         micro_batch_size=1,
     )
-
-
-FOUR_FIFTHS = 1.2816
-"""Standard deviations of a normal distribution within which four fifths of it lie."""
-
-
-@dataclass(frozen=True)
-class Usual:
-    """Usual values, and spreads as standard deviations of the logarithm.
-
-    Nine are fitted by `benchmarks/planner/published_scaling.py`, and rounded; the spread of compute
-    times is set by hand, for a training's first row decides them.
-    """
-
-    exchange: float = 1.4
-    exchange_spread: float = 0.1
-    """Time of a library's exchanges over that by the cluster's file."""
-    link_spread: float = 0.225
-    """The same of one link, over that of the library."""
-    slowdown: float = 1.7
-    slowdown_spread: float = 0.15
-    jitter: float = 0.04
-    jitter_spread: float = 1.5
-    scatter_spread: float = 1.0
-    """That of one training's jitter, over that of a file's trainings."""
-    compute_spread: float = 0.5
-    residual: float = 0.035
-    """What a forecast of a row misses even if all figures are known."""
-    band: float = 0.7
-    """Width of a band over that of the posterior, for its parts are taken to one side together."""
-
-
-USUAL = Usual()
 
 
 @dataclass(frozen=True)
@@ -329,7 +297,7 @@ class Learned:
     def _link(self, link: Link, level: int) -> Link:
         return replace(
             link,
-            exchange_scale=link.exchange_scale * self.figures.exchange(level),
+            exchange_scale=self.figures.exchange(level),
             error=self._spread(2 * len(self.trainings) + level, -3),
         )
 
@@ -345,12 +313,13 @@ def learn_rates(
 def priced_rows(cluster: Cluster, trainings: Sequence[RatedTraining]) -> list[PricedRow]:
     # A jitter and a slow-down of 1, for rows are priced with other ones by their factors.
     device = replace(cluster.device, measured=(), jitter=1.0, exchange_slowdown=1.0)
-    bare = replace(cluster, device=device)
+    links = tuple(replace(link, exchange_scale=1.0) for link in cluster.links)
+    bare = replace(cluster, device=device, links=links)
     priced = []
     for number, training in enumerate(trainings):
         for row in training.rows:
             cost = StepCost(training.workload(row), bare, training.exchange, NO_COMPRESSOR)
-            network = Network(cluster.links, row.devices)
+            network = Network(links, row.devices)
             level = network.level(0, row.devices - 1) if row.devices > 1 else None
             priced.append(PricedRow(number, row, cost, level, training.step_s(row)))
     return priced

@@ -13,6 +13,7 @@ from typing import Any
 from firecaffe.errors import RecipeError
 from firecaffe.planner.cluster import Cluster, Device, Link, Storage
 from firecaffe.planner.library_rates import tables, unmeasured_error
+from firecaffe.planner.usual import usual_device, usual_link
 from firecaffe.resume_advice import option
 from firecaffe.schema import parse_toml, read_file
 from firecaffe.user_code import shown
@@ -37,6 +38,10 @@ class Sheet:
     power_w: float = 0.0
     source: str = ""
 
+    @property
+    def is_gpu(self) -> bool:
+        return self.family != "cpu"
+
 
 @cache
 def _file() -> dict[str, Any]:
@@ -59,7 +64,7 @@ def sheet_of(name: str) -> Sheet:
 
 def device_of(sheet: Sheet) -> Device:
     scales, is_fitted = tables()["scale"], sheet.name in tables()["scale"]
-    return Device(
+    device = Device(
         name=sheet.name,
         memory_bytes=sheet.memory_bytes,
         memory_bytes_per_s=sheet.memory_bytes_per_s,
@@ -70,12 +75,14 @@ def device_of(sheet: Sheet) -> Device:
         power_w=sheet.power_w,
         error=unmeasured_error(is_fitted),
     )
+    return usual_device(device) if sheet.is_gpu else device
 
 
 def link_inside(sheet: Sheet, per_node: int) -> Link:
     """The link that joins so many devices of a node."""
     figures = {key: value for key, value in _file()["link"][sheet.link].items() if key != "source"}
-    return Link(name=sheet.link, group=per_node, **figures)
+    link = Link(name=sheet.link, group=per_node, **figures)
+    return usual_link(link) if sheet.is_gpu else link
 
 
 USUAL_GBIT_PER_S = (1.0, 10.0, 25.0, 100.0)
@@ -118,16 +125,19 @@ def offers(device: str, rates: Sequence[float], per_node: int = 1) -> list[Clust
     """Make a cluster for each Ethernet rate, the slowest first. Raises: RecipeError."""
     sheet = sheet_of(device)
     inside = (link_inside(sheet, per_node),) if per_node > 1 else ()
+    between = {rate: ethernet(rate) for rate in sorted(set(rates))}
+    if sheet.is_gpu:
+        between = {rate: usual_link(link) for rate, link in between.items()}
     return [
         Cluster(
             name=f"{rate:g} Gbit/s",
             about=f"{sheet.name}, {per_node} a node, {rate:g} Gbit/s Ethernet between nodes",
             device=device_of(sheet),
             devices_per_node=per_node,
-            links=(*inside, ethernet(rate)),
+            links=(*inside, link),
             storage=DISK,
         )
-        for rate in sorted(set(rates))
+        for rate, link in between.items()
     ]
 
 

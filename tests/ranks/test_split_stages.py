@@ -49,8 +49,7 @@ class Noise(nn.Module):
 
 
 def noisy() -> nn.Module:
-    layers = net()
-    assert isinstance(layers, nn.Sequential)
+    layers = list(net().children())
     return nn.Sequential(*layers[:3], Noise(), *layers[3:], Noise())
 
 

@@ -146,6 +146,7 @@ def test_compute_is_replaced_and_runs_that_differ_widen_its_band(tmp_path: Path)
 
 def test_what_runs_computed_beside_their_exchange_is_not_slowed_down_again(tmp_path: Path) -> None:
     plain = slow_cluster(25e6, 50e-6)
+    plain = replace(plain, device=replace(plain.device, exchange_slowdown=0.0))
     slowed = replace(plain, device=replace(plain.device, exchange_slowdown=0.5))
     recipe = Recipe()
     recipe = replace(recipe, exchange=replace(recipe.exchange, bucket_bytes=100_000))

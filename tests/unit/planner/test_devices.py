@@ -10,6 +10,7 @@ from firecaffe.planner.cluster import Cluster, Device, load_cluster, shipped
 from firecaffe.planner.forecast import Forecast, forecast
 from firecaffe.planner.of_recipe import workload_of_model
 from firecaffe.planner.offers import device_of, offers, sheet_of, sheets
+from firecaffe.planner.usual import usual_device, usual_link
 
 OF_CLUSTERS = {
     load_cluster(name).device.name: load_cluster(name).device
@@ -25,6 +26,13 @@ def test_a_sheet_is_the_device_of_a_shipped_cluster(key: str) -> None:
         return replace(device, peak_flops=peaks)
 
     assert figures(device_of(sheet_of(key))) == figures(OF_CLUSTERS[sheet_of(key).name])
+
+
+@pytest.mark.parametrize("name", sorted({*shipped()} - {"cpu-host"}))
+def test_a_shipped_cluster_of_gpus_has_what_is_usual_in_trainings(name: str) -> None:
+    cluster = load_cluster(name)
+    assert usual_device(cluster.device) == cluster.device
+    assert [usual_link(link) for link in cluster.links] == [*cluster.links]
 
 
 @pytest.mark.parametrize("rate", [1, 10, 25, 100])

@@ -48,10 +48,11 @@ from firecaffe.recipe.config import TrainConfig
 from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.run_folder import RunConfig
 from firecaffe.synchrony.config import SynchronyConfig
+from tests.kit.data_sheets import data_sheet
 from tests.unit.models.own_nets import PLACE
 
 WORK = workload_of_model(ModelConfig("googlenet"), None, 1024, 8)
-SLOW, FAST, NODES = map(load_cluster, ("ethernet-1g", "infiniband-ndr", "dgx-a100"))
+SLOW, FAST, NODES = map(data_sheet, ("ethernet-1g", "infiniband-ndr", "dgx-a100"))
 
 
 def test_goodput_is_dalys() -> None:

@@ -14,7 +14,7 @@ from firecaffe.models.config import ModelConfig
 from firecaffe.parallel.config import ParallelConfig
 from firecaffe.parallel.pipeline import ORDERS, simulate
 from firecaffe.planner.chain import chain_of
-from firecaffe.planner.cluster import MeasuredStep, load_cluster, slower
+from firecaffe.planner.cluster import MeasuredStep, slower
 from firecaffe.planner.layouts import LayerLayout
 from firecaffe.planner.of_parallel import OwnLayout, forecast_parallel, own_cost
 from firecaffe.planner.of_recipe import workload_of_model
@@ -23,11 +23,12 @@ from firecaffe.planner.split_plans import WAYS, SplitPlan, data_layouts, split_p
 from firecaffe.planner.split_step import SplitCost
 from firecaffe.planner.stage_times import balanced, best_stages, turns
 from firecaffe.planner.worker_part import memory_of
+from tests.kit.data_sheets import data_sheet
 from tests.unit.planner.test_layouts import cost_of, dense
 
 ALEXNET = ModelConfig("alexnet")
 WORK = workload_of_model(ALEXNET, None, 256, 8)
-CLUSTER = load_cluster("ethernet-10g")
+CLUSTER = data_sheet("ethernet-10g")
 TRICK = {"classifier.0": "inputs", "classifier.3": "neurons", "classifier.6": "inputs"}
 """As of one weird trick without a word for a layer."""
 
