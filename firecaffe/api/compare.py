@@ -141,7 +141,7 @@ def compare(
     for word, value in (("target", target), ("band", band)):
         if value is not None and not is_grouped:
             raise RecipeError(f"{option(word)} goes with {option('by')} recipe or {option('html')}")
-    check_picture(option("html"), str(html), overwrite, ())
+    check_picture(option("html"), str(html), overwrite, (".html",))
     several = [read_run(folder) for folder in _folders(runs, baseline)]
     if not is_grouped:
         return Compared(several, allow_unequal)

@@ -105,14 +105,14 @@ class LinkChoice:
         (cluster, rows), (_, slow_rows) = self.offers[number], self.offers[0]
         link, on_workers = cluster.links[-1].name, _count(self.workers[-1])
         if len(self.offers) == 1:
-            return f"On {on_workers} {link} gives {_rate(rows[-1])}."
+            return f"On {on_workers} {link} gives {_rate(rows[-1], in_full=True)}."
         if number == 0:
             return (
-                f"Buy the {link}: on {on_workers} it gives {_rate(rows[-1])}, and no faster link "
-                f"is sure to bring {LEAST_GAIN:.0%} more."
+                f"Buy the {link}: on {on_workers} it gives {_rate(rows[-1], in_full=True)}, and "
+                f"no faster link is sure to bring {LEAST_GAIN:.0%} more."
             )
         return (
-            f"Buy the {link}: on {on_workers} it gives {_rate(rows[-1])} instead of "
+            f"Buy the {link}: on {on_workers} it gives {_rate(rows[-1], in_full=True)} instead of "
             f"{_rate(slow_rows[-1])} at {self.offers[0][0].name} "
             f"({_gain_words(self._gain(number, 0))})."
         )
@@ -152,14 +152,16 @@ class LinkChoice:
         if not half or self.work.autocast != "none" or len(self.offers) == 1:
             return
         work, workers = in_precision(self.work, half), self.workers[-1:]
-        rows = [
-            (cluster, fastest(forecasts(work, cluster, workers, [own[-1].exchange]))[-1])
-            for cluster, own in self.offers
-        ]
+        rows = []
+        for cluster, own in self.offers:
+            codecs = dict.fromkeys([NO_COMPRESSOR, own[-1].compressor])
+            all_rows = forecasts(work, cluster, workers, [own[-1].exchange], [*codecs])
+            rows.append((cluster, fastest(all_rows)[-1]))
         other = chosen(work, rows)
         needs = "the same link" if other == number else rows[other][0].links[-1].name
         yield (
-            f"In {half} {_count(workers[0])} need {needs}: it gives {_rate(rows[other][1])} "
+            f"In {half} {_count(workers[0])} {'needs' if workers[0] == 1 else 'need'} {needs}: it "
+            f"gives {_rate(rows[other][1])} "
             f"(--precision {half})."
         )
 
@@ -190,7 +192,7 @@ class LinkChoice:
             f"{error_of(work, cluster.device):.0%}, which is the same at all links, and each link "
             f"by {link.error:.0%}",
             f"a cell has samples/s, efficiency{' and hours' if hours_of(rows[-1]) else ''}, by the "
-            "fastest exchange that keeps the bits",
+            f"fastest exchange that keeps the bits{' of its codec' * bool(_coded(self.offers))}",
             *_coded(self.offers),
             "Ethernet by TCP: its payload is 0.956 of the rate; a message takes "
             + ", ".join(
@@ -236,12 +238,25 @@ def hours_of(row: Forecast) -> float | None:
 def _cell(row: Forecast) -> list[str]:
     hours = hours_of(row)
     cell = [f"{row.images_per_s:,.0f}/s{'' if row.fits else '!'}", f"{row.efficiency:.0%}"]
-    return cell if hours is None else [*cell, hours_words(hours)]
+    return cell if hours is None else [*cell, "at least " * is_at_least(row) + hours_words(hours)]
 
 
-def _rate(row: Forecast) -> str:
-    hours = hours_of(row)
-    return f"{row.images_per_s:,.0f} samples/s" if hours is None else hours_words(hours)
+def _rate(row: Forecast, in_full: bool = False) -> str:
+    """Say the hours, or else samples/s. In full: to which accuracy, and with which codec."""
+    hours, epochs = hours_of(row), row.epochs_to_accuracy
+    said = f"{row.images_per_s:,.0f} samples/s"
+    if hours is not None:
+        said = "at least " * is_at_least(row) + hours_words(hours)
+        if in_full and row.hours is None and epochs is not None:
+            said += f" to {epochs.target}"
+    is_coded = in_full and row.compressor != NO_COMPRESSOR
+    return f"{said} (gradients by {row.compressor})" if is_coded else said
+
+
+def is_at_least(row: Forecast) -> bool:
+    """Whether the hours are a lower bound."""
+    epochs = row.epochs_to_accuracy
+    return row.hours is None and epochs is not None and epochs.is_at_least
 
 
 def _gain_words(gain: Gain) -> str:

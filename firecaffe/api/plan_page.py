@@ -16,7 +16,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from firecaffe.api.plan_links import LinkChoice, hours_of
+from firecaffe.api.plan_links import LinkChoice, hours_of, is_at_least
 from firecaffe.api.plan_tables import assumptions
 from firecaffe.errors import RecipeError
 from firecaffe.files import write_atomically
@@ -27,6 +27,7 @@ from firecaffe.planner.compute_time import OnDevice, kernels_s
 from firecaffe.planner.forecast import Forecast, forecast
 from firecaffe.planner.memory import most_micro_batch
 from firecaffe.planner.precision import PRECISIONS, in_precision
+from firecaffe.planner.published_trainings import epochs_law_of
 from firecaffe.planner.workload import Workload
 
 BATCH_FACTORS = (1 / 8, 1 / 4, 1 / 2, 1, 2)
@@ -89,6 +90,7 @@ def _point(work: Workload, cluster: Cluster, row: Forecast) -> dict[str, Any] | 
         "speedup": _short(at.speedup),
         "efficiency": _short(at.efficiency),
         "hours": None if hours_of(at) is None else _short(hours_of(at) or 0.0),
+        "least": is_at_least(at),
         "fits": at.fits,
         "way": at.exchange if at.workers > 1 else "none",
     }
@@ -158,6 +160,7 @@ def page_values(choice: LinkChoice, link: int) -> dict[str, Any]:
             [at.precision for at in works.values()].index(work.precision),
         ],
         "points": values(choice, sizes, precisions),
+        "target": law.target if (law := epochs_law_of(work)) else "",
         "devices": [list(by_device).index(cluster.device) for cluster in clusters],
         "pictures": [_pictures(cluster, works, sizes) for cluster in by_device.values()],
     }

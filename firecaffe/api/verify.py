@@ -301,7 +301,8 @@ def _numbers(text: str) -> list[int]:
         numbers = []
     if len(set(numbers)) < 2 or min(numbers) < 1:
         raise RecipeError(
-            f"{option('nproc_per_node')} is {text!r}; verify needs two or more numbers, as in 1,2,4"
+            f"{option('nproc_per_node')} is {text!r}; verify needs two or more different numbers "
+            "above 0, as in 1,2,4"
         )
     return list(dict.fromkeys(numbers))
 

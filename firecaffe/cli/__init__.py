@@ -102,6 +102,12 @@ def _told(error: BaseException) -> int:
 HELP = ("-h", "--help")
 
 
+def _is_section(name: str) -> bool:
+    from firecaffe.cli.help import SECTIONS
+
+    return name in SECTIONS
+
+
 def _run(argv: list[str], loaded: Loaded) -> int:
     """Help and the version load nothing that trains."""
     if not argv or argv[0] in HELP or argv == ["help"]:
@@ -114,7 +120,7 @@ def _run(argv: list[str], loaded: Loaded) -> int:
         return 0
     is_asked = argv[0] == "help"
     words = argv[1:] if is_asked else argv
-    if words[0] not in COMMANDS:
+    if words[0] not in COMMANDS and not (is_asked and _is_section(words[0])):
         from firecaffe.cli.arguments import did_you_mean
 
         close = did_you_mean(words[0], COMMANDS)

@@ -84,6 +84,7 @@ def main(argv: list[str]) -> int:
     from firecaffe.cli.typed_recipe import parse_recipe
     from firecaffe.cluster.groups import check_alone
     from firecaffe.cluster.world import join
+    from firecaffe.data.decode import cores
     from firecaffe.measure.found_cluster import calibrated
     from firecaffe.measure.step_times import by_layer_type
 
@@ -105,8 +106,10 @@ def main(argv: list[str]) -> int:
         types = [by_layer_type(recipe, world.device, size) for size in sizes]
     if cluster is not None:
         path = Path(options.write)
-        measured = dataclasses.replace(calibrated(cluster, recipe, rows), name=path.stem)
-        write_cluster(path, measured)
+        measured = calibrated(cluster, recipe, rows)
+        # Workers of a CPU share its cores.
+        shared = measured.cores_per_node if world.device.type == "cuda" else cores()
+        write_cluster(path, dataclasses.replace(measured, name=path.stem, cores_per_node=shared))
     if options.json:
         print(
             json.dumps(

@@ -9,7 +9,7 @@ from importlib import import_module
 
 from docstring_parser import parse as parse_docstring
 
-from firecaffe.cli import MODULES
+from firecaffe.cli import COMMANDS, MODULES
 from firecaffe.cli.arguments import Parser, did_you_mean
 from firecaffe.cli.bench import PARTS as BENCH_PARTS
 from firecaffe.errors import RecipeError
@@ -25,6 +25,8 @@ def help_text(words: list[str], is_asked: bool) -> str:
     If `is_asked`, by `firecaffe help`, a section may follow. Raises RecipeError for an unknown one.
     """
     command, *rest = words
+    if command not in COMMANDS:  # the section of a recipe
+        return section_help(command)
     if command in PARTS:
         if not rest or rest[0] not in PARTS[command]:
             rows = "\n".join(f"  firecaffe help {command} {part}" for part in PARTS[command])

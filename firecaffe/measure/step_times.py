@@ -201,7 +201,9 @@ def dataset_of(recipe: CheckedRecipe, least: int) -> Dataset:
     if not work.num_classes or not work.layout.channels:
         return TensorDataset(*work.layout.made_up(2 * least))
     images = torch.randint(0, 256, (2 * least, *work.layout.inputs.shape), dtype=torch.uint8)
-    return TensorDataset(images, torch.arange(2 * least) % work.num_classes, work.num_classes)
+    # A network of one's own may have fewer outputs than are usual for such images.
+    labels = torch.zeros(2 * least, dtype=torch.long)
+    return TensorDataset(images, labels, work.num_classes)
 
 
 OPERATIONS = {

@@ -9,21 +9,19 @@ from math import prod
 
 from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.exchange.leaves import num_nodes
-from firecaffe.gradients.compressors import COMPRESSORS
+from firecaffe.gradients.compressors import COMPRESSORS, ONE_BY_ONE
 from firecaffe.gradients.compressors.codec import LowRank, RowCodec, TensorCodec
-from firecaffe.gradients.compressors.top_k import ENTRY_BYTES, SHARE
 from firecaffe.planner.price import Prices
 from firecaffe.planner.simulate import Network
 from firecaffe.planner.workload import Workload
 
-OF_TENSORS = {"one_bit": 1 / 32, "top_k": ENTRY_BYTES / SHARE / BYTES_PER_ELEMENT}
-"""Bytes sent by codecs of whole tensors over float32's, without a few values per tensor."""
-
-MEASURED = tuple(name for name in COMPRESSORS if name not in ("threshold", "power_sgd"))
+MEASURED = ONE_BY_ONE
 """Compressors whose sums of any vector tell of a network's gradients."""
 
-PRICED = tuple(name for name in COMPRESSORS if name != "threshold")
-"""Compressors with a price; what `threshold` sends depends on the gradients."""
+PRICED = tuple(
+    name for name, codec in COMPRESSORS.items() if isinstance(codec, LowRank) or name in ONE_BY_ONE
+)
+"""Compressors with a price; what the others send depends on the gradients."""
 
 PASSES = 16
 """Passes over a node's float32 to encode it, to keep what was not sent, and to decode."""
@@ -85,11 +83,13 @@ def sent_share(name: str, workload: Workload) -> float:
 
 
 def share_of_any(name: str) -> float:
-    """The same of a codec that sends as much of any network. Raises: KeyError for others."""
+    """The same of a codec that sends as much of any network, one of ONE_BY_ONE."""
     codec = COMPRESSORS[name]
     if isinstance(codec, RowCodec):
         return codec.row_bytes / (codec.row_elements * BYTES_PER_ELEMENT)
-    return OF_TENSORS[name]
+    assert isinstance(codec, TensorCodec)
+    assert codec.share is not None
+    return codec.share
 
 
 def _thin(shape: tuple[int, ...], rank: int) -> int:

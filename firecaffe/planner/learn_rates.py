@@ -62,6 +62,9 @@ from firecaffe.schema import Amount, check_known, checked, parse_toml, read_file
 
 MOST_BYTES = 1_000_000
 
+UNCHANGED = 0.005
+"""The relative change of a usual value below which rows have told nothing of it."""
+
 UNKNOWN_FLOPS = 1e9
 """Operations of a layer of a network that is not ours; its first row scales them."""
 
@@ -256,14 +259,20 @@ class Learned:
             if not training.parameters  # the file's time of an unknown network means nothing
         ]
         said += [
-            f"{link.name}: exchanges take {figures.exchange(level):.3g} of the file's time"
+            f"{link.name}: exchanges take {figures.exchange(level):.3g} of the data sheet's time"
+            + self._usually(figures.exchange(level), self.usual.exchange)
             for level, link in enumerate(self.cluster.links)
         ]
+        slowed = self._usually(figures.slowdown, self.usual.slowdown)
+        scattered = self._usually(figures.jitter, self.usual.jitter)
         said.append(
-            f"exchanges slow computing down by {figures.slowdown:.0%}, and workers scatter by "
-            f"{figures.jitter:.1%}"
+            f"exchanges slow computing down by {figures.slowdown:.0%}{slowed}, and workers scatter "
+            f"by {figures.jitter:.1%}{scattered}"
         )
         return said
+
+    def _usually(self, value: float, usual: float) -> str:
+        return ", as is usual" * (abs(value / usual - 1) < UNCHANGED)
 
     def _corrected(
         self, numbers: Sequence[int], scatter: float, places: tuple[int, ...]

@@ -70,6 +70,11 @@ def test_a_section_shows_all_its_words(capsys: pytest.CaptureFixture[str], secti
     ]
 
 
+def test_a_section_needs_no_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert shown(capsys, "help", "synchrony") == shown(capsys, "help", "train", "synchrony")
+    assert shown(capsys, "help", "data").startswith("usage: firecaffe data")
+
+
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown(capsys, "--version") == f"firecaffe {version('firecaffe')}\n"
 
@@ -78,6 +83,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     ("argv", "parts"),
     [
         (["help", "trian"], ["'trian'", "mean train?"]),
+        (["synchrony"], ["'synchrony'"]),
         (["help", "train", "dta"], ["'dta'", "mean data?"]),
         (["help", "compare", "data"], ["compare takes no recipe"]),
     ],

@@ -13,6 +13,7 @@ import pytest
 from firecaffe import plan as firecaffe_plan
 from firecaffe.api.cluster_file import write_cluster
 from firecaffe.cli import main
+from firecaffe.data.decode import cores
 from firecaffe.planner.cluster import load_cluster
 from firecaffe.planner.split_plans import WAYS
 from tests.typed import firecaffe, torchrun
@@ -268,11 +269,10 @@ def test_a_way_is_planned_where_by_data_nothing_fits() -> None:
 
 
 def test_a_link_without_bandwidth_is_refused(tmp_path: Path) -> None:
-    done = firecaffe("bench", "step", "--model", "lenet", "--sizes", "1", "--seconds", "0.01",
-                     "--write", str(tmp_path / "c.toml"))  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    text = (tmp_path / "c.toml").read_text()
-    assert load_cluster(str(tmp_path / "c.toml")).device.measured[0].model == "lenet"
+    words = ["bench", "step", "--model", "lenet", "--sizes", "1", "--seconds", "0.01", "--write"]
+    assert (done := firecaffe(*words, str(tmp_path / "c.toml"))).returncode == 0, done.stderr
+    text, written = (tmp_path / "c.toml").read_text(), load_cluster(str(tmp_path / "c.toml"))
+    assert (written.device.measured[0].model, written.cores_per_node) == ("lenet", cores())
     spoiled = tmp_path / "spoiled.toml"
     spoiled.write_text(
         text.replace("bandwidth_bytes_per_s = 4000000000.0", "bandwidth_bytes_per_s = 0")

@@ -43,6 +43,12 @@ def test_it_needs_no_other_file_and_is_the_same_from_anywhere(
     assert not re.search(r"https?://(?!www\.w3\.org)", re.sub(r'src="[^"]*"', "", page))
 
 
+def test_a_page_is_written_under_a_page_s_name(runs: list[str], tmp_path: Path) -> None:
+    words = ["compare", "--html", str(tmp_path / "page.txt"), *runs]
+    assert firecaffe.cli.main(words) == 2
+    assert not list(tmp_path.iterdir())
+
+
 def test_every_figure_has_its_run(page: str, runs: list[str], tmp_path: Path) -> None:
     for folder in runs:
         assert f"<code>{Path(folder).name}</code>" in page

@@ -38,8 +38,13 @@ class TensorCodec:
     """Encodes gradient + memory, and memory, float32 (n,) each, as uint8 (bytes,)."""
     decode: Callable[[Tensor, int], Tensor]
     """Decode uint8 (bytes,) to float32 (n,)."""
-    has_fixed_length: bool = True
-    """Whether the payload's length depends on n alone."""
+    share: float | None
+    """A payload's bytes over the tensor's, but for a few; None if they depend on the numbers."""
+
+    @property
+    def has_fixed_length(self) -> bool:
+        """Whether the payload's length depends on n alone."""
+        return self.share is not None
 
 
 @dataclass(frozen=True)

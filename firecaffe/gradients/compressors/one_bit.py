@@ -49,4 +49,4 @@ def bits_of_bytes(device: torch.device) -> Tensor:
     return (torch.arange(256).view(-1, 1) >> torch.arange(8) & 1).bool().to(device)
 
 
-ONE_BIT = TensorCodec(encode, decode)
+ONE_BIT = TensorCodec(encode, decode, share=1 / 32)

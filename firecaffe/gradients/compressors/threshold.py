@@ -66,4 +66,4 @@ def decode(payload: Tensor, num_elements: int) -> Tensor:
     return times * tau
 
 
-THRESHOLD = TensorCodec(encode, decode, has_fixed_length=False)
+THRESHOLD = TensorCodec(encode, decode, share=None)

@@ -2,6 +2,7 @@
 
 import dataclasses
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -38,6 +39,15 @@ def test_a_rate_at_which_training_would_diverge_is_no_matter() -> None:
         check_recipe(recipe), torch.device("cpu"), 2, 0.0, micro_batches=1
     )
     assert len(timed.compute_s) == measured_step.FEWEST_STEPS
+
+
+def test_made_up_labels_are_of_any_network(tmp_path: Path) -> None:
+    """Of one's own, whose outputs may be fewer than the thousand of such images."""
+    data = DataConfig("folder", path=str(tmp_path / "none"), resize=64, crop=64)
+    recipe = check_recipe(Recipe(data=data, model=ModelConfig("resnet18")))
+    made = measured_step.dataset_of(recipe, 4)
+    _, labels = made.batch(torch.arange(len(made)))
+    assert labels.tolist() == [0] * 8
 
 
 def test_the_ready_order_is_of_the_parameters_that_are_trained(
