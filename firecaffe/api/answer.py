@@ -17,7 +17,7 @@ PAGE = '<pre tabindex="0" style="white-space:pre;overflow-x:auto;line-height:nor
 
 
 class Answer(ABC):
-    """What a function of firecaffe came to. Its `repr` is what the command prints.
+    """The result of a function of firecaffe. Its `repr` is what the command prints.
 
     A notebook shows it with the command's colors.
     """

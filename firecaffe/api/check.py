@@ -54,11 +54,11 @@ REPETITIONS = 5
 
 @dataclass(frozen=True)
 class Look:
-    """What ranks measured, the same on all of them."""
+    """The ranks' measurements, the same on all of them."""
 
     measured: MeasuredCluster
     inventory: dict[str, Any] | None
-    """What the network keeps, changes and draws; None without a recipe, and on other ranks."""
+    """The network's state, changes and draws; None without a recipe, and on other ranks."""
     inventory_lines: Sequence[str]
     is_first: bool
     """Whether this is rank 0."""
@@ -186,17 +186,17 @@ LEFT_OUT = (
     "exchanges of activations and the order of stages are left out; `firecaffe plan … --ways all` "
     "makes them of these figures"
 )
-"""What is said of a recipe whose workers hold one model together."""
+"""A line on a recipe whose workers hold one model together."""
 
 
 @dataclass(frozen=True, repr=False)
 class Checked(Answer):
-    """What was measured of a cluster, and what stands out."""
+    """Measurements of a cluster, and what stands out."""
 
     measured: MeasuredCluster
     """The ranks, their links, and with a recipe its steps and exchanges."""
     inventory: Mapping[str, Any] | None
-    """What the recipe's network keeps, changes and draws; None without a recipe."""
+    """The network's state, changes and draws; None without a recipe."""
     lines: Sequence[str]
     """Lines about the network, and what was left out or written."""
 

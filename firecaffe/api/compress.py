@@ -225,7 +225,7 @@ class Compressed(Answer):
 
     @property
     def why_not(self) -> str:
-        """What is nearest to the target, if none reaches it; else empty."""
+        """The nearest to the target, if none reaches it; else empty."""
         return "" if self.is_reached else not_reached(self.record)
 
     def to_dict(self) -> dict[str, Any]:

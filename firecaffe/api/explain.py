@@ -193,12 +193,12 @@ Scored = Score | ModeScore | ParallelScore
 
 @dataclass(frozen=True, repr=False)
 class Explained(Answer):
-    """Where the time of each rank went."""
+    """The parts of each rank's time."""
 
     explanation: Explanation | ServedExplanation
     """The times of ranks, and those that are slow."""
     lines: list[str]
-    """What is said below the tables."""
+    """The lines below the tables."""
     score: Scored | None = None
     """The run's forecast against what was measured, if it has one."""
     elsewhere: list[str] | None = None

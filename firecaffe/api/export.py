@@ -43,7 +43,7 @@ class Exported(Answer):
     compared: str
     """With what the file was compared, and by how much it differed."""
     outputs: str
-    """What the network's outputs are, in words; empty if the file has weights alone."""
+    """The network's outputs, in words; empty if the file has weights alone."""
     inputs: str
     """A note on the inputs, if the network was compared on random ones."""
     notes: Sequence[str]

@@ -304,7 +304,7 @@ def plan(
 
 @dataclass(frozen=True)
 class Asked:
-    """What is to be planned, of each training on each cluster."""
+    """The forecasts that are asked for, of each training on each cluster."""
 
     workers: str
     exchanges: list[str] | None

@@ -1,4 +1,4 @@
-"""What is planned, and on which clusters: named, offered, or learned from runs."""
+"""The trainings to plan, and the clusters: named, offered, or learned from runs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

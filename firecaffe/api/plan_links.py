@@ -118,7 +118,7 @@ class LinkChoice:
         )
 
     def _beyond(self, number: int) -> Iterator[str]:
-        """What faster links than the chosen one bring, or the next slower one costs."""
+        """Say what faster links than the chosen one bring."""
         for later in self._faster(number):
             yield (
                 f"{self.offers[later][0].links[-1].name} brings "

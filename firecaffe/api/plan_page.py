@@ -131,7 +131,7 @@ def _short(value: float) -> float:
 def _pictures(
     cluster: Cluster, works: dict[str, Workload], sizes: Sequence[BatchSizes]
 ) -> dict[str, Any]:
-    """What is drawn of a device alone, by precision; `kinds` also by size."""
+    """The pictures of a device alone, by precision; `kinds` also by size."""
     device = cluster.device
     return {
         "alone": {word: list(alone(work, cluster)) for word, work in works.items()},

@@ -1,4 +1,4 @@
-"""What a plan shows: the table of forecasts and what is said of it, the modes, epochs, a plot."""
+"""A plan's output: the table of forecasts and what is said of it, the modes, epochs, a plot."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence

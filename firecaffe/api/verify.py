@@ -179,7 +179,7 @@ class SameBits(Answer):
     trainings: list[str]
     """The numbers of workers, or the layouts."""
     what: str
-    """What `trainings` names: "workers" or "layouts"."""
+    """The kind of `trainings`: "workers" or "layouts"."""
     steps: int
     """The number of steps of each training."""
     weights_sha256: str
@@ -207,7 +207,7 @@ class SameAsRecorded(Answer):
     """A run's first steps, which one worker computed again to the recorded bits."""
 
     verified: Verified
-    """What was compared."""
+    """The steps, losses and tensors that were compared."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return what was compared."""

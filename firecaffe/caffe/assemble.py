@@ -194,7 +194,7 @@ def _outline(call: Call, module: nn.Module, bottoms: list[Tensor]) -> dict[str, 
     was_training = module.training
     module.eval()
 
-    class Outline(nn.Module):
+    class Inner(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.inner = module
@@ -205,7 +205,7 @@ def _outline(call: Call, module: nn.Module, bottoms: list[Tensor]) -> dict[str, 
     try:
         with torch.no_grad():
             prefixed = {f"inner.{name}": tensor for name, tensor in shadows.items()}
-            tops: dict[str, Tensor] = functional_call(Outline(), prefixed, tuple(bottoms))
+            tops: dict[str, Tensor] = functional_call(Inner(), prefixed, tuple(bottoms))
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         taken = ", ".join(shown(bottom.shape) for bottom in bottoms) or "nothing"
         raise step.layer.error(

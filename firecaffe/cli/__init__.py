@@ -44,7 +44,7 @@ COMMANDS = {
 }
 
 MODULES = {"import": "import_caffe"}
-"""Of commands that are called as no module can be."""
+"""Modules of commands that are called as no module can be."""
 
 GO_ON = {
     *("train", "replay", "verify", "tune", "compress", "demo"),

@@ -1,4 +1,4 @@
-"""What a launcher hands to its ranks, and the last word that it gets from each of them."""
+"""The handover from a launcher to its ranks, and the last word that it gets from each of them."""
 
 import io
 import json

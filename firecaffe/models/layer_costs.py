@@ -45,7 +45,7 @@ class LayerProfile:
     macs: int
     forward_backward_flops: int
     kernels: tuple[Kernel, ...] = ()
-    """What the call starts, and functions between it and the next row's call."""
+    """The kernels of the call, and of functions between it and the next row's call."""
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,7 @@ def sent_share(name: str, workload: Workload) -> float:
 
 
 def share_of_any(name: str) -> float:
-    """The same of a codec that sends as much of any network, one of ONE_BY_ONE."""
+    """Bytes of an encoded node over its float32's, by a codec of ONE_BY_ONE."""
     codec = COMPRESSORS[name]
     if isinstance(codec, RowCodec):
         return codec.row_bytes / (codec.row_elements * BYTES_PER_ELEMENT)

@@ -30,7 +30,7 @@ BAND = 0.8
 REACH = 2.0
 """Times the smallest and the largest batch given: beyond, the law does not know."""
 REACH_BY_NOISE = 16.0
-"""The same, if the noise scale is known."""
+"""Times the smallest and the largest batch, if the noise scale is known."""
 RUN_SPREAD = 0.03
 """Relative standard deviation of a run's epochs: the median of benchmarks/published/epochs.toml."""
 
@@ -47,7 +47,7 @@ class BatchPoint:
 
     @property
     def variance(self) -> float:
-        """Of the mean, relative."""
+        """The relative variance of the mean."""
         spread = RUN_SPREAD if self.spread is None else self.spread / self.epochs
         return spread**2 / self.runs
 
@@ -77,7 +77,7 @@ NOISE_FACTOR = 2.0
 NOISE_SPREAD = 0.9
 """The standard deviation of its logarithm."""
 NOISE_REACH = 6.0
-"""Of these deviations: B_crit is sought within so many."""
+"""Standard deviations within which B_crit is sought."""
 
 
 @dataclass(frozen=True)
@@ -220,7 +220,7 @@ class EpochsLaw:
 
     @cached_property
     def _inverse(self) -> Array:
-        """Of the covariance of relative deviations."""
+        """The inverse of the covariance of relative deviations."""
         noise = np.diag([point.variance for point in self.points])
         process = self.form.scatter**2 * self.form.correlation(self._batches, self._batches)
         return np.asarray(np.linalg.inv(process + noise), dtype=np.float64)
@@ -240,7 +240,7 @@ class EpochsLaw:
         return float(least), float(slope)
 
     def _line_near(self, usual: float) -> tuple[float, float]:
-        """The same, with the noise scale's row: B_crit is near `usual`."""
+        """Fit the line with the noise scale's row: B_crit is near `usual`."""
         from scipy.optimize import minimize_scalar  # takes a tenth of a second
 
         def fitted(off: float) -> tuple[float, float]:

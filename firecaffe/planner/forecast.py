@@ -68,7 +68,7 @@ class Forecast:
     step_s: float
     low: Step
     high: Step
-    """The same step at the lower and the upper end of the band."""
+    """The step at the lower and the upper end of the band."""
     compute_s: float
     exposed_communication_s: float
     data_s: float

@@ -87,7 +87,7 @@ class RatedTraining:
     model: str = ""
     args: dict[str, Any] = field(default_factory=dict, hash=False)
     parameters: Amount = 0.0
-    """Of a network that is not ours."""
+    """The number of parameters of a network that is not ours."""
     layers: Number = 0
     precision: str = "fp32"
     channels_last: bool = False
@@ -95,7 +95,7 @@ class RatedTraining:
     gradient_bytes: Some = 4
     """Bytes of a number of a gradient as it travels."""
     bucket_bytes: Some = 25_000_000
-    """Those of PyTorch's DistributedDataParallel, if the source says nothing."""
+    """The buckets of PyTorch's DistributedDataParallel, if the source says nothing."""
     label: str = ""
 
     def step_s(self, row: RateRow) -> float:
@@ -198,7 +198,7 @@ class PricedRow:
 
 @dataclass(frozen=True)
 class Figures:
-    """What a data sheet leaves open. The logarithms of all are one vector, in this order."""
+    """Figures that a data sheet leaves open. Their logarithms are one vector, in this order."""
 
     compute: tuple[float, ...]
     """Scales of each training's compute time."""

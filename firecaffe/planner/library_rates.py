@@ -1,4 +1,4 @@
-"""What share of a device's peak the kernels of a library reach, by class.
+"""The share of a device's peak that the kernels of a library reach, by class.
 
 The file beside this one holds a table for each library generation and arithmetic. It is fitted to
 published rates by `benchmarks/planner/device_rates.py`, and says how many of its numbers are
@@ -29,13 +29,13 @@ class Rates:
     """Rates of one library in one arithmetic."""
 
     shares: dict[str, float] = field(hash=False)
-    """By class of kernel: of the peak, or for depthwise convolutions of the memory rate."""
+    """Shares by class of kernel: of the peak, or for depthwise convolutions of the memory rate."""
     reread: float
     """Side at which operands take as long as products on a device of 1 operation a byte."""
     matrix_memory: float
     """The share of the memory rate at which matrices are read and written."""
     memory: float
-    """The same for all other kernels."""
+    """Share of the memory rate for all other kernels."""
     transposes: float
     """Passes over a convolution's activations to bring the channels innermost."""
 

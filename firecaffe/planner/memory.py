@@ -12,7 +12,7 @@ LIBRARY_BYTES = 600_000_000
 
 
 SLACK = 0.77
-"""What a CPU takes beside activations and passing gradients, over these. Fitted.
+"""Memory that a CPU takes beside activations and passing gradients, over these. Fitted.
 
 The median of the 16 one-worker rows of benchmarks/results/memory.md.
 """
@@ -27,7 +27,7 @@ MOST_MICRO_BATCH = 256
 """The most images of a micro-batch that is not given: ImageNet's records took no more a device."""
 
 MOST_OF_CORES = 8
-"""The same without a library of GPUs: a core's rate grows no more, and leaves are shared better."""
+"""The most without a library of GPUs: a core's rate grows no more, and leaves are shared better."""
 
 LIBRARY_LOW = 0.5
 """The share of LIBRARY_BYTES that a process may do with."""

@@ -52,11 +52,11 @@ class MeasuredSteps:
     first_step: int
     last_step: int
     micro_batches: float
-    """Of rank 0 in a step; with a server of all workers."""
+    """Micro-batches of rank 0 in a step; with a server, of all workers."""
     compute_s: float
     data_s: float
     update_s: float
-    """Of a step; 0 if unknown."""
+    """Seconds of a step; 0 if unknown."""
     error: float
     """Half the spread of the middle four fifths of `compute_s`, over their median."""
     jitter: float

@@ -1,4 +1,4 @@
-"""What a buyer may choose from: devices by their data sheets, on Ethernets of any speed.
+"""A buyer's offers: devices by their data sheets, on Ethernets of any speed.
 
 A device's rates are its sheet's times those of its library (`library_rates`). The scale between the
 two is its own if published rates of it are in the fit, else its family's mean.
@@ -33,7 +33,7 @@ class Sheet:
     flops: dict[str, float] = field(hash=False)
     """The peak by dtype."""
     link: str
-    """What joins the devices of a node."""
+    """The link between the devices of a node."""
     library: str = "cudnn8"
     power_w: float = 0.0
     source: str = ""
@@ -103,7 +103,7 @@ are set between them.
 """
 
 CONGESTION = 0.14
-"""What emulated links show: see `planner.simulate`."""
+"""As on emulated links: see `planner.simulate`."""
 ERROR = 0.2
 
 DISK = Storage("local NVMe SSD", 3.2e9)

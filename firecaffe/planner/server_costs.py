@@ -180,7 +180,7 @@ class _SharedPort:
         self.changes = 0
         self._now_s = 0.0
         self._served_s = 0.0
-        """What a transfer that has been there all the time would have got of the port."""
+        """Seconds of the port that a transfer would have had, had it been there all the time."""
         self._ends: list[tuple[float, tuple[int, int]]] = []
         """A heap of (what is served when a transfer ends, learner and stage)."""
 

@@ -54,7 +54,7 @@ class SplitStep:
 
     compute_s: float
     stragglers_s: float
-    """What of computing is waiting for slower workers at the end of the step."""
+    """The part of computing that is waiting for slower workers at the end of the step."""
     data_s: float
     activations_s: float
     """Exchanges between layers, forward and backward, and waiting for slower workers there."""

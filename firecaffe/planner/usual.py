@@ -1,4 +1,4 @@
-"""What a GPU's and a network's data sheets leave open, as it is usual in published trainings.
+"""Figures that data sheets of GPUs and networks leave open, as is usual in published trainings.
 
 `benchmarks/planner/published_scaling.py` found these values. Shipped clusters of GPUs, and devices
 that a buyer chooses from, have them; rates that are known draw them away (`learn_rates`).
@@ -25,7 +25,7 @@ class Usual:
     exchange_spread: float = 0.1
     """Time of a library's exchanges over that by the cluster's file."""
     link_spread: float = 0.225
-    """The same of one link, over that of the library."""
+    """Time of one link's exchanges over that of the library's."""
     slowdown: float = 1.7
     slowdown_spread: float = 0.15
     jitter: float = 0.04
@@ -34,7 +34,7 @@ class Usual:
     """That of one training's jitter, over that of a file's trainings."""
     compute_spread: float = 0.5
     residual: float = 0.035
-    """What a forecast of a row misses even if all figures are known."""
+    """The error of a row's forecast even if all figures are known."""
     band: float = 0.7
     """Width of a band over that of the posterior, for its parts are taken to one side together."""
 

@@ -53,9 +53,9 @@ class LayerWork:
     output_bytes: float = 0.0
     """The output for one image, as float32; a part of `moved_bytes`."""
     kept_bytes: float = 0.0
-    """What autograd keeps of its call for one image, as float32, until its backward."""
+    """Bytes that autograd keeps of its call for one image, as float32, until its backward."""
     kernels: tuple[Kernel, ...] = ()
-    """What it starts, each with its shares of `flops`, `moved_bytes` and `weight_bytes`."""
+    """The kernels it starts, each with its shares of `flops`, `moved_bytes` and `weight_bytes`."""
 
     @cached_property
     def whole_kernels(self) -> tuple[Kernel, ...]:
@@ -78,7 +78,7 @@ class Workload:
     model: str
     layers: tuple[LayerWork, ...]
     activation_bytes: float
-    """What autograd keeps of one image for backward, as float32."""
+    """Bytes that autograd keeps of one image for backward, as float32."""
     layout: Layout
     num_classes: int
     """0 if unknown."""

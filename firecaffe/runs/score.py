@@ -36,7 +36,7 @@ class KeptForecast:
     place: Path
     row: Mapping[str, Any]
     timings: Rows
-    """Of the steps that it did not know, after one that readers leave out."""
+    """Times of the steps that it did not know, after one that readers leave out."""
     first_s: float | None = None
     """A step by the first forecast, if this one replaced it."""
 

@@ -44,7 +44,7 @@ class MetricRow:
     """A metric: how each task makes it, its direction, and whether it is a share of 1."""
 
     of: Mapping[str, Make]
-    """By task name: a function from this row and the properties of the data to the metric."""
+    """Functions by task name, from this row and the properties of the data to the metric."""
     higher_is_better: bool = True
     """Whether a higher value is better."""
     is_share: bool = True

@@ -23,7 +23,7 @@ from firecaffe.training.times import Timings
 
 FIRST = 20
 WARM_UP = 4
-"""Of the first steps, those that are left out: memory is allocated, and kernels are chosen."""
+"""The first steps, which are left out: memory is allocated, and kernels are chosen."""
 
 Use = Callable[[Sequence[dict[str, Any]]], str]
 """Takes rows of timings, and returns a line to say, or nothing."""

@@ -1,4 +1,4 @@
-"""What a run's folders hold: about.json, and a folder on each host without rank 0's.
+"""The contents of a run's folders: about.json, and a folder on each host without rank 0's.
 
 Rank 0 marks the run's folder with a name that no other run has. A rank that does not see the mark
 shares no disk with rank 0. It records its timings, and the faults that it hears of, in a folder on

@@ -25,10 +25,27 @@ def test_a_file_has_a_name_of_its_own() -> None:
 def test_a_class_has_a_name_of_its_own() -> None:
     places = defaultdict[str, list[str]](list)
     for path in FILES:
-        for node in ast.parse(path.read_text()).body:
+        for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(str(path.relative_to(PRODUCT)))
     assert {name: where for name, where in places.items() if len(where) > 1} == {}
+
+
+STARTS = ("Of", "What", "Those", "Where", "By", "The same")
+
+
+def test_a_docstring_stands_alone() -> None:
+    """It begins with a verb or a noun, and so is read in a tooltip without the lines around."""
+    dependent = [
+        f"{path.relative_to(PRODUCT)}:{node.lineno}"
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+        and node.value.value.startswith(tuple(f"{start} " for start in STARTS))
+    ]
+    assert dependent == []
 
 
 def variables(tree: ast.AST) -> list[str]:

@@ -57,7 +57,7 @@ class LateRule:
 
     def __init__(self) -> None:
         self.mean_step = MeanStep()
-        """Of updates. Only the gap-aware rule adds to it; a checkpoint has it with any rule."""
+        """The mean of updates. Only the gap-aware rule adds to it; a checkpoint always has it."""
 
     def correct(self, gradients: Weights, weights: Weights, pulled: Weights) -> None:
         """Correct a work's gradients in place, given the weights now and those it pulled."""

@@ -197,7 +197,7 @@ class OwnerParts:
     tensors: Mapping[str, Tensor]
     numbers: Mapping[str, Any]
     mean_step: Mapping[str, float]
-    """The same on all owners."""
+    """The mean of updates, equal on all owners."""
     moved: tuple[int, int]
     """Bytes sent to learners of other ranks, and received from them."""
 
