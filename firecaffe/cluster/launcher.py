@@ -43,6 +43,7 @@ from firecaffe.errors import (
     PreemptedError,
 )
 from firecaffe.faults import ANOTHER, GOES_ON, ITSELF, Fault
+from firecaffe.generators import generators_kept
 from firecaffe.output import share_with_ranks
 
 ENDED = (-signal.SIGTERM, -signal.SIGUSR1, -signal.SIGINT)
@@ -95,6 +96,7 @@ def launch(
         _environment(_variables_of_ranks(hosts, address, secret) | hand(for_ranks, Path(folder))),
         _silent(MEETING_LOGGER),
         handlers_kept(SIGNALS),  # the agent sets its own, and leaves them
+        generators_kept(),  # the agent waits for random times
         Aside() as aside,
     ):
         command = ["-m", module, *arguments]

@@ -21,7 +21,7 @@ NOTEBOOK = Path(__file__).parents[2] / "examples" / "notebook.ipynb"
 
 # No `if __name__ == "__main__"`: it is not needed, for no worker runs the script again.
 BEGINNING = """
-import json, logging, os, signal, sys, threading
+import json, logging, os, random, signal, sys, threading
 import torch
 from torch import nn
 import firecaffe
@@ -61,9 +61,9 @@ def fails_once(marker):
 
 assert firecaffe.launch(fails_once, 1, args=(os.path.abspath("marker"),), max_restarts=1) == "again"
 logging.disable(logging.DEBUG)
-before = signal.getsignal(signal.SIGTERM), dict(os.environ)
+before = signal.getsignal(signal.SIGTERM), dict(os.environ), random.getstate()
 answers = [firecaffe.launch(twice, count, kwargs={"word": "word"}) for count in (1, 2)]
-assert (signal.getsignal(signal.SIGTERM), dict(os.environ)) == before
+assert (signal.getsignal(signal.SIGTERM), dict(os.environ), random.getstate()) == before
 assert logging.root.manager.disable == logging.DEBUG
 assert all(type(answer) is Answer for answer in answers)
 print(json.dumps([answer.found for answer in answers]))
