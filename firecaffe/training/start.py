@@ -65,8 +65,10 @@ def _copy_pieces(world: World, passed: Checkpoint, sees: bool) -> None:
         try:
             _send_file(world, path, copy)
         except OSError as error:
-            where = f"{path}: cannot be copied to {world.host}, which does not see it"
-            raise CheckpointError(f"{where}: {error.strerror}") from error
+            unseen = "" if sees else f"copied to {world.host}, which does not see it"
+            raise CheckpointError(
+                f"{path}: cannot be {unseen or 'read'}: {error.strerror}"
+            ) from error
         if copy is not None:
             passed.copies.append(copy)
             passed.piece_files[name] = Path(f"/dev/fd/{copy.fileno()}")

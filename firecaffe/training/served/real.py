@@ -11,7 +11,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from queue import Empty, SimpleQueue
 from typing import Any, NoReturn
 
@@ -247,7 +247,9 @@ class RealRanks:
         try:
             yield
         except TOGETHER as error:
-            self._end({"error": [type(error).__name__, str(error), getattr(error, "step", 0)]}, {})
+            with suppress(PeerLostError):  # a rank that goes away now does not hide why
+                report = [type(error).__name__, str(error), getattr(error, "step", 0)]
+                self._end({"error": report}, {})
             raise
 
     @contextmanager

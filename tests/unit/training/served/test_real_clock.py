@@ -8,10 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from firecaffe.errors import NotFiniteError, PeerLostError
 from firecaffe.synchrony.events import Event, Join, Lose, Pull, Push
 from firecaffe.synchrony.log import Ledger
 from firecaffe.synchrony.server_policies import Asynchronous, LeafQueue, Work
 from firecaffe.training.served.messages import Parcel
+from firecaffe.training.served.real import RealRanks
 from firecaffe.training.served.real_clock import (
     Arrival,
     Arrivals,
@@ -198,3 +200,13 @@ def test_a_parcel_brings_tensors_of_any_type() -> None:
     received.data.copy_(sent.data)
     assert tensors.keys() == received.views.keys()
     assert all(torch.equal(received.views[name], each) for name, each in tensors.items())
+
+
+def test_a_rank_that_goes_away_does_not_hide_why_the_training_ends(monkeypatch: Patch) -> None:
+    def end(*_: object) -> None:
+        raise PeerLostError("rank 1 went away")
+
+    ranks = object.__new__(RealRanks)
+    monkeypatch.setattr(RealRanks, "_end", end)
+    with pytest.raises(NotFiniteError), ranks._told_errors():
+        raise NotFiniteError("the loss is NaN")
