@@ -58,9 +58,9 @@ of {trained:.1%} off.
 Rows that do not name `plan` test parts of it, or formulas outside it. **Not tested:** any GPU,
 InfiniBand or real network of our own; hours, money and failures of a training.
 
-*Fitted*: constants adjusted to rows. *Chosen*: those that we set; the source's own numbers are
-neither. *Implied*, or *i*: what follows from fitted rows whatever the model is. *Null*: the median
-error of the section's null model on the same rows.
+*Fitted*: constants adjusted to rows. *Chosen*: those that we set. *Implied*, or *i*: what follows
+from fitted rows whatever the model is. *Null*: the median error of the section's null model on the
+same rows.
 
 {table}
 
@@ -85,7 +85,7 @@ error of the section's null model on the same rows.
 - **Bands.** Compute times may be off by the device's `error`, exchange times by the link's, all to
   the same side.
 
-Left out: other users of the network, and a GPU's clock.
+Left out: other users of the network, a GPU's clock, checkpoints, and decoding unless measured.
 """
 
 

@@ -203,7 +203,7 @@ class RealClock:
         self._came_s: dict[int, float] = {}
         self._left_s: dict[int, float] = {}
         self._is_resumed = False
-        self._started_s = self._resumed_s = 0.0
+        self._started_s = 0.0
         self._brought: Contribution | None = None
         self._look: Callable[[], None] = lambda: None
         self._on_loss: OnLoss = lambda *_: None
@@ -219,7 +219,6 @@ class RealClock:
         `look` is called while waiting, and may raise. `on_loss` is called for each lost rank.
         """
         self._look, self._on_loss = look, on_loss
-        self._resumed_s = self.time_s
         self._started_s = time.monotonic() - self.time_s
         if self._is_resumed:
             self._due.extend(sorted(self.policy.learners))
