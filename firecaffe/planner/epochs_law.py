@@ -10,7 +10,7 @@ says how far off.
 
 A measured gradient noise scale S is a further row of the fit: ln B_crit is near
 ln (NOISE_FACTOR · S). Its spread is wide, so it counts if there is one batch, or if batches are too
-close to tell B_crit. `benchmarks/training/noise_scale.py` says how far off.
+close to tell B_crit. `benchmarks/planner/epochs_by_noise.py` says how far off.
 """
 
 from collections.abc import Sequence
