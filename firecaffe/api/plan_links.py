@@ -17,7 +17,7 @@ from rich.text import Text
 
 from firecaffe.api.plan_tables import assumptions, hours_words
 from firecaffe.gradients.config import NO_COMPRESSOR
-from firecaffe.planner.advice import NO_ACCURACY, Gain, gain_of
+from firecaffe.planner.advice import NO_ACCURACY, Gain, folded, gain_of
 from firecaffe.planner.cluster import Cluster
 from firecaffe.planner.compute_time import error_of
 from firecaffe.planner.forecast import Forecast, fastest, forecasts, most_useful
@@ -209,6 +209,7 @@ class LinkChoice:
         if rows[-1].hours is None and law is not None and epochs is not None:
             least = "at least " * epochs.is_at_least
             lines.append(f"hours: {least}{epochs.epochs:.3g} epochs to {law.target} ({law.source})")
+        lines += folded(work, cluster, rows)
         if not all(row.fits for row in rows):
             lines.append("! means that it does not fit in the device's memory")
         return lines + assumptions(work, cluster, rows, None)

@@ -24,6 +24,7 @@ from firecaffe.planner.forecast import (
     most_useful,
 )
 from firecaffe.planner.memory import remedy
+from firecaffe.planner.published_trainings import epochs_law_of
 from firecaffe.planner.simulate import Network
 from firecaffe.planner.step_cost import Scales, StepCost, route_of
 from firecaffe.planner.update_price import ALL, update_of
@@ -63,12 +64,11 @@ def changes(workload: Workload, cluster: Cluster, row: Forecast) -> list[Advised
             replace(workload, micro_batch_size=2 * workload.micro_batch_size),
             cluster,
         ),
-        (
-            "a global batch twice as large",
-            replace(workload, global_batch_size=2 * workload.global_batch_size),
-            cluster,
-        ),
     ]
+    law, batch = epochs_law_of(workload), 2 * workload.global_batch_size
+    if law is None or batch <= law.b_crit:  # from there on a larger batch needs more epochs
+        larger = replace(workload, global_batch_size=batch)
+        worlds.append(("a global batch twice as large", larger, cluster))
     if storage is not None:
         twice = replace(storage, read_bytes_per_s=2 * storage.read_bytes_per_s)
         worlds.append(("storage of twice the rate", workload, replace(cluster, storage=twice)))
@@ -180,12 +180,12 @@ def _other_ways(
         + ("is as fast." if _times(row) == _times(best) else f"gives {_times(row)}.")
         for row in by_recipe
     ]
-    return said + _folded(workload, cluster, rows)
+    return said + folded(workload, cluster, rows)
 
 
-def _folded(workload: Workload, cluster: Cluster, rows: Sequence[Forecast]) -> list[str]:
+def folded(workload: Workload, cluster: Cluster, rows: Sequence[Forecast]) -> list[str]:
     """Name the numbers of workers at which `fold` stands in for the exchange of a row."""
-    folded = sorted(
+    numbers = sorted(
         {
             row.workers
             for row in rows
@@ -195,10 +195,10 @@ def _folded(workload: Workload, cluster: Cluster, rows: Sequence[Forecast]) -> l
             and route_of(workload, row.exchange, Network(cluster.links, row.workers)).way == FOLD
         }
     )
-    if not folded:
+    if not numbers:
         return []
     return [
-        f"With {', '.join(map(str, folded))} workers, shares of {workload.num_micro_batches} "
+        f"With {', '.join(map(str, numbers))} workers, shares of {workload.num_micro_batches} "
         f"micro-batches are no subtrees, so {FOLD} sums instead of the exchange that is named."
     ]
 

@@ -10,6 +10,21 @@ from tests.kit.data_sheets import data_sheet
 RESNET = ("--model", "resnet50", "--device", "a100")
 
 
+def test_a_larger_batch_is_advised_up_to_the_largest_useful_one() -> None:
+    """Of ResNet-50, 47 thousand."""
+    words = ["--model", "resnet50", "--cluster", "ethernet-1g", "--workers", "8"]
+    for batch, is_advised in ((4096, True), (65536, False)):
+        (found,) = planned(*words, "--global-batch-size", str(batch))
+        assert ("a global batch twice as large" in found["advice"]) is is_advised
+
+
+def test_what_sums_at_odd_numbers_of_workers_is_said() -> None:
+    _, out, _ = plan(*RESNET, "--links", "10", "--workers", "5,12")
+    assert "With 5, 12 workers" in out
+    _, out, _ = plan(*RESNET, "--links", "10", "--workers", "4")
+    assert "fold" not in out
+
+
 def test_a_buyer_reads_to_what_and_with_which_codec() -> None:
     words = ["--links", "1,10", "--workers", "8,32"]
     _, out, _ = plan(*RESNET, *words, "--compressors", "all")
