@@ -5,6 +5,7 @@ residual additions, attention, a softmax. An operator that only makes a view has
 Operations are those of `torch.utils.flop_counter`: a multiply-add is two.
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from math import prod
@@ -164,9 +165,17 @@ def _shape_of_convolution(
 
 
 def _joined(kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:
-    """The matrices of a recurrent layer, whose library computes the rest inside of them."""
+    """The matrices of a recurrent layer, whose library computes the rest inside of them.
+
+    Each time step has kernels of its own. Their few rows do not limit them, and weights are read
+    once: they stay in a cache or in registers from step to step.
+    """
     multiplies = [kernel for kernel in kernels if kernel.kind in MULTIPLIES]
-    return tuple(multiplies) or tuple(kernels)
+    steps = Counter(multiplies)
+    joined = [
+        replace(kernel, rows=0.0, weights=kernel.weights / steps[kernel]) for kernel in multiplies
+    ]
+    return tuple(joined) or tuple(kernels)
 
 
 def _tensors(value: Any) -> list[Tensor]:

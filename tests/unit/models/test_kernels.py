@@ -102,7 +102,12 @@ def test_functions_count_where_they_are_called() -> None:
 
 def test_a_library_joins_what_a_recurrent_layer_does() -> None:
     found = {row.name: row.kernels for row in profiled(Mixed(), 12, 8).layers}
-    assert {kernel.kind for kernel in found["recurrent"]} == {MATRIX}
+    recurrent = found["recurrent"]
+    assert {kernel.kind for kernel in recurrent} == {MATRIX}
+    assert len(recurrent) > 12 / 2  # each step has its own, but reads no weights again
+    read = sum(kernel.weights for kernel in recurrent)
+    assert read == pytest.approx(sum(p.numel() for p in Mixed().recurrent.parameters()), rel=0.01)
+    assert {kernel.rows for kernel in recurrent} == {0.0}
     assert ATTENTION in {kernel.kind for kernel in found["qkv"]}
 
 
