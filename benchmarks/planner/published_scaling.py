@@ -96,24 +96,24 @@ CERTAIN = dict.fromkeys(
 )
 """Spreads of figures that are what is usual, whatever rows say."""
 
+DATA_SHEET = replace(USUAL, exchange=1.0, slowdown=1e-9, jitter=1e-9)
+"""A control: what data sheets say, and nothing else."""
 
-def judge_sheet(family: Family) -> list[Row]:
+
+def judge_file(family: Family, usual: Usual = USUAL) -> list[Row]:
     """Forecast a family by its cluster's file and the first row of each training as its step.
 
     So `plan --cluster` does with a step that was measured.
     """
     rates, cluster = family
     trainings = [first_rows(training, 1) for training in rates.trainings]
-    learned = learn_rates(cluster, trainings, replace(USUAL, **CERTAIN))
-    usual = replace(
-        cluster,
-        device=usual_device(cluster.device),
-        links=tuple(usual_link(link) for link in cluster.links),
-    )
+    learned = learn_rates(cluster, trainings, replace(usual, **CERTAIN))
+    device = usual_device(cluster.device, usual)
+    links = tuple(usual_link(link, usual) for link in cluster.links)
     clusters = []
     for number in range(len(trainings)):
         step = learned.cluster_of(number).device.measured
-        clusters.append(replace(usual, device=replace(usual.device, measured=step)))
+        clusters.append(replace(cluster, device=replace(device, measured=step), links=links))
     return rows_on(rates.name, trainings, clusters)
 
 
@@ -168,9 +168,7 @@ def _log_per_s(training: RatedTraining, devices: int) -> float | None:
 
 @cache
 def judged(known: int) -> list[Row]:
-    """Forecast all families; with 0 known rows, by `judge_sheet`."""
-    if not known:
-        return [row for family in families() for row in judge_sheet(family)]
+    """Forecast all families."""
     return [row for family in families() for row in judge(family, known)]
 
 
@@ -182,24 +180,52 @@ def cells(errors: Iterable[float | None]) -> tuple[int, str, str]:
     return len(sizes), f"{100 * median(sizes):.1f}", f"{100 * np.quantile(sizes, 0.9):.1f}"
 
 
+@cache
+def by_file(usual: Usual) -> list[Row]:
+    """Forecast all families by `judge_file`."""
+    return [row for family in families() for row in judge_file(family, usual)]
+
+
 def summary_table() -> list[str]:
     """Compare the forecast with the null models on the same rows."""
     lines = [
         "| known | rows | n | forecast | *linear* | *a + b lg p* | in the band |",
         "|---|---|---|---|---|---|---|",
     ]
-    for known, said in ((0, "a step"), (1, "one row"), (2, "two rows")):
-        rows = judged(known)
-        informative = [row for row in rows if abs(row.linear_error) > INFORMATIVE]
-        both = [row for row in rows if row.log_error is not None]
-        kinds = [("all", rows), (f"*linear* off by over {INFORMATIVE:.0%}", informative)]
-        for what, some in [*kinds, ("with *a + b lg p*", both)] if known else kinds[:1]:
-            by_log = cells(row.log_error for row in some) if some is both else (0, "-", "-")
-            columns = [cells(row.error for row in some), cells(row.linear_error for row in some)]
-            shown = ["; ".join(column[1:]) for column in (*columns, by_log)]
-            share = sum(row.in_band for row in some) / len(some)
-            lines.append(f"| {said} | {what} | {len(some)} | {' | '.join(shown)} | {share:.0%} |")
+    rows = [("a step", "all", by_file(USUAL), False)]
+    for known, said in ((1, "one row"), (2, "two rows")):
+        every = judged(known)
+        informative = [row for row in every if abs(row.linear_error) > INFORMATIVE]
+        both = [row for row in every if row.log_error is not None]
+        rows += [
+            (said, "all", every, False),
+            (said, f"*linear* off by over {INFORMATIVE:.0%}", informative, False),
+            (said, "with *a + b lg p*", both, True),
+        ]
+    for said, what, some, has_log in rows:
+        by_log = cells(row.log_error for row in some) if has_log else (0, "-", "-")
+        columns = [cells(row.error for row in some), cells(row.linear_error for row in some)]
+        shown = ["; ".join(column[1:]) for column in (*columns, by_log)]
+        share = sum(row.in_band for row in some) / len(some)
+        lines.append(f"| {said} | {what} | {len(some)} | {' | '.join(shown)} | {share:.0%} |")
     return [line.replace("-; -", "-") for line in lines]
+
+
+def control_line() -> str:
+    """What a measured step is worth beside data sheets alone."""
+    by_kind = []
+    for usual in (DATA_SHEET, USUAL):
+        some = by_file(usual)
+        _, middle, most = cells(row.error for row in some)
+        held, fast = (
+            f"{sum(one) / len(some):.0%}"
+            for one in ([row.in_band for row in some], [row.error > 0 for row in some])
+        )
+        by_kind.append(f"{middle} and {most} per cent, {held} in the band, {fast} too fast")
+    return (
+        "*A step*: the first row is a measured step, and nothing else is corrected. The control "
+        f"has data sheets alone, without what is usual: {by_kind[0]}; with it {by_kind[1]}."
+    )
 
 
 def left_out_table() -> list[str]:
@@ -263,7 +289,7 @@ source left out, the search is made again without it and the band left as it is:
 
 def page() -> str:
     """Make the whole record."""
-    parts = [HEAD, *summary_table(), "", FITTED, *left_out_table(), ""]
+    parts = [HEAD, *summary_table(), "", control_line(), "", FITTED, *left_out_table(), ""]
     for known in (1, 2):
         parts += [f"## {('One row', 'Two rows')[known - 1]} known", "", *family_lines(known), ""]
     return "\n".join(parts).rstrip("\n") + "\n"

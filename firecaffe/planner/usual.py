@@ -46,15 +46,15 @@ class Usual:
 USUAL = Usual()
 
 
-def usual_device(device: Device) -> Device:
+def usual_device(device: Device, usual: Usual = USUAL) -> Device:
     return replace(
         device,
-        jitter=USUAL.jitter,
-        jitter_error=USUAL.error(USUAL.jitter_spread),
-        exchange_slowdown=USUAL.slowdown,
-        slowdown_error=USUAL.error(USUAL.slowdown_spread),
+        jitter=usual.jitter,
+        jitter_error=usual.error(usual.jitter_spread),
+        exchange_slowdown=usual.slowdown,
+        slowdown_error=usual.error(usual.slowdown_spread),
     )
 
 
-def usual_link(link: Link) -> Link:
-    return replace(link, exchange_scale=USUAL.exchange)
+def usual_link(link: Link, usual: Usual = USUAL) -> Link:
+    return replace(link, exchange_scale=usual.exchange)

@@ -84,8 +84,9 @@ class Recipe:
 
     @property
     def updates_whole_layers(self) -> bool:
-        """Whether an update needs whole parameters: their norm, pruning or shared values."""
-        return needs_norms(self.solver) or self.prune.is_on or self.share.is_on
+        """Whether an update needs whole parameters: norms, gaps, pruning or shared values."""
+        needs_gaps = self.synchrony.compensate == "gap"
+        return needs_norms(self.solver) or needs_gaps or self.prune.is_on or self.share.is_on
 
 
 FOLDER = Path(__file__).parents[1] / "recipes"

@@ -65,10 +65,8 @@ def _copy_pieces(world: World, passed: Checkpoint, sees: bool) -> None:
         try:
             _send_file(world, path, copy)
         except OSError as error:
-            unseen = "" if sees else f"copied to {world.host}, which does not see it"
-            raise CheckpointError(
-                f"{path}: cannot be {unseen or 'read'}: {error.strerror}"
-            ) from error
+            what = "read" if sees else f"copied to {world.host}, which does not see it"
+            raise CheckpointError(f"{path}: cannot be {what}: {error.strerror}") from error
         if copy is not None:
             passed.copies.append(copy)
             passed.piece_files[name] = Path(f"/dev/fd/{copy.fileno()}")

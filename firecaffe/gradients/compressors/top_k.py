@@ -67,4 +67,4 @@ def largest_at(keys: Tensor, place: int) -> Tensor:
     return keys[0]
 
 
-TOP_K = TensorCodec(encode, decode, share=ENTRY_BYTES / SHARE / 4)
+TOP_K = TensorCodec(encode, decode, share=ENTRY_BYTES / SHARE / torch.float32.itemsize)

@@ -88,9 +88,7 @@ class InShards:
             optimizer_of=partial(make_optimizer, whole.named, recipe.solver, delayed),
             ema_of=ema_of,
             weight_of=partial(weight_of, whole.run.order),
-            needs_whole=recipe.updates_whole_layers
-            or synchrony.compensate == "gap"
-            or isinstance(whole.coder, FeedbackEncoder),
+            needs_whole=recipe.updates_whole_layers or isinstance(whole.coder, FeedbackEncoder),
         )
         return Owners.meet(whole.world, training, synchrony.in_flight, recipe.exchange.timeout_s)
 
