@@ -9,6 +9,9 @@ from firecaffe.exchange.choose import AUTO
 
 NO_COMPRESSOR = "none"
 
+ALL: Literal["all"] = "all"
+SHARDS: Literal["shards"] = "shards"
+
 TIMEOUTS_S = (0.1, 1e6)
 """The range of time-outs. Ranks cannot even meet in less; no system clock can count more."""
 
@@ -46,7 +49,7 @@ class ExchangeConfig:
     compressor: str = NO_COMPRESSOR
     compressor_level: int = 0
     bucket_bytes: int = 4_000_000
-    update_at: Literal["all", "shards"] = "all"
+    update_at: Literal["all", "shards"] = ALL
     shared_memory: bool = True
     timeout_s: float = 300.0
     silent_s: float = 20.0
@@ -54,7 +57,7 @@ class ExchangeConfig:
     @property
     def in_shards(self) -> bool:
         """Whether each worker updates a shard of the weights."""
-        return self.update_at == "shards"
+        return self.update_at == SHARDS
 
     @property
     def codec(self) -> str:

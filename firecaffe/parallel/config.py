@@ -11,6 +11,10 @@ AUTO = "auto"
 MOST = 4096
 
 
+WHOLE, LAYERS, STAGES = "whole", "layers", "stages"
+LAYERS_OF_OWN_SAMPLES = "layers of own samples"
+
+
 @dataclass(frozen=True)
 class ParallelConfig:
     """How a model is split over workers.
@@ -42,6 +46,15 @@ class ParallelConfig:
     pipeline: Literal["1f1b", "gpipe"] = "1f1b"
 
     @property
+    def holding(self) -> str:
+        """Which part of a model a worker holds, as a key of `training.choices.HOLDINGS`."""
+        if self.stages:
+            return STAGES
+        if not self.is_split:
+            return WHOLE
+        return LAYERS if self.shares_samples else LAYERS_OF_OWN_SAMPLES
+
+    @property
     def is_split(self) -> bool:
         """Whether layers are cut, even if on one worker only."""
         return bool(self.split) or self.scheme in (ONE_WEIRD_TRICK, AUTO)
@@ -49,7 +62,7 @@ class ParallelConfig:
     @property
     def is_whole(self) -> bool:
         """Whether each worker holds the whole network."""
-        return not self.is_split and not self.stages
+        return self.holding == WHOLE
 
     @property
     def word(self) -> str:

@@ -146,6 +146,11 @@ class SynchronyConfig:
         return self.mode == ASYNCHRONOUS and self.lock == NO_LOCK
 
     @property
+    def keeper(self) -> str:
+        """Who keeps a server's weights: first, sharded, or none if nobody locks them."""
+        return NO_LOCK if self.is_lockless else self.server
+
+    @property
     def has_real_server(self) -> bool:
         """Whether a server receives gradients from other processes as they arrive."""
         return self.is_served and self.clock == "real"

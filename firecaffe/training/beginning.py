@@ -16,7 +16,6 @@ from firecaffe.compression.config import prune_notes
 from firecaffe.data import Data
 from firecaffe.errors import RunError
 from firecaffe.files import write_atomically, write_json
-from firecaffe.models.freeze import Frozen
 from firecaffe.recipe.identity import to_toml, tuned_by
 from firecaffe.recipe.run import Run
 from firecaffe.recipe.sections import Recipe
@@ -117,7 +116,7 @@ def plan_lines(
     if workers == 1:
         exchange = "none, for one worker"
     return [
-        f"network: {run.recipe.model.name}, {learner.num_parameters:,} parameters",
+        f"network: {run.recipe.model.name}, {learner.findings.num_parameters:,} parameters",
         f"data: {data.description}",
         f"workers: {workers} on {device}; batches of {train.global_batch_size} in micro-batches "
         f"of {train.micro_batch_size}, {run.steps:,} steps",
@@ -129,17 +128,12 @@ def notes_of(
     run: Run,
     data: Data,
     learner: Learner,
-    frozen: Frozen,
     start: Start,
     plugins: Sequence[Plugin],
 ) -> list[str]:
-    model = run.recipe.model
     said = [*data.notes, *_notes(run), *start.notes]
     said += [f"plug-in: {name}" for name in plugin_names(plugins)]
-    said += _weights_notes(run.recipe, learner)
-    said += frozen.notes(model)
-    if learner.inventory is not None:
-        said += learner.inventory.notes
+    said += learner.findings.notes(run.recipe.model)
     said += [constraint.line for constraint in learner.update.applier.constraints]
     return said + [f"warning: {doubt}" for doubt in learner.doubts]
 
@@ -156,14 +150,6 @@ def _notes(run: Run) -> list[str]:
     if recipe.run.tuned and not tuned_by(recipe):
         notes.append("run.tuned is left out: its search has ended in another recipe")
     return notes
-
-
-def _weights_notes(recipe: Recipe, learner: Learner) -> list[str]:
-    if learner.first_weights is not None:
-        warned = [f"warning: {why}; an older checkpoint is taken" for why in learner.damaged]
-        return [*warned, learner.first_weights.line]
-    weights = recipe.model.weights
-    return [f"model.weights {weights} is not read: the run is resumed"] if weights else []
 
 
 def say_where(world: World, run: Run, places: Places) -> None:

@@ -17,7 +17,6 @@ from firecaffe.errors import RunError
 from firecaffe.exchange.route import HOOK
 from firecaffe.files import write_json
 from firecaffe.meta_kernels import without_compiler
-from firecaffe.models.freeze import Frozen, frozen_of
 from firecaffe.output import LOST
 from firecaffe.planner.of_run import write_forecast
 from firecaffe.recipe.checked_recipe import CheckedRecipe, Prepared
@@ -35,13 +34,12 @@ from firecaffe.training.forward import arithmetic
 from firecaffe.training.given_parts import Parts, open_parts
 from firecaffe.training.given_task import OWN
 from firecaffe.training.learner import Learner, build_learner
-from firecaffe.training.loop import Training
+from firecaffe.training.loop import Training, groups_of
 from firecaffe.training.loop import train as run_training
 from firecaffe.training.modes.mode import Steps
 from firecaffe.training.parallel.auto_layout import LayoutChoice, choose_layout, notes_of_layout
 from firecaffe.training.parallel.mesh import Mesh, make_mesh
 from firecaffe.training.plugins import Plugin, around_write, check_with, load_plugins, plugin_names
-from firecaffe.training.rebalance import MeasuredShares
 from firecaffe.training.records import Records, Use, say
 from firecaffe.training.result import Result
 from firecaffe.training.run_facts import Places, about_of
@@ -82,18 +80,15 @@ def record_of(
     learner: Learner,
     world: World,
     data: Data,
-    frozen: Frozen,
     choice: AutoChoice | None,
-    shares: MeasuredShares | None,
+    steps: Steps,
     start: Start,
 ) -> dict[str, Any]:
     recipe = run.recipe
     return {
         **result.as_row(),
+        **learner.findings.row,
         "model": without_folder(recipe.model.name),
-        "first_weights": learner.first_weights and learner.first_weights.as_dict(),
-        "frozen_parameters": len(frozen.names),
-        "inventory": learner.inventory and learner.inventory.row,
         "world_size": world.world_size,
         "initial_lr": recipe.solver.base_lr * run.rate_scale,
         "exchange": run.route.algorithm,
@@ -102,13 +97,12 @@ def record_of(
         "data": data.description,
         "class_names": data.class_names,
         "samples_seen": run.order.samples_before(result.steps),
-        "balance": shares and shares.balance.as_dict(),
+        "balance": steps.shares.row,
         "synchrony": learner.mode.row(result.steps),
         "parallel": learner.holding.row(run.num_leaves),
         "tuned": tuned_by(recipe),
         "resumed_from": start.resumed_from,
         "lost_output": dict(LOST),
-        "cost_of_determinism": learner.cost_of_determinism,
     }
 
 
@@ -177,19 +171,17 @@ def _train_in(
     learners = recipe.synchrony.num_learners(world.world_size)
     learner = build_learner(run, parts, data, mesh, start.checkpoint, unlike, resources, learners)
     # From here on faults can be written to a folder.
-    places = make_folder(world, run, start, about_of(parts, data), learner.own_code)
+    places = make_folder(world, run, start, about_of(parts, data), learner.findings.own_code)
     folder = places.first
     teller.write_into(places.own)
     run, reducers, choice = connect(
         run, learner, learner.mode.summed(), mesh.sharers, parts.comm_hook, resources
     )
-    is_resumed = start.checkpoint is not None
-    frozen = frozen_of(learner.holding.all_names, recipe.model, learner.first_weights, is_resumed)
     chosen = learner.holding.split_layers
     notes = plan_lines(run, data, learner, choice, world.device.type)
     said, refine = keep_forecast(folder, run, data, world, parts, chosen)
     notes += said
-    notes += notes_of(run, data, learner, frozen, start, plugins)
+    notes += notes_of(run, data, learner, start, plugins)
     notes += notes_of_layout(chosen_layout)
     notes += places.notes(world.host)
     records, saver = _open_records(places, run, world, start, plugins, refine, resources)
@@ -201,14 +193,15 @@ def _train_in(
     for note in notes:
         records.say(note)
     say_where(world, run, places)
-    training = _training_of(*made, steps, saver, folder, start)
+    groups = groups_of(mesh, learner.holding)
+    training = Training(run, groups, data, learner, steps, saver, folder, start.step)
     result = run_training(training, records)
     if chosen is not None and parts.model is not None:
         result.hold_function(parts.model)
     for line in learner.mode.last_words():
         records.say(line)
     if world.is_first:
-        parts_of_run = run, learner, world, data, frozen, choice, steps.shares, start
+        parts_of_run = run, learner, world, data, choice, steps, start
         record = record_of(result, *parts_of_run)
         record["plugins"] = plugin_names(plugins)
         record["parallel_choice"] = chosen_layout and dataclasses.asdict(chosen_layout)
@@ -235,40 +228,6 @@ def _open_records(
     folder = places.first / "checkpoints"
     saver = Saver(folder, keep_last, write, records.say, records.weights)
     return records, resources.enter_context(closing(saver))
-
-
-def _training_of(
-    run: Run,
-    learner: Learner,
-    mesh: Mesh,
-    data: Data,
-    steps: Steps,
-    saver: Saver,
-    folder: Path,
-    start: Start,
-) -> Training:
-    return Training(
-        run=run,
-        world=mesh.world,
-        evaluators=learner.holding.evaluators,
-        estimators=mesh.column,
-        tellers=learner.holding.tellers,
-        data=data,
-        stepper=steps.stepper,
-        ahead=steps.ahead,
-        shares=steps.shares,
-        state=learner.state,
-        best=learner.best,
-        norms=learner.norms,
-        noise=learner.noise,
-        rise=learner.mode.rise,
-        saver=saver,
-        folder=folder,
-        first_step=start.step,
-        probe=learner.probe.digest,
-        doubts=learner.doubts,
-        real=steps.real,
-    )
 
 
 def _keep_record(folder: Path, run: Run, record: dict[str, Any], records: Records) -> None:

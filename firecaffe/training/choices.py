@@ -1,6 +1,6 @@
-"""Makes a training's network, and chooses, once, its holding, update and mode."""
+"""Makes a training's network, and chooses its holding, update and mode: once, by three tables."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
@@ -11,32 +11,38 @@ from firecaffe.cluster.world import World
 from firecaffe.data import Batches, Data
 from firecaffe.gradients.buckets import ALIGNMENT
 from firecaffe.gradients.compressors.codec import ROW
+from firecaffe.gradients.config import ALL, SHARDS
 from firecaffe.gradients.probe import Probe
 from firecaffe.gradients.shards import make_shards
 from firecaffe.inventory.network_state import check_state
+from firecaffe.parallel.config import (
+    LAYERS,
+    LAYERS_OF_OWN_SAMPLES,
+    STAGES,
+    WHOLE,
+    ParallelConfig,
+)
 from firecaffe.recipe.run import Run
-from firecaffe.recipe.sections import Recipe
 from firecaffe.solvers.optimizer import make_optimizer
-from firecaffe.synchrony.config import LOCAL, SHARDED, SynchronyConfig
+from firecaffe.synchrony.config import EVERY_STEP, LOCAL, SERVED
 from firecaffe.tasks import Task
 from firecaffe.training.constraints import make_constraints
-from firecaffe.training.evaluation_weights import Ema
+from firecaffe.training.evaluation_weights import average_of
 from firecaffe.training.forward import Forward
 from firecaffe.training.given_parts import Parts, build_network
 from firecaffe.training.holdings.holding import Holding
 from firecaffe.training.holdings.own_split import OwnSplit, stand_in_of
 from firecaffe.training.holdings.split_layers import SplitLayers
 from firecaffe.training.holdings.stage import Stages
-from firecaffe.training.local.build_local import LocalParts, make_local
 from firecaffe.training.mix import mixing_of
+from firecaffe.training.modes.local.local_mode import Local
 from firecaffe.training.modes.mode import ModeParts
+from firecaffe.training.modes.served.served_mode import Served
 from firecaffe.training.noise_meter import NoiseMeter
 from firecaffe.training.parallel.cut_pieces import FreshNetwork, InParts
 from firecaffe.training.parallel.mesh import Mesh
 from firecaffe.training.parallel.split_network import in_words_of, split_network
 from firecaffe.training.parallel.staged import cut_network
-from firecaffe.training.served.build_served import ServedParts, make_served
-from firecaffe.training.served.keeper import AtFirst, InShards, Keeper, Lockless
 from firecaffe.training.updates.applier import Applier
 from firecaffe.training.updates.every_rank import EveryRank
 from firecaffe.training.updates.loss_scale import LossScale
@@ -59,38 +65,76 @@ class UnheldNetwork:
 def unheld_network(run: Run, parts: Parts, data: Data, world: World) -> UnheldNetwork:
     """Make the network. Raises: RecipeError; OwnCodeError for errors in a user's code."""
     recipe = run.recipe
-    if not (recipe.parallel.is_split or recipe.parallel.stages):
+    if recipe.parallel.is_whole:
         return UnheldNetwork(build_network(recipe, parts, data.train, world.device), None)
     fresh = FreshNetwork(recipe, parts, data.train)
     check_state(fresh.outline)
     return UnheldNetwork(fresh.outline, fresh)
 
 
-def hold(
-    unheld: UnheldNetwork, run: Run, task: Task, batches: Batches, mesh: Mesh, resources: ExitStack
-) -> Holding:
-    """Make this rank's holding of a network. All ranks call it. Raises: RecipeError."""
-    recipe, parallel, fresh = run.recipe, run.recipe.parallel, unheld.fresh
+@dataclass(frozen=True)
+class Making:
+    """Parts of which a holding is made."""
 
-    def forward_of(places: nn.Module) -> Forward:
+    unheld: UnheldNetwork
+    run: Run
+    task: Task
+    batches: Batches
+    mesh: Mesh
+    resources: ExitStack
+
+    @property
+    def parallel(self) -> ParallelConfig:
+        return self.run.recipe.parallel
+
+    @property
+    def fresh(self) -> FreshNetwork:
+        assert self.unheld.fresh is not None
+        return self.unheld.fresh
+
+    def forward(self, places: nn.Module) -> Forward:
+        recipe, device = self.run.recipe, self.mesh.world.device
         mixing = mixing_of(recipe.data, recipe.train.seed)
-        return Forward(places, task, recipe.train, mixing, parallel.is_split, mesh.world.device)
+        return Forward(places, self.task, recipe.train, mixing, self.parallel.is_split, device)
 
-    if fresh is None:
-        return Holding(forward_of(unheld.outline), unheld.outline, mesh.column)
-    with in_words_of(parallel):
-        if parallel.stages:
-            network, staged = cut_network(fresh, parallel, mesh)
-            stages = Stages(forward_of(staged.module), network, staged, run.order)
-            resources.callback(stages.close)
-            return stages
-        network, split = split_network(fresh, parallel, mesh, recipe.exchange, resources)
-    row = split.own_samples
-    if row is None:
-        return SplitLayers(forward_of(network), network, split)
-    codec = partial(_part_codec, run, mesh, resources) if recipe.exchange.codec else None
-    stand_in = stand_in_of(batches.train_batch(0, 0))
-    return OwnSplit(forward_of(network), network, split, row, run, stand_in, codec)
+
+def _hold_whole(m: Making) -> Holding:
+    return Holding(m.forward(m.unheld.outline), m.unheld.outline, m.mesh.column)
+
+
+def _hold_layers(m: Making) -> Holding:
+    network, split = split_network(m.fresh, m.parallel, m.mesh, m.run.recipe.exchange, m.resources)
+    return SplitLayers(m.forward(network), network, split)
+
+
+def _hold_layers_of_own_samples(m: Making) -> Holding:
+    exchange = m.run.recipe.exchange
+    network, split = split_network(m.fresh, m.parallel, m.mesh, exchange, m.resources)
+    codec = partial(_part_codec, m.run, m.mesh, m.resources) if exchange.codec else None
+    stand_in = stand_in_of(m.batches.train_batch(0, 0))
+    return OwnSplit(m.forward(network), network, split, m.run, stand_in, codec)
+
+
+def _hold_stage(m: Making) -> Holding:
+    network, staged = cut_network(m.fresh, m.parallel, m.mesh)
+    stages = Stages(m.forward(staged.module), network, staged, m.run.order)
+    m.resources.callback(stages.close)
+    return stages
+
+
+HOLDINGS: Mapping[str, Callable[[Making], Holding]] = {
+    WHOLE: _hold_whole,
+    LAYERS: _hold_layers,
+    LAYERS_OF_OWN_SAMPLES: _hold_layers_of_own_samples,
+    STAGES: _hold_stage,
+}
+"""Makers of holdings by `ParallelConfig.holding`."""
+
+
+def hold(making: Making) -> Holding:
+    """Make this rank's holding of a network. All ranks call it. Raises: RecipeError."""
+    with in_words_of(making.parallel):
+        return HOLDINGS[making.parallel.holding](making)
 
 
 def _part_codec(
@@ -101,23 +145,19 @@ def _part_codec(
     return resources.enter_context(closing(codec))
 
 
-def make_update(
-    run: Run, holding: Holding, probe: Probe, mesh: Mesh, delayed: int = 0
-) -> EveryRank:
-    """Make the update, which is not connected yet. All ranks call it. Raises: RecipeError."""
-    if run.route.to_owners:
-        return _owners(run, holding, probe, mesh)
+def _every_rank(run: Run, holding: Holding, probe: Probe, mesh: Mesh, delayed: int) -> EveryRank:
     recipe, solver, named = run.recipe, run.recipe.solver, holding.named
     spread, names = holding.spread(), holding.whole_name
     optimizer = make_optimizer(
         holding.everywhere, solver, delayed, called=names, norms=spread.norms
     )
     constraints = make_constraints(recipe, holding.outline, named, holding.wholes())
-    applier = Applier(optimizer, _scale(holding, optimizer), constraints, _average(recipe, named))
+    average = average_of(recipe.train, named)
+    applier = Applier(optimizer, _scale(holding, optimizer), constraints, average)
     return EveryRank(holding, applier, spread, solver.clip_gradients)
 
 
-def _owners(run: Run, holding: Holding, probe: Probe, mesh: Mesh) -> ShardOwners:
+def _shard_owners(run: Run, holding: Holding, probe: Probe, mesh: Mesh, delayed: int) -> EveryRank:
     recipe, solver = run.recipe, run.recipe.solver
     sharers, summed = mesh.sharers, holding.summed
     buckets = summed, probe.order_of(holding.named, summed), recipe.exchange.bucket_bytes
@@ -137,9 +177,8 @@ def _owners(run: Run, holding: Holding, probe: Probe, mesh: Mesh) -> ShardOwners
     in_parts = partial(InParts, names=names_of(shards, holding.names))
     wholes = OfRanks(mesh.world, mesh.world if is_cut else None, in_parts, names)
     constraints = make_constraints(recipe, holding.outline, local_weights, wholes)
-    applier = Applier(
-        optimizer, _scale(holding, optimizer), constraints, _average(recipe, local_weights)
-    )
+    average = average_of(recipe.train, local_weights)
+    applier = Applier(optimizer, _scale(holding, optimizer), constraints, average)
     return ShardOwners(holding, shards, applier, spread, solver.clip_gradients, wholes)
 
 
@@ -147,20 +186,43 @@ def _scale(holding: Holding, optimizer: optim.Optimizer) -> LossScale:
     return LossScale(holding.forward.scaler, optimizer, holding.forward.device)
 
 
-def _average(recipe: Recipe, weights: Mapping[str, nn.Parameter]) -> Ema | None:
-    config = recipe.train
-    return Ema(weights, config.ema_decay, config.ema_warmup) if config.ema_decay else None
+UPDATES: Mapping[str, Callable[[Run, Holding, Probe, Mesh, int], EveryRank]] = {
+    ALL: _every_rank,
+    SHARDS: _shard_owners,
+}
+"""Makers of updates by `exchange.update_at`; a single worker has no shards."""
+
+
+def make_update(
+    run: Run, holding: Holding, probe: Probe, mesh: Mesh, delayed: int = 0
+) -> EveryRank:
+    """Make the update, which is not connected yet. All ranks call it. Raises: RecipeError."""
+    return UPDATES[SHARDS if run.route.to_owners else ALL](run, holding, probe, mesh, delayed)
+
+
+def _together(run: Run, update: EveryRank, mesh: Mesh, learners: int) -> ModeParts:
+    return ModeParts(update)
+
+
+def _local(run: Run, update: EveryRank, mesh: Mesh, learners: int) -> ModeParts:
+    return Local(run, update, mesh.sharers.rank)
+
+
+def _served(run: Run, update: EveryRank, mesh: Mesh, learners: int) -> ModeParts:
+    return Served(run, update, learners, mesh.sharers.world_size)
+
+
+MODES: Mapping[str, Callable[[Run, EveryRank, Mesh, int], ModeParts]] = {
+    EVERY_STEP: _together,
+    LOCAL: _local,
+    **dict.fromkeys(SERVED, _served),
+}
+"""Makers of modes by `SynchronyConfig.mode`."""
 
 
 def make_mode(run: Run, update: EveryRank, mesh: Mesh, learners: int) -> ModeParts:
     """Make the recipe's mode; a server begins with `learners` learners. Raises: RecipeError."""
-    synchrony = run.recipe.synchrony
-    if synchrony.is_served:
-        keeper = _keeper(synchrony, mesh.sharers.world_size)
-        return ServedParts(update, make_served(run, update, keeper, learners))
-    if synchrony.mode == LOCAL:
-        return LocalParts(update, make_local(run, mesh.sharers.rank, update))
-    return ModeParts(update)
+    return MODES[run.recipe.synchrony.mode](run, update, mesh, learners)
 
 
 def make_noise_meter(run: Run, update: EveryRank, mode: ModeParts) -> NoiseMeter:
@@ -173,9 +235,3 @@ def make_noise_meter(run: Run, update: EveryRank, mode: ModeParts) -> NoiseMeter
         and not update.applier.constraints  # some directions of the gradient would have no effect
     )
     return NoiseMeter(run.order, run.steps, has_norms)
-
-
-def _keeper(synchrony: SynchronyConfig, world_size: int) -> Keeper:
-    if synchrony.is_lockless:
-        return Lockless()
-    return InShards() if synchrony.server == SHARDED and world_size > 1 else AtFirst()

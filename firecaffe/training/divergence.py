@@ -106,6 +106,17 @@ class Rise:
         self._lowest = row["lowest"]
 
 
+class NeverRises:
+    """Watches nothing: where all ranks make each step together, its infinities tell enough."""
+
+    line = ""
+
+    def add(self, loss: float) -> None: ...
+
+    def saves_lowest(self) -> bool:
+        return False
+
+
 def for_server(words: SynchronyConfig, learners: int, staleness: float, momentum: float) -> str:
     """Describe how the updates are made, and what to try.
 

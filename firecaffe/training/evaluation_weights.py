@@ -20,7 +20,7 @@ mean over batches).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from math import prod
 from typing import Any
 
@@ -34,10 +34,11 @@ from firecaffe.cluster.group import Group
 from firecaffe.data import Batches
 from firecaffe.errors import RecipeError
 from firecaffe.parallel.layers_in_parts import NormOverRows
+from firecaffe.recipe.config import TrainConfig
 from firecaffe.synchrony.server_policies import Leaf
 from firecaffe.training.forward import laid_out, seed_random
 from firecaffe.training.holdings.holding import Holding
-from firecaffe.training.piece import Weights
+from firecaffe.training.piece import Piece, Weights
 
 # With a warm-up, the decay of update t, counted from 0, is at most (1 + t) / (WARMUP + t), so that
 # the first weights are soon forgotten. Source: TensorFlow's ExponentialMovingAverage (num_updates).
@@ -88,6 +89,11 @@ class Ema:
             weight.data, average.data = _data(average), _data(weight)
 
 
+def average_of(config: TrainConfig, weights: Mapping[str, nn.Parameter]) -> Ema | None:
+    """Return the moving average of these weights if the training keeps one."""
+    return Ema(weights, config.ema_decay, config.ema_warmup) if config.ema_decay else None
+
+
 def _data(tensor: Tensor) -> Tensor:
     return tensor.detach()
 
@@ -118,8 +124,25 @@ def check_layers(network: nn.Module, samples: int) -> None:
         )
 
 
+class TrainedNorms:
+    """The BatchNorm statistics of evaluations that use the training's own."""
+
+    def pieces(self) -> dict[str, Piece]:
+        return {}
+
+    def is_of(self, step: int) -> bool:
+        return True
+
+    def estimate(self, ranks: Group, step: int) -> None: ...
+
+    def in_place(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def put(self) -> None: ...
+
+
 class Norms:
-    """The BatchNorm statistics of evaluations."""
+    """The BatchNorm statistics of evaluations, estimated anew."""
 
     def __init__(
         self,
@@ -141,10 +164,10 @@ class Norms:
         self._statistics = {name: buffer.clone() for name, buffer in self._running().items()}
         self._step = -1
 
-    @property
-    def piece(self) -> Weights:
-        """The statistics as state. They are no result: they follow from the weights."""
-        return Weights(self._statistics.items, is_result=False)
+    def pieces(self) -> dict[str, Piece]:
+        """Return the statistics as state. They are no result: they follow from the weights."""
+        statistics = Weights(self._statistics.items, is_result=False)
+        return {NORMS: self._holding.piece(statistics)}
 
     def is_of(self, step: int) -> bool:
         return self._step == step

@@ -29,12 +29,11 @@ from firecaffe.training.data_workers import data_workers
 from firecaffe.training.forward import arithmetic
 from firecaffe.training.given_parts import Parts, open_parts
 from firecaffe.training.learner import Learner, build_learner
+from firecaffe.training.modes.served.served_mode import Served, facts_of
 from firecaffe.training.parallel.mesh import make_mesh
 from firecaffe.training.plugins import around_batches, load_plugins
 from firecaffe.training.records import say
 from firecaffe.training.result import Result
-from firecaffe.training.served.build_served import ServedParts, facts_of
-from firecaffe.training.served.real import RealRanks
 from firecaffe.training.shared_facts import describe_training
 from firecaffe.training.start import tell_faults
 from firecaffe.training.stop import StopRequest
@@ -81,28 +80,15 @@ def join_run(recipe: CheckedRecipe, place: str) -> Result:
 
 
 def _work(world: World, learner: Learner, plugins: Any, recipe: Recipe, store: Any) -> Result:
-    assert isinstance(learner.mode, ServedParts)
-    served = learner.mode.served
+    served = learner.mode
+    assert isinstance(served, Served)
     assert served.real is not None
     assert world.watch is not None
     say(f"rank {world.rank} computes for rank 0 on {world.watch.hosts[0]}")
     batches = around_batches(plugins, learner.batches, world)
-    ranks = RealRanks(
-        world,
-        served.real,
-        learner.holding.forward,
-        learner.holding.named,
-        served.coder,
-        batches,
-        recipe.synchrony,
-        recipe.exchange,
-        {},
-        store,
-    )
+    ranks = served.ranks(recipe, world, served.real, batches, {}, store)
     with tell_faults(world), StopRequest() as stop:
-        result = Result.of_message(ranks.work(lambda: stop.reason))
-    result.hold(learner.holding.forward.model)
-    return result
+        return ranks.work(lambda: stop.reason)
 
 
 def check_same(own: Mapping[str, Any], of_run: Mapping[str, Any]) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from firecaffe.cluster.agree import agree
 from firecaffe.cluster.world import World
@@ -11,6 +12,8 @@ from firecaffe.data import Batches, Data
 from firecaffe.errors import RecipeError
 from firecaffe.gradients.probe import Probe, run_probe
 from firecaffe.inventory.findings import Inventory
+from firecaffe.models.config import ModelConfig
+from firecaffe.models.freeze import Frozen, frozen_of
 from firecaffe.models.network import maker_of
 from firecaffe.models.weights import FirstWeights, outline_of
 from firecaffe.recipe.run import Run
@@ -19,13 +22,14 @@ from firecaffe.training.best import Best
 from firecaffe.training.checkpoint import Checkpoint, check_identity, check_whole
 from firecaffe.training.checks import check_coded, check_outputs
 from firecaffe.training.choices import (
+    Making,
     hold,
     make_mode,
     make_noise_meter,
     make_update,
     unheld_network,
 )
-from firecaffe.training.evaluation_weights import NORMS, Norms, check_layers
+from firecaffe.training.evaluation_weights import Norms, TrainedNorms, check_layers
 from firecaffe.training.first_look import FirstLook
 from firecaffe.training.first_weights import first_file
 from firecaffe.training.forward import Forward, cost_of_determinism
@@ -66,31 +70,60 @@ def _named(word: str, name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Learner:
-    """The parts that learn, built the same way on all ranks and loaded from any checkpoint."""
+class Findings:
+    """Facts about a training's network, weights and code, for people and the run's record."""
 
-    holding: Holding
-    update: EveryRank
-    state: State
-    mode: ModeParts
-    best: Best
-    norms: Norms | None
-    """The BatchNorm statistics of evaluations; None if they use the training's own."""
-    noise: NoiseMeter
-    batches: Batches
     num_parameters: int
     """The elements of all parameters of the whole network."""
-    probe: Probe
-    doubts: list[str]
-    """Reasons why other numbers of workers may not end in the same bits."""
-    cost_of_determinism: float | None
-    """A micro-batch's time with deterministic kernels over that without; None if not measured."""
     own_code: dict[str, str]
+    frozen: Frozen
     first_weights: FirstWeights | None
     damaged: list[str]
     """Why newer checkpoints of the run that `model.weights` names were not used."""
     inventory: Inventory | None
     """Facts about the network; None if layers or stages are split among ranks."""
+    cost_of_determinism: float | None
+    """A micro-batch's time with deterministic kernels over that without; None if not measured."""
+
+    @property
+    def row(self) -> dict[str, Any]:
+        return {
+            "frozen_parameters": len(self.frozen.names),
+            "first_weights": self.first_weights and self.first_weights.as_dict(),
+            "inventory": self.inventory and self.inventory.row,
+            "cost_of_determinism": self.cost_of_determinism,
+        }
+
+    def notes(self, model: ModelConfig) -> list[str]:
+        """Return lines for people."""
+        notes = list[str]()
+        if self.first_weights is not None:
+            notes += [f"warning: {why}; an older checkpoint is taken" for why in self.damaged]
+            notes.append(self.first_weights.line)
+        elif model.weights:
+            notes.append(f"model.weights {model.weights} is not read: the run is resumed")
+        notes += self.frozen.notes(model)
+        return notes + ([] if self.inventory is None else self.inventory.notes)
+
+
+@dataclass(frozen=True)
+class Learner:
+    """The parts that learn, built the same way on all ranks and loaded from any checkpoint."""
+
+    holding: Holding
+    update: EveryRank
+    mode: ModeParts
+    state: State
+    best: Best
+    norms: TrainedNorms | Norms
+    """The BatchNorm statistics of evaluations."""
+    noise: NoiseMeter
+    batches: Batches
+    probe: Probe
+    """This machine's results for the training's first micro-batch."""
+    doubts: list[str]
+    """Reasons why other numbers of workers may not end in the same bits; more may follow."""
+    findings: Findings
 
 
 def build_learner(
@@ -117,7 +150,7 @@ def build_learner(
     outline = outline_of(unheld.outline)  # of the whole network, before it is split
     batches = Batches(data.train, run.order, recipe.data, world.device)
     task = task_for(recipe, parts.loss, parts.task, data.train)
-    holding = hold(unheld, run, task, batches, mesh, resources)
+    holding = hold(Making(unheld, run, task, batches, mesh, resources))
     _check_trained(recipe, holding)
     doubts = [*map(doubt_of_data, unlike), *doubt_of_weights(holding.take_first_weights())]
     # Before weights are read, so that the probe's digest compares with the first run's.
@@ -135,24 +168,12 @@ def build_learner(
     doubts += _begin(run, update, state, checkpoint)
     doubts += doubts_of(run, world, probe, checkpoint)
     doubts += [] if inventory is None else inventory.doubts
-    return Learner(
-        holding=holding,
-        update=update,
-        state=state,
-        mode=mode,
-        best=best,
-        norms=norms,
-        noise=noise,
-        batches=batches,
-        num_parameters=unheld.num_parameters,
-        probe=probe,
-        doubts=list(dict.fromkeys(doubts)),
-        cost_of_determinism=cost,
-        own_code=code,
-        first_weights=first_weights,
-        damaged=file.damaged,
-        inventory=inventory,
-    )
+    frozen = frozen_of(holding.all_names, recipe.model, first_weights, checkpoint is not None)
+    taken = frozen, first_weights, file.damaged
+    findings = Findings(unheld.num_parameters, code, *taken, inventory, cost)
+    doubts = list(dict.fromkeys(doubts))
+    made = holding, update, mode, state, best, norms, noise, batches, probe
+    return Learner(*made, doubts, findings)
 
 
 def _check_trained(recipe: Recipe, holding: Holding) -> None:
@@ -175,9 +196,9 @@ def _probe(
     return probe, _cost_of_determinism(forward, backward) if is_timed else None
 
 
-def _norms(recipe: Recipe, holding: Holding, batches: Batches) -> Norms | None:
+def _norms(recipe: Recipe, holding: Holding, batches: Batches) -> TrainedNorms | Norms:
     samples = recipe.train.batch_norm_samples
-    return Norms(holding, batches, samples) if samples else None
+    return Norms(holding, batches, samples) if samples else TrainedNorms()
 
 
 def _begin(run: Run, update: EveryRank, state: State, checkpoint: Checkpoint | None) -> list[str]:
@@ -198,12 +219,10 @@ def _state_of(
     holding: Holding,
     update: EveryRank,
     mode: ModeParts,
-    norms: Norms | None,
+    norms: TrainedNorms | Norms,
     others: dict[str, Numbers],
 ) -> State:
-    pieces = holding.pieces() | update.pieces() | mode.pieces()
-    if norms is not None:
-        pieces[NORMS] = holding.piece(norms.piece)
+    pieces = holding.pieces() | update.pieces() | mode.pieces() | norms.pieces()
     numbers: dict[str, Numbers] = {"scalars": update.numbers(), "scaler": holding.forward.scaler}
     return State(world, pieces, numbers | mode.numbers() | others)
 

@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -10,29 +10,28 @@ from pathlib import Path
 from firecaffe.cluster.group import Group
 from firecaffe.cluster.world import World
 from firecaffe.data import Data, Dataset
-from firecaffe.data.train_batches import BatchesAhead
 from firecaffe.errors import DivergedError
 from firecaffe.recipe.run import Run
 from firecaffe.training.best import Best, test_best
 from firecaffe.training.checkpoint import BEST, GOOD, Checkpoint, checkpoint_name
-from firecaffe.training.divergence import Rise, explained
+from firecaffe.training.divergence import explained
 from firecaffe.training.evaluation import Evaluation, evaluate
-from firecaffe.training.evaluation_weights import Norms
-from firecaffe.training.modes.mode import Mode, Queued
-from firecaffe.training.noise_meter import NoiseMeter
+from firecaffe.training.holdings.holding import Holding
+from firecaffe.training.learner import Learner
+from firecaffe.training.modes.mode import Queued, Steps
 from firecaffe.training.outcome import Votes
-from firecaffe.training.rebalance import MeasuredShares
+from firecaffe.training.parallel.mesh import Mesh
 from firecaffe.training.records import Records
 from firecaffe.training.result import Result, StepSums, result_of
 from firecaffe.training.saver import PATIENCE_S, Saver
-from firecaffe.training.served.real import RealRanks
 from firecaffe.training.state import WEIGHTS, State, weights_digest
 from firecaffe.training.stop import StopRequest, stopped
 
 
 @dataclass(frozen=True)
-class Training:
-    run: Run
+class EvaluationGroups:
+    """The ranks that do something of a training together."""
+
     world: World
     evaluators: Group
     """The ranks that share out the samples of an evaluation."""
@@ -40,28 +39,35 @@ class Training:
     """The ranks that share out the micro-batches for its BatchNorm statistics."""
     tellers: Group
     """The ranks that then exchange their results."""
+
+
+def groups_of(mesh: Mesh, holding: Holding) -> EvaluationGroups:
+    return EvaluationGroups(mesh.world, holding.evaluators, mesh.column, holding.tellers)
+
+
+@dataclass(frozen=True)
+class Training:
+    run: Run
+    groups: EvaluationGroups
     data: Data
-    stepper: Mode
-    ahead: BatchesAhead
-    shares: MeasuredShares | None
-    """None if shares do not change between steps."""
-    state: State
-    best: Best
-    norms: Norms | None
-    """The BatchNorm statistics of evaluations; None if they use the training's own."""
-    noise: NoiseMeter
-    rise: Rise | None
-    """Detects a loss that stays above its start; None if all workers make each step together."""
+    learner: Learner
+    steps: Steps
     saver: Saver
     folder: Path
     first_step: int
     """The number of steps that were done before."""
-    probe: str
-    """The digest of what this machine computes for the probe's micro-batch."""
-    doubts: list[str]
-    """Reasons why other numbers of workers may not end in the same bits; more may follow."""
-    real: RealRanks | None = None
-    """Runs the ranks after the warm steps, under the real clock of a mode with a server."""
+
+    @property
+    def world(self) -> World:
+        return self.groups.world
+
+    @property
+    def state(self) -> State:
+        return self.learner.state
+
+    @property
+    def best(self) -> Best:
+        return self.learner.best
 
 
 def train(t: Training, records: Records) -> Result:
@@ -73,35 +79,13 @@ def train(t: Training, records: Records) -> Result:
     with StopRequest() as stop:
         loop = _Loop(t, records, stop)
         loop.begin()
-        if t.real is None:
-            loop.run(t.run.steps)
-            return loop.end()
-        loop.run(min(t.real.first_step, t.run.steps))
-        if loop.is_over:
-            return loop.end()
-        t.stepper.update.close()  # from here on no rank waits for all others
-        if not t.world.is_first:
-            return _work(t, t.real, stop)
-        with t.real.serving(records.say):
-            alone = t.real.alone()
-            loop.go_on_alone(alone)
-            t.state.go_on_alone(alone)
-            loop.run(t.run.steps)
-            result = loop.end()
-            t.real.end(result.as_message())
-        return result
-
-
-def _work(t: Training, real: RealRanks, stop: StopRequest) -> Result:
-    result = Result.of_message(real.work(lambda: stop.reason))
-    result.hold(t.stepper.holding.forward.model)
-    return result
+        return t.steps.ranks.run(loop, lambda: stop.reason)
 
 
 class _Loop:
     def __init__(self, t: Training, records: Records, stop: StopRequest) -> None:
         self.t, self._records, self._stop = t, records, stop
-        self._known = list(t.doubts)
+        self._known = list(t.learner.doubts)
         broken = [getattr(part, "skipped", {}) for part in t.data.parts.values()]
         self._sums = StepSums(t.first_step + 1, broken=broken)
         self._saved_s, self._is_put_off = time.monotonic(), False
@@ -110,8 +94,15 @@ class _Loop:
         self._last = t.first_step
         self._validation: Evaluation | None = None
 
+    def part(self) -> None:
+        self.t.learner.update.close()
+
     def go_on_alone(self, world: World) -> None:
-        self.t = replace(self.t, world=world, evaluators=world, estimators=world, tellers=world)
+        self.t = replace(self.t, groups=EvaluationGroups(world, world, world, world))
+        self.t.state.go_on_alone(world)
+
+    def say(self, line: str) -> None:
+        self._records.say(line)
 
     @property
     def is_over(self) -> bool:
@@ -128,10 +119,9 @@ class _Loop:
                 if _is_new_best(t, last):
                     self._save(last, is_now=True)
 
-    def run(self, until: int) -> None:
-        """Train up to step `until`, or to an early end. Raises: as `train`."""
+    def run(self, until: int | None = None) -> None:
         with self._explained():
-            while self._last < until and not self.is_over:
+            while not self.is_over and (until is None or self._last < until):
                 self._step(self._last)
                 self._records.between_steps()
 
@@ -140,10 +130,10 @@ class _Loop:
         start, done = time.perf_counter(), step + 1
         self._last = done
         t.world.place.step = done
-        self._queued.append(t.stepper.run(step, run.learning_rate(step), self._vote))
-        votes = self._read(0 if _is_looked_at(run, done) else t.stepper.behind)
+        self._queued.append(t.steps.stepper.run(step, run.learning_rate(step), self._vote))
+        votes = self._read(0 if _is_looked_at(run, done) else t.steps.stepper.behind)
         if recipe.run.digests:
-            _make_whole(t)
+            t.steps.ranks.gather()
             self._records.digests(done, t.state.digest_each())
         if not run.rounds.is_whole(done):
             self._sums.add_time(done, time.perf_counter() - start)
@@ -157,9 +147,9 @@ class _Loop:
         if not self.is_over and (is_due or votes.save or votes.stop):
             self._read(0)  # what these steps vote for is done now
             self._save(done, is_now=votes.stop or _is_new_best(t, done))
-        if t.shares is not None and done < run.steps and t.shares.balance.is_due(done):
+        if done < run.steps and t.steps.shares.is_due(done):
             self._read(0)  # the steps that ran with these shares
-            if said := t.shares.decide(done):
+            if said := t.steps.shares.decide(done):
                 self._records.say(said)
         self._sums.add_time(done, time.perf_counter() - start)
         if done < run.steps and votes.stop:
@@ -168,10 +158,10 @@ class _Loop:
             raise stopped(reason, done, t.folder)
 
     def _vote(self) -> Votes:
-        every_s, real = self.t.run.recipe.checkpoint.every_s, self.t.real
+        every_s = self.t.run.recipe.checkpoint.every_s
         is_due = every_s and time.monotonic() - self._saved_s >= every_s
         is_ready = self._is_put_off and not self.t.saver.is_writing
-        is_asked = bool(self._stop.reason) or (real is not None and real.is_asked_to_stop)
+        is_asked = bool(self._stop.reason) or self.t.steps.ranks.is_asked_to_stop
         return Votes(stop=is_asked, save=(bool(is_due) or is_ready) and self.t.world.is_first)
 
     def _save(self, done: int, is_now: bool) -> None:
@@ -196,13 +186,11 @@ class _Loop:
             done = result.timings.step
             t.state.losses.add(result.loss)
             self._sums.add(result)
-            if t.shares is not None:
-                t.shares.balance.add(result)
-            noise = t.noise.add(done, result.squares)
+            t.steps.shares.add(result)
+            noise = t.learner.noise.add(done, result.squares)
             self._records.step(done, t.run.learning_rate(done - 1), result, noise)
-            if t.rise is not None:
-                t.rise.add(result.loss)
-                _check_rise(t, t.rise, done)
+            t.learner.mode.rise.add(result.loss)
+            _check_rise(t, done)
             votes = Votes(votes.stop or result.votes.stop, votes.save or result.votes.save)
         return votes
 
@@ -227,8 +215,7 @@ class _Loop:
             test = _evaluate(t, t.data.test, "test", last, records)
             t.saver.finish_together(t.world)
             test_of_best = None
-            # Under the real clock of a server the weights are in other processes, too.
-            if stopped_early and t.best.step < last and t.real is None:
+            if stopped_early and t.best.step < last and t.steps.ranks.have_weights:
                 tested = partial(_evaluated, t, t.data.test)
                 test_of_best = test_best(t.world, t.state, t.best, tested, records.say)
         if recipe.checkpoint.every or recipe.checkpoint.every_s:
@@ -239,21 +226,20 @@ class _Loop:
             self._sums,
             last,
             t.saver.costs,
-            t.doubts,
-            t.stepper.holding.forward.task.measure,
+            t.learner.doubts,
+            t.learner.holding.forward.task.measure,
             self._validation,
             test,
             t.best,
             test_of_best,
             stopped_early,
-            t.noise.row,
+            t.learner.noise.row,
             t.folder,
         )
-        t.stepper.update.take_average()
-        if t.norms is not None:
-            t.norms.put()
+        t.learner.update.take_average()
+        t.learner.norms.put()
         if t.state.has_all_weights:
-            result.hold(t.stepper.holding.forward.model)
+            result.hold(t.learner.holding.forward.model)
         for line in result.lines(self._known):
             records.say(line)
         return result
@@ -275,29 +261,27 @@ def _is_looked_at(run: Run, done: int) -> bool:
     return run.rounds.is_whole(done) and (done == run.steps or is_due or recipe.run.digests)
 
 
-def _make_whole(t: Training) -> None:
-    if t.real is not None:
-        t.real.gather()
-
-
 def _save(t: Training, done: int) -> None:
-    _make_whole(t)
+    t.steps.ranks.gather()
     _estimate_norms(t, done)
     about = Checkpoint(
-        step=done, identity=dict(t.run.deciding), probe=t.probe, doubts=list(t.doubts)
+        step=done,
+        identity=dict(t.run.deciding),
+        probe=t.learner.probe.digest,
+        doubts=list(t.learner.doubts),
     )
     marks = []
     if _is_new_best(t, done):
         t.best.keep(_path(t, done))
         marks.append(BEST)
-    if t.rise is not None and t.rise.saves_lowest():
+    if t.learner.mode.rise.saves_lowest():
         marks.append(GOOD)
     t.saver.save(about, t.state, marks)
 
 
-def _check_rise(t: Training, rise: Rise, done: int) -> None:
-    if rise.line:
-        error = DivergedError(f"{rise.line}; {t.stepper.advice}")
+def _check_rise(t: Training, done: int) -> None:
+    if line := t.learner.mode.rise.line:
+        error = DivergedError(f"{line}; {t.steps.stepper.advice}")
         error.step = done
         raise error
 
@@ -323,7 +307,7 @@ def _validate(t: Training, done: int, records: Records) -> Evaluation | None:
 
 
 def _evaluate(t: Training, dataset: Dataset, split: str, done: int, records: Records) -> Evaluation:
-    _make_whole(t)
+    t.steps.ranks.gather()
     _estimate_norms(t, done)
     evaluation = _evaluated(t, dataset)
     records.evaluation(split, done, evaluation)
@@ -331,31 +315,31 @@ def _evaluate(t: Training, dataset: Dataset, split: str, done: int, records: Rec
 
 
 def _evaluated(t: Training, dataset: Dataset) -> Evaluation:
-    holding, recipe = t.stepper.holding, t.run.recipe
-    averaged = t.stepper.update.evaluating()
-    estimated = nullcontext() if t.norms is None else t.norms.in_place()
-    with averaged, estimated, _turn(t), t.world.traffic.uncounted():
+    learner, recipe, ranks = t.learner, t.run.recipe, t.steps.ranks
+    forward = learner.holding.forward
+    with (
+        learner.update.evaluating(),
+        learner.norms.in_place(),
+        ranks.turn,
+        t.world.traffic.uncounted(),
+    ):
         return evaluate(
-            holding.forward.model,
-            holding.forward.task,
+            forward.model,
+            forward.task,
             dataset,
             recipe.data,
             recipe.train,
-            t.evaluators,
-            outputs_of=partial(holding.outputs, num_samples=len(dataset)),
-            tellers=t.tellers,
+            t.groups.evaluators,
+            outputs_of=partial(learner.holding.outputs, num_samples=len(dataset)),
+            tellers=t.groups.tellers,
         )
 
 
-def _turn(t: Training) -> AbstractContextManager[object]:
-    # Keeps learners of this rank from computing meanwhile.
-    return nullcontext() if t.real is None else t.real.turn
-
-
 def _estimate_norms(t: Training, done: int) -> None:
-    if t.norms is None or t.norms.is_of(done):
+    norms, ahead = t.learner.norms, t.steps.ahead
+    if norms.is_of(done):
         return
-    t.ahead.close()  # a data set may not allow two readers
-    with _turn(t), t.world.traffic.uncounted(), t.stepper.update.evaluating():
-        t.norms.estimate(t.estimators, done)
-    t.ahead.go_on(t.ahead.leaves, done)
+    ahead.close()  # a data set may not allow two readers
+    with t.steps.ranks.turn, t.world.traffic.uncounted(), t.learner.update.evaluating():
+        norms.estimate(t.groups.estimators, done)
+    ahead.go_on(ahead.leaves, done)

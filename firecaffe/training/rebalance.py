@@ -114,6 +114,20 @@ class Balance:
         }
 
 
+class FixedShares:
+    """Shares that stay as they are."""
+
+    row = None
+
+    def add(self, result: StepResult) -> None: ...
+
+    def is_due(self, done: int) -> bool:
+        return False
+
+    def decide(self, done: int) -> str:
+        return ""
+
+
 @dataclass(frozen=True)
 class MeasuredShares:
     """Shares that change between steps, if all ranks make each step together."""
@@ -122,6 +136,16 @@ class MeasuredShares:
     step: EveryStep
     ahead: BatchesAhead
     order: Callable[[range], list[int]]
+
+    @property
+    def row(self) -> dict[str, object]:
+        return self.balance.as_dict()
+
+    def add(self, result: StepResult) -> None:
+        self.balance.add(result)
+
+    def is_due(self, done: int) -> bool:
+        return self.balance.is_due(done)
 
     def decide(self, done: int) -> str:
         """Call `Balance.decide`, and use the new shares in the steps after `done`."""
@@ -134,12 +158,12 @@ class MeasuredShares:
 
 def measured_shares(
     run: Run, mesh: Mesh, step: EveryStep, ahead: BatchesAhead
-) -> MeasuredShares | None:
-    """Return None unless the recipe measures shares and there are several rows."""
+) -> FixedShares | MeasuredShares:
+    """Return shares that change if the recipe measures them and there are several rows."""
     synchrony = run.recipe.synchrony
     layout = layout_of(run.recipe.parallel, mesh.world.world_size)
     if synchrony.shares != MEASURED or layout.data == 1:
-        return None
+        return FixedShares()
     full_step = run.recipe.train.global_batch_size
     at_first = synchrony.shares_every, run.shares, run.recipe.exchange.level
     balance = Balance(mesh.world, layout, run.num_leaves, full_step, *at_first)

@@ -38,10 +38,10 @@ from firecaffe.training.forward import arithmetic
 from firecaffe.training.given_parts import Parts, open_parts
 from firecaffe.training.learner import Learner, build_learner
 from firecaffe.training.modes.mode import Queued, Steps
+from firecaffe.training.modes.served.served_mode import leaves_of
+from firecaffe.training.modes.served.server_steps import keep_lines
 from firecaffe.training.parallel.mesh import make_mesh
 from firecaffe.training.saver import Saver
-from firecaffe.training.served.build_served import leaves_of
-from firecaffe.training.served.server_steps import keep_lines
 from firecaffe.training.shared_facts import describe_training
 from firecaffe.training.state import WEIGHTS, State, state_digest
 
@@ -207,9 +207,8 @@ def _of_checkpoint(checkpoint: Checkpoint, state: State) -> Digests:
 
 def _keep(folder: Path, again: Again, about: Checkpoint) -> None:
     learner = again.learner
-    if learner.norms is not None:
-        with again.evaluating():
-            learner.norms.estimate(learner.state.world, about.step)
+    with again.evaluating():
+        learner.norms.estimate(learner.state.world, about.step)
     (folder / "checkpoints").mkdir(parents=True)
     with closing(Saver(folder / "checkpoints", 0)) as saver:
         saver.save(about, learner.state)

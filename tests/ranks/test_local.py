@@ -24,7 +24,7 @@ from firecaffe import (
 )
 from firecaffe.schema import read_rows
 from firecaffe.training.checkpoint import load_newest
-from firecaffe.training.local.replica_steps import Average, LocalOutcome, LocalStepper
+from firecaffe.training.modes.local.replica_steps import Average, LocalOutcome, LocalStepper
 from tests.kit.worlds import EVERYTHING, Trained, Training, changed, checkpoint_of, end
 from tests.ranks.networks import Everything
 from tests.ranks.test_invariance import RECIPE as INVARIANT

@@ -25,8 +25,8 @@ from firecaffe import (
 from firecaffe.data import Batch, Batches, TensorDataset
 from firecaffe.errors import FirecaffeError
 from firecaffe.synchrony.server_policies import Leaf
-from firecaffe.training.served.lockless import LocklessBench, Rule
-from firecaffe.training.served.messages import parcel_bytes
+from firecaffe.training.modes.served.lockless import LocklessBench, Rule
+from firecaffe.training.modes.served.messages import parcel_bytes
 from tests.kit.worlds import Trained, Training, changed, checkpoint_of
 from tests.ranks.networks import Everything
 from tests.ranks.served import (

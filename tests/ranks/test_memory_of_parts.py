@@ -85,15 +85,15 @@ def fit(parallel: ParallelConfig, folder: str) -> dict[str, int]:
     )
 
     def run_training(t: Training, records: Records) -> firecaffe.Result:
-        activations = Activations(t.stepper.holding.forward.model.parameters())
+        activations = Activations(t.steps.stepper.holding.forward.model.parameters())
         with torch.autograd.graph.saved_tensors_hooks(activations.pack, lambda kept: kept.tensor):
             result = train(t, records)
-        assert isinstance(t.stepper, EveryStep)
-        assert isinstance(t.stepper.update, EveryRank)
+        assert isinstance(t.steps.stepper, EveryStep)
+        assert isinstance(t.steps.stepper.update, EveryRank)
         for name in ("parameter", "optimizer"):
             parts = t.state.pieces[name].parts().values()
             found[name] = sum(nbytes(part.tensors) for part in parts)
-        found["gradient"] = nbytes(bucket.flat for bucket in t.stepper.update.reducer.buckets)
+        found["gradient"] = nbytes(bucket.flat for bucket in t.steps.stepper.update.reducer.buckets)
         found["activation"] = activations.most
         return result
 

@@ -16,13 +16,13 @@ from firecaffe import Recipe, Result, SolverConfig
 from firecaffe.data import Batch, Batches
 from firecaffe.synchrony.events import Pull, Push
 from firecaffe.training.checkpoint import load_checkpoint
-from firecaffe.training.served import server_memory
-from firecaffe.training.served.coder import Coder
-from firecaffe.training.served.messages import Parcel
-from firecaffe.training.served.server_memory import bytes_in_file
-from firecaffe.training.served.shards import owner
-from firecaffe.training.served.shards.carrier import ASK, OwnerHead, OwnerLayout
-from firecaffe.training.served.shards.owner import cut
+from firecaffe.training.modes.served import server_memory
+from firecaffe.training.modes.served.coder import Coder
+from firecaffe.training.modes.served.messages import Parcel
+from firecaffe.training.modes.served.server_memory import bytes_in_file
+from firecaffe.training.modes.served.shards import owner
+from firecaffe.training.modes.served.shards.carrier import ASK, OwnerHead, OwnerLayout
+from firecaffe.training.modes.served.shards.owner import cut
 from tests.kit.worlds import Trained, checkpoint_of
 from tests.ranks.networks import Everything
 from tests.ranks.served import (

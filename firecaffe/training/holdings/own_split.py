@@ -14,7 +14,7 @@ from firecaffe.cluster.group import Group
 from firecaffe.data import Batch, num_samples
 from firecaffe.data.dataset import map_batch
 from firecaffe.exchange.leaves import Shares
-from firecaffe.parallel.own_samples import Gradients, OwnSamples
+from firecaffe.parallel.own_samples import Gradients
 from firecaffe.recipe.parallel import rows_of
 from firecaffe.recipe.run import Run
 from firecaffe.training.evaluation import EvalBatch
@@ -40,14 +40,14 @@ class OwnSplit(SplitLayers):
         forward: Forward,
         network: nn.Module,
         split: SplitNetwork,
-        row: OwnSamples,
         run: Run,
         stand_in: Batch,
         codec: Callable[[Mapping[str, nn.Parameter]], PartCodec] | None,
     ) -> None:
-        """Hold parts in the group `row`. `codec` makes the encoder of their gradients."""
+        """Hold parts in a row. `codec` makes the encoder of their gradients."""
         super().__init__(forward, network, split)
-        mesh = split.mesh
+        mesh, row = split.mesh, split.own_samples
+        assert row is not None
         size, self._row, self._order = mesh.row.world_size, row, run.order
         first = mesh.world.rank // size * size
         self._leaves = [run.micro_batches(rank) for rank in range(first, first + size)]

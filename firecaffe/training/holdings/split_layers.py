@@ -18,7 +18,7 @@ from firecaffe.inventory.findings import Inventory
 from firecaffe.training.first_look import FirstLook
 from firecaffe.training.forward import Forward
 from firecaffe.training.holdings.holding import Holding
-from firecaffe.training.local.replicas import NamesOfReplicas
+from firecaffe.training.modes.local.replicas import NamesOfReplicas
 from firecaffe.training.parallel.cut_pieces import InParts, Names, NumbersInParts
 from firecaffe.training.parallel.split_network import RowNetwork, SplitNetwork
 from firecaffe.training.piece import Numbers, Piece

@@ -1,26 +1,27 @@
 """The protocol of a mode, and its parts, which exist before ranks are connected."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from firecaffe.cluster.world import World
 from firecaffe.data.train_batches import BatchesAhead, TrainBatches
 from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.recipe.run import Run
 from firecaffe.synchrony.log import LogReader
 from firecaffe.training.checkpoint import Checkpoint
-from firecaffe.training.divergence import Rise
+from firecaffe.training.divergence import NeverRises, Rise
 from firecaffe.training.holdings.holding import Holding
 from firecaffe.training.modes.every_step import EveryStep, empty_counts
 from firecaffe.training.outcome import StepResult, Votes
 from firecaffe.training.parallel.mesh import Mesh
 from firecaffe.training.piece import Numbers, Piece
-from firecaffe.training.rebalance import MeasuredShares, measured_shares
-from firecaffe.training.served.real import RealRanks
+from firecaffe.training.rebalance import FixedShares, MeasuredShares, measured_shares
+from firecaffe.training.result import Result
 from firecaffe.training.state import State
 from firecaffe.training.updates.every_rank import EveryRank
 
@@ -51,7 +52,7 @@ class Mode(Protocol):
         """Advice to people if the loss stays above its start."""
 
     def run(self, step: int, learning_rate: float, vote: Callable[[], Votes] = Votes) -> Queued:
-        """Train step `step`, counted from 0. `vote` is called once, before the sums that carry it.
+        """Train step `step`, counted from 0. `vote` is called before sums that carry votes.
 
         Raises: PeerLostError; NotFiniteError, on all ranks, before the update.
         """
@@ -83,13 +84,67 @@ class Linked:
     """The log of a server's events, which come from its clock without one."""
 
 
+class Loop(Protocol):
+    """The training loop of a rank, as its `TrainingRanks` run it."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the last step is done, or the training ends early."""
+
+    def run(self, until: int | None = None) -> None:
+        """Train up to a step, to the training's last one, or to an early end."""
+
+    def part(self) -> None:
+        """Stop to exchange sums of steps: no rank waits for all others any more."""
+
+    def go_on_alone(self, world: World) -> None:
+        """Evaluate and save on this rank alone."""
+
+    def say(self, line: str) -> None: ...
+
+    def end(self) -> Result:
+        """Make the last checkpoint and evaluations, and return the result."""
+
+
+class TrainingRanks(Protocol):
+    """The ranks of a training, and what each does between its first step and its result."""
+
+    have_weights: bool
+    """Whether the ranks that evaluate may load other weights than the last."""
+
+    @property
+    def turn(self) -> AbstractContextManager[object]:
+        """Keeps learners of this rank from computing in a `with` block."""
+
+    @property
+    def is_asked_to_stop(self) -> bool:
+        """Whether another process was asked to stop, and says so in no vote."""
+
+    def run(self, loop: Loop, asks_to_stop: Callable[[], str]) -> Result:
+        """Train to the end. All ranks call it, and return the same result."""
+
+    def gather(self) -> None:
+        """Bring the state to where it is saved, evaluated and compared."""
+
+
+class Together:
+    """TrainingRanks that make all steps together."""
+
+    have_weights, turn, is_asked_to_stop = True, nullcontext(), False
+
+    def run(self, loop: Loop, asks_to_stop: Callable[[], str]) -> Result:
+        loop.run()
+        return loop.end()
+
+    def gather(self) -> None: ...
+
+
 @dataclass(frozen=True)
 class Steps:
     stepper: Mode
     ahead: BatchesAhead
-    real: RealRanks | None = None
-    shares: MeasuredShares | None = None
-    """The shares of micro-batches, if they change between steps."""
+    ranks: TrainingRanks = field(default_factory=Together)
+    shares: FixedShares | MeasuredShares = field(default_factory=FixedShares)
 
 
 class ModeParts:
@@ -98,16 +153,18 @@ class ModeParts:
     updates_by_batch = True
     """Whether each step makes one update, by the mean gradient of its whole batch."""
 
-    def __init__(self, update: EveryRank, rise: Rise | None = None) -> None:
-        """Let `rise` detect a loss that stays above its start; not if all make steps together."""
-        self.update, self.holding, self.rise = update, update.holding, rise
+    rise: Rise | NeverRises = NeverRises()
+    """Detects a loss that stays above its start; not if all ranks make each step together."""
+
+    def __init__(self, update: EveryRank) -> None:
+        self.update, self.holding = update, update.holding
 
     def pieces(self) -> dict[str, Piece]:
         return {}
 
     def numbers(self) -> dict[str, Numbers]:
         """Return the mode's state that is not tensors, by its names in meta.json."""
-        return {} if self.rise is None else {"rise": self.rise}
+        return {}
 
     def first_run(self, run: Run, first_step: int) -> Run:
         """Return the run as it continues from a step."""

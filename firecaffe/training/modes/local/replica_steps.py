@@ -1,0 +1,367 @@
+"""Steps of replicas that train on their own, their sums, and the averages between them.
+
+Nothing is exchanged between averages. So the sums of a step are sent with the average that follows
+it, or earlier if they are read. Until then each rank has its own part.
+
+A step is all micro-batches of the global batch, as in other modes. Of these M leaves, replica r of
+R takes [r M / R, (r + 1) M / R), adds their gradients by the tree over them, and makes its own
+update. A replica without samples, at the end of an epoch, makes none. Every rank hosts consecutive
+replicas and trains them one after the other in the same network.
+
+For an average of a fragment, replica r is leaf r of the tree. It sends x - x_r, where x are the
+weights that all began with, through the exchange, as gradients are sent. The tail has the changes
+of its buffers, and the losses of its steps since the last average of any fragment. So an average
+costs what a gradient of the same parameters does, with any exchange or codec, and its bits are the
+same on any number of workers.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import torch
+from torch import Tensor, optim
+
+from firecaffe.cluster.agree import gather_text
+from firecaffe.cluster.group import Group
+from firecaffe.data import SampleOrder
+from firecaffe.data.train_batches import BatchesAhead
+from firecaffe.errors import NotFiniteError
+from firecaffe.exchange.leaves import tree_sum
+from firecaffe.gradients.reducer import GradientReducer
+from firecaffe.gradients.totals import Totals
+from firecaffe.solvers.outer_optimizer import Outer
+from firecaffe.synchrony.rounds import Round, Rounds
+from firecaffe.training.evaluation_weights import Ema
+from firecaffe.training.forward import Forward
+from firecaffe.training.holdings.holding import Holding
+from firecaffe.training.modes.every_step import EveryStep
+from firecaffe.training.modes.local.replicas import Fragment, Moments, Replica, Replicas, copy
+from firecaffe.training.outcome import VOTES, Outcome, StepResult, Votes, ballot
+from firecaffe.training.times import FetchBatch, StepMarks
+from firecaffe.training.updates.every_rank import EveryRank
+from firecaffe.training.updates.spread import Found, Spread
+
+
+@dataclass
+class LocalOutcome:
+    """The outcome of a local step: this rank's part, and later the sums over all ranks."""
+
+    step: int
+    samples: int
+    """The samples of all replicas."""
+    weight: float
+    """The samples as a number of full micro-batches."""
+    losses: dict[int, Tensor]
+    """The sum of the losses of each of this rank's replicas, shape (1,), by number."""
+    counts: Tensor
+    """The task's counts, and the number of replicas here whose gradient is not finite."""
+    metrics: Sequence[str]
+    times: StepMarks
+    replicas: int
+    ask: Callable[[], None]
+    """Makes all ranks sum what is not summed yet."""
+    sums: Tensor | None = None
+    """The sums over all ranks; see `Outcome.checked`."""
+
+    def read(self, look: Callable[[], None] = lambda: None) -> StepResult:
+        """Wait for the sums. All ranks read the same outcomes in order; see `Outcome.read`."""
+        if self.sums is None:
+            self.ask()
+        return self._outcome().read(look)
+
+    def take(self, loss: Tensor, counts: Tensor, votes: Tensor) -> None:
+        """Set the sums over all ranks. Raises: NotFiniteError, on all ranks."""
+        self.sums = torch.cat([loss.reshape(1), counts[:-1], votes])
+        outcome, broken = self._outcome(), int(counts[-1])
+        if broken:
+            error = NotFiniteError(
+                f"the loss is {outcome.loss:.4g}; the gradients of {broken} of {self.replicas} "
+                "replicas are not finite"
+            )
+            error.step = self.step + 1
+            raise error
+        outcome.check_finite()
+
+    def _outcome(self) -> Outcome:
+        assert self.sums is not None
+        checked = Found(self.sums, torch.ones(1, dtype=torch.bool), torch.zeros(()), ())
+        return Outcome(self.step, self.samples, self.weight, self.metrics, checked, self.times)
+
+
+class LocalSums:
+    def __init__(self, longest: int, counted: int, device: torch.device) -> None:
+        self._longest, self._row, self._device = longest, counted + 1, device
+        self.waiting: list[LocalOutcome] = []
+
+    def add(self, outcome: LocalOutcome) -> None:
+        self.waiting.append(outcome)
+
+    def take_waiting(self) -> list[LocalOutcome]:
+        taken, self.waiting = self.waiting, []
+        return taken
+
+    def no_losses(self) -> Tensor:
+        return torch.zeros(self._longest, device=self._device)
+
+    def no_counts(self) -> Tensor:
+        """Return zeros for a rank's counts: a row for each step before an average, then votes."""
+        return torch.zeros(self._longest * self._row + VOTES, device=self._device)
+
+    def no_row(self) -> Tensor:
+        return torch.zeros(self._row, device=self._device)
+
+    def losses(self, number: int) -> Tensor:
+        losses = self.no_losses()
+        if self.waiting:
+            losses[: len(self.waiting)] = torch.cat(
+                [outcome.losses[number] for outcome in self.waiting]
+            )
+        return losses
+
+    def counts(self, votes: Tensor) -> Tensor:
+        counts = self.no_counts()
+        rows = [outcome.counts for outcome in self.waiting]
+        if rows:
+            counts[: len(rows) * self._row] = torch.cat(rows)
+        counts[-VOTES:] = votes
+        return counts
+
+    def settle(self, sent: Sequence[LocalOutcome], losses: Tensor, counts: Tensor) -> None:
+        """Set the sums of outcomes. Raises: NotFiniteError, on all ranks."""
+        rows = counts[:-VOTES].reshape(self._longest, self._row)
+        for place, outcome in enumerate(sent):
+            outcome.take(losses[place], rows[place], counts[-VOTES:])
+
+    def sum_now(self, sharers: Group) -> None:
+        """Sum what waits, on all ranks with replicas. Raises: NotFiniteError, PeerLostError."""
+        waiting = self.take_waiting()
+        local_steps = [
+            [[loss.item() for _, loss in sorted(step.losses.items())], step.counts.tolist()]
+            for step in waiting
+        ]
+        steps_of_ranks = [
+            json.loads(text) for text in gather_text(sharers, json.dumps(local_steps))
+        ]
+        for outcome, *of_ranks in zip(waiting, *steps_of_ranks, strict=True):
+            losses = [torch.tensor(loss) for of_rank, _ in of_ranks for loss in of_rank]
+            counts = torch.tensor([counted for _, counted in of_ranks]).sum(0)
+            outcome.take(tree_sum(losses, torch.add), counts, torch.zeros(VOTES))
+
+
+@dataclass
+class Average:
+    fragment: Fragment
+    reducer: GradientReducer
+    forward: Forward
+    replicas: Replicas
+    order: Sequence[int]
+    """This rank's replicas, in the order in which the reducer adds them."""
+    moments: Moments
+    outer: Outer
+    forgets: bool
+    """Whether replicas' optimizers start afresh after it."""
+    ema: Ema | None
+    """The moving average of the network at rest, if there is one."""
+
+    @torch.no_grad()
+    def begin(self, losses: dict[int, Tensor], counts: Tensor) -> None:
+        """Start to send the differences, with the losses of this rank's replicas and its counts."""
+        by_number = {replica.number: replica for replica in self.replicas.own}
+        self.reducer.begin_step(self.reducer.num_leaves, self.order, lambda: counts)
+        self.forward.buffers.begin_step()
+        for number in self.order:
+            replica = by_number[number]
+            for name, parameter in self.fragment.named.items():
+                parameter.grad = parameter - replica.weights[name]
+            changes = self._changes(replica) if self.fragment.has_buffers else []
+            tail = [losses[number], *self.moments.of(replica), *changes]
+            self.reducer.add(number, None, tail)
+
+    def _changes(self, replica: Replica) -> list[Tensor]:
+        buffers = self.forward.buffers
+        copy(self.replicas.model.buffers(), replica.buffers.values())
+        changes = buffers.take(replica.number, 1.0)
+        buffers.begin_micro_batch()  # restores the network's buffers
+        return changes
+
+    def finish(self) -> Totals:
+        """Wait for the mean difference: the `grad` of the fragment. Raises: PeerLostError."""
+        for parameter in self.replicas.named.values():
+            parameter.grad = None
+        return self.reducer.finish_step()
+
+    @torch.no_grad()
+    def apply(self, totals: Totals, steps: range, learning_rate: float) -> None:
+        """Update the network at rest. `steps` are those since these parameters' last average."""
+        count, first = self.reducer.num_leaves, 1 + len(self.moments.keys)
+        self.outer.step(learning_rate)
+        if self.ema is not None:
+            self.ema.update_after(steps, self.fragment.named)
+        if self.fragment.has_buffers:
+            self.forward.buffers.begin_step()
+            self.forward.buffers.finish_step(totals.tail[first:], count)
+        means = [total / count for total in totals.tail[1:first]]
+        for replica in self.replicas.own:
+            self.moments.give(replica, means)
+        for parameter in self.fragment.named.values():
+            parameter.grad = None
+        if self.forgets:
+            self.replicas.forget(self.fragment)
+
+
+@dataclass
+class UnderWay:
+    round: Round
+    sent: list[LocalOutcome]
+
+
+@dataclass
+class LocalStepper:
+    """Runs steps on this rank, the first ones as synchronous steps; implements `Mode`."""
+
+    synchronous: EveryStep
+    ahead: BatchesAhead
+    sharers: Group
+    rounds: Rounds
+    replicas: Replicas
+    averages: Sequence[Average]
+    updates: Mapping[int, EveryRank]
+    """The updates of this rank's replicas, by number. Each sums on this rank alone."""
+    optimizer: optim.Optimizer
+    spread: Spread
+    leaves: list[int]
+    num_replicas: int
+    sums: LocalSums
+    advice: str
+    _under_way: UnderWay | None = field(default=None, init=False)
+    _have_parted: bool = field(default=False, init=False)
+
+    @property
+    def holding(self) -> Holding:
+        return self.synchronous.holding
+
+    @property
+    def update(self) -> EveryRank:
+        return self.synchronous.update
+
+    @property
+    def behind(self) -> int:
+        if not self._have_parted:
+            return self.synchronous.behind
+        sent = [] if self._under_way is None else self._under_way.sent
+        return len(sent) + len(self.sums.waiting)
+
+    def run(
+        self, step: int, learning_rate: float, vote: Callable[[], Votes] = Votes
+    ) -> Outcome | LocalOutcome:
+        """Train step `step`, counted from 0. `vote` is called before an average begins.
+
+        Raises: PeerLostError; NotFiniteError on all ranks, before an average is applied.
+        """
+        if step < self.rounds.synchronous:
+            return self.synchronous.run(step, learning_rate, vote)
+        self._have_parted = True
+        if step == self.rounds.synchronous:
+            self.replicas.inherit(self.optimizer)
+            self.replicas.join()
+            if self.ahead.leaves and self.ahead.leaves != self.leaves:
+                self.ahead.go_on(self.leaves, step)
+        outcome, done = self._train(step, learning_rate), step + 1
+        self.sums.add(outcome)
+        if self._under_way is not None and self._under_way.round.applied == done:
+            self._apply(self._under_way, outcome, learning_rate)
+        for round_ in self.rounds.taken(done):
+            average = self.averages[round_.fragment]
+            votes = ballot(vote(), self.holding.forward.device)
+            losses = {
+                replica.number: self.sums.losses(replica.number) for replica in self.replicas.own
+            }
+            average.begin(losses, self.sums.counts(votes))
+            self._under_way = UnderWay(round_, self.sums.take_waiting())
+            if round_.applied == done:
+                self._apply(self._under_way, outcome, learning_rate)
+            else:
+                self.replicas.remember(average.fragment)
+        self.replicas.end_step(self.rounds.are_together(done))
+        outcome.times.end()
+        return outcome
+
+    def _train(self, step: int, learning_rate: float) -> LocalOutcome:
+        queue, order, holding = self.update.queue, self._order, self.holding
+        times = StepMarks(queue, len(self.leaves), holding.spent)
+        fetch = times.timed(partial(self.synchronous.batches.train_batch, step))
+        losses: dict[int, Tensor] = {}
+        counts = self.sums.no_row()
+        with self.replicas.lent():
+            for replica in self.replicas.own:
+                self.replicas.lend(replica)
+                losses[replica.number], counted = self._update(replica, step, learning_rate, fetch)
+                counts += counted
+                self.replicas.take_back(replica)
+        computed = queue.mark()
+        times.sums_are_there(Totals((), counts, computed, computed, ()))
+        samples = order.samples_in_step(step)
+        return LocalOutcome(
+            step=step,
+            samples=samples,
+            weight=samples / order.micro_batch_size,
+            losses=losses,
+            counts=counts,
+            metrics=holding.forward.task.counted,
+            times=times,
+            replicas=self.num_replicas,
+            ask=partial(self.sums.sum_now, self.sharers),
+        )
+
+    def _update(
+        self, replica: Replica, step: int, learning_rate: float, fetch: FetchBatch
+    ) -> tuple[Tensor, Tensor]:
+        holding, update = self.holding, self.updates[replica.number]
+        leaves_per_replica = update.reducer.num_leaves
+        first = replica.number * leaves_per_replica
+        leaves = range(first, first + leaves_per_replica)
+        samples = samples_of(self._order, step, leaves)
+        weight = samples / self._order.micro_batch_size
+        update.begin(weight, range(leaves_per_replica), holding.counts)
+        holding.begin_step(leaves[0])
+        for place, ready in enumerate(holding.run(step, leaves, fetch)):
+            if samples:
+                update.add(replace(ready, leaf=place))
+        if not samples:
+            return torch.zeros(1, device=holding.forward.device), self.sums.no_row()
+        totals = update.sums()
+        checked = update.check(totals, counted=0)
+        update.apply(step, learning_rate, self.synchronous.momentum(step))
+        holding.set_buffers(totals.tail[1:], weight)
+        is_fit = checked.is_finite.all() & checked.norm.isfinite() | checked.may_overflow
+        sums = checked.sums.to(holding.forward.device)
+        broken = (~is_fit).to(sums).reshape(1)
+        return sums[:1].clone(), torch.cat([sums[1:], broken])
+
+    def _apply(self, under_way: UnderWay, outcome: LocalOutcome, learning_rate: float) -> None:
+        average, round_ = self.averages[under_way.round.fragment], under_way.round
+        totals = average.finish()
+        outcome.times.sums_are_there(totals)
+        self._under_way = None
+        counts = totals.counts.cpu()
+        votes = self.spread.total(counts[-VOTES:])
+        counts = torch.cat([counts[:-VOTES], votes])
+        self.sums.settle(under_way.sent, totals.tail[0].cpu(), counts)
+        average.apply(totals, range(round_.first, round_.stop), learning_rate)
+        if round_.applied == round_.stop:
+            self.replicas.take(average.fragment)
+        else:
+            self.replicas.follow(average.fragment)
+
+    @property
+    def _order(self) -> SampleOrder:
+        return self.ahead.order
+
+
+def samples_of(order: SampleOrder, step: int, leaves: range) -> int:
+    there = order.samples_in_step(step)
+    ends = (min(there, leaf * order.micro_batch_size) for leaf in (leaves.start, leaves.stop))
+    first, last = ends
+    return last - first

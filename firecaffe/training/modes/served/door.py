@@ -1,0 +1,120 @@
+"""Rank 0 admits workers that join a training under the real clock."""
+
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+from torch import nn
+from torch._C._distributed_c10d import Store
+
+from firecaffe.cluster.joining import COME_S, Comer, Door
+from firecaffe.cluster.pulse_process import pulse_beside
+from firecaffe.cluster.secret import own_secret
+from firecaffe.cluster.world import World, lasting_place, lasting_store
+from firecaffe.errors import FirecaffeError, LaunchError
+from firecaffe.training.forward import Forward
+from firecaffe.training.modes.served.coder import Coder
+from firecaffe.training.modes.served.messages import Messages
+from firecaffe.training.modes.served.real_clock import Arrivals, Came, ClockLearner, RemoteLearner
+from firecaffe.transport.lane import Lane
+
+LOOK_S = 0.2
+
+
+class Doorkeeper:
+    """Admits workers in a thread of its own, and makes their learners."""
+
+    def __init__(
+        self,
+        world: World,
+        forward: Forward,
+        named: Mapping[str, nn.Parameter],
+        coder: Coder,
+        per_rank: int,
+        first_number: int,
+        arrivals: Arrivals,
+        timeout_s: float,
+        silent_s: float,
+        say: Callable[[str], None],
+    ) -> None:
+        """Number new learners from `first_number` on, `per_rank` for each worker."""
+        self._world, self._forward, self._named = world, forward, named
+        self._coder = coder
+        self._per_rank, self._number, self._arrivals = per_rank, first_number, arrivals
+        self._timeout_s, self._silent_s, self._say = timeout_s, silent_s, say
+        self._is_over = threading.Event()
+        self._resources = ExitStack()
+        self._thread: threading.Thread | None = None
+
+    def open(self, facts: dict[str, Any]) -> None:
+        """Admit workers from now on, if there is a store where they can ask."""
+        store, world = lasting_store(), self._world
+        if store is None or world.watch is None:
+            return
+        one_host = world.local_world_size == world.world_size
+        door = Door(store, world.attempt, one_host=one_host)
+        door.open(facts)
+        self._say(_invitation(f"firecaffe train RECIPE --join {lasting_place()}"))
+        self._thread = threading.Thread(target=self._look, args=(door,), name="door", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Admit no more workers. Wait for one that is being admitted, up to `timeout_s`."""
+        self._is_over.set()
+        if self._thread is not None:
+            self._thread.join(self._timeout_s)
+        self._resources.close()
+
+    def _look(self, door: Door) -> None:
+        try:
+            while not self._is_over.wait(LOOK_S):
+                self._take(door)
+            door.close()
+        except RuntimeError as error:  # the store is gone, with the launcher
+            self._say(f"no more workers can join: {str(error).splitlines()[0]}")
+
+    def _take(self, door: Door) -> None:
+        try:
+            while not self._is_over.is_set() and (comer := door.next()) is not None:
+                self._let_in(door, comer)
+        except LaunchError as error:  # the next look continues with the next worker
+            self._say(str(error))
+
+    def _let_in(self, door: Door, comer: Comer) -> None:
+        watch = self._world.watch
+        assert watch is not None
+        rank = len(watch.hosts)
+        try:
+            to_it = door.let_in(comer, rank, list(watch.hosts))
+            watch.welcome(comer.host, to_it)
+            self._resources.enter_context(pulse_beside([to_it], self._silent_s))
+            learners = self._learners_of(rank, door.store_of(comer))
+        except (FirecaffeError, OSError) as error:
+            self._say(f"a worker on {comer.host} asked to join and failed: {error}")
+            return
+        self._say(f"rank {rank} on {comer.host} has joined")
+        if doubt := comer.facts.get("doubt"):
+            self._say(f"warning: rank {rank} {doubt}")
+        self._arrivals.put(Came(learners))
+
+    def _learners_of(self, rank: int, store: Store) -> list[ClockLearner]:
+        learners: list[ClockLearner] = []
+        try:
+            for place in range(self._per_rank):
+                lane = Lane(store, f"{rank}.{place}", True, COME_S)
+                messages = Messages(lane, self._forward, self._named, self._coder)
+                learners.append(RemoteLearner(self._number, rank, self._arrivals, messages))
+                self._number += 1
+        except BaseException:
+            for learner in learners:
+                learner.cut()
+            raise
+        return learners
+
+
+def _invitation(command: str) -> str:
+    if own_secret() is None:
+        return f"more workers can join: {command}"
+    # One that the launcher has made itself is in no file.
+    return f"{command} --secret-file FILE joins this run, if it was started with that file"

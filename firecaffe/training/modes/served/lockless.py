@@ -1,0 +1,174 @@
+"""Weights that all workers of one host read and write in the same memory, without a lock.
+
+Each worker computes a gradient at the present weights, while others write to them, and then makes
+its update in place. If two write to one weight at the same time, one write may be lost. A worker
+may read some weights before an update and others after it. This is rare if a gradient touches few
+weights; otherwise it is noise. There is one momentum for all, in the same memory. Buffers
+(BatchNorm's statistics), losses and counts go to rank 0, as with a server.
+
+Source: Niu, Recht, Ré, Wright 2011, "Hogwild: a lock-free approach to parallelizing stochastic
+gradient descent".
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from torch import Tensor, nn, optim
+
+from firecaffe.cluster.world import World
+from firecaffe.errors import RecipeError
+from firecaffe.solvers.caffe_solvers import CaffeSGD
+from firecaffe.solvers.optimizer import set_rate
+from firecaffe.synchrony.server_policies import Leaf, Work
+from firecaffe.training.modes.served.coder import are_finite
+from firecaffe.training.modes.served.holders import Holders
+from firecaffe.training.modes.served.messages import Parcel, parcel_bytes
+from firecaffe.training.modes.served.server_memory import Gradient
+from firecaffe.training.modes.served.work_gradient import Bench, Contribution, Workbench
+from firecaffe.transport.local_ranks import meet_local_ranks
+
+
+@dataclass(frozen=True)
+class Rule:
+    optimizer_of: Callable[[Mapping[str, nn.Parameter]], optim.Optimizer]
+    rate: Callable[[int], float]
+    momentum: Callable[[int], float | None]
+    weight_of: Callable[[Leaf], float]
+    """The weight of a leaf; 1 if it is full."""
+    clip_gradients: float = 0.0
+    """The largest norm of a worker's gradient; 0 turns clipping off."""
+
+
+class LocklessBench:
+    def __init__(self, bench: Workbench, optimizer: optim.Optimizer, rule: Rule) -> None:
+        self._bench, self._optimizer, self._rule = bench, optimizer, rule
+
+    def compute(self, work: Work, weights: Mapping[str, Tensor]) -> Contribution:
+        """Compute a work at the present weights, and update them. `weights` are the buffers."""
+        brought = self._bench.compute(work, weights)
+        start = time.perf_counter()
+        is_finite = are_finite(self._bench.named, brought.gradient.tensors.items())
+        if is_finite.all():
+            is_finite[-1] = self._update(work.leaf, brought.gradient.tensors)
+        return replace(
+            brought,
+            gradient=Gradient({}, brought.gradient.tail),
+            is_finite=is_finite,
+            compute_s=brought.compute_s + time.perf_counter() - start,
+        )
+
+    @torch.no_grad()
+    def _update(self, leaf: Leaf, gradients: Mapping[str, Tensor]) -> bool:
+        """Make an update. Return False, and make none, if the norm is beyond float32."""
+        weight, rule = self._rule.weight_of(leaf), self._rule
+        for name, gradient in gradients.items():
+            self._bench.named[name].grad = gradient.div_(weight)
+        if rule.clip_gradients:
+            named = self._bench.named.values()
+            norm = nn.utils.clip_grad_norm_(named, rule.clip_gradients, foreach=True)
+            if not norm.isfinite():
+                self._optimizer.zero_grad()
+                return False
+        set_rate(self._optimizer, rule.rate(leaf.step), rule.momentum(leaf.step))
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        return True
+
+    def end(self) -> None: ...
+
+
+WEIGHT, MOMENTUM = "weight", "momentum"
+
+
+class SharedWeights(Holders):
+    are_others = True
+
+    @classmethod
+    def meet(
+        cls,
+        world: World,
+        named: Mapping[str, nn.Parameter],
+        optimizer: optim.Optimizer,
+        rule: Rule,
+        timeout_s: float,
+    ) -> Self:
+        """Share rank 0's weights and momentum with all ranks, which are on one host. All call it.
+
+        Raises: RecipeError on all ranks if they have no memory in common; PeerLostError.
+        """
+        examples = {f"{WEIGHT}/{name}": parameter for name, parameter in named.items()}
+        if any(group["momentum"] for group in optimizer.param_groups):
+            examples |= {f"{MOMENTUM}/{name}": parameter for name, parameter in named.items()}
+        local = meet_local_ranks(world, timeout_s)
+        if local is None and world.world_size > 1:
+            raise RecipeError(
+                "synchrony.lock none: the ranks of this host do not reach each other's memory; use "
+                "lock = server"
+            )
+        if local is None:
+            holders = cls(Parcel(examples), named, optimizer, rule)
+            holders._begin()
+            return holders
+        with closing(local):
+            memory = local.share(parcel_bytes(examples), torch.uint8)[0]  # rank 0's
+            holders = cls(Parcel(examples, memory), named, optimizer, rule)
+            if world.is_first:
+                holders._begin()
+            local.barrier()
+        return holders
+
+    def __init__(
+        self,
+        shared: Parcel,
+        named: Mapping[str, nn.Parameter],
+        optimizer: optim.Optimizer,
+        rule: Rule,
+    ) -> None:
+        self._shared, self._named, self._optimizer, self._rule = shared, named, optimizer, rule
+        self._kept = "history" if isinstance(optimizer, CaffeSGD) else "momentum_buffer"
+        self._at_work: list[nn.Parameter] = []
+
+    def bench(self, bench: Workbench, place: int) -> Bench:
+        optimizer = self._rule.optimizer_of(bench.named)
+        for kind, name, view in self._views():
+            parameter = bench.named[name]
+            if kind == MOMENTUM:
+                optimizer.state[parameter][self._kept] = view
+            else:
+                parameter.data = view
+                self._at_work.append(parameter)
+        return LocklessBench(bench, optimizer, self._rule)
+
+    @torch.no_grad()
+    def gather(self, look: Callable[[], None]) -> None:
+        """Copy the shared weights to the state, while others may write to them."""
+        for kind, name, view in self._views():
+            parameter = self._named[name]
+            if kind == MOMENTUM:
+                self._optimizer.state[parameter][self._kept] = view.clone()
+            else:
+                parameter.copy_(view)
+
+    def cut(self) -> None:
+        """Give the networks that were used here memory of their own."""
+        for parameter in self._at_work:
+            parameter.data = parameter.data.clone()
+
+    @torch.no_grad()
+    def _begin(self) -> None:
+        for kind, name, view in self._views():
+            parameter = self._named[name]
+            if kind == MOMENTUM:
+                before = self._optimizer.state.get(parameter, {}).get(self._kept)
+                view.zero_() if before is None else view.copy_(before)
+            else:
+                view.copy_(parameter)
+
+    def _views(self) -> Iterator[tuple[str, str, Tensor]]:
+        for path, view in self._shared.views.items():
+            kind, _, name = path.partition("/")
+            yield kind, name, view

@@ -1,0 +1,199 @@
+"""The messages between a server and a learner of another rank, over a lane, as runs of bytes.
+
+server   HEAD: WORK, leaf, whether weights follow     then the weights, if they are new there
+learner  the contribution: times, a vote, what was used, gradient, tail, counts
+...
+server   HEAD: END, the length of a text              then the text and the last weights
+learner  HEAD, that it has them
+"""
+
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from firecaffe.synchrony.server_policies import Leaf, Work
+from firecaffe.training.forward import Forward
+from firecaffe.training.modes.served.coder import Coder
+from firecaffe.training.modes.served.server_memory import Gradient
+from firecaffe.training.modes.served.work_gradient import Contribution
+from firecaffe.transport.lane import Lane
+
+ALIGNMENT = 64
+"""Bytes. Each tensor begins at a multiple of it."""
+
+
+class Parcel:
+    """Host memory for tensors of known dtypes and shapes; both ends make it the same way."""
+
+    def __init__(self, examples: Mapping[str, Tensor], data: Tensor | None = None) -> None:
+        """Use `data`, of `parcel_bytes` bytes, or allocate memory."""
+        self.places: dict[str, int] = {}
+        places, end = self.places, 0
+        for name, example in examples.items():
+            places[name] = end
+            end += _aligned(example)
+        self.data = torch.zeros(end, dtype=torch.uint8) if data is None else data
+        self.views = {
+            name: self.data[places[name] : places[name] + example.numel() * example.dtype.itemsize]
+            .view(example.dtype)
+            .view(example.shape)
+            for name, example in examples.items()
+        }
+
+    def fill(self, tensors: Mapping[str, Tensor]) -> None:
+        for name, tensor in tensors.items():
+            self.views[name].copy_(tensor.detach())
+
+
+def parcel_bytes(examples: Mapping[str, Tensor]) -> int:
+    return sum(map(_aligned, examples.values()))
+
+
+def _aligned(tensor: Tensor) -> int:
+    return -(-tensor.numel() * tensor.dtype.itemsize // ALIGNMENT) * ALIGNMENT
+
+
+WORK, END = range(2)
+
+
+@dataclass(frozen=True)
+class Head:
+    kind: int
+    learner: int = 0
+    step: int = 0
+    place: int = 0
+    version: int = 0
+    has_weights: int = 0
+    length: int = 0
+    is_dropped: int = 0
+    """1 if the learner's previous contribution does not count."""
+
+    @property
+    def work(self) -> Work:
+        return Work(self.learner, Leaf(self.step, self.place), self.version)
+
+
+class Messages:
+    """The messages over one lane; both ends make them the same way."""
+
+    def __init__(
+        self,
+        lane: Lane,
+        forward: Forward,
+        named: Mapping[str, nn.Parameter],
+        coder: Coder,
+        is_elsewhere: bool = False,
+    ) -> None:
+        """Encode gradients with `coder`, unless others hold the weights and get them."""
+        self.lane, self._coder = lane, coder
+        self._named = {} if is_elsewhere else named
+        buffers = dict(forward.model.named_buffers())
+        self.weights = Parcel({**self._named, **buffers})
+        self._whole = {**named, **buffers}
+        self.last: Mapping[str, Tensor] = {}
+        """All weights and buffers, as received with the end."""
+        self._head = Parcel({"": torch.zeros(len(astuple(Head(WORK))), dtype=torch.int64)})
+        gradients = {
+            f"gradient/{name}": coder.example(parameter) for name, parameter in self._named.items()
+        }
+        tails = {f"tail/{i}": tensor for i, tensor in enumerate(forward.empty_tail())}
+        facts = {
+            "is_used": torch.zeros(len(self._named), dtype=torch.uint8),
+            "is_finite": torch.zeros((len(named) + 1) * is_elsewhere, dtype=torch.uint8),
+            "moved": torch.zeros(2 * is_elsewhere, dtype=torch.int64),
+            "seconds": torch.zeros(2, dtype=torch.float64),
+            "votes": torch.zeros(1, dtype=torch.uint8),
+            "counts": forward.no_counts(),
+        }
+        self._brought = Parcel({**gradients, **tails, **facts})
+        self._tails, self._is_elsewhere = list(tails), is_elsewhere
+        self._device = forward.device
+
+    def send_head(self, head: Head) -> None:
+        self._head.views[""].copy_(torch.tensor(astuple(head)))
+        self.lane.send(self._head.data)
+
+    def receive_head(self) -> Head:
+        self.lane.receive(self._head.data)
+        head = Head(*self._head.views[""].tolist())
+        if head.is_dropped:
+            self._coder.drop(head.learner)
+        return head
+
+    def send_weights(self, tensors: Mapping[str, Tensor]) -> None:
+        self.weights.fill(tensors)
+        if self.weights.data.numel():  # a network may have no buffers
+            self.lane.send(self.weights.data)
+
+    def receive_weights(self) -> None:
+        if self.weights.data.numel():
+            self.lane.receive(self.weights.data)
+
+    def send_contribution(self, learner: int, brought: Contribution, asks_to_stop: bool) -> None:
+        tensors, views = brought.gradient.tensors, self._brought.views
+        encoded = {} if self._is_elsewhere else self._coder.encode(learner, tensors)
+        self._brought.fill({f"gradient/{name}": tensor for name, tensor in encoded.items()})
+        self._brought.fill(dict(zip(self._tails, brought.gradient.tail, strict=True)))
+        views["counts"].copy_(brought.counts)
+        views["is_used"].copy_(torch.tensor([name in tensors for name in self._named]))
+        seconds = [brought.data_s, brought.compute_s]
+        views["seconds"].copy_(torch.tensor(seconds, dtype=torch.float64))
+        views["votes"].fill_(asks_to_stop)
+        if brought.is_finite is not None:
+            views["is_finite"].copy_(brought.is_finite)
+            views["moved"].copy_(torch.tensor(brought.moved))
+        self.lane.send(self._brought.data)
+
+    def receive_contribution(self) -> tuple[Contribution, bool]:
+        """Receive a contribution, in new memory, and whether its sender was asked to stop."""
+        self.lane.receive(self._brought.data)
+        views = self._brought.views
+        is_used = views["is_used"].tolist()
+        # In the weights' memory layout, as after a backward, because a sum may depend on it.
+        tensors = {
+            name: self._decoded(views[f"gradient/{name}"], parameter)
+            for (name, parameter), used in zip(self._named.items(), is_used, strict=True)
+            if used
+        }
+        tail = [self._own(views[name]) for name in self._tails]
+        data_s, compute_s = views["seconds"].tolist()
+        gradient = Gradient(tensors, tail)
+        brought = Contribution(gradient, self._own(views["counts"]), data_s, compute_s, False)
+        if self._is_elsewhere:
+            pulled, pushed = views["moved"].tolist()
+            is_finite = views["is_finite"].bool()
+            brought = replace(brought, is_finite=is_finite, moved=(pulled, pushed))
+        return brought, bool(views["votes"].item())
+
+    def _decoded(self, view: Tensor, parameter: Tensor) -> Tensor:
+        decoded = self._coder.decode(view.to(parameter.device), parameter.numel())
+        return torch.empty_like(parameter, requires_grad=False).copy_(decoded.view(parameter.shape))
+
+    def _own(self, view: Tensor) -> Tensor:
+        return view.to(self._device, copy=True)
+
+    def send_end(self, text: str, weights: Mapping[str, Tensor]) -> None:
+        """End the lane, once the other end has everything."""
+        data = text.encode()
+        self.send_head(Head(END, has_weights=bool(weights), length=len(data)))
+        if data:
+            self.lane.send(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        if weights:
+            parcel = Parcel(self._whole)
+            parcel.fill(weights)
+            self.lane.send(parcel.data)
+        self.receive_head()
+
+    def receive_end(self, head: Head) -> str:
+        """Return the text of the end; the weights are then in `last`."""
+        data = torch.zeros(head.length, dtype=torch.uint8)
+        if head.length:
+            self.lane.receive(data)
+        if head.has_weights:
+            parcel = Parcel(self._whole)
+            self.lane.receive(parcel.data)
+            self.last = parcel.views
+        self.send_head(head)
+        return data.numpy().tobytes().decode()

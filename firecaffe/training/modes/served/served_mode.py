@@ -1,0 +1,169 @@
+"""Builds a training with a server: its policy, clock and memory, and the parts of its mode."""
+
+import json
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch._C._distributed_c10d import Store
+
+from firecaffe.cluster.world import World
+from firecaffe.data import SampleOrder
+from firecaffe.data.train_batches import TrainBatches
+from firecaffe.errors import RecipeError
+from firecaffe.recipe.run import Run
+from firecaffe.recipe.sections import Recipe
+from firecaffe.synchrony.clock import SimulatedClock, seconds_of
+from firecaffe.synchrony.server_policies import Leaves, make_policy
+from firecaffe.training.checkpoint import Checkpoint
+from firecaffe.training.divergence import Rise
+from firecaffe.training.modes.mode import Linked, ModeParts, Steps
+from firecaffe.training.modes.served.coder import make_coder
+from firecaffe.training.modes.served.holders import Holders, KeptTraining
+from firecaffe.training.modes.served.keeper import keeper_of
+from firecaffe.training.modes.served.real import RealRanks
+from firecaffe.training.modes.served.real_clock import RealClock
+from firecaffe.training.modes.served.server_memory import ServerMemory
+from firecaffe.training.modes.served.server_steps import (
+    LoggedClock,
+    Progress,
+    ServedStepper,
+)
+from firecaffe.training.modes.served.work_gradient import Computed
+from firecaffe.training.piece import Numbers, NumbersOfParts, Piece
+from firecaffe.training.updates.every_rank import EveryRank
+
+
+class Served(ModeParts, NumbersOfParts):
+    """A mode with a server. Its numbers are JSON; the server's memory is a piece."""
+
+    updates_by_batch = False
+    rise: Rise
+
+    def __init__(self, run: Run, update: EveryRank, learners: int, world_size: int) -> None:
+        """Begin with `learners` learners. `update` makes the warm steps.
+
+        Raises: RecipeError if the training is no longer than its warm steps, or the file of
+        measured speeds cannot be read.
+        """
+        super().__init__(update)
+        synchrony, codec = run.recipe.synchrony, run.recipe.exchange.codec
+        if synchrony.warm_steps >= run.steps:
+            raise RecipeError(
+                f"synchrony.warm_steps is {synchrony.warm_steps}, the training has {run.steps} "
+                "steps; it must be less"
+            )
+        self.rise = Rise()
+        self.leaves = leaves_of(run.order, synchrony.warm_steps, run.steps)
+        self.keeper = keeper_of(synchrony, world_size)
+        forward, named = self.holding.forward, self.holding.named
+        squares = synchrony.compensate == "delay"
+        self.memory = ServerMemory(forward.model, named, squares)
+        """The memory of all weights. If others keep them, the server has one of buffers only."""
+        self.server = self.keeper.server(run, update, self.memory, set(range(learners)))
+        policy = make_policy(synchrony, self.leaves, learners)
+        self.real: RealClock | None = None
+        if synchrony.clock == "real":
+            self.real = RealClock(policy, self.server.memory, self.keeper.needs_all)
+        clock = self.real or SimulatedClock(policy, seconds_of(synchrony, run.recipe.train.seed))
+        self.clock = LoggedClock(clock, self.leaves.first_step, learners)
+        self.progress, self.coder = Progress(), make_coder(codec, named)
+
+    def pieces(self) -> dict[str, Piece]:
+        pieces: dict[str, Piece] = {"server": self.memory}
+        if self.real is None:
+            pieces |= self.coder.pieces()
+        return pieces
+
+    def numbers(self) -> dict[str, Numbers]:
+        return {"synchrony": self, "rise": self.rise}
+
+    @property
+    def _parts(self) -> dict[str, Numbers]:
+        return {"server": self.server, "clock": self.clock, "progress": self.progress}
+
+    def last_ahead(self, run: Run) -> int:
+        return self.leaves.first_step
+
+    def exchange_words(self, run: Run, by_ranks: str) -> str:
+        warm = f"; in warm steps {by_ranks}" if self.leaves.first_step else ""
+        return f"with a server, {run.recipe.synchrony.mode}{warm}"
+
+    def steps(self, linked: Linked) -> Steps:
+        forward = self.holding.forward
+        computed = Computed(self.server, forward, linked.batches, self.coder)
+        made = self.leaves, self.progress, self.coder
+        if linked.source is not None:  # all gradients are computed here
+            linked.source.add_follower(self.clock.follow)
+            stepper = ServedStepper(linked.step, self.server, linked.source, computed, *made)
+            return Steps(stepper, linked.ahead)
+        if self.real is None:
+            stepper = ServedStepper(linked.step, self.server, self.clock, computed, *made)
+            return Steps(stepper, linked.ahead)
+        ranks = self._ranks(self.real, linked)
+        brought = self.real, *made, ranks.tell
+        stepper = ServedStepper(linked.step, self.server, self.clock, *brought)
+        return Steps(stepper, linked.ahead, ranks)
+
+    def _ranks(self, clock: RealClock, linked: Linked) -> RealRanks:
+        run, world = linked.run, linked.mesh.world
+        whole = KeptTraining(
+            run=run,
+            world=world,
+            named=self.holding.named,
+            optimizer=self.update.applier.optimizer,
+            state=linked.state,
+            memory=self.memory,
+            server=self.server,
+            coder=self.coder,
+        )
+        learners = run.recipe.synchrony.num_learners(world.world_size)
+        facts = facts_of(run, linked.probe, learners)
+        meet = partial(self.keeper.meet, whole)
+        return self.ranks(run.recipe, world, clock, linked.batches, facts, meet=meet)
+
+    def ranks(
+        self,
+        recipe: Recipe,
+        world: World,
+        clock: RealClock,
+        batches: TrainBatches,
+        facts: Mapping[str, Any],
+        store: Store | None = None,
+        meet: Callable[[], Holders] = Holders,
+    ) -> RealRanks:
+        """Return this rank under the real clock; see `RealRanks`."""
+        forward, named = self.holding.forward, self.holding.named
+        made = recipe.synchrony, recipe.exchange, facts, store, meet
+        return RealRanks(world, clock, forward, named, self.coder, batches, *made)
+
+    def row(self, steps: int) -> Mapping[str, Any] | None:
+        measured = {} if self.real is None else self.real.row
+        return {**self.clock.tally.row, **measured}
+
+    def open(self, folder: Path, checkpoint: Checkpoint | None) -> list[str]:
+        return self.keeper.open(self.clock, folder, checkpoint)
+
+    def last_words(self) -> list[str]:
+        return [self.clock.tally.line]
+
+    def close(self) -> None:
+        self.clock.close()
+
+
+def leaves_of(order: SampleOrder, first_step: int, last_step: int) -> Leaves:
+    per_epoch = -(-order.num_samples // order.micro_batch_size)
+    per_step = order.num_micro_batches
+    return Leaves(first_step, last_step, order.steps_per_epoch, per_step, per_epoch)
+
+
+def facts_of(run: Run, probe: str, learners: int) -> dict[str, Any]:
+    """Return what a worker that joins is told of a run, with the learners at its beginning."""
+    deciding = json.loads(json.dumps(dict(run.deciding)))
+    return {
+        "deciding": deciding,
+        "probe": probe,
+        "learners": learners,
+        "in_flight": run.recipe.synchrony.in_flight,
+    }

@@ -1,0 +1,150 @@
+"""The server: holds the weights, and executes events on tensors, in one process.
+
+An update adds its gradients by the tree in the order of their leaves, as a synchronous step does,
+and divides them by their samples. Late gradients are corrected first (`late_rules`).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn, optim
+
+from firecaffe.exchange.leaves import tree_sum
+from firecaffe.gradients.buffers import BufferChanges
+from firecaffe.solvers.optimizer import set_rate
+from firecaffe.synchrony.config import SynchronyConfig
+from firecaffe.synchrony.events import Event, Join, Lose, Pull, Push
+from firecaffe.synchrony.server_policies import Leaf, Update, Work, row_of, work_of
+from firecaffe.training.evaluation_weights import Ema
+from firecaffe.training.modes.served.late_rules import LateRule, staleness_scale
+from firecaffe.training.modes.served.server_memory import Gradient, ServerMemory
+
+
+@dataclass
+class Server:
+    """The weights of a training, and what late gradients need. Its numbers are JSON."""
+
+    named: dict[str, nn.Parameter]
+    optimizer: optim.Optimizer
+    memory: ServerMemory
+    words: SynchronyConfig
+    learners: set[int]
+    buffers: BufferChanges
+    clip_gradients: float = 0.0
+    ema: Ema | None = None
+    norms_of_all: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] = dict
+    """Maps the norms of these gradients to those of all used parameters, in network order."""
+    late_rule: LateRule = field(default_factory=LateRule)
+    _works: dict[Leaf, Work] = field(default_factory=dict)
+
+    def keep(self, work: Work, gradient: Gradient) -> None:
+        self.memory.gradients[work.leaf] = gradient
+
+    def take(self, event: Event) -> None:
+        """Record an event that was executed; delete what nobody needs any more."""
+        match event:
+            case Pull():
+                self.memory.keep(event.work.version)
+                self._works[event.work.leaf] = event.work
+            case Push():
+                if not event.counts and self._works.get(event.work.leaf) == event.work:
+                    del self._works[event.work.leaf]
+                if event.update is not None:
+                    applied = (work.leaf for work in event.update.works)
+                    for leaf in (*applied, *event.update.dropped):
+                        self._works.pop(leaf, None)
+                        self.memory.gradients.pop(leaf, None)
+            case Lose():
+                self.learners.discard(event.learner)
+                gone = (held for held in self._works.values() if held.learner == event.learner)
+                for work in [held for held in gone if held.leaf not in self.memory.gradients]:
+                    del self._works[work.leaf]
+            case Join():
+                self.learners.add(event.learner)
+        self.memory.release({work.version for work in self._works.values()})
+
+    @torch.no_grad()
+    def prepare(self, update: Update, weight_of: Callable[[Leaf], float]) -> tuple[Tensor, Tensor]:
+        """Put the mean gradient of an update into every `p.grad`. A full leaf has weight 1.
+
+        Return whether each parameter's gradient is finite, bool, shape (parameters,), and the
+        gradient's norm before clipping, 0 without clipping.
+        """
+        late = [self._corrected(update, work) for work in update.works]
+        weight = sum(weight_of(work.leaf) for work in update.works)
+        finite = []
+        for name, parameter in self.named.items():
+            total = self._sum(update, [gradients.get(name) for gradients in late])
+            parameter.grad = None if total is None else total.div_(weight)
+            finite.append(torch.ones((), dtype=torch.bool, device=parameter.device))
+            if total is not None and total.numel():
+                low, high = torch.aminmax(total)
+                finite[-1] = low.isfinite() & high.isfinite()
+        norm = torch.zeros((), device=finite[0].device)
+        if self.clip_gradients:
+            norm = self._norm().to(norm.device)
+            parameters = self.named.values()
+            nn.utils.clip_grads_with_norm_(parameters, self.clip_gradients, norm, foreach=True)
+        return torch.stack(finite), norm
+
+    @torch.no_grad()
+    def apply(
+        self,
+        update: Update,
+        weight_of: Callable[[Leaf], float],
+        rate: float,
+        momentum: float | None,
+    ) -> None:
+        set_rate(self.optimizer, rate, momentum)
+        with self.late_rule.around_update(self.named):
+            self.optimizer.step()
+        if self.ema is not None:
+            self.ema.update(update.version - 1)
+        tails = [self.memory.gradients[work.leaf].tail for work in update.works]
+        sums = [self._sum(update, list(parts)) for parts in zip(*tails, strict=True)]
+        self.buffers.begin_step()
+        weight = sum(weight_of(work.leaf) for work in update.works)
+        self.buffers.finish_step(
+            [buffer_sum for buffer_sum in sums[1:] if buffer_sum is not None], weight
+        )
+
+    def _norm(self) -> Tensor:
+        used = {name: p.grad for name, p in self.named.items() if p.grad is not None}
+        # One by one and added on the host, so that no bit depends on who has which of them.
+        norms = [torch.linalg.vector_norm(gradient).cpu() for gradient in used.values()]
+        of_all = self.norms_of_all(dict(zip(used, norms, strict=True)))
+        return nn.utils.get_total_norm(list(of_all.values()), foreach=True)
+
+    def _corrected(self, update: Update, work: Work) -> dict[str, Tensor]:
+        tensors = self.memory.gradients[work.leaf].tensors
+        versions = self.memory.versions.get(work.version, {})
+        pulled = {name: versions[name].to(self.named[name].device) for name in tensors}
+        self.late_rule.correct(tensors, self.named, pulled)
+        scale = staleness_scale(self.words.staleness_rate, update.staleness(work))
+        if tensors and scale != 1:
+            torch._foreach_mul_(list(tensors.values()), scale)
+        return tensors
+
+    def _sum(self, update: Update, values: list[Tensor | None]) -> Tensor | None:
+        example = next((value for value in values if value is not None), None)
+        if example is None:
+            return None
+        of_leaf = dict(zip((work.leaf for work in update.works), values, strict=True))
+        leaves = sorted([*of_leaf, *update.dropped])
+        zeros = torch.zeros_like(example)
+        parts = [of_leaf.get(leaf) for leaf in leaves]
+        return tree_sum([zeros if part is None else part for part in parts], torch.add)
+
+    def state_dict(self) -> dict[str, Any]:
+        works = [row_of(work) for _, work in sorted(self._works.items())]
+        learners = sorted(self.learners)
+        mean_step = self.late_rule.mean_step.state_dict()
+        return {"works": works, "learners": learners, "mean_step": mean_step}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        works = [work_of(row) for row in state["works"]]
+        self._works = {work.leaf: work for work in works}
+        self.learners = set(state["learners"])
+        self.late_rule.mean_step.load_state_dict(state["mean_step"])

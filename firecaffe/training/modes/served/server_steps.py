@@ -1,0 +1,312 @@
+"""Steps of a training with a server: events until the samples of a step are done.
+
+A step has as many leaves as a synchronous one, but any leaves: those of faster learners may be of
+later steps. So the learning rate follows the samples that are done, and records, evaluations and
+checkpoints stay as they are. The events come from a clock that is logged, or from a log.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from firecaffe.data import SampleOrder
+from firecaffe.errors import NotFiniteError
+from firecaffe.files import GrowingFile, write_atomically
+from firecaffe.solvers.caffe_solvers import set_delay
+from firecaffe.synchrony.events import Event, Lose, Push, Tally
+from firecaffe.synchrony.log import EVENTS, Lines, head
+from firecaffe.synchrony.server_policies import Leaf, Leaves, Update
+from firecaffe.training.checkpoint import Checkpoint
+from firecaffe.training.divergence import for_server
+from firecaffe.training.holdings.holding import Holding
+from firecaffe.training.modes.every_step import EveryStep
+from firecaffe.training.modes.served.coder import Coder
+from firecaffe.training.modes.served.holders import UpdateOrder
+from firecaffe.training.modes.served.server import Server
+from firecaffe.training.modes.served.work_gradient import Contribution, Contributions
+from firecaffe.training.outcome import Outcome, Votes, ballot
+from firecaffe.training.piece import Numbers, NumbersOfParts
+from firecaffe.training.times import Timings
+from firecaffe.training.updates.every_rank import EveryRank
+from firecaffe.training.updates.spread import Found
+from firecaffe.transport.queue import Mark
+
+
+class EventSource(Protocol):
+    def next(self) -> Event: ...
+
+
+class Clock(EventSource, Numbers, Protocol):
+    def follow(self, event: Event) -> None:
+        """Take an event from a log as if it had come from here.
+
+        Raises: ValueError if it cannot follow the events before it.
+        """
+
+
+class LoggedClock(NumbersOfParts):
+    def __init__(self, clock: Clock, first_version: int, learners: int) -> None:
+        self._clock, self._head = clock, head(first_version, learners)
+        self._lines, self.tally = Lines(), Tally()
+        self._file: GrowingFile | None = None
+
+    def open(self, folder: Path, checkpoint: Checkpoint | None) -> list[str]:
+        """Open the log in a run's folder, with the events up to the resumed checkpoint.
+
+        Return a line for people if these are not there.
+        """
+        path, notes = folder / EVENTS, []
+        if self._lines.count and checkpoint is not None and checkpoint.folder is not None:
+            before = checkpoint.folder.parent.parent / EVENTS
+            if not keep_lines(before, path, self._lines.count):
+                path.unlink(missing_ok=True)
+                notes.append(
+                    f"warning: {before} does not have the events up to step {checkpoint.step}, so "
+                    "that this run cannot be replayed"
+                )
+        else:
+            path.unlink(missing_ok=True)  # from an attempt that has saved nothing
+        self._file = GrowingFile(path, goes_on=path.exists())
+        if not self._lines.count:
+            self._file.write(self._lines.line(self._head))
+        return notes
+
+    def next(self) -> Event:
+        event = self._clock.next()
+        line = self._note(event)
+        if self._file is not None:
+            self._file.write(line)
+        return event
+
+    def follow(self, event: Event) -> None:
+        """Go along with a log, so that this state is that of the run that wrote it.
+
+        Raises: ValueError if the event cannot follow the events before it.
+        """
+        if not self._lines.count:
+            self._lines.line(self._head)
+        self._clock.follow(event)
+        self._note(event)
+
+    def _note(self, event: Event) -> bytes:
+        self.tally.take(event)
+        return self._lines.event(event)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    @property
+    def _parts(self) -> dict[str, Numbers]:
+        return {"clock": self._clock, "lines": self._lines, "tally": self.tally}
+
+
+def keep_lines(path: Path, into: Path, count: int) -> bool:
+    """Copy a log's first lines, or cut it there. Return False and write nothing if it has fewer."""
+    try:
+        with open(path, encoding="ascii", newline="\n") as file:
+            kept = [line for _, line in zip(range(count), file, strict=False)]
+    except (OSError, UnicodeDecodeError):
+        return False
+    if len(kept) < count or not all(line.endswith("\n") for line in kept):
+        return False
+    write_atomically(into, "".join(kept))
+    return True
+
+
+RECENT = 100
+"""The gradients whose mean staleness is reported if the training diverges."""
+
+
+@dataclass
+class Progress:
+    done: int = 0
+    """Leaves that are done: they count, or were given up."""
+
+    def state_dict(self) -> dict[str, int]:
+        return {"done": self.done}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.done = state["done"]
+
+
+@dataclass
+class ServedStepper:
+    warm: EveryStep
+    server: Server
+    source: EventSource
+    contributions: Contributions
+    plan: Leaves
+    progress: Progress
+    coder: Coder = field(default_factory=Coder)
+    tell: Callable[[UpdateOrder], None] = lambda _: None
+    """Sends the weights' owners an event that was executed here."""
+    _staleness: deque[int] = field(default_factory=partial(deque, maxlen=RECENT), init=False)
+
+    @property
+    def holding(self) -> Holding:
+        return self.warm.holding
+
+    @property
+    def update(self) -> EveryRank:
+        return self.warm.update
+
+    @property
+    def behind(self) -> int:
+        return self.warm.behind
+
+    @property
+    def order(self) -> SampleOrder:
+        return self.warm.batches.order
+
+    @property
+    def advice(self) -> str:
+        late = sum(self._staleness) / max(1, len(self._staleness))
+        momentum = float(self.server.optimizer.param_groups[0].get("momentum", 0.0))
+        return for_server(self.server.words, len(self.server.learners), late, momentum)
+
+    def run(self, step: int, learning_rate: float, vote: Callable[[], Votes] = Votes) -> Outcome:
+        """Train step `step`, counted from 0. Raises: NotFiniteError, before the update."""
+        is_warm = step < self.plan.first_step
+        delay = self.server.words.delayed_updates(len(self.server.learners))
+        set_delay(self.server.optimizer, 1 if is_warm else delay)
+        if is_warm:
+            return self.warm.run(step, learning_rate, vote)
+        queue, momentum = self.update.queue, self.warm.momentum(step)
+        forward = self.holding.forward
+        start = queue.mark()
+        window = _Window(forward.no_counts(), len(self.server.named))
+        until = self.plan.before(step + 1)
+        while self.progress.done < until:
+            event = self.source.next()
+            if isinstance(event, Push):
+                if event.counts:
+                    brought = self.contributions.of(event.work)
+                    self.server.keep(event.work, brought.gradient)
+                    window.add(brought, self._samples(event.work.leaf))
+                if event.update is not None:
+                    begun = queue.mark()
+                    self._update(event.update, learning_rate, momentum, window)
+                    window.updates.append((begun, queue.mark()))
+                self.progress.done += _done_by(event)
+                if not window.is_finite:
+                    break
+            self.server.take(event)
+            if isinstance(event, Lose):
+                self.coder.forget(event.learner)
+            self.tell(UpdateOrder(event, learning_rate, momentum, delay))
+        end = queue.mark()
+        votes = ballot(vote(), forward.device)
+        checked = Found(
+            sums=torch.cat([window.loss, window.counts, votes]),
+            is_finite=window.gradients_are_finite,
+            norm=window.norm,
+            names=list(self.server.named),
+        )
+        weight = window.samples / self.order.micro_batch_size
+        times = ServerTimes(start, end, window)
+        outcome = Outcome(step, window.samples, weight, forward.task.counted, checked, times)
+        self._check(outcome)
+        return outcome
+
+    def _update(
+        self, update: Update, rate: float, momentum: float | None, window: "_Window"
+    ) -> None:
+        weigh = partial(weight_of, self.order)
+        self._staleness.extend(map(update.staleness, update.works))
+        window.take(*self.server.prepare(update, weigh))
+        if window.is_finite:
+            self.server.apply(update, weigh, rate, momentum)
+
+    def _samples(self, leaf: Leaf) -> int:
+        return round(weight_of(self.order, leaf) * self.order.micro_batch_size)
+
+    def _check(self, outcome: Outcome) -> None:
+        try:
+            outcome.check_finite()
+        except NotFiniteError as error:
+            advised = NotFiniteError(f"{error}; {self.advice}")
+            advised.step = error.step
+            raise advised from None
+
+
+def _done_by(event: Push) -> int:
+    return int(event.counts) + (len(event.update.dropped) if event.update else 0)
+
+
+def weight_of(order: SampleOrder, leaf: Leaf) -> float:
+    """Return the samples of a leaf as a share of a full one's."""
+    size = order.micro_batch_size
+    return min(size, order.samples_in_step(leaf.step) - leaf.place * size) / size
+
+
+@dataclass(frozen=True)
+class ServerTimes:
+    """The times of a server's step. `data_s` and `compute_s` are those of rank 0's own learner.
+
+    If that learner has its own thread, these times and `update_s` may overlap. Nobody waits for an
+    exchange.
+    """
+
+    start: Mark
+    end: Mark
+    window: "_Window"
+
+    def is_over(self) -> bool:
+        return self.end.is_over()
+
+    def read(self, step: int) -> Timings:
+        window = self.window
+        return Timings(
+            step=step + 1,
+            data_s=window.data_s,
+            compute_s=window.compute_s,
+            exposed_communication_s=0.0,
+            exchange_s=0.0,
+            update_s=sum(end.seconds_after(begin) for begin, end in window.updates),
+            step_s=self.end.seconds_after(self.start),
+            micro_batches=window.micro_batches,
+            by_rank=window.by_rank,
+        )
+
+
+class _Window:
+    def __init__(self, counts: Tensor, parameters: int) -> None:
+        self.loss, self.counts = counts.new_zeros(1), counts
+        self.samples, self.micro_batches = 0, 0
+        self.data_s, self.compute_s = 0.0, 0.0
+        self.by_rank: dict[int, tuple[int, float]] = {}
+        self.updates: list[tuple[Mark, Mark]] = []
+        self.gradients_are_finite = torch.ones(parameters, dtype=torch.bool, device=counts.device)
+        self.norm = counts.new_zeros(())
+
+    def add(self, brought: Contribution, samples: int) -> None:
+        self.loss = self.loss + brought.gradient.tail[0]
+        self.counts = self.counts + brought.counts
+        if brought.is_finite is not None:
+            is_finite = brought.is_finite.to(self.counts.device)
+            self.gradients_are_finite = self.gradients_are_finite & is_finite[:-1]
+            self.norm = torch.where(is_finite[-1], self.norm, torch.inf)
+        self.samples += samples
+        count, seconds = self.by_rank.get(brought.rank, (0, 0.0))
+        took_s = brought.data_s + brought.compute_s
+        self.by_rank[brought.rank] = count + 1, seconds + took_s
+        if brought.is_own:
+            self.micro_batches += 1
+            self.data_s += brought.data_s
+            self.compute_s += brought.compute_s
+
+    def take(self, finite: Tensor, norm: Tensor) -> None:
+        self.gradients_are_finite = self.gradients_are_finite & finite
+        self.norm = torch.maximum(self.norm, norm)
+
+    @property
+    def is_finite(self) -> bool:
+        are_finite = (self.loss.isfinite(), self.gradients_are_finite, self.norm.isfinite())
+        return all(bool(flag.all()) for flag in are_finite)

@@ -1,0 +1,305 @@
+"""Messages to and from the owners: a learner's gradients and versions, and rank 0's events.
+
+learner  HEAD: ASK, a version                  owner  its bytes of that version
+learner  HEAD: BRING, a work, what was used    then the owner's bytes of the gradient
+...
+learner  HEAD: END                             owner  a HEAD, that it has it
+
+A thread of rank 0 serves each owner, so an owner that still waits for a gradient does not delay the
+others. Each message is a JSON text; parts are a text with their names, and then their bytes.
+"""
+
+import json
+import threading
+from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from firecaffe.errors import PeerLostError
+from firecaffe.synchrony.events import from_row, to_row
+from firecaffe.synchrony.server_policies import Work, row_of, work_of
+from firecaffe.training.modes.served.coder import Coder, are_finite
+from firecaffe.training.modes.served.holders import UpdateOrder
+from firecaffe.training.modes.served.messages import Parcel
+from firecaffe.training.modes.served.server_memory import Gradient
+from firecaffe.training.modes.served.shards.owner import Owner, Shard
+from firecaffe.transport.lane import Line
+
+ASK, BRING, END = range(3)
+
+
+@dataclass(frozen=True)
+class OwnerLayout:
+    named: Mapping[str, nn.Parameter]
+    parcel: Parcel
+    shards: Sequence[Shard]
+    """The shards by rank. In a small network some may be empty, and have no owner."""
+    coder: Coder
+    """The coder. On cut parameters it keeps nothing back, and encodes parts to the same values."""
+    clips: bool
+    """Whether gradients are clipped, so that the norm of all together has to be finite."""
+
+    def letter(self, shard: Shard) -> Parcel:
+        return Parcel(
+            {
+                name: self.coder.example(self.parcel.views[name].view(-1)[: len(elements)])
+                for name, elements in shard.pieces.items()
+            }
+        )
+
+    def opened(self, letter: Parcel, shard: Shard, used: Container[str]) -> Gradient:
+        """Return an owner's part of a gradient, in the letter's memory. Buffers are rank 0's."""
+        return Gradient(
+            {
+                name: self._shaped(name, letter.views[name], shard)
+                for name in shard.pieces
+                if name in used
+            },
+            [],
+        )
+
+    def _shaped(self, name: str, sent: Tensor, shard: Shard) -> Tensor:
+        """Return a gradient's run in its parameter's memory layout, on which norms depend."""
+        whole = self.named[name]
+        flat = self.coder.decode(sent.to(whole.device), len(shard.pieces[name]))
+        if not shard.has_whole(name, whole):
+            return flat
+        shaped = flat.view(whole.shape)
+        return shaped if whole.is_contiguous() else torch.empty_like(whole).copy_(shaped)
+
+
+class OwnerHead:
+    def __init__(self, layout: OwnerLayout) -> None:
+        numbers = torch.zeros(5, dtype=torch.int64)
+        used = torch.zeros(len(layout.named), dtype=torch.uint8)
+        self._parcel = Parcel({"numbers": numbers, "used": used})
+        self._names = list(layout.named)
+
+    def fill(self, kind: int, numbers: Sequence[int] = (), used: Container[str] = ()) -> Tensor:
+        views = self._parcel.views
+        views["numbers"][: 1 + len(numbers)].copy_(torch.tensor([kind, *numbers]))
+        views["used"].copy_(torch.tensor([name in used for name in self._names]))
+        return self._parcel.data
+
+    def receive(self, line: Line) -> tuple[int, list[int], set[str]]:
+        line.receive(self._parcel.data)
+        kind, *numbers = self._parcel.views["numbers"].tolist()
+        flags = zip(self._names, self._parcel.views["used"].tolist(), strict=True)
+        return kind, numbers, {name for name, is_used in flags if is_used}
+
+
+class Carrier:
+    """The carrier of one learner, whose thread alone calls the methods."""
+
+    def __init__(
+        self, layout: OwnerLayout, rank: int, own: Owner | None, lines: Mapping[int, Line]
+    ) -> None:
+        self._layout, self._rank, self._own, self._lines = layout, rank, own, lines
+        self._weights = Parcel(layout.parcel.views)
+        ranks = [*lines] if own is None else [*lines, rank]
+        self._letters = {owner: layout.letter(layout.shards[owner]) for owner in ranks}
+        self._head = OwnerHead(layout)
+        self._version = -1
+
+    @property
+    def moved(self) -> tuple[int, int]:
+        lines = self._lines.values()
+        return sum(line.received_bytes for line in lines), sum(line.sent_bytes for line in lines)
+
+    def pull(self, version: int) -> Mapping[str, Tensor]:
+        """Return the parameters at a version that this learner was given work at."""
+        if version != self._version:
+            shards = self._layout.shards
+            head = self._head.fill(ASK, [version])
+            waits = [line.begin_send(head) for line in self._lines.values()]
+            for rank, line in self._lines.items():
+                waits.append(line.begin_receive(shards[rank].of(self._weights)))
+            if self._own is not None:
+                shards[self._rank].of(self._weights).copy_(self._own.version(version))
+            for wait in waits:
+                wait()
+            self._version = version
+        return self._weights.views
+
+    def push(self, work: Work, gradient: Gradient) -> Tensor:
+        """Send a gradient to its owners. Return what of it is finite; see `coder.are_finite`."""
+        layout, used = self._layout, gradient.tensors
+        runs = {
+            f"{rank}/{name}": layout.shards[rank].run_of(name, used[name]).reshape(-1)
+            for rank in self._letters
+            for name in layout.shards[rank].pieces
+            if name in used
+        }
+        sent = layout.coder.encode(work.learner, runs)
+        for path, payload in sent.items():
+            owner, _, name = path.partition("/")
+            self._letters[int(owner)].views[name].copy_(payload)
+        head, waits = self._head.fill(BRING, row_of(work), used), []
+        for rank, line in self._lines.items():
+            waits += [line.begin_send(head), line.begin_send(self._letters[rank].data)]
+        if self._own is not None:
+            mine = layout.shards[self._rank]
+            copy = layout.letter(mine)
+            copy.data.copy_(self._letters[self._rank].data)
+            self._own.bring(work, layout.opened(copy, mine, used))
+        decoded = (
+            (path.partition("/")[2], layout.coder.decode(payload, runs[path].numel()))
+            for path, payload in sent.items()
+        )
+        is_finite = are_finite(layout.named, decoded)
+        if layout.clips:
+            is_finite[-1] = nn.utils.get_total_norm(list(used.values())).isfinite()
+        for wait in waits:
+            wait()
+        return is_finite
+
+    def end(self) -> None:
+        """End the lines, once the owners have everything; then this rank may leave."""
+        head = self._head.fill(END)
+        for line in self._lines.values():
+            line.send(head)
+        for line in self._lines.values():
+            with suppress(PeerLostError):  # the owner has it, and has left
+                self._head.receive(line)
+
+
+def attend(line: Line, owner: Owner, shard: Shard, layout: OwnerLayout) -> None:
+    """Serve a learner's line, on an owner, until the learner ends it. Raises: PeerLostError."""
+    head = OwnerHead(layout)
+    while (received := head.receive(line))[0] != END:
+        kind, numbers, used = received
+        if kind == ASK:
+            line.send(owner.version(numbers[0]))
+        else:
+            letter = layout.letter(shard)
+            line.receive(letter.data)
+            owner.bring(work_of(numbers), layout.opened(letter, shard, used))
+    with suppress(PeerLostError):  # the learner may have left
+        line.send(head.fill(END))
+
+
+@dataclass(frozen=True)
+class Give:
+    """Requests an owner's parts, as they are after all earlier events."""
+
+
+@dataclass(frozen=True)
+class End: ...
+
+
+@dataclass(frozen=True)
+class OwnerParts:
+    tensors: Mapping[str, Tensor]
+    numbers: Mapping[str, Any]
+    mean_step: Mapping[str, float]
+    """The mean of updates, equal on all owners."""
+    moved: tuple[int, int]
+    """Bytes sent to learners of other ranks, and received from them."""
+
+
+Order = UpdateOrder | Give | End
+
+Moved = Callable[[], tuple[int, int]]
+
+
+class Teller:
+    def __init__(
+        self, do: Callable[[Order], OwnerParts | None], failed: Callable[[BaseException], None]
+    ) -> None:
+        self._do, self._failed = do, failed
+        self._orders, self.answers = SimpleQueue[Order | None](), SimpleQueue[OwnerParts]()
+        self.thread = threading.Thread(target=self._run, name="teller", daemon=True)
+        self.thread.start()
+
+    def tell(self, order: Order) -> None:
+        self._orders.put(order)
+
+    def cut(self) -> None:
+        """End the thread, from any other, once it waits for no line. Its owner is not told."""
+        self._orders.put(None)
+
+    def _run(self) -> None:
+        try:
+            while (order := self._orders.get()) is not None:
+                if (answer := self._do(order)) is not None:
+                    self.answers.put(answer)
+                if isinstance(order, End):
+                    return
+        except BaseException as error:
+            self._failed(error)
+
+
+def execute(owner: Owner, moved: Moved, order: Order) -> OwnerParts | None:
+    if isinstance(order, UpdateOrder):
+        owner.take(order)
+    gives = isinstance(order, Give)
+    return OwnerParts(*owner.held.parts(), owner.mean_step, moved()) if gives else None
+
+
+def send_order(line: Line, order: Order) -> OwnerParts | None:
+    """Send an order over a line, and receive what it requests. Raises: PeerLostError."""
+    row: dict[str, Any] = {"order": type(order).__name__}
+    if isinstance(order, UpdateOrder):
+        row |= {"event": to_row(order.event), "rate": order.rate}
+        row |= {"momentum": order.momentum, "delay": order.delay}
+    _send(line, row)
+    if isinstance(order, End):
+        with suppress(PeerLostError):  # it has the message, and has left
+            _receive(line)
+    return _receive_parts(line) if isinstance(order, Give) else None
+
+
+def listen(line: Line, owner: Owner, moved: Moved) -> None:
+    """Execute the orders from an owner's line, to its end. Raises: PeerLostError."""
+    while (row := _receive(line))["order"] != "End":
+        if row["order"] == "UpdateOrder":
+            event = from_row(row["event"])
+            order = UpdateOrder(event, row["rate"], row["momentum"], row["delay"])
+            execute(owner, moved, order)
+        elif (parts := execute(owner, moved, Give())) is not None:
+            _send_parts(line, parts)
+    with suppress(PeerLostError):
+        _send(line, row)
+
+
+def _send(line: Line, row: Mapping[str, Any]) -> None:
+    text = torch.frombuffer(bytearray(json.dumps(row).encode()), dtype=torch.uint8)
+    line.send(torch.tensor([text.numel()]))
+    line.send(text)
+
+
+def _receive(line: Line) -> dict[str, Any]:
+    length = torch.zeros(1, dtype=torch.int64)
+    line.receive(length)
+    text = torch.zeros(int(length), dtype=torch.uint8)
+    line.receive(text)
+    return dict(json.loads(text.numpy().tobytes()))
+
+
+def _send_parts(line: Line, parts: OwnerParts) -> None:
+    parcel = Parcel(parts.tensors)
+    parcel.fill(parts.tensors)
+    kinds = [
+        [name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
+        for name, tensor in parts.tensors.items()
+    ]
+    row = {"numbers": parts.numbers, "mean_step": parts.mean_step, "moved": parts.moved}
+    _send(line, {"tensors": kinds, **row})
+    line.send(parcel.data)
+
+
+def _receive_parts(line: Line) -> OwnerParts:
+    row = _receive(line)
+    parcel = Parcel({name: _like(kind, shape) for name, kind, shape in row["tensors"]})
+    line.receive(parcel.data)
+    sent, received = row["moved"]
+    return OwnerParts(parcel.views, row["numbers"], row["mean_step"], (sent, received))
+
+
+def _like(kind: str, shape: Sequence[int]) -> Tensor:
+    return torch.empty(shape, dtype=getattr(torch, kind), device="meta")

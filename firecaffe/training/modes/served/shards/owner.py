@@ -1,0 +1,312 @@
+"""An owner: has a run of the parameters' elements, and executes the log's events on it.
+
+A rule for each element by itself gives the same bits wherever parameters are cut, so the number of
+ranks changes none. For a rule that needs whole parameters (their norms, or what a codec keeps back
+of them), the cuts are between parameters.
+
+Rank 0 sends an owner the events, in their order. Learners send it their gradients of these elements
+and request versions of them, in any order: an event waits for its gradient, a learner for its
+version.
+
+The pieces of the whole training (`training.state`) and of an owner have the same names; an owner's
+tensors are runs of the whole ones. So loading runs into its pieces cuts the whole, and loading all
+owners' runs into the whole pieces puts it together.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn, optim
+
+from firecaffe.errors import PeerLostError
+from firecaffe.solvers.caffe_solvers import set_delay
+from firecaffe.solvers.optimizer_state import OptimizerNumbers, OptimizerTensors
+from firecaffe.synchrony.events import Push
+from firecaffe.synchrony.server_policies import Leaf, Work
+from firecaffe.training.evaluation_weights import Ema
+from firecaffe.training.modes.served.holders import UpdateOrder
+from firecaffe.training.modes.served.messages import ALIGNMENT, Parcel
+from firecaffe.training.modes.served.server import Server
+from firecaffe.training.modes.served.server_memory import Gradient, ServerMemory, bytes_in_file
+from firecaffe.training.piece import Piece, Weights
+from firecaffe.training.tensor_file import InMemory
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A run of a parcel's bytes, on its owner's host or within the whole parcel."""
+
+    start: int
+    stop: int
+    pieces: Mapping[str, range]
+    """Its elements of each tensor, laid out row by row, in the order of the parcel."""
+
+    def has_whole(self, name: str, tensor: Tensor) -> bool:
+        return len(self.pieces[name]) == tensor.numel()
+
+    def run_of(self, name: str, tensor: Tensor) -> Tensor:
+        """Return its part of a tensor: the tensor itself if it is whole, else of one dimension."""
+        if self.has_whole(name, tensor):
+            return tensor
+        elements = self.pieces[name]
+        return tensor.reshape(-1)[elements.start : elements.stop]
+
+    @property
+    def nbytes(self) -> int:
+        return self.stop - self.start
+
+    def of(self, parcel: Parcel) -> Tensor:
+        return parcel.data[self.start : self.stop]
+
+    def views(self, data: Tensor, parcel: Parcel) -> dict[str, Tensor]:
+        """Return the pieces in its bytes, shaped as by `run_of`. `parcel` is any one of all."""
+        views = {}
+        for name, elements in self.pieces.items():
+            whole = parcel.views[name]
+            dtype = whole.dtype
+            begin = parcel.places[name] + elements.start * dtype.itemsize - self.start
+            views[name] = data[begin : begin + len(elements) * dtype.itemsize].view(dtype)
+            if self.has_whole(name, whole):
+                views[name] = views[name].view(whole.shape)
+        return views
+
+
+def cut(parcel: Parcel, count: int, whole: bool = False) -> list[Shard]:
+    """Cut a parcel into shards of equal size but for `ALIGNMENT` bytes. Some may be empty.
+
+    If `whole`, the cuts are between tensors, where that is nearest to equal.
+    """
+    total = parcel.data.nbytes
+    ends = [total * number // count // ALIGNMENT * ALIGNMENT for number in range(count)] + [total]
+    if whole:
+        between = [*parcel.places.values(), total]
+        ends = [_nearest(between, end) for end in ends]
+    return [Shard(start, stop, _pieces(parcel, start, stop)) for start, stop in pairwise(ends)]
+
+
+def _nearest(places: Sequence[int], wanted: int) -> int:
+    return min(places, key=lambda place: abs(place - wanted))
+
+
+def _pieces(parcel: Parcel, start: int, stop: int) -> dict[str, range]:
+    pieces = {}
+    is_last = start < stop == parcel.data.nbytes
+    for name, view in parcel.views.items():
+        place, size = parcel.places[name], view.dtype.itemsize
+        first = max(start - place, 0) // size
+        last = min((stop - place) // size, view.numel())
+        is_empty = not view.numel() and (start <= place < stop or (place == stop and is_last))
+        if first < last or is_empty:
+            pieces[name] = range(first, last) if first < last else range(0)
+    return pieces
+
+
+PIECES = ("parameter", "optimizer", "ema", "server")
+
+
+class Runs(nn.Module):
+    """An owner's runs of parameters, by the parameters' names."""
+
+    def __init__(self, whole: Mapping[str, nn.Parameter], shard: Shard) -> None:
+        super().__init__()
+        self.named = {
+            name: nn.Parameter(shard.run_of(name, whole[name].detach()).clone())
+            for name in shard.pieces
+        }
+
+    def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield names with dots, which torch forbids for a module's own parameters."""
+        return iter(self.named.items())
+
+
+class RunMemory(ServerMemory):
+    """A server's memory of runs. Versions are kept as the bytes that are sent."""
+
+    def __init__(self, runs: Runs, squares: bool, shard: Shard, layout: Parcel) -> None:
+        super().__init__(runs, runs.named, squares)
+        self._runs, self._shard, self._layout = runs, shard, layout
+        self.sent: dict[int, Tensor] = {}
+        self.nothing = torch.zeros(shard.nbytes, dtype=torch.uint8)
+        """Zeros, as many bytes as a version has."""
+        self.newest = -1
+
+    def keep(self, version: int) -> None:
+        self.newest = version
+        if version in self.sent:  # `versions` has those of a checkpoint, too
+            return
+        size = self.nothing.nbytes
+        data = bytes_in_file(size) if self.is_full(size) else torch.zeros_like(self.nothing)
+        views = self._shard.views(data, self._layout)
+        for name, run in self._runs.named.items():
+            views[name].copy_(run.detach())
+        self.sent[version], self.versions[version] = data, views
+
+    def release(self, needed: set[int]) -> None:
+        super().release(needed)
+        for version in self.sent.keys() - needed:
+            del self.sent[version]
+
+
+class HeldRuns:
+    def __init__(
+        self, runs: Runs, optimizer: optim.Optimizer, ema: Ema | None, memory: RunMemory
+    ) -> None:
+        self.memory = memory
+        self._pieces: dict[str, Piece] = {
+            "parameter": Weights(runs.named_parameters),
+            "optimizer": OptimizerTensors(runs, optimizer),
+            "server": memory,
+        }
+        if ema is not None:
+            self._pieces["ema"] = ema.piece
+        self._numbers = OptimizerNumbers(runs, optimizer)
+
+    def take(self, whole: Mapping[str, Piece], numbers: Mapping[str, Any], shard: Shard) -> None:
+        """Load this shard's runs of the whole pieces, and the optimizer's numbers."""
+        for kind, piece in self._pieces.items():
+            runs = {}
+            for path, part in whole[kind].parts().items():
+                name = parameter_of(kind, path)
+                if name in shard.pieces and not path.startswith("tail/"):
+                    runs[path] = _run(path, name, part.tensor, shard)
+            piece.load(InMemory(runs))
+        for leaf in _leaves(whole["server"]):  # also if a gradient has no elements here
+            self.memory.gradients.setdefault(leaf, Gradient({}, []))
+        local_numbers = {
+            path: value for path, value in numbers.items() if _first(path) in shard.pieces
+        }
+        self._numbers.load_state_dict(local_numbers)
+
+    def parts(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return its tensors, by KIND/PATH, and the optimizer's numbers."""
+        tensors = {
+            f"{kind}/{path}": part.tensor
+            for kind, piece in self._pieces.items()
+            for path, part in piece.parts().items()
+        }
+        return tensors, self._numbers.state_dict()
+
+
+def put_together(
+    named: Mapping[str, Tensor], shards: Sequence[Shard], parts: Sequence[Mapping[str, Tensor]]
+) -> dict[str, dict[str, Tensor]]:
+    """Return the whole tensors by kind and path, from the parts of all owners in order."""
+    wholes: dict[str, dict[str, Tensor]] = {kind: {} for kind in PIECES}
+    for shard, tensors in zip(shards, parts, strict=True):
+        for full, value in tensors.items():
+            kind, _, path = full.partition("/")
+            name = parameter_of(kind, path)
+            if value.ndim == 0:  # an optimizer's count of steps, equal at all owners
+                wholes[kind][path] = value.clone()
+                continue
+            if path not in wholes[kind]:
+                wholes[kind][path] = torch.empty(named[name].shape, dtype=value.dtype)
+            elements = shard.pieces[name]
+            flat = wholes[kind][path].view(-1)
+            flat[elements.start : elements.stop] = value.cpu().reshape(-1)
+    return wholes
+
+
+def _leaves(server: Piece) -> Iterator[Leaf]:
+    for path in server.parts():
+        if path.startswith("tail/"):
+            step, place = path.split("/")[1].split(".")
+            yield Leaf(int(step), int(place))
+
+
+def parameter_of(kind: str, path: str) -> str:
+    """Return the parameter of a piece's tensor: NAME, NAME/KEY, or WHAT/WHERE/NAME."""
+    return _first(path) if kind == "optimizer" else path.rpartition("/")[2]
+
+
+def _run(path: str, name: str, value: Tensor, shard: Shard) -> Tensor:
+    return value.clone() if path.endswith("/step") else shard.run_of(name, value)
+
+
+def _first(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+class Owner:
+    """The owner on one rank. One thread calls `take`; any thread calls the rest."""
+
+    def __init__(self, server: Server, held: HeldRuns, weight_of: Callable[[Leaf], float]) -> None:
+        self.held = held
+        self._server, self._weight_of = server, weight_of
+        self._changed = threading.Condition()
+        self._gradients: dict[Work, Gradient] = {}
+        self._unwanted: set[Work] = set()
+        """Works that do not count, and whose gradient is still to come."""
+        self._is_cut = False
+        self._threads = torch.get_num_threads()
+
+    @property
+    def mean_step(self) -> dict[str, float]:
+        return self._server.late_rule.mean_step.state_dict()
+
+    def bring(self, work: Work, gradient: Gradient) -> None:
+        with self._changed:
+            if work in self._unwanted:
+                self._unwanted.remove(work)
+            else:
+                self._gradients[work] = gradient
+            self._changed.notify_all()
+
+    def version(self, number: int) -> Tensor:
+        """Wait for a version, and return its bytes, which do not change any more.
+
+        Whoever asks was given work at it, so it will be kept. Raises: PeerLostError if the owner
+        was cut.
+        """
+        memory = self.held.memory
+        with self._changed:
+            self._wait(lambda: number <= memory.newest)
+            # The version of a work that was given up is gone. Its gradient will be dropped.
+            return memory.sent.get(number, memory.nothing)
+
+    @torch.no_grad()
+    def take(self, order: UpdateOrder) -> None:
+        """Execute the next event, once its gradient is here. Raises: PeerLostError if cut."""
+        event = order.event
+        torch.set_num_threads(self._threads)  # each thread has its own number
+        if isinstance(event, Push):
+            self._keep_gradient(event)
+            if event.update is not None:
+                set_delay(self._server.optimizer, order.delay)
+                _, norm = self._server.prepare(event.update, self._weight_of)
+                if not norm.isfinite():
+                    self._spoil()
+                self._server.apply(event.update, self._weight_of, order.rate, order.momentum)
+        with self._changed:
+            self._server.take(event)
+            self._changed.notify_all()
+
+    def _spoil(self) -> None:
+        """Set all gradients to NaN: clipping by an infinite norm would make an update of zeros."""
+        # All owners do this, and whoever computes with these weights reports it.
+        for parameter in self._server.named.values():
+            if parameter.grad is not None:
+                parameter.grad.fill_(torch.nan)
+
+    def cut(self) -> None:
+        """End all waiting, from any thread."""
+        with self._changed:
+            self._is_cut = True
+            self._changed.notify_all()
+
+    def _keep_gradient(self, event: Push) -> None:
+        with self._changed:
+            if event.counts:
+                self._wait(lambda: event.work in self._gradients)
+                self._server.keep(event.work, self._gradients.pop(event.work))
+            elif self._gradients.pop(event.work, None) is None:
+                self._unwanted.add(event.work)
+
+    def _wait(self, until: Callable[[], bool]) -> None:
+        self._changed.wait_for(lambda: self._is_cut or until())
+        if self._is_cut:
+            raise PeerLostError("another rank went away")

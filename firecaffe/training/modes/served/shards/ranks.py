@@ -1,0 +1,300 @@
+"""This rank among those that own the weights in parts, after the warm steps."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from queue import Empty
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from firecaffe.cluster.agree import LOOK_S
+from firecaffe.gradients.buffers import BufferChanges
+from firecaffe.solvers.optimizer import make_optimizer
+from firecaffe.synchrony.server_policies import Work
+from firecaffe.training.evaluation_weights import average_of
+from firecaffe.training.modes.served.holders import Holders, KeptTraining, UpdateOrder
+from firecaffe.training.modes.served.late_rules import late_rule
+from firecaffe.training.modes.served.messages import Parcel
+from firecaffe.training.modes.served.server import Server
+from firecaffe.training.modes.served.server_memory import Gradient
+from firecaffe.training.modes.served.server_steps import weight_of
+from firecaffe.training.modes.served.shards.carrier import (
+    Carrier,
+    End,
+    Give,
+    OwnerLayout,
+    OwnerParts,
+    Teller,
+    attend,
+    execute,
+    listen,
+    send_order,
+)
+from firecaffe.training.modes.served.shards.owner import (
+    HeldRuns,
+    Owner,
+    RunMemory,
+    Runs,
+    Shard,
+    cut,
+    parameter_of,
+    put_together,
+)
+from firecaffe.training.modes.served.work_gradient import Bench, Contribution, Workbench
+from firecaffe.training.tensor_file import InMemory
+from firecaffe.training.updates.spread import UNUSED
+from firecaffe.transport.lane import LaneMesh, Line, store_of
+
+
+class OwnersBench:
+    def __init__(self, bench: Workbench, carrier: Carrier) -> None:
+        self._bench, self._carrier = bench, carrier
+
+    def compute(self, work: Work, weights: Mapping[str, Tensor]) -> Contribution:
+        parameters = self._carrier.pull(work.version)
+        brought = self._bench.compute(work, {**parameters, **weights})
+        is_finite = self._carrier.push(work, brought.gradient)
+        tail = Gradient({}, brought.gradient.tail)
+        moved = self._carrier.moved
+        return replace(brought, gradient=tail, is_finite=is_finite, moved=moved)
+
+    def end(self) -> None:
+        self._carrier.end()
+
+
+class NumbersOfOwners:
+    """An owner's exchange of numbers. All owners make the same updates in the same order."""
+
+    def __init__(
+        self,
+        named: Mapping[str, nn.Parameter],
+        own: Shard,
+        others: Mapping[int, Shard],
+        lines: Mapping[int, Line],
+    ) -> None:
+        self._named, self._own, self._others, self._lines = named, own, others, lines
+
+    def norms(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the norms of all used parameters' gradients. Raises: PeerLostError."""
+        of_all = self.of_all({name: float(norm) for name, norm in own.items()})
+        return {
+            name: torch.tensor(norm, dtype=self._named[name].dtype) for name, norm in of_all.items()
+        }
+
+    def of_all(self, own: Mapping[str, float]) -> dict[str, float]:
+        """Return numbers of 0 or more of all used parameters, given those of this owner's.
+
+        They are in network order. Raises: PeerLostError.
+        """
+        mine = torch.tensor(
+            [own.get(name, UNUSED) for name in self._own.pieces], dtype=torch.float64
+        )
+        theirs = {
+            rank: torch.zeros(len(shard.pieces), dtype=torch.float64)
+            for rank, shard in self._others.items()
+        }
+        waits = [line.begin_send(mine.view(torch.uint8)) for line in self._lines.values()]
+        for rank, line in self._lines.items():
+            waits.append(line.begin_receive(theirs[rank].view(torch.uint8)))
+        for wait in waits:
+            wait()
+        gathered = dict(zip(self._own.pieces, mine.tolist(), strict=True))
+        for rank, shard in self._others.items():
+            gathered |= zip(shard.pieces, theirs[rank].tolist(), strict=True)
+        used = (name for name in self._named if gathered.get(name, UNUSED) != UNUSED)
+        return {name: gathered[name] for name in used}
+
+
+TELL, ANSWER, NUMBERS, LEARNER = 2, 3, 4, 5
+"""Tags: from rank 0 to an owner, and back; between owners; from a rank's first learner to one.
+
+The line back to a learner has one more, and the next learner's lines have two more.
+"""
+
+
+class Owners(Holders):
+    are_others = True
+
+    @classmethod
+    def meet(cls, whole: KeptTraining) -> Self:
+        """Cut a training among all its ranks. All of them call it. Raises: PeerLostError."""
+        world, timeout_s = whole.world, whole.run.recipe.exchange.timeout_s
+        store, rank, size = store_of(world), world.rank, world.world_size
+        return cls(LaneMesh(store, "owners", rank, size, timeout_s), whole)
+
+    def __init__(self, mesh: LaneMesh, whole: KeptTraining) -> None:
+        self._mesh, self._whole = mesh, whole
+        recipe = whole.run.recipe
+        per_rank = recipe.synchrony.in_flight
+        parcel = Parcel(whole.named)
+        needs_whole = recipe.updates_whole_layers or whole.coder.remembers
+        shards = cut(parcel, len(mesh.others) + 1, needs_whole)
+        clips = whole.server.clip_gradients > 0
+        self._layout = OwnerLayout(whole.named, parcel, shards, whole.coder, clips)
+        self._errors: list[BaseException] = []
+        self._threads: list[threading.Thread] = []
+        self._lines: list[Line] = []
+        self._tellers: dict[int, Teller] = {}
+        self._has_changed = False
+        self._moved_by_rank: dict[int, tuple[int, int]] = {}
+        self._owner: Owner | None = None
+        if shards[mesh.rank].nbytes:
+            self._owner = self._own()
+            self._attend(self._owner, per_rank)
+        if mesh.rank == 0:
+            self._take_buffers()
+            self._tellers = {rank: self._teller(rank) for rank in self._ranks}
+
+    @property
+    def _ranks(self) -> list[int]:
+        return [rank for rank, shard in enumerate(self._layout.shards) if shard.nbytes]
+
+    @property
+    def _other_owners(self) -> list[int]:
+        return [rank for rank in self._ranks if rank != self._mesh.rank]
+
+    @property
+    def moved(self) -> dict[int, tuple[int, int]]:
+        return self._moved_by_rank
+
+    def bench(self, bench: Workbench, place: int) -> Bench:
+        return OwnersBench(bench, self._carrier(place))
+
+    def _carrier(self, place: int) -> Carrier:
+        tag = LEARNER + 2 * place
+        lines = {rank: self._mesh.line(rank, tag, tag + 1) for rank in self._other_owners}
+        return Carrier(self._layout, self._mesh.rank, self._owner, lines)
+
+    def tell(self, order: UpdateOrder) -> None:
+        self._has_changed = True
+        for teller in self._tellers.values():
+            teller.tell(order)
+
+    def gather(self, look: Callable[[], None]) -> None:
+        if not self._has_changed:
+            return
+        for teller in self._tellers.values():
+            teller.tell(Give())
+        parts = [_answer(teller, look) for teller in self._tellers.values()]
+        self._moved_by_rank = {
+            rank: part.moved for rank, part in zip(self._ranks, parts, strict=True)
+        }
+        whole, memory, live = self._whole.state, self._whole.memory, self._whole.server.memory
+        owned = [self._layout.shards[rank] for rank in self._ranks]
+        wholes = put_together(self._whole.named, owned, [part.tensors for part in parts])
+        frozen = {name: part.tensor for name, part in whole.pieces["parameter"].parts().items()}
+        wholes["parameter"] = {**frozen, **wholes["parameter"]}
+        wholes["server"] |= {path: part.tensor for path, part in live.parts().items()}
+        memory.versions.clear()
+        memory.gradients.clear()
+        for kind, tensors in wholes.items():
+            if kind in whole.pieces:
+                whole.pieces[kind].load(InMemory(tensors))
+        numbers = {path: value for part in parts for path, value in part.numbers.items()}
+        whole.numbers["scalars"].load_state_dict(numbers)
+        self._whole.server.late_rule.mean_step.load_state_dict(parts[0].mean_step)
+        self._has_changed = False
+
+    def end(self) -> None:
+        for teller in self._tellers.values():
+            teller.tell(End())
+
+    def join(self, timeout_s: float) -> bool:
+        threads = [*self._threads, *(teller.thread for teller in self._tellers.values())]
+        end_s = time.monotonic() + timeout_s
+        for thread in threads:
+            thread.join(max(0.0, end_s - time.monotonic()))
+        return not any(thread.is_alive() for thread in threads)
+
+    def check(self) -> None:
+        if self._errors:
+            raise self._errors[0]
+
+    def cut(self) -> None:
+        if self._owner is not None:
+            self._owner.cut()
+        for teller in self._tellers.values():
+            teller.cut()
+        self._mesh.cut()
+
+    def _own(self) -> Owner:
+        whole, layout = self._whole, self._layout
+        shard = layout.shards[self._mesh.rank]
+        runs = Runs(whole.named, shard)
+        server, recipe = whole.server, whole.run.recipe
+        delayed = recipe.synchrony.delayed_updates(len(server.learners))
+        optimizer = make_optimizer(whole.named, recipe.solver, delayed, runs.named)
+        ema = average_of(recipe.train, runs.named)
+        memory = RunMemory(runs, bool(whole.memory.mean_square), shard, layout.parcel)
+        held = HeldRuns(runs, optimizer, ema, memory)
+        held.take(whole.state.pieces, whole.state.numbers["scalars"].state_dict(), shard)
+        none = BufferChanges(nn.Module())
+        there = set(server.learners)
+        others = {rank: layout.shards[rank] for rank in self._other_owners}
+        lines = {rank: self._mesh.line(rank, NUMBERS, NUMBERS) for rank in others}
+        numbers = NumbersOfOwners(whole.named, shard, others, lines)
+        rule = late_rule(server.words.compensate, memory, whole.named, numbers.of_all)
+        made = runs.named, optimizer, memory, server.words, there, none, server.clip_gradients
+        local_server = Server(*made, ema, norms_of_all=numbers.norms, late_rule=rule)
+        local_server.load_state_dict(server.state_dict())
+        return Owner(local_server, held, partial(weight_of, whole.run.order))
+
+    def _attend(self, owner: Owner, per_rank: int) -> None:
+        shard = self._layout.shards[self._mesh.rank]
+        for rank in self._mesh.others:
+            for place in range(per_rank):
+                tag = LEARNER + 2 * place
+                line = self._mesh.line(rank, tag + 1, tag)
+                self._lines.append(line)
+                self._start(attend, line, owner, shard, self._layout)
+        if self._mesh.rank:
+            line = self._mesh.line(0, ANSWER, TELL)
+            self._start(listen, line, owner, self._moved)
+
+    def _teller(self, rank: int) -> Teller:
+        owner = self._owner
+        if rank:
+            do = partial(send_order, self._mesh.line(rank, TELL, ANSWER))
+        else:
+            assert owner is not None
+            do = partial(execute, owner, self._moved)
+        return Teller(do, self._errors.append)
+
+    def _moved(self) -> tuple[int, int]:
+        sent = sum(line.sent_bytes for line in self._lines)
+        return sent, sum(line.received_bytes for line in self._lines)
+
+    def _take_buffers(self) -> None:
+        named, live = self._whole.named, self._whole.server.memory
+        live.load(
+            InMemory(
+                {
+                    path: part.tensor
+                    for path, part in self._whole.memory.parts().items()
+                    if path.startswith("tail/") or parameter_of("server", path) not in named
+                }
+            )
+        )
+
+    def _start(self, run: Callable[..., None], *arguments: object) -> None:
+        def guarded() -> None:
+            try:
+                run(*arguments)
+            except BaseException as error:
+                self._errors.append(error)
+
+        thread = threading.Thread(target=guarded, name=run.__name__, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+
+def _answer(teller: Teller, look: Callable[[], None]) -> OwnerParts:
+    while True:
+        with suppress(Empty):
+            return teller.answers.get(timeout=LOOK_S)
+        look()

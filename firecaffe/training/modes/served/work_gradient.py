@@ -1,0 +1,146 @@
+"""Computes the gradient of a work, at the weights that its learner had pulled.
+
+A simulated clock and a replay compute a gradient when its event happens (`Computed`), at the
+weights and buffers of the version that the learner had pulled. They never compute what is dropped.
+"""
+
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from firecaffe.data import Batch
+from firecaffe.data.train_batches import TrainBatches
+from firecaffe.synchrony.server_policies import Leaf, Work
+from firecaffe.training.forward import Forward
+from firecaffe.training.modes.served.coder import Coder
+from firecaffe.training.modes.served.server import Server
+from firecaffe.training.modes.served.server_memory import Gradient
+
+
+@dataclass(frozen=True)
+class Contribution:
+    gradient: Gradient
+    counts: Tensor
+    data_s: float
+    """Seconds for which the learner waited for the leaf's samples."""
+    compute_s: float
+    is_own: bool = True
+    rank: int = 0
+    is_finite: Tensor | None = None
+    """See `coder.are_finite`; None unless the gradients went to their owners."""
+    moved: tuple[int, int] = (0, 0)
+    """Bytes that the learner has pulled from owners and pushed to them so far."""
+
+
+class Contributions(Protocol):
+    def of(self, work: Work) -> Contribution:
+        """Return the contribution of a work that was just brought, and counts."""
+
+
+def compute(
+    forward: Forward, named: Mapping[str, nn.Parameter], leaf: Leaf, batch: Batch
+) -> tuple[Gradient, Tensor]:
+    """Return a leaf's gradient at the present weights and buffers, and the task's counts."""
+    forward.begin_step()
+    loss, tail = forward(*batch, *leaf)
+    assert loss is not None  # leaves without samples are not handed out
+    for parameter in named.values():
+        parameter.grad = None
+    torch.autograd.backward(loss)
+    tensors = {name: p.grad for name, p in named.items() if p.grad is not None}
+    for parameter in named.values():
+        parameter.grad = None
+    if forward.device.type == "cuda":
+        torch.cuda.synchronize(forward.device)  # other threads use it, and it is timed
+    return Gradient(tensors, tail), forward.counts
+
+
+class Bench(Protocol):
+    def compute(self, work: Work, weights: Mapping[str, Tensor]) -> Contribution:
+        """Compute a work. `weights` are what the server has sent of its version."""
+
+    def end(self) -> None: ...
+
+
+class Workbench:
+    """A network of its own on which a rank's learners compute, one at a time."""
+
+    def __init__(
+        self,
+        forward: Forward,
+        named: Mapping[str, nn.Parameter],
+        batches: TrainBatches,
+        turn: threading.Lock,
+    ) -> None:
+        """Hold `turn` while computing: dropout and data sets may draw from shared generators."""
+        self.forward, self.named, self._batches, self._turn = forward, named, batches, turn
+
+    def compute(self, work: Work, weights: Mapping[str, Tensor]) -> Contribution:
+        device = self.forward.device
+        torch.set_num_threads(self.forward.config.threads)  # each thread has its own number
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        with self._turn:
+            start = time.perf_counter()
+            batch = self._batches.train_batch(*work.leaf)
+            fetched = time.perf_counter()
+            self.load(weights)
+            gradient, counts = compute(self.forward, self.named, work.leaf, batch)
+            return Contribution(gradient, counts, fetched - start, time.perf_counter() - fetched)
+
+    def end(self) -> None: ...
+
+    @torch.no_grad()
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Copy a version into the network. Without weights, the network has these already."""
+        self.forward.buffers.begin_micro_batch()  # a module may have replaced buffers
+        for name in self.named.keys() & weights.keys():
+            self.named[name].copy_(weights[name])
+        for name, buffer in self.forward.model.named_buffers():
+            buffer.copy_(weights[name])
+
+
+@dataclass(frozen=True)
+class Computed:
+    server: Server
+    forward: Forward
+    batches: TrainBatches
+    coder: Coder
+
+    def of(self, work: Work) -> Contribution:
+        start = time.perf_counter()
+        batch = self.batches.train_batch(*work.leaf)
+        fetched = time.perf_counter()
+        with self._at(work.version):
+            gradient, counts = compute(self.forward, self.server.named, work.leaf, batch)
+        sent = Gradient(self.coder.as_sent(work.learner, gradient.tensors), gradient.tail)
+        return Contribution(sent, counts, fetched - start, time.perf_counter() - fetched)
+
+    @contextmanager
+    def _at(self, number: int) -> Iterator[None]:
+        version, named = self.server.memory.versions[number], self.server.named
+        model = self.forward.model
+        mine = {name: parameter.detach() for name, parameter in named.items()}
+        buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+        for name, parameter in named.items():
+            parameter.data = version[name]
+        _copy(model, version)
+        try:
+            yield
+        finally:
+            for name, parameter in named.items():
+                parameter.data = mine[name]
+            self.forward.buffers.begin_micro_batch()  # a module may have replaced buffers
+            _copy(model, buffers)
+
+
+def _copy(model: nn.Module, values: dict[str, Tensor]) -> None:
+    with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            buffer.copy_(values[name])

@@ -1,0 +1,212 @@
+"""The real clock with learners that bring what they are told to, in any order."""
+
+import time
+from collections.abc import Mapping
+from random import Random
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from firecaffe.errors import NotFiniteError, PeerLostError
+from firecaffe.synchrony.events import Event, Join, Lose, Pull, Push
+from firecaffe.synchrony.log import Ledger
+from firecaffe.synchrony.server_policies import Asynchronous, LeafQueue, Work
+from firecaffe.training.modes.served.messages import Parcel
+from firecaffe.training.modes.served.real import RealRanks
+from firecaffe.training.modes.served.real_clock import (
+    Arrival,
+    Arrivals,
+    Begin,
+    Came,
+    ClockLearner,
+    Failed,
+    LostRank,
+    RealClock,
+)
+from firecaffe.training.modes.served.server_memory import Gradient, ServerMemory
+from firecaffe.training.modes.served.work_gradient import Contribution
+from tests.kit.training_fixtures import Patch
+from tests.unit.synchrony.drive import LEAVES, all_leaves
+
+BROUGHT = Contribution(Gradient({}, []), torch.zeros(0), 0.25, 0.5)
+
+
+class UpdateOrder(ClockLearner):
+    """One that is done when the test says so; a rank for each two."""
+
+    def __init__(self, number: int, arrivals: Arrivals) -> None:
+        self.works: list[Work] = []
+        super().__init__(number, number // 2, arrivals)
+
+    def begin(self, work: Work, weights: Mapping[str, Tensor]) -> None:
+        assert weights
+        self.works.append(work)
+
+    def bring(self) -> None:
+        self._arrivals.put(Arrival(self, self.works[-1], BROUGHT))
+
+    def _do(self, order: Begin) -> Contribution:
+        raise AssertionError
+
+    def _tell_end(self, text: str, weights: Mapping[str, Tensor]) -> None:
+        pass
+
+
+def clock_of(learners: int, starts: bool = True) -> tuple[RealClock, list[UpdateOrder]]:
+    net = nn.Linear(2, 2)
+    memory = ServerMemory(net, dict(net.named_parameters()), squares=False)
+    clock = RealClock(Asynchronous(LeafQueue(LEAVES), learners, LEAVES.first_step), memory)
+    made = [UpdateOrder(number, clock.arrivals) for number in range(learners)]
+    if starts:
+        clock.start(made)
+    return clock, made
+
+
+def until(clock: RealClock, kind: type[Event]) -> None:
+    while not isinstance(clock.next(), kind):
+        pass
+
+
+def finish(
+    clock: RealClock, learners: list[UpdateOrder], seed: int, lost: int | None = None
+) -> list[Event]:
+    """The events to the end, in which learners are done in a random order. lost: a rank that is
+    given up in the middle.
+    """
+    random, events = Random(seed), list[Event]()
+    working: dict[int, UpdateOrder] = {}
+    brought = counted = losing = 0
+    while counted < len(all_leaves(LEAVES)):
+        if brought == counted and lost is not None and counted >= 4:
+            clock.arrivals.put(LostRank(lost, "gone"))
+            lost, losing = None, 2
+        # Who has no work gets some before anybody is done.
+        has_idle = len(working) < len(clock.learners) and clock.policy.queue.first is not None  # type: ignore[attr-defined]
+        if brought == counted and not has_idle and not losing:
+            working.pop(random.choice(sorted(working))).bring()
+            brought += 1
+        event = clock.next()
+        if isinstance(event, Pull):
+            working[event.work.learner] = learners[event.work.learner]
+        if isinstance(event, Lose):
+            losing -= 1
+            working.pop(event.learner, None)
+        counted += isinstance(event, Push) and event.counts
+        events.append(event)
+    return events
+
+
+@pytest.mark.parametrize("lost", [None, 1])
+def test_each_leaf_counts_once(lost: int | None) -> None:
+    clock, learners = clock_of(4)
+    events = finish(clock, learners, 5, lost)
+    ledger = Ledger(LEAVES.first_step)
+    for event in events:
+        ledger.take(event)
+    counted = [each.work.leaf for each in events if isinstance(each, Push) and each.counts]
+    assert sorted(counted) == sorted(all_leaves(LEAVES))
+    gone = [each.learner for each in events if isinstance(each, Lose)]
+    assert gone == ([] if lost is None else [2, 3])
+    assert set(clock.learners) == {0, 1, 2, 3} - set(gone)
+
+
+def test_a_rank_idles_only_while_it_is_there(monkeypatch: Patch) -> None:
+    """One is lost at 40 s and one comes at 90 s; each computes for all of its time."""
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    clock, learners = clock_of(4)
+    for _ in learners:
+        clock.next()
+    now[0] = 40.0
+    learners[0].bring()
+    clock.next()
+    clock.arrivals.put(LostRank(1, "gone"))
+    until(clock, Lose)
+    now[0] = 90.0
+    comer = UpdateOrder(4, clock.arrivals)
+    learners[1].bring()
+    until(clock, Push)
+    clock.arrivals.put(Came([comer]))
+    until(clock, Join)
+    now[0] = 100.0
+    learners[0].bring()
+    until(clock, Push)
+    for each, busy_s in ((learners[0], 100.0), (learners[2], 40.0), (comer, 10.0)):
+        each.spent.busy_s = busy_s
+    assert clock.row["idle_by_rank"] == pytest.approx({"0": 0, "1": 0, "2": 0})
+
+
+def test_who_goes_on_from_a_state_loses_all_who_were_there() -> None:
+    clock, _ = clock_of(3)
+    pulled = [clock.next() for _ in range(3)]
+    second, others = clock_of(2, starts=False)
+    second.load_state_dict(clock.state_dict())
+    second.start(others)
+    events = [second.next() for _ in range(7)]
+    assert [type(each) for each in events] == [Lose] * 3 + [Join] * 2 + [Pull] * 2
+    first = [each.work.leaf for each in (*pulled, *events) if isinstance(each, Pull)]
+    assert first[3:] == first[:2]  # what was under way comes first
+    assert events[0].time_s >= clock.time_s
+
+
+def test_who_comes_gets_work_after_the_event() -> None:
+    clock, _ = clock_of(2)
+    assert [type(clock.next()) for _ in range(2)] == [Pull, Pull]
+    comer = UpdateOrder(2, clock.arrivals)
+    clock.arrivals.put(Came([comer]))
+    events = [clock.next() for _ in range(2)]
+    assert [type(each) for each in events] == [Join, Pull]
+    assert comer.works
+    assert 2 in clock.policy.learners
+
+
+def test_who_comes_too_late_is_there_to_be_told_the_end() -> None:
+    clock, _ = clock_of(2)
+    late = [UpdateOrder(number, clock.arrivals) for number in (2, 3)]
+    clock._due.append(late[0])
+    clock.arrivals.put(Came([late[1]]))
+    clock.arrivals.put(LostRank(0, "gone"))
+    for _ in range(2):
+        clock.take_rest()
+    assert list(clock.learners) == [2, 3]
+    assert [each.number for each in clock.everybody] == [0, 1, 2, 3]
+    assert clock.row["lost_ranks"] == {"0": "gone"}
+
+
+def test_an_error_of_this_process_ends_it_and_one_after_the_last_event_is_not_lost() -> None:
+    clock, _ = clock_of(1)
+    clock.next()
+    first = MemoryError("full")
+    clock.arrivals.put(Failed(first))
+    with pytest.raises(MemoryError, match="full"):
+        clock.next()
+    for each in (first, ValueError("after it")):
+        clock.arrivals.put(Failed(each))
+    assert clock.take_rest() is first
+    assert clock.take_rest() is None
+
+
+def test_a_parcel_brings_tensors_of_any_type() -> None:
+    tensors = {
+        "weight": torch.randn(3, 4, 5, 5).contiguous(memory_format=torch.channels_last),
+        "scalar": torch.tensor(7),
+        "half": torch.randn(3).bfloat16(),
+        "none": torch.zeros(0),
+        "flags": torch.tensor([True, False, True]),
+    }
+    sent, received = Parcel(tensors), Parcel(tensors)
+    sent.fill(tensors)
+    received.data.copy_(sent.data)
+    assert tensors.keys() == received.views.keys()
+    assert all(torch.equal(received.views[name], each) for name, each in tensors.items())
+
+
+def test_a_rank_that_goes_away_does_not_hide_why_the_training_ends(monkeypatch: Patch) -> None:
+    def end(*_: object) -> None:
+        raise PeerLostError("rank 1 went away")
+
+    ranks = object.__new__(RealRanks)
+    monkeypatch.setattr(RealRanks, "_end", end)
+    with pytest.raises(NotFiniteError), ranks._told_errors():
+        raise NotFiniteError("the loss is NaN")

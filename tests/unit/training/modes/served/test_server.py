@@ -1,0 +1,232 @@
+"""A server against synchronous steps: the same bits where nothing is late, and closed forms; the
+log that it goes on with, and versions of the weights in mapped files.
+"""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn, optim
+
+from firecaffe.data import TensorDataset
+from firecaffe.errors import NotFiniteError, RunError
+from firecaffe.synchrony.config import SynchronyConfig
+from firecaffe.synchrony.events import Event
+from firecaffe.synchrony.log import Lines, head
+from firecaffe.synchrony.server_policies import Backup, BackupAgain, Leaf, LeafQueue, Stale
+from firecaffe.training.modes.served import server_memory as memory
+from firecaffe.training.modes.served.served_mode import leaves_of
+from firecaffe.training.modes.served.server_memory import copy_in_file
+from firecaffe.training.modes.served.server_steps import ServedStepper, keep_lines
+from tests.kit.training_fixtures import Patch
+from tests.kit.training_steps import Worker
+from tests.unit.synchrony.drive import some_events, updates, write_log
+from tests.unit.training.modes.served.made import Some, in_order, late, quadratic, served
+from tests.unit.training.modes.served.test_trainings import MODES, train
+
+STEPS, RATE = 5, 0.2
+
+
+class Net(nn.Module):
+    """With BatchNorm, dropout, and a layer that only some leaves use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 3, 3)
+        self.norm = nn.BatchNorm2d(3, momentum=0.2)
+        self.drop = nn.Dropout(0.3)
+        self.head = nn.Linear(3, 6)
+        self.sometimes = nn.Linear(6, 6)
+
+    def forward(self, images: Tensor) -> Tensor:
+        features = torch.relu(self.norm(self.conv(images))).mean((2, 3))
+        logits: Tensor = self.head(self.drop(features))
+        return self.sometimes(logits) if images.mean() > 0 else logits
+
+
+def made(samples: int = 27) -> Worker:
+    torch.manual_seed(3)
+    net = Net().train()
+    images = torch.randn(samples, 1, 6, 6, generator=torch.Generator().manual_seed(2))
+    data = TensorDataset(images, torch.arange(samples) % 6)
+    return Worker(net, data, optim.SGD(net.parameters(), 1.0, momentum=0.9))
+
+
+def queue(parts: Worker, steps: int = STEPS) -> LeafQueue:
+    return LeafQueue(leaves_of(parts.order, 0, steps))
+
+
+def backup_events(parts: Worker, backups: int) -> Iterator[Event]:
+    return in_order(Backup(queue(parts), 3, 0, backups), (0, 2, 0, 1, 2, 2, 0))
+
+
+def same_bits(parts: Worker, other: Worker) -> bool:
+    ours, theirs = parts.tensors(), other.tensors()
+    return ours.keys() == theirs.keys() and all(map(torch.equal, ours.values(), theirs.values()))
+
+
+def test_backup_without_a_backup_is_the_synchronous_step() -> None:
+    parts, other = made(), made()
+    words = SynchronyConfig("backup", backup_workers=0)
+    stepper = served(parts, words, backup_events(parts, 0), STEPS)
+    for step in range(STEPS):
+        ours, theirs = stepper.run(step, RATE).read(), other.step(step, RATE)
+        assert same_bits(parts, other)
+        assert (ours.samples, ours.metrics) == (theirs.samples, theirs.metrics)
+        assert ours.loss == pytest.approx(theirs.loss)
+
+
+@pytest.mark.parametrize("backups", [1, 2])
+def test_backup_is_the_synchronous_step_over_the_leaves_that_count(backups: int) -> None:
+    """Bit for bit, as if the dropped leaves had no samples."""
+    parts, other = made(30), made(30)  # full steps alone
+    events = list(backup_events(parts, backups))
+    dropped = [leaf for update in updates(events) for leaf in update.dropped]
+    assert len(dropped) == backups * STEPS
+    other.stepper.batches = Some(other.batches, dropped)
+    stepper = served(parts, SynchronyConfig("backup", backup_workers=backups), events, STEPS)
+    for step in range(STEPS):
+        stepper.run(step, RATE)
+        other.stepper.run(step, RATE)
+        assert same_bits(parts, other)
+    assert stepper.server.memory.parts() == {}
+
+
+def test_s_of_0_with_one_leaf_each_is_synchronous() -> None:
+    """N plain updates at one version are one by the mean of N gradients, at N times the rate."""
+    parts, other = quadratic(), quadratic()
+    events = in_order(Stale(queue(parts, 3), 4, 0, 0), (2, 0, 3, 1))
+    stepper = served(parts, SynchronyConfig("stale", max_staleness=0), events, 3)
+    for step in range(3):
+        stepper.run(step, RATE / 4)
+        other.stepper.run(step, RATE)
+        torch.testing.assert_close(parts.named["w"], other.named["w"])
+
+
+def test_buffers_change_by_what_a_learner_saw() -> None:
+    """Each leaf moves the running mean by 0.2 (its mean - the running mean that it had pulled)."""
+    parts = made(30)
+    net: Any = parts.net
+    for parameter in net.conv.parameters():
+        parameter.requires_grad_(False)  # so that features are the same at any version
+    taus = [0, 1, 2, 0, 3]
+    leaves = [[(Leaf(0, place), tau)] for place, tau in enumerate(taus)]
+    served(parts, SynchronyConfig("asynchronous"), late(leaves), 1).run(0, RATE)
+    running = [torch.zeros(3).double()]
+    for place, tau in enumerate(taus):
+        images, _ = parts.batches.train_batch(0, place)
+        mean = net.conv(images).detach().double().mean((0, 2, 3))
+        running.append(running[-1] + 0.2 * (mean - running[-1 - tau]))
+    torch.testing.assert_close(net.norm.running_mean.double(), running[-1], rtol=1e-5, atol=1e-6)
+    assert net.norm.num_batches_tracked == 1  # of the step, however many leaves it has
+
+
+def test_versions_are_kept_as_long_as_they_are_needed() -> None:
+    parts = made()
+    events = in_order(Stale(queue(parts), 3, 0, 2), (0, 1, 0, 2))
+    stepper = served(parts, SynchronyConfig("stale"), events, STEPS)
+    for step in range(STEPS):
+        stepper.run(step, RATE / 5)
+        assert len(stepper.server.memory.versions) <= 3
+    assert stepper.server.memory.versions == {}
+
+
+def test_the_version_of_who_is_late_is_not_kept() -> None:
+    """Learner 0 is hardly ever done, and others compute its leaves."""
+    parts = made()
+    events = in_order(BackupAgain(queue(parts), 3, 0, 2), (1, 2) * 6 + (0,))
+    words = SynchronyConfig("backup", backup_workers=2, dropped="again")
+    stepper = served(parts, words, events, STEPS)
+    for step in range(STEPS):
+        stepper.run(step, RATE / 5)
+        assert len(stepper.server.memory.versions) <= 1
+    assert stepper.server.memory.parts() == {}
+
+
+def run_to_the_end(stepper: ServedStepper) -> None:
+    for step in range(1, STEPS):
+        stepper.run(step, RATE)
+
+
+def test_a_gradient_that_is_not_finite_ends_it_before_the_update() -> None:
+    parts = made()
+    events = in_order(Stale(queue(parts), 3, 0, 2), (0, 1, 2))
+    stepper = served(parts, SynchronyConfig("stale"), events, STEPS)
+    stepper.run(0, RATE)
+    nn.init.constant_(parts.named["head.bias"], float("inf"))
+    with pytest.raises(NotFiniteError, match=r"gradients of 4 learners come late.*warm_steps"):
+        run_to_the_end(stepper)
+    assert parts.named["conv.weight"].isfinite().all()
+
+
+def test_a_log_is_gone_on_with_after_some_lines(tmp_path: Path) -> None:
+    path, other = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    events, lines = some_events(), Lines()
+    whole = write_log(path, events)
+    assert all([lines.line(head(2, 3)), *map(lines.event, events[:7])])
+    assert keep_lines(path, other, lines.count)
+    with open(other, "ab") as file:
+        file.writelines(map(lines.event, events[7:]))
+    assert other.read_bytes() == whole
+
+
+def test_a_log_that_lacks_lines_is_not_gone_on_with(tmp_path: Path) -> None:
+    path, other = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    whole, count = write_log(path, some_events()), len(some_events()) + 1
+    assert not keep_lines(tmp_path / "none", other, 1)
+    assert not keep_lines(path, other, count + 1)
+    for damaged in (whole[:-1], b"\xff" + whole[1:]):
+        path.write_bytes(damaged)
+        assert not keep_lines(path, other, count)
+    assert not other.exists()
+
+
+def full(*_: object) -> None:
+    raise OSError(28, os.strerror(28))
+
+
+def test_a_log_that_cannot_be_cut_stays_whole(tmp_path: Path, monkeypatch: Patch) -> None:
+    """A run that is resumed cuts its own log; a disk may be full."""
+    path = tmp_path / "events.jsonl"
+    whole = write_log(path, some_events())
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        keep_lines(path, path, 3)
+    assert path.read_bytes() == whole
+
+
+def test_a_version_in_a_file_is_the_same(tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    tensors = {
+        "convolution": torch.randn(4, 3, 2, 2).to(memory_format=torch.channels_last),
+        "half": torch.randn(7).half(),
+        "count": torch.tensor(12),
+        "empty": torch.empty(0, 3),
+    }
+    copies = copy_in_file(tensors)
+    torch.testing.assert_close(copies, tensors, rtol=0, atol=0, check_stride=True)
+    tensors["half"].zero_()
+    assert copies["half"].abs().sum() > 0
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(RunError, match=r"no room for a version .* TMPDIR"):
+        copy_in_file({"w": torch.ones(3)})
+
+
+def test_versions_in_files_change_no_bit(tmp_path: Path, monkeypatch: Patch) -> None:
+    words = MODES["softsync"]
+    expected = train(tmp_path / "memory", words, steps=8).state_sha256
+    made = []
+
+    def counted(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        made.append(len(tensors))
+        return copy_in_file(tensors)
+
+    monkeypatch.setattr(memory, "MOST_BYTES", 0)
+    monkeypatch.setattr(memory, "copy_in_file", counted)
+    assert train(tmp_path / "files", words, steps=8).state_sha256 == expected
+    assert len(made) > 8

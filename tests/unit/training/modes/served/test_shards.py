@@ -1,0 +1,257 @@
+"""Owners of parts of the weights against a server that has them all: the same bits."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from firecaffe.data import TensorDataset
+from firecaffe.gradients.buffers import BufferChanges
+from firecaffe.solvers.config import SolverConfig, needs_norms
+from firecaffe.solvers.optimizer import SOLVERS, make_optimizer
+from firecaffe.synchrony.config import SynchronyConfig
+from firecaffe.synchrony.events import Event, Pull, Push
+from firecaffe.synchrony.server_policies import Asynchronous, Work
+from firecaffe.training.evaluation_weights import Ema
+from firecaffe.training.modes.served.holders import UpdateOrder
+from firecaffe.training.modes.served.late_rules import late_rule
+from firecaffe.training.modes.served.messages import ALIGNMENT, Parcel
+from firecaffe.training.modes.served.server import Server
+from firecaffe.training.modes.served.server_memory import Gradient
+from firecaffe.training.modes.served.server_steps import weight_of
+from firecaffe.training.modes.served.shards.carrier import Order, Teller
+from firecaffe.training.modes.served.shards.owner import (
+    HeldRuns,
+    Owner,
+    RunMemory,
+    Runs,
+    Shard,
+    cut,
+    put_together,
+)
+from firecaffe.training.modes.served.work_gradient import Contribution
+from firecaffe.training.state import state_of
+from tests.kit.training import ALONE
+from tests.kit.training_fixtures import Patch
+from tests.kit.training_steps import Worker
+from tests.unit.training.modes.served.made import in_order, served
+from tests.unit.training.modes.served.test_server import Net, queue
+
+STEPS, RATE = 4, 0.05
+
+
+class Wide(Net):
+    """Parameters that are longer than what cuts are multiples of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Sequential(nn.Linear(3, 301), nn.Linear(301, 6))  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 40])
+def test_a_cut_has_each_element_once(count: int) -> None:
+    tensors = {
+        "matrix": torch.zeros(13, 57),
+        "scalar": torch.zeros(()),
+        "none": torch.zeros(0),
+        "double": torch.zeros(31, dtype=torch.float64),
+        "half": torch.zeros(77, dtype=torch.bfloat16),
+    }
+    shards = cut(Parcel(tensors), count)
+    assert len(shards) == count
+    for name, each in tensors.items():
+        found = [place for shard in shards for place in shard.pieces.get(name, ())]
+        assert found == list(range(each.numel()))
+    assert sum("none" in shard.pieces for shard in shards) == 1
+    sizes = [shard.nbytes for shard in shards]
+    assert max(sizes) - min(sizes) <= 2 * ALIGNMENT
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+def test_a_cut_between_parameters_keeps_them_whole(count: int) -> None:
+    tensors = {str(size): torch.zeros(size, 16) for size in (5, 60, 0, 1, 31, 30)}
+    parcel = Parcel(tensors)
+    shards = cut(parcel, count, whole=True)
+    names = [name for shard in shards for name in shard.pieces]
+    assert names == list(tensors)
+    for shard in shards:
+        views = shard.views(shard.of(parcel), parcel)
+        assert all(views[name].shape == tensors[name].shape for name in shard.pieces)
+    sizes = [shard.nbytes for shard in shards]
+    assert max(sizes) - min(sizes) <= 60 * 16 * 4
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 8])
+def test_the_busiest_port_carries_2_of_w_parts_of_that_of_one_server(world_size: int) -> None:
+    """Each way, with a work of each learner, on a network like LeNet."""
+    parcel = Parcel({"conv": torch.zeros(20, 25), "inner": torch.zeros(500, 800)})
+    shards, whole = cut(parcel, world_size), parcel.data.nbytes
+    of_one_server = (world_size - 1) * whole
+    # Out: an owner's part of the weights to all others, and its own gradient but for its part.
+    busiest = max((world_size - 1) * each.nbytes + whole - each.nbytes for each in shards)
+    assert busiest == pytest.approx(2 / world_size * of_one_server, rel=0.001)
+
+
+def test_the_runs_of_a_shard_are_views_of_the_bytes_that_are_sent() -> None:
+    tensors = {"a": torch.randn(9, 11), "b": torch.randn(40).double()}
+    parcel = Parcel(tensors)
+    parcel.fill(tensors)
+    for shard in cut(parcel, 3):
+        views = shard.views(shard.of(parcel), parcel)
+        for name, elements in shard.pieces.items():
+            run = tensors[name].flatten()[elements.start : elements.stop]
+            assert torch.equal(views[name].flatten(), run)
+            assert torch.equal(views[name], shard.run_of(name, tensors[name]))
+            assert len(run) * run.itemsize <= shard.nbytes
+
+
+def runs_of(tensors: Mapping[str, Tensor], shard: Shard) -> dict[str, Tensor]:
+    own = {name: each for name, each in tensors.items() if name in shard.pieces}
+    return {name: shard.run_of(name, each).clone() for name, each in own.items()}
+
+
+class Served:
+    """A training with a server, whose events and gradients are noted."""
+
+    def __init__(
+        self, solver: SolverConfig, words: SynchronyConfig, order: tuple[int, ...], layout: Any
+    ) -> None:
+        torch.manual_seed(3)
+        net = Wide().train().to(memory_format=layout)  # type: ignore[call-overload]
+        images = torch.randn(27, 1, 6, 6, generator=torch.Generator().manual_seed(2))
+        data = TensorDataset(images, torch.arange(27) % 6)
+        parts = Worker(net, data, make_optimizer(dict(net.named_parameters()), solver))
+        policy = Asynchronous(queue(parts, STEPS), 3, 0, words.gradients_per_update)
+        self.stepper = served(parts, words, in_order(policy, order), STEPS)
+        self.server, self.parts = self.stepper.server, parts
+        self.server.ema = ema = Ema(parts.named, 0.9)
+        self.whole = state_of(ALONE, net, parts.optimizer)
+        self.whole.pieces |= {"ema": ema.piece, "server": self.server.memory}
+        self._source, self._contributions = self.stepper.source, self.stepper.contributions
+        self.stepper.source = self.stepper.contributions = self
+        self.events: list[Event] = []
+        self.gradients: dict[Work, dict[str, Tensor]] = {}
+
+    def next(self) -> Event:
+        self.events.append(self._source.next())
+        return self.events[-1]
+
+    def of(self, work: Work) -> Contribution:
+        brought = self._contributions.of(work)
+        self.gradients[work] = {name: g.clone() for name, g in brought.gradient.tensors.items()}
+        return brought
+
+
+class Owners:
+    """The owners of a training as it is now, in this process."""
+
+    def __init__(self, of: Served, solver: SolverConfig) -> None:
+        server, self.named = of.server, of.parts.named
+        parcel = Parcel(self.named)
+        self.shards = [shard for shard in cut(parcel, 9, needs_norms(solver)) if shard.nbytes]
+        self.owners = []
+        for shard in self.shards:
+            runs = Runs(self.named, shard)
+            ema = Ema(runs.named, 0.9)
+            optimizer = make_optimizer(self.named, solver, 0, runs.named)
+            memory = RunMemory(runs, bool(server.memory.mean_square), shard, parcel)
+            held = HeldRuns(runs, optimizer, ema, memory)
+            held.take(of.whole.pieces, of.whole.numbers["scalars"].state_dict(), shard)
+            none = BufferChanges(nn.Module())
+            rule = late_rule(server.words.compensate, memory, self.named)
+            made = runs.named, optimizer, memory, server.words, {0, 1, 2}, none
+            own = Server(*made, ema=ema, late_rule=rule)
+            own.load_state_dict(server.state_dict())
+            self.owners.append(Owner(own, held, partial(weight_of, of.parts.order)))
+
+    def take(self, of: Served, rate: float) -> None:
+        """The events that were noted."""
+        for event in of.events:
+            for shard, owner in zip(self.shards, self.owners, strict=True):
+                if isinstance(event, Push):
+                    gradient = Gradient(runs_of(of.gradients[event.work], shard), [])
+                    owner.bring(event.work, gradient)
+                owner.take(UpdateOrder(event, rate, None, 0))
+
+    def parts(self) -> dict[str, dict[str, Tensor]]:
+        held = [owner.held.parts()[0] for owner in self.owners]
+        return put_together(self.named, self.shards, held)
+
+    def numbers(self) -> dict[str, Any]:
+        return {k: v for owner in self.owners for k, v in owner.held.parts()[1].items()}
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(
+    ("kind", "compensate"),
+    [*((kind, "none") for kind in SOLVERS), ("sgd", "delay"), ("adamw", "delay")],
+)
+def test_owners_come_to_one_server_s_bits(
+    kind: str, compensate: Any, layout: torch.memory_format
+) -> None:
+    """From the second step on; softsync, so that gradients wait when the state is looked at."""
+    form: Any = "decoupled" if kind == "nesterov" else "l2"
+    rates: dict[str, Any] = {"lr_mult": {"@vector": 2.0}, "decay_mult": {"*.bias": 0.0}}
+    solver = SolverConfig(type=kind, base_lr=RATE, weight_decay=1e-3, decay_form=form, **rates)
+    rule: dict[str, Any] = {"compensate": compensate, "staleness_rate": "inverse"}
+    words = SynchronyConfig("asynchronous", gradients_per_update=2, **rule)
+    one = Served(solver, words, (0, 1, 2, 0, 0, 2), layout)
+    named, memory, before = one.parts.named, one.server.memory, one.whole
+    one.stepper.run(0, RATE)
+    owners = Owners(one, solver)
+    assert memory.gradients  # that wait
+    for owner in owners.owners:
+        assert owner.held.memory.gradients.keys() == memory.gradients.keys()
+    pulled = set()
+    for step in range(1, STEPS):
+        one.events.clear()
+        one.stepper.run(step, RATE / step)
+        owners.take(one, RATE / step)
+        pulled |= {event.work.version for event in one.events if isinstance(event, Pull)}
+        for version in pulled & memory.versions.keys():
+            kept = {name: memory.versions[version][name] for name in named}
+            for shard, owner in zip(owners.shards, owners.owners, strict=True):
+                views, runs = (
+                    shard.views(owner.version(version), Parcel(named)),
+                    runs_of(kept, shard),
+                )
+                assert all(torch.equal(views[name], runs[name]) for name in views)
+        parts = owners.parts()
+        for name in ("parameter", "optimizer", "ema", "server"):
+            expected = {path: part.tensor for path, part in before.pieces[name].parts().items()}
+            if name != "optimizer":  # but for what rank 0 keeps
+                expected = {k: v for k, v in expected.items() if k.split("/")[-1] in named}
+            assert parts[name].keys() == expected.keys()
+            assert all(torch.equal(parts[name][path], expected[path]) for path in expected)
+        assert owners.numbers() == before.numbers["scalars"].state_dict()
+
+
+def test_a_norm_that_is_not_finite_spoils_the_weights(monkeypatch: Patch) -> None:
+    """An update by gradients that are clipped to zeros would go unnoticed."""
+    solver = SolverConfig(base_lr=RATE)
+    one = Served(solver, SynchronyConfig("asynchronous"), (0, 1, 2), torch.contiguous_format)
+    owners = Owners(one, solver)
+    one.stepper.run(0, RATE)
+    prepare = Server.prepare
+
+    def beyond(*given: Any) -> tuple[Tensor, Tensor]:
+        return prepare(*given)[0], torch.tensor(torch.inf)
+
+    monkeypatch.setattr(Server, "prepare", beyond)
+    owners.take(one, RATE)
+    weights = owners.parts()["parameter"]
+    assert all(each.isnan().all() for each in weights.values() if each.numel())
+
+
+def test_a_teller_that_is_cut_ends_without_an_order() -> None:
+    """Rank 0 would wait for it, and past the time that a rank has once another is lost."""
+    orders: list[Order] = []
+    errors: list[BaseException] = []
+    teller = Teller(orders.append, errors.append)
+    teller.cut()
+    teller.thread.join(60)
+    assert not teller.thread.is_alive()
+    assert orders == []
