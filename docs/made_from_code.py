@@ -16,6 +16,7 @@ import torch
 
 import firecaffe
 from firecaffe import errors
+from firecaffe.api.answer import Answer
 from firecaffe.cli import COMMANDS, INTERRUPTED, MODULES
 from firecaffe.cli.arguments import Parser
 from firecaffe.cli.help import PARTS, SECTIONS, settings
@@ -90,9 +91,9 @@ def commands() -> Iterator[str]:
         yield from table(("option", "meaning"), rows)
         yield ""
         yield from (f"- {prose(note)}" for note in parser.notes)
-        function = getattr(firecaffe, name, None)
-        if inspect.isfunction(function):
-            yield f"\nIn Python: {{py:func}}`firecaffe.{name}`"
+        called = "import_caffe" if name == "import" else name  # a word of Python's own
+        if inspect.isfunction(getattr(firecaffe, called, None)):
+            yield f"\nIn Python: {{py:func}}`firecaffe.{called}`"
         yield ""
 
 
@@ -208,6 +209,37 @@ def fits() -> Iterator[str]:
     yield from table(("settings", "what fits"), rows)
 
 
+# Python
+
+
+def functions() -> Iterator[str]:
+    """The functions that are commands, each with the classes of its answers."""
+    yield "```{eval-rst}"
+    for place in sorted({place for place in firecaffe._PLACES.values() if "api." in place}):
+        module, name = import_module(f"firecaffe.{place}"), place.removeprefix("api.")
+        if name == "train":  # which has a page of its own
+            continue
+        yield f".. autofunction:: firecaffe.{name}\n"
+        for answer in vars(module).values():
+            is_own = inspect.isclass(answer) and answer.__module__ == module.__name__
+            if is_own and issubclass(answer, Answer):
+                yield from _class_of(answer, "   :exclude-members: width, least_width")
+    yield from _class_of(Answer)
+    yield "```"
+
+
+def _class_of(kind: type, *options: str) -> list[str]:
+    return [f".. autoclass:: {kind.__module__}.{kind.__name__}()", "   :members:", *options, ""]
+
+
+def sections() -> Iterator[str]:
+    """The classes of a recipe's sections."""
+    yield "```{eval-rst}\n.. autoclass:: firecaffe.Recipe()\n   :members:\n"
+    for kind in SECTIONS.values():
+        yield f".. autoclass:: firecaffe.{kind.__name__}\n"
+    yield "```"
+
+
 # Networks
 
 
@@ -246,5 +278,7 @@ MAKERS: dict[str, Callable[[], Iterable[str]]] = {
     "refusals": refusals,
     "fits": fits,
     "networks": networks,
+    "functions": functions,
+    "sections": sections,
 }
 MARK = re.compile(f"<!-- ({'|'.join(MAKERS)}) -->")

@@ -16,6 +16,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    __version__: str
     from firecaffe import adapt as adapt
     from firecaffe.api.check import check as check
     from firecaffe.api.compare import compare as compare
@@ -23,10 +24,16 @@ if TYPE_CHECKING:
     from firecaffe.api.evaluate import evaluate as evaluate
     from firecaffe.api.explain import explain as explain
     from firecaffe.api.export import export as export
+    from firecaffe.api.import_caffe import import_caffe as import_caffe
+    from firecaffe.api.pack import pack as pack
     from firecaffe.api.plan import plan as plan
     from firecaffe.api.predict import predict as predict
+    from firecaffe.api.profile import profile as profile
+    from firecaffe.api.replay import replay as replay
+    from firecaffe.api.schedule import schedule as schedule
     from firecaffe.api.train import train as train
     from firecaffe.api.tune import tune as tune
+    from firecaffe.api.unpack import unpack as unpack
     from firecaffe.api.verify import verify as verify
     from firecaffe.compression.config import PruneConfig as PruneConfig
     from firecaffe.compression.config import ShareConfig as ShareConfig
@@ -90,13 +97,19 @@ _PLACES = {
     "explain": "api.explain",
     "export": "api.export",
     "from_torch": "data",
+    "import_caffe": "api.import_caffe",
     "launch": "script.launch",
     "load": "training.load",
+    "pack": "api.pack",
     "parallelize": "script.parallelize",
     "plan": "api.plan",
     "predict": "api.predict",
+    "profile": "api.profile",
+    "replay": "api.replay",
+    "schedule": "api.schedule",
     "train": "api.train",
     "tune": "api.tune",
+    "unpack": "api.unpack",
     "verify": "api.verify",
 }
 """The module of each public name, imported on first use: a plan loads no training code."""
@@ -120,6 +133,10 @@ def __getattr__(name: str) -> Any:
             stacklevel=2,
         )
         return getattr(__getattr__("adapt"), _RENAMED[name])
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("firecaffe")
     if name not in _PLACES:
         raise AttributeError(f"module 'firecaffe' has no attribute {name!r}")
     from firecaffe.platforms import why_not

@@ -42,6 +42,11 @@ def option(name: str) -> str:
     return f"--{name.replace('_', '-')}" if _typed[0] else name
 
 
+def positional(name: str) -> str:
+    """Return an argument without dashes as the user writes it: WORKERS for a command, workers."""
+    return name.upper() if _typed[0] else name
+
+
 def replaced(settings: Mapping[str, str]) -> str:
     """Return settings of a run's recipe as the user writes them: options, or `replace={…}`."""
     if _typed[0]:

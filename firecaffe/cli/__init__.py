@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Callable
 from importlib import import_module
 
+import firecaffe
 from firecaffe.api.console import print_plainly
 from firecaffe.cluster.handover import leave_report
 from firecaffe.errors import (
@@ -114,9 +115,7 @@ def _run(argv: list[str], loaded: Loaded) -> int:
         print(_overview())
         return 0 if argv else RecipeError.exit_code
     if argv == ["--version"]:
-        from importlib.metadata import version
-
-        print(f"firecaffe {version('firecaffe')}")
+        print(f"firecaffe {firecaffe.__version__}")
         return 0
     is_asked = argv[0] == "help"
     words = argv[1:] if is_asked else argv

@@ -16,8 +16,8 @@ from rich.console import Console
 
 from firecaffe.api.argument_checks import check_device
 from firecaffe.api.console import make_console
+from firecaffe.api.schedule import MAX_WORLD_SIZE
 from firecaffe.cli.arguments import Parser
-from firecaffe.cli.schedule import MAX_WORLD_SIZE
 from firecaffe.errors import RecipeError
 from firecaffe.exchange import EXCHANGES, NATIVE, find_schedule, parse_hierarchical
 from firecaffe.exchange.choose import BYTES_PER_ELEMENT, Choice, choose

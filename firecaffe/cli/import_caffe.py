@@ -1,16 +1,8 @@
 """`firecaffe import SOLVER_OR_NET.prototxt`: convert Caffe's files to a folder with a recipe."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import TYPE_CHECKING
-
 from firecaffe.cli.arguments import Parser
-from firecaffe.errors import LeftOutError, RecipeError, RunError
+from firecaffe.errors import LeftOutError, RecipeError
 from firecaffe.value_checks import count_of
-
-if TYPE_CHECKING:
-    from firecaffe.from_caffe.recipe import Imported
 
 USAGE = (
     "SOLVER_OR_NET.prototxt [--weights X.caffemodel] [--out FOLDER] [--root FOLDER] "
@@ -72,47 +64,26 @@ def make_parser() -> Parser:
 
 
 def main(argv: list[str]) -> int:
-    from firecaffe.api.recipe_argument import parse_input
-    from firecaffe.from_caffe.recipe import (
-        NET,
-        RECIPE,
-        REPORT,
-        ImportRequest,
-        check_folder,
-        files_of,
-        read,
-        write_folder,
-    )
-    from firecaffe.training.records import say
+    from firecaffe.api.import_caffe import import_caffe
+    from firecaffe.cli.arguments import show
 
     parser = make_parser()
     options = parser.parse_args(argv)
     if len(options.paths) != 1:
         given = " and ".join(options.paths) or "none"
         raise RecipeError(f"import takes one file, found {given}; usage: {parser.usage}")
-    path = Path(options.paths[0])
-    folder = Path(options.out or path.stem)
-    if options.root and not Path(options.root).is_dir():
-        raise RunError(f"--root {options.root}: there is no such folder")
-    shape = parse_input(options.input_shape, "--input-shape") if options.input_shape else ()
-    check_folder(folder, options.overwrite)
-    imported = read(path, ImportRequest(str(folder), options.root, shape, options.weights))
-    write_folder(folder, files_of(imported, path))
-    for line in imported.report.lines():
-        say(line)
-    say(f"written: {folder / RECIPE}, with {NET} and {REPORT}")
-    _end(imported, folder)
-    return 0
-
-
-def _end(imported: Imported, folder: Path) -> None:
-    from firecaffe.from_caffe.recipe import RECIPE
-    from firecaffe.training.records import say
-
-    left = imported.report.left_out
-    if left:
-        first = f"{left[0].place}: {left[0].what}"
+    imported = import_caffe(
+        options.paths[0],
+        weights=options.weights,
+        out=options.out,
+        root=options.root,
+        input_shape=options.input_shape,
+        overwrite=options.overwrite,
+    )
+    show(imported)
+    if left := imported.report.left_out:
         raise LeftOutError(
-            f"{count_of(len(left), 'thing', 'things')} left out of {folder / RECIPE}, as {first}"
+            f"{count_of(len(left), 'thing', 'things')} left out of {imported.recipe_path}, as "
+            f"{left[0].place}: {left[0].what}"
         )
-    say(f"next: firecaffe train {folder / RECIPE}")
+    return 0

@@ -1,24 +1,10 @@
 """`firecaffe pack SOURCE DEST`: pack many small files, or another format, into shards."""
 
-from __future__ import annotations
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
-import re
-from collections import Counter
-from math import isqrt
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-from firecaffe.api.console import make_console
 from firecaffe.cli.arguments import Parser
-from firecaffe.data.packing.part import Source
 from firecaffe.errors import RecipeError
-from firecaffe.value_checks import MOST_THREADS
-
-if TYPE_CHECKING:
-    from firecaffe.data.packed import PackedSet
-    from firecaffe.data.packing.pack_images import PackOptions
 
 USAGE = (
     "SOURCE DEST [--resize S] [--quality Q] [--raw] [--hold-out SHARE] [--shard-size 256MB] "
@@ -103,127 +89,64 @@ def make_parser() -> Parser:
     return parser
 
 
-MOST_BROKEN = 20
-UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
-
-
 def main(argv: list[str]) -> int:
-    from firecaffe.data.decode import MOST_PIXELS, cores
-    from firecaffe.data.packing.pack_images import PackOptions
-    from firecaffe.data.packing.source import open_source, with_test_part
+    from firecaffe.api.pack import PackedFolder, pack
+    from firecaffe.cli.arguments import show
 
     parser = make_parser()
     options = parser.parse_args(argv)
     if options.verify or options.info:
         if options.paths or len(parser.read(argv).options) > 1:
             raise RecipeError("pack takes SOURCE and DEST; or --verify DEST alone; or --info DEST")
-        return _verify(options.verify) if options.verify else _info(options.info)
+        packed = PackedFolder.read(options.verify or options.info)
+        if options.info:
+            show(packed)
+            return 0
+        with _progress("verifying") as progress:
+            said = packed.verify(progress)
+        print(said)
+        return 0
     if len(options.paths) != 2:
         given = " ".join(options.paths) or "nothing"
         raise RecipeError(
             f"pack takes SOURCE and DEST; found {given}; usage: firecaffe pack {USAGE}"
         )
-    limits = {"resize": isqrt(MOST_PIXELS), "quality": 100, "threads": MOST_THREADS}
-    for word, most in limits.items():
-        if not 0 <= getattr(options, word) <= most:
-            given = getattr(options, word)
-            raise RecipeError(f"--{word} is {given}; it must be 1 to {most}, or 0")
-    packing = PackOptions(options.resize, options.quality, options.raw, _bytes(options.shard_size))
-    path, dest = (Path(path).expanduser() for path in options.paths)
-    if options.hold_out is not None and not 0 <= options.hold_out < 1:
-        raise RecipeError(
-            f"--hold-out is {options.hold_out:g}; it must be a share, from 0 up to 1, as 0.1"
-        )
-    source, said = with_test_part(open_source(path, options.channel_order), options.hold_out)
-    return _pack(source, dest, packing, options.threads or cores(), said)
-
-
-def _bytes(typed: str) -> int:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)B?", typed.strip(), re.IGNORECASE)
-    size = int(float(match[1]) * UNITS[match[2].upper()]) if match else 0
-    if size < 1:
-        raise RecipeError(f"--shard-size is {typed!r}; it must be as 256MB or 1GB")
-    return size
-
-
-def _pack(source: Source, dest: Path, options: PackOptions, threads: int, said: str) -> int:
-    import torch
-
-    from firecaffe.data.packing.pack_images import Packing
-
-    torch.set_num_threads(1)  # the packing threads share the cores
-    total = sum(len(part) for part in source.parts.values())
     with _progress("packing") as progress:
-        task = progress.add_task("packing", total=total)
-
-        def done(images: int) -> None:
-            progress.advance(task, images)
-
-        packing = Packing(source, dest, options, threads, done)
-        packed = packing.run()
-    console = make_console()
-    notes = *source.notes, *packing.seen.notes
-    for line in [*([said] if said else []), *describe(packed, str(dest)), *notes]:
-        console.print(line, markup=False, soft_wrap=True)
-    least, most = packing.seen.least, packing.seen.most
-    if most[0]:
-        words = f"sizes: from {least[0]} to {most[0]} rows, from {least[1]} to {most[1]} columns"
-        console.print(words)
+        packed = pack(
+            *options.paths,
+            resize=options.resize,
+            quality=options.quality,
+            raw=options.raw,
+            hold_out=options.hold_out,
+            shard_size=options.shard_size,
+            threads=options.threads,
+            channel_order=options.channel_order,
+            progress=progress,
+        )
+    show(packed)
     return 0
 
 
-def _progress(title: str) -> Progress:
+@contextmanager
+def _progress(title: str) -> Iterator[Callable[[int, int], None]]:
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    from firecaffe.api.console import make_console
+
     console = make_console()
     columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task(title)
 
+        def advance(done: int, total: int) -> None:
+            bar.update(task, advance=done, total=total)
 
-def _verify(root: str) -> int:
-    from firecaffe.data.packed import read_list
-    from firecaffe.data.packing.pack_images import verify
-
-    packed = read_list(root)
-    with _progress("verifying") as progress:
-        task = progress.add_task("verifying", total=sum(map(packed.count, packed.parts)))
-        verify(root, lambda images: progress.advance(task, images))
-    shards = sum(map(len, packed.parts.values()))
-    print(f"{root}: {shards} shards are what was packed")
-    return 0
-
-
-def _info(root: str) -> int:
-    import torch
-
-    from firecaffe.data.packed import PackedPart, read_list
-    from firecaffe.data.shard_files import open_files
-
-    packed = read_list(root)
-    console = make_console()
-    for line in describe(packed, root):
-        console.print(line, markup=False, soft_wrap=True)
-    files = open_files(root)
-    for name in packed.parts:
-        part = PackedPart(packed, name, files)
-        counts = Counter(part.labels(torch.arange(len(part))).tolist())
-        by_class = ", ".join(f"{packed.classes[label]} {counts[label]}" for label in sorted(counts))
-        console.print(f"{name}: {by_class[:2000]}", markup=False, soft_wrap=True)
-    return 0
-
-
-def describe(packed: PackedSet, root: str) -> list[str]:
-    lines = [f"{root}: {packed.kind} images of {packed.source}, {len(packed.classes)} classes"]
-    if packed.shape:
-        lines[0] += f", {' x '.join(map(str, packed.shape))}"
-    for name, infos in packed.parts.items():
-        held = sum(info.num_bytes for info in infos)
-        count = packed.count(name)
-        lines.append(
-            f"{name}: {count:,} images in {len(infos)} shards, {held / 1e6:,.1f} MB"
-            + (f", {held / count / 1e3:.3g} kB each" if count else "")
-        )
-    if packed.skipped:
-        lines.append(f"broken and left out: {len(packed.skipped)}")
-        lines += [f"  {line}" for line in packed.skipped[:MOST_BROKEN]]
-        if len(packed.skipped) > MOST_BROKEN:
-            lines.append(f"  and {len(packed.skipped) - MOST_BROKEN} more, in dataset.json")
-    return lines
+        yield advance

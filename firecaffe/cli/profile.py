@@ -1,28 +1,7 @@
 """`firecaffe profile MODEL`: parameters, activations, FLOPs and traffic, layer by layer."""
 
-from __future__ import annotations
-
-import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from jsonargparse import Namespace
-from rich import box
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
-
-from firecaffe.api.console import make_console
 from firecaffe.cli.arguments import Parser
 from firecaffe.cli.shared_options import NAME, network_words
-from firecaffe.compression.transfer import LINKS, transfer_of
-from firecaffe.errors import RecipeError
-from firecaffe.models.config import ModelConfig
-
-if TYPE_CHECKING:
-    from firecaffe.models.layer_costs import Profile
-    from firecaffe.planner.layer_traffic import LayerVolumes, Volumes
 
 NOTES = (
     "|W| is the bytes of the weights. D is the bytes of the inputs of convolutions and fully "
@@ -64,228 +43,19 @@ def make_parser() -> Parser:
     return parser
 
 
-Shape = tuple[int, int, int]
-"""Channels, rows and columns."""
-
-WORKERS = 8
-
-MOST_WORKERS = 1_000_000
-
-MOST_IMAGES = 1_000_000_000
-"""Most images of a batch. A tensor of more than 2^63 bytes is impossible."""
-
-
 def main(argv: list[str]) -> int:
-    from firecaffe.api.recipe_argument import network_of
-    from firecaffe.models.network import with_outline
-    from firecaffe.models.weights import FCZ
-    from firecaffe.planner.layer_traffic import volumes_of
-    from firecaffe.planner.workload import images_of, input_of, profile_of
+    from firecaffe.api.profile import profile
+    from firecaffe.cli.arguments import show
 
     options = make_parser().parse_args(argv)
-    if not 1 <= options.batch_size <= MOST_IMAGES:
-        raise RecipeError(f"--batch-size is {options.batch_size}; it must be 1 to {MOST_IMAGES:,}")
-    workers = _workers(options)
-    path = Path(options.model)
-    transfer, num_classes = None, None
-    config, shape = network_of(options.model, options.args, options.input)
-    if path.suffix == FCZ:
-        transfer = transfer_of(path)
-        config, shape, num_classes = _in_file(path, shape, options.trust_code)
-    input_CHW = shape or input_of(config)
-    if options.parallel:
-        volumes = volumes_of(config, images_of(input_CHW), options.batch_size, workers)
-        _show(options, volumes.as_dict(), lambda: render_parallel(volumes))
-        return 0
-    result = with_outline(
-        config,
-        num_classes,
-        None if shape is None else shape[0],
-        lambda network: profile_of(config, network, images_of(input_CHW), options.batch_size),
+    answer = profile(
+        options.model,
+        args=options.args,
+        batch_size=options.batch_size,
+        input=options.input,
+        parallel=options.parallel,
+        workers=options.workers,
+        trust_code=options.trust_code,
     )
-    record = result.as_dict()
-    if transfer is not None:
-        record["transfer"] = transfer.as_dict(LINKS)
-    _show(options, record, lambda: render(result))
-    if transfer is not None and not options.json:
-        print(*transfer.words(LINKS), sep="\n")
+    show(answer, options.json)
     return 0
-
-
-def _in_file(
-    path: Path, typed: Shape | None, trust_code: bool
-) -> tuple[ModelConfig, Shape, int | None]:
-    """Return a .fcz file's network, image shape (`typed`, if given) and number of classes."""
-    from firecaffe.training.coded import check_outline, described, with_nets
-
-    recipe, about = described(path, (), trust_code=trust_code)
-    recipe = with_nets(path, recipe, ())
-    check_outline(path, recipe.model, about)
-    if typed:
-        return recipe.model, typed, about.num_classes
-    if len(about.input_shape) != 3:
-        raise RecipeError(f"{path}: does not say what it takes; give --input, as --input 3x32x32")
-    channels, rows, columns = about.input_shape
-    return recipe.model, (channels, rows, columns), about.num_classes
-
-
-def _show(
-    options: Namespace, record: dict[str, Any], rendered: Callable[[], RenderableType]
-) -> None:
-    if options.json:
-        print(json.dumps(record))
-    else:
-        make_console().print(rendered())
-
-
-def _workers(options: Namespace) -> int:
-    workers: int | None = options.workers
-    if workers is None:
-        return WORKERS
-    if not options.parallel:
-        raise RecipeError("--workers says over how many --parallel counts; give both, or neither")
-    if not 1 <= workers <= MOST_WORKERS:
-        raise RecipeError(f"--workers is {workers}; it must be 1 to {MOST_WORKERS:,}")
-    return workers
-
-
-def render(profile: Profile) -> Table:
-    """Return a table with a line per layer and the totals in its last line.
-
-    MB are 10^6 bytes, M MACs 10^6 multiply-adds. Activations, MACs and FLOPs, forward and backward,
-    are of the whole batch. The caption gives |W|, D and their ratio, which decide between
-    exchanging gradients and activations.
-    """
-    size = "x".join(str(n) for n in profile.input_CHW)
-    ratio = profile.data_bytes / profile.weight_bytes if profile.weight_bytes else 0.0
-    table = Table(
-        title=f"batch {profile.batch_size} of {size}",
-        caption=f"|W| {_millions(profile.weight_bytes)} MB, D {_millions(profile.data_bytes)} MB, "
-        f"D / |W| {ratio:.1f}, {profile.forward_backward_flops / 1e9:,.1f} GFLOP per step",
-        show_footer=True,
-        box=box.SIMPLE,
-    )
-    table.add_column("layer", "total")
-    table.add_column("kind")
-    table.add_column("output")
-    totals = {
-        "parameters": f"{profile.parameters:,}",
-        "weights, MB": _millions(profile.weight_bytes),
-        "in, MB": "",
-        "out, MB": "",
-        "M MACs": _millions(profile.macs),
-        "GFLOP": f"{profile.forward_backward_flops / 1e9:,.2f}",
-    }
-    for header, total in totals.items():
-        table.add_column(header, total, justify="right")
-    for layer in profile.layers:
-        table.add_row(
-            layer.name,
-            layer.kind,
-            "x".join(str(n) for n in layer.output_shape),
-            f"{layer.parameters:,}" if layer.parameters else "",
-            _millions(layer.weight_bytes) if layer.parameters else "",
-            _millions(layer.input_activation_bytes),
-            _millions(layer.output_activation_bytes),
-            _millions(layer.macs) if layer.macs else "",
-            f"{layer.forward_backward_flops / 1e9:,.2f}" if layer.macs else "",
-        )
-    return table
-
-
-def _millions(n: int) -> str:
-    return f"{n / 1e6:,.2f}"
-
-
-BY_OUTPUTS, BY_INPUTS = ("neurons", "filters"), ("inputs", "channels")
-
-WAYS = ("neurons, filters", "inputs, channels", "rows")
-
-
-def render_parallel(volumes: Volumes) -> Group:
-    """Return a line per layer with weights, in numbers, and the network's totals in bytes."""
-    table = Table(
-        title=f"batch {volumes.batch_size} over {volumes.workers} workers: "
-        "millions of numbers that each sends in a step",
-        box=box.SIMPLE,
-    )
-    table.add_column("layer", no_wrap=True)
-    table.add_column("kind")
-    for header in ("weights", "MB", "in", "out", "data", *WAYS):
-        table.add_column(header, justify="right")
-    table.add_column("fewer up to batch", justify="right")
-    table.add_column("cheapest")
-    for layer in volumes.layers:
-        table.add_row(
-            layer.name,
-            layer.kind,
-            f"{layer.weights:,}",
-            f"{layer.weight_bytes / 1e6:,.2f}",
-            f"{layer.inputs:,}",
-            f"{layer.outputs:,}",
-            f"{layer.by_data / 1e6:,.3f}",
-            _by(layer, BY_OUTPUTS),
-            _by(layer, BY_INPUTS),
-            _in_millions(layer.by_rows),
-            "-" if layer.most_samples is None else f"{layer.most_samples:,}",
-            layer.cheapest,
-        )
-    shown = [table, *([_paths(volumes)] if volumes.paths else [])]
-    return Group(*shown, *(Text(line) for line in _totals(volumes)))
-
-
-def _paths(volumes: Volumes) -> Table:
-    table = Table(title="modules of paths, whose layers are above, too", box=box.SIMPLE)
-    table.add_column("module", no_wrap=True)
-    table.add_column("kind")
-    for header in ("paths", "weights", "in", "out", "data", "by paths"):
-        table.add_column(header, justify="right")
-    table.add_column("cheapest")
-    for paths in volumes.paths:
-        table.add_row(
-            paths.name,
-            paths.kind,
-            *(
-                f"{number:,}"
-                for number in (paths.paths, paths.weights, paths.inputs, paths.outputs)
-            ),
-            _in_millions(paths.by_data),
-            _in_millions(paths.by_paths),
-            paths.cheapest,
-        )
-    return table
-
-
-def _by(layer: LayerVolumes, words: tuple[str, ...]) -> str:
-    return _in_millions(next((layer.by_model[w] for w in words if w in layer.by_model), None))
-
-
-def _in_millions(numbers: float | None) -> str:
-    return "-" if numbers is None else f"{numbers / 1e6:,.3f}"
-
-
-def _totals(volumes: Volumes) -> list[str]:
-    from firecaffe.planner.layer_traffic import BY_DATA
-
-    layers = volumes.layers
-    split = [layer for layer in layers if layer.cheapest != BY_DATA]
-    whole = [layer for layer in layers if not layer.by_model]
-    said = [
-        f"all layers by data: {volumes.bytes_by_data / 1e6:,.1f} MB",
-        f"all by their better split: {volumes.bytes_by_model / 1e6:,.1f} MB",
-        f"each layer the cheapest way: {volumes.bytes_by_layer / 1e6:,.1f} MB, "
-        f"{len(split)} of {len(layers)} split",
-    ]
-    if whole:
-        some = ", ".join(layer.name or "the network's own" for layer in whole[:4])
-        said[1] += (
-            f"; by data {len(whole)} that cannot be split over {volumes.workers} workers: "
-            f"{some}{', …' if len(whole) > 4 else ''}"
-        )
-    return [
-        *said,
-        "in, out: numbers a sample. Each layer is counted by itself, its input and output whole: "
-        "what is exchanged between layers that are cut differently is left out, and what "
-        "neurons, then inputs, save. By rows weights are not shared out, and their gradients are "
-        "summed as by data: activations are what a worker holds less of.",
-    ]

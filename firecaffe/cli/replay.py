@@ -1,9 +1,6 @@
 """`firecaffe replay RUN`: compute the same bits again from the run's log of events alone."""
 
-from pathlib import Path
-
 from firecaffe.cli.arguments import Parser
-from firecaffe.errors import NotIdenticalError
 
 NOTES = (
     "It prints `same`, or ends with exit code 7. A damaged line of the log gives exit code 8 and "
@@ -29,37 +26,15 @@ def make_parser() -> Parser:
     return parser
 
 
-NEEDED = ("model", "data", "task")
-"""Recipe sections that determine what is computed."""
-
-
 def main(argv: list[str]) -> int:
+    from firecaffe.api.replay import replay
+    from firecaffe.cli.arguments import show
     from firecaffe.cli.typed_run import parse_run
     from firecaffe.cluster.groups import check_alone
-    from firecaffe.cluster.world import join
-    from firecaffe.training.load import run_of
-    from firecaffe.training.named import check_named
-    from firecaffe.training.verification import replay
 
     check_alone("replay")
     typed = parse_run(make_parser(), argv)
-    check_named(typed.where, typed.recipe, NEEDED)
-    folder = run_of(typed.where)
-    assert folder is not None  # parse_run has read its recipe
-    to = Path(typed.options.to) if typed.options.to else None
-    exchange = typed.recipe.exchange
-    with join(typed.recipe.train.device, exchange.timeout_s, exchange.silent_s) as world:
-        replayed = replay(folder, typed.recipe, world, to)
-    ours, theirs = replayed.computed, replayed.recorded
-    if not replayed.is_same:
-        what = "weights" if ours.weights != theirs.weights else "optimizer state or losses"
-        raise NotIdenticalError(
-            f"{folder} differs from its replay after step {ours.step}: {what}; weights "
-            f"{theirs.weights[:12]} in the run, {ours.weights[:12]} in the replay. Other code, "
-            "data or hardware than the run's may be why"
-        )
-    print(
-        f"same: {replayed.updates:,} updates of {ours.step} steps; weights {ours.weights[:12]}, "
-        f"state {ours.state[:12]}"
-    )
+    options = typed.options
+    to, trust_code = options.to, options.trust_code
+    show(replay(typed.where, to=to, trust_code=trust_code, replace=typed.replaced))
     return 0

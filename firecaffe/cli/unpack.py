@@ -1,10 +1,5 @@
 """`firecaffe unpack NET.fcz`: write the weights of a .fcz file as safetensors."""
 
-import json
-import os
-from pathlib import Path
-
-from firecaffe.api.console import check_target
 from firecaffe.cli.arguments import Parser
 from firecaffe.errors import RecipeError
 
@@ -34,22 +29,13 @@ def make_parser() -> Parser:
 
 
 def main(argv: list[str]) -> int:
-    from firecaffe.compression import fcz
-    from firecaffe.training.records import say
-    from firecaffe.training.unpack_fcz import unpack
+    from firecaffe.api.unpack import unpack
+    from firecaffe.cli.arguments import show
 
     parser = make_parser()
     options = parser.parse_args(argv)
     if len(options.paths) != 1:
         given = " and ".join(options.paths) or "none"
         raise RecipeError(f"unpack takes one file, found {given}; usage: {parser.usage}")
-    path = Path(options.paths[0])
-    target = Path(options.to) if options.to else path.with_suffix(".safetensors")
-    with fcz.read(path) as file:
-        check_target("--to", str(target), options.overwrite, (".safetensors",))
-        unpack(file, target)
-        network, count = file.network, len(file.outlines)
-    before, after = os.path.getsize(path), os.path.getsize(target)
-    say(f"{target}: {count} tensors, {after:,} bytes; as .fcz {before:,}")
-    say(f"network: {json.dumps(network)}")
+    show(unpack(options.paths[0], to=options.to, overwrite=options.overwrite))
     return 0

@@ -23,6 +23,7 @@ from firecaffe.errors import RecipeError
 from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.models import MODELS
+from firecaffe.meta_kernels import without_compiler
 from firecaffe.models.config import ModelConfig
 from firecaffe.models.kernel import ELEMENTWISE, MATRIX, Kernel
 from firecaffe.models.layer_costs import LayerProfile, Profile, profile_on, saved_bytes
@@ -279,12 +280,13 @@ class Vectors(NamedTuple):
 
 def vectors_of(solver: SolverConfig) -> Vectors:
     """Count a solver's vectors. Raises: as `make_optimizer`."""
-    parameter = nn.Parameter(torch.ones(SHAPE))
-    optimizer = make_optimizer({"weight": parameter}, replace(solver, lr_mult={}, decay_mult={}))
-    parameter.grad = torch.ones(SHAPE)
-    optimizer.step()  # the first step makes the vectors that are kept
-    with torch.no_grad(), _Made() as made:
-        optimizer.step()
+    parameter, alike = nn.Parameter(torch.ones(SHAPE)), replace(solver, lr_mult={}, decay_mult={})
+    with without_compiler():  # an optimizer would load it
+        optimizer = make_optimizer({"weight": parameter}, alike)
+        parameter.grad = torch.ones(SHAPE)
+        optimizer.step()  # the first step makes the vectors that are kept
+        with torch.no_grad(), _Made() as made:
+            optimizer.step()
     state = optimizer.state[parameter].values()
     kept = sum(1 for value in state if isinstance(value, Tensor) and value.shape == SHAPE)
     return Vectors(kept, made.most)

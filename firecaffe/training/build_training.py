@@ -86,7 +86,7 @@ def record_of(
 ) -> dict[str, Any]:
     recipe = run.recipe
     return {
-        **result.as_row(),
+        **result.to_dict(),
         **learner.findings.row,
         "model": without_folder(recipe.model.name),
         "world_size": world.world_size,

@@ -4,6 +4,7 @@ import json
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from html import escape
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,6 +24,7 @@ from firecaffe.training.evaluation import Evaluation
 from firecaffe.training.load import load
 from firecaffe.training.outcome import StepResult
 from firecaffe.training.parallel.mesh import check_is_whole
+from firecaffe.training.records import in_words
 from firecaffe.training.saver import SaveCosts
 from firecaffe.training.state import State
 
@@ -35,9 +37,12 @@ LIVE = "_live"
 MAKE = "_make"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
-    """The result of a finished training. Rates leave out the first step, which warms up."""
+    """The result of a finished training. Its `repr` is a few lines; `to_dict()` has all.
+
+    Rates leave out the first step, which warms up.
+    """
 
     steps: int
     """The steps of the whole training, with those before it was resumed."""
@@ -181,7 +186,7 @@ class Result:
             raise AttributeError(f"this run has no {name}; its metrics are {known}")
         return self.metrics[name]
 
-    def as_row(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the result as result.json has it, with a name for each metric."""
         row = asdict(self)
         metrics, validation = row.pop("metrics"), row.pop("validation")
@@ -194,6 +199,14 @@ class Result:
             "metric": self.measure.name,
             "higher_is_better": self.measure.higher_is_better,
         }
+
+    def __repr__(self) -> str:
+        metrics = in_words(self.metrics, self.shares)
+        tested = f"test at step {self.steps}: {metrics}loss {self.test_loss:.4f}"
+        return "\n".join([tested, *self.lines(()), f"run folder: {self.folder}"])
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(repr(self))}</pre>"
 
     def lines(self, known_doubts: Iterable[str]) -> list[str]:
         """Return lines for the user, without `known_doubts`, which were printed before."""

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 import firecaffe
+from firecaffe.api.pack import PackedFolder
 from firecaffe.cli import main
 from tests import typed
 
@@ -40,6 +42,17 @@ length = 0.1
 [rounds.share]
 bits = { "*" = 4 }
 """
+
+NET = """
+layer { name: "data" type: "Input" top: "data" input_param { shape { dim: 1 dim: 4 } } }
+layer { name: "fc" type: "InnerProduct" bottom: "data" top: "fc"
+  inner_product_param { num_output: 3 weight_filler { type: "xavier" } } }
+"""
+
+SERVED = (
+    *("--synchrony.mode", "asynchronous", "--synchrony.clock", "simulated"),
+    *("--solver.base_lr", "0.001"),
+)
 
 CALLS: dict[str, tuple[str, list[str]]] = {
     "evaluate": ("evaluate('run')", ["evaluate", "run", "--json"]),
@@ -71,6 +84,18 @@ CALLS: dict[str, tuple[str, list[str]]] = {
         [*("compress", "run", "--scheme", "mine.toml", "--out", "small.fcz", "--overwrite"),
          "--json"],
     ),
+    "schedule": (
+        "schedule('hierarchical(tree,ring)', 8, ranks_per_node=2, elements=4096)",
+        [*("schedule", "hierarchical(tree,ring)", "8", "--ranks-per-node", "2"),
+         *("--elements", "4096", "--json")],
+    ),
+    "profile": (
+        "profile('lenet', batch_size=4)", ["profile", "lenet", "--batch-size", "4", "--json"]
+    ),
+    "profile in parallel": (
+        "profile('lenet', batch_size=64, parallel=True, workers=4)",
+        ["profile", "lenet", *("--batch-size", "64", "--parallel", "--workers", "4", "--json")],
+    ),
 }  # fmt: skip
 """Functions and commands with the same JSON."""
 
@@ -80,12 +105,24 @@ TEXTS = {
         "export('run', 'safetensors', out='a.safetensors', overwrite=True)",
         [*("export", "run", "--to", "safetensors"), *("--out", "a.safetensors", "--overwrite")],
     ),
+    "replay": ("replay('served')", ["replay", "served"]),
+    "unpack": (
+        "unpack('small.fcz', to='u.safetensors', overwrite=True)",
+        ["unpack", "small.fcz", "--to", "u.safetensors", "--overwrite"],
+    ),
+    "import": (
+        "import_caffe('net.prototxt', out='imported', overwrite=True)",
+        ["import", "net.prototxt", "--out", "imported", "--overwrite"],
+    ),
+    "draw": ("schedule('ring', 4, draw=True)", ["schedule", "ring", "4", "--draw"]),
     "verify": ("verify('small.toml', steps=1)", ["verify", "small.toml", "--steps", "1"]),
     "verify a run": ("verify('run', steps=2)", ["verify", "run", "--steps", "2"]),
 }
 """Functions and commands with the same text, for what the command has no JSON."""
 
 CHECK = "check(nproc_per_node=2, write='measured.toml')"
+
+PACK = "pack('images', 'packed', hold_out=0.5)"
 
 MISTAKES = {
     "evaluate('nowhere')": ("RunError", "nowhere"),
@@ -116,6 +153,15 @@ MISTAKES = {
     "tune('small.toml', global_batch_size=32, against='nowhere')": ("RunError", "nowhere"),
     "tune('small.toml', global_batch_size=32, budget='8')": ("RecipeError", "budget"),
     "tune('small.toml', global_batch_size=0)": ("RecipeError", "global_batch_size"),
+    "schedule('rnig', 4)": ("RecipeError", "ring"),
+    "schedule('ring', 'four')": ("RecipeError", "workers"),
+    "profile('lenet', workers=4)": ("RecipeError", "parallel"),
+    "replay('run')": ("RunError", "synchrony.mode"),
+    "replay('run', to=3)": ("RecipeError", "to"),
+    "unpack('nowhere.fcz')": ("CheckpointError", "nowhere.fcz"),
+    "pack('images', 'packed2', shard_size='many')": ("RecipeError", "shard_size"),
+    "pack('images', 'packed2', hold_out='half')": ("RecipeError", "hold_out"),
+    "import_caffe('net.prototxt', root='nowhere')": ("RunError", "root"),
     "compress('small.toml')": ("RecipeError", "model.weights"),
     "train('small.toml', model=NET)": ("RecipeError", "model=lambda: Linear("),
     "train('small.toml', train_set=3)": ("DataError", "test_set"),
@@ -159,11 +205,8 @@ def call(text):
     found = {}
     try:
         answer = eval(f"firecaffe.{text}")
-        if text.startswith("train"):
-            found["digest"] = answer.weights_sha256
-        else:
-            found["json"], found["text"] = answer.to_dict(), repr(answer)
-            found["html"] = answer._repr_html_()
+        found["json"], found["text"] = answer.to_dict(), repr(answer)
+        found["html"] = answer._repr_html_()
     except firecaffe.FirecaffeError as error:
         found["error"] = [type(error).__name__, str(error)]
     after = state()
@@ -184,15 +227,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "small.toml").write_text(RECIPE)
     (folder / "mine.toml").write_text(SCHEME)
     (folder / "script.py").write_text(SCRIPT)
-    for name in ("run", "again"):
-        typed.firecaffe("train", "small.toml", "--run.folder", name, cwd=folder).check_returncode()
+    (folder / "net.prototxt").write_text(NET)
+    for number in range(4):
+        path = folder / "images" / "train" / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (60 * number, 0, 0)).save(path)
+    for name, words in {"run": (), "again": (), "served": SERVED}.items():
+        command = "train", "small.toml", "--run.folder", name, *words
+        typed.firecaffe(*command, cwd=folder).check_returncode()
     return folder
 
 
 @pytest.fixture(scope="module")
 def called(folder: Path) -> dict[str, Any]:
     calls = [call for call, _ in (*CALLS.values(), *TEXTS.values())]
-    done = typed.python("script.py", json.dumps([*calls, CHECK, *MISTAKES]), cwd=folder)
+    done = typed.python("script.py", json.dumps([*calls, CHECK, PACK, *MISTAKES]), cwd=folder)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
@@ -239,6 +288,19 @@ def test_check_measures_on_ranks_of_its_own(folder: Path, called: dict[str, Any]
     assert (folder / "measured.toml").is_file()
 
 
+def test_a_packed_set_is_read_and_verified_from_python(
+    folder: Path, called: dict[str, Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    packed = PackedFolder.read(folder / "packed")
+    found = called[PACK]["json"]["parts"]
+    assert {name: part["images"] for name, part in found.items()} == {"train": 2, "test": 2}
+    assert packed.to_dict()["parts"]["train"]["images_by_class"] == {"a": 1, "b": 1}
+    assert main(["pack", "--info", str(folder / "packed")]) == 0
+    assert capfd.readouterr().out.splitlines() == repr(packed).splitlines()
+    assert main(["pack", "--verify", str(folder / "packed")]) == 0
+    assert capfd.readouterr().out == f"{packed.verify()}\n"
+
+
 @pytest.mark.parametrize("call", MISTAKES)
 def test_a_mistake_is_one_line(call: str, called: dict[str, Any]) -> None:
     kind, word = MISTAKES[call]
@@ -250,32 +312,41 @@ def test_a_mistake_is_one_line(call: str, called: dict[str, Any]) -> None:
 
 def test_a_call_leaves_the_process_as_it_was(called: dict[str, Any]) -> None:
     assert {call: found["changed"] for call, found in called.items() if found["changed"]} == {}
-    digests = [found["digest"] for found in called.values() if "digest" in found]
-    assert len(digests) == 2
-    assert len(set(digests)) == 1
+    results = [called[call] for call in ("train('small.toml')", "train('small.toml', workers=1)")]
+    assert results[0]["json"]["weights_sha256"] == results[1]["json"]["weights_sha256"]
+    for result in results:
+        assert result["json"]["weights_sha256"][:12] in result["text"]
+        assert len(result["text"].splitlines()) < 8
 
 
 COMMANDS = (
     *("check", "compare", "compress", "evaluate", "explain"),
-    *("export", "plan", "predict", "tune", "verify"),
+    *("export", "import_caffe", "pack", "plan", "predict", "profile"),
+    *("replay", "schedule", "tune", "unpack", "verify"),
 )
 
-OTHER_DEFAULT = {"verify": {"nproc_per_node"}, "plan": {"args"}, "check": {"args"}}
+OTHER_DEFAULT = {
+    "verify": {"nproc_per_node"},
+    **{key: {"args"} for key in ("plan", "check", "profile")},
+}
 """Options whose default a function writes as None."""
 
 NEEDED = {"tune": {"global_batch_size"}, "export": {"to"}}
 """Options that have to be given."""
+
+METHODS = {"pack": ("verify", "info")}
+"""Options that are methods of what the function returns."""
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_word_of_a_command_is_one_of_its_function_with_its_default(name: str) -> None:
     words = signature(getattr(firecaffe, name)).parameters
     for option in import_module(f"firecaffe.cli.{name}").make_parser().own:
-        if option.dest in ("help", "json"):
+        if option.dest in ("help", "json") or option.dest in METHODS.get(name, ()):
             continue
-        default = words[option.dest].default
         if not option.option_strings:  # the command's parser asks for it, or takes none
             continue
+        default = words[option.dest].default
         if option.dest in NEEDED.get(name, ()):
             assert default is Parameter.empty
         elif option.dest in OTHER_DEFAULT.get(name, ()):

@@ -7,6 +7,7 @@ from importlib.metadata import version
 
 import pytest
 
+import firecaffe
 from firecaffe.cli import COMMANDS, main
 from firecaffe.recipe.identity import flatten
 from firecaffe.recipe.sections import Recipe
@@ -77,6 +78,7 @@ def test_a_section_needs_no_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown(capsys, "--version") == f"firecaffe {version('firecaffe')}\n"
+    assert firecaffe.__version__ == version("firecaffe")
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from benchmarks.faults.on_purpose import Injection
 from benchmarks.training.large_batch_page import page as large_batch_page
 from benchmarks.training.speedup import RECORD
 from benchmarks.training.speedup_words import words as speedup_words
+from docs.made_from_code import filled
 from firecaffe.caffe.layers import LAYERS
 from firecaffe.errors import RecipeError
 from firecaffe.exchange import EXCHANGES
@@ -99,15 +100,15 @@ def test_measured_pages_are_their_records() -> None:
     assert " ".join(words) in " ".join(page("docs/reference/figures.md").split())
 
 
-REFERENCE = "\n".join(path.read_text() for path in sorted(ROOT.glob("docs/reference/*.md")))
+REFERENCE = "\n".join(filled(path.read_text()) for path in sorted(ROOT.glob("docs/reference/*.md")))
 
 
 def shown() -> Iterator[Any]:
     for kind, name in re.findall(r"^\.\. auto(\w+):: ([\w.]+)", REFERENCE, re.M):
         found = resolve_name(name)
         if kind == "module":
-            own = vars(found).values()
-            yield from (each for each in own if getattr(each, "__module__", "") == name)
+            own = {word: each for word, each in vars(found).items() if word[0] != "_"}
+            yield from (e for e in own.values() if getattr(e, "__module__", "") == name)
         else:
             yield found
 

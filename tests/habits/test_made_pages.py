@@ -27,6 +27,7 @@ PAGES = {
     "errors.md": ["exit codes"],
     "networks.md": ["networks"],
     "refusals.md": ["refusals", "fits"],
+    "python.md": ["functions", "sections"],
 }
 
 
@@ -75,7 +76,7 @@ def table_lines(text: str) -> list[str]:
 
 def test_each_function_that_is_a_command_is_linked_from_it() -> None:
     folder = Path(api.__path__[0])
-    twins = {path.stem for path in folder.glob("*.py")} & set(COMMANDS) | {"train"}
+    twins = {path.stem for path in folder.glob("*.py")} & set(COMMANDS) | {"train", "import_caffe"}
     linked = re.findall(r"^In Python: \{py:func\}`firecaffe\.(\w+)`$", made("commands"), re.M)
     assert set(linked) == twins
     assert all(callable(getattr(firecaffe, name)) for name in linked)

@@ -94,7 +94,7 @@ def fit(folder: str) -> dict[str, dict[str, Any]]:
             run=RunConfig(folder=f"{folder}/{name}", tensorboard=False),
         )
         train, test = (TensorDataset(IMAGES[part], targets[part]) for part in (TRAIN, TEST))
-        found[name] = firecaffe.train(recipe, network, train, test).as_row()
+        found[name] = firecaffe.train(recipe, network, train, test).to_dict()
     return found
 
 

@@ -86,6 +86,12 @@ NOT_LOADED_TO_RUN: dict[str, tuple[str, ...]] = {
     "evaluate": (TRAINS, COMPILER, TESTS, METRICS),
     "predict": (TRAINS, COMPILER, TESTS, METRICS),
     "export": (TRAINS, COMPILER, TESTS, METRICS),
+    "profile": (TRAINS, COMPILER, TESTS, METRICS, CODER),
+    "unpack": (TRAINS, COMPILER, TESTS, METRICS),
+    "pack": (TRAINS, COMPILER, TESTS, METRICS, CODER),
+    "import_caffe": (TRAINS, COMPILER, TESTS, METRICS, CODER),
+    "demo": (COMPILER, TESTS, METRICS, CODER),
+    "explain": (TRAINS, COMPILER, METRICS, CODER),
 }
 """What the functions of a command do not import."""
 
@@ -114,6 +120,7 @@ from firecaffe.cli.plan import main
 
 os.fork = os.posix_spawn = None
 main(["--model", "googlenet", "--cluster", "dgx-a100", "--workers", "1,2,16"])
+main(["nin_small", "--workers", "1,2"])
 assert not dist.is_initialized()
 """
 """A whole plan, which starts no process."""

@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from firecaffe.cli.profile import render
+from firecaffe.api.profile import render
 from firecaffe.models import MODELS, build_model
 from firecaffe.models.googlenet import googlenet, googlenet_bn
 from firecaffe.models.layer_costs import Profile, profile

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import firecaffe
+from firecaffe.api.unpack import write_unpacked
 from firecaffe.compression import fcz
 from firecaffe.errors import CheckpointError, FirecaffeError, RunError
 from firecaffe.models.network import make_network
@@ -24,7 +25,6 @@ from firecaffe.models.weights import load_weights
 from firecaffe.training.coded import describe, described, tensors_of
 from firecaffe.training.run_facts import ABOUT as ABOUT_FILE
 from firecaffe.training.run_facts import About, read_about, write_about
-from firecaffe.training.unpack_fcz import unpack
 from firecaffe.user_code import file_digest
 from tests.kit.training_fixtures import Patch
 from tests.unit.models.own_nets import Tied
@@ -71,7 +71,7 @@ def test_a_file_gives_its_network(file: Path, network: nn.Module, tmp_path: Path
     assert (taken.taken, taken.missing, taken.unexpected) == (8, [], [])
     assert equal(other, network)
     with fcz.read(file) as opened:
-        unpack(opened, tmp_path / "net.safetensors")
+        write_unpacked(opened, tmp_path / "net.safetensors")
     unpacked = load_file(tmp_path / "net.safetensors")
     torch.testing.assert_close(unpacked, dict(network.state_dict()), rtol=0, atol=0)
 

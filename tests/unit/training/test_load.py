@@ -69,7 +69,7 @@ def test_a_result_has_the_network_the_folder_and_the_history(result: Result) -> 
     assert [(row["kind"], row["step"]) for row in result.history] == [*steps, ("test", 3)]
     assert result.history[-1]["top1"] == result.metrics["top1"]
     assert result.history[3]["loss"] == result.loss
-    assert {"folder", "model", "_live"}.isdisjoint(result.as_row())
+    assert {"folder", "model", "_live"}.isdisjoint(result.to_dict())
 
 
 def test_what_a_result_does_not_have_is_told(result: Result, tmp_path: Path) -> None:
