@@ -22,8 +22,8 @@ from firecaffe.data.dataset import Layout, TensorLayout, tree_words
 from firecaffe.errors import RecipeError
 from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.gradients.config import NO_COMPRESSOR
-from firecaffe.models import MODELS
 from firecaffe.meta_kernels import without_compiler
+from firecaffe.models import MODELS
 from firecaffe.models.config import ModelConfig
 from firecaffe.models.kernel import ELEMENTWISE, MATRIX, Kernel
 from firecaffe.models.layer_costs import LayerProfile, Profile, profile_on, saved_bytes
