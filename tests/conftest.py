@@ -25,6 +25,10 @@ settings.load_profile("firecaffe")
 # Under nohup it is ignored, and would be by all that tests start.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+# torch's store asks for the name of each address that it connects to. A name server that answers
+# none of these would hold up each world for five seconds or ten.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+
 gc.disable()  # until tests are collected
 assert few_images.TEST_IMAGES  # loaded, so that this process has the data that its ranks have
 

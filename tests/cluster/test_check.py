@@ -35,7 +35,7 @@ def check(hosts: int, slow_rate: int, folder: Path) -> Any:
 @pytest.mark.alone
 @pytest.mark.usefixtures("can_emulate")
 def test_a_slow_link_is_named_and_the_others_rate_is_written(tmp_path: Path) -> None:
-    found = check(4, RATE // 5, tmp_path)
+    found = check(4, RATE // 2, tmp_path)
     assert len(found["links"]) == 6
     (said,) = [line for line in found["findings"] if line.startswith("slow link")]
     assert "that of rank 2 on" in said
