@@ -76,6 +76,9 @@ LEAST_RATIO = 0.9
 MOST_CLOCK_DIFFERENCE_S = 1.0
 LEAST_FREE_SHARE = 0.1
 
+MOST_LOOKUP_S = 2.0
+"""A name server that does not answer is waited for 5 s by default."""
+
 MOST_LATENCY_RATIO = 2.0
 
 USUAL_OVERHEAD_S = 2e-5
@@ -107,6 +110,12 @@ def findings(found: MeasuredCluster) -> list[str]:
             lines.append(
                 f"memory: rank {rank.rank} on {rank.host} has {rank.free_memory_bytes / 1e9:.2f} "
                 f"of {rank.memory_bytes / 1e9:.3g} GB free"
+            )
+        if rank.name_lookup_s > MOST_LOOKUP_S:
+            lines.append(
+                f"name lookups: rank {rank.rank} on {rank.host} waits {rank.name_lookup_s:.1f} s "
+                "for the name of an address, and so does each connection of torch's store; let a "
+                "name server answer, or set RES_OPTIONS='timeout:1 attempts:1'"
             )
     if len(versions) > 1:
         shown = "; ".join(f"ranks {ranks}: {version}" for version, ranks in versions.items())

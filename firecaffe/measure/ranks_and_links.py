@@ -11,6 +11,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,8 @@ class RankFacts:
     """Bytes read and written per second, for each repetition."""
     file_write_bytes_per_s: float
     file_read_bytes_per_s: float
+    name_lookup_s: float = 0.0
+    """Seconds until the name of rank 0's address was found, or was not."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,8 @@ def look_over(
     total, free = memory.total, memory.available
     if has_gpu:
         free, total = torch.cuda.mem_get_info(world.device)
+    say("name lookups")
+    lookup_s = _name_lookup_s()
     facts = RankFacts(
         world.rank,
         world.host,
@@ -107,9 +112,20 @@ def look_over(
         tuple(copies),
         written,
         read,
+        lookup_s,
     )
     stated = [json.loads(text) for text in gather_text(world, json.dumps(asdict(facts)))]
     return [_facts(entry) for entry in stated]
+
+
+def _name_lookup_s() -> float:
+    # As torch's store looks up each host that it connects to, and then the name of its address.
+    host, mapped = os.environ.get("MASTER_ADDR", "127.0.0.1"), socket.AI_V4MAPPED
+    begun = time.perf_counter()
+    with suppress(OSError):
+        addresses = socket.getaddrinfo(host, 0, socket.AF_INET6, flags=mapped)
+        socket.getnameinfo(addresses[0][4], 0)
+    return time.perf_counter() - begun
 
 
 def _facts(entry: dict[str, Any]) -> RankFacts:

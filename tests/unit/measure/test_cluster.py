@@ -119,6 +119,13 @@ def test_nothing_stands_out_where_all_is_well() -> None:
     assert findings(MeasuredCluster([rank(i) for i in range(4)], links(4), 1, [], {}, 0.0)) == []
 
 
+def test_a_name_server_that_does_not_answer_is_named() -> None:
+    ranks = [rank(0), rank(1, name_lookup_s=5.01)]
+    [said] = findings(MeasuredCluster(ranks, links(2), 1, [], {}, 0.0))
+    assert said.startswith("name lookups: rank 1 on host1 waits 5.0 s")
+    assert "RES_OPTIONS" in said
+
+
 def test_a_slow_rank_and_a_slow_link_are_named() -> None:
     ranks = [rank(i) for i in range(4)]
     slow = rank(2, matrix_flops=tuple(0.5 * flops for flops in rank(9).matrix_flops))
