@@ -20,7 +20,7 @@ from statistics import median
 import numpy as np
 
 from firecaffe.planner.cluster import Cluster
-from firecaffe.planner.forecast import forecast
+from firecaffe.planner.judged_rates import judged_rates
 from firecaffe.planner.learn_rates import (
     RatedTraining,
     RatesFile,
@@ -129,29 +129,21 @@ def forecast_rows(
 def rows_on(
     family: str, trainings: Sequence[RatedTraining], clusters: Sequence[Cluster]
 ) -> list[Row]:
-    """Forecast the rows of each training that are not marked `fit`, on its cluster."""
-    judged = []
-    for training, on in zip(trainings, clusters, strict=True):
-        first = training.rows[0]
-        for row in training.rows:
-            if row.fit:
-                continue
-            said = forecast(training.workload(row), on, row.devices, training.exchange)
-            samples = row.devices * training.batch_of(row)
-            judged.append(
-                Row(
-                    family,
-                    training.label or training.model,
-                    row.devices,
-                    row.per_s,
-                    samples / said.step_s,
-                    samples / said.step_high_s,
-                    samples / said.step_low_s,
-                    first.per_s * row.devices / first.devices,
-                    _log_per_s(training, row.devices),
-                )
-            )
-    return judged
+    """Forecast the rows of each training that are not marked `fit`, beside null models."""
+    return [
+        Row(
+            family,
+            rate.training.label or rate.training.model,
+            rate.row.devices,
+            rate.row.per_s,
+            rate.per_s,
+            rate.low_per_s,
+            rate.high_per_s,
+            rate.training.rows[0].per_s * rate.row.devices / rate.training.rows[0].devices,
+            _log_per_s(rate.training, rate.row.devices),
+        )
+        for rate in judged_rates(trainings, clusters)
+    ]
 
 
 def _log_per_s(training: RatedTraining, devices: int) -> float | None:

@@ -1,6 +1,5 @@
 """`firecaffe.plan`: a forecast of a training's time, memory and cost on a cluster."""
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,14 +13,15 @@ from firecaffe.api.argument_checks import commas, filled, paths_of, refuse_besid
 from firecaffe.api.cluster_file import check_cluster_file, write_cluster
 from firecaffe.api.console import UNCUT_WIDTH, check_target
 from firecaffe.api.plan_inputs import (
-    MOST_WORKERS,
     USUAL_CLUSTER,
     NetworkAlone,
     Work,
     clusters_of,
+    compressors_of,
+    exchanges_of,
     learn_from,
-    numbers_of,
     work_of,
+    workers_of,
     works_of,
 )
 from firecaffe.api.plan_layouts import Parallel, ways_named
@@ -42,11 +42,8 @@ from firecaffe.api.recipe_argument import recipe_of
 from firecaffe.cluster.from_script import from_script
 from firecaffe.compression.transfer import LINKS, SLOWEST, FileTransfer, transfer_of
 from firecaffe.errors import RecipeError
-from firecaffe.exchange import NATIVE, find_schedule
-from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.planner.advice import paragraph
 from firecaffe.planner.cluster import Cluster
-from firecaffe.planner.codec_cost import PRICED
 from firecaffe.planner.forecast import Forecast, fastest, forecasts
 from firecaffe.planner.precision import check_precision, in_precision, precision_words
 from firecaffe.planner.update_price import UPDATES
@@ -148,8 +145,11 @@ class Planned(Answer):
     def to_dict(self) -> list[dict[str, Any]]:
         """Return a dict for each training on each cluster, with all forecasts in `rows`.
 
-        If a device was given, a dict for each training has those of its links in `plans`.
+        If a device was given, a dict for each training has those of its links in `plans`. Of `runs`
+        alone there is one dict, with the lines in `learned`.
         """
+        if not self.plans:
+            return [{"learned": list(self.learned)}]
         plans = [plan.as_dict(self.transfer) for plan in self.plans]
         if not self.choices:
             return plans
@@ -260,6 +260,8 @@ def plan(
     clusters, learned = clusters_of(cluster, device, links, per_node), list[str]()
     if runs or write:
         clusters[0], learned = learn_from(clusters, paths_of("runs", runs), trust_code)
+    if runs and recipe is None and not (model or compare):
+        return Planned([], [*learned, *_written(write, clusters[0])], None, all, draw, [])
     check_precision(precision, clusters)
     law = own_law(epochs, noise_scale)
 
@@ -272,23 +274,21 @@ def plan(
         least = min((on.device for on in clusters), key=lambda on: on.memory_bytes)
         alone = NetworkAlone(model, args or {}, input, pair, numbers, least)
         works = works_of(alone, compare, chosen)
-        used = _compressors(compressors)
+        used = compressors_of(compressors)
     else:
         sizes = {"global_batch_size": global_batch_size, "micro_batch_size": micro_batch_size}
         refuse_beside("a recipe", model=model, args=args, input=input, compare=compare, **sizes)
         checked = recipe_of(recipe)
         path = "recipe" if isinstance(recipe, Recipe) else str(recipe)
         works = {name or path: work_of(checked, chosen)}
-        used = _compressors(compressors, checked.exchange.compressor)
+        used = compressors_of(compressors, checked.exchange.compressor)
     if measure:
         clusters, learned = _measure(checked, clusters)
-    names = _exchanges(commas("exchanges", exchanges))
+    names = exchanges_of(commas("exchanges", exchanges))
     asked = Asked(numbers, names, used, modes, shared, draw)
     transfer = transfer_of(Path(fcz)) if fcz else None
     plans = [_plan(key, work, on, asked) for key, work in works.items() for on in clusters]
-    if write:
-        write_cluster(Path(write), replace(clusters[0], name=Path(write).stem))
-        learned.append(f"wrote {write}")
+    learned += _written(write, clusters[0])
     if plot:
         draw_plot(Path(plot), [(f"{p.name} on {p.cluster.name}", p.rows) for p in plans])
         learned.append(f"wrote {plot}")
@@ -316,7 +316,7 @@ class Asked:
 
 def _plan(name: str, of: Work, cluster: Cluster, asked: Asked) -> Plan:
     work, synchrony, network, own = of
-    workers = _workers(asked.workers, work, cluster)
+    workers = workers_of(asked.workers, work, cluster)
     try:
         rows = forecasts(work, cluster, workers, asked.exchanges, asked.compressors)
     except ValueError as error:
@@ -334,6 +334,13 @@ def _plan(name: str, of: Work, cluster: Cluster, asked: Asked) -> Plan:
     modes = Modes(work, cluster, rows, synchrony) if has_modes else None
     parallel = Parallel(network, work, cluster, rows, shared, own) if is_shared else None
     return Plan(name, work, cluster, rows, modes, parallel)
+
+
+def _written(path: str | Path, cluster: Cluster) -> list[str]:
+    if not path:
+        return []
+    write_cluster(Path(path), replace(cluster, name=Path(path).stem))
+    return [f"wrote {path}"]
 
 
 def _links(clusters: Sequence[Cluster]) -> dict[str, float]:
@@ -354,47 +361,3 @@ def _measure(
     from firecaffe.api.plan_measured import measured_here  # it loads all that a training needs
 
     return measured_here(recipe, clusters)
-
-
-def _exchanges(text: str) -> list[str] | None:
-    """Parse the names of exchanges; None for all. Raises RecipeError for an unknown one."""
-    if text == "all":
-        return None
-    # Do not split at the comma of hierarchical(INNER,OUTER).
-    names = re.split(r",(?![^(]*\))", text)
-    for name in names:
-        if name == NATIVE:
-            continue
-        try:
-            find_schedule(name)
-        except ValueError as error:
-            raise RecipeError(f"{option('exchanges')}: {error}") from None
-    return names
-
-
-PLANNED = ", ".join((NO_COMPRESSOR, *PRICED))
-
-
-def _compressors(given: str | Sequence[str] | None, of_recipe: str = NO_COMPRESSOR) -> list[str]:
-    if given is None:
-        if of_recipe not in (NO_COMPRESSOR, *PRICED):
-            raise RecipeError(
-                f"exchange.compressor is {of_recipe!r}, which has no forecast: what it sends is "
-                f"known in training alone. Plan with {option('compressors')}, some of {PLANNED}"
-            )
-        return list(dict.fromkeys([NO_COMPRESSOR, of_recipe]))
-    text = commas("compressors", given)
-    names = [NO_COMPRESSOR, *PRICED] if text == "all" else text.split(",")
-    for name in names:
-        if name not in (NO_COMPRESSOR, *PRICED):
-            raise RecipeError(
-                f"{option('compressors')}: no {name!r} to plan with; there are {PLANNED}"
-            )
-    return names
-
-
-def _workers(typed: str, work: Workload, cluster: Cluster) -> list[int]:
-    if not typed:
-        most = min(work.num_micro_batches, cluster.most_devices or MOST_WORKERS)
-        return [1 << k for k in range(most.bit_length())]
-    return numbers_of(typed)

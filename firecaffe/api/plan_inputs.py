@@ -1,5 +1,6 @@
 """The trainings to plan, and the clusters: named, offered, or learned from runs."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,8 +10,11 @@ from firecaffe.api.argument_checks import check_count, commas, refuse_beside
 from firecaffe.api.plan_layouts import own_layout
 from firecaffe.api.recipe_argument import network_of, recipe_of
 from firecaffe.errors import RecipeError
+from firecaffe.exchange import NATIVE, find_schedule
+from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.models.config import ModelConfig
 from firecaffe.planner.cluster import Cluster, Device, load_cluster
+from firecaffe.planner.codec_cost import PRICED
 from firecaffe.planner.memory import most_micro_batch, usual_micro_batch
 from firecaffe.planner.of_parallel import OwnLayout
 from firecaffe.planner.of_recipe import workload_of, workload_of_model
@@ -169,6 +173,7 @@ def learn_from(
 
 
 def _learn_rates(paths: Sequence[Path], clusters: Sequence[Cluster]) -> tuple[Cluster, list[str]]:
+    from firecaffe.planner.judged_rates import judgement
     from firecaffe.planner.learn_rates import learn_rates, load_rates
 
     if len(paths) > 1:
@@ -180,4 +185,48 @@ def _learn_rates(paths: Sequence[Path], clusters: Sequence[Cluster]) -> tuple[Cl
     refuse_beside(f"{paths[0]}, which names its cluster", cluster=is_given)
     rates, cluster = load_rates(paths[0])
     learned = learn_rates(cluster, rates.trainings)
-    return learned.whole(), learned.lines()
+    return learned.whole(), [*learned.lines(), *judgement(learned)]
+
+
+def exchanges_of(text: str) -> list[str] | None:
+    """Parse the names of exchanges; None for all. Raises RecipeError for an unknown one."""
+    if text == "all":
+        return None
+    # Do not split at the comma of hierarchical(INNER,OUTER).
+    names = re.split(r",(?![^(]*\))", text)
+    for name in names:
+        if name == NATIVE:
+            continue
+        try:
+            find_schedule(name)
+        except ValueError as error:
+            raise RecipeError(f"{option('exchanges')}: {error}") from None
+    return names
+
+
+PLANNED = ", ".join((NO_COMPRESSOR, *PRICED))
+
+
+def compressors_of(given: str | Sequence[str] | None, of_recipe: str = NO_COMPRESSOR) -> list[str]:
+    if given is None:
+        if of_recipe not in (NO_COMPRESSOR, *PRICED):
+            raise RecipeError(
+                f"exchange.compressor is {of_recipe!r}, which has no forecast: what it sends is "
+                f"known in training alone. Plan with {option('compressors')}, some of {PLANNED}"
+            )
+        return list(dict.fromkeys([NO_COMPRESSOR, of_recipe]))
+    text = commas("compressors", given)
+    names = [NO_COMPRESSOR, *PRICED] if text == "all" else text.split(",")
+    for name in names:
+        if name not in (NO_COMPRESSOR, *PRICED):
+            raise RecipeError(
+                f"{option('compressors')}: no {name!r} to plan with; there are {PLANNED}"
+            )
+    return names
+
+
+def workers_of(typed: str, work: Workload, cluster: Cluster) -> list[int]:
+    if not typed:
+        most = min(work.num_micro_batches, cluster.most_devices or MOST_WORKERS)
+        return [1 << k for k in range(most.bit_length())]
+    return numbers_of(typed)

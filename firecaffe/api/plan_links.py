@@ -5,7 +5,7 @@ whole band of what it gains is at least LEAST_GAIN.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import groupby
 from typing import Any
@@ -98,7 +98,8 @@ class LinkChoice:
     def sentences(self) -> list[str]:
         number = self.number_for(len(self.workers) - 1)
         sentences = [self._to_buy(number), *self._beyond(number)]
-        sentences += [*self._fewer(number), self._how_many(number), *self._in_half(number)]
+        sentences += [*self._fewer(number), self._how_many(number)]
+        sentences += [*self._a_tenth_more(number), *self._in_half(number)]
         return [sentence for sentence in sentences if sentence]
 
     def _to_buy(self, number: int) -> str:
@@ -144,6 +145,20 @@ class LinkChoice:
         return (
             f"At {cluster.name} {_count(useful)} are {row.speedup:.3g} times as fast as one "
             f"({1 + speedup.low:.3g} to {1 + speedup.high:.3g}).{more}"
+        )
+
+    def _a_tenth_more(self, number: int) -> Iterator[str]:
+        """Say what a tenth more workers bring, with as many micro-batches on each."""
+        work, (cluster, rows), workers = self.work, self.offers[number], self.workers[-1]
+        more, per_worker = round(1.1 * workers), work.num_micro_batches // workers
+        if more == workers or not per_worker or (cluster.most_devices or more) < more:
+            return
+        batch = more * per_worker * work.micro_batch_size
+        larger, codecs = replace(work, global_batch_size=batch), [rows[-1].compressor]
+        row = fastest(forecasts(larger, cluster, [more], None, codecs))[-1]
+        gain = row.images_per_s / rows[-1].images_per_s - 1
+        yield (
+            f"A tenth more workers ({more}, with a batch of {batch:,}) bring {gain:+.0%} samples/s."
         )
 
     def _in_half(self, number: int) -> Iterator[str]:
@@ -225,11 +240,12 @@ def _coded(offers: Sequence[Offer]) -> list[str]:
 
 def chosen(work: Workload, offers: Sequence[tuple[Cluster, Forecast]]) -> int:
     """The number of the slowest link that no faster one is sure to beat by LEAST_GAIN."""
-    number = 0
-    for later in range(1, len(offers)):
-        if gain_of(work, offers[later], offers[number]).is_sure(LEAST_GAIN):
-            number = later
-    return number
+
+    def is_beaten(number: int) -> bool:
+        faster = offers[number + 1 :]
+        return any(gain_of(work, other, offers[number]).is_sure(LEAST_GAIN) for other in faster)
+
+    return next(number for number in range(len(offers)) if not is_beaten(number))
 
 
 def hours_of(row: Forecast) -> float | None:

@@ -10,8 +10,8 @@ from firecaffe.planner.precision import PRECISIONS
 from firecaffe.recipe.sections import Recipe
 
 USAGE = (
-    "RECIPE.toml | --model NAME | --compare A.toml B.toml [--cluster NAME|FILE.toml | "
-    "--device NAME [--links N,N]] [options]"
+    "RECIPE.toml | --model NAME | --compare A.toml B.toml | --runs RATES.toml "
+    "[--cluster NAME|FILE.toml | --device NAME [--links N,N]] [options]"
 )
 ABOUT = (
     "Forecast a training before it is started: for each number of workers and each exchange the "
@@ -26,8 +26,9 @@ NOTES = (
     "means that it does not fit, ? that it may not.",
     "--cluster takes several names with commas. Without a batch, --model takes 256 or one that all "
     "--workers can share.",
-    "--runs corrects the cluster by finished runs, and prints what was learned. --write saves the "
-    "corrected cluster.",
+    "--runs corrects the cluster by finished runs, or by a file of rates, and prints what was "
+    "learned; of a file also forecasts of its other rows. Alone it plans nothing else. --write "
+    "saves the corrected cluster.",
     "--ways has data, same_samples, one_weird_trick, layers and pipeline. A recipe with "
     "[parallel] has its own row in any case.",
     "--device says which network to buy, without a cluster file: a faster link is advised if it is "
@@ -152,7 +153,7 @@ def make_parser(has_recipe: bool = False) -> Parser:
         nargs="+",
         default=[],
         metavar="RUN",
-        help="finished runs that correct the cluster",
+        help="finished runs, or a file of rates, that correct the cluster",
     )
     parser.add_trust()
     add(
@@ -233,7 +234,8 @@ def main(argv: list[str]) -> int:
         instead["name"] = line.positionals[0]
     else:
         options = make_parser().parse_args(argv)
-        if bool(options.model) == bool(options.compare):
+        given = bool(options.model) + bool(options.compare)
+        if given == 2 or not (given or options.runs):
             raise RecipeError(f"give a recipe, --model or --compare; usage: firecaffe plan {USAGE}")
         names = [name[2:].replace("-", "_") for name in ALONE]
         instead |= {name: options[name] for name in names}

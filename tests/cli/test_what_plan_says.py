@@ -1,9 +1,12 @@
 """What `firecaffe plan` says of its own figures, and what it leaves out."""
 
+import json
 import re
 from pathlib import Path
 
+from benchmarks.planner.published_scaling import FOLDER, forecast_rows
 from firecaffe.api.cluster_file import write_cluster
+from firecaffe.planner.learn_rates import load_rates
 from tests.cli.test_plan import ALEXNET, BATCH_OF_32, RECIPE, plan, planned
 from tests.kit.data_sheets import data_sheet
 
@@ -25,6 +28,33 @@ def test_what_sums_at_odd_numbers_of_workers_is_said() -> None:
     assert "fold" not in out
 
 
+def test_fewer_workers_need_no_faster_link() -> None:
+    """Of 16, the 25 Gbit/s Ethernet was passed over: it is not sure to beat 10, as 100 is."""
+    words = ["--links", "1,10,25,100", "--workers", "1,2,4,8,16,32"]
+    (found,) = json.loads(plan(*RESNET, *words, "--json")[1])
+    assert found["link"] == "25 Gbit/s Ethernet"
+    said = " ".join(found["sentences"])
+    assert "For 2, 4 and 8 workers 10 Gbit/s is enough." in said
+    assert "is enough" not in said.replace("10 Gbit/s is enough", "")
+
+
+def test_a_tenth_more_workers_bring_what_a_plan_of_them_says() -> None:
+    few, more = (
+        json.loads(
+            plan(
+                *(*RESNET, "--links", "10", "--workers", str(workers)),
+                *("--micro-batch-size", "8", "--global-batch-size", str(64 * workers), "--json"),
+            )[1]
+        )[0]
+        for workers in (10, 11)
+    )
+    rates = [
+        max(row["images_per_s"] for row in found["plans"][0]["rows"] if row["exchange"] != "native")
+        for found in (few, more)
+    ]
+    assert f"bring {rates[1] / rates[0] - 1:+.0%} samples/s" in " ".join(few["sentences"])
+
+
 def test_a_buyer_reads_to_what_and_with_which_codec() -> None:
     words = ["--links", "1,10", "--workers", "8,32"]
     _, out, _ = plan(*RESNET, *words, "--compressors", "all")
@@ -36,6 +66,21 @@ def test_a_buyer_reads_to_what_and_with_which_codec() -> None:
     _, out, _ = plan(*RESNET, *words, "--global-batch-size", "512")
     assert "gives at least" in out
     assert out.count("at least") > 4  # in the cells, too
+
+
+def test_a_file_of_rates_alone_is_judged_as_the_record_judges_it() -> None:
+    """Each row of it that corrected nothing, with its band."""
+    path = FOLDER / "dlperf-mxnet.toml"
+    code, out, err = plan("--runs", str(path))
+    assert code == 0, err
+    rates, cluster = load_rates(path)
+    judged = forecast_rows(rates.name, cluster, rates.trainings)
+    said = re.findall(r" on (\d+): ([\d,]+) measured, ([\d,]+) forecast", out)
+    assert [tuple(int(number.replace(",", "")) for number in row) for row in said] == [
+        (row.devices, round(row.per_s), round(row.forecast_per_s)) for row in judged
+    ]
+    assert f"{sum(row.in_band for row in judged)} lie in the band" in out
+    assert plan()[0] == 2
 
 
 def test_no_codec_is_planned_in_silence() -> None:
