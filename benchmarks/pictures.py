@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
 from benchmarks.kit.themed_svg import svg
+from benchmarks.planner.published_scaling import judged
 from benchmarks.training.speedup_picture import draw_schedule
 from benchmarks.training.traces import RECORD as TRACES
 
@@ -144,6 +145,32 @@ def objects() -> Figure:
     return figure
 
 
+def forecasts() -> Figure:
+    """Published throughputs against their forecasts, with bands, by how many rows were known."""
+    figure, panels = plt.subplots(1, 2, figsize=(9, 4), layout="constrained", sharey=True)
+    for axes, known, said in zip(panels, (1, 2), ("one row known", "two rows known"), strict=True):
+        rows = judged(known)
+        ends = min(row.per_s for row in rows) / 2, max(row.per_s for row in rows) * 2
+        axes.plot(ends, ends, color="#808080", linewidth=0.8)
+        for is_in, color, word in ((True, "C0", "in the band"), (False, "C1", "outside")):
+            own = [row for row in rows if row.in_band is is_in]
+            published = [row.per_s for row in own]
+            forecast = [row.forecast_per_s for row in own]
+            bands = [
+                [row.forecast_per_s - row.low_per_s for row in own],
+                [row.high_per_s - row.forecast_per_s for row in own],
+            ]
+            label = f"{len(own)} of {len(rows)} {word}"
+            look: dict[str, Any] = {"fmt": "o", "markersize": 3, "elinewidth": 0.8, "color": color}
+            axes.errorbar(published, forecast, yerr=bands, label=label, **look)
+        axes.set(xscale="log", yscale="log", xlabel="samples/s, published", title=said)
+        axes.legend(fontsize=8, frameon=False)
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylabel("samples/s, forecast")
+    return figure
+
+
 PICTURES: dict[str, tuple[Callable[[], Figure], str]] = {
     "timeline": (timeline, "Steps of four workers: reading, computing, waiting, updating."),
     "layer_time": (layer_time, "The share of each type of layer in a step of three networks."),
@@ -152,6 +179,10 @@ PICTURES: dict[str, tuple[Callable[[], Figure], str]] = {
         "Accuracy against the batch for four rules of the learning rate: all lose at the largest.",
     ),
     "tree": (tree, "The tree over eight workers adds in three rounds and copies back in three."),
+    "forecasts": (
+        forecasts,
+        "Published samples a second against forecasts, log-log: most lie in their bands.",
+    ),
     "objects": (objects, "Holding, update and mode: the three choices of a training."),
 }
 """Each picture's drawing, and its text for those who cannot see it."""

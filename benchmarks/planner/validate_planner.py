@@ -235,6 +235,8 @@ def families_section() -> str:
         "",
         *summary_table(),
         "",
+        "![Published samples a second against forecasts, with bands](../pictures/forecasts.svg)",
+        "",
         paragraph(
             """Bands should hold 70 to 90 % of the rows. Ten usual values are fitted to all rows but
             FireCaffe's: of exchanges, of their effect on computing, of scatter. The form was chosen
