@@ -106,7 +106,7 @@ class Plan:
         yield paragraph(work, cluster, rows)
         best = fastest(rows)[-1]
         if best.hours is not None or best.hours_to_accuracy is not None:
-            yield totals(best)
+            yield totals(best, cluster)
         yield from epochs_words(work, rows)
         for line in [*self.notes, *slower_codecs(work, cluster, rows, is_long)]:
             yield f"note: {line}"

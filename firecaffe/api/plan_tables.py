@@ -196,8 +196,8 @@ def _memory(row: Forecast, device_bytes: float) -> str:
     return f"{low / 1e9:.2f} - {high / 1e9:.2f} GB{sign}"
 
 
-def totals(row: Forecast) -> str:
-    said = []
+def totals(row: Forecast, cluster: Cluster) -> str:
+    said, whole_node = [], cluster.prices.power_w > 0
     if row.hours is not None:
         said.append(f"the recipe's steps take {_hours_band(row, row.hours)}")
     if row.hours_to_accuracy is not None:
@@ -205,7 +205,8 @@ def totals(row: Forecast) -> str:
     epochs = row.epochs_to_accuracy
     least = "at least " * (row.hours is None and epochs is not None and epochs.is_at_least)
     if row.kwh is not None:
-        said.append(f"{least}{row.kwh:,.3g} kWh")
+        alone = "" if whole_node else " by the devices alone"
+        said.append(f"{least}{row.kwh:,.3g} kWh{alone}")
     if row.usd is not None:
         said.append(f"{least}{row.usd:,.4g} USD")
     if row.goodput < 1:

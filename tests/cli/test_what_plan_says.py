@@ -83,6 +83,14 @@ def test_a_file_of_rates_alone_is_judged_as_the_record_judges_it() -> None:
     assert plan()[0] == 2
 
 
+def test_energy_is_that_of_nodes_or_says_that_it_is_not() -> None:
+    words = ["--model", "resnet50", "--workers", "8"]
+    for cluster, is_whole in (("dgx-a100", True), ("ethernet-10g", False)):
+        _, out, _ = plan(*words, "--cluster", cluster)
+        assert re.search(r"[\d.]+ kWh", out)
+        assert ("kWh by the devices alone" in out) is not is_whole
+
+
 def test_no_codec_is_planned_in_silence() -> None:
     """Cells that a codec has made say so, and codecs that the table leaves out are named."""
     words = [*ALEXNET, "--device", "a100", "--links", "1", "--workers", "8", *BATCH_OF_32]
