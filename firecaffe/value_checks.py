@@ -1,7 +1,8 @@
 """Checks of the types of a recipe's values, also of one made in Python, before their use."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from functools import cache
 from math import inf
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -37,6 +38,12 @@ KINDS = {
 def count_of(number: int, one: str, many: str) -> str:
     """Return a number with its noun: "1 rank", "2 ranks"."""
     return f"{number} {one if number == 1 else many}"
+
+
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """Return `; did you mean …?` with the known name that is closest; empty if none is close."""
+    close = get_close_matches(str(name), list(known), n=1)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 MOST_NAMED = 3

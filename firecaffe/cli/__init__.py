@@ -120,7 +120,7 @@ def _run(argv: list[str], loaded: Loaded) -> int:
     is_asked = argv[0] == "help"
     words = argv[1:] if is_asked else argv
     if words[0] not in COMMANDS and not (is_asked and _is_section(words[0])):
-        from firecaffe.cli.arguments import did_you_mean
+        from firecaffe.value_checks import did_you_mean
 
         close = did_you_mean(words[0], COMMANDS)
         raise RecipeError(f"no command {words[0]!r}{close}; the commands are {', '.join(COMMANDS)}")

@@ -13,7 +13,6 @@ from argparse import Action, HelpFormatter
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import partial
 from typing import Any, NoReturn
 
@@ -24,7 +23,7 @@ from firecaffe.api.console import make_console
 from firecaffe.cluster.handover import LAUNCHED
 from firecaffe.errors import RecipeError
 from firecaffe.files import MOST_BYTES, read_bytes
-from firecaffe.value_checks import KINDS
+from firecaffe.value_checks import KINDS, did_you_mean
 
 NUMBER = re.compile(r"-(\d|\.\d|inf|nan)")
 
@@ -118,10 +117,12 @@ def _word_of(command: str, name: str, options: Mapping[str, Action], words: Coll
     if field in words or field in {known.split(".")[0] for known in words}:
         return field
     if dot and words:
-        raise RecipeError(f"{field}: there is no such word in a recipe{did_you_mean(field, words)}")
+        raise RecipeError(
+            f"{field}: there is no such word in a recipe{setting_meant(field, words)}"
+        )
     shown = [option for option in options if option.startswith("--")]
     shown += [f"--{known}" for known in words]
-    raise RecipeError(f"{command} has no option {name}{did_you_mean(name, shown)}")
+    raise RecipeError(f"{command} has no option {name}{setting_meant(name, shown)}")
 
 
 ACCUMULATION = (
@@ -133,9 +134,23 @@ ACCUMULATION = (
 """Names for accumulation over micro-batches in Lightning, Hugging Face, Caffe and others."""
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+OTHER_WORDS = {
+    "batch_size": "train.global_batch_size",
+    "learning_rate": "solver.base_lr",
+    "lr": "solver.base_lr",
+    "max_epochs": "train.epochs",
+    "max_steps": "train.steps",
+    "num_epochs": "train.epochs",
+    "optimizer": "solver.type",
+}
+"""Names of settings in PyTorch, Lightning and others, with ours."""
+
+
+def setting_meant(name: str, known: Iterable[str]) -> str:
     """Return `; did you mean …?`, longer forms of `name` first, or nothing if none is close."""
     known = list(known)
+    if ours := OTHER_WORDS.get(_last_part(name).replace("-", "_")):
+        return f"; did you mean {ours}?"
     if _last_part(name) in ACCUMULATION:
         return (
             "; gradients are accumulated over train.global_batch_size / train.micro_batch_size "
@@ -143,8 +158,9 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
         )
     longer = [full for full in known if full.startswith(name)]
     alike = [full for full in known if _last_part(full) == _last_part(name)]
-    likely = (longer or alike or get_close_matches(name, known, n=1))[:3]
-    return f"; did you mean {' or '.join(likely)}?" if likely else ""
+    if likely := (longer or alike)[:3]:
+        return f"; did you mean {' or '.join(likely)}?"
+    return did_you_mean(name, known)
 
 
 def _last_part(name: str) -> str:
@@ -277,15 +293,20 @@ def one_line(message: str, named: Mapping[str, Sequence[str]]) -> str:
     section = re.match(r"(\w+): Unable to load config '(.*?)'", line)
     if section:
         return f"{section[1]} is {section[2]!r}; it is a section: --{section[1]}.WORD VALUE"
+    choice = re.match(r"argument (\S+): invalid choice: '(.*)' \(choose from (.*)\)", line)
+    if choice:
+        known = [name.strip(" '") for name in choice[3].split(",")]
+        meant = did_you_mean(choice[2], known)
+        return f"{choice[1]} is {choice[2]!r}; it must be one of {', '.join(known)}{meant}"
     value = re.match(r"([\w.]+): Expected a (.*?)\. Got value: (.*)", line)
     if value:
         word = max(named.get(value[1], [value[1]]), key=len)
-        choice = re.sub(r"typing\.Literal\[(.*)\]", r"one of \1", value[2])
-        return f"{word} is {value[3]}; it must be {KINDS.get(value[2], choice)}"
+        kind = re.sub(r"typing\.Literal\[(.*)\]", r"one of \1", value[2])
+        return f"{word} is {value[3]}; it must be {KINDS.get(value[2], kind)}"
     unknown = re.match(r"Group '([\w.]+)' does not accept option '([\w.]+)'", line)
     if unknown:
         field = f"{unknown[1]}.{unknown[2]}"
-        line = f"{field}: there is no such word in a recipe{did_you_mean(field, _recipe_fields())}"
+        line = f"{field}: there is no such word in a recipe{setting_meant(field, _recipe_fields())}"
     return line
 
 

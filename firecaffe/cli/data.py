@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
-from firecaffe.cli.arguments import Parser, did_you_mean
+from firecaffe.cli.arguments import Parser
 from firecaffe.data.published import PUBLISHED
 from firecaffe.errors import RecipeError
+from firecaffe.value_checks import did_you_mean
 
 ABOUT = (
     "Obtain a data set, and say what was tried: files that are there, the set's address, a package "

@@ -10,11 +10,12 @@ from importlib import import_module
 from docstring_parser import parse as parse_docstring
 
 from firecaffe.cli import COMMANDS, MODULES
-from firecaffe.cli.arguments import Parser, did_you_mean
+from firecaffe.cli.arguments import Parser
 from firecaffe.cli.bench import PARTS as BENCH_PARTS
 from firecaffe.errors import RecipeError
 from firecaffe.recipe.refusals import REFUSALS
 from firecaffe.recipe.sections import Recipe
+from firecaffe.value_checks import did_you_mean
 
 PARTS = {"bench": BENCH_PARTS}
 

@@ -2,12 +2,12 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from firecaffe.cluster.handover import tell_uncaught
 from firecaffe.errors import RecipeError
+from firecaffe.value_checks import did_you_mean
 
 Given = ParamSpec("Given")
 Value = TypeVar("Value")
@@ -58,5 +58,4 @@ def check_known(name: str, words: Iterable[str], known: Sequence[str]) -> None:
 
 
 def _meant(word: str, known: Sequence[str]) -> str:
-    close = get_close_matches(word, known, n=1)
-    return f"; did you mean {close[0]}?" if close else f"; it takes {', '.join(known)}"
+    return did_you_mean(word, known) or f"; it takes {', '.join(known)}"

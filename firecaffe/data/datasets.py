@@ -6,7 +6,6 @@ function returns one, too: `data.name = "package.module:function"`.
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from difflib import get_close_matches
 from typing import Any
 
 import torch
@@ -34,6 +33,7 @@ from firecaffe.data.sources import (
 )
 from firecaffe.errors import DataError, RecipeError
 from firecaffe.user_code import CAFFE, call, find, is_caffe, is_reference, shown, without_folder
+from firecaffe.value_checks import did_you_mean
 
 PARTS = ("train", "test", "validation")
 BY_PLACE = {2: ("train", "test"), 3: ("train", "validation", "test")}
@@ -104,11 +104,10 @@ def open_data(config: DataConfig) -> Data:
                 f"data.name is {config.name!r}: no recipe names them, a script gives them; run "
                 "that, or name a function that returns them, package.module:function"
             )
-        close = get_close_matches(config.name, DATASETS, n=1)
         raise RecipeError(
             f"data.name is {config.name!r}, expected one of {', '.join(DATASETS)}, or "
             "package.module:function, file.py:function or caffe:PATH.prototxt"
-            + (f"; did you mean {close[0]!r}?" if close else "")
+            f"{did_you_mean(config.name, DATASETS)}"
         )
     check_words(config)
     return divide(DATASETS[config.name](config), config)

@@ -20,6 +20,7 @@ from firecaffe.exchange import (
     tree,
 )
 from firecaffe.exchange.schedule import Schedule
+from firecaffe.value_checks import did_you_mean
 
 ALGORITHMS: dict[str, Callable[[int, int], Schedule]] = {
     "parameter_server": parameter_server.schedule,
@@ -57,6 +58,12 @@ def parse_hierarchical(name: str) -> tuple[str, str] | None:
     return None if match is None else (match[1], match[2])
 
 
+def no_exchange(name: str, *more: str) -> str:
+    """Say that an exchange does not exist, and which do. more: further names that are allowed."""
+    known = *EXCHANGES, "hierarchical(INNER,OUTER)", *more
+    return f"no exchange {name!r}; the exchanges are {', '.join(known)}{did_you_mean(name, known)}"
+
+
 def useful_lanes(name: str) -> int:
     """Return how many vectors should be under way at once by an algorithm.
 
@@ -84,8 +91,7 @@ def find_schedule(name: str, ranks_per_node: int = 1) -> Callable[[int, int], Sc
         )
     nested = parse_hierarchical(name)
     if nested is None:
-        known = ", ".join((*EXCHANGES, "hierarchical(INNER,OUTER)"))
-        raise ValueError(f"no exchange {name!r}; the exchanges are {known}")
+        raise ValueError(no_exchange(name))
     inner, outer = nested
     if inner not in ROOTED:
         raise ValueError(f"{name}: inner is {inner!r}; it must be one of {', '.join(ROOTED)}")

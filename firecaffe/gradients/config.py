@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from firecaffe.errors import RecipeError
-from firecaffe.exchange import NATIVE, find_schedule, parse_hierarchical
+from firecaffe.exchange import EXCHANGES, find_schedule, no_exchange, parse_hierarchical
 from firecaffe.exchange.choose import AUTO
+from firecaffe.value_checks import did_you_mean
 
 NO_COMPRESSOR = "none"
 
@@ -75,15 +76,19 @@ def check_exchange(config: ExchangeConfig) -> None:
     from firecaffe.gradients.compressors import COMPRESSORS
 
     algorithm, compressor = config.algorithm, config.compressor
-    if algorithm not in (NATIVE, AUTO):
+    if parse_hierarchical(algorithm) is not None:
         try:
             find_schedule(algorithm)
         except ValueError as error:
-            also = f", {AUTO}" if parse_hierarchical(algorithm) is None else ""
-            raise RecipeError(f"exchange.algorithm: {error}{also}") from None
+            raise RecipeError(f"exchange.algorithm: {error}") from None
+    elif algorithm not in (*EXCHANGES, AUTO):
+        raise RecipeError(f"exchange.algorithm: {no_exchange(algorithm, AUTO)}")
     if compressor not in (NO_COMPRESSOR, *COMPRESSORS):
-        known = ", ".join((NO_COMPRESSOR, *COMPRESSORS))
-        raise RecipeError(f"exchange.compressor is {compressor!r}; it must be one of {known}")
+        known = NO_COMPRESSOR, *COMPRESSORS
+        raise RecipeError(
+            f"exchange.compressor is {compressor!r}; it must be one of {', '.join(known)}"
+            f"{did_you_mean(compressor, known)}"
+        )
     if not 0 <= config.compressor_level <= MOST_LEVEL:
         raise RecipeError(
             f"exchange.compressor_level is {config.compressor_level}; it must be 0 to {MOST_LEVEL}"

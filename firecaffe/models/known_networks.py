@@ -3,8 +3,6 @@
 No layer is among those whose backward torch lists as nondeterministic on CUDA.
 """
 
-import difflib
-
 from torch import nn
 
 from firecaffe.errors import RecipeError
@@ -16,6 +14,7 @@ from firecaffe.models.nin import nin, nin_cifar, nin_small
 from firecaffe.models.resnet import resnet18, resnet50, resnet152
 from firecaffe.models.squeezenet import squeezenet1_0, squeezenet1_1
 from firecaffe.models.vgg import vgg16, vgg19, vgg_small_bn
+from firecaffe.value_checks import did_you_mean
 
 OURS = "firecaffe"
 """The source of networks that are published nowhere else."""
@@ -61,11 +60,12 @@ def build_model(
 
 def check_name(name: str) -> None:
     if name not in MODELS:
-        close = difflib.get_close_matches(name, MODELS, n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
+        meant = did_you_mean(name, MODELS)
+        if name.endswith(".toml"):
+            meant = "; a recipe's file is no network"
         raise RecipeError(
-            f"model.name: no network is called {name!r}; {hint}known: {', '.join(MODELS)}; or "
-            "your own, package.module:function or path/file.py:function"
+            f"model.name: no network is called {name!r}; there are {', '.join(MODELS)}, or your "
+            f"own, package.module:function or path/file.py:function{meant}"
         )
 
 

@@ -1,6 +1,5 @@
 """The network that a recipe names: a row of MODELS, or one that a user's function returns."""
 
-import difflib
 import inspect
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -33,6 +32,7 @@ from firecaffe.user_code import (
     shown,
     source_digest,
 )
+from firecaffe.value_checks import did_you_mean
 
 T = TypeVar("T")
 
@@ -203,6 +203,5 @@ def _installed(library: str) -> Any:
 
 
 def _unknown(library: str, name: str, known: list[str]) -> RecipeError:
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f"; did you mean {library}:{close[0]}?" if close else ""
-    return RecipeError(f"{WORD}: {library} has no network called {name!r}{hint}")
+    meant = did_you_mean(f"{library}:{name}", [f"{library}:{network}" for network in known])
+    return RecipeError(f"{WORD}: {library} has no network called {name!r}{meant}")

@@ -7,6 +7,7 @@ from typing import TypeVar
 from firecaffe.errors import RecipeError
 from firecaffe.exchange.leaves import num_nodes
 from firecaffe.parallel.config import ONE_WEIRD_TRICK, ParallelConfig
+from firecaffe.value_checks import count_of
 
 T = TypeVar("T")
 
@@ -78,7 +79,8 @@ def layout_of(words: ParallelConfig, world_size: int) -> RankLayout:
             f"{words.num_stages} stages{of_workers}" if words.stages else f"parallel.model {size}"
         )
         needed = f"{words.data * size}" if words.data else f"a multiple of {size}"
-        raise RecipeError(f"{world_size} workers with {said}: there must be {needed}")
+        workers = count_of(world_size, "worker", "workers")
+        raise RecipeError(f"{workers} with {said}: there must be {needed}")
     return RankLayout(data, size, words.shares_samples, words.num_stages)
 
 

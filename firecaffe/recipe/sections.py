@@ -57,14 +57,16 @@ class Recipe:
 
         return read_recipe_file(recipe_path(path))
 
-    def write(self, path: str | Path) -> None:
+    def write(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write a file with every word, whole or not at all; a run has the same as recipe.toml.
 
-        Raises: RecipeError if the file cannot be written.
+        Raises: RecipeError if the file cannot be written, or exists and `overwrite` is false.
         """
         from firecaffe.files import write_atomically
         from firecaffe.recipe.identity import to_toml
 
+        if Path(path).exists() and not overwrite:
+            raise RecipeError(f"{path}: exists already; overwrite=True writes over it")
         try:
             write_atomically(Path(path), to_toml(self))
         except OSError as error:

@@ -162,6 +162,8 @@ def require_timings(folder: Path) -> dict[int, list[dict[str, Any]]]:
     """Read the timings of a run. Raises: RunError if there are none."""
     timings = read_timings(folder)
     if not any(timings.values()):
+        if not folder.exists():
+            raise RunError(f"{folder}: there is no run")
         raise RunError(
             f"{folder}: holds no timings (timings/rank-*.jsonl); it is no run, or has done no step"
         )

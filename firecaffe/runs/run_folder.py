@@ -132,7 +132,7 @@ def read_run_recipe(folder: Path, absent: str = "this is no run folder") -> dict
 
 def _check_is_there(folder: Path) -> None:
     if not folder.is_dir():
-        raise RunError(f"{folder}: there is no such run folder")
+        raise RunError(f"{folder}: there is no run")
 
 
 MARK = "run"

@@ -1,6 +1,5 @@
 """A scheme of compression: rounds of training, in a TOML file; see docs/howto/compress.md."""
 
-import difflib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -11,6 +10,7 @@ from firecaffe.compression.selected_layers import BIAS
 from firecaffe.errors import RecipeError
 from firecaffe.recipe.sections import Recipe
 from firecaffe.schema import parse_toml, read_file
+from firecaffe.value_checks import did_you_mean
 
 FOLDER = Path(__file__).parent / "schemes"
 """The schemes of this package."""
@@ -69,7 +69,8 @@ def find_scheme(word: str) -> Scheme:
         path = FOLDER / f"{word}.toml"
     elif path.suffix != ".toml":
         raise RecipeError(
-            f"--scheme is {word!r}; there are {', '.join(known)}, or FILE.toml{_like(word, known)}"
+            f"--scheme is {word!r}; there are {', '.join(known)}, or FILE.toml"
+            f"{did_you_mean(word, known)}"
         )
     where = f"--scheme {word}"
     settings = read_file(path, dict[str, Any], RecipeError, parse_toml, where=where)
@@ -146,10 +147,5 @@ def _check_known(where: str, place: str, settings: Words, known: Collection[str]
         if word not in known:
             raise RecipeError(
                 f"{where}: there is no word {place}{word}; there are {', '.join(known)}"
-                f"{_like(word, known)}"
+                f"{did_you_mean(word, known)}"
             )
-
-
-def _like(word: str, known: Collection[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""

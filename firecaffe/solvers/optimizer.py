@@ -19,6 +19,7 @@ from firecaffe.solvers.caffe_solvers import CaffeAdam, CaffeSGD, DelayedNesterov
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.solvers.layer_rates import Lamb, Lars, LayerRates, Norms, own_norms
 from firecaffe.user_code import call, find, is_reference, shown
+from firecaffe.value_checks import did_you_mean
 
 OF_THE_RECIPE = {"lr": "solver.base_lr", "weight_decay": "solver.weight_decay"}
 
@@ -301,7 +302,7 @@ def check_solver(config: SolverConfig) -> None:
     if config.type not in SOLVERS and not is_reference(config.type):
         raise RecipeError(
             f"solver.type is {config.type!r}; it must be one of {', '.join(SOLVERS)}, or an "
-            "optimizer of your own, package.module:Class"
+            f"optimizer of your own, package.module:Class{did_you_mean(config.type, SOLVERS)}"
         )
     if config.momentum_form not in MOMENTUM_FORMS:
         raise RecipeError(

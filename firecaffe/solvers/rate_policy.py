@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from firecaffe.errors import RecipeError
 from firecaffe.solvers.config import SolverConfig
+from firecaffe.value_checks import did_you_mean
 
 Policy = Callable[[SolverConfig, int, int], float]
 """(solver, i, max_iter) -> the factor on base_lr in update i, counted from 0."""
@@ -153,6 +154,7 @@ def check_policy(solver: SolverConfig) -> None:
     if policy not in POLICIES:
         raise RecipeError(
             f"solver.lr_policy is {policy!r}; it must be one of {', '.join(POLICIES)}"
+            f"{did_you_mean(policy, POLICIES)}"
         )
     for name in ("gamma", "power"):
         if not math.isfinite(getattr(solver, name)):

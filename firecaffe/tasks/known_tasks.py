@@ -3,7 +3,6 @@
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from math import isfinite
 
 from firecaffe.errors import RecipeError
@@ -16,6 +15,7 @@ from firecaffe.tasks.regression import regression
 from firecaffe.tasks.segmentation import segmentation
 from firecaffe.tasks.task import Task
 from firecaffe.user_code import call, find, is_caffe, is_reference, shown
+from firecaffe.value_checks import did_you_mean
 
 TASKS: dict[str, Callable[..., Task]] = {
     "classification": classification,
@@ -52,11 +52,10 @@ def check_task(config: TaskConfig) -> None:
     if is_reference(config.name) or is_caffe(config.name):
         return
     if config.name not in TASKS:
-        meant = get_close_matches(config.name, TASKS, n=1)
         raise RecipeError(
             f"task.name is {config.name!r}; expected one of {', '.join(TASKS)}, a function that "
             "returns a firecaffe.Task, as package.module:function, or a net of Caffe's, as "
-            "caffe:PATH/net.prototxt" + (f"; did you mean {meant[0]}?" if meant else "")
+            f"caffe:PATH/net.prototxt{did_you_mean(config.name, TASKS)}"
         )
     check_named(config, names_for(config.name))
 
@@ -96,10 +95,9 @@ def _ours(config: TaskConfig, num_classes: int | None) -> Task:
     for name, value in arguments.items():
         if name not in defaults:
             known = ["num_classes", *defaults]
-            meant = get_close_matches(name, known, n=1)
             raise RecipeError(
                 f"task.args has {name!r}; task.name {config.name} takes {', '.join(known)}"
-                + (f"; did you mean {meant[0]}?" if meant else "")
+                f"{did_you_mean(name, known)}"
             )
         kind = float if isinstance(defaults[name], float) else type(defaults[name])
         if not isinstance(value, kind) and not (kind is float and isinstance(value, int)):

@@ -6,7 +6,6 @@ torchmetrics is loaded when one of its metrics is measured. Naming one, and top1
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cached_property, partial
 from typing import Any
 
@@ -19,6 +18,7 @@ from firecaffe.tasks.config import TaskConfig
 from firecaffe.tasks.metric import Metric, Prepare, Reduction, State, Sums, TorchMetric
 from firecaffe.tasks.outputs import flat, in_float64, prediction_of
 from firecaffe.tasks.task import Known
+from firecaffe.value_checks import did_you_mean
 
 PLACES = 5
 
@@ -225,10 +225,5 @@ def check_named(config: TaskConfig, known: Sequence[str]) -> None:
             if name not in (*known, LOSS.name) or (word.endswith("has") and name == LOSS.name):
                 raise RecipeError(
                     f"{word} {name!r}; task.name {config.name!r} has "
-                    f"{', '.join(known) or 'no metric'}{_meant(name, known)}"
+                    f"{', '.join(known) or 'no metric'}{did_you_mean(name, known)}"
                 )
-
-
-def _meant(name: str, known: Sequence[str]) -> str:
-    matches = get_close_matches(name, known, n=1)
-    return f"; did you mean {matches[0]}?" if matches else ""

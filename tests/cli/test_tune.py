@@ -122,7 +122,7 @@ def test_only_a_training_of_the_verdict_is_told_by_its_test_samples(
         (["--global-batch-size", "24"], 2, "expected a multiple of micro_batch_size, 16"),
         (["--global-batch-size", "128"], 2, "leaves 8 steps of training; expected at least 16"),
         (["--global-batch-size", "64", "--solvers", "adam"], 2, "no rule says a rate"),
-        (["--global-batch-size", "64", "--against", "nowhere"], 8, "no such run folder"),
+        (["--global-batch-size", "64", "--against", "nowhere"], 8, "there is no run"),
         (["--global-batch-size", "64", "--seeds", "0"], 2, "--seeds is 0"),
         (["--global-batch-size", "64", "--budget", "0"], 2, "--budget is 0; it must be more than"),
         (

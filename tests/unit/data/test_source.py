@@ -122,7 +122,7 @@ def test_training_and_test_images_of_different_shape(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        (DataConfig(name="cifar-10"), "data.name is 'cifar-10', .*did you mean 'cifar10'"),
+        (DataConfig(name="cifar-10"), "data.name is 'cifar-10', .*did you mean cifar10"),
         (
             DataConfig(name="zzz"),
             "expected one of fashion-mnist, mnist, cifar10, folder, packed, gen",

@@ -236,10 +236,10 @@ def test_unknown_name_is_answered_with_the_closest_and_all() -> None:
         build_model("resnet-50")
     message = str(caught.value)
     assert message.startswith("model.name: no network is called 'resnet-50'")
-    assert "did you mean 'resnet50'?" in message
+    assert "did you mean resnet50?" in message
     assert all(name in message for name in MODELS)
     assert "\n" not in message
-    with pytest.raises(RecipeError, match="known: lenet, ") as caught:
+    with pytest.raises(RecipeError, match="there are lenet, ") as caught:
         build_model("transformer-xxl")
     assert "did you mean" not in str(caught.value)
 

@@ -66,6 +66,11 @@ def test_a_file_is_read_as_the_command_line_reads_it(file: Path, path: Path) -> 
     assert recipe == read_recipe(file)
     recipe.write(path)
     assert Recipe.read(str(path)) == recipe
+    with pytest.raises(RecipeError, match="overwrite"):
+        Recipe().write(path)
+    assert Recipe.read(path) == recipe
+    Recipe().write(path, overwrite=True)
+    assert Recipe.read(path) == Recipe()
 
 
 def test_a_word_of_the_command_line_wins(path: Path) -> None:

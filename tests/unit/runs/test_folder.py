@@ -52,7 +52,7 @@ def test_automatic_names_of_the_same_second(
 
 
 def test_a_run_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="there is no such run folder"):
+    with pytest.raises(RunError, match="there is no run"):
         read_run_file(tmp_path / "nowhere", "result.json")
     with pytest.raises(RunError, match="did not finish, or this is no run"):
         read_run_file(tmp_path, "result.json")
