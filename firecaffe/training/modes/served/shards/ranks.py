@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from queue import Empty
 from typing import Self
 
 import torch
 from torch import Tensor, nn
+from torch._C._distributed_c10d import Store
 
 from firecaffe.cluster.agree import LOOK_S
 from firecaffe.gradients.buffers import BufferChanges
@@ -110,11 +112,46 @@ class NumbersOfOwners:
         return {name: gathered[name] for name in used}
 
 
-TELL, ANSWER, NUMBERS, LEARNER = 2, 3, 4, 5
-"""Tags: from rank 0 to an owner, and back; between owners; from a rank's first learner to one.
+TELL, ANSWER, NUMBERS = 2, 3, 4
+"""Tags: from rank 0 to an owner, and back; between owners."""
 
-The line back to a learner has one more, and the next learner's lines have two more.
-"""
+ASKED, ANSWERED = 2, 3
+"""Tags: from a learner to an owner, and back."""
+
+
+class OwnerLines:
+    """The lines among learners and owners, which lie on every rank.
+
+    What two ranks exchange in two roles goes over two connections. For Gloo's receiver says over
+    the same connection that it is ready, behind all that was sent over it before. So a pull would
+    wait for the pull of the other rank, which goes the other way.
+    """
+
+    def __init__(self, store: Store, rank: int, size: int, per_rank: int, timeout_s: float) -> None:
+        """Meet all other ranks, with `per_rank` learners each. Raises: PeerLostError."""
+        self.rank, self.others = rank, [other for other in range(size) if other != rank]
+        names = ["orders", *product(range(per_rank), ("up", "down"))]
+        self._meshes = {
+            name: LaneMesh(store, f"owners/{number}", rank, size, timeout_s)
+            for number, name in enumerate(names)
+        }
+
+    def of_orders(self, other: int, send_tag: int, receive_tag: int) -> Line:
+        return self._meshes["orders"].line(other, send_tag, receive_tag)
+
+    def to_owner(self, owner: int, place: int) -> Line:
+        """Return the line of this rank's learner with number `place` to an owner."""
+        mesh = self._meshes[place, "up" if self.rank < owner else "down"]
+        return mesh.line(owner, ASKED, ANSWERED)
+
+    def to_learner(self, rank: int, place: int) -> Line:
+        """Return this owner's end of that line of another rank's learner."""
+        mesh = self._meshes[place, "up" if rank < self.rank else "down"]
+        return mesh.line(rank, ANSWERED, ASKED)
+
+    def cut(self) -> None:
+        for mesh in self._meshes.values():
+            mesh.cut()
 
 
 class Owners(Holders):
@@ -123,17 +160,18 @@ class Owners(Holders):
     @classmethod
     def meet(cls, whole: KeptTraining) -> Self:
         """Cut a training among all its ranks. All of them call it. Raises: PeerLostError."""
-        world, timeout_s = whole.world, whole.run.recipe.exchange.timeout_s
-        store, rank, size = store_of(world), world.rank, world.world_size
-        return cls(LaneMesh(store, "owners", rank, size, timeout_s), whole)
+        world, recipe = whole.world, whole.run.recipe
+        store, per_rank = store_of(world), recipe.synchrony.in_flight
+        met = world.rank, world.world_size, per_rank, recipe.exchange.timeout_s
+        return cls(OwnerLines(store, *met), whole)
 
-    def __init__(self, mesh: LaneMesh, whole: KeptTraining) -> None:
-        self._mesh, self._whole = mesh, whole
+    def __init__(self, lines: OwnerLines, whole: KeptTraining) -> None:
+        self._between, self._whole = lines, whole
         recipe = whole.run.recipe
         per_rank = recipe.synchrony.in_flight
         parcel = Parcel(whole.named)
         needs_whole = recipe.updates_whole_layers or whole.coder.remembers
-        shards = cut(parcel, len(mesh.others) + 1, needs_whole)
+        shards = cut(parcel, len(lines.others) + 1, needs_whole)
         clips = whole.server.clip_gradients > 0
         self._layout = OwnerLayout(whole.named, parcel, shards, whole.coder, clips)
         self._errors: list[BaseException] = []
@@ -143,10 +181,10 @@ class Owners(Holders):
         self._has_changed = False
         self._moved_by_rank: dict[int, tuple[int, int]] = {}
         self._owner: Owner | None = None
-        if shards[mesh.rank].nbytes:
+        if shards[lines.rank].nbytes:
             self._owner = self._own()
             self._attend(self._owner, per_rank)
-        if mesh.rank == 0:
+        if lines.rank == 0:
             self._take_buffers()
             self._tellers = {rank: self._teller(rank) for rank in self._ranks}
 
@@ -156,7 +194,7 @@ class Owners(Holders):
 
     @property
     def _other_owners(self) -> list[int]:
-        return [rank for rank in self._ranks if rank != self._mesh.rank]
+        return [rank for rank in self._ranks if rank != self._between.rank]
 
     @property
     def moved(self) -> dict[int, tuple[int, int]]:
@@ -166,9 +204,8 @@ class Owners(Holders):
         return OwnersBench(bench, self._carrier(place))
 
     def _carrier(self, place: int) -> Carrier:
-        tag = LEARNER + 2 * place
-        lines = {rank: self._mesh.line(rank, tag, tag + 1) for rank in self._other_owners}
-        return Carrier(self._layout, self._mesh.rank, self._owner, lines)
+        lines = {rank: self._between.to_owner(rank, place) for rank in self._other_owners}
+        return Carrier(self._layout, self._between.rank, self._owner, lines)
 
     def tell(self, order: UpdateOrder) -> None:
         self._has_changed = True
@@ -220,11 +257,11 @@ class Owners(Holders):
             self._owner.cut()
         for teller in self._tellers.values():
             teller.cut()
-        self._mesh.cut()
+        self._between.cut()
 
     def _own(self) -> Owner:
         whole, layout = self._whole, self._layout
-        shard = layout.shards[self._mesh.rank]
+        shard = layout.shards[self._between.rank]
         runs = Runs(whole.named, shard)
         server, recipe = whole.server, whole.run.recipe
         delayed = recipe.synchrony.delayed_updates(len(server.learners))
@@ -236,7 +273,7 @@ class Owners(Holders):
         none = BufferChanges(nn.Module())
         there = set(server.learners)
         others = {rank: layout.shards[rank] for rank in self._other_owners}
-        lines = {rank: self._mesh.line(rank, NUMBERS, NUMBERS) for rank in others}
+        lines = {rank: self._between.of_orders(rank, NUMBERS, NUMBERS) for rank in others}
         numbers = NumbersOfOwners(whole.named, shard, others, lines)
         rule = late_rule(server.words.compensate, memory, whole.named, numbers.of_all)
         made = runs.named, optimizer, memory, server.words, there, none, server.clip_gradients
@@ -245,21 +282,20 @@ class Owners(Holders):
         return Owner(local_server, held, partial(weight_of, whole.run.order))
 
     def _attend(self, owner: Owner, per_rank: int) -> None:
-        shard = self._layout.shards[self._mesh.rank]
-        for rank in self._mesh.others:
+        shard = self._layout.shards[self._between.rank]
+        for rank in self._between.others:
             for place in range(per_rank):
-                tag = LEARNER + 2 * place
-                line = self._mesh.line(rank, tag + 1, tag)
+                line = self._between.to_learner(rank, place)
                 self._lines.append(line)
                 self._start(attend, line, owner, shard, self._layout)
-        if self._mesh.rank:
-            line = self._mesh.line(0, ANSWER, TELL)
+        if self._between.rank:
+            line = self._between.of_orders(0, ANSWER, TELL)
             self._start(listen, line, owner, self._moved)
 
     def _teller(self, rank: int) -> Teller:
         owner = self._owner
         if rank:
-            do = partial(send_order, self._mesh.line(rank, TELL, ANSWER))
+            do = partial(send_order, self._between.of_orders(rank, TELL, ANSWER))
         else:
             assert owner is not None
             do = partial(execute, owner, self._moved)
