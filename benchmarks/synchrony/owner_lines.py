@@ -2,9 +2,9 @@
 
     python -m benchmarks.synchrony.owner_lines --page benchmarks/results/owner_lines.md
 
-Needs root. The control sends all between two ranks over one connection of Gloo's, on which a receiver says that
-it is ready behind all payloads that were sent before. Both take turns. Before a run's steps count,
-it is replayed from its log, and must come to the same bits.
+Needs root. The control sends all between two ranks over one connection of Gloo's, on which a
+receiver says that it is ready behind all payloads that were sent before. Both take turns. Before a
+run's steps count, it is replayed from its log, and must come to the same bits.
 """
 
 import argparse
@@ -38,8 +38,9 @@ PAGE = """# Connections of a server in parts
 
 LeNet, 64 samples in micro-batches of 8, `synchrony.mode` asynchronous and `server` sharded, on
 emulated hosts; {cpu}, torch {torch}, commit {commit}.
-*One*: a single connection between two ranks, the control. *Each*: one for each learner and owner. n pairs in turns; medians of a step, and the
-smallest and largest ratio. Each run was replayed to the same bits.
+*One*: a single connection between two ranks, the control. *Each*: one for each learner and owner.
+n pairs in turns; medians of a step, and the smallest and largest ratio. Each run was replayed to
+the same bits.
 
 | hosts | link | n | one, ms | each, ms | each / one | ratios |
 |---|---|---|---|---|---|---|
