@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from firecaffe import Recipe, Result, SolverConfig
+from firecaffe.cluster.agree import gather_text
+from firecaffe.cluster.world import join
 from firecaffe.data import Batch, Batches
 from firecaffe.synchrony.events import Pull, Push
 from firecaffe.training.checkpoint import load_checkpoint
@@ -23,6 +25,8 @@ from firecaffe.training.modes.served.server_memory import bytes_in_file
 from firecaffe.training.modes.served.shards import owner
 from firecaffe.training.modes.served.shards.carrier import ASK, OwnerHead, OwnerLayout
 from firecaffe.training.modes.served.shards.owner import cut
+from firecaffe.training.modes.served.shards.ranks import TELL, OwnerLines
+from firecaffe.transport.lane import store_of
 from tests.kit.worlds import Trained, checkpoint_of
 from tests.ranks.networks import Everything
 from tests.ranks.served import (
@@ -117,6 +121,32 @@ def test_a_resume_by_another_server_is_replayed(
     row = check_replay(trained(second, made, TRAINING, checkpoint_of(start, 3)))
     assert row["lost_learners"] == first * made.synchrony.in_flight
     assert row["gradients"] + row["dropped"] == computed(made)
+
+
+def told_over_lines() -> tuple[int, list[int]]:
+    """The connections of two ranks with two learners each, and what comes over each line."""
+    with join("cpu") as world:
+        lines = OwnerLines(store_of(world), world.rank, world.world_size, 2, 20.0)
+        (other,) = lines.others
+        of_first = lines.to_owner, lines.to_learner
+        kinds = of_first if world.is_first else of_first[::-1]
+        ends = [line(other, place) for place in range(2) for line in kinds]
+        ends.append(lines.of_orders(other, TELL, TELL))
+        told = []
+        for number, line in enumerate(ends):
+            wait = line.begin_send(torch.tensor([10 * world.rank + number]))
+            line.receive(came := torch.zeros(1, dtype=torch.int64))
+            wait()
+            told.append(int(came))
+        connections = len({id(vars(line)["_group"]) for line in ends})
+        gather_text(world, "")  # the other has received all
+    return connections, told
+
+
+def test_each_learner_of_each_rank_has_a_connection_of_its_own(ranks: Ranks) -> None:
+    """On which no pull waits behind one that goes the other way."""
+    found = ranks.shared(2, told_over_lines)
+    assert found == [(5, [10, 11, 12, 13, 14]), (5, [0, 1, 2, 3, 4])]
 
 
 @pytest.mark.parametrize("compressor", ["none", "float16"])
