@@ -51,7 +51,7 @@ the same bits.
 class OneConnection(ranks.OwnerLines):
     def __init__(self, store: Store, rank: int, size: int, per_rank: int, timeout_s: float) -> None:
         self.rank, self.others = rank, [other for other in range(size) if other != rank]
-        self._meshes = {"orders": LaneMesh(store, "owners", rank, size, timeout_s)}
+        self._orders, self._meshes = LaneMesh(store, "owners", rank, size, timeout_s), {}
 
     def to_owner(self, owner: int, place: int) -> Line:
         return self.of_orders(owner, 5 + 2 * place, 6 + 2 * place)

@@ -64,6 +64,8 @@ def import_caffe(
 ) -> ImportedNet:
     """Convert a solver of Caffe's, or a net alone, to a folder with a recipe.
 
+    Settings without a counterpart are left out, and are in the answer's `report.left_out`.
+
     Args:
         file: The solver's or the net's .prototxt.
         weights: A .caffemodel with first weights.

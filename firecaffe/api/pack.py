@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isqrt
 from pathlib import Path
 from typing import Any, Self
@@ -68,15 +68,18 @@ class PackedFolder(Answer):
 
     @classmethod
     def read(cls, folder: str | Path) -> Self:
-        """Read what a packed data set holds, and count its classes. Raises: DataError."""
-        root = str(folder)
-        packed, files = read_list(root), open_files(root)
+        """Read the list of a packed data set, and no shard. Raises: DataError."""
+        return cls(Path(folder), read_list(str(folder)))
+
+    def counted(self) -> Self:
+        """Return it with the images of each class. Raises: DataError."""
+        packed, files = self.contents, open_files(str(self.folder))
         counts = dict[str, dict[str, int]]()
         for name in packed.parts:
             part = PackedPart(packed, name, files)
             labels = Counter(part.labels(torch.arange(len(part))).tolist())
             counts[name] = {packed.classes[label]: labels[label] for label in sorted(labels)}
-        return cls(Path(folder), packed, counts=counts)
+        return replace(self, counts=counts)
 
     def verify(self, progress: Progress = lambda done, total: None) -> str:
         """Compare with the checksums. Return the line about it. Raises: DataError."""
@@ -132,6 +135,10 @@ def pack(
             raise RecipeError(
                 f"{option(word)} is {shown(given)}; it must be 1 to {limits[word]}, or 0"
             )
+    if channel_order not in (None, "bgr", "rgb"):
+        raise RecipeError(
+            f"{option('channel_order')} is {shown(channel_order)}; it must be bgr or rgb"
+        )
     packing = PackOptions(resize, quality, raw, _bytes(shard_size))
     path, folder = path_of("source", source).expanduser(), path_of("dest", dest).expanduser()
     if hold_out is not None:

@@ -258,9 +258,32 @@ def plan(
     if html:
         refuse_beside(option("html"), compare=compare)
     clusters, learned = clusters_of(cluster, device, links, per_node), list[str]()
+    is_alone = bool(runs) and recipe is None and not (model or compare)
+    if is_alone:  # nothing is planned
+        refuse_beside(
+            f"{option('runs')} alone",
+            args=args,
+            input=input,
+            global_batch_size=global_batch_size,
+            micro_batch_size=micro_batch_size,
+            workers=workers,
+            exchanges=exchanges != "all",
+            compressors=compressors,
+            modes=modes,
+            ways=ways,
+            draw=draw,
+            fcz=fcz,
+            precision=precision,
+            channels_last=channels_last,
+            epochs=epochs,
+            noise_scale=noise_scale,
+            all=all,
+            plot=plot,
+            html=html,
+        )
     if runs or write:
         clusters[0], learned = learn_from(clusters, paths_of("runs", runs), trust_code)
-    if runs and recipe is None and not (model or compare):
+    if is_alone:
         return Planned([], [*learned, *_written(write, clusters[0])], None, all, draw, [])
     check_precision(precision, clusters)
     law = own_law(epochs, noise_scale)

@@ -102,9 +102,9 @@ def profile(
         raise RecipeError(
             f"{option('batch_size')} is {batch_size}; it must be 1 to {MOST_IMAGES:,}"
         )
-    count, path = _workers(workers, parallel), Path(model)
-    transfer, num_classes = None, None
+    count = _workers(workers, parallel)
     config, shape = network_of(model, args or {}, input)
+    path, transfer, num_classes = Path(model), None, None
     if path.suffix == FCZ:
         transfer = transfer_of(path)
         config, shape, num_classes = _in_file(path, shape, trust_code)

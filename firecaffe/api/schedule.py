@@ -106,7 +106,11 @@ def schedule(
         raise RecipeError(
             f"{positional('workers')} is {shown(workers)}; it must be 1 to {MAX_WORLD_SIZE}"
         )
+    if not isinstance(exchange, str):
+        raise RecipeError(f"{positional('exchange')} is {shown(exchange)}; expected a name")
     check_count("ranks_per_node", ranks_per_node, 1)
+    if micro_batches is not None:
+        check_count("micro_batches", micro_batches, 1)
     tells_nodes = shared_memory or parse_hierarchical(exchange) is not None
     if ranks_per_node != 1 and not tells_nodes:
         raise RecipeError(

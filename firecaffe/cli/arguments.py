@@ -149,8 +149,9 @@ OTHER_WORDS = {
 def setting_meant(name: str, known: Iterable[str]) -> str:
     """Return `; did you mean …?`, longer forms of `name` first, or nothing if none is close."""
     known = list(known)
-    if ours := OTHER_WORDS.get(_last_part(name).replace("-", "_")):
-        return f"; did you mean {ours}?"
+    ours = OTHER_WORDS.get(_last_part(name))
+    if meant := [full for full in known if full.removeprefix("--") == ours]:
+        return f"; did you mean {meant[0]}?"
     if _last_part(name) in ACCUMULATION:
         return (
             "; gradients are accumulated over train.global_batch_size / train.micro_batch_size "

@@ -100,7 +100,7 @@ def main(argv: list[str]) -> int:
             raise RecipeError("pack takes SOURCE and DEST; or --verify DEST alone; or --info DEST")
         packed = PackedFolder.read(options.verify or options.info)
         if options.info:
-            show(packed)
+            show(packed.counted())
             return 0
         with _progress("verifying") as progress:
             said = packed.verify(progress)

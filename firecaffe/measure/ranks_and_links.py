@@ -67,7 +67,7 @@ class RankFacts:
     """Bytes read and written per second, for each repetition."""
     file_write_bytes_per_s: float
     file_read_bytes_per_s: float
-    name_lookup_s: float = 0.0
+    name_lookup_s: float
     """Seconds until the name of rank 0's address was found, or was not."""
 
 

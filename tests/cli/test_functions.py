@@ -161,6 +161,13 @@ MISTAKES = {
     "unpack('nowhere.fcz')": ("CheckpointError", "nowhere.fcz"),
     "pack('images', 'packed2', shard_size='many')": ("RecipeError", "shard_size"),
     "pack('images', 'packed2', hold_out='half')": ("RecipeError", "hold_out"),
+    "pack('images', 'packed2', channel_order='rbg')": ("RecipeError", "channel_order"),
+    "schedule(3, 4)": ("RecipeError", "exchange"),
+    "schedule('fold', 4, micro_batches='many')": ("RecipeError", "micro_batches"),
+    "profile(3)": ("RecipeError", "model.name"),
+    "profile('lenet', input=(1, 28, 28))": ("RecipeError", "input"),
+    "plan(runs=['rates.toml'], html='page.html')": ("RecipeError", "html"),
+    "plan(runs=['rates.toml'], workers=[4])": ("RecipeError", "workers"),
     "import_caffe('net.prototxt', root='nowhere')": ("RunError", "root"),
     "compress('small.toml')": ("RecipeError", "model.weights"),
     "train('small.toml', model=NET)": ("RecipeError", "model=lambda: Linear("),
@@ -291,7 +298,7 @@ def test_check_measures_on_ranks_of_its_own(folder: Path, called: dict[str, Any]
 def test_a_packed_set_is_read_and_verified_from_python(
     folder: Path, called: dict[str, Any], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    packed = PackedFolder.read(folder / "packed")
+    packed = PackedFolder.read(folder / "packed").counted()
     found = called[PACK]["json"]["parts"]
     assert {name: part["images"] for name, part in found.items()} == {"train": 2, "test": 2}
     assert packed.to_dict()["parts"]["train"]["images_by_class"] == {"a": 1, "b": 1}

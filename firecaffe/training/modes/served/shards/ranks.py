@@ -130,14 +130,15 @@ class OwnerLines:
     def __init__(self, store: Store, rank: int, size: int, per_rank: int, timeout_s: float) -> None:
         """Meet all other ranks, with `per_rank` learners each. Raises: PeerLostError."""
         self.rank, self.others = rank, [other for other in range(size) if other != rank]
-        names = ["orders", *product(range(per_rank), ("up", "down"))]
+        meet = partial(LaneMesh, rank=rank, world_size=size, timeout_s=timeout_s)
+        self._orders = meet(store, "owners")
         self._meshes = {
-            name: LaneMesh(store, f"owners/{number}", rank, size, timeout_s)
-            for number, name in enumerate(names)
+            (place, side): meet(store, f"owners/{place}/{side}")
+            for place, side in product(range(per_rank), ("up", "down"))
         }
 
     def of_orders(self, other: int, send_tag: int, receive_tag: int) -> Line:
-        return self._meshes["orders"].line(other, send_tag, receive_tag)
+        return self._orders.line(other, send_tag, receive_tag)
 
     def to_owner(self, owner: int, place: int) -> Line:
         """Return the line of this rank's learner with number `place` to an owner."""
@@ -150,7 +151,7 @@ class OwnerLines:
         return mesh.line(rank, ANSWERED, ASKED)
 
     def cut(self) -> None:
-        for mesh in self._meshes.values():
+        for mesh in (self._orders, *self._meshes.values()):
             mesh.cut()
 
 
