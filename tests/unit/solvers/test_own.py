@@ -47,23 +47,18 @@ def test_it_has_its_arguments_and_the_policy_its_rate() -> None:
     torch.testing.assert_close(model.bias, bias - 0.2 * 0.9)
 
 
-class Grouped(nn.Module):
-    """With a parameter whose name is that of the numbers of groups in a checkpoint."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.groups = nn.Parameter(torch.ones(2))
-
-
 def test_a_parameter_may_be_called_groups() -> None:
-    config, model = SolverConfig(type="lamb", base_lr=0.1), Grouped()
-    optimizer = make_optimizer(dict(model.named_parameters()), config)
-    step(model, optimizer, 0.1)
-    kept = OptimizerNumbers(model, optimizer).state_dict()
+    """As the numbers of groups are in a checkpoint."""
+    model = nn.Module()
+    model.groups = nn.Parameter(torch.ones(2))
+    optimizers = [
+        make_optimizer(dict(model.named_parameters()), SolverConfig(type="lamb")) for _ in range(2)
+    ]
+    step(model, optimizers[0], 0.1)
+    kept = OptimizerNumbers(model, optimizers[0]).state_dict()
     assert kept == {"groups/step": 1}
-    again = make_optimizer(dict(model.named_parameters()), config)
-    OptimizerNumbers(model, again).load_state_dict(kept)
-    assert again.state[model.groups]["step"] == 1
+    OptimizerNumbers(model, optimizers[1]).load_state_dict(kept)
+    assert optimizers[1].state[model.groups]["step"] == 1
 
 
 def test_what_it_keeps_goes_on_from_a_checkpoint() -> None:
