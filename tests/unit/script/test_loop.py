@@ -1,6 +1,7 @@
 """A script's own loop: which ranks share a host, their first forward, a scaler's updates."""
 
 import copy
+import re
 import warnings
 
 import pytest
@@ -47,26 +48,23 @@ def told(network: nn.Module, inputs: torch.Tensor, averages: bool) -> list[str]:
     return [str(each.message) for each in caught]
 
 
-def test_weights_that_forward_changes() -> None:
-    [line] = told(Words(max_norm=0.1), IMAGES, averages=False)
-    assert "parallelize" in line
-    assert "table.weight" in line
-
-
-def test_averages_take_trained_weights_and_no_others() -> None:
-    assert not told(Words(max_norm=0.1), IMAGES, averages=True)
-    [line] = told(Teacher(), VALUES, averages=True)
-    assert "teacher.weight, teacher.bias" in line
-
-
-def test_extra_state_is_told_before() -> None:
-    [line] = told(nn.Sequential(Clamp()), VALUES, averages=True)
-    assert "extra state of 0" in line
-
-
-def test_a_plain_network_is_left_as_it_was() -> None:
-    network = nn.Sequential(nn.Linear(WIDTH, 2), nn.BatchNorm1d(2))
-    assert not told(network, VALUES, averages=False)
+@pytest.mark.parametrize(
+    ("network", "inputs", "averages", "said"),
+    [
+        (Words(max_norm=0.1), IMAGES, False, "parallelize.*table.weight"),
+        # An average takes trained weights, and no others.
+        (Words(max_norm=0.1), IMAGES, True, ""),
+        (Teacher(), VALUES, True, "teacher.weight, teacher.bias"),
+        (nn.Sequential(Clamp()), VALUES, True, "extra state of 0"),
+        (nn.Sequential(nn.Linear(WIDTH, 2), nn.BatchNorm1d(2)), VALUES, False, ""),
+    ],
+)
+def test_state_that_forward_changes_is_told_once(
+    network: nn.Module, inputs: torch.Tensor, averages: bool, said: str
+) -> None:
+    lines = told(network, inputs, averages)
+    assert len(lines) == bool(said)
+    assert re.search(said, " ".join(lines))
     assert not network._forward_hooks
     assert not network._forward_pre_hooks
 
