@@ -66,6 +66,8 @@ def recipe_in(folder: Path, words: str = "", **sections: dict[str, Any]) -> Reci
     return recipe_with(words, Recipe(**{name: SECTIONS[name](**given[name]) for name in given}))
 
 
+EVERY_STEP = {"mode": "every_step"}
+
 POINTS = """
 train.global_batch_size=32 train.micro_batch_size=4 data.hold_out=0.1 solver.base_lr=0.05
 solver.momentum=0.5 solver.weight_decay=1e-4 checkpoint.every=7 checkpoint.keep_last=0

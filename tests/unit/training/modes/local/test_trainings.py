@@ -1,4 +1,4 @@
-"""Whole local trainings on one worker: they learn, stop, and say what has gone wrong."""
+"""Whole local trainings on one worker: rounds, a stop, and what has gone wrong."""
 
 import os
 import signal
@@ -13,16 +13,6 @@ from firecaffe.data import Batch, SampleOrder
 from firecaffe.errors import CheckpointError, NotFiniteError, PreemptedError, RecipeError
 from tests.kit.training import data, fit_points, recipe_of_points, record_of
 
-MODES: dict[str, dict[str, Any]] = {
-    "average": {},
-    "post-local": {"warm_epochs": 1},
-    "slowmo": {"outer": "slowmo", "inner_momentum": "zero"},
-    "nesterov": {"outer": "nesterov"},
-    "overlap": {"overlap_steps": 2},
-    "quadratic rule": {"growth_coefficient": 0.15},
-    "fragments": {"outer": "nesterov", "fragments": 2, "overlap_steps": 1},
-}
-
 
 def recipe(folder: Path, words: dict[str, Any], **train: Any) -> Recipe:
     local = {"mode": "local", "replicas": 4, "local_steps": 4, **words}
@@ -32,18 +22,6 @@ def recipe(folder: Path, words: dict[str, Any], **train: Any) -> Recipe:
 
 def train(folder: Path, words: dict[str, Any], resume: Path | None = None, **more: Any) -> Result:
     return fit_points(recipe(folder, words, **more), resume)
-
-
-@pytest.mark.parametrize("name", MODES)
-def test_it_learns(name: str, tmp_path: Path) -> None:
-    """The loss falls, from guessing's (1.39) to that of a network that tells most points apart."""
-    result = train(tmp_path / "run", MODES[name])
-    losses = [row["loss"] for row in result.history if row["kind"] == "train"]
-    assert len(losses) == 40
-    assert losses[0] > 1.3
-    assert sum(losses[10:20]) / 10 < 1.2
-    assert sum(losses[-10:]) / 10 < 0.85  # BatchNorm over four samples is noise
-    assert result.top1 > 0.93
 
 
 def test_a_training_may_be_made_longer_after_a_whole_round(tmp_path: Path) -> None:
@@ -61,10 +39,20 @@ def test_a_training_may_be_made_longer_after_a_whole_round(tmp_path: Path) -> No
             train(tmp_path / "not", words, tmp_path / name, steps=20)
 
 
-def test_the_record_tells_of_rounds(tmp_path: Path) -> None:
-    train(tmp_path / "run", {"warm_steps": 3}, steps=10)
+@pytest.mark.parametrize(
+    ("words", "synchronous", "averages"),
+    [({"warm_steps": 3}, 3, 5), ({"warm_epochs": 1}, 10, 3), ({"growth_coefficient": 0.15}, 0, 3)],
+)
+def test_the_record_tells_of_rounds(
+    words: dict[str, Any], synchronous: int, averages: int, tmp_path: Path
+) -> None:
+    """And the loss falls, from guessing's (1.39)."""
+    result = train(tmp_path / "run", words, steps=20)
+    losses = [row["loss"] for row in result.history if row["kind"] == "train"]
+    assert losses[0] > 1.3 > losses[-1] + 0.1
     row = record_of(tmp_path / "run")["synchrony"]
-    assert row == {"replicas": 4, "synchronous_steps": 3, "averages": 2}
+    counted = {"synchronous_steps": synchronous, "averages": averages}
+    assert row == {"replicas": 4, **counted}
 
 
 class Stopping(TensorDataset):

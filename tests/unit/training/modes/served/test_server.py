@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,9 +18,16 @@ from firecaffe.errors import NotFiniteError, RunError
 from firecaffe.synchrony.config import SynchronyConfig
 from firecaffe.synchrony.events import Event
 from firecaffe.synchrony.log import Lines, head
-from firecaffe.synchrony.server_policies import Backup, BackupAgain, Leaf, LeafQueue, Stale
+from firecaffe.synchrony.server_policies import (
+    Backup,
+    BackupAgain,
+    Leaf,
+    LeafQueue,
+    Leaves,
+    Stale,
+)
 from firecaffe.training.modes.served import server_memory as memory
-from firecaffe.training.modes.served.served_mode import leaves_of
+from firecaffe.training.modes.served.served_mode import Served, leaves_of
 from firecaffe.training.modes.served.server_memory import copy_in_file
 from firecaffe.training.modes.served.server_steps import ServedStepper, keep_lines
 from tests.kit.training_fixtures import Patch
@@ -125,31 +133,28 @@ def test_buffers_change_by_what_a_learner_saw() -> None:
     assert net.norm.num_batches_tracked == 1  # of the step, however many leaves it has
 
 
+def run_to_the_end(stepper: ServedStepper, first: int = 0) -> int:
+    """The most versions that were kept after a step."""
+    most = 0
+    for step in range(first, STEPS):
+        stepper.run(step, RATE / 5)
+        most = max(most, len(stepper.server.memory.versions))
+    return most
+
+
 def test_versions_are_kept_as_long_as_they_are_needed() -> None:
     parts = made()
     events = in_order(Stale(queue(parts), 3, 0, 2), (0, 1, 0, 2))
     stepper = served(parts, SynchronyConfig("stale"), events, STEPS)
-    for step in range(STEPS):
-        stepper.run(step, RATE / 5)
-        assert len(stepper.server.memory.versions) <= 3
-    assert stepper.server.memory.versions == {}
-
-
-def test_the_version_of_who_is_late_is_not_kept() -> None:
-    """Learner 0 is hardly ever done, and others compute its leaves."""
+    most = run_to_the_end(stepper)
+    assert (most <= 3, stepper.server.memory.versions) == (True, {})
+    # That of who is late is not: learner 0 is hardly ever done, and others compute its leaves.
     parts = made()
     events = in_order(BackupAgain(queue(parts), 3, 0, 2), (1, 2) * 6 + (0,))
     words = SynchronyConfig("backup", backup_workers=2, dropped="again")
     stepper = served(parts, words, events, STEPS)
-    for step in range(STEPS):
-        stepper.run(step, RATE / 5)
-        assert len(stepper.server.memory.versions) <= 1
-    assert stepper.server.memory.parts() == {}
-
-
-def run_to_the_end(stepper: ServedStepper) -> None:
-    for step in range(1, STEPS):
-        stepper.run(step, RATE)
+    most = run_to_the_end(stepper)
+    assert (most <= 1, stepper.server.memory.parts()) == (True, {})
 
 
 def test_a_gradient_that_is_not_finite_ends_it_before_the_update() -> None:
@@ -159,40 +164,31 @@ def test_a_gradient_that_is_not_finite_ends_it_before_the_update() -> None:
     stepper.run(0, RATE)
     nn.init.constant_(parts.named["head.bias"], float("inf"))
     with pytest.raises(NotFiniteError, match=r"gradients of 4 learners come late.*warm_steps"):
-        run_to_the_end(stepper)
+        run_to_the_end(stepper, 1)
     assert parts.named["conv.weight"].isfinite().all()
-
-
-def test_a_log_is_gone_on_with_after_some_lines(tmp_path: Path) -> None:
-    path, other = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
-    events, lines = some_events(), Lines()
-    whole = write_log(path, events)
-    assert all([lines.line(head(2, 3)), *map(lines.event, events[:7])])
-    assert keep_lines(path, other, lines.count)
-    with open(other, "ab") as file:
-        file.writelines(map(lines.event, events[7:]))
-    assert other.read_bytes() == whole
-
-
-def test_a_log_that_lacks_lines_is_not_gone_on_with(tmp_path: Path) -> None:
-    path, other = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
-    whole, count = write_log(path, some_events()), len(some_events()) + 1
-    assert not keep_lines(tmp_path / "none", other, 1)
-    assert not keep_lines(path, other, count + 1)
-    for damaged in (whole[:-1], b"\xff" + whole[1:]):
-        path.write_bytes(damaged)
-        assert not keep_lines(path, other, count)
-    assert not other.exists()
 
 
 def full(*_: object) -> None:
     raise OSError(28, os.strerror(28))
 
 
-def test_a_log_that_cannot_be_cut_stays_whole(tmp_path: Path, monkeypatch: Patch) -> None:
-    """A run that is resumed cuts its own log; a disk may be full."""
-    path = tmp_path / "events.jsonl"
-    whole = write_log(path, some_events())
+def test_a_log_is_gone_on_with_after_some_lines(tmp_path: Path, monkeypatch: Patch) -> None:
+    path, other = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    events, lines = some_events(), Lines()
+    whole = write_log(path, events)
+    assert not keep_lines(tmp_path / "none", other, 1)
+    assert not keep_lines(path, other, len(events) + 2)
+    for damaged in (whole[:-1], b"\xff" + whole[1:]):
+        path.write_bytes(damaged)
+        assert not keep_lines(path, other, len(events) + 1)
+    assert not other.exists()
+    path.write_bytes(whole)
+    assert all([lines.line(head(2, 3)), *map(lines.event, events[:7])])
+    assert keep_lines(path, other, lines.count)
+    with open(other, "ab") as file:
+        file.writelines(map(lines.event, events[7:]))
+    assert other.read_bytes() == whole
+    # A run that is resumed cuts its own log, which stays whole where a disk is full.
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
         keep_lines(path, path, 3)
@@ -230,3 +226,12 @@ def test_versions_in_files_change_no_bit(tmp_path: Path, monkeypatch: Patch) -> 
     monkeypatch.setattr(memory, "copy_in_file", counted)
     assert train(tmp_path / "files", words, steps=8).state_sha256 == expected
     assert len(made) > 8
+
+
+@pytest.mark.parametrize(("warm_steps", "warm"), [(0, ""), (3, "; in warm steps ring")])
+def test_gradients_go_to_the_server(warm_steps: int, warm: str) -> None:
+    """Not by the exchange, which only the steps before it use."""
+    mode = Served.__new__(Served)  # of which the answer needs one attribute
+    mode.leaves = Leaves(warm_steps, 10, 1, 1, 1)
+    run: Any = SimpleNamespace(recipe=SimpleNamespace(synchrony=SimpleNamespace(mode="backup")))
+    assert mode.exchange_words(run, "ring") == f"with a server, backup{warm}"
