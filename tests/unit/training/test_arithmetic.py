@@ -31,10 +31,7 @@ def test_another_key_gives_other_numbers_and_the_same_the_same() -> None:
         *((0, "dropout", step, leaf) for step in range(20) for leaf in range(20)),
     ]
     assert len({tuple(drawn(*key)) for key in keys}) == len(keys)
-
-
-def test_the_generators_draw_different_numbers() -> None:
-    seed_random(1, "dropout", 3, 4)
+    seed_random(1, "dropout", 3, 4)  # and each generator has others
     of_all = [torch.rand(3, dtype=torch.float64).tolist(), np.random.rand(3).tolist()]
     of_all.append([random.random() for _ in range(3)])
     assert len({number for numbers in of_all for number in numbers}) == 9
@@ -57,15 +54,6 @@ def test_what_was_drawn_before_does_not_matter(before: str) -> None:
     seed_random(7, "weights")
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(own.get_state(), of_others)  # other generators are left alone
-
-
-@pytest.mark.parametrize("number", [1, 2])
-def test_threads_are_the_recipes_in_the_block(number: int) -> None:
-    before = torch.get_num_threads()
-    with arithmetic(TrainConfig(threads=number), torch.device("cpu")):
-        assert torch.get_num_threads() == number
-        assert not torch.are_deterministic_algorithms_enabled()
-    assert torch.get_num_threads() == before
 
 
 def test_tf32_by_its_newer_name_is_as_it_was() -> None:
@@ -104,6 +92,10 @@ def test_kernels_are_as_they_were(were: bool) -> None:
 
 def test_a_training_leaves_its_process_as_it_was(tmp_path: Path) -> None:
     threads, numbers = torch.get_num_threads(), torch.get_rng_state()
+    with arithmetic(TrainConfig(threads=threads + 1), torch.device("cpu")):
+        assert torch.get_num_threads() == threads + 1
+        assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.get_num_threads() == threads
     sizes = {"global_batch_size": 12, "micro_batch_size": 2, "steps": 1, "threads": threads + 1}
     recipe = recipe_in(tmp_path / "run", train=sizes)
     firecaffe.train(recipe, Everything, small_data(60), small_data(20, 1))

@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
 
 import firecaffe
-from firecaffe import DataConfig, Result
+from firecaffe import Result
 from firecaffe.cli import main
-from firecaffe.data.sources import open_image_folder
 from firecaffe.errors import RecipeError
 from firecaffe.runs.curves import curves_of, time_to
 from firecaffe.runs.measure import LOSS, TOP1
@@ -21,7 +19,6 @@ from firecaffe.runs.run_table import read_run
 from firecaffe.training.best import Best
 from firecaffe.training.checkpoint import best_step, load_newest
 from firecaffe.training.evaluation import Evaluation
-from tests.kit.data_photos import BLUE, GREEN, RED, draw
 from tests.kit.training import images, recipe_in, record_of, rows_of
 from tests.kit.training_fixtures import Capture, Patch
 
@@ -160,23 +157,19 @@ def test_after_an_early_stop_the_best_weights_are_tested_too(
     assert (last.test_of_best, last.state_sha256) == (None, result.state_sha256)
 
 
-@pytest.mark.parametrize("word", [[], ["--best"]])
-def test_evaluate_says_which_weights_it_takes(
-    tmp_path: Path, capsys: Capture, word: list[str]
-) -> None:
+def test_evaluate_says_which_weights_it_takes(tmp_path: Path, capsys: Capture) -> None:
     sizes = "train.global_batch_size=4 train.micro_batch_size=4 train.eval_batch_size=1000"
     words = "model.name=lenet data.name=generated data.hold_out=0.01 train.steps=2"
     stays = "train.eval_every=1 solver.base_lr=0.0 checkpoint.best=True"
-    recipe = recipe_in(tmp_path / "run", f"{sizes} {words} {stays}")
-    command = ["evaluate", str(firecaffe.train(recipe).folder), *word]
-    capsys.readouterr()
-    assert main(command) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert f"at step {1 if word else 2}: " in said[-2]
-    assert ("--best" in said[-1], "newest; --best takes" in said[-1]) == (True, not word)
-    assert main([*command, "--json"]) == 0
-    row = json.loads(capsys.readouterr().out)
-    assert (row["best"], row["best_step"], row["step"]) == (bool(word), 1, 1 if word else 2)
+    run = firecaffe.train(recipe_in(tmp_path / "run", f"{sizes} {words} {stays}")).folder
+    for word, step, told in (([], 2, "newest; --best takes"), (["--best"], 1, "--best")):
+        capsys.readouterr()
+        assert main(["evaluate", str(run), *word]) == 0
+        said = capsys.readouterr().out.splitlines()
+        assert (f"at step {step}: " in said[-2], told in said[-1]) == (True, True)
+        assert main(["evaluate", str(run), *word, "--json"]) == 0
+        row = json.loads(capsys.readouterr().out)
+        assert (row["best"], row["best_step"], row["step"]) == (bool(word), 1, step)
 
 
 def trained(folder: Path, eval_every: int, hold_out: float, **sets: Any) -> Result:
@@ -214,12 +207,3 @@ def test_one_s_own_validation_set(tmp_path: Path) -> None:
         trained(tmp_path / "none", 2, 0.0)
     assert len(str(caught.value).splitlines()) == 1
     assert not (tmp_path / "none").exists()
-
-
-def test_a_folder_s_own_validation_images(tmp_path: Path) -> None:
-    for part, color in (("train", RED), ("test", GREEN), ("val", BLUE)):
-        draw(tmp_path / part / "a" / "1.png", color, (8, 8))
-    sets = open_image_folder(DataConfig("folder", str(tmp_path), resize=8))
-    assert sets.validation is not None
-    for dataset, color in ((sets.train, RED), (sets.test, GREEN), (sets.validation, BLUE)):
-        assert tuple(dataset.batch(torch.tensor([0]))[0][0, :, 0, 0].tolist()) == color

@@ -27,6 +27,7 @@ from firecaffe.training.run_facts import ABOUT as ABOUT_FILE
 from firecaffe.training.run_facts import About, read_about, write_about
 from firecaffe.user_code import file_digest
 from tests.kit.training_fixtures import Patch
+from tests.ranks.networks import Everything
 from tests.unit.models.own_nets import Tied
 
 ABOUT = About(7, 1, ("a", "b"), (1, 28, 28), False, (1, 28, 28), "float32", ())
@@ -64,6 +65,10 @@ def test_a_file_gives_its_network(file: Path, network: nn.Module, tmp_path: Path
     loaded = firecaffe.load(file)
     assert equal(loaded, network)
     assert not loaded.training
+    # It says what is of the network alone.
+    recipe, about = described(file, ())
+    assert about == ABOUT
+    assert recipe == replace(RECIPE, data=replace(RECIPE.data, path=""))
     assert equal(firecaffe.load(str(file), lambda: make_network(RECIPE.model, 7, 1)), network)
     # First weights are taken from it; and it is unpacked.
     other = zeroed(make_network(RECIPE.model, 7, 1))
@@ -71,29 +76,20 @@ def test_a_file_gives_its_network(file: Path, network: nn.Module, tmp_path: Path
     assert (taken.taken, taken.missing, taken.unexpected) == (8, [], [])
     assert equal(other, network)
     with fcz.read(file) as opened:
+        assert opened.network["model"] == {"name": "lenet"}
+        assert opened.network["data"] == {"name": "generated", "mean": [0.5]}
         write_unpacked(opened, tmp_path / "net.safetensors")
     unpacked = load_file(tmp_path / "net.safetensors")
     torch.testing.assert_close(unpacked, dict(network.state_dict()), rtol=0, atol=0)
 
 
-def test_a_file_says_what_is_of_the_network_alone(file: Path) -> None:
-    recipe, about = described(file, ())
-    assert about == ABOUT
-    assert recipe == replace(RECIPE, data=replace(RECIPE.data, path=""))
-    with fcz.read(file) as opened:
-        assert opened.network["model"] == {"name": "lenet"}
-        assert opened.network["data"] == {"name": "generated", "mean": [0.5]}
-
-
-def test_normalization_and_tied_weights_come_back(tmp_path: Path) -> None:
-    path = tmp_path / "net.fcz"
-    resnet = partial(make_network, firecaffe.ModelConfig("resnet18"), 5)
-    for make in (resnet, partial(Tied, 5)):
-        made, other = make(), zeroed(make())
-        fcz.write(path, tensors_of(made), {})
-        assert equal(firecaffe.load(path, model=other), made)
+@pytest.mark.parametrize("make", [Everything, partial(Tied, 5)])
+def test_normalization_and_tied_weights_come_back(make: Any, tmp_path: Path) -> None:
+    made, other, path = make(), zeroed(make()), tmp_path / "net.fcz"
+    fcz.write(path, tensors_of(made), {})
+    assert equal(firecaffe.load(path, model=other), made)
     with fcz.read(path) as opened:
-        assert len(opened.outlines) < len(made.state_dict())
+        assert (len(opened.outlines) < len(made.state_dict())) == isinstance(made, Tied)
 
 
 CALLED: list[str] = []
@@ -159,26 +155,20 @@ def test_a_net_of_caffes_lies_beside_its_file_or_in_the_current_folder(
     assert equal(firecaffe.load(alone), beside)
 
 
-def test_another_net_of_caffes_is_refused(
+def test_another_net_of_caffes_or_one_in_another_folder_is_refused(
     imported: Path, tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    right = imported.with_name("net.prototxt").rename(tmp_path / "net.prototxt")
-    wrong = imported.with_name("net.prototxt")
+    wrong, elsewhere = imported.with_name("net.prototxt"), tmp_path / "elsewhere.fcz"
+    with fcz.read(imported) as opened:
+        tensors = dict(opened.tensors())
+    fcz.write(elsewhere, tensors, {"model": {"name": f"caffe:{wrong}"}})
+    refused(elsewhere, r"there is no net\.prototxt in ")
+    right = wrong.rename(tmp_path / "net.prototxt")
+    firecaffe.load(elsewhere)  # which says no digest
     wrong.write_text(PROTOTXT + "# of the same shapes\n")
     refused(imported, f"{wrong} is another net")
     monkeypatch.chdir(right.parent)
     firecaffe.load(imported)
-
-
-def test_a_file_alone_reads_no_net_in_other_folders(imported: Path, tmp_path: Path) -> None:
-    net = imported.with_name("net.prototxt")
-    elsewhere = tmp_path / "elsewhere.fcz"
-    with fcz.read(imported) as opened:
-        tensors = dict(opened.tensors())
-    fcz.write(elsewhere, tensors, {"model": {"name": f"caffe:{net}"}})
-    refused(elsewhere, r"there is no net\.prototxt in ")
-    net.rename(tmp_path / "net.prototxt")
-    firecaffe.load(elsewhere)  # which says no digest
 
 
 @pytest.mark.parametrize(

@@ -127,8 +127,7 @@ def test_any_number_of_ranks_counts_the_same(
     assert all(run(net, data, 2, world, uneven_loss) == expected for world in worlds)
 
 
-@pytest.mark.parametrize("num_classes", [2, 5, 6, 10])
-@pytest.mark.parametrize("headed", [False, True])
+@pytest.mark.parametrize(("num_classes", "headed"), [(2, False), (5, True), (6, False), (10, True)])
 def test_count_correct(num_classes: int, headed: bool) -> None:
     generator = torch.Generator().manual_seed(num_classes)
     # No ties: each row is an order of its classes.

@@ -110,29 +110,22 @@ def moved(model: nn.Module) -> None:
             each.add_(torch.randn_like(each))
 
 
-def test_it_is_torch_s() -> None:
+def test_it_is_torch_s_and_a_warm_up_forgets_the_first_weights_sooner() -> None:
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     theirs = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))  # type: ignore[no-untyped-call]
-    ours = Ema(dict(model.named_parameters()), 0.9)
+    ours, warm = (Ema(dict(model.named_parameters()), 0.9, warmup=is_warm) for is_warm in (0, 1))
+    expected = model[0].weight.detach().double()
     for step in range(5):
         moved(model)
         theirs.update_parameters(model)
         ours.update(step)
+        warm.update(step)
         for name, average in theirs.module.named_parameters():
             assert torch.equal(ours.average[name], average)
-
-
-def test_a_warm_up_forgets_the_first_weights_sooner() -> None:
-    weight = nn.Parameter(torch.zeros(1))
-    ema = Ema({"w": weight}, 0.5, warmup=True)
-    expected = 0.0
-    for step in range(12):
-        weight.data.fill_(step + 1)
-        ema.update(step)
-        decay = min(0.5, (1 + step) / (10 + step))
-        expected = step + 1 if step == 0 else decay * expected + (1 - decay) * (step + 1)
-        assert ema.average["w"].item() == pytest.approx(expected)
+        decay = min(0.9, (1 + step) / (10 + step)) if step else 0.0
+        expected = decay * expected + (1 - decay) * model[0].weight.detach()
+        torch.testing.assert_close(warm.average["0.weight"], expected.float())
 
 
 def test_in_the_weights_place_and_back() -> None:

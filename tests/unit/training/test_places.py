@@ -36,17 +36,15 @@ def folder_of(run: str, path: Path, **facts: object) -> Path:
     return path
 
 
-def test_who_sees_the_folder_of_rank_0_records_there(tmp_path: Path) -> None:
-    first = folder_of("a run", tmp_path / "run")
-    places = find("another", first)
-    assert (places.own, places.is_apart, places.notes("a host")) == (first, False, [])
-
-
 @pytest.mark.parametrize("named", ["", "own"])
-def test_who_does_not_makes_one_of_its_own(tmp_path: Path, monkeypatch: Patch, named: str) -> None:
+def test_who_does_not_see_rank_0s_folder_makes_one(
+    tmp_path: Path, monkeypatch: Patch, named: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     # There may be a folder of that name here, of another run.
     first = folder_of("an earlier run", tmp_path / "there" / "name")
+    seen = find("another", folder_of("a run", tmp_path / "seen"))
+    assert (seen.own, seen.is_apart, seen.notes("a host")) == (tmp_path / "seen", False, [])
     places = find(named, first)
     assert places.own == tmp_path / (named or "runs/name")
     assert places.is_apart

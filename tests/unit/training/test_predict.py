@@ -82,23 +82,6 @@ def refused(capsys: Capture, code: int, said: str, *words: object) -> None:
     assert said in capsys.readouterr().err
 
 
-def test_a_segmentation_gives_masks(own: Path, tmp_path: Path, capsys: Capture) -> None:
-    result, outputs = fit(own, tmp_path / "run", "segmentation")
-    rows = table(capsys, result.folder, "--out", tmp_path / "masks")
-    assert [row["sample"] for row in rows] == [str(number) for number in range(12)]
-    for row, mask in zip(rows, outputs.argmax(1), strict=True):
-        assert np.array_equal(np.asarray(Image.open(row["mask"])), mask.numpy())
-
-
-@pytest.mark.parametrize(("kind", "outputs"), [("regression", 1), ("multilabel", 3)])
-def test_values_labels(own: Path, tmp_path: Path, kind: str, outputs: int, capsys: Capture) -> None:
-    result, values = fit(own, tmp_path / "run", kind, outputs)
-    rows = table(capsys, result.folder)
-    expected = values.sigmoid() if kind == "multilabel" else values
-    shown = torch.tensor([[float(row[name]) for name in list(row)[1:]] for row in rows])
-    assert torch.allclose(shown, expected, atol=1e-6)
-
-
 NET_OF_CAFFE = """
 layer { name: "d" type: "HDF5Data" top: "data" top: "label" hdf5_data_param { batch_size: 4 } }
 layer { name: "out" type: "InnerProduct" bottom: "data" top: "out"
@@ -107,14 +90,31 @@ layer { name: "loss" type: "SoftmaxWithLoss" bottom: "out" bottom: "label" top: 
 """
 
 
-def test_a_net_of_caffe_gives_classes(own: Path, tmp_path: Path, capsys: Capture) -> None:
+@pytest.mark.parametrize(
+    ("kind", "outputs"), [("segmentation", 0), ("regression", 1), ("multilabel", 3), ("classes", 2)]
+)
+def test_each_kind_of_task(
+    own: Path, tmp_path: Path, kind: str, outputs: int, capsys: Capture
+) -> None:
+    """Masks, values, probabilities of labels, and the class by a net of Caffe."""
     net = tmp_path / "net.prototxt"
     net.write_text(NET_OF_CAFFE)
-    result, logits = fit(own, tmp_path / "run", "classes", 2, f"caffe:{net}")
-    rows = table(capsys, result.folder)
-    assert [int(row["class_1"]) for row in rows] == logits.argmax(1).tolist()
-    shown = torch.tensor([float(row["probability_1"]) for row in rows])
-    assert torch.allclose(shown, logits.softmax(1).amax(1))
+    task = f"caffe:{net}" if kind == "classes" else ""
+    result, values = fit(own, tmp_path / "run", kind, outputs, task)
+    masks = ["--out", tmp_path / "masks"] if kind == "segmentation" else []
+    rows = table(capsys, result.folder, *masks)
+    assert [row["sample"] for row in rows] == [str(number) for number in range(12)]
+    if kind == "segmentation":
+        for row, mask in zip(rows, values.argmax(1), strict=True):
+            assert np.array_equal(np.asarray(Image.open(row["mask"])), mask.numpy())
+    elif kind == "classes":
+        assert [int(row["class_1"]) for row in rows] == values.argmax(1).tolist()
+        shown = torch.tensor([float(row["probability_1"]) for row in rows])
+        assert torch.allclose(shown, values.softmax(1).amax(1))
+    else:
+        expected = values.sigmoid() if kind == "multilabel" else values
+        shown = torch.tensor([[float(row[name]) for name in list(row)[1:]] for row in rows])
+        assert torch.allclose(shown, expected, atol=1e-6)
 
 
 def test_a_gray_image_is_what_pillow_makes_of_it(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def test_it_is_told_after_so_many_steps(start: float) -> None:
     assert alarm([start] * 50 + [high] * (PATIENCE - 2) + [start] * 500) == 0
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_no_training_that_goes_well_is_ended(seed: int) -> None:
     draw = random.Random(seed)
     noise = [draw.lognormvariate(0, 0.3) for _ in range(2000)]
@@ -98,13 +98,16 @@ NO_SENSE = TensorDataset(SAMPLES.inputs, torch.randint(0, 4, (300,), generator=D
 
 
 WORDS = """
-train.global_batch_size=32 train.micro_batch_size=4 train.seed=1 train.steps=180 checkpoint.every=4
+train.global_batch_size=32 train.micro_batch_size=4 train.seed=1 checkpoint.every=4
 checkpoint.keep_last=2
 """
 
 
-def train(folder: Path, words: SynchronyConfig, solver: str, **more: Any) -> firecaffe.Result:
-    recipe = dataclasses.replace(recipe_in(folder, f"{WORDS} {solver}"), synchrony=words)
+def train(
+    folder: Path, words: SynchronyConfig, solver: str, steps: int = 180, **more: Any
+) -> firecaffe.Result:
+    words_of_run = f"{WORDS} train.steps={steps} {solver}"
+    recipe = dataclasses.replace(recipe_in(folder, words_of_run), synchrony=words)
     return fit_points(recipe, **{"model": network, "train_set": SAMPLES, **more})
 
 
@@ -148,12 +151,6 @@ def test_a_training_that_diverges_ends(name: str, tmp_path: Path) -> None:
     assert again.value.step == caught.value.step
 
 
-@pytest.mark.parametrize("words", [SERVED, REPLICAS], ids=CASES)
-def test_a_training_that_learns_goes_on(words: SynchronyConfig, tmp_path: Path) -> None:
-    result = train(tmp_path / "run", words, "solver.base_lr=0.05 solver.momentum=0.5")
-    assert result.top1 > 0.8
-
-
 def test_a_number_that_is_not_finite_names_the_checkpoint_before_the_rise(tmp_path: Path) -> None:
     with pytest.raises(firecaffe.FirecaffeError, match="the loss is nan") as caught:
         train(tmp_path / "run", SERVED, "solver.base_lr=1.0 solver.momentum=0.9")
@@ -175,6 +172,6 @@ def test_what_was_done_already_is_not_advised() -> None:
 
 def test_the_steps_that_all_make_together_are_not_watched(tmp_path: Path) -> None:
     with patch("firecaffe.training.divergence.PATIENCE", 0):
-        train(tmp_path / "run", SynchronyConfig(), "solver.base_lr=0.05")
+        train(tmp_path / "run", SynchronyConfig(), "solver.base_lr=0.05", 12)
         with pytest.raises(DivergedError):
-            train(tmp_path / "local", REPLICAS, "solver.base_lr=0.05")
+            train(tmp_path / "local", REPLICAS, "solver.base_lr=0.05", 12)

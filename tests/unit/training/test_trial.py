@@ -58,6 +58,7 @@ def parent(tmp_path: Path, monkeypatch: Patch) -> Path:
     script.write_text(SCRIPT)
     command = [sys.executable, str(script)]
     monkeypatch.setattr(trial_module, "command_of", lambda recipe, _: [*command, str(recipe)])
+    monkeypatch.setattr(trial_module, "POLL_S", 0.05)
     return tmp_path / "search"
 
 
@@ -78,32 +79,20 @@ def run(trials: Sequence[Trial], parent: Path, at_once: int = 2) -> list[str]:
     return ended
 
 
-def test_trainings_leave_their_scores(parent: Path) -> None:
-    trials = [trial(parent, name) for name in ("a", "b", "c")]
-    assert sorted(run(trials, parent)) == ["a", "b", "c"]
+def test_a_search_goes_on_over_trainings_that_end_are_given_up_or_diverge(parent: Path) -> None:
     told = [TrialScore(1, 0.1, True), TrialScore(2, 0.2, True)]
-    assert [each.scores for each in trials] == [told] * 3
-    assert not any(each.ended_early for each in trials)
-
-
-def test_a_training_that_is_given_up_is_ended(parent: Path) -> None:
-    hopeless = trial(parent, "a", "waits", end=lambda told: len(told) == 1)
-    run([hopeless], parent)
-    assert hopeless.ended_early
-    assert not hopeless.is_finished
-    again = trial(parent, "a", "waits", end=lambda told: len(told) == 1)
-    assert run([again], parent) == ["a"]  # at once, from what is there
-    assert again.scores == hopeless.scores
-
-
-def test_a_training_whose_loss_is_not_finite_has_lost(parent: Path) -> None:
-    """It ends by itself; the search goes on."""
-    diverging = trial(parent, "a", "diverges", end=lambda told: not told[-1].is_finite)
-    run([diverging, trial(parent, "b")], parent)
-    assert diverging.ended_early
+    right = trial(parent, "a")
+    hopeless = trial(parent, "b", "waits", end=lambda told: len(told) == 1)
+    diverging = trial(parent, "c", "diverges", end=lambda told: not told[-1].is_finite)
+    assert sorted(run([right, hopeless, diverging], parent)) == ["a", "b", "c"]
+    assert [each.ended_early for each in (right, hopeless, diverging)] == [False, True, True]
+    assert (right.scores, right.is_finished, hopeless.is_finished) == (told, True, False)
     assert diverging.scores == [TrialScore(1, 0.1, True), TrialScore(2, 0.1, False)]
+    again = trial(parent, "b", "waits", end=lambda told: len(told) == 1)
+    assert run([again], parent) == ["b"]  # at once, from what is there
+    assert again.scores == hopeless.scores
     with pytest.raises(RankFailedError):  # where nobody is to give it up, as of a finalist's seed
-        run([trial(parent, "c", "diverges")], parent)
+        run([trial(parent, "d", "diverges")], parent)
 
 
 def test_finished_trainings_are_taken_and_left_ones_begun_anew(parent: Path) -> None:
