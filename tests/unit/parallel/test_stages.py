@@ -212,6 +212,7 @@ def test_options_have_their_defaults_and_outputs_their_kind() -> None:
 def test_what_depends_on_data_or_is_in_another_mode_may_stand_inside_a_stage() -> None:
     alike = Alike()
     depends_on_data(alike)
+    alike.c.register_forward_hook(lambda *_: None)
     check_same_bits(alike, ["c", "d"], torch.randn(3, 4), lambda y: y.square().sum())
     # As a frozen batch normalization.
     network = WithOptions()

@@ -72,29 +72,23 @@ def check_masked(trained: Trained, masks: dict[str, Tensor]) -> None:
 
 @pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize("decay_form", ["l2", "l1", "decoupled"])
-def test_pruned_weights_stay_zero(solver: str, decay_form: Any) -> None:
+def test_pruned_weights_stay_zero_and_shared_ones_shared(solver: str, decay_form: Any) -> None:
     words = SolverConfig(solver, momentum=0.9, weight_decay=0.01, decay_form=decay_form, trust=1.0)
-    trained = Trained(network(), words, prune=PruneConfig({"*": 0.3}))
-    masks = {name: mask.clone() for name, mask in trained.first.masks.items()}
+    pruned = Trained(network(), words, prune=PruneConfig({"*": 0.3}))
+    shared = Trained(network(), words, share=ShareConfig({"*": 2}))
+    masks = {name: mask.clone() for name, mask in pruned.first.masks.items()}
     assert [int(mask.sum()) for mask in masks.values()] == [19, 8]
-    before = copy.deepcopy(trained.net.state_dict())
+    before = [copy.deepcopy(each.net.state_dict()) for each in (pruned, shared)]
     for _ in range(5):
-        trained.step()
-        check_masked(trained, masks)
-    for name, mask in masks.items():
-        assert (trained.named[name][mask] != before[name][mask]).all()
-
-
-@pytest.mark.parametrize("solver", SOLVERS)
-def test_shared_weights_stay_shared(solver: str) -> None:
-    trained = Trained(network(), solver, share=ShareConfig({"*": 2}))
-    before = copy.deepcopy(trained.net.state_dict())
-    for _ in range(5):
-        trained.step()
-        for name, codes in trained.first.codes.items():
-            assert (trained.named[name] != before[name]).all()
-            for of in (trained.named[name], trained.ema.average[name]):
+        pruned.step()
+        check_masked(pruned, masks)
+        shared.step()
+        for name, codes in shared.first.codes.items():
+            for of in (shared.named[name], shared.ema.average[name]):
                 assert len(torch.unique(of)) == len(torch.unique(codes)) == 4
+    for name, mask in masks.items():
+        assert (pruned.named[name][mask] != before[0][name][mask]).all()
+        assert (shared.named[name] != before[1][name]).all()
 
 
 class Codebooks(nn.Module):
@@ -262,11 +256,7 @@ def small_last() -> Any:
         (network, PruneConfig({"4.bias": 0.5}), r"'4\.bias', which no bias matches"),
         (network, ShareConfig({"fc*": 4}), "share.bits has 'fc\\*', which no layer with weights"),
         (lambda: nn.Sequential(network()), PruneConfig({"0": 0.1}), "no layer .*; say '0.\\*'"),
-        (
-            network,
-            PruneConfig({"*": 0.1}, {"0": 1.0}),
-            "prune.keep and prune.threshold both match 0",
-        ),
+        (network, PruneConfig({"*": 0.1}, {"0": 1.0}), "keep and prune.threshold both match 0"),
         (frozen, PruneConfig({"*": 0.1}), "prune.keep matches 0, .*, or say '0' = 1 after"),
         (frozen, PruneConfig({}, {"*": 1}), "prune.threshold matches 0, which model.freeze"),
         (frozen, ShareConfig({"*": 4}), "share.bits matches 0, which model.freeze keeps"),
@@ -279,19 +269,9 @@ def small_last() -> Any:
     ],
 )
 def test_layers_that_cannot_be_had(make: Callable[[], nn.Module], words: Any, line: str) -> None:
+    section = "prune" if isinstance(words, PruneConfig) else "share"
     with pytest.raises(RecipeError, match=line):
-        begin(make(), "prune" if isinstance(words, PruneConfig) else "share", words)
-
-
-def begin(net: nn.Module, section: str, words: Any) -> None:
-    [constraint] = constraints_of(net, **{section: words})
-    constraint.begin()
-
-
-def test_what_is_left_alone() -> None:
-    assert constraints_of(network(), model=ModelConfig(freeze=["0.*"])) == []
-    [pruning] = constraints_of(frozen(), prune=PruneConfig({"*": 0.1, "0": 1.0}))
-    assert [*pruning.masks] == ["3.weight"]
+        constraints_of(make(), **{section: words})[0].begin()
 
 
 def test_a_mean_is_the_derivative_by_the_value_over_its_weights() -> None:
@@ -312,3 +292,7 @@ def test_biases_are_meant_by_their_own_names() -> None:
     pruning, sharing = constraints_of(network(), prune=prune, share=share)
     assert list(pruning.masks) == ["0.weight", "0.bias", "1.bias", "3.weight", "3.bias"]
     assert list(sharing.codes) == ["0.bias", "3.weight"]
+    # What is frozen is left alone.
+    assert constraints_of(network(), model=ModelConfig(freeze=["0.*"])) == []
+    [pruning] = constraints_of(frozen(), prune=PruneConfig({"*": 0.1, "0": 1.0}))
+    assert [*pruning.masks] == ["3.weight"]

@@ -100,20 +100,17 @@ def test_the_same_bits_from_other_processes_which_end() -> None:
         data.train.batch(torch.tensor([0]))
 
 
-def test_what_a_user_s_code_raises_is_shown_from_where_it_was_raised() -> None:
+def test_a_worker_that_raises_or_is_killed_is_one_line() -> None:
     data = of_workers(2, raises=7)
     with data_workers(data), pytest.raises(OwnCodeError) as caught:
         list(batches_of(data))
     assert "train[7] raised ValueError: nothing there" in str(caught.value)
     assert "in __getitem__" in caught.value.traceback
     assert "firecaffe/training/" not in caught.value.traceback
-
-
-def test_a_worker_that_is_killed_is_one_line() -> None:
     data = of_workers(1, ends=7)
-    with data_workers(data), pytest.raises(DataError) as caught:
+    with data_workers(data), pytest.raises(DataError) as killed:
         list(batches_of(data))
-    assert all(part in str(caught.value) for part in ("train", "SIGKILL", "7", "workers=0"))
+    assert all(part in str(killed.value) for part in ("train", "SIGKILL", "7", "workers=0"))
 
 
 def test_one_that_waits_for_ever_does_not_keep_the_training_from_ending() -> None:

@@ -112,10 +112,13 @@ def moved(model: nn.Module) -> None:
 
 def test_it_is_torch_s_and_a_warm_up_forgets_the_first_weights_sooner() -> None:
     torch.manual_seed(1)
-    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    first = nn.Linear(3, 4)
+    model = nn.Sequential(first, nn.BatchNorm1d(4))
     theirs = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))  # type: ignore[no-untyped-call]
-    ours, warm = (Ema(dict(model.named_parameters()), 0.9, warmup=is_warm) for is_warm in (0, 1))
-    expected = model[0].weight.detach().double()
+    ours, warm = (
+        Ema(dict(model.named_parameters()), 0.9, warmup=is_warm) for is_warm in (False, True)
+    )
+    expected = first.weight.detach().double()
     for step in range(5):
         moved(model)
         theirs.update_parameters(model)
@@ -124,7 +127,7 @@ def test_it_is_torch_s_and_a_warm_up_forgets_the_first_weights_sooner() -> None:
         for name, average in theirs.module.named_parameters():
             assert torch.equal(ours.average[name], average)
         decay = min(0.9, (1 + step) / (10 + step)) if step else 0.0
-        expected = decay * expected + (1 - decay) * model[0].weight.detach()
+        expected = decay * expected + (1 - decay) * first.weight.detach()
         torch.testing.assert_close(warm.average["0.weight"], expected.float())
 
 

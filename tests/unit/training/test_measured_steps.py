@@ -1,20 +1,77 @@
-"""What ranks measure of themselves, and when they decide."""
+"""What is measured of steps: lines of progress, norms for the noise scale, shares by speed."""
 
 import dataclasses
 import json
+from math import inf, nan
 from typing import Any
 
 import pytest
 import torch
 
 from firecaffe.cluster.world import World
+from firecaffe.data import SampleOrder
 from firecaffe.exchange.leaves import equal_shares
 from firecaffe.recipe.parallel import RankLayout
 from firecaffe.training import rebalance
+from firecaffe.training.noise_meter import EVERY, MOST_STEPS, NoiseMeter
 from firecaffe.training.outcome import StepResult
 from firecaffe.training.rebalance import Balance
+from firecaffe.training.records import RunProgress
 from firecaffe.training.times import Timings
-from tests.kit.training_fixtures import Patch
+from tests.kit.training_fixtures import Capture, Patch
+
+# --- progress -------------------------------------------------------------------------------------
+
+STEP = StepResult(16, 1.5, {}, Timings(1, 0.0, 0.1, 0.0, 0.0, 0.0, 0.1, 1))
+
+
+@pytest.mark.parametrize("forced", ["", "1"])
+def test_a_pipe_gets_plain_lines(forced: str, monkeypatch: Patch, capsys: Capture) -> None:
+    """A notebook sets FORCE_COLOR for the processes that it starts."""
+    monkeypatch.setenv("FORCE_COLOR", forced)
+    with RunProgress("run", 0, 20, shown=True) as progress:
+        for step in range(1, 21):
+            progress.step(step, 0.1, STEP)
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    lines = shown.splitlines()
+    assert len(lines) == 10
+    assert all("160 samples/s" in line and "s left" in line for line in lines)
+
+
+# --- noise ----------------------------------------------------------------------------------------
+
+ORDER = SampleOrder(0, 90, 20, 5)
+"""Of five steps in an epoch, the last one has half the samples."""
+
+
+def test_a_few_steps_are_measured() -> None:
+    for steps in (10, 100, 100_000):
+        meter = NoiseMeter(ORDER, steps, True)
+        due = [step for step in range(steps) if meter.is_due(step)]
+        assert len(due) <= min(MOST_STEPS, steps / EVERY)
+        assert len(due) > min(MOST_STEPS, steps / EVERY) / 2 - 1
+        assert all(ORDER.samples_in_step(step) == 20 and step > 0 for step in due)
+    single = NoiseMeter(SampleOrder(0, 90, 20, 20), 100, True)
+    without = NoiseMeter(ORDER, 100, False)
+    assert not any(single.is_due(step) or without.is_due(step) for step in range(100))
+
+
+def test_what_counts_and_is_kept() -> None:
+    meter = NoiseMeter(ORDER, 100, True)
+    for step, squares in enumerate([None, (inf, inf), (nan, 1.0), *[(8.0, 1.0)] * 3]):
+        assert meter.add(step, squares) == {}
+    other = NoiseMeter(ORDER, 100, True)
+    assert other.state_dict() == {}
+    other.load_state_dict(json.loads(json.dumps(meter.state_dict())))
+    # (2 - 1) / (1/5 - 1/20) over (20 · 1 - 5 · 2) / 15, without any spread.
+    names = "noise_scale", "noise_scale_low", "noise_scale_high"
+    assert other.add(6, (8.0, 1.0)) == pytest.approx(dict.fromkeys(names, 10.0))
+    assert other.row is not None
+    assert other.row["steps"] == [3, 4, 5, 6]
+
+
+# --- balance --------------------------------------------------------------------------------------
 
 FULL = 32
 

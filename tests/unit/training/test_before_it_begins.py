@@ -1,0 +1,292 @@
+"""What is known before the first step: plug-ins, recipes that cannot be, and where ranks record."""
+
+import json
+import re
+import sys
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import HashStore
+
+import firecaffe
+from firecaffe.cluster.world import FOLDER, World
+from firecaffe.data import SampleOrder
+from firecaffe.data.train_batches import TrainBatches
+from firecaffe.errors import CheckpointError, DataError, OwnCodeError, RecipeError, RunError
+from firecaffe.recipe.checked_recipe import check_recipe
+from firecaffe.runs.run_folder import (
+    APART,
+    ENVIRONMENT,
+    MARK,
+    RunConfig,
+    apart_mark,
+    elsewhere,
+    mark_of,
+)
+from firecaffe.training import start
+from firecaffe.training.checkpoint import Checkpoint
+from firecaffe.training.checks import preflight
+from firecaffe.training.forward import check_compiler
+from firecaffe.training.plugins import VARIABLE, Plugin, load_plugins
+from firecaffe.training.run_facts import Places, find_places
+from firecaffe.training.saver import Write
+from tests.kit.training import ALONE, recipe_in, recipe_with, record_of
+from tests.kit.training_fixtures import Patch
+from tests.unit.tasks.test_table import OWN
+
+# --- plug-ins -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Noted:
+    """Batches that are noted when they are asked for."""
+
+    name: str
+    batches: TrainBatches
+    seen: list[str]
+
+    @property
+    def order(self) -> SampleOrder:
+        return self.batches.order
+
+    def train_batch(self, step: int, leaf: int) -> tuple[Tensor, Tensor]:
+        self.seen.append(f"{self.name} batch {step}.{leaf}")
+        return self.batches.train_batch(step, leaf)
+
+
+@dataclass(frozen=True)
+class Noting(Plugin):
+    """Notes what it is asked for and changes nothing."""
+
+    name: str
+    seen: list[str]
+
+    def check(self, world_size: int) -> None:
+        self.seen.append(f"{self.name} check {world_size}")
+
+    def around_batches(self, batches: TrainBatches, world: World) -> TrainBatches:
+        return Noted(self.name, batches, self.seen)
+
+    def around_write(self, write: Write, world: World) -> Write:
+        def noted(folder: Path, checkpoint: Checkpoint) -> Path:
+            self.seen.append(f"{self.name} checkpoint {checkpoint.step}")
+            return write(folder, checkpoint)
+
+        return noted
+
+
+def train_in(folder: Path) -> str:
+    """The digest of a training of two steps of two micro-batches."""
+    train = {"global_batch_size": 4, "micro_batch_size": 2, "steps": 2, "eval_batch_size": 500}
+    parts = "model.name=lenet data.name=generated checkpoint.every=2"
+    return firecaffe.train(recipe_in(folder, parts, train=train)).state_sha256
+
+
+def name_plugins(monkeypatch: Patch, **modules: object) -> None:
+    """Lets the environment name modules of these members."""
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setenv(VARIABLE, ",".join(modules))
+
+
+def test_plugins_stand_around_batches_and_checkpoints(tmp_path: Path, monkeypatch: Patch) -> None:
+    for names in ("", " ", ","):
+        monkeypatch.setenv(VARIABLE, names)
+        assert load_plugins() == ()
+    undisturbed = train_in(tmp_path / "undisturbed")
+    seen: list[str] = []
+    inner = SimpleNamespace(plugin=lambda: Noting("inner", seen))
+    outer = SimpleNamespace(plugin=lambda: Noting("outer", seen))
+    name_plugins(monkeypatch, inner=inner, outer=outer)
+    assert train_in(tmp_path / "noted") == undisturbed
+    assert record_of(tmp_path / "noted")["plugins"] == [f"{Noting.__module__}.Noting"] * 2
+    leaves = [f"{step}.{leaf}" for step in range(2) for leaf in range(2)]
+    batches = [f"{name} batch {leaf}" for leaf in leaves for name in ("outer", "inner")]
+    saved = "outer checkpoint 2", "inner checkpoint 2"
+    assert seen == ["inner check 1", "outer check 1", *batches, *saved]
+
+
+def raise_in_lines() -> Plugin:
+    raise ValueError("three\nlines\nlong")
+
+
+@pytest.mark.parametrize(
+    ("module", "found"),
+    [
+        (None, "ModuleNotFoundError"),  # what Python says of a module that is None there
+        (SimpleNamespace(), "has no attribute 'plugin'"),
+        (SimpleNamespace(plugin=raise_in_lines), "ValueError: three lines long"),
+        (SimpleNamespace(plugin=lambda: 3), "gave 3"),
+    ],
+)
+def test_one_that_cannot_be_loaded_is_one_line(
+    monkeypatch: Patch, module: object, found: str
+) -> None:
+    name_plugins(monkeypatch, broken=module)
+    with pytest.raises(RecipeError) as caught:
+        load_plugins()
+    (line,) = str(caught.value).splitlines()
+    assert line.startswith(f"{VARIABLE}: broken")
+    assert found in line
+
+
+def test_what_a_plugin_refuses_it_says_itself(tmp_path: Path, monkeypatch: Patch) -> None:
+    class Refusing(Plugin):
+        def check(self, world_size: int) -> None:
+            raise DataError(f"not with {world_size}")
+
+    name_plugins(monkeypatch, refusing=SimpleNamespace(plugin=Refusing))
+    with pytest.raises(DataError, match="not with 1"):
+        train_in(tmp_path / "refused")
+    assert not (tmp_path / "refused").exists()
+
+
+# --- recipes --------------------------------------------------------------------------------------
+
+WORDS = "model.name=lenet data.name=generated train.global_batch_size=8 train.micro_batch_size=4"
+
+
+def look(words: str) -> None:
+    preflight(check_recipe(recipe_with(f"{WORDS} train.device=cpu train.steps=1 {words}")), 2)
+
+
+@pytest.mark.parametrize("function", ["loss_fails", "metric_fails"])
+def test_an_own_task_is_tried_on_a_sample(function: str) -> None:
+    state = torch.random.get_rng_state()
+    with pytest.raises(OwnCodeError, match=rf"task\.name '{OWN}:{function}'.*LookupError") as told:
+        look(f"task.name={OWN}:{function}")
+    assert "own.py" in told.value.traceback
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(("function", "said"), [("two_losses", "one number"), ("nan", "is nan")])
+def test_what_an_own_loss_gives_is_looked_at(function: str, said: str) -> None:
+    with pytest.raises(RecipeError, match=said):
+        look(f"task.name={OWN}:{function}")
+
+
+def test_what_can_be_learned_passes() -> None:
+    """And the look at the shapes, in evaluation, leaves no layer as one that is not trained."""
+    look(f"task.name={OWN}:loss_fails_later")
+    look("model.name=resnet18 train.batch_norm_samples=8")
+
+
+def test_what_gpus_do_not_take_is_known_before_the_ranks(monkeypatch: Patch) -> None:
+    """`train.device` is auto: whether there are GPUs is asked of this host."""
+    served = "synchrony.mode=asynchronous synchrony.lock=none train.global_batch_size=16"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(RecipeError, match=r"on GPUs with synchrony\.lock = none"):
+        look(f"{served} train.device=auto")
+
+
+def test_without_a_compiler_it_is_said(monkeypatch: Patch) -> None:
+    from torch._inductor import cpp_builder, exc
+
+    def none_is_there() -> str:
+        raise exc.InvalidCxxCompiler
+
+    monkeypatch.setattr(cpp_builder, "get_cpp_compiler", none_is_there)
+    check_compiler("cuda")
+    with pytest.raises(RecipeError, match=r"train\.compile .* C\+\+ compiler .* CXX") as caught:
+        check_compiler("cpu")
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_only_rank_0s_host_needs_the_checkpoints(tmp_path: Path) -> None:
+    """A run without a shared disk leaves timings, and no checkpoint, on every other host."""
+    (tmp_path / "timings").mkdir()
+    recipe = check_recipe(recipe_with(f"{WORDS} train.device=cpu train.steps=1"))
+    preflight(recipe, 2, tmp_path, is_new=False)
+    with pytest.raises(CheckpointError, match="no checkpoint there"):
+        preflight(recipe, 2, tmp_path)
+    (tmp_path / "checkpoints" / "step-00000001").mkdir(parents=True)
+    with pytest.raises(CheckpointError, match="damaged"):
+        preflight(recipe, 2, tmp_path, is_new=False)
+
+
+# --- folders --------------------------------------------------------------------------------------
+
+
+def find(folder: str, first: Path, steps: int = 0) -> Places:
+    return find_places(ALONE, RunConfig(folder), first, "a run", steps)
+
+
+def folder_of(run: str, path: Path, **facts: object) -> Path:
+    path.mkdir(parents=True)
+    (path / ENVIRONMENT).write_text(json.dumps({MARK: run, **facts}))
+    return path
+
+
+@pytest.mark.parametrize("named", ["", "own"])
+def test_who_does_not_see_rank_0s_folder_makes_one(
+    tmp_path: Path, monkeypatch: Patch, named: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    # There may be a folder of that name here, of another run.
+    first = folder_of("an earlier run", tmp_path / "there" / "name")
+    seen = find("another", folder_of("a run", tmp_path / "seen"))
+    assert (seen.own, seen.is_apart, seen.notes("a host")) == (tmp_path / "seen", False, [])
+    places = find(named, first)
+    assert places.own == tmp_path / (named or "runs/name")
+    assert places.is_apart
+    assert mark_of(places.own) == apart_mark("a run")
+    assert (places.own / "timings").is_dir()
+    (line,) = places.notes("node-a")
+    for words in (f"{first}/checkpoints on node-a alone", str(places.own), ALONE.host):
+        assert words in line
+
+
+def test_a_next_attempt_goes_on_in_it(tmp_path: Path) -> None:
+    """Rank 0's has the same path on its host, as it mostly has."""
+    own = tmp_path / "own"
+    find(str(own), own)
+    rows = own / "timings" / "rank-1.jsonl"
+    rows.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n')
+    assert find(str(own), own, 2).is_apart
+    assert rows.read_text() == '{"step": 1}\n{"step": 2}\n'
+
+
+def test_no_other_run_s_folder_is_written_into(tmp_path: Path) -> None:
+    own = folder_of("an earlier run", tmp_path / "own")
+    with pytest.raises(RunError, match=f"{re.escape(str(own))} exists already on .*two runs never"):
+        find(str(own), tmp_path / "nowhere")
+    assert [path.name for path in own.iterdir()] == [ENVIRONMENT]
+    (tmp_path / "file").touch()
+    with pytest.raises(RunError, match=r"file/own on .*: Not a directory"):
+        find(str(tmp_path / "file/own"), tmp_path / "x")
+
+
+def test_rank_0_without_the_folder_does_not_begin_anew(tmp_path: Path, monkeypatch: Patch) -> None:
+    """As on another host after a restart; a folder of its own there may have the same path."""
+    store = HashStore()
+    store.set(f"{FOLDER}/0", str(tmp_path))
+    world = World(0, 1, torch.device("cpu"), store=store)
+    monkeypatch.setattr(start, "_calls", count())
+    with pytest.raises(RunError, match=r"is not on .*, on which rank 0 is now") as said:
+        start.find_start(world, str(tmp_path / "an earlier run"))
+    assert "\n" not in str(said.value)
+    (tmp_path / "checkpoints").mkdir()
+    monkeypatch.setattr(start, "_calls", count())
+    assert start.find_start(world, None).folder == tmp_path
+
+
+def test_a_line_names_few_of_many_hosts() -> None:
+    apart = {rank: (f"node-{rank // 2}", "/runs/a") for rank in range(2, 200)}
+    (line,) = Places(Path("/runs/a"), Path("/runs/a"), apart=apart).notes("node-0")
+    assert "node-1 keeps the timings of rank 2, 3 in /runs/a" in line
+    assert line.endswith("95 others in theirs")
+
+
+def test_where_other_timings_are(tmp_path: Path) -> None:
+    apart = {"1": ["node-b", "/b/run"], "2": ["node-b", "/b/run"], "3": ["node-c", "/c/run"]}
+    run = folder_of("a run", tmp_path / "run", **{APART: apart})
+    b, c = elsewhere(run, [0])
+    assert "rank 1, 2 are on node-b in /b/run/timings" in b
+    assert "rank 3 are on node-c" in c
+    assert elsewhere(run, [0, 1, 2, 3]) == []
+    assert elsewhere(tmp_path, [0]) == []
