@@ -27,8 +27,7 @@ NETWORKS = [
     ("lenet", 28, [["conv2", "ip1"], ["relu1"]]),
     ("alexnet", 227, [["features.1", "features.8", "classifier.1"], ["classifier"]]),
     ("vgg16", 224, [["features.5", "features.17", "classifier.3"]]),
-    ("googlenet", 224, [["norm2", "inception4b", "inception5a"], ["inception3b.branch3.1.conv"]]),
-    ("googlenet_bn", 224, [["inception4b", "inception4e.branch2", "fc"]]),
+    ("googlenet_bn", 224, [["inception3b.branch3.1.conv"], ["inception4e.branch2", "fc"]]),
     ("squeezenet1_1", 64, [["features.6.expand3x3", "classifier"], ["features.4.expand3x3"]]),
     ("resnet18", 64, [["layer1.1.bn2", "layer2", "layer3.0.downsample"]]),
 ]

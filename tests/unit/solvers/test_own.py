@@ -8,10 +8,6 @@ import torch
 from torch import nn, optim
 
 from firecaffe.errors import OwnCodeError, RecipeError
-from firecaffe.recipe.checked_recipe import check_recipe
-from firecaffe.recipe.identity import identity
-from firecaffe.recipe.sections import Recipe
-from firecaffe.recipe.terms import idle_words
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.solvers.optimizer import check_solver, make_optimizer, set_rate
 from firecaffe.solvers.optimizer_state import OptimizerNumbers, OptimizerTensors
@@ -125,15 +121,3 @@ def test_what_it_raises_itself_is_its_owns_to_read() -> None:
     with pytest.raises(OwnCodeError, match="ZeroDivisionError") as caught:
         two_steps(SolverConfig(type=f"{PLACE}:fails"))
     assert "in fails" in caught.value.traceback
-
-
-def test_its_words_are_the_runs_and_those_of_others_are_idle() -> None:
-    solver = SolverConfig(type=f"{PLACE}:Signs", args={"beta": 0.25}, momentum=0.5)
-    recipe = Recipe(solver=solver)
-    check_recipe(recipe)
-    assert identity(recipe, 1)["solver.args"] == {"beta": 0.25}
-    assert identity(Recipe(), 1)["solver.args"] == {}
-    assert list(idle_words(recipe)) == ["solver.momentum"]
-    [line] = idle_words(Recipe(solver=SolverConfig(args={"beta": 0.25}))).values()
-    assert "solver.args" in line
-    assert "sgd" in line

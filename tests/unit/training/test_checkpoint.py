@@ -7,6 +7,7 @@ import os
 import pickle
 import shutil
 from collections.abc import Callable
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NoReturn
@@ -99,35 +100,25 @@ def test_only_the_newest_stay(tmp_path: Path) -> None:
 def test_latest_points_to_it_only_after_the_rename(tmp_path: Path, monkeypatch: Patch) -> None:
     save_checkpoint(tmp_path, small(1))
     seen: list[str] = []
-    fsync, rename, replace = os.fsync, os.rename, os.replace
+    calls = {name: getattr(os, name) for name in ("fsync", "rename", "replace")}
 
-    def latest() -> str:
-        return (tmp_path / LATEST).read_text().strip()
+    def note(name: str, first: Any, *more: Path) -> None:
+        if name == "fsync":
+            seen.append(f"sync {Path(os.readlink(f'/proc/self/fd/{first}')).name}")
+        else:
+            # Whole before it has its name, and there before `latest` says so.
+            load_checkpoint(first if name == "rename" else tmp_path / "step-00000002")
+            assert (tmp_path / LATEST).read_text() == "step-00000001\n"
+            seen.append(name)
+        calls[name](first, *more)
 
-    def note_fsync(descriptor: int) -> None:
-        seen.append(f"sync {Path(os.readlink(f'/proc/self/fd/{descriptor}')).name}")
-        fsync(descriptor)
-
-    def note_rename(source: Path, target: Path) -> None:
-        load_checkpoint(source)  # whole before it has its name
-        assert not target.exists()
-        assert latest() == "step-00000001"
-        seen.append("rename")
-        rename(source, target)
-
-    def note_replace(source: Path, target: Path) -> None:
-        load_checkpoint(tmp_path / "step-00000002")
-        assert latest() == "step-00000001"
-        seen.append("latest")
-        replace(source, target)
-
-    for name, note in (("fsync", note_fsync), ("rename", note_rename), ("replace", note_replace)):
-        monkeypatch.setattr(os, name, note)
+    for name in calls:
+        monkeypatch.setattr(os, name, partial(note, name))
     save_checkpoint(tmp_path, small(2))
-    assert latest() == "step-00000002"
+    assert (tmp_path / LATEST).read_text() == "step-00000002\n"
     folder, files = f"sync {tmp_path.name}", [f"sync {name}" for name in FILES]
     aside = "sync .step-00000002.partial"
-    assert seen == [*files, aside, "rename", folder, "sync .partial.latest", "latest", folder]
+    assert seen == [*files, aside, "rename", folder, "sync .partial.latest", "replace", folder]
 
 
 def refuse(*_: object, **__: object) -> NoReturn:

@@ -1,11 +1,9 @@
 """Forward passes: random numbers by key, threads by recipe, mixed samples, and evaluations."""
 
 import copy
-import json
 import random
 from collections import Counter
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,19 +13,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import firecaffe
-from firecaffe.cluster.world import World
 from firecaffe.data import DataConfig, TensorDataset
 from firecaffe.errors import OwnCodeError, RecipeError
 from firecaffe.models import HeadedLogits, classification_loss
 from firecaffe.recipe.config import TrainConfig
-from firecaffe.tasks import Loss, Task, TaskConfig, task_of
+from firecaffe.tasks import Task, TaskConfig, task_of
 from firecaffe.tasks.metrics import count_correct
-from firecaffe.training import evaluation
-from firecaffe.training.evaluation import Evaluation, evaluate
+from firecaffe.training.evaluation import evaluate
 from firecaffe.training.forward import _deterministic, arithmetic, seed_random
 from firecaffe.training.mix import Mixed, Mixing
 from tests.kit.training import ALONE, recipe_in
-from tests.kit.training_fixtures import Patch
 from tests.ranks.networks import Everything, small_data
 from tests.tracebacks import owners
 
@@ -246,20 +241,12 @@ def net() -> nn.Module:
     return nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Dropout(0.5), nn.Linear(16, 7))
 
 
-def run(net: nn.Module, data: Counted, size: int, world: World, loss: Loss) -> Evaluation:
-    task = replace(task_of(TaskConfig(), NUM_CLASSES), loss=loss)
-    return evaluate(net, task, data, DataConfig(), TrainConfig(eval_batch_size=size), world)
-
-
-def uneven_loss(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Of such different sizes that their sum depends on the order."""
-    return F.cross_entropy(outputs, labels) * 1000.0 ** labels[0]
-
-
 @pytest.mark.parametrize("batch_size", [1, 5, 23, 100])
 def test_against_a_plain_computation(net: nn.Module, data: Counted, batch_size: int) -> None:
     before = copy.deepcopy(net.state_dict())
-    evaluation = run(net, data, batch_size, ALONE, classification_loss)
+    task = task_of(TaskConfig(), NUM_CLASSES)
+    config = TrainConfig(eval_batch_size=batch_size)
+    evaluation = evaluate(net, task, data, DataConfig(), config, ALONE)
     assert data.asked == Counter(range(NUM_SAMPLES))
     # The model is left as it was.
     assert net.training
@@ -290,35 +277,6 @@ def test_a_metric_of_ones_own_that_takes_no_batch_is_named(net: nn.Module, data:
         evaluate(net, task, data, DataConfig(), TrainConfig(eval_batch_size=5), ALONE)
     assert "of_one_alone" in caught.value.traceback
     assert owners(caught.value.traceback) == {"user"}
-
-
-@pytest.mark.parametrize("world_size", [2, 3, 8])
-def test_any_number_of_ranks_counts_the_same(
-    net: nn.Module, data: Counted, world_size: int, monkeypatch: Patch
-) -> None:
-    """Ranks take turns in this process: first each says its part, then all hear all parts."""
-    expected = run(net, data, 2, ALONE, uneven_loss)
-    worlds = [World(rank, world_size, torch.device("cpu")) for rank in range(world_size)]
-    data.asked.clear()
-    texts: list[str] = []
-    states: list[bytes] = []
-
-    def note(world: World, text: str) -> list[str]:
-        texts.append(text)
-        return [json.dumps({"rows": [[0, 1, 0.0]], "classes": [[0, 1]]})]
-
-    def note_states(world: World, data: bytes) -> list[bytes]:
-        states.append(data)
-        return [data]
-
-    monkeypatch.setattr(evaluation, "gather_text", note)
-    monkeypatch.setattr(evaluation, "gather_bytes", note_states)
-    for world in worlds:
-        run(net, data, 2, world, uneven_loss)
-    assert data.asked == Counter(range(NUM_SAMPLES))
-    monkeypatch.setattr(evaluation, "gather_text", lambda world, text: list(texts))
-    monkeypatch.setattr(evaluation, "gather_bytes", lambda world, data: list(states))
-    assert all(run(net, data, 2, world, uneven_loss) == expected for world in worlds)
 
 
 @pytest.mark.parametrize(("num_classes", "headed"), [(2, False), (5, True), (6, False), (10, True)])

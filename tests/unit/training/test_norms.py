@@ -16,12 +16,8 @@ import firecaffe
 from firecaffe import Recipe, SynchronyConfig
 from firecaffe.data import Batches, DataConfig, SampleOrder
 from firecaffe.errors import RecipeError
-from firecaffe.recipe.recorded_recipe import recipe_of
-from firecaffe.training.checkpoint import load_newest
 from firecaffe.training.evaluation_weights import Ema
-from firecaffe.training.given_parts import Parts
-from firecaffe.training.verification import replay
-from tests.kit.training import ALONE, data, fit_points, network, recipe_of_points
+from tests.kit.training import data, fit_points, network, recipe_of_points
 
 SAMPLES, LEAF, PER_STEP = 50, 4, 8
 """12 whole micro-batches, of two steps."""
@@ -77,18 +73,6 @@ def test_evaluations_take_torchs_statistics_the_training_its_own(name: str, tmp_
     for net in (result.model, *loaded):
         torch.testing.assert_close(running(net), torchs(net), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(running(loaded[0]), running(result.model), rtol=0, atol=0)
-
-
-def test_a_run_that_was_ended_is_replayed_to_its_checkpoint(tmp_path: Path) -> None:
-    run, to = tmp_path / "run", tmp_path / "to"
-    fit(made(run, SERVED, SAMPLES))
-    (run / "result.json").unlink()
-    parts = Parts(network, train=TRAIN, test=TEST, validation=VALIDATION)
-    assert replay(run, recipe_of(run), ALONE, to, parts).is_same
-    saved, again = load_newest(run)[0].tensors, load_newest(to)[0].tensors
-    names = [name for name in saved if name.startswith("batch_norm/")]
-    assert names == ["batch_norm/1.running_mean", "batch_norm/1.running_var"]
-    assert all(torch.equal(saved[name], again[name]) for name in names)
 
 
 @pytest.mark.parametrize(

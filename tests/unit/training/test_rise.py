@@ -151,13 +151,6 @@ def test_a_training_that_diverges_ends(name: str, tmp_path: Path) -> None:
     assert again.value.step == caught.value.step
 
 
-def test_a_number_that_is_not_finite_names_the_checkpoint_before_the_rise(tmp_path: Path) -> None:
-    with pytest.raises(firecaffe.FirecaffeError, match="the loss is nan") as caught:
-        train(tmp_path / "run", SERVED, "solver.base_lr=1.0 solver.momentum=0.9")
-    good = load_newest(tmp_path / "run" / "checkpoints" / "good")[0].folder
-    assert str(caught.value).endswith(f"the last good checkpoint is {good}")
-
-
 def test_what_was_done_already_is_not_advised() -> None:
     done: dict[str, Any] = {"staleness_rate": "inverse", "server_momentum": "delayed_nesterov"}
     said = for_server(dataclasses.replace(SERVED, **done, warm_steps=3), 16, 14.2, 0.9)

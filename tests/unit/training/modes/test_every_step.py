@@ -4,7 +4,6 @@ that works behind the host, which is never stopped, while no bit changes.
 
 import copy
 import itertools
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -93,17 +92,15 @@ def test_batchnorm_moves_by_the_mean_of_its_micro_batches(make: Make) -> None:
         assert net.norm.num_batches_tracked == step + 1
 
 
-def test_a_step_is_one_update_by_the_mean_over_its_samples(make: Make) -> None:
-    """Loss, counts and weights, against a loop over single micro-batches in float64."""
+def test_loss_and_counts_of_a_step_are_means_over_its_samples(make: Make) -> None:
+    """The weights are those of a bare loop, bit for bit, in tests/parity."""
     worker = make()
     for step in range(STEPS):
-        net = copy.deepcopy(worker.net).double()
+        net = copy.deepcopy(worker.net)
         samples, losses, top1, top5 = 0, 0.0, 0, 0
         for images, labels in worker.micro_batches(step):
-            logits = net(images.double())
-            loss = F.cross_entropy(logits, labels, reduction="sum")
-            torch.autograd.backward(loss)
-            losses += loss.item()
+            logits = net(images).detach()
+            losses += F.cross_entropy(logits, labels, reduction="sum").item()
             samples += len(labels)
             ranking = logits.argsort(1, descending=True)
             top1 += int((ranking[:, 0] == labels).sum())
@@ -112,14 +109,7 @@ def test_a_step_is_one_update_by_the_mean_over_its_samples(make: Make) -> None:
         assert result.timings.step == step + 1  # counted from 1, as in every record
         assert result.samples == samples == (7 if step == 2 else 10)
         assert result.loss == pytest.approx(losses / samples, rel=1e-5)
-        # The losses' mean is not its sum: of six classes at random.
-        assert result.loss == pytest.approx(math.log(6), abs=0.5)
         assert result.metrics == {"top1": top1 / samples, "top5": top5 / samples}
-        for name, parameter in net.named_parameters():
-            assert parameter.grad is not None
-            expected = parameter.detach() - RATE * parameter.grad / samples
-            own = worker.named[name].detach().double()
-            torch.testing.assert_close(own, expected, rtol=1e-4, atol=1e-6, msg=name)
 
 
 @pytest.mark.parametrize("scaled", [False, True])

@@ -162,17 +162,6 @@ def test_an_average(name: str, inner: float, tmp_path: Path) -> None:
         assert not torch.allclose(weights, kept, rtol=1e-3)
 
 
-def test_replicas_do_part(tmp_path: Path) -> None:
-    """The control: what comes out is not what rounds of one step come to."""
-    together = START.clone()
-    for step in range(STEPS):
-        gradients = [gradient(together, step, r) for r in range(REPLICAS)]
-        together = together - RATE * torch.stack(gradients).mean(0)
-    one = trained(tmp_path / "one", 0.0, {"local_steps": 1})
-    torch.testing.assert_close(one, together, rtol=1e-5, atol=1e-6)
-    assert not torch.allclose(trained(tmp_path / "run", 0.0, {}), together, rtol=1e-4)
-
-
 @pytest.mark.parametrize("late", [0, 1])
 def test_the_average_moves_where_it_is_its_turn(late: int, tmp_path: Path) -> None:
     """And buffers with the last fragment."""

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from queue import SimpleQueue
-from random import Random
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -18,14 +17,12 @@ from firecaffe.cluster.joining import Comer
 from firecaffe.errors import LaunchError, NotFiniteError, PeerLostError
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.synchrony.events import Event, Join, Lose, Pull, Push
-from firecaffe.synchrony.log import Ledger
 from firecaffe.synchrony.server_policies import Asynchronous, LeafQueue, Work
 from firecaffe.tasks import CLASSIFICATION
 from firecaffe.training.forward import Forward
 from firecaffe.training.modes.served import door as own
 from firecaffe.training.modes.served.coder import Coder
 from firecaffe.training.modes.served.door import Doorkeeper
-from firecaffe.training.modes.served.messages import Parcel
 from firecaffe.training.modes.served.real import RealRanks
 from firecaffe.training.modes.served.real_clock import (
     Arrival,
@@ -41,7 +38,7 @@ from firecaffe.training.modes.served.real_clock import (
 from firecaffe.training.modes.served.server_memory import Gradient, ServerMemory
 from firecaffe.training.modes.served.work_gradient import Contribution
 from tests.kit.training_fixtures import Patch
-from tests.unit.synchrony.drive import LEAVES, all_leaves
+from tests.unit.synchrony.drive import LEAVES
 
 # --- the clock ------------------------------------------------------------------------------------
 
@@ -84,49 +81,6 @@ def until(clock: RealClock, kind: type[Event]) -> None:
         pass
 
 
-def finish(
-    clock: RealClock, learners: list[UpdateOrder], seed: int, lost: int | None = None
-) -> list[Event]:
-    """The events to the end, in which learners are done in a random order. lost: a rank that is
-    given up in the middle.
-    """
-    random, events = Random(seed), list[Event]()
-    working: dict[int, UpdateOrder] = {}
-    brought = counted = losing = 0
-    while counted < len(all_leaves(LEAVES)):
-        if brought == counted and lost is not None and counted >= 4:
-            clock.arrivals.put(LostRank(lost, "gone"))
-            lost, losing = None, 2
-        # Who has no work gets some before anybody is done.
-        has_idle = len(working) < len(clock.learners) and clock.policy.queue.first is not None  # type: ignore[attr-defined]
-        if brought == counted and not has_idle and not losing:
-            working.pop(random.choice(sorted(working))).bring()
-            brought += 1
-        event = clock.next()
-        if isinstance(event, Pull):
-            working[event.work.learner] = learners[event.work.learner]
-        if isinstance(event, Lose):
-            losing -= 1
-            working.pop(event.learner, None)
-        counted += isinstance(event, Push) and event.counts
-        events.append(event)
-    return events
-
-
-@pytest.mark.parametrize("lost", [None, 1])
-def test_each_leaf_counts_once(lost: int | None) -> None:
-    clock, learners = clock_of(4)
-    events = finish(clock, learners, 5, lost)
-    ledger = Ledger(LEAVES.first_step)
-    for event in events:
-        ledger.take(event)
-    counted = [each.work.leaf for each in events if isinstance(each, Push) and each.counts]
-    assert sorted(counted) == sorted(all_leaves(LEAVES))
-    gone = [each.learner for each in events if isinstance(each, Lose)]
-    assert gone == ([] if lost is None else [2, 3])
-    assert set(clock.learners) == {0, 1, 2, 3} - set(gone)
-
-
 def test_a_rank_idles_only_while_it_is_there(monkeypatch: Patch) -> None:
     """One is lost at 40 s and one comes at 90 s; each computes for all of its time."""
     now = [0.0]
@@ -166,17 +120,6 @@ def test_who_goes_on_from_a_state_loses_all_who_were_there() -> None:
     assert events[0].time_s >= clock.time_s
 
 
-def test_who_comes_gets_work_after_the_event() -> None:
-    clock, _ = clock_of(2)
-    assert [type(clock.next()) for _ in range(2)] == [Pull, Pull]
-    comer = UpdateOrder(2, clock.arrivals)
-    clock.arrivals.put(Came([comer]))
-    events = [clock.next() for _ in range(2)]
-    assert [type(each) for each in events] == [Join, Pull]
-    assert comer.works
-    assert 2 in clock.policy.learners
-
-
 def test_who_comes_too_late_is_there_to_be_told_the_end() -> None:
     clock, _ = clock_of(2)
     late = [UpdateOrder(number, clock.arrivals) for number in (2, 3)]
@@ -201,21 +144,6 @@ def test_an_error_of_this_process_ends_it_and_one_after_the_last_event_is_not_lo
         clock.arrivals.put(Failed(each))
     assert clock.take_rest() is first
     assert clock.take_rest() is None
-
-
-def test_a_parcel_brings_tensors_of_any_type() -> None:
-    tensors = {
-        "weight": torch.randn(3, 4, 5, 5).contiguous(memory_format=torch.channels_last),
-        "scalar": torch.tensor(7),
-        "half": torch.randn(3).bfloat16(),
-        "none": torch.zeros(0),
-        "flags": torch.tensor([True, False, True]),
-    }
-    sent, received = Parcel(tensors), Parcel(tensors)
-    sent.fill(tensors)
-    received.data.copy_(sent.data)
-    assert tensors.keys() == received.views.keys()
-    assert all(torch.equal(received.views[name], each) for name, each in tensors.items())
 
 
 def test_a_rank_that_goes_away_does_not_hide_why_the_training_ends(monkeypatch: Patch) -> None:

@@ -78,30 +78,20 @@ def same_bits(parts: Worker, other: Worker) -> bool:
     return ours.keys() == theirs.keys() and all(map(torch.equal, ours.values(), theirs.values()))
 
 
-def test_backup_without_a_backup_is_the_synchronous_step() -> None:
-    parts, other = made(), made()
-    words = SynchronyConfig("backup", backup_workers=0)
-    stepper = served(parts, words, backup_events(parts, 0), STEPS)
-    for step in range(STEPS):
-        ours, theirs = stepper.run(step, RATE).read(), other.step(step, RATE)
-        assert same_bits(parts, other)
-        assert (ours.samples, ours.metrics) == (theirs.samples, theirs.metrics)
-        assert ours.loss == pytest.approx(theirs.loss)
-
-
-@pytest.mark.parametrize("backups", [1, 2])
+@pytest.mark.parametrize("backups", [0, 1, 2])
 def test_backup_is_the_synchronous_step_over_the_leaves_that_count(backups: int) -> None:
-    """Bit for bit, as if the dropped leaves had no samples."""
-    parts, other = made(30), made(30)  # full steps alone
+    """Bit for bit, as if the dropped leaves had no samples. Of 27 samples, a step is short."""
+    parts, other = (made(30 if backups else 27) for _ in range(2))
     events = list(backup_events(parts, backups))
     dropped = [leaf for update in updates(events) for leaf in update.dropped]
     assert len(dropped) == backups * STEPS
     other.stepper.batches = Some(other.batches, dropped)
     stepper = served(parts, SynchronyConfig("backup", backup_workers=backups), events, STEPS)
     for step in range(STEPS):
-        stepper.run(step, RATE)
-        other.stepper.run(step, RATE)
+        ours, theirs = stepper.run(step, RATE).read(), other.stepper.run(step, RATE).read()
         assert same_bits(parts, other)
+        assert (ours.samples, ours.metrics) == (theirs.samples, theirs.metrics)
+        assert ours.loss == pytest.approx(theirs.loss)
     assert stepper.server.memory.parts() == {}
 
 
@@ -278,11 +268,13 @@ class Loop:
             assert not torch.allclose(trained, trained_by(quadratic(), groups), atol=1e-2)
 
 
-def test_downpour() -> None:
-    """W <- W - a g(W of τ updates ago)."""
-    loop = Loop()
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_downpour_and_momentum_at_the_server(momentum: float) -> None:
+    """v <- m v + g(W of τ updates ago); W <- W - a v."""
+    loop, v = Loop(lambda w: optim.SGD([w], 1.0, momentum=momentum)), torch.zeros(3).double()
     for [(leaf, tau)] in SINGLE:
-        loop.step(loop.gradient(leaf, tau))
+        v = momentum * v + loop.gradient(leaf, tau)
+        loop.step(v)
     loop.check()
 
 
@@ -326,15 +318,6 @@ def test_gap_aware() -> None:
 def test_no_rule_changes_a_gradient_that_is_not_late(words: dict[str, Any]) -> None:
     fresh = [[(leaf, 0)] for leaf in LEAVES]
     assert torch.equal(trained_by(quadratic(), fresh, **words), trained_by(quadratic(), fresh))
-
-
-def test_momentum_at_the_server_is_in_each_update() -> None:
-    loop = Loop(lambda w: optim.SGD([w], 1.0, momentum=0.9))
-    v = torch.zeros(3).double()
-    for [(leaf, tau)] in SINGLE:
-        v = 0.9 * v + loop.gradient(leaf, tau)
-        loop.step(v)
-    loop.check()
 
 
 def delayed(weight: nn.Parameter, rate: float, count: int, decay: float = 0.0) -> DelayedNesterov:

@@ -35,7 +35,6 @@ from firecaffe.training.modes.served.shards.owner import (
 from firecaffe.training.modes.served.work_gradient import Contribution
 from firecaffe.training.state import state_of
 from tests.kit.training import ALONE
-from tests.kit.training_fixtures import Patch
 from tests.kit.training_steps import Worker
 from tests.unit.training.modes.served.made import in_order, served
 from tests.unit.training.modes.served.test_server import Net, queue
@@ -210,23 +209,6 @@ def test_owners_come_to_one_server_s_bits(
             assert parts[name].keys() == expected.keys()
             assert all(torch.equal(parts[name][path], expected[path]) for path in expected)
         assert owners.numbers() == before.numbers["scalars"].state_dict()
-
-
-def test_a_norm_that_is_not_finite_spoils_the_weights(monkeypatch: Patch) -> None:
-    """An update by gradients that are clipped to zeros would go unnoticed."""
-    solver = SolverConfig(base_lr=RATE)
-    one = Served(solver, SynchronyConfig("asynchronous"), (0, 1, 2), torch.contiguous_format)
-    owners = Owners(one, solver)
-    one.stepper.run(0, RATE)
-    prepare = Server.prepare
-
-    def beyond(*given: Any) -> tuple[Tensor, Tensor]:
-        return prepare(*given)[0], torch.tensor(torch.inf)
-
-    monkeypatch.setattr(Server, "prepare", beyond)
-    owners.take(one, RATE)
-    weights = owners.parts()["parameter"]
-    assert all(each.isnan().all() for each in weights.values() if each.numel())
 
 
 def test_a_teller_that_is_cut_ends_without_an_order() -> None:
