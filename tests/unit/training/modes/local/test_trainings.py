@@ -85,10 +85,7 @@ def test_a_stop_comes_when_the_state_is_whole(tmp_path: Path) -> None:
     ("words", "line"),
     [
         ({"warm_epochs": 5}, "local_steps is 4 after 50 synchronous steps, but .* 40 steps"),
-        (
-            {"fragments": 30, "local_steps": 30},
-            "fragments is 30, but the network has 6 parameters that are trained",
-        ),
+        ({"fragments": 30, "local_steps": 30}, "fragments is 30, but .* 6 parameters that are"),
     ],
 )
 def test_refused(words: dict[str, Any], line: str, tmp_path: Path) -> None:
