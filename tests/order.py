@@ -53,7 +53,6 @@ ranks/test_measured_shares.py
 unit/exchange/test_one_rank.py
 ranks/test_split_parts.py
 faults/test_lost_under_a_launcher.py
-unit/training/modes/served/test_trainings.py
 unit/training/modes/local/test_trainings.py
 unit/compression/fcz/test_round_trip.py
 ranks/test_tasks.py

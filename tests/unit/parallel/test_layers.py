@@ -15,12 +15,10 @@ from firecaffe.models.alexnet import alexnet
 from firecaffe.models.known_networks import build_model
 from firecaffe.models.resnet import BasicBlock
 from firecaffe.parallel.cut import cut
-from firecaffe.parallel.rows import Windows, with_halos
-from firecaffe.parallel.slide import Slide
 from firecaffe.parallel.split_kinds import SPLITS
 from firecaffe.parallel.tensor import TensorInParts
 from tests.kit.training_modules import Composed
-from tests.unit.parallel.alone import compare, group_of, split_copy
+from tests.unit.parallel.alone import compare, split_copy
 
 # --- weights --------------------------------------------------------------------------------------
 
@@ -127,35 +125,6 @@ def test_parts_differ_by_one_at_most() -> None:
             assert 0 < min(lengths) <= max(lengths) <= min(lengths) + 1
 
 
-CUT = (0, 3, 4, 8)
-
-
-@pytest.mark.parametrize(
-    "windows",
-    [
-        (range(3), range(3, 4), range(4, 8)),  # no halo
-        (range(4), range(2, 5), range(3, 8)),
-        (range(8), range(1, 8), range(2, 7)),  # over a whole part
-        (range(2), range(2, 3), range(5, 8)),  # elements that nobody sees
-        (range(5, 8), range(1), range(4)),  # of others alone
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("dim", [0, 1, 2])
-def test_windows_and_their_gradients(windows: Windows, dim: int) -> None:
-    torch.manual_seed(0)
-    whole = torch.randn(2, 3, 8).double().movedim(2, dim).contiguous().requires_grad_()
-    lengths = [stop - start for start, stop in pairwise(CUT)]
-    seen = with_halos(group_of(3), whole.split_with_sizes(lengths, dim), CUT, windows, dim)
-    expected = [whole.narrow(dim, each.start, len(each)) for each in windows]
-    gradients = [torch.randn_like(each) for each in expected]
-    for found, each in zip(seen, expected, strict=True):
-        assert torch.equal(found, each)
-    [found_gradient] = torch.autograd.grad(seen, whole, gradients)
-    [expected_gradient] = torch.autograd.grad(expected, whole, gradients)
-    torch.testing.assert_close(found_gradient, expected_gradient, rtol=1e-12, atol=1e-12)
-
-
 @pytest.mark.parametrize("norm", [nn.LocalResponseNorm, LocalResponseNorm])
 @pytest.mark.parametrize("size", [1, 2, 5, 13])
 def test_local_response_normalization_in_one_to_four_parts(norm: type, size: int) -> None:
@@ -253,21 +222,6 @@ def test_pools_go_on_over_rows(pool: nn.Module) -> None:
             split = compare(model, {"0": "rows"}, num_parts, x)
             inner = split.module(x)
             assert isinstance(inner, TensorInParts) == (model(x).shape[2] >= num_parts)
-
-
-def test_the_rows_that_a_kernel_makes_are_those_of_torch() -> None:
-    for rows in range(1, 20):
-        for kernel, stride, padding, dilation in (
-            *((1, 1, 0, 1), (2, 2, 0, 1), (3, 2, 0, 1), (3, 2, 1, 1), (2, 3, 1, 1)),
-            *((3, 1, 1, 3), (4, 5, 2, 1), (11, 4, 0, 1), (2, 1, 1, 2)),
-        ):
-            for is_ceil in (False, True):
-                slide = Slide(kernel, stride, padding, padding, dilation, is_ceil)
-                if slide.outputs(rows) < 1:
-                    continue
-                words = (kernel, 1), (stride, 1), (padding, 0), (dilation, 1), is_ceil
-                pooled = F.max_pool2d(torch.zeros(1, rows, 1), *words)
-                assert slide.outputs(rows) == pooled.shape[1], (rows, slide)
 
 
 def functional(_: Any, x: Tensor) -> Tensor:

@@ -234,25 +234,11 @@ def test_what_is_written_of_a_run_s_network_is_read(tmp_path: Path) -> None:
     assert read_about(tmp_path) is None
     write_about(tmp_path, ABOUT)
     assert read_about(tmp_path) == ABOUT
-    (tmp_path / ABOUT_FILE).unlink()
-    os.mkfifo(tmp_path / ABOUT_FILE)
-    with pytest.raises(RunError, match="no regular file"):
-        read_about(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ({"num_classes": "2"}, r"\$\.num_classes: expected int . null, got str"),
-        ({"num_classes": -1}, r"\$\.num_classes: expected int >= 0, found -1"),
-        ({"class_names": [1, 2]}, r"\$\.class_names\[0\]: expected str, got int"),
-        ({"sample_CHW": [3, 8.5, 8]}, r"\$\.sample_CHW\[1\]: expected int"),
-        ({"is_decoded": "no"}, r"\$\.is_decoded: expected bool"),
-    ],
-)
-def test_its_damage_is_told_with_its_word(words: dict[str, Any], said: str, tmp_path: Path) -> None:
-    write_about(tmp_path, ABOUT)
     file = tmp_path / ABOUT_FILE
-    file.write_text(json.dumps({**json.loads(file.read_text()), **words}))
-    with pytest.raises(RunError, match=rf"about.json: .*{said}"):
+    file.write_text(json.dumps({**json.loads(file.read_text()), "sample_CHW": [3, 8.5, 8]}))
+    with pytest.raises(RunError, match=r"about.json: .*\$\.sample_CHW\[1\]: expected int"):
+        read_about(tmp_path)
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(RunError, match="no regular file"):
         read_about(tmp_path)

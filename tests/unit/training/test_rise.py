@@ -64,20 +64,6 @@ def test_the_state_with_the_lowest_loss_is_told() -> None:
     assert told == [True, True, True, True, False, False]  # medians 2, 1.75, 1.6, 1.55, 1.6, 1.8
 
 
-def test_it_goes_on_from_its_state() -> None:
-    losses = [2.3] * 7 + [30.0] * 300
-    whole, again = Rise(), Rise()
-    for loss in losses[:60]:
-        whole.add(loss)
-    whole.saves_lowest()
-    again.load_state_dict(json.loads(json.dumps(whole.state_dict())))
-    for loss in losses[60:]:
-        whole.add(loss)
-        again.add(loss)
-        assert (whole.line, whole.state_dict()) == (again.line, again.state_dict())
-    assert whole.line
-
-
 SERVED = SynchronyConfig("asynchronous", clock="simulated", learners=16, speeds="gamma", spread=0.5)
 REPLICAS = SynchronyConfig("local", replicas=4, local_steps=4)
 

@@ -33,7 +33,7 @@ from tests.kit.training_fixtures import Patch
 from tests.kit.training_steps import Worker
 from tests.unit.synchrony.drive import some_events, updates, write_log
 from tests.unit.training.modes.served.made import CURVATURE, Some, in_order, late, quadratic, served
-from tests.unit.training.modes.served.test_trainings import MODES, train
+from tests.unit.training.test_verify import MODES, train
 
 # --- steps, versions and logs ---------------------------------------------------------------------
 
