@@ -216,6 +216,9 @@ def test_damage_is_named(folder: Path) -> None:
         (folder / SUMS).write_text(f"{sums}{'0' * 64}  {name}\n")
         with pytest.raises(CheckpointError, match=r"SHA256SUMS: .* is no name"):
             load_checkpoint(folder)
+    (folder / SUMS).write_text(sums.splitlines(keepends=True)[0])  # nothing of the other file
+    with pytest.raises(CheckpointError, match=META):
+        load_checkpoint(folder)
     (folder / SUMS).write_text(sums)
     (folder / STATE).write_bytes(b"")
     # e3b0c44298fc is SHA-256 of nothing.

@@ -172,6 +172,9 @@ def test_a_file_of_weights_goes_into_a_network(result: Result, tmp_path: Path) -
     for name in ("net.safetensors", "net.pt"):
         for model in (Everything, Everything()):
             assert sha256(firecaffe.load(tmp_path / name, model)) == result.weights_sha256
+    save_file({**weights, "extra": torch.ones(1)}, tmp_path / "extra.safetensors")
+    with pytest.raises(CheckpointError, match="extra"):
+        firecaffe.load(tmp_path / "extra.safetensors", Everything)
     own = result.folder / "checkpoints" / "step-00000003" / "state.safetensors"
     assert sha256(firecaffe.load(own, Everything)) == result.weights_sha256
     more = Everything()

@@ -36,6 +36,7 @@ def test_it_is_told_after_so_many_steps(start: float) -> None:
     high = start + 3 * max(1.0, abs(start))
     assert alarm([start] * 50 + [high] * 500) == 50 + LAST // 2 + PATIENCE - 1
     assert alarm([start] * 50 + [high] * (PATIENCE - 2) + [start] * 500) == 0
+    assert alarm([start] * 50 + ([high] * 60 + [start] * 60) * 5) == 0  # counted anew
 
 
 @pytest.mark.parametrize("seed", range(3))

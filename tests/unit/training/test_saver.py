@@ -71,13 +71,14 @@ def test_each_checkpoint_has_its_own_state_as_it_is_seen(tmp_path: Path) -> None
     }
     saver = Saver(tmp_path, 0)
     for step in range(1, 6):
-        extra = {"late": torch.full((4,), float(step))} if step > 2 else {}
+        extra = {"late": torch.full((step,), float(step))} if step > 2 else {}
         save(saver, step, w=torch.full((1000,), float(step)), **seen, **extra)
     saver.finish()
     for step in range(1, 6):
         tensors = saved(tmp_path / f"step-{step:08d}")
         assert torch.equal(tensors["w"], torch.full((1000,), float(step)))
         assert ("late" in tensors) == (step > 2)
+        assert step < 3 or tensors["late"].tolist() == [float(step)] * step
         assert all(torch.equal(tensors[name], each) for name, each in seen.items())
 
 

@@ -110,6 +110,7 @@ def test_a_search_goes_on_over_trainings_that_end_are_given_up_or_diverge(parent
     again = trial(parent, "b", "waits", end=lambda told: len(told) == 1)
     assert run([again], parent) == ["b"]  # at once, from what is there
     assert again.scores == hopeless.scores
+    assert not list(parent.glob("b.left-*"))
     with pytest.raises(RankFailedError):  # where nobody is to give it up, as of a finalist's seed
         run([trial(parent, "d", "diverges")], parent)
 
