@@ -148,8 +148,13 @@ CASES: dict[str, tuple[Turns, dict[str, Any], dict[str, Any]]] = {
 """What is averaged when, words, and what words that are not given are."""
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("inner", [0.0, BETA])
+@pytest.mark.parametrize(
+    ("name", "inner"),
+    [
+        *((name, BETA) for name in CASES),
+        *((name, 0.0) for name in ("average", "nesterov", "parts")),
+    ],
+)
 def test_an_average(name: str, inner: float, tmp_path: Path) -> None:
     turns, words, usual = CASES[name]
     length = {"local_steps": 5 if turns is IN_FIVE else 3}
