@@ -174,7 +174,10 @@ def words(form: str, kind: str) -> SolverConfig:
     """A rate that falls, and for each word a value of its own: one in another's place is seen."""
     rates: dict[str, Any] = {"base_lr": 0.05, "lr_policy": "inv", "gamma": 0.3, "power": 0.75}
     means: dict[str, Any] = {"momentum": 0.8, "momentum2": 0.95, "rms_decay": 0.7, "trust": 0.02}
-    mult: dict[str, Any] = {"lr_mult": {"*.bias": 0.5}, "decay_mult": {"*.bias": 1 / 3}}
+    mult: dict[str, Any] = {
+        "lr_mult": {"*.bias": 0.5, "unused": 9.0},
+        "decay_mult": {"*.bias": 1 / 3},
+    }
     return SolverConfig(kind, weight_decay=0.1, momentum_form=form, **rates, **means, **mult)
 
 
