@@ -22,7 +22,7 @@ from firecaffe.parallel.parts import PartGroup
 from firecaffe.parallel.tensor import TensorInParts, whole
 from tests.kit.training_fixtures import Patch
 from tests.kit.training_modules import Composed
-from tests.unit.parallel.alone import compare, split_copy
+from tests.unit.parallel.alone import compare, group_of, split_copy
 
 STAY = [
     *(nn.ReLU(), nn.ReLU(inplace=True), nn.GELU(), nn.Sigmoid(), nn.Tanh(), nn.Identity()),
@@ -185,6 +185,13 @@ def test_which_exchanges_are_needed(
     assert calls == exchanges
     if model is UNEVEN:
         compare(model, words, 4, x)
+
+
+def test_parts_have_memory_of_their_own() -> None:
+    x = torch.randn(1, 9)
+    for part in group_of(3).slice(x, (0, 3, 6, 9), 1):
+        assert part.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
+        assert part.is_contiguous()
 
 
 PAGE = (Path(__file__).parents[3] / "docs/explanation/splitting.md").read_text()

@@ -115,6 +115,14 @@ def test_batch_norm_is_over_all_samples(norm: nn.Module) -> None:
     torch.testing.assert_close(split(x), model(x), rtol=1e-10, atol=1e-12)
 
 
+def test_a_frozen_parameter_stays_frozen() -> None:
+    model = nn.Sequential(nn.Linear(4, 6))
+    model[0].weight.requires_grad_(False)
+    split = split_copy(model, {"0": "neurons"}, 2)
+    trained = [name for name, each in split.named_parameters() if each.requires_grad]
+    assert trained == ["module.0.parts.0.bias", "module.0.parts.1.bias"]
+
+
 def test_parts_differ_by_one_at_most() -> None:
     assert cut(10, 4) == (0, 2, 5, 7, 10)
     for size in range(1, 20):

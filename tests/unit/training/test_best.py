@@ -15,7 +15,9 @@ import firecaffe
 from firecaffe import Recipe, Result, SynchronyConfig
 from firecaffe.cli import main
 from firecaffe.data import Batches, DataConfig, SampleOrder
+from firecaffe.data.sources import open_image_folder
 from firecaffe.errors import RecipeError
+from firecaffe.recipe.recorded_recipe import recipe_of
 from firecaffe.runs.curves import curves_of, time_to
 from firecaffe.runs.measure import LOSS, TOP1
 from firecaffe.runs.run_table import read_run
@@ -23,7 +25,11 @@ from firecaffe.training.best import Best
 from firecaffe.training.checkpoint import best_step, load_newest
 from firecaffe.training.evaluation import Evaluation
 from firecaffe.training.evaluation_weights import Ema
+from firecaffe.training.given_parts import Parts
+from firecaffe.training.verification import replay
+from tests.kit.data_photos import BLUE, GREEN, RED, draw
 from tests.kit.training import (
+    ALONE,
     data,
     fit_points,
     images,
@@ -278,6 +284,18 @@ def test_evaluations_take_torchs_statistics_the_training_its_own(
     torch.testing.assert_close(running(loaded[0]), running(result.model), rtol=0, atol=0)
 
 
+def test_a_run_that_was_ended_is_replayed_to_its_checkpoint(tmp_path: Path) -> None:
+    run, to = tmp_path / "run", tmp_path / "to"
+    fit(made(run, SERVED, SAMPLES))
+    (run / "result.json").unlink()
+    parts = Parts(network, train=TRAIN, test=data(100, 1), validation=VALIDATION)
+    assert replay(run, recipe_of(run), ALONE, to, parts).is_same
+    saved, again = load_newest(run)[0].tensors, load_newest(to)[0].tensors
+    names = [name for name in saved if name.startswith("batch_norm/")]
+    assert names == ["batch_norm/1.running_mean", "batch_norm/1.running_var"]
+    assert all(torch.equal(saved[name], again[name]) for name in names)
+
+
 @pytest.mark.parametrize(
     ("samples", "make", "line"),
     [
@@ -332,3 +350,12 @@ def test_in_the_weights_place_and_back() -> None:
     assert torch.equal(ema.average["weight"], average.weight)
     assert memory == [each.data_ptr() for each in model.parameters()]
     assert all(each.requires_grad for each in model.parameters())
+
+
+def test_a_folder_s_own_validation_images(tmp_path: Path) -> None:
+    for part, color in (("train", RED), ("test", GREEN), ("val", BLUE)):
+        draw(tmp_path / part / "a" / "1.png", color, (8, 8))
+    sets = open_image_folder(DataConfig("folder", str(tmp_path), resize=8))
+    assert sets.validation is not None
+    for dataset, color in ((sets.train, RED), (sets.test, GREEN), (sets.validation, BLUE)):
+        assert tuple(dataset.batch(torch.tensor([0]))[0][0, :, 0, 0].tolist()) == color

@@ -1,9 +1,11 @@
 """Forward passes: random numbers by key, threads by recipe, mixed samples, and evaluations."""
 
 import copy
+import json
 import random
 from collections import Counter
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,16 +15,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import firecaffe
+from firecaffe.cluster.world import World
 from firecaffe.data import DataConfig, TensorDataset
 from firecaffe.errors import OwnCodeError, RecipeError
 from firecaffe.models import HeadedLogits, classification_loss
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.tasks import Task, TaskConfig, task_of
 from firecaffe.tasks.metrics import count_correct
+from firecaffe.training import evaluation
 from firecaffe.training.evaluation import evaluate
 from firecaffe.training.forward import _deterministic, arithmetic, seed_random
 from firecaffe.training.mix import Mixed, Mixing
 from tests.kit.training import ALONE, recipe_in
+from tests.kit.training_fixtures import Patch
 from tests.ranks.networks import Everything, small_data
 from tests.tracebacks import owners
 
@@ -277,6 +282,30 @@ def test_a_metric_of_ones_own_that_takes_no_batch_is_named(net: nn.Module, data:
         evaluate(net, task, data, DataConfig(), TrainConfig(eval_batch_size=5), ALONE)
     assert "of_one_alone" in caught.value.traceback
     assert owners(caught.value.traceback) == {"user"}
+
+
+def uneven_loss(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Of such different sizes that their sum depends on the order."""
+    return F.cross_entropy(outputs, labels) * 1000.0 ** labels[0]
+
+
+def of_two_ranks(_: World, text: str) -> list[str]:
+    """One rank's text, as if two had said it: rank 0 the batches of rank 1."""
+    said = json.loads(text)
+    return [
+        json.dumps({"rows": said["rows"][place::2], "classes": said["classes"][place::2]})
+        for place in (1, 0)
+    ]
+
+
+def test_what_ranks_say_is_added_in_the_order_of_batches(
+    net: nn.Module, data: Counted, monkeypatch: Patch
+) -> None:
+    task = replace(task_of(TaskConfig(), NUM_CLASSES), loss=uneven_loss)
+    words = net, task, data, DataConfig(), TrainConfig(eval_batch_size=1), ALONE
+    expected = evaluate(*words)
+    monkeypatch.setattr(evaluation, "gather_text", of_two_ranks)
+    assert evaluate(*words) == expected
 
 
 @pytest.mark.parametrize(("num_classes", "headed"), [(2, False), (5, True), (6, False), (10, True)])

@@ -16,6 +16,7 @@ from firecaffe import ModelConfig, Result
 from firecaffe.cluster.agree import digest
 from firecaffe.errors import CheckpointError, FirecaffeError, RecipeError, RunError
 from firecaffe.models.freeze import Frozen, freeze, frozen_of
+from firecaffe.models.low_rank import low_rank_weights
 from firecaffe.models.weights import load_weights
 from firecaffe.training.first_weights import find_weights
 from tests.kit.training import recipe_in, record_of
@@ -218,6 +219,20 @@ def test_what_cannot_be_loaded_is_one_line(
     with pytest.raises(error, match=said) as raised:
         firecaffe.load(folder / where, **words)
     assert "\n" not in str(raised.value)
+
+
+def low_rank() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(36, 9), nn.Tanh(), nn.Linear(9, 4))
+
+
+def test_layers_of_lower_rank_are_trained_and_loaded(tmp_path: Path) -> None:
+    weights, ranks = tmp_path / "low.safetensors", {"1": 3}
+    save_file(low_rank_weights(low_rank().state_dict(), ranks), weights)
+    model = {"weights": str(weights), "low_rank": ranks}
+    result = fit(tmp_path / "run", low_rank, model=model)
+    state = firecaffe.load(result.folder, low_rank).state_dict()
+    assert state["1.reduce.weight"].shape == (3, 36)
+    assert all(torch.equal(each, state[name]) for name, each in result.model.state_dict().items())
 
 
 # --- what is frozen -------------------------------------------------------------------------------

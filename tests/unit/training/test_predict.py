@@ -12,6 +12,7 @@ from PIL import Image
 import firecaffe
 from firecaffe import DataConfig
 from firecaffe.cli import main
+from firecaffe.data import open_data
 from firecaffe.errors import RecipeError
 from firecaffe.training.prediction import as_inputs, read_image
 from firecaffe.training.run_facts import About
@@ -206,3 +207,14 @@ def test_arrays_are_as_the_data_set_gives_them(own: Path, tmp_path: Path, capsys
     Image.new("RGB", (4, 4)).save(tmp_path / "image.png")
     said = "an input of the run (3x4x4)"
     refused(capsys, RecipeError.exit_code, said, folder, tmp_path / "image.png")
+
+
+def test_an_array_of_a_data_set_of_ours_is_an_image(tmp_path: Path, capsys: Capture) -> None:
+    data = {"name": "generated", "mean": [0.4], "std": [0.3]}
+    sizes = {"global_batch_size": 4, "micro_batch_size": 2, "steps": 1, "eval_batch_size": 500}
+    recipe = recipe_in(tmp_path / "run", model={"name": "lenet"}, data=data, train=sizes)
+    folder = firecaffe.train(recipe).folder
+    images, _ = open_data(recipe.data).test.batch(torch.arange(3))
+    np.save(tmp_path / "some.npy", images.numpy())
+    rows, expected = table(capsys, folder, tmp_path / "some.npy"), table(capsys, folder)[:3]
+    assert [row["class_1"] for row in rows] == [row["class_1"] for row in expected]

@@ -149,6 +149,36 @@ def test_clipping_keeps_the_direction(make: Make) -> None:
     assert torch.equal(moved[2], moved[0])
 
 
+class Noise(nn.Module):
+    """Its loss is what dropout left of a row of ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(6))
+        self.seen: list[tuple[float, ...]] = []
+
+    def forward(self, images: Tensor) -> Tensor:
+        kept = F.dropout(torch.ones(6), 0.5)
+        self.seen.append(tuple(kept.tolist()))
+        return self.weight * kept + 0 * images.mean((1, 2, 3))[:, None]
+
+
+def test_dropout_is_a_function_of_step_and_micro_batch(make: Make) -> None:
+    def masks(*steps: int, seed: int = 5) -> list[tuple[float, ...]]:
+        net = Noise()
+        worker = make(net, config=replace(CONFIG, seed=seed))
+        for step in steps:
+            torch.rand(step)  # what was drawn before must not matter
+            worker.step(step, RATE)
+        return net.seen
+
+    both = masks(0, 1)
+    assert both == masks(0) + masks(1)
+    assert masks(1, 0) == masks(1) + masks(0)
+    assert len(set(both)) > 5
+    assert masks(0, seed=6) != masks(0)
+
+
 READS = ("item", "tolist", "numpy", "cpu", "__bool__", "__float__", "__int__")
 
 
