@@ -120,6 +120,18 @@ def test_who_goes_on_from_a_state_loses_all_who_were_there() -> None:
     assert events[0].time_s >= clock.time_s
 
 
+def test_a_gradient_of_who_is_lost_is_not_taken() -> None:
+    clock, learners = clock_of(4)
+    pulled = [clock.next() for _ in learners]
+    clock.arrivals.put(LostRank(1, "gone"))
+    for number in (2, 0):
+        learners[number].bring()
+    events = [clock.next() for _ in range(3)]
+    assert [type(each) for each in (*pulled, *events)] == [Pull] * 4 + [Lose] * 2 + [Push]
+    assert isinstance(events[2], Push)
+    assert events[2].work.learner == 0
+
+
 def test_who_comes_too_late_is_there_to_be_told_the_end() -> None:
     clock, _ = clock_of(2)
     late = [UpdateOrder(number, clock.arrivals) for number in (2, 3)]
