@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 import firecaffe
-from firecaffe import Recipe, Result
+from firecaffe import Recipe, Result, TensorDataset
 from firecaffe.errors import FirecaffeError
 from firecaffe.tasks import Loss
 from tests.ranks.networks import Everything, small_data
@@ -37,15 +37,17 @@ class Training:
     samples: int = 100
     validation: int = 0
     loss: Loss | None = None
+    data: Callable[[int, int], TensorDataset] = small_data
+    """Of so many samples, and a seed."""
 
     def __call__(self, recipe: Recipe, folder: Path, resume: Path | None = None) -> Result:
         recipe = changed(recipe, run={"folder": str(folder), "tensorboard": False})
-        held_out = small_data(self.validation, 2) if self.validation else None
+        held_out = self.data(self.validation, 2) if self.validation else None
         return firecaffe.train(
             recipe,
             self.network,
-            small_data(self.samples),
-            small_data(30, 1),
+            self.data(self.samples, 0),
+            self.data(30, 1),
             loss=self.loss,
             resume=resume,
             validation_set=held_out,

@@ -102,6 +102,18 @@ class Pairwise:
             if not values:  # the default is not possible beside those that were chosen
                 continue
             chance.shuffle(values)
-            now = case
-            case = {**case, name: max(values, key=lambda v: self._gain({**now, name: v}, left))}
+            gains = {v: self._gain_of((name, v), case, left) for v in values}
+            case = {**case, name: max(values, key=lambda v: gains[v])}
         return self.full(case)
+
+    def _gain_of(self, value: tuple[str, Any], case: Case, left: Left) -> int:
+        """Of a value that is added to a case."""
+        before = True
+        gain = 0
+        for name in self.axes:
+            if name == value[0]:
+                before = False
+            elif name in case:
+                other = name, case[name]
+                gain += ((other, value) if before else (value, other)) in left
+        return gain

@@ -3,14 +3,10 @@
 import json
 import os
 from pathlib import Path
-from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
-import torch
-
-import firecaffe
 from firecaffe import (
     CheckpointConfig,
     ExchangeConfig,
@@ -20,7 +16,6 @@ from firecaffe import (
     SynchronyConfig,
     TrainConfig,
 )
-from firecaffe.cluster.world import World
 from firecaffe.data import Batch, Batches
 from firecaffe.recipe.recorded_recipe import recipe_of
 from firecaffe.synchrony.config import SERVED
@@ -28,7 +23,7 @@ from firecaffe.synchrony.events import Event, from_row
 from firecaffe.training.checkpoint import checkpoint_name, load_checkpoint
 from firecaffe.training.given_parts import Parts
 from firecaffe.training.verification import Replayed, replay
-from tests.kit.training import data, network
+from tests.kit.training import ALONE
 from tests.kit.worlds import Training, changed
 from tests.ranks.networks import Everything, small_data
 
@@ -45,7 +40,6 @@ assert {words["mode"] for words in MODES.values()} == set(SERVED)
 
 LOCKLESS: dict[str, Any] = {"mode": "asynchronous", "lock": "none"}
 
-ALONE = World(0, 1, torch.device("cpu"))
 SAMPLES = 100
 
 
@@ -68,23 +62,6 @@ def recipe(words: dict[str, Any], **sections: Any) -> Recipe:
 
 
 TRAINING = Training(samples=SAMPLES, validation=20)
-
-
-class Corners(Training):
-    """Four classes of points around corners, and a network that can tell them apart."""
-
-    def __call__(self, recipe: Recipe, folder: Path, resume: Path | None = None) -> Result:
-        recipe = changed(recipe, run={"folder": str(folder), "tensorboard": False})
-        return firecaffe.train(recipe, network, data(300, 0), data(100, 1), resume=resume)
-
-
-def check_learning(result: Result) -> None:
-    """The loss falls from guessing's, 1.39."""
-    losses = [row["loss"] for row in result.history if row["kind"] == "train"]
-    assert losses[0] > 0.95  # of five updates
-    # The middle one: BatchNorm over four samples is noise, and who comes late is chance.
-    assert median(losses[-20:]) < 0.75
-    assert result.top1 > 0.9
 
 
 def fit_until_lost(made: Recipe, folder: Path, number: int) -> Result:

@@ -1,10 +1,9 @@
 """Workers that write to the same weights without a lock: they learn, and nothing is lost."""
 
 import os
-import signal
 from collections import Counter
-from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -27,18 +26,10 @@ from firecaffe.errors import FirecaffeError
 from firecaffe.synchrony.server_policies import Leaf
 from firecaffe.training.modes.served.lockless import LocklessBench, Rule
 from firecaffe.training.modes.served.messages import parcel_bytes
-from tests.kit.worlds import Trained, Training, changed, checkpoint_of
+from tests.kit.training import data, network
+from tests.kit.worlds import Trained, Training, checkpoint_of
 from tests.ranks.networks import Everything
-from tests.ranks.served import (
-    LOCKLESS,
-    TRAINING,
-    Corners,
-    check_learning,
-    fit_until_lost,
-    recipe,
-    replayed,
-    synchrony,
-)
+from tests.ranks.served import LOCKLESS, TRAINING, recipe, replayed, synchrony
 from tests.world import Ranks
 
 
@@ -55,74 +46,74 @@ def points(samples: int, seed: int) -> TensorDataset:
     return TensorDataset(inputs, targets[:, None])
 
 
-class Plane(Training):
-    def __call__(self, recipe: Recipe, folder: Path, resume: Path | None = None) -> Result:
-        recipe = changed(recipe, run={"folder": str(folder), "tensorboard": False})
-        return firecaffe.train(recipe, linear, points(256, 0), points(64, 1))
+def losses_of(result: Result) -> list[float]:
+    return [row["loss"] for row in result.history if row["kind"] == "train"]
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.5])
-def test_it_comes_to_the_least_squares(trained: Trained, momentum: float) -> None:
+def test_it_comes_to_the_least_squares(trained: Trained) -> None:
     """A convex problem, by rates that fall to nothing."""
     made = Recipe(
         train=TrainConfig(32, 4, steps=160, seed=3),
-        solver=SolverConfig(base_lr=0.03, lr_policy="poly", power=1.0, momentum=momentum),
+        solver=SolverConfig(base_lr=0.03, lr_policy="poly", power=1.0, momentum=0.5),
         synchrony=SynchronyConfig(**LOCKLESS),
         task=firecaffe.TaskConfig("regression"),
     )
-    result = trained(2, made, Plane())
+    result = trained(2, made, Training(linear, 256, data=points))
     weights = torch.cat([p.flatten() for p in firecaffe.load(result.folder, linear).parameters()])
-    data = points(256, 0)
-    design = torch.cat([data.inputs, torch.ones(256, 1)], 1).double()
-    optimum = torch.linalg.lstsq(design, data.targets.double()).solution
+    samples = points(256, 0)
+    design = torch.cat([samples.inputs, torch.ones(256, 1)], 1).double()
+    optimum = torch.linalg.lstsq(design, samples.targets.double()).solution
     torch.testing.assert_close(weights.detach().double(), optimum[:, 0], atol=0.02, rtol=0)
-    losses = [row["loss"] for row in result.history if row["kind"] == "train"]
+    losses = losses_of(result)
     assert losses[0] > 10
-    best = float((design @ optimum - data.targets).square().mean())
+    best = float((design @ optimum - samples.targets).square().mean())
     assert sum(losses[-8:]) / 8 == pytest.approx(best, rel=0.2)
+
+
+def test_it_learns_with_buffers(trained: Trained) -> None:
+    """The loss falls from guessing's, 1.39."""
+    train = {"steps": 50, "eval_every": 0}
+    made = recipe(LOCKLESS, train=train, checkpoint=CheckpointConfig())
+    result = trained(2, made, Training(network, 300, data=data))
+    losses = losses_of(result)
+    assert losses[0] > 0.95  # of five updates
+    # The middle one: BatchNorm over four samples is noise, and who comes late is chance.
+    assert median(losses[-20:]) < 0.75
+    assert result.top1 > 0.9
 
 
 @pytest.mark.parametrize(
     "solver",
     [
-        {},
         {"momentum_form": "caffe"},
         {"type": "nesterov", "momentum_form": "caffe"},
-        {"clip_gradients": 0.05},
-        {"decay_form": "l1"},
+        {"clip_gradients": 0.05, "decay_form": "l1"},
     ],
-    ids=["sgd", "caffe", "nesterov", "clip", "l1"],
+    ids=["caffe", "nesterov", "clip and l1"],
 )
 def test_one_worker_alone_does_what_a_server_does(trained: Trained, solver: dict[str, Any]) -> None:
     """Nothing is torn, and nothing late. From a checkpoint with a momentum, too."""
-    digests = []
+    digests = set()
     for words in (LOCKLESS, {"mode": "asynchronous"}):
         made = recipe(words, solver=solver)
         whole = trained(1, made, TRAINING)
         again = trained(1, made, TRAINING, checkpoint_of(whole, 3))
-        assert again.weights_sha256 == whole.weights_sha256
-        digests.append(whole.weights_sha256)
-    assert digests[0] == digests[1]
+        digests |= {whole.weights_sha256, again.weights_sha256}
+    assert len(digests) == 1
 
 
 def test_a_norm_beyond_float32_updates_nothing() -> None:
     """Clipped by it, all gradients were zero, and momentum and decay went on."""
-    network = nn.Linear(2, 1)
-    named = dict(network.named_parameters())
+    layer = nn.Linear(2, 1)
+    named = dict(layer.named_parameters())
     optimizer = torch.optim.SGD(named.values(), lr=0.1, weight_decay=0.1)
     rule = Rule(lambda _: optimizer, lambda _: 0.1, lambda _: None, lambda _: 1.0, 1.0)
     bench: Any = SimpleNamespace(named=named)
-    before = {name: each.detach().clone() for name, each in named.items()}
+    before = {name: weight.detach().clone() for name, weight in named.items()}
     for value, updates in ((3e38, False), (1.0, True)):
-        gradients = {name: torch.full_like(each, value) for name, each in named.items()}
+        gradients = {name: torch.full_like(weight, value) for name, weight in named.items()}
         assert LocklessBench(bench, optimizer, rule)._update(Leaf(0, 0), gradients) == updates
-        assert all(each.equal(before[name]) != updates for name, each in named.items())
-
-
-def test_it_learns_with_buffers(trained: Trained) -> None:
-    train = {"steps": 50, "eval_every": 0}
-    made = recipe(LOCKLESS, train=train, checkpoint=CheckpointConfig())
-    check_learning(trained(2, made, Corners()))
+        assert all(weight.equal(before[name]) != updates for name, weight in named.items())
 
 
 def fit_and_note(made: Recipe, folder: Path, notes: Path) -> Result:
@@ -145,7 +136,7 @@ def test_each_micro_batch_comes_once(ranks: Ranks, tmp_path: Path) -> None:
     taken = Counter((step, leaf) for _, step, leaf in rows if step >= 1)
     # An epoch is 25 micro-batches in 5 steps.
     leaves = {(step, leaf) for step in range(8) for leaf in range(1 if step % 5 == 4 else 6)}
-    assert taken == dict.fromkeys((each for each in leaves if each[0] >= 1), 1)
+    assert taken == dict.fromkeys((place for place in leaves if place[0] >= 1), 1)
     assert len({rank for rank, step, _ in rows if step >= 1}) > 1
     row = synchrony(run)
     assert row["gradients"] == 25 + 18 - 6
@@ -157,18 +148,9 @@ def test_each_micro_batch_comes_once(ranks: Ranks, tmp_path: Path) -> None:
     assert not (run / "events.jsonl").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
-def test_a_lost_worker_ends_nobody(ranks: Ranks, number: signal.Signals, tmp_path: Path) -> None:
-    made = recipe(LOCKLESS, exchange={"silent_s": 2.0})
-    result, other, _ = ranks.run(3, fit_until_lost, made, tmp_path / "run", number, lost={2})
-    assert asdict(other) == asdict(result)
-    row = synchrony(result.folder)
-    assert (row["lost_learners"], row["gradients"]) == (1, 25 + 18)
-
-
 def test_a_run_is_resumed_on_other_workers_and_is_not_replayed(trained: Trained) -> None:
-    start = trained(3, recipe(LOCKLESS), TRAINING)
-    result = trained(2, recipe(LOCKLESS), TRAINING, checkpoint_of(start, 3))
+    start = checkpoint_of(trained(3, recipe(LOCKLESS), TRAINING), 3)
+    result = trained(2, recipe(LOCKLESS), TRAINING, start)
     assert (result.steps, synchrony(result.folder)["gradients"]) == (8, 25 + 18)
-    with pytest.raises(FirecaffeError, match=r"synchrony\.lock none.* cannot be computed again"):
+    with pytest.raises(FirecaffeError, match=r"synchrony\.lock none"):
         replayed(result.folder)

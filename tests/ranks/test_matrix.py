@@ -13,6 +13,7 @@ import pytest
 import firecaffe
 from firecaffe.recipe.recorded_recipe import recipe_of as recipe_in
 from firecaffe.training.verification import replay
+from tests.kit.training import ALONE
 from tests.ranks.matrix import (
     FIRST,
     PAIRWISE,
@@ -31,7 +32,6 @@ from tests.ranks.matrix import (
     saved_cases,
 )
 from tests.ranks.pairwise import Case
-from tests.ranks.served import ALONE
 from tests.world import Ranks
 
 OneWorker = Callable[[Case], firecaffe.Result]

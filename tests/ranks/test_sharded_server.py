@@ -42,9 +42,29 @@ from tests.ranks.served import (
 from tests.world import Ranks
 
 
-@pytest.mark.parametrize(("name", "workers"), [*((name, 3) for name in MODES), ("stale", 2)])
-def test_a_replay_gives_the_same_bits(trained: Trained, name: str, workers: int) -> None:
-    check_replay(trained(workers, recipe(sharded(name)), TRAINING))
+@pytest.mark.parametrize("name", ["again", "softsync", "encoded", "nesterov"])
+def test_a_replay_gives_the_same_bits(trained: Trained, name: str) -> None:
+    """On three, and on two that go on."""
+    made = recipe(sharded(name))
+    first = trained(3, made, TRAINING)
+    check_replay(first)
+    row = check_replay(trained(2, made, TRAINING, checkpoint_of(first, 3)))
+    assert row["lost_learners"] == 3 * made.synchrony.in_flight
+    assert row["gradients"] + row["dropped"] == computed(made)
+
+
+@pytest.mark.parametrize(
+    ("name", "servers"),
+    [("stale", ("first", "sharded")), ("nesterov", ("sharded", "first"))],
+    ids=["into parts", "out of parts"],
+)
+def test_a_resume_by_another_server_is_replayed(
+    trained: Trained, name: str, servers: tuple[str, str]
+) -> None:
+    before, now = (recipe(MODES[name], synchrony={"server": server}) for server in servers)
+    start = checkpoint_of(trained(3, before, TRAINING), 3)
+    row = check_replay(trained(2, now, TRAINING, start))
+    assert row["gradients"] + row["dropped"] == computed(now)
 
 
 def test_its_moving_average_and_buffers_are_replayed(trained: Trained) -> None:
@@ -54,35 +74,17 @@ def test_its_moving_average_and_buffers_are_replayed(trained: Trained) -> None:
     check_replay(trained(3, recipe(words, solver=solver, train={"ema_decay": 0.9}), TRAINING))
 
 
-WHOLE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "lars": (
-        {"type": "lars", "base_lr": 0.5, "clip_gradients": 0.05},
-        {"mode": "asynchronous", "gradients_per_update": 2},
-    ),
-    "one_bit": ({}, {"mode": "backup", "backup_workers": 1, "compressor": "one_bit"}),
-    "gap": ({}, {"mode": "asynchronous", "gradients_per_update": 2, "compensate": "gap"}),
-}
-"""Words of the solver that take norms, a codec that keeps something back, or a gap; and a mode."""
-
-
-@pytest.mark.parametrize("name", WHOLE)
-def test_owners_of_whole_parameters_go_on_as_two_and_are_replayed(
-    trained: Trained, name: str
-) -> None:
-    solver, mode = WHOLE[name]
-    made = recipe({**mode, "server": "sharded"}, solver=solver)
+def test_a_checkpoint_has_the_mean_step_of_all_updates(trained: Trained) -> None:
+    """Owners of whole parameters, of which each has a gap, go on as two."""
+    made = recipe(sharded("softsync"), synchrony={"compensate": "gap"})
     first = trained(3, made, TRAINING)
     check_replay(first)
-    check_replay(trained(2, made, TRAINING, checkpoint_of(first, 3)))
-
-
-def test_a_checkpoint_has_the_mean_step_of_all_updates(trained: Trained) -> None:
-    made = recipe({**WHOLE["gap"][1], "server": "sharded"})
-    saved = load_checkpoint(checkpoint_of(trained(3, made, TRAINING), 3))
-    mean_step = saved.numbers["synchrony"]["server"]["mean_step"]
+    saved = checkpoint_of(first, 3)
+    mean_step = load_checkpoint(saved).numbers["synchrony"]["server"]["mean_step"]
     updates = 3 * made.train.num_micro_batches // made.synchrony.gradients_per_update
     assert mean_step["count"] == updates
     assert mean_step["sum"] > 0
+    check_replay(trained(2, made, TRAINING, saved))
 
 
 def fit_beyond(made: Recipe, folder: Path) -> str:
@@ -104,26 +106,7 @@ def test_a_norm_beyond_float32_is_told_by_all(ranks: Ranks, tmp_path: Path) -> N
         assert beyond in said
 
 
-@pytest.mark.parametrize(
-    ("name", "before", "now"),
-    [
-        *((name, (3, "sharded"), (2, "sharded")) for name in ("again", "softsync", "encoded")),
-        ("stale", (3, "first"), (2, "sharded")),
-        *((name, (2, "sharded"), (3, "first")) for name in ("stale", "nesterov")),
-    ],
-)
-def test_a_resume_by_another_server_is_replayed(
-    trained: Trained, name: str, before: tuple[int, str], now: tuple[int, str]
-) -> None:
-    (first, server), (second, other) = before, now
-    start = trained(first, recipe(sharded(name), synchrony={"server": server}), TRAINING)
-    made = recipe(sharded(name), synchrony={"server": other})
-    row = check_replay(trained(second, made, TRAINING, checkpoint_of(start, 3)))
-    assert row["lost_learners"] == first * made.synchrony.in_flight
-    assert row["gradients"] + row["dropped"] == computed(made)
-
-
-def told_over_lines() -> tuple[int, list[int]]:
+def received_over_lines() -> tuple[int, list[int]]:
     """The connections of two ranks with two learners each, and what comes over each line."""
     with join("cpu") as world:
         lines = OwnerLines(store_of(world), world.rank, world.world_size, 2, 20.0)
@@ -132,21 +115,20 @@ def told_over_lines() -> tuple[int, list[int]]:
         kinds = of_first if world.is_first else of_first[::-1]
         ends = [line(other, place) for place in range(2) for line in kinds]
         ends.append(lines.of_orders(other, TELL, TELL))
-        told = []
+        received = []
         for number, line in enumerate(ends):
             wait = line.begin_send(torch.tensor([10 * world.rank + number]))
             line.receive(came := torch.zeros(1, dtype=torch.int64))
             wait()
-            told.append(int(came))
+            received.append(int(came))
         connections = len({id(vars(line)["_group"]) for line in ends})
         gather_text(world, "")  # the other has received all
-    return connections, told
+    return connections, received
 
 
 def test_each_learner_of_each_rank_has_a_connection_of_its_own(ranks: Ranks) -> None:
     """On which no pull waits behind one that goes the other way."""
-    found = ranks.shared(2, told_over_lines)
-    assert found == [(5, [10, 11, 12, 13, 14]), (5, [0, 1, 2, 3, 4])]
+    assert ranks.shared(2, received_over_lines) == [(5, [10, 11, 12, 13, 14]), (5, [0, 1, 2, 3, 4])]
 
 
 @pytest.mark.parametrize("compressor", ["none", "float16"])
