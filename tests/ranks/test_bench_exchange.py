@@ -2,6 +2,8 @@
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import count, product
 from typing import Any
 
 import pytest
@@ -51,17 +53,6 @@ def timings(
     encoders = {"all": make_encoders(list(COMPRESSORS)), "wrong": WRONG_ENCODERS, "": {}}[codecs]
     with join("cpu") as world:
         return time_exchanges(world, algorithms, sizes_bytes, repetitions, encoders=encoders)
-
-
-def test_every_exchange_at_every_size_with_the_slowest_ranks_time(ranks: Ranks) -> None:
-    found, *others = ranks.shared(3, timings, list(EXCHANGES), [4, 400_000], 2)
-    assert others == [found, found]
-    assert [(t.size_bytes, t.algorithm) for t in found] == [
-        (size, name) for size in (4, 400_000) for name in EXCHANGES
-    ]
-    assert {t.world_size for t in found} == {3}
-    assert {len(t.samples_s) for t in found} == {2}
-    assert min(min(t.samples_s) for t in found) > 0
 
 
 def turns_and_times() -> tuple[list[str], list[Timing]]:
@@ -117,45 +108,34 @@ def timings_in_memory(local_world_size: int, algorithms: list[str], size: int) -
     return found
 
 
-IN_MEMORY = {
-    # (ranks, ranks of a host): what each goes through at 40000 bytes, and its bytes on the wire.
-    "one host": (
-        4,
-        4,
-        {"native": ("group", None), "tree": ("memory", 0), "ring": ("group", 60000)},
-    ),
-    "two hosts": (
-        4,
-        2,
-        {
-            "native": ("group", None),
-            "tree": ("both", 40000),
-            "hierarchical(tree,ring)": ("both", 40000),
-            "ring": ("group", 60000),
-        },
-    ),
+HOSTS: dict[str, tuple[int, dict[str, tuple[str, int | None]]]] = {
+    "one host": (4, {"native": ("group", None), "tree": ("memory", 0), "ring": ("group", 60000)}),
+    "two hosts": (2, {"tree": ("both", 40000), "hierarchical(tree,ring)": ("both", 40000)}),
 }
+"""Of four ranks, so many on a host; what each goes through, and its bytes on the wire, of 40000."""
 
 
-@pytest.mark.parametrize(("world_size", "local", "ways"), IN_MEMORY.values(), ids=IN_MEMORY)
+@pytest.mark.parametrize(("local", "ways"), HOSTS.values(), ids=HOSTS)
 def test_sums_in_shared_memory_are_checked_and_timed_too(
-    ranks: Ranks, world_size: int, local: int, ways: dict[str, tuple[str, int | None]]
+    ranks: Ranks, local: int, ways: dict[str, tuple[str, int | None]]
 ) -> None:
-    found, *others = ranks.shared(world_size, timings_in_memory, local, list(ways), 40000)
-    assert others == [found] * (world_size - 1)
-    of_size = [timing for timing in found if timing.size_bytes == 40000]
+    first, *others = ranks.shared(4, timings_in_memory, local, list(ways), 40000)
+    assert others == [first] * 3
+    of_size = [timing for timing in first if timing.size_bytes == 40000]
     assert {t.algorithm: (t.through, t.wire_bytes) for t in of_size} == ways
     assert [t.bits_checked for t in of_size] == [name not in ("native", "ring") for name in ways]
-    assert min(min(t.samples_s) for t in found) > 0
+    assert min(min(t.samples_s) for t in first) > 0
 
 
-def test_every_compressor_is_timed_beside_the_exchanges(ranks: Ranks) -> None:
-    found, *others = ranks.shared(3, timings, ["native"], [4, 3 * 262144], 2, "all")
-    assert others == [found, found]
-    assert [t.algorithm for t in found] == 2 * ["native", *COMPRESSORS]
-    assert [t.is_encoded for t in found] == 2 * [False, *[True] * len(COMPRESSORS)]
-    assert {len(t.samples_s) for t in found} == {2}
-    wire_bytes = {t.algorithm: t.wire_bytes for t in found[len(COMPRESSORS) + 1 :]}
+def test_every_compressor_is_timed_beside_every_exchange(ranks: Ranks) -> None:
+    sizes, names = (4, 3 * 262144), (*EXCHANGES, *COMPRESSORS)
+    first, *others = ranks.shared(3, timings, list(EXCHANGES), list(sizes), 2, "all")
+    assert others == [first] * 2
+    assert [(t.size_bytes, t.algorithm) for t in first] == [*product(sizes, names)]
+    assert all(t.is_encoded == (t.algorithm in COMPRESSORS) for t in first)
+    assert {(t.world_size, len(t.samples_s)) for t in first} == {(3, 2)}
+    assert min(min(t.samples_s) for t in first) > 0
+    wire_bytes = {t.algorithm: t.wire_bytes for t in first[len(names) :]}
     # 196608 elements are 768 rows. To each of two others a third of them, and so much of the total.
     elements, rows = 196608, 768
     assert wire_bytes["float16"] == wire_bytes["bfloat16"] == 4 * (elements // 3) * 2
@@ -170,48 +150,37 @@ def test_every_compressor_is_timed_beside_the_exchanges(ranks: Ranks) -> None:
     assert 2 * (8 + 4 + 4) <= (wire_bytes["threshold"] or 0) < elements
 
 
-class Encoded(OneNodeEach):
-    """int8 as it is; wrong in one way in those below."""
+def halve(vector: torch.Tensor) -> None:
+    vector.mul_(0.5)
 
 
-class HalfTheSum(Encoded):
-    def all_reduce(self, vector: torch.Tensor, lane: int = 0, divide_by: int = 1) -> None:
-        super().all_reduce(vector)
-        vector.mul_(0.5)
+def nudge(vector: torch.Tensor) -> None:
+    vector[0] = torch.nextafter(vector[0], torch.tensor(torch.inf))
 
 
-class OtherBitsOnOneRank(Encoded):
-    """From the first or the second sum of each vector on."""
+@dataclass(frozen=True)
+class WrongEncoder:
+    """Makes int8, whose sums are changed from one of them on, on the last rank or on all."""
 
-    first = 0
+    change: Callable[[torch.Tensor], None]
+    first: int = 0
+    on_all: bool = True
 
-    def __init__(self, world: World, name: str, num_elements: int) -> None:
-        super().__init__(world, name, num_elements)
-        self.sums, self.is_last = 0, world.rank == world.world_size - 1
+    def __call__(self, world: World, num_elements: int) -> OneNodeEach:
+        encoder, sums = OneNodeEach(world, "int8", num_elements), count()
+        all_reduce = encoder.all_reduce
 
-    def all_reduce(self, vector: torch.Tensor, lane: int = 0, divide_by: int = 1) -> None:
-        super().all_reduce(vector)
-        if self.sums >= self.first and self.is_last:
-            vector[0] = torch.nextafter(vector[0], torch.tensor(torch.inf))
-        self.sums += 1
+        def changed(vector: torch.Tensor, lane: int = 0, divide_by: int = 1) -> None:
+            all_reduce(vector)
+            if next(sums) >= self.first and (self.on_all or world.rank == world.world_size - 1):
+                self.change(vector)
 
-
-class OtherBitsLater(OtherBitsOnOneRank):
-    first = 1
-
-
-class OtherBitsThanOneProcess(Encoded):
-    def all_reduce(self, vector: torch.Tensor, lane: int = 0, divide_by: int = 1) -> None:
-        super().all_reduce(vector)
-        vector[0] = torch.nextafter(vector[0], torch.tensor(torch.inf))
+        vars(encoder)["all_reduce"] = changed
+        return encoder
 
 
 def nothing_is_added(*_: object, **__: object) -> None:
     """In place of a sum in memory."""
-
-
-def wrong_in(encoders: type[OneNodeEach]) -> Encoders:
-    return {"int8": lambda world, num_elements: encoders(world, "int8", num_elements)}
 
 
 WRONG: dict[str, tuple[int, str, Any, Callable[[], object], list[str]]] = {
@@ -239,16 +208,16 @@ WRONG: dict[str, tuple[int, str, Any, Callable[[], object], list[str]]] = {
         ["tree over 2 ranks, 4 bytes: the sum is wrong: element 0 of 1 "],
     ),
     **{
-        kind.__name__: (
-            *(3, f"{__name__}.WRONG_ENCODERS", wrong_in(kind)),
+        parts[0]: (
+            *(3, f"{__name__}.WRONG_ENCODERS", {"int8": encoder}),
             lambda: timings(["native"], [4000], 2, "wrong"),
             ["int8 over 3 ranks, 4000 bytes: ", *parts],
         )
-        for kind, parts in (
-            (HalfTheSum, ["the sum is off by ", "in the L2 norm; its codec allows ", " on rank 0"]),
-            (OtherBitsOnOneRank, ["rank 2 ended in other bits than most on rank 0"]),
-            (OtherBitsLater, ["rank 2 ended in other bits than most, after a first sum that was"]),
-            (OtherBitsThanOneProcess, ["the bits are not those of one process: element 0 of 1000"]),
+        for encoder, parts in (
+            (WrongEncoder(halve), ["the sum is off by ", "in the L2 norm", " on rank 0"]),
+            (WrongEncoder(nudge, on_all=False), ["rank 2 ended in other bits than most on rank 0"]),
+            (WrongEncoder(nudge, 1, on_all=False), ["rank 2 ended", "after a first sum that was"]),
+            (WrongEncoder(nudge), ["the bits are not those of one process: element 0 of 1000"]),
         )
     },
 }
