@@ -39,10 +39,10 @@ from firecaffe.recipe.worker_numbers import check_ranks
 from firecaffe.training import rebalance
 from firecaffe.training.given_parts import Parts
 from firecaffe.training.plugins import VARIABLE as PLUGINS
+from firecaffe.training.times import Timings
 from tests.ranks import killed_at
 from tests.ranks.networks import small_data
 from tests.ranks.pairwise import Case, Pairwise
-from tests.ranks.test_measured_shares import AnySpeed
 
 HEAD = {"classifier.*": "neurons", "classifier.3": "inputs"}
 PARTS = 4
@@ -159,6 +159,17 @@ class Net(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.classifier(self.features(x).flatten(1))
         return y
+
+
+class AnySpeed:
+    """Stands in for the measurement: a rank's seconds for a micro-batch, anew at each step."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def __call__(self, timings: Timings) -> float:
+        place = f"{self.seed}, {os.environ.get('RANK')}, {timings.step}"
+        return random.Random(place).choice([1.0, 1.0, 2.0, 3.5, 9.0])
 
 
 def full(case: Case) -> Case:

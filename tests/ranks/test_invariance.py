@@ -23,6 +23,7 @@ from tests.kit.worlds import Trained, changed, end
 from tests.ranks.networks import Everything
 
 TREE_ORDER = [name for name in ALGORITHMS if keeps_tree_order(name)]
+IN_MATRIX = "halving_doubling", "pipelined_tree"
 
 # 6 micro-batches of 4, over 100 samples: an epoch ends with a step of 4 samples, all in micro-batch
 # 0, so that every other worker has none.
@@ -38,27 +39,21 @@ ON_SUBTREES = changed(RECIPE, train={"global_batch_size": 48})
 """With four micro-batches for each of three workers."""
 
 
-@pytest.mark.parametrize("workers", [5, 6])
-def test_any_number_of_workers(trained: Trained, workers: int) -> None:
-    assert end(trained(workers, RECIPE)) == end(trained(1, RECIPE))
-
-
 def test_workers_and_buckets_that_change_by_resume(trained: Trained) -> None:
+    """As many workers as micro-batches, too."""
     resume = None
-    for workers, steps, bucket_bytes in ((4, 2, 200), (2, 4, 1), (1, 5, 500), (3, 7, 10_000_000)):
+    for workers, steps, bucket_bytes in ((6, 2, 200), (2, 4, 1), (1, 5, 500), (3, 7, 10_000_000)):
         exchange, train = {"bucket_bytes": bucket_bytes}, {"steps": steps}
         recipe = changed(RECIPE, train=train, exchange=exchange, checkpoint={"every": 2})
         result = trained(workers, recipe, resume=resume)
         resume = result.folder
-    assert end(result) == end(trained(1, RECIPE))
+    assert end(result) == end(trained(1, RECIPE)) == end(trained(5, RECIPE))
 
 
-@pytest.mark.parametrize("algorithm", TREE_ORDER)
+@pytest.mark.parametrize("algorithm", [name for name in TREE_ORDER if name not in IN_MATRIX])
 def test_any_exchange_in_tree_order(trained: Trained, algorithm: str) -> None:
     """Over sockets. With four micro-batches each: subtrees, which the exchange goes on with."""
-    exchange = ExchangeConfig(
-        algorithm=algorithm, bucket_bytes=500, shared_memory=False, timeout_s=300
-    )
+    exchange = {"algorithm": algorithm, "bucket_bytes": 500, "shared_memory": False}
     assert end(trained(3, changed(ON_SUBTREES, exchange=exchange))) == end(trained(1, ON_SUBTREES))
 
 
@@ -72,8 +67,7 @@ def test_the_order_of_additions_matters_at_all(trained: Trained) -> None:
         "at 4 workers and 6 micro-batches"
     ]
     record = read_run_file(tree.folder, "result.json")
-    words = record["exchange"], record["route"], record["identity_doubts"]
-    assert words == ("tree", "fold", [])
+    assert (record["exchange"], record["route"], record["identity_doubts"]) == ("tree", "fold", [])
 
 
 def test_all_that_a_training_can_be_asked_for(trained: Trained) -> None:

@@ -4,16 +4,14 @@ Other compositions are in the matrix (`test_matrix.py`).
 """
 
 import os
-import random
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import pytest
 
-from firecaffe import ExchangeConfig, ParallelConfig, Recipe, Result, SynchronyConfig
+from firecaffe import ExchangeConfig, Recipe, Result, SynchronyConfig
 from firecaffe.cluster import agree
 from firecaffe.data import Batch
 from firecaffe.data.train_batches import BatchesAhead
@@ -21,9 +19,8 @@ from firecaffe.runs.rank_times import explain
 from firecaffe.runs.run_folder import read_run_file
 from firecaffe.schema import read_rows
 from firecaffe.training import rebalance
-from firecaffe.training.times import Timings
 from tests.kit.worlds import EVERYTHING, Trained, Training, changed
-from tests.ranks import test_layouts, test_stage_layouts
+from tests.ranks.matrix import FIRST, AnySpeed, Net, full, recipe_of
 from tests.ranks.test_invariance import RECIPE as INVARIANT
 from tests.world import Ranks
 
@@ -35,17 +32,6 @@ RECIPE = changed(
     synchrony=SynchronyConfig(shares="measured", shares_every=1),
 )
 EQUAL = SynchronyConfig()
-
-
-class AnySpeed:
-    """Stands in for the measurement: a rank's seconds for a micro-batch, anew at each step."""
-
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-
-    def __call__(self, timings: Timings) -> float:
-        place = f"{self.seed}, {os.environ.get('RANK')}, {timings.step}"
-        return random.Random(place).choice([1.0, 1.0, 2.0, 3.5, 9.0])
 
 
 @dataclass(frozen=True)
@@ -64,71 +50,42 @@ class AtAnySpeed(Training):
 
 
 def test_one_worker_has_no_shares_to_measure(trained: Trained) -> None:
-    found = trained(1, RECIPE, AtAnySpeed())
-    record = read_run_file(found.folder, "result.json")
+    record = read_run_file(trained(1, RECIPE, AtAnySpeed()).folder, "result.json")
     assert (record["balance"], record["route"]) == (None, "tree")
-    assert found.state_sha256 == trained(1, changed(RECIPE, synchrony=EQUAL)).state_sha256
 
 
-@pytest.mark.parametrize("seed", [2, 6])
-def test_speeds_that_change_change_no_bit(trained: Trained, seed: int) -> None:
-    found = trained(3, RECIPE, AtAnySpeed(seed=seed))
-    assert found.state_sha256 == trained(1, changed(RECIPE, synchrony=EQUAL)).state_sha256
+@pytest.mark.parametrize(("codec", "level"), [("none", 0), ("top_k", 1)])
+def test_the_record_has_the_shares(trained: Trained, codec: str, level: int) -> None:
+    """What a codec keeps back goes along, to the worker that has its micro-batches from then on."""
+    exchange = ExchangeConfig(bucket_bytes=500, compressor=codec, compressor_level=level)
+    recipe = changed(RECIPE, exchange=exchange)
+    found = trained(3, recipe, AtAnySpeed(seed=2, look_s=0.001))
+    assert found.state_sha256 == trained(1, changed(recipe, synchrony=EQUAL)).state_sha256
     record = read_run_file(found.folder, "result.json")
-    counts = [each["micro_batches_by_rank"] for each in record["balance"]["changes"]]
-    assert record["route"] == "fold"
+    counts = [change["micro_batches_by_rank"] for change in record["balance"]["changes"]]
     assert len({tuple(count) for count in counts}) > 1
     assert all(sum(count) == 12 and min(count) >= 1 for count in counts)
+    assert all(number % (1 << level) == 0 for count in counts for number in count)
     assert record["balance"]["micro_batches_by_rank"] == counts[-1]
 
 
-@pytest.mark.parametrize(("codec", "level"), [("top_k", 1), ("power_sgd", 0)])
-def test_what_a_codec_keeps_back_goes_along(trained: Trained, codec: str, level: int) -> None:
-    """To the worker that has its micro-batches from then on."""
-    exchange = ExchangeConfig(bucket_bytes=500, compressor=codec, compressor_level=level)
-    recipe = changed(RECIPE, exchange=exchange)
-    found = trained(3, recipe, AtAnySpeed(seed=3, look_s=0.001))
-    assert found.state_sha256 == trained(1, changed(recipe, synchrony=EQUAL)).state_sha256
-    changes = read_run_file(found.folder, "result.json")["balance"]["changes"]
-    assert len(changes) > 1
-    assert all(n % (1 << level) == 0 for each in changes for n in each["micro_batches_by_rank"])
-
-
-ROWS: dict[str, tuple[Any, Recipe, ParallelConfig]] = {
-    "trick": (
-        test_layouts.Net,
-        test_layouts.RECIPE,
-        test_layouts.LAYOUTS["trick 2 x 2"],
-    ),
-    "stages": (
-        test_stage_layouts.Net,
-        test_stage_layouts.RECIPE,
-        ParallelConfig(2, stages=["middle.3"]),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", ROWS)
-def test_speeds_of_rows_that_change_change_no_bit(trained: Trained, name: str) -> None:
-    """Rows of ranks, each with a model that is split, are given unequal shares."""
-    network, recipe, parallel = ROWS[name]
-    recipe = changed(recipe, synchrony=RECIPE.synchrony, parallel=parallel)
-    training = AtAnySpeed(network, validation=20, seed=1)
-    found = trained(4, recipe, training)
-    alone = trained(1, changed(recipe, parallel=parallel.over(1, 1)), training)
-    assert found.state_sha256 == alone.state_sha256
+def test_rows_have_shares(trained: Trained) -> None:
+    """Rows of two ranks, each with a model that is split."""
+    recipe = recipe_of(full({"holding": "trick", "shares": "measured"}), FIRST)
+    found = trained(4, recipe, AtAnySpeed(Net, validation=20, seed=1))
     record = read_run_file(found.folder, "result.json")
     assert record["route"] == "fold"
-    counts = [each["micro_batches_by_rank"] for each in record["balance"]["changes"]]
+    counts = [change["micro_batches_by_rank"] for change in record["balance"]["changes"]]
     assert any(count[0] != count[2] for count in counts)
     assert all(count[0] == count[1] and count[2] == count[3] for count in counts)
-    of_rank = 2 if name == "trick" else 1
-    assert [(count[0] + count[2]) * of_rank for count in counts] == [8] * len(counts)
-    last = record["balance"]["micro_batches_by_rank"]
-    assert last == counts[-1]
+    assert [sum(count) for count in counts] == [8] * len(counts)
+    assert record["balance"]["micro_batches_by_rank"] == counts[-1]
     shares = explain(found.folder).shares
     assert shares is not None
-    assert (shares.who, shares.micro_batches) == ("rows", [each * of_rank for each in last[::2]])
+    assert (shares.who, shares.micro_batches) == (
+        "rows",
+        [2 * number for number in counts[-1][::2]],
+    )
 
 
 SPUN_S = 0.05

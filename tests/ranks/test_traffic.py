@@ -15,8 +15,7 @@ from firecaffe.cluster.world import join
 from firecaffe.exchange import ALGORITHMS
 from firecaffe.transport.exchange import Exchange
 from tests.kit.worlds import NAMED, Trained, Training, changed
-from tests.ranks.test_layouts import RECIPE as SPLIT
-from tests.ranks.test_layouts import Net
+from tests.ranks.matrix import FIRST, Net, full, recipe_of
 from tests.world import Ranks
 
 ELEMENTS = 1200
@@ -35,15 +34,12 @@ def sent_bytes(algorithms: list[str]) -> list[int | None]:
 def test_ranks_send_what_the_schedule_says(ranks: Ranks) -> None:
     names = ["parameter_server", "pipelined_tree", "ring", "halving_doubling"]
     total = [0] * 4
-    by_rank = ranks.shared(4, sent_bytes, names)
+    by_rank = ranks.shared(4, sent_bytes, [*names, "native"])
+    assert [sent.pop() for sent in by_rank] == [None] * 4  # of the backend's own nobody knows
     for index, name in enumerate(names):
         for transfer in ALGORITHMS[name](4, ELEMENTS).transfers():
             total[transfer.source] += 4 * transfer.num_elements
         assert [sent[index] for sent in by_rank] == total, name
-
-
-def test_of_the_backends_own_nobody_knows(ranks: Ranks) -> None:
-    assert ranks.shared(2, sent_bytes, ["native"]) == [[None], [None]]
 
 
 WEIGHTS_BYTES = 4 * 431_080
@@ -79,25 +75,26 @@ def test_a_run_records_what_each_step_sent(
 @pytest.mark.parametrize(
     "parallel",
     [
-        ParallelConfig(1, 2, {"classifier.0": "neurons"}, 2),
         ParallelConfig(1, 2, {"classifier.0": "neurons"}, 2, "one_weird_trick"),
         ParallelConfig(stages=["classifier"]),
     ],
-    ids=["split", "trick", "stages"],
+    ids=["trick", "stages"],
 )
 def test_what_evaluations_send_is_no_steps(trained: Trained, parallel: ParallelConfig) -> None:
+    split = changed(recipe_of(full({}), FIRST), parallel=parallel)
+    evaluated = {"steps": 2, "eval_every": 1, "eval_batch_size": 2}
     few, many = (
-        trained(2, changed(SPLIT, train=words, parallel=parallel), Training(Net, 100, 40))
-        for words in ({"steps": 2}, {"steps": 2, "eval_every": 1, "eval_batch_size": 2})
+        trained(2, changed(split, train=words), Training(Net, 70, 40))
+        for words in ({"steps": 2, "eval_every": 0}, evaluated)
     )
     sent = few.sent_bytes_per_step_by_rank
     assert many.sent_bytes_per_step_by_rank == sent
+    features = 4 * 32 * 32
     if parallel.stages:
-        # Of 32 samples 63 features go to the second stage, and their gradients to the first, each
+        # Of 32 samples 32 features go to the second stage, and their gradients to the first, each
         # micro-batch with the generator's state.
-        assert sent[1] == 4 * 32 * 63
-        assert sent[0] == 4 * 32 * 63 + 8 * torch.get_rng_state().nbytes
-    elif parallel.shares_samples:
-        # The gradients of 63 features are summed, and of 21 neurons, of which a rank has 11 at
+        assert sent == [features + 8 * torch.get_rng_state().nbytes, features]
+    else:
+        # The gradients of 32 features are summed, and of 21 neurons, of which a rank has 11 at
         # most, gathered.
-        assert sent == [4 * 32 * (63 + 11)] * 2
+        assert sent == [features + 4 * 32 * 11] * 2
