@@ -75,10 +75,10 @@ def test_a_run_records_what_each_step_sent(
 @pytest.mark.parametrize(
     "parallel",
     [
-        ParallelConfig(1, 2, {"classifier.0": "neurons"}, 2, "one_weird_trick"),
+        ParallelConfig(1, 2, {"classifier.0": "neurons"}, 2),
         ParallelConfig(stages=["classifier"]),
     ],
-    ids=["trick", "stages"],
+    ids=["split", "stages"],
 )
 def test_what_evaluations_send_is_no_steps(trained: Trained, parallel: ParallelConfig) -> None:
     split = changed(recipe_of(full({}), FIRST), parallel=parallel)
