@@ -66,7 +66,7 @@ class OfPhotos(Training):
 
 
 # Each rank starts its data workers, and each of these takes 3 s of a processor.
-@pytest.mark.parametrize(("workers", "data_workers"), [(2, 0), (3, 0), (2, 2)])
+@pytest.mark.parametrize(("workers", "data_workers"), [(3, 0), (2, 1)])
 def test_any_number_of_ranks_and_of_data_workers(
     trained: Trained, workers: int, data_workers: int
 ) -> None:
@@ -78,12 +78,17 @@ def test_any_number_of_ranks_and_of_data_workers(
 COUNT = 48
 
 
+def drawn() -> float:
+    """From each of the three generators."""
+    return random.random() + float(np.random.rand()) + float(torch.rand(()))
+
+
 def disturb(key: int) -> float:
     """Seeds each of the three generators, and draws from each."""
     random.seed(key)
     np.random.seed(key)
     torch.manual_seed(key)
-    return random.random() + float(np.random.rand()) + float(torch.rand(()))
+    return drawn()
 
 
 class Seeding:
@@ -97,8 +102,7 @@ class Seeding:
 
     def batch(self, indices_B: Tensor) -> tuple[Tensor, Tensor]:
         if self.is_random:  # as it comes: a function of the batch's key
-            drawn = random.random() + float(np.random.rand()) + float(torch.rand(()))
-            return torch.rand(len(indices_B), 6) + drawn, indices_B % 3
+            return torch.rand(len(indices_B), 6) + drawn(), indices_B % 3
         return torch.tensor([[disturb(int(each))] * 6 for each in indices_B]), indices_B % 3
 
 
@@ -158,20 +162,15 @@ class OfSeeds(Training):
             if self.is_disturbed:
                 patch.setitem(sys.modules, "beside", SimpleNamespace(plugin=Beside))
                 patch.setenv(VARIABLE, "beside")
-            data = Seeding(self.is_random)
-            given = data if self.is_disturbed else held(data)
+            given: Any = Seeding(self.is_random)
+            if not self.is_disturbed:  # the same samples, in memory
+                given = firecaffe.TensorDataset(*given.batch(torch.arange(COUNT)))
             disturb(5)
-            before = random.random(), float(np.random.rand()), float(torch.rand(()))
+            before = drawn()
             disturb(5)
             result = firecaffe.train(recipe, Depth, given, given, task=task, validation_set=given)
-            after = random.random(), float(np.random.rand()), float(torch.rand(()))
-        assert before == after
+        assert drawn() == before
         return result
-
-
-def held(data: Seeding) -> firecaffe.TensorDataset:
-    """The same samples, in memory."""
-    return firecaffe.TensorDataset(*data.batch(torch.arange(COUNT)))
 
 
 OF_SEEDS = Recipe(
