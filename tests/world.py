@@ -5,6 +5,7 @@ chosen before it is bound.
 """
 
 import gc
+import itertools
 import multiprocessing
 import os
 import pickle
@@ -19,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
+from firecaffe.cluster import groups
 from firecaffe.errors import PeerLostError
 
 TIMEOUT_S = 600.0
@@ -113,20 +115,22 @@ class Ranks:
         function: Callable[..., Any],
         *arguments: Any,
         local_world_size: int | None = None,
+        lost: Container[int] = (),
     ) -> list[Any]:
         """The same on ranks that other tests use too, which saves their start.
 
         For functions that leave nothing behind in their process but imports: whatever they join,
         patch or set they take back. Where one fails, or leaves a world joined, its ranks are not
-        used again.
+        used again. In the place of those that are lost others start.
         """
         world = self._kept.pop(world_size, None) or _World(world_size, once=False)
         try:
-            results = world.call(function, arguments, local_world_size or world_size)
+            results = world.call(function, arguments, local_world_size or world_size, lost)
         except BaseException:
-            world.end()
+            world.end(lost)
             raise
         if world.is_left:
+            world.replace(lost)
             self._kept[world_size] = world
         else:
             world.end()
@@ -143,19 +147,29 @@ class _World:
     """So many ranks, each a process that does what it is sent, once or until its pipe is closed."""
 
     def __init__(self, world_size: int, once: bool) -> None:
-        context = fork_server()
-        self._processes, self._pipes = [], []
+        self._once = once
+        started = [self._start() for _ in range(world_size)]
+        self._processes = [process for process, _ in started]
+        self._pipes = [pipe for _, pipe in started]
         self.is_left = True
         """Whether all ranks have left what they joined in their last call."""
         self._stores: list[TCPStore] = []
         """Kept to the end: a rank knows a store by its port, so none may come again."""
-        for _ in range(world_size):
-            own, other = context.Pipe()
-            process = context.Process(target=_main, args=(other, once))
-            process.start()
-            other.close()
-            self._processes.append(process)
-            self._pipes.append(own)
+
+    def _start(self) -> tuple[Any, Connection]:
+        own, other = fork_server().Pipe()
+        process = fork_server().Process(target=_main, args=(other, self._once))
+        process.start()
+        other.close()
+        return process, own
+
+    def replace(self, lost: Container[int]) -> None:
+        """Other processes for those ranks."""
+        for rank, process in enumerate(self._processes):
+            if rank in lost:
+                self._pipes[rank].close()
+                process.kill()
+                self._processes[rank], self._pipes[rank] = self._start()
 
     def call(
         self,
@@ -245,6 +259,8 @@ def _main(pipe: Connection, once: bool) -> None:
         os.environ.clear()
         os.environ.update(before | environment)
         torch.set_num_threads(1)  # as torchrun has it
+        # Each call has its own store. A rank that is new among others counts worlds as they do.
+        vars(groups)["_worlds"] = itertools.count()
         failed, is_consequence = False, False
         try:
             value = function(*arguments)

@@ -81,7 +81,7 @@ def check(ranks: Ranks, one_worker: OneWorker, case: Case, folder: Path) -> None
     print(name_of(case))
     first, then = folder / "first", folder / "then"
     last = case["ranks"] - 1
-    ranks.run(case["ranks"], fit, recipe_of(case, FIRST), first, 1, None, last, lost={last})
+    ranks.shared(case["ranks"], fit, recipe_of(case, FIRST), first, 1, None, last, lost={last})
     saved = sorted((first / "checkpoints").glob("step-0000000[1-5]"))
     assert saved, "it has left no checkpoint"
     again = recipe_of(case, THEN), then, 2, str(saved[-1])

@@ -34,24 +34,22 @@ def test_an_own_network_ends_in_the_same_bits(trained: Trained, tmp_path: Path) 
     torch.save(own_nets.Net(1000, width=5).state_dict(), file)
     recipe = changed(RECIPE, model={"weights": str(file)})
     preflight(check_recipe(recipe), 3)
-    results = {workers: trained(workers, recipe, NAMED) for workers in (1, 2, 3)}
-    folders = {workers: each.folder for workers, each in results.items()}
-    assert end(results[1]) == end(results[2]) == end(results[3])
+    alone, two = (trained(workers, recipe, NAMED) for workers in (1, 2))
+    assert end(alone) == end(two)
+    assert not other_work(read_run(alone.folder), read_run(two.folder))
 
-    result = read_run_file(folders[2], "result.json")
+    result = read_run_file(two.folder, "result.json")
     assert result["first_weights"]["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
     assert sorted(result["first_weights"]["reshaped"]) == ["head.bias", "head.weight"]
     assert result["frozen_parameters"] == result["inventory"]["frozen"] == 4
     assert result["inventory"]["loss"] == "the mean of the samples"
     code = hashlib.sha256(Path(own_nets.__file__).read_bytes()).hexdigest()
-    assert read_run_file(folders[2], "environment.json")["own_code"] == {"model": code}
-    assert read_run_file(folders[2], "forecast.json")["workers"] == 2
-    first, *others = map(read_run, folders.values())
-    assert not any(other_work(first, other) for other in others)
+    assert read_run_file(two.folder, "environment.json")["own_code"] == {"model": code}
+    assert read_run_file(two.folder, "forecast.json")["workers"] == 2
 
     # The frozen layers are the file's to the last bit, statistics included; the head has moved.
     state = torch.load(file, weights_only=True)
-    newest = next((folders[1] / "checkpoints").glob("step-*")) / "state.safetensors"
+    newest = next((alone.folder / "checkpoints").glob("step-*")) / "state.safetensors"
     network = own_nets.Net(10, width=5)
     load_weights(network, str(newest))
     for name, each in network.state_dict().items():
@@ -60,10 +58,10 @@ def test_an_own_network_ends_in_the_same_bits(trained: Trained, tmp_path: Path) 
 
     # A run's own recipe goes on with it, and needs the file no more.
     file.unlink()
-    own = read_recipe(folders[1] / "recipe.toml")
+    own = read_recipe(alone.folder / "recipe.toml")
     longer = changed(own, train={"steps": 4}, run=RunConfig())
-    preflight(longer, 2, folders[1])
-    more = trained(2, longer, NAMED, folders[1])
+    preflight(longer, 2, alone.folder)
+    more = trained(2, longer, NAMED, alone.folder)
     assert (more.steps, more.identity_doubts) == (4, [])
     with pytest.raises(RecipeError, match=r"model\.weights.*not there"):
         preflight(longer, 2)
@@ -87,7 +85,7 @@ OPTIMIZER = Recipe(
 
 def test_an_own_optimizer_ends_in_the_same_bits_and_is_resumed(trained: Trained) -> None:
     preflight(check_recipe(OPTIMIZER), 3)
-    alone, two, three = (trained(workers, OPTIMIZER, NAMED) for workers in (1, 2, 3))
-    on = trained(2, OPTIMIZER, NAMED, checkpoint_of(alone, 2))
-    assert end(two) == end(three) == end(on) == end(alone)
-    assert set(read_run_file(two.folder, "environment.json")["own_code"]) == {"solver"}
+    alone, three = (trained(workers, OPTIMIZER, NAMED) for workers in (1, 3))
+    on = trained(2, OPTIMIZER, NAMED, checkpoint_of(three, 2))
+    assert end(three) == end(on) == end(alone)
+    assert set(read_run_file(three.folder, "environment.json")["own_code"]) == {"solver"}
