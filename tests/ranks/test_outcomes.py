@@ -7,6 +7,8 @@ import threading
 
 import pytest
 
+from firecaffe.cluster.agree import gather_text
+from firecaffe.cluster.world import join
 from firecaffe.errors import PeerLostError
 from tests import world
 from tests.world import RankError, Ranks
@@ -32,6 +34,17 @@ def kill_one_and_wait() -> None:
     threading.Event().wait()
 
 
+def end_one() -> int:
+    if rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return rank()
+
+
+def meet() -> str:
+    with join("cpu") as found:
+        return "".join(gather_text(found, str(rank())))
+
+
 def order(told: str) -> list[int]:
     return [int(number) for number in re.findall(r"^rank (\d):", told, re.MULTILINE)]
 
@@ -55,8 +68,6 @@ def test_a_rank_that_is_killed_is_the_cause_and_nobody_is_waited_for(
     assert str(caught.value) == "rank 1: its process ended with -9\nrank 0: no answer"
 
 
-def test_of_two_causes_the_earlier_is_first() -> None:
-    def at(time_s: float) -> world.Outcome:
-        return world.Outcome(True, "failed", True, time_s)
-
-    assert order(world.told({0: at(3.0), 1: at(1.0), 2: at(2.0)})) == [1, 2, 0]
+def test_in_the_place_of_a_lost_rank_another_starts(ranks: Ranks) -> None:
+    assert ranks.shared(2, end_one, lost={1}) == [0, None]
+    assert ranks.shared(2, meet) == ["01", "01"]

@@ -53,7 +53,7 @@ def test_a_training_that_diverges(
     ranks: Ranks, words: dict[str, Any], rate: float, patience: int, kind: str, tmp_path: Path
 ) -> None:
     made = recipe(words, solver=SolverConfig(base_lr=rate))
-    first, other = ranks.run(2, end_of, made, tmp_path / "run", 0, patience)
+    first, other = ranks.shared(2, end_of, made, tmp_path / "run", 0, patience)
     assert first[:2] == (kind, False)
     assert LATE in first[2]
     assert other == (kind, True, first[2])
@@ -64,7 +64,7 @@ def test_a_worker_that_is_asked_to_stop(
     ranks: Ranks, words: dict[str, Any], tmp_path: Path
 ) -> None:
     made = recipe(words, train={"steps": 1000, "eval_every": 0})
-    first, other = ranks.run(2, end_of, made, tmp_path / "run", signal.SIGTERM)
+    first, other = ranks.shared(2, end_of, made, tmp_path / "run", signal.SIGTERM)
     assert first[:2] == ("PreemptedError", True)
     assert "another rank was asked to" in first[2]
     assert other == ("PreemptedError", False, first[2])
@@ -87,7 +87,7 @@ def test_a_lost_worker_ends_nobody(
 ) -> None:
     made = recipe(words, exchange={"silent_s": 2.0}, synchrony={"warm_steps": 0})
     run, last = tmp_path / "run", workers - 1
-    result, *others = ranks.run(workers, fit_until_lost, made, run, number, lost={last})
+    result, *others = ranks.shared(workers, fit_until_lost, made, run, number, lost={last})
     assert all(asdict(other) == asdict(result) for other in others[:-1])
     row = synchrony(run) if words is LOCKLESS else check_replay(result)
     # A step with a backup waits for no frozen worker, so the training may end before it is found.

@@ -101,7 +101,7 @@ def test_a_norm_beyond_float32_is_told_by_all(ranks: Ranks, tmp_path: Path) -> N
     """Each gradient is finite, and so is the loss."""
     made = recipe(sharded("asynchronous"), solver={"clip_gradients": 1.0})
     beyond = "the norm of the gradient is beyond float32"
-    for said in ranks.run(3, fit_beyond, made, tmp_path / "run"):
+    for said in ranks.shared(3, fit_beyond, made, tmp_path / "run"):
         assert said.startswith("NotFiniteError: ")
         assert beyond in said
 
@@ -173,7 +173,7 @@ def fit_in_files(made: Recipe, folder: Path) -> tuple[Result, int]:
 
 
 def test_versions_that_memory_has_no_room_for_are_in_files(ranks: Ranks, tmp_path: Path) -> None:
-    results = ranks.run(2, fit_in_files, recipe(sharded("stale")), tmp_path / "run")
+    results = ranks.shared(2, fit_in_files, recipe(sharded("stale")), tmp_path / "run")
     assert all(versions > 4 for _, versions in results)
     check_replay(results[0][0])
 
@@ -195,7 +195,7 @@ def test_a_lost_owner_ends_all(ranks: Ranks, trained: Trained, tmp_path: Path) -
     """They say who it was, and the run goes on from its checkpoint."""
     run = tmp_path / "run"
     made = recipe(sharded("softsync"), train={"steps": 40, "eval_every": 0})
-    for said in ranks.run(3, end_when_lost, made, run, lost={2})[:2]:
+    for said in ranks.shared(3, end_when_lost, made, run, lost={2})[:2]:
         assert said.startswith("PeerLostError: ")
         assert "rank 2" in said
     check_replay(trained(2, made, TRAINING, run / "checkpoints" / "step-00000003"))

@@ -4,7 +4,9 @@ world costs each of its ranks: sockets, keys in the store, bytes to agree.
 
 import os
 import socket
+from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import psutil
 import pytest
@@ -22,16 +24,10 @@ from tests.loopback import has_ipv6
 from tests.world import Ranks
 
 AGENT, OWN_SERVER, IPV6 = "an agent's store", "rank 0's store", "rank 0's store, IPv6 alone"
-STORES = (
-    AGENT,
-    OWN_SERVER,
-    pytest.param(
-        IPV6,
-        marks=pytest.mark.skipif(not has_ipv6(), reason="this host has no IPv6"),
-    ),
-)
-
 MPIRUN = "rank 0's store, by Open MPI's words"
+
+
+SAID = "first", "second", "last"
 
 
 def hold_store(where: str) -> None:
@@ -76,38 +72,44 @@ def take_step() -> float:
 
 def trainings_in_any_order(where: str) -> list[object]:
     hold_store(where)
-    told: list[object] = [meet_once("first"), meet_once("second"), take_step(), take_step()]
+    said: list[object] = [meet_once("first"), meet_once("second"), take_step(), take_step()]
     assert dist.is_initialized()  # DDP's, to the end of the script
-    told += [meet_once("beside"), take_step()]
+    said += [meet_once("last"), take_step()]
     assert dist.is_initialized()
-    return told
+    return said
 
 
 def a_world_of_the_scripts_own(where: str) -> list[object]:
     hold_store(where)
     dist.init_process_group("gloo")
     own = dist.new_group()
-    told: list[object] = [meet_once("inside"), meet_once("again"), take_step()]
+    said: list[object] = [meet_once("first"), meet_once("second"), take_step()]
     total = torch.ones(1)
     dist.all_reduce(total, group=own)
-    told.append(total.item())
+    assert total == 2
+    said.append(take_step())
     dist.destroy_process_group()
-    told += [meet_once("after"), take_step()]
-    return told
+    said += [meet_once("last"), take_step()]
+    return said
 
 
-@pytest.mark.parametrize("where", [*STORES, MPIRUN])
-def test_any_number_of_worlds_in_one_script(ranks: Ranks, where: str) -> None:
-    for told in ranks.run(2, trainings_in_any_order, where):
-        names = [[f"{said} {rank}" for rank in range(2)] for said in ("first", "second", "beside")]
-        assert told == [names[0], names[1], 0.5, 0.5, names[2], 0.5]
-
-
-@pytest.mark.parametrize("where", STORES)
-def test_a_world_that_is_there_is_used_and_left_alone(ranks: Ranks, where: str) -> None:
-    for told in ranks.run(2, a_world_of_the_scripts_own, where):
-        names = [[f"{said} {rank}" for rank in range(2)] for said in ("inside", "again", "after")]
-        assert told == [names[0], names[1], 0.5, 2.0, names[2], 0.5]
+@pytest.mark.parametrize(
+    ("script", "where"),
+    [
+        *((trainings_in_any_order, where) for where in (AGENT, OWN_SERVER, MPIRUN)),
+        (a_world_of_the_scripts_own, AGENT),
+        pytest.param(
+            *(a_world_of_the_scripts_own, IPV6),
+            marks=pytest.mark.skipif(not has_ipv6(), reason="this host has no IPv6"),
+        ),
+    ],
+)
+def test_any_number_of_worlds_in_one_script(
+    ranks: Ranks, script: Callable[[str], object], where: str
+) -> None:
+    """A world that is there is used and left alone."""
+    first, second, last = ([f"{said} {rank}" for rank in range(2)] for said in SAID)
+    assert ranks.run(2, script, where) == [[first, second, 0.5, 0.5, last, 0.5]] * 2
 
 
 ALL_REDUCE = 6
@@ -122,46 +124,40 @@ def sockets() -> int:
     return sum(each.status != psutil.CONN_LISTEN for each in connections)
 
 
-def meet_all() -> tuple[int, int, list[str]]:
+def meet_all() -> tuple[int, int]:
     store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     before = sockets()
     with join("cpu", 60) as world:
         total = torch.ones(1)
         dist.all_reduce(total, group=world.exchange_group)
         assert total == world.world_size
-        told = gather_text(world, str(world.rank))
-        return sockets() - before, store.num_keys(), told
+        assert gather_text(world, str(world.rank)) == [str(rank) for rank in range(12)]
+        return sockets() - before, store.num_keys()
 
 
 def test_a_rank_has_few_sockets_and_the_store_few_keys(ranks: Ranks) -> None:
-    for opened, keys, told in ranks.run(12, meet_all):
+    for opened, keys in ranks.run(12, meet_all):
         assert opened <= most_links() + ALL_REDUCE + OF_STORE
         assert keys <= 8 * 12
-        assert told == [str(rank) for rank in range(12)]
 
 
-def gather_long_texts() -> tuple[list[int], list[int], bool]:
-    moved: list[int] = []
+def gather_long_texts() -> tuple[int, int]:
+    """Bytes that the ranks told each other of texts that are the same, and of different ones."""
+    moved = [0]
 
     def all_gather(rows: list[torch.Tensor], *others: Any, **options: Any) -> Any:
-        moved.append(rows[0].numel())
+        moved[-1] += rows[0].numel()
         return whole(rows, *others, **options)
 
-    with join("cpu", 60) as world:
-        whole = dist.all_gather
-        vars(dist)["all_gather"] = all_gather
-        try:
-            alike = gather_text(world, "x" * 100_000)
-            first = moved.copy()
-            texts = gather_text(world, "x" * 1000 * world.rank)
-        finally:
-            vars(dist)["all_gather"] = whole
-        right = alike == ["x" * 100_000] * 3 and texts == ["", "x" * 1000, "x" * 2000]
-        return first, moved[len(first) :], right
+    whole = dist.all_gather
+    with join("cpu", 60) as world, patch.object(dist, "all_gather", all_gather):
+        assert gather_text(world, "x" * 100_000) == ["x" * 100_000] * 3
+        moved.append(0)
+        assert gather_text(world, "x" * 1000 * world.rank) == ["", "x" * 1000, "x" * 2000]
+    return moved[0], moved[1]
 
 
 def test_texts_are_sent_only_where_they_differ(ranks: Ranks) -> None:
-    for alike, different, right in ranks.shared(3, gather_long_texts):
-        assert right
-        assert sum(alike) < 100
-        assert sum(different) < 2100
+    for of_same, of_different in ranks.shared(3, gather_long_texts):
+        assert of_same < 100
+        assert of_different < 2100
