@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import firecaffe
 from firecaffe import (
     CheckpointConfig,
     ExchangeConfig,
@@ -30,20 +29,13 @@ RECIPE = Recipe(
 )
 KEEP = {"*": 0.3, "again": 0.5}
 WORDS: dict[str, dict[str, Any]] = {
-    "magnitude": {"prune": PruneConfig(KEEP)},
     "threshold": {"prune": PruneConfig({"again": 0.5}, {"head": 0.5})},
-    "gradual": {"prune": PruneConfig(KEEP, how="gradual", steps=6, every=2, scope="all")},
-    "surgery": {"prune": PruneConfig(KEEP, how="surgery", steps=6, every=2)},
-    "share": {"share": ShareConfig({"conv": 3, "again": 2}, start="random")},
     "both": {"prune": PruneConfig(KEEP), "share": ShareConfig({"*": 2}, start="random")},
 }
+"""Other ways to prune and to share are in the matrix (`test_matrix.py`)."""
 
 
 EVERYTHING = Training(validation=20, samples=70)
-
-
-def alone(trained: Trained, name: str) -> firecaffe.Result:
-    return trained(1, changed(RECIPE, **WORDS[name]), EVERYTHING)
 
 
 def saved(folder: Path, piece: str) -> dict[str, Tensor]:
@@ -52,41 +44,29 @@ def saved(folder: Path, piece: str) -> dict[str, Tensor]:
     return {name.removeprefix(f"{piece}/"): stored[name] for name in names}
 
 
-@pytest.mark.parametrize("name", ["threshold", "both"])
+@pytest.mark.parametrize("name", WORDS)
 def test_the_bits_of_one_worker_and_of_a_run_without_a_stop(trained: Trained, name: str) -> None:
-    """Of words that the matrix (`test_matrix.py`) has not."""
+    """Pruned weights are zero and shared ones have few values, and so has their average."""
     recipe = changed(RECIPE, **WORDS[name])
-    found = trained(2, recipe, EVERYTHING)
-    resumed = trained(4, recipe, EVERYTHING, checkpoint_of(found, 3))
-    assert end(resumed) == end(found) == end(alone(trained, name))
-
-
-@pytest.mark.parametrize("name", ["magnitude", "threshold", "gradual", "surgery"])
-def test_pruned_weights_are_zero_and_so_is_their_average(trained: Trained, name: str) -> None:
-    folder = alone(trained, name).folder
-    masks, weights, averages = (saved(folder, each) for each in ("mask", "parameter", "ema"))
-    assert sum(int(mask.sum()) for mask in masks.values()) < sum(m.numel() for m in masks.values())
+    alone, two = (trained(workers, recipe, EVERYTHING) for workers in (1, 2))
+    resumed = trained(4, recipe, EVERYTHING, checkpoint_of(two, 3))
+    assert end(resumed) == end(two) == end(alone)
+    weights, averages = (saved(resumed.folder, piece) for piece in ("parameter", "ema"))
+    masks, codes = (saved(resumed.folder, piece) for piece in ("mask", "code"))
+    assert not all(mask.all() for mask in masks.values())
     for weight, mask in masks.items():
         assert torch.equal(weights[weight] != 0, mask)
         assert torch.equal(averages[weight] != 0, mask)
-
-
-@pytest.mark.parametrize("name", ["share", "both"])
-def test_shared_weights_have_few_values_and_so_has_their_average(
-    trained: Trained, name: str
-) -> None:
-    folder = alone(trained, name).folder
-    codes, weights, averages = (saved(folder, each) for each in ("code", "parameter", "ema"))
     for weight, code in codes.items():
-        for found in (weights[weight], averages[weight]):
-            pairs = {*zip(code.flatten().tolist(), found.flatten().tolist(), strict=True)}
-            assert len(pairs) == len(torch.unique(code)) <= 2**3 + 1
+        for values in (weights[weight], averages[weight]):
+            pairs = {*zip(code.flatten().tolist(), values.flatten().tolist(), strict=True)}
+            assert len(pairs) == len(torch.unique(code)) <= 2**2 + 1
             assert all((value == 0) == (number == 0) for number, value in pairs)
 
 
 def test_a_training_begins_with_the_zeros_and_values_of_another(trained: Trained) -> None:
     """Rounds: pruned, then shared without a word about pruning, then as it is."""
-    pruned = alone(trained, "magnitude").folder
+    pruned = trained(1, changed(RECIPE, prune=PruneConfig(KEEP)), EVERYTHING).folder
     share = changed(RECIPE, model={"weights": str(pruned)}, share=ShareConfig({"*": 2}))
     shared = trained(2, share, EVERYTHING).folder
     before, after = saved(pruned, "ema"), saved(shared, "ema")

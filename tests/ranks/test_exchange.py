@@ -1,26 +1,21 @@
-"""Every exchange over real process groups, against the interpreter and torch's own collectives;
-nodes of the micro-batch tree, and parts, on any number of ranks.
+"""Every exchange over real process groups, against the interpreter and torch's own collectives.
+
+Nodes of the micro-batch tree, and parts, are in the matrix (`test_matrix.py`).
 """
 
-from dataclasses import dataclass
 from functools import partial
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from firecaffe.cluster.world import World, join
 from firecaffe.exchange import ALGORITHMS, EXCHANGES
 from firecaffe.exchange.all_to_all import block
 from firecaffe.exchange.collectives import COLLECTIVES, average
-from firecaffe.exchange.leaves import Node, TreeSum, largest_nodes, leaf_share, tree_sum
 from firecaffe.exchange.pieces import pieces
 from firecaffe.exchange.schedule import ALL_GATHER, AVERAGE, BROADCAST, shard
-from firecaffe.parallel.cut import cut
-from firecaffe.parallel.parts import PartGroup
 from firecaffe.transport.exchange import Exchange
-from firecaffe.transport.fold_nodes import NodeSum, NodeWire
 from firecaffe.transport.interpret import interpret
 from firecaffe.transport.run_schedule import Collectives
 from tests.world import Ranks
@@ -124,139 +119,3 @@ def test_collectives_of_every_kind_give_what_torchs_own_do(ranks: Ranks, world_s
     for same in ranks.shared(world_size, collectives_and_torchs):
         assert len(same) == sum(map(len, COLLECTIVES.values())) + len(ALGORITHMS)
         assert all(same.values()), same
-
-
-FOLDED = (4, 6, 7, 8)
-"""Micro-batches, of which ranks have shares that are subtrees or not."""
-
-
-def folds() -> list[torch.Tensor]:
-    with join("cpu") as world:
-        return [fold_leaves(world, num_leaves) for num_leaves in FOLDED]
-
-
-def fold_leaves(world: World, num_leaves: int) -> torch.Tensor:
-    """This rank adds its share of leaves, and the fold goes on across ranks."""
-    counter: TreeSum[torch.Tensor] = TreeSum(num_leaves, torch.add)
-    for leaf in leaf_share(num_leaves, world.world_size, world.rank):
-        counter.push(Node(0, leaf), vector_of(leaf, 1212))
-    ranks = range(world.world_size)
-    shares = [leaf_share(num_leaves, world.world_size, rank) for rank in ranks]
-    nodes = [largest_nodes(num_leaves, share) for share in shares]
-    vectors = [vector for _, vector in counter.pending]
-    return NodeSum(world, nodes, num_leaves)(vectors)
-
-
-@pytest.mark.parametrize("world_size", [3, 4])
-def test_fold_continues_the_tree_for_unequal_shares(ranks: Ranks, world_size: int) -> None:
-    expected = [tree_sum([vector_of(leaf, 1212) for leaf in range(n)], torch.add) for n in FOLDED]
-    for totals in ranks.shared(world_size, folds):
-        assert all(map(torch.equal, totals, expected))
-
-
-NODES = 8
-NODE_SIZES = (1, 7, 24, 1009)
-LENGTHS = {
-    "all different": [0, 1, 2, 300, 0, 7, 64, 5],
-    "the first empty": [0, 0, 0, 0, 9, 8, 7, 6],
-    "all empty": [0] * NODES,
-    "all alike": [33] * NODES,
-}
-ROW = 5
-
-
-def payload_of(node: int, length: int) -> Tensor:
-    return (torch.arange(length) * (node + 3) + node).to(torch.uint8)
-
-
-@dataclass(frozen=True)
-class LargestOfRow:
-    """A codec by rows that changes values: a float16 of each, less the row's largest."""
-
-    row_elements: int = ROW
-
-    def encode(self, vector: Tensor) -> Tensor:
-        rows = vector.view(-1, self.row_elements)
-        largest = rows.amax(1, keepdim=True)
-        return torch.cat([largest, rows - largest], 1).to(torch.float16)
-
-    def decode(self, rows: Tensor) -> Tensor:
-        wide = rows.float()
-        return (wide[:, 1:] + wide[:, :1]).reshape(-1)
-
-
-def coded(vector: Tensor) -> Tensor:
-    """What comes out at the other end, a row at a time."""
-    codec = LargestOfRow()
-    padded = torch.cat([vector, torch.zeros(-len(vector) % ROW)])
-    rows = [codec.decode(codec.encode(row)) for row in padded.view(-1, ROW).unbind()]
-    return torch.cat(rows)[: len(vector)]
-
-
-def over_wire() -> tuple[list[Tensor], list[Tensor], list[list[Tensor]]]:
-    """Sums of nodes and of rows at each size, and all payloads of each kind."""
-    with join("cpu") as world:
-        wire = NodeWire(world, NODES)
-        own = leaf_share(NODES, world.world_size, world.rank)
-
-        def vectors(num_elements: int) -> list[Tensor]:
-            return [vector_of(node, num_elements) for node in own]
-
-        assert wire.sum_nodes(vectors(0)).numel() == 0  # a parameter may have no element
-        return (
-            [wire.sum_nodes(vectors(size)) for size in NODE_SIZES],
-            [wire.sum_rows(vectors(size), LargestOfRow()) for size in NODE_SIZES],
-            [
-                wire.gather([payload_of(node, n[node]) for node in own], len(set(n)) == 1)
-                for n in LENGTHS.values()
-            ],
-        )
-
-
-@pytest.mark.parametrize("world_size", [1, 3, 4])
-def test_nodes_are_summed_and_gathered_alike_on_any_number_of_ranks(
-    ranks: Ranks, world_size: int
-) -> None:
-    for plain, by_rows, payloads in ranks.shared(world_size, over_wire):
-        for index, size in enumerate(NODE_SIZES):
-            vectors = [vector_of(node, size) for node in range(NODES)]
-            assert torch.equal(plain[index], tree_sum(vectors, torch.add))
-            total = coded(tree_sum([coded(vector) for vector in vectors], torch.add))
-            assert torch.equal(by_rows[index], total)
-        for gathered, lengths in zip(payloads, LENGTHS.values(), strict=True):
-            assert len(gathered) == NODES
-            for node, payload in enumerate(gathered):
-                assert torch.equal(payload, payload_of(node, lengths[node]))
-
-
-SHAPE = (3, 13, 5)
-
-
-def addends(num_parts: int) -> list[Tensor]:
-    """Numbers of which each order of addition has another sum."""
-    generator = torch.Generator().manual_seed(num_parts)
-    return [torch.randn(SHAPE, generator=generator) for _ in range(num_parts)]
-
-
-def exchanged(num_parts: int, dim: int) -> tuple[Tensor, Tensor]:
-    """The sum of addends and the gathering of parts, on this rank."""
-    with join("cpu") as world:
-        group = PartGroup(world, num_parts)
-        own = [addends(num_parts)[part] for part in group.own]
-        before = [each.clone() for each in own]
-        total = group.sum(own)
-        assert all(map(torch.equal, own, before))
-        whole, ends = addends(1)[0], cut(SHAPE[dim], num_parts)
-        parts = group.slice(whole, ends, dim)
-        return total, group.gather(parts, ends, dim)
-
-
-@pytest.mark.parametrize(("world_size", "num_parts"), [(1, 5), (2, 6), (3, 3), (4, 12)])
-def test_sums_are_the_trees_and_parts_make_a_whole(
-    ranks: Ranks, world_size: int, num_parts: int
-) -> None:
-    """6 parts on 2 ranks are no subtrees; 13 columns in 4 parts are uneven."""
-    expected = tree_sum(addends(num_parts), torch.add)
-    for total, whole in ranks.shared(world_size, exchanged, num_parts, 1):
-        assert torch.equal(total, expected)
-        assert torch.equal(whole, addends(1)[0])

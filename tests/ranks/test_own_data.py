@@ -21,61 +21,12 @@ from firecaffe.cluster.world import World
 from firecaffe.data.train_batches import TrainBatches
 from firecaffe.training.plugins import VARIABLE, Plugin
 from tests.kit.worlds import Trained, Training, changed, end
-from tests.ranks.networks import Everything, small_data
-
-RECIPE = Recipe(
-    data=DataConfig(hold_out=0.1, balance="classes"),
-    train=TrainConfig(24, 4, steps=7, seed=3, eval_every=3, eval_batch_size=7),
-    solver=SolverConfig(type="adam", base_lr=0.01),
-)
-
-
-class Photos(Dataset[tuple[Tensor, int]]):
-    """Images under transforms as torchvision has them: a random crop by python's generator, a flip
-    by torch's, another brightness by numpy's.
-    """
-
-    classes = ("a", "b", "c", "d")
-
-    def __init__(self, count: int, seed: int, is_training: bool) -> None:
-        self.images, labels = small_data(count, seed).batch(torch.arange(count))
-        self.targets = labels.tolist()
-        self.is_training = is_training
-
-    def __len__(self) -> int:
-        return len(self.targets)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        image = self.images[index]
-        if self.is_training:
-            top, left = random.randint(0, 2), random.randint(0, 2)
-            image = torch.nn.functional.pad(image, (1, 1, 1, 1))[:, top : top + 6, left : left + 6]
-            image = image.flip(2) if torch.rand(()) < 0.5 else image
-            image = image * np.random.uniform(0.8, 1.2)
-        return image, self.targets[index]
-
-
-@dataclass(frozen=True)
-class OfPhotos(Training):
-    data_workers: int = 0
-
-    def __call__(self, recipe: Recipe, folder: Path, resume: Path | None = None) -> Result:
-        recipe = changed(recipe, run={"folder": str(folder), "tensorboard": False})
-        photos = firecaffe.from_torch(Photos(100, 0, is_training=True), workers=self.data_workers)
-        return firecaffe.train(recipe, Everything, photos, Photos(30, 1, is_training=False))
-
-
-# Each rank starts its data workers, and each of these takes 3 s of a processor.
-@pytest.mark.parametrize(("workers", "data_workers"), [(3, 0), (2, 1)])
-def test_any_number_of_ranks_and_of_data_workers(
-    trained: Trained, workers: int, data_workers: int
-) -> None:
-    found = trained(workers, RECIPE, OfPhotos(data_workers=data_workers))
-    assert end(found) == end(trained(1, RECIPE, OfPhotos()))
-    assert found.identity_doubts == []
-
 
 COUNT = 48
+OF_SEEDS = Recipe(
+    train=TrainConfig(12, 2, steps=6, eval_every=2, eval_batch_size=5),
+    solver=SolverConfig(base_lr=0.05),
+)
 
 
 def drawn() -> float:
@@ -104,6 +55,44 @@ class Seeding:
         if self.is_random:  # as it comes: a function of the batch's key
             return torch.rand(len(indices_B), 6) + drawn(), indices_B % 3
         return torch.tensor([[disturb(int(each))] * 6 for each in indices_B]), indices_B % 3
+
+
+class Drawing(Dataset[tuple[Tensor, int]]):
+    """A torch data set whose training samples are random, by each of the generators."""
+
+    classes = ("a", "b", "c")
+
+    def __init__(self, is_training: bool) -> None:
+        self.targets = [index % 3 for index in range(COUNT)]
+        self.is_training = is_training
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        noise = torch.rand(6) + drawn() if self.is_training else torch.zeros(6)
+        return noise + self.targets[index], self.targets[index]
+
+
+@dataclass(frozen=True)
+class OfDrawing(Training):
+    data_workers: int = 0
+
+    def __call__(self, recipe: Recipe, folder: Path, resume: Path | None = None) -> Result:
+        recipe = changed(recipe, run={"folder": str(folder), "tensorboard": False})
+        data = firecaffe.from_torch(Drawing(is_training=True), workers=self.data_workers)
+        return firecaffe.train(recipe, Depth, data, Drawing(is_training=False))
+
+
+# Each rank starts its data workers, and each of these takes 3 s of a processor.
+@pytest.mark.parametrize(("workers", "data_workers"), [(3, 0), (2, 1)])
+def test_any_number_of_ranks_and_of_data_workers(
+    trained: Trained, workers: int, data_workers: int
+) -> None:
+    recipe = changed(OF_SEEDS, data=DataConfig(hold_out=0.1, balance="classes"))
+    found = trained(workers, recipe, OfDrawing(data_workers=data_workers))
+    assert end(found) == end(trained(1, recipe, OfDrawing()))
+    assert found.identity_doubts == []
 
 
 class Depth(nn.Module):
@@ -171,12 +160,6 @@ class OfSeeds(Training):
             result = firecaffe.train(recipe, Depth, given, given, task=task, validation_set=given)
         assert drawn() == before
         return result
-
-
-OF_SEEDS = Recipe(
-    train=TrainConfig(12, 2, steps=6, eval_every=2, eval_batch_size=5),
-    solver=SolverConfig(base_lr=0.05),
-)
 
 
 @pytest.mark.parametrize("workers", [1, 2])

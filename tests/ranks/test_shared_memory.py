@@ -11,14 +11,13 @@ from torch import Tensor
 from firecaffe.cluster.world import World, join
 from firecaffe.exchange import ring, tree
 from firecaffe.exchange.pieces import pieces
-from firecaffe.exchange.route import find_route
 from firecaffe.transport.exchange import Exchange
 from firecaffe.transport.interpret import interpret
 from firecaffe.transport.local_ranks import meet_local_ranks
 from tests.world import Ranks
 
 SIZES = (0, 1, 15, 16, 17, 1009, 800_003)
-"""The last one is cut into pieces by a ring of 3."""
+"""The last one is cut into pieces by a ring."""
 WAIT_S = 300.0
 CPU = torch.device("cpu")
 
@@ -63,42 +62,39 @@ def sums_by(exchange: Exchange, dtype: torch.dtype, seed: int) -> list[Tensor]:
     return results
 
 
-DTYPES = {2: torch.float64, 5: torch.float32}
+NESTED = "hierarchical(tree,ring)"
 
 
-@pytest.mark.parametrize("world_size", DTYPES)
-def test_one_host_gives_the_bits_of_the_tree(ranks: Ranks, world_size: int) -> None:
-    dtype = DTYPES[world_size]
-    for [results] in ranks.shared(world_size, sums, ["tree"], dtype):
-        for result in results:
-            assert torch.equal(result, by_tree(vectors_of(world_size, len(result), dtype)))
-
-
-def test_hosts_give_the_bits_of_the_tree(ranks: Ranks) -> None:
-    algorithms = ["tree", "halving_doubling", "pipelined_tree"]
-    by_rank = ranks.shared(6, sums, algorithms, torch.float32, local_world_size=2)
-    for index, num_elements in enumerate(SIZES):
-        expected = by_tree(vectors_of(6, num_elements, torch.float32))
-        for by_algorithm in by_rank:
-            assert all(torch.equal(results[index], expected) for results in by_algorithm)
-
-
-def test_hosts_give_the_bits_of_their_own_exchange(ranks: Ranks) -> None:
+@pytest.mark.parametrize(
+    ("world_size", "local", "algorithms", "dtype"),
+    [
+        (2, 2, ["tree"], torch.float64),
+        (5, 5, ["tree"], torch.float32),
+        (6, 2, ["tree", "halving_doubling", "pipelined_tree"], torch.float32),
+        (6, 3, [NESTED], torch.float32),
+    ],
+    ids=["one host", "one host of five", "hosts of two", "hosts of three"],
+)
+def test_the_bits_are_those_of_the_tree_or_of_the_hosts_own_exchange(
+    ranks: Ranks, world_size: int, local: int, algorithms: list[str], dtype: torch.dtype
+) -> None:
     """A ring of hosts; each has the tree over its own ranks, also if they are three."""
-    algorithms, hosts, local = ["hierarchical(tree,ring)"], 2, 3
-    assert len(pieces(ring.schedule(hosts, SIZES[-1]), 4)) > 1
-    by_rank = ranks.shared(hosts * local, sums, algorithms, torch.float32, local_world_size=local)
+    by_rank = ranks.shared(world_size, sums, algorithms, dtype, local_world_size=local)
     for index, num_elements in enumerate(SIZES):
-        vectors = vectors_of(hosts * local, num_elements, torch.float32)
-        of_hosts = [by_tree(vectors[host * local :][:local]) for host in range(hosts)]
-        route = find_route(algorithms[0], None, hosts * local, local, shared_memory=True)
-        for start, stop in pieces(ring.schedule(hosts, num_elements), 4):
-            parts = [vector[start:stop] for vector in of_hosts]
-            expected = interpret(ring.schedule(hosts, stop - start), parts)[0]
-            parts = [vector[start:stop] for vector in vectors]
-            assert torch.equal(interpret(route.schedule(stop - start), parts)[-1], expected)
-            for [results] in by_rank:
-                assert torch.equal(results[index][start:stop], expected)
+        vectors = vectors_of(world_size, num_elements, dtype)
+        expected = by_hosts(vectors, local) if algorithms == [NESTED] else by_tree(vectors)
+        for results in by_rank:
+            assert all(torch.equal(of_size[index], expected) for of_size in results)
+
+
+def by_hosts(vectors: list[Tensor], local: int) -> Tensor:
+    """Each piece goes through a ring of its own."""
+    of_hosts = [by_tree(vectors[first:][:local]) for first in range(0, len(vectors), local)]
+    total = torch.empty_like(vectors[0])
+    for start, stop in pieces(ring.schedule(len(of_hosts), len(total)), 4):
+        parts = [vector[start:stop] for vector in of_hosts]
+        total[start:stop] = interpret(ring.schedule(len(of_hosts), stop - start), parts)[0]
+    return total
 
 
 def sum_others(algorithm: str) -> list[Tensor]:

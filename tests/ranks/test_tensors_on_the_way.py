@@ -1,10 +1,13 @@
 """A checkpoint is read and verified by one rank, and is the same on all; tensors of all ranks come
 to one a tensor at a time, in nobody's memory all at once.
+
+Saved by any number of ranks and loaded by any other it is in the matrix (`test_matrix.py`).
 """
 
 import os
 import re
 import weakref
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -15,13 +18,13 @@ from torch import Tensor, nn, optim
 
 from firecaffe.cluster.agree import digest
 from firecaffe.cluster.world import join
-from firecaffe.errors import AgreementError, CheckpointError
+from firecaffe.errors import AgreementError, CheckpointError, NotFiniteError
 from firecaffe.training import checkpoint as module
 from firecaffe.training import start
 from firecaffe.training.checkpoint import Checkpoint, digest_of, save_checkpoint
 from firecaffe.training.start import WORDS, PassedOn, find_start
-from firecaffe.training.state import state_of
-from firecaffe.training.tensor_file import InMemory
+from firecaffe.training.state import State, state_of
+from firecaffe.training.tensor_file import InMemory, Stored
 from firecaffe.transport.collect import HeldPart, collect, give_all, list_wholes
 from tests.world import Ranks
 
@@ -171,16 +174,68 @@ def test_no_rank_holds_a_second_tensor_of_it(ranks: Ranks, tmp_path: Path) -> No
     assert all("a/first" in said and "a/other" in said for *_, said in each[1:])
 
 
-def resume_nothing(where: str) -> str:
-    with join("cpu", 60) as world, pytest.raises(CheckpointError) as caught:
-        find_start(world, where)
+def resumed_by(where: str, resuming: list[int]) -> str:
+    """What a rank says if these ranks are told to resume from nothing."""
+    with join("cpu", 60) as world, pytest.raises((AgreementError, CheckpointError)) as caught:
+        find_start(world, where if world.rank in resuming else None)
     return str(caught.value)
 
 
-def test_all_say_that_there_is_none(ranks: Ranks, tmp_path: Path) -> None:
-    for said in ranks.shared(3, resume_nothing, str(tmp_path)):
-        assert str(tmp_path) in said
-        assert "no checkpoint" in said
+@pytest.mark.parametrize(
+    ("resuming", "said"), [([0], "rank 0"), ([1], "rank 1"), ([0, 1, 2], "no checkpoint")]
+)
+def test_a_resume_that_cannot_be_is_refused_on_all_ranks(
+    ranks: Ranks, tmp_path: Path, resuming: list[int], said: str
+) -> None:
+    for answer in ranks.shared(3, resumed_by, str(tmp_path), resuming):
+        assert said in answer
+
+
+def refused() -> list[str]:
+    """What is said of a NaN that one rank alone holds; of rows that nobody holds, or two shapes."""
+    said = []
+    with join("cpu") as world:
+        weight = torch.ones(2, 3)
+        weight[1, 1] = float("nan") if world.rank == 1 else 1.0
+        held = Held({f"{world.rank}/a": HeldPart(weight)})
+        try:
+            State(world, {"replica": held}).check_finite()
+        except NotFiniteError as error:
+            said.append(str(error))
+        rows = torch.zeros(2, 3 + world.rank)
+        for part in (
+            HeldPart(rows[:, :3], range(4 * world.rank, 4 * world.rank + 2), 8),
+            HeldPart(rows),
+        ):
+            try:
+                list_wholes(world, {"w": part})
+            except AgreementError as error:
+                said.append(str(error))
+        return said
+
+
+@dataclass(frozen=True)
+class Held:
+    """Tensors each of which is on one rank."""
+
+    tensors: dict[str, HeldPart]
+    held_by_all: bool = False
+    is_result: bool = True
+
+    def parts(self) -> dict[str, HeldPart]:
+        return self.tensors
+
+    def load(self, stored: Stored) -> None:
+        raise NotImplementedError
+
+
+def test_what_cannot_be_saved_is_refused_on_all_ranks(ranks: Ranks) -> None:
+    first, second = ranks.shared(2, refused)
+    assert first == second
+    not_finite, missing, unlike = first
+    assert "replica/1/a" in not_finite
+    assert all(word in missing for word in ("row 2 of w", "8"))
+    assert all(word in unlike for word in ("rank 1", "(2, 3)", "(2, 4)"))
 
 
 ELEMENTS = 2_000_000
