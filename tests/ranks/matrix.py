@@ -11,6 +11,7 @@ import dataclasses
 import json
 import os
 import random
+import time
 from collections.abc import Sequence
 from functools import cache
 from itertools import product
@@ -38,9 +39,8 @@ from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.worker_numbers import check_ranks
 from firecaffe.training import rebalance
 from firecaffe.training.given_parts import Parts
-from firecaffe.training.plugins import VARIABLE as PLUGINS
 from firecaffe.training.times import Timings
-from tests.ranks import killed_at
+from tests.ranks.killed import killed
 from tests.ranks.networks import small_data
 from tests.ranks.pairwise import Case, Pairwise
 
@@ -328,18 +328,20 @@ def given() -> Parts:
 
 
 def fit(
-    recipe: Recipe, folder: Path, seed: int = 0, resume: str | None = None, killed: int = -1
+    recipe: Recipe, folder: Path, seed: int = 0, resume: str | None = None, lost: int = -1
 ) -> firecaffe.Result | None:
-    """Trains. seed: of the speeds by which shares are measured. killed: the rank that is, on the
-    way. None on a rank that goes along with it.
+    """Trains. seed: of the speeds by which shares are measured. lost: the rank that is killed on
+    the way. None on a rank that goes along with it.
     """
     recipe = dataclasses.replace(recipe, run=RunConfig(folder=str(folder), tensorboard=False))
-    if killed >= 0:
-        os.environ.update(
-            {PLUGINS: killed_at.__name__, **killed_at.words(killed, KILLED_AT, folder)}
-        )
+
+    def is_due(step: int) -> bool:
+        while step + 1 >= KILLED_AT and not any(folder.glob("checkpoints/step-*")):
+            time.sleep(0.01)
+        return step + 1 >= KILLED_AT
+
     parts = given()
-    with patch.object(rebalance, "own_seconds", AnySpeed(seed)):
+    with patch.object(rebalance, "own_seconds", AnySpeed(seed)), killed(lost, is_due):
         try:
             return firecaffe.train(
                 recipe,
@@ -350,7 +352,7 @@ def fit(
                 validation_set=parts.validation,
             )
         except PeerLostError:
-            if killed < 0:
+            if lost < 0:
                 raise
             return None
 

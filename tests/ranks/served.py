@@ -2,10 +2,10 @@
 
 import json
 import os
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
-from unittest.mock import patch
 
 from firecaffe import (
     CheckpointConfig,
@@ -16,7 +16,6 @@ from firecaffe import (
     SynchronyConfig,
     TrainConfig,
 )
-from firecaffe.data import Batch, Batches
 from firecaffe.recipe.recorded_recipe import recipe_of
 from firecaffe.synchrony.config import SERVED
 from firecaffe.synchrony.events import Event, from_row
@@ -25,6 +24,7 @@ from firecaffe.training.given_parts import Parts
 from firecaffe.training.verification import Replayed, replay
 from tests.kit.training import ALONE
 from tests.kit.worlds import Training, changed
+from tests.ranks.killed import killed
 from tests.ranks.networks import Everything, small_data
 
 MODES: dict[str, dict[str, Any]] = {
@@ -68,17 +68,8 @@ def fit_until_lost(made: Recipe, folder: Path, number: int) -> Result:
     """The last rank gets a signal when it takes its first micro-batch of a step. Before the first
     step four are taken: one to try the outputs, two for the look, one for the probe.
     """
-    taken = 0
-
-    def take(batches: Batches, step: int, leaf: int) -> Batch:
-        nonlocal taken
-        taken += 1
-        if taken == 5 and int(os.environ["RANK"]) + 1 == int(os.environ["WORLD_SIZE"]):
-            os.kill(os.getpid(), number)
-        return take_now(batches, step, leaf)
-
-    take_now = Batches.train_batch
-    with patch.object(Batches, "train_batch", take):
+    taken = count(1)
+    with killed(int(os.environ["WORLD_SIZE"]) - 1, lambda _: next(taken) == 5, number):
         return TRAINING(made, folder)
 
 

@@ -1,7 +1,6 @@
 """A server whose weights are cut among all ranks: one worker gets their bits from the log."""
 
 import os
-import signal
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +14,6 @@ from torch import Tensor
 from firecaffe import Recipe, Result, SolverConfig
 from firecaffe.cluster.agree import gather_text
 from firecaffe.cluster.world import join
-from firecaffe.data import Batch, Batches
 from firecaffe.synchrony.events import Pull, Push
 from firecaffe.training.checkpoint import load_checkpoint
 from firecaffe.training.modes.served import server_memory
@@ -28,6 +26,7 @@ from firecaffe.training.modes.served.shards.owner import cut
 from firecaffe.training.modes.served.shards.ranks import TELL, OwnerLines
 from firecaffe.transport.lane import store_of
 from tests.kit.worlds import Trained, checkpoint_of
+from tests.ranks.killed import killed
 from tests.ranks.networks import Everything
 from tests.ranks.served import (
     MODES,
@@ -180,14 +179,7 @@ def test_versions_that_memory_has_no_room_for_are_in_files(ranks: Ranks, tmp_pat
 
 def end_when_lost(made: Recipe, folder: Path) -> str:
     """The last rank is killed once there is a checkpoint."""
-
-    def take(batches: Batches, step: int, leaf: int) -> Batch:
-        if os.environ["RANK"] == "2" and (folder / "checkpoints/step-00000003").exists():
-            os.kill(os.getpid(), signal.SIGKILL)
-        return take_now(batches, step, leaf)
-
-    take_now = Batches.train_batch
-    with patch.object(Batches, "train_batch", take):
+    with killed(2, lambda _: (folder / "checkpoints/step-00000003").exists()):
         return TRAINING.error(made, folder)
 
 
