@@ -16,8 +16,8 @@ from firecaffe.parallel.own_samples import OwnSamples
 from firecaffe.parallel.stage_run import StageRunner
 from firecaffe.parallel.stages import cut_stages
 from firecaffe.transport.local_ranks import meet_local_ranks
-from tests.ranks.staged import Step, case, in_stages
 from tests.ranks.own_samples import PARTS, SAMPLES, loss_of, split_by
+from tests.ranks.staged import Step, case, in_stages
 from tests.world import Ranks
 
 SILENT_S, WAIT_S = 1.5, 60.0
