@@ -1,21 +1,25 @@
 """Every exchange over real process groups, against the interpreter and torch's own collectives.
 
-Nodes of the micro-batch tree, and parts, are in the matrix (`test_matrix.py`).
+Folds of micro-batches, and parts, are in the matrix (`test_matrix.py`).
 """
 
+from dataclasses import dataclass
 from functools import partial
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from firecaffe.cluster.world import World, join
 from firecaffe.exchange import ALGORITHMS, EXCHANGES
 from firecaffe.exchange.all_to_all import block
 from firecaffe.exchange.collectives import COLLECTIVES, average
+from firecaffe.exchange.leaves import leaf_share, tree_sum
 from firecaffe.exchange.pieces import pieces
 from firecaffe.exchange.schedule import ALL_GATHER, AVERAGE, BROADCAST, shard
 from firecaffe.transport.exchange import Exchange
+from firecaffe.transport.fold_nodes import NodeWire
 from firecaffe.transport.interpret import interpret
 from firecaffe.transport.run_schedule import Collectives
 from tests.world import Ranks
@@ -119,3 +123,75 @@ def test_collectives_of_every_kind_give_what_torchs_own_do(ranks: Ranks, world_s
     for same in ranks.shared(world_size, collectives_and_torchs):
         assert len(same) == sum(map(len, COLLECTIVES.values())) + len(ALGORITHMS)
         assert all(same.values()), same
+
+
+NODES = 8
+NODE_SIZES = (1, 7, 24, 1009)
+LENGTHS = {
+    "all different": [0, 1, 2, 300, 0, 7, 64, 5],
+    "the first empty": [0, 0, 0, 0, 9, 8, 7, 6],
+    "all empty": [0] * NODES,
+    "all alike": [33] * NODES,
+}
+ROW = 5
+
+
+def payload_of(node: int, length: int) -> Tensor:
+    return (torch.arange(length) * (node + 3) + node).to(torch.uint8)
+
+
+@dataclass(frozen=True)
+class LargestOfRow:
+    """A codec by rows that changes values: a float16 of each, less the row's largest."""
+
+    row_elements: int = ROW
+
+    def encode(self, vector: Tensor) -> Tensor:
+        rows = vector.view(-1, self.row_elements)
+        largest = rows.amax(1, keepdim=True)
+        return torch.cat([largest, rows - largest], 1).to(torch.float16)
+
+    def decode(self, rows: Tensor) -> Tensor:
+        wide = rows.float()
+        return (wide[:, 1:] + wide[:, :1]).reshape(-1)
+
+
+def coded(vector: Tensor) -> Tensor:
+    """What comes out at the other end, a row at a time."""
+    codec = LargestOfRow()
+    padded = torch.cat([vector, torch.zeros(-len(vector) % ROW)])
+    rows = [codec.decode(codec.encode(row)) for row in padded.view(-1, ROW).unbind()]
+    return torch.cat(rows)[: len(vector)]
+
+
+def over_wire() -> tuple[list[Tensor], list[Tensor], list[list[Tensor]]]:
+    """Sums of nodes and of rows at each size, and all payloads of each kind."""
+    with join("cpu") as world:
+        wire = NodeWire(world, NODES)
+        own = leaf_share(NODES, world.world_size, world.rank)
+
+        def vectors(num_elements: int) -> list[Tensor]:
+            return [vector_of(node, num_elements) for node in own]
+
+        assert wire.sum_nodes(vectors(0)).numel() == 0  # a parameter may have no element
+        return (
+            [wire.sum_nodes(vectors(size)) for size in NODE_SIZES],
+            [wire.sum_rows(vectors(size), LargestOfRow()) for size in NODE_SIZES],
+            [
+                wire.gather([payload_of(node, n[node]) for node in own], len(set(n)) == 1)
+                for n in LENGTHS.values()
+            ],
+        )
+
+
+def test_nodes_are_summed_and_gathered_as_by_one_process(ranks: Ranks) -> None:
+    for plain, by_rows, payloads in ranks.shared(3, over_wire):
+        for index, size in enumerate(NODE_SIZES):
+            vectors = [vector_of(node, size) for node in range(NODES)]
+            assert torch.equal(plain[index], tree_sum(vectors, torch.add))
+            total = coded(tree_sum([coded(vector) for vector in vectors], torch.add))
+            assert torch.equal(by_rows[index], total)
+        for gathered, lengths in zip(payloads, LENGTHS.values(), strict=True):
+            assert len(gathered) == NODES
+            for node, payload in enumerate(gathered):
+                assert torch.equal(payload, payload_of(node, lengths[node]))
