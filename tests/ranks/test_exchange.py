@@ -1,6 +1,6 @@
 """Every exchange over real process groups, against the interpreter and torch's own collectives.
 
-Folds of micro-batches, and parts, are in the matrix (`test_matrix.py`).
+Folds of micro-batches are in the matrix (`test_matrix.py`).
 """
 
 from dataclasses import dataclass
@@ -18,6 +18,8 @@ from firecaffe.exchange.collectives import COLLECTIVES, average
 from firecaffe.exchange.leaves import leaf_share, tree_sum
 from firecaffe.exchange.pieces import pieces
 from firecaffe.exchange.schedule import ALL_GATHER, AVERAGE, BROADCAST, shard
+from firecaffe.parallel.cut import cut
+from firecaffe.parallel.parts import PartGroup
 from firecaffe.transport.exchange import Exchange
 from firecaffe.transport.fold_nodes import NodeWire
 from firecaffe.transport.interpret import interpret
@@ -195,3 +197,33 @@ def test_nodes_are_summed_and_gathered_as_by_one_process(ranks: Ranks) -> None:
             assert len(gathered) == NODES
             for node, payload in enumerate(gathered):
                 assert torch.equal(payload, payload_of(node, lengths[node]))
+
+
+SHAPE = (3, 13, 5)
+
+
+def addends(num_parts: int) -> list[Tensor]:
+    """Numbers of which each order of addition has another sum."""
+    generator = torch.Generator().manual_seed(num_parts)
+    return [torch.randn(SHAPE, generator=generator) for _ in range(num_parts)]
+
+
+def exchanged(num_parts: int, dim: int) -> tuple[Tensor, Tensor]:
+    """The sum of addends and the gathering of parts, on this rank."""
+    with join("cpu") as world:
+        group = PartGroup(world, num_parts)
+        own = [addends(num_parts)[part] for part in group.own]
+        before = [each.clone() for each in own]
+        total = group.sum(own)
+        assert all(map(torch.equal, own, before))
+        whole, ends = addends(1)[0], cut(SHAPE[dim], num_parts)
+        parts = group.slice(whole, ends, dim)
+        return total, group.gather(parts, ends, dim)
+
+
+def test_sums_are_the_trees_and_parts_make_a_whole(ranks: Ranks) -> None:
+    """6 parts on 2 ranks are no subtrees, and 13 columns in 6 parts are uneven."""
+    expected = tree_sum(addends(6), torch.add)
+    for total, whole in ranks.shared(2, exchanged, 6, 1):
+        assert torch.equal(total, expected)
+        assert torch.equal(whole, addends(1)[0])
