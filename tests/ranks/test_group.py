@@ -1,16 +1,40 @@
-"""Groups of some ranks beside the world. Sums of rows and of columns are in the matrix."""
+"""Groups of some ranks, beside the world."""
 
 import os
 from pathlib import Path
 from threading import Thread
 
 import pytest
+import torch
 import torch.distributed as dist
 
+from firecaffe.cluster.agree import gather_text
 from firecaffe.cluster.group import check_parts, divide
 from firecaffe.cluster.process_settings import threads_stand_back
-from firecaffe.cluster.world import join
+from firecaffe.cluster.world import World, join
+from firecaffe.transport.exchange import Exchange
 from tests.world import Ranks
+
+GROUPS = [[0, 1], [2, 3]], [[0, 2], [1, 3]], [[3, 1, 0], [2]]
+
+
+def sums_of_groups() -> list[tuple[list[float], list[str]]]:
+    """What this rank gets of the sum of ranks' powers of ten, and who is with it, in each group."""
+    with join("cpu") as world:
+        return [sum_in(world, parts) for parts in GROUPS]
+
+
+def sum_in(world: World, parts: list[list[int]]) -> tuple[list[float], list[str]]:
+    with divide(world, parts) as group:
+        vector = torch.full((13,), 10.0**world.rank)
+        Exchange.of_vectors(group, "tree").all_reduce(vector)
+        return vector.unique().tolist(), gather_text(group, str(world.rank))
+
+
+def test_a_group_has_its_ranks_in_its_order(ranks: Ranks) -> None:
+    for rank, sums in enumerate(ranks.shared(4, sums_of_groups)):
+        own = [next(part for part in parts if rank in part) for parts in GROUPS]
+        assert sums == [([sum(10.0**r for r in part)], [str(r) for r in part]) for part in own]
 
 
 def policies() -> list[list[int]]:
