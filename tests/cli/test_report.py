@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 import firecaffe.cli
-from tests.kit.compared_runs import compared_runs
-from tests.unit.runs.test_curves import train, with_metrics
+from tests.kit.compared_runs import compared_runs, train, with_metrics
 
 
 @pytest.fixture(scope="module")

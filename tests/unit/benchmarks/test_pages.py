@@ -18,7 +18,7 @@ from benchmarks.training.large_batch import top1_of
 from benchmarks.training.large_batch_page import rule_lines, tuned_line, values
 from benchmarks.training.measured_shares_page import make_page as make_shares_page
 from firecaffe.runs.statistics import mean_of
-from tests.unit.runs.test_compare import planted
+from tests.kit.compared_runs import planted
 
 
 def as_typed_row(ranks: int, rate: str, ours_s: list[float]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from firecaffe.api.explain import lines
 from firecaffe.cluster.links import links_of
 from firecaffe.errors import RunError
 from firecaffe.runs.rank_shares import row_of
-from firecaffe.runs.rank_times import ALPHA, explain, holm
+from firecaffe.runs.rank_times import ALPHA, Explanation, explain, holm
 from firecaffe.runs.run_folder import RECIPE
 
 STEPS = 120
@@ -31,13 +31,6 @@ def write_rows(folder: Path, by_name: Mapping[str, Sequence[Mapping[str, Any]]])
         (folder / f"timings/{name}.jsonl").write_text(text)
 
 
-def with_more(folder: Path, more: Callable[[int], Mapping[str, Any]]) -> None:
-    """Adds numbers of a rank to all of its rows."""
-    for rank, path in enumerate(sorted(folder.glob("timings/rank-*.jsonl"))):
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
-        write_rows(folder, {path.stem: [row | more(rank) for row in rows]})
-
-
 def write_run(
     folder: Path,
     compute_s: Callable[[int, int], float],
@@ -45,25 +38,26 @@ def write_run(
     ranks: int = 4,
     steps: int = STEPS,
     in_host: Callable[[int, int], bool] = lambda _, __: False,
-    linked: Callable[[int, int], list[int]] | None = None,
+    linked: Callable[[int], Sequence[int]] | None = None,
     stages: int = 0,
+    more: Callable[[int], Mapping[str, Any]] = lambda _: {},
 ) -> Path:
     """compute_s: by rank and step. trip_s, in_host: by the two ends. linked: those with which a
-    rank has a round trip in a step, of so many ranks. stages: of the network, one behind the other
-    in each row of ranks.
+    rank has a round trip in a step. stages: of the network, one behind the other in each row of
+    ranks. more: what else a rank's rows say.
     """
     slowest = [max(compute_s(r, step) for r in range(ranks)) for step in range(1, steps + 1)]
     for rank in range(ranks):
         rows, trips = [], []
         for step in range(1, steps + 1):
-            own = compute_s(rank, step)
-            waits = slowest[step - 1] - own + 0.01
-            row = {"step": step, "data_s": 0.0, "compute_s": own, "exchange_s": waits}
+            took_s = compute_s(rank, step)
+            waits = slowest[step - 1] - took_s + 0.01
+            row = {"step": step, "data_s": 0.0, "compute_s": took_s, "exchange_s": waits}
             row |= {"exposed_communication_s": waits, "update_s": 0.001}
             if stages:
                 row |= {"stage": rank % stages, "idle_s": waits, "micro_batches": 6}
-            rows.append(row | {"step_s": own + waits + 0.001})
-            peers = [(rank + step) % ranks] if linked is None else linked(rank, ranks)
+            rows.append({**row, "step_s": took_s + waits + 0.001, **more(rank)})
+            peers = [(rank + step) % ranks] if linked is None else linked(rank)
             for peer in {*peers} - {rank}:
                 trip = {"step": step, "peer": peer, "in_host": in_host(rank, peer)}
                 trips.append(trip | {"round_trip_s": trip_s(rank, peer)})
@@ -82,11 +76,14 @@ def noise(seed: int) -> Callable[[int, int], float]:
     return at
 
 
+def slow_of(explanation: Explanation) -> list[tuple[int, str]]:
+    return [(slow.rank, slow.cause) for slow in explanation.slow]
+
+
 def test_a_rank_that_computes_longer_is_named(tmp_path: Path) -> None:
     base = noise(0)
-    run = write_run(tmp_path, lambda rank, step: base(rank, step) * (1.3 if rank == 2 else 1))
-    found = explain(run)
-    assert [(slow.rank, slow.cause) for slow in found.slow] == [(2, "computes")]
+    found = explain(write_run(tmp_path, lambda r, step: base(r, step) * (1.3 if r == 2 else 1)))
+    assert slow_of(found) == [(2, "computes")]
     assert found.slow[0].factor == pytest.approx(1.3, rel=0.1)
     assert found.slow[0].p_value < ALPHA
     assert "rank 2 computes longer than the others" in lines(found)[0]
@@ -94,12 +91,20 @@ def test_a_rank_that_computes_longer_is_named(tmp_path: Path) -> None:
     assert min(waits) == waits[2]  # the others wait for it
 
 
-def test_a_slow_link_is_told_apart(tmp_path: Path) -> None:
-    run = write_run(tmp_path, noise(1), lambda a, b: 0.08 if 1 in (a, b) else 0.002)
-    found = explain(run)
-    assert [(slow.rank, slow.cause) for slow in found.slow] == [(1, "link")]
+def test_a_slow_link_is_told_apart_from_ways_inside_a_host(tmp_path: Path) -> None:
+    slow = write_run(tmp_path / "a", noise(1), lambda a, b: 0.08 if 1 in (a, b) else 0.002)
+    found = explain(slow)
+    assert slow_of(found) == [(1, "link")]
     assert (found.slow[0].own_s, found.slow[0].others_s) == (0.08, 0.002)
     assert "rank 1 has a slow link" in lines(found)[0]
+
+    def in_host(a: int, b: int) -> bool:
+        return {a, b} == {0, 1}
+
+    def trip_s(a: int, b: int) -> float:
+        return 0.0001 if in_host(a, b) else 0.002
+
+    assert explain(write_run(tmp_path / "b", noise(6), trip_s, in_host=in_host)).slow == []
 
 
 @pytest.mark.parametrize("slow", [0, 3, 5, 15])
@@ -111,52 +116,25 @@ def test_who_is_linked_with_a_slow_rank_is_not_slow(slow: int, tmp_path: Path) -
         return (0.01 if slow in (one, other) else 0.002) * (1 + abs(base.gauss(0, 0.3)))
 
     hosts = [f"host{rank}" for rank in range(16)]
-    run = write_run(
-        tmp_path, noise(8), trip_s, ranks=16, linked=lambda rank, _: links_of(rank, hosts).ranks
-    )
-    assert [each.rank for each in explain(run).slow] == [slow]
-
-
-def test_ways_inside_a_host_are_no_links(tmp_path: Path) -> None:
-    """Two ranks of one host, and two alone on theirs."""
-    together = {0, 1}
-    run = write_run(
-        tmp_path,
-        noise(6),
-        lambda a, b: 0.0001 if {a, b} == together else 0.002,
-        in_host=lambda a, b: {a, b} == together,
-    )
-    assert explain(run).slow == []
+    linked = {rank: links_of(rank, hosts).ranks for rank in range(16)}
+    run = write_run(tmp_path, noise(8), trip_s, ranks=16, linked=linked.__getitem__)
+    assert slow_of(explain(run)) == [(slow, "link")]
 
 
 def test_links_whose_delays_come_in_waves_are_not_named(tmp_path: Path) -> None:
     named = 0
     for seed in range(30):
         waves = [random.Random(f"{seed} {i}").expovariate(500) for i in range(100)]
-        calls = [0]
-
-        def trip_s(_: int, __: int, waves: list[float] = waves, calls: list[int] = calls) -> float:
-            calls[0] += 1
-            return 0.001 + waves[calls[0] // 30]
-
-        found = explain(write_run(tmp_path / str(seed), noise(7), trip_s))
-        named += any(slow.cause == "link" for slow in found.slow)
+        delays = iter([0.001 + wave for wave in waves for _ in range(30)])
+        run = write_run(tmp_path / str(seed), noise(7), lambda _, __, d=delays: next(d))  # type: ignore[misc]
+        named += "link" in dict(slow_of(explain(run))).values()
     assert named <= 2
 
 
 def test_noise_names_nobody_more_often_than_alpha(tmp_path: Path) -> None:
-    named = 0
-    for seed in range(40):
-        named += bool(explain(write_run(tmp_path / str(seed), noise(seed + 100))).slow)
+    runs = [write_run(tmp_path / str(seed), noise(seed + 100)) for seed in range(40)]
+    named = sum(bool(explain(run).slow) for run in runs)
     assert named <= 3  # 0.4 expected; more than 3 has a probability below 0.001
-
-
-def test_two_ranks_are_compared_in_computing_only(tmp_path: Path) -> None:
-    base = noise(2)
-    run = write_run(tmp_path, lambda r, step: base(r, step) * (1.5 if r else 1), ranks=2)
-    found = explain(run)
-    assert [(slow.rank, slow.cause) for slow in found.slow] == [(1, "computes")]
-    assert "two ranks have one link" in found.not_tested[0]
 
 
 def test_a_stage_with_more_work_is_no_slow_rank(tmp_path: Path) -> None:
@@ -167,31 +145,33 @@ def test_a_stage_with_more_work_is_no_slow_rank(tmp_path: Path) -> None:
         return at(rank, step) * (2 if rank % 2 else 1) * (1.3 if rank == 3 else 1)
 
     found = explain(write_run(tmp_path / "four", compute_s, stages=2))
-    assert [(slow.rank, slow.cause) for slow in found.slow] == [(3, "computes")]
+    assert slow_of(found) == [(3, "computes")]
     assert 1.2 < found.slow[0].factor < 1.4
     found = explain(write_run(tmp_path / "two", compute_s, ranks=2, stages=2))
     assert (found.slow, found.shares) == ([], None)
-    assert [each.stage for each in found.stages] == [0, 1]
+    assert [stage.stage for stage in found.stages] == [0, 1]
     assert found.stages[1].own_s == pytest.approx(2 * found.stages[0].own_s, rel=0.05)
     assert found.stages[0].idle == pytest.approx(0.52, abs=0.03)
     most, equal, not_tested, _ = lines(found)  # the last one is of links
-    assert most.startswith("stages: stage 1 has the most work, and sets the pace")
+    assert most.startswith("stages: stage 1 has the most work")
     assert "2 of equal work, with 6 micro-batches a step" in equal
     assert equal.endswith("idle for 14% each")  # 1 / (6 + 1)
     assert not_tested.startswith("not tested: each stage has one rank")
 
 
 def test_too_little_to_say(tmp_path: Path) -> None:
+    """Few steps; one rank; and of two ranks that have one link, computing alone."""
     found = explain(write_run(tmp_path / "short", noise(3), steps=50))
     assert (found.slow, "too few" in found.not_tested[0]) == ([], True)
     found = explain(write_run(tmp_path / "alone", noise(4), ranks=1))
     assert found.slow == []
     assert [line.startswith("not tested: one rank") for line in lines(found)] == [True]
-
-
-def test_a_last_line_cut_short_is_left_out(tmp_path: Path) -> None:
-    run = write_run(tmp_path, noise(5), ranks=2)
-    path = run / "timings/rank-1.jsonl"
+    base = noise(2)
+    run = write_run(tmp_path / "two", lambda r, step: base(r, step) * (1.5 if r else 1), ranks=2)
+    found = explain(run)
+    assert slow_of(found) == [(1, "computes")]
+    assert "two ranks have one link" in found.not_tested[0]
+    path = run / "timings/rank-1.jsonl"  # whose last line is cut short
     path.write_text(path.read_text()[:-20])
     assert [rank.steps for rank in explain(run).ranks] == [STEPS, STEPS - 1]
 
@@ -214,39 +194,38 @@ def test_holm_is_never_below_what_is_less_strict() -> None:
     assert all(corrected[i] >= less_strict[i] - 1e-12 for i in p_values)
 
 
-EQUAL, MEASURED = [8, 8, 8, 8], [8, 10, 10, 4]
-
-
 @pytest.mark.parametrize(
-    ("counts", "words"),
+    ("counts", "words", "saved"),
     [
-        (EQUAL, "synchrony.shares = measured would give ranks"),
-        (MEASURED, "ranks computed 8, 10, 10, 4 micro-batches; one takes "),
+        # 16 of a fast one's micro-batches before, 10 then, beside some waiting and the update.
+        ([8, 8, 8, 8], "synchrony.shares = measured would give ranks", 6 / 16),
+        ([8, 10, 10, 4], "ranks computed 8, 10, 10, 4 micro-batches; one takes ", 0.0),
     ],
 )
 def test_a_slow_rank_is_told_what_measured_shares_would_bring(
-    tmp_path: Path, counts: list[int], words: str
+    tmp_path: Path, counts: list[int], words: str, saved: float
 ) -> None:
     """Rank 3 takes twice as long for a micro-batch."""
     at = noise(3)
-    folder = write_run(tmp_path, lambda r, s: at(r, s) * counts[r] * (2 if r == 3 else 1))
-    with_more(folder, lambda rank: {"micro_batches": counts[rank]})
-    found = explain(folder)
+    run = write_run(
+        tmp_path,
+        lambda r, s: at(r, s) * counts[r] * (2 if r == 3 else 1),
+        more=lambda rank: {"micro_batches": counts[rank]},
+    )
+    found = explain(run)
     assert found.shares is not None
     assert len([line for line in lines(found) if line.startswith(words)]) == 1
     assert found.shares.balanced[3] in (4, 5)
-    # 16 of a fast one's micro-batches before, 10 then, beside some waiting and the update.
-    saved = 6 / 16 if counts == EQUAL else 0.0
     assert found.shares.saved == pytest.approx(saved, abs=0.05)
 
 
 def test_a_split_network_waits_for_activations_and_for_gradients(tmp_path: Path) -> None:
-    folder = write_run(tmp_path, lambda *_: 0.1, ranks=2)  # each step is 111 ms, 10 of them waits
-    whole = explain(folder)
+    """Each step is 111 ms, 10 of them waits."""
+    whole = explain(write_run(tmp_path / "whole", lambda *_: 0.1, ranks=2))
     assert whole.ranks[0].waits_s == {}
     assert not [line for line in lines(whole) if line.startswith("split layers")]
-    with_more(folder, lambda _: {"activations_s": 0.007})
-    found = explain(folder)
+    more = {"activations_s": 0.007}
+    found = explain(write_run(tmp_path / "split", lambda *_: 0.1, ranks=2, more=lambda _: more))
     assert found.ranks[1].waits_s == pytest.approx({"activations": 0.007, "gradients": 0.003})
     (line,) = (line for line in lines(found) if line.startswith("split layers"))
     assert "activations 7.0 ms (6%), for gradients 3.0 ms (3%)" in line
@@ -268,5 +247,5 @@ SPLIT = {"head": "neurons"}
 )
 def test_a_row(tmp_path: Path, words: dict[str, Any], size: int, at_a_time: int) -> None:
     (tmp_path / RECIPE).write_text(tomli_w.dumps({"parallel": words}))
-    found = row_of(tmp_path)
-    assert (found.size, found.at_a_time) == (size, at_a_time)
+    row = row_of(tmp_path)
+    assert (row.size, row.at_a_time) == (size, at_a_time)

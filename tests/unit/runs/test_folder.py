@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,8 +23,7 @@ from firecaffe.runs.run_folder import RunConfig, create_run_folder, read_run_fil
 
 
 def test_a_named_folder_is_made_once(tmp_path: Path) -> None:
-    config = RunConfig(folder=str(tmp_path / "deep" / "run"))
-    folder = create_run_folder(config, "lenet-2w")
+    folder = create_run_folder(RunConfig(folder=str(tmp_path / "deep" / "run")), "lenet-2w")
     assert folder == tmp_path / "deep" / "run"
     assert sorted(path.name for path in folder.iterdir()) == ["checkpoints", "timings"]
     (tmp_path / "empty").mkdir()
@@ -54,18 +54,17 @@ def test_automatic_names_of_the_same_second(
 def test_a_run_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="there is no run"):
         read_run_file(tmp_path / "nowhere", "result.json")
-    with pytest.raises(RunError, match="did not finish, or this is no run"):
-        read_run_file(tmp_path, "result.json")
     for content, said in (
+        (None, "did not finish, or this is no run"),
         (b"", "cannot be read"),
         (b'{"steps": 5', "cannot be read"),
         (b"[1, 2]", "expected object, got array"),
         (b"\xff\xfe", "cannot be read"),
     ):
-        (tmp_path / "result.json").write_bytes(content)
-        with pytest.raises(RunError, match=said) as caught:
+        if content is not None:
+            (tmp_path / "result.json").write_bytes(content)
+        with pytest.raises(RunError, match=rf"\A.*{said}.*\Z"):  # in one line
             read_run_file(tmp_path, "result.json")
-        assert "\n" not in str(caught.value)
 
 
 def write(paths: list[Path], content: bytes) -> None:
@@ -74,8 +73,8 @@ def write(paths: list[Path], content: bytes) -> None:
             aside.write_bytes(content)
 
 
-def refuses(*_: Path) -> None:
-    raise PermissionError("no links here")
+def refuse(*_: object, **__: object) -> Any:
+    raise PermissionError("not here")
 
 
 @pytest.mark.parametrize("has_links", [True, False])
@@ -85,7 +84,7 @@ def test_all_or_none(
 ) -> None:
     """place: of a file that cannot get its name."""
     if not has_links:
-        monkeypatch.setattr(os, "link", refuses)
+        monkeypatch.setattr(os, "link", refuse)
     paths = [tmp_path / name for name in ("a", "b", "c")]
     write(paths[1:2], b"before")
     blocked = paths[place]
@@ -93,70 +92,56 @@ def test_all_or_none(
     blocked.mkdir()
     with pytest.raises(IsADirectoryError):
         write(paths, b"after")
-    assert {each.name for each in tmp_path.iterdir()} == {"b", blocked.name}
+    assert {path.name for path in tmp_path.iterdir()} == {"b", blocked.name}
     assert blocked.is_dir()
     assert place == 1 or paths[1].read_bytes() == b"before"
     blocked.rmdir()
     write(paths, b"after")
-    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == dict.fromkeys(
-        paths, b"after"
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == dict.fromkeys(
+        "abc", b"after"
     )
 
 
-def test_facts() -> None:
+def test_facts(monkeypatch: pytest.MonkeyPatch) -> None:
     facts = describe_environment()
-    names = "host cpu cores memory_bytes gpus python torch cuda cpu_capability firecaffe"
-    assert {*facts} == {*names.split(), "commit", "source", "command"}
     assert json.loads(json.dumps(facts)) == facts
-    assert facts["torch"] == torch.__version__
-    assert facts["python"] == platform.python_version()
+    assert (facts["torch"], facts["python"]) == (torch.__version__, platform.python_version())
     assert len(facts["gpus"]) == torch.cuda.device_count()
     assert facts["command"] == sys.argv
     assert facts["cpu"]
-
-
-def test_the_processor_of_a_system_that_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> str:
-        raise FileNotFoundError
-
-    monkeypatch.setattr(Path, "read_text", refuse)
+    monkeypatch.setattr(Path, "read_text", refuse)  # of a system that does not say
     assert cpu_name() == (platform.processor() or platform.machine())
 
 
 @pytest.fixture
-def installed(tmp_path: Path) -> Path:
-    """A copy of the module in firecaffe/runs/ below an empty folder."""
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the module in firecaffe/runs/ below an empty folder, which is read for its own."""
     package = tmp_path / "firecaffe" / "runs"
     package.mkdir(parents=True)
     shutil.copy(environment.__file__, package)
-    return package
-
-
-def source_of(package: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(environment, "__file__", str(package / "environment.py"))
-    return environment.source_digest.__wrapped__()
+    return package
 
 
 def test_the_source_has_a_digest_without_git(
     installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of an installed copy as of a checkout: what Python leaves beside does not count."""
+    digest = environment.source_digest.__wrapped__
     elsewhere = tmp_path / "elsewhere"
     shutil.copytree(installed.parent, elsewhere)
-    first = source_of(installed, monkeypatch)
+    first = digest()
     assert len(first) == 64
     (installed / "__pycache__").mkdir()
     (installed / "__pycache__" / "environment.cpython-311.pyc").touch()
-    assert source_of(installed, monkeypatch) == source_of(elsewhere / "runs", monkeypatch) == first
+    with monkeypatch.context() as patch:
+        patch.setattr(environment, "__file__", str(elsewhere / "runs" / "environment.py"))
+        assert digest() == first
+    assert digest() == first
     (installed / "new.py").write_text("x = 1\n")
-    with_one = source_of(installed, monkeypatch)
+    with_one = digest()
     (installed / "new.py").rename(installed / "other.py")
-    assert len({first, with_one, source_of(installed, monkeypatch)}) == 3
-
-
-def commit_of(package: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(environment, "__file__", str(package / "environment.py"))
-    return environment.commit.__wrapped__()
+    assert len({first, with_one, digest()}) == 3
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -165,29 +150,24 @@ def git(folder: Path, *arguments: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
-def test_no_commit_outside_or_without_git(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert commit_of(installed, monkeypatch) == ""
-    git(installed, "init", "-q")
-    monkeypatch.setenv("PATH", str(installed))
-    assert commit_of(installed, monkeypatch) == ""
-
-
 def test_the_commit_and_a_mark_for_changes(
-    installed: Path, monkeypatch: pytest.MonkeyPatch
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root = installed.parent.parent
-    git(root, "init", "-q")
-    # A repository that merely holds an installed copy says nothing about it.
-    (root / "other").touch()
-    git(root, "add", "other")
-    git(root, "commit", "-qm", "other")
-    assert commit_of(installed, monkeypatch) == ""
-
-    git(root, "add", ".")
-    git(root, "commit", "-qm", "all")
-    head = git(root, "rev-parse", "HEAD")
-    assert commit_of(installed, monkeypatch) == head[:12]
-    (root / "other").write_text("changed, but no file of the package")
-    assert commit_of(installed, monkeypatch) == head[:12]
+    """A repository that merely holds an installed copy says nothing about it."""
+    commit = environment.commit.__wrapped__
+    assert commit() == ""
+    git(tmp_path, "init", "-q")
+    (tmp_path / "other").touch()
+    git(tmp_path, "add", "other")
+    git(tmp_path, "commit", "-qm", "other")
+    assert commit() == ""
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-qm", "all")
+    head = git(tmp_path, "rev-parse", "HEAD")
+    assert commit() == head[:12]
+    (tmp_path / "other").write_text("changed, but no file of the package")
+    assert commit() == head[:12]
     (installed.parent / "new.py").touch()
-    assert commit_of(installed, monkeypatch) == head[:12] + "+"
+    assert commit() == head[:12] + "+"
+    monkeypatch.setenv("PATH", str(installed))  # where there is no git
+    assert commit() == ""

@@ -22,64 +22,63 @@ def event(name: str, start: float, stop: float, cat: str = "cpu_op") -> dict[str
     return {"ph": "X", "name": name, "cat": cat, "ts": start, "dur": stop - start}
 
 
-def test_a_trace_is_read_by_what_covers_what(tmp_path: Path) -> None:
-    events = [
-        event("ProfilerStep#3", 0, 1000, "user_annotation"),
-        event("enumerate(DataLoader)#_Iter.__next__", 0, 100, "user_annotation"),
-        event("aten::copy_", 10, 90),
-        event("aten::conv2d", 100, 500),
-        event("aten::conv2d", 300, 600),
-        event("gloo:all_reduce", 500, 800, "user_annotation"),
-        event("Optimizer.step#SGD.step", 800, 900, "user_annotation"),
-        event("aten::add_", 810, 890),
-    ]
+def mark(name: str, start: float, stop: float) -> dict[str, Any]:
+    return event(name, start, stop, "user_annotation")
+
+
+FETCH, UPDATE = "enumerate(DataLoader)#_Iter.__next__", "Optimizer.step#SGD.step"
+TRACES: dict[str, tuple[list[dict[str, Any]], dict[str, float]]] = {
+    "by what covers what": (
+        [
+            mark("ProfilerStep#3", 0, 1000),
+            mark(FETCH, 0, 100),
+            event("aten::copy_", 10, 90),
+            event("aten::conv2d", 100, 500),
+            event("aten::conv2d", 300, 600),
+            mark("gloo:all_reduce", 500, 800),
+            mark(UPDATE, 800, 900),
+            event("aten::add_", 810, 890),
+        ],
+        {"data_s": 100, "compute_s": 500, "exchange_s": 300, "exposed_communication_s": 200}
+        | {"update_s": 100, "step_s": 1000, "step": 3e6},
+    ),
+    "on a GPU kernels count and not their launches": (
+        [
+            mark("ProfilerStep#0", 0, 1000),
+            event("aten::conv2d", 0, 900),
+            event("sm90_xmma_fprop", 100, 500, "kernel"),
+            event("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 400, 700, "kernel"),
+        ],
+        {"compute_s": 400, "exposed_communication_s": 200},
+    ),
+    "a GPU works on while the CPU fetches": (
+        [
+            mark("ProfilerStep#0", 0, 1000),
+            mark(FETCH, 0, 300),
+            mark(UPDATE, 800, 900),
+            event(UPDATE, 980, 1000, "gpu_user_annotation"),
+            event("sm90_xmma_fprop", 0, 980, "kernel"),
+            event("multi_tensor_apply", 980, 1000, "kernel"),
+        ],
+        {"data_s": 0, "compute_s": 980, "update_s": 20},
+    ),
+    "without marks a step is between two updates": (
+        [mark(UPDATE, 90, 100), mark(UPDATE, 190, 200)],
+        {"step_s": 100},
+    ),
+}
+"""Events, and microseconds of parts of the step that they are."""
+
+
+@pytest.mark.parametrize(("events", "microseconds"), TRACES.values(), ids=TRACES)
+def test_a_trace_is_read(
+    tmp_path: Path, events: list[dict[str, Any]], microseconds: dict[str, float]
+) -> None:
     path = trace(tmp_path / "trace.json", events, rank=5)
     assert is_trace(path)
-    rank, rows = read_trace(path)
+    rank, (row,) = read_trace(path)
     assert rank == 5
-    (found,) = rows
-    assert found["step"] == 3
-    expected = {
-        "data_s": 100e-6,
-        "compute_s": 500e-6,
-        "exchange_s": 300e-6,
-        "exposed_communication_s": 200e-6,
-        "update_s": 100e-6,
-        "step_s": 1000e-6,
-    }
-    assert {name: found[name] for name in expected} == pytest.approx(expected)
-
-
-def test_on_a_gpu_kernels_count_and_not_their_launches(tmp_path: Path) -> None:
-    events = [
-        event("ProfilerStep#0", 0, 1000, "user_annotation"),
-        event("aten::conv2d", 0, 900),
-        event("sm90_xmma_fprop", 100, 500, "kernel"),
-        event("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 400, 700, "kernel"),
-    ]
-    _, (found,) = read_trace(trace(tmp_path / "gpu.json", events))
-    assert found["compute_s"] == pytest.approx(400e-6)
-    assert found["exposed_communication_s"] == pytest.approx(200e-6)
-
-
-def test_a_gpu_works_on_while_the_cpu_fetches(tmp_path: Path) -> None:
-    events = [
-        event("ProfilerStep#0", 0, 1000, "user_annotation"),
-        event("enumerate(DataLoader)#_Iter.__next__", 0, 300, "user_annotation"),
-        event("Optimizer.step#SGD.step", 800, 900, "user_annotation"),
-        event("Optimizer.step#SGD.step", 980, 1000, "gpu_user_annotation"),
-        event("sm90_xmma_fprop", 0, 980, "kernel"),
-        event("multi_tensor_apply", 980, 1000, "kernel"),
-    ]
-    _, (found,) = read_trace(trace(tmp_path / "gpu.json", events))
-    expected = {"data_s": 0.0, "compute_s": 980e-6, "update_s": 20e-6}
-    assert {name: found[name] for name in expected} == pytest.approx(expected)
-
-
-def test_without_marks_a_step_is_what_lies_between_two_updates(tmp_path: Path) -> None:
-    events = [event("Optimizer.step#SGD.step", t, t + 10, "user_annotation") for t in (90, 190)]
-    _, (found,) = read_trace(trace(tmp_path / "plain.json", events))
-    assert found["step_s"] == pytest.approx(100e-6)
+    assert {name: 1e6 * row[name] for name in microseconds} == pytest.approx(microseconds)
 
 
 EVENTS = '{"traceEvents": [%s]}'
@@ -102,42 +101,40 @@ EVENTS = '{"traceEvents": [%s]}'
     ],
 )
 def test_what_is_no_trace(tmp_path: Path, content: str, said: str) -> None:
-    path = tmp_path / "bad.json"
-    path.write_text(content)
-    with pytest.raises(RunError, match=rf"bad.json: .*({said})"):
-        read_trace(path)
-    packed = tmp_path / "bad.json.gz"
-    packed.write_bytes(gzip.compress(content.encode()))
-    with pytest.raises(RunError, match=rf"bad.json.gz: .*({said})"):
-        read_trace(packed)
+    for name, data in (
+        ("bad.json", content.encode()),
+        ("bad.json.gz", gzip.compress(content.encode())),
+    ):
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(RunError, match=rf"{name}: .*({said})"):
+            read_trace(tmp_path / name)
 
 
 def test_a_trace_is_regular_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    os.mkfifo(tmp_path / "pipe.json")
-    with pytest.raises(RunError, match=r"pipe.json: .*no regular file"):
-        read_trace(tmp_path / "pipe.json")
     monkeypatch.setattr(kineto, "MOST_BYTES", 5_000_000)
     long = json.dumps({"traceEvents": [], "filler": "x" * 5_000_000}).encode()
-    for name, data in (("a.json", long), ("b.json.gz", gzip.compress(long))):
-        (tmp_path / name).write_bytes(data)
-        with pytest.raises(RunError, match=f"{name}: .*longer than 5000000 bytes"):
-            read_trace(tmp_path / name)
-    cut = gzip.compress(long)
-    for name, data in (("cut.json.gz", cut[:-20]), ("bad.json.gz", cut[:30] + b"xx" + cut[32:])):
-        (tmp_path / name).write_bytes(data)
-        with pytest.raises(RunError, match=rf"{name}: "):
+    packed = gzip.compress(long)
+    os.mkfifo(tmp_path / "pipe.json")
+    for name, data, said in (
+        ("pipe.json", None, "no regular file"),
+        ("a.json", long, "longer than 5000000 bytes"),
+        ("b.json.gz", packed, "longer than 5000000 bytes"),
+        ("cut.json.gz", packed[:-20], ""),
+        ("bad.json.gz", packed[:30] + b"xx" + packed[32:], ""),
+    ):
+        if data is not None:
+            (tmp_path / name).write_bytes(data)
+        with pytest.raises(RunError, match=f"{name}: .*{said}"):
             read_trace(tmp_path / name)
 
 
 def test_a_long_trace_is_read_in_one_go(tmp_path: Path) -> None:
-    """Each step looks at what is in it alone: all by all these would be 10 billion pairs."""
-    works = [event("aten::mm", t, t + 0.5) for t in range(100_000)]
-    talks = [event("gloo:all_reduce", t + 0.25, t + 0.75) for t in range(100_000)]
-    ends = [(n * 50_000, (n + 1) * 50_000) for n in range(2)]
-    steps = [event(f"ProfilerStep#{n}", *each, "mark") for n, each in enumerate(ends)]
+    """Each step looks at what is in it alone: all by all these would be 2.5 billion pairs."""
+    works = [event("aten::mm", t, t + 0.5) for t in range(50_000)]
+    talks = [event("gloo:all_reduce", t + 0.25, t + 0.75) for t in range(50_000)]
+    steps = [event(f"ProfilerStep#{n}", n * 25_000, (n + 1) * 25_000, "mark") for n in range(2)]
     unseen = [{**event("aten::mm", 7, 9), "dur": -1}]
-    path = trace(tmp_path / "a.json", [*works, *talks, *steps, *unseen])
-    _, rows = read_trace(path)
-    for found in rows:
-        assert found["compute_s"] == pytest.approx(25_000e-6)
-        assert found["exposed_communication_s"] == pytest.approx(12_500e-6)
+    _, rows = read_trace(trace(tmp_path / "a.json", [*works, *talks, *steps, *unseen]))
+    for row in rows:
+        assert row["compute_s"] == pytest.approx(12_500e-6)
+        assert row["exposed_communication_s"] == pytest.approx(6_250e-6)

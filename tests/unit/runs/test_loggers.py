@@ -77,14 +77,9 @@ def test_they_get_words_numbers_and_the_result(told: type[Told], tmp_path: Path)
 
 @pytest.mark.parametrize(("fails", "calls"), [("begin", 1), ("log", 2), ("end", 8)])
 def test_one_that_fails_is_told_of_once(
-    told: type[Told],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    fails: str,
-    calls: int,
+    told: type[Told], tmp_path: Path, capsys: pytest.CaptureFixture[str], fails: str, calls: int
 ) -> None:
-    monkeypatch.setattr(told, "fails", fails)
+    told.fails = fails
     assert fit(tmp_path / "run", ["told"]).steps == 3
     assert len(told.calls) == calls
     lines = [line for line in capsys.readouterr().out.splitlines() if "service is away" in line]

@@ -5,19 +5,17 @@ from typing import Any
 
 import pytest
 
-import firecaffe.cli.compare
 from firecaffe.api.compare import render
 from firecaffe.api.compare_groups import render_groups
 from firecaffe.api.compare_page import lines_of
+from firecaffe.cli import compare
 from firecaffe.errors import RecipeError, RunError
 from firecaffe.runs.checklist import checklist
 from firecaffe.runs.curves import curves_of, time_to
 from firecaffe.runs.measure import Measure, failure, has_learned, measure_of
 from firecaffe.runs.run_table import TableRun, other_work, read_run
 from firecaffe.runs.seed_groups import band_of, group_rows, group_runs
-from tests.unit.runs.test_compare import plant, planted, printed
-from tests.unit.runs.test_curves import train, with_metrics
-from tests.unit.runs.test_groups import over_seeds
+from tests.kit.compared_runs import over_seeds, plant, planted, printed, train, with_metrics
 
 NUMBERS = {
     "result__metric": "mae",
@@ -35,58 +33,48 @@ def of_error(folder: Path, errors: list[float], **changes: Any) -> list[TableRun
     return over_seeds(folder, errors, "mae", **{**NUMBERS, **changes})
 
 
-def test_the_table_of_runs(tmp_path: Path) -> None:
+def test_another_metric_is_shown_in_its_words_and_not_compared(tmp_path: Path) -> None:
     (run,) = of_error(tmp_path, [2.34567])
     older = planted(tmp_path / "older")
     assert measure_of(older.result) == Measure("top1", True, True)
     text = printed(render([run, older]))
-    assert "MAE" in text
-    assert "2.346" in text
-    assert "older is judged by top-1, 0 by MAE" in text
+    for part in ("MAE", "2.346", "older is judged by top-1, 0 by MAE"):
+        assert part in text
     assert "90.00%" not in text
     assert "task" in other_work(run, older)
+    rows = group_rows(group_runs([run, older]))
+    assert rows[1].against is None
+    assert "top-1" not in printed(render_groups(rows, [], {}, None))
 
 
 @pytest.mark.parametrize(
-    ("errors", "verdict", "is_met"),
-    [
-        ([2.0, 2.01, 2.02], "equivalent", True),
-        ([3.0, 3.01, 3.02], "different", False),
-        ([1.0, 1.01, 1.02], "different", True),
-    ],
+    ("error", "verdict", "is_met"),
+    [(2.0, "equivalent", True), (3.0, "different", False), (1.0, "different", True)],
 )
-def test_a_lower_error_is_better(
-    tmp_path: Path, errors: list[float], verdict: str, is_met: bool
-) -> None:
-    first = of_error(tmp_path / "a", [2.0, 2.01, 2.02])
-    second = of_error(tmp_path / "b", errors, recipe__solver__base_lr=0.5)
-    groups = group_runs([*first, *second])
+def test_a_lower_error_is_better(tmp_path: Path, error: float, verdict: str, is_met: bool) -> None:
+    runs = [
+        *of_error(tmp_path / "a", [2.0, 2.01, 2.02]),
+        *of_error(tmp_path / "b", [error, error + 0.01, error + 0.02], recipe__solver__base_lr=0.5),
+    ]
+    groups = group_runs(runs)
     rows = group_rows(groups, band=0.05)
     against = rows[1].against
     assert against is not None
     assert against.verdict == verdict
-    assert rows[1].is_worse == (errors[0] > 2.5)
+    assert rows[1].is_worse == (error > 2.5)
     items = {item.what: item for item in checklist(groups, rows, band=0.05)}
     assert items["the same accuracy"].is_met == is_met
     text = printed(render_groups(rows, [*items.values()], {}, None))
-    assert f"B: MAE {errors[0] - 2:+.4g}" in text
+    assert f"B: MAE {error - 2:+.4g}" in text
     assert "R²" in text
     assert "points" not in text
-    assert ("worse MAE" in text) == (errors[0] > 2.5)
+    assert ("worse MAE" in text) == (error > 2.5)
 
 
 def test_the_band_is_a_share_of_the_first_groups_mean(tmp_path: Path) -> None:
     groups = group_runs(of_error(tmp_path, [2.0, 4.0]))
     assert band_of(groups, None) == pytest.approx(0.03)
     assert band_of(groups, 0.5) == 0.5
-
-
-def test_another_metric_is_not_compared(tmp_path: Path) -> None:
-    first = of_error(tmp_path / "a", [2.0, 2.01, 2.02])
-    second = [planted(tmp_path / str(seed), recipe__train__seed=seed) for seed in range(3)]
-    rows = group_rows(group_runs([*first, *second]))
-    assert rows[1].against is None
-    assert "top-1" not in printed(render_groups(rows, [], {}, None))
 
 
 def test_time_to_an_error(tmp_path: Path) -> None:
@@ -104,27 +92,25 @@ def test_time_to_an_error(tmp_path: Path) -> None:
 def test_what_is_typed_is_in_the_metrics_unit(tmp_path: Path) -> None:
     folders = [str(run.folder) for run in of_error(tmp_path, [2.0, 3.0])]
     older = [str(planted(tmp_path / f"older-{n}").folder) for n in range(2)]
-    for words, parts in (
-        ([*older, "--target", "0.5"], "top-1 in per cent"),
-        ([*older, "--band", "101"], "points of top-1"),
-        ([*folders, "--band", "-1"], "of MAE, 0 or more"),
+    for words, part in (
+        ([*older, "--target", "0.5", "--by", "recipe"], "top-1 in per cent"),
+        ([*older, "--band", "101", "--by", "recipe"], "points of top-1"),
+        ([*folders, "--band", "-1", "--by", "recipe"], "of MAE, 0 or more"),
+        ([*folders, "--target", "60"], "target goes with by"),
     ):
-        with pytest.raises(RecipeError, match=parts):
-            firecaffe.cli.compare.main([*words, "--by", "recipe"])
-    with pytest.raises(RecipeError, match="target goes with by"):
-        firecaffe.cli.compare.main([*folders, "--target", "60"])
-    assert firecaffe.cli.compare.main([*folders, "--band", "300", "--by", "recipe"]) == 0
+        with pytest.raises(RecipeError, match=part):
+            compare.main(words)
+    assert compare.main([*folders, "--band", "300", "--by", "recipe"]) == 0
 
 
 def test_a_regression_that_has_learned_nothing_says_the_mean(tmp_path: Path) -> None:
-    results = [run.result for run in of_error(tmp_path, [2.0], result__r2=-0.01)]
-    assert has_learned(results[0]) is False
-    assert "R²" in failure(results)
+    (run,) = of_error(tmp_path, [2.0], result__r2=-0.01)
+    assert has_learned(run.result) is False
+    assert "R²" in failure([run.result])
     assert has_learned({"r2": 0.1}) is True
     assert has_learned({"mean_iou": 0.1}) is None
 
 
 def test_a_record_without_its_metric_is_none(tmp_path: Path) -> None:
-    folder = plant(tmp_path / "a", **NUMBERS)
     with pytest.raises(RunError, match="has no mae"):
-        read_run(folder)
+        read_run(plant(tmp_path / "a", **NUMBERS))

@@ -24,10 +24,10 @@ SECOND = [20.2, 16.9, 18.5, 17.3, 20.5]
 
 
 def test_a_mean_has_students_interval() -> None:
-    found = mean_of([0.90, 0.92, 0.91])
-    assert found.value == pytest.approx(0.91)
-    assert found.half == pytest.approx(4.302652730 * 0.01 / sqrt(3))  # t at 97.5 %, 2 degrees
-    assert found.values == (0.90, 0.91, 0.92)
+    mean = mean_of([0.90, 0.92, 0.91])
+    assert mean.value == pytest.approx(0.91)
+    assert mean.values == (0.90, 0.91, 0.92)
+    assert mean.half == pytest.approx(4.302652730 * 0.01 / sqrt(3))  # t at 97.5 %, 2 degrees
     assert mean_of([0.5]).half == inf
     with pytest.raises(ValueError, match="no mean"):
         mean_of([])
@@ -37,9 +37,8 @@ def test_a_difference_is_welchs() -> None:
     """The unequal-variance example of scipy's reference, and Hedges' g from its definition."""
     (found,) = differences(FIRST, [SECOND])
     expected = stats.ttest_ind(SECOND, FIRST, equal_var=False)
-    assert found.p_value == pytest.approx(expected.pvalue)
-    low, high = expected.confidence_interval(0.95)
-    assert (found.low, found.high) == pytest.approx((low, high))
+    interval = expected.confidence_interval(0.95)
+    assert (found.p_value, found.low, found.high) == pytest.approx((expected.pvalue, *interval))
     pooled = sqrt((6 * np.var(FIRST, ddof=1) + 4 * np.var(SECOND, ddof=1)) / 10)
     correction = 1 - 3 / (4 * 10 - 1)  # the usual approximation
     assert found.effect == pytest.approx(correction * found.value / pooled, rel=2e-3)
@@ -68,21 +67,13 @@ def test_p_values_and_intervals_are_corrected_alike() -> None:
 
 
 def test_values_without_any_spread() -> None:
-    same, worse = differences([0.9] * 3, [[0.9] * 3, [0.8] * 3])
-    assert (same.verdict, worse.verdict) == (EQUIVALENT, DIFFERENT)
-    assert worse.effect == -inf
-
-
-@pytest.mark.parametrize("correct", range(9000, 9010))
-def test_a_loss_of_exactly_the_band_is_inside(correct: int) -> None:
-    """30 of 10,000 images, however the floats fall."""
-    before = [correct / 10_000] * 3
-    at, beyond = differences(before, [[(correct - lost) / 10_000] * 3 for lost in (30, 31)])
-    assert (at.verdict, beyond.verdict) == (EQUIVALENT, DIFFERENT)
-
-
-def test_one_side_without_any_spread() -> None:
-    """Student's test of one sample against a number: Welch's where one variance is 0."""
+    """A loss of exactly the band, 30 of 10,000 images, is inside, however the floats fall."""
+    for correct in range(9000, 9010):
+        others = [[(correct - lost) / 10_000] * 3 for lost in (0, 30, 31)]
+        same, at, beyond = differences(others[0], others)
+        assert (same.verdict, at.verdict, beyond.verdict) == (EQUIVALENT, EQUIVALENT, DIFFERENT)
+        assert beyond.effect == -inf
+    # Student's test of one sample against a number is Welch's where one variance is 0.
     (found,) = differences([0.90, 0.91, 0.93], [[0.1] * 3])
     expected = stats.ttest_1samp([0.90, 0.91, 0.93], 0.1)
     assert found.p_value == pytest.approx(expected.pvalue)
@@ -94,18 +85,20 @@ def test_few_runs_say_nothing() -> None:
     assert (found.verdict, found.low, found.more) == (UNDECIDED, -inf, 1)
     (found,) = differences([0.9], [[0.9]])
     assert (found.verdict, found.more) == (UNDECIDED, FEWEST - 1)
+    assert runs_enough(0.01, [[0.0]]) is None  # which no number of runs decides
+    noisy = [0.1, 0.9, 0.5, 0.45]
+    (found,) = differences(noisy, [noisy])
+    assert (found.verdict, found.more) == (UNDECIDED, None)
 
 
 def experiments(value: float, spread: float, runs: int, count: int) -> list[str]:
     """The verdicts on so many experiments with this true difference."""
     generator = np.random.default_rng(0)
-    return [
-        differences(
-            generator.normal(0.9, spread, runs).tolist(),
-            [generator.normal(0.9 + value, spread, runs).tolist()],
-        )[0].verdict
+    sides = [
+        [generator.normal(mean, spread, runs).tolist() for mean in (0.9, 0.9 + value)]
         for _ in range(count)
     ]
+    return [differences(first, [second])[0].verdict for first, second in sides]
 
 
 def test_how_often_noise_deceives() -> None:
@@ -119,9 +112,7 @@ def test_how_often_noise_deceives() -> None:
 
 @pytest.mark.parametrize(("value", "spread"), [(0.0005, 0.002), (0.004, 0.004)])
 def test_as_many_runs_as_are_said_to_do_do(value: float, spread: float) -> None:
-    """If the difference and the spread are what they seemed, POWER of such experiments decide;
-    half as many runs would not do.
-    """
+    """POWER of such experiments decide; half as many runs would not do."""
     enough = runs_enough(spread, [[abs(value)], [BAND - value, BAND + value]])
     assert enough is not None
     count = 120
@@ -133,21 +124,14 @@ def test_as_many_runs_as_are_said_to_do_do(value: float, spread: float) -> None:
     assert fewer < POWER - 0.2
 
 
-def test_what_no_number_of_runs_decides() -> None:
-    assert runs_enough(0.01, [[0.0]]) is None
-    noisy = [0.1, 0.9, 0.5, 0.45]
-    (found,) = differences(noisy, [noisy])
-    assert (found.verdict, found.more) == (UNDECIDED, None)
-
-
 def test_a_ratio_of_times() -> None:
     """By scipy's Welch interval of the logarithms; corrected as so many rows are."""
     slow, fast = [16.0, 17.1, 15.2, 16.3], [4.1, 4.0, 4.3]
-    logs = [[log(each) for each in side] for side in (slow, fast)]
+    logs = [[log(time_s) for time_s in side] for side in (slow, fast)]
     found, _ = ratios(slow, [fast, slow])
-    expected = stats.ttest_ind(*logs, equal_var=False).confidence_interval(0.975)
-    assert (found.low, found.high) == pytest.approx((exp(expected.low), exp(expected.high)))
-    assert found.value == pytest.approx(stats.gmean(slow) / stats.gmean(fast))
+    low, high = stats.ttest_ind(*logs, equal_var=False).confidence_interval(0.975)
+    value = stats.gmean(slow) / stats.gmean(fast)
+    assert (found.low, found.value, found.high) == pytest.approx((exp(low), value, exp(high)))
     assert found.is_shown
     assert not ratios(slow, [slow])[0].is_shown
     (alone,) = ratios(slow, [[4.0]])
