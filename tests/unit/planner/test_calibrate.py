@@ -20,23 +20,15 @@ from firecaffe.recipe.sections import Recipe
 
 def test_a_fit_finds_what_made_the_data() -> None:
     rows = [(n, 1e-4 + n / 1e8) for n in (1e3, 1e4, 1e5, 1e6, 1e7)]
-    latency_s, rate = line(rows)
-    assert latency_s == pytest.approx(1e-4, rel=1e-3)
-    assert rate == pytest.approx(1e8, rel=1e-3)
+    assert line(rows) == pytest.approx((1e-4, 1e8), rel=1e-3)
     found = fit(lambda v, n: v["a"] + n / v["b"], {"a": 1e-3, "b": 1e7}, rows)
     assert found.held_out_error < 1e-3
     assert max(found.errors.values()) < 1e-3
-
-
-def test_noise_shows_in_the_errors_of_a_fit() -> None:
     noisy = [(n, (1 + 0.1 * (-1) ** i) * n / 1e8) for i, n in enumerate((1e4, 1e5, 1e6, 1e7))]
     found = fit(lambda v, n: n / v["rate"], {"rate": 1e7}, noisy)
     assert found.values["rate"] == pytest.approx(1e8, rel=0.1)
     assert 0.02 < found.errors["rate"] < 0.2
     assert 0.05 < found.held_out_error < 0.2
-
-
-def test_never_more_parameters_than_the_data_bear() -> None:
     with pytest.raises(ValueError, match="1 measurements do not bear 2 parameters"):
         fit(lambda v, n: v["a"] + n * v["b"], {"a": 1.0, "b": 1.0}, [(1, 1.0)])
     with pytest.raises(ValueError, match="above 0"):
@@ -53,17 +45,19 @@ def slow_cluster(rate: float, latency_s: float) -> Cluster:
     return replace(cluster, device=device, links=(*cluster.links[:-1], outer))
 
 
+def recipe_of(bucket_bytes: int = 0) -> Recipe:
+    recipe = Recipe()
+    if not bucket_bytes:
+        return recipe
+    return replace(recipe, exchange=replace(recipe.exchange, bucket_bytes=bucket_bytes))
+
+
 def a_run(
-    folder: Path,
-    cluster: Cluster,
-    ranks: int,
-    exchange: str,
-    noise: float = 0.0,
-    recipe: Recipe | None = None,
+    folder: Path, on: Cluster, ranks: int, exchange: str, noise: float = 0.0, bucket_bytes: int = 0
 ) -> Path:
     """What a run would have left behind, had its steps taken what this cluster gives."""
-    recipe = recipe or Recipe()
-    row = forecast(workload_of(check_recipe(recipe)), cluster, ranks, exchange)
+    recipe = recipe_of(bucket_bytes)
+    row = forecast(workload_of(check_recipe(recipe)), on, ranks, exchange)
     (folder / "timings").mkdir(parents=True)
     (folder / "recipe.toml").write_text(to_toml(recipe))
     (folder / "forecast.json").write_text(json.dumps(row.as_dict()))
@@ -148,10 +142,8 @@ def test_what_runs_computed_beside_their_exchange_is_not_slowed_down_again(tmp_p
     plain = slow_cluster(25e6, 50e-6)
     plain = replace(plain, device=replace(plain.device, exchange_slowdown=0.0))
     slowed = replace(plain, device=replace(plain.device, exchange_slowdown=0.5))
-    recipe = Recipe()
-    recipe = replace(recipe, exchange=replace(recipe.exchange, bucket_bytes=100_000))
-    run = a_run(tmp_path / "a", slowed, 4, "ring", recipe=recipe)
-    work = workload_of(check_recipe(recipe))
+    run = a_run(tmp_path / "a", slowed, 4, "ring", bucket_bytes=100_000)
+    work = workload_of(check_recipe(recipe_of(bucket_bytes=100_000)))
     expected_s = forecast(work, slowed, 4, "ring").compute_s
     assert expected_s > 1.05 * forecast(work, plain, 4, "ring").compute_s
     told, _ = learn(slowed, [run])

@@ -24,32 +24,27 @@ def words() -> Words:
         "about": "two hosts",
         "devices_per_node": 1,
         "device": {
-            "name": "a device",
-            "memory_bytes": 1e9,
-            "memory_bytes_per_s": 1e10,
-            "peak_flops": {"float32": 1e12},
-            "efficiency": 0.5,
-            "overhead_s": 1e-5,
+            "name": "a device", "memory_bytes": 1e9, "memory_bytes_per_s": 1e10,
+            "peak_flops": {"float32": 1e12}, "efficiency": 0.5, "overhead_s": 1e-5,
         },
         "links": [{"name": "net", "latency_s": 1e-5, "bandwidth_bytes_per_s": 1e9}],
-    }
+    }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", shipped())
-def test_shipped_clusters_load_and_say_where_their_figures_are_from(name: str) -> None:
-    cluster = load_cluster(name)
-    assert cluster.name == name
-    assert cluster.sources
-    written = tomli_w.dumps(as_table(cluster))
-    assert parse_cluster(tomllib.loads(written), name) == cluster
+ASKED = {"titan", "dgx1-p100", "dgx-a100", "dgx-h100", "h200", "cpu-host"}
+ASKED |= {f"ethernet-{rate}g" for rate in (1, 10, 25, 100)}
+ASKED |= {f"infiniband-{rate}" for rate in ("fdr", "edr", "hdr", "ndr")}
+ASKED |= {f"ec2-{name}" for name in ("p2", "p3", "p4d", "p5")}
 
 
-def test_the_clusters_that_people_ask_for_are_there() -> None:
-    asked = {"titan", "dgx1-p100", "dgx-a100", "dgx-h100", "h200", "cpu-host"}
-    asked |= {f"ethernet-{rate}g" for rate in (1, 10, 25, 100)}
-    asked |= {f"infiniband-{rate}" for rate in ("fdr", "edr", "hdr", "ndr")}
-    asked |= {f"ec2-{name}" for name in ("p2", "p3", "p4d", "p5")}
-    assert asked <= set(shipped())
+def test_shipped_clusters_load_and_say_where_their_figures_are_from() -> None:
+    assert {*shipped()} >= ASKED
+    for name in shipped():
+        cluster = load_cluster(name)
+        assert cluster.name == name
+        assert cluster.sources
+        written = tomli_w.dumps(as_table(cluster))
+        assert parse_cluster(tomllib.loads(written), name) == cluster
 
 
 NET = words()["links"][0]
@@ -121,7 +116,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(st.sampled_from(["device", "links", "storage", "prices", "name"]), VALUES)
 def test_no_content_gives_a_traceback(section: str, value: Any) -> None:
     spoiled = words()

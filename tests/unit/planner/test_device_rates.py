@@ -1,11 +1,13 @@
-"""Rates of devices by their data sheets: the fit's arithmetic, its file, and what plan says."""
+"""Devices by their data sheets: the fit of their rates, shipped clusters, and what plan says."""
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import firecaffe
 from benchmarks.planner.device_fit import ByClass, Problem
@@ -15,31 +17,41 @@ from benchmarks.planner.device_rows import Row, read, vectors_of
 from firecaffe.errors import RecipeError
 from firecaffe.models.config import ModelConfig
 from firecaffe.models.kernel import MULTIPLIES
-from firecaffe.planner.cluster import Cluster, Device, load_cluster, shipped
+from firecaffe.planner.advice import Gain, gain_of
+from firecaffe.planner.cluster import (
+    FOLDER,
+    Cluster,
+    Device,
+    MeasuredStep,
+    load_cluster,
+    shipped,
+)
 from firecaffe.planner.compute_time import micro_batch, update_s
+from firecaffe.planner.forecast import forecast
 from firecaffe.planner.library_rates import FILE, tables, unmeasured_error
 from firecaffe.planner.memory import memory_band, memory_bytes, on_device, usual_micro_batch
 from firecaffe.planner.of_recipe import workload_of_model
-from firecaffe.planner.offers import Sheet
+from firecaffe.planner.offers import Sheet, device_of, offers, sheet_of, sheets
 from firecaffe.planner.precision import in_precision
 from firecaffe.planner.published_trainings import contradictions
+from firecaffe.planner.usual import usual_device, usual_link
 from firecaffe.planner.workload import Workload
 
 SHEETS, ROWS = read()
 PUBLISHED_MILLIONS = {
-    "resnet34": 21.80,
-    "resnext50_32x4d": 25.03,
-    "seresnet50": 28.09,
-    "vgg11_bn": 132.87,
-    "inception_v3": 23.83,
-    "densenet121": 7.98,
-    "mobilenetv2_100": 3.50,
-    "efficientnet_b0": 5.29,
-    "vit_tiny_patch16_224": 5.72,
-    "mixer_s32_224": 19.10,
-    "convnext_tiny": 28.59,
-}
+    "resnet34": 21.80, "resnext50_32x4d": 25.03, "seresnet50": 28.09, "vgg11_bn": 132.87,
+    "inception_v3": 23.83, "densenet121": 7.98, "mobilenetv2_100": 3.50, "efficientnet_b0": 5.29,
+    "vit_tiny_patch16_224": 5.72, "mixer_s32_224": 19.10, "convnext_tiny": 28.59,
+}  # fmt: skip
 """Weights as timm's tables print them."""
+
+
+def resnet50(**_: Any) -> nn.Module:
+    return BUILDERS["resnet50"][0]()
+
+
+def mobilenetv2_100(**_: Any) -> nn.Module:
+    return BUILDERS["mobilenetv2_100"][0]()
 
 
 def written() -> tuple[ByClass, np.ndarray]:
@@ -66,7 +78,7 @@ def written() -> tuple[ByClass, np.ndarray]:
     return model, np.concatenate(parts)
 
 
-def device_of(row: Row) -> Device:
+def device_of_row(row: Row) -> Device:
     sheet: Sheet = SHEETS[row.device]
     return Device(
         sheet.name,
@@ -80,8 +92,8 @@ def device_of(row: Row) -> Device:
 
 
 def work_of(row: Row) -> Workload:
-    name = f"tests.unit.planner.published_networks:{row.net}"
-    work = workload_of_model(ModelConfig(name), (3, 224, 224), row.batch, row.batch)
+    model = ModelConfig(f"tests.unit.planner.test_device_rates:{row.net}")
+    work = workload_of_model(model, (3, 224, 224), row.batch, row.batch)
     words = {"tf32": "tf32", "float16": "fp16", "float32": "fp32"}
     return in_precision(work, words[row.precision], row.channels_last)
 
@@ -96,12 +108,12 @@ def test_the_fit_prices_a_step_as_the_planner_does() -> None:
         if key in seen or (row.precision == "float16" and not row.casts):
             continue
         seen.add(key)
-        work, device = work_of(row), device_of(row)
-        work = replace(work, optimizer_vectors=vectors_of(row.net))
-        found = micro_batch(work, device, row.batch).compute_s
+        device = device_of_row(row)
+        work = replace(work_of(row), optimizer_vectors=vectors_of(row.net))
+        taken_s = micro_batch(work, device, row.batch).compute_s
         if row.has_update:
-            found += update_s(work, device) - device.overhead_s
-        assert found == pytest.approx(expected, rel=1e-3), row
+            taken_s += update_s(work, device) - device.overhead_s
+        assert taken_s == pytest.approx(expected, rel=1e-3), row
     assert len(seen) >= 5
 
 
@@ -120,66 +132,109 @@ def test_the_file_forecasts_the_rows_that_it_was_fitted_to() -> None:
     assert np.quantile(errors, 0.9) < 0.2
 
 
-@pytest.mark.parametrize("net", PUBLISHED_MILLIONS)
-def test_networks_have_their_published_weights(net: str) -> None:
-    with torch.device("meta"):
-        network = BUILDERS[net][0]()
-    weights = sum(parameter.numel() for parameter in network.parameters()) / 1e6
-    assert weights == pytest.approx(PUBLISHED_MILLIONS[net], abs=0.006)
+def test_networks_have_their_published_weights() -> None:
+    for name, millions in PUBLISHED_MILLIONS.items():
+        with torch.device("meta"):
+            network = BUILDERS[name][0]()
+        weights = sum(parameter.numel() for parameter in network.parameters()) / 1e6
+        assert weights == pytest.approx(millions, abs=0.006), name
 
 
 FAMILIES = {"A100 SXM": "ampere-ga100", "H200": "hopper", "K20X": "kepler"}
 """Of shipped devices without rows of their own."""
 
 
-@pytest.mark.parametrize("name", [name for name in shipped() if name != "cpu-host"])
-def test_cluster_files_have_the_fitted_figures(name: str) -> None:
-    device, found = load_cluster(name).device, tables()
-    is_fitted = device.name in found["scale"]
+@pytest.mark.parametrize("name", sorted({*shipped()} - {"cpu-host"}))
+def test_a_shipped_cluster_has_the_fitted_figures_and_what_is_usual(name: str) -> None:
+    cluster, fitted = load_cluster(name), tables()
+    device = cluster.device
+    is_fitted = device.name in fitted["scale"]
     if is_fitted:
-        assert device.efficiency == found["scale"][device.name]
+        assert device.efficiency == fitted["scale"][device.name]
     else:
         family = next(family for part, family in FAMILIES.items() if part in device.name)
-        assert device.efficiency == found["family_scale"][family]
-    assert device.overhead_s == found["overhead_s"]
+        assert device.efficiency == fitted["family_scale"][family]
+    assert device.overhead_s == fitted["overhead_s"]
     assert device.error == unmeasured_error(is_fitted)
+    assert usual_device(device) == device
+    assert [usual_link(link) for link in cluster.links] == [*cluster.links]
 
 
-def resnet50(word: str = "", channels_last: bool = False, batch: int = 64) -> Workload:
+OF_CLUSTERS = {
+    load_cluster(name).device.name: load_cluster(name).device
+    for name in shipped()
+    if name != "titan"  # its file scales the K20X as a family, with the library of the paper
+}
+
+
+@pytest.mark.parametrize("key", [k for k, sheet in sheets().items() if sheet.name in OF_CLUSTERS])
+def test_a_sheet_is_the_device_of_a_shipped_cluster(key: str) -> None:
+    def figures(device: Device) -> Device:
+        peaks = {dtype: float(f"{flops:.2g}") for dtype, flops in device.peak_flops.items()}
+        return replace(device, peak_flops=peaks)
+
+    assert figures(device_of(sheet_of(key))) == figures(OF_CLUSTERS[sheet_of(key).name])
+
+
+def test_offers_have_the_links_of_files_and_of_sheets() -> None:
+    for rate in (1, 10, 25, 100):
+        file = load_cluster(f"ethernet-{rate}g")
+        (offer,) = offers("a100", [rate])
+        assert replace(offer, name=file.name, about=file.about, sources=file.sources) == file
+    (offer,) = offers("h100", [100], per_node=8)
+    assert offer.links[0] == load_cluster("dgx-h100").links[0]
+    assert (offer.devices_per_node, offer.links[1].ports) == (8, 1)
+
+
+def test_what_computes_alone_is_equally_fast_at_every_link() -> None:
+    """A gain is of the exchange: computing is off by the same factor in both forecasts."""
+    work = workload_of_model(ModelConfig("lenet"), None, 64, 8)
+    slow, fast = offers("a100", [1, 100])
+
+    def gain(better: Cluster, workers: int) -> Gain:
+        pairs = ((on, forecast(work, on, workers, "tree")) for on in (better, slow))
+        return gain_of(work, *pairs)
+
+    for better, workers in ((fast, 1), (slow, 8)):
+        same = gain(better, workers)
+        assert (same.low, same.middle, same.high) == pytest.approx((0, 0, 0))
+    both = gain(fast, 8)
+    assert both.low < both.middle < both.high
+    slow_s, fast_s = (forecast(work, on, 8, "tree").step_s for on in (slow, fast))
+    assert both.middle == pytest.approx(slow_s / fast_s - 1)
+
+
+def published(word: str = "", channels_last: bool = False, batch: int = 64) -> Workload:
     work = workload_of_model(ModelConfig("resnet50"), None, batch, batch)
     return in_precision(work, word, channels_last)
 
 
 def test_arithmetic_and_memory_format_decide_the_time() -> None:
-    """On an A100: float32, tf32, half, half with the channels last, from slow to fast."""
+    """On an A100: float32, tf32, half, half with the channels last, from slow to fast. Measured
+    steps of float32 say nothing of tf32.
+    """
     device = load_cluster("dgx-a100").device
-    works = [resnet50(), resnet50("tf32"), resnet50("fp16"), resnet50("bf16", channels_last=True)]
+    words: list[Any] = [(), ("tf32",), ("fp16",), ("bf16", True)]
+    works = [published(*word) for word in words]
+    assert [work.precision for work in works] == ["float32", "tf32", "float16", "bfloat16"]
     seconds = [micro_batch(work, device, 64).compute_s for work in works]
     assert seconds == sorted(seconds, reverse=True)
     assert seconds[0] > 3 * seconds[-1]
-    assert [work.precision for work in works] == ["float32", "tf32", "float16", "bfloat16"]
+    device = replace(device, measured=(MeasuredStep("resnet50", 64, 1.0),))
+    assert micro_batch(works[0], device, 64).compute_s == pytest.approx(1.0)
+    assert micro_batch(works[1], device, 64).compute_s < 0.2
 
 
-def test_measured_steps_of_float32_say_nothing_of_tf32() -> None:
-    device = load_cluster("dgx-a100").device
-    row = firecaffe.planner.cluster.MeasuredStep("resnet50", 64, 1.0)
-    device = replace(device, measured=(row,))
-    assert micro_batch(resnet50("fp32"), device, 64).compute_s == pytest.approx(1.0)
-    assert micro_batch(resnet50("tf32"), device, 64).compute_s < 0.2
-
-
-def planned(**words: object) -> str:
-    return str(firecaffe.plan(model="resnet50", workers=1, **words))  # type: ignore[arg-type]
+def planned(**words: Any) -> str:
+    plan = str(firecaffe.plan(model="resnet50", workers=1, exchanges=["tree"], **words))
+    return " ".join(plan.split())
 
 
 def test_the_first_line_says_arithmetic_and_micro_batch() -> None:
-    first = " ".join(planned(cluster="dgx-a100", precision="bf16", channels_last=True).split())
+    first = planned(cluster="dgx-a100", precision="bf16", channels_last=True)
     assert "micro-batches of 256 in bfloat16 by autocast, channels last" in first
     assert "no micro-batch size is given: 256 is taken" in first
-    assert "in float32, " in " ".join(planned(cluster="cpu-host").split())
-
-
-def test_arithmetic_that_a_device_lacks_is_refused() -> None:
+    assert "in float32, " in planned(cluster="cpu-host")
     with pytest.raises(RecipeError, match="cpu-host's device has no tf32"):
         planned(cluster="cpu-host", precision="tf32")
     with pytest.raises(RecipeError, match="must be one of fp32, tf32, fp16, bf16"):
@@ -187,14 +242,14 @@ def test_arithmetic_that_a_device_lacks_is_refused() -> None:
 
 
 def test_a_micro_batch_that_is_not_given_is_the_largest_that_fits() -> None:
-    device, memory = load_cluster("ec2-p3").device, 16e9
-    size = usual_micro_batch(resnet50(), replace(device, memory_bytes=memory))
-    parts = [on_device(memory_bytes(resnet50(batch=b), 1), device) for b in (size, 2 * size)]
+    device, memory, work = load_cluster("ec2-p3").device, 16e9, published()
+    size = usual_micro_batch(work, replace(device, memory_bytes=memory))
+    parts = [on_device(memory_bytes(published(batch=b), 1), device) for b in (size, 2 * size)]
     highs = [memory_band(part)[1] for part in parts]
     assert highs[0] <= memory < highs[1]
-    assert usual_micro_batch(resnet50(), replace(device, memory_bytes=1e15)) == 256
-    assert usual_micro_batch(resnet50(), replace(device, memory_bytes=1.0)) == 1
-    assert usual_micro_batch(resnet50(), load_cluster("cpu-host").device) == 8
+    for bytes_, expected in ((1e15, 256), (1.0, 1)):
+        assert usual_micro_batch(work, replace(device, memory_bytes=bytes_)) == expected
+    assert usual_micro_batch(work, load_cluster("cpu-host").device) == 8
 
 
 @pytest.mark.parametrize("net", ["resnet50", "resnet152", "vgg19"])
@@ -206,25 +261,24 @@ def test_a_published_row_that_ran_fits_its_device(net: str) -> None:
     for row in rows:
         autocast = row.precision if row.casts else ""
         ran = replace(work, micro_batch_size=row.batch, autocast=autocast)
-        counted = sum(memory_bytes(ran, 1).values())
-        assert counted <= SHEETS[row.device].memory_bytes, row
-
-
-def slowed(cluster: Cluster, times: float) -> Cluster:
-    device = replace(cluster.device, efficiency=cluster.device.efficiency / times)
-    return replace(cluster, device=device)
+        assert sum(memory_bytes(ran, 1).values()) <= SHEETS[row.device].memory_bytes, row
 
 
 def test_a_plan_says_where_published_rates_contradict_it() -> None:
-    cluster, work = load_cluster("ec2-p3"), resnet50("fp16", channels_last=True, batch=128)
-    assert contradictions(work, slowed(cluster, 3.0))[0].startswith("torchvision-exp has 1,154 ")
-    own = load_cluster("dgx1-p100")
-    assert all("P100" in line for line in contradictions(resnet50(), slowed(own, 3.0)))
-    assert contradictions(replace(work, model="other"), slowed(cluster, 3.0)) == []
+    def said(work: Workload, name: str) -> list[str]:
+        """On a device of a third of the speed."""
+        cluster = load_cluster(name)
+        device = replace(cluster.device, efficiency=cluster.device.efficiency / 3)
+        return contradictions(work, replace(cluster, device=device))
+
+    work = published("fp16", channels_last=True, batch=128)
+    assert said(work, "ec2-p3")[0].startswith("torchvision-exp has 1,154 ")
+    assert all("P100" in line for line in said(published(), "dgx1-p100"))
+    assert said(replace(work, model="other"), "ec2-p3") == []
 
 
 def test_an_unknown_library_is_refused(tmp_path: Path) -> None:
-    text = Path(firecaffe.planner.cluster.FOLDER / "titan.toml").read_text("utf-8")
+    text = (FOLDER / "titan.toml").read_text("utf-8")
     path = tmp_path / "mine.toml"
     path.write_text(text.replace('library = "cudnn4"', 'library = "cudnn99"'), "utf-8")
     with pytest.raises(RecipeError, match=r"device\.library is 'cudnn99'; there are plain, cudnn4"):

@@ -57,12 +57,11 @@ SLOW, FAST, NODES = map(data_sheet, ("ethernet-1g", "infiniband-ndr", "dgx-a100"
 
 def test_goodput_is_dalys() -> None:
     between_s = time_between_failures_s(1e-4, 1000)
-    assert between_s == pytest.approx(36_000)
     best_s = best_interval_s(20.0, between_s)
-    assert best_s == pytest.approx(1200)  # sqrt(2 · 20 · 36,000)
+    assert (between_s, best_s) == pytest.approx((36_000, 1200))  # sqrt(2 · 20 · 36,000)
     kept = goodput(20.0, 60.0, best_s, between_s)
-    assert kept > goodput(20.0, 60.0, best_s / 3, between_s)
-    assert kept > goodput(20.0, 60.0, best_s * 3, between_s)
+    for factor in (1 / 3, 3):
+        assert kept > goodput(20.0, 60.0, best_s * factor, between_s)
     assert goodput(0.0, 0.0, 3600.0, math.inf) == 1.0
     assert goodput(1.0, 60.0, 1e9, 10.0) == 0.0
 
@@ -77,16 +76,16 @@ def test_compressors_send_what_they_say() -> None:
 
 
 def test_a_slow_network_limits_and_the_advice_names_it() -> None:
-    rows = forecasts(WORK, SLOW, [1, 2, 4, 8, 16, 32])
+    rows = forecasts(WORK, SLOW, [1, 2, 8, 32])
     said = paragraph(WORK, SLOW, rows)
-    assert "waiting for the exchange" in said
-    first = changes(WORK, SLOW, fastest(rows)[-1])[0]
+    first, *others = changes(WORK, SLOW, fastest(rows)[-1])
     assert first.gain > 0.5
-    assert first.what in said
-    assert most_useful(rows) < 32
+    for part in ("waiting for the exchange", first.what):
+        assert part in said
+    assert not any("native" in change.what for change in (first, *others))
     assert most_useful(rows) == 1
     assert said.startswith("Use one worker.")
-    rows = forecasts(WORK, FAST, [1, 2, 4, 8])
+    rows = forecasts(WORK, FAST, [1, 8])
     said = paragraph(WORK, FAST, rows)
     assert "of a step computing" in said
     assert most_useful(rows) == 8
@@ -97,17 +96,16 @@ def test_what_is_not_chosen_is_told_beside_the_fastest() -> None:
     work = replace(WORK, exchange="hierarchical(tree,ring)")
     rows = forecasts(work, NODES, [1, 16])
     assert [row.exchange for row in rows if row.workers == 1] == ["tree"]
-    [own] = [row for row in rows if is_own(row, work, NODES)]
+    [chosen] = [row for row in rows if is_own(row, work, NODES)]
     best = fastest(rows)[-1]
     said = paragraph(work, NODES, rows)
-    assert f"exchange {own.exchange}, is as fast." in said  # by three digits
-    slower = [replace(row, speedup=1.5) if row is own else row for row in rows]
-    assert f"exchange {own.exchange}, gives 1.5 times." in paragraph(work, NODES, slower)
+    assert f"exchange {chosen.exchange}, is as fast." in said  # by three digits
+    slower = [replace(row, speedup=1.5) if row is chosen else row for row in rows]
+    assert f"exchange {chosen.exchange}, gives 1.5 times." in paragraph(work, NODES, slower)
     quicker = replace(best, exchange="native", step_s=best.step_s / 2, speedup=7.5)
     said = paragraph(work, NODES, [*rows, quicker])
-    assert f"by the fastest exchange {best.exchange} " in said
-    assert "native" in said
-    assert "(7.5 times)" in said
+    for part in (f"by the fastest exchange {best.exchange} ", "native", "(7.5 times)"):
+        assert part in said
 
 
 def test_every_exchange_has_a_row_and_a_nested_one_where_there_are_nodes() -> None:
@@ -115,16 +113,24 @@ def test_every_exchange_has_a_row_and_a_nested_one_where_there_are_nodes() -> No
     names = exchanges_on(NODES, 16)
     assert len(names) == len(EXCHANGES) + 1
     assert all(forecast(WORK, NODES, 16, name).step_s > 0 for name in names)
+    rows = forecasts(WORK, SLOW, [1, 4], ["native"])
+    assert [row.exchange for row in fastest(rows)] == ["tree", "native"]
+    rows = forecasts(WORK, SLOW, [1, 4], compressors=["int8"])
+    assert [row.compressor for row in rows] == ["none", "int8"]
+    assert paragraph(WORK, SLOW, rows)
 
 
-def test_impossible_plans_are_refused_in_one_line() -> None:
-    with pytest.raises(RecipeError, match="256 workers but only 128 micro-batches"):
-        check_plan(WORK, SLOW, 256)
-    with pytest.raises(RecipeError, match="must be at least 1"):
-        check_plan(WORK, SLOW, 0)
-    few = replace(SLOW, most_devices=4)
-    with pytest.raises(RecipeError, match="8 workers, but ethernet-1g has 4 devices"):
-        check_plan(WORK, few, 8)
+@pytest.mark.parametrize(
+    ("workers", "said"),
+    [
+        (256, "256 workers but only 128 micro-batches"),
+        (0, "must be at least 1"),
+        (8, "8 workers, but ethernet-1g has 4 devices"),
+    ],
+)
+def test_impossible_plans_are_refused_in_one_line(workers: int, said: str) -> None:
+    with pytest.raises(RecipeError, match=rf"\A.*{said}.*\Z"):
+        check_plan(WORK, replace(SLOW, most_devices=4) if workers == 8 else SLOW, workers)
 
 
 def test_the_most_useful_number_looks_past_uneven_shares() -> None:
@@ -135,20 +141,9 @@ def test_the_most_useful_number_looks_past_uneven_shares() -> None:
     assert most_useful(forecasts(work, SLOW, [16, 32], ["ring"])) < 16
     said = paragraph(work, FAST, forecasts(work, FAST, [1, 32], ["ring"]))
     assert "No more than 32 workers can share this batch" in said
-
-
-def test_only_what_can_be_is_advised() -> None:
-    three = workload_of_model(ModelConfig("lenet"), None, 24, 8)
-    found = changes(three, FAST, forecast(three, FAST, 1, "tree"))
-    assert not [each for each in found if "micro-batches twice" in each.what]
-
-
-def test_native_alone_and_a_compressor_alone() -> None:
-    rows = forecasts(WORK, SLOW, [1, 4], ["native"])
-    assert [row.exchange for row in fastest(rows)] == ["tree", "native"]
-    rows = forecasts(WORK, SLOW, [1, 4], compressors=["int8"])
-    assert [row.compressor for row in rows] == ["none", "int8"]
-    assert paragraph(WORK, SLOW, rows)
+    three = workload_of_model(ModelConfig("lenet"), None, 24, 8)  # no even number
+    advised = changes(three, FAST, forecast(three, FAST, 1, "tree"))
+    assert not [change for change in advised if "micro-batches twice" in change.what]
 
 
 def test_batch_normalization_at_one_pixel_is_planned() -> None:
@@ -162,38 +157,33 @@ def test_pieces_save_beyond_what_is_simulated_too() -> None:
     assert Prices("tree", network).seconds([2**20])[0] == pytest.approx(exact_s, rel=0.1)
 
 
-def test_what_does_not_fit_is_said() -> None:
-    device = replace(SLOW.device, memory_bytes=1e8)
-    small = replace(SLOW, device=device)
-    rows = forecasts(WORK, small, [1, 2])
+def test_what_does_not_fit_is_said_with_a_remedy_of_the_largest_part() -> None:
+    small = replace(SLOW, device=replace(SLOW.device, memory_bytes=1e8))
+    rows = forecasts(WORK, small, [1, 2], ["tree"])
     assert not rows[0].fits
     assert "It does not fit" in paragraph(WORK, small, rows)
-
-
-@pytest.mark.parametrize(
-    ("largest", "said"),
-    [
+    parts = {"activations": 1.0, "sums": 1.0, "optimizer": 1.0}
+    for largest, said in (
         ("activations", "smaller micro-batches"),
         ("sums", "larger micro-batches"),
         ("optimizer", "shard"),
         ("parameters", "split"),
-    ],
-)
-def test_the_largest_part_decides_the_remedy(largest: str, said: str) -> None:
-    assert said in remedy({"activations": 1.0, "sums": 1.0, "optimizer": 1.0, largest: 2.0})
+    ):
+        assert said in remedy({**parts, largest: 2.0})
 
 
 def test_money_energy_and_time_to_accuracy_where_they_are_known() -> None:
     work = workload_of_model(ModelConfig("resnet50"), None, 4096, 64)
-    row = forecast(work, load_cluster("ec2-p4d"), 16, "ring")
+    cloud = load_cluster("ec2-p4d")
+    row = forecast(work, cloud, 16, "ring")
     assert row.epochs_to_accuracy is not None
     assert row.epochs_to_accuracy.epochs == pytest.approx(40.0, rel=0.05)
     assert row.hours_to_accuracy is not None
-    beyond = forecast(replace(work, global_batch_size=2**18), load_cluster("ec2-p4d"), 16, "ring")
-    assert beyond.epochs_to_accuracy is not None
-    assert beyond.epochs_to_accuracy.is_at_least
-    assert beyond.hours_to_accuracy is not None
     assert row.usd == pytest.approx(2 * 32.77 * row.hours_to_accuracy)
+    larger = forecast(replace(work, global_batch_size=2**18), cloud, 16, "ring")
+    assert larger.epochs_to_accuracy is not None
+    assert larger.epochs_to_accuracy.is_at_least
+    assert larger.hours_to_accuracy is not None
     assert forecast(WORK, SLOW, 2, "ring").usd is None
     paid = forecast(work, NODES, 16, "ring")
     assert paid.kwh == pytest.approx(2 * 6.5 * (paid.hours_to_accuracy or 0))
@@ -203,31 +193,26 @@ def test_money_energy_and_time_to_accuracy_where_they_are_known() -> None:
 AUTO_WORK = replace(workload_of_model(ModelConfig("lenet"), None, 128, 8), exchange=AUTO)
 
 
-@pytest.mark.parametrize("workers", [2, 4, 8, 16])
+@pytest.mark.parametrize("workers", [2, 4, 16])
 def test_it_is_what_a_training_would_choose_by_the_cluster_s_link(workers: int) -> None:
     link = SLOW.links[-1]
     # LeNet's 1.7 MB: the first bucket is a quarter of 4 MB at least, the second all the rest.
-    found = own_exchange(AUTO_WORK, SLOW, workers)
-    assert adds_in_tree_order(found, workers)
+    chosen = own_exchange(AUTO_WORK, SLOW, workers)
+    assert adds_in_tree_order(chosen, workers)
     sizes = [AUTO_WORK.parameter_bytes]
-    expected = choose(workers, sizes, link.latency_s, link.bandwidth_bytes_per_s)
-    assert found == expected.algorithm
-    [own] = [
-        row for row in forecasts(AUTO_WORK, SLOW, [1, workers]) if is_own(row, AUTO_WORK, SLOW)
-    ]
-    assert (own.workers, own.exchange) == (workers, found)
+    assert chosen == choose(workers, sizes, link.latency_s, link.bandwidth_bytes_per_s).algorithm
+    rows = forecasts(AUTO_WORK, SLOW, [1, workers])
+    [row] = [row for row in rows if is_own(row, AUTO_WORK, SLOW)]
+    assert (row.workers, row.exchange) == (workers, chosen)
 
 
-def test_where_there_is_nothing_to_choose_it_is_tree() -> None:
+def test_where_there_is_nothing_to_choose_it_is_tree_or_the_word_itself() -> None:
     memory = replace(SLOW.links[0], memory_bytes_per_s=1e10, group=0)
     one_host = replace(SLOW, links=(memory,), devices_per_node=8)
     assert own_exchange(AUTO_WORK, one_host, 4) == "tree"
     assert own_exchange(AUTO_WORK, SLOW, 1) == "tree"
     assert own_exchange(AUTO_WORK, SLOW, 3) == "tree"  # fold stands in
     assert own_exchange(replace(AUTO_WORK, update_at="shards"), SLOW, 4) == "tree"
-
-
-def test_a_word_is_taken_as_it_is() -> None:
     for name in ("", "ring", "hierarchical(tree,ring)"):
         assert own_exchange(replace(AUTO_WORK, exchange=name), SLOW, 4) == name
 
@@ -240,20 +225,22 @@ RECIPE = Recipe(
 DATA = open_data(RECIPE.data)
 
 
-def line_of(
-    folder: Path, of_a_host: int, workers: int = 4, data: Any = DATA, **sections: Any
-) -> str:
+def line_of(folder: Path, of_a_host: int, workers: int = 4, data: Any = DATA, **words: Any) -> str:
     """The line of the forecast of a run with other sections of the recipe."""
-    recipe = check_recipe(replace(RECIPE, **sections))
-    cpu = torch.device("cpu")
-    [line], _ = write_forecast(folder, recipe, data, workers, of_a_host, cpu, "tree")
+    recipe = check_recipe(replace(RECIPE, **words))
+    where = workers, of_a_host, torch.device("cpu"), "tree"
+    [line], _ = write_forecast(folder, recipe, data, *where)
     return line
+
+
+def kept_in(folder: Path) -> dict[str, Any]:
+    kept: dict[str, Any] = json.loads((folder / "forecast.json").read_text())
+    return kept
 
 
 def test_one_host_without_gpus_is_forecast_on_the_shipped_one(tmp_path: Path) -> None:
     line = line_of(tmp_path, 4)
-    kept = json.loads((tmp_path / "forecast.json").read_text())
-    assert (kept["cluster"], kept["workers"]) == ("cpu-host", 4)
+    assert (kept_in(tmp_path)["cluster"], kept_in(tmp_path)["workers"]) == ("cpu-host", 4)
     assert line.startswith("forecast: ")
     assert line.endswith("samples/s on cpu-host")
 
@@ -274,8 +261,7 @@ def test_a_forecast_says_that_the_time_of_own_data_is_not_in_it(tmp_path: Path) 
     for part, end in ((own, "cpu-host; without the time that the data take"), (held, "cpu-host")):
         data = divide(DataParts(part, part), DataConfig("own data"))
         assert line_of(tmp_path, 1, 1, data).endswith(f"samples/s on {end}")
-        kept = json.loads((tmp_path / "forecast.json").read_text())
-        assert kept["is_without_data"] == (part is own)
+        assert kept_in(tmp_path)["is_without_data"] == (part is own)
 
 
 def test_several_hosts_have_the_forecast_of_the_cluster_that_is_named(tmp_path: Path) -> None:

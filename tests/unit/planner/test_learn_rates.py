@@ -37,26 +37,28 @@ rows = [{ devices = 1, per_s = 219.0, fit = true }, { devices = 8, per_s = 1734.
 """
 
 
-def with_rates(figures: Figures, known: int) -> list[RatedTraining]:
+def figures(exchange: float, jitter_factor: float, jitter: float, *compute: float) -> Figures:
+    return Figures(compute or (1.0, 1.0), (1.0,) * 2, (1.0,) * 3, exchange, jitter_factor, jitter)
+
+
+def with_rates(true: Figures, known: int) -> list[RatedTraining]:
     """Make the trainings' rows those of these figures; the first `known` ones are known."""
     rates = {
-        (row.training, row.row.devices): row.row.devices * 64 / row.step_s(figures)
+        (row.training, row.row.devices): row.row.devices * 64 / row.step_s(true)
         for row in priced_rows(DGX, NETS)
     }
+
+    def rated(number: int, place: int, row: RateRow) -> RateRow:
+        return replace(row, per_s=rates[number, row.devices], fit=place < known)
+
     return [
-        replace(
-            net,
-            rows=tuple(
-                replace(row, per_s=rates[number, row.devices], fit=place < known)
-                for place, row in enumerate(net.rows)
-            ),
-        )
+        replace(net, rows=tuple(rated(number, place, row) for place, row in enumerate(net.rows)))
         for number, net in enumerate(NETS)
     ]
 
 
 def test_figures_that_rows_tell_of_are_found() -> None:
-    true = Figures((1.3, 0.8), (1.0, 1.0), (1.0, 1.0, 1.0), 1.6, 1.5, 0.06)
+    true = figures(1.6, 1.5, 0.06, 1.3, 0.8)
     trainings = with_rates(true, known=7)
     learned = learn_rates(DGX, trainings)
     assert learned.figures.compute == pytest.approx(true.compute, rel=0.03)
@@ -68,16 +70,13 @@ def test_figures_that_rows_tell_of_are_found() -> None:
 
 
 def test_rows_draw_a_figure_from_its_usual_value_and_narrow_its_band() -> None:
-    true = Figures((1.0, 1.0), (1.0, 1.0), (1.0, 1.0, 1.0), 1.4, 1.7, 0.2)
-    errors, misses = [], []
-    for known in (1, 2, 4):
-        learned = learn_rates(DGX, with_rates(true, known))
-        errors.append(learned.cluster_of(0).device.jitter_error)
-        misses.append(abs(log(learned.figures.jitter / 0.2)))
+    true = figures(1.4, 1.7, 0.2)
+    learned = [learn_rates(DGX, with_rates(true, known)) for known in (1, 2, 4)]
+    errors = [rates.cluster_of(0).device.jitter_error for rates in learned]
+    misses = [abs(log(rates.figures.jitter / 0.2)) for rates in learned]
     assert errors == sorted(errors, reverse=True)
     assert misses == sorted(misses, reverse=True)
-    nothing = learn_rates(DGX, with_rates(true, 1)).figures
-    assert nothing.jitter == pytest.approx(USUAL.jitter, rel=0.01)
+    assert learned[0].figures.jitter == pytest.approx(USUAL.jitter, rel=0.01)
 
 
 def test_a_band_is_never_without_width(tmp_path: Path) -> None:
@@ -93,8 +92,7 @@ def test_a_band_is_never_without_width(tmp_path: Path) -> None:
 
 
 def test_every_exchange_over_a_link_is_scaled_and_not_the_one_alone_that_rates_know() -> None:
-    true = Figures((1.0, 1.0), (1.0, 1.0), (1.0, 1.0, 1.0), 1.4, 1.7, 0.04)
-    learned = learn_rates(DGX, with_rates(true, 1))
+    learned = learn_rates(DGX, with_rates(figures(1.4, 1.7, 0.04), 1))
     whole, large = learned.whole(), NETS[1]
     work = large.workload(large.rows[-1])
     for exchange in ("native", "tree", "ring"):
