@@ -1,5 +1,6 @@
 """Pages of measurements say what their records bear, and no more."""
 
+import re
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,9 @@ import pytest
 from benchmarks.compression.deep_compression_layers import THEIRS
 from benchmarks.compression.deep_compression_layers import make_page as make_layers_page
 from benchmarks.kit import raw_lines
+from benchmarks.planner.epochs_law import page as epochs_page
+from benchmarks.planner.epochs_law import read_tables
+from benchmarks.training import starts
 from benchmarks.training.as_typed import ROWS
 from benchmarks.training.as_typed import page as as_typed_page
 from benchmarks.training.end_to_end_page import make_page
@@ -17,21 +21,42 @@ from benchmarks.training.identity import find_faults
 from benchmarks.training.large_batch import top1_of
 from benchmarks.training.large_batch_page import rule_lines, tuned_line, values
 from benchmarks.training.measured_shares_page import make_page as make_shares_page
+from firecaffe.planner.published_trainings import PUBLISHED
 from firecaffe.runs.statistics import mean_of
 from tests.kit.compared_runs import planted
 
+ROOT = Path(__file__).parents[3]
+
+
+def test_the_page_of_epochs_is_made_by_the_program_and_chooses_the_product_s_form() -> None:
+    text = epochs_page()
+    assert text == (ROOT / "benchmarks/results/epochs_law.md").read_text("utf-8")
+    (chosen, ours) = re.findall(r"p = 1, (scatter .+?)\.(?: |$)", text, re.M)
+    assert chosen == ours
+    assert list(PUBLISHED["resnet50"].points) == read_tables()["resnet50"]
+
+
+STARTS = {
+    "ours": {"wall_s": [6.0, 8.0, 9.0], "core_s": [6.0, 8.0, 10.0]},
+    "ddp": {"wall_s": [5.0, 5.0, 10.0], "core_s": [5.0, 5.0, 5.0]},
+    "on": "a processor",
+    "commit": "c1",
+}
+
+
+def test_a_page_of_starts_has_medians_of_pairs() -> None:
+    page = starts.page(STARTS)
+    (row,) = (line for line in page.splitlines() if line.startswith("| wall-clock"))
+    assert "| 3 | 5.00 | 5.00 to 10.00 | 8.00 | 6.00 to 9.00 | 1.20 | 0.90 to 1.60 |" in row
+    assert re.findall(r"(reached|missed)", page) == ["reached", "missed"]
+    for part in (f"at most {starts.MOST}", "a processor, commit c1."):
+        assert part in page
+
 
 def as_typed_row(ranks: int, rate: str, ours_s: list[float]) -> dict[str, Any]:
-    return {
-        "ranks": ranks,
-        "rate": rate,
-        "timed": 6,
-        "ours_s": ours_s,
-        "ddp_s": [1.0, 2.0, 4.0],
-        "reason": "halving_doubling (50 µs)",
-        "on": "a processor",
-        "commit": f"c{ranks}",
-    }
+    times = {"timed": 6, "ours_s": ours_s, "ddp_s": [1.0, 2.0, 4.0]}
+    about = {"reason": "halving_doubling (50 µs)", "on": "a processor", "commit": f"c{ranks}"}
+    return {"ranks": ranks, "rate": rate, **times, **about}
 
 
 def test_a_page_has_the_rows_that_were_measured_in_order() -> None:
@@ -47,25 +72,16 @@ def test_a_page_has_the_rows_that_were_measured_in_order() -> None:
     ]
     assert "- 8, 100mbit: halving_doubling (50 µs)" in lines
     assert lines[-1] == "a processor, commit c8; a processor, commit c2."
-
-
-def test_every_row_that_was_promised_is_one() -> None:
-    names = [as_typed_row.name for as_typed_row in ROWS]
-    assert len(set(names)) == len(names) == 10
+    assert len({row.name for row in ROWS}) == len(ROWS) == 10  # those that were promised
 
 
 def layers_record(kept: float = 0.1, network: str = "lenet_300_100") -> dict[str, Any]:
     """Of each layer a share is kept, in 4 bits for where and 2 for which."""
     rows = [
-        {
-            "name": f"{layer}.weight",
-            "size": each.weights,
-            "kept_share": kept,
-            "bytes": 0.08 * each.weights,
-            "mask_bytes": kept * 4 / 8 * each.weights,
-            "symbol_bytes": kept * 2 / 8 * each.weights,
-        }
-        for layer, each in THEIRS.get(network, {}).items()
+        {"name": f"{name}.weight", "size": layer.weights, "kept_share": kept}
+        | {"bytes": 0.08 * layer.weights, "mask_bytes": kept * 4 / 8 * layer.weights}
+        | {"symbol_bytes": kept * 2 / 8 * layer.weights}
+        for name, layer in THEIRS.get(network, {}).items()
     ]
     return {"network": network, "scheme": "mine", "target": None, "ratio": 50.0, "tensors": rows}
 
@@ -74,20 +90,17 @@ def test_layers_stand_beside_theirs_in_bits_of_a_kept_weight() -> None:
     page = make_layers_page([layers_record(0.05), layers_record(0.15)])
     assert "of 2 seeds, 50.0x in all" in " ".join(page.split())
     assert "| ip1 | 235,200 | 8% | 10.0% | 4.4 | 2.0 | 3.7 | 4.0 | 2.32% | 2.00% |" in page
+    assert make_layers_page([layers_record(network="nin_small")]) == ""  # which is not theirs
 
 
-def test_a_network_that_is_not_in_their_tables_has_none() -> None:
-    assert make_layers_page([layers_record(network="nin_small")]) == ""
-
-
-@pytest.mark.parametrize("network", THEIRS)
-def test_their_shares_are_what_their_bits_come_to(network: str) -> None:
+def test_their_shares_are_what_their_bits_come_to() -> None:
     """With the values themselves, of 32 bits: so that no figure is typed wrongly. What is left are
     weights that are kept for distances too long for their bits.
     """
-    for each in THEIRS[network].values():
-        bits = each.weights * each.kept * (each.bits + each.index_bits) + 32 * 2**each.book_bits
-        assert bits / 32 / each.weights == pytest.approx(each.share, rel=0.15)
+    for layer in (layer for network in THEIRS.values() for layer in network.values()):
+        bits = layer.weights * layer.kept * (layer.bits + layer.index_bits)
+        bits += 32 * 2**layer.book_bits
+        assert bits / 32 / layer.weights == pytest.approx(layer.share, rel=0.15)
 
 
 STEP_S = {DDP: 0.6, ALONE: 0.1, RING: 0.6, "none": 0.625, "int8": 0.25}
@@ -95,19 +108,10 @@ STEP_S = {DDP: 0.6, ALONE: 0.1, RING: 0.6, "none": 0.625, "int8": 0.25}
 
 
 def block(variant: str, number: int) -> dict[str, Any]:
-    steps = 10
-    return {
-        "kind": "block",
-        "variant": variant,
-        "round": number,
-        "steps": steps,
-        "block_s": steps * STEP_S.get(variant, 0.15) * (1 + number / 100),
-        "exposed_s": 0.5,
-        "sent_bytes": 58e6,
-        "retransmitted_segments": number,
-        "cpu_busy_share": 0.5,
-        "ranks_cpu_share": 0.51,
-    }
+    block_s = 10 * STEP_S.get(variant, 0.15) * (1 + number / 100)
+    row = {"kind": "block", "variant": variant, "round": number, "steps": 10, "block_s": block_s}
+    shares = {"exposed_s": 0.5, "cpu_busy_share": 0.5, "ranks_cpu_share": 0.51}
+    return {**row, **shares, "sent_bytes": 58e6, "retransmitted_segments": number}
 
 
 def training(variant: str, seed: int, steps: int, top1: float) -> dict[str, Any]:
@@ -131,12 +135,15 @@ def page(tmp_path: Path) -> str:
     for variant in OURS:
         weights = {"hosts": "a" * 64, "workers": ("b" if variant == "top_k" else "a") * 64}
         raw_lines.append(bits, {"kind": "same_bits", "variant": variant, "steps": 8, **weights})
-    for seed in (1, 2, 3):
-        raw_lines.append(accuracy, training("none", seed, 600, 0.36))
-        raw_lines.append(accuracy, training("power_sgd", seed, 600, 0.30))
-        raw_lines.append(accuracy, training("top_k", seed, 600, 0.32))
-        raw_lines.append(accuracy, training("none", seed, 1500, 0.45))
-        raw_lines.append(accuracy, training("power_sgd", seed, 1500, 0.448 + seed / 1000))
+    for variant, steps, top1, step in (
+        ("none", 600, 0.36, 0.0),
+        ("power_sgd", 600, 0.30, 0.0),
+        ("top_k", 600, 0.32, 0.0),
+        ("none", 1500, 0.45, 0.0),
+        ("power_sgd", 1500, 0.448, 0.001),
+    ):
+        for seed in (1, 2, 3):
+            raw_lines.append(accuracy, training(variant, seed, steps, top1 + step * seed))
     return make_page(speed, bits, accuracy)
 
 
@@ -153,20 +160,17 @@ def test_the_longest_training_decides_who_is_fast_and_accurate(page: str) -> Non
 
 
 def test_differences_are_to_as_many_samples_of_the_same_seed(page: str) -> None:
-    assert "19,200 samples each (600 steps)" in page
-    assert "48,000 samples each (1500 steps)" in page
-    assert "| power_sgd | 30.00 | 30.00, 30.00, 30.00 | 0.00 | -6.00 | 0.00 |" in page
-    assert "| power_sgd | 45.00 | 44.90, 45.00, 45.10 | 0.10 | +0.00 | 0.06 |" in page
-
-
-def test_other_weights_on_hosts_are_not_passed_over(page: str) -> None:
-    assert "**Not the same weights on hosts and on workers: top_k.**" in page
-
-
-def test_shares_and_conditions(page: str) -> None:
-    assert "| ddp | 52 | 612 | 1.00 | 1.00 to 1.00 | 83% | 5.80 |" in page
-    assert "commit 0123456789ab" in page
-    assert "50% busy (median), 0% by the kernel's work" in page
+    for part in (
+        "19,200 samples each (600 steps)",
+        "48,000 samples each (1500 steps)",
+        "| power_sgd | 30.00 | 30.00, 30.00, 30.00 | 0.00 | -6.00 | 0.00 |",
+        "| power_sgd | 45.00 | 44.90, 45.00, 45.10 | 0.10 | +0.00 | 0.06 |",
+        "**Not the same weights on hosts and on workers: top_k.**",
+        "| ddp | 52 | 612 | 1.00 | 1.00 to 1.00 | 83% | 5.80 |",
+        "commit 0123456789ab",
+        "50% busy (median), 0% by the kernel's work",
+    ):
+        assert part in page
 
 
 def test_values_that_stand_for_a_mean_and_its_interval() -> None:
@@ -226,14 +230,9 @@ def test_runs_of_other_code_are_no_record(tmp_path: Path) -> None:
 
 
 CONDITIONS = {
-    "kind": "conditions",
-    "cores": 2,
-    "cpu": "a processor",
-    "torch": "2.13.0",
-    "commit": "abc",
-    "processors": "[0.4, 0.2]",
-    "rate_bits_per_s": 200_000_000,
-}
+    "kind": "conditions", "cores": 2, "cpu": "a processor", "torch": "2.13.0", "commit": "abc",
+    "processors": "[0.4, 0.2]", "rate_bits_per_s": 200_000_000,
+}  # fmt: skip
 
 
 def test_rates_are_paired_by_round_and_waits_are_told_of_the_first(tmp_path: Path) -> None:
@@ -249,30 +248,28 @@ def test_rates_are_paired_by_round_and_waits_are_told_of_the_first(tmp_path: Pat
         step = {"variant": variant, "exposed_s": exposed_s, "sent_bytes": sent}
         raw_lines.append(exchange, {"kind": "step", **step})
     page = make_shares_page(speed, exchange)
-    assert "| equal | 2 | 110.0 | 100.0 - 120.0 |" in page
-    assert "| measured / equal | 2 | 1.55 | 1.50 - 1.60 |" in page
-    assert "came to 5, 3 micro-batches" in page
-    assert "| odd, fold | 1 | 440 | 440 - 440 | 1.10 | 3.0 |" in page
-    assert "All 4 runs" in page
+    for part in (
+        "| equal | 2 | 110.0 | 100.0 - 120.0 |",
+        "| measured / equal | 2 | 1.55 | 1.50 - 1.60 |",
+        "came to 5, 3 micro-batches",
+        "| odd, fold | 1 | 440 | 440 - 440 | 1.10 | 3.0 |",
+        "All 4 runs",
+    ):
+        assert part in page
 
 
-def test_conditions_are_written_once(tmp_path: Path) -> None:
+def test_lines_by_their_values_and_conditions_once(tmp_path: Path) -> None:
     path = tmp_path / "new" / "raw.jsonl"
     assert raw_lines.read(path, "conditions") == []
     raw_lines.begin(path)
-    raw_lines.append(path, {"kind": "final", "error": 1.5})
-    raw_lines.begin(path)
-    (found,) = raw_lines.read(path, "conditions")
-    assert found.keys() == {"kind", "cpu", "commit", "torch"}
-    assert raw_lines.read(path, "final") == [{"kind": "final", "error": 1.5}]
-
-
-def test_lines_by_their_values(tmp_path: Path) -> None:
-    path = tmp_path / "raw.jsonl"
     rows = [{"kind": "final", "row": row, "seed": seed} for row in "ab" for seed in (1, 2)]
-    for each in rows:
-        raw_lines.append(path, each)
+    for line in rows:
+        raw_lines.append(path, line)
     raw_lines.append(path, {"kind": "search", "row": "a", "seed": 2})
+    raw_lines.begin(path)
+    (conditions,) = raw_lines.read(path, "conditions")
+    assert conditions.keys() == {"kind", "cpu", "commit", "torch"}
+    assert raw_lines.read(path, "final") == rows
     assert raw_lines.read(path, "final", seed=2) == [rows[1], rows[3]]
     assert raw_lines.read(path, "final", row="a", seed=2) == [rows[1]]
     assert not raw_lines.read(path, "final", rate=0.1)
@@ -282,8 +279,8 @@ def test_the_best_rate_is_the_row_s_own(tmp_path: Path) -> None:
     """A loss that diverged is infinite; of two that are equal, the lower rate is taken."""
     path = tmp_path / "raw.jsonl"
     losses = {"a": {0.1: 0.7, 0.3: inf, 0.2: 0.5, 0.05: 0.5}, "b": {0.4: 0.1}}
-    for row, found in losses.items():
-        for rate, loss in found.items():
+    for row, by_rate in losses.items():
+        for rate, loss in by_rate.items():
             raw_lines.append(path, {"kind": "search", "row": row, "rate": rate, "loss": loss})
     raw_lines.append(path, {"kind": "final", "row": "a", "rate": 0.6, "loss": 0.0})
     assert raw_lines.best_rate(path, "a") == 0.05

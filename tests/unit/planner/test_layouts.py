@@ -64,16 +64,18 @@ def test_a_layer_by_itself_sends_what_the_formulas_say(batch: int, model: int, w
 
 def test_samples_are_gathered_in_rows_and_their_gradients_summed() -> None:
     """One weird trick: 8 workers in rows of 4, from an eighth of the batch to half of it."""
-    found = boundary(exchanges(8), LayerLayout(8), LayerLayout(2, outputs=4))
-    assert [each.share[0] for each in found.fetches] == pytest.approx([3 / 4 / 2, 0])
-    assert [each.share[0] for each in found.sums] == pytest.approx([3 / 4 / 2])
-
+    between = boundary(exchanges(8), LayerLayout(8), LayerLayout(2, outputs=4))
+    assert [fetch.share[0] for fetch in between.fetches] == pytest.approx([3 / 4 / 2, 0])
+    assert [part.share[0] for part in between.sums] == pytest.approx([3 / 4 / 2])
     # Before a layer that is cut by inputs, each needs a quarter of the others' samples.
-    found = boundary(exchanges(4), LayerLayout(4), LayerLayout(1, inputs=4))
-    assert not found.sums
-    assert [each.share[0] for each in found.fetches] == pytest.approx([3 / 16, 3 / 16])
-    # Neurons, then inputs, send nothing.
+    between = boundary(exchanges(4), LayerLayout(4), LayerLayout(1, inputs=4))
+    assert not between.sums
+    assert [fetch.share[0] for fetch in between.fetches] == pytest.approx([3 / 16, 3 / 16])
+    # Neurons, then inputs, send nothing; and nobody wants the gradient of the images.
     assert sent(boundary(exchanges(4), LayerLayout(1, outputs=4), LayerLayout(1, inputs=4))) == 0
+    first = LayerLayout(1, copies=4), LayerLayout(1, outputs=4)
+    assert sent(boundary(exchanges(4), *first)) == pytest.approx(sum_numbers(4, 1))
+    assert sent(boundary(exchanges(4), *first, has_gradient=False)) == 0
 
 
 def test_layers_cut_in_turn_sum_within_a_node() -> None:
@@ -85,32 +87,27 @@ def test_layers_cut_in_turn_sum_within_a_node() -> None:
         assert (outside == 0) == is_inside
 
 
-def test_the_first_layer_wants_no_gradient() -> None:
-    pair = LayerLayout(1, copies=4), LayerLayout(1, outputs=4)
-    assert sent(boundary(exchanges(4), *pair)) == pytest.approx(sum_numbers(4, 1))
-    assert sent(boundary(exchanges(4), *pair, has_gradient=False)) == 0
-
-
 @pytest.mark.parametrize("links", [FLAT, NODES, QUADS])
-@pytest.mark.parametrize("workers", [2, 4, 8, 16])
-def test_a_gathering_takes_what_its_schedule_does(links: tuple[Link, ...], workers: int) -> None:
+def test_a_gathering_takes_what_its_schedule_does(links: tuple[Link, ...]) -> None:
     """Among all workers: the rounds of the exchanges that a split layer runs."""
-    found = exchanges(workers, links)
     numbers = 3 * 2**10
-    for kind, sent in (
-        (ALL_GATHER, found.fetch(Form((), ((1, workers),)), Form())),
-        (REDUCE_SCATTER, found.sums((1, workers), Form())),
-    ):
-        schedule = find_collective(kind, "sharded_parameter_server")(workers, numbers)
-        expected_s = rounds_s(rounds_of(schedule), Network(links, workers))
-        assert found.seconds([sent], 4 * numbers, 1) == pytest.approx(expected_s)
+    for workers in (2, 4, 8, 16):
+        on = exchanges(workers, links)
+        for kind, moved in (
+            (ALL_GATHER, on.fetch(Form((), ((1, workers),)), Form())),
+            (REDUCE_SCATTER, on.sums((1, workers), Form())),
+        ):
+            schedule = find_collective(kind, "sharded_parameter_server")(workers, numbers)
+            expected_s = rounds_s(rounds_of(schedule), Network(links, workers))
+            assert on.seconds([moved], 4 * numbers, 1) == pytest.approx(expected_s)
 
 
 @pytest.mark.parametrize("workers", [4, 6, 8])
 def test_what_is_lacking_cell_by_cell(workers: int) -> None:
     """All forms of all layouts, against sets of the cells of a grid."""
-    found = exchanges(workers)
-    forms = {form for each in layouts_of(workers, workers) for form in (each.takes, each.makes)}
+    on = exchanges(workers)
+    layouts = layouts_of(workers, workers)
+    forms = {form for layout in layouts for form in (layout.takes, layout.makes)}
     side = 24
 
     def cells(form: Form, rank: int) -> set[tuple[int, ...]]:
@@ -124,33 +121,28 @@ def test_what_is_lacking_cell_by_cell(workers: int) -> None:
 
     for have, need in product(forms, forms):
         lacking = [len(cells(need, r) - cells(have, r)) for r in range(workers)]
-        assert found.fetch(have, need).share.sum() == pytest.approx(max(lacking) / side**2)
-
-
-def test_what_several_have_comes_from_the_nearest() -> None:
-    """Two nodes of four, each of which has everything: nothing leaves a node."""
-    found = exchanges(8, NODES).fetch(Form((), ((1, 4),)), Form())
-    assert found.share.tolist() == pytest.approx([3 / 4, 0])
-    assert found.messages.tolist() == [3, 0]
+        assert on.fetch(have, need).share.sum() == pytest.approx(max(lacking) / side**2)
+    # Of two nodes of four each has everything: nothing leaves a node.
+    nearest = exchanges(8, NODES).fetch(Form((), ((1, 4),)), Form())
+    assert nearest.share.tolist() == pytest.approx([3 / 4, 0])
+    assert nearest.messages.tolist() == [3, 0]
 
 
 @pytest.mark.parametrize("links", [FLAT, NODES, QUADS])
 @pytest.mark.parametrize("stride", [1, 2, 4, 8])
 def test_sets_of_ranks_that_exchange_at_once(links: tuple[Link, ...], stride: int) -> None:
     """A round of neighbours in every set, priced on the whole network and in one set."""
+
+    def round_of(source: np.ndarray, to: np.ndarray) -> EqualRounds:
+        elements, adds = np.full(source.size, 10**6), np.ones(source.size, dtype=bool)
+        return EqualRounds(1, source.ravel(), to.ravel(), elements, adds)
+
     network = Network(links, 16)
-    count = 16 // stride
-    source = np.arange(count)
-    elements, adds = np.full(count, 10**6), np.ones(count, dtype=bool)
-    one = EqualRounds(1, source, (source + 1) % count, elements, adds)
-    ranks = stride * source[:, None] + np.arange(stride)
-    to = stride * ((source + 1) % count)[:, None] + np.arange(stride)
-    all_sets = EqualRounds(
-        1, ranks.ravel(), to.ravel(), np.full(16, 10**6), np.ones(16, dtype=bool)
-    )
-    if count > 1:
-        alone_s = rounds_s(iter([one]), network.strided(stride))
-        assert alone_s == pytest.approx(rounds_s(iter([all_sets]), network))
+    source = np.arange(16 // stride)
+    to = (source + 1) % source.size
+    in_sets = (stride * ranks[:, None] + np.arange(stride) for ranks in (source, to))
+    alone_s = rounds_s(iter([round_of(source, to)]), network.strided(stride))
+    assert alone_s == pytest.approx(rounds_s(iter([round_of(*in_sets)]), network))
 
 
 def test_sets_must_fill_groups_or_divide_them() -> None:
@@ -159,14 +151,6 @@ def test_sets_must_fill_groups_or_divide_them() -> None:
         Network(NODES, 12).strided(3)
     assert [link.group for link in Network(QUADS, 32).strided(2).links] == [2, 4, 0]
     assert [link.name for link in Network(QUADS, 32).strided(8).links] == ["outside"]
-
-
-def test_a_slower_link_makes_what_goes_over_it_slower() -> None:
-    pair, times = (LayerLayout(8), LayerLayout(1, outputs=8)), []
-    for rate in (1e9, 5e8):
-        on = exchanges(8, (NODES[0], replace(NODES[1], bandwidth_bytes_per_s=rate)))
-        times.append(on.seconds(boundary(on, *pair).fetches, 8e9, 1))
-    assert times[1] == pytest.approx(2 * times[0], rel=1e-3)
 
 
 DEVICE = Device("d", 1e10, 1e15, {"float32": 1e10}, efficiency=1.0, overhead_s=0.0)

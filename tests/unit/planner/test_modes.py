@@ -119,7 +119,7 @@ def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def cluster(bandwidth: float = 1e15) -> Cluster:
     shipped = load_cluster("cpu-host")
-    rates = {"efficiency": 0.35, "memory_bytes_per_s": 1e15, "overhead_s": 1e-6, "jitter": 0.0}
+    rates: Any = {"efficiency": 0.35, "memory_bytes_per_s": 1e15, "overhead_s": 1e-6, "jitter": 0.0}
     device = replace(shipped.device, library=PLAIN, **rates)
     link = Link("wire", 0.0, bandwidth)
     return replace(shipped, device=device, links=(link,), most_devices=0, devices_per_node=1)

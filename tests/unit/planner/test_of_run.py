@@ -26,7 +26,7 @@ from firecaffe.recipe.config import TrainConfig
 from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.run_folder import RunConfig
 from firecaffe.synchrony.config import SynchronyConfig
-from firecaffe.synchrony.rounds import Rounds, plan_rounds
+from firecaffe.synchrony.rounds import plan_rounds
 
 RECIPE = Recipe(
     model=ModelConfig("lenet"),
@@ -41,55 +41,46 @@ HOST = load_cluster("cpu-host")
 WRONG = replace(HOST, device=replace(HOST.device, efficiency=0.001, exchange_slowdown=0.3))
 
 
-def kept(
-    folder: Path,
-    workers: int,
-    cluster: Cluster = WRONG,
-    rounds: Rounds | None = None,
-    chosen: dict[str, str] | None = None,
-    **sections: Any,
-) -> FirstForecast:
+def kept(folder: Path, workers: int, cluster: Cluster = WRONG, **words: Any) -> FirstForecast:
+    """The forecast of a run of the recipe; words: its rounds, layers that are split, sections."""
+    rounds, chosen = (words.pop(name, None) for name in ("rounds", "chosen"))
     write_cluster(folder / "wrong.toml", cluster)
     run = RunConfig(cluster=str(folder / "wrong.toml"))
-    recipe = check_recipe(replace(RECIPE, run=run, **sections))
-    where = workers, workers, torch.device("cpu")
-    _, found = write_forecast(folder, recipe, DATA, *where, "tree", rounds, chosen)
-    assert found is not None
-    return found
+    recipe = check_recipe(replace(RECIPE, run=run, **words))
+    where = workers, workers, torch.device("cpu"), "tree", rounds, chosen
+    _, first = write_forecast(folder, recipe, DATA, *where)
+    assert first is not None
+    return first
 
 
 def series(micro_batches: int, growth: float = 0.0, **others: Any) -> list[dict[str, Any]]:
     """Sixteen steps; those of growth 1 ms take 1 to 16 ms longer."""
+    rest = {"micro_batches": micro_batches, "data_s": micro_batches * DATA_S, "update_s": UPDATE_S}
     return [
-        {
-            "step": 4 + n,
-            "micro_batches": micro_batches,
-            "compute_s": micro_batches * (COMPUTE_S + growth * n),
-            "data_s": micro_batches * DATA_S,
-            "update_s": UPDATE_S,
-            **others,
-        }
+        {"step": 4 + n, "compute_s": micro_batches * (COMPUTE_S + growth * n), **rest, **others}
         for n in range(1, 17)
     ]
 
 
-def refined(found: FirstForecast, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    assert found.refine(rows)
-    row: dict[str, Any] = json.loads((found.folder / "forecast.json").read_text())["refined"]
+def refined(first: FirstForecast, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    assert first.refine(rows)
+    row: dict[str, Any] = json.loads((first.folder / "forecast.json").read_text())["refined"]
     return row
 
 
 def test_one_worker_takes_what_was_measured_and_both_forecasts_are_kept(tmp_path: Path) -> None:
-    found = kept(tmp_path, 1)
-    line = found.refine(series(8))
+    first = kept(tmp_path, 1)
+    # Too few steps leave the first forecast, and so do those of a rank without work.
+    assert first.refine(series(4)[:7]) == first.refine(series(0)) == ""
+    assert "refined" not in json.loads((tmp_path / "forecast.json").read_text())
+    line = first.refine(series(8))
     both = json.loads((tmp_path / "forecast.json").read_text())
     second = both.pop("refined")
-    assert both == json.loads(json.dumps(found.row))  # tuples are lists in JSON
+    assert both == json.loads(json.dumps(first.row))  # tuples are lists in JSON
     step_s = 8 * (COMPUTE_S + DATA_S) + UPDATE_S
-    assert second["step_s"] == pytest.approx(step_s)
     # All of it is computing, and a series without spread has an error all the same.
-    assert second["step_low_s"] == pytest.approx((1 - LEAST_ERROR) * step_s)
-    assert second["step_high_s"] == pytest.approx((1 + LEAST_ERROR) * step_s)
+    for word, sign in (("step_s", 0), ("step_low_s", -1), ("step_high_s", 1)):
+        assert second[word] == pytest.approx((1 + sign * LEAST_ERROR) * step_s)
     made_from = second["made_from"]
     assert (made_from["first_step"], made_from["last_step"]) == (5, 20)
     assert made_from["compute_s"] == pytest.approx(COMPUTE_S)
@@ -124,26 +115,22 @@ def test_what_slows_a_measured_step_is_not_added_again(tmp_path: Path, workers: 
 
 def test_a_split_network_computes_its_part(tmp_path: Path) -> None:
     split = {"ip1": "neurons", "ip2": "inputs"}
-    words = ParallelConfig(1, 2, split, 4)
-    found = kept(tmp_path, 2, chosen=split, parallel=words)
-    row = refined(found, series(8))
+    first = kept(tmp_path, 2, chosen=split, parallel=ParallelConfig(1, 2, split, 4))
+    row = refined(first, series(8))
     assert row["compute_s"] == pytest.approx(8 * COMPUTE_S, rel=1e-3)
-    assert row["activations_s"] == pytest.approx(found.row["activations_s"])
+    assert row["activations_s"] == pytest.approx(first.row["activations_s"])
 
 
 def test_the_first_stage_tells_of_all(tmp_path: Path) -> None:
     """It takes three times as long as was forecast. So the others do, and a step without links."""
     free = replace(WRONG, links=(Link("wire", 0.0, 1e15),))
-    words = ParallelConfig(stages=["ip1"])
-    found = kept(tmp_path, 2, free, chosen={}, parallel=words)
-    before = found.row["stages_s"]
-    rows = series(8, stage=0)
-    for row in rows:
-        row["compute_s"] = 3 * before[0]
-    row = refined(found, rows)
+    first = kept(tmp_path, 2, free, chosen={}, parallel=ParallelConfig(stages=["ip1"]))
+    before = first.row["stages_s"]
+    rows = [row | {"compute_s": 3 * before[0]} for row in series(8, stage=0)]
+    row = refined(first, rows)
     assert row["stages_s"] == pytest.approx([3 * seconds for seconds in before], rel=1e-3)
     assert row["compute_s"] == pytest.approx(3 * max(before), rel=1e-3)
-    empty = replace(found, row={**found.row, "stages_s": (0.0, 1.0)})
+    empty = replace(first, row={**first.row, "stages_s": (0.0, 1.0)})
     assert empty.refine(rows) == ""  # and the training goes on
 
 
@@ -165,32 +152,25 @@ def test_replicas_and_a_server(tmp_path: Path) -> None:
     assert row["step_s"] == pytest.approx(2 * COMPUTE_S, rel=0.05)  # and messages
 
 
-def test_too_few_steps_leave_the_first_forecast(tmp_path: Path) -> None:
-    found = kept(tmp_path, 2)
-    assert found.refine(series(4)[:7]) == ""
-    assert found.refine(series(0)) == ""  # of a rank without work
-    assert "refined" not in json.loads((tmp_path / "forecast.json").read_text())
-
-
 def test_workers_beyond_the_cores_of_a_node_share_them() -> None:
-    plain = load_cluster("cpu-host")
     recipe = check_recipe(RECIPE)
     work = workload_of(recipe, DATA)
-    two = replace(plain, cores_per_node=2)
+    two = replace(HOST, cores_per_node=2)
 
     def row(cluster: Cluster, workers: int, threads: int = 1) -> Any:
         return forecast(replace(work, threads=threads), cluster, workers, "tree")
 
-    assert row(two, 2) == row(plain, 2)
-    assert row(two, 4).compute_s == pytest.approx(2 * row(plain, 4).compute_s)
+    assert row(two, 2) == row(HOST, 2)
+    compute_s = row(HOST, 4).compute_s
+    assert row(two, 4).compute_s == pytest.approx(2 * compute_s)
     assert row(two, 4).speedup < 2
-    assert row(two, 2, threads=2).compute_s == pytest.approx(row(two, 4).compute_s * 2)
+    assert row(two, 2, threads=2).compute_s == pytest.approx(4 * compute_s)
     nodes = replace(two, devices_per_node=2)
-    assert row(nodes, 4).compute_s == pytest.approx(row(plain, 4).compute_s)
+    assert row(nodes, 4).compute_s == pytest.approx(compute_s)
     split = {"ip1": "neurons", "ip2": "inputs"}
     layout = OwnLayout(ParallelConfig(2, 2, split, 4), split)
-    of_layout = [
+    plain_s, shared_s = (
         forecast_parallel(recipe.model, work, cluster, layout, 4, "tree")["compute_s"]
-        for cluster in (plain, two)
-    ]
-    assert of_layout[1] == pytest.approx(2 * of_layout[0])
+        for cluster in (HOST, two)
+    )
+    assert shared_s == pytest.approx(2 * plain_s)

@@ -5,12 +5,12 @@ has rows of the tables that the commands print.
 import json
 import re
 import tomllib
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
 from torch import Tensor, nn
 
 from firecaffe.api.plan_layouts import Parallel
@@ -28,6 +28,7 @@ from firecaffe.planner.of_recipe import workload_of_model
 from firecaffe.planner.split_plans import WAYS
 from firecaffe.planner.workload import images_of, input_of
 from firecaffe.training.parallel.split_network import chosen_layers
+from tests.kit.compared_runs import printed
 
 PLACE = "tests.unit.planner.test_parallel"
 SHAPE = (1, 8, 8)
@@ -96,6 +97,9 @@ def test_layers_by_hand() -> None:
     for name in ("", "tied", "twin", "unused"):
         layer = layers[name]
         assert (layer.by_model, layer.cheapest, layer.most_samples) == ({}, "data", None)
+    network = Mixed()
+    layers_on(network, torch.zeros(2, *SHAPE))
+    assert not any(part._forward_hooks for part in network.modules())
     # With more workers than there are channels, or groups of them, nothing is split.
     assert found(8)["groups"].by_model == found(9)["again"].by_model == {}
     assert set(found(8)["again"].by_model) == {"filters", "channels"}
@@ -127,18 +131,22 @@ def test_alexnet_is_krizhevskys() -> None:
 
 def test_the_batch_up_to_which_a_split_sends_less() -> None:
     """At it the split is taken, and one sample further it is not."""
-    most = next(e for e in alexnet(1, 8).layers if e.name == "classifier.6").most_samples
+
+    def last(batch_size: int) -> LayerVolumes:
+        return {layer.name: layer for layer in alexnet(batch_size, 8).layers}["classifier.6"]
+
+    most = last(1).most_samples
     assert most is not None
-    for batch_size, expected in ((most, "inputs"), (most + 1, "data")):
-        row = next(e for e in alexnet(batch_size, 8).layers if e.name == "classifier.6")
-        assert row.cheapest == expected
+    assert (last(most).cheapest, last(most + 1).cheapest) == ("inputs", "data")
+
+
+def split_lines(parts: Iterable[object]) -> list[list[str]]:
+    """The cells of each printed line."""
+    return [re.split(r"\s{2,}", line.strip()) for line in printed(parts).splitlines()]
 
 
 def test_the_page_shows_what_the_command_does() -> None:
-    console = Console(width=200)
-    with console.capture() as capture:
-        console.print(render_parallel(alexnet(128, 8)))
-    lines = (re.split(r"\s{2,}", line.strip()) for line in capture.get().splitlines())
+    lines = split_lines([render_parallel(alexnet(128, 8))])
     shown = {cells[0]: [cells[2], *cells[4:]] for cells in lines if len(cells) == 12}
     rows = (line.split(" | ") for line in PAGE.splitlines())
     told = {
@@ -150,19 +158,11 @@ def test_the_page_shows_what_the_command_does() -> None:
     assert len(told) == 3
     assert {name: shown[name] for name in told} == told
 
-
-@pytest.mark.parametrize("name", ["alexnet", "vgg16", "googlenet"])
-def test_totals_on_the_page(name: str) -> None:
-    model = ModelConfig(name)
-    volumes = volumes_of(model, images_of(input_of(model)), 128, 8)
-    for total in (volumes.bytes_by_data, volumes.bytes_by_model, volumes.bytes_by_layer):
-        assert re.search(rf" {total / 1e6:,.1f}\b", PAGE), total
-
-
-def test_nothing_is_left_on_the_network() -> None:
-    network = Mixed()
-    layers_on(network, torch.zeros(2, *SHAPE))
-    assert not any(part._forward_hooks for part in network.modules())
+    for name in ("alexnet", "vgg16", "googlenet"):
+        model = ModelConfig(name)
+        volumes = volumes_of(model, images_of(input_of(model)), 128, 8)
+        for total in (volumes.bytes_by_data, volumes.bytes_by_model, volumes.bytes_by_layer):
+            assert re.search(rf" {total / 1e6:,.1f}\b", PAGE), (name, total)
 
 
 def test_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -194,10 +194,7 @@ def planned(model: str, ways: list[str], exchanges: list[str] | None = None) -> 
 
 
 def test_the_page_shows_what_plan_does() -> None:
-    console = Console(width=250)
-    with console.capture() as capture:
-        console.print(*planned("alexnet", [*WAYS]).parts(), sep="\n")
-    lines = [re.split(r"\s{2,}", line.strip()) for line in capture.get().splitlines()]
+    lines = split_lines(planned("alexnet", [*WAYS]).parts())
     ways = [f"| {' | '.join(cells[1:])} |" for cells in lines if cells[0] == "4"]
     assert len(ways) == len(WAYS)
     after = PAGE.partition("## Planning a split")[2].partition("\n## ")[0].splitlines()

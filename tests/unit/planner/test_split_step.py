@@ -127,14 +127,17 @@ def test_a_layer_that_is_called_twice_is_left_whole() -> None:
         assert allows(units[name], layout) == is_allowed
 
 
-def test_parts_of_a_layer() -> None:
+def test_parts_of_a_layer_and_layouts_of_all() -> None:
     cost = cost_of("alexnet", "titan", 4)
-    unit = next(each for each in cost.chain if each.name == "classifier.6")
+    unit = next(unit for unit in cost.chain if unit.name == "classifier.6")
     (part,) = part_of(unit, LayerLayout(1, outputs=2, inputs=2))
-    assert part.shapes == ((500, 2048), (500,))
-    assert part.flops == unit.works[0].flops / 4
+    assert (part.shapes, part.flops) == (((500, 2048), (500,)), unit.works[0].flops / 4)
     (part,) = part_of(unit, LayerLayout(1, outputs=3))  # the largest of 334, 333 and 333
     assert part.shapes == ((334, 4096), (334,))
+    for workers in (1, 6, 8):
+        layouts = layouts_of(workers, 4)
+        assert len({*layouts}) == len(layouts)
+        assert all(layout.workers == workers and layout.batch <= 4 for layout in layouts)
 
 
 def one_weird_trick(cost: SplitCost, model: int, is_trick: bool = True) -> list[LayerLayout]:
@@ -170,21 +173,17 @@ def test_gradients_of_parts_are_summed_after_backward() -> None:
     sums_s = sum(cost.gradients_s(unit, layout) for unit in parts)
     assert trick.exposed_communication_s > sums_s
     assert trick.exposed_communication_s > rows.exposed_communication_s
-
+    # Rows compute in common what is not split. Neurons, inputs, neurons send a sample's numbers of
+    # docs/explanation/splitting.md, times 3/4.
+    whole = cost.step(one_weird_trick(cost, 4, is_trick=False))
+    alone = micro_batch(cost.work, cost.cluster.device, 8).compute_s * 32
+    assert 0.6 * alone < whole.compute_s < alone
+    assert whole.gradients_bytes == 0
+    assert whole.activations_bytes == pytest.approx(4 * 256 * 3 / 4 * 35_816)
     # As the trainer asks, its workers divide the micro-batches: they exchange one each at a time.
     six = cost_of("alexnet", "ethernet-10g", 6)
     assert not [*dense_layouts(six, is_trick=True)]
     assert [*dense_layouts(six, is_trick=False)]
-
-
-def test_rows_compute_alike_what_is_not_split() -> None:
-    cost = cost_of("alexnet", "ethernet-10g", 4)
-    alone = micro_batch(cost.work, cost.cluster.device, 8).compute_s * 32
-    whole = cost.step(one_weird_trick(cost, 4, is_trick=False))
-    assert 0.6 * alone < whole.compute_s < alone
-    assert whole.gradients_bytes == 0
-    # Neurons, inputs, neurons: docs/explanation/splitting.md's numbers a sample, times 3/4.
-    assert whole.activations_bytes == pytest.approx(4 * 256 * 3 / 4 * 35_816)
 
 
 def test_memory_of_rows() -> None:
@@ -215,13 +214,6 @@ def test_the_widest_that_fits() -> None:
     assert 10 * by**2 + 5 * by + 15 == pytest.approx(100)
     assert widest(memory, 15.0) == 0
     assert widest(memory, 30.0) == pytest.approx(1)
-
-
-def test_layouts_share_among_all() -> None:
-    for workers in (1, 6, 8):
-        found = layouts_of(workers, 4)
-        assert len(set(found)) == len(found)
-        assert all(each.workers == workers and each.batch <= 4 for each in found)
 
 
 CLUSTER = load_cluster("ethernet-10g")

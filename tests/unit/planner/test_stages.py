@@ -23,6 +23,7 @@ from firecaffe.planner.split_plans import WAYS, SplitPlan, data_layouts, split_p
 from firecaffe.planner.split_step import SplitCost
 from firecaffe.planner.stage_times import balanced, best_stages, turns
 from firecaffe.planner.worker_part import memory_of
+from firecaffe.planner.workload import Workload
 from tests.kit.data_sheets import data_sheet
 from tests.unit.planner.test_layouts import cost_of, dense
 
@@ -33,17 +34,16 @@ TRICK = {"classifier.0": "inputs", "classifier.3": "neurons", "classifier.6": "i
 """As of one weird trick without a word for a layer."""
 
 
-def own(words: ParallelConfig, workers: int, chosen: dict[str, str] | None = None) -> SplitPlan:
-    layout = OwnLayout(words, words.split if chosen is None else chosen)
-    return own_cost(ALEXNET, WORK, layout).plans(CLUSTER, workers, "ring")[0]
+def own(words: ParallelConfig, workers: int, work: Workload = WORK) -> SplitPlan:
+    return own_cost(ALEXNET, work, OwnLayout(words, words.split)).plans(CLUSTER, workers, "ring")[0]
 
 
 @pytest.mark.parametrize(("scheme", "way"), [("one_weird_trick",) * 2, ("none", "same_samples")])
 def test_a_recipe_is_priced_as_the_way_that_it_is(scheme: str, way: str) -> None:
     (plan,) = split_plans(WORK, CLUSTER, chain_of(ALEXNET, WORK), 4, "ring", [way])
     words = ParallelConfig(0, plan.model, TRICK, plan.model, scheme)  # type: ignore[arg-type]
-    found = own(words, 4)
-    assert (found.step, found.memory) == (plan.step, plan.memory)
+    recipe_plan = own(words, 4)
+    assert (recipe_plan.step, recipe_plan.memory) == (plan.step, plan.memory)
 
 
 @pytest.mark.parametrize(
@@ -61,23 +61,16 @@ def test_an_update_in_shards_is_shared_by_those_that_sum(
     which takes half as long as a sum.
     """
     work = replace(WORK, optimizer_vectors=2, num_classes=0)
-    layout = OwnLayout(words, words.split)
-    by_all, by_owners = (
-        own_cost(ALEXNET, replace(work, update_at=each), layout).plans(CLUSTER, 8, "ring")[0]
-        for each in ("all", "shards")
-    )
+    by_all, by_owners = (own(words, 8, replace(work, update_at=at)) for at in ("all", "shards"))
     whole, mine = by_all.memory["optimizer"], by_owners.memory["optimizer"]
     if words.split and shared == "all":
         assert mine == 2 * 4 * 9216 * 4096 / 2  # the largest part has one owner
     elif shared == "all":
         assert mine == pytest.approx(whole / 4, rel=0.001)  # rows are not cut
     else:  # parts of fully connected layers each worker of a column updates
-        of_parts = sum(
-            sum(each.parameters_bytes)
-            for unit in chain_of(ALEXNET, work)
-            if unit.name.startswith("classifier")
-            for each in unit.works
-        )
+        units = chain_of(ALEXNET, work)
+        dense = [unit for unit in units if unit.name.startswith("classifier")]
+        of_parts = sum(sum(call.parameters_bytes) for unit in dense for call in unit.works)
         assert of_parts < mine < whole
         # The largest convolution has one owner.
         assert mine - of_parts == pytest.approx(2 * 4 * 384 * 256 * 9, rel=0.01)
@@ -141,24 +134,24 @@ def test_a_layer_that_is_not_priced_is_named() -> None:
 
 def test_the_band_of_a_forecast() -> None:
     words = ParallelConfig(0, 4, TRICK, 4, "one_weird_trick")
-    found = forecast_parallel(ALEXNET, WORK, CLUSTER, OwnLayout(words, TRICK), 4, "ring")
-    assert found["step_low_s"] < found["step_s"] < found["step_high_s"]
-    assert found["step_s"] == own(words, 4).step.step_s
-    assert found["parallel"]["data"] == 1
-    halved = slower(CLUSTER, 2.0, 1.0)
-    low = own_cost(ALEXNET, WORK, OwnLayout(words, TRICK)).plans(halved, 4, "ring")[0].step
-    assert low.compute_s == pytest.approx(2 * found["compute_s"], rel=0.01)
-    assert low.activations_s == found["activations_s"]
+    layout = OwnLayout(words, TRICK)
+    row = forecast_parallel(ALEXNET, WORK, CLUSTER, layout, 4, "ring")
+    assert row["step_low_s"] < row["step_s"] < row["step_high_s"]
+    assert row["step_s"] == own(words, 4).step.step_s
+    assert row["parallel"]["data"] == 1
+    low = own_cost(ALEXNET, WORK, layout).plans(slower(CLUSTER, 2.0, 1.0), 4, "ring")[0].step
+    assert low.compute_s == pytest.approx(2 * row["compute_s"], rel=0.01)
+    assert low.activations_s == row["activations_s"]
 
 
 def test_measured_steps_scale_a_recipes_layout() -> None:
     row = MeasuredStep("alexnet", 8, 0.5, 0.01, 0.02)
     on = replace(CLUSTER, device=replace(CLUSTER.device, measured=(row,)))
     layout = OwnLayout(ParallelConfig(stages=["features.8"]), {})
-    found = own_cost(ALEXNET, WORK, layout).plans(on, 2, "ring")[0]
-    assert found.step.compute_s < 32 * 0.5
-    assert found.step.compute_s + found.step.activations_s > 32 * 0.5 / 2
-    assert found.step.data_s == pytest.approx(32 * 0.01)
+    step = own_cost(ALEXNET, WORK, layout).plans(on, 2, "ring")[0].step
+    assert step.compute_s < 32 * 0.5
+    assert step.compute_s + step.activations_s > 32 * 0.5 / 2
+    assert step.data_s == pytest.approx(32 * 0.01)
 
 
 CROSSINGS = {
@@ -170,12 +163,13 @@ CROSSINGS = {
 """The table of docs/explanation/splitting.md; of GoogLeNet's with the inputs of its heads."""
 
 
-@pytest.mark.parametrize("model", CROSSINGS)
-def test_what_crosses_a_cut(model: str) -> None:
-    config = ModelConfig(model)
-    for name, numbers in CROSSINGS[model].items():
-        (found,) = crossings_of(config, workload_of_model(config, None, 8, 8), [name])
-        assert (found.forward, found.backward) == (numbers, numbers)
+def test_what_crosses_a_cut() -> None:
+    for model, cuts in CROSSINGS.items():
+        config = ModelConfig(model)
+        work = workload_of_model(config, None, 8, 8)
+        for name, numbers in cuts.items():
+            (crossing,) = crossings_of(config, work, [name])
+            assert (crossing.forward, crossing.backward) == (numbers, numbers), (model, name)
 
 
 def test_stages_are_all_calls_in_order() -> None:
@@ -187,19 +181,16 @@ def test_stages_are_all_calls_in_order() -> None:
         works_of(WORK.layers, ["features.3x"])
 
 
-def test_stages_by_hand() -> None:
-    """Eight micro-batches through two stages of fully known times, without a band of jitter."""
+def test_the_memory_and_bytes_of_stages() -> None:
+    """Eight micro-batches through two stages."""
     work = workload_of_model(ALEXNET, None, 64, 8)
-    config = ParallelConfig(stages=["classifier"], pipeline="gpipe")
-    found = own_cost(ALEXNET, work, OwnLayout(config, {})).plans(CLUSTER, 2, "ring")[0]
-    first, last = works_of(work.layers, ["classifier"])
-    weights = [sum(sum(each.parameters_bytes) for each in own) for own in (first, last)]
-    assert found.memory["parameters"] == max(weights)
-    kept = 8 * 8 * sum(each.output_bytes for each in first)
-    assert found.memory["activations"] <= kept
-    assert found.step.gradients_bytes == 0
-    assert found.step.activations_bytes == 4 * 64 * 9_216
-    assert 0.2 < found.idle < 0.6  # the convolutions take most of the time
+    plan = own(ParallelConfig(stages=["classifier"], pipeline="gpipe"), 2, work)
+    stages = works_of(work.layers, ["classifier"])
+    weights = [sum(sum(call.parameters_bytes) for call in calls) for calls in stages]
+    assert plan.memory["parameters"] == max(weights)
+    assert plan.memory["activations"] <= 8 * 8 * sum(call.output_bytes for call in stages[0])
+    assert (plan.step.gradients_bytes, plan.step.activations_bytes) == (0, 4 * 64 * 9_216)
+    assert 0.2 < plan.idle < 0.6  # the convolutions take most of the time
 
 
 def test_of_auto_what_fits_comes_first_then_what_is_fast() -> None:
@@ -287,35 +278,38 @@ def test_without_messages_it_is_the_exact_simulation(order: str) -> None:
         assert tuple(Fraction(end - wait) for end, wait in waits) == exact.busy_s
 
 
-def test_messages_by_hand() -> None:
-    """Two stages, gpipe, two micro-batches: forward 1 s, backward 2 s, 0.5 s there, 0.25 s back.
-
-    Stage 0: forward to 1 and 2. The first comes at 1.5, the second at 2.5. Stage 1: forward to 2.5
-    and 3.5, backward to 5.5 and 7.5. Their gradients come at 5.75 and 7.75: backward of stage 0 to
-    7.75 and 9.75.
-    """
-    orders = [ORDERS["gpipe"](2, 2, k) for k in range(2)]
-    found = turns(orders, [1, 1], [2, 2], [0.5], [0.25])
-    assert (found.ends_s, found.waits_s) == ((9.75, 7.5), (3.75, 1.5))
-
-
-def test_a_link_that_is_slower_than_the_stages_sets_the_pace() -> None:
-    """One comes in while another is computed: m messages one after the other, then the last
-    forward and backward, and what goes back.
-    """
-    orders = [ORDERS["gpipe"](2, 4, k) for k in range(2)]
-    last_s = 1 + 4 * 10 + 1 + 4
-    assert turns(orders, [1, 1], [1, 1], [10], [0]).ends_s == (last_s + 1, last_s)
-
-
-def test_a_port_sends_one_message_after_the_other() -> None:
-    """The middle one of three stages sends on and back, 3 s each; 1f1b, three micro-batches.
-
-    Stage 1: forward to 2 and 3; its messages come at 5 and 8. Stage 2 ends backward of the first at
-    7, stage 1 at 8: it goes back from 8 to 11. Its third forward ends at 9, and goes from 11 to 14;
-    its second backward, from 10 to 11, goes from 14 to 17. Stage 2 ends at 16, stage 1 at 17, which
-    goes to 20.
-    """
-    orders = [ORDERS["1f1b"](3, 3, k) for k in range(3)]
-    found = turns(orders, [1, 1, 1], [1, 1, 1], [0, 3], [3, 0])
-    assert found.ends_s == (21, 17, 16)
+@pytest.mark.parametrize(
+    ("order", "stages", "micro_batches", "times_s", "there_s", "back_s", "ends_s"),
+    [
+        # Stage 0: forward to 1 and 2. The first comes at 1.5, the second at 2.5. Stage 1: forward
+        # to 2.5 and 3.5, backward to 5.5 and 7.5. Their gradients come at 5.75 and 7.75: backward
+        # of stage 0 to 7.75 and 9.75.
+        ("gpipe", 2, 2, (1, 2), [0.5], [0.25], (9.75, 7.5)),
+        # A slow link sets the pace: one comes in while another is computed. Messages come one after
+        # the other, then the last forward and backward, and what goes back.
+        ("gpipe", 2, 4, (1, 1), [10], [0], (1 + 4 * 10 + 1 + 4 + 1, 1 + 4 * 10 + 1 + 4)),
+        # The middle stage sends on and back through one port, 3 s each. Stage 1: forward to 2 and
+        # 3; its messages come at 5 and 8. Stage 2 ends backward of the first at 7, stage 1 at 8: it
+        # goes back from 8 to 11. Its third forward ends at 9, and goes from 11 to 14; its second
+        # backward, from 10 to 11, goes from 14 to 17. Stage 2 ends at 16, stage 1 at 17, which goes
+        # to 20.
+        ("1f1b", 3, 3, (1, 1), [0, 3], [3, 0], (21, 17, 16)),
+    ],
+    ids=["messages", "slow link", "one port"],
+)
+def test_turns_with_messages_by_hand(
+    order: str,
+    stages: int,
+    micro_batches: int,
+    times_s: tuple[float, float],
+    there_s: list[float],
+    back_s: list[float],
+    ends_s: tuple[float, ...],
+) -> None:
+    """times_s: of forward and of backward, of each stage."""
+    orders = [ORDERS[order](stages, micro_batches, k) for k in range(stages)]
+    forward_s, backward_s = ([s] * stages for s in times_s)
+    found = turns(orders, forward_s, backward_s, there_s, back_s)
+    assert found.ends_s == ends_s
+    computes_s = micro_batches * sum(times_s)
+    assert found.waits_s == tuple(end_s - computes_s for end_s in ends_s)
