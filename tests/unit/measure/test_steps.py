@@ -1,6 +1,5 @@
 """A recipe's network by itself: its steps, what is fitted to them, and the look at its state."""
 
-import dataclasses
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,14 +32,6 @@ def frozen_below(*arguments: object) -> nn.Module:
     return network
 
 
-def test_a_rate_at_which_training_would_diverge_is_no_matter() -> None:
-    recipe = dataclasses.replace(Recipe(), solver=SolverConfig(base_lr=1000.0))
-    timed = measured_step.time_steps(
-        check_recipe(recipe), torch.device("cpu"), 2, 0.0, micro_batches=1
-    )
-    assert len(timed.compute_s) == measured_step.FEWEST_STEPS
-
-
 def test_made_up_labels_are_of_any_network(tmp_path: Path) -> None:
     """Of one's own, whose outputs may be fewer than the thousand of such images."""
     data = DataConfig("folder", path=str(tmp_path / "none"), resize=64, crop=64)
@@ -62,10 +53,11 @@ def test_the_ready_order_is_of_the_parameters_that_are_trained(
 
     monkeypatch.setattr(measured_step, "build_network", frozen_below)
     monkeypatch.setattr(measured_step, "GradientReducer", Kept)
-    recipe = Recipe()
-    timed = measured_step.time_steps(
-        check_recipe(recipe), torch.device("cpu"), 2, 0.0, micro_batches=1
-    )
+    recipe = check_recipe(
+        Recipe(solver=SolverConfig(base_lr=1000.0))
+    )  # diverges, which is no matter
+    cpu = torch.device("cpu")
+    timed = measured_step.time_steps(recipe, cpu, 2, 0.0, micro_batches=1)
     (reducer,) = made
     assert len(timed.compute_s) == measured_step.FEWEST_STEPS
     trained = [p for p in frozen_below().parameters() if p.requires_grad]
@@ -85,21 +77,18 @@ def test_the_overhead_of_a_call_has_no_copies_of_gradients_in_it() -> None:
         cluster.device, memory_bytes_per_s=5e9, efficiency=0.5, overhead_s=1e-4, measured=()
     )
     copies_s = 2 * work.parameter_bytes / (5e9 * 0.5)
+    seconds = [micro_batch(work, device, size).compute_s + copies_s for size in (8, 16, 32)]
     rows = [
-        StepTimes(
-            *(size, 1, 2 * (micro_batch(work, device, size).compute_s + copies_s,)),
-            *((0.0, 0.0), (0.0, 0.0), 0),
-        )
-        for size in (8, 16, 32)
+        StepTimes(size, 1, (compute_s,) * 2, (0.0,) * 2, (0.0,) * 2, 0)
+        for size, compute_s in zip((8, 16, 32), seconds, strict=True)
     ]
     start = replace(device, efficiency=0.4, overhead_s=1e-3)
     found = calibrated(replace(cluster, device=start), check_recipe(recipe), rows).device
     assert found.overhead_s == pytest.approx(1e-4, rel=0.01)
     assert found.efficiency == pytest.approx(0.5, rel=0.01)
     # A forecast still takes as long as what was measured.
-    assert correction(work, found, 8) * micro_batch(
-        work, replace(found, measured=()), 8
-    ).compute_s == pytest.approx(rows[0].compute_s[0])
+    plain_s = micro_batch(work, replace(found, measured=()), 8).compute_s
+    assert correction(work, found, 8) * plain_s == pytest.approx(seconds[0])
 
 
 UNUSUAL = "benchmarks.training.unusual.cases:"

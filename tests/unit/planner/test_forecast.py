@@ -136,8 +136,11 @@ def test_impossible_plans_are_refused_in_one_line(workers: int, said: str) -> No
 def test_the_most_useful_number_looks_past_uneven_shares() -> None:
     """32 micro-batches: 5 workers are no better than 4, but 8 are twice as good."""
     work = workload_of_model(ModelConfig("googlenet"), None, 256, 8)
-    rows = forecasts(work, FAST, [1, 2, 3, 4, 5, 6, 7, 8], ["ring"])
+    rows = forecasts(work, FAST, [1, 4, 5, 6, 7, 8], ["ring"])
     assert most_useful(rows) == 8
+    assert "With 5 workers" in paragraph(
+        work, FAST, forecasts(work, FAST, [1, 5], ["tree"])
+    )  # fold
     assert most_useful(forecasts(work, SLOW, [16, 32], ["ring"])) < 16
     said = paragraph(work, FAST, forecasts(work, FAST, [1, 32], ["ring"]))
     assert "No more than 32 workers can share this batch" in said

@@ -201,14 +201,14 @@ def test_a_codec_shortens_pushes_alone(server: str, codec: str, share: float) ->
     """
     name = "asynchronous, sharded" if server == "sharded" else "asynchronous"
     fast, coded, slow, faster = (
-        modes(16, cluster(rate), used, server=server)[name + suffix]
+        modes(8, cluster(rate), used, server=server)[name + suffix]
         for rate in (1e11, 1e8)
         for used, suffix in (("none", ""), (codec, f", {codec}"))
     )
     assert coded.bytes_per_step == pytest.approx((1 + share) / 2 * fast.bytes_per_step, rel=0.03)
     assert faster.step_s < slow.step_s
     if (server, codec) == ("first", "float16"):
-        assert "asynchronous, no lock" in modes(16, cluster(1e6), codec, lock="none")
+        assert "asynchronous, no lock" in modes(8, cluster(1e6), codec, lock="none")
 
 
 @pytest.mark.parametrize(("level", "micro_batches", "replicas"), [(0, 5, 2), (1, 3, 1), (2, 2, 1)])

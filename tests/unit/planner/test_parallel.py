@@ -168,23 +168,22 @@ def test_the_page_shows_what_the_command_does() -> None:
 def test_command(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["profile", "lenet", "--batch-size", "64", "--parallel"]
     assert main([*words, "--workers", "4", "--json"]) == 0
-    printed = json.loads(capsys.readouterr().out)
-    assert printed["workers"] == 4
-    assert [each["cheapest"] for each in printed["layers"]] == ["data", "data", "inputs", "data"]
-    assert printed["bytes_by_data"] == 4 * 2 * 3 / 4 * 431_080
+    profile = json.loads(capsys.readouterr().out)
+    assert profile["workers"] == 4
+    assert [layer["cheapest"] for layer in profile["layers"]] == ["data", "data", "inputs", "data"]
     assert main(words) == 0
-    told = capsys.readouterr().out
-    assert "batch 64 over 8 workers" in told
-    assert f"all layers by data: {4 * 2 * 7 / 8 * 431_080 / 1e6:.1f} MB" in told
+    out = capsys.readouterr().out
+    assert "batch 64 over 8 workers" in out
+    assert f"all layers by data: {4 * 2 * 7 / 8 * 431_080 / 1e6:.1f} MB" in out
+    nothing = ["profile", f"{PLACE}:Nothing", "--input", "1x8x8"]
     for wrong, said in (
-        (["--parallel", "--workers", "0"], "--workers is 0"),
-        (["--workers", "4"], "--workers says over how many --parallel counts"),
+        (["profile", "lenet", "--parallel", "--workers", "0"], "--workers is 0"),
+        (["profile", "lenet", "--workers", "4"], "--workers says over how many --parallel counts"),
+        ([*nothing, "--parallel"], "has no weights"),
     ):
-        assert main(["profile", "lenet", *wrong]) == 2
+        assert main(wrong) == 2
         assert said in capsys.readouterr().err
-    assert main(["profile", f"{PLACE}:Nothing", "--input", "1x8x8", "--parallel"]) == 2
-    assert "has no weights" in capsys.readouterr().err
-    assert main(["profile", f"{PLACE}:Nothing", "--input", "1x8x8"]) == 0
+    assert main(nothing) == 0
 
 
 def planned(model: str, ways: list[str], exchanges: list[str] | None = None) -> Parallel:

@@ -2,13 +2,11 @@
 their mode of synchrony, in curves and as rows of a comparison.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from firecaffe.cli import main
 from firecaffe.errors import RunError
 from firecaffe.runs.curves import (
     MOST_POINTS,
@@ -158,15 +156,3 @@ def test_no_column_without_a_mode(tmp_path: Path) -> None:
 def test_a_simulated_clock_has_no_speedup(tmp_path: Path) -> None:
     text = shown(groups(tmp_path, "stale, s = 4", clock="simulated"))
     assert "B: no speedup over A: B ran under the simulated clock, in one process" in text
-
-
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folders = [str(run.folder) for run in groups(tmp_path, "asynchronous, c = 3")]
-    assert main(["compare", *folders, "--by", "recipe", "--json"]) == 0
-    first, second = json.loads(capsys.readouterr().out)["groups"]
-    assert (first["staleness"], second["staleness"]["value"]) == (None, 2.5)
-    assert second["test_loss"]["value"] == 0.25
-    assert main(["compare", *folders, "--by", "recipe"]) == 0
-    out = capsys.readouterr().out
-    assert "synchrony.mode: A every_step, B asynchronous" in out
-    assert "2.5 ± 0" in out

@@ -299,9 +299,6 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     for band, verdict in (("0.3", UNDECIDED), ("5", "equivalent")):
         groups = json.loads(compare("--json", *first, *steady, "--band", band))["groups"]
         assert groups[1]["against"]["verdict"] == verdict
-    for word in ("--band", "--target"):
-        assert main(["compare", word, "0.5", *first]) == 2
-        assert word in capsys.readouterr().err
 
 
 def test_stages_that_idle(tmp_path: Path) -> None:
