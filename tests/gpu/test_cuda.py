@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,6 @@ from firecaffe.exchange.route import keeps_tree_order
 from firecaffe.gradients.compressors import COMPRESSORS
 from firecaffe.models import build_model
 from firecaffe.runs.run_folder import read_run_file
-from firecaffe.training.forward import cost_of_determinism
 from firecaffe.transport.exchange import Exchange
 from firecaffe.transport.interpret import interpret
 from tests.kit.data_photos import make_folder, pack
@@ -109,11 +109,6 @@ def test_every_layer_has_a_deterministic_kernel(name: str) -> None:
         torch.use_deterministic_algorithms(False)
 
 
-def test_the_cost_of_determinism_is_a_ratio() -> None:
-    weight = torch.randn(64, 64, device="cuda")
-    assert cost_of_determinism(lambda: weight @ weight) > 0
-
-
 def gradients(model: nn.Module, device: torch.device, rank: int) -> list[Tensor]:
     """The gradients of three steps; the buckets are cut anew after the first."""
     found: list[Tensor] = []
@@ -169,16 +164,9 @@ def test_gradients_are_those_of_ddp_over_nccl(ranks: Ranks) -> None:
 @pytest.mark.parametrize("augment", ["caffe", "inception"])
 def test_batches_on_the_gpu_are_those_of_the_cpu(tmp_path: Path, augment: str) -> None:
     pack(make_folder(tmp_path / "photos"), tmp_path / "packed")
-    config = DataConfig(
-        "packed",
-        str(tmp_path / "packed"),
-        resize=16,
-        crop=12,
-        mirror=True,
-        augment=augment,
-        mean=[0.5, 0.4, 0.3],
-        std=[0.2, 0.3, 0.4],
-    )
+    sizes: Any = {"resize": 16, "crop": 12, "mirror": True, "augment": augment}
+    colors: Any = {"mean": [0.5, 0.4, 0.3], "std": [0.2, 0.3, 0.4]}
+    config = DataConfig("packed", str(tmp_path / "packed"), **sizes, **colors)
     train, order = open_data(config).train, SampleOrder(5, 30, 8, 4)
     there = BatchesAhead(Batches(train, order, config, "cuda"), range(2), 0, 8)
     here = Batches(train, order, config, "cpu")

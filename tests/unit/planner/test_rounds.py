@@ -122,15 +122,13 @@ def test_fold_is_priced_by_what_is_left_of_it_at_the_end(ranks: int) -> None:
     assert server_s < simulate_s(lambda _, size: at_once, network, 6400, in_pieces=False)
 
 
-def test_pieces_overlap_the_rounds_of_a_server() -> None:
-    """Four pieces through two rounds: the second begins when a quarter of the first is there."""
+def test_pieces_overlap_the_rounds_of_a_server_and_who_shares_a_port_takes_turns() -> None:
+    """Four pieces through two rounds: the second begins when a quarter of the first is there. Two
+    nodes of two ranks with one port each: a swap of all crosses four times.
+    """
     network = Network((Link("net", 0.0, RATE),), 5)
     taken_s = simulate_s(ALGORITHMS["parameter_server"], network, 1_000_000)
     assert taken_s == pytest.approx(1.25 * 4 * 4e6 / RATE)
-
-
-def test_who_shares_a_port_takes_turns() -> None:
-    """Two nodes of two ranks with one port each: a ring crosses twice, a swap of all four times."""
     for ports, crossings in ((1, 2), (2, 1)):
         links = Link("node", 0.0, 1e15, group=2), Link("net", 0.0, RATE, ports=ports)
         doubling = ALGORITHMS["recursive_doubling"]
@@ -186,14 +184,13 @@ def test_who_waits_for_a_full_port_holds_nobody_up_behind_it() -> None:
 
 
 def test_ranks_of_a_node_share_its_port() -> None:
-    nodes = (Link("node", 0.0, 1e12, group=4), Link("net", 0.0, RATE))
-    assert max(arrivals([(0, 4, LENGTH), (1, 5, LENGTH)], nodes)) == pytest.approx(2 * ALONE_S)
-    two = (nodes[0], Link("net", 0.0, RATE, ports=2))
-    assert max(arrivals([(0, 4, LENGTH), (1, 5, LENGTH)], two)) == pytest.approx(ALONE_S)
-    assert max(arrivals([(0, 1, LENGTH), (0, 4, LENGTH)], nodes)) == pytest.approx(ALONE_S)
+    for ports, to, factor in ((1, 4, 2), (2, 4, 1), (1, 1, 1)):
+        links = (Link("node", 0.0, 1e12, group=4), Link("net", 0.0, RATE, ports=ports))
+        other = (1, 5, LENGTH) if to == 4 else (0, 4, LENGTH)
+        ends = arrivals([(0, to, LENGTH), other], links)
+        assert max(ends) == pytest.approx(factor * ALONE_S)
 
 
 def test_a_crowd_at_a_port_costs_what_was_observed() -> None:
-    assert crowding(0.0, 7) == 1
-    assert crowding(0.2, 1) == 1
+    assert crowding(0.0, 7) == crowding(0.2, 1) == 1
     assert [crowding(0.14, k) for k in (3, 7, 15)] == pytest.approx([1.14, 1.28, 1.42])

@@ -34,6 +34,9 @@ def test_where_points_stand(tmp_path: Path) -> None:
     points = [(2.0, 64, 150.0, 3.0), (3.0, 96, 300.0, 2.0), (5.0, 160, 450.0, None)]
     assert curves.loss == [Point(*point) for point in points]
     assert curves.metric == [Point(3.0, 96, 300.0, 0.5)]
+    for place, by_rank in enumerate(([None, None], [100.0, None])):  # which nobody knows
+        run = with_metrics(tmp_path / str(place), rows, result__steps=3, **{SENT: by_rank})
+        assert curves_of(run).loss[0].sent_bytes is None
 
 
 def test_a_run_that_goes_on_with_another_knows_its_samples_not_its_time(tmp_path: Path) -> None:
@@ -41,12 +44,6 @@ def test_a_run_that_goes_on_with_another_knows_its_samples_not_its_time(tmp_path
     run = with_metrics(tmp_path / "a", rows, result__steps=11, **{SENT: [100.0]})
     assert curves_of(run).metric == [Point(None, 11 * 64, 1100.0, 0.5)]
     assert time_to(run, 0.4) is None
-
-
-@pytest.mark.parametrize("by_rank", [[None, None], [100.0, None]])
-def test_bytes_that_nobody_knows(tmp_path: Path, by_rank: list[float | None]) -> None:
-    run = with_metrics(tmp_path / "a", [train(1)], result__steps=1, **{SENT: by_rank})
-    assert curves_of(run).loss[0].sent_bytes is None
 
 
 def test_a_long_run_is_thinned_to_means(tmp_path: Path) -> None:
@@ -105,7 +102,7 @@ def test_what_a_run_says_of_its_mode(tmp_path: Path) -> None:
     assert trained_samples(run) == 400 * 64 - 200 * 8
     assert sent_per_step(run) == pytest.approx(8e8 / 320)  # of what is after the warm steps
     assert curves_of(run).loss[0].sent_bytes == sent_per_step(run)
-    plain = planted(tmp_path / "b", **words("local, H = 8"))
+    plain = planted(tmp_path / "b", **served("local, H = 8"))
     assert (staleness_of(plain), given_up(plain), sent_per_step(plain)) == (None, 0, 3e6)
 
 

@@ -138,9 +138,10 @@ def test_the_source_has_a_digest_without_git(
         patch.setattr(environment, "__file__", str(elsewhere / "runs" / "environment.py"))
         assert digest() == first
     assert digest() == first
-    (installed / "new.py").write_text("x = 1\n")
+    new = installed.parent / "new.py"
+    new.write_text("x = 1\n")
     with_one = digest()
-    (installed / "new.py").rename(installed / "other.py")
+    new.rename(installed / "new.py")
     assert len({first, with_one, digest()}) == 3
 
 

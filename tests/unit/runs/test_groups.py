@@ -266,7 +266,8 @@ def test_time_to_a_stated_accuracy(tmp_path: Path) -> None:
     assert time_to(run, 0.6) == pytest.approx(2.0)
     assert time_to(run, 0.9) is None
     fast = with_tests(tmp_path / "b", [0.5, 0.65, 0.8], rate=1280.0)
-    lost = with_tests(tmp_path / "x", [0.2], recipe__solver__base_lr=0.5)
+    words = {"recipe__solver__base_lr": 0.5, "result__steps": 100}  # samples are the question
+    lost = with_tests(tmp_path / "x", [0.2], **words)
     first, second = rows_of([run, fast, lost], target=0.6)[0]
     assert first.time_s.value == pytest.approx(1.5)
     assert (second.speedup, second.unequal) == (None, [])
