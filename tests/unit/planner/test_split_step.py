@@ -3,6 +3,7 @@ by hand. What the latter send is counted in tests/ranks/test_split_parts.py.
 """
 
 from dataclasses import replace
+from functools import cache
 from math import sqrt
 from statistics import NormalDist
 
@@ -35,13 +36,18 @@ from firecaffe.planner.worker_part import WEIGHTS, memory_of, part_of, rank_work
 from firecaffe.planner.workload import Workload
 
 
+@cache
+def chain_and_work(model: str, batch: int) -> tuple[tuple[Unit, ...], Workload]:
+    work = workload_of_model(ModelConfig(model), None, batch, 8)
+    return chain_of(ModelConfig(model), work), work
+
+
 def cost_of(
     model: str, cluster: Cluster | str, workers: int, exchange: str = "ring", batch: int = 256
 ) -> SplitCost:
-    config = ModelConfig(model)
-    work = workload_of_model(config, None, batch, 8)
-    found = load_cluster(cluster) if isinstance(cluster, str) else cluster
-    return SplitCost(work, found, chain_of(config, work), workers, exchange)
+    chain, work = chain_and_work(model, batch)
+    on = load_cluster(cluster) if isinstance(cluster, str) else cluster
+    return SplitCost(work, on, chain, workers, exchange)
 
 
 @pytest.mark.parametrize(
@@ -70,18 +76,15 @@ def test_by_data_it_is_the_forecast(model: str, cluster: str, workers: int, exch
     assert plan.fits == row.fits
 
 
-@pytest.mark.parametrize("jitter", [0.0, 0.1])
-def test_workers_wait_for_each_other_at_every_exchange_of_activations(jitter: float) -> None:
+def test_workers_wait_for_each_other_at_every_exchange_of_activations() -> None:
     """LeNet's first fully-connected layer by neurons and its second by inputs, over two workers.
 
     A sum follows the second layer, and one the first layer backward. So a micro-batch has three
     runs of computing, and two end with a wait for the slower of two.
     """
-    on = load_cluster("ethernet-10g")
-    still, shaken = (
-        cost_of("lenet", replace(on, device=replace(on.device, jitter=each)), 2, batch=64)
-        for each in (0.0, jitter)
-    )
+    on, jitter = load_cluster("ethernet-10g"), 0.1
+    clusters = (replace(on, device=replace(on.device, jitter=j)) for j in (0.0, jitter))
+    still, shaken = (cost_of("lenet", cluster, 2, batch=64) for cluster in clusters)
     words = ParallelConfig(1, 2, {"ip1": "neurons", "ip2": "inputs"})
     layouts = layouts_of_words(still.chain, words, words.split, 2)
     waits_s = shaken.step(layouts).activations_s - still.step(layouts).activations_s
