@@ -58,7 +58,7 @@ def test_the_band_widens_beyond_the_points_and_by_what_the_fit_misses() -> None:
 def test_beyond_its_range_it_gives_a_lower_bound() -> None:
     known = law((64, 10), (256, 13))
     assert known.range == (32, 512)
-    at_end, beyond, below = (known.epochs_at(batch) for batch in (512, 5120, 8))
+    at_end, beyond, below = (known.epochs_at(batch) for batch in (512, 513, 31))
     assert (at_end.is_at_least, beyond.is_at_least, below.is_at_least) == (False, True, True)
     assert (beyond.epochs, beyond.low, beyond.high) == (at_end.epochs, at_end.low, None)
     assert below.epochs == pytest.approx(9)  # E_min

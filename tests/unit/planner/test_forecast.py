@@ -1,20 +1,10 @@
-"""Goodput, epochs and advice; the exchange that is the recipe's own; what a run's forecast says,
-and when there is none.
-"""
+"""Goodput, epochs and advice; the exchange that is the recipe's own."""
 
-import json
 import math
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
-from firecaffe.api.cluster_file import write_cluster
-from firecaffe.data import DataConfig, DataParts, TensorDataset, open_data
-from firecaffe.data.datasets import divide
-from firecaffe.data.own_data import check_own
 from firecaffe.errors import RecipeError
 from firecaffe.exchange import EXCHANGES, find_schedule
 from firecaffe.exchange.choose import AUTO, choose
@@ -23,7 +13,6 @@ from firecaffe.models.config import ModelConfig
 from firecaffe.planner.advice import changes, paragraph
 from firecaffe.planner.cluster import load_cluster
 from firecaffe.planner.codec_cost import PRICED, sent_share
-from firecaffe.planner.compute_time import micro_batch
 from firecaffe.planner.forecast import (
     best_interval_s,
     check_plan,
@@ -37,19 +26,12 @@ from firecaffe.planner.forecast import (
     time_between_failures_s,
 )
 from firecaffe.planner.memory import remedy
-from firecaffe.planner.of_recipe import workload_of, workload_of_model
-from firecaffe.planner.of_run import write_forecast
+from firecaffe.planner.of_recipe import workload_of_model
 from firecaffe.planner.price import Prices
 from firecaffe.planner.simulate import Network, simulate_s
 from firecaffe.planner.step_cost import own_exchange
 from firecaffe.planner.workload import images_of, layers_of
-from firecaffe.recipe.checked_recipe import check_recipe
-from firecaffe.recipe.config import TrainConfig
-from firecaffe.recipe.sections import Recipe
-from firecaffe.runs.run_folder import RunConfig
-from firecaffe.synchrony.config import SynchronyConfig
 from tests.kit.data_sheets import data_sheet
-from tests.unit.models.own_nets import PLACE
 
 WORK = workload_of_model(ModelConfig("googlenet"), None, 1024, 8)
 SLOW, FAST, NODES = map(data_sheet, ("ethernet-1g", "infiniband-ndr", "dgx-a100"))
@@ -221,106 +203,3 @@ def test_where_there_is_nothing_to_choose_it_is_tree_or_the_word_itself() -> Non
     assert own_exchange(replace(AUTO_WORK, update_at="shards"), SLOW, 4) == "tree"
     for name in ("", "ring", "hierarchical(tree,ring)"):
         assert own_exchange(replace(AUTO_WORK, exchange=name), SLOW, 4) == name
-
-
-RECIPE = Recipe(
-    model=ModelConfig(name="lenet"),
-    data=DataConfig(name="generated"),
-    train=TrainConfig(global_batch_size=32, micro_batch_size=8, steps=10),
-)
-DATA = open_data(RECIPE.data)
-
-
-def line_of(folder: Path, of_a_host: int, workers: int = 4, data: Any = DATA, **words: Any) -> str:
-    """The line of the forecast of a run with other sections of the recipe."""
-    recipe = check_recipe(replace(RECIPE, **words))
-    where = workers, of_a_host, torch.device("cpu"), "tree"
-    [line], _ = write_forecast(folder, recipe, data, *where)
-    return line
-
-
-def kept_in(folder: Path) -> dict[str, Any]:
-    kept: dict[str, Any] = json.loads((folder / "forecast.json").read_text())
-    return kept
-
-
-def test_one_host_without_gpus_is_forecast_on_the_shipped_one(tmp_path: Path) -> None:
-    line = line_of(tmp_path, 4)
-    assert (kept_in(tmp_path)["cluster"], kept_in(tmp_path)["workers"]) == ("cpu-host", 4)
-    assert line.startswith("forecast: ")
-    assert line.endswith("samples/s on cpu-host")
-
-
-class Own(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
-    """Which nobody knows how long a sample takes of."""
-
-    def __len__(self) -> int:
-        return 64
-
-    def __getitem__(self, sample: int) -> tuple[torch.Tensor, int]:
-        return torch.zeros(1, 28, 28), 0
-
-
-def test_a_forecast_says_that_the_time_of_own_data_is_not_in_it(tmp_path: Path) -> None:
-    own = check_own("train_set", Own())
-    held = TensorDataset(*own.batch(torch.arange(64)))
-    for part, end in ((own, "cpu-host; without the time that the data take"), (held, "cpu-host")):
-        data = divide(DataParts(part, part), DataConfig("own data"))
-        assert line_of(tmp_path, 1, 1, data).endswith(f"samples/s on {end}")
-        assert kept_in(tmp_path)["is_without_data"] == (part is own)
-
-
-def test_several_hosts_have_the_forecast_of_the_cluster_that_is_named(tmp_path: Path) -> None:
-    """If its file knows as many."""
-    one = replace(load_cluster("cpu-host"), devices_per_node=2, most_devices=2)
-    write_cluster(tmp_path / "mine.toml", replace(one, name="mine"))
-    for cluster, of_a_host, begin in (
-        ("", 2, "no forecast: several hosts"),
-        (str(tmp_path / "mine.toml"), 2, "no forecast: several hosts, and mine is one"),
-        (str(tmp_path / "mine.toml"), 4, "no forecast: 4 workers, and mine"),
-    ):
-        assert line_of(tmp_path, of_a_host, run=RunConfig(cluster=cluster)).startswith(begin)
-        assert not (tmp_path / "forecast.json").exists()
-    line = line_of(tmp_path, 2, run=RunConfig(cluster="ethernet-10g"))
-    assert line.startswith("forecast: ")
-    assert (tmp_path / "forecast.json").exists()
-
-
-def test_a_network_of_ones_own_and_samples_that_are_trees_are_forecast(tmp_path: Path) -> None:
-    """Reads is one that the meta device does not do for."""
-    vectors = torch.zeros(64, 4)
-    inputs = {"left": vectors, "right": vectors}
-    samples = TensorDataset(inputs, torch.arange(64) % 3, num_classes=3)
-    trees = divide(DataParts(samples, samples), DataConfig("own data"))
-    for member, data in (("Net", DATA), ("Reads", DATA), ("Pair", trees)):
-        model = ModelConfig(f"{PLACE}:{member}")
-        assert line_of(tmp_path, 2, 2, data, model=model).startswith("forecast: ")
-
-
-def test_measured_shares_are_priced_by_the_way_that_they_go() -> None:
-    """By messages, not by the memory that ranks of a host share."""
-    measured = replace(RECIPE, synchrony=SynchronyConfig(shares="measured"))
-    cluster = load_cluster("cpu-host")
-    plain, other = (
-        forecast(workload_of(check_recipe(each), DATA), cluster, 4, "tree").step_s
-        for each in (RECIPE, measured)
-    )
-    assert plain != other
-
-
-def test_frozen_layers_are_neither_exchanged_nor_all_differentiated() -> None:
-    whole, part, middle = (
-        workload_of(check_recipe(replace(RECIPE, model=ModelConfig("lenet", freeze=names))), DATA)
-        for names in ([], ["conv*"], ["conv2.*"])
-    )
-    frozen_bytes = 4 * (20 * 26 + 50 * (20 * 25 + 1))
-    assert part.frozen_bytes == frozen_bytes
-    assert part.parameter_bytes == whole.parameter_bytes - frozen_bytes
-    shares = {layer.name: layer.backward_share for layer in part.layers}
-    assert (shares["conv1"], shares["conv2"], shares["ip1"]) == (0.0, 0.0, 1.0)
-    shares = {layer.name: layer.backward_share for layer in middle.layers}
-    assert (shares["conv1"], shares["conv2"], shares["ip1"]) == (1.0, 0.5, 1.0)
-    device = load_cluster("cpu-host").device
-    times = [micro_batch(work, device, 8).compute_s for work in (part, middle, whole)]
-    assert times[0] < times[1] < times[2]
-    assert part.activation_bytes < whole.activation_bytes

@@ -2,16 +2,12 @@
 a cluster whose links cost nothing; a run's forecast in them, and what is kept of it.
 """
 
-import json
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from firecaffe.data import DataConfig, open_data
 from firecaffe.models.config import ModelConfig
 from firecaffe.planner.cluster import Cluster, Link, load_cluster
 from firecaffe.planner.compute_time import data_s, micro_batch, update_s
@@ -19,12 +15,8 @@ from firecaffe.planner.forecast import forecast
 from firecaffe.planner.library_rates import PLAIN
 from firecaffe.planner.modes import PlannedMode, alternatives, forecast_mode, modes_of
 from firecaffe.planner.of_recipe import workload_of_model
-from firecaffe.planner.of_run import write_forecast
 from firecaffe.planner.server_costs import Costs, ServedClock
 from firecaffe.planner.workload import Workload
-from firecaffe.recipe.checked_recipe import check_recipe
-from firecaffe.recipe.config import TrainConfig
-from firecaffe.recipe.sections import Recipe
 from firecaffe.synchrony.clock import SimulatedClock, seconds_of
 from firecaffe.synchrony.config import SERVED, SynchronyConfig
 from firecaffe.synchrony.events import Event, Push, to_row
@@ -367,29 +359,3 @@ def test_fragments_are_averaged_one_by_one() -> None:
     assert parts["step_s"] == pytest.approx(step_s + (largest_s - step_s) / 8, rel=0.01)
     assert whole["step_s"] == pytest.approx(step_s + (exchange_s - step_s) / 8, rel=0.01)
     assert parts["mode_in_words"] == "local, H = 8, 4 fragments, 1 steps beside"
-
-
-RECIPE = Recipe(
-    model=ModelConfig(name="lenet"),
-    data=DataConfig(name="generated"),
-    train=TrainConfig(global_batch_size=32, micro_batch_size=8, steps=STEPS),
-)
-
-
-@pytest.mark.parametrize(
-    ("mode", "said"),
-    [("stale", "in mode stale, s = 4; staleness "), ("local", "H = 8; an average takes ")],
-)
-def test_it_is_kept_and_said(tmp_path: Path, mode: str, said: str) -> None:
-    recipe = replace(RECIPE, synchrony=SynchronyConfig(mode))
-    rounds = plan_rounds(recipe.synchrony, 0, STEPS, lambda _: 0.1)
-    where = open_data(RECIPE.data), 4, 4, torch.device("cpu"), "tree", rounds
-    [line], _ = write_forecast(tmp_path, check_recipe(recipe), *where)
-    assert line.startswith("forecast: ")
-    assert said in line
-    kept = json.loads((tmp_path / "forecast.json").read_text())
-    assert (kept["mode"], kept["cluster"], kept["workers"]) == (mode, "cpu-host", 4)
-    assert kept["step_low_s"] < kept["step_s"] < kept["step_high_s"]
-    simulated = SynchronyConfig("stale", clock="simulated")
-    [line], _ = write_forecast(tmp_path, check_recipe(replace(recipe, synchrony=simulated)), *where)
-    assert line.startswith("no forecast: under the simulated clock")

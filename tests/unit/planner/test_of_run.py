@@ -1,4 +1,4 @@
-"""A run's forecast with measured steps in place of the data sheet, against sums done by hand."""
+"""A run's forecast: what it says, when there is none, and with measured steps, by hand."""
 
 import json
 from dataclasses import replace
@@ -11,12 +11,15 @@ import pytest
 import torch
 
 from firecaffe.api.cluster_file import write_cluster
-from firecaffe.data import DataConfig, open_data
+from firecaffe.data import DataConfig, DataParts, TensorDataset, open_data
+from firecaffe.data.datasets import divide
+from firecaffe.data.own_data import check_own
 from firecaffe.gradients.config import ExchangeConfig
 from firecaffe.models.config import ModelConfig
 from firecaffe.parallel.config import ParallelConfig
 from firecaffe.planner.calibrate import LEAST_ERROR
 from firecaffe.planner.cluster import Cluster, Link, load_cluster
+from firecaffe.planner.compute_time import micro_batch
 from firecaffe.planner.forecast import forecast
 from firecaffe.planner.of_parallel import OwnLayout, forecast_parallel
 from firecaffe.planner.of_recipe import workload_of
@@ -27,6 +30,7 @@ from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.run_folder import RunConfig
 from firecaffe.synchrony.config import SynchronyConfig
 from firecaffe.synchrony.rounds import plan_rounds
+from tests.unit.models.own_nets import PLACE
 
 RECIPE = Recipe(
     model=ModelConfig("lenet"),
@@ -64,7 +68,7 @@ def series(micro_batches: int, growth: float = 0.0, **others: Any) -> list[dict[
 
 def refined(first: FirstForecast, rows: list[dict[str, Any]]) -> dict[str, Any]:
     assert first.refine(rows)
-    row: dict[str, Any] = json.loads((first.folder / "forecast.json").read_text())["refined"]
+    row: dict[str, Any] = kept_in(first.folder)["refined"]
     return row
 
 
@@ -72,9 +76,9 @@ def test_one_worker_takes_what_was_measured_and_both_forecasts_are_kept(tmp_path
     first = kept(tmp_path, 1)
     # Too few steps leave the first forecast, and so do those of a rank without work.
     assert first.refine(series(4)[:7]) == first.refine(series(0)) == ""
-    assert "refined" not in json.loads((tmp_path / "forecast.json").read_text())
+    assert "refined" not in kept_in(tmp_path)
     line = first.refine(series(8))
-    both = json.loads((tmp_path / "forecast.json").read_text())
+    both = kept_in(tmp_path)
     second = both.pop("refined")
     assert both == json.loads(json.dumps(first.row))  # tuples are lists in JSON
     step_s = 8 * (COMPUTE_S + DATA_S) + UPDATE_S
@@ -174,3 +178,115 @@ def test_workers_beyond_the_cores_of_a_node_share_them() -> None:
         for cluster in (HOST, two)
     )
     assert shared_s == pytest.approx(2 * plain_s)
+
+
+def line_of(folder: Path, of_a_host: int, workers: int = 4, data: Any = DATA, **words: Any) -> str:
+    """The line of the forecast of a run; words: its rounds, other sections of the recipe."""
+    rounds = words.pop("rounds", None)
+    recipe = check_recipe(replace(RECIPE, **words))
+    where = workers, of_a_host, torch.device("cpu"), "tree", rounds
+    [line], _ = write_forecast(folder, recipe, data, *where)
+    return line
+
+
+def kept_in(folder: Path) -> dict[str, Any]:
+    kept: dict[str, Any] = json.loads((folder / "forecast.json").read_text())
+    return kept
+
+
+def test_one_host_without_gpus_is_forecast_on_the_shipped_one(tmp_path: Path) -> None:
+    line = line_of(tmp_path, 4)
+    assert (kept_in(tmp_path)["cluster"], kept_in(tmp_path)["workers"]) == ("cpu-host", 4)
+    assert line.startswith("forecast: ")
+    assert line.endswith("samples/s on cpu-host")
+
+
+class Own(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
+    """Which nobody knows how long a sample takes of."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, sample: int) -> tuple[torch.Tensor, int]:
+        return torch.zeros(1, 28, 28), 0
+
+
+def test_a_forecast_says_that_the_time_of_own_data_is_not_in_it(tmp_path: Path) -> None:
+    own = check_own("train_set", Own())
+    held = TensorDataset(*own.batch(torch.arange(64)))
+    for part, end in ((own, "cpu-host; without the time that the data take"), (held, "cpu-host")):
+        data = divide(DataParts(part, part), DataConfig("own data"))
+        assert line_of(tmp_path, 1, 1, data).endswith(f"samples/s on {end}")
+        assert kept_in(tmp_path)["is_without_data"] == (part is own)
+
+
+def test_several_hosts_have_the_forecast_of_the_cluster_that_is_named(tmp_path: Path) -> None:
+    """If its file knows as many."""
+    one = replace(HOST, devices_per_node=2, most_devices=2)
+    write_cluster(tmp_path / "mine.toml", replace(one, name="mine"))
+    for cluster, of_a_host, begin in (
+        ("", 2, "no forecast: several hosts"),
+        (str(tmp_path / "mine.toml"), 2, "no forecast: several hosts, and mine is one"),
+        (str(tmp_path / "mine.toml"), 4, "no forecast: 4 workers, and mine"),
+    ):
+        assert line_of(tmp_path, of_a_host, run=RunConfig(cluster=cluster)).startswith(begin)
+        assert not (tmp_path / "forecast.json").exists()
+    line = line_of(tmp_path, 2, run=RunConfig(cluster="ethernet-10g"))
+    assert line.startswith("forecast: ")
+    assert (tmp_path / "forecast.json").exists()
+
+
+def test_a_network_of_ones_own_and_samples_that_are_trees_are_forecast(tmp_path: Path) -> None:
+    """Reads is one that the meta device does not do for."""
+    vectors = torch.zeros(64, 4)
+    inputs = {"left": vectors, "right": vectors}
+    samples = TensorDataset(inputs, torch.arange(64) % 3, num_classes=3)
+    trees = divide(DataParts(samples, samples), DataConfig("own data"))
+    for member, data in (("Net", DATA), ("Reads", DATA), ("Pair", trees)):
+        model = ModelConfig(f"{PLACE}:{member}")
+        assert line_of(tmp_path, 2, 2, data, model=model).startswith("forecast: ")
+
+
+def test_measured_shares_are_priced_by_the_way_that_they_go() -> None:
+    """By messages, not by the memory that ranks of a host share."""
+    measured = replace(RECIPE, synchrony=SynchronyConfig(shares="measured"))
+    plain, other = (
+        forecast(workload_of(check_recipe(recipe), DATA), HOST, 4, "tree").step_s
+        for recipe in (RECIPE, measured)
+    )
+    assert plain != other
+
+
+def test_frozen_layers_are_neither_exchanged_nor_all_differentiated() -> None:
+    whole, part, middle = (
+        workload_of(check_recipe(replace(RECIPE, model=ModelConfig("lenet", freeze=names))), DATA)
+        for names in ([], ["conv*"], ["conv2.*"])
+    )
+    frozen_bytes = 4 * (20 * 26 + 50 * (20 * 25 + 1))
+    assert part.frozen_bytes == frozen_bytes
+    assert part.parameter_bytes == whole.parameter_bytes - frozen_bytes
+    shares = {layer.name: layer.backward_share for layer in part.layers}
+    assert (shares["conv1"], shares["conv2"], shares["ip1"]) == (0.0, 0.0, 1.0)
+    shares = {layer.name: layer.backward_share for layer in middle.layers}
+    assert (shares["conv1"], shares["conv2"], shares["ip1"]) == (1.0, 0.5, 1.0)
+    device = HOST.device
+    times = [micro_batch(work, device, 8).compute_s for work in (part, middle, whole)]
+    assert times[0] < times[1] < times[2]
+    assert part.activation_bytes < whole.activation_bytes
+
+
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [("stale", "in mode stale, s = 4; staleness "), ("local", "H = 8; an average takes ")],
+)
+def test_a_mode_is_kept_and_said(tmp_path: Path, mode: str, said: str) -> None:
+    words = SynchronyConfig(mode)
+    line = line_of(tmp_path, 4, rounds=plan_rounds(words, 0, 100, lambda _: 0.1), synchrony=words)
+    assert line.startswith("forecast: ")
+    assert said in line
+    row = kept_in(tmp_path)
+    assert (row["mode"], row["cluster"], row["workers"]) == (mode, "cpu-host", 4)
+    assert row["step_low_s"] < row["step_s"] < row["step_high_s"]
+    simulated = SynchronyConfig("stale", clock="simulated")
+    line = line_of(tmp_path, 4, synchrony=simulated)
+    assert line.startswith("no forecast: under the simulated clock")
