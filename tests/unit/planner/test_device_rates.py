@@ -19,14 +19,7 @@ from firecaffe.errors import RecipeError
 from firecaffe.models.config import ModelConfig
 from firecaffe.models.kernel import MULTIPLIES
 from firecaffe.planner.advice import Gain, gain_of
-from firecaffe.planner.cluster import (
-    FOLDER,
-    Cluster,
-    Device,
-    MeasuredStep,
-    load_cluster,
-    shipped,
-)
+from firecaffe.planner.cluster import FOLDER, Cluster, Device, MeasuredStep, load_cluster, shipped
 from firecaffe.planner.compute_time import micro_batch, update_s
 from firecaffe.planner.forecast import forecast
 from firecaffe.planner.library_rates import FILE, tables, unmeasured_error

@@ -7,13 +7,7 @@ import numpy as np
 import pytest
 
 from firecaffe.errors import RecipeError
-from firecaffe.planner.epochs_law import (
-    FORM,
-    NOISE_FACTOR,
-    BatchPoint,
-    Deviations,
-    EpochsLaw,
-)
+from firecaffe.planner.epochs_law import FORM, NOISE_FACTOR, BatchPoint, Deviations, EpochsLaw
 
 
 def law(

@@ -1,6 +1,6 @@
 """Records of a run that goes on: JSON lines, curves, where two runs first differ, and loggers.
 
-None of the loggers ends a training. Their libraries are tried offline, if they are installed (`pip install firecaffe[loggers]`).
+None of the loggers ends a training. Their libraries are tried offline, if they are installed.
 """
 
 import errno
