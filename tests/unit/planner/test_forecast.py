@@ -65,7 +65,7 @@ def test_a_slow_network_limits_and_the_advice_names_it() -> None:
     for part in ("waiting for the exchange", first.what):
         assert part in said
     quick = replace(SLOW.links[-1], efficiency={"native": 10.0})  # which keeps no order
-    on = replace(SLOW, links=(*SLOW.links[:-1], quick))
+    on = replace(SLOW, links=(*SLOW.links[:-1], quick), storage=None)
     advised = [change.what for change in changes(WORK, on, forecast(WORK, on, 8, "tree"))]
     assert not any("native" in what for what in advised)
     assert most_useful(rows) == 1
